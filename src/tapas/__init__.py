@@ -1,0 +1,76 @@
+"""Softmax models over a hundred thousand to a billion classes, trained with TAPAS."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from tapas.candidates import Candidates
+from tapas.errors import DataError, TapasError, UsageError
+from tapas.heads import Diagnosis, TapasConfig, TapasSoftmax
+from tapas.losses import sampled_softmax_loss
+from tapas.metrics import (
+    average_precision_at_k,
+    mean_average_precision_at_k,
+    mean_precision_at_k,
+    ndcg_at_k,
+    precision_at_k,
+    rank_classes,
+    recall_at_k,
+    reciprocal_rank,
+)
+from tapas.proposals import Bigram, LogUniform, Mixture, Proposal, Squashed, Uniform
+from tapas.rng import stream
+from tapas.schedule import Anneal, Constant, Schedule
+from tapas.selection import PoolView, Priority, Selection, Top
+from tapas.tables import (
+    SGD,
+    Adagrad,
+    ClassTable,
+    LazyAdam,
+    LocalTable,
+    RowOptimizer,
+    RowwiseAdagrad,
+)
+
+try:
+    __version__ = version("tapas-softmax")
+except PackageNotFoundError:  # run from a source tree that was never installed
+    __version__ = "0+unknown"
+
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Anneal",
+    "Bigram",
+    "Candidates",
+    "ClassTable",
+    "Constant",
+    "DataError",
+    "Diagnosis",
+    "LazyAdam",
+    "LocalTable",
+    "LogUniform",
+    "Mixture",
+    "PoolView",
+    "Priority",
+    "Proposal",
+    "RowOptimizer",
+    "RowwiseAdagrad",
+    "Schedule",
+    "Selection",
+    "Squashed",
+    "TapasConfig",
+    "TapasError",
+    "TapasSoftmax",
+    "Top",
+    "Uniform",
+    "UsageError",
+    "average_precision_at_k",
+    "mean_average_precision_at_k",
+    "mean_precision_at_k",
+    "ndcg_at_k",
+    "precision_at_k",
+    "rank_classes",
+    "recall_at_k",
+    "reciprocal_rank",
+    "sampled_softmax_loss",
+    "stream",
+]

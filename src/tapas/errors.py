@@ -1,0 +1,33 @@
+"""Everything this library raises on purpose.
+
+TapasError
+  UsageError(ValueError)    the caller can fix it; the message says how
+  DataError(ValueError)     a value of the input data is bad; names where it is
+"""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class TapasError(Exception):
+    """The root: `except TapasError` catches all of ours and nothing else."""
+
+
+class UsageError(TapasError, ValueError):
+    """The caller can fix it; the message says how."""
+
+
+class DataError(TapasError, ValueError):
+    """A value of the input data is bad; the message says which and where."""
+
+
+def pick(kind: str, name: str, options: Mapping[str, T]) -> T:
+    """`options[name]`, or an error that lists what would have worked."""
+    if name in options:
+        return options[name]
+    close = get_close_matches(name, options, n=1)
+    hint = f" Did you mean '{close[0]}'?" if close else ""
+    raise UsageError(f"unknown {kind} '{name}'.{hint} Known: {', '.join(sorted(options))}.")

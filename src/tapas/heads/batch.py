@@ -1,0 +1,114 @@
+"""One batch as every head sees it: flat, checked, and without the positions to ignore."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tapas.candidates import first_mentions
+from tapas.errors import UsageError
+from tapas.shapes import check_ids, check_integer, check_query
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Examples with at least one target."""
+
+    query: Tensor  # (B, D) float32
+    target: Tensor  # (B, L) int64; -1 is padding
+    weight: Tensor | None  # (B, L); None is 1 for a single target
+    counted: Tensor | None  # (B, L) False for padding and repeats; None is all True
+    places: Tensor | None  # (B,) where the examples stood; None is all of them, in order
+    shape: torch.Size  # leading shape of the queries as they came
+
+    def reduce(self, loss: Tensor, reduction: str) -> Tensor:
+        """(B,) losses to their mean or sum over examples, or back to the leading shape."""
+        if reduction != "none":
+            return loss.mean() if reduction == "mean" else loss.sum()
+        if self.places is None:
+            return loss.view(self.shape)
+        return loss.new_zeros(self.shape.numel()).index_copy(0, self.places, loss).view(self.shape)
+
+
+def prepare(
+    query: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    *,
+    num_classes: int,
+    dim: int,
+    ignore_index: int,
+) -> Batch:
+    """Check and flatten `query` (..., D) with `target` (...,) or (..., L).
+
+    Without `weight` the targets of an example share its weight of 1 evenly; with it they
+    weigh what it says, and nothing is normalised. An empty batch, or one whose every
+    target is to be ignored, is an error: there is no loss to speak of.
+    """
+    shape = query.shape[:-1]
+    if target.shape == shape:
+        target = target.unsqueeze(-1)
+        weight = weight.unsqueeze(-1) if weight is not None else None
+    elif target.dim() == query.dim() and target.shape[:-1] == shape:
+        pass
+    else:
+        want = ", ".join(str(size) for size in shape)
+        raise UsageError(
+            f"target has shape {tuple(target.shape)}; expected ({want}) or ({want}, L) "
+            f"for a query of shape {tuple(query.shape)}."
+        )
+    if not target.numel():
+        raise UsageError(
+            f"the batch is empty: query has shape {tuple(query.shape)}. Skip such a batch."
+        )
+    flat = check_query(query, dim)
+    ids = check_integer("target", target).reshape(len(flat), -1)
+    padding = ids == ignore_index
+    some_padding = bool(padding.any())
+    if some_padding:
+        ids = ids.masked_fill(padding, 0)
+    check_ids("target", ids, num_classes)
+    weights = _weights(weight, target, padding if some_padding else None)
+    ids = ids.to(flat.device)
+    if not some_padding:
+        counted = None if ids.shape[1] == 1 else (first_mentions(ids) & (ids >= 0))
+        return Batch(flat, ids, weights, counted, None, shape)
+    padding = padding.to(flat.device)
+    places = (~padding.all(dim=1)).nonzero()[:, 0]
+    if not len(places):
+        raise UsageError(
+            f"every target is ignore_index ({ignore_index}): the batch has nothing to learn from. "
+            "Skip such a batch, or check the padding value."
+        )
+    ids = ids.masked_fill(padding, -1)
+    if len(places) == len(flat):
+        return Batch(flat, ids, weights, (first_mentions(ids) & (ids >= 0)), None, shape)
+    flat, ids = flat[places], ids[places]
+    weights = weights[places] if weights is not None else None
+    counted = (first_mentions(ids) & (ids >= 0)) if ids.shape[1] > 1 else None
+    return Batch(flat, ids, weights, counted, places, shape)
+
+
+def _weights(weight: Tensor | None, target: Tensor, padding: Tensor | None) -> Tensor | None:
+    """(B, L) float32 weights, 0 for padding; None where a single target weighs 1."""
+    num_targets = target.shape[-1]
+    if weight is None:
+        if num_targets == 1:
+            return None
+        if padding is None:
+            return torch.full((1, 1), 1 / num_targets, device=target.device).expand(
+                target.numel() // num_targets, num_targets
+            )
+        real = (~padding).float()
+        return real / real.sum(dim=1, keepdim=True).clamp(min=1)
+    if weight.shape != target.shape:
+        raise UsageError(
+            f"weight has shape {tuple(weight.shape)}; expected {tuple(target.shape)}, as target."
+        )
+    flat = weight.detach().float().reshape(-1, num_targets)
+    if padding is not None:
+        flat = flat.masked_fill(padding, 0.0)
+    if not bool((flat.isfinite() & (flat >= 0)).all()):
+        bad = flat[~(flat.isfinite() & (flat >= 0))][0]
+        raise UsageError(f"weight holds {float(bad):g}; expected finite numbers of at least 0.")
+    return flat

@@ -1,0 +1,297 @@
+"""TAPAS: two-pass approximate adaptive sampling for softmax (Bai, Goldman, Zhang 2017).
+
+Per batch: draw a pool of r*n classes from Q; score it with the batch and keep n; softmax
+cross-entropy on targets and kept classes. r = 1 is sampled softmax.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from tapas.candidates import Candidates
+from tapas.errors import UsageError
+from tapas.heads.batch import Batch, prepare
+from tapas.heads.diagnostics import Diagnosis, diagnose
+from tapas.losses import sampled_softmax_loss
+from tapas.proposals import Proposal, Uniform
+from tapas.rng import stream
+from tapas.schedule import Constant, Schedule, as_schedule
+from tapas.selection import Priority, Selection, as_selection
+from tapas.shapes import check_ids, check_positive, check_query
+from tapas.tables import ClassTable, LocalTable, RowOptimizer, RowwiseAdagrad
+
+DEFAULT_ROW_OPTIMIZER = RowwiseAdagrad(lr=0.1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TapasConfig:
+    """Everything about a head but its classes: what to write beside a result."""
+
+    num_samples: int  # n
+    presample_factor: int = 8  # r
+    temperature: Schedule = field(default_factory=lambda: Constant(1.0))  # tau
+    selection: Selection = field(default_factory=Priority)
+    correction: str = "proposal"
+    reduction: str = "mean"
+    ignore_index: int = -100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_positive("num_samples", self.num_samples)
+        check_positive("presample_factor", self.presample_factor)
+        for name, known in (
+            ("correction", ("proposal", "none")),
+            ("reduction", ("mean", "sum", "none")),
+        ):
+            if getattr(self, name) not in known:
+                raise UsageError(
+                    f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}."
+                )
+
+
+class TapasSoftmax(nn.Module):
+    """A softmax head over many classes that looks at few of them.
+
+    Args:
+        num_classes, dim: size of the class table; leave both out when you pass `table`.
+        num_samples: n, classes kept for the loss.
+        presample_factor: r; the pool has min(r*n, num_classes) classes. 1 is sampled softmax.
+        temperature: tau of the second pass, a number or a schedule. Never touches the loss.
+        proposal: Q of the first pass; uniform when left out.
+        selection: "priority" (unbiased), "top" (the paper's), or a `Selection` of yours.
+        row_optimizer: moves touched rows in `backward`; None gives sparse gradients to
+            `table.weight` and `table.bias` for torch.optim.
+        correction: "proposal" subtracts log expected counts from the logits; "none" does not.
+        bias, dtype, num_shards: see `LocalTable`.
+
+    The step counts training calls (those with gradients on, in training mode). Draws are
+    named by (seed, step), so that a resumed run repeats them and `sample` shows just what
+    the next `forward` on the same batch will keep.
+    """
+
+    def __init__(
+        self,
+        num_classes: int | None = None,
+        dim: int | None = None,
+        *,
+        num_samples: int,
+        presample_factor: int = 8,
+        temperature: float | Schedule = 1.0,
+        proposal: Proposal | None = None,
+        selection: str | Selection = "priority",
+        row_optimizer: RowOptimizer | None = DEFAULT_ROW_OPTIMIZER,
+        correction: str = "proposal",
+        reduction: str = "mean",
+        ignore_index: int = -100,
+        seed: int = 0,
+        bias: bool | Tensor = True,
+        dtype: torch.dtype = torch.float32,
+        num_shards: int = 1,
+        device: torch.device | str | None = None,
+        table: ClassTable | None = None,
+    ):
+        super().__init__()
+        self.config = TapasConfig(
+            num_samples=num_samples,
+            presample_factor=presample_factor,
+            temperature=as_schedule(temperature),
+            selection=as_selection(selection),
+            correction=correction,
+            reduction=reduction,
+            ignore_index=ignore_index,
+            seed=seed,
+        )
+        if table is None:
+            if num_classes is None or dim is None:
+                raise UsageError("pass num_classes and dim, or a table.")
+            table = LocalTable(
+                num_classes,
+                dim,
+                row_optimizer=row_optimizer,
+                dtype=dtype,
+                bias=bias,
+                num_shards=num_shards,
+                seed=seed,
+                device=device,
+            )
+        for name, given in (("num_classes", num_classes), ("dim", dim)):
+            if given not in (None, getattr(table, name)):
+                raise UsageError(
+                    f"{name} is {given}, but the table has {getattr(table, name)}. Leave it out."
+                )
+        if num_samples > table.num_classes:
+            raise UsageError(
+                f"num_samples is {num_samples}, but there are only {table.num_classes} classes. "
+                "With so few, plain cross_entropy is exact and faster."
+            )
+        self.table = table
+        self.proposal = proposal if proposal is not None else Uniform(table.num_classes)
+        if self.proposal.num_classes != table.num_classes:
+            raise UsageError(
+                f"the proposal is over {self.proposal.num_classes} classes, the table has "
+                f"{table.num_classes}. Build both from one number."
+            )
+        self.step = 0
+
+    @property
+    def num_classes(self) -> int:
+        return self.table.num_classes
+
+    @property
+    def temperature(self) -> float:
+        """tau at the current step."""
+        return self.config.temperature(self.step)
+
+    def forward(
+        self,
+        query: Tensor,
+        target: Tensor,
+        weight: Tensor | None = None,
+        *,
+        context: Tensor | None = None,
+    ) -> Tensor:
+        """Sampled softmax loss in nats.
+
+        Args:
+            query:   (..., D) encoder outputs.
+            target:  (...,) or (..., L) class ids; `ignore_index` is padding.
+            weight:  the shape of `target`. Left out, an example's targets share 1 evenly.
+            context: previous class of each example, for proposals that look at it.
+        """
+        with torch.autocast(query.device.type, enabled=False):
+            batch = self._prepare(query, target, weight)
+            pool = self._first_pass(context)
+            kept = self._second_pass(batch.query, batch.target, pool)
+            positive, log_sum = self.table.sampled_logits(batch.query, batch.target, kept)
+            loss = sampled_softmax_loss(positive, log_sum, batch.weight, batch.counted)
+            if self.training and torch.is_grad_enabled():
+                self.step += 1
+            return batch.reduce(loss, self.config.reduction)
+
+    def sample(
+        self, query: Tensor, target: Tensor | None = None, *, context: Tensor | None = None
+    ) -> Candidates:
+        """What the two passes keep for this batch, on the table's device.
+
+        With `target`, exactly what the next `forward` will keep; without it, no query has
+        targets of its own to leave out of its score.
+        """
+        if target is not None:
+            batch = self._prepare(query, target, None)
+            query, own = batch.query, batch.target
+        else:
+            query = check_query(query, self.table.dim)
+            if not len(query):
+                raise UsageError("the batch is empty: there is no query to sample for.")
+            own = torch.full((len(query), 1), -1, device=query.device)
+        return self._second_pass(query, own, self._first_pass(context))
+
+    def _prepare(self, query: Tensor, target: Tensor, weight: Tensor | None) -> Batch:
+        return prepare(
+            query,
+            target,
+            weight,
+            num_classes=self.table.num_classes,
+            dim=self.table.dim,
+            ignore_index=self.config.ignore_index,
+        )
+
+    def _first_pass(self, context: Tensor | None) -> Candidates:
+        """S': min(r*n, C) distinct classes from Q."""
+        size = min(self.config.presample_factor * self.config.num_samples, self.num_classes)
+        generator = stream(self.config.seed, "pool", self.step)
+        return self.proposal.given(context).sample(size, generator=generator)
+
+    @torch.no_grad()
+    def _second_pass(self, query: Tensor, own: Tensor, pool: Candidates) -> Candidates:
+        """S: the n of S' that the rule picks, where the rows live."""
+        pool, rule = pool.to(self.table.device), self.config.selection
+        if len(pool) > self.config.num_samples:
+            generator = stream(self.config.seed, "keep", self.step)
+            query = query.detach()
+            scorers = rule.score_queries or len(query)
+            complete = scorers >= len(query)
+            if not complete:
+                chosen = torch.randperm(len(query), generator=generator)[:scorers]
+                chosen = chosen.to(query.device)
+                query, own = query[chosen], own[chosen]
+            pool = self.table.select(
+                query,
+                pool,
+                self.config.num_samples,
+                self.temperature,
+                rule=rule,
+                own=own,
+                complete=complete,
+                generator=generator,
+            )
+        if self.config.correction == "none":
+            return Candidates(pool.ids, torch.zeros_like(pool.log_q))
+        return pool
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Several backward passes, one update of the rows at the end of the block."""
+        with self.table.accumulate():
+            yield
+
+    def top(self, query: Tensor, k: int, *, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The k best of all classes for `query` (..., D): scores and ids, (..., k).
+
+        Exact, in chunks; equal scores by rising id. `exclude` (..., E) are classes to leave
+        out of a row, negative is padding; where fewer than k remain ids end in -1.
+        """
+        flat = query.reshape(-1, query.shape[-1]) if query.dim() else query
+        if exclude is not None:
+            exclude = exclude.reshape(len(flat), -1)
+        score, ids = self.table.top(flat, k, exclude=exclude)
+        return score.view(*query.shape[:-1], k), ids.view(*query.shape[:-1], k)
+
+    @torch.no_grad()
+    def log_prob(self, query: Tensor, ids: Tensor) -> Tensor:
+        """Exact log-probability of `ids` (..., L) given `query` (..., D), over all classes."""
+        flat = check_query(query, self.table.dim)
+        if ids.dim() != query.dim() or ids.shape[:-1] != query.shape[:-1]:
+            raise UsageError(
+                f"ids has shape {tuple(ids.shape)}; expected one row of ids for each query of "
+                f"{tuple(query.shape)}."
+            )
+        wanted = check_ids("ids", ids, self.num_classes).reshape(len(flat), -1)
+        weight, bias = self.table.rows(wanted.reshape(-1))
+        logit = torch.einsum("bld,bd->bl", weight.view(*wanted.shape, -1), flat)
+        logit += bias.view_as(wanted)
+        return (logit - self.table.log_partition(flat)[:, None]).view(ids.shape)
+
+    @torch.no_grad()
+    def full_loss(self, query: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
+        """The exact softmax loss over all classes, in chunks; what `forward` estimates."""
+        batch = self._prepare(query, target, weight)
+        log_prob = self.log_prob(batch.query, batch.target.clamp(min=0))
+        loss = -log_prob if batch.weight is None else -log_prob * batch.weight
+        return batch.reduce(loss.sum(dim=1), self.config.reduction)
+
+    def diagnose(
+        self, query: Tensor, target: Tensor, *, context: Tensor | None = None
+    ) -> Diagnosis:
+        """How good the two passes are for this batch, against the exact softmax."""
+        batch = self._prepare(query, target, None)
+        pool = self._first_pass(context).to(self.table.device)
+        kept = self._second_pass(batch.query, batch.target, pool)
+        return diagnose(self.table, batch, pool, kept, self.temperature)
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"step": self.step, "seed": self.config.seed}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        if state["seed"] != self.config.seed:
+            raise UsageError(
+                f"this state was drawn with seed {state['seed']}, the head has seed "
+                f"{self.config.seed}. Build the head with seed={state['seed']} to resume."
+            )
+        self.step = state["step"]
+
+    def extra_repr(self) -> str:
+        return f"{self.config}, proposal={self.proposal!r}"

@@ -1,0 +1,64 @@
+"""Softmax cross-entropy with the partition sum estimated from a sample.
+
+    log_sum_b = log sum_k exp(query_b . row_k + bias_k - log_q_k)     k kept, not b's own target
+    loss_b    = sum_l w_bl * ( log( sum_l' exp(s_bl') + exp(log_sum_b) ) - s_bl )
+
+Own targets count once and exactly; everything else is weighted by the inverse of its
+expected count, so that the sum estimates the true partition sum without bias.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tapas.shapes import check_shape
+
+
+def kept_log_sum(
+    query: Tensor, weight: Tensor, offset: Tensor, hits: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Log of the estimated sum over the kept classes, and each one's share of it.
+
+    Args:
+        query:  (B, D)
+        weight: (K, D) rows of the kept classes.
+        offset: (K,)   bias_k - log_q_k.
+        hits:   (example, candidate) index pairs where a kept class is the example's own.
+
+    Returns: log_sum (B,), -inf where nothing is left, and share (B, K), its gradient with
+    respect to the logits.
+    """
+    check_shape({}, query=(query, "B D"), weight=(weight, "K D"), offset=(offset, "K"))
+    logit = torch.addmm(offset, query, weight.t())
+    logit[hits] = -torch.inf
+    log_sum = logit.logsumexp(dim=1)
+    share = logit.sub_(log_sum.clamp(min=-3e38)[:, None]).exp_()
+    return log_sum, share
+
+
+def sampled_softmax_loss(
+    positive: Tensor, log_sum: Tensor, weight: Tensor | None = None, counted: Tensor | None = None
+) -> Tensor:
+    """Cross-entropy of every example against its own weighted targets.
+
+    Args:
+        positive: (B, L) logits of the example's own targets; -inf is padding.
+        log_sum:  (B,)   log of the estimated sum over all other classes.
+        weight:   (B, L) weight of each target; 1 if left out.
+        counted:  (B, L) False for padding and for a target's second mention, which must
+            not be counted in the partition sum again; all True if left out.
+
+    Returns: (B,) loss in nats. Reduce it yourself.
+
+    >>> sampled_softmax_loss(torch.zeros(1, 1), torch.tensor([3.0]).log())  # four equal logits
+    tensor([1.3863])
+    """
+    check_shape({}, positive=(positive, "B L"), log_sum=(log_sum, "B"))
+    if positive.shape[1] == 1 and counted is None:
+        # softplus keeps what the difference of two large logarithms would round away
+        loss = functional.softplus(log_sum - positive[:, 0])
+        return loss if weight is None else loss * weight[:, 0]
+    own = positive if counted is None else positive.masked_fill(~counted, -torch.inf)
+    partition = torch.logaddexp(own.logsumexp(dim=1), log_sum)
+    loss = (partition[:, None] - positive).masked_fill(positive.isneginf(), 0.0)
+    return (loss if weight is None else loss * weight).sum(dim=1)

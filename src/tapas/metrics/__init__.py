@@ -1,0 +1,23 @@
+"""Metrics of ranked lists."""
+
+from tapas.metrics.ranking import (
+    average_precision_at_k,
+    mean_average_precision_at_k,
+    mean_precision_at_k,
+    ndcg_at_k,
+    precision_at_k,
+    rank_classes,
+    recall_at_k,
+    reciprocal_rank,
+)
+
+__all__ = [
+    "average_precision_at_k",
+    "mean_average_precision_at_k",
+    "mean_precision_at_k",
+    "ndcg_at_k",
+    "precision_at_k",
+    "rank_classes",
+    "recall_at_k",
+    "reciprocal_rank",
+]

@@ -1,0 +1,38 @@
+"""Walker's alias method: O(1) draws from any finite distribution, built in vector operations.
+
+Scale the weights to mean 1. A light bucket (below 1) is topped up by a heavy class; a
+heavy one that has given away so much that it is light itself is topped up by the next.
+The textbook loop does this one bucket at a time. With D the running sum of what light
+buckets lack and E the running sum of what heavy classes can spare, the loop's state is
+just E - D, so that every partner is found by binary search instead.
+"""
+
+import torch
+from torch import Tensor
+
+
+class AliasTable:
+    """Positions 0 .. H-1 drawn in proportion to `weights` (H,), which are positive."""
+
+    def __init__(self, weights: Tensor):
+        scaled = weights.double() * (weights.shape[0] / weights.double().sum())
+        self.threshold = scaled.clamp(max=1.0)
+        self.partner = torch.arange(weights.shape[0])
+        light, heavy = (scaled < 1).nonzero()[:, 0], (scaled >= 1).nonzero()[:, 0]
+        if not len(light):
+            return
+        lacking = torch.cat([torch.zeros(1, dtype=torch.float64), (1 - scaled[light]).cumsum(0)])
+        spare = (scaled[heavy] - 1).cumsum(0)
+        giver = torch.searchsorted(spare, lacking[:-1], right=True).clamp_(max=len(heavy) - 1)
+        self.partner[light] = heavy[giver]
+        drained = torch.searchsorted(lacking, spare[:-1]).clamp_(max=len(light))
+        left = (1 + spare[:-1] - lacking[drained]).clamp_(0, 1)
+        self.threshold[heavy[:-1]] = left
+        self.partner[heavy[:-1]] = heavy[1:]
+        self.threshold[heavy[-1]] = 1.0
+
+    def draw(self, k: int, *, generator: torch.Generator) -> Tensor:
+        """`k` independent positions, (k,) int64."""
+        u = torch.rand(k, generator=generator, dtype=torch.float64).mul_(self.threshold.shape[0])
+        bucket = u.long().clamp_(max=self.threshold.shape[0] - 1)
+        return torch.where(u - bucket < self.threshold[bucket], bucket, self.partner[bucket])

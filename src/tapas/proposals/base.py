@@ -1,0 +1,101 @@
+"""What every first-pass distribution promises, and how distinct classes are drawn from it."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from tapas.candidates import Candidates
+from tapas.errors import UsageError
+from tapas.rng import check_generator
+from tapas.shapes import check_positive
+
+TRIES_PER_CLASS = 200  # give up when a distinct class costs more draws than this on average
+
+
+class Proposal(ABC):
+    """A fixed distribution Q over classes 0 .. num_classes-1.
+
+    Subclass it with two methods, `draw` and `log_prob`; every class must have
+    positive probability, or the sampled loss has no correction for it. Ids are
+    int64 and live on the CPU, as the generator does.
+    """
+
+    num_classes: int
+
+    @abstractmethod
+    def draw(self, k: int, *, generator: torch.Generator) -> Tensor:
+        """`k` independent draws, repeats allowed: (k,) int64."""
+
+    @abstractmethod
+    def log_prob(self, ids: Tensor) -> Tensor:
+        """Normalised log Q(id): float64, the shape of `ids`."""
+
+    def given(self, context: Tensor | None) -> "Proposal":
+        """The proposal for one batch. Only context-dependent ones look at `context`."""
+        return self
+
+    def sample(self, k: int, *, generator: torch.Generator) -> Candidates:
+        """`k` distinct classes, ids rising, with the log of their expected counts.
+
+        Classes are drawn one after another until `k` distinct ones are in hand; if
+        that took T draws, the expected count of a class is 1 - (1 - q)^T. Where `k`
+        is at least a quarter of all classes the same order of first appearances is
+        drawn by exponential arrival times, which ends however skewed Q is. `k` equal
+        to num_classes is every class, each with log expected count 0.
+        """
+        check_positive("number of samples", k)
+        check_generator(generator)
+        if k > self.num_classes:
+            raise UsageError(
+                f"cannot draw {k} distinct classes from {self.num_classes}. Ask for fewer."
+            )
+        if k == self.num_classes:
+            return Candidates(torch.arange(k), torch.zeros(k))
+        if 4 * k >= self.num_classes:
+            return self._race(k, generator)
+        return self._draw_until_distinct(k, generator)
+
+    def _draw_until_distinct(self, k: int, generator: torch.Generator) -> Candidates:
+        tries, size = 0, k + k // 4 + 8
+        ids = position = torch.empty(0, dtype=torch.int64)
+        while ids.shape[0] < k:
+            if tries > TRIES_PER_CLASS * k + 10_000:
+                raise UsageError(
+                    f"{self!r} gave only {ids.shape[0]} distinct classes of {k} in {tries} draws: "
+                    "its mass sits on too few of them. Raise beta, lower alpha, mix in a Uniform, "
+                    "or ask for fewer samples."
+                )
+            ids = torch.cat([ids, self.draw(size, generator=generator)])
+            position = torch.cat([position, torch.arange(tries, tries + size)])
+            tries += size
+            # a stable sort keeps the earlier draw of equal ids in front
+            ids, order = torch.sort(ids, stable=True)
+            first = torch.ones_like(ids, dtype=torch.bool)
+            torch.ne(ids[1:], ids[:-1], out=first[1:])
+            ids, position = ids[first], position[order[first]]
+            size = max(size, 2 * (k - ids.shape[0]))
+        # cut by order of appearance, never by id: a cut of the sorted ids would lose rare classes
+        last = position.kthvalue(k).values
+        ids = ids[position <= last]
+        log_miss = torch.log1p(-self.log_prob(ids).exp())
+        log_q = torch.log(-torch.expm1((last + 1).double() * log_miss))
+        return Candidates(ids, log_q.float())
+
+    def _race(self, k: int, generator: torch.Generator) -> Candidates:
+        """Class c arrives at Exp(1) / q_c; the first k to arrive are kept.
+
+        Given the arrival t of the one after them, a kept class had the chance
+        1 - exp(-q t), which makes the inverse-weighted sum exactly unbiased.
+        """
+        log_p = self.log_prob(torch.arange(self.num_classes))
+        arrival = torch.empty_like(log_p).exponential_(generator=generator).log_() - log_p
+        earliest = arrival.topk(k + 1, largest=False)
+        if bool(earliest.values[k - 1].isinf()):
+            raise UsageError(
+                f"{self!r} gives fewer than {k} classes a positive probability. "
+                "Mix in a Uniform, or ask for fewer samples."
+            )
+        ids = earliest.indices[:k].sort().values
+        log_q = torch.log(-torch.expm1(-torch.exp(log_p[ids] + earliest.values[k])))
+        return Candidates(ids, log_q.float())

@@ -1,0 +1,126 @@
+"""Context-dependent proposal: what followed the previous class, backing off to a unigram.
+
+    Q(y | x) = (n(x, y) + kappa * U(y)) / (n(x) + kappa)
+
+A pool is shared by a batch, so a batch with contexts x_1 .. x_B is proposed for by the
+mean of its rows, Q(y) = 1/B sum_b Q(y | x_b).
+"""
+
+import torch
+from torch import Tensor
+
+from tapas.candidates import find
+from tapas.errors import DataError, UsageError
+from tapas.proposals.base import Proposal
+from tapas.shapes import check_ids, check_integer
+
+
+class Bigram(Proposal):
+    """Counts of (previous, next) pairs over a `unigram` that every row falls back to.
+
+    Args:
+        previous, following, counts: (N,) each; pairs not listed have count 0, repeated
+            pairs are summed.
+        unigram: the proposal behind every row, with positive probability everywhere.
+        kappa: how many observations the unigram is worth; a context seen less often
+            than that is mostly unigram.
+
+    It must know the batch: `bigram.given(previous)` is an ordinary proposal, and a head
+    calls it with the `context` it was passed. A negative context means "none" and falls
+    back to the unigram.
+    """
+
+    def __init__(
+        self,
+        previous: Tensor,
+        following: Tensor,
+        counts: Tensor,
+        *,
+        unigram: Proposal,
+        kappa: float = 1.0,
+    ):
+        self.num_classes, self.unigram, self.kappa = unigram.num_classes, unigram, float(kappa)
+        if not 0 < self.kappa < float("inf"):
+            raise UsageError(f"kappa must be a finite number above 0, got {kappa!r}.")
+        check_ids("previous", previous, self.num_classes)
+        check_ids("following", following, self.num_classes)
+        if not previous.shape == following.shape == counts.shape or previous.dim() != 1:
+            raise UsageError(
+                "previous, following and counts must share one shape (N,), got "
+                f"{tuple(previous.shape)}, {tuple(following.shape)}, {tuple(counts.shape)}."
+            )
+        counts = counts.double()
+        if not bool((counts.isfinite() & (counts > 0)).all()):
+            raise DataError("bigram counts must be finite and above 0; leave the other pairs out.")
+        order = torch.argsort(following.long(), stable=True)
+        order = order[torch.argsort(previous.long()[order], stable=True)]
+        self.following = following.long()[order]
+        self.contexts, lengths = torch.unique_consecutive(
+            previous.long()[order], return_counts=True
+        )
+        zero = torch.zeros(1, dtype=torch.int64)
+        self.starts = torch.cat([zero, lengths.cumsum(0)])
+        self.running = torch.cat([zero.double(), counts[order].cumsum(0)])
+
+    def given(self, context: Tensor | None) -> Proposal:
+        if context is None:
+            raise UsageError(
+                "a Bigram proposal needs the previous class of every row: pass "
+                "context=previous to the head, or call bigram.given(previous)."
+            )
+        return _BatchBigram(self, check_integer("context", context).reshape(-1).cpu())
+
+    def draw(self, k: int, *, generator: torch.Generator) -> Tensor:
+        return self.given(None).draw(k, generator=generator)
+
+    def log_prob(self, ids: Tensor) -> Tensor:
+        return self.given(None).log_prob(ids)
+
+    def __repr__(self) -> str:
+        return f"Bigram({len(self.following)} pairs, kappa={self.kappa:g}, {self.unigram!r})"
+
+
+class _BatchBigram(Proposal):
+    """The mean of a bigram's rows for the contexts of one batch, and the unigram's share."""
+
+    def __init__(self, bigram: Bigram, context: Tensor):
+        if not len(context):
+            raise UsageError("context is empty; expected the previous class of every row.")
+        self.num_classes, self.unigram = bigram.num_classes, bigram.unigram
+        distinct, repeats = torch.unique(context, return_counts=True)
+        if len(bigram.contexts):
+            row, known = find(bigram.contexts, distinct)
+            row, repeats = row[known], repeats[known]
+        else:
+            row, repeats = distinct[:0], repeats[:0]
+        start, end = bigram.starts[row], bigram.starts[row + 1]
+        seen = bigram.running[end] - bigram.running[start]
+        share = repeats / len(context) * (seen / (seen + bigram.kappa))
+        # every pair of the batch's contexts, laid end to end
+        length = end - start
+        owner = torch.repeat_interleave(torch.arange(len(row)), length)
+        offset = torch.arange(len(owner)) - (length.cumsum(0) - length)[owner]
+        pair = start[owner] + offset
+        mass = (bigram.running[pair + 1] - bigram.running[pair]) / seen[owner] * share[owner]
+        self.ids, slot = torch.unique(bigram.following[pair], return_inverse=True)
+        self.mass = torch.zeros(len(self.ids), dtype=torch.float64).index_add_(0, slot, mass)
+        self.cumulative = self.mass.cumsum(0)
+        self.pair_share = float(share.sum())
+
+    def draw(self, k: int, *, generator: torch.Generator) -> Tensor:
+        ids = self.unigram.draw(k, generator=generator)
+        u = torch.rand(k, generator=generator, dtype=torch.float64)
+        paired = (u < self.pair_share).nonzero()[:, 0]
+        place = torch.searchsorted(self.cumulative, u[paired], right=True)
+        ids[paired] = self.ids[place.clamp_(max=max(len(self.ids) - 1, 0))]
+        return ids
+
+    def log_prob(self, ids: Tensor) -> Tensor:
+        prob = self.unigram.log_prob(ids).exp() * (1 - self.pair_share)
+        if len(self.ids):
+            place, found = find(self.ids, check_ids("ids", ids, self.num_classes))
+            prob = prob + torch.where(found, self.mass[place], 0.0)
+        return prob.log()
+
+    def __repr__(self) -> str:
+        return f"Bigram given a batch ({len(self.ids)} classes seen after it, {self.unigram!r})"

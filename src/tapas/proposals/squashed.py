@@ -1,0 +1,152 @@
+"""The paper's first pass: squashed empirical frequencies with a floor.
+
+    p_z  ∝  max(f_z^alpha, beta)  =  beta + max(f_z^alpha - beta, 0)
+
+The right-hand side is a uniform part over all classes plus an alias table over the
+classes above the floor only: a billion classes of which a million were seen need a
+million entries.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tapas.candidates import find
+from tapas.errors import DataError, UsageError
+from tapas.proposals.alias import AliasTable
+from tapas.proposals.base import Proposal
+from tapas.shapes import check_ids, check_positive
+
+Counts = Tensor | NDArray[np.generic] | Sequence[float]
+
+
+class Squashed(Proposal):
+    """Frequencies raised to `alpha`, never below `beta`.
+
+    Args:
+        counts: how often each class was seen, (C,); or `(ids, counts)` of the classes
+            that were seen at all, and `num_classes` for how many there are.
+        alpha: squash exponent from 0 (uniform) to 1 (the unigram); 0.75 is the
+            power-raised unigram of word2vec.
+        beta: floor on f^alpha. Left out, it is the value of a class seen once, so that
+            an unseen class is drawn like the rarest seen ones.
+
+    Memory is O(classes above the floor) and a draw O(1).
+    """
+
+    def __init__(
+        self,
+        counts: Counts | tuple[Counts, Counts],
+        *,
+        alpha: float = 1.0,
+        beta: float | None = None,
+        num_classes: int | None = None,
+    ):
+        if not (isinstance(alpha, int | float) and 0 <= alpha <= 1):
+            raise UsageError(f"alpha must be between 0 and 1, got {alpha!r}.")
+        if beta is not None and not (math.isfinite(beta) and beta > 0):
+            raise UsageError(
+                f"beta must be a finite number above 0, got {beta!r}: at 0 an unseen class could "
+                "never be drawn. Leave it out for the value of a class seen once."
+            )
+        ids, seen, self.num_classes = _sparse_counts(counts, num_classes)
+        total = seen.sum()
+        if total == 0:
+            raise DataError(
+                f"all counts are 0: no class was ever seen. Use Uniform({self.num_classes})."
+            )
+        self.alpha = float(alpha)
+        self.beta = float(beta) if beta is not None else float((1 / total) ** alpha)
+        value = (seen / total) ** alpha
+        above = value > self.beta
+        self.head_ids, value = ids[above], value[above]
+        floor_mass = self.beta * self.num_classes
+        norm = floor_mass + float((value - self.beta).sum())
+        self._floor_share = floor_mass / norm
+        self._floor_log_prob = math.log(self.beta) - math.log(norm)
+        self._head_log_prob = value.log() - math.log(norm)
+        self._alias = AliasTable(value - self.beta) if len(value) else None
+        self._by_class = self._spread_if_cheap()
+
+    def _spread_if_cheap(self) -> Tensor | None:
+        """log_prob of every class, where that array is no larger than a few heads."""
+        if self.num_classes > 4 * len(self.head_ids):
+            return None
+        spread = torch.full((self.num_classes,), self._floor_log_prob, dtype=torch.float64)
+        spread[self.head_ids] = self._head_log_prob
+        return spread
+
+    def draw(self, k: int, *, generator: torch.Generator) -> Tensor:
+        ids = torch.randint(self.num_classes, (k,), generator=generator)
+        if self._alias is None:
+            return ids
+        u = torch.rand(k, generator=generator, dtype=torch.float64)
+        from_head = (u >= self._floor_share).nonzero()[:, 0]
+        head = self._alias.draw(len(from_head), generator=generator)
+        return ids.index_copy_(0, from_head, self.head_ids[head])
+
+    def log_prob(self, ids: Tensor) -> Tensor:
+        ids = check_ids("ids", ids, self.num_classes)
+        if self._by_class is not None:
+            return self._by_class[ids]
+        if self._alias is None:
+            return torch.full(ids.shape, self._floor_log_prob, dtype=torch.float64)
+        place, found = find(self.head_ids, ids)
+        floor = torch.full((), self._floor_log_prob, dtype=torch.float64)
+        return torch.where(found, self._head_log_prob[place], floor)
+
+    def __repr__(self) -> str:
+        return (
+            f"Squashed({self.num_classes} classes, {len(self.head_ids)} above the floor, "
+            f"alpha={self.alpha:g}, beta={self.beta:.3g})"
+        )
+
+
+def _sparse_counts(
+    counts: Counts | tuple[Counts, Counts], num_classes: int | None
+) -> tuple[Tensor, Tensor, int]:
+    """Rising ids of the classes seen, their counts as float64, and the number of classes."""
+    if isinstance(counts, tuple):
+        if num_classes is None:
+            raise UsageError("sparse counts (ids, counts) need num_classes=...")
+        check_positive("num_classes", num_classes)
+        ids, seen = torch.as_tensor(counts[0]), _check_counts(counts[1])
+        ids = check_ids("count ids", ids, num_classes)
+        if ids.shape != seen.shape:
+            raise UsageError(
+                f"sparse counts need one count for each id, got {ids.shape[0]} ids and "
+                f"{seen.shape[0]} counts."
+            )
+        ids, order = ids.sort()
+        repeated = (ids[1:] == ids[:-1]).nonzero()
+        if len(repeated):
+            raise DataError(f"class {int(ids[repeated[0]])} has two counts; sum them first.")
+        seen = seen[order]
+    else:
+        seen = _check_counts(counts)
+        if num_classes not in (None, seen.shape[0]):
+            raise UsageError(
+                f"num_classes is {num_classes} but counts has {seen.shape[0]} entries. Leave "
+                "num_classes out, or pass sparse counts (ids, counts)."
+            )
+        num_classes = check_positive("num_classes", seen.shape[0])
+        ids = torch.arange(num_classes)
+    positive = seen > 0
+    return ids[positive], seen[positive], num_classes
+
+
+def _check_counts(counts: Counts) -> Tensor:
+    seen = torch.as_tensor(counts).detach().to("cpu", torch.float64)
+    if seen.dim() != 1:
+        raise UsageError(f"counts has shape {tuple(seen.shape)}; expected (C,).")
+    bad = (~(seen.isfinite() & (seen >= 0))).nonzero()
+    if len(bad):
+        place = int(bad[0])
+        raise DataError(
+            f"counts[{place}] is {float(seen[place]):g}; expected a finite number of at least 0."
+        )
+    return seen

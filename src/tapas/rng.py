@@ -1,0 +1,31 @@
+"""Randomness is named, never ambient: no global seed, and nothing to save but numbers."""
+
+import hashlib
+
+import torch
+
+from tapas.errors import UsageError
+
+
+def stream(seed: int, *path: str | int) -> torch.Generator:
+    """An independent generator named by what it is for.
+
+    `stream(seed, "pool", step)` is the same numbers on every run, on any world
+    size, and after a resume at `step`.
+    """
+    key = hashlib.blake2b(repr((seed, *path)).encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(key, "little") >> 1)
+
+
+def check_generator(generator: torch.Generator) -> None:
+    """Draws are made on the CPU, so that one seed gives the same ids on every device."""
+    if not isinstance(generator, torch.Generator):
+        raise UsageError(
+            f"generator must be a torch.Generator, got {type(generator).__name__}. "
+            "tapas.stream(seed, 'name') makes one."
+        )
+    if generator.device.type != "cpu":
+        raise UsageError(
+            f"generator is on {generator.device}; expected cpu. Ids are drawn on the CPU, so that "
+            "one seed gives the same ids on every device, and then moved to the table's."
+        )

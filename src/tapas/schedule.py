@@ -1,0 +1,69 @@
+"""Numbers that change with the step: the temperature tau of the second pass.
+
+linear        start + (end - start) * x             x = min(step / steps, 1)
+exponential   start * (end / start) ** x
+cosine        end + (start - end) * (1 + cos(pi x)) / 2
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from tapas.errors import UsageError, pick
+from tapas.shapes import check_positive
+
+
+@runtime_checkable
+class Schedule(Protocol):
+    """Anything that maps a step (0, 1, ...) to a positive number."""
+
+    def __call__(self, step: int) -> float: ...
+
+
+def _check_temperature(name: str, value: float) -> None:
+    if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
+        raise UsageError(f"{name} must be a finite number above 0, got {value!r}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """The same value at every step."""
+
+    value: float
+
+    def __post_init__(self) -> None:
+        _check_temperature("temperature", self.value)
+
+    def __call__(self, step: int) -> float:
+        return float(self.value)
+
+
+_SHAPES = {
+    "linear": lambda start, end, x: start + (end - start) * x,
+    "exponential": lambda start, end, x: start * (end / start) ** x,
+    "cosine": lambda start, end, x: end + (start - end) * (1 + math.cos(math.pi * x)) / 2,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Anneal:
+    """From `start` to `end` over `steps` steps, then `end` for ever."""
+
+    start: float
+    end: float
+    steps: int
+    shape: str = "linear"  # or "exponential", "cosine"
+
+    def __post_init__(self) -> None:
+        _check_temperature("temperature start", self.start)
+        _check_temperature("temperature end", self.end)
+        check_positive("temperature steps", self.steps)
+        pick("annealing shape", self.shape, _SHAPES)
+
+    def __call__(self, step: int) -> float:
+        return float(_SHAPES[self.shape](self.start, self.end, min(step / self.steps, 1.0)))
+
+
+def as_schedule(value: float | Schedule) -> Schedule:
+    """A number becomes `Constant`; a schedule stays itself."""
+    return value if isinstance(value, Schedule) else Constant(value)

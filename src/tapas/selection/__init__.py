@@ -1,0 +1,15 @@
+"""Second pass: rules that keep n of the pool by looking at the batch."""
+
+from tapas.errors import pick
+from tapas.selection.base import PoolView, Selection
+from tapas.selection.priority import Priority
+from tapas.selection.top import Top
+
+__all__ = ["PoolView", "Priority", "Selection", "Top", "as_selection"]
+
+RULES: dict[str, type[Priority | Top]] = {"priority": Priority, "top": Top}
+
+
+def as_selection(rule: str | Selection) -> Selection:
+    """`"priority"` and `"top"` are the rules with their defaults; an object stays itself."""
+    return rule if isinstance(rule, Selection) else pick("selection", rule, RULES)()

@@ -1,0 +1,66 @@
+"""What a second-pass rule sees and what it answers."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tapas.candidates import find
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """One pool (or one shard's part of it) as seen where its rows live.
+
+    `rows(start, stop)` reads weights (stop - start, D) and biases (stop - start,) of that
+    stretch of the pool as float32, so that a rule works in chunks and no B x pool
+    matrix ever exists.
+    """
+
+    ids: Tensor  # (P,) int64, rising
+    log_q: Tensor  # (P,) log expected counts of the first pass
+    rows: Callable[[int, int], tuple[Tensor, Tensor]]
+    query: Tensor  # (A, D) float32, the queries that score
+    own: Tensor  # (A, L) the targets of those queries; negative is padding
+    complete: bool  # whether every query of the batch is among them
+    temperature: float
+    noise: Tensor  # (P,) uniform in (0, 1]: all the randomness a rule may use
+
+    def __len__(self) -> int:
+        return self.ids.shape[0]
+
+    def hits(self) -> tuple[Tensor, Tensor]:
+        """(query, place) pairs, (H,) each, where a query's own target is in the pool."""
+        place, found = find(self.ids, self.own)
+        query, column = found.nonzero(as_tuple=True)
+        return query, place[query, column]
+
+
+class Selection(ABC):
+    """A rule for the second pass: which `keep` of the pool stay, and at what weight."""
+
+    score_queries: int | None  # score with this many queries of a batch; None is all of them
+
+    @abstractmethod
+    def pick(self, view: PoolView, keep: int) -> tuple[Tensor, Tensor]:
+        """Places in the pool (keep,), rising, and the log weight of each, (keep,).
+
+        A kept class counts exp(log weight) times in the loss: log_q is lowered by it.
+        Called only when keep < len(view).
+        """
+
+
+def largest(score: Tensor, keep: int) -> Tensor:
+    """Places of the `keep` largest of `score` (P,), rising; ties go to the lower place.
+
+    Places of a pool rise with its ids, so ties go to the lower id. A NaN (a diverged
+    row) counts as the largest, so that it shows in the loss instead of hiding.
+    """
+    score = score.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    edge = score.topk(keep, sorted=False).values.amin()
+    kept = score > edge
+    tied = (score == edge).nonzero()[:, 0]
+    kept[tied[: keep - int(kept.sum())]] = True
+    return kept.nonzero()[:, 0]

@@ -1,0 +1,84 @@
+"""Our rule: priority sampling (Duffield, Lund, Thorup 2007) by softmax share.
+
+    g_y = (1 - eps) mean_a softmax_y((logit_ay - log_q_y) / tau) + eps / |pool|
+    keep the n largest of g_y / u_y, u_y uniform in (0, 1]; t is the (n+1)-th
+    w_y = max(1, t / g_y)
+
+The softmax runs over the pool without the query's own targets. Whatever positive g is
+used, the weighted sum over the kept classes is an unbiased estimate of the pool's sum
+for every example: hard negatives are kept almost surely and the loss stays right.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tapas.errors import UsageError
+from tapas.selection.base import PoolView, Selection, largest
+from tapas.shapes import check_positive
+
+CHUNK = 4096  # classes read at once
+QUERIES = 64  # queries normalised at once; the scratch matrix is this times the pool
+Piece = tuple[int, Tensor, Tensor]  # start, weights and biases of a stretch of the pool
+TINY = 1e-30  # g must be positive, also where a softmax underflows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Priority(Selection):
+    """Keep by priority, weight by the inverse of the chance to be kept.
+
+    `floor` (eps) is the part of g spread evenly over the pool; it bounds the weight of a
+    class that the scoring queries overlooked, and is 0 when every query scores. A
+    temperature other than 1 makes g flatter (above) or sharper (below) than the variance
+    calls for; the estimate stays unbiased.
+    """
+
+    score_queries: int | None = 64
+    floor: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.score_queries is not None:
+            check_positive("score_queries", self.score_queries)
+        if not 0 <= self.floor <= 1:
+            raise UsageError(f"floor must be between 0 and 1, got {self.floor!r}.")
+
+    def pick(self, view: PoolView, keep: int) -> tuple[Tensor, Tensor]:
+        floor = 0.0 if view.complete else self.floor
+        share = mean_share(view).mul_(1 - floor).add_(floor / len(view)).clamp_(min=TINY)
+        priority = share / view.noise
+        threshold = priority.topk(keep + 1).values[keep]
+        kept = largest(priority, keep)
+        return kept, (threshold / share[kept]).clamp_(min=1.0).log_()
+
+
+def mean_share(view: PoolView) -> Tensor:
+    """Mean over the scoring queries of each class's share of the pool's softmax, (P,)."""
+    size, num_queries = len(view), view.query.shape[0]
+    width = min(QUERIES, num_queries)
+    query = view.query / view.temperature
+    row, place = view.hits()
+    if num_queries <= QUERIES:
+        pieces: Iterable[Piece] = (
+            (s, *view.rows(s, min(s + CHUNK, size))) for s in range(0, size, CHUNK)
+        )
+    else:
+        pieces = [(0, *view.rows(0, size))]  # several blocks of queries read it: gather once
+    scratch = torch.empty(width, size, device=query.device)
+    share = torch.zeros(size, device=query.device)
+    for first in range(0, num_queries, width):
+        last = min(first + width, num_queries)
+        logit = scratch[: last - first]
+        for start, weight, bias in pieces:
+            stop = start + weight.shape[0]
+            offset = (bias - view.log_q[start:stop]) / view.temperature
+            logit[:, start:stop] = torch.addmm(offset, query[first:last], weight.t())
+        mine = (row >= first) & (row < last)
+        logit[row[mine] - first, place[mine]] = -torch.inf
+        torch.softmax(logit, dim=1, out=logit)
+        if view.own.shape[1] >= size:  # a query that owns the whole pool has no say
+            owned = torch.bincount(row[mine] - first, minlength=last - first)
+            logit[owned >= size] = 0.0
+        share += logit.sum(dim=0)
+    return share.div_(num_queries)

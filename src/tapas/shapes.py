@@ -1,0 +1,84 @@
+"""Checks at the public boundary: shapes by letter, ids by range, numbers by finiteness.
+
+Letters: B examples, L targets of one example, K candidates, C classes, D dimensions.
+"""
+
+import torch
+from torch import Tensor
+
+from tapas.errors import DataError, UsageError
+
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def check_shape(sizes: dict[str, int], **tensors: tuple[Tensor, str]) -> dict[str, int]:
+    """Bind one-letter sizes across tensors; `"B K"` means a (batch, candidates) matrix.
+
+    >>> check_shape({"B": 5}, negative=(torch.zeros(5, 7), "B K"))
+    {'B': 5, 'K': 7}
+    """
+    sizes = dict(sizes)
+    for name, (tensor, spec) in tensors.items():
+        letters = spec.split()
+        ok = tensor.dim() == len(letters) and all(
+            sizes.setdefault(letter, size) == size
+            for letter, size in zip(letters, tensor.shape, strict=True)
+        )
+        if not ok:
+            want = ", ".join(f"{c}={sizes[c]}" if c in sizes else c for c in letters)
+            raise UsageError(f"{name} has shape {tuple(tensor.shape)}; expected ({want}).")
+    return sizes
+
+
+def check_integer(name: str, tensor: Tensor) -> Tensor:
+    """`tensor` as int64, or an error: a float id is already corrupt above 2^24."""
+    if tensor.dtype not in INTEGERS:
+        raise UsageError(
+            f"{name} has dtype {tensor.dtype}; expected int64 class ids. "
+            "Convert before the ids ever pass through a float."
+        )
+    return tensor.long()
+
+
+def check_ids(name: str, ids: Tensor, num_classes: int) -> Tensor:
+    """`ids` as int64, or an error naming the first one outside 0 .. num_classes-1."""
+    ids = check_integer(name, ids)
+    if ids.numel():
+        low, high = (int(end) for end in ids.aminmax())
+        if low < 0 or high >= num_classes:
+            bad = low if low < 0 else high
+            raise UsageError(
+                f"{name} holds class {bad}; expected ids from 0 to {num_classes - 1} "
+                f"(num_classes={num_classes})."
+            )
+    return ids
+
+
+def check_query(query: Tensor, dim: int) -> Tensor:
+    """`query` (..., D) as float32 (N, D), or an error naming the first bad row."""
+    if not query.is_floating_point():
+        raise UsageError(f"query has dtype {query.dtype}; expected floating point.")
+    if query.dim() == 0 or query.shape[-1] != dim:
+        raise UsageError(
+            f"query has shape {tuple(query.shape)}; expected (..., D={dim}), the dim of the table."
+        )
+    flat = query.reshape(-1, dim).float()
+    # a finite sum proves every entry finite; only a bad one pays for the search
+    if not bool(flat.detach().sum().isfinite()):
+        good = flat.detach().isfinite().all(dim=1)
+        if not bool(good.all()):
+            row = int((~good).nonzero()[0])
+            raise DataError(
+                f"query row {row} holds NaN or inf. The encoder has diverged or its input is "
+                "bad: look at that row's input, lower the learning rate or clip gradients."
+            )
+    return flat
+
+
+def check_positive(name: str, value: int) -> int:
+    """`value` if it is a whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageError(f"{name} must be a whole number, got {value!r}.")
+    if value < 1:
+        raise UsageError(f"{name} must be at least 1, got {value}.")
+    return value

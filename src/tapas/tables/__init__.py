@@ -1,0 +1,15 @@
+"""Class tables: where rows live, how they are read and how they move."""
+
+from tapas.tables.base import ClassTable
+from tapas.tables.local import LocalTable
+from tapas.tables.row_optimizers import SGD, Adagrad, LazyAdam, RowOptimizer, RowwiseAdagrad
+
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "ClassTable",
+    "LazyAdam",
+    "LocalTable",
+    "RowOptimizer",
+    "RowwiseAdagrad",
+]

@@ -1,0 +1,147 @@
+"""The seam of the library: one weight row and one bias per class, wherever they live."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from tapas.candidates import Candidates
+from tapas.errors import UsageError
+from tapas.selection import Selection
+from tapas.shapes import check_ids, check_shape
+from tapas.tables.gradients import sampled_logits
+
+
+class ClassTable(nn.Module, ABC):
+    """One weight row and one bias per class, wherever they happen to live.
+
+    Everything else speaks to classes through these verbs, so a head never knows whether
+    its rows are in this process, on another rank, or on a server. Ids are global:
+    0 <= id < num_classes everywhere. Nothing here is differentiated but `sampled_logits`.
+    """
+
+    num_classes: int
+    dim: int
+    exact_reads: ClassVar[bool]  # False if `rows` may miss updates still in flight
+
+    def __init__(self, num_classes: int, dim: int):
+        super().__init__()
+        self.num_classes, self.dim = num_classes, dim
+        self._held: list[tuple[Tensor, Tensor, Tensor]] | None = None
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where `rows` are returned, and where queries are expected."""
+
+    @abstractmethod
+    def select(
+        self,
+        query: Tensor,
+        pool: Candidates,
+        keep: int,
+        temperature: float,
+        *,
+        rule: Selection,
+        own: Tensor,
+        complete: bool,
+        generator: torch.Generator,
+    ) -> Candidates:
+        """Second pass: the `keep` of `pool` that `rule` picks, where the rows live.
+
+        `query` (A, D) are the queries that score, `own` (A, L) their targets (negative is
+        padding), `complete` whether they are the whole batch. A pool of at most `keep`
+        classes is returned as it is. All randomness comes from `generator`, one number
+        for each class of the pool, so that no layout of the rows can change it.
+        """
+
+    @abstractmethod
+    def read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """`rows` without the check of `ids`, for callers who know them to be good."""
+
+    @abstractmethod
+    def write(self, ids: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> None:
+        """`update` without the checks, for callers who know the gradients to be good."""
+
+    @abstractmethod
+    def top(self, query: Tensor, k: int, *, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The k best classes for each row of `query` (B, D): scores and ids, (B, k).
+
+        Exact; equal scores by rising id. `exclude` (B, E) are classes to leave out of a
+        row (negative is padding); where fewer than k remain, ids end in -1 and scores in
+        -inf.
+        """
+
+    @abstractmethod
+    def log_partition(self, query: Tensor) -> Tensor:
+        """Exact log of the sum over all classes of exp(logit), (B,)."""
+
+    def rows(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights (N, D) and biases (N,) of `ids` (N,), float32. Repeated ids are fine."""
+        check_shape({}, ids=(ids, "N"))
+        return self.read(check_ids("ids", ids, self.num_classes).to(self.device))
+
+    def update(self, ids: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> None:
+        """Apply one optimizer step to `ids`. Gradients of a repeated id are summed first.
+
+        Only the rows named move. A gradient that is not finite is an error and moves
+        nothing.
+        """
+        check_shape(
+            {"D": self.dim},
+            ids=(ids, "N"),
+            weight_grad=(weight_grad, "N D"),
+            bias_grad=(bias_grad, "N"),
+        )
+        ids = check_ids("ids", ids, self.num_classes)
+        if not ids.numel():
+            return
+        if not bool((weight_grad.sum() + bias_grad.sum()).isfinite()):
+            raise UsageError(
+                "the gradient of the class rows holds NaN or inf; no row was changed. Lower the "
+                "learning rate, or drop loss scaling: the head computes in float32."
+            )
+        ids, weight_grad, bias_grad = (
+            x.to(self.device) for x in (ids, weight_grad.detach(), bias_grad.detach())
+        )
+        if self._held is None:
+            self.write(ids, weight_grad, bias_grad)
+        else:
+            self._held.append((ids, weight_grad, bias_grad))
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Hold back every `update` inside and apply them as one at the end.
+
+        After an exception nothing of what was held is applied.
+        """
+        if self._held is not None:
+            raise UsageError("this table is accumulating already; leave that block first.")
+        self._held = []
+        try:
+            yield
+            held, self._held = self._held, None
+            if held:
+                self.update(*(torch.cat(part) for part in zip(*held, strict=True)))
+        finally:
+            self._held = None
+
+    def sampled_logits(
+        self, query: Tensor, target: Tensor, kept: Candidates
+    ) -> tuple[Tensor, Tensor]:
+        """What a sampled loss needs of the rows: two small tensors, whatever K is.
+
+        Returns the logits of each example's own targets, (B, L), -inf for padding, and the
+        log of the weighted sum over the kept classes that are not its own, (B,).
+        `backward` through them sends the rows their gradients.
+        """
+        return sampled_logits(self, query, target, kept)
+
+    def flush(self) -> None:
+        """Return once every earlier `update` is visible to `rows`."""
+
+    def close(self) -> None:
+        """Release processes and sockets. Safe to call twice."""

@@ -1,0 +1,93 @@
+"""Logits of target and kept classes, whose backward pass sends the rows their gradients.
+
+One autograd node from the query to the two tensors that a sampled loss needs. A row is
+read once, its gradient is written once: to the table's own row optimizer, or as a sparse
+gradient to the table's parameters for torch.optim.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from tapas.candidates import Candidates, find
+from tapas.losses import kept_log_sum
+
+if TYPE_CHECKING:
+    from tapas.tables.base import ClassTable
+
+
+def sampled_logits(
+    table: "ClassTable", query: Tensor, target: Tensor, kept: Candidates
+) -> tuple[Tensor, Tensor]:
+    """(B, L) own logits and (B,) log of the kept sum; see `ClassTable.sampled_logits`."""
+    weight: Tensor | None = table._parameters.get("weight")
+    bias = table._parameters.get("bias")
+    if weight is None:
+        # nothing upstream may require a gradient, yet backward must reach the rows
+        weight = torch.zeros((), requires_grad=True)
+    positive, log_sum = _SampledLogits.apply(  # type: ignore[no-untyped-call]
+        query, weight, bias, table, target, kept
+    )
+    return positive, log_sum
+
+
+class _SampledLogits(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        table: "ClassTable",
+        target: Tensor,
+        kept: Candidates,
+    ) -> tuple[Tensor, Tensor]:
+        num_examples, num_targets = target.shape
+        own = target.reshape(-1)
+        padding = own < 0
+        ids = torch.cat([own.clamp(min=0), kept.ids])
+        rows, biases = table.read(ids)
+        own_rows, kept_rows = rows[: len(own)], rows[len(own) :]
+        own_rows = own_rows.view(num_examples, num_targets, -1)
+        positive = torch.einsum("bld,bd->bl", own_rows, query)
+        positive += biases[: len(own)].view_as(target)
+        positive.masked_fill_(padding.view_as(target), -torch.inf)
+        place, hit = find(kept.ids, target)
+        example, column = hit.nonzero(as_tuple=True)
+        log_sum, share = kept_log_sum(
+            query, kept_rows, biases[len(own) :] - kept.log_q, (example, place[example, column])
+        )
+        ctx.table, ctx.sparse, ctx.shapes = table, weight.dim() > 0, (weight.shape, bias)
+        ctx.save_for_backward(query, own_rows, kept_rows, share, ids, padding)
+        return positive, log_sum
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, positive_grad: Tensor, log_sum_grad: Tensor) -> tuple[Any, ...]:
+        query, own_rows, kept_rows, share, ids, padding = ctx.saved_tensors
+        query_grad = None
+        if ctx.needs_input_grad[0]:
+            query_grad = torch.mm(share, kept_rows).mul_(log_sum_grad[:, None])
+            query_grad += torch.einsum("bl,bld->bd", positive_grad, own_rows)
+        weight_grad = torch.cat(
+            [
+                (positive_grad[:, :, None] * query[:, None, :]).view(-1, query.shape[1]),
+                torch.mm(share.t(), log_sum_grad[:, None] * query),
+            ]
+        )
+        bias_grad = torch.cat([positive_grad.reshape(-1), torch.mv(share.t(), log_sum_grad)])
+        if bool(padding.any()):
+            # a padded target is not a touched row: Adam and weight decay would move it
+            real = torch.cat([~padding, padding.new_ones(len(ids) - len(padding))])
+            ids, weight_grad, bias_grad = ids[real], weight_grad[real], bias_grad[real]
+        if not ctx.sparse:
+            ctx.table.update(ids, weight_grad, bias_grad)
+            return query_grad, None, None, None, None, None
+        shape, bias = ctx.shapes
+        weight_sparse = torch.sparse_coo_tensor(ids[None], weight_grad, shape)
+        bias_sparse = None
+        if bias is not None:
+            bias_sparse = torch.sparse_coo_tensor(ids[None], bias_grad, bias.shape)
+        return query_grad, weight_sparse, bias_sparse, None, None, None

@@ -1,0 +1,220 @@
+"""The class table of one process, which can also behave like m shards."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from tapas.candidates import Candidates
+from tapas.errors import UsageError
+from tapas.rng import check_generator, stream
+from tapas.selection import PoolView, Selection
+from tapas.shapes import check_ids, check_positive, check_query, check_shape
+from tapas.tables.base import ClassTable
+from tapas.tables.placement import Placement
+from tapas.tables.ranking import best_of_chunk, exclusions, merge
+from tapas.tables.rounding import round_to
+from tapas.tables.row_optimizers import RowOptimizer
+
+SCORES_PER_CHUNK = 1 << 21  # floats of a (B, chunk) block of scores over all classes
+
+
+class LocalTable(ClassTable):
+    """All rows in this process.
+
+    Args:
+        row_optimizer: moves the rows in `backward`, touched ones only. None makes `weight`
+            and `bias` parameters with sparse gradients, for torch.optim.SGD, Adagrad or
+            SparseAdam.
+        dtype: of the rows; bfloat16 rows are rounded stochastically when they move.
+            Optimizer state and all arithmetic are float32.
+        bias: True (start at 0), False, or the (C,) values to start at; the log of the
+            class frequencies is a good start.
+        num_shards: emulate so many shards: each keeps the best n/m of its part of the
+            pool, as the distributed engines do. Classes are spread at random by `seed`.
+    """
+
+    exact_reads = True
+
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        *,
+        row_optimizer: RowOptimizer | None = None,
+        dtype: torch.dtype = torch.float32,
+        bias: bool | Tensor = True,
+        num_shards: int = 1,
+        seed: int = 0,
+        device: torch.device | str | None = None,
+    ):
+        super().__init__(check_positive("num_classes", num_classes), check_positive("dim", dim))
+        if dtype not in (torch.float32, torch.bfloat16):
+            raise UsageError(f"dtype must be float32 or bfloat16, got {dtype}.")
+        self.row_optimizer = row_optimizer
+        self.num_updates = 0
+        self.seed = seed
+        self.placement = Placement(num_classes, num_shards, seed=seed)
+        bound = 1 / math.sqrt(dim)  # as nn.Linear
+        weight = torch.empty(num_classes, dim, dtype=dtype)
+        weight.uniform_(-bound, bound, generator=stream(seed, "rows"))
+        self.has_bias = bias is not False
+        start = torch.zeros(num_classes if self.has_bias else 0)
+        if isinstance(bias, Tensor):
+            check_shape({"C": num_classes}, bias=(bias, "C"))
+            start.copy_(bias)
+        for name, value in (("weight", weight.to(device)), ("bias", start.to(device, dtype))):
+            if row_optimizer is None:
+                self.register_parameter(name, nn.Parameter(value))
+                continue
+            self.register_buffer(name, value)
+            for key, spec in row_optimizer.state_specs().items():
+                shape = value.shape if spec.wide else value.shape[:1]
+                state = torch.full(shape, spec.initial, device=value.device)
+                self.register_buffer(f"{name}_{key}", state)
+        if row_optimizer is None and not self.has_bias:
+            self.bias.requires_grad_(False)
+
+    weight: Tensor  # (C, D)
+    bias: Tensor  # (C,), or (0,) without biases
+
+    @property
+    def device(self) -> torch.device:
+        return self.weight.device
+
+    def read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        weight = self.weight.detach().index_select(0, ids).float()
+        if not self.has_bias:
+            return weight, torch.zeros(ids.shape[0], device=self.device)
+        return weight, self.bias.detach().index_select(0, ids).float()
+
+    def select(
+        self,
+        query: Tensor,
+        pool: Candidates,
+        keep: int,
+        temperature: float,
+        *,
+        rule: Selection,
+        own: Tensor,
+        complete: bool,
+        generator: torch.Generator,
+    ) -> Candidates:
+        check_generator(generator)
+        if len(pool) <= keep:
+            return pool
+        noise = (1 - torch.rand(len(pool), generator=generator)).to(self.device)
+        pool = pool.to(self.device)
+        if self.placement.num_shards == 1:
+            parts = [torch.arange(len(pool), device=self.device)]
+        else:
+            shard = self.placement.shard(pool.ids)
+            parts = [(shard == j).nonzero()[:, 0] for j in range(self.placement.num_shards)]
+        ids, log_q = [], []
+        for j, part in enumerate(parts):
+            mine = Candidates(pool.ids[part], pool.log_q[part])
+            share = keep // len(parts) + (j < keep % len(parts))
+            if share and len(mine) > share:
+                view = PoolView(
+                    ids=mine.ids,
+                    log_q=mine.log_q,
+                    rows=lambda start, stop, ids=mine.ids: self.read(ids[start:stop]),
+                    query=query,
+                    own=own,
+                    complete=complete,
+                    temperature=temperature,
+                    noise=noise[part],
+                )
+                kept, log_weight = rule.pick(view, share)
+                mine = Candidates(mine.ids[kept], mine.log_q[kept] - log_weight)
+            elif not share:
+                mine = Candidates(mine.ids[:0], mine.log_q[:0])
+            ids.append(mine.ids)
+            log_q.append(mine.log_q)
+        union, order = torch.cat(ids).sort()
+        return Candidates(union, torch.cat(log_q)[order])
+
+    def write(self, ids: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> None:
+        if self.row_optimizer is None:
+            raise UsageError(
+                "this table has no row optimizer: its rows are parameters, moved by torch.optim. "
+                "Pass row_optimizer=tapas.RowwiseAdagrad() for rows that `update` moves."
+            )
+        # Adagrad and Adam are not linear: gradients of a repeated id are summed first
+        ids, slot = ids.unique(return_inverse=True)
+        self.num_updates += 1
+        rounding = stream(self.seed, "rounding", self.num_updates)
+        names = ("weight", "bias") if self.has_bias else ("weight",)
+        for name, grad in zip(names, (weight_grad, bias_grad[:, None]), strict=False):
+            summed = grad.new_zeros(len(ids), grad.shape[1], dtype=torch.float32)
+            summed.index_add_(0, slot, grad.float())
+            stored = getattr(self, name)
+            rows = stored.index_select(0, ids).float().view(len(ids), -1)
+            state = {
+                key: getattr(self, f"{name}_{key}") for key in self.row_optimizer.state_specs()
+            }
+            touched = {k: v.index_select(0, ids).view(len(ids), -1) for k, v in state.items()}
+            if name == "weight" and self.row_optimizer.weight_decay:
+                summed.add_(rows, alpha=self.row_optimizer.weight_decay)
+            self.row_optimizer.step(rows, summed, touched, self.num_updates)
+            stored.index_copy_(
+                0, ids, round_to(rows, stored.dtype, rounding).view(-1, *stored.shape[1:])
+            )
+            for key, whole in state.items():
+                whole.index_copy_(0, ids, touched[key].view(-1, *whole.shape[1:]))
+
+    def _chunks(self, num_queries: int) -> list[tuple[int, int]]:
+        size = max(1, SCORES_PER_CHUNK // max(1, num_queries))
+        return [(s, min(s + size, self.num_classes)) for s in range(0, self.num_classes, size)]
+
+    def _scores(self, query: Tensor, start: int, stop: int) -> Tensor:
+        weight = self.weight.detach()[start:stop].float().t()
+        if not self.has_bias:
+            return query @ weight
+        return torch.addmm(self.bias.detach()[start:stop].float(), query, weight)
+
+    @torch.no_grad()
+    def top(self, query: Tensor, k: int, *, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        query = check_query(query, self.dim)
+        check_positive("k", k)
+        if k > self.num_classes:
+            raise UsageError(f"k is {k}, but there are only {self.num_classes} classes.")
+        if exclude is not None:
+            check_shape({"B": query.shape[0]}, exclude=(exclude, "B E"))
+            check_ids("exclude", exclude.clamp(min=0), self.num_classes)
+        banned, row = (x.to(self.device) for x in exclusions(exclude))
+        value = query.new_full((query.shape[0], k), -torch.inf)
+        ids = torch.full_like(value, self.num_classes, dtype=torch.int64)
+        for start, stop in self._chunks(query.shape[0]):
+            score = self._scores(query, start, stop)
+            if len(banned):
+                first, last = torch.searchsorted(banned, torch.tensor([start, stop]).to(banned))
+                score[row[first:last], banned[first:last] - start] = -torch.inf
+            best, column = best_of_chunk(score, k)
+            value, ids = merge(
+                torch.cat([value, best], dim=1), torch.cat([ids, column + start], dim=1), k
+            )
+        return value, ids.masked_fill(value == -torch.inf, -1)
+
+    @torch.no_grad()
+    def log_partition(self, query: Tensor) -> Tensor:
+        query = check_query(query, self.dim)
+        total = query.new_full((query.shape[0],), -torch.inf)
+        for start, stop in self._chunks(query.shape[0]):
+            total = torch.logaddexp(total, self._scores(query, start, stop).logsumexp(dim=1))
+        return total
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"num_updates": self.num_updates, "seed": self.seed}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.num_updates, self.seed = state["num_updates"], state["seed"]
+        shards = self.placement.num_shards
+        self.placement = Placement(self.num_classes, shards, seed=self.seed)
+
+    def extra_repr(self) -> str:
+        shards = f", {self.placement.num_shards} shards" if self.placement.num_shards > 1 else ""
+        return (
+            f"{self.num_classes} classes, dim={self.dim}, {self.weight.dtype}{shards}, "
+            f"row_optimizer={self.row_optimizer}"
+        )

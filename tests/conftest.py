@@ -1,0 +1,17 @@
+"""One thread for each test process: results must not hang on the number of cores."""
+
+import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+settings.register_profile("tapas", deadline=None, derandomize=True, max_examples=60)
+settings.load_profile("tapas")
+
+
+@pytest.fixture(autouse=True)
+def _ambient_randomness_is_not_used():
+    """The library must never touch torch's global generator."""
+    before = torch.random.get_rng_state()
+    yield
+    assert torch.equal(before, torch.random.get_rng_state()), "the global generator was used"
