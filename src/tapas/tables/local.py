@@ -1,6 +1,7 @@
 """The class table of one process, which can also behave like m shards."""
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -118,7 +119,7 @@ class LocalTable(ClassTable):
                 view = PoolView(
                     ids=mine.ids,
                     log_q=mine.log_q,
-                    rows=lambda start, stop, ids=mine.ids: self.read(ids[start:stop]),
+                    rows=partial(self._stretch, mine.ids),
                     query=query,
                     own=own,
                     complete=complete,
@@ -134,6 +135,9 @@ class LocalTable(ClassTable):
         union, order = torch.cat(ids).sort()
         return Candidates(union, torch.cat(log_q)[order])
 
+    def _stretch(self, ids: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        return self.read(ids[start:stop])
+
     def write(self, ids: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> None:
         if self.row_optimizer is None:
             raise UsageError(
@@ -141,7 +145,7 @@ class LocalTable(ClassTable):
                 "Pass row_optimizer=tapas.RowwiseAdagrad() for rows that `update` moves."
             )
         # Adagrad and Adam are not linear: gradients of a repeated id are summed first
-        ids, slot = ids.unique(return_inverse=True)
+        ids, slot = torch.unique(ids, return_inverse=True)
         self.num_updates += 1
         rounding = stream(self.seed, "rounding", self.num_updates)
         names = ("weight", "bias") if self.has_bias else ("weight",)
@@ -157,9 +161,8 @@ class LocalTable(ClassTable):
             if name == "weight" and self.row_optimizer.weight_decay:
                 summed.add_(rows, alpha=self.row_optimizer.weight_decay)
             self.row_optimizer.step(rows, summed, touched, self.num_updates)
-            stored.index_copy_(
-                0, ids, round_to(rows, stored.dtype, rounding).view(-1, *stored.shape[1:])
-            )
+            rounded = round_to(rows, stored.dtype, rounding)
+            stored.index_copy_(0, ids, rounded.view(-1, *stored.shape[1:]))
             for key, whole in state.items():
                 whole.index_copy_(0, ids, touched[key].view(-1, *whole.shape[1:]))
 
