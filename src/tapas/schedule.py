@@ -6,6 +6,7 @@ cosine        end + (start - end) * (1 + cos(pi x)) / 2
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -38,10 +39,14 @@ class Constant:
         return float(self.value)
 
 
-_SHAPES = {
-    "linear": lambda start, end, x: start + (end - start) * x,
+def _linear(start: float, end: float, x: float) -> float:
+    return start * (1 - x) + end * x  # exact at both ends, so never rounded down to 0
+
+
+_SHAPES: dict[str, Callable[[float, float, float], float]] = {
+    "linear": _linear,
     "exponential": lambda start, end, x: start * (end / start) ** x,
-    "cosine": lambda start, end, x: end + (start - end) * (1 + math.cos(math.pi * x)) / 2,
+    "cosine": lambda start, end, x: _linear(end, start, (1 + math.cos(math.pi * x)) / 2),
 }
 
 

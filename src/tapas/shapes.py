@@ -63,16 +63,19 @@ def check_query(query: Tensor, dim: int) -> Tensor:
             f"query has shape {tuple(query.shape)}; expected (..., D={dim}), the dim of the table."
         )
     flat = query.reshape(-1, dim).float()
-    # a finite sum proves every entry finite; only a bad one pays for the search
-    if not bool(flat.detach().sum().isfinite()):
-        good = flat.detach().isfinite().all(dim=1)
-        if not bool(good.all()):
-            row = int((~good).nonzero()[0])
-            raise DataError(
-                f"query row {row} holds NaN or inf. The encoder has diverged or its input is "
-                "bad: look at that row's input, lower the learning rate or clip gradients."
-            )
+    if not all_finite(flat):
+        row = int((~flat.detach().isfinite().all(dim=1)).nonzero()[0])
+        raise DataError(
+            f"query row {row} holds NaN or inf. The encoder has diverged or its input is bad: look "
+            "at that row's input, lower the learning rate or clip gradients."
+        )
     return flat
+
+
+def all_finite(tensor: Tensor) -> bool:
+    """Whether no entry is NaN or inf. A finite sum proves it; only a bad one pays for more."""
+    tensor = tensor.detach()
+    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 
 def check_positive(name: str, value: int) -> int:

@@ -57,9 +57,13 @@ def prepare(
             f"target has shape {tuple(target.shape)}; expected ({want}) or ({want}, L) "
             f"for a query of shape {tuple(query.shape)}."
         )
-    if not target.numel():
+    if not shape.numel():
         raise UsageError(
             f"the batch is empty: query has shape {tuple(query.shape)}. Skip such a batch."
+        )
+    if not target.numel():
+        raise UsageError(
+            f"target has shape {tuple(target.shape)}: no example has a target. Skip such a batch."
         )
     flat = check_query(query, dim)
     ids = check_integer("target", target).reshape(len(flat), -1)

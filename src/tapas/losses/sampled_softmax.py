@@ -31,9 +31,16 @@ def kept_log_sum(
     check_shape({}, query=(query, "B D"), weight=(weight, "K D"), offset=(offset, "K"))
     logit = torch.addmm(offset, query, weight.t())
     logit[hits] = -torch.inf
-    log_sum = logit.logsumexp(dim=1)
-    share = logit.sub_(log_sum.clamp(min=-3e38)[:, None]).exp_()
-    return log_sum, share
+    # softmax is one fused pass; the largest entry gives the sum back without underflow
+    peak = logit.argmax(dim=1, keepdim=True)
+    most = logit.gather(1, peak)
+    share = torch.softmax(logit, dim=1, out=logit)
+    log_sum = most - share.gather(1, peak).log_()
+    if len(hits[0]) >= weight.shape[0]:  # only then can an example own all that was kept
+        empty = most.isneginf()
+        log_sum.masked_fill_(empty, -torch.inf)
+        share.masked_fill_(empty, 0.0)
+    return log_sum[:, 0], share
 
 
 def sampled_softmax_loss(
@@ -57,8 +64,9 @@ def sampled_softmax_loss(
     if positive.shape[1] == 1 and counted is None:
         # softplus keeps what the difference of two large logarithms would round away
         loss = functional.softplus(log_sum - positive[:, 0])
+        loss = loss.masked_fill(positive[:, 0].isneginf(), 0.0)
         return loss if weight is None else loss * weight[:, 0]
     own = positive if counted is None else positive.masked_fill(~counted, -torch.inf)
-    partition = torch.logaddexp(own.logsumexp(dim=1), log_sum)
+    partition = torch.cat([own, log_sum[:, None]], dim=1).logsumexp(dim=1)
     loss = (partition[:, None] - positive).masked_fill(positive.isneginf(), 0.0)
     return (loss if weight is None else loss * weight).sum(dim=1)

@@ -19,8 +19,8 @@ class AliasTable:
         self.threshold = scaled.clamp(max=1.0)
         self.partner = torch.arange(weights.shape[0])
         light, heavy = (scaled < 1).nonzero()[:, 0], (scaled >= 1).nonzero()[:, 0]
-        if not len(light):
-            return
+        if not (len(light) and len(heavy)):
+            return  # equal weights: every bucket is full, or short of it by a rounding error
         lacking = torch.cat([torch.zeros(1, dtype=torch.float64), (1 - scaled[light]).cumsum(0)])
         spare = (scaled[heavy] - 1).cumsum(0)
         giver = torch.searchsorted(spare, lacking[:-1], right=True).clamp_(max=len(heavy) - 1)

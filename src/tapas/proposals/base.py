@@ -78,7 +78,8 @@ class Proposal(ABC):
         # cut by order of appearance, never by id: a cut of the sorted ids would lose rare classes
         last = position.kthvalue(k).values
         ids = ids[position <= last]
-        log_miss = torch.log1p(-self.log_prob(ids).exp())
+        # a log_prob of 0 can round to 1e-16
+        log_miss = torch.log1p(-self.log_prob(ids).exp().clamp_(max=1.0))
         log_q = torch.log(-torch.expm1((last + 1).double() * log_miss))
         return Candidates(ids, log_q.float())
 

@@ -60,7 +60,7 @@ class Bigram(Proposal):
         )
         zero = torch.zeros(1, dtype=torch.int64)
         self.starts = torch.cat([zero, lengths.cumsum(0)])
-        self.running = torch.cat([zero.double(), counts[order].cumsum(0)])
+        self.counts = counts[order]
 
     def given(self, context: Tensor | None) -> Proposal:
         if context is None:
@@ -94,14 +94,15 @@ class _BatchBigram(Proposal):
         else:
             row, repeats = distinct[:0], repeats[:0]
         start, end = bigram.starts[row], bigram.starts[row + 1]
-        seen = bigram.running[end] - bigram.running[start]
-        share = repeats / len(context) * (seen / (seen + bigram.kappa))
         # every pair of the batch's contexts, laid end to end
         length = end - start
         owner = torch.repeat_interleave(torch.arange(len(row)), length)
         offset = torch.arange(len(owner)) - (length.cumsum(0) - length)[owner]
         pair = start[owner] + offset
-        mass = (bigram.running[pair + 1] - bigram.running[pair]) / seen[owner] * share[owner]
+        count = bigram.counts[pair]
+        seen = torch.zeros(len(row), dtype=torch.float64).index_add_(0, owner, count)
+        share = repeats.double() / len(context) * (seen / (seen + bigram.kappa))
+        mass = count / seen[owner] * share[owner]
         self.ids, slot = torch.unique(bigram.following[pair], return_inverse=True)
         self.mass = torch.zeros(len(self.ids), dtype=torch.float64).index_add_(0, slot, mass)
         self.cumulative = self.mass.cumsum(0)

@@ -63,6 +63,8 @@ class Squashed(Proposal):
         self.beta = float(beta) if beta is not None else float((1 / total) ** alpha)
         value = (seen / total) ** alpha
         above = value > self.beta
+        if beta is None:
+            above &= seen > 1  # a power can round 1 ulp above the floor, which is its own value
         self.head_ids, value = ids[above], value[above]
         floor_mass = self.beta * self.num_classes
         norm = floor_mass + float((value - self.beta).sum())

@@ -78,7 +78,8 @@ def mean_share(view: PoolView) -> Tensor:
         logit[row[mine] - first, place[mine]] = -torch.inf
         torch.softmax(logit, dim=1, out=logit)
         if view.own.shape[1] >= size:  # a query that owns the whole pool has no say
-            owned = torch.bincount(row[mine] - first, minlength=last - first)
-            logit[owned >= size] = 0.0
+            owned = torch.zeros_like(logit, dtype=torch.bool)
+            owned[row[mine] - first, place[mine]] = True
+            logit[owned.all(dim=1)] = 0.0
         share += logit.sum(dim=0)
     return share.div_(num_queries)

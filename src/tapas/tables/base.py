@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tapas.candidates import Candidates
 from tapas.errors import UsageError
 from tapas.selection import Selection
-from tapas.shapes import check_ids, check_shape
+from tapas.shapes import all_finite, check_ids, check_shape
 from tapas.tables.gradients import sampled_logits
 
 
@@ -99,18 +99,17 @@ class ClassTable(nn.Module, ABC):
         ids = check_ids("ids", ids, self.num_classes)
         if not ids.numel():
             return
-        if not bool((weight_grad.sum() + bias_grad.sum()).isfinite()):
+        weight_grad, bias_grad = weight_grad.detach().float(), bias_grad.detach().float()
+        if not (all_finite(weight_grad) and all_finite(bias_grad)):
             raise UsageError(
                 "the gradient of the class rows holds NaN or inf; no row was changed. Lower the "
                 "learning rate, or drop loss scaling: the head computes in float32."
             )
-        ids, weight_grad, bias_grad = (
-            x.to(self.device) for x in (ids, weight_grad.detach(), bias_grad.detach())
-        )
+        ids, weight_grad, bias_grad = (x.to(self.device) for x in (ids, weight_grad, bias_grad))
         if self._held is None:
             self.write(ids, weight_grad, bias_grad)
-        else:
-            self._held.append((ids, weight_grad, bias_grad))
+        else:  # copies: the caller is free to reuse its own
+            self._held.append((ids.clone(), weight_grad.clone(), bias_grad.clone()))
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:

@@ -59,7 +59,9 @@ class _SampledLogits(torch.autograd.Function):
         log_sum, share = kept_log_sum(
             query, kept_rows, biases[len(own) :] - kept.log_q, (example, place[example, column])
         )
-        ctx.table, ctx.sparse, ctx.shapes = table, weight.dim() > 0, (weight.shape, bias)
+        ctx.table = table
+        # parameters get sparse gradients; without a bias parameter it is the anchor alone
+        ctx.sparse = None if bias is None else [(p.shape, p.dtype) for p in (weight, bias)]
         ctx.save_for_backward(query, own_rows, kept_rows, share, ids, padding)
         return positive, log_sum
 
@@ -82,12 +84,15 @@ class _SampledLogits(torch.autograd.Function):
             # a padded target is not a touched row: Adam and weight decay would move it
             real = torch.cat([~padding, padding.new_ones(len(ids) - len(padding))])
             ids, weight_grad, bias_grad = ids[real], weight_grad[real], bias_grad[real]
-        if not ctx.sparse:
+        if ctx.sparse is None:
             ctx.table.update(ids, weight_grad, bias_grad)
             return query_grad, None, None, None, None, None
-        shape, bias = ctx.shapes
-        weight_sparse = torch.sparse_coo_tensor(ids[None], weight_grad, shape)
-        bias_sparse = None
-        if bias is not None:
-            bias_sparse = torch.sparse_coo_tensor(ids[None], bias_grad, bias.shape)
-        return query_grad, weight_sparse, bias_sparse, None, None, None
+        sparse = [
+            torch.sparse_coo_tensor(ids[None], grad.to(dtype), shape, check_invariants=False)
+            if needed
+            else None
+            for grad, (shape, dtype), needed in zip(
+                (weight_grad, bias_grad), ctx.sparse, ctx.needs_input_grad[1:3], strict=True
+            )
+        ]
+        return query_grad, *sparse, None, None, None

@@ -1,6 +1,7 @@
 """The class table of one process, which can also behave like m shards."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -10,7 +11,7 @@ from tapas.candidates import Candidates
 from tapas.errors import UsageError
 from tapas.rng import check_generator, stream
 from tapas.selection import PoolView, Selection
-from tapas.shapes import check_ids, check_positive, check_query, check_shape
+from tapas.shapes import check_ids, check_integer, check_positive, check_query, check_shape
 from tapas.tables.base import ClassTable
 from tapas.tables.placement import Placement
 from tapas.tables.ranking import best_of_chunk, exclusions, merge
@@ -89,6 +90,7 @@ class LocalTable(ClassTable):
             return weight, torch.zeros(ids.shape[0], device=self.device)
         return weight, self.bias.detach().index_select(0, ids).float()
 
+    @torch.no_grad()
     def select(
         self,
         query: Tensor,
@@ -184,6 +186,7 @@ class LocalTable(ClassTable):
             raise UsageError(f"k is {k}, but there are only {self.num_classes} classes.")
         if exclude is not None:
             check_shape({"B": query.shape[0]}, exclude=(exclude, "B E"))
+            exclude = check_integer("exclude", exclude)
             check_ids("exclude", exclude.clamp(min=0), self.num_classes)
         banned, row = (x.to(self.device) for x in exclusions(exclude))
         value = query.new_full((query.shape[0], k), -torch.inf)
@@ -206,6 +209,16 @@ class LocalTable(ClassTable):
         for start, stop in self._chunks(query.shape[0]):
             total = torch.logaddexp(total, self._scores(query, start, stop).logsumexp(dim=1))
         return total
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "LocalTable":
+        """A cast, as by `model.bfloat16()`, is one of the rows: their state stays float32."""
+        state = {k: v for k, v in self._buffers.items() if k not in ("weight", "bias")}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, before in state.items():
+            after = self._buffers[name]
+            if before is not None and after is not None and after.dtype != before.dtype:
+                self._buffers[name] = before.to(after.device)
+        return self
 
     def get_extra_state(self) -> dict[str, int]:
         return {"num_updates": self.num_updates, "seed": self.seed}

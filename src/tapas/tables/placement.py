@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tapas.errors import UsageError
 from tapas.rng import stream
-from tapas.shapes import check_positive
+from tapas.shapes import check_ids, check_positive
 
 ROUNDS = 4
 PRIME = 2**31 - 1
@@ -34,7 +34,7 @@ class Placement:
 
     def permute(self, ids: Tensor) -> Tensor:
         """A fixed random permutation of 0 .. C-1, applied to `ids`."""
-        out = self._encrypt(ids)
+        out = self._encrypt(check_ids("ids", ids, self.num_classes))
         while bool((outside := out >= self.num_classes).any()):
             out = torch.where(outside, self._encrypt(out), out)
         return out

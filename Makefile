@@ -1,0 +1,35 @@
+# make demo    set up and run the main job end to end
+# make test    set up and run everything CI runs
+# make check   the quick part: style, types, tests that take no time
+# make bench   measure; every question is one file in benchmarks/
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test check lint bench clean
+
+demo: $(READY)
+	$(BIN)/tapas demo
+
+test: lint
+	$(BIN)/python -m pytest -n 2
+
+check: lint
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
+
+$(READY): pyproject.toml constraints.txt
+	python3 -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo

@@ -1,0 +1,159 @@
+"""A figure as a list of runs: search on validation, then the seeds that are drawn.
+
+The paper gives no learning rate, temperature or schedule. Every cell (method, n, r) gets
+the same search: the learning rate at temperature 1 first, then, where there is a second
+pass, the temperature. `best` sees validation results only.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from tapas.errors import DataError
+from tapas.paper.crew import Progress, finish
+from tapas.paper.ledger import Ledger, Result
+from tapas.paper.runs import Run
+
+SEARCH_SEED = 1_000  # never among the seeds of a figure
+
+
+class Cell(NamedTuple):
+    """What a curve stands for."""
+
+    method: str  # "full", "sampled", "top" or "priority"
+    num_samples: int = 0  # n
+    presample_factor: int = 1  # r
+
+    def __str__(self) -> str:
+        if self.method == "full":
+            return "full softmax"
+        rule = "" if self.method == "sampled" else f", {self.method}"
+        return f"n={self.num_samples}, r={self.presample_factor}{rule}"
+
+
+class Temperature(NamedTuple):
+    """Constant, or annealed linearly over the run."""
+
+    start: float = 1.0
+    end: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.start:g}" if self.end is None else f"{self.start:g} to {self.end:g}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experiment:
+    """Everything that decides the numbers of one figure."""
+
+    name: str
+    task: str
+    cells: tuple[Cell, ...]
+    seeds: tuple[int, ...]
+    steps: int
+    search_steps: int
+    batch: int
+    evaluate_every: int
+    lrs: tuple[float, ...]
+    temperatures: tuple[Temperature, ...] = ()
+    l2: float = 0.0
+    hidden: int | None = None
+
+    def run(self, cell: Cell, lr: float, temperature: Temperature, seed: int) -> Run:
+        """The run that a figure draws."""
+        return Run(
+            task=self.task,
+            method="top" if cell.method == "sampled" else cell.method,
+            num_samples=cell.num_samples,
+            presample_factor=cell.presample_factor,
+            lr=lr,
+            temperature=temperature.start,
+            anneal_to=temperature.end,
+            steps=self.steps,
+            seed=seed,
+            batch=self.batch,
+            l2=self.l2,
+            hidden=self.hidden,
+            evaluate_every=self.evaluate_every,
+        )
+
+    def trial(self, cell: Cell, lr: float, temperature: Temperature) -> Run:
+        """The same, shorter and judged on validation."""
+        return replace(
+            self.run(cell, lr, temperature, SEARCH_SEED),
+            steps=self.search_steps,
+            evaluate_every=self.search_steps,
+            judge="validation",
+        )
+
+    def learning_rates(self, ledger: Ledger) -> list[Run]:
+        return [self.trial(cell, lr, Temperature()) for cell in self.cells for lr in self.lrs]
+
+    def other_temperatures(self, ledger: Ledger) -> list[Run]:
+        return [
+            self.trial(cell, self.best_lr(ledger, cell), temperature)
+            for cell in self.cells
+            if cell.presample_factor > 1
+            for temperature in self.temperatures
+        ]
+
+    def drawn(self, ledger: Ledger) -> list[Run]:
+        """Seeds outermost, so that an interrupted figure has whole seeds."""
+        return [
+            self.run(cell, *self.best(ledger, cell), seed)
+            for seed in self.seeds
+            for cell in self.cells
+        ]
+
+    @property
+    def stages(self) -> tuple[Callable[[Ledger], list[Run]], ...]:
+        return (self.learning_rates, self.other_temperatures, self.drawn)
+
+    def best_lr(self, ledger: Ledger, cell: Cell) -> float:
+        return max(self.lrs, key=lambda lr: _score(ledger, self.trial(cell, lr, Temperature())))
+
+    def best(self, ledger: Ledger, cell: Cell) -> tuple[float, Temperature]:
+        """Learning rate and temperature with the highest validation accuracy."""
+        lr = self.best_lr(ledger, cell)
+        if cell.presample_factor == 1:
+            return lr, Temperature()
+        options = (Temperature(), *self.temperatures)
+        return lr, max(options, key=lambda t: _score(ledger, self.trial(cell, lr, t)))
+
+    def results(self, ledger: Ledger, cell: Cell) -> list[Result]:
+        """What was drawn for `cell`, by seed."""
+        settings = self.best(ledger, cell)
+        runs = [self.run(cell, *settings, seed) for seed in self.seeds]
+        missing = [run for run in runs if run not in ledger]
+        if missing:
+            raise DataError(
+                f"{self.name} is not finished: {len(missing)} of {len(runs)} seeds of {cell} are "
+                f"missing. `tapas paper {self.name}` continues where it stopped."
+            )
+        return [ledger[run] for run in runs]
+
+
+def _score(ledger: Ledger, run: Run) -> float:
+    if run not in ledger:
+        raise DataError(
+            "the search is not finished; `tapas paper` with the same name continues where it "
+            "stopped."
+        )
+    return float(ledger[run]["accuracy"])
+
+
+def conduct(
+    experiment: Experiment,
+    ledger: Ledger,
+    progress: Callable[[str], Progress],
+    *,
+    workers: int,
+) -> None:
+    """Every stage of an experiment; what is in the ledger is not done again."""
+    for stage in experiment.stages:
+        name = stage.__name__.replace("_", " ")
+        finish(ledger, stage(ledger), progress(name), workers=workers)
+
+
+def ledger_of(folder: Path) -> Ledger:
+    return Ledger(folder / "results.jsonl")

@@ -1,0 +1,62 @@
+"""Results on disk: one JSON line for each run, appended whole, never rewritten.
+
+A run that is in the ledger is not run again, so that an experiment can be stopped at any
+moment and continued. A line cut short by a crash or a full disk is skipped when
+reading, and its run is done again.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tapas.errors import DataError
+from tapas.paper.runs import Run
+
+Result = dict[str, Any]
+
+
+class Ledger:
+    """The results of one experiment, by key."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.results: dict[str, Result] = {result["key"]: result for result in _read(path)}
+
+    def __contains__(self, run: Run) -> bool:
+        return run.key() in self.results
+
+    def __getitem__(self, run: Run) -> Result:
+        return self.results[run.key()]
+
+    def missing(self, runs: Iterable[Run]) -> list[Run]:
+        """Runs that still have to be done, each once."""
+        return list({run.key(): run for run in runs if run not in self}.values())
+
+    def add(self, result: Result) -> None:
+        """Append one line and see it on the disk before it counts."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        whole = not self.path.exists() or self.path.read_bytes()[-1:] in (b"", b"\n")
+        with self.path.open("a") as file:
+            file.write(("" if whole else "\n") + json.dumps(result) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.results[result["key"]] = result
+
+
+def _read(path: Path) -> Iterator[Result]:
+    if not path.exists():
+        return
+    lines = path.read_text().splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            result = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # cut short by a crash: its run is simply done again
+        if not isinstance(result, dict) or not {"key", "run", "accuracy"} <= result.keys():
+            raise DataError(
+                f"{path}, line {number}: not a result of an experiment (no key, run and accuracy). "
+                "Move the file away, or remove that line."
+            )
+        yield result

@@ -1,0 +1,161 @@
+"""One training run of a synthetic experiment: what it is, and doing it."""
+
+import hashlib
+import json
+import math
+import time
+from dataclasses import asdict, dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tapas.errors import UsageError
+from tapas.heads import TapasSoftmax
+from tapas.paper.tasks import Split, Task, load_task
+from tapas.rng import stream
+from tapas.schedule import Anneal, Schedule
+from tapas.tables import Adagrad
+
+QUERIES_PER_CHUNK = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """Everything that decides the outcome of a run; two equal ones give equal numbers."""
+
+    task: str
+    method: str  # "full", "top" or "priority"; r=1 of the last two is sampled softmax
+    num_samples: int = 0  # n
+    presample_factor: int = 1  # r
+    lr: float
+    temperature: float = 1.0
+    anneal_to: float | None = None  # linear over the run, from `temperature`
+    steps: int
+    seed: int
+    batch: int
+    l2: float = 0.0
+    hidden: int | None = None  # units of the encoder's one layer; None: the query is x itself
+    evaluate_every: int
+    judge: str = "test"  # or "validation", for choosing settings
+
+    def __post_init__(self) -> None:
+        if self.method not in ("full", "top", "priority"):
+            raise UsageError(f"method must be full, top or priority, got {self.method!r}.")
+        if self.judge not in ("test", "validation"):
+            raise UsageError(f"judge must be test or validation, got {self.judge!r}.")
+
+    def key(self) -> str:
+        """A short name for all of the above."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    @property
+    def cell(self) -> tuple[str, int, int]:
+        """(method, n, r): what the figures compare. r=1 is the same run under either rule."""
+        if self.method == "full":
+            return ("full", 0, 1)
+        method = "sampled" if self.presample_factor == 1 else self.method
+        return (method, self.num_samples, self.presample_factor)
+
+    def schedule(self) -> float | Schedule:
+        if self.anneal_to is None:
+            return self.temperature
+        return Anneal(start=self.temperature, end=self.anneal_to, steps=self.steps)
+
+    def with_seed(self, seed: int) -> "Run":
+        return replace(self, seed=seed, judge="test")
+
+
+def execute(run: Run) -> dict[str, object]:
+    """Train, and judge along the way. One thread, so that runs can go side by side."""
+    torch.set_num_threads(1)
+    task = load_task(run.task)
+    judge = task.test if run.judge == "test" else task.validation
+    few = Split(judge.x[:10_000], judge.y[:10_000])
+    encoder, head = _build(run, task)
+    optimizer = _Adagrad(list(encoder.parameters()), run.lr)
+    curve, seconds = [], 0.0
+    order = stream(run.seed, "order")
+    batches = iter(())
+    for step in range(1, run.steps + 1):
+        start = time.perf_counter()
+        rows = next(batches, None)
+        if rows is None:
+            batches = iter(torch.randperm(len(task.train.y), generator=order).split(run.batch))
+            rows = next(batches)
+        head(encoder(task.train.x[rows]), task.train.y[rows]).backward()
+        optimizer.step()
+        seconds += time.perf_counter() - start
+        if step % run.evaluate_every == 0 or step == run.steps:
+            accuracy, loss = judged(encoder, head, few)
+            curve.append((step, accuracy, loss))
+    accuracy, loss = judged(encoder, head, judge)
+    return {
+        "key": run.key(),
+        "run": asdict(run),
+        "accuracy": accuracy,
+        "cross_entropy": loss,
+        "train_seconds": round(seconds, 3),
+        "curve": [[s, round(a, 5), round(c, 5)] for s, a, c in curve],
+    }
+
+
+@torch.no_grad()
+def judged(encoder: nn.Module, head: nn.Module, split: Split) -> tuple[float, float]:
+    """Precision@1 and full softmax loss on all of `split`, exact."""
+    hits, loss = 0, 0.0
+    weight, bias = _rows(head)
+    for x, y in zip(
+        split.x.split(QUERIES_PER_CHUNK), split.y.split(QUERIES_PER_CHUNK), strict=True
+    ):
+        logits = torch.addmm(bias, encoder(x), weight.t())
+        hits += int((logits.argmax(dim=1) == y).sum())
+        loss += float(functional.cross_entropy(logits, y, reduction="sum"))
+    return hits / len(split.y), loss / len(split.y)
+
+
+def _rows(head: nn.Module) -> tuple[Tensor, Tensor]:
+    table = head.table if isinstance(head, TapasSoftmax) else head
+    return table.weight.detach(), table.bias.detach()  # type: ignore[union-attr, operator]
+
+
+def _build(run: Run, task: Task) -> tuple[nn.Module, nn.Module]:
+    dim = task.train.x.shape[1]
+    encoder: nn.Module = nn.Identity()
+    if run.hidden is not None:
+        layer = nn.utils.skip_init(nn.Linear, dim, run.hidden)
+        with torch.no_grad():
+            bound = 1 / math.sqrt(dim)
+            for parameter in layer.parameters():
+                parameter.uniform_(-bound, bound, generator=stream(run.seed, "encoder"))
+        encoder, dim = nn.Sequential(layer, nn.ReLU()), run.hidden
+    optimizer = Adagrad(lr=run.lr, weight_decay=run.l2)
+    full = run.method == "full"
+    head = TapasSoftmax(
+        task.num_classes,
+        dim,
+        num_samples=task.num_classes if full else run.num_samples,
+        presample_factor=run.presample_factor,
+        selection="top" if full else run.method,
+        temperature=run.schedule(),
+        row_optimizer=optimizer,
+        seed=run.seed,
+    )
+    return encoder, head
+
+
+class _Adagrad:
+    """Dense Adagrad for the encoder, with the same start as the rows' and no overhead."""
+
+    def __init__(self, parameters: list[nn.Parameter], lr: float):
+        self.rule = Adagrad(lr=lr)
+        start = self.rule.initial_sum
+        self.moved = [(p, torch.full_like(p, start)) for p in parameters]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for parameter, total in self.moved:
+            if parameter.grad is not None:
+                self.rule.step(parameter.data, parameter.grad, {"sum": total}, 0)
+                parameter.grad = None

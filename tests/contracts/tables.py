@@ -1,0 +1,68 @@
+"""The class tables under contract, and ways to look at any of them through its verbs."""
+
+import torch
+
+from tapas import Adagrad, LocalTable, Priority, stream
+
+B, C, D, P = 5, 31, 3, 17
+
+# A backend is a function of the row optimizer; a further one is a further line.
+BACKENDS = {
+    "local": lambda optimizer: LocalTable(C, D, row_optimizer=optimizer),
+    "2 shards": lambda optimizer: LocalTable(C, D, row_optimizer=optimizer, num_shards=2),
+    "3 shards": lambda optimizer: LocalTable(C, D, row_optimizer=optimizer, num_shards=3),
+}
+
+
+def builder(backend):
+    """Yields a function that builds tables of `backend`; closes them all in the end."""
+    tables = []
+
+    def build(optimizer=Adagrad()):  # noqa: B008
+        tables.append(BACKENDS[backend](optimizer))
+        return tables[-1]
+
+    yield build
+    for table in tables:
+        table.close()
+
+
+def draw(*shape, name="draw"):
+    return torch.randn(*shape, generator=stream(0, name))
+
+
+def everything(table):
+    """Rows, biases and optimizer state, class by class: {name: (C, ...)}."""
+    table.flush()
+    state = {k: v.clone() for k, v in table.state_dict().items() if isinstance(v, torch.Tensor)}
+    return state | dict(zip(("rows", "biases"), table.rows(torch.arange(C)), strict=True))
+
+
+def same(before, after, but=()):
+    others = torch.tensor([c not in but for c in range(C)])
+    assert before.keys() == after.keys()
+    return all(torch.equal(before[name][others], after[name][others]) for name in before)
+
+
+def set_rows(table, weight, bias):
+    """Exact values through `update` alone: the second step repairs the rounding of the first."""
+    for _ in range(2):
+        table.flush()
+        now, now_bias = table.rows(torch.arange(C))
+        table.update(torch.arange(C), now - weight, now_bias - bias)
+    table.flush()
+    assert torch.equal(table.rows(torch.arange(C))[0], weight)
+    return table
+
+
+def select(table, query, pool, keep, *, rule=None, generator=None, **options):
+    defaults = {"own": torch.full((len(query), 1), -1), "complete": True}
+    return table.select(
+        query,
+        pool,
+        keep,
+        0.7,
+        rule=rule or Priority(),
+        generator=generator or stream(0, "keep"),
+        **(defaults | options),
+    )

@@ -1,0 +1,183 @@
+"""Every sentence of `ClassTable`, continued: what it selects, ranks, sums and saves."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+
+import tapas
+from contracts.tables import BACKENDS, B, C, D, P, builder, draw, everything, same, select, set_rows
+from oracle.selection import log_sum_exp, logit
+from oracle.tables import top
+from tapas import SGD, Adagrad, Candidates, LazyAdam, UsageError, stream
+
+
+@pytest.fixture(params=BACKENDS)
+def make(request):
+    yield from builder(request.param)
+
+
+def test_a_small_pool_is_returned_as_it_is(make):
+    pool = Candidates(torch.tensor([2, 3, 29]), draw(3))
+    for keep in (3, 4, 31):
+        kept = select(make(), draw(B, D), pool, keep)
+        assert torch.equal(kept.ids, pool.ids)
+        assert torch.equal(kept.log_q, pool.log_q)
+
+
+class Spy(tapas.Selection):
+    """Notes which number each class of the pool was dealt, and keeps the first ones."""
+
+    score_queries = None
+
+    def __init__(self):
+        self.noise = {}
+
+    def pick(self, view, keep):
+        self.noise |= dict(zip(view.ids.tolist(), view.noise.tolist(), strict=True))
+        return torch.arange(keep), torch.zeros(keep)
+
+
+def test_select_draws_one_number_for_each_class_of_the_pool_from_the_generator_alone(make):
+    pool = Candidates(torch.arange(P) + 9, torch.zeros(P))
+    spy, generator, reference = Spy(), stream(0, "keep"), stream(0, "keep")
+    select(make(), draw(B, D), pool, 4, rule=spy, generator=generator)
+    want = 1 - torch.rand(P, generator=reference)
+    assert torch.equal(generator.get_state(), reference.get_state())
+    assert spy.noise == dict(zip(pool.ids.tolist(), want.tolist(), strict=True))
+    for wrong, words in (
+        (7, "got int. tapas.stream(seed, 'name') makes one."),
+        (None, "got NoneType. tapas.stream(seed, 'name') makes one."),
+    ):
+        with pytest.raises(UsageError) as error:
+            make().select(
+                draw(B, D), pool, 4, 1.0, rule=spy, own=None, complete=True, generator=wrong
+            )
+        assert str(error.value) == f"generator must be a torch.Generator, {words}"
+
+
+def test_nothing_but_sampled_logits_is_differentiated(make):
+    table, query = make(), draw(B, D).requires_grad_()
+    pool = Candidates(torch.arange(P), torch.zeros(P))
+    answers = [*table.rows(torch.arange(3)), *table.top(query, 3), table.log_partition(query)]
+    for rule in (tapas.Top(), tapas.Priority()):
+        answers += [select(table, query, pool, 7, rule=rule).log_q]
+    assert not any(answer.requires_grad for answer in answers)
+
+
+def integers(*shape, name):
+    return torch.randint(-1, 2, shape, generator=stream(0, name)).float()
+
+
+@pytest.mark.parametrize("k", [1, 7, C])
+@pytest.mark.parametrize(
+    "dtype", [None, torch.int64, torch.int32, torch.int16, torch.uint8], ids=str
+)
+def test_top_is_exact_with_ties_by_rising_id_and_without_the_excluded(make, k, dtype):
+    """Rows of -1, 0 and 1 in three dimensions: every score is shared by many classes."""
+    weight, bias = integers(C, D, name="rows"), integers(C, name="bias")
+    table = set_rows(make(SGD(lr=1.0)), weight, bias)
+    query = integers(B, D, name="query")
+    exclude = None
+    if dtype is not None:
+        exclude = torch.randint(0, C, (B, 11), generator=stream(0, "exclude"))
+        exclude[:, 4] = exclude[:, 3]
+        if dtype != torch.uint8:
+            exclude[:, 7:9] = -100
+        exclude = exclude.to(dtype)
+    want = top((query @ weight.t() + bias).numpy(), k, exclude)
+    score, ids = table.top(query, k, exclude=exclude)
+    assert (score.dtype, ids.dtype) == (torch.float32, torch.int64)
+    np.testing.assert_array_equal(ids.numpy(), want[1])
+    np.testing.assert_array_equal(score.numpy(), want[0])
+
+
+def test_where_fewer_than_k_remain_ids_end_in_minus_one_and_scores_in_minus_infinity(make):
+    exclude = torch.arange(C).repeat(2, 1)
+    exclude[1, [5, 30]] = -1
+    score, ids = make().top(draw(2, D), 3, exclude=exclude)
+    assert ids[0].tolist() == [-1, -1, -1]
+    assert sorted(ids[1].tolist()) == [-1, 5, 30]
+    assert torch.equal(score.isneginf(), ids == -1)
+
+
+@pytest.mark.parametrize(
+    ("k", "exclude", "words"),
+    [
+        (0, None, "k must be at least 1, got 0."),
+        (2.0, None, "k must be a whole number, got 2.0."),
+        (32, None, "k is 32, but there are only 31 classes."),
+        (2, torch.zeros(4, 1).long(), "exclude has shape (4, 1); expected (B=5, E)."),
+        (
+            2,
+            torch.full((B, 1), 31),
+            "exclude holds class 31; expected ids from 0 to 30 (num_classes=31).",
+        ),
+        (
+            2,
+            torch.zeros(B, 1),
+            "exclude has dtype torch.float32; expected int64 class ids. Convert before the ids "
+            "ever pass through a float.",
+        ),
+    ],
+)
+def test_a_bad_question_to_top_is_told_what_is_wrong(make, k, exclude, words):
+    with pytest.raises(UsageError) as error:
+        make().top(draw(B, D), k, exclude=exclude)
+    assert str(error.value) == words
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+def test_log_partition_is_exact(make, scale):
+    table = make(SGD(lr=1.0))
+    set_rows(table, draw(C, D, name="rows"), draw(C, name="bias"))
+    query = scale * draw(B, D)
+    logits = logit(query.tolist(), *(part.tolist() for part in table.rows(torch.arange(C))))
+    want = torch.tensor([log_sum_exp(row) for row in logits], dtype=torch.float32)
+    assert table.log_partition(query).shape == (B,)
+    torch.testing.assert_close(table.log_partition(query), want)
+
+
+def test_top_and_log_partition_of_no_query_are_empty(make):
+    table = make()
+    assert [part.shape for part in table.top(draw(0, D), 3)] == [(0, 3), (0, 3)]
+    assert table.log_partition(draw(0, D)).shape == (0,)
+
+
+def test_sampled_logits_are_small_and_send_the_rows_their_gradients(make):
+    table, query = make(SGD(lr=1.0)), draw(B, D).requires_grad_()
+    target = torch.tensor([[4, 30], [4, -1], [6, 7], [8, 8], [-1, 2]])
+    kept = Candidates(torch.tensor([4, 5, 20]), draw(3))
+    before = everything(table)
+    positive, log_sum = table.sampled_logits(query, target, kept)
+    assert (positive.shape, log_sum.shape) == ((B, 2), (B,))
+    assert torch.equal(positive.isneginf(), target < 0)
+    assert same(before, everything(table))
+    positive = positive.masked_fill(target < 0, 0.0)
+    (positive.sum() + log_sum.sum()).backward()
+    after = everything(table)
+    moved = {4, 5, 20, 30, 6, 7, 8, 2}
+    assert same(before, after, but=moved)
+    assert all((before["rows"][c] != after["rows"][c]).all() for c in moved)
+    # class 30 is the target of example 0 alone: its gradient is that query
+    torch.testing.assert_close(before["rows"][30] - after["rows"][30], query[0].detach())
+
+
+@pytest.mark.parametrize(
+    "optimizer", [SGD(), Adagrad(), LazyAdam(), tapas.RowwiseAdagrad()], ids=repr
+)
+def test_a_saved_table_goes_on_as_if_it_had_never_stopped(make, optimizer):
+    table, other = make(optimizer), make(optimizer)
+    ids, grads = torch.tensor([4, 9, 4]), (draw(3, D), draw(3))
+    for _ in range(3):
+        table.update(ids, *grads)
+    table.flush()
+    file = io.BytesIO()
+    torch.save(table.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    assert same(everything(table), everything(other))
+    for one in (table, other):
+        one.update(ids + 1, *grads)
+    assert same(everything(table), everything(other))

@@ -1,0 +1,181 @@
+"""Every wrong use is told what is wrong, what was found, and what to do. The words are pinned."""
+
+import re
+
+import pytest
+import torch
+
+import tapas
+
+C, D = 31, 4
+
+
+def head(**options):
+    return tapas.TapasSoftmax(C, D, **({"num_samples": 5, "presample_factor": 2} | options))
+
+
+def says(kind, words):
+    return pytest.raises(kind, match="^" + re.escape(words) + "$")
+
+
+CONSTRUCTION = [
+    ({"num_samples": 0}, "num_samples must be at least 1, got 0."),
+    ({"num_samples": 2.5}, "num_samples must be a whole number, got 2.5."),
+    (
+        {"num_samples": 32},
+        "num_samples is 32, but there are only 31 classes. With so few, plain cross_entropy is "
+        "exact and faster.",
+    ),
+    ({"presample_factor": 0}, "presample_factor must be at least 1, got 0."),
+    ({"presample_factor": 0.5}, "presample_factor must be a whole number, got 0.5."),
+    ({"temperature": 0.0}, "temperature must be a finite number above 0, got 0.0."),
+    ({"temperature": -1.0}, "temperature must be a finite number above 0, got -1.0."),
+    ({"temperature": float("nan")}, "temperature must be a finite number above 0, got nan."),
+    ({"temperature": "warm"}, "temperature must be a finite number above 0, got 'warm'."),
+    (
+        {"selection": "prioritty"},
+        "unknown selection 'prioritty'. Did you mean 'priority'? Known: priority, top.",
+    ),
+    ({"correction": "some"}, "correction must be one of proposal, none, got 'some'."),
+    ({"reduction": "max"}, "reduction must be one of mean, sum, none, got 'max'."),
+    (
+        {"proposal": tapas.Uniform(30)},
+        "the proposal is over 30 classes, the table has 31. Build both from one number.",
+    ),
+    ({"bias": torch.zeros(30)}, "bias has shape (30,); expected (C=31)."),
+    ({"dtype": torch.float16}, "dtype must be float32 or bfloat16, got torch.float16."),
+    ({"num_shards": 32}, "cannot spread 31 classes over 32 shards."),
+    (
+        {"table": tapas.LocalTable(31, 3)},
+        "dim is 4, but the table has 3. Leave it out.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), CONSTRUCTION, ids=lambda value: str(value)[:40])
+def test_a_wrong_option_is_named_with_its_cure(options, words):
+    with says(tapas.UsageError, words):
+        head(**options)
+
+
+def test_a_head_needs_a_size_or_a_table():
+    with says(tapas.UsageError, "pass num_classes and dim, or a table."):
+        tapas.TapasSoftmax(num_samples=3)
+    assert tapas.TapasSoftmax(table=tapas.LocalTable(9, 2), num_samples=3).num_classes == 9
+
+
+GOOD = torch.zeros(6, D)
+CALLS = [
+    (
+        (torch.zeros(6, 3), torch.zeros(6).long()),
+        "query has shape (6, 3); expected (..., D=4), the dim of the table.",
+    ),
+    ((GOOD.long(), torch.zeros(6).long()), "query has dtype torch.int64; expected floating point."),
+    (
+        (GOOD, torch.zeros(5).long()),
+        "target has shape (5,); expected (6) or (6, L) for a query of shape (6, 4).",
+    ),
+    (
+        (GOOD, torch.zeros(6)),
+        "target has dtype torch.float32; expected int64 class ids. "
+        "Convert before the ids ever pass through a float.",
+    ),
+    (
+        (GOOD, torch.full((6,), 31)),
+        "target holds class 31; expected ids from 0 to 30 (num_classes=31).",
+    ),
+    (
+        (GOOD, torch.full((6,), -1)),
+        "target holds class -1; expected ids from 0 to 30 (num_classes=31).",
+    ),
+    (
+        (GOOD, torch.full((6,), -100)),
+        "every target is ignore_index (-100): the batch has nothing to learn from. "
+        "Skip such a batch, or check the padding value.",
+    ),
+    (
+        (GOOD[:0], torch.zeros(0).long()),
+        "the batch is empty: query has shape (0, 4). Skip such a batch.",
+    ),
+    (
+        (GOOD, torch.zeros(6, 0).long()),
+        "target has shape (6, 0): no example has a target. Skip such a batch.",
+    ),
+    (
+        (GOOD, torch.zeros(6, 2).long(), torch.ones(6)),
+        "weight has shape (6,); expected (6, 2), as target.",
+    ),
+    (
+        (GOOD, torch.zeros(6).long(), torch.full((6,), -0.5)),
+        "weight holds -0.5; expected finite numbers of at least 0.",
+    ),
+    (
+        (GOOD, torch.zeros(6).long(), torch.full((6,), float("nan"))),
+        "weight holds nan; expected finite numbers of at least 0.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), CALLS, ids=lambda value: str(value)[:50])
+def test_a_wrong_call_is_named_with_its_cure(arguments, words):
+    with says(tapas.UsageError, words):
+        head()(*arguments)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_query_that_is_not_finite_names_its_row_and_moves_nothing(bad):
+    query = torch.zeros(6, D)
+    query[4, 1] = bad
+    subject = head()
+    before = subject.table.weight.clone()
+    words = (
+        "query row 4 holds NaN or inf. The encoder has diverged or its input is bad: look at that "
+        "row's input, lower the learning rate or clip gradients."
+    )
+    with says(tapas.DataError, words):
+        subject(query, torch.zeros(6).long())
+    with says(tapas.DataError, words):
+        subject.top(query, 2)
+    assert torch.equal(subject.table.weight, before)
+
+
+def test_infinities_that_cancel_are_found_too():
+    query = torch.zeros(2, D)
+    query[1, 0], query[1, 1] = float("inf"), -float("inf")
+    with pytest.raises(tapas.DataError, match="query row 1 holds"):
+        head().sample(query)
+
+
+def test_huge_but_finite_queries_are_welcome():
+    query = torch.full((6, D), 3e38)  # their sum overflows, they do not
+    assert head().sample(query).ids.shape == (5,)
+
+
+def test_wrong_questions_to_a_trained_head():
+    subject = head()
+    with says(tapas.UsageError, "k is 32, but there are only 31 classes."):
+        subject.top(GOOD, 32)
+    with says(tapas.UsageError, "k must be at least 1, got 0."):
+        subject.top(GOOD, 0)
+    with says(tapas.UsageError, "the batch is empty: there is no query to sample for."):
+        subject.sample(GOOD[:0])
+    with says(
+        tapas.UsageError,
+        "ids has shape (6,); expected one row of ids for each query of (6, 4).",
+    ):
+        subject.log_prob(GOOD, torch.zeros(6).long())
+    with says(tapas.UsageError, "ids holds class 31; expected ids from 0 to 30 (num_classes=31)."):
+        subject.log_prob(GOOD, torch.full((6, 1), 31))
+
+
+def test_a_loss_that_is_not_finite_moves_no_row():
+    subject = head()
+    before = subject.table.weight.clone()
+    loss = subject(GOOD, torch.zeros(6).long())
+    with says(
+        tapas.UsageError,
+        "the gradient of the class rows holds NaN or inf; no row was changed. Lower the learning "
+        "rate, or drop loss scaling: the head computes in float32.",
+    ):
+        (loss * float("inf")).backward()
+    assert torch.equal(subject.table.weight, before)

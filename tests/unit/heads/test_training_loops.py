@@ -1,0 +1,184 @@
+"""The loops people have: optimizers, autocast, compile, accumulation, evaluation."""
+
+import pytest
+import torch
+from torch import nn
+
+import tapas
+
+B, C, D = 6, 37, 5
+
+
+def make(**options):
+    defaults = {"num_samples": C, "row_optimizer": None, "seed": 1}
+    return tapas.TapasSoftmax(C, D, **(defaults | options))
+
+
+def batch(step=0):
+    query = torch.randn(B, D, generator=tapas.stream(0, "query", step))
+    target = torch.randint(C, (B,), generator=tapas.stream(0, "target", step))
+    return query, target
+
+
+PAIRS = {
+    "sgd": (tapas.SGD(lr=0.3), lambda p: torch.optim.SGD(p, lr=0.3)),
+    "adagrad": (
+        tapas.Adagrad(lr=0.3, initial_sum=0.01),
+        lambda p: torch.optim.Adagrad(p, lr=0.3, initial_accumulator_value=0.01),
+    ),
+    "adam": (tapas.LazyAdam(lr=0.3), lambda p: torch.optim.SparseAdam(list(p), lr=0.3)),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("num_samples", [C, 4])
+def test_row_optimizers_and_torch_optim_take_the_same_steps(name, num_samples):
+    ours, theirs = PAIRS[name]
+    fused, sparse = make(row_optimizer=ours, num_samples=num_samples), make(num_samples=num_samples)
+    optimizer = theirs(sparse.parameters())
+    for step in range(4):
+        query, target = batch(step)
+        fused(query, target).backward()
+        optimizer.zero_grad()
+        sparse(query, target).backward()
+        assert sparse.table.weight.grad.is_sparse
+        optimizer.step()
+    torch.testing.assert_close(fused.table.weight, sparse.table.weight.detach())
+    torch.testing.assert_close(fused.table.bias, sparse.table.bias.detach())
+
+
+def test_only_touched_rows_move():
+    head = make(num_samples=4, row_optimizer=tapas.LazyAdam(weight_decay=0.1))
+    before = head.table.weight.clone()
+    for step in range(2):
+        query, target = batch(step)
+        target[0] = -100
+        touched = torch.cat([head.sample(query, target).ids, target[1:]])
+        head(query, target).backward()
+        still = torch.ones(C, dtype=torch.bool).index_fill_(0, touched, False)
+        assert torch.equal(head.table.weight[still], before[still])
+        assert bool((head.table.weight[touched] != before[touched]).any(dim=1).all())
+        before = head.table.weight.clone()
+
+
+def test_ids_beyond_the_integers_of_float32_are_kept_apart():
+    num_classes, target = 2**24 + 50, 2**24 + 1  # 2^24 + 1 is no float32
+    head = tapas.TapasSoftmax(
+        num_classes, 1, num_samples=2, bias=False, row_optimizer=tapas.SGD(lr=1.0)
+    )
+    before = head.table.weight[2**24 - 2 :].clone()
+    head(torch.ones(1, 1), torch.tensor([target])).backward()
+    moved = (head.table.weight[2**24 - 2 :] != before).nonzero()[:, 0] + 2**24 - 2
+    assert moved.tolist() == [target]
+
+
+def test_gradient_accumulation_is_one_step_on_the_whole_batch():
+    ours = tapas.Adagrad(lr=0.3)
+    whole = make(row_optimizer=ours, reduction="sum")
+    parts = make(row_optimizer=ours, reduction="sum")
+    query, target = batch()
+    whole(query, target).backward()
+    with parts.accumulate():
+        for part in (slice(0, 2), slice(2, B)):
+            parts(query[part], target[part]).backward()
+        assert parts.table.num_updates == 0
+    assert parts.table.num_updates == 1
+    torch.testing.assert_close(parts.table.weight, whole.table.weight)
+
+
+def test_sparse_gradients_accumulate_as_torch_does():
+    whole, parts = make(reduction="sum"), make(reduction="sum")
+    query, target = batch()
+    whole(query, target).backward()
+    parts(query[:2], target[:2]).backward()
+    parts(query[2:], target[2:]).backward()
+    torch.testing.assert_close(
+        parts.table.weight.grad.to_dense(), whole.table.weight.grad.to_dense()
+    )
+
+
+def test_evaluation_without_gradients_moves_nothing():
+    head = make(row_optimizer=tapas.SGD())
+    before = head.table.weight.clone()
+    query, target = batch()
+    with torch.no_grad():
+        loss = head(query, target)
+    assert not loss.requires_grad
+    assert torch.equal(head.table.weight, before)
+    assert head.step == 0
+
+
+def test_a_frozen_encoder_still_trains_the_rows():
+    head = make(row_optimizer=tapas.SGD())
+    before = head.table.weight.clone()
+    head(*batch()).backward()
+    assert not torch.equal(head.table.weight, before)
+
+
+def test_autocast_leaves_the_head_in_float32():
+    query, target = batch()
+    plain, cast = make(), make()
+    want = plain(query, target)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = cast(query, target)
+    assert torch.equal(got, want)
+
+
+def test_a_bfloat16_query_gets_a_bfloat16_gradient_of_a_float32_loss():
+    query, target = batch()
+    low = query.bfloat16().requires_grad_()
+    same = low.detach().float().requires_grad_()
+    a, b = make(), make()
+    loss = a(low, target)
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert low.grad.dtype == torch.bfloat16
+    b(same, target).backward()
+    torch.testing.assert_close(low.grad, same.grad.bfloat16())
+
+
+def test_a_compiled_encoder_in_front_trains_like_an_eager_one():
+    def run(compiled):
+        head = make(num_samples=5, row_optimizer=tapas.RowwiseAdagrad())
+        layer = torch.nn.utils.skip_init(nn.Linear, D, D)
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter.uniform_(-0.5, 0.5, generator=tapas.stream(0, "encoder"))
+        encoder = torch.compile(layer, backend="aot_eager") if compiled else layer
+        optimizer = torch.optim.Adagrad(layer.parameters(), lr=0.1)
+        losses = []
+        for step in range(3):
+            query, target = batch(step)
+            optimizer.zero_grad()
+            loss = head(encoder(query), target)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        return torch.stack(losses)
+
+    torch.testing.assert_close(run(compiled=True), run(compiled=False))
+
+
+def test_inputs_are_not_changed_and_the_batch_size_is_free():
+    head = make(num_samples=4)
+    query, target = batch()
+    target[2] = -100
+    kept_query, kept_target = query.clone(), target.clone()
+    head(query, target)
+    head(query[:1], target[:1])
+    assert torch.equal(query, kept_query)
+    assert torch.equal(target, kept_target)
+
+
+@pytest.mark.parametrize("selection", ["priority", "top"])
+@pytest.mark.parametrize("row_optimizer", [tapas.Adagrad(lr=0.5), tapas.SGD(lr=4.0)], ids=repr)
+def test_it_learns_twelve_classes_that_can_be_told_apart_exactly(selection, row_optimizer):
+    """Orthogonal queries, one for each class: the right answer is provable, so it must be got."""
+    head = tapas.TapasSoftmax(
+        12, 12, num_samples=3, presample_factor=2, selection=selection, row_optimizer=row_optimizer
+    )
+    query, target = torch.eye(12), torch.arange(12)
+    for _ in range(150):
+        head(query, target).backward()
+    _, best = head.top(query, k=1)
+    assert torch.equal(best[:, 0], target)

@@ -1,0 +1,223 @@
+"""The sampled softmax loss against plain loops, and against the full softmax it estimates."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from oracle.losses import sampled_softmax
+from oracle.selection import log_sum_exp
+from torch.nn.functional import cross_entropy
+
+from tapas import UsageError, sampled_softmax_loss, stream
+from tapas.losses import kept_log_sum
+
+B, L, K, C, D = 5, 3, 7, 31, 3
+
+
+def draw(*shape, name):
+    return torch.randn(*shape, generator=stream(0, name))
+
+
+def hits_of(target, ids):
+    """(example, candidate) pairs where a candidate is the example's own, once for each mention."""
+    pairs = [
+        (b, k)
+        for b, row in enumerate(target.tolist())
+        for class_id in row
+        for k, candidate in enumerate(ids.tolist())
+        if class_id == candidate
+    ]
+    return tuple(torch.tensor(side, dtype=torch.int64) for side in zip(*pairs, strict=True)) or (
+        torch.empty(0, dtype=torch.int64),
+        torch.empty(0, dtype=torch.int64),
+    )
+
+
+def counted_of(target):
+    first = torch.zeros_like(target, dtype=torch.bool)
+    for b, row in enumerate(target.tolist()):
+        for place, class_id in enumerate(row):
+            first[b, place] = class_id >= 0 and class_id not in row[:place]
+    return first
+
+
+def loss_of(query, weight, bias, target, ids, log_q, share):
+    """The library's loss for targets (B, L) with weights `share`, from a dense table."""
+    own = (query @ weight.t() + bias).gather(1, target.clamp(min=0))
+    positive = own.masked_fill(target < 0, -torch.inf)
+    log_sum, _ = kept_log_sum(query, weight[ids], bias[ids] - log_q, hits_of(target, ids))
+    return sampled_softmax_loss(positive, log_sum, share, counted_of(target))
+
+
+@given(
+    target=arrays(np.int64, (B, L), elements=st.integers(-2, 8)),
+    share=arrays(np.float32, (B, L), elements=st.sampled_from([0.0, 0.25, 1.0, 3.0])),
+    ids=st.sets(st.integers(0, 8), min_size=1),
+    scale=st.sampled_from([0.1, 1.0, 30.0]),
+)
+def test_padded_repeated_and_weighted_targets_are_those_of_the_loops(target, share, ids, scale):
+    query, weight, bias = draw(B, D, name="q") * scale, draw(9, D, name="w"), draw(9, name="b")
+    ids = torch.tensor(sorted(ids))
+    log_q, target, share = draw(len(ids), name="log_q"), *map(torch.from_numpy, (target, share))
+    got = loss_of(query, weight, bias, target, ids, log_q, share)
+    logit = query.double() @ weight.double().t() + bias
+    want = sampled_softmax(
+        logit.gather(1, target.clamp(min=0)), share, logit[:, ids], ids, log_q, target
+    )
+    torch.testing.assert_close(got.double(), torch.tensor(want).double(), rtol=1e-5, atol=1e-4)
+
+
+@given(
+    logit=arrays(np.float32, (B, K), elements=st.sampled_from([-1e4, -50.0, 0.0, 0.5, 50.0, 1e4])),
+    own=arrays(np.float32, (B, 1), elements=st.sampled_from([-1e4, -1.0, 0.0, 50.0, 1e4])),
+)
+def test_a_single_target_is_that_of_the_loops_and_stable_up_to_ten_thousand(logit, own):
+    positive = torch.from_numpy(own).requires_grad_()
+    log_sum = torch.tensor([log_sum_exp(row) for row in logit.tolist()]).float().requires_grad_()
+    ids, target = np.arange(K), np.full((B, 1), K)  # no candidate is a target
+    want = sampled_softmax(own, np.ones((B, 1)), logit, ids, np.zeros(K), target)
+    for counted in (None, torch.ones(B, 1, dtype=torch.bool)):
+        loss = sampled_softmax_loss(positive, log_sum, counted=counted)
+        assert bool((loss >= 0).all())
+        # float32 numbers around 10^4 are 0.001 apart, and so may be the two logarithms
+        torch.testing.assert_close(loss.double(), torch.tensor(want).double(), rtol=1e-5, atol=2e-3)
+        for gradient in torch.autograd.grad(loss.sum(), (positive, log_sum)):
+            assert bool((gradient.abs() <= 1).all())
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+def test_sampling_every_class_once_is_the_full_cross_entropy(scale):
+    """In value and gradient, for a single target."""
+    query, weight, bias = draw(B, D, name="q") * scale, draw(C, D, name="w"), draw(C, name="b")
+    target = torch.tensor([4, 9, 0, 30, 4])
+    logit = (query @ weight.t() + bias).requires_grad_()
+    want = cross_entropy(logit, target, reduction="none")
+    (want_grad,) = torch.autograd.grad(want.sum(), logit)
+    everyone = torch.arange(C), torch.zeros(C)
+    log_sum, share = kept_log_sum(query, weight, bias, hits_of(target[:, None], everyone[0]))
+    positive = logit.detach().gather(1, target[:, None]).requires_grad_()
+    log_sum.requires_grad_()
+    loss = sampled_softmax_loss(positive, log_sum)
+    torch.testing.assert_close(loss, want.detach())
+    positive_grad, log_sum_grad = torch.autograd.grad(loss.sum(), (positive, log_sum))
+    got_grad = (share * log_sum_grad[:, None]).scatter_add(1, target[:, None], positive_grad)
+    torch.testing.assert_close(got_grad, want_grad)
+
+
+def test_several_weighted_targets_are_cross_entropy_with_a_soft_distribution():
+    """Weights that sum to one, a class listed twice, and every class kept."""
+    query, weight, bias = draw(B, D, name="q"), draw(C, D, name="w"), draw(C, name="b")
+    target = torch.tensor([[4, 30, 8], [7, 7, 7], [5, 4, 4], [29, 3, 23], [2, 1, 6]])
+    share = torch.softmax(draw(B, L, name="share"), dim=1)
+    logit = (query @ weight.t() + bias).requires_grad_()
+    soft = torch.zeros(B, C).scatter_add(1, target, share)
+    want = cross_entropy(logit, soft, reduction="none")
+    (want_grad,) = torch.autograd.grad(want.sum(), logit)
+    everyone = torch.arange(C)
+    log_sum, kept_share = kept_log_sum(query, weight, bias, hits_of(target, everyone))
+    positive = logit.detach().gather(1, target).requires_grad_()
+    log_sum.requires_grad_()
+    loss = sampled_softmax_loss(positive, log_sum, share, counted_of(target))
+    torch.testing.assert_close(loss, want.detach())
+    positive_grad, log_sum_grad = torch.autograd.grad(loss.sum(), (positive, log_sum))
+    got_grad = (kept_share * log_sum_grad[:, None]).scatter_add(1, target, positive_grad)
+    torch.testing.assert_close(got_grad, want_grad)
+
+
+def test_the_share_is_the_gradient_of_the_log_sum():
+    query, weight = draw(B, D, name="q"), draw(K, D, name="w")
+    hits = torch.tensor([0, 0, 3]), torch.tensor([1, 5, 2])
+    offset = draw(K, name="b").requires_grad_()
+    logit = query @ weight.t() + offset
+    logit[hits] = -torch.inf
+    logit.retain_grad()
+    want = logit.logsumexp(dim=1)
+    want.sum().backward()
+    log_sum, share = kept_log_sum(query, weight, offset.detach(), hits)
+    torch.testing.assert_close(log_sum, want.detach())
+    torch.testing.assert_close(share, logit.grad)
+    assert not share[hits].any()
+
+
+def test_the_log_sum_neither_overflows_nor_vanishes():
+    offset = torch.tensor([[1e4, -1e4], [-1e4, -1e4], [1e4, 1e4]])
+    for row, want in zip(offset, (1e4, -1e4 + np.log(2), 1e4 + np.log(2)), strict=True):
+        log_sum, share = kept_log_sum(
+            torch.zeros(1, 1), torch.zeros(2, 1), row, (torch.arange(0), torch.arange(0))
+        )
+        torch.testing.assert_close(log_sum, torch.tensor([want]).float())
+        torch.testing.assert_close(share.sum(dim=1), torch.ones(1))
+
+
+def test_a_diverged_row_shows_even_where_a_target_is_listed_twice():
+    """Two mentions of one of two kept classes: the other is left, and it is NaN."""
+    hits = torch.tensor([0, 0]), torch.tensor([1, 1])
+    log_sum, _ = kept_log_sum(
+        torch.ones(1, 1), torch.tensor([[torch.nan], [1.0]]), torch.zeros(2), hits
+    )
+    assert bool(log_sum.isnan().all())
+
+
+def test_nothing_left_is_minus_infinity_and_no_share():
+    hits = torch.tensor([1, 1]), torch.tensor([0, 1])
+    log_sum, share = kept_log_sum(torch.ones(2, 1), torch.ones(2, 1), torch.zeros(2), hits)
+    assert log_sum.isneginf().tolist() == [False, True]
+    assert share.tolist() == [[0.5, 0.5], [0.0, 0.0]]
+
+
+def test_an_example_with_nothing_but_its_own_target_has_no_loss():
+    positive = torch.tensor([[2.0]], requires_grad=True)
+    log_sum = torch.tensor([-torch.inf], requires_grad=True)
+    loss = sampled_softmax_loss(positive, log_sum)
+    loss.sum().backward()
+    assert (loss.item(), positive.grad.item(), log_sum.grad.item()) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("num_targets", [1, 2])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_an_example_of_padding_alone_has_no_loss_and_no_gradient(num_targets, weighted):
+    positive = torch.full((2, num_targets), -torch.inf)
+    positive[1, 0] = 0.0
+    positive.requires_grad_()
+    log_sum = torch.zeros(2, requires_grad=True)
+    weight = torch.tensor([[0.0], [1.0]]).expand(2, num_targets) if weighted else None
+    loss = sampled_softmax_loss(positive, log_sum, weight)
+    torch.testing.assert_close(loss, torch.tensor([0.0, np.log(2)]).float())
+    loss.sum().backward()
+    torch.testing.assert_close(log_sum.grad, torch.tensor([0.0, 0.5]))
+    torch.testing.assert_close(positive.grad[:, 0], torch.tensor([0.0, -0.5]))
+    assert not positive.grad[:, 1:].any()
+
+
+def test_a_tiny_loss_is_not_rounded_away():
+    loss = sampled_softmax_loss(torch.tensor([[40.0]]), torch.zeros(1))
+    torch.testing.assert_close(loss, torch.tensor([np.exp(-40.0)]).float())
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda: sampled_softmax_loss(torch.zeros(5), torch.zeros(5)),
+            "positive has shape (5,); expected (B, L).",
+        ),
+        (
+            lambda: sampled_softmax_loss(torch.zeros(5, 2), torch.zeros(4)),
+            "log_sum has shape (4,); expected (B=5).",
+        ),
+        (
+            lambda: kept_log_sum(torch.zeros(5, 3), torch.zeros(7, 2), torch.zeros(7), ()),
+            "weight has shape (7, 2); expected (K=7, D=3).",
+        ),
+        (
+            lambda: kept_log_sum(torch.zeros(5, 3), torch.zeros(7, 3), torch.zeros(6), ()),
+            "offset has shape (6,); expected (K=7).",
+        ),
+    ],
+)
+def test_a_wrong_shape_is_told_by_name(call, words):
+    with pytest.raises(UsageError) as error:
+        call()
+    assert str(error.value) == words

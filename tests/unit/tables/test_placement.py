@@ -1,0 +1,141 @@
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle.proposals import chance_of
+
+from tapas import UsageError, stream
+from tapas.tables.placement import Placement
+
+HUGE = 3_000_000_000
+AWKWARD = [1, 2, 3, 4, 5, 16, 17, 31, 1000, 1024, 1025, 4096, 4097]
+
+
+def check_bijection(num_classes, seed):
+    moved = Placement(num_classes, 1, seed=seed).permute(torch.arange(num_classes))
+    assert torch.equal(moved.sort().values, torch.arange(num_classes))
+
+
+@pytest.mark.parametrize("num_classes", AWKWARD)
+def test_every_class_gets_its_own_place(num_classes):
+    for seed in range(5):
+        check_bijection(num_classes, seed)
+
+
+@given(st.integers(1, 5000), st.integers())
+def test_every_class_gets_its_own_place_whatever_the_size_and_seed(num_classes, seed):
+    check_bijection(num_classes, seed)
+
+
+@given(st.integers(1, 2000), st.integers(1, 19), st.integers(0, 99))
+def test_shards_differ_in_size_by_at_most_one(num_classes, num_shards, seed):
+    num_shards = min(num_shards, num_classes)
+    shard = Placement(num_classes, num_shards, seed=seed).shard(torch.arange(num_classes))
+    sizes = torch.bincount(shard, minlength=num_shards)
+    assert len(sizes) == num_shards
+    assert int(sizes.max() - sizes.min()) <= 1
+
+
+@pytest.mark.parametrize("num_shards", [2, 7, 8])
+@pytest.mark.parametrize("num_classes", [100_003, 2**20, HUGE])
+def test_frequent_classes_spread_over_the_shards_like_coins(num_classes, num_shards):
+    """Low ids are the frequent ones wherever ids are ranks; so are strided ones, of a merge."""
+    for ids in (torch.arange(2_003), torch.arange(2_003) * 48):
+        counts = torch.bincount(
+            Placement(num_classes, num_shards).shard(ids), minlength=num_shards
+        ).numpy()
+        share = 1 / num_shards
+        error = (counts - 2_003 * share) / np.sqrt(2_003 * share * (1 - share))
+        # 18 settings of at most 8 shards: a fair placement fails one seed in 10,000
+        assert abs(error).max() < 5.3
+        # neighbours must not take turns either: that would spread too evenly
+        shards = Placement(num_classes, num_shards).shard(ids)
+        same = int((shards[1:] == shards[:-1]).sum())
+        assert abs(same - 2_002 * share) < 5.3 * np.sqrt(2_002 * share * (1 - share))
+
+
+def test_two_seeds_place_a_class_independently():
+    ids = torch.arange(5_003)
+    one, other = (Placement(100_003, 5, seed=seed).shard(ids) for seed in (0, 1))
+    both = np.bincount((one * 5 + other).numpy(), minlength=25)
+    assert chance_of(both, np.full(25, 1 / 25)) > 1e-6  # fails one pair of seeds in a million
+
+
+def test_the_same_seed_is_the_same_placement_and_another_is_another():
+    ids = torch.arange(1009)
+    first, again, other = (Placement(1009, 7, seed=s).shard(ids) for s in (3, 3, 4))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_a_placement_never_changes_between_versions():
+    """Checkpoints hold rows by shard: a class must be found where it was put."""
+    assert Placement(1009, 7, seed=3).permute(torch.arange(8)).tolist() == [
+        46,
+        443,
+        839,
+        842,
+        591,
+        503,
+        719,
+        242,
+    ]
+
+
+def test_the_number_of_shards_does_not_move_the_permutation():
+    ids = torch.arange(1009)
+    assert torch.equal(Placement(1009, 2).permute(ids), Placement(1009, 5).permute(ids))
+
+
+def test_ids_up_to_three_billion_keep_apart_and_in_range():
+    placement = Placement(HUGE, 11)
+    tail = torch.arange(HUGE - 10_007, HUGE)
+    anywhere = torch.randint(HUGE, (10_007,), generator=stream(0, "ids"))
+    for ids in (tail, anywhere.unique()):
+        moved = placement.permute(ids)
+        assert len(moved.unique()) == len(ids)
+        assert int(moved.min()) >= 0
+        assert int(moved.max()) < HUGE
+        assert int(moved.max()) > 2**31
+    cell = (placement.permute(tail) // 300_000_000).numpy()
+    # neighbours land anywhere: fails one seed in a million
+    assert chance_of(np.bincount(cell, minlength=10), np.full(10, 0.1)) > 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16])
+def test_narrow_ids_are_placed_like_wide_ones(dtype):
+    """The keyed products need 64 bits; an int32 id would overflow to another shard."""
+    placement, ids = Placement(1009, 7), torch.arange(1009)
+    assert torch.equal(placement.shard(ids.to(dtype)), placement.shard(ids))
+
+
+def test_the_shape_of_the_ids_is_kept_and_none_is_fine():
+    placement, ids = Placement(31, 3), torch.arange(30)
+    assert torch.equal(placement.shard(ids.reshape(5, 6)), placement.shard(ids).reshape(5, 6))
+    assert placement.shard(ids[:0]).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: Placement(3, 4), "cannot spread 3 classes over 4 shards."),
+        (lambda: Placement(0, 1), "num_classes must be at least 1, got 0."),
+        (lambda: Placement(3, 0), "num_shards must be at least 1, got 0."),
+        (lambda: Placement(3, 1.5), "num_shards must be a whole number, got 1.5."),
+        (
+            # an id beyond the square of the network would be walked for ever
+            lambda: Placement(31, 3).shard(torch.tensor([64])),
+            "ids holds class 64; expected ids from 0 to 30 (num_classes=31).",
+        ),
+        (
+            lambda: Placement(31, 3).permute(torch.tensor([-1])),
+            "ids holds class -1; expected ids from 0 to 30 (num_classes=31).",
+        ),
+    ],
+)
+def test_impossible_placements_are_refused_in_these_words(call, words):
+    with pytest.raises(UsageError, match=re.escape(words)):
+        call()

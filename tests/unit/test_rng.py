@@ -1,0 +1,77 @@
+import re
+
+import numpy as np
+import pytest
+import torch
+from oracle.proposals import chance_of
+
+from tapas import UsageError, stream
+from tapas.rng import check_generator
+
+
+def numbers(generator: torch.Generator) -> list[int]:
+    return torch.randint(2**40, (5,), generator=generator).tolist()
+
+
+def test_a_name_is_the_same_numbers_every_time():
+    assert numbers(stream(7, "pool", 3)) == numbers(stream(7, "pool", 3))
+
+
+def test_the_numbers_of_a_name_never_change_between_versions():
+    """A run resumed under another version of this library must go on as it began."""
+    got = torch.randint(1000, (6,), generator=stream(0, "pool", 3)).tolist()
+    assert got == [862, 858, 897, 548, 926, 318]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [(8, "pool", 3), (7, "keep", 3), (7, "pool", 4), (7, "pool"), (7, 3, "pool"), (7, "pool", "3")],
+    ids=str,
+)
+def test_another_seed_purpose_step_order_or_type_is_another_stream(other):
+    assert numbers(stream(*other)) != numbers(stream(7, "pool", 3))
+
+
+def test_names_do_not_run_into_each_other():
+    assert numbers(stream(0, "ab", "c")) != numbers(stream(0, "a", "bc"))
+    assert numbers(stream(1, 23)) != numbers(stream(12, 3))
+
+
+def test_streams_of_neighbouring_steps_are_unrelated():
+    """First numbers of 5,003 consecutive steps, and of each with its successor."""
+    first = torch.stack([torch.rand((), generator=stream(0, "pool", i)) for i in range(5_003)])
+    cell = (first * 7).long().numpy()
+    # each fails one seed in a million
+    assert chance_of(np.bincount(cell, minlength=7), np.full(7, 1 / 7)) > 1e-6
+    pair = np.bincount(cell[:-1] * 7 + cell[1:], minlength=49)
+    assert chance_of(pair, np.full(49, 1 / 49)) > 1e-6
+
+
+def test_a_stream_lives_on_the_cpu_and_passes_the_check():
+    generator = stream(-5, "negative seeds are fine")
+    assert generator.device == torch.device("cpu")
+    check_generator(generator)
+
+
+class FarGenerator(torch.Generator):
+    """Says that it lives on a GPU, which this machine need not have."""
+
+    device = torch.device("cuda", 1)
+
+
+def test_a_generator_on_another_device_is_refused():
+    words = (
+        "generator is on cuda:1; expected cpu. Ids are drawn on the CPU, so that one seed gives "
+        "the same ids on every device, and then moved to the table's."
+    )
+    with pytest.raises(UsageError, match=re.escape(words)):
+        check_generator(FarGenerator())
+
+
+@pytest.mark.parametrize(("wrong", "kind"), [(0, "int"), (None, "NoneType"), ("seed", "str")])
+def test_something_else_in_place_of_a_generator_is_refused(wrong, kind):
+    words = (
+        f"generator must be a torch.Generator, got {kind}. tapas.stream(seed, 'name') makes one."
+    )
+    with pytest.raises(UsageError, match=re.escape(words)):
+        check_generator(wrong)
