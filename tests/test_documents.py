@@ -37,7 +37,9 @@ def test_the_commands_of_the_readme_run(command, tmp_path):
     subprocess.run([sys.executable, "-m", program, *arguments], check=True, cwd=tmp_path)
 
 
-@pytest.mark.parametrize("file", ["README.md", "CONTRIBUTING.md", *map(str, Path("docs").glob("*"))])
+@pytest.mark.parametrize(
+    "file", ["README.md", "CONTRIBUTING.md", *map(str, Path("docs").glob("*"))]
+)
 def test_local_links_lead_somewhere(file):
     text = (ROOT / file).read_text()
     for link in re.findall(r"\]\(([^)#]+)\)", text):

@@ -151,7 +151,7 @@ def test_closing_twice_is_safe(make):
 
 def test_accumulated_updates_are_applied_as_one_at_the_end(make):
     table, reference = make(), make()
-    ids, grads = torch.tensor([4, 9, 4, 2]), (draw(4, D), draw(4, name="b"))
+    ids, grads = torch.tensor([4, 9, 4, 9]), (draw(4, D), draw(4, name="b"))
     before = everything(table)
     with table.accumulate():
         table.update(ids[:3], grads[0][:3], grads[1][:3])

@@ -67,16 +67,17 @@ def prepare(
         )
     flat = check_query(query, dim)
     ids = check_integer("target", target).reshape(len(flat), -1)
-    padding = ids == ignore_index
-    some_padding = bool(padding.any())
-    if some_padding:
-        ids = ids.masked_fill(padding, 0)
-    check_ids("target", ids, num_classes)
-    weights = _weights(weight, target, padding if some_padding else None)
-    ids = ids.to(flat.device)
-    if not some_padding:
-        counted = None if ids.shape[1] == 1 else (first_mentions(ids) & (ids >= 0))
+    low, high = ids.aminmax()
+    if int(low) >= 0 > ignore_index and int(high) < num_classes:  # most batches: no padding
+        weights = _weights(weight, target, None)
+        ids = ids.to(flat.device)
+        counted = first_mentions(ids) if ids.shape[1] > 1 else None
         return Batch(flat, ids, weights, counted, None, shape)
+    padding = ids == ignore_index
+    ids = ids.masked_fill(padding, 0)
+    check_ids("target", ids, num_classes)
+    weights = _weights(weight, target, padding)
+    ids = ids.to(flat.device)
     padding = padding.to(flat.device)
     places = (~padding.all(dim=1)).nonzero()[:, 0]
     if not len(places):

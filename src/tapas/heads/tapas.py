@@ -161,15 +161,16 @@ class TapasSoftmax(nn.Module):
             weight:  the shape of `target`. Left out, an example's targets share 1 evenly.
             context: previous class of each example, for proposals that look at it.
         """
-        with torch.autocast(query.device.type, enabled=False):
-            batch = self._prepare(query, target, weight)
-            pool = self._first_pass(context)
-            kept = self._second_pass(batch.query, batch.target, pool)
-            positive, log_sum = self.table.sampled_logits(batch.query, batch.target, kept)
-            loss = sampled_softmax_loss(positive, log_sum, batch.weight, batch.counted)
-            if self.training and torch.is_grad_enabled():
-                self.step += 1
-            return batch.reduce(loss, self.config.reduction)
+        if torch.is_autocast_enabled(query.device.type):
+            with torch.autocast(query.device.type, enabled=False):
+                return self.forward(query, target, weight, context=context)
+        batch = self._prepare(query, target, weight)
+        kept = self._keep(batch.query, batch.target, context)
+        positive, log_sum = self.table.sampled_logits(batch.query, batch.target, kept)
+        loss = sampled_softmax_loss(positive, log_sum, batch.weight, batch.counted)
+        if self.training and torch.is_grad_enabled():
+            self.step += 1
+        return batch.reduce(loss, self.config.reduction)
 
     def sample(
         self, query: Tensor, target: Tensor | None = None, *, context: Tensor | None = None
@@ -187,7 +188,7 @@ class TapasSoftmax(nn.Module):
             if not len(query):
                 raise UsageError("the batch is empty: there is no query to sample for.")
             own = torch.full((len(query), 1), -1, device=query.device)
-        return self._second_pass(query, own, self._first_pass(context))
+        return self._keep(query, own, context)
 
     def _prepare(self, query: Tensor, target: Tensor, weight: Tensor | None) -> Batch:
         return prepare(
@@ -199,18 +200,23 @@ class TapasSoftmax(nn.Module):
             ignore_index=self.config.ignore_index,
         )
 
-    def _first_pass(self, context: Tensor | None) -> Candidates:
+    def _keep(self, query: Tensor, own: Tensor, context: Tensor | None) -> Candidates:
+        generator = stream(self.config.seed, "draws", self.step)
+        return self._second_pass(query, own, self._first_pass(context, generator), generator)
+
+    def _first_pass(self, context: Tensor | None, generator: torch.Generator) -> Candidates:
         """S': min(r*n, C) distinct classes from Q."""
         size = min(self.config.presample_factor * self.config.num_samples, self.num_classes)
-        generator = stream(self.config.seed, "pool", self.step)
-        return self.proposal.given(context).sample(size, generator=generator)
+        pool = self.proposal.given(context).sample(size, generator=generator)
+        return pool.to(self.table.device)
 
     @torch.no_grad()
-    def _second_pass(self, query: Tensor, own: Tensor, pool: Candidates) -> Candidates:
+    def _second_pass(
+        self, query: Tensor, own: Tensor, pool: Candidates, generator: torch.Generator
+    ) -> Candidates:
         """S: the n of S' that the rule picks, where the rows live."""
-        pool, rule = pool.to(self.table.device), self.config.selection
+        rule = self.config.selection
         if len(pool) > self.config.num_samples:
-            generator = stream(self.config.seed, "keep", self.step)
             query = query.detach()
             scorers = rule.score_queries or len(query)
             complete = scorers >= len(query)
@@ -278,8 +284,9 @@ class TapasSoftmax(nn.Module):
     ) -> Diagnosis:
         """How good the two passes are for this batch, against the exact softmax."""
         batch = self._prepare(query, target, None)
-        pool = self._first_pass(context).to(self.table.device)
-        kept = self._second_pass(batch.query, batch.target, pool)
+        generator = stream(self.config.seed, "draws", self.step)
+        pool = self._first_pass(context, generator)
+        kept = self._second_pass(batch.query, batch.target, pool, generator)
         return diagnose(self.table, batch, pool, kept, self.temperature)
 
     def get_extra_state(self) -> dict[str, int]:

@@ -66,8 +66,10 @@ class Proposal(ABC):
                     "its mass sits on too few of them. Raise beta, lower alpha, mix in a Uniform, "
                     "or ask for fewer samples."
                 )
-            ids = torch.cat([ids, self.draw(size, generator=generator)])
-            position = torch.cat([position, torch.arange(tries, tries + size)])
+            fresh = self.draw(size, generator=generator)
+            fresh_position = torch.arange(tries, tries + size)
+            ids = torch.cat([ids, fresh]) if tries else fresh
+            position = torch.cat([position, fresh_position]) if tries else fresh_position
             tries += size
             # a stable sort keeps the earlier draw of equal ids in front
             ids, order = torch.sort(ids, stable=True)

@@ -52,15 +52,20 @@ class Selection(ABC):
         """
 
 
-def largest(score: Tensor, keep: int) -> Tensor:
-    """Places of the `keep` largest of `score` (P,), rising; ties go to the lower place.
+def largest(score: Tensor, keep: int) -> tuple[Tensor, Tensor]:
+    """Places of the `keep` largest of `score` (P,), rising, and the largest value left out.
 
-    Places of a pool rise with its ids, so ties go to the lower id. A NaN (a diverged
-    row) counts as the largest, so that it shows in the loss instead of hiding.
+    Ties go to the lower place, which is the lower id. A NaN (a diverged row) counts as the
+    largest, so that it shows in the loss instead of hiding. Needs keep < P.
     """
+    value, place = score.topk(keep + 1)
+    edge, left_out = value[keep - 1 :].tolist()
+    if edge > left_out:
+        return place[:keep].sort().values, value[keep]
+    # torch.topk takes any of the equal scores; a NaN compares as false and lands here, too
     score = score.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
-    edge = score.topk(keep, sorted=False).values.amin()
-    kept = score > edge
-    tied = (score == edge).nonzero()[:, 0]
+    last = score.topk(keep).values[-1]
+    kept = score > last
+    tied = (score == last).nonzero()[:, 0]
     kept[tied[: keep - int(kept.sum())]] = True
-    return kept.nonzero()[:, 0]
+    return kept.nonzero()[:, 0], score[~kept].amax()

@@ -47,9 +47,7 @@ class Priority(Selection):
     def pick(self, view: PoolView, keep: int) -> tuple[Tensor, Tensor]:
         floor = 0.0 if view.complete else self.floor
         share = mean_share(view).mul_(1 - floor).add_(floor / len(view)).clamp_(min=TINY)
-        priority = share / view.noise
-        threshold = priority.topk(keep + 1).values[keep]
-        kept = largest(priority, keep)
+        kept, threshold = largest(share / view.noise, keep)
         return kept, (threshold / share[kept]).clamp_(min=1.0).log_()
 
 

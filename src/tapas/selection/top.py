@@ -27,7 +27,7 @@ class Top(Selection):
             check_positive("score_queries", self.score_queries)
 
     def pick(self, view: PoolView, keep: int) -> tuple[Tensor, Tensor]:
-        kept = largest(batch_score(view), keep)
+        kept, _ = largest(batch_score(view), keep)
         return kept, torch.zeros(keep, device=kept.device)
 
 

@@ -64,7 +64,7 @@ class ClassTable(nn.Module, ABC):
 
     @abstractmethod
     def write(self, ids: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> None:
-        """`update` without the checks, for callers who know the gradients to be good."""
+        """`update` without checks and without waiting for the end of `accumulate`."""
 
     @abstractmethod
     def top(self, query: Tensor, k: int, *, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -99,13 +99,19 @@ class ClassTable(nn.Module, ABC):
         ids = check_ids("ids", ids, self.num_classes)
         if not ids.numel():
             return
-        weight_grad, bias_grad = weight_grad.detach().float(), bias_grad.detach().float()
+        self.receive(
+            ids.to(self.device),
+            weight_grad.detach().to(self.device, torch.float32),
+            bias_grad.detach().to(self.device, torch.float32),
+        )
+
+    def receive(self, ids: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> None:
+        """`update` for callers who know shapes and ids to be good."""
         if not (all_finite(weight_grad) and all_finite(bias_grad)):
             raise UsageError(
                 "the gradient of the class rows holds NaN or inf; no row was changed. Lower the "
                 "learning rate, or drop loss scaling: the head computes in float32."
             )
-        ids, weight_grad, bias_grad = (x.to(self.device) for x in (ids, weight_grad, bias_grad))
         if self._held is None:
             self.write(ids, weight_grad, bias_grad)
         else:  # copies: the caller is free to reuse its own
@@ -124,7 +130,7 @@ class ClassTable(nn.Module, ABC):
             yield
             held, self._held = self._held, None
             if held:
-                self.update(*(torch.cat(part) for part in zip(*held, strict=True)))
+                self.receive(*(torch.cat(part) for part in zip(*held, strict=True)))
         finally:
             self._held = None
 

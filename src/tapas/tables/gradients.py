@@ -46,14 +46,15 @@ class _SampledLogits(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         num_examples, num_targets = target.shape
         own = target.reshape(-1)
-        padding = own < 0
-        ids = torch.cat([own.clamp(min=0), kept.ids])
+        padding = own < 0 if int(own.min()) < 0 else None
+        ids = torch.cat([own if padding is None else own.clamp(min=0), kept.ids])
         rows, biases = table.read(ids)
-        own_rows, kept_rows = rows[: len(own)], rows[len(own) :]
-        own_rows = own_rows.view(num_examples, num_targets, -1)
-        positive = torch.einsum("bld,bd->bl", own_rows, query)
+        own_rows = rows[: len(own)].view(num_examples, num_targets, -1)
+        kept_rows = rows[len(own) :]
+        positive = (own_rows * query[:, None, :]).sum(dim=2)
         positive += biases[: len(own)].view_as(target)
-        positive.masked_fill_(padding.view_as(target), -torch.inf)
+        if padding is not None:
+            positive.masked_fill_(padding.view_as(target), -torch.inf)
         place, hit = find(kept.ids, target)
         example, column = hit.nonzero(as_tuple=True)
         log_sum, share = kept_log_sum(
@@ -72,20 +73,17 @@ class _SampledLogits(torch.autograd.Function):
         query_grad = None
         if ctx.needs_input_grad[0]:
             query_grad = torch.mm(share, kept_rows).mul_(log_sum_grad[:, None])
-            query_grad += torch.einsum("bl,bld->bd", positive_grad, own_rows)
-        weight_grad = torch.cat(
-            [
-                (positive_grad[:, :, None] * query[:, None, :]).view(-1, query.shape[1]),
-                torch.mm(share.t(), log_sum_grad[:, None] * query),
-            ]
-        )
+            query_grad += (positive_grad[:, :, None] * own_rows).sum(dim=1)
+        pulled = (positive_grad[:, :, None] * query[:, None, :]).view(-1, query.shape[1])
+        pushed = torch.mm(share.t(), log_sum_grad[:, None] * query)
+        weight_grad = torch.cat([pulled, pushed])
         bias_grad = torch.cat([positive_grad.reshape(-1), torch.mv(share.t(), log_sum_grad)])
-        if bool(padding.any()):
+        if padding is not None:
             # a padded target is not a touched row: Adam and weight decay would move it
-            real = torch.cat([~padding, padding.new_ones(len(ids) - len(padding))])
+            real = torch.cat([~padding, padding.new_ones(len(pushed))])
             ids, weight_grad, bias_grad = ids[real], weight_grad[real], bias_grad[real]
         if ctx.sparse is None:
-            ctx.table.update(ids, weight_grad, bias_grad)
+            ctx.table.receive(ids, weight_grad, bias_grad)
             return query_grad, None, None, None, None, None
         sparse = [
             torch.sparse_coo_tensor(ids[None], grad.to(dtype), shape, check_invariants=False)

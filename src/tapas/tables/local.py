@@ -15,7 +15,7 @@ from tapas.shapes import check_ids, check_integer, check_positive, check_query, 
 from tapas.tables.base import ClassTable
 from tapas.tables.placement import Placement
 from tapas.tables.ranking import best_of_chunk, exclusions, merge
-from tapas.tables.rounding import round_to
+from tapas.tables.rounding import round_to_bfloat16
 from tapas.tables.row_optimizers import RowOptimizer
 
 SCORES_PER_CHUNK = 1 << 21  # floats of a (B, chunk) block of scores over all classes
@@ -108,34 +108,34 @@ class LocalTable(ClassTable):
             return pool
         noise = (1 - torch.rand(len(pool), generator=generator)).to(self.device)
         pool = pool.to(self.device)
-        if self.placement.num_shards == 1:
-            parts = [torch.arange(len(pool), device=self.device)]
-        else:
-            shard = self.placement.shard(pool.ids)
-            parts = [(shard == j).nonzero()[:, 0] for j in range(self.placement.num_shards)]
-        ids, log_q = [], []
-        for j, part in enumerate(parts):
-            mine = Candidates(pool.ids[part], pool.log_q[part])
-            share = keep // len(parts) + (j < keep % len(parts))
-            if share and len(mine) > share:
-                view = PoolView(
-                    ids=mine.ids,
-                    log_q=mine.log_q,
-                    rows=partial(self._stretch, mine.ids),
-                    query=query,
-                    own=own,
-                    complete=complete,
-                    temperature=temperature,
-                    noise=noise[part],
-                )
-                kept, log_weight = rule.pick(view, share)
-                mine = Candidates(mine.ids[kept], mine.log_q[kept] - log_weight)
-            elif not share:
-                mine = Candidates(mine.ids[:0], mine.log_q[:0])
-            ids.append(mine.ids)
-            log_q.append(mine.log_q)
-        union, order = torch.cat(ids).sort()
-        return Candidates(union, torch.cat(log_q)[order])
+
+        def keep_of(ids: Tensor, log_q: Tensor, noise: Tensor, share: int) -> Candidates:
+            if len(ids) <= share:
+                return Candidates(ids, log_q)
+            view = PoolView(
+                ids=ids,
+                log_q=log_q,
+                rows=partial(self._stretch, ids),
+                query=query,
+                own=own,
+                complete=complete,
+                temperature=temperature,
+                noise=noise,
+            )
+            kept, log_weight = rule.pick(view, share)
+            return Candidates(ids[kept], log_q[kept] - log_weight)
+
+        num_shards = self.placement.num_shards
+        if num_shards == 1:
+            return keep_of(pool.ids, pool.log_q, noise, keep)
+        shard = self.placement.shard(pool.ids)
+        parts = []
+        for j in range(min(num_shards, keep)):
+            mine = shard == j
+            share = keep // num_shards + (j < keep % num_shards)
+            parts.append(keep_of(pool.ids[mine], pool.log_q[mine], noise[mine], share))
+        ids, order = torch.cat([part.ids for part in parts]).sort()
+        return Candidates(ids, torch.cat([part.log_q for part in parts])[order])
 
     def _stretch(self, ids: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
         return self.read(ids[start:stop])
@@ -149,24 +149,27 @@ class LocalTable(ClassTable):
         # Adagrad and Adam are not linear: gradients of a repeated id are summed first
         ids, slot = torch.unique(ids, return_inverse=True)
         self.num_updates += 1
-        rounding = stream(self.seed, "rounding", self.num_updates)
-        names = ("weight", "bias") if self.has_bias else ("weight",)
-        for name, grad in zip(names, (weight_grad, bias_grad[:, None]), strict=False):
-            summed = grad.new_zeros(len(ids), grad.shape[1], dtype=torch.float32)
-            summed.index_add_(0, slot, grad.float())
-            stored = getattr(self, name)
-            rows = stored.index_select(0, ids).float().view(len(ids), -1)
-            state = {
-                key: getattr(self, f"{name}_{key}") for key in self.row_optimizer.state_specs()
-            }
-            touched = {k: v.index_select(0, ids).view(len(ids), -1) for k, v in state.items()}
-            if name == "weight" and self.row_optimizer.weight_decay:
-                summed.add_(rows, alpha=self.row_optimizer.weight_decay)
-            self.row_optimizer.step(rows, summed, touched, self.num_updates)
-            rounded = round_to(rows, stored.dtype, rounding)
-            stored.index_copy_(0, ids, rounded.view(-1, *stored.shape[1:]))
-            for key, whole in state.items():
-                whole.index_copy_(0, ids, touched[key].view(-1, *whole.shape[1:]))
+        self._move("weight", ids, slot, weight_grad, self.row_optimizer)
+        if self.has_bias:
+            self._move("bias", ids, slot, bias_grad[:, None], self.row_optimizer)
+
+    def _move(
+        self, name: str, ids: Tensor, slot: Tensor, grad: Tensor, optimizer: RowOptimizer
+    ) -> None:
+        """One step of the rows `ids` (N,) of `name`; row i of `grad` belongs to ids[slot[i]]."""
+        grad = grad.new_zeros(len(ids), grad.shape[1]).index_add_(0, slot, grad)
+        stored = getattr(self, name)
+        rows = stored.index_select(0, ids).float().view(grad.shape)
+        state = {key: getattr(self, f"{name}_{key}") for key in optimizer.state_specs()}
+        touched = {k: v.index_select(0, ids).view(len(ids), -1) for k, v in state.items()}
+        if optimizer.weight_decay and name == "weight":
+            grad.add_(rows, alpha=optimizer.weight_decay)
+        optimizer.step(rows, grad, touched, self.num_updates)
+        if stored.dtype == torch.bfloat16:
+            rows = round_to_bfloat16(rows, stream(self.seed, "rounding", name, self.num_updates))
+        stored.index_copy_(0, ids, rows.view(len(ids), *stored.shape[1:]).to(stored.dtype))
+        for key, whole in state.items():
+            whole.index_copy_(0, ids, touched[key].view(len(ids), *whole.shape[1:]))
 
     def _chunks(self, num_queries: int) -> list[tuple[int, int]]:
         size = max(1, SCORES_PER_CHUNK // max(1, num_queries))

@@ -35,7 +35,7 @@ def test_every_number_is_what_its_definition_says(selection):
     )
     query, target = batch()
     kept = head.sample(query, target)
-    pool = head.proposal.sample(18, generator=tapas.stream(0, "pool", 0))
+    pool = head.proposal.sample(18, generator=tapas.stream(0, "draws", 0))
     logits = query @ head.table.weight.T + head.table.bias
     found = head.diagnose(query, target)
 

@@ -33,12 +33,12 @@ def test_presample_factor_one_is_sampled_softmax_bit_for_bit(selection):
     proposal = tapas.Squashed(torch.arange(C), alpha=0.75)
     head = make(presample_factor=1, proposal=proposal, selection=selection, temperature=0.3)
     query, target = batch(B)
-    kept = proposal.sample(N, generator=tapas.stream(3, "pool", 0))
+    kept = proposal.sample(N, generator=tapas.stream(3, "draws", 0))
     rows, biases = head.table.rows(kept.ids)
     own, own_bias = head.table.rows(target)
     place = (kept.ids[None, :] == target[:, None]).nonzero(as_tuple=True)
     log_sum, _ = kept_log_sum(query, rows, biases - kept.log_q, place)
-    positive = torch.einsum("bld,bd->bl", own[:, None], query) + own_bias[:, None]
+    positive = (own * query).sum(dim=1, keepdim=True) + own_bias[:, None]
     assert torch.equal(head(query, target), sampled_softmax_loss(positive, log_sum).mean())
 
 

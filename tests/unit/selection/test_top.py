@@ -115,7 +115,9 @@ def test_each_shard_keeps_its_best_n_over_m(num_shards):
 def test_largest_gives_ties_to_the_lower_place_and_nan_the_first(keep):
     score = torch.tensor([1.0, 2.0, -torch.inf, 2.0, torch.nan, 1.0, 2.0, -torch.inf, 1.0])
     order = [4, 1, 3, 6, 0, 5, 8, 2, 7]
-    assert largest(score, keep).tolist() == sorted(order[:keep])
+    kept, left_out = largest(score, keep)
+    assert kept.tolist() == sorted(order[:keep])
+    assert left_out == score[order[keep]]
 
 
 @pytest.mark.parametrize(

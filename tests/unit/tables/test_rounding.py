@@ -3,7 +3,7 @@
 import torch
 
 from tapas import SGD, LocalTable, stream
-from tapas.tables.rounding import round_to
+from tapas.tables.rounding import round_to_bfloat16
 
 N, DRAWS = 31, 4000
 
@@ -23,7 +23,7 @@ def test_the_mean_of_many_roundings_is_the_number_itself():
     value = scale * torch.randn(N, generator=stream(0, "value"))
     assert bool((value < 0).any())
     low, high = down(value).double(), up(value).double()
-    rounded = round_to(value.repeat(DRAWS, 1), torch.bfloat16, stream(0, "noise")).double()
+    rounded = round_to_bfloat16(value.repeat(DRAWS, 1), stream(0, "noise")).double()
     assert bool(((rounded == low) | (rounded == high)).all())
     chance = (value.double() - low) / (high - low)
     error = ((rounded == high).double().mean(dim=0) - chance).abs()
@@ -35,7 +35,7 @@ def test_numbers_that_fit_are_left_alone():
     value = torch.randn(N, generator=stream(0, "value")).bfloat16().float()
     value[:4] = torch.tensor([0.0, -0.0, 2.0**-133, -(2.0**127)])
     for draw in range(50):
-        rounded = round_to(value, torch.bfloat16, stream(0, "noise", draw))
+        rounded = round_to_bfloat16(value, stream(0, "noise", draw))
         assert rounded.dtype == torch.bfloat16
         assert torch.equal(rounded.float().view(torch.int32), value.view(torch.int32))
 
@@ -43,24 +43,24 @@ def test_numbers_that_fit_are_left_alone():
 def test_infinity_and_nan_survive():
     value = torch.tensor([[torch.inf, -torch.inf, torch.nan, 1.0]]).repeat(DRAWS, 1)
     value[:, 2] = torch.tensor(0x7F800001, dtype=torch.int32).view(torch.float32)  # all but inf
-    rounded = round_to(value, torch.bfloat16, stream(0, "noise")).float()
+    rounded = round_to_bfloat16(value, stream(0, "noise")).float()
     assert bool((rounded[:, 0] == torch.inf).all())
     assert bool((rounded[:, 1] == -torch.inf).all())
     assert bool(rounded[:, 2].isnan().all())
     assert bool((rounded[:, 3] == 1).all())
 
 
-def test_float32_is_not_rounded_and_draws_nothing():
-    value, generator = torch.randn(N, generator=stream(0, "value")), stream(0, "noise")
-    before = generator.get_state()
-    assert torch.equal(round_to(value, torch.float32, generator), value)
-    assert torch.equal(generator.get_state(), before)
+def test_a_float32_table_does_not_round():
+    table = LocalTable(3, 2, row_optimizer=SGD(lr=1.0))
+    before = table.weight.clone()
+    table.update(torch.tensor([1]), torch.full((1, 2), 1e-4), torch.zeros(1))
+    assert torch.equal(table.weight[1], before[1] - 1e-4)
 
 
 def test_the_block_that_is_rounded_stays_as_it_was():
     value = torch.randn(N, generator=stream(0, "value"))
     before = value.clone()
-    round_to(value, torch.bfloat16, stream(0, "noise"))
+    round_to_bfloat16(value, stream(0, "noise"))
     assert torch.equal(value, before)
 
 
