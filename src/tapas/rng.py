@@ -1,6 +1,7 @@
 """Randomness is named, never ambient: no global seed, and nothing to save but numbers."""
 
 import hashlib
+from operator import index
 
 import torch
 
@@ -13,7 +14,8 @@ def stream(seed: int, *path: str | int) -> torch.Generator:
     `stream(seed, "pool", step)` is the same numbers on every run, on any world
     size, and after a resume at `step`.
     """
-    key = hashlib.blake2b(repr((seed, *path)).encode(), digest_size=8).digest()
+    name = [part if isinstance(part, str) else index(part) for part in (seed, *path)]
+    key = hashlib.blake2b(repr(tuple(name)).encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(key, "little") >> 1)
 
 

@@ -3,6 +3,8 @@
 Letters: B examples, L targets of one example, K candidates, C classes, D dimensions.
 """
 
+from operator import index
+
 import torch
 from torch import Tensor
 
@@ -41,7 +43,7 @@ def check_integer(name: str, tensor: Tensor) -> Tensor:
 
 
 def check_ids(name: str, ids: Tensor, num_classes: int) -> Tensor:
-    """`ids` as int64, or an error naming the first one outside 0 .. num_classes-1."""
+    """`ids` as int64, or an error naming one outside 0 .. num_classes-1."""
     ids = check_integer(name, ids)
     if ids.numel():
         low, high = (int(end) for end in ids.aminmax())
@@ -80,8 +82,12 @@ def all_finite(tensor: Tensor) -> bool:
 
 def check_positive(name: str, value: int) -> int:
     """`value` if it is a whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise UsageError(f"{name} must be a whole number, got {value!r}.")
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        value = index(value)  # numpy's integers are welcome
+    except TypeError:
+        raise UsageError(f"{name} must be a whole number, got {value!r}.") from None
     if value < 1:
         raise UsageError(f"{name} must be at least 1, got {value}.")
     return value

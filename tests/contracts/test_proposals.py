@@ -17,6 +17,7 @@ from scipy import stats
 
 from tapas import Bigram, LogUniform, Mixture, Proposal, Squashed, Uniform, stream
 from tapas.errors import UsageError
+from tapas.proposals import base
 
 C = 31
 SPARSE, DENSE = 7, 9  # 4 * 7 < 31 draws until distinct, 4 * 9 >= 31 races
@@ -86,6 +87,12 @@ PROPOSALS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _few_classes_are_drawn_like_many(monkeypatch):
+    """Or the small sizes of these tests would all be races."""
+    monkeypatch.setattr(base, "RACE_BELOW", 0)
+
+
 @pytest.fixture(params=PROPOSALS.values(), ids=PROPOSALS.keys())
 def build(request):
     return request.param
@@ -132,8 +139,8 @@ def test_a_sample_is_k_distinct_rising_ids_with_expected_counts_of_at_most_one(p
     assert bool((sample.log_q.isfinite() & (sample.log_q <= 0)).all())
 
 
-@pytest.mark.parametrize("k", [SPARSE, DENSE])
-def test_a_more_likely_class_has_the_larger_expected_count(proposal, k):
+@pytest.mark.parametrize("k", [DENSE])
+def test_a_more_likely_class_has_the_larger_expected_count_in_a_race(proposal, k):
     sample = proposal.sample(k, generator=stream(1, "sample", k))
     order = proposal.log_prob(sample.ids).argsort(stable=True)
     assert bool((sample.log_q[order].diff() >= 0).all())
@@ -195,27 +202,26 @@ def error_of_mean(value: float, estimates: np.ndarray) -> float:
     return float((estimates.mean() - value) / spread) if spread > 1e-6 * value else 0.0
 
 
-def test_expected_counts_match_observed_counts_where_few_classes_are_drawn(build):
-    """T is a stopping time, so 1 - (1 - q)^T is right up to O(1 / k), not exactly.
+@pytest.mark.parametrize("k", [1, SPARSE, DENSE])
+def test_expected_counts_match_observed_counts(build, k):
+    proposal = build(C)
+    inverse = inverse_counts(proposal, k, samples=1_500)
+    # 31 classes and 2 sums, 3 sizes, 12 proposals: one false alarm in a thousand fresh seeds
+    bound = stats.norm.isf(0.5 * 1e-3 / (C + 2) / 3 / len(PROPOSALS))
+    often = inverse.astype(bool).sum(axis=0) >= 100  # too few draws are not normally distributed
+    assert abs(errors_by_class(inverse[:, often])).max(initial=0) < bound
+    # sums over classes are sharper: they show a bias of three percent that no class shows alone
+    prob = proposal.log_prob(torch.arange(C)).exp().numpy()
+    assert abs(error_of_mean(1, inverse @ prob)) < bound
+    if often.all():
+        assert abs(error_of_mean(C, inverse.sum(axis=1))) < bound
 
-    At k = 251 that is less than a tenth of a standard error; test_base.py pins T itself.
-    """
+
+def test_expected_counts_match_observed_counts_among_a_thousand_classes(build):
     inverse = inverse_counts(build(1009), 251, samples=400)
     # 1009 classes, 12 proposals: one false alarm in a thousand fresh seeds
     bound = stats.norm.isf(0.5 * 1e-3 / 1009 / len(PROPOSALS))
     assert abs(errors_by_class(inverse)).max() < bound
-
-
-def test_expected_counts_match_observed_counts_where_many_classes_are_drawn(build):
-    proposal = build(C)
-    inverse = inverse_counts(proposal, DENSE, samples=1_500)
-    # 31 classes and 2 sums, 12 proposals: one false alarm in a thousand fresh seeds
-    bound = stats.norm.isf(0.5 * 1e-3 / (C + 2) / len(PROPOSALS))
-    assert abs(errors_by_class(inverse)).max() < bound
-    # sums over classes are sharper: they show a bias of three percent that no class shows alone
-    prob = proposal.log_prob(torch.arange(C)).exp().numpy()
-    assert abs(error_of_mean(C, inverse.sum(axis=1))) < bound
-    assert abs(error_of_mean(1, inverse @ prob)) < bound
 
 
 @pytest.mark.parametrize("travel", [copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))])

@@ -5,11 +5,11 @@ import io
 import numpy as np
 import pytest
 import torch
-
-import tapas
 from contracts.tables import BACKENDS, B, C, D, P, builder, draw, everything, same, select, set_rows
 from oracle.selection import log_sum_exp, logit
 from oracle.tables import top
+
+import tapas
 from tapas import SGD, Adagrad, Candidates, LazyAdam, UsageError, stream
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-
 from contracts.tables import BACKENDS, C, D, builder, draw, everything, same
+
 from tapas import SGD, Adagrad, LazyAdam, UsageError
 
 
@@ -129,6 +129,10 @@ def test_write_is_update_and_read_is_rows(make):
     table.write(ids, *grads)
     reference.update(ids, *grads)
     assert same(everything(table), everything(reference))
+    with table.accumulate():  # only `update` waits for the end of the block
+        table.write(ids, *grads)
+        reference.update(ids, *grads)
+        assert same(everything(table), everything(reference))
     for read, row in zip(table.read(ids), reference.rows(ids), strict=True):
         assert torch.equal(read, row)
 

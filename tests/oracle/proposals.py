@@ -11,10 +11,10 @@ Array = NDArray[np.float64]
 
 
 def squashed(counts: Sequence[float], alpha: float, beta: float | None = None) -> Array:
-    """p ∝ max(f^alpha, beta); an unseen class is at the floor whatever alpha."""
+    """p ∝ max(f^alpha, beta), with 0^0 = 1."""
     total = sum(counts)
     floor = (1 / total) ** alpha if beta is None else beta
-    weights = [max((c / total) ** alpha, floor) if c > 0 else floor for c in counts]
+    weights = [max((c / total) ** alpha, floor) if c > 0 or alpha == 0 else floor for c in counts]
     return np.array(weights) / math.fsum(weights)
 
 
@@ -45,15 +45,18 @@ def bigram(
 def draw_until_distinct(
     draws: Iterable[int], k: int, prob: Array | dict[int, float]
 ) -> tuple[list[int], list[float]]:
-    """The first `k` distinct of `draws`, rising, and 1 - (1 - q)^tries for each."""
-    kept: list[int] = []
+    """The first `k` distinct of `draws`, rising, and the chance each had to be among them.
+
+    The class after them ends the drawing. Until then every draw of another class was an
+    occasion on which class c could have come in its place.
+    """
+    times: dict[int, int] = {}
     for tries, drawn in enumerate(draws, start=1):
-        if drawn not in kept:
-            kept.append(drawn)
-        if len(kept) == k:
-            kept.sort()
-            return kept, [1 - (1 - prob[c]) ** tries for c in kept]
-    raise AssertionError(f"the script of draws ended with {len(kept)} distinct classes of {k}")
+        if drawn not in times and len(times) == k:
+            kept = sorted(times)
+            return kept, [1 - (1 - prob[c]) ** (tries - times[c]) for c in kept]
+        times[drawn] = times.get(drawn, 0) + 1
+    raise AssertionError(f"the script of draws ended with {len(times)} distinct classes of {k}")
 
 
 def alias_distribution(threshold: Array, partner: NDArray[np.int64]) -> Array:

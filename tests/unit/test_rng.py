@@ -75,3 +75,7 @@ def test_something_else_in_place_of_a_generator_is_refused(wrong, kind):
     )
     with pytest.raises(UsageError, match=re.escape(words)):
         check_generator(wrong)
+
+
+def test_numpy_integers_name_the_same_stream():
+    assert stream(np.int64(3), "a", np.int32(4)).initial_seed() == stream(3, "a", 4).initial_seed()

@@ -1,10 +1,18 @@
 import re
 
+import numpy as np
 import pytest
 import torch
 
 from tapas.errors import DataError, TapasError, UsageError
-from tapas.shapes import check_ids, check_integer, check_positive, check_query, check_shape
+from tapas.shapes import (
+    all_finite,
+    check_ids,
+    check_integer,
+    check_positive,
+    check_query,
+    check_shape,
+)
 
 B, K, C, D = 5, 7, 31, 3
 
@@ -131,6 +139,13 @@ def test_a_large_but_finite_query_is_fine_though_its_sum_is_not():
     assert torch.equal(check_query(query, D), query)
 
 
+def test_all_finite_is_about_entries_not_their_sum():
+    assert all_finite(torch.full((7,), 3e38))
+    assert all_finite(torch.empty(0))
+    assert not all_finite(torch.tensor([1.0, float("nan")]))
+    assert not all_finite(torch.tensor([float("inf"), -float("inf")]))
+
+
 def test_a_positive_whole_number_comes_back():
     assert check_positive("k", 3_000_000_000) == 3_000_000_000
 
@@ -152,3 +167,7 @@ def test_errors_are_both_ours_and_value_errors():
     for kind in (UsageError, DataError):
         assert issubclass(kind, TapasError)
         assert issubclass(kind, ValueError)
+
+
+def test_numpy_integers_are_whole_numbers():
+    assert check_positive("k", np.int64(3)) == 3

@@ -110,7 +110,8 @@ class LongTail:
         if check_positive("k", k) > self.num_classes:
             raise UsageError(f"k is {k}, but there are only {self.num_classes} classes.")
         size = max(1, SCORES_PER_CHUNK // self.num_classes)
-        return torch.cat([self.bayes_scores(rows).topk(k).indices for rows in x.split(size)])
+        chunks = (x[start : start + size] for start in range(0, len(x), size))
+        return torch.cat([self.bayes_scores(rows).topk(k).indices for rows in chunks])
 
     def head_share(self, share: float) -> float:
         """Part of all events that falls on the most frequent `share` of the classes."""

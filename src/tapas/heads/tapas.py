@@ -4,9 +4,7 @@ Per batch: draw a pool of r*n classes from Q; score it with the batch and keep n
 cross-entropy on targets and kept classes. r = 1 is sampled softmax.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
@@ -14,42 +12,17 @@ from torch import Tensor, nn
 from tapas.candidates import Candidates
 from tapas.errors import UsageError
 from tapas.heads.batch import Batch, prepare
+from tapas.heads.config import TapasConfig
 from tapas.heads.diagnostics import Diagnosis, diagnose
 from tapas.losses import sampled_softmax_loss
 from tapas.proposals import Proposal, Uniform
 from tapas.rng import stream
-from tapas.schedule import Constant, Schedule, as_schedule
-from tapas.selection import Priority, Selection, as_selection
-from tapas.shapes import check_ids, check_positive, check_query
+from tapas.schedule import Schedule, as_schedule
+from tapas.selection import Selection, as_selection
+from tapas.shapes import check_ids, check_query
 from tapas.tables import ClassTable, LocalTable, RowOptimizer, RowwiseAdagrad
 
 DEFAULT_ROW_OPTIMIZER = RowwiseAdagrad(lr=0.1)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TapasConfig:
-    """Everything about a head but its classes: what to write beside a result."""
-
-    num_samples: int  # n
-    presample_factor: int = 8  # r
-    temperature: Schedule = field(default_factory=lambda: Constant(1.0))  # tau
-    selection: Selection = field(default_factory=Priority)
-    correction: str = "proposal"
-    reduction: str = "mean"
-    ignore_index: int = -100
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_positive("num_samples", self.num_samples)
-        check_positive("presample_factor", self.presample_factor)
-        for name, known in (
-            ("correction", ("proposal", "none")),
-            ("reduction", ("mean", "sum", "none")),
-        ):
-            if getattr(self, name) not in known:
-                raise UsageError(
-                    f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}."
-                )
 
 
 class TapasSoftmax(nn.Module):
@@ -238,11 +211,9 @@ class TapasSoftmax(nn.Module):
             return Candidates(pool.ids, torch.zeros_like(pool.log_q))
         return pool
 
-    @contextmanager
-    def accumulate(self) -> Iterator[None]:
+    def accumulate(self) -> AbstractContextManager[None]:
         """Several backward passes, one update of the rows at the end of the block."""
-        with self.table.accumulate():
-            yield
+        return self.table.accumulate()
 
     def top(self, query: Tensor, k: int, *, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The k best of all classes for `query` (..., D): scores and ids, (..., k).

@@ -7,7 +7,6 @@ pass, the temperature. `best` sees validation results only.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
 
 from tapas.errors import DataError
@@ -18,20 +17,6 @@ from tapas.paper.runs import Run
 SEARCH_SEED = 1_000  # never among the seeds of a figure
 
 
-class Cell(NamedTuple):
-    """What a curve stands for."""
-
-    method: str  # "full", "sampled", "top" or "priority"
-    num_samples: int = 0  # n
-    presample_factor: int = 1  # r
-
-    def __str__(self) -> str:
-        if self.method == "full":
-            return "full softmax"
-        rule = "" if self.method == "sampled" else f", {self.method}"
-        return f"n={self.num_samples}, r={self.presample_factor}{rule}"
-
-
 class Temperature(NamedTuple):
     """Constant, or annealed linearly over the run."""
 
@@ -40,6 +25,22 @@ class Temperature(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.start:g}" if self.end is None else f"{self.start:g} to {self.end:g}"
+
+
+class Cell(NamedTuple):
+    """What a curve stands for."""
+
+    method: str  # "full", "sampled", "top" or "priority"
+    num_samples: int = 0  # n
+    presample_factor: int = 1  # r
+    temperature: Temperature | None = None  # None: searched for
+
+    def __str__(self) -> str:
+        if self.method == "full":
+            return "full softmax"
+        rule = "" if self.method == "sampled" else f", {self.method}"
+        tau = "" if self.temperature is None else f", τ={self.temperature}"
+        return f"n={self.num_samples}, r={self.presample_factor}{rule}{tau}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,15 +88,18 @@ class Experiment:
         )
 
     def learning_rates(self, ledger: Ledger) -> list[Run]:
-        return [self.trial(cell, lr, Temperature()) for cell in self.cells for lr in self.lrs]
+        return [self._lr_trial(cell, lr) for cell in self.cells for lr in self.lrs]
 
     def other_temperatures(self, ledger: Ledger) -> list[Run]:
         return [
             self.trial(cell, self.best_lr(ledger, cell), temperature)
             for cell in self.cells
-            if cell.presample_factor > 1
+            if cell.presample_factor > 1 and cell.temperature is None
             for temperature in self.temperatures
         ]
+
+    def _lr_trial(self, cell: Cell, lr: float) -> Run:
+        return self.trial(cell, lr, cell.temperature or Temperature())
 
     def drawn(self, ledger: Ledger) -> list[Run]:
         """Seeds outermost, so that an interrupted figure has whole seeds."""
@@ -110,11 +114,13 @@ class Experiment:
         return (self.learning_rates, self.other_temperatures, self.drawn)
 
     def best_lr(self, ledger: Ledger, cell: Cell) -> float:
-        return max(self.lrs, key=lambda lr: _score(ledger, self.trial(cell, lr, Temperature())))
+        return max(self.lrs, key=lambda lr: _score(ledger, self._lr_trial(cell, lr)))
 
     def best(self, ledger: Ledger, cell: Cell) -> tuple[float, Temperature]:
         """Learning rate and temperature with the highest validation accuracy."""
         lr = self.best_lr(ledger, cell)
+        if cell.temperature is not None:
+            return lr, cell.temperature
         if cell.presample_factor == 1:
             return lr, Temperature()
         options = (Temperature(), *self.temperatures)
@@ -153,7 +159,3 @@ def conduct(
     for stage in experiment.stages:
         name = stage.__name__.replace("_", " ")
         finish(ledger, stage(ledger), progress(name), workers=workers)
-
-
-def ledger_of(folder: Path) -> Ledger:
-    return Ledger(folder / "results.jsonl")

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -15,7 +16,7 @@ from tapas.heads import TapasSoftmax
 from tapas.paper.tasks import Split, Task, load_task
 from tapas.rng import stream
 from tapas.schedule import Anneal, Schedule
-from tapas.tables import Adagrad
+from tapas.tables import Adagrad, LocalTable
 
 QUERIES_PER_CHUNK = 1000
 
@@ -73,24 +74,27 @@ def execute(run: Run) -> dict[str, object]:
     task = load_task(run.task)
     judge = task.test if run.judge == "test" else task.validation
     few = Split(judge.x[:10_000], judge.y[:10_000])
-    encoder, head = _build(run, task)
+    encoder, head, table = _build(run, task)
     optimizer = _Adagrad(list(encoder.parameters()), run.lr)
-    curve, seconds = [], 0.0
+    curve: list[tuple[int, float, float]] = []
+    seconds = 0.0
     order = stream(run.seed, "order")
-    batches = iter(())
+    batches: Iterator[Tensor] = iter(())
     for step in range(1, run.steps + 1):
         start = time.perf_counter()
         rows = next(batches, None)
         if rows is None:
-            batches = iter(torch.randperm(len(task.train.y), generator=order).split(run.batch))
+            batches = iter(
+                torch.split(torch.randperm(len(task.train.y), generator=order), run.batch)
+            )
             rows = next(batches)
         head(encoder(task.train.x[rows]), task.train.y[rows]).backward()
         optimizer.step()
         seconds += time.perf_counter() - start
         if step % run.evaluate_every == 0 or step == run.steps:
-            accuracy, loss = judged(encoder, head, few)
+            accuracy, loss = judged(encoder, table, few)
             curve.append((step, accuracy, loss))
-    accuracy, loss = judged(encoder, head, judge)
+    accuracy, loss = judged(encoder, table, judge)
     return {
         "key": run.key(),
         "run": asdict(run),
@@ -102,47 +106,42 @@ def execute(run: Run) -> dict[str, object]:
 
 
 @torch.no_grad()
-def judged(encoder: nn.Module, head: nn.Module, split: Split) -> tuple[float, float]:
+def judged(encoder: nn.Module, table: LocalTable, split: Split) -> tuple[float, float]:
     """Precision@1 and full softmax loss on all of `split`, exact."""
     hits, loss = 0, 0.0
-    weight, bias = _rows(head)
-    for x, y in zip(
-        split.x.split(QUERIES_PER_CHUNK), split.y.split(QUERIES_PER_CHUNK), strict=True
-    ):
-        logits = torch.addmm(bias, encoder(x), weight.t())
+    for start in range(0, len(split.y), QUERIES_PER_CHUNK):
+        x, y = (part[start : start + QUERIES_PER_CHUNK] for part in (split.x, split.y))
+        logits = torch.addmm(table.bias, encoder(x), table.weight.t())
         hits += int((logits.argmax(dim=1) == y).sum())
         loss += float(functional.cross_entropy(logits, y, reduction="sum"))
     return hits / len(split.y), loss / len(split.y)
 
 
-def _rows(head: nn.Module) -> tuple[Tensor, Tensor]:
-    table = head.table if isinstance(head, TapasSoftmax) else head
-    return table.weight.detach(), table.bias.detach()  # type: ignore[union-attr, operator]
-
-
-def _build(run: Run, task: Task) -> tuple[nn.Module, nn.Module]:
+def _build(run: Run, task: Task) -> tuple[nn.Module, TapasSoftmax, LocalTable]:
     dim = task.train.x.shape[1]
     encoder: nn.Module = nn.Identity()
     if run.hidden is not None:
-        layer = nn.utils.skip_init(nn.Linear, dim, run.hidden)
-        with torch.no_grad():
-            bound = 1 / math.sqrt(dim)
-            for parameter in layer.parameters():
-                parameter.uniform_(-bound, bound, generator=stream(run.seed, "encoder"))
+        layer = nn.Linear(dim, run.hidden, device="meta").to_empty(device="cpu")
+        bound = 1 / math.sqrt(dim)
+        for parameter in layer.parameters():
+            parameter.data.uniform_(-bound, bound, generator=stream(run.seed, "encoder"))
         encoder, dim = nn.Sequential(layer, nn.ReLU()), run.hidden
-    optimizer = Adagrad(lr=run.lr, weight_decay=run.l2)
-    full = run.method == "full"
-    head = TapasSoftmax(
+    table = LocalTable(
         task.num_classes,
         dim,
+        row_optimizer=Adagrad(lr=run.lr, weight_decay=run.l2),
+        seed=run.seed,
+    )
+    full = run.method == "full"
+    head = TapasSoftmax(
+        table=table,
         num_samples=task.num_classes if full else run.num_samples,
         presample_factor=run.presample_factor,
         selection="top" if full else run.method,
         temperature=run.schedule(),
-        row_optimizer=optimizer,
         seed=run.seed,
     )
-    return encoder, head
+    return encoder, head, table
 
 
 class _Adagrad:

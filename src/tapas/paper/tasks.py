@@ -10,6 +10,7 @@ are looked at by nothing but the figures.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -106,7 +107,7 @@ def network_task(
     )
 
 
-TASKS = {
+TASKS: dict[str, tuple[Callable[[Sizes], Task], Sizes]] = {
     "linear": (linear_task, Sizes(num_classes=1_000, num_train=100_000)),
     "network": (network_task, Sizes(num_classes=10_000, num_train=1_000_000, num_test=100_000)),
     "linear-quick": (linear_task, Sizes(num_classes=100, num_train=4_000, num_test=1_000)),

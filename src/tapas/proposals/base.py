@@ -11,6 +11,7 @@ from tapas.rng import check_generator
 from tapas.shapes import check_positive
 
 TRIES_PER_CLASS = 200  # give up when a distinct class costs more draws than this on average
+RACE_BELOW = 2048  # classes; to look at so few is faster than to sort draws
 
 
 class Proposal(ABC):
@@ -38,11 +39,13 @@ class Proposal(ABC):
     def sample(self, k: int, *, generator: torch.Generator) -> Candidates:
         """`k` distinct classes, ids rising, with the log of their expected counts.
 
-        Classes are drawn one after another until `k` distinct ones are in hand; if
-        that took T draws, the expected count of a class is 1 - (1 - q)^T. Where `k`
-        is at least a quarter of all classes the same order of first appearances is
-        drawn by exponential arrival times, which ends however skewed Q is. `k` equal
-        to num_classes is every class, each with log expected count 0.
+        Classes are drawn one after another until `k` distinct ones are in hand. Where `k`
+        is at least a quarter of all classes, or classes are few, the same order of first
+        appearances is drawn by exponential arrival times, which ends however skewed Q is.
+        Either way a sum over
+        the sample, weighted by the inverse expected counts, is an unbiased estimate of the
+        sum over all classes. `k` equal to num_classes is every class, each with log
+        expected count 0.
         """
         check_positive("number of samples", k)
         check_generator(generator)
@@ -52,37 +55,47 @@ class Proposal(ABC):
             )
         if k == self.num_classes:
             return Candidates(torch.arange(k), torch.zeros(k))
-        if 4 * k >= self.num_classes:
+        if self.num_classes <= max(4 * k, RACE_BELOW):
             return self._race(k, generator)
         return self._draw_until_distinct(k, generator)
 
     def _draw_until_distinct(self, k: int, generator: torch.Generator) -> Candidates:
-        tries, size = 0, k + k // 4 + 8
-        ids = position = torch.empty(0, dtype=torch.int64)
-        while ids.shape[0] < k:
-            if tries > TRIES_PER_CLASS * k + 10_000:
-                raise UsageError(
-                    f"{self!r} gave only {ids.shape[0]} distinct classes of {k} in {tries} draws: "
-                    "its mass sits on too few of them. Raise beta, lower alpha, mix in a Uniform, "
-                    "or ask for fewer samples."
-                )
-            fresh = self.draw(size, generator=generator)
-            fresh_position = torch.arange(tries, tries + size)
-            ids = torch.cat([ids, fresh]) if tries else fresh
-            position = torch.cat([position, fresh_position]) if tries else fresh_position
-            tries += size
+        """The first k distinct draws; draw T brought the next class after them.
+
+        Given all draws of the other classes, class c is among the k unless it stays away
+        from the T - N_c of them that were made, where N_c is how often c itself was drawn
+        before T. The chance 1 - (1 - q)^(T - N_c) is therefore exact, not an approximation.
+        """
+        draws = self.draw(k + k // 4 + 8, generator=generator)
+        while True:
             # a stable sort keeps the earlier draw of equal ids in front
-            ids, order = torch.sort(ids, stable=True)
-            first = torch.ones_like(ids, dtype=torch.bool)
-            torch.ne(ids[1:], ids[:-1], out=first[1:])
-            ids, position = ids[first], position[order[first]]
-            size = max(size, 2 * (k - ids.shape[0]))
+            ordered, place = torch.sort(draws, stable=True)
+            new = torch.ones_like(ordered, dtype=torch.bool)
+            torch.ne(ordered[1:], ordered[:-1], out=new[1:])
+            start = new.nonzero()[:, 0]
+            found, tries = start.shape[0], draws.shape[0]
+            if found > k:
+                break
+            if tries > TRIES_PER_CLASS * k + 100_000:
+                if found == k:  # the next class is too rare to wait for
+                    break
+                raise UsageError(
+                    f"{self!r} gave only {found} distinct classes of {k} in {tries} draws: its "
+                    "mass sits on too few of them. Raise beta, lower alpha, mix in a Uniform, or "
+                    "ask for fewer samples."
+                )
+            draws = torch.cat([draws, self.draw(tries, generator=generator)])
         # cut by order of appearance, never by id: a cut of the sorted ids would lose rare classes
-        last = position.kthvalue(k).values
-        ids = ids[position <= last]
+        appeared = place[start]
+        end = appeared.kthvalue(k + 1).values if found > k else start.new_tensor(tries)
+        kept = appeared < end
+        in_time = (place < end).cumsum(0)
+        stop = torch.cat([start[1:], start.new_tensor([tries])])
+        repeats = (in_time[stop - 1] - in_time[start])[kept]  # N_c - 1
+        ids = ordered[start[kept]]
         # a log_prob of 0 can round to 1e-16
         log_miss = torch.log1p(-self.log_prob(ids).exp().clamp_(max=1.0))
-        log_q = torch.log(-torch.expm1((last + 1).double() * log_miss))
+        log_q = torch.log(-torch.expm1((end - repeats) * log_miss))
         return Candidates(ids, log_q.float())
 
     def _race(self, k: int, generator: torch.Generator) -> Candidates:

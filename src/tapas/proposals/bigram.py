@@ -107,6 +107,10 @@ class _BatchBigram(Proposal):
         self.mass = torch.zeros(len(self.ids), dtype=torch.float64).index_add_(0, slot, mass)
         self.cumulative = self.mass.cumsum(0)
         self.pair_share = float(share.sum())
+        # not 1 - pair_share, which rounds to 0 where counts dwarf kappa
+        unknown = 1 - int(repeats.sum()) / len(context)
+        backed_off = repeats.double() / len(context) * (bigram.kappa / (seen + bigram.kappa))
+        self.unigram_share = unknown + float(backed_off.sum())
 
     def draw(self, k: int, *, generator: torch.Generator) -> Tensor:
         ids = self.unigram.draw(k, generator=generator)
@@ -117,7 +121,7 @@ class _BatchBigram(Proposal):
         return ids
 
     def log_prob(self, ids: Tensor) -> Tensor:
-        prob = self.unigram.log_prob(ids).exp() * (1 - self.pair_share)
+        prob = self.unigram.log_prob(ids).exp() * self.unigram_share
         if len(self.ids):
             place, found = find(self.ids, check_ids("ids", ids, self.num_classes))
             prob = prob + torch.where(found, self.mass[place], 0.0)

@@ -32,8 +32,9 @@ class Squashed(Proposal):
             that were seen at all, and `num_classes` for how many there are.
         alpha: squash exponent from 0 (uniform) to 1 (the unigram); 0.75 is the
             power-raised unigram of word2vec.
-        beta: floor on f^alpha. Left out, it is the value of a class seen once, so that
-            an unseen class is drawn like the rarest seen ones.
+        beta: floor on f^alpha. Left out, it is the value of a class seen once (of the
+            least one, where counts are fractions), so that an unseen class is drawn like
+            the rarest seen ones.
 
     Memory is O(classes above the floor) and a draw O(1).
     """
@@ -60,11 +61,14 @@ class Squashed(Proposal):
                 f"all counts are 0: no class was ever seen. Use Uniform({self.num_classes})."
             )
         self.alpha = float(alpha)
-        self.beta = float(beta) if beta is not None else float((1 / total) ** alpha)
+        once = seen.min().clamp(max=1.0)  # weights below 1 are no counts: the least of them is
+        self.beta = float(beta) if beta is not None else float((once / total) ** alpha)
         value = (seen / total) ** alpha
         above = value > self.beta
         if beta is None:
-            above &= seen > 1  # a power can round 1 ulp above the floor, which is its own value
+            above &= seen > once  # a power can round 1 ulp above the floor, its own value
+        if alpha == 0:
+            above &= False  # f^0 is 1, also for a class never seen
         self.head_ids, value = ids[above], value[above]
         floor_mass = self.beta * self.num_classes
         norm = floor_mass + float((value - self.beta).sum())
@@ -112,7 +116,7 @@ def _sparse_counts(
     counts: Counts | tuple[Counts, Counts], num_classes: int | None
 ) -> tuple[Tensor, Tensor, int]:
     """Rising ids of the classes seen, their counts as float64, and the number of classes."""
-    if isinstance(counts, tuple):
+    if isinstance(counts, tuple) and len(counts) == 2 and not isinstance(counts[0], int | float):
         if num_classes is None:
             raise UsageError("sparse counts (ids, counts) need num_classes=...")
         check_positive("num_classes", num_classes)

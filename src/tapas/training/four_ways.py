@@ -127,7 +127,7 @@ class FullSoftmax(nn.Module):
 
     def __init__(self, start: LocalTable):
         super().__init__()
-        self.linear = nn.utils.skip_init(nn.Linear, start.dim, start.num_classes)
+        self.linear = _blank_linear(start.dim, start.num_classes)
         with torch.no_grad():
             self.linear.weight.copy_(start.weight)
             self.linear.bias.copy_(start.bias)
@@ -167,19 +167,26 @@ class Learner:
     @torch.no_grad()
     def rank(self, x: Tensor) -> Tensor:
         """The best RANKED of all classes for each row of `x` (B, d): (B, RANKED)."""
-        best = [self.head.top(self.encoder(rows), RANKED)[1] for rows in x.split(QUERIES_PER_CHUNK)]
-        return torch.cat(best)
+        size = QUERIES_PER_CHUNK
+        chunks = (x[start : start + size] for start in range(0, len(x), size))
+        return torch.cat([self.head.top(self.encoder(rows), RANKED)[1] for rows in chunks])
 
 
 def build_encoder(config: FourWaysConfig) -> nn.Sequential:
     """An MLP from (B, d) to queries (B, D)."""
-    first = nn.utils.skip_init(nn.Linear, config.task.dim, config.hidden)
-    second = nn.utils.skip_init(nn.Linear, config.hidden, config.dim)
+    first = _blank_linear(config.task.dim, config.hidden)
+    second = _blank_linear(config.hidden, config.dim)
     generator = stream(config.seed, "encoder")
-    for layer, feeds in ((first, "relu"), (second, "linear")):
-        nn.init.kaiming_uniform_(layer.weight, nonlinearity=feeds, generator=generator)
-        nn.init.zeros_(layer.bias)
+    nn.init.kaiming_uniform_(first.weight, nonlinearity="relu", generator=generator)
+    nn.init.kaiming_uniform_(second.weight, nonlinearity="linear", generator=generator)
+    nn.init.zeros_(first.bias)
+    nn.init.zeros_(second.bias)
     return nn.Sequential(first, nn.ReLU(), second)
+
+
+def _blank_linear(width_in: int, width_out: int) -> nn.Linear:
+    """Values still to come: nn.Linear's own would be drawn from torch's global generator."""
+    return nn.Linear(width_in, width_out, device="meta").to_empty(device="cpu")
 
 
 def build_head(method: str, config: FourWaysConfig, task: LongTail) -> TapasSoftmax | FullSoftmax:

@@ -10,6 +10,13 @@ from oracle import proposals as slow
 from scipy import stats
 
 from tapas import LogUniform, Mixture, Proposal, Squashed, Uniform, UsageError, stream
+from tapas.proposals import base
+
+
+@pytest.fixture(autouse=True)
+def _few_classes_are_drawn_like_many(monkeypatch):
+    """Or the small sizes of these tests would all be races."""
+    monkeypatch.setattr(base, "RACE_BELOW", 0)
 
 
 class Scripted(Proposal):
@@ -138,7 +145,7 @@ def test_a_hopelessly_concentrated_proposal_ends_with_an_error():
     proposal = Squashed([1] + [0] * 30, beta=1e-300)
     words = (
         "Squashed(31 classes, 1 above the floor, alpha=1, beta=1e-300) gave only 1 distinct "
-        "classes of 5 in 11004 draws: its mass sits on too few of them. Raise beta, lower alpha, "
+        "classes of 5 in 114688 draws: its mass sits on too few of them. Raise beta, lower alpha, "
         "mix in a Uniform, or ask for fewer samples."
     )
     with pytest.raises(UsageError, match=re.escape(words)):
@@ -175,6 +182,12 @@ def test_a_class_whose_probability_rounds_above_one_is_certain_not_nan():
     proposal = Mixture([certain] * 3, [0.3] * 3)
     assert proposal.log_prob(torch.tensor([0])).item() > 0  # by 2e-16, the case in question
     assert proposal.sample(1, generator=stream(0)).log_q.tolist() == [0]
+
+
+def test_few_classes_race_whatever_the_number_of_samples(monkeypatch):
+    monkeypatch.setattr(base, "RACE_BELOW", 31)
+    proposal = Squashed([1] + [0] * 30, beta=1e-300)  # drawing would take for ever
+    assert proposal.sample(2, generator=stream(0)).ids[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+import math
 import re
 
 import numpy as np
@@ -184,3 +185,15 @@ NEEDS_CONTEXT = (
 def test_bad_pairs_and_contexts_are_refused_in_these_words(error, call, words):
     with pytest.raises(error, match=re.escape(words)):
         call()
+
+
+def test_the_unigram_keeps_its_share_where_counts_dwarf_kappa():
+    bigram = Bigram(
+        torch.tensor([0]),
+        torch.tensor([1]),
+        torch.tensor([1e20], dtype=torch.float64),
+        unigram=Uniform(5),
+        kappa=1e-3,
+    )
+    log_prob = bigram.given(torch.tensor([0])).log_prob(torch.tensor([3]))
+    assert math.isclose(log_prob.exp().item(), 1e-23 / 5, rel_tol=1e-9)

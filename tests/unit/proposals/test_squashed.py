@@ -242,3 +242,21 @@ def test_repr_says_how_much_is_above_the_floor():
 def test_bad_counts_and_settings_are_refused_in_these_words(error, call, words):
     with pytest.raises(error, match=re.escape(words)):
         call()
+
+
+def test_fractions_have_the_least_of_them_for_a_floor():
+    proposal = Squashed([0.5, 0.25, 0.25, 0.0], alpha=1.0)
+    torch.testing.assert_close(
+        proposal.log_prob(torch.arange(4)).exp(),
+        torch.tensor([0.4, 0.2, 0.2, 0.2], dtype=torch.float64),
+    )
+
+
+def test_alpha_zero_is_uniform_whatever_the_floor():
+    log_prob = Squashed([3, 0, 1], alpha=0, beta=0.1).log_prob(torch.arange(3))
+    torch.testing.assert_close(log_prob, torch.full((3,), -math.log(3), dtype=torch.float64))
+
+
+def test_a_tuple_of_numbers_is_dense_counts():
+    assert Squashed((3, 4)).num_classes == 2
+    assert Squashed((3, 4, 5)).num_classes == 3

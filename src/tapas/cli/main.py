@@ -1,0 +1,41 @@
+"""The command line's front door."""
+
+from typing import Annotated
+
+import typer
+
+from tapas.cli.demo import demo
+from tapas.cli.version import installed_version
+
+app = typer.Typer(
+    name="tapas",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tapas {installed_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def tapas(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and stop."
+        ),
+    ] = False,
+) -> None:
+    """Softmax models over a hundred thousand to a billion classes, trained with TAPAS.
+
+    Start with `tapas demo`: it needs no data and takes about a minute.
+    """
+
+
+app.command()(demo)

@@ -1,0 +1,34 @@
+"""The settings of a TAPAS head, checked once and never changed."""
+
+from dataclasses import dataclass, field
+
+from tapas.errors import UsageError
+from tapas.schedule import Constant, Schedule
+from tapas.selection import Priority, Selection
+from tapas.shapes import check_positive
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TapasConfig:
+    """Everything about a head but its classes: what to write beside a result."""
+
+    num_samples: int  # n
+    presample_factor: int = 8  # r
+    temperature: Schedule = field(default_factory=lambda: Constant(1.0))  # tau
+    selection: Selection = field(default_factory=Priority)
+    correction: str = "proposal"
+    reduction: str = "mean"
+    ignore_index: int = -100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_positive("num_samples", self.num_samples)
+        check_positive("presample_factor", self.presample_factor)
+        for name, known in (
+            ("correction", ("proposal", "none")),
+            ("reduction", ("mean", "sum", "none")),
+        ):
+            if getattr(self, name) not in known:
+                raise UsageError(
+                    f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}."
+                )
