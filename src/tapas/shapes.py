@@ -3,6 +3,7 @@
 Letters: B examples, L targets of one example, K candidates, C classes, D dimensions.
 """
 
+from math import isfinite
 from operator import index
 
 import torch
@@ -77,7 +78,7 @@ def check_query(query: Tensor, dim: int) -> Tensor:
 def all_finite(tensor: Tensor) -> bool:
     """Whether no entry is NaN or inf. A finite sum proves it; only a bad one pays for more."""
     tensor = tensor.detach()
-    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
+    return isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())
 
 
 def check_positive(name: str, value: int) -> int:

@@ -28,9 +28,9 @@ def kept_log_sum(
     Returns: log_sum (B,), -inf where nothing is left, and share (B, K), its gradient with
     respect to the logits.
     """
-    check_shape({}, query=(query, "B D"), weight=(weight, "K D"), offset=(offset, "K"))
     logit = torch.addmm(offset, query, weight.t())
-    logit[hits] = -torch.inf
+    if len(hits[0]):
+        logit[hits] = -torch.inf
     # softmax is one fused pass; the largest entry gives the sum back without underflow
     peak = logit.argmax(dim=1, keepdim=True)
     most = logit.gather(1, peak)

@@ -5,8 +5,12 @@ import math
 import torch
 from torch import Tensor
 
+from tapas.candidates import Candidates
 from tapas.proposals.base import Proposal
+from tapas.rng import check_generator
 from tapas.shapes import check_ids, check_positive
+
+PERMUTED_PER_SAMPLE = 32  # up to here a permutation of all classes is faster than sorted draws
 
 
 class Uniform(Proposal):
@@ -17,6 +21,15 @@ class Uniform(Proposal):
 
     def draw(self, k: int, *, generator: torch.Generator) -> Tensor:
         return torch.randint(self.num_classes, (k,), generator=generator)
+
+    def sample(self, k: int, *, generator: torch.Generator) -> Candidates:
+        """As in `Proposal`; every class has the same chance k / C, so few need no race."""
+        check_positive("number of samples", k)
+        if not k < self.num_classes <= PERMUTED_PER_SAMPLE * k:
+            return super().sample(k, generator=generator)
+        check_generator(generator)
+        ids = torch.randperm(self.num_classes, generator=generator)[:k].sort().values
+        return Candidates(ids, torch.full((k,), math.log(k / self.num_classes)))
 
     def log_prob(self, ids: Tensor) -> Tensor:
         ids = check_ids("ids", ids, self.num_classes)

@@ -33,7 +33,7 @@ class Top(Selection):
 
 def batch_score(view: PoolView) -> Tensor:
     """log sum_i exp(logit_iy / tau) of every class of the pool, (P,)."""
-    query = (view.query / view.temperature).t()
+    query = view.query.t() if view.temperature == 1 else (view.query / view.temperature).t()
     score = torch.empty(len(view), device=query.device)
     scratch = torch.empty(min(CHUNK, len(view)), query.shape[1], device=query.device)
     for start in range(0, len(view), CHUNK):
@@ -44,5 +44,5 @@ def batch_score(view: PoolView) -> Tensor:
         # sum back, and it is 1.6 times as fast as logsumexp
         first = logit[:, 0].clone()
         torch.log_softmax(logit, dim=1, out=logit)
-        torch.sub(first, logit[:, 0], out=score[start:stop]).add_(bias / view.temperature)
+        torch.sub(first, logit[:, 0], out=score[start:stop]).add_(bias, alpha=1 / view.temperature)
     return score

@@ -56,9 +56,9 @@ class _SampledLogits(torch.autograd.Function):
         if padding is not None:
             positive.masked_fill_(padding.view_as(target), -torch.inf)
         place, hit = find(kept.ids, target)
-        example, column = hit.nonzero(as_tuple=True)
+        example = hit.nonzero()[:, 0]
         log_sum, share = kept_log_sum(
-            query, kept_rows, biases[len(own) :] - kept.log_q, (example, place[example, column])
+            query, kept_rows, biases[len(own) :] - kept.log_q, (example, place[hit])
         )
         ctx.table = table
         # parameters get sparse gradients; without a bias parameter it is the anchor alone

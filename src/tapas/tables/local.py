@@ -11,7 +11,14 @@ from tapas.candidates import Candidates
 from tapas.errors import UsageError
 from tapas.rng import check_generator, stream
 from tapas.selection import PoolView, Selection
-from tapas.shapes import check_ids, check_integer, check_positive, check_query, check_shape
+from tapas.shapes import (
+    all_finite,
+    check_ids,
+    check_integer,
+    check_positive,
+    check_query,
+    check_shape,
+)
 from tapas.tables.base import ClassTable
 from tapas.tables.placement import Placement
 from tapas.tables.ranking import best_of_chunk, exclusions, merge
@@ -64,15 +71,19 @@ class LocalTable(ClassTable):
         start = torch.zeros(num_classes if self.has_bias else 0)
         if isinstance(bias, Tensor):
             check_shape({"C": num_classes}, bias=(bias, "C"))
-            start.copy_(bias)
+            if not all_finite(start.copy_(bias)):
+                raise UsageError(
+                    f"bias starts class {int((~start.isfinite()).nonzero()[0])} at NaN or inf. For "
+                    "the log of frequencies, give classes never seen a count: counts.clamp(min=1)."
+                )
         for name, value in (("weight", weight.to(device)), ("bias", start.to(device, dtype))):
             if row_optimizer is None:
                 self.register_parameter(name, nn.Parameter(value))
                 continue
             self.register_buffer(name, value)
             for key, spec in row_optimizer.state_specs().items():
-                shape = value.shape if spec.wide else value.shape[:1]
-                state = torch.full(shape, spec.initial, device=value.device)
+                width = value[:1].numel() if spec.wide else 1
+                state = torch.full((len(value), width), spec.initial, device=value.device)
                 self.register_buffer(f"{name}_{key}", state)
         if row_optimizer is None and not self.has_bias:
             self.bias.requires_grad_(False)
@@ -158,18 +169,18 @@ class LocalTable(ClassTable):
     ) -> None:
         """One step of the rows `ids` (N,) of `name`; row i of `grad` belongs to ids[slot[i]]."""
         grad = grad.new_zeros(len(ids), grad.shape[1]).index_add_(0, slot, grad)
-        stored = getattr(self, name)
-        rows = stored.index_select(0, ids).float().view(grad.shape)
+        stored = getattr(self, name).view(self.num_classes, -1)
+        rows = stored.index_select(0, ids).float()
         state = {key: getattr(self, f"{name}_{key}") for key in optimizer.state_specs()}
-        touched = {k: v.index_select(0, ids).view(len(ids), -1) for k, v in state.items()}
+        touched = {key: whole.index_select(0, ids) for key, whole in state.items()}
         if optimizer.weight_decay and name == "weight":
             grad.add_(rows, alpha=optimizer.weight_decay)
         optimizer.step(rows, grad, touched, self.num_updates)
         if stored.dtype == torch.bfloat16:
             rows = round_to_bfloat16(rows, stream(self.seed, "rounding", name, self.num_updates))
-        stored.index_copy_(0, ids, rows.view(len(ids), *stored.shape[1:]).to(stored.dtype))
+        stored.index_copy_(0, ids, rows.to(stored.dtype))
         for key, whole in state.items():
-            whole.index_copy_(0, ids, touched[key].view(len(ids), *whole.shape[1:]))
+            whole.index_copy_(0, ids, touched[key])
 
     def _chunks(self, num_queries: int) -> list[tuple[int, int]]:
         size = max(1, SCORES_PER_CHUNK // max(1, num_queries))

@@ -202,7 +202,7 @@ def build_head(method: str, config: FourWaysConfig, task: LongTail) -> TapasSoft
         num_samples=config.num_samples,
         presample_factor=1 if method == "sampled softmax" else config.presample_factor,
         selection="top" if method == "TAPAS top" else "priority",
-        proposal=Squashed(task.frequency, beta=float(task.frequency.min())),
+        proposal=Squashed(task.frequency),
         row_optimizer=Adagrad(lr=config.row_lr, initial_sum=INITIAL_SUM),
         bias=log_frequency,
         seed=config.seed,

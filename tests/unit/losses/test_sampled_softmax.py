@@ -207,14 +207,6 @@ def test_a_tiny_loss_is_not_rounded_away():
             lambda: sampled_softmax_loss(torch.zeros(5, 2), torch.zeros(4)),
             "log_sum has shape (4,); expected (B=5).",
         ),
-        (
-            lambda: kept_log_sum(torch.zeros(5, 3), torch.zeros(7, 2), torch.zeros(7), ()),
-            "weight has shape (7, 2); expected (K=7, D=3).",
-        ),
-        (
-            lambda: kept_log_sum(torch.zeros(5, 3), torch.zeros(7, 3), torch.zeros(6), ()),
-            "offset has shape (6,); expected (K=7).",
-        ),
     ],
 )
 def test_a_wrong_shape_is_told_by_name(call, words):

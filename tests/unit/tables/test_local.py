@@ -44,6 +44,11 @@ def tensors(table):
         ({"dtype": torch.float64}, "dtype must be float32 or bfloat16, got torch.float64."),
         ({"bias": torch.zeros(30)}, "bias has shape (30,); expected (C=31)."),
         ({"bias": torch.zeros(31, 1)}, "bias has shape (31, 1); expected (C=31)."),
+        (
+            {"bias": torch.arange(31).log()},  # 0 is a class never seen
+            "bias starts class 0 at NaN or inf. For the log of frequencies, give classes never "
+            "seen a count: counts.clamp(min=1).",
+        ),
         ({"num_shards": 0}, "num_shards must be at least 1, got 0."),
         ({"num_shards": 32}, "cannot spread 31 classes over 32 shards."),
     ],

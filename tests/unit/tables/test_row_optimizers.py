@@ -107,7 +107,7 @@ def test_a_touched_row_decays_even_without_a_gradient_but_its_bias_does_not(opti
 
 def test_the_state_of_rowwise_adagrad_is_one_number_for_each_row():
     names = {name: value.shape for name, value in a_table(RowwiseAdagrad()).named_buffers()}
-    assert names == {"weight": (C, D), "weight_sum": (C,), "bias": (C,), "bias_sum": (C,)}
+    assert names == {"weight": (C, D), "weight_sum": (C, 1), "bias": (C,), "bias_sum": (C, 1)}
     wide = {name: value.shape for name, value in a_table(Adagrad()).named_buffers()}
     assert wide == names | {"weight_sum": (C, D)}
 
