@@ -37,7 +37,10 @@ class Candidates:
 
 def find(sorted_ids: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     """Place of each of `wanted` (any shape) in rising `sorted_ids` (K,), and if it is there."""
-    place = torch.searchsorted(sorted_ids, wanted).clamp_(max=sorted_ids.shape[0] - 1)
+    if not sorted_ids.shape[0]:
+        return torch.zeros_like(wanted), torch.zeros_like(wanted, dtype=torch.bool)
+    place = torch.searchsorted(sorted_ids, wanted.contiguous())
+    place.clamp_(max=sorted_ids.shape[0] - 1)
     return place, sorted_ids[place] == wanted
 
 

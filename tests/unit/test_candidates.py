@@ -71,3 +71,9 @@ def test_first_mentions_are_those_of_reading_each_row_from_the_left(rows, length
     table = data.draw(st.lists(row, min_size=rows, max_size=rows))
     got = first_mentions(torch.tensor(table, dtype=torch.int64).reshape(rows, length))
     assert got.tolist() == [[r[j] not in r[:j] for j in range(length)] for r in table]
+
+
+def test_nothing_is_found_among_no_ids():
+    place, found = find(torch.empty(0, dtype=torch.int64), torch.tensor([[3, 4]]))
+    assert place.tolist() == [[0, 0]]
+    assert found.tolist() == [[False, False]]

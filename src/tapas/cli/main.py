@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from tapas.cli.demo import demo
+from tapas.cli.paper import app as paper
 from tapas.cli.version import installed_version
 
 app = typer.Typer(
@@ -39,3 +40,4 @@ def tapas(
 
 
 app.command()(demo)
+app.add_typer(paper)

@@ -100,6 +100,11 @@ class TapasSoftmax(nn.Module):
                 f"num_samples is {num_samples}, but there are only {table.num_classes} classes. "
                 "With so few, plain cross_entropy is exact and faster."
             )
+        if num_shards > num_samples:
+            raise UsageError(
+                f"num_shards is {num_shards}, but only num_samples={num_samples} classes are kept: "
+                "some shards would keep none. Keep at least one for each shard."
+            )
         self.table = table
         self.proposal = proposal if proposal is not None else Uniform(table.num_classes)
         if self.proposal.num_classes != table.num_classes:

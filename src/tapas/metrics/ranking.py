@@ -19,6 +19,7 @@ def rank_classes(scores: Tensor, k: int, *, seed: int = 0) -> Tensor:
     """Ids of the k best of dense `scores` (B, C), ties broken at random: (B, k).
 
     A model that scores everything the same is ranked at random and so gets chance level.
+    Give every batch a seed of its own (its number, say), or all share one shuffle.
     """
     sizes = check_shape({}, scores=(scores, "B C"))
     if check_positive("k", k) > sizes["C"]:

@@ -1,6 +1,6 @@
 """Second pass: rules that keep n of the pool by looking at the batch."""
 
-from tapas.errors import pick
+from tapas.errors import UsageError, pick
 from tapas.selection.base import PoolView, Selection
 from tapas.selection.priority import Priority
 from tapas.selection.top import Top
@@ -12,4 +12,10 @@ RULES: dict[str, type[Priority | Top]] = {"priority": Priority, "top": Top}
 
 def as_selection(rule: str | Selection) -> Selection:
     """`"priority"` and `"top"` are the rules with their defaults; an object stays itself."""
-    return rule if isinstance(rule, Selection) else pick("selection", rule, RULES)()
+    if isinstance(rule, Selection):
+        return rule
+    if not isinstance(rule, str):
+        raise UsageError(
+            f"selection must be a name or a Selection object such as tapas.Top(), got {rule!r}."
+        )
+    return pick("selection", rule, RULES)()

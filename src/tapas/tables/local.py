@@ -226,6 +226,11 @@ class LocalTable(ClassTable):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "LocalTable":
         """A cast, as by `model.bfloat16()`, is one of the rows: their state stays float32."""
+        if fn(self.weight.detach()[:0]).dtype == torch.float16:
+            raise UsageError(
+                "class rows cannot be float16: small updates would be lost. Use bfloat16, whose "
+                "updates are rounded stochastically, or leave the head out of `.half()`."
+            )
         state = {k: v for k, v in self._buffers.items() if k not in ("weight", "bias")}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, before in state.items():

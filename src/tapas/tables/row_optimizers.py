@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from tapas.errors import UsageError
@@ -85,7 +86,8 @@ class RowwiseAdagrad(Adagrad):
         return {"sum": StateSpec(wide=False, initial=self.initial_sum)}
 
     def step(self, rows: Tensor, grad: Tensor, state: dict[str, Tensor], num_updates: int) -> None:
-        total = state["sum"].add_(grad.square().mean(dim=1, keepdim=True))
+        norm = torch.linalg.vector_norm(grad, dim=1, keepdim=True)
+        total = state["sum"].addcmul_(norm, norm, value=1 / grad.shape[1])
         rows.addcdiv_(grad, total.sqrt().add_(self.eps), value=-self.lr)
 
 

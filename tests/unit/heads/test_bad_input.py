@@ -36,6 +36,15 @@ CONSTRUCTION = [
         {"selection": "prioritty"},
         "unknown selection 'prioritty'. Did you mean 'priority'? Known: priority, top.",
     ),
+    (
+        {"selection": 3},
+        "selection must be a name or a Selection object such as tapas.Top(), got 3.",
+    ),
+    (
+        {"num_shards": 6},
+        "num_shards is 6, but only num_samples=5 classes are kept: some shards would keep none. "
+        "Keep at least one for each shard.",
+    ),
     ({"correction": "some"}, "correction must be one of proposal, none, got 'some'."),
     ({"reduction": "max"}, "reduction must be one of mean, sum, none, got 'max'."),
     (
@@ -44,7 +53,7 @@ CONSTRUCTION = [
     ),
     ({"bias": torch.zeros(30)}, "bias has shape (30,); expected (C=31)."),
     ({"dtype": torch.float16}, "dtype must be float32 or bfloat16, got torch.float16."),
-    ({"num_shards": 32}, "cannot spread 31 classes over 32 shards."),
+    ({"num_shards": 32, "num_samples": 31}, "cannot spread 31 classes over 32 shards."),
     (
         {"table": tapas.LocalTable(31, 3)},
         "dim is 4, but the table has 3. Leave it out.",
@@ -179,3 +188,19 @@ def test_a_loss_that_is_not_finite_moves_no_row():
     ):
         (loss * float("inf")).backward()
     assert torch.equal(subject.table.weight, before)
+
+
+def test_rows_are_not_cast_to_float16():
+    subject = head()
+    with says(
+        tapas.UsageError,
+        "class rows cannot be float16: small updates would be lost. Use bfloat16, whose updates "
+        "are rounded stochastically, or leave the head out of `.half()`.",
+    ):
+        subject.half()
+    assert subject.table.weight.dtype == torch.float32
+
+
+def test_a_transposed_target_is_welcome():
+    target = torch.randint(C, (2, 6), generator=tapas.stream(0, "target"))
+    assert bool(head()(GOOD, target.t()).isfinite())

@@ -1,0 +1,1 @@
+"""What all figures of the library share."""

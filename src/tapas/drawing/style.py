@@ -1,0 +1,85 @@
+"""One look for every figure: direct labels, one colour for each method, grey for baselines."""
+
+import io
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+COLOURS = {  # one colour for each method; grey is the baseline that needs no sampling
+    "sampled softmax": "#c8791b",
+    "TAPAS top": "#2b7a78",
+    "TAPAS priority": "#b5224f",
+    "full softmax": "#7a7a7a",
+}
+INK = "#333333"
+FAINT = "#999999"
+LABEL_GAP = 0.05  # least distance between two labels, as a part of the height of a panel
+
+
+def blank_figure(width: float, height: float) -> Figure:
+    """An empty figure that needs no screen."""
+    figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def as_png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def plain(axes: Axes) -> None:
+    """No box, faint axes, a faint grid behind the data."""
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(FAINT)
+    axes.tick_params(colors=INK, which="both", labelsize=9, color=FAINT)
+    axes.grid(axis="y", color="#eeeeee", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.xaxis.label.set(color=INK, fontsize=10)
+
+
+def spread(values: list[float], gap: float) -> list[float]:
+    """Places near `values`, at least `gap` apart and in the same order.
+
+    >>> spread([1.0, 1.0, 5.0], 1.0)
+    [0.5, 1.5, 5.0]
+    """
+    order = sorted(range(len(values)), key=values.__getitem__)
+    clusters: list[tuple[float, int]] = []  # centre and size, lowest first
+    for index in order:
+        centre, size = values[index], 1
+        while clusters and centre - clusters[-1][0] < gap * (size + clusters[-1][1]) / 2:
+            below, others = clusters.pop()
+            centre = (centre * size + below * others) / (size + others)
+            size += others
+        clusters.append((centre, size))
+    flat = [c + gap * (i - (size - 1) / 2) for c, size in clusters for i in range(size)]
+    places = [0.0] * len(values)
+    for index, place in zip(order, flat, strict=True):
+        places[index] = place
+    return places
+
+
+def label_ends(axes: Axes, labels: list[tuple[str, float, str]]) -> None:
+    """Texts (text, height, colour) at the right edge, beside the ends of their lines."""
+    bottom, top = axes.get_ylim()
+    left, right = axes.get_xlim()
+    places = spread([height for _, height, _ in labels], LABEL_GAP * (top - bottom))
+    for (text, height, colour), place in zip(labels, places, strict=True):
+        axes.annotate(
+            text,
+            (right, height),
+            (right + 0.05 * (right - left), place),
+            color=colour,
+            va="center",
+            fontsize=9.5,
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-", "color": colour, "linewidth": 0.7,
+                "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 0,
+            },
+        )  # fmt: skip
