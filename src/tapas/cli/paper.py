@@ -30,7 +30,7 @@ from tapas.paper.gradient_cost import gradient_cost
 from tapas.paper.ledger import Ledger
 from tapas.paper.report import claims_table, study_page
 from tapas.paper.runs import Run
-from tapas.paper.studies import STUDIES, Study, find_study
+from tapas.paper.studies import STUDIES, Study, find_study, fit_quick
 
 app = typer.Typer(
     name="paper",
@@ -165,7 +165,8 @@ def _book(out: Path, *, quick: bool = False) -> Book:
         if file.exists():
             studies[name] = (study.quick() if quick else study, Ledger(file))
     cost = out / "figure-2" / "gradient_cost.json"
-    return Book(studies, json.loads(cost.read_text()) if cost.exists() else None)
+    measured = json.loads(cost.read_text()) if cost.exists() else None
+    return Book(studies, measured, fit=fit_quick) if quick else Book(studies, measured)
 
 
 def _overview(rows: list[Claim]) -> str:

@@ -34,14 +34,16 @@ class Book:
         self,
         studies: Mapping[str, tuple[Study, Ledger]],
         gradient_cost: Mapping[str, float] | None = None,
+        *,
+        fit: Callable[[Cell], Cell] = lambda cell: cell,
     ):
-        self.studies, self.gradient_cost = studies, gradient_cost
+        self.studies, self.gradient_cost, self.fit = studies, gradient_cost, fit
 
     def results(self, study: str, cell: Cell) -> list[Result]:
         if study not in self.studies:
             raise DataError(f"{study} has not been run. `tapas paper {study}` runs it.")
         found, ledger = self.studies[study]
-        return found.experiment.results(ledger, cell)
+        return found.experiment.results(ledger, self.fit(cell))
 
     def accuracy(self, study: str, cell: Cell) -> list[float]:
         return [result["accuracy"] for result in self.results(study, cell)]

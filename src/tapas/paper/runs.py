@@ -101,6 +101,7 @@ def execute(run: Run) -> dict[str, object]:
         "accuracy": accuracy,
         "cross_entropy": loss,
         "train_seconds": round(seconds, 3),
+        "torch": torch.__version__,
         "curve": [[s, round(a, 5), round(c, 5)] for s, a, c in curve],
     }
 

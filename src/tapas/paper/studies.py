@@ -29,13 +29,13 @@ class Study:
             evaluate_every=20,
             lrs=self.experiment.lrs[1:3],
             temperatures=self.experiment.temperatures[:1],
-            cells=tuple(_fit(cell) for cell in self.experiment.cells),
+            cells=tuple(fit_quick(cell) for cell in self.experiment.cells),
         )
-        panels = tuple((title, tuple(_fit(c) for c in cells)) for title, cells in self.panels)
+        panels = tuple((title, tuple(fit_quick(c) for c in cells)) for title, cells in self.panels)
         return replace(self, experiment=small, panels=panels)
 
 
-def _fit(cell: Cell) -> Cell:
+def fit_quick(cell: Cell) -> Cell:
     """Fewer samples for fewer classes, with the same r."""
     return cell._replace(num_samples=cell.num_samples // 4)
 
