@@ -120,7 +120,7 @@ def view_of(table, pool, noise, query=None):
     return PoolView(
         ids=pool.ids,
         log_q=pool.log_q,
-        rows=lambda start, stop: table.read(pool.ids[start:stop]),
+        rows=lambda start, stop: table.rows(pool.ids[start:stop]),
         query=query,
         own=OWN,
         complete=True,

@@ -112,6 +112,7 @@ def _train_with_bars(config: FourWaysConfig) -> FourWaysResult:
         _Rate(),
         TimeRemainingColumn(),
         console=Console(stderr=True),
+        refresh_per_second=4,  # drawing shares the interpreter with the steps that are timed
         transient=True,
         disable=not sys.stderr.isatty(),
     )
@@ -120,13 +121,10 @@ def _train_with_bars(config: FourWaysConfig) -> FourWaysResult:
 
 
 def _mover(bars: Bars, steps: int) -> Callable[[Progress], None]:
-    tasks = {name: bars.add_task(name, total=steps, start=False) for name in METHODS}
+    tasks = {name: bars.add_task(name, total=steps) for name in METHODS}
 
     def move(progress: Progress) -> None:
-        task = tasks[progress.method]
-        if progress.step == 0:
-            bars.start_task(task)
-        bars.update(task, completed=progress.step)
+        bars.update(tasks[progress.method], completed=progress.step)
 
     return move
 

@@ -27,11 +27,14 @@ class Study:
             steps=60,
             search_steps=20,
             evaluate_every=20,
-            lrs=self.experiment.lrs[1:3],
+            lrs=self.experiment.lrs[1:],
             temperatures=self.experiment.temperatures[:1],
             cells=tuple(fit_quick(cell) for cell in self.experiment.cells),
         )
-        panels = tuple((title, tuple(fit_quick(c) for c in cells)) for title, cells in self.panels)
+        panels = tuple(
+            (f"{title} (quick: n/4)", tuple(fit_quick(c) for c in cells))
+            for title, cells in self.panels
+        )
         return replace(self, experiment=small, panels=panels)
 
 
@@ -59,11 +62,11 @@ LINEAR = Experiment(
     task="linear",
     cells=(),
     seeds=(0, 1, 2, 3, 4),
-    steps=12_500,
-    search_steps=5_000,
+    steps=10_000,
+    search_steps=3_000,
     batch=16,
     evaluate_every=500,
-    lrs=(0.05, 0.1, 0.2, 0.4),
+    lrs=(0.05, 0.1, 0.2),
     temperatures=(Temperature(0.3), Temperature(1.0, 0.1)),
     l2=0.001,
 )
@@ -97,10 +100,10 @@ FIGURE_2 = Study(
         cells=tuple(dict.fromkeys((*VARY_R_2, *EQUAL_POOL_2))),
         seeds=(0, 1, 2),
         steps=31_250,
-        search_steps=8_000,
+        search_steps=5_000,
         batch=32,
         evaluate_every=1_250,
-        lrs=(0.025, 0.05, 0.1, 0.2),
+        lrs=(0.05, 0.1, 0.2),
         temperatures=(Temperature(0.3), Temperature(1.0, 0.1)),
         hidden=50,
     ),

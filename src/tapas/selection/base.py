@@ -48,7 +48,7 @@ class Selection(ABC):
         """Places in the pool (keep,), rising, and the log weight of each, (keep,).
 
         A kept class counts exp(log weight) times in the loss: log_q is lowered by it.
-        Called only when keep < len(view).
+        Called inside no_grad, and only when keep < len(view).
         """
 
 

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import isfinite
 from typing import ClassVar
 
 import torch
@@ -60,7 +61,7 @@ class ClassTable(nn.Module, ABC):
 
     @abstractmethod
     def read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """`rows` without the check of `ids`, for callers who know them to be good."""
+        """`rows` without the check of `ids` and inside no_grad, for callers who see to both."""
 
     @abstractmethod
     def write(self, ids: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> None:
@@ -82,7 +83,8 @@ class ClassTable(nn.Module, ABC):
     def rows(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Weights (N, D) and biases (N,) of `ids` (N,), float32. Repeated ids are fine."""
         check_shape({}, ids=(ids, "N"))
-        return self.read(check_ids("ids", ids, self.num_classes).to(self.device))
+        with torch.no_grad():
+            return self.read(check_ids("ids", ids, self.num_classes).to(self.device))
 
     def update(self, ids: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> None:
         """Apply one optimizer step to `ids`. Gradients of a repeated id are summed first.
@@ -107,7 +109,8 @@ class ClassTable(nn.Module, ABC):
 
     def receive(self, ids: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> None:
         """`update` for callers who know shapes and ids to be good."""
-        if not (all_finite(weight_grad) and all_finite(bias_grad)):
+        total = weight_grad.sum() + bias_grad.sum()
+        if not (isfinite(float(total)) or (all_finite(weight_grad) and all_finite(bias_grad))):
             raise UsageError(
                 "the gradient of the class rows holds NaN or inf; no row was changed. Lower the "
                 "learning rate, or drop loss scaling: the head computes in float32."

@@ -96,10 +96,14 @@ class LocalTable(ClassTable):
         return self.weight.device
 
     def read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        weight = self.weight.detach().index_select(0, ids).float()
-        if not self.has_bias:
-            return weight, torch.zeros(ids.shape[0], device=self.device)
-        return weight, self.bias.detach().index_select(0, ids).float()
+        weight = self.weight.index_select(0, ids)
+        if self.has_bias:
+            bias = self.bias.index_select(0, ids)
+        else:
+            bias = torch.zeros(ids.shape[0], device=self.device)
+        if weight.dtype == torch.float32:
+            return weight, bias
+        return weight.float(), bias.float()
 
     @torch.no_grad()
     def select(

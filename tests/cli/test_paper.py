@@ -1,0 +1,61 @@
+"""`tapas paper` as a stranger uses it, in a process of its own."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+STUDIES = ("figure-1", "figure-2", "pool-size", "temperature")
+
+
+def tapas(*arguments, cwd):
+    return subprocess.run(
+        [sys.executable, "-m", "tapas", "paper", *arguments],
+        cwd=cwd, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("study", STUDIES)
+def test_a_quick_study_runs_draws_writes_and_is_not_run_twice(study, tmp_path):
+    done = tapas(study, "--quick", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "results" / "quick" / study
+    assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
+    page = (folder / "README.md").read_text()
+    assert "**missing**" not in page.split("## What was found")[0] or study == "figure-2"
+    ledger = (folder / "results.jsonl").read_text()
+    (folder / "figure.png").unlink()
+    again = tapas(study, "--quick", "--draw", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert (folder / "figure.png").exists()
+    assert (folder / "results.jsonl").read_text() == ledger
+    assert again.stdout.count("\n") == done.stdout.count("\n") > 0
+
+
+def test_the_list_names_every_study(tmp_path):
+    said = tapas("list", cwd=tmp_path).stdout
+    assert all(study in said for study in STUDIES)
+
+
+def test_claims_without_results_are_missing_and_say_what_to_run(tmp_path):
+    done = tapas("claims", "--json", cwd=tmp_path)
+    assert done.returncode == 0
+    rows = json.loads(done.stdout)
+    assert {row["verdict"] for row in rows} == {"missing"}
+    assert "`tapas paper figure-1` runs it" in rows[1]["evidence"]
+
+
+def test_drawing_what_was_never_run_is_one_clear_line(tmp_path):
+    done = tapas("figure-1", "--draw", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("tapas: ")
+    assert "continues where it stopped" in done.stderr
+
+
+def test_a_misspelt_study_is_an_error_of_usage(tmp_path):
+    done = tapas("figure-3000", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "No such command" in done.stderr
