@@ -2,12 +2,15 @@
 # make test    set up and run everything CI runs
 # make check   the quick part: style, types, tests that take no time
 # make bench   measure; every question is one file in benchmarks/
+# make figures run what is missing of the paper's experiments, draw all, judge every claim
 
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check lint bench clean
+STUDIES := figure-1 figure-2 pool-size temperature figure-1-priority figure-2-priority
+
+.PHONY: demo test check lint bench figures clean
 
 demo: $(READY)
 	$(BIN)/tapas demo
@@ -25,6 +28,10 @@ lint: $(READY)
 
 bench: $(READY)
 	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
+
+figures: $(READY)
+	for study in $(STUDIES); do $(BIN)/tapas paper $$study || exit 1; done
+	$(BIN)/tapas paper claims
 
 $(READY): pyproject.toml constraints.txt
 	python3 -m venv $(VENV)

@@ -11,8 +11,8 @@ import tapas
 
 PACKAGE = Path(tapas.__file__).parent
 LAYERS = [
-    {"errors", "shapes", "rng", "candidates", "schedule"},
-    {"proposals", "selection", "losses", "metrics", "encoders", "data"},
+    {"errors", "shapes", "rng", "candidates", "schedule", "version"},
+    {"proposals", "selection", "losses", "metrics", "encoders", "data", "drawing"},
     {"tables"},
     {"heads", "engines"},
     {"training", "retrieval", "paper"},
@@ -22,7 +22,7 @@ RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
 ONLY_IN = {  # library: the folders that may import it
     "typer": {"cli"},
     "rich": {"cli"},
-    "matplotlib": {"training", "paper", "cli"},
+    "matplotlib": {"drawing", "training", "paper"},
     "ray": {"engines"},
     "polars": {"data"},
 }

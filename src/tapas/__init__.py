@@ -1,7 +1,5 @@
 """Softmax models over a hundred thousand to a billion classes, trained with TAPAS."""
 
-from importlib.metadata import PackageNotFoundError, version
-
 from tapas.candidates import Candidates
 from tapas.errors import DataError, TapasError, UsageError
 from tapas.heads import Diagnosis, TapasConfig, TapasSoftmax
@@ -29,11 +27,7 @@ from tapas.tables import (
     RowOptimizer,
     RowwiseAdagrad,
 )
-
-try:
-    __version__ = version("tapas-softmax")
-except PackageNotFoundError:  # run from a source tree that was never installed
-    __version__ = "0+unknown"
+from tapas.version import __version__ as __version__
 
 __all__ = [
     "SGD",

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-STUDIES = ("figure-1", "figure-2", "pool-size", "temperature")
+STUDIES = ("figure-1", "figure-2", "pool-size", "temperature", "figure-1-priority")
 
 
 def tapas(*arguments, cwd):

@@ -25,9 +25,9 @@ from rich.text import Text
 
 from tapas.cli.endings import one_line_endings
 from tapas.cli.results_folder import ResultsFolder
-from tapas.cli.version import installed_version
 from tapas.data import LongTailConfig
 from tapas.training import METHODS, FourWaysConfig, FourWaysResult, Progress, train_four_ways
+from tapas.version import __version__
 
 FEWEST_CLASSES = 200
 DEFAULTS = FourWaysConfig()
@@ -135,7 +135,7 @@ def as_document(result: FourWaysResult) -> dict[str, Any]:
     reference = result.methods[0].step_seconds
     for method, entry in zip(result.methods, document["methods"], strict=True):
         entry["step_seconds_ratio"] = method.step_seconds / reference
-    return {"tapas_version": installed_version(), "num_seeds": 1, **document}
+    return {"tapas_version": __version__, "num_seeds": 1, **document}
 
 
 def print_report(result: FourWaysResult) -> None:

@@ -6,7 +6,7 @@ import typer
 
 from tapas.cli.demo import demo
 from tapas.cli.paper import app as paper
-from tapas.cli.version import installed_version
+from tapas.version import __version__
 
 app = typer.Typer(
     name="tapas",
@@ -20,7 +20,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"tapas {installed_version()}")
+        typer.echo(f"tapas {__version__}")
         raise typer.Exit
 
 

@@ -30,7 +30,7 @@ from tapas.paper.gradient_cost import gradient_cost
 from tapas.paper.ledger import Ledger
 from tapas.paper.report import claims_table, study_page
 from tapas.paper.runs import Run
-from tapas.paper.studies import STUDIES, Study, find_study, fit_quick
+from tapas.paper.studies import FIGURE_2, STUDIES, Study, find_study, fit_quick
 
 app = typer.Typer(
     name="paper",
@@ -115,11 +115,11 @@ def run_study(name: str, out: Path, *, quick: bool, draw: bool, workers: int) ->
     if quick:
         study, out = study.quick(), out / "quick"
     folder = ResultsFolder(out / name)
-    ledger = Ledger(out / name / "results.jsonl")
+    ledger = _ledger(out, study)
     files = {}
     if not draw:
         _conduct(study, ledger, workers)
-        if name == "figure-2":
+        if name == FIGURE_2.name:
             cost = gradient_cost(repeats=20 if quick else 400)
             files["gradient_cost.json"] = (json.dumps(cost, indent=1) + "\n").encode()
             folder.write(files)
@@ -163,10 +163,15 @@ def _book(out: Path, *, quick: bool = False) -> Book:
     for name, study in STUDIES.items():
         file = out / name / "results.jsonl"
         if file.exists():
-            studies[name] = (study.quick() if quick else study, Ledger(file))
+            studies[name] = (study.quick() if quick else study, _ledger(out, study))
     cost = out / "figure-2" / "gradient_cost.json"
     measured = json.loads(cost.read_text()) if cost.exists() else None
     return Book(studies, measured, fit=fit_quick) if quick else Book(studies, measured)
+
+
+def _ledger(out: Path, study: Study) -> Ledger:
+    lender = [out / study.borrows / "results.jsonl"] if study.borrows else []
+    return Ledger(out / study.name / "results.jsonl", also=lender)
 
 
 def _overview(rows: list[Claim]) -> str:

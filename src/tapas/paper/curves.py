@@ -80,7 +80,7 @@ def _curves(axes: Axes, study: Study, ledger: Ledger, cells: Sequence[Cell]) -> 
             )  # fmt: skip
         labels.append((f"{mean[-1]:.3f}  {_short(cell)}", mean[-1], colour))
     bayes = load_task(study.experiment.task).bayes_accuracy
-    if bayes is not None and study.name == "figure-1":
+    if bayes is not None and any(cell.method == "full" for cell in cells):
         axes.axhline(bayes, color=INK, linewidth=1.1, dashes=(5, 4))
         labels.append((f"{bayes:.3f}  Bayes-optimal", bayes, INK))
     axes.set_xlim(first, study.experiment.steps)

@@ -7,7 +7,7 @@ reading, and its run is done again.
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,13 @@ Result = dict[str, Any]
 
 
 class Ledger:
-    """The results of one experiment, by key."""
+    """The results of one experiment, by key; those of `also` are known but not its own."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, also: Sequence[Path] = ()):
         self.path = path
-        self.results: dict[str, Result] = {result["key"]: result for result in _read(path)}
+        self.results: dict[str, Result] = {
+            result["key"]: result for file in (*also, path) for result in _read(file)
+        }
 
     def __contains__(self, run: Run) -> bool:
         return run.key() in self.results

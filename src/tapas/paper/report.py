@@ -13,6 +13,8 @@ def study_page(study: Study, ledger: Ledger, claims: Sequence[Claim]) -> str:
     """Markdown, from the ledger alone."""
     experiment = study.experiment
     seeds = ", ".join(str(seed) for seed in experiment.seeds)
+    mine = [claim for claim in claims if claim.study == study.name]
+    verdicts = ["## Verdicts", "", *claims_table(mine), ""] if mine else []
     lines = [
         f"# {study.title}",
         "",
@@ -23,10 +25,7 @@ def study_page(study: Study, ledger: Ledger, claims: Sequence[Claim]) -> str:
         f"Made by `tapas paper {study.name}` (about {study.minutes} minutes on two cores); drawn "
         f"again from [results.jsonl](results.jsonl) by `tapas paper {study.name} --draw`.",
         "",
-        "## Verdicts",
-        "",
-        *claims_table([claim for claim in claims if claim.study == study.name]),
-        "",
+        *verdicts,
         "## What was found",
         "",
         f"At step {experiment.steps:,}, mean of {len(experiment.seeds)} seeds ({seeds}) with 95 % "

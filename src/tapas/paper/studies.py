@@ -17,6 +17,7 @@ class Study:
     experiment: Experiment
     panels: tuple[tuple[str, tuple[Cell, ...]], ...]  # title and curves of each
     minutes: str  # on two cores
+    borrows: str | None = None  # the study that has run some of the same cells
 
     def quick(self) -> "Study":
         """The same study in about a minute: a small task, few steps, two seeds."""
@@ -43,17 +44,10 @@ def fit_quick(cell: Cell) -> Cell:
     return cell._replace(num_samples=cell.num_samples // 4)
 
 
-def _both_rules(pairs: Sequence[tuple[int, int]]) -> tuple[Cell, ...]:
-    """Cells for (n, r) pairs: sampled softmax where r is 1, else both rules."""
-    return tuple(
-        Cell(method, n, r)
-        for n, r in pairs
-        for method in (("sampled",) if r == 1 else ("top", "priority"))
-    )
-
-
-def _only(cells: Sequence[Cell], rule: str) -> tuple[Cell, ...]:
-    return tuple(c for c in cells if c.method in ("sampled", "full", rule))
+def _cells(rule: str, full: Cell | None, pairs: Sequence[tuple[int, int]]) -> tuple[Cell, ...]:
+    """`full` if any, then a cell for each (n, r), once: sampled softmax where r is 1."""
+    cells = [Cell("sampled" if r == 1 else rule, n, r) for n, r in pairs]
+    return tuple(dict.fromkeys(([full] if full else []) + cells))
 
 
 FULL = Cell("full")
@@ -71,49 +65,78 @@ LINEAR = Experiment(
     l2=0.001,
 )
 
-VARY_R = _both_rules([(16, 1), (16, 2), (16, 4), (16, 8)])
-EQUAL_POOL = _both_rules([(16, 8), (32, 4), (64, 2), (128, 1)])
+VARY_R = ((16, 1), (16, 2), (16, 4), (16, 8))
+EQUAL_POOL = ((16, 8), (32, 4), (64, 2), (128, 1))
 FIGURE_1 = Study(
     name="figure-1",
     title="Linear classifiers",
     claim="With n fixed, accuracy rises with r; at equal n·r the curves approach each other.",
-    experiment=replace(LINEAR, cells=tuple(dict.fromkeys((FULL, *VARY_R, *EQUAL_POOL)))),
+    experiment=replace(LINEAR, cells=_cells("top", FULL, VARY_R + EQUAL_POOL)),
     panels=(
-        ("n = 16, the paper's rule", (FULL, *_only(VARY_R, "top"))),
-        ("n·r = 128, the paper's rule", (FULL, *_only(EQUAL_POOL, "top"))),
-        ("n = 16, priority", (FULL, *_only(VARY_R, "priority"))),
-        ("n·r = 128, priority", (FULL, *_only(EQUAL_POOL, "priority"))),
+        ("n = 16", _cells("top", FULL, VARY_R)),
+        ("n·r = 128", _cells("top", FULL, EQUAL_POOL)),
     ),
     minutes="6",
 )
+FIGURE_1_PRIORITY = replace(
+    FIGURE_1,
+    name="figure-1-priority",
+    title="Linear classifiers, priority rule",
+    claim="None: the same experiment with this library's rule instead of the paper's.",
+    experiment=replace(
+        LINEAR, name="figure-1-priority", cells=_cells("priority", FULL, VARY_R + EQUAL_POOL)
+    ),
+    panels=(
+        ("n = 16", _cells("priority", FULL, VARY_R)),
+        ("n·r = 128", _cells("priority", FULL, EQUAL_POOL)),
+    ),
+    minutes="4 after figure-1",
+    borrows="figure-1",
+)
 
-VARY_R_2 = _both_rules([(64, 1), (64, 2), (64, 4), (64, 8)])
-EQUAL_POOL_2 = _both_rules([(64, 8), (128, 4), (256, 2), (512, 1)])
+VARY_R_2 = ((64, 1), (64, 2), (64, 4), (64, 8))
+EQUAL_POOL_2 = ((64, 8), (128, 4), (256, 2), (512, 1))
+NETWORK = Experiment(
+    name="figure-2",
+    task="network",
+    cells=_cells("top", None, VARY_R_2 + EQUAL_POOL_2),
+    seeds=(0, 1, 2),
+    steps=31_250,
+    search_steps=5_000,
+    batch=32,
+    evaluate_every=1_250,
+    lrs=(0.05, 0.1, 0.2),
+    temperatures=(Temperature(0.3), Temperature(1.0, 0.1)),
+    hidden=50,
+)
 FIGURE_2 = Study(
     name="figure-2",
     title="Networks",
     claim="The gain from r is larger on a harder task, and n=128, r=4 is about as good as "
     "n=512, r=1.",
-    experiment=Experiment(
-        name="figure-2",
-        task="network",
-        cells=tuple(dict.fromkeys((*VARY_R_2, *EQUAL_POOL_2))),
-        seeds=(0, 1, 2),
-        steps=31_250,
-        search_steps=5_000,
-        batch=32,
-        evaluate_every=1_250,
-        lrs=(0.05, 0.1, 0.2),
-        temperatures=(Temperature(0.3), Temperature(1.0, 0.1)),
-        hidden=50,
+    experiment=NETWORK,
+    panels=(
+        ("n = 64", _cells("top", None, VARY_R_2)),
+        ("n·r = 512", _cells("top", None, EQUAL_POOL_2)),
+    ),
+    minutes="15",
+)
+FIGURE_2_PRIORITY = replace(
+    FIGURE_2,
+    name="figure-2-priority",
+    title="Networks, priority rule",
+    claim="None: the same experiment with this library's rule instead of the paper's.",
+    experiment=replace(
+        NETWORK,
+        name="figure-2-priority",
+        cells=_cells("priority", None, VARY_R_2 + EQUAL_POOL_2),
     ),
     panels=(
-        ("n = 64, the paper's rule", _only(VARY_R_2, "top")),
-        ("n·r = 512, the paper's rule", _only(EQUAL_POOL_2, "top")),
-        ("n = 64, priority", _only(VARY_R_2, "priority")),
-        ("n·r = 512, priority", _only(EQUAL_POOL_2, "priority")),
+        ("n = 64", _cells("priority", None, VARY_R_2)),
+        ("n·r = 512", _cells("priority", None, EQUAL_POOL_2)),
     ),
-    minutes="60",
+    minutes="12 after figure-2",
+    borrows="figure-2",
 )
 
 POOL_FACTORS = (1, 2, 4, 8, 16, 32, 63)  # 16 * 63 is every class: no random first pass
@@ -155,7 +178,17 @@ TEMPERATURE = Study(
     minutes="4",
 )
 
-STUDIES = {study.name: study for study in (FIGURE_1, FIGURE_2, POOL_SIZE, TEMPERATURE)}
+STUDIES = {
+    study.name: study
+    for study in (
+        FIGURE_1,
+        FIGURE_2,
+        POOL_SIZE,
+        TEMPERATURE,
+        FIGURE_1_PRIORITY,
+        FIGURE_2_PRIORITY,
+    )
+}
 
 
 def find_study(name: str) -> Study:

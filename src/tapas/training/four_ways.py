@@ -18,6 +18,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -115,7 +116,7 @@ class FourWaysResult:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Said before the first step of a method and after each."""
+    """Said after each step."""
 
     method: str
     step: int
@@ -233,42 +234,36 @@ def score(ranked: Tensor, target: Tensor) -> Score:
 def train_four_ways(
     config: FourWaysConfig, *, on_progress: Callable[[Progress], None] = lambda _: None
 ) -> FourWaysResult:
-    """Train and evaluate each of METHODS in turn. Prints nothing; `on_progress` may."""
+    """Train and evaluate each of METHODS. Prints nothing; `on_progress` may.
+
+    They take turns, from one evaluation to the next, so that a moment in which the machine
+    is busy with something else does not fall on one of them alone.
+    """
     task = build_task(config)
     held_out = task.sample(config.num_held_out, generator=stream(config.seed, "held out"))
-    methods = tuple(
-        _train(method, config, task, held_out, on_progress=on_progress) for method in METHODS
-    )
+    for method in METHODS:
+        rehearsal = Learner(method, config, task)
+        for step in range(WARM_UP_STEPS):
+            rehearsal.step(batch(task, config, step))
+        del rehearsal
+    learners = {method: Learner(method, config, task) for method in METHODS}
+    seconds: dict[str, list[float]] = {method: [] for method in METHODS}
+    curves: dict[str, list[Point]] = {method: [] for method in METHODS}
+    stops = sorted({max(1, round(part * config.steps)) for part in EVALUATED_AT})
+    for start, stop in pairwise([0, *stops]):
+        for method, learner in learners.items():
+            for step in range(start + 1, stop + 1):
+                seconds[method].append(learner.step(batch(task, config, step)))
+                on_progress(Progress(method, step, config.steps))
+            reached = score(learner.rank(held_out.x), held_out.y)
+            curves[method].append(Point(stop, sum(seconds[method]), reached))
     return FourWaysResult(
         config=config,
         num_threads=torch.get_num_threads(),
         torch_version=torch.__version__,
-        methods=methods,
+        methods=tuple(
+            MethodResult(method, statistics.median(seconds[method]), tuple(curves[method]))
+            for method in METHODS
+        ),
         bayes=score(task.bayes_top(held_out.x, RANKED), held_out.y),
     )
-
-
-def _train(
-    method: str,
-    config: FourWaysConfig,
-    task: LongTail,
-    held_out: Examples,
-    *,
-    on_progress: Callable[[Progress], None],
-) -> MethodResult:
-    on_progress(Progress(method, 0, config.steps))
-    rehearsal = Learner(method, config, task)
-    for step in range(WARM_UP_STEPS):
-        rehearsal.step(batch(task, config, step))
-    del rehearsal
-    learner = Learner(method, config, task)
-    evaluated_at = {max(1, round(part * config.steps)) for part in EVALUATED_AT}
-    seconds: list[float] = []
-    curve: list[Point] = []
-    for step in range(1, config.steps + 1):
-        seconds.append(learner.step(batch(task, config, step)))
-        if step in evaluated_at:
-            reached = score(learner.rank(held_out.x), held_out.y)
-            curve.append(Point(step, sum(seconds), reached))
-        on_progress(Progress(method, step, config.steps))
-    return MethodResult(method, statistics.median(seconds), tuple(curve))
