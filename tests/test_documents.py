@@ -38,7 +38,11 @@ def test_the_commands_of_the_readme_run(command, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "file", ["README.md", "CONTRIBUTING.md", *map(str, Path("docs").glob("*"))]
+    "file",
+    sorted(
+        str(p.relative_to(ROOT))
+        for p in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md"))
+    ),
 )
 def test_local_links_lead_somewhere(file):
     text = (ROOT / file).read_text()

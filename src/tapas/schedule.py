@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from tapas.errors import UsageError, pick
-from tapas.shapes import check_positive
+from tapas.shapes import check_positive, number
 
 
 @runtime_checkable
@@ -21,8 +21,8 @@ class Schedule(Protocol):
     def __call__(self, step: int) -> float: ...
 
 
-def _check_temperature(name: str, value: float) -> None:
-    if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
+def check_temperature(name: str, value: float) -> None:
+    if not (math.isfinite(number(value)) and value > 0):
         raise UsageError(f"{name} must be a finite number above 0, got {value!r}.")
 
 
@@ -33,7 +33,7 @@ class Constant:
     value: float
 
     def __post_init__(self) -> None:
-        _check_temperature("temperature", self.value)
+        check_temperature("temperature", self.value)
 
     def __call__(self, step: int) -> float:
         return float(self.value)
@@ -60,8 +60,8 @@ class Anneal:
     shape: str = "linear"  # or "exponential", "cosine"
 
     def __post_init__(self) -> None:
-        _check_temperature("temperature start", self.start)
-        _check_temperature("temperature end", self.end)
+        check_temperature("temperature start", self.start)
+        check_temperature("temperature end", self.end)
         check_positive("temperature steps", self.steps)
         pick("annealing shape", self.shape, _SHAPES)
 
@@ -71,4 +71,6 @@ class Anneal:
 
 def as_schedule(value: float | Schedule) -> Schedule:
     """A number becomes `Constant`; a schedule stays itself."""
-    return value if isinstance(value, Schedule) else Constant(value)
+    if isinstance(value, type) or not isinstance(value, Schedule):
+        return Constant(value)  # type: ignore[arg-type]
+    return value

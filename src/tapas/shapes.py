@@ -3,9 +3,10 @@
 Letters: B examples, L targets of one example, K candidates, C classes, D dimensions.
 """
 
-from math import isfinite
+from math import isfinite, nan
 from operator import index
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +23,7 @@ def check_shape(sizes: dict[str, int], **tensors: tuple[Tensor, str]) -> dict[st
     """
     sizes = dict(sizes)
     for name, (tensor, spec) in tensors.items():
+        check_tensor(name, tensor)
         letters = spec.split()
         ok = tensor.dim() == len(letters) and all(
             sizes.setdefault(letter, size) == size
@@ -33,8 +35,17 @@ def check_shape(sizes: dict[str, int], **tensors: tuple[Tensor, str]) -> dict[st
     return sizes
 
 
+def check_tensor(name: str, value: object) -> None:
+    """A list or an array here is better converted once, by the caller, than in every call."""
+    if not isinstance(value, Tensor):
+        raise UsageError(
+            f"{name} must be a torch.Tensor, got {type(value).__name__}. torch.as_tensor makes one."
+        )
+
+
 def check_integer(name: str, tensor: Tensor) -> Tensor:
     """`tensor` as int64, or an error: a float id is already corrupt above 2^24."""
+    check_tensor(name, tensor)
     if tensor.dtype not in INTEGERS:
         raise UsageError(
             f"{name} has dtype {tensor.dtype}; expected int64 class ids. "
@@ -43,7 +54,7 @@ def check_integer(name: str, tensor: Tensor) -> Tensor:
     return tensor.long()
 
 
-def check_ids(name: str, ids: Tensor, num_classes: int) -> Tensor:
+def check_ids(name: str, ids: Tensor, num_classes: int, *, hint: str = "") -> Tensor:
     """`ids` as int64, or an error naming one outside 0 .. num_classes-1."""
     ids = check_integer(name, ids)
     if ids.numel():
@@ -52,13 +63,14 @@ def check_ids(name: str, ids: Tensor, num_classes: int) -> Tensor:
             bad = low if low < 0 else high
             raise UsageError(
                 f"{name} holds class {bad}; expected ids from 0 to {num_classes - 1} "
-                f"(num_classes={num_classes})."
+                f"(num_classes={num_classes}).{hint}"
             )
     return ids
 
 
 def check_query(query: Tensor, dim: int) -> Tensor:
     """`query` (..., D) as float32 (N, D), or an error naming the first bad row."""
+    check_tensor("query", query)
     if not query.is_floating_point():
         raise UsageError(f"query has dtype {query.dtype}; expected floating point.")
     if query.dim() == 0 or query.shape[-1] != dim:
@@ -79,6 +91,11 @@ def all_finite(tensor: Tensor) -> bool:
     """Whether no entry is NaN or inf. A finite sum proves it; only a bad one pays for more."""
     tensor = tensor.detach()
     return isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())
+
+
+def number(value: object) -> float:
+    """`value` as a float if it is a number, also one of numpy's; NaN if it is not."""
+    return float(value) if isinstance(value, int | float | np.number) else nan
 
 
 def check_positive(name: str, value: int) -> int:

@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 from tapas.cli import demo
 from tapas.cli.main import app
 from tapas.cli.results_folder import ResultsFolder
+from tapas.data import LongTailConfig
 from tapas.errors import UsageError
-from tapas.training import METHODS
+from tapas.training import METHODS, FourWaysConfig, train_four_ways
 
 TINY = ("demo", "--classes", "300", "--steps", "20")
 ENVIRONMENT = {
@@ -132,6 +133,25 @@ def test_two_runs_of_one_seed_agree_but_for_the_time(table_run, json_run):
     assert one["bayes"] == other["bayes"]
     for mine, theirs in zip(one["methods"], other["methods"], strict=True):
         assert [p["score"] for p in mine["curve"]] == [p["score"] for p in theirs["curve"]]
+
+
+@pytest.mark.parametrize(("load", "said"), [(0.9, False), (1.1, True), (None, False)])
+def test_a_busy_machine_is_owned_up_to(monkeypatch, tmp_path, load, said):
+    monkeypatch.setattr(demo, "_load_average", lambda: load)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    config = FourWaysConfig(
+        task=LongTailConfig(num_classes=40, dim=3),
+        steps=2, batch_size=5, num_samples=7, hidden=4, dim=4, num_held_out=9,
+    )  # fmt: skip
+    monkeypatch.setattr(demo, "train_four_ways", lambda *_, **__: train_four_ways(config))
+    ended = invoke("demo", "--out", tmp_path)
+    assert ended.exit_code == 0
+    words = (
+        "The machine was busy before this began (load average 1.1 on 2 cores): "
+        "do not trust these step times.\n"
+    )
+    assert ended.stdout.endswith(words) == said
+    assert json.loads((tmp_path / "results.json").read_text())["load_average_before"] == load
 
 
 def test_a_mistyped_option_is_named_with_exit_code_2():

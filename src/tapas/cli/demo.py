@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -30,6 +31,7 @@ from tapas.training import METHODS, FourWaysConfig, FourWaysResult, Progress, tr
 from tapas.version import __version__
 
 FEWEST_CLASSES = 200
+BUSY = 0.5  # load for each core, before we add ours, that makes step times worthless
 DEFAULTS = FourWaysConfig()
 
 
@@ -82,8 +84,9 @@ def demo(
 
         folder = ResultsFolder(out)
         config = FourWaysConfig(task=LongTailConfig(num_classes=classes), steps=steps, seed=seed)
+        load = _load_average()
         result = _train_with_bars(config)
-        document = json.dumps(as_document(result), indent=2) + "\n"
+        document = json.dumps(as_document(result, load), indent=2) + "\n"
         folder.write(
             {"figure.png": draw_four_ways(result), "results.json": document.encode("utf-8")}
         )
@@ -91,6 +94,11 @@ def demo(
             sys.stdout.write(document)
         else:
             print_report(result)
+            if load is not None and load > BUSY * (os.cpu_count() or 1):
+                typer.echo(
+                    f"The machine was busy before this began (load average {load:.1f} on "
+                    f"{os.cpu_count()} cores): do not trust these step times."
+                )
         typer.echo(f"Wrote {out / 'figure.png'} and {out / 'results.json'}.", err=True)
 
 
@@ -129,13 +137,24 @@ def _mover(bars: Bars, steps: int) -> Callable[[Progress], None]:
     return move
 
 
-def as_document(result: FourWaysResult) -> dict[str, Any]:
+def _load_average() -> float | None:
+    """Processes that wanted a core in the last minute; None where the system does not say."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def as_document(result: FourWaysResult, load_average: float | None) -> dict[str, Any]:
     """Everything that was asked, where it ran, and what came out: what results.json holds."""
     document = asdict(result)
     reference = result.methods[0].step_seconds
     for method, entry in zip(result.methods, document["methods"], strict=True):
         entry["step_seconds_ratio"] = method.step_seconds / reference
-    return {"tapas_version": __version__, "num_seeds": 1, **document}
+    return {
+        "tapas_version": __version__,
+        "num_seeds": 1,
+        "load_average_before": load_average,
+        "num_cores": os.cpu_count(),
+        **document,
+    }
 
 
 def print_report(result: FourWaysResult) -> None:

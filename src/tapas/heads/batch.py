@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tapas.candidates import first_mentions
 from tapas.errors import UsageError
-from tapas.shapes import check_ids, check_integer, check_query
+from tapas.shapes import check_ids, check_integer, check_query, check_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,8 @@ def prepare(
     weigh what it says, and nothing is normalised. An empty batch, or one whose every
     target is to be ignored, is an error: there is no loss to speak of.
     """
+    check_tensor("query", query)
+    check_tensor("target", target)
     shape = query.shape[:-1]
     if target.shape == shape:
         target = target.unsqueeze(-1)
@@ -66,19 +68,17 @@ def prepare(
             f"target has shape {tuple(target.shape)}: no example has a target. Skip such a batch."
         )
     flat = check_query(query, dim)
-    ids = check_integer("target", target).reshape(len(flat), -1)
+    target = check_integer("target", target).to(flat.device)
+    ids = target.reshape(len(flat), -1)
     low, high = ids.aminmax()
     if int(low) >= 0 > ignore_index and int(high) < num_classes:  # most batches: no padding
         weights = _weights(weight, target, None)
-        ids = ids.to(flat.device)
         counted = first_mentions(ids) if ids.shape[1] > 1 else None
         return Batch(flat, ids, weights, counted, None, shape)
     padding = ids == ignore_index
     ids = ids.masked_fill(padding, 0)
-    check_ids("target", ids, num_classes)
+    check_ids("target", ids, num_classes, hint=f" Padding is ignore_index={ignore_index}.")
     weights = _weights(weight, target, padding)
-    ids = ids.to(flat.device)
-    padding = padding.to(flat.device)
     places = (~padding.all(dim=1)).nonzero()[:, 0]
     if not len(places):
         raise UsageError(
@@ -101,16 +101,21 @@ def _weights(weight: Tensor | None, target: Tensor, padding: Tensor | None) -> T
         if num_targets == 1:
             return None
         if padding is None:
-            return torch.full((1, 1), 1 / num_targets, device=target.device).expand(
-                target.numel() // num_targets, num_targets
-            )
+            share = torch.full((1, 1), 1 / num_targets, dtype=torch.float32, device=target.device)
+            return share.expand(target.numel() // num_targets, num_targets)
         real = (~padding).float()
         return real / real.sum(dim=1, keepdim=True).clamp(min=1)
+    check_tensor("weight", weight)
+    if weight.requires_grad:
+        raise UsageError(
+            "weight requires a gradient, which the head does not give. Detach it, or use "
+            "reduction='none' and multiply."
+        )
     if weight.shape != target.shape:
         raise UsageError(
             f"weight has shape {tuple(weight.shape)}; expected {tuple(target.shape)}, as target."
         )
-    flat = weight.detach().float().reshape(-1, num_targets)
+    flat = weight.to(target.device, torch.float32).reshape(-1, num_targets)
     if padding is not None:
         flat = flat.masked_fill(padding, 0.0)
     if not bool((flat.isfinite() & (flat >= 0)).all()):

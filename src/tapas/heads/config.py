@@ -1,6 +1,7 @@
 """The settings of a TAPAS head, checked once and never changed."""
 
 from dataclasses import dataclass, field
+from operator import index
 
 from tapas.errors import UsageError
 from tapas.schedule import Constant, Schedule
@@ -22,8 +23,12 @@ class TapasConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_positive("num_samples", self.num_samples)
-        check_positive("presample_factor", self.presample_factor)
+        for name in ("num_samples", "presample_factor"):
+            object.__setattr__(self, name, check_positive(name, getattr(self, name)))
+        try:  # a plain int: torch.load refuses numpy's in a checkpoint
+            object.__setattr__(self, "seed", index(self.seed))
+        except TypeError:
+            raise UsageError(f"seed must be a whole number, got {self.seed!r}.") from None
         for name, known in (
             ("correction", ("proposal", "none")),
             ("reduction", ("mean", "sum", "none")),

@@ -14,7 +14,7 @@ CLASSES_PER_CHUNK = 4096
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Five numbers; all but `pool_effective_size` are shares or cosines, 1 at best."""
+    """Five numbers: shares from 0 to 1, a cosine, and an effective number of classes."""
 
     top_coverage: float  # share of the n classes the batch scores highest of all that are kept
     pool_effective_size: float  # (sum w)^2 / sum w^2, w = exp(logit - log_q); mean over examples

@@ -5,6 +5,7 @@ cross-entropy on targets and kept classes. r = 1 is sampled softmax.
 """
 
 from contextlib import AbstractContextManager
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -12,17 +13,22 @@ from torch import Tensor, nn
 from tapas.candidates import Candidates
 from tapas.errors import UsageError
 from tapas.heads.batch import Batch, prepare
+from tapas.heads.building import (
+    DEFAULT_ROW_OPTIMIZER,
+    TableOptions,
+    build_proposal,
+    build_table,
+)
 from tapas.heads.config import TapasConfig
 from tapas.heads.diagnostics import Diagnosis, diagnose
 from tapas.losses import sampled_softmax_loss
-from tapas.proposals import Proposal, Uniform
+from tapas.precision import in_float32
+from tapas.proposals import Proposal
 from tapas.rng import stream
-from tapas.schedule import Schedule, as_schedule
+from tapas.schedule import Schedule, as_schedule, check_temperature
 from tapas.selection import Selection, as_selection
-from tapas.shapes import check_ids, check_query
-from tapas.tables import ClassTable, LocalTable, RowOptimizer, RowwiseAdagrad
-
-DEFAULT_ROW_OPTIMIZER = RowwiseAdagrad(lr=0.1)
+from tapas.shapes import check_ids, check_query, check_tensor
+from tapas.tables import ClassTable, RowOptimizer
 
 
 class TapasSoftmax(nn.Module):
@@ -77,41 +83,21 @@ class TapasSoftmax(nn.Module):
             ignore_index=ignore_index,
             seed=seed,
         )
-        if table is None:
-            if num_classes is None or dim is None:
-                raise UsageError("pass num_classes and dim, or a table.")
-            table = LocalTable(
-                num_classes,
-                dim,
+        self.table = build_table(
+            table,
+            num_classes,
+            dim,
+            num_samples=num_samples,
+            seed=seed,
+            options=TableOptions(
                 row_optimizer=row_optimizer,
-                dtype=dtype,
                 bias=bias,
+                dtype=dtype,
                 num_shards=num_shards,
-                seed=seed,
                 device=device,
-            )
-        for name, given in (("num_classes", num_classes), ("dim", dim)):
-            if given not in (None, getattr(table, name)):
-                raise UsageError(
-                    f"{name} is {given}, but the table has {getattr(table, name)}. Leave it out."
-                )
-        if num_samples > table.num_classes:
-            raise UsageError(
-                f"num_samples is {num_samples}, but there are only {table.num_classes} classes. "
-                "With so few, plain cross_entropy is exact and faster."
-            )
-        if num_shards > num_samples:
-            raise UsageError(
-                f"num_shards is {num_shards}, but only num_samples={num_samples} classes are kept: "
-                "some shards would keep none. Keep at least one for each shard."
-            )
-        self.table = table
-        self.proposal = proposal if proposal is not None else Uniform(table.num_classes)
-        if self.proposal.num_classes != table.num_classes:
-            raise UsageError(
-                f"the proposal is over {self.proposal.num_classes} classes, the table has "
-                f"{table.num_classes}. Build both from one number."
-            )
+            ),
+        )
+        self.proposal = build_proposal(proposal, self.table.num_classes)
         self.step = 0
 
     @property
@@ -121,8 +107,11 @@ class TapasSoftmax(nn.Module):
     @property
     def temperature(self) -> float:
         """tau at the current step."""
-        return self.config.temperature(self.step)
+        value = self.config.temperature(self.step)
+        check_temperature("temperature", value)
+        return float(value)
 
+    @in_float32
     def forward(
         self,
         query: Tensor,
@@ -139,10 +128,8 @@ class TapasSoftmax(nn.Module):
             weight:  the shape of `target`. Left out, an example's targets share 1 evenly.
             context: previous class of each example, for proposals that look at it.
         """
-        if torch.is_autocast_enabled(query.device.type):
-            with torch.autocast(query.device.type, enabled=False):
-                return self.forward(query, target, weight, context=context)
         batch = self._prepare(query, target, weight)
+        self._check_context(context, batch)
         kept = self._keep(batch.query, batch.target, context)
         positive, log_sum = self.table.sampled_logits(batch.query, batch.target, kept)
         loss = sampled_softmax_loss(positive, log_sum, batch.weight, batch.counted)
@@ -150,6 +137,7 @@ class TapasSoftmax(nn.Module):
             self.step += 1
         return batch.reduce(loss, self.config.reduction)
 
+    @in_float32
     def sample(
         self, query: Tensor, target: Tensor | None = None, *, context: Tensor | None = None
     ) -> Candidates:
@@ -182,6 +170,13 @@ class TapasSoftmax(nn.Module):
         generator = stream(self.config.seed, "draws", self.step)
         return self._second_pass(query, own, self._first_pass(context, generator), generator)
 
+    def _check_context(self, context: Tensor | None, batch: Batch) -> None:
+        if context is not None and context.shape != batch.shape:
+            raise UsageError(
+                f"context has shape {tuple(context.shape)}; expected {tuple(batch.shape)}, the "
+                "previous class of every example."
+            )
+
     def _first_pass(self, context: Tensor | None, generator: torch.Generator) -> Candidates:
         """S': min(r*n, C) distinct classes from Q."""
         size = min(self.config.presample_factor * self.config.num_samples, self.num_classes)
@@ -199,7 +194,7 @@ class TapasSoftmax(nn.Module):
             scorers = rule.score_queries or len(query)
             complete = scorers >= len(query)
             if not complete:
-                chosen = torch.randperm(len(query), generator=generator)[:scorers]
+                chosen = torch.randperm(len(query), generator=generator, device="cpu")[:scorers]
                 chosen = chosen.to(query.device)
                 query, own = query[chosen], own[chosen]
             pool = self.table.select(
@@ -220,18 +215,26 @@ class TapasSoftmax(nn.Module):
         """Several backward passes, one update of the rows at the end of the block."""
         return self.table.accumulate()
 
+    @in_float32
     def top(self, query: Tensor, k: int, *, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The k best of all classes for `query` (..., D): scores and ids, (..., k).
 
         Exact, in chunks; equal scores by rising id. `exclude` (..., E) are classes to leave
         out of a row, negative is padding; where fewer than k remain ids end in -1.
         """
-        flat = query.reshape(-1, query.shape[-1]) if query.dim() else query
+        flat = check_query(query, self.table.dim)
         if exclude is not None:
-            exclude = exclude.reshape(len(flat), -1)
+            check_tensor("exclude", exclude)
+            if exclude.dim() != query.dim() or exclude.shape[:-1] != query.shape[:-1]:
+                raise UsageError(
+                    f"exclude has shape {tuple(exclude.shape)}; expected one row of ids for each "
+                    f"query of {tuple(query.shape)}. Pad rows with -1."
+                )
+            exclude = exclude.reshape(len(flat), exclude.shape[-1])
         score, ids = self.table.top(flat, k, exclude=exclude)
         return score.view(*query.shape[:-1], k), ids.view(*query.shape[:-1], k)
 
+    @in_float32
     @torch.no_grad()
     def log_prob(self, query: Tensor, ids: Tensor) -> Tensor:
         """Exact log-probability of `ids` (..., L) given `query` (..., D), over all classes."""
@@ -247,6 +250,7 @@ class TapasSoftmax(nn.Module):
         logit += bias.view_as(wanted)
         return (logit - self.table.log_partition(flat)[:, None]).view(ids.shape)
 
+    @in_float32
     @torch.no_grad()
     def full_loss(self, query: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
         """The exact softmax loss over all classes, in chunks; what `forward` estimates."""
@@ -255,6 +259,7 @@ class TapasSoftmax(nn.Module):
         loss = -log_prob if batch.weight is None else -log_prob * batch.weight
         return batch.reduce(loss.sum(dim=1), self.config.reduction)
 
+    @in_float32
     def diagnose(
         self, query: Tensor, target: Tensor, *, context: Tensor | None = None
     ) -> Diagnosis:
@@ -264,6 +269,11 @@ class TapasSoftmax(nn.Module):
         pool = self._first_pass(context, generator)
         kept = self._second_pass(batch.query, batch.target, pool, generator)
         return diagnose(self.table, batch, pool, kept, self.temperature)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """False freezes the rows; without it they move in `backward`, in `eval()`, too."""
+        self.table.requires_grad_(requires_grad)
+        return super().requires_grad_(requires_grad)
 
     def get_extra_state(self) -> dict[str, int]:
         return {"step": self.step, "seed": self.config.seed}

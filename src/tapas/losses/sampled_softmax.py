@@ -60,7 +60,10 @@ def sampled_softmax_loss(
     >>> sampled_softmax_loss(torch.zeros(1, 1), torch.tensor([3.0]).log())  # four equal logits
     tensor([1.3863])
     """
-    check_shape({}, positive=(positive, "B L"), log_sum=(log_sum, "B"))
+    sizes = check_shape({}, positive=(positive, "B L"), log_sum=(log_sum, "B"))
+    for name, given in (("weight", weight), ("counted", counted)):
+        if given is not None:
+            check_shape(sizes, **{name: (given, "B L")})
     if positive.shape[1] == 1 and counted is None:
         # softplus keeps what the difference of two large logarithms would round away
         loss = functional.softplus(log_sum - positive[:, 0])

@@ -26,14 +26,16 @@ def rank_classes(scores: Tensor, k: int, *, seed: int = 0) -> Tensor:
         raise UsageError(f"k is {k}, but there are only {sizes['C']} classes.")
     if bool(scores.isnan().any()):
         raise UsageError("scores hold NaN, which has no rank.")
-    shuffle = torch.rand(scores.shape, generator=stream(seed, "ties"), dtype=torch.float64)
+    shuffle = torch.rand(
+        scores.shape, generator=stream(seed, "ties"), dtype=torch.float64, device="cpu"
+    )
     shuffle = shuffle.argsort(dim=1).to(scores.device)
     order = scores.gather(1, shuffle).sort(dim=1, descending=True, stable=True).indices[:, :k]
     return shuffle.gather(1, order)
 
 
 def precision_at_k(ranked: Tensor, target: Tensor, k: int) -> Tensor:
-    """|Z_k ∩ Y| / k: (B,)."""
+    """|Z_k ∩ Y| / k: (B,). 0 for an example without targets."""
     hit, _ = _hits(ranked, target, k)
     return hit.sum(dim=1) / k
 
@@ -67,7 +69,10 @@ def average_precision_at_k(
 
 
 def ndcg_at_k(ranked: Tensor, target: Tensor, k: int) -> Tensor:
-    """Discounted gain, 1 / log2(rank + 1) for every hit, over that of a perfect list: (B,)."""
+    """Discounted gain, 1 / log2(rank + 1) for every hit, over that of a perfect list: (B,).
+
+    NaN for an example without targets.
+    """
     hit, num_targets = _hits(ranked, target, k)
     gain = 1 / torch.log2(torch.arange(2, k + 2, device=hit.device).float())
     ideal = torch.cat([gain.new_zeros(1), gain.cumsum(0)])[num_targets.clamp(max=k).long()]

@@ -17,11 +17,11 @@ class AliasTable:
     def __init__(self, weights: Tensor):
         scaled = weights.double() * (weights.shape[0] / weights.double().sum())
         self.threshold = scaled.clamp(max=1.0)
-        self.partner = torch.arange(weights.shape[0])
+        self.partner = torch.arange(weights.shape[0], device=weights.device)
         light, heavy = (scaled < 1).nonzero()[:, 0], (scaled >= 1).nonzero()[:, 0]
         if not (len(light) and len(heavy)):
             return  # equal weights: every bucket is full, or short of it by a rounding error
-        lacking = torch.cat([torch.zeros(1, dtype=torch.float64), (1 - scaled[light]).cumsum(0)])
+        lacking = torch.cat([scaled.new_zeros(1), (1 - scaled[light]).cumsum(0)])
         spare = (scaled[heavy] - 1).cumsum(0)
         giver = torch.searchsorted(spare, lacking[:-1], right=True).clamp_(max=len(heavy) - 1)
         self.partner[light] = heavy[giver]
@@ -33,6 +33,8 @@ class AliasTable:
 
     def draw(self, k: int, *, generator: torch.Generator) -> Tensor:
         """`k` independent positions, (k,) int64."""
-        u = torch.rand(k, generator=generator, dtype=torch.float64).mul_(self.threshold.shape[0])
+        u = torch.rand(k, generator=generator, dtype=torch.float64, device="cpu").mul_(
+            self.threshold.shape[0]
+        )
         bucket = u.long().clamp_(max=self.threshold.shape[0] - 1)
         return torch.where(u - bucket < self.threshold[bucket], bucket, self.partner[bucket])

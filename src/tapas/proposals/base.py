@@ -54,7 +54,9 @@ class Proposal(ABC):
                 f"cannot draw {k} distinct classes from {self.num_classes}. Ask for fewer."
             )
         if k == self.num_classes:
-            return Candidates(torch.arange(k), torch.zeros(k))
+            return Candidates(
+                torch.arange(k, device="cpu"), torch.zeros(k, dtype=torch.float32, device="cpu")
+            )
         if self.num_classes <= max(4 * k, RACE_BELOW):
             return self._race(k, generator)
         return self._draw_until_distinct(k, generator)
@@ -72,6 +74,11 @@ class Proposal(ABC):
             ordered, place = torch.sort(draws, stable=True)
             new = torch.ones_like(ordered, dtype=torch.bool)
             torch.ne(ordered[1:], ordered[:-1], out=new[1:])
+            if int(ordered[0]) < 0 or int(ordered[-1]) >= self.num_classes:
+                worst = int(ordered[0] if ordered[0] < 0 else ordered[-1])
+                raise UsageError(
+                    f"{self!r} drew class {worst}; expected ids from 0 to {self.num_classes - 1}."
+                )
             start = new.nonzero()[:, 0]
             found, tries = start.shape[0], draws.shape[0]
             if found > k:
@@ -104,7 +111,7 @@ class Proposal(ABC):
         Given the arrival t of the one after them, a kept class had the chance
         1 - exp(-q t), which makes the inverse-weighted sum exactly unbiased.
         """
-        log_p = self.log_prob(torch.arange(self.num_classes))
+        log_p = self.log_prob(torch.arange(self.num_classes, device="cpu"))
         arrival = torch.empty_like(log_p).exponential_(generator=generator).log_() - log_p
         earliest = arrival.topk(k + 1, largest=False)
         if bool(earliest.values[k - 1].isinf()):

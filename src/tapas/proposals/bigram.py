@@ -40,6 +40,9 @@ class Bigram(Proposal):
         kappa: float = 1.0,
     ):
         self.num_classes, self.unigram, self.kappa = unigram.num_classes, unigram, float(kappa)
+        previous, following, counts = (
+            torch.as_tensor(x).cpu() for x in (previous, following, counts)
+        )
         if not 0 < self.kappa < float("inf"):
             raise UsageError(f"kappa must be a finite number above 0, got {kappa!r}.")
         check_ids("previous", previous, self.num_classes)
@@ -58,7 +61,7 @@ class Bigram(Proposal):
         self.contexts, lengths = torch.unique_consecutive(
             previous.long()[order], return_counts=True
         )
-        zero = torch.zeros(1, dtype=torch.int64)
+        zero = lengths.new_zeros(1)
         self.starts = torch.cat([zero, lengths.cumsum(0)])
         self.counts = counts[order]
 
@@ -68,7 +71,9 @@ class Bigram(Proposal):
                 "a Bigram proposal needs the previous class of every row: pass "
                 "context=previous to the head, or call bigram.given(previous)."
             )
-        return _BatchBigram(self, check_integer("context", context).reshape(-1).cpu())
+        context = check_integer("context", context).reshape(-1).cpu()
+        check_ids("context", context.clamp(min=0), self.num_classes)
+        return _BatchBigram(self, context)
 
     def draw(self, k: int, *, generator: torch.Generator) -> Tensor:
         return self.given(None).draw(k, generator=generator)
@@ -96,15 +101,15 @@ class _BatchBigram(Proposal):
         start, end = bigram.starts[row], bigram.starts[row + 1]
         # every pair of the batch's contexts, laid end to end
         length = end - start
-        owner = torch.repeat_interleave(torch.arange(len(row)), length)
-        offset = torch.arange(len(owner)) - (length.cumsum(0) - length)[owner]
+        owner = torch.repeat_interleave(length)
+        offset = torch.arange(len(owner), device="cpu") - (length.cumsum(0) - length)[owner]
         pair = start[owner] + offset
         count = bigram.counts[pair]
-        seen = torch.zeros(len(row), dtype=torch.float64).index_add_(0, owner, count)
+        seen = count.new_zeros(len(row)).index_add_(0, owner, count)
         share = repeats.double() / len(context) * (seen / (seen + bigram.kappa))
         mass = count / seen[owner] * share[owner]
         self.ids, slot = torch.unique(bigram.following[pair], return_inverse=True)
-        self.mass = torch.zeros(len(self.ids), dtype=torch.float64).index_add_(0, slot, mass)
+        self.mass = mass.new_zeros(len(self.ids)).index_add_(0, slot, mass)
         self.cumulative = self.mass.cumsum(0)
         self.pair_share = float(share.sum())
         # not 1 - pair_share, which rounds to 0 where counts dwarf kappa
@@ -114,7 +119,7 @@ class _BatchBigram(Proposal):
 
     def draw(self, k: int, *, generator: torch.Generator) -> Tensor:
         ids = self.unigram.draw(k, generator=generator)
-        u = torch.rand(k, generator=generator, dtype=torch.float64)
+        u = torch.rand(k, generator=generator, dtype=torch.float64, device="cpu")
         paired = (u < self.pair_share).nonzero()[:, 0]
         place = torch.searchsorted(self.cumulative, u[paired], right=True)
         ids[paired] = self.ids[place.clamp_(max=max(len(self.ids) - 1, 0))]

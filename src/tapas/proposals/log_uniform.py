@@ -22,7 +22,7 @@ class LogUniform(Proposal):
         self.num_classes = check_positive("num_classes", num_classes)
 
     def draw(self, k: int, *, generator: torch.Generator) -> Tensor:
-        u = torch.rand(k, generator=generator, dtype=torch.float64)
+        u = torch.rand(k, generator=generator, dtype=torch.float64, device="cpu")
         ids = torch.expm1(u * math.log1p(self.num_classes)).long()
         return ids.clamp_(max=self.num_classes - 1)  # expm1 can round up to exactly C
 

@@ -16,6 +16,9 @@ class Mixture(Proposal):
         self.parts = tuple(parts)
         if not self.parts:
             raise UsageError("a mixture needs at least one proposal, got none.")
+        for part in self.parts:
+            if not isinstance(part, Proposal):
+                raise UsageError(f"the parts of a mixture must be proposals, got {part!r}.")
         sizes = [part.num_classes for part in self.parts]
         if len(set(sizes)) > 1:
             raise UsageError(f"the parts of a mixture must share num_classes, got {sizes}.")
@@ -26,17 +29,17 @@ class Mixture(Proposal):
                 f"a mixture of {len(self.parts)} proposals needs as many weights, each finite and "
                 f"above 0, got {given}."
             )
-        self.weights = torch.tensor(given, dtype=torch.float64)
+        self.weights = torch.tensor(given, dtype=torch.float64, device="cpu")
         self.weights /= self.weights.sum()
 
     def given(self, context: Tensor | None) -> "Mixture":
         return Mixture([part.given(context) for part in self.parts], self.weights.tolist())
 
     def draw(self, k: int, *, generator: torch.Generator) -> Tensor:
-        u = torch.rand(k, generator=generator, dtype=torch.float64)
+        u = torch.rand(k, generator=generator, dtype=torch.float64, device="cpu")
         part = torch.searchsorted(self.weights.cumsum(0), u, right=True)
         part.clamp_(max=len(self.parts) - 1)
-        ids = torch.empty(k, dtype=torch.int64)
+        ids = torch.empty_like(part)
         for i, proposal in enumerate(self.parts):
             mine = (part == i).nonzero()[:, 0]
             if len(mine):

@@ -19,7 +19,7 @@ from tapas.candidates import find
 from tapas.errors import DataError, UsageError
 from tapas.proposals.alias import AliasTable
 from tapas.proposals.base import Proposal
-from tapas.shapes import check_ids, check_positive
+from tapas.shapes import check_ids, check_positive, number
 
 Counts = Tensor | NDArray[np.generic] | Sequence[float]
 
@@ -47,9 +47,9 @@ class Squashed(Proposal):
         beta: float | None = None,
         num_classes: int | None = None,
     ):
-        if not (isinstance(alpha, int | float) and 0 <= alpha <= 1):
+        if not 0 <= number(alpha) <= 1:
             raise UsageError(f"alpha must be between 0 and 1, got {alpha!r}.")
-        if beta is not None and not (math.isfinite(beta) and beta > 0):
+        if beta is not None and not (math.isfinite(number(beta)) and beta > 0):
             raise UsageError(
                 f"beta must be a finite number above 0, got {beta!r}: at 0 an unseen class could "
                 "never be drawn. Leave it out for the value of a class seen once."
@@ -72,6 +72,11 @@ class Squashed(Proposal):
         self.head_ids, value = ids[above], value[above]
         floor_mass = self.beta * self.num_classes
         norm = floor_mass + float((value - self.beta).sum())
+        if not (self.beta > 0 and math.isfinite(norm)):
+            raise DataError(
+                f"counts from {float(seen.min()):g} to {float(seen.max()):g} with beta "
+                f"{self.beta:g} are beyond what float64 can normalise. Scale them, or clip them."
+            )
         self._floor_share = floor_mass / norm
         self._floor_log_prob = math.log(self.beta) - math.log(norm)
         self._head_log_prob = value.log() - math.log(norm)
@@ -82,15 +87,15 @@ class Squashed(Proposal):
         """log_prob of every class, where that array is no larger than a few heads."""
         if self.num_classes > 4 * len(self.head_ids):
             return None
-        spread = torch.full((self.num_classes,), self._floor_log_prob, dtype=torch.float64)
+        spread = self._head_log_prob.new_full((self.num_classes,), self._floor_log_prob)
         spread[self.head_ids] = self._head_log_prob
         return spread
 
     def draw(self, k: int, *, generator: torch.Generator) -> Tensor:
-        ids = torch.randint(self.num_classes, (k,), generator=generator)
+        ids = torch.randint(self.num_classes, (k,), generator=generator, device="cpu")
         if self._alias is None:
             return ids
-        u = torch.rand(k, generator=generator, dtype=torch.float64)
+        u = torch.rand(k, generator=generator, dtype=torch.float64, device="cpu")
         from_head = (u >= self._floor_share).nonzero()[:, 0]
         head = self._alias.draw(len(from_head), generator=generator)
         return ids.index_copy_(0, from_head, self.head_ids[head])
@@ -100,9 +105,9 @@ class Squashed(Proposal):
         if self._by_class is not None:
             return self._by_class[ids]
         if self._alias is None:
-            return torch.full(ids.shape, self._floor_log_prob, dtype=torch.float64)
+            return torch.full_like(ids, self._floor_log_prob, dtype=torch.float64)
         place, found = find(self.head_ids, ids)
-        floor = torch.full((), self._floor_log_prob, dtype=torch.float64)
+        floor = self._head_log_prob.new_full((), self._floor_log_prob)
         return torch.where(found, self._head_log_prob[place], floor)
 
     def __repr__(self) -> str:
@@ -120,7 +125,7 @@ def _sparse_counts(
         if num_classes is None:
             raise UsageError("sparse counts (ids, counts) need num_classes=...")
         check_positive("num_classes", num_classes)
-        ids, seen = torch.as_tensor(counts[0]), _check_counts(counts[1])
+        ids, seen = torch.as_tensor(counts[0]).cpu(), _check_counts(counts[1])
         ids = check_ids("count ids", ids, num_classes)
         if ids.shape != seen.shape:
             raise UsageError(
@@ -140,13 +145,13 @@ def _sparse_counts(
                 "num_classes out, or pass sparse counts (ids, counts)."
             )
         num_classes = check_positive("num_classes", seen.shape[0])
-        ids = torch.arange(num_classes)
+        ids = torch.arange(num_classes, device="cpu")
     positive = seen > 0
     return ids[positive], seen[positive], num_classes
 
 
 def _check_counts(counts: Counts) -> Tensor:
-    seen = torch.as_tensor(counts).detach().to("cpu", torch.float64)
+    seen = torch.as_tensor(counts, dtype=torch.float64, device="cpu").detach()
     if seen.dim() != 1:
         raise UsageError(f"counts has shape {tuple(seen.shape)}; expected (C,).")
     bad = (~(seen.isfinite() & (seen >= 0))).nonzero()

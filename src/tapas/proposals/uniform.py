@@ -20,7 +20,7 @@ class Uniform(Proposal):
         self.num_classes = check_positive("num_classes", num_classes)
 
     def draw(self, k: int, *, generator: torch.Generator) -> Tensor:
-        return torch.randint(self.num_classes, (k,), generator=generator)
+        return torch.randint(self.num_classes, (k,), generator=generator, device="cpu")
 
     def sample(self, k: int, *, generator: torch.Generator) -> Candidates:
         """As in `Proposal`; every class has the same chance k / C, so few need no race."""
@@ -28,12 +28,14 @@ class Uniform(Proposal):
         if not k < self.num_classes <= PERMUTED_PER_SAMPLE * k:
             return super().sample(k, generator=generator)
         check_generator(generator)
-        ids = torch.randperm(self.num_classes, generator=generator)[:k].sort().values
-        return Candidates(ids, torch.full((k,), math.log(k / self.num_classes)))
+        ids = torch.randperm(self.num_classes, generator=generator, device="cpu")[:k].sort().values
+        return Candidates(
+            ids, torch.full_like(ids, math.log(k / self.num_classes), dtype=torch.float32)
+        )
 
     def log_prob(self, ids: Tensor) -> Tensor:
         ids = check_ids("ids", ids, self.num_classes)
-        return torch.full(ids.shape, -math.log(self.num_classes), dtype=torch.float64)
+        return torch.full_like(ids, -math.log(self.num_classes), dtype=torch.float64)
 
     def __repr__(self) -> str:
         return f"Uniform({self.num_classes})"

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tapas.candidates import find
+from tapas.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class PoolView:
 class Selection(ABC):
     """A rule for the second pass: which `keep` of the pool stay, and at what weight."""
 
-    score_queries: int | None  # score with this many queries of a batch; None is all of them
+    score_queries: int | None = None  # score with this many queries of a batch; None is all
 
     @abstractmethod
     def pick(self, view: PoolView, keep: int) -> tuple[Tensor, Tensor]:
@@ -50,6 +51,22 @@ class Selection(ABC):
         A kept class counts exp(log weight) times in the loss: log_q is lowered by it.
         Called inside no_grad, and only when keep < len(view).
         """
+
+
+def check_pick(
+    rule: Selection, places: Tensor, log_weight: Tensor, keep: int, size: int
+) -> tuple[Tensor, Tensor]:
+    """What a rule answered, or an error: unsorted places would hide own targets from the loss."""
+    fits = places.shape == log_weight.shape == (keep,) and places.dtype == torch.int64
+    if fits and keep > 1:
+        fits = bool((places[1:] > places[:-1]).all())
+    if not fits or int(places[0]) < 0 or int(places[-1]) >= size:
+        raise UsageError(
+            f"{rule!r} must pick {keep} distinct places below {size}, rising, as int64, and as "
+            f"many log weights; it gave shapes {tuple(places.shape)} and "
+            f"{tuple(log_weight.shape)}, from {places.reshape(-1)[:3].tolist()} on."
+        )
+    return places, log_weight.float()
 
 
 def largest(score: Tensor, keep: int) -> tuple[Tensor, Tensor]:

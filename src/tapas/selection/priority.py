@@ -63,8 +63,8 @@ def mean_share(view: PoolView) -> Tensor:
         )
     else:
         pieces = [(0, *view.rows(0, size))]  # several blocks of queries read it: gather once
-    scratch = torch.empty(width, size, device=query.device)
-    share = torch.zeros(size, device=query.device)
+    scratch = query.new_empty(width, size)
+    share = query.new_zeros(size)
     for first in range(0, num_queries, width):
         last = min(first + width, num_queries)
         logit = scratch[: last - first]

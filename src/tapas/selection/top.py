@@ -28,14 +28,14 @@ class Top(Selection):
 
     def pick(self, view: PoolView, keep: int) -> tuple[Tensor, Tensor]:
         kept, _ = largest(batch_score(view), keep)
-        return kept, torch.zeros(keep, device=kept.device)
+        return kept, torch.zeros(keep, dtype=torch.float32, device=kept.device)
 
 
 def batch_score(view: PoolView) -> Tensor:
     """log sum_i exp(logit_iy / tau) of every class of the pool, (P,)."""
     query = view.query.t() if view.temperature == 1 else (view.query / view.temperature).t()
-    score = torch.empty(len(view), device=query.device)
-    scratch = torch.empty(min(CHUNK, len(view)), query.shape[1], device=query.device)
+    score = query.new_empty(len(view))
+    scratch = query.new_empty(min(CHUNK, len(view)), query.shape[1])
     for start in range(0, len(view), CHUNK):
         stop = min(start + CHUNK, len(view))
         weight, bias = view.rows(start, stop)

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import isfinite
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,17 @@ class ClassTable(nn.Module, ABC):
     def __init__(self, num_classes: int, dim: int):
         super().__init__()
         self.num_classes, self.dim = num_classes, dim
+        self.frozen = False
         self._held: list[tuple[Tensor, Tensor, Tensor]] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy taken inside `accumulate` is outside of it, or it would wait for ever."""
+        return {**self.__dict__, "_held": None}
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """False freezes the rows, also those that no torch optimizer knows of."""
+        self.frozen = not requires_grad
+        return super().requires_grad_(requires_grad)
 
     @property
     @abstractmethod

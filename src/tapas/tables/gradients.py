@@ -26,7 +26,7 @@ def sampled_logits(
     bias = table._parameters.get("bias")
     if weight is None:
         # nothing upstream may require a gradient, yet backward must reach the rows
-        weight = torch.zeros((), requires_grad=True)
+        weight = torch.zeros((), device="cpu", requires_grad=not table.frozen)
     positive, log_sum = _SampledLogits.apply(  # type: ignore[no-untyped-call]
         query, weight, bias, table, target, kept
     )
@@ -69,28 +69,37 @@ class _SampledLogits(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, positive_grad: Tensor, log_sum_grad: Tensor) -> tuple[Any, ...]:
-        query, own_rows, kept_rows, share, ids, padding = ctx.saved_tensors
-        query_grad = None
-        if ctx.needs_input_grad[0]:
-            query_grad = torch.mm(share, kept_rows).mul_(log_sum_grad[:, None])
-            query_grad += (positive_grad[:, :, None] * own_rows).sum(dim=1)
-        pulled = (positive_grad[:, :, None] * query[:, None, :]).view(-1, query.shape[1])
-        pushed = torch.mm(share.t(), log_sum_grad[:, None] * query)
-        weight_grad = torch.cat([pulled, pushed])
-        bias_grad = torch.cat([positive_grad.reshape(-1), torch.mv(share.t(), log_sum_grad)])
-        if padding is not None:
-            # a padded target is not a touched row: Adam and weight decay would move it
-            real = torch.cat([~padding, padding.new_ones(len(pushed))])
-            ids, weight_grad, bias_grad = ids[real], weight_grad[real], bias_grad[real]
-        if ctx.sparse is None:
+        device = positive_grad.device.type
+        if not torch.is_autocast_enabled(device):
+            return _send_gradients(ctx, positive_grad, log_sum_grad)
+        with torch.autocast(device, enabled=False):
+            return _send_gradients(ctx, positive_grad, log_sum_grad)
+
+
+def _send_gradients(ctx: Any, positive_grad: Tensor, log_sum_grad: Tensor) -> tuple[Any, ...]:
+    query, own_rows, kept_rows, share, ids, padding = ctx.saved_tensors
+    query_grad = None
+    if ctx.needs_input_grad[0]:
+        query_grad = torch.mm(share, kept_rows).mul_(log_sum_grad[:, None])
+        query_grad += (positive_grad[:, :, None] * own_rows).sum(dim=1)
+    pulled = (positive_grad[:, :, None] * query[:, None, :]).view(-1, query.shape[1])
+    pushed = torch.mm(share.t(), log_sum_grad[:, None] * query)
+    weight_grad = torch.cat([pulled, pushed])
+    bias_grad = torch.cat([positive_grad.reshape(-1), torch.mv(share.t(), log_sum_grad)])
+    if padding is not None:
+        # a padded target is not a touched row: Adam and weight decay would move it
+        real = torch.cat([~padding, padding.new_ones(len(pushed))])
+        ids, weight_grad, bias_grad = ids[real], weight_grad[real], bias_grad[real]
+    if ctx.sparse is None:
+        if ctx.needs_input_grad[1]:
             ctx.table.receive(ids, weight_grad, bias_grad)
-            return query_grad, None, None, None, None, None
-        sparse = [
-            torch.sparse_coo_tensor(ids[None], grad.to(dtype), shape, check_invariants=False)
-            if needed
-            else None
-            for grad, (shape, dtype), needed in zip(
-                (weight_grad, bias_grad), ctx.sparse, ctx.needs_input_grad[1:3], strict=True
-            )
-        ]
-        return query_grad, *sparse, None, None, None
+        return query_grad, None, None, None, None, None
+    sparse = [
+        torch.sparse_coo_tensor(ids[None], grad.to(dtype), shape, check_invariants=False)
+        if needed
+        else None
+        for grad, (shape, dtype), needed in zip(
+            (weight_grad, bias_grad), ctx.sparse, ctx.needs_input_grad[1:3], strict=True
+        )
+    ]
+    return query_grad, *sparse, None, None, None

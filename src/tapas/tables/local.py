@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
+from operator import index
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from tapas.candidates import Candidates
 from tapas.errors import UsageError
 from tapas.rng import check_generator, stream
-from tapas.selection import PoolView, Selection
+from tapas.selection import PoolView, Selection, check_pick
 from tapas.shapes import (
     all_finite,
     check_ids,
@@ -60,22 +61,20 @@ class LocalTable(ClassTable):
         super().__init__(check_positive("num_classes", num_classes), check_positive("dim", dim))
         if dtype not in (torch.float32, torch.bfloat16):
             raise UsageError(f"dtype must be float32 or bfloat16, got {dtype}.")
+        if not isinstance(row_optimizer, RowOptimizer | None):
+            raise UsageError(
+                "row_optimizer must be one such as tapas.SGD(lr=0.1), or None for sparse "
+                f"gradients, got {row_optimizer!r}."
+            )
         self.row_optimizer = row_optimizer
         self.num_updates = 0
-        self.seed = seed
+        self.seed = index(seed)
         self.placement = Placement(num_classes, num_shards, seed=seed)
         bound = 1 / math.sqrt(dim)  # as nn.Linear
-        weight = torch.empty(num_classes, dim, dtype=dtype)
-        weight.uniform_(-bound, bound, generator=stream(seed, "rows"))
+        weight = torch.empty(num_classes, dim, dtype=dtype, device="cpu")
+        weight.uniform_(-bound, bound, generator=stream(self.seed, "rows"))
         self.has_bias = bias is not False
-        start = torch.zeros(num_classes if self.has_bias else 0)
-        if isinstance(bias, Tensor):
-            check_shape({"C": num_classes}, bias=(bias, "C"))
-            if not all_finite(start.copy_(bias)):
-                raise UsageError(
-                    f"bias starts class {int((~start.isfinite()).nonzero()[0])} at NaN or inf. For "
-                    "the log of frequencies, give classes never seen a count: counts.clamp(min=1)."
-                )
+        start = _start_bias(bias, num_classes)
         for name, value in (("weight", weight.to(device)), ("bias", start.to(device, dtype))):
             if row_optimizer is None:
                 self.register_parameter(name, nn.Parameter(value))
@@ -83,7 +82,7 @@ class LocalTable(ClassTable):
             self.register_buffer(name, value)
             for key, spec in row_optimizer.state_specs().items():
                 width = value[:1].numel() if spec.wide else 1
-                state = torch.full((len(value), width), spec.initial, device=value.device)
+                state = value.new_full((len(value), width), spec.initial, dtype=torch.float32)
                 self.register_buffer(f"{name}_{key}", state)
         if row_optimizer is None and not self.has_bias:
             self.bias.requires_grad_(False)
@@ -97,10 +96,7 @@ class LocalTable(ClassTable):
 
     def read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         weight = self.weight.index_select(0, ids)
-        if self.has_bias:
-            bias = self.bias.index_select(0, ids)
-        else:
-            bias = torch.zeros(ids.shape[0], device=self.device)
+        bias = self.bias.index_select(0, ids) if self.has_bias else weight.new_zeros(len(ids))
         if weight.dtype == torch.float32:
             return weight, bias
         return weight.float(), bias.float()
@@ -121,7 +117,8 @@ class LocalTable(ClassTable):
         check_generator(generator)
         if len(pool) <= keep:
             return pool
-        noise = (1 - torch.rand(len(pool), generator=generator)).to(self.device)
+        noise = 1 - torch.rand(len(pool), generator=generator, dtype=torch.float32, device="cpu")
+        noise = noise.to(self.device)
         pool = pool.to(self.device)
 
         def keep_of(ids: Tensor, log_q: Tensor, noise: Tensor, share: int) -> Candidates:
@@ -137,7 +134,7 @@ class LocalTable(ClassTable):
                 temperature=temperature,
                 noise=noise,
             )
-            kept, log_weight = rule.pick(view, share)
+            kept, log_weight = check_pick(rule, *rule.pick(view, share), share, len(ids))
             return Candidates(ids[kept], log_q[kept] - log_weight)
 
         num_shards = self.placement.num_shards
@@ -244,12 +241,15 @@ class LocalTable(ClassTable):
         return self
 
     def get_extra_state(self) -> dict[str, int]:
-        return {"num_updates": self.num_updates, "seed": self.seed}
+        return {
+            "num_updates": self.num_updates,
+            "seed": self.seed,
+            "num_shards": self.placement.num_shards,
+        }
 
     def set_extra_state(self, state: dict[str, int]) -> None:
         self.num_updates, self.seed = state["num_updates"], state["seed"]
-        shards = self.placement.num_shards
-        self.placement = Placement(self.num_classes, shards, seed=self.seed)
+        self.placement = Placement(self.num_classes, state["num_shards"], seed=self.seed)
 
     def extra_repr(self) -> str:
         shards = f", {self.placement.num_shards} shards" if self.placement.num_shards > 1 else ""
@@ -257,3 +257,19 @@ class LocalTable(ClassTable):
             f"{self.num_classes} classes, dim={self.dim}, {self.weight.dtype}{shards}, "
             f"row_optimizer={self.row_optimizer}"
         )
+
+
+def _start_bias(bias: bool | Tensor, num_classes: int) -> Tensor:
+    """(C,) float32 to start at: zeros for True, (0,) for False, or the values given."""
+    if isinstance(bias, bool):
+        return torch.zeros(num_classes if bias else 0, dtype=torch.float32, device="cpu")
+    if bias is None:
+        raise UsageError("bias must be True, False or the (C,) values to start at, got None.")
+    start = torch.as_tensor(bias, dtype=torch.float32, device="cpu").detach().clone()
+    check_shape({"C": num_classes}, bias=(start, "C"))
+    if not all_finite(start):
+        raise UsageError(
+            f"bias starts class {int((~start.isfinite()).nonzero()[0])} at NaN or inf. For the log "
+            "of frequencies, give classes never seen a count: counts.clamp(min=1)."
+        )
+    return start

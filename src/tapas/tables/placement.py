@@ -26,7 +26,9 @@ class Placement:
             raise UsageError(f"cannot spread {num_classes} classes over {num_shards} shards.")
         self._half = max(1, ((num_classes - 1).bit_length() + 1) // 2)
         generator = stream(seed, "placement")
-        self._keys = torch.randint(1, PRIME, (ROUNDS, 2), generator=generator).tolist()
+        self._keys = torch.randint(
+            1, PRIME, (ROUNDS, 2), generator=generator, device="cpu"
+        ).tolist()
 
     def shard(self, ids: Tensor) -> Tensor:
         """The shard of each id, the shape of `ids`."""

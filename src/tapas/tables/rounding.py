@@ -11,6 +11,8 @@ def round_to_bfloat16(block: Tensor, generator: torch.Generator) -> Tensor:
     cutting rounds up with just the probability that the lower half stands for.
     """
     bits = block.view(torch.int32)
-    noise = torch.randint(0, 1 << 16, bits.shape, generator=generator, dtype=torch.int32)
+    noise = torch.randint(
+        0, 1 << 16, bits.shape, generator=generator, dtype=torch.int32, device="cpu"
+    )
     rounded = ((bits + noise.to(bits.device)) & -(1 << 16)).view(torch.float32)
     return torch.where(block.isfinite(), rounded, block).bfloat16()

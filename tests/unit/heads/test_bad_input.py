@@ -91,11 +91,13 @@ CALLS = [
     ),
     (
         (GOOD, torch.full((6,), 31)),
-        "target holds class 31; expected ids from 0 to 30 (num_classes=31).",
+        "target holds class 31; expected ids from 0 to 30 (num_classes=31). Padding is "
+        "ignore_index=-100.",
     ),
     (
         (GOOD, torch.full((6,), -1)),
-        "target holds class -1; expected ids from 0 to 30 (num_classes=31).",
+        "target holds class -1; expected ids from 0 to 30 (num_classes=31). Padding is "
+        "ignore_index=-100.",
     ),
     (
         (GOOD, torch.full((6,), -100)),
