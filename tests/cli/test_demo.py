@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import threading
@@ -118,12 +119,12 @@ def test_json_is_all_of_stdout_and_the_file_that_was_written(json_run):
         assert method["curve"][-1]["score"]["map_at_20"] <= document["bayes"]["map_at_20"]
 
 
-def test_a_terminal_sees_bars_with_a_rate(json_run):
+def test_a_terminal_sees_bars_with_a_rate_and_the_time_left(json_run):
     _, talk, _ = json_run
     for method in METHODS:
         assert method in talk
-    assert "steps/s" in talk
-    assert "20/20" in talk
+    assert re.search(r"20/20  [\d.e+]+ steps/s", talk)
+    assert "about 0:00 left" in talk
 
 
 def test_two_runs_of_one_seed_agree_but_for_the_time(table_run, json_run):

@@ -146,6 +146,7 @@ def test_chunking_is_invisible(rule, chunk, queries, monkeypatch):
     monkeypatch.setattr(top_rule, "CHUNK", chunk)
     monkeypatch.setattr(priority_rule, "CHUNK", chunk)
     monkeypatch.setattr(priority_rule, "QUERIES", queries)
+    monkeypatch.setattr(priority_rule, "SCRATCH", 0)
     for keep in range(1, P):
         kept = run(a_table(), rule, keep=keep)
         assert torch.equal(kept.ids, whole[keep - 1].ids)
@@ -176,7 +177,8 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def test_no_tensor_of_queries_times_pool_is_ever_made(rule):
+def test_no_tensor_of_queries_times_pool_is_ever_made(rule, monkeypatch):
+    monkeypatch.setattr(priority_rule, "SCRATCH", 0)  # it bounds the block at any size
     num_queries, size = 129, 5003
     table = LocalTable(6007, D, bias=draw(6007))
     pool, query = a_pool(size, 6007), draw(num_queries, D, name="query")

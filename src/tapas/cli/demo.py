@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -12,22 +13,15 @@ from typing import Annotated, Any
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
-from rich.text import Text
 
 from tapas.cli.endings import one_line_endings
 from tapas.cli.results_folder import ResultsFolder
 from tapas.data import LongTailConfig
 from tapas.training import METHODS, FourWaysConfig, FourWaysResult, Progress, train_four_ways
+from tapas.training.four_ways import evaluation_steps
 from tapas.version import __version__
 
 FEWEST_CLASSES = 200
@@ -102,23 +96,12 @@ def demo(
         typer.echo(f"Wrote {out / 'figure.png'} and {out / 'results.json'}.", err=True)
 
 
-class _Rate(ProgressColumn):
-    """Steps in a second, evaluation included."""
-
-    def render(self, task: Task) -> Text:
-        return Text(
-            "" if task.speed is None else f"{task.speed:.3g} steps/s", "progress.data.speed"
-        )
-
-
 def _train_with_bars(config: FourWaysConfig) -> FourWaysResult:
-    """One bar for each way, on a terminal only."""
+    """A bar for each way and one for the whole, on a terminal only."""
     bars = Bars(
         TextColumn("{task.description:<16}"),
         BarColumn(),
-        MofNCompleteColumn(),
-        _Rate(),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
         console=Console(stderr=True),
         refresh_per_second=4,  # drawing shares the interpreter with the steps that are timed
         transient=True,
@@ -129,12 +112,33 @@ def _train_with_bars(config: FourWaysConfig) -> FourWaysResult:
 
 
 def _mover(bars: Bars, steps: int) -> Callable[[Progress], None]:
-    tasks = {name: bars.add_task(name, total=steps) for name in METHODS}
+    start = time.monotonic()
+    tasks = {name: bars.add_task(name, total=steps, note=f"0/{steps}") for name in METHODS}
+    whole = bars.add_task("all four", total=1.0, note="")
+    latest: dict[str, Progress] = {}
 
     def move(progress: Progress) -> None:
-        bars.update(tasks[progress.method], completed=progress.step)
+        latest[progress.method] = progress
+        rate = progress.step / progress.seconds
+        note = f"{progress.step}/{steps}  {rate:.3g} steps/s"
+        bars.update(tasks[progress.method], completed=progress.step, note=note)
+        if len(latest) == len(METHODS):
+            elapsed = time.monotonic() - start
+            left = _seconds_left(list(latest.values()), steps, elapsed)
+            minutes, seconds = divmod(round(left), 60)
+            share = elapsed / (elapsed + left)
+            bars.update(whole, completed=share, note=f"about {minutes}:{seconds:02} left")
 
     return move
+
+
+def _seconds_left(latest: list[Progress], steps: int, elapsed: float) -> float:
+    """Steps to come at the pace of their own method, and evaluations at the pace so far."""
+    stepping = sum(p.seconds for p in latest)
+    evaluations = [p.step >= stop for p in latest for stop in evaluation_steps(steps)]
+    done = max(1, sum(evaluations))
+    to_evaluate = (elapsed - stepping) * (len(evaluations) - done) / done
+    return to_evaluate + sum(p.seconds / p.step * (steps - p.step) for p in latest)
 
 
 def _load_average() -> float | None:
@@ -157,15 +161,19 @@ def as_document(result: FourWaysResult, load_average: float | None) -> dict[str,
     }
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def print_report(result: FourWaysResult) -> None:
     """The table, under a line that says what was run and above the small print."""
     config = result.config
     pool = min(config.presample_factor * config.num_samples, config.task.num_classes)
     console = Console(highlight=False)
     console.print(
-        f"{config.task.num_classes:,} classes, {config.steps:,} steps of {config.batch_size} "
-        f"examples, one seed ({config.seed}), "
-        f"{result.num_threads} thread{'s' if result.num_threads > 1 else ''}."
+        f"{config.task.num_classes:,} classes, {_count(config.steps, 'step')} of "
+        f"{config.batch_size} examples, one seed ({config.seed}), "
+        f"{_count(result.num_threads, 'thread')}."
     )
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("")

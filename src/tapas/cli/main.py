@@ -35,7 +35,7 @@ def tapas(
 ) -> None:
     """Softmax models over a hundred thousand to a billion classes, trained with TAPAS.
 
-    Start with `tapas demo`: it needs no data and takes about a minute.
+    Start with `tapas demo`: it needs no data and takes a minute or two.
     """
 
 

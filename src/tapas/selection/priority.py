@@ -19,8 +19,9 @@ from tapas.errors import UsageError
 from tapas.selection.base import PoolView, Selection, largest
 from tapas.shapes import check_positive
 
-CHUNK = 4096  # classes read at once
-QUERIES = 64  # queries normalised at once; the scratch matrix is this times the pool
+CHUNK = 16384  # classes read at once
+QUERIES = 64  # queries normalised at once, at least
+SCRATCH = 1 << 22  # floats of the matrix they are normalised in, if that holds more
 Piece = tuple[int, Tensor, Tensor]  # start, weights and biases of a stretch of the pool
 TINY = 1e-30  # g must be positive, also where a softmax underflows
 
@@ -54,10 +55,10 @@ class Priority(Selection):
 def mean_share(view: PoolView) -> Tensor:
     """Mean over the scoring queries of each class's share of the pool's softmax, (P,)."""
     size, num_queries = len(view), view.query.shape[0]
-    width = min(QUERIES, num_queries)
-    query = view.query / view.temperature
+    width = min(max(QUERIES, SCRATCH // size), num_queries)
+    query = view.query if view.temperature == 1 else view.query / view.temperature
     row, place = view.hits()
-    if num_queries <= QUERIES:
+    if num_queries <= width:
         pieces: Iterable[Piece] = (
             (s, *view.rows(s, min(s + CHUNK, size))) for s in range(0, size, CHUNK)
         )
@@ -69,9 +70,11 @@ def mean_share(view: PoolView) -> Tensor:
         last = min(first + width, num_queries)
         logit = scratch[: last - first]
         for start, weight, bias in pieces:
-            stop = start + weight.shape[0]
-            offset = (bias - view.log_q[start:stop]) / view.temperature
-            logit[:, start:stop] = torch.addmm(offset, query[first:last], weight.t())
+            part = slice(start, start + weight.shape[0])
+            offset = bias - view.log_q[part]
+            if view.temperature != 1:
+                offset /= view.temperature
+            torch.addmm(offset, query[first:last], weight.t(), out=logit[:, part])
         mine = (row >= first) & (row < last)
         logit[row[mine] - first, place[mine]] = -torch.inf
         torch.softmax(logit, dim=1, out=logit)

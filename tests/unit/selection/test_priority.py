@@ -73,6 +73,7 @@ def test_the_floor_is_a_tenth_spread_evenly_and_none_when_all_queries_score():
 @pytest.mark.parametrize("queries", [1, 2, 64])
 def test_own_targets_are_left_out_of_a_querys_share(queries, monkeypatch):
     monkeypatch.setattr("tapas.selection.priority.QUERIES", queries)
+    monkeypatch.setattr("tapas.selection.priority.SCRATCH", 0)
     own = torch.tensor([[0, 3, 3, 7], [-1, -1, -1, -1], [6, -1, 9, 300]])  # 7, 300: not there
     view = a_view(3, 3, 5, own=own)
     np.testing.assert_allclose(mean_share(view).numpy(), slow_shares(view), rtol=1e-4)
@@ -84,6 +85,7 @@ def test_own_targets_are_left_out_of_a_querys_share(queries, monkeypatch):
 @pytest.mark.parametrize("queries", [1, 64])
 def test_a_query_that_owns_the_whole_pool_has_no_say(queries, monkeypatch):
     monkeypatch.setattr("tapas.selection.priority.QUERIES", queries)
+    monkeypatch.setattr("tapas.selection.priority.SCRATCH", 0)
     own = torch.tensor([[0, 3, 6, 9], [-1, -1, -1, -1]])
     view = a_view(2, 3, 4, own=own)
     other = a_view(1, 3, 4, own=own[1:], query=view.query[1:])

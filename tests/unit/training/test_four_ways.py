@@ -107,12 +107,16 @@ def test_the_four_take_turns_and_nothing_is_printed(capfd):
     told: list[Progress] = []
     train_four_ways(TINY, on_progress=told.append)
     turns = [(1, 1), (2, 2), (3, 3), (4, 4), (5, 6)]
-    assert told == [
-        Progress(method, step, TINY.steps)
+    assert [(said.method, said.step) for said in told] == [
+        (method, step)
         for first, last in turns
         for method in METHODS
         for step in range(first, last + 1)
     ]
+    for method in METHODS:
+        seconds = [said.seconds for said in told if said.method == method]
+        assert seconds == sorted(seconds)
+        assert seconds[0] > 0
     assert capfd.readouterr() == ("", "")
 
 
