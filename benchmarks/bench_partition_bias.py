@@ -13,7 +13,7 @@ from measuring import write_record
 
 import tapas
 
-C, D, B, DRAWS = 20_000, 16, 32, 400
+C, D, B, DRAWS = 20_000, 16, 32, 2_000
 CASES = {
     "sampled softmax, n=100": {"num_samples": 100, "presample_factor": 1},
     "sampled softmax, n=800": {"num_samples": 800, "presample_factor": 1},

@@ -27,6 +27,7 @@ from tapas.tables.rounding import round_to_bfloat16
 from tapas.tables.row_optimizers import RowOptimizer
 
 SCORES_PER_CHUNK = 1 << 21  # floats of a (B, chunk) block of scores over all classes
+QUERIES_PER_BLOCK = 256  # ranked together
 
 
 class LocalTable(ClassTable):
@@ -203,13 +204,26 @@ class LocalTable(ClassTable):
             check_shape({"B": query.shape[0]}, exclude=(exclude, "B E"))
             exclude = check_integer("exclude", exclude)
             check_ids("exclude", exclude.clamp(min=0), self.num_classes)
+        # many queries at once would leave chunks of few classes, each with k to merge
+        blocks = range(0, max(1, len(query)), QUERIES_PER_BLOCK)
+        parts = [
+            self._top(
+                query[b : b + QUERIES_PER_BLOCK],
+                k,
+                None if exclude is None else exclude[b : b + QUERIES_PER_BLOCK],
+            )
+            for b in blocks
+        ]
+        return torch.cat([value for value, _ in parts]), torch.cat([ids for _, ids in parts])
+
+    def _top(self, query: Tensor, k: int, exclude: Tensor | None) -> tuple[Tensor, Tensor]:
         banned, row = (x.to(self.device) for x in exclusions(exclude))
         value = query.new_full((query.shape[0], k), -torch.inf)
         ids = torch.full_like(value, self.num_classes, dtype=torch.int64)
         for start, stop in self._chunks(query.shape[0]):
             score = self._scores(query, start, stop)
             if len(banned):
-                first, last = torch.searchsorted(banned, torch.tensor([start, stop]).to(banned))
+                first, last = torch.searchsorted(banned, banned.new_tensor([start, stop]))
                 score[row[first:last], banned[first:last] - start] = -torch.inf
             best, column = best_of_chunk(score, k)
             value, ids = merge(

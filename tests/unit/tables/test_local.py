@@ -198,3 +198,15 @@ def test_bfloat16_rows_are_read_and_ranked_in_float32():
     kept = Candidates(torch.arange(C), torch.zeros(C))
     _, log_sum = table.sampled_logits(query, torch.full((B, 1), -1), kept)
     torch.testing.assert_close(log_sum, scores.logsumexp(dim=1))
+
+
+def test_ranking_in_blocks_of_queries_is_ranking_at_once(monkeypatch):
+    table = LocalTable(C, D)
+    query = torch.randn(5, D, generator=stream(0, "query"))
+    exclude = torch.randint(-1, C, (5, 4), generator=stream(0, "exclude"))
+    whole = table.top(query, 6, exclude=exclude)
+    monkeypatch.setattr("tapas.tables.local.QUERIES_PER_BLOCK", 2)
+    parts = table.top(query, 6, exclude=exclude)
+    assert torch.equal(parts[1], whole[1])
+    torch.testing.assert_close(parts[0], whole[0])
+    assert table.top(query[:0], 6)[1].shape == (0, 6)
