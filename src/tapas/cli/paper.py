@@ -126,7 +126,7 @@ def run_study(name: str, out: Path, *, quick: bool, draw: bool, workers: int) ->
     rows = judge_claims(_book(out, quick=quick))
     page = study_page(study, ledger, rows)
     folder.write({"figure.png": draw_study(study, ledger), "README.md": page.encode()})
-    ResultsFolder(out).write({"README.md": _overview(rows).encode()})
+    ResultsFolder(out).write({"README.md": _overview(out, rows).encode()})
     typer.echo(f"Wrote {out / name / 'figure.png'} and {out / name / 'README.md'}.", err=True)
     for row in rows:
         if row.study == name:
@@ -174,12 +174,13 @@ def _ledger(out: Path, study: Study) -> Ledger:
     return Ledger(out / study.name / "results.jsonl", also=lender)
 
 
-def _overview(rows: list[Claim]) -> str:
+def _overview(out: Path, rows: list[Claim]) -> str:
+    pages = [name for name in STUDIES if (out / name / "README.md").exists()]
     lines = [
         "# The paper's claims about its synthetic experiments",
         "",
         "Judged by `tapas paper claims` from the ledgers in these folders: "
-        + ", ".join(f"[{name}]({name}/README.md)" for name in STUDIES)
+        + ", ".join(f"[{name}]({name}/README.md)" for name in pages)
         + ".",
         "",
         *claims_table(rows),
