@@ -55,7 +55,7 @@ class Squashed(Proposal):
                 "never be drawn. Leave it out for the value of a class seen once."
             )
         ids, seen, self.num_classes = _sparse_counts(counts, num_classes)
-        total = float(seen.numpy().sum())  # torch's last digit hangs on the number of threads
+        total = _sum(seen)
         if total == 0:
             raise DataError(
                 f"all counts are 0: no class was ever seen. Use Uniform({self.num_classes})."
@@ -71,7 +71,7 @@ class Squashed(Proposal):
             above &= False  # f^0 is 1, also for a class never seen
         self.head_ids, value = ids[above], value[above]
         floor_mass = self.beta * self.num_classes
-        norm = floor_mass + float((value - self.beta).numpy().sum())
+        norm = floor_mass + _sum(value - self.beta)
         if not (self.beta > 0 and math.isfinite(norm)):
             raise DataError(
                 f"counts from {float(seen.min()):g} to {float(seen.max()):g} with beta "
@@ -161,3 +161,9 @@ def _check_counts(counts: Counts) -> Tensor:
             f"counts[{place}] is {float(seen[place]):g}; expected a finite number of at least 0."
         )
     return seen
+
+
+def _sum(values: Tensor) -> float:
+    """In one thread: the last digit of torch's sum hangs on how many there are."""
+    with np.errstate(over="ignore"):
+        return float(values.numpy().sum())
