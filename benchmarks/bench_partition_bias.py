@@ -50,10 +50,17 @@ def measure(options: dict[str, object], scale: float) -> tuple[list[float], list
     return bias, log_bias
 
 
-def say(values: list[float]) -> str:
+def summary(values: list[float]) -> dict[str, float]:
+    """Thousands of draws are not repeats to argue with; their mean and its error are."""
     mean = sum(values) / len(values)
     variance = sum((v - mean) ** 2 for v in values) / (len(values) - 1)
-    return f"{100 * mean:+.2f} % ± {100 * math.sqrt(variance / len(values)):.2f}"
+    error = math.sqrt(variance / len(values))
+    return {"mean": mean, "standard_error": error, "draws": len(values)}
+
+
+def say(values: list[float]) -> str:
+    found = summary(values)
+    return f"{100 * found['mean']:+.2f} % ± {100 * found['standard_error']:.2f}"
 
 
 def main() -> None:
@@ -64,7 +71,7 @@ def main() -> None:
         for case, options in CASES.items():
             bias, log_bias = measure(options, scale)
             print(f"  {case:<40}{say(bias):<20}{say(log_bias)}")
-            results[f"{name}: {case}"] = {"bias": bias, "log_bias": log_bias}
+            results[f"{name}: {case}"] = {"bias": summary(bias), "log_bias": summary(log_bias)}
     write_record("partition-bias", {"C": C, "D": D, "B": B, "draws": DRAWS}, results)
 
 

@@ -76,7 +76,7 @@ FIGURE_1 = Study(
         ("n = 16", _cells("top", FULL, VARY_R)),
         ("n·r = 128", _cells("top", FULL, EQUAL_POOL)),
     ),
-    minutes="6",
+    minutes="7 (estimated)",
 )
 FIGURE_1_PRIORITY = replace(
     FIGURE_1,
