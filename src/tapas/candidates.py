@@ -7,6 +7,8 @@ from torch import Tensor
 
 from tapas.errors import UsageError
 
+COMPARED_AT_ONCE = 1 << 14  # pairs of ids; up to here comparing all beats searching
+
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
@@ -42,6 +44,18 @@ def find(sorted_ids: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     place = torch.searchsorted(sorted_ids, wanted.contiguous())
     place.clamp_(max=sorted_ids.shape[0] - 1)
     return place, sorted_ids[place] == wanted
+
+
+def mute(logit: Tensor, ids: Tensor, own: Tensor) -> None:
+    """-inf into `logit` (B, K) where class `ids` (K,) is one of the row's `own` (B, L)."""
+    num_ids, num_own = ids.shape[0], own.shape[1]
+    if own.numel() * num_ids <= COMPARED_AT_ONCE:
+        mine = own == ids if num_own == 1 else (own[:, :, None] == ids).any(dim=1)
+        logit.masked_fill_(mine, -torch.inf)
+    elif num_ids:
+        place, found = find(ids, own)
+        # the minimum, as a place may be that of one own class and the nearest to another
+        logit.scatter_reduce_(1, place, torch.where(found, -torch.inf, torch.inf), "amin")
 
 
 def first_mentions(ids: Tensor) -> Tensor:

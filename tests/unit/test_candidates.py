@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapas import Candidates, UsageError
-from tapas.candidates import find, first_mentions
+from tapas import Candidates, UsageError, candidates
+from tapas.candidates import find, first_mentions, mute
 
 SOME = Candidates(torch.tensor([2, 5, 3_000_000_000]), torch.tensor([0.0, -1.5, -20.0]))
 
@@ -77,3 +77,21 @@ def test_nothing_is_found_among_no_ids():
     place, found = find(torch.empty(0, dtype=torch.int64), torch.tensor([[3, 4]]))
     assert place.tolist() == [[0, 0]]
     assert found.tolist() == [[False, False]]
+
+
+@given(
+    st.sets(ids, max_size=8),
+    st.integers(1, 4).flatmap(
+        lambda n: st.lists(
+            st.lists(ids | st.just(-1), min_size=n, max_size=n), min_size=1, max_size=4
+        )
+    ),
+    st.sampled_from([0, 1 << 14]),
+)
+def test_only_the_own_classes_of_a_row_are_muted_by_comparing_and_by_searching(held, own, limit):
+    held = sorted(held)
+    logit = torch.ones(len(own), len(held))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(candidates, "COMPARED_AT_ONCE", limit)
+        mute(logit, torch.tensor(held, dtype=torch.int64), torch.tensor(own))
+    assert logit.tolist() == [[-torch.inf if h in row else 1.0 for h in held] for row in own]

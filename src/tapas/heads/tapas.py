@@ -183,7 +183,6 @@ class TapasSoftmax(nn.Module):
         pool = self.proposal.given(context).sample(size, generator=generator)
         return pool.to(self.table.device)
 
-    @torch.no_grad()
     def _second_pass(
         self, query: Tensor, own: Tensor, pool: Candidates, generator: torch.Generator
     ) -> Candidates:

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tapas.candidates import mute
 from tapas.shapes import check_shape
 
 
 def kept_log_sum(
-    query: Tensor, weight: Tensor, offset: Tensor, hits: tuple[Tensor, Tensor]
+    query: Tensor, weight: Tensor, offset: Tensor, ids: Tensor, own: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Log of the estimated sum over the kept classes, and each one's share of it.
 
@@ -23,20 +24,20 @@ def kept_log_sum(
         query:  (B, D)
         weight: (K, D) rows of the kept classes.
         offset: (K,)   bias_k - log_q_k.
-        hits:   (example, candidate) index pairs where a kept class is the example's own.
+        ids:    (K,)   the kept classes, distinct and rising.
+        own:    (B, L) classes of the example itself, which are left out of its sum.
 
     Returns: log_sum (B,), -inf where nothing is left, and share (B, K), its gradient with
     respect to the logits.
     """
     logit = torch.addmm(offset, query, weight.t())
-    if len(hits[0]):
-        logit[hits] = -torch.inf
+    mute(logit, ids, own)
     # softmax is one fused pass; the largest entry gives the sum back without underflow
     peak = logit.argmax(dim=1, keepdim=True)
     most = logit.gather(1, peak)
     share = torch.softmax(logit, dim=1, out=logit)
     log_sum = most - share.gather(1, peak).log_()
-    if len(hits[0]) >= weight.shape[0]:  # only then can an example own all that was kept
+    if own.shape[1] >= ids.shape[0]:  # only then can an example own all that was kept
         empty = most.isneginf()
         log_sum.masked_fill_(empty, -torch.inf)
         share.masked_fill_(empty, 0.0)
@@ -66,8 +67,10 @@ def sampled_softmax_loss(
             check_shape(sizes, **{name: (given, "B L")})
     if positive.shape[1] == 1 and counted is None:
         # softplus keeps what the difference of two large logarithms would round away
-        loss = functional.softplus(log_sum - positive[:, 0])
-        loss = loss.masked_fill(positive[:, 0].isneginf(), 0.0)
+        own = positive.view(-1)
+        loss = functional.softplus(log_sum - own)
+        if float(own.detach().min()) == -torch.inf:
+            loss = loss.masked_fill(own.isneginf(), 0.0)
         return loss if weight is None else loss * weight[:, 0]
     own = positive if counted is None else positive.masked_fill(~counted, -torch.inf)
     partition = torch.cat([own, log_sum[:, None]], dim=1).logsumexp(dim=1)

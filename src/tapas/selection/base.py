@@ -3,12 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from tapas.candidates import find
 from tapas.errors import UsageError
+
+Pick = TypeVar("Pick", bound=Callable[..., object])
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +34,6 @@ class PoolView:
     def __len__(self) -> int:
         return self.ids.shape[0]
 
-    def hits(self) -> tuple[Tensor, Tensor]:
-        """(query, place) pairs, (H,) each, where a query's own target is in the pool."""
-        place, found = find(self.ids, self.own)
-        query, column = found.nonzero(as_tuple=True)
-        return query, place[query, column]
-
 
 class Selection(ABC):
     """A rule for the second pass: which `keep` of the pool stay, and at what weight."""
@@ -53,10 +49,21 @@ class Selection(ABC):
         """
 
 
+_trusted: set[Callable[..., object]] = set()
+
+
+def trusted(pick: Pick) -> Pick:
+    """Marks a `pick` of this package, whose answers the tests check and not every step."""
+    _trusted.add(pick)
+    return pick
+
+
 def check_pick(
     rule: Selection, places: Tensor, log_weight: Tensor, keep: int, size: int
 ) -> tuple[Tensor, Tensor]:
     """What a rule answered, or an error: unsorted places would hide own targets from the loss."""
+    if type(rule).pick in _trusted:
+        return places, log_weight
     fits = places.shape == log_weight.shape == (keep,) and places.dtype == torch.int64
     if fits and keep > 1:
         fits = bool((places[1:] > places[:-1]).all())

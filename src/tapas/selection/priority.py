@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tapas.candidates import mute
 from tapas.errors import UsageError
-from tapas.selection.base import PoolView, Selection, largest
+from tapas.selection.base import PoolView, Selection, largest, trusted
 from tapas.shapes import check_positive
 
 CHUNK = 16384  # classes read at once
@@ -45,9 +46,12 @@ class Priority(Selection):
         if not 0 <= self.floor <= 1:
             raise UsageError(f"floor must be between 0 and 1, got {self.floor!r}.")
 
+    @trusted
     def pick(self, view: PoolView, keep: int) -> tuple[Tensor, Tensor]:
-        floor = 0.0 if view.complete else self.floor
-        share = mean_share(view).mul_(1 - floor).add_(floor / len(view)).clamp_(min=TINY)
+        share = mean_share(view)
+        if not view.complete:
+            share.mul_(1 - self.floor).add_(self.floor / len(view))
+        share.clamp_(min=TINY)
         kept, threshold = largest(share / view.noise, keep)
         return kept, (threshold / share[kept]).clamp_(min=1.0).log_()
 
@@ -57,7 +61,6 @@ def mean_share(view: PoolView) -> Tensor:
     size, num_queries = len(view), view.query.shape[0]
     width = min(max(QUERIES, SCRATCH // size), num_queries)
     query = view.query if view.temperature == 1 else view.query / view.temperature
-    row, place = view.hits()
     if num_queries <= width:
         pieces: Iterable[Piece] = (
             (s, *view.rows(s, min(s + CHUNK, size))) for s in range(0, size, CHUNK)
@@ -75,12 +78,11 @@ def mean_share(view: PoolView) -> Tensor:
             if view.temperature != 1:
                 offset /= view.temperature
             torch.addmm(offset, query[first:last], weight.t(), out=logit[:, part])
-        mine = (row >= first) & (row < last)
-        logit[row[mine] - first, place[mine]] = -torch.inf
+        mute(logit, view.ids, view.own[first:last])
+        can_own_all = view.own.shape[1] >= size  # such a query has no say
+        silent = logit.isneginf().all(dim=1) if can_own_all else None
         torch.softmax(logit, dim=1, out=logit)
-        if view.own.shape[1] >= size:  # a query that owns the whole pool has no say
-            owned = torch.zeros_like(logit, dtype=torch.bool)
-            owned[row[mine] - first, place[mine]] = True
-            logit[owned.all(dim=1)] = 0.0
+        if silent is not None:
+            logit[silent] = 0.0
         share += logit.sum(dim=0)
     return share.div_(num_queries)

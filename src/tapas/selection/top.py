@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tapas.selection.base import PoolView, Selection, largest
+from tapas.selection.base import PoolView, Selection, largest, trusted
 from tapas.shapes import check_positive
 
 CHUNK = 1024  # classes scored at once
@@ -26,6 +26,7 @@ class Top(Selection):
         if self.score_queries is not None:
             check_positive("score_queries", self.score_queries)
 
+    @trusted
     def pick(self, view: PoolView, keep: int) -> tuple[Tensor, Tensor]:
         kept, _ = largest(batch_score(view), keep)
         return kept, torch.zeros(keep, dtype=torch.float32, device=kept.device)

@@ -119,8 +119,8 @@ class ClassTable(nn.Module, ABC):
 
     def receive(self, ids: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> None:
         """`update` for callers who know shapes and ids to be good."""
-        total = weight_grad.sum() + bias_grad.sum()
-        if not (isfinite(float(total)) or (all_finite(weight_grad) and all_finite(bias_grad))):
+        total = float(weight_grad.sum()) + float(bias_grad.sum())
+        if not (isfinite(total) or (all_finite(weight_grad) and all_finite(bias_grad))):
             raise UsageError(
                 "the gradient of the class rows holds NaN or inf; no row was changed. Lower the "
                 "learning rate, or drop loss scaling: the head computes in float32."

@@ -11,11 +11,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tapas.candidates import Candidates, find
+from tapas.candidates import Candidates
 from tapas.losses import kept_log_sum
 
 if TYPE_CHECKING:
     from tapas.tables.base import ClassTable
+
+# nothing upstream may require a gradient, yet backward must reach the rows
+ANCHOR = torch.zeros((), device="cpu", requires_grad=True)
+NOTHING = torch.zeros((), device="cpu")
 
 
 def sampled_logits(
@@ -25,8 +29,7 @@ def sampled_logits(
     weight: Tensor | None = table._parameters.get("weight")
     bias = table._parameters.get("bias")
     if weight is None:
-        # nothing upstream may require a gradient, yet backward must reach the rows
-        weight = torch.zeros((), device="cpu", requires_grad=not table.frozen)
+        weight = NOTHING if table.frozen else ANCHOR
     positive, log_sum = _SampledLogits.apply(  # type: ignore[no-untyped-call]
         query, weight, bias, table, target, kept
     )
@@ -46,19 +49,18 @@ class _SampledLogits(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         num_examples, num_targets = target.shape
         own = target.reshape(-1)
+        num_own = own.shape[0]
         padding = own < 0 if int(own.min()) < 0 else None
         ids = torch.cat([own if padding is None else own.clamp(min=0), kept.ids])
         rows, biases = table.read(ids)
-        own_rows = rows[: len(own)].view(num_examples, num_targets, -1)
-        kept_rows = rows[len(own) :]
+        own_rows = rows[:num_own].view(num_examples, num_targets, -1)
+        kept_rows = rows[num_own:]
         positive = (own_rows * query[:, None, :]).sum(dim=2)
-        positive += biases[: len(own)].view_as(target)
+        positive += biases[:num_own].view_as(target)
         if padding is not None:
             positive.masked_fill_(padding.view_as(target), -torch.inf)
-        place, hit = find(kept.ids, target)
-        example = hit.nonzero()[:, 0]
         log_sum, share = kept_log_sum(
-            query, kept_rows, biases[len(own) :] - kept.log_q, (example, place[hit])
+            query, kept_rows, biases[num_own:] - kept.log_q, kept.ids, target
         )
         ctx.table = table
         # parameters get sparse gradients; without a bias parameter it is the anchor alone

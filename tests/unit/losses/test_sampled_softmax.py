@@ -20,21 +20,6 @@ def draw(*shape, name):
     return torch.randn(*shape, generator=stream(0, name))
 
 
-def hits_of(target, ids):
-    """(example, candidate) pairs where a candidate is the example's own, once for each mention."""
-    pairs = [
-        (b, k)
-        for b, row in enumerate(target.tolist())
-        for class_id in row
-        for k, candidate in enumerate(ids.tolist())
-        if class_id == candidate
-    ]
-    return tuple(torch.tensor(side, dtype=torch.int64) for side in zip(*pairs, strict=True)) or (
-        torch.empty(0, dtype=torch.int64),
-        torch.empty(0, dtype=torch.int64),
-    )
-
-
 def counted_of(target):
     first = torch.zeros_like(target, dtype=torch.bool)
     for b, row in enumerate(target.tolist()):
@@ -47,7 +32,7 @@ def loss_of(query, weight, bias, target, ids, log_q, share):
     """The library's loss for targets (B, L) with weights `share`, from a dense table."""
     own = (query @ weight.t() + bias).gather(1, target.clamp(min=0))
     positive = own.masked_fill(target < 0, -torch.inf)
-    log_sum, _ = kept_log_sum(query, weight[ids], bias[ids] - log_q, hits_of(target, ids))
+    log_sum, _ = kept_log_sum(query, weight[ids], bias[ids] - log_q, ids, target)
     return sampled_softmax_loss(positive, log_sum, share, counted_of(target))
 
 
@@ -95,8 +80,8 @@ def test_sampling_every_class_once_is_the_full_cross_entropy(scale):
     logit = (query @ weight.t() + bias).requires_grad_()
     want = cross_entropy(logit, target, reduction="none")
     (want_grad,) = torch.autograd.grad(want.sum(), logit)
-    everyone = torch.arange(C), torch.zeros(C)
-    log_sum, share = kept_log_sum(query, weight, bias, hits_of(target[:, None], everyone[0]))
+    everyone = torch.arange(C)
+    log_sum, share = kept_log_sum(query, weight, bias, everyone, target[:, None])
     positive = logit.detach().gather(1, target[:, None]).requires_grad_()
     log_sum.requires_grad_()
     loss = sampled_softmax_loss(positive, log_sum)
@@ -116,7 +101,7 @@ def test_several_weighted_targets_are_cross_entropy_with_a_soft_distribution():
     want = cross_entropy(logit, soft, reduction="none")
     (want_grad,) = torch.autograd.grad(want.sum(), logit)
     everyone = torch.arange(C)
-    log_sum, kept_share = kept_log_sum(query, weight, bias, hits_of(target, everyone))
+    log_sum, kept_share = kept_log_sum(query, weight, bias, everyone, target)
     positive = logit.detach().gather(1, target).requires_grad_()
     log_sum.requires_grad_()
     loss = sampled_softmax_loss(positive, log_sum, share, counted_of(target))
@@ -128,6 +113,7 @@ def test_several_weighted_targets_are_cross_entropy_with_a_soft_distribution():
 
 def test_the_share_is_the_gradient_of_the_log_sum():
     query, weight = draw(B, D, name="q"), draw(K, D, name="w")
+    own = torch.tensor([[1, 5], [-1, -1], [9, -1], [2, 8], [7, 7]])  # of candidates 0 .. K-1
     hits = torch.tensor([0, 0, 3]), torch.tensor([1, 5, 2])
     offset = draw(K, name="b").requires_grad_()
     logit = query @ weight.t() + offset
@@ -135,7 +121,7 @@ def test_the_share_is_the_gradient_of_the_log_sum():
     logit.retain_grad()
     want = logit.logsumexp(dim=1)
     want.sum().backward()
-    log_sum, share = kept_log_sum(query, weight, offset.detach(), hits)
+    log_sum, share = kept_log_sum(query, weight, offset.detach(), torch.arange(K), own)
     torch.testing.assert_close(log_sum, want.detach())
     torch.testing.assert_close(share, logit.grad)
     assert not share[hits].any()
@@ -145,7 +131,7 @@ def test_the_log_sum_neither_overflows_nor_vanishes():
     offset = torch.tensor([[1e4, -1e4], [-1e4, -1e4], [1e4, 1e4]])
     for row, want in zip(offset, (1e4, -1e4 + np.log(2), 1e4 + np.log(2)), strict=True):
         log_sum, share = kept_log_sum(
-            torch.zeros(1, 1), torch.zeros(2, 1), row, (torch.arange(0), torch.arange(0))
+            torch.zeros(1, 1), torch.zeros(2, 1), row, torch.arange(2), torch.tensor([[-1]])
         )
         torch.testing.assert_close(log_sum, torch.tensor([want]).float())
         torch.testing.assert_close(share.sum(dim=1), torch.ones(1))
@@ -153,16 +139,16 @@ def test_the_log_sum_neither_overflows_nor_vanishes():
 
 def test_a_diverged_row_shows_even_where_a_target_is_listed_twice():
     """Two mentions of one of two kept classes: the other is left, and it is NaN."""
-    hits = torch.tensor([0, 0]), torch.tensor([1, 1])
-    log_sum, _ = kept_log_sum(
-        torch.ones(1, 1), torch.tensor([[torch.nan], [1.0]]), torch.zeros(2), hits
-    )
+    rows, own = torch.tensor([[torch.nan], [1.0]]), torch.tensor([[1, 1]])
+    log_sum, _ = kept_log_sum(torch.ones(1, 1), rows, torch.zeros(2), torch.arange(2), own)
     assert bool(log_sum.isnan().all())
 
 
 def test_nothing_left_is_minus_infinity_and_no_share():
-    hits = torch.tensor([1, 1]), torch.tensor([0, 1])
-    log_sum, share = kept_log_sum(torch.ones(2, 1), torch.ones(2, 1), torch.zeros(2), hits)
+    own = torch.tensor([[-1, -1], [1, 0]])
+    log_sum, share = kept_log_sum(
+        torch.ones(2, 1), torch.ones(2, 1), torch.zeros(2), torch.arange(2), own
+    )
     assert log_sum.isneginf().tolist() == [False, True]
     assert share.tolist() == [[0.5, 0.5], [0.0, 0.0]]
 
