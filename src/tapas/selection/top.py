@@ -35,15 +35,14 @@ class Top(Selection):
 def batch_score(view: PoolView) -> Tensor:
     """log sum_i exp(logit_iy / tau) of every class of the pool, (P,)."""
     query = view.query.t() if view.temperature == 1 else (view.query / view.temperature).t()
-    score = query.new_empty(len(view))
-    scratch = query.new_empty(min(CHUNK, len(view)), query.shape[1])
-    for start in range(0, len(view), CHUNK):
-        stop = min(start + CHUNK, len(view))
-        weight, bias = view.rows(start, stop)
-        logit = torch.mm(weight, query, out=scratch[: stop - start])
+    size = len(view)
+    scores = []
+    for start in range(0, size, CHUNK):
+        weight, bias = view.rows(start, min(start + CHUNK, size))
+        logit = torch.mm(weight, query)
         # log_softmax is the one fused max-exp-sum that torch has; any of its columns gives the
         # sum back, and it is 1.6 times as fast as logsumexp
         first = logit[:, 0].clone()
         torch.log_softmax(logit, dim=1, out=logit)
-        torch.sub(first, logit[:, 0], out=score[start:stop]).add_(bias, alpha=1 / view.temperature)
-    return score
+        scores.append(first.sub_(logit[:, 0]).add_(bias, alpha=1 / view.temperature))
+    return scores[0] if len(scores) == 1 else torch.cat(scores)

@@ -118,9 +118,9 @@ class LocalTable(ClassTable):
         check_generator(generator)
         if len(pool) <= keep:
             return pool
-        noise = 1 - torch.rand(len(pool), generator=generator, dtype=torch.float32, device="cpu")
-        noise = noise.to(self.device)
         pool = pool.to(self.device)
+        noise = torch.rand(len(pool), generator=generator, dtype=torch.float32, device="cpu")
+        noise = (1 - noise).to(self.device)
 
         def keep_of(ids: Tensor, log_q: Tensor, noise: Tensor, share: int) -> Candidates:
             if len(ids) <= share:
@@ -136,7 +136,9 @@ class LocalTable(ClassTable):
                 noise=noise,
             )
             kept, log_weight = check_pick(rule, *rule.pick(view, share), share, len(ids))
-            return Candidates(ids[kept], log_q[kept] - log_weight)
+            return Candidates(
+                ids.index_select(0, kept), log_q.index_select(0, kept).sub_(log_weight)
+            )
 
         num_shards = self.placement.num_shards
         if num_shards == 1:
