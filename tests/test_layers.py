@@ -11,7 +11,7 @@ import tapas
 
 PACKAGE = Path(tapas.__file__).parent
 LAYERS = [
-    {"errors", "shapes", "rng", "candidates", "schedule", "version", "precision"},
+    {"errors", "shapes", "rng", "candidates", "schedule", "version", "precision", "permutation"},
     {"proposals", "selection", "losses", "metrics", "encoders", "data", "drawing"},
     {"tables"},
     {"heads", "engines"},

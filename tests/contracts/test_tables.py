@@ -231,3 +231,39 @@ def test_blocks_do_not_nest_and_the_outer_one_survives_the_attempt(make):
         assert same(everything(table), everything(reference))
     reference.update(ids, *grads)
     assert same(everything(table), everything(reference))
+
+
+def test_lookup_gives_rows_whose_gradients_move_them_in_backward(make):
+    table, other = make(SGD(lr=0.5)), make(SGD(lr=0.5))
+    ids = torch.tensor([[4, 9], [4, 30]])
+    rows = table.lookup(ids)
+    assert rows.shape == (2, 2, D)
+    assert torch.equal(rows.detach(), table.rows(ids.reshape(-1))[0].view(2, 2, D))
+    pull = draw(2, 2, D, name="pull")
+    (rows * pull).sum().backward()
+    other.update(ids.reshape(-1), pull.reshape(4, D), torch.zeros(4))
+    assert same(everything(other), everything(table))
+
+
+def test_a_frozen_table_is_looked_up_and_does_not_move(make):
+    table = make().requires_grad_(False)
+    before = everything(table)
+    rows = table.lookup(torch.tensor([1, 2]))
+    assert not rows.requires_grad
+    assert same(before, everything(table))
+
+
+def test_lookup_and_logits_inside_accumulate_are_one_update(make):
+    table, other = make(), make()
+    ids, grad = torch.tensor([3, 5]), draw(2, D, name="grad")
+    with table.accumulate():
+        for _ in range(2):
+            (table.lookup(ids) * grad).sum().backward()
+    other.update(ids.repeat(2), grad.repeat(2, 1), torch.zeros(4))
+    assert same(everything(other), everything(table))
+
+
+def test_looking_up_an_unknown_id_is_told(make):
+    with pytest.raises(UsageError) as error:
+        make().lookup(torch.tensor([31]))
+    assert str(error.value) == "ids holds class 31; expected ids from 0 to 30 (num_classes=31)."

@@ -13,7 +13,7 @@ from tapas.candidates import Candidates
 from tapas.errors import UsageError
 from tapas.selection import Selection
 from tapas.shapes import all_finite, check_ids, check_shape
-from tapas.tables.gradients import sampled_logits
+from tapas.tables.gradients import lookup, sampled_logits
 
 
 class ClassTable(nn.Module, ABC):
@@ -21,7 +21,8 @@ class ClassTable(nn.Module, ABC):
 
     Everything else speaks to classes through these verbs, so a head never knows whether
     its rows are in this process, on another rank, or on a server. Ids are global:
-    0 <= id < num_classes everywhere. Nothing here is differentiated but `sampled_logits`.
+    0 <= id < num_classes everywhere. Nothing here is differentiated but `sampled_logits`
+    and `lookup`.
     """
 
     num_classes: int
@@ -157,6 +158,14 @@ class ClassTable(nn.Module, ABC):
         `backward` through them sends the rows their gradients.
         """
         return sampled_logits(self, query, target, kept)
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        """Weights (..., D) of `ids` (...,), float32, as inputs of a model.
+
+        `backward` through them sends the rows their gradients; biases take no part.
+        """
+        flat = check_ids("ids", ids, self.num_classes).to(self.device).reshape(-1)
+        return lookup(self, flat).view(*ids.shape, self.dim)
 
     def flush(self) -> None:
         """Return once every earlier `update` is visible to `rows`."""

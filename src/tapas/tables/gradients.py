@@ -97,11 +97,40 @@ def _send_gradients(ctx: Any, positive_grad: Tensor, log_sum_grad: Tensor) -> tu
             ctx.table.receive(ids, weight_grad, bias_grad)
         return query_grad, None, None, None, None, None
     sparse = [
-        torch.sparse_coo_tensor(ids[None], grad.to(dtype), shape, check_invariants=False)
-        if needed
-        else None
-        for grad, (shape, dtype), needed in zip(
+        _sparse(ids, grad, *like) if needed else None
+        for grad, like, needed in zip(
             (weight_grad, bias_grad), ctx.sparse, ctx.needs_input_grad[1:3], strict=True
         )
     ]
     return query_grad, *sparse, None, None, None
+
+
+def _sparse(ids: Tensor, grad: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    return torch.sparse_coo_tensor(ids[None], grad.to(dtype), shape, check_invariants=False)
+
+
+def lookup(table: "ClassTable", ids: Tensor) -> Tensor:
+    """Weights (N, D) of `ids` (N,); see `ClassTable.lookup`."""
+    weight: Tensor | None = table._parameters.get("weight")
+    if weight is None:
+        weight = NOTHING if table.frozen else ANCHOR
+    rows: Tensor = _Lookup.apply(weight, table, ids)  # type: ignore[no-untyped-call]
+    return rows
+
+
+class _Lookup(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, table: "ClassTable", ids: Tensor) -> Tensor:
+        ctx.table = table
+        ctx.sparse = None if weight.dim() == 0 else (weight.shape, weight.dtype)
+        ctx.save_for_backward(ids)
+        return table.read(ids)[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        (ids,) = ctx.saved_tensors
+        if ctx.sparse is not None:
+            return _sparse(ids, grad, *ctx.sparse), None, None
+        ctx.table.receive(ids, grad.float(), grad.new_zeros(ids.shape[0], dtype=torch.float32))
+        return None, None, None

@@ -1,0 +1,17 @@
+"""From a sequence of item vectors to a query, at every position; strangers to classes."""
+
+from tapas.encoders.base import Encoder, last_state
+from tapas.encoders.gru import GRUEncoder
+from tapas.encoders.mean import MeanEncoder
+from tapas.encoders.transformer import TransformerEncoder
+
+ENCODERS = {"mean": MeanEncoder, "gru": GRUEncoder, "transformer": TransformerEncoder}
+
+__all__ = [
+    "ENCODERS",
+    "Encoder",
+    "GRUEncoder",
+    "MeanEncoder",
+    "TransformerEncoder",
+    "last_state",
+]

@@ -1,0 +1,42 @@
+"""A random order of 0 .. n-1 that is computed, not stored: a keyed Feistel network.
+
+Numbers that land outside 0 .. n-1 are sent through it again until they land inside, which
+keeps it one to one.
+"""
+
+import torch
+from torch import Tensor
+
+from tapas.shapes import check_ids, check_positive
+
+ROUNDS = 4
+PRIME = 2**31 - 1
+
+
+class Permutation:
+    """Position i of the order is `permute(i)`; O(1) memory, the same for equal generators."""
+
+    def __init__(self, size: int, generator: torch.Generator):
+        self.size = check_positive("size", size)
+        self._half = max(1, ((size - 1).bit_length() + 1) // 2)
+        self._keys = torch.randint(
+            1, PRIME, (ROUNDS, 2), generator=generator, device="cpu"
+        ).tolist()
+
+    def permute(self, ids: Tensor) -> Tensor:
+        """Where each of `ids` goes, the shape of `ids`."""
+        out = self._encrypt(check_ids("ids", ids, self.size))
+        while bool((outside := out >= self.size).any()):
+            out = torch.where(outside, self._encrypt(out), out)
+        return out
+
+    def _encrypt(self, ids: Tensor) -> Tensor:
+        """A permutation of 0 .. 4^half - 1, the least such square that holds every id."""
+        mask = (1 << self._half) - 1
+        left, right = ids >> self._half, ids & mask
+        for factor, shift in self._keys:
+            # halves and keys stay below 2^31, so that no product leaves int64
+            mixed = (right * factor + shift) % PRIME
+            mixed = (mixed ^ (mixed >> 15)) * 0x2C1B3C6D % PRIME
+            left, right = right, left ^ ((mixed ^ (mixed >> 13)) & mask)
+        return (left << self._half) | right

@@ -1,0 +1,109 @@
+"""Every sentence of `Encoder`'s docstring, for every encoder."""
+
+import re
+
+import pytest
+import torch
+
+from tapas import UsageError, stream
+from tapas.encoders import ENCODERS, GRUEncoder, MeanEncoder, TransformerEncoder, last_state
+
+B, T, D = 5, 7, 6
+
+
+@pytest.fixture(params=sorted(ENCODERS))
+def build(request):
+    return ENCODERS[request.param]
+
+
+def sequences(name="x"):
+    return torch.randn(B, T, D, generator=stream(0, name)), torch.tensor([7, 1, 3, 6, 2])
+
+
+def test_there_is_one_query_for_every_position(build):
+    x, lengths = sequences()
+    assert build(D)(x, lengths).shape == (B, T, D)
+
+
+@pytest.mark.parametrize("changed", range(T))
+def test_a_query_depends_on_no_later_vector(build, changed):
+    encoder = build(D)
+    x, lengths = sequences()
+    other = x.clone()
+    other[:, changed] += 1
+    before, after = encoder(x, lengths), encoder(other, lengths)
+    torch.testing.assert_close(before[:, :changed], after[:, :changed])
+    assert not torch.allclose(before[:, changed], after[:, changed])
+
+
+def test_a_shorter_batch_gives_the_same_queries(build):
+    encoder = build(D)
+    x, lengths = sequences()
+    torch.testing.assert_close(encoder(x[:2, :4], lengths[:2]), encoder(x, lengths)[:2, :4])
+
+
+def test_weights_start_from_the_seed_alone(build):
+    first, second, other = build(D, seed=1), build(D, seed=1), build(D, seed=2)
+    pairs = list(zip(first.parameters(), second.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in pairs)
+    matrices = zip(first.parameters(), other.parameters(), strict=True)
+    assert all(not torch.equal(a, b) for a, b in matrices if a.dim() > 1)
+
+
+def test_dropout_draws_from_the_generator_passed_and_from_nothing_else(build):
+    encoder = build(D, dropout=0.5)
+    x, lengths = sequences()
+    plain = encoder(x, lengths)
+    assert torch.equal(plain, build(D)(x, lengths))
+    once = encoder(x, lengths, generator=stream(0, "drop"))
+    assert torch.equal(once, encoder(x, lengths, generator=stream(0, "drop")))
+    assert not torch.equal(once, encoder(x, lengths, generator=stream(1, "drop")))
+    assert not torch.equal(once, plain)
+
+
+def test_every_parameter_learns(build):
+    encoder = build(D)
+    x, lengths = sequences()
+    (encoder(x, lengths) * sequences("weights")[0]).sum().backward()
+    assert all(bool(p.grad.abs().sum() > 0) for p in encoder.parameters())
+
+
+@pytest.mark.parametrize("rate", [1.0, -0.1])
+def test_a_dropout_that_leaves_nothing_is_refused(build, rate):
+    words = f"dropout must be at least 0 and below 1, got {rate!r}."
+    with pytest.raises(UsageError, match=re.escape(words)):
+        build(D, dropout=rate)
+
+
+def test_the_last_state_is_that_of_the_last_item():
+    x, lengths = sequences()
+    want = torch.stack([x[b, n - 1] for b, n in enumerate(lengths.tolist())])
+    assert torch.equal(last_state(x, lengths), want)
+
+
+def test_the_mean_is_of_the_window_and_no_more():
+    encoder = MeanEncoder(D, window=3)
+    x, lengths = sequences()
+    mean = torch.stack([x[:, max(0, t - 2) : t + 1].mean(dim=1) for t in range(T)], dim=1)
+    torch.testing.assert_close(encoder(x, lengths), mean + encoder.mix(mean))
+
+
+def test_the_gru_takes_hidden_units_and_layers():
+    encoder = GRUEncoder(D, hidden=11, num_layers=2)
+    assert encoder(*sequences()).shape == (B, T, D)
+    assert encoder.gru.weight_hh_l1.shape == (33, 11)
+
+
+def test_attention_heads_that_do_not_divide_the_dimensions_are_refused():
+    words = "dim is 6, which 4 attention heads cannot share. Make num_heads a divisor of dim."
+    with pytest.raises(UsageError, match=re.escape(words)):
+        TransformerEncoder(D, num_heads=4)
+
+
+def test_more_positions_than_the_transformer_was_built_for_are_refused():
+    words = (
+        "x has 7 positions, the encoder was built for 4. Pass the last of them, or build it "
+        "with a larger window."
+    )
+    with pytest.raises(UsageError, match=re.escape(words)):
+        TransformerEncoder(D, window=4)(*sequences())
