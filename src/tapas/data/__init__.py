@@ -1,5 +1,49 @@
-"""Data with a known answer."""
+"""Data with a known answer, and logs of who took what when.
 
+What needs polars is loaded when it is first asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from tapas.data.log_source import LogSource
 from tapas.data.long_tail import ClassDraws, Examples, LongTail, LongTailConfig
 
-__all__ = ["ClassDraws", "Examples", "LongTail", "LongTailConfig"]
+if TYPE_CHECKING:
+    from tapas.data.event_log import EventLog
+    from tapas.data.preparing import prepare_log
+    from tapas.data.splits import Points, Split, SplitConfig, split_log, targets_of
+    from tapas.data.vocabulary import Vocabulary
+
+__all__ = [
+    "ClassDraws",
+    "EventLog",
+    "Examples",
+    "LogSource",
+    "LongTail",
+    "LongTailConfig",
+    "Points",
+    "Split",
+    "SplitConfig",
+    "Vocabulary",
+    "prepare_log",
+    "split_log",
+    "targets_of",
+]
+
+_LATER = {
+    "EventLog": "event_log",
+    "Points": "splits",
+    "Split": "splits",
+    "SplitConfig": "splits",
+    "Vocabulary": "vocabulary",
+    "prepare_log": "preparing",
+    "split_log": "splits",
+    "targets_of": "splits",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _LATER:
+        return getattr(import_module(f"tapas.data.{_LATER[name]}"), name)
+    raise AttributeError(f"module 'tapas.data' has no attribute '{name}'")

@@ -1,0 +1,110 @@
+"""How fast does a log become a prepared log?  20 million events, 500,000 users, 300,000 items.
+
+The floor is what polars alone needs to read the same file and sort it by user and time, with
+nothing coded, checked or written. Each contender runs in a process of its own, in turns, so
+that its peak memory is its own. Targets: 2 million events a second on two cores, and a peak
+below 3 GiB. Times include no imports.
+"""
+
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from measuring import peak_bytes, ratio, resident_bytes, spread, write_record
+
+from tapas.data import LogSource, prepare_log
+
+EVENTS, USERS, ITEMS, REPEATS = 20_000_000, 500_000, 300_000, 3
+YEARS_SECONDS = 3 * 365 * 86_400
+
+
+def write_events(file: Path, num_events: int) -> None:
+    """Long-tailed items (log-uniform), uniform users and times to the second, in no order."""
+    draw = np.random.default_rng(0)
+    item = np.exp(draw.random(num_events) * math.log(ITEMS)).astype(np.int64)
+    user = draw.integers(USERS, size=num_events)
+    seconds = draw.integers(YEARS_SECONDS, size=num_events) + 1_600_000_000
+    pl.DataFrame(
+        {
+            "user_id": user * 13 + 10**10,
+            "item_id": item * 7919 + 10**9,  # too far apart for a plain table
+            "timestamp": pl.Series(seconds * 1_000_000).cast(pl.Datetime("us")),
+        }
+    ).write_parquet(file)
+
+
+def prepare(file: Path, cache: Path) -> None:
+    prepare_log(LogSource(files=(str(file),)), cache)
+
+
+def floor(file: Path, cache: Path) -> None:
+    pl.read_parquet(file).sort("user_id", "timestamp")
+
+
+CONTENDERS: dict[str, Callable[[Path, Path], None]] = {"floor": floor, "prepare_log": prepare}
+
+
+def measure(name: str, file: Path, cache: Path) -> dict[str, float]:
+    """In this process: seconds of one call, of a second one, and the peak of resident memory."""
+    seconds = []
+
+    def call() -> None:
+        start = time.perf_counter()
+        CONTENDERS[name](file, cache)
+        seconds.append(time.perf_counter() - start)
+
+    before = resident_bytes()
+    peak = before + peak_bytes(call)
+    if name == "prepare_log":
+        call()
+    return {"seconds": seconds[0], "again_seconds": seconds[-1], "peak_bytes": peak}
+
+
+def main() -> None:
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in CONTENDERS}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "log.parquet"
+        write_events(file, EVENTS)
+        for turn in range(REPEATS + 1):  # the first turn warms the file cache
+            for name in CONTENDERS:
+                cache = Path(folder) / f"cache-{turn}"
+                command = [sys.executable, __file__, name, str(file), str(cache)]
+                done = subprocess.run(command, capture_output=True, text=True, check=True)
+                if turn:
+                    runs[name].append(json.loads(done.stdout))
+        file_bytes = file.stat().st_size
+    seconds = {name: [run["seconds"] for run in turns] for name, turns in runs.items()}
+    for name, turns in runs.items():
+        rate = EVENTS / statistics.median(seconds[name])
+        peak = max(run["peak_bytes"] for run in turns)
+        print(f"{name:<13}{spread(seconds[name])}  {rate:,.0f} events/s  {peak / 2**30:.2f} GiB")
+    print(f"prepare_log / floor: {ratio(seconds['prepare_log'], seconds['floor'])}")
+    print(f"second call: {spread([run['again_seconds'] for run in runs['prepare_log']])}")
+    write_record(
+        "ingest",
+        {
+            "events": EVENTS,
+            "users": USERS,
+            "items": ITEMS,
+            "file_bytes": file_bytes,
+            "polars": pl.__version__,
+            "load_average": os.getloadavg(),  # others may have been at work
+        },
+        {"runs": runs},
+    )
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        print(json.dumps(measure(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))))
+    else:
+        main()

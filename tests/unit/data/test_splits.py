@@ -1,0 +1,191 @@
+"""Splits keep their promises: checked event by event against plain loops."""
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tapas import DataError, UsageError
+from tapas.data import EventLog, SplitConfig, split_log, targets_of
+
+LOGS = st.lists(  # for every user the times of the events
+    st.lists(st.integers(0, 12), min_size=1, max_size=15), min_size=1, max_size=8
+)
+
+
+def build(users, tmp="nowhere") -> EventLog:
+    times = [time for user in users for time in sorted(user)]
+    arrays = {
+        "items": np.arange(len(times), dtype=np.int32) * 7 % 11,
+        "times": np.array(times, dtype=np.int64),
+        "offsets": np.cumsum([0, *map(len, users)]),
+    }
+    return EventLog(tmp, arrays, {"items": 11, "time_kind": "number"})
+
+
+def splits(users, **options):
+    log = build(users)
+    try:
+        return log, split_log(log, SplitConfig(**options))
+    except DataError:
+        assume(False)
+
+
+def check_promises(log, split):
+    """What holds for every kind of split."""
+    seen = np.zeros(log.num_items, dtype=int)
+    for u in range(log.num_users):
+        start, end = log.offsets[u], log.offsets[u + 1]
+        assert start <= split.train_end[u] <= end
+        if start < split.train_end[u] < end:
+            assert log.times[split.train_end[u] - 1] < log.times[split.train_end[u]]
+        for item in log.items[start : split.train_end[u]]:
+            seen[item] += 1
+    assert split.train_counts.tolist() == seen.tolist()
+    for points in (split.validation, split.test):
+        assert points.user.tolist() == sorted(set(points.user.tolist()))
+        for u, point, limit in zip(points.user, points.point, points.limit, strict=True):
+            assert log.offsets[u] < point < limit <= log.offsets[u + 1]
+            assert split.train_end[u] <= point
+            assert log.times[point - 1] < log.times[point]
+            assert limit == log.offsets[u + 1] or log.times[limit - 1] < log.times[limit]
+    report = split.report
+    for name, points in (("validation", split.validation), ("test", split.test)):
+        targets = [
+            int(log.items[i])
+            for point, limit in zip(points.point, points.limit, strict=True)
+            for i in range(point, limit)
+        ]
+        assert report[f"{name}_users"] == len(points)
+        assert report[f"{name}_events"] == len(targets)
+        assert report[f"{name}_unseen_targets"] == sum(seen[item] == 0 for item in targets)
+    assert report["train_events"] == seen.sum()
+    assert report["unseen_items"] == (seen == 0).sum()
+
+
+def as_dict(points):
+    return dict(
+        zip(
+            points.user.tolist(),
+            zip(points.point.tolist(), points.limit.tolist(), strict=True),
+            strict=True,
+        )
+    )
+
+
+SHARES = st.sampled_from([0.0, 0.1, 0.2, 0.3])
+
+
+@given(LOGS, SHARES, SHARES)
+def test_a_split_by_time_never_looks_ahead(users, validation, test):
+    log, split = splits(users, kind="time", validation=validation, test=test)
+    check_promises(log, split)
+    first, second = split.cuts
+    want = {"validation": {}, "test": {}}
+    for u in range(log.num_users):
+        start, end = int(log.offsets[u]), int(log.offsets[u + 1])
+        before = [start + sum(t < cut for t in users[u]) for cut in (first, second)]
+        assert split.train_end[u] == before[0]
+        if start < before[0] < before[1]:
+            want["validation"][u] = (before[0], before[1])
+        if start < before[1] < end:
+            want["test"][u] = (before[1], end)
+    assert as_dict(split.validation) == want["validation"]
+    assert as_dict(split.test) == want["test"]
+    if not test:
+        assert len(split.test) == 0
+
+
+@given(LOGS, st.integers(0, 4), st.integers(0, 4))
+def test_a_split_by_last_holds_out_whole_baskets(users, validation, test):
+    log, split = splits(users, kind="last", validation=validation, test=test)
+    check_promises(log, split)
+    for u, times in enumerate(users):
+        times, start = sorted(times), int(log.offsets[u])
+        bounds = [len(times)]
+        for size in (test, validation):
+            place = max(0, bounds[-1] - size)
+            while 0 < place < len(times) and times[place - 1] == times[place]:
+                place -= 1
+            bounds.append(place)
+        end, at_test, at_validation = bounds
+        want = (start + at_test, start + end) if 0 < at_test < end else None
+        assert as_dict(split.test).get(u) == want
+        want = (start + at_validation, start + at_test) if 0 < at_validation < at_test else None
+        assert as_dict(split.validation).get(u) == want
+        assert split.train_end[u] == start + (at_validation or at_test or end)
+
+
+@given(LOGS, SHARES, SHARES, st.integers(0, 3))
+def test_a_split_by_group_holds_out_whole_users(users, validation, test, seed):
+    options = {"kind": "group", "validation": validation, "test": test, "seed": seed}
+    log, split = splits(users, **options)
+    check_promises(log, split)
+    held_out = split.train_end == log.offsets[:-1]
+    assert (held_out | (split.train_end == log.offsets[1:])).all()
+    num_held_out = sum(max(1, round(s * len(users))) if s else 0 for s in (validation, test))
+    assert held_out.sum() == min(num_held_out, len(users))
+    assert not set(split.validation.user) & set(split.test.user)
+    for points in (split.validation, split.test):
+        assert held_out[points.user].all()
+        assert (points.limit == log.offsets[points.user + 1]).all()
+    judged = {*split.validation.user.tolist(), *split.test.user.tolist()}
+    with_two_baskets = {u for u in np.flatnonzero(held_out) if len(set(users[u])) > 1}
+    assert judged == with_two_baskets
+    again = split_log(log, SplitConfig(**options))
+    assert as_dict(again.test) == as_dict(split.test)
+
+
+def test_group_points_are_near_the_middle():
+    log = build([range(300)] * 20)
+    split = split_log(log, SplitConfig(kind="group", test=0.5))
+    share = (split.test.point - log.offsets[split.test.user]) / 300
+    assert ((share >= 0.33) & (share <= 0.67)).all()
+    assert len(set(share.tolist())) > 1
+
+
+def test_targets_are_padded():
+    log = build([[1, 2, 3, 4, 5, 6, 7, 8]])
+    split = split_log(log, SplitConfig(kind="last", validation=2, test=3))
+    assert targets_of(log, split.validation, 4).tolist() == [[*log.items[3:5].tolist(), -1, -1]]
+    assert targets_of(log, split.test, 2).tolist() == [log.items[5:7].tolist()]
+
+
+def test_defaults_depend_on_the_kind():
+    assert SplitConfig() == SplitConfig(kind="time", validation=0.1, test=0.1)
+    assert SplitConfig(kind="last") == SplitConfig(kind="last", validation=5, test=5)
+    assert SplitConfig(kind="group") == SplitConfig(kind="group", validation=0.05, test=0.05)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kind": "random"}, "split kind must be one of time, last, group, got 'random'."),
+        ({"test": 5}, "test must be a share of the events between 0 and 1 for a split by 'time'"),
+        ({"kind": "group", "validation": -0.1}, "validation must be a share of the users between"),
+        ({"kind": "last", "test": 0.1}, "test must be a whole number of events of each user"),
+        ({"kind": "last", "test": "x"}, "test must be a whole number of events of each user"),
+        ({"test": 0.6, "validation": 0.4}, "validation 0.4 and test 0.6 leave nothing to train on"),
+    ],
+)
+def test_a_bad_value_is_told(options, words):
+    with pytest.raises(UsageError, match=re.escape(words)):
+        SplitConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("users", "options", "words"),
+    [
+        ([[1], [2]], {}, "every user has a single event: there is no next item to learn. Check"),
+        ([[3] * 9], {}, "no event is earlier than the first cut, 3: too many events have the same"),
+        ([[1, 2, 2, 2, 2]], {"test": 0.3, "validation": 0.3}, "both cuts fall on 2: too many"),
+        ([[1, 2], [3, 4]], {"kind": "last", "validation": 0, "test": 1}, "no user with two events"),
+        ([[1, 2]], {"kind": "last"}, "leaves nothing to judge by: no user has both validation"),
+        ([[1, 2, 3], [9, 9]], {"test": 0.4, "validation": 0}, "no user has both test events and"),
+    ],
+)
+def test_when_nothing_is_left_it_is_told_why(users, options, words):
+    with pytest.raises(DataError, match=re.escape(words)):
+        split_log(build(users), SplitConfig(**options))

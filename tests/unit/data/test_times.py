@@ -1,0 +1,51 @@
+"""Times come as dates, numbers or text, and leave as int64."""
+
+import re
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from tapas import DataError
+from tapas.data.times import whole_times
+
+FILE = Path("clicks.csv")
+DAY = 86_400_000_000
+
+
+@pytest.mark.parametrize(
+    ("values", "want", "kind"),
+    [
+        ([5, None], [5, None], "number"),
+        ([5.0, float("nan"), float("inf")], [5, None, None], "number"),
+        ([1.25, 2.0], [1_250_000, 2_000_000], "datetime"),
+        ([date(1970, 1, 2), None], [DAY, None], "datetime"),
+        ([datetime(1970, 1, 2, 0, 0, 0, 7)], [DAY + 7], "datetime"),
+        ([datetime(1970, 1, 2, tzinfo=UTC)], [DAY], "datetime"),
+        (["5", "-7"], [5, -7], "number"),
+        (["5", "x", None], [5, None, None], "number"),
+        (["5.0", "7"], [5, 7], "number"),
+        (["1.5", "7"], [1_500_000, 7_000_000], "datetime"),
+        (["1970-01-02", "x"], [DAY, None], "datetime"),
+        (["1970-01-02 00:00:01", None], [DAY + 1_000_000, None], "datetime"),
+        (["1970-01-02T00:00:00Z"], [DAY], "datetime"),
+        (["1970-01-02 01:00:00+01:00"], [DAY], "datetime"),
+        (["1970-01-02 00:00:00 UTC"], [DAY], "datetime"),
+        (["x", "y"], [None, None], "number"),
+        ([None], [None], "number"),
+    ],
+)
+def test_times_become_whole_numbers(values, want, kind):
+    times, got = whole_times(pl.Series("t", values), FILE)
+    assert times.dtype == pl.Int64
+    assert (times.to_list(), got) == (want, kind)
+
+
+def test_what_cannot_be_a_time_is_told():
+    words = (
+        "clicks.csv: column 't' has type Boolean; expected a date, a datetime, a number or text "
+        "for the time."
+    )
+    with pytest.raises(DataError, match=re.escape(words)):
+        whole_times(pl.Series("t", [True]), FILE)

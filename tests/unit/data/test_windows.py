@@ -1,0 +1,112 @@
+"""Batches of sequences, against reading the log event by event."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapas import DataError, UsageError
+from tapas.data.windows import IGNORED, Windows, gather, predicting_events
+
+# (items, times) of each user, and how many of the events are for training
+users = st.lists(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2)), min_size=1, max_size=12).flatmap(
+        lambda steps: st.tuples(st.just(steps), st.integers(0, len(steps)))
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+def arrays_of(log):
+    items, times, offsets, train_end = [], [], [0], []
+    for steps, train in log:
+        items += [item for item, _ in steps]
+        times += np.cumsum([gap for _, gap in steps]).tolist()
+        train_end.append(offsets[-1] + train)
+        offsets.append(len(items))
+    return tuple(np.array(x, dtype=np.int64) for x in (items, times, offsets, train_end))
+
+
+def predictions(items, times, offsets, train_end, next_items):
+    """Event -> its targets, for every event that may predict."""
+    found = {}
+    for u in range(len(train_end)):
+        for i in range(offsets[u], train_end[u] - 1):
+            if times[i + 1] != times[i]:
+                stop = min(i + 1 + next_items, train_end[u])
+                found[i] = items[i + 1 : stop].tolist()
+    return found
+
+
+@given(users)
+def test_an_event_predicts_where_a_later_one_of_its_user_is_for_training(log):
+    items, times, offsets, train_end = arrays_of(log)
+    got = np.flatnonzero(predicting_events(times, offsets, train_end)).tolist()
+    assert got == sorted(predictions(items, times, offsets, train_end, 1))
+
+
+@given(users, st.sampled_from(["all", "last"]), st.integers(1, 5), st.integers(1, 3))
+def test_an_epoch_predicts_from_every_basket_once_and_shows_only_what_was_before(
+    log, positions, length, next_items
+):
+    items, times, offsets, train_end = arrays_of(log)
+    items = np.arange(len(items))  # an item is its own event, so that batches can be traced
+    want = predictions(items, times, offsets, train_end, next_items)
+    options = {"length": length, "next_items": next_items, "positions": positions, "seed": 3}
+    if not want:
+        with pytest.raises(DataError, match="no user has two baskets to train on"):
+            Windows(items, times, offsets, train_end, **options)
+        return
+    windows = Windows(items, times, offsets, train_end, batch_size=1, **options)
+    seen = {}
+    for number in range(windows.steps_per_epoch):
+        batch = windows.batch(number)
+        (count,) = batch.lengths.tolist()
+        shown = batch.items[0, :count].tolist()
+        assert shown == list(range(shown[0], shown[0] + count))  # events in order, no gap
+        user = int(np.searchsorted(offsets, shown[0], side="right")) - 1
+        assert offsets[user] <= shown[0]
+        assert shown[-1] < train_end[user]
+        assert batch.items[0, count:].tolist() == [0] * (length - count)
+        for place, target in zip(batch.places.tolist(), batch.target.tolist(), strict=True):
+            event = shown[place]
+            assert event not in seen
+            seen[event] = [t for t in target if t != IGNORED]
+    assert seen == want
+
+
+def test_every_epoch_has_an_order_of_its_own_and_a_batch_is_a_function_of_its_number():
+    steps = [(n % 7, 1) for n in range(50)]
+    arrays = arrays_of([(steps, 50)])
+    first, second = (Windows(*arrays, positions="last", batch_size=7, seed=1) for _ in range(2))
+    per_epoch = first.steps_per_epoch
+    assert per_epoch == 7
+    forward = [first.batch(i) for i in range(2 * per_epoch)]
+    for i in reversed(range(2 * per_epoch)):
+        assert torch.equal(second.batch(i).items, forward[i].items)
+        assert torch.equal(second.batch(i).target, forward[i].target)
+    orders = [torch.cat([b.lengths for b in forward[e * 7 : e * 7 + 7]]) for e in (0, 1)]
+    assert not torch.equal(*orders)
+    assert sorted(orders[0].tolist()) == sorted(set(orders[0].tolist()))
+
+
+def test_gather_takes_the_last_events_of_each_row():
+    items, lengths, event = gather(np.arange(10) + 50, np.array([0, 4]), np.array([1, 9]), 3)
+    assert items.tolist() == [[50, 0, 0], [56, 57, 58]]
+    assert lengths.tolist() == [1, 3]
+    assert event.tolist() == [[0, 0, 0], [6, 7, 8]]
+
+
+def test_a_batch_is_never_larger_than_the_log():
+    windows = Windows(*arrays_of([([(1, 1), (2, 1), (3, 1)], 3)]), positions="last", batch_size=99)
+    assert (windows.batch_size, windows.num_examples, windows.steps_per_epoch) == (2, 2, 1)
+
+
+def test_positions_other_than_all_and_last_are_refused():
+    words = "positions must be all or last, got 'first'."
+    with pytest.raises(UsageError, match=re.escape(words)):
+        Windows(*arrays_of([([(1, 1), (2, 1)], 2)]), positions="first")
