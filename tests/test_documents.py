@@ -19,7 +19,7 @@ COMMANDS = [
 ]
 
 
-SMALL = {"demo": ["--classes", "300", "--steps", "3"]}
+SMALL = {"four-ways": ["--classes", "300", "--steps", "3"]}
 
 
 def test_the_readme_has_code_to_run():
@@ -35,7 +35,7 @@ def test_the_readme_runs(place, tmp_path):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_commands_of_the_readme_run(command, tmp_path):
-    """As they stand, but for sizes: the demo's own take more than a minute."""
+    """As they stand, but for sizes: its own take more than a minute."""
     program, *arguments = shlex.split(command)
     arguments += SMALL.get(arguments[0], [])
     subprocess.run([sys.executable, "-m", program, *arguments], check=True, cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""`tapas demo` as its users meet it: what it prints where, what it writes, how it ends."""
+"""`tapas four-ways` as its users meet it: what it prints where, what it writes, how it ends."""
 
 import errno
 import json
@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tapas.cli import demo
+from tapas.cli import four_ways
 from tapas.cli.main import app
 from tapas.cli.results_folder import ResultsFolder
 from tapas.data import LongTailConfig
 from tapas.errors import UsageError
 from tapas.training import METHODS, FourWaysConfig, train_four_ways
 
-TINY = ("demo", "--classes", "300", "--steps", "20")
+TINY = ("four-ways", "--classes", "300", "--steps", "20")
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "COLUMNS")},
     "OMP_NUM_THREADS": "1",
@@ -138,14 +138,14 @@ def test_two_runs_of_one_seed_agree_but_for_the_time(table_run, json_run):
 
 @pytest.mark.parametrize(("load", "said"), [(0.9, False), (1.1, True), (None, False)])
 def test_a_busy_machine_is_owned_up_to(monkeypatch, tmp_path, load, said):
-    monkeypatch.setattr(demo, "_load_average", lambda: load)
+    monkeypatch.setattr(four_ways, "_load_average", lambda: load)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     config = FourWaysConfig(
         task=LongTailConfig(num_classes=40, dim=3),
         steps=2, batch_size=5, num_samples=7, hidden=4, dim=4, num_held_out=9,
     )  # fmt: skip
-    monkeypatch.setattr(demo, "train_four_ways", lambda *_, **__: train_four_ways(config))
-    ended = invoke("demo", "--out", tmp_path)
+    monkeypatch.setattr(four_ways, "train_four_ways", lambda *_, **__: train_four_ways(config))
+    ended = invoke("four-ways", "--out", tmp_path)
     assert ended.exit_code == 0
     words = (
         "The machine was busy before this began (load average 1.1 on 2 cores): "
@@ -156,7 +156,7 @@ def test_a_busy_machine_is_owned_up_to(monkeypatch, tmp_path, load, said):
 
 
 def test_a_mistyped_option_is_named_with_exit_code_2():
-    ended = invoke("demo", "--clases", 300)
+    ended = invoke("four-ways", "--clases", 300)
     assert ended.exit_code == 2
     assert ended.stdout == ""
     assert "No such option: --clases" in ended.stderr
@@ -164,7 +164,7 @@ def test_a_mistyped_option_is_named_with_exit_code_2():
 
 
 def test_too_few_classes_are_a_usage_error():
-    ended = invoke("demo", "--classes", 19)
+    ended = invoke("four-ways", "--classes", 19)
     assert ended.exit_code == 2
     assert "Invalid value for '--classes'" in ended.stderr
     assert "200" in ended.stderr
@@ -172,9 +172,9 @@ def test_too_few_classes_are_a_usage_error():
 
 @pytest.mark.parametrize("place", ["taken", "taken/below"])
 def test_a_folder_that_cannot_be_made_is_one_line_before_any_work(monkeypatch, tmp_path, place):
-    monkeypatch.setattr(demo, "train_four_ways", lambda *_, **__: pytest.fail("it trained"))
+    monkeypatch.setattr(four_ways, "train_four_ways", lambda *_, **__: pytest.fail("it trained"))
     (tmp_path / "taken").write_text("mine")
-    ended = invoke("demo", "--out", tmp_path / place)
+    ended = invoke("four-ways", "--out", tmp_path / place)
     assert ended.exit_code == 1
     assert ended.stdout == ""
     assert ended.stderr == (
@@ -188,8 +188,8 @@ def test_ctrl_c_is_one_line_and_exit_code_130(monkeypatch, tmp_path):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(demo, "train_four_ways", interrupted)
-    ended = invoke("demo", "--out", tmp_path)
+    monkeypatch.setattr(four_ways, "train_four_ways", interrupted)
+    ended = invoke("four-ways", "--out", tmp_path)
     assert (ended.exit_code, ended.stdout) == (130, "")
     assert ended.stderr == "tapas: stopped by Ctrl-C.\n"
     assert names(tmp_path) == []
@@ -206,8 +206,8 @@ def test_too_little_memory_is_one_line(monkeypatch, tmp_path, error):
     def full(*_, **__):
         raise error
 
-    monkeypatch.setattr(demo, "train_four_ways", full)
-    ended = invoke("demo", "--out", tmp_path)
+    monkeypatch.setattr(four_ways, "train_four_ways", full)
+    ended = invoke("four-ways", "--out", tmp_path)
     assert ended.exit_code == 1
     assert ended.stderr == "tapas: out of memory. Ask for fewer classes.\n"
 
@@ -216,8 +216,8 @@ def test_a_bug_keeps_its_traceback(monkeypatch, tmp_path):
     def broken(*_, **__):
         raise RuntimeError("size mismatch")
 
-    monkeypatch.setattr(demo, "train_four_ways", broken)
-    ended = invoke("demo", "--out", tmp_path)
+    monkeypatch.setattr(four_ways, "train_four_ways", broken)
+    ended = invoke("four-ways", "--out", tmp_path)
     assert isinstance(ended.exception, RuntimeError)
 
 
@@ -261,7 +261,7 @@ def test_the_version_is_one_line():
 
 
 def test_help_speaks_of_the_four_ways_and_of_every_option():
-    ended = invoke("demo", "--help")
+    ended = invoke("four-ways", "--help")
     assert ended.exit_code == 0
     assert "Train one small model four ways and compare them." in ended.stdout
     for option in ("--classes", "--steps", "--out", "--seed", "--json"):

@@ -1,4 +1,4 @@
-"""`tapas demo`: four ways to train one model, side by side, on a task made up on the spot."""
+"""`tapas four-ways`: four ways to train one model, side by side, on a task made up on the spot."""
 
 import json
 import logging
@@ -29,7 +29,7 @@ BUSY = 0.5  # load for each core, before we add ours, that makes step times wort
 DEFAULTS = FourWaysConfig()
 
 
-def demo(
+def four_ways(
     classes: Annotated[
         int,
         typer.Option(
@@ -50,7 +50,7 @@ def demo(
         typer.Option(
             metavar="FOLDER", help="Folder for figure.png and results.json; made if missing."
         ),
-    ] = Path("demo"),
+    ] = Path("four-ways"),
     seed: Annotated[
         int, typer.Option(metavar="N", help="Names the task, the first weights and every draw.")
     ] = DEFAULTS.seed,
@@ -72,7 +72,7 @@ def demo(
     before you believe a small difference.
     """
     with one_line_endings():
-        # its remarks about font caches are not for people who asked for a demo
+        # its remarks about font caches are not for people who asked for a comparison
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
         from tapas.training.four_ways_figure import draw_four_ways
 

@@ -5,7 +5,13 @@ from typing import Annotated
 import typer
 
 from tapas.cli.demo import demo
+from tapas.cli.evaluate import evaluate
+from tapas.cli.export import export
+from tapas.cli.four_ways import four_ways
+from tapas.cli.inspect import inspect
 from tapas.cli.paper import app as paper
+from tapas.cli.recommend import recommend
+from tapas.cli.train import train
 from tapas.version import __version__
 
 app = typer.Typer(
@@ -35,9 +41,16 @@ def tapas(
 ) -> None:
     """Softmax models over a hundred thousand to a billion classes, trained with TAPAS.
 
-    Start with `tapas demo`: it needs no data and takes a minute or two.
+    Start with `tapas demo`: the whole journey on a real log, in a few minutes. Then, with
+    your own: inspect, train, evaluate, recommend, export.
     """
 
 
+app.command()(inspect)
+app.command()(train)
+app.command()(evaluate)
+app.command()(recommend)
+app.command()(export)
 app.command()(demo)
+app.command("four-ways")(four_ways)
 app.add_typer(paper)

@@ -1,0 +1,87 @@
+"""Where does the time of a training step go?  C=500,000, D=64, B=256 histories of 50, GRU.
+
+The parts are timed one after the other in the order of a step. Target: data at most 5 %.
+"""
+
+import itertools
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from measuring import write_record
+
+from tapas.data.log_source import LogSource
+from tapas.data.preparing import prepare_log
+from tapas.data.splits import SplitConfig, split_log
+from tapas.data.synthetic_log import SyntheticLogConfig, write_synthetic_log
+from tapas.losses import sampled_softmax_loss
+from tapas.rng import stream
+from tapas.training.building import Parts, build
+from tapas.training.config import build_config
+
+CLASSES, STEPS, WARMUP = 500_000, 60, 10
+PARTS = ("data", "encoder", "pass 1", "pass 2", "loss", "backward and update")
+
+
+def timed_step(parts: Parts, number: int) -> list[float]:
+    """Seconds of each of PARTS in one step."""
+    model, head = parts.model, parts.model.head
+    clock = [time.perf_counter()]
+    batch = parts.windows.batch(number)
+    clock.append(time.perf_counter())
+    states = model.states(batch.items, batch.lengths)
+    query = states.view(-1, states.shape[2]).index_select(0, batch.places)
+    prepared = head._prepare(query, batch.target, None)
+    clock.append(time.perf_counter())
+    generator = stream(0, "draws", number)
+    pool = head._first_pass(None, generator)
+    clock.append(time.perf_counter())
+    kept = head._second_pass(prepared.query, prepared.target, pool, generator)
+    clock.append(time.perf_counter())
+    positive, log_sum = head.table.sampled_logits(prepared.query, prepared.target, kept)
+    loss = sampled_softmax_loss(positive, log_sum, prepared.weight, prepared.counted).mean()
+    clock.append(time.perf_counter())
+    parts.optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    parts.optimizer.step()
+    clock.append(time.perf_counter())
+    return [b - a for a, b in itertools.pairwise(clock)]
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "log.parquet"
+        shape = SyntheticLogConfig(num_users=20_000, num_items=CLASSES, num_groups=1_000)
+        write_synthetic_log(path, shape)
+        log = prepare_log(LogSource(files=(str(path),)), Path(folder) / "cache")
+        split = split_log(log, SplitConfig())
+        config = build_config(
+            {
+                "log": {"files": [str(path)]},
+                "head": {"samples": 1000, "presample": 8},
+                "loop": {"batch": 256},
+            }
+        )
+        parts = build(config, log, split)
+        rows = [timed_step(parts, i) for i in range(WARMUP + STEPS)][WARMUP:]
+        queries = len(parts.windows.batch(0).places)
+    whole = [sum(row) for row in rows]
+    middle = statistics.median(whole)
+    print(f"{log.num_items:,} classes, {queries} queries in a batch, n = 1,000, r = 8, priority")
+    print(f"{'part':<22}{'ms':>8}{'share':>8}")
+    for place, name in enumerate(PARTS):
+        part = statistics.median(row[place] for row in rows)
+        print(f"{name:<22}{1000 * part:>8.2f}{part / middle:>8.1%}")
+    low, _, high = statistics.quantiles(whole, n=4)
+    print(f"{'step':<22}{1000 * middle:>8.2f}   [{1000 * low:.2f}, {1000 * high:.2f}]")
+    write_record(
+        "train-step",
+        {"classes": CLASSES, "batch": 256, "steps": STEPS, "num_threads": torch.get_num_threads()},
+        {"parts": list(PARTS), "seconds": rows},
+    )
+
+
+if __name__ == "__main__":
+    main()

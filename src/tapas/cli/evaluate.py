@@ -1,0 +1,117 @@
+"""`tapas evaluate`: how good a run's recommendations are, beside what anybody should beat."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from tapas.cli.endings import one_line_endings
+from tapas.cli.log_options import AsJson
+from tapas.cli.progress import progress_bar
+from tapas.training.evaluation import Interval
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    on: Annotated[
+        str, typer.Option(metavar="test|validation", help="Which held-out part.")
+    ] = "test",
+    step: Annotated[
+        int | None, typer.Option(metavar="N", help="Checkpoint; the best one if left out.")
+    ] = None,
+    exclude_seen: Annotated[
+        bool | None,
+        typer.Option(
+            "--exclude-seen/--keep-seen",
+            help="Whether items that the user has taken before may be recommended. Default: as "
+            "the run was trained.",
+        ),
+    ] = None,
+    most: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Judge the first N examples only.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Judge a run on what its training never saw, exactly, over all items.
+
+    Every metric comes with a 95 % interval (bootstrap over examples), next to three baselines:
+    the most popular items, the user's own most frequent ones, and what followed the last
+    basket most often. A second table shows where in the long tail the model hits.
+    """
+    with one_line_endings():
+        from tapas.training.assessment import assess
+        from tapas.training.run_folder import open_run
+
+        folder = open_run(run)
+        with progress_bar("ranking", "examples") as move:
+            found = assess(
+                folder,
+                part=on,
+                step=step,
+                exclude_seen=exclude_seen,
+                most=most,
+                on_progress=lambda done, total: move(done, total, ""),
+            )
+        if as_json:
+            report = _finite(dataclasses.asdict(found))
+            typer.echo(json.dumps(report, indent=1, allow_nan=False))
+            return
+        console = Console(highlight=False)
+        scores = found.scores["model"]
+        seen = "left out of the lists" if found.exclude_seen else "may be recommended again"
+        console.print(
+            f"{scores.num_examples:,} examples of {found.part}, checkpoint step {found.step:,}. "
+            f"The next {found.num_targets} items are to be found among all items; items taken "
+            f"before {seen}."
+        )
+        names = [name for name in scores.metrics if name != "loss"]
+        table = Table(box=box.SIMPLE_HEAD)
+        table.add_column("")
+        for who in found.scores:
+            table.add_column(who, justify="right")
+        for name in names:
+            table.add_row(name, *(_short(each.metrics[name]) for each in found.scores.values()))
+        if "loss" in scores.metrics:
+            table.add_row("softmax loss", _short(scores.metrics["loss"]))
+        table.add_row("items shown", *(f"{each.coverage:,}" for each in found.scores.values()))
+        console.print(table)
+        buckets = Table(box=box.SIMPLE_HEAD)
+        for heading in ("items", "how many", "targets", "recall@20", "share of lists"):
+            buckets.add_column(heading, justify="left" if heading == "items" else "right")
+        for name, bucket in scores.buckets.items():
+            recall = "" if bucket.recall is None else f"{bucket.recall:.3f}"
+            buckets.add_row(
+                name,
+                f"{bucket.num_classes:,}",
+                f"{bucket.num_targets:,}",
+                recall,
+                f"{bucket.share:.1%}",
+            )
+        console.print(buckets)
+        console.print(
+            "Head: the items that hold half of the training events; tail: the rarest, with the "
+            "last 10 %. Unseen items are in no training event: they stay among the "
+            "targets."
+        )
+        for name, lead in found.lead.items():
+            console.print(
+                f"MAP@20 against {name}: {lead.mean:+.4f} ({lead.low:+.4f} to {lead.high:+.4f})"
+            )
+
+
+def _finite(value: Any) -> Any:
+    """`value` with None for every number that JSON does not have, such as an endless interval."""
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _short(interval: Interval) -> str:
+    half = (interval.high - interval.low) / 2
+    return f"{interval.mean:.4f} ±{half:.4f}"

@@ -1,0 +1,159 @@
+"""`tapas export`: a run as files that other systems read."""
+
+import copy
+import json
+import os
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+import typer
+
+from tapas.cli.endings import one_line_endings
+from tapas.cli.log_options import AsJson, talk
+from tapas.cli.sources import EXPORT_FORMAT, EXPORT_RECORD
+from tapas.errors import UsageError
+from tapas.version import __version__
+
+if TYPE_CHECKING:
+    from tapas.training.model import SequenceModel
+    from tapas.training.run_folder import RunFolder
+
+QUERIES = 1_000  # real ones, by which an index is tuned and its recall measured
+NEIGHBOURS = 20
+Writer = Callable[["RunFolder", "SequenceModel", Path], dict[str, Any]]
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    to: Annotated[
+        Path,
+        typer.Option(
+            metavar="PATH",
+            help="index.faiss, embeddings.safetensors, embeddings.parquet or encoder.pt2; a name "
+            "without an ending is a new folder with all that `tapas recommend` needs.",
+        ),
+    ],
+    index: Annotated[
+        str, typer.Option(metavar="exact|hnsw|ivf", help="Kind of a FAISS index.")
+    ] = "exact",
+    step: Annotated[
+        int | None, typer.Option(metavar="N", help="Checkpoint; the best one if left out.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write item vectors, a FAISS index, or the encoder, each whole or not at all.
+
+    The score of an item is query · vector + bias. In a FAISS index the bias is one more
+    dimension, to which a query appends a 1; its recall against the exact lists of real
+    queries is measured and said.
+    """
+    with one_line_endings():
+        from tapas.training.assessment import load_model
+        from tapas.training.run_folder import open_run
+
+        writers: dict[str, Writer] = {
+            ".faiss": partial(_faiss, kind=index),
+            ".safetensors": _safetensors,
+            ".parquet": _parquet,
+            ".pt2": _encoder,
+            "": _whole,
+        }
+        if to.suffix not in writers:
+            raise UsageError(
+                f"cannot tell what {to} shall be: its name must end in "
+                f"{', '.join(s for s in writers if s)}, or have no ending for a folder."
+            )
+        folder = open_run(run)
+        model, at = load_model(folder, step)
+        numbers = writers[to.suffix](folder, model, to)
+        if as_json:
+            typer.echo(json.dumps({"path": str(to), "step": at, **numbers}))
+        said = "".join(f" {name} {value}." for name, value in numbers.items())
+        talk(f"Wrote {to} from checkpoint step {at:,}.{said}")
+
+
+def _rows(model: "SequenceModel") -> tuple[torch.Tensor, torch.Tensor]:
+    weight, bias = model.head.table.rows(torch.arange(model.head.num_classes))
+    return weight, bias
+
+
+def _keys(folder: "RunFolder") -> list[str | int]:
+    import numpy as np
+
+    return folder.log.item_keys.keys(np.arange(folder.log.num_items))
+
+
+def _safetensors(folder: "RunFolder", model: "SequenceModel", to: Path) -> dict[str, Any]:
+    from tapas.retrieval import export_embeddings
+
+    export_embeddings(to, *_rows(model), _keys(folder))
+    return {"items": model.head.num_classes, "dim": model.head.table.dim}
+
+
+def _parquet(folder: "RunFolder", model: "SequenceModel", to: Path) -> dict[str, Any]:
+    from tapas.data.frames import write_frame
+
+    weight, bias = _rows(model)
+    write_frame(to, {"key": _keys(folder), "vector": weight.numpy(), "bias": bias.numpy()})
+    return {"items": model.head.num_classes, "dim": model.head.table.dim}
+
+
+def _queries(folder: "RunFolder", model: "SequenceModel") -> torch.Tensor:
+    """What the encoder says of up to 1,000 users' histories."""
+    from tapas.data.windows import gather
+
+    log = folder.log
+    end = log.offsets[1 : QUERIES + 1]
+    items, lengths, _ = gather(log.items, log.offsets[: len(end)], end, folder.config.model.history)
+    return model.query(torch.from_numpy(items), torch.from_numpy(lengths))
+
+
+def _faiss(folder: "RunFolder", model: "SequenceModel", to: Path, kind: str) -> dict[str, Any]:
+    from tapas.retrieval import build_index, measured_recall
+
+    query = _queries(folder, model)
+    built = build_index(*_rows(model), kind, query=query)
+    built.save(to)
+    k = min(NEIGHBOURS, model.head.num_classes)
+    _, exact = model.head.top(query, k)
+    recall = measured_recall(built, query, exact, k)
+    return {"index": kind, f"recall@{k}": round(recall, 4), "queries": len(query)}
+
+
+def _encoder(folder: "RunFolder", model: "SequenceModel", to: Path) -> dict[str, Any]:
+    from tapas.retrieval import export_encoder
+    from tapas.retrieval.query_module import QueryModule
+
+    history = folder.config.model.history
+    weight, _ = model.inputs.rows(torch.arange(model.inputs.num_classes))
+    module = QueryModule(weight, copy.deepcopy(model.encoder))
+    example = torch.zeros(3, history, dtype=torch.int64), torch.tensor([1, history, 2])
+    example[1].clamp_(max=history)
+    export_encoder(module, to, example)
+    return {"history": history}
+
+
+def _whole(folder: "RunFolder", model: "SequenceModel", to: Path) -> dict[str, Any]:
+    from tapas.data.event_log import VOCABULARIES
+
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise UsageError(f"{to} exists and is not an empty folder. Choose another --to.")
+    unfinished = to.with_name(f".{to.name}.{os.getpid()}.unfinished")
+    try:
+        unfinished.mkdir(parents=True)
+        shutil.copyfile(folder.log.folder / VOCABULARIES["item"], unfinished / "items.parquet")
+        numbers = _safetensors(folder, model, unfinished / "embeddings.safetensors")
+        numbers |= _encoder(folder, model, unfinished / "encoder.pt2")
+        record = {"format": EXPORT_FORMAT, "tapas": __version__, **numbers}
+        file = unfinished / EXPORT_RECORD
+        file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        unfinished.rename(to)  # an empty folder gives way
+    except OSError as error:
+        raise UsageError(f"cannot write {to}: {error.strerror}. Choose another --to.") from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return numbers

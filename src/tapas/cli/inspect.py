@@ -1,0 +1,76 @@
+"""`tapas inspect`: say what is in a log before training on it."""
+
+import dataclasses
+import json
+
+import typer
+
+from tapas.cli.endings import one_line_endings
+from tapas.cli.log_options import (
+    AsJson,
+    Cache,
+    Files,
+    Group,
+    Item,
+    MinCount,
+    Rare,
+    SkipBadRows,
+    Text,
+    Time,
+    User,
+    cache_folder,
+    source_table,
+    talk,
+)
+from tapas.errors import UsageError
+
+
+def inspect(
+    files: Files = None,
+    user: User = None,
+    item: Item = None,
+    time: Time = None,
+    text: Text = None,
+    group: Group = None,
+    min_count: MinCount = None,
+    rare: Rare = None,
+    skip_bad_rows: SkipBadRows = False,
+    cache: Cache = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what is in a log: events, users, items, baskets, and how long its tail is.
+
+    The log is read just as `train` would read it, so that what is wrong shows here first.
+    """
+    with one_line_endings():
+        from tapas.data.describing import describe, reading_words
+        from tapas.data.log_source import LogSource
+        from tapas.data.preparing import prepare_log
+
+        table = source_table(files, user, item, time, text, group, min_count, rare, skip_bad_rows)
+        if not files:
+            raise UsageError("no log given. Try `tapas inspect purchases.parquet`.")
+        source = LogSource(**{**table, "files": tuple(files)})  # type: ignore[arg-type]
+        log = prepare_log(source, cache_folder(cache), talk=talk)
+        for words in reading_words(log.report):
+            talk(words)
+        found = describe(log)
+        if as_json:
+            report = {"reading": log.report, **dataclasses.asdict(found)}
+            typer.echo(json.dumps(report, indent=1, default=str))
+            return
+        typer.echo(
+            f"{found.num_events:,} events · {found.num_users:,} users · {found.num_items:,} items "
+            f"· {found.num_baskets:,} baskets"
+        )
+        low, middle, high = found.events_per_user
+        for words in (
+            f"from {found.first_time} to {found.last_time}",
+            f"a user has {middle:,} events in the middle, {low:,} to {high:,} for most; a basket "
+            f"has {found.items_per_basket:.1f} items",
+            f"{found.seen_once:.1%} of the items were taken once; the most frequent fifth of them "
+            f"hold {found.top_fifth:.0%} of the events",
+            f"{found.repeats:.0%} of the events repeat an item that the user had taken before",
+            *found.remarks,
+        ):
+            typer.echo(words)

@@ -1,0 +1,125 @@
+"""`tapas recommend`: what next, for a user, a history, or a file of users."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from tapas.cli.endings import one_line_endings
+from tapas.cli.log_options import AsJson, talk
+from tapas.cli.sources import Source, open_source
+from tapas.errors import UsageError
+
+
+def recommend(
+    source: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of a run, or of an export of one.")
+    ],
+    user: Annotated[
+        str | None, typer.Option(metavar="KEY", help="A user of the log, by all that they took.")
+    ] = None,
+    history: Annotated[
+        str | None,
+        typer.Option(metavar="KEY,KEY...", help="Items in the order they were taken."),
+    ] = None,
+    users: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A file of users: Parquet, CSV, JSON lines, or lines."),
+    ] = None,
+    column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Column of --users; the first if left out.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --users: .parquet, .jsonl or .csv to write."),
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, metavar="N", help="How many items.")] = 20,
+    exclude_seen: Annotated[
+        bool, typer.Option("--exclude-seen", help="Leave out what the user has taken before.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Recommend the best items of all, exactly, with their scores (logits).
+
+    For one user or history the list goes to stdout, a line for each item: rank, key, score.
+    For a file of users it goes to --out, a row for each user and item.
+    """
+    with one_line_endings():
+        if sum(given is not None for given in (user, history, users)) != 1:
+            raise UsageError("say for whom: one of --user KEY, --history KEY,KEY or --users FILE.")
+        if (users is None) != (out is None):
+            raise UsageError("--users FILE and --out FILE go together.")
+        if out is not None:
+            from tapas.data.frames import check_ending
+
+            check_ending(out)
+        opened = open_source(source)
+        if users is not None and out is not None:
+            _for_many(opened, users, column, out, top, exclude_seen, as_json)
+            return
+        if history is not None:
+            keys = [key.strip() for key in history.split(",") if key.strip()]
+            taken = opened.item_keys.ids(keys)
+        else:
+            taken = _histories(opened, [str(user)])[0]
+        scores, ids = opened.recommender.recommend([taken], top, exclude_seen=exclude_seen)
+        real = ids[0] >= 0
+        found = list(
+            zip(
+                opened.item_keys.keys(ids[0][real].numpy()),
+                scores[0][real].tolist(),
+                strict=True,
+            )
+        )
+        if as_json:
+            for_whom = {"user": user} if user is not None else {"history": history}
+            items = [{"item": key, "score": round(score, 6)} for key, score in found]
+            typer.echo(json.dumps({**for_whom, "items": items}))
+            return
+        for rank, (key, score) in enumerate(found, start=1):
+            typer.echo(f"{rank}\t{key}\t{score:.4f}")
+
+
+def _histories(opened: Source, keys: list[str]) -> list[np.ndarray]:
+    if opened.log is None:
+        raise UsageError(
+            "an export knows items, not users. Give --history, or the folder of the run."
+        )
+    log = opened.log
+    return [log.items[log.offsets[u] : log.offsets[u + 1]] for u in log.user_keys.ids(keys)]
+
+
+def _for_many(
+    opened: Source,
+    users: Path,
+    column: str | None,
+    out: Path,
+    top: int,
+    exclude_seen: bool,
+    as_json: bool,
+) -> None:
+    from tapas.data.frames import read_keys, write_frame
+
+    keys = read_keys(users, column)
+    if not keys:
+        raise UsageError(f"{users} holds no user.")
+    scores, ids = opened.recommender.recommend(
+        _histories(opened, keys), top, exclude_seen=exclude_seen
+    )
+    real = ids >= 0
+    rank = np.arange(1, ids.shape[1] + 1)[None, :].repeat(len(keys), axis=0)
+    place = np.arange(len(keys))[:, None].repeat(ids.shape[1], axis=1)
+    write_frame(
+        out,
+        {
+            "user": [keys[p] for p in place[real.numpy()]],
+            "rank": rank[real.numpy()],
+            "item": opened.item_keys.keys(ids[real].numpy()),
+            "score": scores[real].numpy(),
+        },
+    )
+    if as_json:
+        typer.echo(json.dumps({"users": len(keys), "rows": int(real.sum()), "out": str(out)}))
+    talk(f"Wrote {int(real.sum()):,} recommendations for {len(keys):,} users to {out}.")

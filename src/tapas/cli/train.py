@@ -1,0 +1,243 @@
+"""`tapas train`: from a log to a model."""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from math import isnan
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from tapas.cli.endings import one_line_endings
+from tapas.cli.log_options import (
+    AsJson,
+    Cache,
+    Files,
+    Group,
+    Item,
+    MinCount,
+    Rare,
+    SkipBadRows,
+    Text,
+    Time,
+    User,
+    cache_folder,
+    source_table,
+    talk,
+)
+from tapas.cli.progress import progress_bar
+from tapas.errors import UsageError
+from tapas.training.config import JSON, build_config, read_toml
+from tapas.training.trainer import Outcome, Tick
+
+Layer = dict[str, dict[str, JSON]]
+
+
+def train(
+    files: Files = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Folder of the run; must be new.")
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Go on with a run that was stopped or killed."),
+    ] = None,
+    resume_from: Annotated[
+        int | None,
+        typer.Option(metavar="STEP", help="With --resume: from this checkpoint, not the newest."),
+    ] = None,
+    user: User = None,
+    item: Item = None,
+    time: Time = None,
+    text: Text = None,
+    group: Group = None,
+    min_count: MinCount = None,
+    rare: Rare = None,
+    skip_bad_rows: SkipBadRows = False,
+    cache: Cache = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="TOML", help="Settings; flags win over it. See docs/training.md."),
+    ] = None,
+    encoder: Annotated[
+        str | None, typer.Option(metavar="mean|gru|transformer", help="How histories are read.")
+    ] = None,
+    dim: Annotated[int | None, typer.Option(metavar="N", help="Size of an item's vector.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(metavar="N", help="n: classes kept for each batch.")
+    ] = None,
+    presample: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="r: r·n classes are drawn and scored. 1: sampled softmax."),
+    ] = None,
+    selection: Annotated[
+        str | None, typer.Option(metavar="priority|top", help="Rule of the second pass.")
+    ] = None,
+    epochs: Annotated[float | None, typer.Option(metavar="N", help="Passes over the log.")] = None,
+    steps: Annotated[int | None, typer.Option(metavar="N", help="Batches, not epochs.")] = None,
+    batch: Annotated[int | None, typer.Option(metavar="N", help="Histories in a batch.")] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            metavar="time|last|group",
+            help="What is held out: the end of the log, each user's last events, or whole users. "
+            "Default: time; group for text.",
+        ),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Names every draw.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Default: as many as cores.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="SECTION.NAME=VALUE",
+            help="Any other setting, such as head.alpha=0.5 or loop.patience=5.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model that says what comes next, over all items of a log.
+
+    The log is split first (by time unless told otherwise); training sees its first part only,
+    stops when the recommendations for the second no longer get better, and leaves the third
+    to `tapas evaluate`. Everything goes into one folder, from which every other command works.
+
+    Ctrl-C and SIGTERM save a checkpoint and stop; `tapas train --resume FOLDER` goes on, also
+    after a crash, and ends with the same model as a run that was never stopped.
+    """
+    with one_line_endings():
+        log_flags = source_table(
+            files, user, item, time, text, group, min_count, rare, skip_bad_rows
+        )
+        flags: Layer = {
+            "log": log_flags,
+            "model": {"encoder": encoder, "dim": dim},
+            "head": {"samples": samples, "presample": presample, "selection": selection},
+            "loop": {"epochs": epochs, "steps": steps, "batch": batch, "seed": seed},
+            "split": {"kind": split},
+        }
+        flags = {s: {k: v for k, v in t.items() if v is not None} for s, t in flags.items()}
+        from tapas.training import session
+
+        if resume is not None:
+            _refuse_with_resume(
+                flags, out=out, config=config, cache=cache, set=settings, threads=threads
+            )
+            folder = resume
+            go: Callable[..., Outcome] = partial(session.resume, resume, step=resume_from)
+        else:
+            if out is None:
+                raise UsageError("say where the run shall be kept: --out FOLDER.")
+            if resume_from is not None:
+                raise UsageError("--resume-from goes with --resume FOLDER.")
+            wanted = [
+                read_toml(config) if config is not None else {},
+                flags,
+                _parse_settings(settings or []),
+            ]
+            if not any(layer.get("log", {}).get("files") for layer in wanted):
+                raise UsageError(
+                    "no log given. Try `tapas train purchases.parquet --out run`, or --resume."
+                )
+            folder = out
+            go = partial(session.begin, build_config(*wanted), out, cache=cache_folder(cache))
+            torch.set_num_threads(threads or os.cpu_count() or 1)
+        with progress_bar("training", "steps") as move, _stop_when_asked() as asked:
+
+            def watch(tick: Tick) -> None:
+                asked.training = True
+                best = "" if tick.best is None else f"  best MAP@20 {tick.best:.4f}"
+                move(
+                    tick.step, tick.steps, "" if isnan(tick.loss) else f"loss {tick.loss:.3f}{best}"
+                )
+
+            outcome = go(talk=talk, watch=watch, asked_to_stop=asked.to_stop)
+        _report(folder, outcome, asked, as_json)
+
+
+@dataclass(slots=True)
+class _Asked:
+    """Whether a signal has asked to stop, and whether there is anything to save yet."""
+
+    signal: int | None = None
+    training: bool = False
+
+    def to_stop(self) -> bool:
+        return self.signal is not None
+
+
+@contextmanager
+def _stop_when_asked() -> Iterator[_Asked]:
+    """Ctrl-C or SIGTERM is noted, for the loop to end well; a second one ends at once."""
+    asked = _Asked()
+
+    def note(number: int, frame: object) -> None:
+        if asked.signal is not None or not asked.training:
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            talk("tapas: stopped by SIGTERM.")
+            raise SystemExit(128 + number)
+        asked.signal = number
+        talk("Stopping after this step, with a checkpoint.")
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _report(folder: Path, outcome: Outcome, asked: _Asked, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"run": str(folder), **asdict(outcome)}))
+    words = {
+        "finished": f"Finished after {outcome.step:,} steps.",
+        "early": f"Stopped at step {outcome.step:,}: no better for a while.",
+        "asked": f"Stopped at step {outcome.step:,}, as asked.",
+    }[outcome.ending]
+    if outcome.best is not None:
+        words += f" Best MAP@20 {outcome.best:.4f}, at step {outcome.best_step:,}."
+    talk(words)
+    if outcome.ending == "asked":
+        talk(f"Go on with `tapas train --resume {folder}`.")
+        raise typer.Exit(128 + (asked.signal or signal.SIGINT))
+    talk(f"Next: `tapas evaluate {folder}`, `tapas recommend {folder} --user ...`.")
+
+
+def _parse_settings(settings: list[str]) -> Layer:
+    """SECTION.NAME=VALUE, the value as TOML has it; a bare word is a string."""
+    import tomllib
+
+    layer: Layer = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        section, dot, key = name.strip().partition(".")
+        if not (equals and dot and key):
+            raise UsageError(f"--set {setting!r} is not SECTION.NAME=VALUE, as in head.alpha=0.5.")
+        try:
+            parsed = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            parsed = value
+        layer.setdefault(section, {})[key] = parsed
+    return layer
+
+
+def _refuse_with_resume(flags: Layer, **others: object) -> None:
+    """A run goes on as it began, or its end would not be that of an unbroken run."""
+    named = {"files": "LOG", "kind": "--split"}
+    given = [name for table in flags.values() for name in table]
+    given += [name for name, value in others.items() if value is not None]
+    if given:
+        words = [named.get(name, f"--{name.replace('_', '-')}") for name in given]
+        raise UsageError(
+            f"--resume goes on with a run as it began; {', '.join(words)} cannot be changed."
+        )

@@ -1,0 +1,20 @@
+"""From a trained model to recommendations, here or in somebody else's system."""
+
+from tapas.retrieval.encoder_export import ExportedEncoder, export_encoder, load_encoder
+from tapas.retrieval.exporting import Embeddings, export_embeddings, load_embeddings
+from tapas.retrieval.faiss_index import FaissIndex, build_index, load_index, measured_recall
+from tapas.retrieval.recommending import Recommender
+
+__all__ = [
+    "Embeddings",
+    "ExportedEncoder",
+    "FaissIndex",
+    "Recommender",
+    "build_index",
+    "export_embeddings",
+    "export_encoder",
+    "load_embeddings",
+    "load_encoder",
+    "load_index",
+    "measured_recall",
+]

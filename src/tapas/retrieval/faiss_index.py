@@ -1,0 +1,156 @@
+"""The best classes without scoring all of them: FAISS indexes over the class rows.
+
+    query . weight + bias = (query, 1) . (weight, bias)
+
+so that the bias is one more dimension of an index over inner products.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tapas.errors import DataError, UsageError, pick
+from tapas.metrics import recall_at_k
+from tapas.retrieval.whole_file import check_exists, whole_file
+from tapas.shapes import all_finite, check_integer, check_positive, check_query, check_shape
+
+WANTED_RECALL = 0.95
+TUNED_AT = 20  # the k whose recall is wanted
+TUNING_QUERIES = 256
+# what to search harder with, where to start, and where to give up
+EFFORT = {"hnsw": ("efSearch", 128, 4096), "ivf": ("nprobe", 8, 1 << 16)}
+
+
+class FaissIndex:
+    """A built index; `top` answers like a table's, exactly or nearly so. On the CPU."""
+
+    def __init__(self, index: Any):
+        self.index = index
+        self.num_classes, self.dim = int(index.ntotal), int(index.d) - 1
+
+    def top(self, query: Tensor, k: int, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The k best classes for each row of `query` (B, D): scores and ids, (B, k).
+
+        Equal scores come in any order. `exclude` (B, E) are classes to leave out of a row
+        (negative is padding); where fewer than k are found, ids end in -1 and scores in -inf.
+        """
+        query = check_query(query, self.dim)
+        check_positive("k", k)
+        if exclude is None:
+            exclude = torch.empty(len(query), 0, dtype=torch.int64)
+        check_shape({"B": len(query)}, exclude=(exclude, "B E"))
+        exclude = check_integer("exclude", exclude).cpu()
+        scores, ids = self._search(query, min(k + exclude.shape[1], self.num_classes))
+        row = self.num_classes * torch.arange(len(query))[:, None]
+        gone = torch.isin(row + ids, (row + exclude)[exclude >= 0]) | (ids < 0)
+        order = gone.sort(dim=1, stable=True).indices[:, :k]
+        missing = gone.gather(1, order)
+        scores = scores.gather(1, order).masked_fill(missing, -torch.inf)
+        ids = ids.gather(1, order).masked_fill(missing, -1)
+        short = (0, k - ids.shape[1])
+        return (
+            torch.nn.functional.pad(scores, short, value=-torch.inf),
+            torch.nn.functional.pad(ids, short, value=-1),
+        )
+
+    def save(self, path: Path) -> None:
+        """Write the index, whole or not at all, as FAISS's own read_index reads it."""
+        faiss = _faiss()
+        # through Python's file: FAISS's own does not notice that its last block was not written
+        with whole_file(Path(path)) as unfinished, unfinished.open("wb") as file:
+            faiss.write_index(self.index, faiss.PyCallbackIOWriter(file.write))
+
+    def _search(self, query: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        _faiss()  # its threads are limited
+        scores, ids = self.index.search(_with_column(query, torch.ones(len(query))), k)
+        return torch.from_numpy(scores), torch.from_numpy(ids)
+
+
+def build_index(
+    weight: Tensor, bias: Tensor, kind: str = "exact", *, query: Tensor | None = None
+) -> FaissIndex:
+    """An index over `weight` (C, D) and `bias` (C,).
+
+    "exact" scores every class; "ivf" looks into the nearest of sqrt(C) cells; "hnsw" walks
+    a graph of 32 neighbours, is slow to build, and with several threads is a little
+    different each time. The last two search as hard as it takes to find 95 % of the exact
+    top 20 of `query` (Q, D); a graph over inner products cannot always reach every class
+    and may stay below, which `measured_recall` tells. Give queries of the real encoder:
+    without any, class rows stand in for them, which may be easier.
+    """
+    faiss = _faiss()
+    sizes = check_shape({}, weight=(weight, "C D"), bias=(bias, "C"))
+    check_positive("the number of classes", sizes["C"])
+    if not (all_finite(weight) and all_finite(bias)):
+        raise DataError("weight or bias holds NaN or inf, which no index can order.")
+    rows = _with_column(weight, bias)
+    num_cells = max(1, min(math.isqrt(sizes["C"]), sizes["C"] // 39))  # 39 rows train a cell
+    layout = pick(
+        "index kind", kind, {"exact": "Flat", "hnsw": "HNSW32,Flat", "ivf": f"IVF{num_cells},Flat"}
+    )
+    index = faiss.index_factory(rows.shape[1], layout, faiss.METRIC_INNER_PRODUCT)
+    if kind == "hnsw":
+        index.hnsw.efConstruction = 80
+    if kind == "ivf":
+        index.cp.min_points_per_centroid = 1  # a small table is no reason to complain
+    index.train(rows)
+    index.add(rows)
+    built = FaissIndex(index)
+    if kind in EFFORT:
+        query = weight[:: max(1, len(weight) // TUNING_QUERIES)] if query is None else query
+        _search_hard_enough(built, rows, query[:TUNING_QUERIES], *EFFORT[kind])
+    return built
+
+
+def load_index(path: Path) -> FaissIndex:
+    """Read what `FaissIndex.save` wrote."""
+    check_exists(Path(path))
+    try:
+        return FaissIndex(_faiss().read_index(str(path)))
+    except RuntimeError as error:
+        raise DataError(f"{path} is damaged or no FAISS index. Export it again.") from error
+
+
+def measured_recall(index: FaissIndex, query: Tensor, exact_ids: Tensor, k: int) -> float:
+    """Mean share of the first k of `exact_ids` (B, >= k) that the index finds among its k."""
+    _, ids = index.top(query, k)
+    return float(recall_at_k(ids, exact_ids[:, :k].cpu(), k).mean())
+
+
+def _search_hard_enough(
+    built: FaissIndex, rows: NDArray[np.float32], query: Tensor, name: str, effort: int, most: int
+) -> None:
+    """Double the effort until the recall is the wanted one, or all is searched."""
+    faiss = _faiss()
+    query = check_query(query.detach(), built.dim)
+    k = min(TUNED_AT, built.num_classes)
+    asked = _with_column(query, torch.ones(len(query)))
+    _, exact = faiss.knn(asked, rows, k, metric=faiss.METRIC_INNER_PRODUCT)
+    while True:
+        faiss.ParameterSpace().set_index_parameter(built.index, name, effort)
+        found = measured_recall(built, query, torch.from_numpy(exact), k)
+        effort *= 2
+        if found >= WANTED_RECALL or effort > min(most, built.num_classes):
+            return
+
+
+def _with_column(matrix: Tensor, column: Tensor) -> NDArray[np.float32]:
+    """(N, D) and (N,) as one float32 array (N, D+1)."""
+    whole = torch.cat([matrix.detach().cpu().float(), column.detach().cpu().float()[:, None]], 1)
+    array: NDArray[np.float32] = whole.numpy()
+    return array
+
+
+def _faiss() -> Any:
+    """The library, if it is there, with no more threads than torch has."""
+    try:
+        import faiss
+    except ImportError:
+        raise UsageError('FAISS is not installed. pip install "tapas-softmax[faiss]"') from None
+    faiss.omp_set_num_threads(torch.get_num_threads())
+    return faiss

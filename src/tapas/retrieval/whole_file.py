@@ -1,0 +1,48 @@
+"""Files that are whole or not there: written under another name, then renamed."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tapas.errors import UsageError
+
+
+@contextmanager
+def whole_file(path: Path, suffix: str = "") -> Iterator[Path]:
+    """A name beside `path` to write to; it becomes `path` once all is on the disk.
+
+    If the block raises, or the disk is full, nothing is left behind and an older file at
+    `path` stays as it was. `suffix` is the ending that `path` must have, if any.
+    """
+    if suffix and path.suffix != suffix:
+        raise UsageError(f"{path} must end in {suffix}. Call it {path.with_suffix(suffix).name}.")
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot write {path}: there is no folder {path.parent}. Make it first.")
+    unfinished = path.with_name(f".{path.stem}.{os.getpid()}.unfinished{path.suffix}")
+    try:
+        yield unfinished
+        _sync(unfinished)
+        unfinished.replace(path)
+        _sync(path.parent)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path}: {error.strerror or error}. Free some space or choose another "
+            "place; nothing was left behind."
+        ) from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def check_exists(path: Path) -> None:
+    """An error that names the file, before a library says it in its own way."""
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}.")
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,103 @@
+"""A finished run, judged: the model beside three baselines, on what training never saw."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tapas.data.splits import Points, split_log, targets_of
+from tapas.errors import UsageError, pick
+from tapas.training.baselines import CoOccurrence, MostPopular, OwnMostFrequent
+from tapas.training.building import build_model
+from tapas.training.evaluation import TOP, Interval, Scores, compare, judge, measure
+from tapas.training.judging import rank_points
+from tapas.training.model import SequenceModel
+from tapas.training.run_folder import RunFolder
+from tapas.training.trainer import load_model_state
+
+
+@dataclass(frozen=True, slots=True)
+class Assessment:
+    """Scores of the model (first) and of each baseline on the same examples."""
+
+    part: str  # "test" or "validation"
+    step: int
+    exclude_seen: bool
+    num_targets: int  # items to be found for each example, at most
+    scores: dict[str, Scores]
+    lead: dict[str, Interval]  # MAP@20 of the model minus that of each baseline, in pairs
+    split: dict[str, Any]  # how many events and users, and what training never saw
+
+
+def load_model(run: RunFolder, step: int | None = None) -> tuple[SequenceModel, int]:
+    """The model of `run` at checkpoint `step`; None is the best, or the newest if none is."""
+    split = split_log(run.log, run.config.split)
+    if not run.checkpoints.steps():
+        raise UsageError(
+            f"{run.path} has no checkpoint yet. `tapas train --resume {run.path}` makes one."
+        )
+    checkpoint = run.checkpoints.load(run.checkpoints.best() if step is None else step)
+    model = build_model(run.config, split.train_counts)
+    load_model_state(model, checkpoint)
+    return model.eval(), checkpoint.step
+
+
+def assess(
+    run: RunFolder,
+    *,
+    part: str = "test",
+    step: int | None = None,
+    exclude_seen: bool | None = None,
+    most: int | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Assessment:
+    """Exact, over all items. `exclude_seen` None is what the run was trained to be judged by."""
+    log, config = run.log, run.config
+    split = split_log(log, config.split)
+    points = pick("part", part, {"test": split.test, "validation": split.validation})
+    if not len(points):
+        raise UsageError(f"the split of this run holds nothing out for {part}.")
+    if most is not None:
+        points = Points(points.user[:most], points.point[:most], points.limit[:most])
+    exclude = config.loop.exclude_seen if exclude_seen is None else exclude_seen
+    model, step = load_model(run, step)
+    target = targets_of(log, points, config.head.next_items)
+    ranked, loss = rank_points(
+        model,
+        log.items,
+        log.offsets[points.user],
+        points.point,
+        target,
+        history=config.model.history,
+        exclude_seen=exclude,
+        on_progress=lambda done: on_progress(done, len(points)),
+    )
+    lists = {"model": ranked}
+    arrays = (log.items, log.offsets, split.train_counts)
+    for name, baseline in {
+        "most popular": MostPopular(*arrays),
+        "own most frequent": OwnMostFrequent(*arrays),
+        "co-occurrence": CoOccurrence(*arrays, times=log.times, train_end=split.train_end),
+    }.items():
+        found = baseline.rank(points.user, points.point, TOP, exclude=exclude)
+        lists[name] = torch.from_numpy(found)
+    truth, counts = torch.from_numpy(target), torch.from_numpy(split.train_counts)
+    scores = {
+        name: judge(
+            each,
+            truth,
+            train_counts=counts,
+            loss=loss if name == "model" else None,
+            k=config.head.next_items,
+        )
+        for name, each in lists.items()
+    }
+    precision = {name: measure(each, truth)[f"map@{TOP}"] for name, each in lists.items()}
+    lead = {
+        name: compare(precision["model"], value)
+        for name, value in precision.items()
+        if name != "model"
+    }
+    report: dict[str, Any] = dict(split.report)
+    return Assessment(part, step, exclude, config.head.next_items, scores, lead, report)

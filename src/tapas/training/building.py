@@ -1,0 +1,139 @@
+"""From a configuration and a log to the objects that train; the one place that builds them."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from tapas.data.event_log import EventLog
+from tapas.data.splits import Split
+from tapas.data.windows import Windows
+from tapas.encoders import Encoder, GRUEncoder, MeanEncoder, TransformerEncoder
+from tapas.heads import TapasSoftmax
+from tapas.proposals import Squashed
+from tapas.schedule import Anneal, Schedule
+from tapas.tables import SGD, Adagrad, LazyAdam, LocalTable, RowOptimizer, RowwiseAdagrad
+from tapas.training.config import HeadConfig, ModelConfig, OptimizerConfig, TrainConfig
+from tapas.training.model import SequenceModel
+
+MOST_SAMPLES = 1_000
+EVALUATIONS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """All that a trainer needs, and the configuration with nothing left open."""
+
+    config: TrainConfig
+    windows: Windows
+    model: SequenceModel
+    optimizer: torch.optim.Optimizer
+
+
+def build(config: TrainConfig, log: EventLog, split: Split) -> Parts:
+    windows = Windows(
+        log.items,
+        log.times,
+        log.offsets,
+        split.train_end,
+        length=config.model.history,
+        next_items=config.head.next_items,
+        positions=config.head.positions,
+        batch_size=config.loop.batch,
+        seed=config.loop.seed,
+    )
+    config = resolve(config, log.num_items, windows)
+    model = build_model(config, split.train_counts)
+    return Parts(config, windows, model, build_optimizer(config.optimizer, model.encoder))
+
+
+def resolve(config: TrainConfig, num_classes: int, windows: Windows) -> TrainConfig:
+    """`config` with a number wherever one was left to us."""
+    head, loop = config.head, config.loop
+    if head.samples is None:
+        head = dataclasses.replace(head, samples=min(MOST_SAMPLES, max(1, num_classes // 8)))
+    steps = loop.steps or max(1, round(loop.epochs * windows.steps_per_epoch))
+    every = loop.evaluate_every or min(
+        max(1, math.ceil(steps / EVALUATIONS)), max(1, windows.steps_per_epoch)
+    )
+    loop = dataclasses.replace(
+        loop, steps=steps, evaluate_every=min(every, steps), batch=windows.batch_size
+    )
+    return dataclasses.replace(config, head=head, loop=loop)
+
+
+def build_model(config: TrainConfig, train_counts: NDArray[np.int64]) -> SequenceModel:
+    num_classes, dim, seed = len(train_counts), config.model.dim, config.loop.seed
+    rows = build_row_optimizer(config.optimizer)
+    head = TapasSoftmax(
+        num_classes,
+        dim,
+        num_samples=config.head.samples or min(MOST_SAMPLES, num_classes),
+        presample_factor=config.head.presample,
+        temperature=_temperature(config.head, config.loop.steps or 1),
+        proposal=Squashed(train_counts, alpha=config.head.alpha),
+        selection=config.head.selection,
+        row_optimizer=rows,
+        bias=log_frequency(train_counts),
+        seed=seed,
+    )
+    inputs = None
+    if config.model.inputs == "own":
+        inputs = LocalTable(num_classes, dim, row_optimizer=rows, bias=False, seed=seed + 1)
+    half = config.loop.precision == "bfloat16"
+    return SequenceModel(
+        build_encoder(config.model, seed),
+        head,
+        inputs=inputs,
+        encoder_dtype=torch.bfloat16 if half else torch.float32,
+    )
+
+
+def log_frequency(train_counts: NDArray[np.int64]) -> torch.Tensor:
+    """Where biases start: what a model that knows nothing but frequencies would say, (C,)."""
+    seen = torch.from_numpy(train_counts).double() + 1
+    return (seen / seen.sum()).log().float()
+
+
+def build_encoder(config: ModelConfig, seed: int) -> Encoder:
+    if config.encoder == "mean":
+        return MeanEncoder(config.dim, window=config.history, dropout=config.dropout, seed=seed)
+    if config.encoder == "gru":
+        return GRUEncoder(config.dim, num_layers=config.layers, dropout=config.dropout, seed=seed)
+    return TransformerEncoder(
+        config.dim,
+        window=config.history,
+        num_layers=config.layers,
+        num_heads=config.attention_heads,
+        dropout=config.dropout,
+        seed=seed,
+    )
+
+
+def build_row_optimizer(config: OptimizerConfig) -> RowOptimizer:
+    kinds: dict[str, type[RowOptimizer]] = {
+        "rowwise-adagrad": RowwiseAdagrad,
+        "adagrad": Adagrad,
+        "lazy-adam": LazyAdam,
+        "sgd": SGD,
+    }
+    return kinds[config.rows](lr=config.rows_lr, weight_decay=config.weight_decay)
+
+
+def build_optimizer(config: OptimizerConfig, encoder: nn.Module) -> torch.optim.Optimizer:
+    parameters = list(encoder.parameters())
+    if config.encoder == "adagrad":
+        return torch.optim.Adagrad(
+            parameters, lr=config.encoder_lr, weight_decay=config.weight_decay
+        )
+    return torch.optim.AdamW(parameters, lr=config.encoder_lr, weight_decay=config.weight_decay)
+
+
+def _temperature(config: HeadConfig, steps: int) -> float | Schedule:
+    if config.anneal_to is None:
+        return config.temperature
+    return Anneal(start=config.temperature, end=config.anneal_to, steps=steps)

@@ -1,0 +1,94 @@
+"""Exact ranked lists and full softmax losses of a model at the points of a split."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tapas.data.windows import gather
+from tapas.training.evaluation import TOP, measure
+from tapas.training.model import SequenceModel
+
+QUERIES_AT_ONCE = 256
+Integers = NDArray[np.integer]
+
+
+@torch.no_grad()
+def rank_points(
+    model: SequenceModel,
+    items: Integers,
+    start: Integers,
+    point: Integers,
+    target: NDArray[np.int64],
+    *,
+    history: int,
+    exclude_seen: bool = False,
+    with_loss: bool = True,
+    on_progress: Callable[[int], None] = lambda done: None,
+) -> tuple[Tensor, Tensor | None]:
+    """The 20 best items after items[start:point], (P, 20), and the loss of `target` (P, L).
+
+    -1 fills lists that run out of items. The loss is over all classes, in nats, the mean
+    over an example's targets.
+    """
+    lists, losses = [], []
+    for first in range(0, len(point), QUERIES_AT_ONCE):
+        part = slice(first, first + QUERIES_AT_ONCE)
+        recent, lengths, _ = gather(items, start[part], point[part], history)
+        query = model.query(torch.from_numpy(recent), torch.from_numpy(lengths))
+        seen = None
+        if exclude_seen:
+            seen = pad(
+                [np.unique(items[s:p]) for s, p in zip(start[part], point[part], strict=True)]
+            )
+        lists.append(top_padded(model, query, TOP, seen))
+        if with_loss:
+            losses.append(_loss(model, query, torch.from_numpy(target[part])))
+        on_progress(min(first + QUERIES_AT_ONCE, len(point)))
+    return torch.cat(lists), torch.cat(losses) if with_loss else None
+
+
+def top_padded(model: SequenceModel, query: Tensor, k: int, seen: Tensor | None) -> Tensor:
+    """(B, k) best ids, also where there are fewer than k classes."""
+    num_classes = model.head.num_classes
+    _, ids = model.head.top(query, min(k, num_classes), exclude=seen)
+    return torch.nn.functional.pad(ids, (0, k - ids.shape[1]), value=-1)
+
+
+def _loss(model: SequenceModel, query: Tensor, target: Tensor) -> Tensor:
+    real = (target >= 0).float()
+    log_prob = model.head.log_prob(query, target.clamp(min=0))
+    return -(log_prob * real).sum(dim=1) / real.sum(dim=1).clamp(min=1)
+
+
+def pad(rows: list[NDArray[np.integer]]) -> Tensor:
+    """(B, longest) int64, -1 behind the end of a row."""
+    padded = np.full((len(rows), max(1, *map(len, rows))), -1, dtype=np.int64)
+    for line, row in zip(padded, rows, strict=True):
+        line[: len(row)] = row
+    return torch.from_numpy(padded)
+
+
+def quick_judge(
+    items: Integers,
+    start: Integers,
+    point: Integers,
+    target: NDArray[np.int64],
+    *,
+    history: int,
+    exclude_seen: bool,
+) -> Callable[[SequenceModel], dict[str, float]]:
+    """What a trainer asks for again and again: means of the metrics at a few points."""
+
+    def judge(model: SequenceModel) -> dict[str, float]:
+        ranked, loss = rank_points(
+            model, items, start, point, target, history=history, exclude_seen=exclude_seen
+        )
+        values = measure(ranked, torch.from_numpy(target))
+        if loss is not None:
+            values["loss"] = loss
+        return {name: float(value.double().nanmean()) for name, value in values.items()}
+
+    return judge

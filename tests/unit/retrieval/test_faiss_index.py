@@ -1,0 +1,130 @@
+"""FAISS indexes against scoring every class."""
+
+import sys
+
+import pytest
+import torch
+
+from tapas import DataError, UsageError, stream
+from tapas.retrieval import build_index, load_index, measured_recall
+
+faiss = pytest.importorskip("faiss")
+
+C, D, B, K = 2003, 7, 19, 20
+KINDS = ["exact", "hnsw", "ivf"]
+
+
+def model(num_classes=C):
+    weight = torch.randn(num_classes, D, generator=stream(0, "weight"))
+    return weight, 0.3 * torch.randn(num_classes, generator=stream(0, "bias"))
+
+
+def queries(name="query", num_queries=B):
+    return torch.randn(num_queries, D, generator=stream(0, name))
+
+
+def exact(query, weight, bias, k=K):
+    return (query @ weight.T + bias).topk(min(k, len(bias)), dim=1)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def index(request):
+    return build_index(*model(), request.param, query=queries("tuning", 200))
+
+
+def test_the_exact_index_is_exact():
+    weight, bias = model()
+    want, ids = exact(queries(), weight, bias)
+    got, found = build_index(weight, bias).top(queries(), K)
+    assert torch.equal(found, ids)
+    torch.testing.assert_close(got, want)
+
+
+def test_an_index_finds_nearly_all_and_scores_are_true(index):
+    weight, bias = model()
+    _, want = exact(queries(), weight, bias)
+    scores, ids = index.top(queries(), K)
+    assert (scores.dtype, ids.dtype) == (torch.float32, torch.int64)
+    torch.testing.assert_close(scores, (queries() @ weight.T + bias).gather(1, ids))
+    # tuned to 95 % on 200 other queries; these 380 places are not independent
+    assert measured_recall(index, queries(), want, K) > 0.9
+    assert (index.num_classes, index.dim) == (C, D)
+
+
+def test_recall_is_the_share_of_the_exact_list_that_is_found(index):
+    _, ids = index.top(queries(), K)
+    assert measured_recall(index, queries(), ids, K) == 1
+    ids[:, :5] = torch.arange(C, C + 5)
+    assert measured_recall(index, queries(), ids, K) == pytest.approx(0.75)
+
+
+def test_excluded_classes_are_replaced_by_the_next_best():
+    weight, bias = model()
+    index = build_index(weight, bias)
+    _, ids = exact(queries(), weight, bias, K + 3)
+    exclude = torch.cat([ids[:, [0, 4, 7]], torch.full((B, 2), -1)], dim=1)
+    exclude[0] = -1
+    scores, got = index.top(queries(), K, exclude)
+    for row in range(B):
+        barred = exclude[row].tolist()
+        assert got[row].tolist() == [c for c in ids[row].tolist() if c not in barred][:K]
+    assert bool((scores[:, 1:] <= scores[:, :-1]).all())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_list_longer_than_the_classes_ends_in_padding(kind):
+    index = build_index(*model(5), kind)
+    scores, ids = index.top(queries(), 7, torch.tensor([[2, -1]]).expand(B, 2))
+    assert ids.shape == scores.shape == (B, 7)
+    assert all(sorted(row) == [-1, -1, -1, 0, 1, 3, 4] for row in ids.tolist())
+    assert bool((ids[:, 4:] == -1).all())
+    assert bool((scores[:, 4:] == -torch.inf).all())
+
+
+def test_what_is_saved_is_what_is_loaded(index, tmp_path):
+    index.save(tmp_path / "classes.faiss")
+    loaded = load_index(tmp_path / "classes.faiss")
+    for got, want in zip(loaded.top(queries(), K), index.top(queries(), K), strict=True):
+        assert torch.equal(got, want)
+    assert [p.name for p in tmp_path.iterdir()] == ["classes.faiss"]
+
+
+@pytest.mark.parametrize("kind", ["hnsw", "ivf"])
+def test_without_queries_class_rows_stand_in(kind):
+    weight, bias = model()
+    index = build_index(weight, bias, kind)
+    rows = weight[::9]
+    assert measured_recall(index, rows, exact(rows, weight, bias).indices, K) > 0.9
+
+
+def test_faiss_takes_no_more_threads_than_torch():
+    torch.set_num_threads(1)
+    build_index(*model(5))
+    assert faiss.omp_get_max_threads() == torch.get_num_threads() == 1
+
+
+def test_a_missing_library_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(UsageError, match=r'FAISS is not installed\. pip install "tapas-softmax\['):
+        build_index(*model(5))
+
+
+def test_bad_input_is_named(tmp_path):
+    weight, bias = model(5)
+    with pytest.raises(UsageError, match=r"unknown index kind 'hsnw'\. Did you mean 'hnsw'\?"):
+        build_index(weight, bias, "hsnw")
+    with pytest.raises(DataError, match=r"weight or bias holds NaN or inf, which no index can"):
+        build_index(weight / 0, bias)
+    with pytest.raises(UsageError, match=r"bias has shape \(4,\); expected \(C=5\)"):
+        build_index(weight, bias[:4])
+    with pytest.raises(UsageError, match=r"the number of classes must be at least 1, got 0"):
+        build_index(weight[:0], bias[:0])
+    with pytest.raises(UsageError, match=r"query has shape \(19, 6\); expected \(\.\.\., D=7\)"):
+        build_index(weight, bias).top(queries()[:, :6], 2)
+    with pytest.raises(UsageError, match=r"there is no file .*none\.faiss\."):
+        load_index(tmp_path / "none.faiss")
+    (tmp_path / "bad.faiss").write_bytes(b"not an index")
+    with pytest.raises(DataError, match=r"bad\.faiss is damaged or no FAISS index\. Export it"):
+        load_index(tmp_path / "bad.faiss")
+    with pytest.raises(UsageError, match=r"cannot write .*x\.faiss: there is no folder"):
+        build_index(weight, bias).save(tmp_path / "none" / "x.faiss")

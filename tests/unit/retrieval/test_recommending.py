@@ -1,0 +1,105 @@
+"""Recommending, with an encoder and a ranker whose answers are known in the head."""
+
+import numpy as np
+import pytest
+import torch
+
+from tapas import LocalTable, UsageError
+from tapas.retrieval import Recommender
+
+C, T = 31, 4
+
+
+class Recorder:
+    """The query is the sum of the ids seen; the best classes are the lowest not excluded."""
+
+    def __init__(self):
+        self.seen, self.excluded = [], []
+
+    def encode(self, items, lengths):
+        assert items.dtype == lengths.dtype == torch.int64
+        self.seen.append((items, lengths))
+        return items.sum(dim=1, keepdim=True).float()
+
+    def top(self, query, k, exclude):
+        self.excluded.append(exclude)
+        barred = [[]] * len(query) if exclude is None else exclude.tolist()
+        ids = [[c for c in range(C) if c not in row][:k] for row in barred]
+        return query.expand(-1, k), torch.tensor(ids)
+
+
+@pytest.fixture
+def recorder():
+    return Recorder()
+
+
+@pytest.fixture
+def recommender(recorder):
+    return Recommender(encode=recorder.encode, top=recorder.top, history_length=T)
+
+
+def test_the_model_sees_the_last_items_left_aligned_and_zeros_behind(recommender, recorder):
+    histories = [np.array([9, 1, 2, 3, 4, 5], dtype=np.int32), np.array([7])]
+    scores, ids = recommender.recommend(histories, 3, exclude_seen=False)
+    items, lengths = recorder.seen[0]
+    assert items.tolist() == [[2, 3, 4, 5], [7, 0, 0, 0]]
+    assert lengths.tolist() == [4, 1]
+    assert scores.tolist() == [[14.0] * 3, [7.0] * 3]
+    assert ids.tolist() == [[0, 1, 2]] * 2
+    assert recorder.excluded == [None]
+
+
+def test_all_of_the_history_is_excluded_not_only_what_the_model_sees(recommender, recorder):
+    histories = [np.array([0, 0, 1, 5, 6, 7, 8]), np.array([2, 2])]
+    _, ids = recommender.recommend(histories, 3, exclude_seen=True)
+    assert ids.tolist() == [[2, 3, 4], [0, 1, 3]]
+    assert recorder.excluded[0].tolist() == [[0, 1, 5, 6, 7, 8], [2, -1, -1, -1, -1, -1]]
+
+
+@pytest.mark.parametrize("num_histories", [0, 1, 256, 257, 600])
+def test_many_histories_go_in_batches_and_come_back_in_order(recommender, recorder, num_histories):
+    histories = [np.array([i % C]) for i in range(num_histories)]
+    scores, ids = recommender.recommend(histories, 2, exclude_seen=False)
+    assert scores.shape == ids.shape == (num_histories, 2)
+    assert scores[:, 0].tolist() == [i % C for i in range(num_histories)]
+    assert all(len(items) <= 256 for items, _ in recorder.seen)
+
+
+def test_a_table_ranks_for_it():
+    table = LocalTable(5, 5)
+    with torch.no_grad():
+        table.weight.copy_(torch.eye(5))
+    recommender = Recommender(
+        encode=lambda items, lengths: torch.eye(5)[items[range(len(items)), lengths - 1]],
+        top=lambda query, k, exclude: table.top(query, k, exclude=exclude),
+        history_length=T,
+    )
+    histories = [np.array([1, 3]), np.array([4])]
+    assert recommender.recommend(histories, 2, exclude_seen=False)[1].tolist() == [[3, 0], [4, 0]]
+    scores, ids = recommender.recommend(histories, 4, exclude_seen=True)
+    assert ids.tolist() == [[0, 2, 4, -1], [0, 1, 2, 3]]
+    assert scores[0, -1] == -torch.inf
+
+
+def test_bad_histories_are_named(recommender):
+    good = np.array([1])
+
+    def recommend(bad, k=2):
+        return recommender.recommend([good, bad], k, exclude_seen=True)
+
+    with pytest.raises(
+        UsageError,
+        match=r"history 1 is empty: there is nothing to go by\. Recommend the most popular "
+        r"instead, or give --history\.",
+    ):
+        recommend(good[:0])
+    with pytest.raises(UsageError, match=r"history 1 has shape \(1, 1\); expected \(H,\) class"):
+        recommend(good[None])
+    with pytest.raises(UsageError, match=r"history 1 has dtype float64; expected class ids"):
+        recommend(good / 2)
+    with pytest.raises(UsageError, match=r"history 1 holds class -1; ids start at 0"):
+        recommend(-good)
+    with pytest.raises(UsageError, match=r"k must be at least 1, got 0"):
+        recommend(good, 0)
+    with pytest.raises(UsageError, match=r"history_length must be at least 1, got 0"):
+        Recommender(encode=None, top=None, history_length=0)

@@ -1,0 +1,86 @@
+"""Configurations: from TOML and flags, checked by name and value, and written back."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapas import UsageError
+from tapas.training.config import as_tables, as_toml, build_config, read_toml
+
+LOG = {"log": {"files": ["a.parquet"]}}
+
+
+def test_defaults_are_there_and_later_layers_win():
+    config = build_config(LOG, {"model": {"dim": 8}}, {"model": {"dim": 16}, "loop": {"seed": 3}})
+    assert (config.model.dim, config.loop.seed, config.model.encoder) == (16, 3, "gru")
+    assert config.log.files == ("a.parquet",)
+
+
+@given(
+    st.text(st.characters(exclude_categories=("Cs",)), min_size=1),
+    st.floats(1e-6, 1e6),
+    st.integers(1, 10**9),
+    st.booleans(),
+)
+def test_what_is_written_reads_back_the_same(tmp_path_factory, name, number, whole, seen):
+    config = build_config(
+        {
+            "log": {"files": [name, "b.csv"], "item": name},
+            "head": {"temperature": number, "samples": whole},
+            "loop": {"exclude_seen": seen},
+        }
+    )
+    path = tmp_path_factory.mktemp("config") / "config.toml"
+    path.write_text(as_toml(config), encoding="utf-8")
+    assert build_config(read_toml(path)) == config
+    assert build_config(as_tables(config)) == config
+
+
+BAD = [
+    ({"modle": {}}, "unknown section 'modle'. Did you mean 'model'? Known: head, log, loop, model"),
+    (
+        {"model": {"encodr": "gru"}},
+        "unknown name in [model] 'encodr'. Did you mean 'encoder'? Known: attention_heads, dim",
+    ),
+    ({"model": {"encoder": "lstm"}}, "unknown model.encoder 'lstm'. Known: gru, mean, transfo"),
+    ({"model": {"dim": 0}}, "model.dim must be at least 1, got 0."),
+    ({"model": {"dim": 1.5}}, "model.dim must be a whole number, got 1.5."),
+    ({"model": {"dim": True}}, "model.dim must be a whole number, got True."),
+    ({"model": {"dropout": "high"}}, "model.dropout must be a number, got 'high'."),
+    ({"head": {"alpha": 1.5}}, "head.alpha must be between 0 and 1, got 1.5."),
+    ({"head": {"alpha": float("nan")}}, "head.alpha must be between 0 and 1, got nan."),
+    ({"head": {"selection": "topp"}}, "unknown head.selection 'topp'. Did you mean 'top'?"),
+    ({"optimizer": {"rows_lr": 0}}, "optimizer.rows_lr must be between 1e-12 and 1e+06, got 0.0."),
+    ({"loop": {"steps": 0}}, "loop.steps must be at least 1, got 0."),
+    ({"loop": {"exclude_seen": "yes"}}, "loop.exclude_seen must be a bool, got 'yes'."),
+    ({"log": {"files": [3]}}, "log.files must be a list of strings, got [3]."),
+]
+
+
+@pytest.mark.parametrize(("layer", "words"), BAD, ids=lambda x: str(x)[:40])
+def test_a_bad_name_or_value_is_told(layer, words):
+    with pytest.raises(UsageError, match="^" + re.escape(words)):
+        build_config(LOG, layer)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("[model\n", "config.toml is not TOML: "),
+        ("model = 3\n", "config.toml: 'model' must be a table, [model], got 3."),
+        ("[modle]\n", "config.toml 'modle'. Did you mean 'model'?"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_told(tmp_path, content, words):
+    path = tmp_path / "config.toml"
+    path.write_text(content)
+    with pytest.raises(UsageError, match=re.escape(words)):
+        read_toml(path)
+
+
+def test_a_missing_file_is_told(tmp_path):
+    words = f"cannot read {tmp_path / 'none.toml'}: No such file or directory."
+    with pytest.raises(UsageError, match=re.escape(words)):
+        read_toml(tmp_path / "none.toml")

@@ -1,0 +1,258 @@
+"""The journal: every line readable by any tool, whatever was killed and wherever it is resumed."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapas import DataError, UsageError
+from tapas.training.journal import Journal, read_journal
+
+
+def plain(folder, **options):
+    return Journal(folder, tensorboard=False, **options)
+
+
+def scalars(folder, tag):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    return [(event.step, event.value) for event in events.Scalars(tag)]
+
+
+def test_a_line_is_one_json_object_with_step_event_and_numbers(tmp_path):
+    with plain(tmp_path) as journal:
+        journal.write(3, "train", loss=2.5, examples=7, note="wärmer", missing=None)
+    text = (tmp_path / "journal.jsonl").read_text()
+    assert text.count("\n") == 1
+    assert json.loads(text) == {
+        "step": 3,
+        "event": "train",
+        "loss": 2.5,
+        "examples": 7,
+        "note": "wärmer",
+        "missing": None,
+    }
+
+
+def test_a_line_is_in_the_file_before_the_journal_is_closed(tmp_path):
+    journal = plain(tmp_path / "not" / "there" / "yet")
+    for step in range(3):
+        journal.write(step, "train", loss=1.0)
+        assert [line["step"] for line in read_journal(journal.path)] == list(range(step + 1))
+    journal.close()
+
+
+TEXT = st.text(st.sampled_from('aü"\\\n\u2028\0😀'), max_size=5)
+
+
+def refuse(word):
+    raise AssertionError(f"{word} is not JSON")
+
+
+def test_nan_and_inf_become_null_and_a_note_says_which_they_were(tmp_path):
+    with plain(tmp_path) as journal:
+        journal.write(1, "train", loss=math.nan, norm=-math.inf, rate=np.float32(0.5))
+    line = json.loads(journal.path.read_text(), parse_constant=refuse)
+    assert line == {
+        "step": 1,
+        "event": "train",
+        "loss": None,
+        "norm": None,
+        "rate": 0.5,
+        "not_finite": "loss=nan, norm=-inf",
+    }
+
+
+@given(
+    values=st.dictionaries(
+        st.sampled_from(["loss", "größe", "a b", "x/y"]),
+        st.one_of(st.none(), TEXT, st.integers(), st.booleans(), st.floats(allow_nan=False)),
+    )
+)
+def test_what_is_written_is_read_back(tmp_path_factory, values):
+    with plain(tmp_path_factory.mktemp("journal")) as journal:
+        journal.write(5, "train", **values)
+        journal.write(6, "train")
+    first, second = read_journal(journal.path)
+    for name, value in values.items():
+        finite = not isinstance(value, float) or math.isfinite(value)
+        assert first[name] == (value if finite else None)
+    assert second == {"step": 6, "event": "train"}
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [(torch.ones(3), "Tensor"), ([1.0], "list"), (np.ones(2), "ndarray")]
+)
+def test_what_is_no_number_is_refused_by_name(tmp_path, value, kind):
+    words = (
+        f"loss is of type {kind}; expected a number, text or None. "
+        "float() or .item() makes a number of it."
+    )
+    with plain(tmp_path) as journal, pytest.raises(UsageError, match=re.escape(words)):
+        journal.write(1, "train", loss=value)
+    assert read_journal(journal.path) == []
+
+
+def test_a_closed_journal_says_so_and_may_be_closed_twice(tmp_path):
+    journal = plain(tmp_path)
+    journal.close()
+    journal.close()
+    words = f"{journal.path} is closed: step 4, 'train' came too late."
+    with pytest.raises(UsageError, match=re.escape(words)):
+        journal.write(4, "train", loss=1.0)
+
+
+def test_a_journal_that_is_there_is_continued(tmp_path):
+    for step in (1, 2):
+        with plain(tmp_path) as journal:
+            journal.write(step, "train")
+    assert [line["step"] for line in read_journal(journal.path)] == [1, 2]
+
+
+def test_resuming_drops_the_steps_after_it_and_leaves_the_others_as_they_were(tmp_path):
+    with plain(tmp_path) as journal:
+        for step in range(1, 8):
+            journal.write(step, "train", loss=1 / step)
+            journal.write(step, "evaluate", recall=step / 7)
+    before = journal.path.read_bytes().splitlines()
+    with plain(tmp_path, resume_at=4) as journal:
+        assert journal.path.read_bytes().splitlines() == before[:8]
+        journal.write(5, "train", loss=9.0)
+    assert read_journal(journal.path)[-1] == {"step": 5, "event": "train", "loss": 9.0}
+    assert [path.name for path in tmp_path.iterdir()] == ["journal.jsonl"]
+
+
+def test_resuming_where_nothing_was_written_starts_an_empty_journal(tmp_path):
+    with plain(tmp_path, resume_at=4) as journal:
+        assert read_journal(journal.path) == []
+
+
+@pytest.mark.parametrize("resume_at", [None, 2, 9])
+@pytest.mark.parametrize(
+    "torn", ['{"step": 3, "ev', '{"step": 3, "note": "ü'.encode()[:-1], b"\0" * 9]
+)
+def test_a_last_line_torn_by_a_kill_is_ignored_and_then_dropped(tmp_path, torn, resume_at):
+    path = tmp_path / "journal.jsonl"
+    whole = b'{"step": 1, "event": "train"}\n{"step": 2, "event": "train"}\n'
+    path.write_bytes(whole + (torn if isinstance(torn, bytes) else torn.encode()))
+    assert [line["step"] for line in read_journal(path)] == [1, 2]
+    with plain(tmp_path, resume_at=resume_at) as journal:
+        assert path.read_bytes() == whole
+        journal.write(3, "train")
+    assert [line["step"] for line in read_journal(path)] == [1, 2, 3]
+
+
+def test_a_last_line_that_lacks_only_its_end_counts(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    path.write_text('{"step": 1, "event": "train"}')
+    assert [line["step"] for line in read_journal(path)] == [1]
+    with plain(tmp_path) as journal:
+        journal.write(2, "train")
+    assert [line["step"] for line in read_journal(path)] == [1, 2]
+
+
+@pytest.mark.parametrize("bad", ["{broken", "[1, 2]", '{"event": "train"}', '{"step": "1"}', ""])
+def test_a_bad_line_in_the_middle_is_named_and_nothing_is_changed(tmp_path, bad):
+    path = tmp_path / "journal.jsonl"
+    content = f'{{"step": 1}}\n{bad}\n{{"step": 2}}\n'
+    path.write_text(content)
+    words = (
+        f"{path}, line 2: not a JSON object with a whole number as its step. "
+        "Remove that line, or move the file away."
+    )
+    with pytest.raises(DataError, match=re.escape(words)):
+        read_journal(path)
+    with pytest.raises(DataError, match=re.escape(words)):
+        plain(tmp_path, resume_at=1)
+    assert path.read_text() == content
+
+
+def test_a_journal_that_is_not_there_is_told(tmp_path):
+    words = f"{tmp_path / 'journal.jsonl'} does not exist. `Journal` writes one for each run."
+    with pytest.raises(UsageError, match=re.escape(words)):
+        read_journal(tmp_path / "journal.jsonl")
+
+
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+from tapas.training.journal import Journal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+journal = Journal(Path(sys.argv[1]), tensorboard=False)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+try:
+    for step in range(9):
+        journal.write(step, "train", loss=0.5)
+except Exception as error:
+    print(type(error).__name__, error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+journal.write(50, "train")
+print([name for name in sys.modules if "tensorboard" in name])
+"""
+
+
+@pytest.fixture(scope="module")
+def full_disk(tmp_path_factory):
+    """The folder and the words of a process whose files may not pass 100 bytes for a while."""
+    folder = tmp_path_factory.mktemp("full")
+    command = [sys.executable, "-c", FULL_DISK, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return folder, done.stdout.splitlines()
+
+
+def test_a_full_disk_is_told_and_leaves_no_half_line(full_disk):
+    folder, (words, _) = full_disk
+    path = folder / "journal.jsonl"
+    start, end = (
+        f"UsageError cannot write to {path}: ",
+        ". Free some space and go on with --resume.",
+    )
+    reason = "(No space left on device|File too large)"
+    assert re.fullmatch(re.escape(start) + reason + re.escape(end), words)
+    assert [line["step"] for line in read_journal(path)] == [0, 1, 50]
+
+
+def test_without_tensorboard_it_is_not_even_imported(full_disk):
+    folder, (_, modules) = full_disk
+    assert modules == "[]"
+    assert [path.name for path in folder.iterdir()] == ["journal.jsonl"]
+
+
+def test_a_folder_that_is_a_file_is_told(tmp_path):
+    (tmp_path / "run").write_text("")
+    words = (
+        f"cannot write to {tmp_path / 'run' / 'journal.jsonl'}: File exists. "
+        "Make sure that it can be written to and go on with --resume."
+    )
+    with pytest.raises(UsageError, match=re.escape(words)):
+        plain(tmp_path / "run")
+
+
+def test_tensorboard_shows_the_same_numbers_and_forgets_steps_after_a_resume(tmp_path):
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        with Journal(tmp_path) as journal:
+            for step in range(1, 8):
+                journal.write(step, "train", loss=step / 2, note="text", missing=None)
+        with Journal(tmp_path, resume_at=4) as journal:
+            journal.write(5, "train", loss=math.inf)
+            journal.write(5, "evaluate", recall=0.25)
+    assert heard == []
+    assert scalars(tmp_path, "train/loss") == [
+        (1, 0.5),
+        (2, 1.0),
+        (3, 1.5),
+        (4, 2.0),
+        (5, math.inf),
+    ]
+    assert scalars(tmp_path, "evaluate/recall") == [(5, 0.25)]
