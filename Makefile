@@ -13,6 +13,9 @@ STUDIES := figure-1 figure-2 pool-size temperature figure-1-priority figure-2-pr
 .PHONY: demo test check lint bench figures clean
 
 demo: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,demo]" \
+	  || echo "The real log cannot be installed; the demo makes one up." >&2
+	rm -rf demo
 	$(BIN)/tapas demo
 
 test: lint
@@ -39,4 +42,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo four-ways
