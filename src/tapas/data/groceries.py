@@ -29,8 +29,8 @@ def find_groceries() -> Groceries | None:
 
 
 def product_words(products: Path) -> dict[str | int, str]:
-    """What a product is, in words: type, category, department and brand."""
-    columns = ("product_type", "product_category", "department", "brand")
+    """What a product is, in words: type, size, category, department and brand."""
+    columns = ("product_type", "package_size", "product_category", "department", "brand")
     words = {}
     for key, *parts in pl.read_parquet(products).select("product_id", *columns).iter_rows():
         distinct = dict.fromkeys(part.strip().lower() for part in parts if part)
