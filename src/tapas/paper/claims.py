@@ -127,10 +127,22 @@ def equal_pools_approach_each_other(book: Book) -> Evidence:
 
 def few_kept_of_many_match_many(book: Book) -> Evidence:
     """Reproduced: within 2 % of the accuracy, or better."""
-    ours, theirs = (book.accuracy("figure-2", cell) for cell in (Cell("top", 128, 4), sampled(512)))
+    cells = (Cell("top", 128, 4), sampled(512))
+    ours, theirs = (book.accuracy("figure-2", cell) for cell in cells)
     change, level = difference(ours, theirs), interval(theirs).mean
     relative = change.mean / level
-    words = f"n=128, r=4 {interval(ours)}; n=512, r=1 {interval(theirs)}; {relative:+.1%}"
+    curves = [[r["curve"] for r in book.results("figure-2", cell)] for cell in cells]
+    third = len(curves[0][0]) // 3
+    early, before, last = (
+        [interval([run[place][1] for run in runs]).mean for runs in curves]
+        for place in (third, -2, -1)
+    )
+    words = (
+        f"n=128, r=4 {interval(ours)}; n=512, r=1 {interval(theirs)}; {relative:+.1%}, after "
+        f"{early[0] / early[1] - 1:+.1%} at step {curves[0][0][third][0]:,}"
+    )
+    if all(a > b for a, b in zip(last, before, strict=True)):
+        words += "; both still rise at the end"
     if relative > -0.02:
         return "reproduced", words
     return ("partly" if relative > -0.05 else "not"), words

@@ -22,20 +22,18 @@ def draw_study(study: Study, ledger: Ledger) -> bytes:
     """A PNG: one panel for each group of curves, mean over seeds with 95 % bands."""
     if study.name == "pool-size":
         return as_png(_pool_size(study, ledger))
-    panels = len(study.panels)
-    columns = 2
-    rows = (panels + 1) // columns
-    illustrated = study.name == "figure-2"
-    figure = blank_figure(11.5, 0.9 + 3.7 * (rows + illustrated))
+    illustrated = int(study.name == "figure-2")
+    columns = len(study.panels) + illustrated
+    figure = blank_figure(5.75 * len(study.panels) + 4 * illustrated, 4.6)
     grid = figure.add_gridspec(
-        rows + illustrated, columns, left=0.06, right=0.83, wspace=0.62, hspace=0.38,
+        1, columns, left=0.05, right=1 - 2 / figure.get_figwidth(), wspace=0.62,
         top=1 - 0.85 / figure.get_figheight(), bottom=0.75 / figure.get_figheight(),
     )  # fmt: skip
     if illustrated:
         _illustrate(figure.add_subplot(grid[0, 0]))
     drawn: list[tuple[Axes, list[Label]]] = []
     for place, (title, cells) in enumerate(study.panels):
-        spot = grid[place // columns + illustrated, place % columns]
+        spot = grid[0, place + illustrated]
         axes = figure.add_subplot(spot, sharey=drawn[0][0] if drawn else None)
         axes.set_title(title, loc="left", fontsize=11, color=INK)
         drawn.append((axes, _curves(axes, study, ledger, cells)))

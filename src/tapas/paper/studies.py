@@ -76,7 +76,7 @@ FIGURE_1 = Study(
         ("n = 16", _cells("top", FULL, VARY_R)),
         ("n·r = 128", _cells("top", FULL, EQUAL_POOL)),
     ),
-    minutes="7 (estimated)",
+    minutes="7",
 )
 FIGURE_1_PRIORITY = replace(
     FIGURE_1,
@@ -119,7 +119,7 @@ FIGURE_2 = Study(
         ("n = 64", _cells("top", None, VARY_R_2)),
         ("n·r = 512", _cells("top", None, EQUAL_POOL_2)),
     ),
-    minutes="15",
+    minutes="22",
 )
 FIGURE_2_PRIORITY = replace(
     FIGURE_2,
