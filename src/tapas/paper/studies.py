@@ -90,7 +90,7 @@ FIGURE_1_PRIORITY = replace(
         ("n = 16", _cells("priority", FULL, VARY_R)),
         ("n·r = 128", _cells("priority", FULL, EQUAL_POOL)),
     ),
-    minutes="4 after figure-1",
+    minutes="4",
     borrows="figure-1",
 )
 
@@ -135,7 +135,7 @@ FIGURE_2_PRIORITY = replace(
         ("n = 64", _cells("priority", None, VARY_R_2)),
         ("n·r = 512", _cells("priority", None, EQUAL_POOL_2)),
     ),
-    minutes="12 after figure-2",
+    minutes="12",
     borrows="figure-2",
 )
 

@@ -56,7 +56,10 @@ def verdicts(book):
 
 
 def test_a_world_like_the_papers_is_reproduced(tmp_path):
-    found = verdicts(made_up(tmp_path, as_the_paper_says, lambda cell: 1 + cell.presample_factor))
+    def loss(cell):
+        return 1 + cell.presample_factor - (cell.temperature.start if cell.temperature else 0)
+
+    found = verdicts(made_up(tmp_path, as_the_paper_says, loss))
     assert found.pop("The effect is larger in figure 2.") == "not"  # the made-up one has none
     assert set(found.values()) == {"reproduced"}
 
@@ -68,6 +71,7 @@ def test_a_world_without_the_effect_is_not(tmp_path):
         "Figure 2: the same on the harder task.",
         "The top n of all classes, without a random first pass, generalise worse.",
         "Figure 1: the adaptive pass raises cross-entropy while ranking improves.",
+        "Lower temperatures are more adaptive.",
     ):
         assert found[text] == "not", text
     assert found["Annealing the temperature helps."] == "partly"
