@@ -144,6 +144,7 @@ def _whole(folder: "RunFolder", model: "SequenceModel", to: Path) -> dict[str, A
         raise UsageError(f"{to} exists and is not an empty folder. Choose another --to.")
     unfinished = to.with_name(f".{to.name}.{os.getpid()}.unfinished")
     try:
+        shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
         unfinished.mkdir(parents=True)
         shutil.copyfile(folder.log.folder / VOCABULARIES["item"], unfinished / "items.parquet")
         numbers = _safetensors(folder, model, unfinished / "embeddings.safetensors")

@@ -34,6 +34,7 @@ from tapas.cli.log_options import (
 from tapas.cli.progress import progress_bar
 from tapas.errors import UsageError
 from tapas.training.config import JSON, build_config, read_toml
+from tapas.training.run_folder import RECORD
 from tapas.training.trainer import Outcome, Tick
 
 Layer = dict[str, dict[str, JSON]]
@@ -138,6 +139,8 @@ def train(
                 raise UsageError("say where the run shall be kept: --out FOLDER.")
             if resume_from is not None:
                 raise UsageError("--resume-from goes with --resume FOLDER.")
+            if epochs is not None and steps is None:
+                flags["loop"]["steps"] = None  # those of a TOML file
             wanted = [
                 read_toml(config) if config is not None else {},
                 flags,
@@ -159,7 +162,12 @@ def train(
                     tick.step, tick.steps, "" if isnan(tick.loss) else f"loss {tick.loss:.3f}{best}"
                 )
 
-            outcome = go(talk=talk, watch=watch, asked_to_stop=asked.to_stop)
+            try:
+                outcome = go(talk=talk, watch=watch, asked_to_stop=asked.to_stop)
+            except (KeyboardInterrupt, SystemExit):
+                if (folder / RECORD).exists():
+                    talk(f"Go on with `tapas train --resume {folder}`.")
+                raise
         _report(folder, outcome, asked, as_json)
 
 

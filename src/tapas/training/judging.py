@@ -31,7 +31,7 @@ def rank_points(
     """The 20 best items after items[start:point], (P, 20), and the loss of `target` (P, L).
 
     -1 fills lists that run out of items. The loss is over all classes, in nats, the mean
-    over an example's targets.
+    over an example's targets, NaN without any.
     """
     lists, losses = [], []
     for first in range(0, len(point), QUERIES_AT_ONCE):
@@ -60,7 +60,7 @@ def top_padded(model: SequenceModel, query: Tensor, k: int, seen: Tensor | None)
 def _loss(model: SequenceModel, query: Tensor, target: Tensor) -> Tensor:
     real = (target >= 0).float()
     log_prob = model.head.log_prob(query, target.clamp(min=0))
-    return -(log_prob * real).sum(dim=1) / real.sum(dim=1).clamp(min=1)
+    return -(log_prob * real).sum(dim=1) / real.sum(dim=1)
 
 
 def pad(rows: list[NDArray[np.integer]]) -> Tensor:

@@ -29,7 +29,7 @@ class Tick:
 
     step: int
     steps: int
-    loss: float  # mean since the last tick
+    loss: float  # mean since the last line of the journal; NaN before the first step
     best: float | None  # MAP@20 on validation
 
 
@@ -89,12 +89,12 @@ class Trainer:
             if self._has_stalled():
                 return self._outcome("early")
             self._step()
+            mean = progress.loss_sum / progress.loss_steps
             evaluated = progress.step % self.evaluate_every == 0 or progress.step == self.steps
             if evaluated:
                 self._save(best=self._evaluate())
                 saved_at = time.monotonic()
             if evaluated or progress.step % REPORT_EVERY == 0:
-                mean = progress.loss_sum / max(1, progress.loss_steps)
                 on_tick(Tick(progress.step, self.steps, mean, progress.best))
             asked = asked_to_stop()
             if asked or time.monotonic() - saved_at > self.loop.checkpoint_seconds:
@@ -112,13 +112,13 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         with self.model.head.accumulate():  # inputs and softmax may share their rows
             loss = self.model.loss(batch, generator=generator)
+            value = float(loss.detach())
+            if not math.isfinite(value):
+                raise DataError(
+                    f"the loss is {value} at step {progress.step}: training has diverged. Lower "
+                    "optimizer.rows_lr or optimizer.encoder_lr (with --set) and begin again."
+                )
             loss.backward()  # type: ignore[no-untyped-call]
-        value = float(loss.detach())
-        if not math.isfinite(value):
-            raise DataError(
-                f"the loss is {value} at step {progress.step}: training has diverged. Lower "
-                "optimizer.rows_lr or optimizer.encoder_lr (with --set) and begin again."
-            )
         if self.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.model.encoder.parameters(), self.clip)
         self.optimizer.step()

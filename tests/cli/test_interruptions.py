@@ -1,0 +1,201 @@
+"""Full disks, read-only ones, Ctrl-C and SIGTERM: what is there is whole, and it can go on."""
+
+import errno
+import json
+import os
+import resource
+import signal
+import subprocess
+import tempfile
+import time
+from contextlib import contextmanager
+
+import polars as pl
+import pytest
+from oracle.journeys import (
+    ENVIRONMENT,
+    TINY,
+    command,
+    invoke,
+    last_line,
+    names,
+    tapas,
+    write_chain,
+)
+
+from tapas.data import preparing
+from tapas.training import session
+from tapas.training.checkpoint import CheckpointFolder
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_read_only_folder_is_refused_before_anything_is_read(at):
+    (at / "here").mkdir(mode=0o500)
+    assert last_line(invoke("train", "x.csv", "--out", "here/run")) == (
+        "cannot write into here/run: Permission denied. Choose another folder with --out."
+    )
+
+
+def test_a_read_only_disk_is_refused_before_anything_is_read(at, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    assert last_line(invoke("train", "x.csv", "--out", "out")) == (
+        "cannot write into out: Read-only file system. Choose another folder with --out."
+    )
+    assert names(at) == []
+
+
+@contextmanager
+def files_of_at_most(num_bytes):
+    """As a full disk: writing beyond gives an error and a signal that Python ignores."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("to", ["a.faiss", "a.safetensors", "a.parquet", "a.pt2", "folder"])
+def test_an_export_onto_a_full_disk_leaves_nothing(run, at, to):
+    with files_of_at_most(300):
+        done = invoke("export", "run", "--to", to)
+    words = last_line(done)
+    assert words.startswith(f"cannot write {to}")
+    assert "File too large" in words
+    assert names(at) == ["run"]
+
+
+@pytest.mark.parametrize("out", ["a.parquet", "a.jsonl", "a.csv"])
+def test_recommendations_onto_a_full_disk_leave_nothing(run, at, out):
+    (at / "users.txt").write_text("u1\nu2\n")
+    with files_of_at_most(300):
+        done = invoke("recommend", "run", "--users", "users.txt", "--out", out)
+    words = last_line(done)
+    assert words.startswith(f"cannot write {out}: ")
+    assert "File too large" in words
+    assert names(at) == ["run", "users.txt"]
+
+
+def test_a_disk_too_full_for_the_prepared_log_leaves_nothing(at):
+    write_chain(at / "log.parquet", num_users=40)
+    with files_of_at_most(2000):
+        done = invoke("train", "log.parquet", "--out", "out", "--cache", "cache", *TINY)
+    assert last_line(done).startswith("the prepared log could not be written to cache: ")
+    assert names(at / "cache") == []
+    assert not (at / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_while_training_leaves_whole_checkpoints(at):
+    """Its files may not grow beyond 60 kB; a checkpoint of this model has more."""
+    write_chain(at / "log.parquet", num_users=10)
+    assert invoke("inspect", "log.parquet", "--cache", "cache").returncode == 0
+
+    def limited():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, resource.RLIM_INFINITY))
+
+    flags = ("log.parquet", "--out", "out", "--cache", "cache", *TINY, "--dim", 64)
+    done = tapas("train", *flags, preexec_fn=limited)
+    assert last_line(done) == (
+        "cannot save checkpoint step 2 into out/checkpoints: File too large. No checkpoint is "
+        "whole. Free some space and start again."
+    )
+    assert CheckpointFolder(at / "out" / "checkpoints").steps() == []
+    assert names(at / "out" / "checkpoints") == []
+    done = tapas("train", "--resume", "out")
+    assert done.returncode == 0, done.stderr
+    assert "There is no checkpoint yet: beginning again.\n" in done.stderr
+
+
+def test_ctrl_c_while_the_log_is_read_leaves_nothing(at, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    write_chain(at / "log.parquet", num_users=3)
+    monkeypatch.setattr(preparing, "write_log", interrupted)
+    done = invoke("train", "log.parquet", "--out", "out", "--cache", "cache", *TINY)
+    assert last_line(done, 130) == "stopped by Ctrl-C."
+    assert names(at) == ["cache", "log.parquet"]
+    assert names(at / "cache") == []
+
+
+def test_ctrl_c_before_the_first_step_says_how_to_go_on(at, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    write_chain(at / "log.parquet", num_users=10)
+    monkeypatch.setattr(session, "Journal", interrupted)
+    done = invoke("train", "log.parquet", "--out", "out", "--cache", "cache", *TINY)
+    assert last_line(done, 130) == "stopped by Ctrl-C."
+    assert done.stderr.splitlines()[-2] == "Go on with `tapas train --resume out`."
+    monkeypatch.undo()
+    done = invoke("train", "--resume", at / "out")
+    assert done.returncode == 0
+    assert done.stderr.startswith("There is no checkpoint yet: beginning again.\n")
+
+
+def started(at, *flags, until):
+    """`tapas train` as a process that has come as far as `until()` of its talk."""
+    process = subprocess.Popen(
+        command("train", *flags), cwd=at, env=ENVIRONMENT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    said = ""
+    while until not in said:
+        line = process.stderr.readline()
+        assert line, said
+        said += line
+    return process
+
+
+LONG = ("log.parquet", "--out", "out", "--cache", "cache", "--threads", 1, "--steps", 100_000,
+        "--dim", 4, "--batch", 4, "--set", "loop.patience=99999")  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_asked_to_stop_it_saves_and_says_how_to_go_on(at, number, code):
+    write_chain(at / "log.parquet", num_users=10, num_items=30)
+    process = started(
+        at, *LONG, "--set", "loop.checkpoint_seconds=0.2", "--json", until="Training on"
+    )
+    while not list(at.glob("out/checkpoints/step-*")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == code, stderr
+    outcome = json.loads(stdout)
+    assert outcome["ending"] == "asked"
+    assert CheckpointFolder(at / "out" / "checkpoints").steps()[-1] == outcome["step"]
+    talk = stderr.splitlines()
+    assert talk[0] == "Stopping after this step, with a checkpoint."
+    assert talk[1].startswith(f"Stopped at step {outcome['step']:,}, as asked.")
+    assert talk[2] == "Go on with `tapas train --resume out`."
+    assert len(talk) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "code", "words"),
+    [
+        (signal.SIGINT, 130, "stopped by Ctrl-C."),
+        (signal.SIGTERM, 143, "stopped by SIGTERM."),
+    ],
+)
+def test_asked_to_stop_while_it_reads_it_leaves_no_run(at, number, code, words):
+    num_rows = 1_500_000
+    rows = pl.int_range(num_rows, eager=True)
+    pl.DataFrame({"user": rows % 50_021, "item": rows * 7 % 30_011, "time": rows}).write_csv(
+        "log.csv"
+    )
+    process = started(at, "log.csv", *LONG[1:], until="reading log.csv")
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stdout) == (code, ""), stderr
+    assert stderr.splitlines()[-1] == f"tapas: {words}"
+    assert not (at / "out").exists()
+    assert not (at / "cache").exists() or names(at / "cache") == []

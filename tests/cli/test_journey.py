@@ -1,0 +1,350 @@
+"""From a log to recommendations, as somebody who has just installed the package goes."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import threading
+from contextlib import suppress
+
+import polars as pl
+import pytest
+from oracle.journeys import ENVIRONMENT, chain, command, invoke, tapas, write_chain
+
+QUICK = (
+    "--threads", 1, "--dim", 16, "--steps", 80, "--batch", 16, "--samples", 25,
+    "--set", "optimizer.encoder_lr=0.01", "--set", "model.history=8",
+)  # fmt: skip
+
+
+def said(done):
+    """The talk of a command that went well."""
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    return done.stderr
+
+
+def parsed(done):
+    """The one JSON object that is all of stdout."""
+
+    def refuse(word):
+        raise AssertionError(f"{word} is not JSON")
+
+    said(done)
+    return json.loads(done.stdout, parse_constant=refuse)
+
+
+def lines(done):
+    """(rank, key, score) of each line of a recommendation."""
+    said(done)
+    rows = [line.split("\t") for line in done.stdout.splitlines()]
+    return [(int(rank), key, float(score)) for rank, key, score in rows]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("journey")
+    write_chain(folder / "log.parquet")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def training(place):
+    return tapas(
+        "train", "log.parquet", "--out", "run", *QUICK, "--cache", "cache", "--json", cwd=place
+    )
+
+
+@pytest.fixture(scope="module")
+def run(place, training):
+    said(training)
+    return place / "run"
+
+
+def test_inspect_says_what_is_there(place):
+    done = tapas("inspect", "log.parquet", "--cache", "cache", cwd=place)
+    frame = chain()
+    baskets = frame.select("user_id", "time").n_unique()
+    first = done.stdout.splitlines()[0]
+    assert first == (
+        f"{frame.height:,} events · 60 users · {frame['item_id'].n_unique()} items · "
+        f"{baskets} baskets"
+    )
+    assert "full softmax is exact and fast enough" in done.stdout
+    assert "Columns: user_id (user, guessed), item_id (item, guessed), time (time, guessed)." in (
+        said(done)
+    )
+
+
+def test_inspect_reads_csv_alike_and_says_it_in_json(place):
+    write_chain(place / "log.csv")
+    found = parsed(
+        tapas("inspect", "log.csv", "--item", "item_id", "--json", "--cache", "cache", cwd=place)
+    )
+    assert (found["num_events"], found["num_users"]) == (chain().height, 60)
+    assert found["reading"]["guessed"] == ["user", "time"]
+
+
+def test_train_leaves_a_run_and_says_how_it_went(training, run):
+    outcome = parsed(training)
+    assert outcome["ending"] in ("finished", "early")
+    assert outcome["run"] == "run"
+    assert 0 < outcome["best"] <= 1
+    talk = said(training)
+    assert "Split by time, cut at " in talk
+    assert ", 200 classes: 80 steps of 16, n = 25, r = 8, priority.\n" in talk
+    assert talk.endswith("Next: `tapas evaluate run`, `tapas recommend run --user ...`.\n")
+    assert sorted(path.name for path in run.iterdir()) == [
+        "checkpoints", "config.toml", "journal.jsonl", "log", "run.json", "tensorboard"
+    ]  # fmt: skip
+
+
+def test_evaluate_sets_the_model_beside_the_baselines(place, run):
+    done = invoke("evaluate", run)
+    assert said(done) == ""
+    text = " ".join(done.stdout.split())
+    assert "items taken before may be recommended again" in text
+    for name in ("model", "most popular", "own most frequent", "co-occurrence", "softmax loss"):
+        assert name.split()[0] in text
+    for bucket in ("head", "middle", "tail", "unseen"):
+        assert re.search(rf"{bucket} \d", text)
+    assert "they stay among the targets" in text
+    assert "MAP@20 against most popular: " in text
+
+
+def test_evaluate_in_json_has_every_number_and_the_model_has_learned(place, run):
+    found = parsed(tapas("evaluate", "run", "--json", "--exclude-seen", cwd=place))
+    assert found["exclude_seen"] is True
+    assert list(found["scores"]) == ["model", "most popular", "own most frequent", "co-occurrence"]
+    model, popular = (found["scores"][name]["metrics"]["map@20"] for name in
+                      ("model", "most popular"))  # fmt: skip
+    assert model["low"] > popular["high"], "a chain that is learned beats the most popular"
+
+
+def test_one_example_is_still_json(place, run):
+    found = parsed(invoke("evaluate", run, "--json", "--most", 1, "--on", "validation"))
+    assert found["part"] == "validation"
+    assert found["scores"]["model"]["num_examples"] == 1
+    assert found["scores"]["model"]["metrics"]["map@20"]["high"] is None
+
+
+def test_a_user_gets_ranked_lines(place, run):
+    rows = lines(tapas("recommend", "run", "--user", "u3", "--top", 7, cwd=place))
+    assert [rank for rank, _, _ in rows] == list(range(1, 8))
+    scores = [score for _, _, score in rows]
+    assert scores == sorted(scores, reverse=True)
+    known = {str(key) for key in chain()["item_id"].to_list()}
+    assert {key for _, key, _ in rows} <= known
+    assert len({key for _, key, _ in rows}) == 7
+
+
+@pytest.fixture(scope="module")
+def users(place, run):
+    """Recommendations for a file of users, in each of the three kinds of file."""
+    (place / "users.csv").write_text("n,who\n1,u3\n2,u59\n3,u3\n")
+    (place / "users.txt").write_text("u3\nu59\n")
+    for name, options in {
+        "out.parquet": ("--users", place / "users.csv", "--column", "who", "--exclude-seen"),
+        "out.jsonl": ("--users", place / "users.txt", "--json"),
+        "out.csv": ("--users", place / "users.txt"),
+    }.items():
+        done = invoke("recommend", run, *options, "--top", 4, "--out", place / name)
+        rows = 12 if name == "out.parquet" else 8
+        people = 3 if name == "out.parquet" else 2
+        assert said(done) == f"Wrote {rows} recommendations for {people} users to {place / name}.\n"
+        if name == "out.jsonl":
+            assert parsed(done) == {"users": 2, "rows": 8, "out": str(place / "out.jsonl")}
+        else:
+            assert done.stdout == ""
+    return place
+
+
+def test_a_file_of_users_gets_a_file_of_recommendations(users):
+    frame = pl.read_ndjson(users / "out.jsonl")
+    assert frame.columns == ["user", "rank", "item", "score"]
+    assert frame["user"].to_list() == ["u3"] * 4 + ["u59"] * 4
+    assert frame["rank"].to_list() == [1, 2, 3, 4] * 2
+    assert frame.drop("score").equals(pl.read_csv(users / "out.csv").drop("score"))
+    alone = lines(invoke("recommend", users / "run", "--user", "u3", "--top", 4))
+    assert frame["item"].cast(pl.String).to_list()[:4] == [key for _, key, _ in alone]
+    assert frame["score"].to_list()[:4] == pytest.approx([s for _, _, s in alone], abs=1e-4)
+
+
+def test_excluded_items_are_those_the_user_took(users):
+    frame = pl.read_parquet(users / "out.parquet")
+    assert frame["user"].to_list() == ["u3"] * 4 + ["u59"] * 4 + ["u3"] * 4
+    for user in ("u3", "u59"):
+        taken = chain().filter(pl.col("user_id") == user)["item_id"].to_list()
+        found = frame.filter(pl.col("user") == user)["item"].to_list()
+        assert not set(taken) & set(found)
+
+
+@pytest.mark.slow
+def test_an_export_recommends_what_the_run_recommends(place, run):
+    done = tapas("export", "run", "--to", "shop", cwd=place)
+    assert said(done).startswith("Wrote shop from checkpoint step ")
+    assert done.stdout == ""
+    assert sorted(path.name for path in (place / "shop").iterdir()) == [
+        "embeddings.safetensors", "encoder.pt2", "export.json", "items.parquet"
+    ]  # fmt: skip
+    asked = ("--history", "1003,1004,1010", "--top", 9, "--json", "--exclude-seen")
+    mine, theirs = (
+        parsed(tapas("recommend", source, *asked, cwd=place)) for source in ("run", "shop")
+    )
+    assert [i["item"] for i in mine["items"]] == [i["item"] for i in theirs["items"]]
+    assert [i["score"] for i in mine["items"]] == pytest.approx(
+        [i["score"] for i in theirs["items"]], abs=1e-4
+    )
+    assert not {1003, 1004, 1010} & {i["item"] for i in mine["items"]}
+    refused = tapas("recommend", "shop", "--user", "u3", cwd=place)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr == (
+        "tapas: an export knows items, not users. Give --history, or the folder of the run.\n"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "to", ["exact.faiss", "hnsw.faiss", "embeddings.safetensors", "embeddings.parquet", "e.pt2"]
+)
+def test_every_kind_of_export_is_written_and_measured(place, run, to):
+    kind = ("--index", "hnsw") if to == "hnsw.faiss" else ()
+    found = parsed(invoke("export", run, "--to", place / to, *kind, "--json"))
+    assert found["path"] == str(place / to)
+    assert (place / to).stat().st_size > 0
+    if to == "exact.faiss":
+        assert found["recall@20"] == 1
+    elif to == "hnsw.faiss":  # a graph over inner products may leave classes unreached
+        assert 0.5 < found["recall@20"] <= 1
+    elif to == "e.pt2":
+        assert found["history"] == 8
+    else:
+        assert (found["items"], found["dim"]) == (200, 16)
+    if to == "embeddings.parquet":
+        frame = pl.read_parquet(place / to)
+        assert frame.columns == ["key", "vector", "bias"]
+        assert frame["key"].to_list() == pl.read_parquet(
+            run / "log" / "item_keys.parquet"
+        )["key"].to_list()  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_text_is_read_as_documents_of_words(tmp_path):
+    words = [f"w{i}" for i in range(30)]
+    rows = [
+        {"doc": d, "body": " ".join(words[(d + j) % 30] for j in range(part, part + 8))}
+        for d in range(40)
+        for part in (0, 8)
+    ]
+    pl.DataFrame(rows).write_ndjson(tmp_path / "corpus.jsonl")
+    done = tapas(
+        "train", "corpus.jsonl", "--text", "body", "--group", "doc", "--out", "run", *QUICK,
+        "--steps", 60, "--set", "head.next_items=1", "--cache", "cache", cwd=tmp_path,
+    )  # fmt: skip
+    assert "Split by user: " in said(done)
+    assert 'kind = "group"' in (tmp_path / "run" / "config.toml").read_text()
+    rows = lines(tapas("recommend", "run", "--history", "w3,w4,w5", "--top", 3, cwd=tmp_path))
+    assert rows[0][1] == "w6"
+
+
+@pytest.mark.slow
+def test_settings_come_from_a_file_and_flags_win(place, tmp_path):
+    (tmp_path / "quick.toml").write_text(
+        "[log]\n"
+        f'files = ["{place / "log.parquet"}"]\n'
+        "min_count = 2\n"
+        "[model]\nencoder = 'mean'\ndim = 8\nhistory = 6\n"
+        "[loop]\nsteps = 4\nbatch = 8\n[split]\nkind = 'last'\n"
+    )
+    done = tapas(
+        "train", "--config", "quick.toml", "--dim", 12, "--set", "head.samples=9", "--set",
+        "model.encoder=transformer", "--set", "loop.exclude_seen=true", "--min-count", 1,
+        "--threads", 1, "--cache", "cache", "--out", "run", cwd=tmp_path,
+    )  # fmt: skip
+    assert "Split by the last events of each user: " in said(done)
+    written = (tmp_path / "run" / "config.toml").read_text()
+    for line in ('encoder = "transformer"', "dim = 12", "history = 6", "samples = 9", "steps = 4",
+                 "exclude_seen = true", "min_count = 1", 'kind = "last"'):  # fmt: skip
+        assert f"\n{line}\n" in written, line
+    again = tapas(
+        "train", "--config", "run/config.toml", "--threads", 1, "--cache", "cache", "--out",
+        "again", cwd=tmp_path,
+    )  # fmt: skip
+    said(again)
+    assert (tmp_path / "again" / "config.toml").read_text() == written
+    for name in ("journal.jsonl", "checkpoints/step-00000004/tensors.safetensors"):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "run" / name).read_bytes()
+    found = parsed(invoke("evaluate", tmp_path / "again", "--json"))
+    assert found["exclude_seen"] is True
+    epochs = parsed(
+        invoke("train", "--config", tmp_path / "run" / "config.toml", "--epochs", 1, "--threads", 1,
+               "--cache", tmp_path / "cache", "--out", tmp_path / "epochs", "--json")
+    )  # fmt: skip
+    assert epochs["step"] > 4, "--epochs wins over the steps of the file"
+
+
+def test_rare_items_folded_into_one_have_a_name_everywhere(place, tmp_path):
+    seldom = pl.DataFrame(
+        {"user_id": [f"u{n}" for n in range(9)], "item_id": [2**63 + n for n in range(9)],
+         "time": [1_700_200_000] * 9},
+        schema_overrides={"item_id": pl.UInt64},
+    )  # fmt: skip
+    log = chain().with_columns(pl.col("item_id").cast(pl.UInt64))
+    pl.concat([log, seldom]).write_parquet(tmp_path / "log.parquet")
+    said(
+        invoke("train", tmp_path / "log.parquet", "--min-count", 2, "--rare", "fold", "--out",
+               tmp_path / "run", *QUICK, "--steps", 4, "--cache", tmp_path / "cache")
+    )  # fmt: skip
+    run = tmp_path / "run"
+    said(invoke("export", run, "--to", tmp_path / "all.parquet"))
+    assert "(rare)" in pl.read_parquet(tmp_path / "all.parquet")["key"].to_list()
+    (tmp_path / "users.txt").write_text("u1\n")
+    said(
+        invoke("recommend", run, "--users", tmp_path / "users.txt", "--top", 500, "--out",
+               tmp_path / "all.jsonl")
+    )  # fmt: skip
+    everything = pl.read_ndjson(tmp_path / "all.jsonl")["item"].to_list()
+    assert "(rare)" in everything
+    assert len(everything) == len(set(everything)) == pl.read_parquet(
+        tmp_path / "all.parquet"
+    ).height  # fmt: skip
+    rows = lines(invoke("recommend", run, "--history", "(rare),1003", "--top", 2))
+    assert len(rows) == 2
+
+
+@pytest.mark.slow
+def test_a_terminal_sees_a_bar_with_a_rate_and_the_time_left(place):
+    terminal, far_end = pty.openpty()
+    talk = []
+
+    def listen():
+        with suppress(OSError):  # how a pty says that its far end was closed
+            while heard := os.read(terminal, 4096):
+                talk.append(heard)
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    done = subprocess.run(
+        command("train", "log.parquet", "--out", "watched", *QUICK, "--steps", 400, "--set",
+                "loop.patience=99", "--cache", "cache", "--json"),
+        cwd=place, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=far_end, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    os.close(far_end)
+    listener.join()
+    os.close(terminal)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", b"".join(talk).decode())
+    assert done.returncode == 0, text
+    assert json.loads(done.stdout)["step"] == 400
+    assert re.search(r"training .*\d+/400 .*steps/s .*\d:\d\d:\d\d .*loss [1-9]", text)
+
+
+def test_help_names_every_command_and_mistakes_have_code_2():
+    text = said(done := invoke("--help")) + done.stdout
+    for name in ("inspect", "train", "evaluate", "recommend", "export", "demo"):
+        assert re.search(rf"^  {name} ", text, re.MULTILINE)
+    mistaken = invoke("train", "--epocs", 3)
+    assert (mistaken.returncode, mistaken.stdout) == (2, "")
+    assert "No such option: --epocs" in mistaken.stderr

@@ -1,0 +1,89 @@
+"""A small log with a pattern that can be learned, and the command line run upon it."""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+from typer.testing import CliRunner
+
+from tapas.cli.main import app
+from tapas.data.event_log import EventLog
+from tapas.data.log_source import LogSource
+from tapas.data.preparing import prepare_log
+
+ENVIRONMENT = {
+    **{name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "COLUMNS")},
+    "OMP_NUM_THREADS": "1",
+    "PYTHONWARNINGS": "error",
+    "PYTHONIOENCODING": "utf-8",
+}
+DAY = 86_400
+TINY = ("--threads", 1, "--steps", 4, "--dim", 4, "--batch", 4, "--set", "loop.evaluate_every=2")
+
+
+def chain(
+    num_users: int = 60, num_items: int = 200, num_baskets: int = 12, seed: int = 3
+) -> pl.DataFrame:
+    """Baskets of one to three neighbours on a ring; the next basket begins 7 items further."""
+    draw = random.Random(seed)
+    rows = []
+    for user in range(num_users):
+        place, day = draw.randrange(num_items), 0
+        for _ in range(num_baskets):
+            day += draw.randrange(1, 4)
+            moment = 1_700_000_000 + DAY * day + user
+            for neighbour in range(draw.randrange(1, 4)):
+                rows.append((f"u{user}", 1000 + (place + neighbour) % num_items, moment))
+            place = (place + 7) % num_items
+    return pl.DataFrame(rows, schema=["user_id", "item_id", "time"], orient="row")
+
+
+def write_chain(path: Path, **options: int) -> Path:
+    frame = chain(**options)
+    if path.suffix == ".parquet":
+        frame.write_parquet(path)
+    else:
+        frame.write_csv(path)
+    return path
+
+
+def chain_log(folder: Path, **options: int) -> EventLog:
+    """The same, read and prepared, under `folder`."""
+    file = write_chain(folder / "chain.parquet", **options)
+    return prepare_log(LogSource(files=(str(file),)), folder / "cache")
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "tapas", *map(str, arguments)]
+
+
+def tapas(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+    """The installed package in a process of its own, stdout and stderr apart."""
+    return subprocess.run(
+        command(*arguments), env=ENVIRONMENT, text=True, capture_output=True, timeout=120,
+        check=False, **options,
+    )  # fmt: skip
+
+
+def invoke(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """The same in this process: for what needs no process of its own."""
+    ended = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if ended.exception is not None and not isinstance(ended.exception, SystemExit):
+        raise ended.exception
+    return subprocess.CompletedProcess(arguments, ended.exit_code, ended.stdout, ended.stderr)
+
+
+def last_line(done: subprocess.CompletedProcess[str], code: int = 1) -> str:
+    """The one line that says what is wrong, of a command that printed no data."""
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    assert "Traceback" not in done.stderr
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("tapas: ")
+    return line.removeprefix("tapas: ")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())

@@ -1,0 +1,280 @@
+"""A run that was stopped or killed anywhere ends with the bits of one that never was."""
+
+import json
+import random
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from itertools import count
+
+import pytest
+import torch
+from oracle.journeys import ENVIRONMENT, command, tapas, write_chain
+
+from tapas import UsageError
+from tapas.data.log_source import LogSource
+from tapas.training import session
+from tapas.training.checkpoint import CheckpointFolder
+from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, OptimizerConfig, TrainConfig
+from tapas.training.journal import read_journal
+
+STEPS = 11
+LOOP = LoopConfig(steps=STEPS, evaluate_every=4, batch=3, patience=99, checkpoint_seconds=1e9)
+
+
+class KilledError(BaseException):
+    """As near as a test in one process comes to SIGKILL: nobody catches it."""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("chain")
+    return write_chain(folder / "chain.parquet", num_users=9, num_items=25, num_baskets=6)
+
+
+@pytest.fixture
+def config(file):
+    return TrainConfig(
+        log=LogSource(files=(str(file),)),
+        model=ModelConfig(dim=4, history=6, dropout=0.3),
+        head=HeadConfig(samples=5, presample=2, anneal_to=0.5),
+        loop=LOOP,
+    )
+
+
+def quiet(words):
+    pass
+
+
+def begin(config, out, **options):
+    return session.begin(config, out, cache=out.parent / "cache", talk=quiet, **options)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a run of a configuration that was never disturbed, made once."""
+    made = {}
+
+    def whole(config):
+        if config not in made:
+            made[config] = tmp_path_factory.mktemp("whole") / "run"
+            assert begin(config, made[config]).ending == "finished"
+        return made[config]
+
+    return whole
+
+
+def stopping(every):
+    """Asked to stop at every `every`-th step of a life."""
+    steps = count(1)
+    return lambda: next(steps) >= every
+
+
+def killing(at):
+    """Dies after step `at` of its life, before that step can be saved by the clock."""
+    steps = count(1)
+
+    def ask():
+        if next(steps) == at:
+            raise KilledError
+        return False
+
+    return ask
+
+
+def assert_same_end(one, other):
+    mine, theirs = (CheckpointFolder(run / "checkpoints").load() for run in (one, other))
+    assert mine.step == theirs.step == STEPS
+    assert mine.state == theirs.state
+    assert mine.tensors.keys() == theirs.tensors.keys()
+    for name, tensor in mine.tensors.items():
+        assert torch.equal(tensor, theirs.tensors[name]), name
+    assert (one / "journal.jsonl").read_bytes() == (other / "journal.jsonl").read_bytes()
+    assert (one / "config.toml").read_bytes() == (other / "config.toml").read_bytes()
+
+
+@pytest.mark.parametrize("inputs", ["own", "shared"])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("adagrad", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("encoder", ["mean", "gru", "transformer"])
+def test_stopped_again_and_again_it_ends_with_the_same_bits(
+    config, whole, tmp_path, encoder, optimizer, inputs
+):
+    config = replace(
+        config,
+        model=replace(config.model, encoder=encoder, inputs=inputs, layers=2),
+        optimizer=OptimizerConfig(encoder=optimizer, weight_decay=0.01),
+    )
+    undisturbed = whole(config)
+    broken = tmp_path / "broken"
+    outcome = begin(config, broken, asked_to_stop=stopping(1))
+    endings = [outcome.ending]
+    for every in (2, 3, 99):
+        outcome = session.resume(broken, talk=quiet, asked_to_stop=stopping(every))
+        endings.append(outcome.ending)
+    assert endings == ["asked", "asked", "asked", "finished"]
+    assert_same_end(undisturbed, broken)
+
+
+@pytest.mark.parametrize("rows", ["rowwise-adagrad", "adagrad", "lazy-adam", "sgd"])
+def test_the_state_of_every_row_optimizer_comes_back(config, whole, tmp_path, rows):
+    config = replace(config, optimizer=OptimizerConfig(rows=rows, rows_lr=0.05))
+    undisturbed = whole(config)
+    begin(config, tmp_path / "broken", asked_to_stop=stopping(5))
+    session.resume(tmp_path / "broken", talk=quiet)
+    assert_same_end(undisturbed, tmp_path / "broken")
+    tensors = CheckpointFolder(undisturbed / "checkpoints").load().tensors
+    moved = [name for name in tensors if name.startswith("model.") and "encoder" not in name]
+    of_table = [name for name in moved if name.startswith("model.head.table")]
+    of_inputs = [name for name in moved if name.startswith("model.own_inputs")]
+    least = {"rowwise-adagrad": 3, "adagrad": 3, "lazy-adam": 4, "sgd": 2}[rows]
+    assert len(of_table) >= least, of_table
+    assert len(of_inputs) >= least - 1, of_inputs
+
+
+@pytest.mark.parametrize("seconds", [0, 1e9], ids=["every step saved", "evaluations saved"])
+@pytest.mark.parametrize(
+    "at",
+    [1, pytest.param(4, marks=pytest.mark.slow), 5, pytest.param(9, marks=pytest.mark.slow), STEPS],
+)
+def test_killed_after_any_step_it_goes_on_from_what_was_saved(config, whole, tmp_path, at, seconds):
+    config = replace(config, loop=replace(LOOP, checkpoint_seconds=seconds))
+    undisturbed = whole(config)
+    broken, said = tmp_path / "broken", []
+    with pytest.raises(KilledError):
+        begin(config, broken, asked_to_stop=killing(at))
+    session.resume(broken, talk=said.append)
+    evaluated = at if at == STEPS else at // 4 * 4
+    saved = evaluated if seconds or evaluated == at else at - 1
+    start = f"Going on from step {saved}." if saved else (
+        "There is no checkpoint yet: beginning again."
+    )  # fmt: skip
+    assert said[0] == start
+    assert_same_end(undisturbed, broken)
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_killed_between_the_journal_and_the_checkpoint_no_line_is_twice(
+    config, whole, tmp_path, monkeypatch, times
+):
+    undisturbed = whole(config)
+    saves, save = count(1), CheckpointFolder.save
+
+    def dying(*arguments, **options):
+        if next(saves) == times:
+            raise KilledError
+        return save(*arguments, **options)
+
+    monkeypatch.setattr(CheckpointFolder, "save", dying)
+    with pytest.raises(KilledError):
+        begin(config, tmp_path / "broken")
+    session.resume(tmp_path / "broken", talk=quiet)
+    assert_same_end(undisturbed, tmp_path / "broken")
+
+
+def test_gone_back_to_an_earlier_checkpoint_it_ends_the_same(config, whole, tmp_path):
+    undisturbed = whole(config)
+    broken = tmp_path / "broken"
+    begin(config, broken)
+    first = CheckpointFolder(broken / "checkpoints").steps()[0]
+    assert first < STEPS
+    session.resume(broken, step=first, talk=quiet)
+    assert_same_end(undisturbed, broken)
+
+
+def test_a_finished_run_resumed_is_finished_and_unchanged(config, whole, tmp_path):
+    run = whole(config)
+    before = {p: p.read_bytes() for p in (run / "checkpoints").rglob("*") if p.is_file()}
+    outcome = session.resume(run, talk=quiet)
+    assert (outcome.ending, outcome.step) == ("finished", STEPS)
+    assert {p: p.read_bytes() for p in (run / "checkpoints").rglob("*") if p.is_file()} == before
+
+
+def test_it_goes_on_with_as_many_threads_as_it_began_with(config, tmp_path, monkeypatch):
+    """Sums over threads are sums in another order."""
+    begin(config, tmp_path / "run", asked_to_stop=stopping(2))
+    file = tmp_path / "run" / "run.json"
+    assert json.loads(file.read_text())["num_threads"] == 1
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_threads": 3}))
+    asked = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    session.resume(tmp_path / "run", talk=quiet)
+    assert asked == [3]
+
+
+def test_half_precision_ends_with_the_same_bits(config, whole, tmp_path):
+    config = replace(config, loop=replace(LOOP, precision="bfloat16"))
+    undisturbed = whole(config)
+    begin(config, tmp_path / "broken", asked_to_stop=stopping(5))
+    session.resume(tmp_path / "broken", talk=quiet)
+    assert_same_end(undisturbed, tmp_path / "broken")
+
+
+def test_patience_is_remembered(config, tmp_path):
+    """A run that had stopped early does not begin again."""
+    config = replace(config, loop=replace(LOOP, evaluate_every=1, patience=2, steps=60))
+    outcome = begin(config, tmp_path / "run")
+    assert outcome.ending == "early"
+    again = session.resume(tmp_path / "run", talk=quiet)
+    assert again == outcome
+    steps = [line["step"] for line in read_journal(tmp_path / "run" / "journal.jsonl")]
+    assert steps == list(range(1, outcome.step + 1))
+
+
+def test_without_validation_nothing_is_begun(config, tmp_path):
+    config = replace(config, split=replace(config.split, validation=0))
+    with pytest.raises(UsageError) as error:
+        begin(config, tmp_path / "run")
+    assert str(error.value) == (
+        "split.validation is 0: training chooses its best checkpoint by it. Hold something out."
+    )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_sigkill_at_ten_random_moments_leaves_the_same_model(file, tmp_path):
+    """Half of the kills fall anywhere after the start, half into the training itself."""
+    settings = [
+        "--threads", 1, "--encoder", "transformer", "--dim", 8, "--steps", 600, "--batch", 4,
+        "--samples", 5, "--cache", tmp_path / "cache",
+        *(part for s in ("loop.checkpoint_seconds=0", "loop.evaluate_every=40", "model.history=8",
+                         "loop.patience=99", "model.dropout=0.2") for part in ("--set", s)),
+    ]  # fmt: skip
+    undisturbed, killed = tmp_path / "whole", tmp_path / "killed"
+    done = tapas("train", file, "--out", undisturbed, *settings)
+    assert done.returncode == 0, done.stderr
+    draw, begun = random.Random(7), []
+    for number in range(10):
+        there = (killed / "run.json").exists()
+        how = ("--resume", killed) if there else (file, "--out", killed, *settings)
+        process = subprocess.Popen(
+            command("train", *how), env=ENVIRONMENT, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        said = ""
+        if number % 2:
+            while "Training on" not in said:
+                line = process.stderr.readline()
+                assert line, said
+                said += line
+            time.sleep(draw.uniform(0.0, 1.5))
+        else:
+            time.sleep(draw.uniform(1.5, 5.0))
+        assert process.poll() is None, "it ended before it was killed"
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        begun.append(CheckpointFolder(killed / "checkpoints").steps()[-1:])
+    done = tapas("train", "--resume", killed, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["ending"] == "finished"
+    assert any(begun), "no kill came after a checkpoint"
+    mine, theirs = (CheckpointFolder(run / "checkpoints").load() for run in (undisturbed, killed))
+    assert mine.step == theirs.step == 600
+    assert mine.state == theirs.state
+    assert mine.tensors.keys() == theirs.tensors.keys()
+    for name, tensor in mine.tensors.items():
+        assert torch.equal(tensor, theirs.tensors[name]), name
+    assert (undisturbed / "journal.jsonl").read_bytes() == (killed / "journal.jsonl").read_bytes()
+    unfinished = [path.name for path in killed.rglob(".*")]
+    assert not unfinished

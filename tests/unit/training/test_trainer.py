@@ -1,0 +1,191 @@
+"""The loop: when it stops, what it calls best, what it writes down, how it fails."""
+
+import math
+from dataclasses import replace
+from statistics import fmean
+
+import pytest
+import torch
+from oracle.journeys import chain_log
+
+from tapas import DataError
+from tapas.data.log_source import LogSource
+from tapas.data.splits import SplitConfig, split_log
+from tapas.training.building import build
+from tapas.training.checkpoint import CheckpointFolder
+from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, OptimizerConfig, TrainConfig
+from tapas.training.journal import Journal, read_journal
+from tapas.training.trainer import Trainer
+
+LOOP = LoopConfig(steps=20, evaluate_every=2, batch=4, patience=2, keep=3, checkpoint_seconds=1e9)
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    log = chain_log(tmp_path_factory.mktemp("log"), num_users=8, num_items=20, num_baskets=5)
+    return log, split_log(log, SplitConfig())
+
+
+class Script:
+    """A judge that says what it was told to, and notes at which steps it was asked."""
+
+    def __init__(self, *values):
+        self.values = list(values)
+
+    def __call__(self, model):
+        return {"map@20": self.values.pop(0), "recall@20": 0.5}
+
+
+@pytest.fixture
+def make(parts, tmp_path):
+    journals = []
+
+    def make(judge, *, clip=1.0, **loop):
+        config = TrainConfig(
+            log=LogSource(files=("x.parquet",)),
+            model=ModelConfig(dim=4, history=5),
+            head=HeadConfig(samples=4, presample=2),
+            optimizer=OptimizerConfig(clip=clip),
+            loop=replace(LOOP, **loop),
+        )
+        built = build(config, *parts)
+        journals.append(Journal(tmp_path, tensorboard=False))
+        return Trainer(
+            built.model, built.windows, built.optimizer, judge,
+            CheckpointFolder(tmp_path / "checkpoints", keep=built.config.loop.keep),
+            journals[-1],
+            loop=built.config.loop, clip=clip,
+        )  # fmt: skip
+
+    yield make
+    for journal in journals:
+        journal.close()
+
+
+def stops_at(step):
+    """Asked to stop once `step` steps are done."""
+    asked = iter(range(1, 1000))
+    return lambda: next(asked) >= step
+
+
+def test_it_stops_when_patience_runs_out_and_keeps_the_best(make, tmp_path):
+    trainer = make(Script(0.1, 0.3, 0.2, 0.25, 0.9))
+    outcome = trainer.run()
+    assert (outcome.ending, outcome.step, outcome.best, outcome.best_step) == ("early", 8, 0.3, 4)
+    assert trainer.checkpoints.best() == 4
+    assert trainer.checkpoints.steps() == [4, 6, 8]
+    assert [line["step"] for line in read_journal(tmp_path / "journal.jsonl")] == [2, 4, 6, 8]
+
+
+def test_as_good_as_the_best_is_not_better(make):
+    outcome = make(Script(0.2, 0.2, 0.2, 0.9)).run()
+    assert (outcome.ending, outcome.step, outcome.best_step) == ("early", 6, 2)
+
+
+def test_a_better_evaluation_gives_all_patience_back(make):
+    outcome = make(Script(0.1, 0.05, 0.2, 0.1, 0.3, 0.1, 0.1)).run()
+    assert (outcome.ending, outcome.step, outcome.best_step) == ("early", 14, 10)
+
+
+def test_the_best_is_kept_however_many_newer_ones_there_are(make):
+    trainer = make(Script(0.9, *[0.1] * 9), patience=100, keep=1)
+    assert trainer.run().ending == "finished"
+    assert trainer.checkpoints.steps() == [2, 20]
+    assert trainer.checkpoints.best() == 2
+
+
+def test_the_last_step_is_evaluated_though_it_divides_nothing(make, tmp_path):
+    outcome = make(Script(0.1, 0.2, 0.3), steps=7, evaluate_every=3).run()
+    assert (outcome.ending, outcome.step, outcome.best_step) == ("finished", 7, 7)
+    assert [line["step"] for line in read_journal(tmp_path / "journal.jsonl")] == [3, 6, 7]
+
+
+@pytest.mark.parametrize(("step", "kept"), [(1, [1]), (3, [2, 3]), (4, [2, 4])])
+def test_asked_to_stop_it_saves_the_step_it_is_at(make, step, kept):
+    trainer = make(Script(0.1, 0.2, 0.3))
+    outcome = trainer.run(asked_to_stop=stops_at(step))
+    assert (outcome.ending, outcome.step) == ("asked", step)
+    assert trainer.checkpoints.steps() == kept
+
+
+def test_asked_to_stop_at_the_very_end_it_has_finished(make):
+    outcome = make(Script(0.1, 0.2), steps=4).run(asked_to_stop=stops_at(4))
+    assert (outcome.ending, outcome.step) == ("finished", 4)
+
+
+def test_checkpoints_come_by_the_clock_between_evaluations(make):
+    trainer = make(Script(0.1, 0.2), steps=6, evaluate_every=4, checkpoint_seconds=0, keep=9)
+    trainer.run()
+    assert trainer.checkpoints.steps() == [1, 2, 3, 4, 5, 6]
+    assert trainer.checkpoints.best() == 6
+
+
+def test_the_journal_holds_the_mean_loss_since_its_last_line(make, tmp_path):
+    trainer = make(Script(0.1, 0.2, 0.3), steps=7, evaluate_every=3)
+    losses, whole = [], trainer.model.loss
+
+    def noted(*arguments, **options):
+        loss = whole(*arguments, **options)
+        losses.append(float(loss.detach()))
+        return loss
+
+    trainer.model.loss = noted
+    trainer.run()
+    lines = read_journal(tmp_path / "journal.jsonl")
+    assert len(losses) == 7
+    for line, part in zip(lines, (losses[:3], losses[3:6], losses[6:]), strict=True):
+        assert line["event"] == "evaluate"
+        assert line["train_loss"] == pytest.approx(fmean(part))
+        assert line["recall@20"] == 0.5
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_ends_it_and_saves_nothing(make, bad):
+    trainer = make(Script(0.1, 0.2))
+    whole = trainer.model.loss
+    trainer.model.loss = lambda *a, **o: whole(*a, **o) * (bad if trainer.progress.step == 3 else 1)
+    with pytest.raises(DataError) as error:
+        trainer.run()
+    assert trainer.checkpoints.steps() == [2]
+    assert str(error.value) == (
+        f"the loss is {bad} at step 3: training has diverged. Lower optimizer.rows_lr or "
+        "optimizer.encoder_lr (with --set) and begin again."
+    )
+
+
+def test_the_encoder_is_clipped_and_the_rows_are_not(make):
+    trainer = make(Script(0.1), clip=1e-3)
+    trainer.judge = lambda model: pytest.fail("not yet")
+    trainer._step()
+    norm = torch.stack([p.grad.norm() for p in trainer.model.encoder.parameters()]).norm()
+    assert float(norm) == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_ticks_tell_where_it_stands(make, tmp_path):
+    ticks = []
+    make(Script(0.1, 0.4), steps=4).run(on_tick=ticks.append)
+    journal = [line["train_loss"] for line in read_journal(tmp_path / "journal.jsonl")]
+    assert math.isnan(ticks[0].loss)
+    assert [tick.loss for tick in ticks[1:]] == journal
+    assert [(tick.step, tick.steps, tick.best) for tick in ticks] == [
+        (0, 4, None),
+        (2, 4, 0.1),
+        (4, 4, 0.4),
+    ]
+
+
+def test_training_learns_the_chain(parts, tmp_path, make):
+    """The mean loss of the last steps is far below that of the first."""
+    trainer = make(Script(*[0.1] * 9), steps=180, evaluate_every=20, patience=99)
+    trainer.run()
+    losses = [line["train_loss"] for line in read_journal(tmp_path / "journal.jsonl")]
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_a_loop_with_open_ends_is_refused(make):
+    trainer = make(Script())
+    with pytest.raises(ValueError, match="must be resolved"):
+        Trainer(
+            trainer.model, trainer.windows, trainer.optimizer, trainer.judge,
+            trainer.checkpoints, trainer.journal, loop=LoopConfig(),
+        )  # fmt: skip
