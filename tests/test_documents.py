@@ -1,11 +1,14 @@
 """The README is run: its Python blocks in order, its commands as they stand."""
 
+import os
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import polars as pl
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -19,7 +22,10 @@ COMMANDS = [
 ]
 
 
-SMALL = {"four-ways": ["--classes", "300", "--steps", "3"]}
+SIZES = {  # what makes a command of the README quick enough for a test
+    "demo": ["--synthetic", "--steps", "2"],
+    "train": ["--steps", "3", "--set", "model.dim=8"],
+}
 
 
 def test_the_readme_has_code_to_run():
@@ -33,12 +39,25 @@ def test_the_readme_runs(place, tmp_path):
     subprocess.run([sys.executable, "-W", "error", "-c", PYTHON[place]], check=True, cwd=tmp_path)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_commands_of_the_readme_run(command, tmp_path):
-    """As they stand, but for sizes: its own take more than a minute."""
-    program, *arguments = shlex.split(command)
-    arguments += SMALL.get(arguments[0], [])
-    subprocess.run([sys.executable, "-m", program, *arguments], check=True, cwd=tmp_path)
+@pytest.fixture
+def purchases(tmp_path):
+    """A folder with the log that the README speaks of."""
+    draw = np.random.default_rng(0)
+    users, items, times = (draw.integers(n, size=4_000) for n in (60, 300, 200))
+    columns = {"household_id": users + 880, "product_id": items, "time": times}
+    pl.DataFrame(columns).write_parquet(tmp_path / "purchases.parquet")
+    return tmp_path
+
+
+def test_the_commands_of_the_readme_run(purchases):
+    """One after the other, as they stand but for sizes: their own take minutes."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(purchases / "cache")}
+    for command in COMMANDS:
+        program, *arguments = shlex.split(command)
+        arguments += SIZES.get(arguments[0], [])
+        subprocess.run(
+            [sys.executable, "-m", program, *arguments], check=True, cwd=purchases, env=environment
+        )
 
 
 @pytest.mark.parametrize(

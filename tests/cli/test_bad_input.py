@@ -137,7 +137,7 @@ def test_one_user_only_is_remarked_upon(at):
     assert "There is one user only: is --user the right column?\n" in done.stdout
     done = invoke("train", "one.parquet", "--out", "out", "--cache", "cache", *TINY)
     assert done.returncode == 0
-    assert "there is only one user: name another user column if that is not meant\n" in done.stderr
+    assert "There is only one user: name another user column if that is not meant.\n" in done.stderr
     assert refused_again(at, "one.parquet", "--split", "group").startswith("the split by 'group' ")
 
 
@@ -236,7 +236,7 @@ def test_a_run_goes_on_as_it_began_or_not_at_all(run):
     ("flags", "words"),
     [
         ((), "no log given. Try `tapas train purchases.parquet --out run`, or --resume."),
-        (("x.csv", "--resume-from", 3), "--resume-from goes with --resume FOLDER."),
+        (("x.csv", "--step", 3), "--step goes with --resume FOLDER."),
         (("x.csv", "--set", "loop.patience"),
          "--set 'loop.patience' is not SECTION.NAME=VALUE, as in head.alpha=0.5."),
         (("x.csv", "--set", "loop.patience=lots"),
@@ -267,8 +267,8 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_offered(run, damage)
         file.write_bytes(altered if damage == "altered" else content[:place])
     words = last_line(invoke("train", "--resume", "run"))
     assert words.startswith(f"{file.relative_to(run.parent)} ")
-    assert words.endswith(" Step 2 is whole: go on from it with --resume-from 2.")
-    done = invoke("train", "--resume", "run", "--resume-from", 2)
+    assert words.endswith(" Step 2 is whole: take it with --step 2.")
+    done = invoke("train", "--resume", "run", "--step", 2)
     assert done.returncode == 0, done.stderr
     assert file.read_bytes() == content, "gone on from step 2, the same bits are there again"
 

@@ -19,6 +19,7 @@ from tapas.training.trainer import Tick
 
 if TYPE_CHECKING:
     from tapas.training.report_page import Person
+    from tapas.training.run_folder import RunFolder
     from tapas.training.showcase import Found
 
 
@@ -28,7 +29,7 @@ def demo(
     ] = Path("demo"),
     steps: Annotated[
         int, typer.Option(min=1, metavar="N", help="Training steps of each way.")
-    ] = 1500,
+    ] = 2000,
     synthetic: Annotated[
         bool,
         typer.Option("--synthetic", help="Use the built-in log, even if the real one is here."),
@@ -56,8 +57,10 @@ def demo(
 
         shop = showcase.find_shop(out, synthetic)
         talk(shop.name)
-        runs, seconds = {}, {}
+        runs: dict[str, RunFolder] = {}
+        seconds: dict[str, float] = {}
         for name in showcase.WAYS:
+            talk(f"Training with {name}.")
             with progress_bar(name, "steps") as move:
 
                 def watch(tick: Tick, move: Move = move) -> None:
@@ -65,7 +68,7 @@ def demo(
                     move(tick.step, tick.steps, best)
 
                 runs[name], seconds[name] = showcase.train_way(
-                    shop, out, name, steps, seed, talk=talk, watch=watch
+                    shop, out, name, steps, seed, talk=_quiet if runs else talk, watch=watch
                 )
         found = showcase.judge_ways(runs, seconds)
         people = showcase.some_people(runs["TAPAS priority"], shop.words)
@@ -77,6 +80,10 @@ def demo(
         else:
             _print(found, people)
         talk(f"Wrote {out / 'report.html'}, {out / 'results.json'} and a run for each way.")
+
+
+def _quiet(words: str) -> None:
+    """The log and its split have been told once."""
 
 
 def _print(found: "Found", people: list["Person"]) -> None:

@@ -36,6 +36,9 @@ def recommend(
         typer.Option(metavar="FILE", help="With --users: .parquet, .jsonl or .csv to write."),
     ] = None,
     top: Annotated[int, typer.Option(min=1, metavar="N", help="How many items.")] = 20,
+    step: Annotated[
+        int | None, typer.Option(metavar="N", help="Checkpoint; the best one if left out.")
+    ] = None,
     exclude_seen: Annotated[
         bool, typer.Option("--exclude-seen", help="Leave out what the user has taken before.")
     ] = False,
@@ -55,7 +58,7 @@ def recommend(
             from tapas.data.frames import check_ending
 
             check_ending(out)
-        opened = open_source(source)
+        opened = open_source(source, step)
         if users is not None and out is not None:
             _for_many(opened, users, column, out, top, exclude_seen, as_json)
             return

@@ -29,18 +29,20 @@ class Source:
     log: "EventLog | None"
 
 
-def open_source(path: Path) -> Source:
+def open_source(path: Path, step: int | None = None) -> Source:
     if (path / EXPORT_RECORD).exists():
+        if step is not None:
+            raise UsageError(f"{path} is an export, of one checkpoint. Leave --step out.")
         return _open_export(path)
-    return _open_run(path)
+    return _open_run(path, step)
 
 
-def _open_run(path: Path) -> Source:
+def _open_run(path: Path, step: int | None) -> Source:
     from tapas.training.assessment import load_model
     from tapas.training.run_folder import open_run
 
     run = open_run(path)
-    model, _ = load_model(run)
+    model, _ = load_model(run, step)
 
     def top(query: Tensor, k: int, exclude: Tensor | None) -> tuple[Tensor, Tensor]:
         return model.head.top(query, min(k, model.head.num_classes), exclude=exclude)

@@ -49,9 +49,9 @@ def train(
         Path | None,
         typer.Option(metavar="FOLDER", help="Go on with a run that was stopped or killed."),
     ] = None,
-    resume_from: Annotated[
+    step: Annotated[
         int | None,
-        typer.Option(metavar="STEP", help="With --resume: from this checkpoint, not the newest."),
+        typer.Option(metavar="N", help="With --resume: from this checkpoint, not the newest."),
     ] = None,
     user: User = None,
     item: Item = None,
@@ -133,12 +133,12 @@ def train(
                 flags, out=out, config=config, cache=cache, set=settings, threads=threads
             )
             folder = resume
-            go: Callable[..., Outcome] = partial(session.resume, resume, step=resume_from)
+            go: Callable[..., Outcome] = partial(session.resume, resume, step=step)
         else:
             if out is None:
                 raise UsageError("say where the run shall be kept: --out FOLDER.")
-            if resume_from is not None:
-                raise UsageError("--resume-from goes with --resume FOLDER.")
+            if step is not None:
+                raise UsageError("--step goes with --resume FOLDER.")
             if epochs is not None and steps is None:
                 flags["loop"]["steps"] = None  # those of a TOML file
             wanted = [

@@ -50,7 +50,7 @@ def reading_words(report: Mapping[str, Any]) -> list[str]:
             f"{report['rare_items']:,} rare items with {report['rare_events']:,} events were "
             f"{done[report['rare']]}."
         )
-    return words + list(report["notes"])
+    return words + [f"{note[0].upper()}{note[1:]}." for note in report["notes"]]
 
 
 def split_words(log: EventLog, split: Split) -> list[str]:

@@ -3,7 +3,9 @@
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from tapas.data.vocabulary import Vocabulary
 from tapas.errors import DataError, UsageError
 
 UNFINISHED = ".unfinished-"
+LEFT_FOR_GOOD_SECONDS = 24 * 3600
 
 
 def _silence(text: str) -> None:
@@ -42,6 +45,7 @@ def prepare_log(
     unfinished: Path | None = None
     try:
         cache.mkdir(parents=True, exist_ok=True)
+        _clear_leftovers(cache)
         unfinished = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=cache))
         talk(f"writing {num_bytes / 1e6:,.0f} MB")
         write_log(unfinished, arrays, vocabularies, report)
@@ -61,6 +65,14 @@ def prepare_log(
         if unfinished is not None:
             shutil.rmtree(unfinished, ignore_errors=True)
     return EventLog.open(folder)
+
+
+def _clear_leftovers(cache: Path) -> None:
+    """What a killed build left behind a day ago or more; a younger one may still be at work."""
+    for folder in cache.glob(f"{UNFINISHED}*"):
+        with suppress(OSError):
+            if time.time() - folder.stat().st_mtime > LEFT_FOR_GOOD_SECONDS:
+                shutil.rmtree(folder)
 
 
 def _sync(path: Path) -> None:

@@ -13,6 +13,7 @@ from tapas.data.event_log import EventLog
 from tapas.data.splits import Split
 from tapas.data.windows import Windows
 from tapas.encoders import Encoder, GRUEncoder, MeanEncoder, TransformerEncoder
+from tapas.errors import UsageError
 from tapas.heads import TapasSoftmax
 from tapas.proposals import Squashed
 from tapas.schedule import Anneal, Schedule
@@ -47,7 +48,7 @@ def build(config: TrainConfig, log: EventLog, split: Split) -> Parts:
         seed=config.loop.seed,
     )
     config = resolve(config, log.num_items, windows)
-    model = build_model(config, split.train_counts)
+    model = build_model(config, split.train_counts).to(check_device(config.loop.device))
     return Parts(config, windows, model, build_optimizer(config.optimizer, model.encoder))
 
 
@@ -91,6 +92,19 @@ def build_model(config: TrainConfig, train_counts: NDArray[np.int64]) -> Sequenc
         inputs=inputs,
         encoder_dtype=torch.bfloat16 if half else torch.float32,
     )
+
+
+def check_device(name: str) -> torch.device:
+    """The device called `name`, if torch can compute on it here."""
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(
+            f"loop.device is '{name}', which torch cannot use here: {reason}. Try 'cpu'."
+        ) from None
+    return device
 
 
 def log_frequency(train_counts: NDArray[np.int64]) -> torch.Tensor:

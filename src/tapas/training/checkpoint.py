@@ -120,7 +120,7 @@ class CheckpointFolder:
         except DataError as error:
             offer = "No other checkpoint is whole: start again without --resume."
             if (other := newest_whole(finished)) is not None:
-                offer = f"Step {other} is whole: go on from it with --resume-from {other}."
+                offer = f"Step {other} is whole: take it with --step {other}."
             raise DataError(f"{error} {offer}") from None
         tensors = load_file(folder / TENSORS, device=str(device))
         return Checkpoint(step, tensors, record["state"])
@@ -169,7 +169,7 @@ class CheckpointFolder:
 
     def _cannot_save(self, step: int, error: OSError) -> str:
         cure = "Free some space" if error.errno in FULL else "Make sure that it can be written to"
-        left = f"No checkpoint is whole. {cure} and start again."
+        left = f"No checkpoint is whole. {cure} and go on with --resume."
         if (whole := newest_whole(self._finished())) is not None:
             left = f"Checkpoint step {whole} is whole. {cure} and go on with --resume."
         return f"cannot save checkpoint step {step} into {self.folder}: {error.strerror}. {left}"

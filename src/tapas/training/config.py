@@ -100,6 +100,7 @@ class LoopConfig:
     validation_examples: int = 2_000  # judged each time; the first of a fixed random order
     checkpoint_seconds: float = 60.0  # between checkpoints, at least one for each evaluation
     keep: int = 2  # newest checkpoints kept, beside the best
+    device: str = "cpu"  # or any that torch knows, such as "cuda"
     precision: str = "float32"  # of the encoder; bfloat16 where the machine is fast at it
     exclude_seen: bool = False  # never recommend, or count, what the user has taken before
     seed: int = 0

@@ -54,12 +54,12 @@ def top_padded(model: SequenceModel, query: Tensor, k: int, seen: Tensor | None)
     """(B, k) best ids, also where there are fewer than k classes."""
     num_classes = model.head.num_classes
     _, ids = model.head.top(query, min(k, num_classes), exclude=seen)
-    return torch.nn.functional.pad(ids, (0, k - ids.shape[1]), value=-1)
+    return torch.nn.functional.pad(ids.cpu(), (0, k - ids.shape[1]), value=-1)
 
 
 def _loss(model: SequenceModel, query: Tensor, target: Tensor) -> Tensor:
     real = (target >= 0).float()
-    log_prob = model.head.log_prob(query, target.clamp(min=0))
+    log_prob = model.head.log_prob(query, target.clamp(min=0)).cpu()
     return -(log_prob * real).sum(dim=1) / real.sum(dim=1)
 
 

@@ -14,7 +14,8 @@ class SequenceModel(nn.Module):
     """What comes next, from what came before.
 
     `inputs` are the item vectors that the encoder reads; left out, it reads the rows of the
-    softmax. Either way only the rows of a batch are touched.
+    softmax. Either way only the rows of a batch are touched. Batches may be anywhere; they
+    are moved to where the rows are.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class SequenceModel(nn.Module):
         self, items: Tensor, lengths: Tensor, *, generator: torch.Generator | None = None
     ) -> Tensor:
         """(B, T, D) queries of `items` (B, T), of which the first `lengths` (B,) are real."""
+        items, lengths = items.to(self.inputs.device), lengths.to(self.inputs.device)
         num_rows, width = items.shape
         real = (torch.arange(width, device=items.device) < lengths[:, None]).view(-1)
         place = real.nonzero()[:, 0]  # padding is no item: its row must not be touched
@@ -56,11 +58,12 @@ class SequenceModel(nn.Module):
     def loss(self, batch: SequenceBatch, *, generator: torch.Generator | None = None) -> Tensor:
         """Sampled softmax loss, the mean over the positions that predict."""
         states = self.states(batch.items, batch.lengths, generator=generator)
-        query = states.view(-1, states.shape[2]).index_select(0, batch.places)
+        query = states.view(-1, states.shape[2]).index_select(0, batch.places.to(states.device))
         loss: Tensor = self.head(query, batch.target)
         return loss
 
     @torch.no_grad()
     def query(self, items: Tensor, lengths: Tensor) -> Tensor:
         """(B, D) what the encoder says after the last item of each row."""
-        return last_state(self.states(items, lengths), lengths)
+        states = self.states(items, lengths)
+        return last_state(states, lengths.to(states.device))

@@ -59,6 +59,7 @@ def render(page: Page, curves: bytes) -> str:
         "<h2>While training</h2>",
         f"<img alt='MAP@20 on validation against steps' src='data:image/png;base64,{image}'>",
         "<h2>For three of them</h2>",
+        "<p class='note'>Recommended by TAPAS; in colour what was taken next indeed.</p>",
         *(_person(person) for person in page.people),
         "</html>",
     ]
@@ -92,7 +93,7 @@ def draw_curves(journals: Mapping[str, Path]) -> bytes:
     """MAP@20 on validation against steps, a line for each run; a PNG."""
     figure = blank_figure(8, 4)
     axes = figure.subplots()
-    figure.subplots_adjust(left=0.09, right=0.76, top=0.93, bottom=0.14)
+    figure.subplots_adjust(left=0.09, right=0.7, top=0.93, bottom=0.14)
     plain(axes)
     labels = []
     for name, path in journals.items():

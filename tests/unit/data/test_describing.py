@@ -100,7 +100,7 @@ def report(**found):
             {"rare": "drop", "rare_items": 5, "rare_events": 9},
             ["5 rare items with 9 events were dropped."],
         ),
-        ({"notes": ["there is only one item"]}, ["there is only one item"]),
+        ({"notes": ["there is only one item"]}, ["There is only one item."]),
     ],
 )
 def test_how_a_log_was_read_is_said(found, words):

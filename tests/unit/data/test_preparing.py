@@ -165,3 +165,16 @@ def test_when_another_process_is_faster_its_log_is_used(tmp_path, monkeypatch):
     monkeypatch.setattr(preparing, "write_log", overtaken)
     assert prepare_log(small(tmp_path), tmp_path / "cache").num_events == 3
     assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_what_a_killed_build_left_long_ago_is_cleared_and_a_young_one_is_not(tmp_path):
+    cache = tmp_path / "cache"
+    for name, age in (("old", 2 * 86_400), ("young", 60)):
+        folder = cache / f"{preparing.UNFINISHED}{name}"
+        folder.mkdir(parents=True)
+        (folder / "items.npy").touch()
+        then = folder.stat().st_mtime - age
+        os.utime(folder, (then, then))
+    prepare_log(LogSource(files=(written(tmp_path, [(1, "a", 1), (1, "b", 2)]),)), cache)
+    left = [path.name for path in cache.glob(f"{preparing.UNFINISHED}*")]
+    assert left == [f"{preparing.UNFINISHED}young"]

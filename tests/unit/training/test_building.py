@@ -6,11 +6,12 @@ import pytest
 import torch
 from oracle.journeys import chain_log
 
+from tapas import UsageError
 from tapas.data.log_source import LogSource
 from tapas.data.splits import SplitConfig, split_log
 from tapas.encoders import GRUEncoder, MeanEncoder, TransformerEncoder
 from tapas.tables import SGD, Adagrad, LazyAdam, RowwiseAdagrad
-from tapas.training.building import build
+from tapas.training.building import build, check_device
 from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, OptimizerConfig, TrainConfig
 
 ENCODERS = {"mean": MeanEncoder, "gru": GRUEncoder, "transformer": TransformerEncoder}
@@ -112,3 +113,10 @@ def test_a_batch_is_never_more_than_there_is(data):
     parts = build(replace(CONFIG, loop=LoopConfig(batch=10_000)), *data)
     assert parts.config.loop.batch == parts.windows.num_examples
     assert parts.windows.steps_per_epoch == 1
+
+
+@pytest.mark.parametrize("name", ["cuda:99", "abacus"])
+def test_a_device_that_is_not_there_is_told(name):
+    words = rf"loop.device is '{name}', which torch cannot use here: .* Try 'cpu'\."
+    with pytest.raises(UsageError, match=words):
+        check_device(name)

@@ -263,7 +263,7 @@ def test_a_truncated_file_is_named_and_the_one_before_is_offered(folder):
     os.truncate(file, size - 8)
     words = (
         f"{file} is damaged: {size - 8:,} bytes, expected {size:,}. "
-        "Step 200 is whole: go on from it with --resume-from 200."
+        "Step 200 is whole: take it with --step 200."
     )
     with pytest.raises(DataError, match=re.escape(words)):
         folder.load()
@@ -282,7 +282,7 @@ def test_one_flipped_bit_is_noticed(folder):
     flip(file)
     words = (
         f"{file} is damaged: its checksum is not the one it was saved with. "
-        "Step 200 is whole: go on from it with --resume-from 200."
+        "Step 200 is whole: take it with --step 200."
     )
     with pytest.raises(DataError, match=re.escape(words)):
         folder.load()
@@ -310,7 +310,7 @@ def test_a_damaged_state_is_named_and_is_never_the_best(folder, content):
     file.write_text(content)
     words = (
         f"{file} is damaged: not the JSON that was saved. "
-        "Step 200 is whole: go on from it with --resume-from 200."
+        "Step 200 is whole: take it with --step 200."
     )
     with pytest.raises(DataError, match=re.escape(words)):
         folder.load()
@@ -350,7 +350,7 @@ def test_a_full_disk_leaves_the_earlier_ones_and_says_how_to_go_on(folder, monke
         "Checkpoint step 200 is whole. Free some space and go on with --resume."
     )
     if call == "fingerprint":  # then nothing can be said of the others either
-        words = "No checkpoint is whole. Free some space and start again."
+        words = "No checkpoint is whole. Free some space and go on with --resume."
     with pytest.raises(UsageError, match=re.escape(words)):
         save(folder, 400)
     monkeypatch.undo()
@@ -394,7 +394,7 @@ def test_a_folder_that_is_a_file_is_told(tmp_path):
     (tmp_path / "run").write_text("")
     words = (
         f"cannot save checkpoint step 1 into {tmp_path / 'run'}: File exists. No checkpoint is "
-        "whole. Make sure that it can be written to and start again."
+        "whole. Make sure that it can be written to and go on with --resume."
     )
     with pytest.raises(UsageError, match=re.escape(words)):
         CheckpointFolder(tmp_path / "run").save(1, {}, {})
