@@ -49,6 +49,7 @@ def purchases(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_readme_run(purchases):
     """One after the other, as they stand but for sizes: their own take minutes."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(purchases / "cache")}

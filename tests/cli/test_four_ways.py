@@ -21,6 +21,8 @@ from tapas.data import LongTailConfig
 from tapas.errors import UsageError
 from tapas.training import METHODS, FourWaysConfig, train_four_ways
 
+pytestmark = pytest.mark.slow
+
 TINY = ("four-ways", "--classes", "300", "--steps", "20")
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "COLUMNS")},

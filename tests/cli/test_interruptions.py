@@ -27,6 +27,8 @@ from tapas.data import preparing
 from tapas.training import session
 from tapas.training.checkpoint import CheckpointFolder
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
 def test_a_read_only_folder_is_refused_before_anything_is_read(at):

@@ -12,6 +12,8 @@ import polars as pl
 import pytest
 from oracle.journeys import ENVIRONMENT, chain, command, invoke, tapas, write_chain
 
+pytestmark = pytest.mark.slow
+
 QUICK = (
     "--threads", 1, "--dim", 16, "--steps", 80, "--batch", 16, "--samples", 25,
     "--set", "optimizer.encoder_lr=0.01", "--set", "model.history=8",

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 STUDIES = ("figure-1", "figure-2", "pool-size", "temperature", "figure-1-priority")
 
 

@@ -12,6 +12,8 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from tapas import DataError, UsageError, stream
 from tapas.retrieval import Recommender, export_encoder, load_encoder
 
+pytestmark = pytest.mark.slow
+
 C, T, D = 31, 9, 8
 
 
