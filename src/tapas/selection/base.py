@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ class PoolView:
     own: Tensor  # (A, L) the targets of those queries; negative is padding
     complete: bool  # whether every query of the batch is among them
     temperature: float
-    noise: Tensor  # (P,) uniform in (0, 1]: all the randomness a rule may use
+    noise: Tensor  # (P,) uniform in (0, 1]: all the randomness a rule may use; (0,) if it is not
 
     def __len__(self) -> int:
         return self.ids.shape[0]
@@ -38,6 +38,7 @@ class PoolView:
 class Selection(ABC):
     """A rule for the second pass: which `keep` of the pool stay, and at what weight."""
 
+    random: ClassVar[bool] = True  # False: it decides without `noise`, which is then not drawn
     score_queries: int | None = None  # score with this many queries of a batch; None is all
 
     @abstractmethod

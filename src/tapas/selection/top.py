@@ -6,6 +6,7 @@ Kept classes are not re-weighted: the paper wants the emphasis on hard negatives
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ CHUNK = 1024  # classes scored at once
 class Top(Selection):
     """Keep the highest. No correction for the second pass (Bai, Goldman, Zhang 2017)."""
 
+    random: ClassVar[bool] = False
     score_queries: int | None = None
 
     def __post_init__(self) -> None:

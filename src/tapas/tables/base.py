@@ -67,7 +67,8 @@ class ClassTable(nn.Module, ABC):
         `query` (A, D) are the queries that score, `own` (A, L) their targets (negative is
         padding), `complete` whether they are the whole batch. A pool of at most `keep`
         classes is returned as it is. All randomness comes from `generator`, one number
-        for each class of the pool, so that no layout of the rows can change it.
+        for each class of the pool if the rule is random, so that no layout of the rows can
+        change it.
         """
 
     @abstractmethod

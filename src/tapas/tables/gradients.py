@@ -55,7 +55,10 @@ class _SampledLogits(torch.autograd.Function):
         rows, biases = table.read(ids)
         own_rows = rows[:num_own].view(num_examples, num_targets, -1)
         kept_rows = rows[num_own:]
-        positive = (own_rows * query[:, None, :]).sum(dim=2)
+        if num_targets == 1:  # the same sum without views, which cost as much as sums here
+            positive = (own_rows.view_as(query) * query).sum(dim=1, keepdim=True)
+        else:
+            positive = (own_rows * query[:, None, :]).sum(dim=2)
         positive += biases[:num_own].view_as(target)
         if padding is not None:
             positive.masked_fill_(padding.view_as(target), -torch.inf)
@@ -81,11 +84,18 @@ class _SampledLogits(torch.autograd.Function):
 def _send_gradients(ctx: Any, positive_grad: Tensor, log_sum_grad: Tensor) -> tuple[Any, ...]:
     query, own_rows, kept_rows, share, ids, padding = ctx.saved_tensors
     query_grad = None
+    column, single = log_sum_grad[:, None], own_rows.shape[1] == 1
     if ctx.needs_input_grad[0]:
-        query_grad = torch.mm(share, kept_rows).mul_(log_sum_grad[:, None])
-        query_grad += (positive_grad[:, :, None] * own_rows).sum(dim=1)
-    pulled = (positive_grad[:, :, None] * query[:, None, :]).view(-1, query.shape[1])
-    pushed = torch.mm(share.t(), log_sum_grad[:, None] * query)
+        query_grad = torch.mm(share, kept_rows).mul_(column)
+        if single:
+            query_grad.addcmul_(positive_grad, own_rows.view_as(query))
+        else:
+            query_grad += (positive_grad[:, :, None] * own_rows).sum(dim=1)
+    if single:
+        pulled = positive_grad * query
+    else:
+        pulled = (positive_grad[:, :, None] * query[:, None, :]).view(-1, query.shape[1])
+    pushed = torch.mm(share.t(), column * query)
     weight_grad = torch.cat([pulled, pushed])
     bias_grad = torch.cat([positive_grad.reshape(-1), torch.mv(share.t(), log_sum_grad)])
     if padding is not None:

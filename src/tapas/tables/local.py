@@ -119,8 +119,10 @@ class LocalTable(ClassTable):
         if len(pool) <= keep:
             return pool
         pool = pool.to(self.device)
-        noise = torch.rand(len(pool), generator=generator, dtype=torch.float32, device="cpu")
-        noise = (1 - noise).to(self.device)
+        noise = pool.log_q[:0]
+        if rule.random:
+            draws = torch.rand(len(pool), generator=generator, dtype=torch.float32, device="cpu")
+            noise = (1 - draws).to(self.device)
 
         def keep_of(ids: Tensor, log_q: Tensor, noise: Tensor, share: int) -> Candidates:
             if len(ids) <= share:
@@ -148,7 +150,11 @@ class LocalTable(ClassTable):
         for j in range(min(num_shards, keep)):
             mine = shard == j
             share = keep // num_shards + (j < keep % num_shards)
-            parts.append(keep_of(pool.ids[mine], pool.log_q[mine], noise[mine], share))
+            parts.append(
+                keep_of(
+                    pool.ids[mine], pool.log_q[mine], noise[mine] if rule.random else noise, share
+                )
+            )
         ids, order = torch.cat([part.ids for part in parts]).sort()
         return Candidates(ids, torch.cat([part.log_q for part in parts])[order])
 
