@@ -91,6 +91,7 @@ def build_model(config: TrainConfig, train_counts: NDArray[np.int64]) -> Sequenc
         head,
         inputs=inputs,
         encoder_dtype=torch.bfloat16 if half else torch.float32,
+        target_decay=config.head.target_decay,
     )
 
 

@@ -51,6 +51,7 @@ class HeadConfig:
     anneal_to: float | None = None  # the temperature falls to this in a straight line over the run
     alpha: float = 0.75  # squash exponent of the training frequencies that pass 1 draws by
     next_items: int = 5  # targets of one position
+    target_decay: float = 1.0  # weight of each further target against the one before it
     positions: str = "all"  # predict from all baskets of a stretch, or from the "last"
 
     def __post_init__(self) -> None:
@@ -61,6 +62,7 @@ class HeadConfig:
         _one_of("head.selection", self.selection, ("priority", "top"))
         _one_of("head.positions", self.positions, ("all", "last"))
         _within("head.alpha", self.alpha, 0, 1)
+        _within("head.target_decay", self.target_decay, 1e-6, 1)
         for name in ("temperature", "anneal_to"):
             value = getattr(self, name)
             if value is not None:

@@ -25,10 +25,11 @@ class SequenceModel(nn.Module):
         *,
         inputs: ClassTable | None = None,
         encoder_dtype: torch.dtype = torch.float32,
+        target_decay: float = 1.0,
     ):
         super().__init__()
         self.encoder, self.head, self.own_inputs = encoder, head, inputs
-        self.encoder_dtype = encoder_dtype
+        self.encoder_dtype, self.target_decay = encoder_dtype, target_decay
         if not self.inputs.dim == encoder.dim == head.table.dim:
             raise UsageError(
                 f"inputs, encoder and head have {self.inputs.dim}, {encoder.dim} and "
@@ -59,7 +60,8 @@ class SequenceModel(nn.Module):
         """Sampled softmax loss, the mean over the positions that predict."""
         states = self.states(batch.items, batch.lengths, generator=generator)
         query = states.view(-1, states.shape[2]).index_select(0, batch.places.to(states.device))
-        loss: Tensor = self.head(query, batch.target)
+        weight = None if self.target_decay == 1 else decaying(batch.target, self.target_decay)
+        loss: Tensor = self.head(query, batch.target, weight)
         return loss
 
     @torch.no_grad()
@@ -67,3 +69,10 @@ class SequenceModel(nn.Module):
         """(B, D) what the encoder says after the last item of each row."""
         states = self.states(items, lengths)
         return last_state(states, lengths.to(states.device))
+
+
+def decaying(target: Tensor, decay: float) -> Tensor:
+    """Weights (Q, K) of `target` that fall by `decay` from each to the next and sum to 1."""
+    steps = torch.arange(target.shape[1], device=target.device)
+    weight = (decay**steps) * (target >= 0)
+    return weight / weight.sum(dim=1, keepdim=True)

@@ -18,7 +18,7 @@ ENCODERS = {"mean": MeanEncoder, "gru": GRUEncoder, "transformer": TransformerEn
 CONFIG = TrainConfig(
     log=LogSource(files=("x.parquet",)),
     model=ModelConfig(dim=6, history=7, layers=2, dropout=0.25),
-    head=HeadConfig(samples=5, presample=3, temperature=2.0, next_items=4),
+    head=HeadConfig(samples=5, presample=3, temperature=2.0, next_items=4, target_decay=0.5),
     optimizer=OptimizerConfig(rows_lr=0.3, encoder_lr=0.02, weight_decay=0.01),
     loop=LoopConfig(batch=6, seed=11),
 )
@@ -51,10 +51,12 @@ def test_encoders_are_as_configured(data, name, kind):
 
 def test_the_head_is_as_configured(data):
     log, split = data
-    head = build(CONFIG, log, split).model.head
+    model = build(CONFIG, log, split).model
+    head = model.head
     assert (head.num_classes, head.table.dim) == (log.num_items, 6)
     assert (head.config.num_samples, head.config.presample_factor) == (5, 3)
     assert (head.config.seed, head.temperature) == (11, 2.0)
+    assert model.target_decay == 0.5
     annealed = replace(CONFIG.head, anneal_to=0.5)
     parts = build(replace(CONFIG, head=annealed), log, split)
     parts.model.head.step = parts.config.loop.steps

@@ -9,7 +9,7 @@ from tapas import TapasSoftmax, UsageError
 from tapas.data.windows import SequenceBatch
 from tapas.encoders import GRUEncoder, MeanEncoder, TransformerEncoder
 from tapas.tables import SGD, LocalTable
-from tapas.training.model import SequenceModel
+from tapas.training.model import SequenceModel, decaying
 
 NUM_ITEMS, DIM, WIDTH = 11, 6, 5
 ENCODERS = {
@@ -118,3 +118,9 @@ def test_dimensions_that_do_not_fit_are_told_apart():
     assert str(error.value) == (
         "inputs, encoder and head have 5, 4 and 6 dimensions; expected one number."
     )
+
+
+def test_targets_weigh_less_and_less_and_padding_nothing():
+    target = torch.tensor([[4, 9, 2], [7, -100, -100], [1, 1, -100]])
+    want = torch.tensor([[4 / 7, 2 / 7, 1 / 7], [1, 0, 0], [2 / 3, 1 / 3, 0]])
+    torch.testing.assert_close(decaying(target, 0.5), want)
