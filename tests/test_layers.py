@@ -11,7 +11,17 @@ import tapas
 
 PACKAGE = Path(tapas.__file__).parent
 LAYERS = [
-    {"errors", "shapes", "rng", "candidates", "schedule", "version", "precision", "permutation"},
+    {
+        "errors",
+        "shapes",
+        "rng",
+        "candidates",
+        "schedule",
+        "version",
+        "precision",
+        "permutation",
+        "whole_file",
+    },
     {"proposals", "selection", "losses", "metrics", "encoders", "data", "drawing"},
     {"tables"},
     {"heads", "engines"},

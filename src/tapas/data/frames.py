@@ -1,6 +1,5 @@
 """Small tables in and out: Parquet or JSON lines by the ending of the file's name."""
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import polars as pl
 
 from tapas.errors import DataError, UsageError
+from tapas.whole_file import whole_file
 
 ENDINGS = (".parquet", ".jsonl", ".csv")
 
@@ -21,22 +21,16 @@ def write_frame(path: Path, columns: Mapping[str, Sequence[Any] | Any]) -> None:
     """Write `columns`, whole or not at all."""
     check_ending(path)
     frame = pl.DataFrame({name: _column(values) for name, values in columns.items()})
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    try:
-        if path.suffix == ".parquet":
-            frame.write_parquet(unfinished)
-        elif path.suffix == ".jsonl":
-            frame.write_ndjson(unfinished)
-        else:
-            frame.write_csv(unfinished)
-        with unfinished.open("rb") as file:
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        reason = getattr(error, "strerror", None) or str(error).split("\n")[0]
-        raise UsageError(f"cannot write {path}: {reason}. Choose another place.") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with whole_file(path) as unfinished:
+        try:
+            if path.suffix == ".parquet":
+                frame.write_parquet(unfinished)
+            elif path.suffix == ".jsonl":
+                frame.write_ndjson(unfinished)
+            else:
+                frame.write_csv(unfinished)
+        except pl.exceptions.PolarsError as error:
+            raise OSError(str(error).split("\n")[0]) from error
 
 
 def _column(values: Any) -> Any:

@@ -1,6 +1,5 @@
 """From a source to a prepared log, once: an unchanged source is opened at once."""
 
-import os
 import shutil
 import tempfile
 import time
@@ -19,6 +18,7 @@ from tapas.data.gathering import gather
 from tapas.data.log_source import LogSource
 from tapas.data.vocabulary import Vocabulary
 from tapas.errors import DataError, UsageError
+from tapas.whole_file import sync
 
 UNFINISHED = ".unfinished-"
 LEFT_FOR_GOOD_SECONDS = 24 * 3600
@@ -50,11 +50,11 @@ def prepare_log(
         talk(f"writing {num_bytes / 1e6:,.0f} MB")
         write_log(unfinished, arrays, vocabularies, report)
         for file in unfinished.iterdir():
-            _sync(file)
-        _sync(unfinished)
+            sync(file)
+        sync(unfinished)
         if not (folder / DESCRIPTION).exists():  # or another process was faster
             unfinished.rename(folder)
-            _sync(cache)
+            sync(cache)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise UsageError(
             f"the prepared log could not be written to {cache}: {error}. About "
@@ -73,15 +73,6 @@ def _clear_leftovers(cache: Path) -> None:
         with suppress(OSError):
             if time.time() - folder.stat().st_mtime > LEFT_FOR_GOOD_SECONDS:
                 shutil.rmtree(folder)
-
-
-def _sync(path: Path) -> None:
-    """Return once `path`, a file or a folder, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _build(

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from tapas.errors import DataError, UsageError
-from tapas.retrieval.whole_file import check_exists, whole_file
 from tapas.shapes import check_shape
+from tapas.whole_file import check_exists, whole_file
 
 ABOUT = "tapas.json"
 

@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tapas.errors import DataError, UsageError
-from tapas.retrieval.whole_file import check_exists, whole_file
 from tapas.shapes import all_finite, check_shape
+from tapas.whole_file import check_exists, whole_file
 
 FORMAT = "tapas-embeddings-1"
 

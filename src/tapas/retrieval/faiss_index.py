@@ -16,8 +16,8 @@ from torch import Tensor
 
 from tapas.errors import DataError, UsageError, pick
 from tapas.metrics import recall_at_k
-from tapas.retrieval.whole_file import check_exists, whole_file
 from tapas.shapes import all_finite, check_integer, check_positive, check_query, check_shape
+from tapas.whole_file import check_exists, whole_file
 
 WANTED_RECALL = 0.95
 TUNED_AT = 20  # the k whose recall is wanted

@@ -28,6 +28,7 @@ from torch import Tensor
 from tapas.errors import DataError, TapasError, UsageError
 from tapas.shapes import check_positive, check_tensor
 from tapas.version import __version__
+from tapas.whole_file import sync
 
 FORMAT = 1
 TENSORS, STATE = "tensors.safetensors", "state.json"
@@ -280,15 +281,6 @@ def check_json(name: str, value: object) -> None:
             f"{name} is of type {type(value).__name__}; expected numbers, text, lists and dicts. "
             "Convert it, or save it among the tensors."
         )
-
-
-def sync(path: Path) -> None:
-    """Return once `path`, a file or a folder, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def at_work(pid: int) -> bool:

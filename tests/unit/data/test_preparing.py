@@ -146,7 +146,7 @@ def test_a_killed_build_is_not_taken_for_a_finished_one(tmp_path, monkeypatch):
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(preparing, "_sync", killed)
+        patch.setattr(preparing, "sync", killed)
         patch.setattr(preparing.shutil, "rmtree", lambda *_, **__: None)  # no time to clean up
         with pytest.raises(Killed):
             prepare_log(small(tmp_path), tmp_path / "cache")

@@ -22,9 +22,9 @@ def whole_file(path: Path, suffix: str = "") -> Iterator[Path]:
     unfinished = path.with_name(f".{path.stem}.{os.getpid()}.unfinished{path.suffix}")
     try:
         yield unfinished
-        _sync(unfinished)
+        sync(unfinished)
         unfinished.replace(path)
-        _sync(path.parent)
+        sync(path.parent)
     except OSError as error:
         raise UsageError(
             f"cannot write {path}: {error.strerror or error}. Free some space or choose another "
@@ -40,9 +40,10 @@ def check_exists(path: Path) -> None:
         raise UsageError(f"there is no file {path}.")
 
 
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Return once `path`, a file or a folder, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        os.fsync(descriptor)
     finally:
-        os.close(handle)
+        os.close(descriptor)

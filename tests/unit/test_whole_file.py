@@ -9,7 +9,7 @@ from torch import nn
 
 from tapas import UsageError
 from tapas.retrieval import build_index, export_embeddings, export_encoder
-from tapas.retrieval.whole_file import whole_file
+from tapas.whole_file import whole_file
 
 D = 3
 
