@@ -1,11 +1,14 @@
 """What goes wrong is one line that says so, with exit code 1, and nothing half-written."""
 
 import json
+import re
 
 import polars as pl
 import pytest
 from oracle.journeys import TINY, chain, invoke, last_line, names, write_chain
 
+from tapas import UsageError
+from tapas.cli import recommend
 from tapas.version import __version__
 
 
@@ -182,7 +185,7 @@ def test_baskets_without_another_are_nothing_to_learn_from(at):
          "a.xls must end in one of .parquet, .jsonl, .csv."),
         (("--users", "none.csv", "--out", "a.csv"), "there is no file none.csv."),
         (("--users", "users.txt", "--out", "a.csv"),
-         "unknown user 'u77'. Did you mean 'u7'? The model knows 10 users."),
+         "users.txt: unknown user 'u77'. Did you mean 'u7'? The model knows 10 users."),
         (("--users", "empty.txt", "--out", "a.csv"), "empty.txt holds no user."),
     ],
 )  # fmt: skip
@@ -292,3 +295,16 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_offered(run, damage)
 def test_evaluate_and_export_say_what_they_cannot_do(run, at, flags, words):
     assert last_line(invoke(*flags)) == words
     assert names(at) == ["run"]
+
+
+@pytest.mark.parametrize(
+    ("history", "keys"),
+    [("a, b,", ["a", "b"]), ('["a,b", 7]', ["a,b", "7"]), (" [3]", ["3"])],
+)
+def test_keys_that_hold_commas_go_into_a_json_list(history, keys):
+    assert recommend._split_keys(history) == keys
+
+
+def test_a_broken_json_list_is_told():
+    with pytest.raises(UsageError, match=re.escape("--history '[3' is no JSON list: ")):
+        recommend._split_keys("[3")

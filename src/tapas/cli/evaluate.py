@@ -64,7 +64,9 @@ def evaluate(
             return
         console = Console(highlight=False)
         scores = found.scores["model"]
-        seen = "left out of the lists" if found.exclude_seen else "may be recommended again"
+        seen = "may be recommended again"
+        if found.exclude_seen:
+            seen = f"left out, also of the targets ({found.split['seen_targets']:,} of them)"
         console.print(
             f"{scores.num_examples:,} examples of {found.part}, checkpoint step {found.step:,}. "
             f"The next {found.num_targets} items are to be found among all items; items taken "

@@ -72,8 +72,8 @@ def export(
         numbers = writers[to.suffix](folder, model, to)
         if as_json:
             typer.echo(json.dumps({"path": str(to), "step": at, **numbers}))
-        said = "".join(f" {name} {value}." for name, value in numbers.items())
-        talk(f"Wrote {to} from checkpoint step {at:,}.{said}")
+        said = ", ".join(f"{name} {value}" for name, value in numbers.items())
+        talk(f"Wrote {to} from checkpoint step {at:,} ({said}).")
 
 
 def _rows(model: "SequenceModel") -> tuple[torch.Tensor, torch.Tensor]:

@@ -22,7 +22,10 @@ def recommend(
     ] = None,
     history: Annotated[
         str | None,
-        typer.Option(metavar="KEY,KEY...", help="Items in the order they were taken."),
+        typer.Option(
+            metavar="KEY,KEY...",
+            help="Items in the order they were taken; a JSON list if keys hold commas.",
+        ),
     ] = None,
     users: Annotated[
         Path | None,
@@ -63,8 +66,7 @@ def recommend(
             _for_many(opened, users, column, out, top, exclude_seen, as_json)
             return
         if history is not None:
-            keys = [key.strip() for key in history.split(",") if key.strip()]
-            taken = opened.item_keys.ids(keys)
+            taken = opened.item_keys.ids(_split_keys(history))
         else:
             taken = _histories(opened, [str(user)])[0]
         scores, ids = opened.recommender.recommend([taken], top, exclude_seen=exclude_seen)
@@ -83,6 +85,17 @@ def recommend(
             return
         for rank, (key, score) in enumerate(found, start=1):
             typer.echo(f"{rank}\t{key}\t{score:.4f}")
+
+
+def _split_keys(history: str) -> list[str]:
+    """Keys between commas, or a JSON list, for keys that hold commas themselves."""
+    if history.lstrip().startswith("["):
+        try:
+            keys = json.loads(history)
+        except ValueError as error:
+            raise UsageError(f"--history {history!r} is no JSON list: {error}.") from None
+        return [str(key) for key in keys]
+    return [key.strip() for key in history.split(",") if key.strip()]
 
 
 def _histories(opened: Source, keys: list[str]) -> list[np.ndarray]:
@@ -108,9 +121,11 @@ def _for_many(
     keys = read_keys(users, column)
     if not keys:
         raise UsageError(f"{users} holds no user.")
-    scores, ids = opened.recommender.recommend(
-        _histories(opened, keys), top, exclude_seen=exclude_seen
-    )
+    try:
+        histories = _histories(opened, keys)
+    except UsageError as error:
+        raise UsageError(f"{users}: {error}") from None
+    scores, ids = opened.recommender.recommend(histories, top, exclude_seen=exclude_seen)
     real = ids >= 0
     rank = np.arange(1, ids.shape[1] + 1)[None, :].repeat(len(keys), axis=0)
     place = np.arange(len(keys))[:, None].repeat(ids.shape[1], axis=1)

@@ -43,8 +43,10 @@ def _open_run(path: Path, step: int | None) -> Source:
 
     run = open_run(path)
     model, _ = load_model(run, step)
+    never = run.log.item_keys.rare_id
 
     def top(query: Tensor, k: int, exclude: Tensor | None) -> tuple[Tensor, Tensor]:
+        exclude = _with(exclude, len(query), never)
         return model.head.top(query, min(k, model.head.num_classes), exclude=exclude)
 
     recommender = Recommender(encode=model.query, top=top, history_length=run.config.model.history)
@@ -69,6 +71,7 @@ def _open_export(path: Path) -> Source:
         )
     embeddings = load_embeddings(path / "embeddings.safetensors")
     encoder = load_encoder(path / "encoder.pt2")
+    keys = Vocabulary.load(path / "items.parquet", kind="item")
     num_classes, dim = embeddings.weight.shape
     table = LocalTable(num_classes, dim)
     with torch.no_grad():
@@ -76,8 +79,16 @@ def _open_export(path: Path) -> Source:
         table.bias.copy_(embeddings.bias)
 
     def top(query: Tensor, k: int, exclude: Tensor | None) -> tuple[Tensor, Tensor]:
+        exclude = _with(exclude, len(query), keys.rare_id)
         return table.top(query, min(k, num_classes), exclude=exclude)
 
     recommender = Recommender(encode=encoder, top=top, history_length=encoder.history_length)
-    keys = Vocabulary.load(path / "items.parquet", kind="item")
     return Source(recommender, keys, None)
+
+
+def _with(exclude: Tensor | None, num_queries: int, never: int | None) -> Tensor | None:
+    """`exclude` (B, E) and the class that is no item to recommend, if there is one."""
+    if never is None:
+        return exclude
+    column = torch.full((num_queries, 1), never)
+    return column if exclude is None else torch.cat([exclude, column], dim=1)

@@ -67,6 +67,13 @@ class Vocabulary:
             found[position] = self._rare_or_unknown(wanted[position])
         return found
 
+    @property
+    def rare_id(self) -> int | None:
+        """The class of all rare items together, which is no item to recommend; None if none is."""
+        if not self._keys.null_count():
+            return None
+        return int(self._keys.is_null().arg_true()[0])
+
     def save(self, path: Path) -> None:
         """A Parquet file with columns key and count."""
         pl.DataFrame({"key": self._keys, "count": self.counts}).write_parquet(path)
@@ -91,8 +98,8 @@ class Vocabulary:
         return order.to_numpy().astype(np.int64), self._keys.gather(order)
 
     def _rare_or_unknown(self, key: str | int) -> int:
-        if key == RARE_KEY and self._keys.null_count():
-            return int(self._keys.is_null().arg_true()[0])
+        if key == RARE_KEY and self.rare_id is not None:
+            return self.rare_id
         close = get_close_matches(str(key), self._near(str(key)), n=1)
         hint = f" Did you mean '{close[0]}'?" if close else ""
         raise UsageError(

@@ -4,14 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tapas.data.splits import Points, split_log, targets_of
 from tapas.errors import UsageError, pick
 from tapas.training.baselines import CoOccurrence, MostPopular, OwnMostFrequent
 from tapas.training.building import build_model
 from tapas.training.evaluation import TOP, Interval, Scores, compare, judge, measure
-from tapas.training.judging import rank_points
+from tapas.training.judging import findable, rank_points
 from tapas.training.model import SequenceModel
 from tapas.training.run_folder import RunFolder
 from tapas.training.trainer import load_model_state
@@ -63,6 +65,10 @@ def assess(
     exclude = config.loop.exclude_seen if exclude_seen is None else exclude_seen
     model, step = load_model(run, step)
     target = targets_of(log, points, config.head.next_items)
+    num_targets = int((target >= 0).sum())
+    if exclude:
+        target = findable(log.items, log.offsets[points.user], points.point, target)
+    never = log.item_keys.rare_id
     ranked, loss = rank_points(
         model,
         log.items,
@@ -71,6 +77,7 @@ def assess(
         target,
         history=config.model.history,
         exclude_seen=exclude,
+        never=never,
         on_progress=lambda done: on_progress(done, len(points)),
     )
     lists = {"model": ranked}
@@ -80,8 +87,8 @@ def assess(
         "own most frequent": OwnMostFrequent(*arrays),
         "co-occurrence": CoOccurrence(*arrays, times=log.times, train_end=split.train_end),
     }.items():
-        found = baseline.rank(points.user, points.point, TOP, exclude=exclude)
-        lists[name] = torch.from_numpy(found)
+        found = baseline.rank(points.user, points.point, TOP + 1, exclude=exclude)
+        lists[name] = torch.from_numpy(_without(found, never))
     truth, counts = torch.from_numpy(target), torch.from_numpy(split.train_counts)
     scores = {
         name: judge(
@@ -89,7 +96,7 @@ def assess(
             truth,
             train_counts=counts,
             loss=loss if name == "model" else None,
-            k=config.head.next_items,
+            k=min(config.head.next_items, TOP),
         )
         for name, each in lists.items()
     }
@@ -100,4 +107,13 @@ def assess(
         if name != "model"
     }
     report: dict[str, Any] = dict(split.report)
+    report["seen_targets"] = num_targets - int((target >= 0).sum())
     return Assessment(part, step, exclude, config.head.next_items, scores, lead, report)
+
+
+def _without(ranked: NDArray[np.int64], never: int | None) -> NDArray[np.int64]:
+    """The first 20 of each row of `ranked` (P, 21) that are not `never`."""
+    if never is None:
+        return ranked[:, :TOP]
+    order = np.argsort(ranked == never, axis=1, kind="stable")  # `never` goes to the end
+    return np.take_along_axis(ranked, order, axis=1)[:, :TOP]

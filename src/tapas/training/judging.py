@@ -25,12 +25,14 @@ def rank_points(
     *,
     history: int,
     exclude_seen: bool = False,
+    never: int | None = None,
     with_loss: bool = True,
     on_progress: Callable[[int], None] = lambda done: None,
 ) -> tuple[Tensor, Tensor | None]:
     """The 20 best items after items[start:point], (P, 20), and the loss of `target` (P, L).
 
-    -1 fills lists that run out of items. The loss is over all classes, in nats, the mean
+    -1 fills lists that run out of items; `never` is a class that is no item to recommend. The
+    loss is over all classes, in nats, the mean
     over an example's targets, NaN without any.
     """
     lists, losses = [], []
@@ -38,11 +40,13 @@ def rank_points(
         part = slice(first, first + QUERIES_AT_ONCE)
         recent, lengths, _ = gather(items, start[part], point[part], history)
         query = model.query(torch.from_numpy(recent), torch.from_numpy(lengths))
-        seen = None
+        seen: Tensor | None = None
+        barred = [] if never is None else [np.array([never])]
         if exclude_seen:
-            seen = pad(
-                [np.unique(items[s:p]) for s, p in zip(start[part], point[part], strict=True)]
-            )
+            pairs = zip(start[part], point[part], strict=True)
+            seen = pad([np.concatenate([np.unique(items[s:p]), *barred]) for s, p in pairs])
+        elif barred:
+            seen = pad(barred * len(query))
         lists.append(top_padded(model, query, TOP, seen))
         if with_loss:
             losses.append(_loss(model, query, torch.from_numpy(target[part])))
@@ -63,6 +67,16 @@ def _loss(model: SequenceModel, query: Tensor, target: Tensor) -> Tensor:
     return -(log_prob * real).sum(dim=1) / real.sum(dim=1)
 
 
+def findable(
+    items: Integers, start: Integers, point: Integers, target: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """`target` without what the history holds: lists that leave it out can never find it."""
+    left = target.copy()
+    for row, s, p in zip(left, start, point, strict=True):
+        row[np.isin(row, items[s:p])] = -1
+    return left
+
+
 def pad(rows: list[NDArray[np.integer]]) -> Tensor:
     """(B, longest) int64, -1 behind the end of a row."""
     padded = np.full((len(rows), max(1, *map(len, rows))), -1, dtype=np.int64)
@@ -79,12 +93,20 @@ def quick_judge(
     *,
     history: int,
     exclude_seen: bool,
+    never: int | None = None,
 ) -> Callable[[SequenceModel], dict[str, float]]:
     """What a trainer asks for again and again: means of the metrics at a few points."""
 
     def judge(model: SequenceModel) -> dict[str, float]:
         ranked, loss = rank_points(
-            model, items, start, point, target, history=history, exclude_seen=exclude_seen
+            model,
+            items,
+            start,
+            point,
+            target,
+            history=history,
+            exclude_seen=exclude_seen,
+            never=never,
         )
         values = measure(ranked, torch.from_numpy(target))
         if loss is not None:

@@ -8,11 +8,13 @@ run/
   journal.jsonl   one line for each evaluation; tensorboard/ has the same
 """
 
+import fcntl
 import json
 import os
 import shutil
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,6 +87,22 @@ def create_run(path: Path, config: TrainConfig, log: EventLog) -> RunFolder:
             raise _refusal(path, error) from error
         raise
     return open_run(path)
+
+
+@contextmanager
+def only_one(path: Path) -> Iterator[None]:
+    """Nobody else trains in the run at `path` meanwhile; a process that dies lets go."""
+    descriptor = os.open(path / RECORD, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(
+                f"another process is training in {path}. Wait for it, or stop it."
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def open_run(path: Path) -> RunFolder:

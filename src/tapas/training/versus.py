@@ -7,7 +7,7 @@ from tapas.data.splits import split_log, targets_of
 from tapas.errors import UsageError
 from tapas.training.assessment import load_model
 from tapas.training.evaluation import TOP, Interval, compare, measure
-from tapas.training.judging import rank_points
+from tapas.training.judging import findable, rank_points
 from tapas.training.run_folder import RunFolder
 
 
@@ -25,6 +25,8 @@ def compare_runs(first: RunFolder, second: RunFolder) -> Interval:
             )
         points = split_log(log, run.config.split).test
         target = targets_of(log, points, first.config.head.next_items)
+        if first.config.loop.exclude_seen:
+            target = findable(log.items, log.offsets[points.user], points.point, target)
         model, _ = load_model(run)
         ranked, _ = rank_points(
             model,
@@ -34,6 +36,7 @@ def compare_runs(first: RunFolder, second: RunFolder) -> Interval:
             target,
             history=run.config.model.history,
             exclude_seen=first.config.loop.exclude_seen,
+            never=log.item_keys.rare_id,
             with_loss=False,
         )
         values.append(measure(ranked, torch.from_numpy(target))[f"map@{TOP}"])

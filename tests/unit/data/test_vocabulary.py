@@ -83,3 +83,9 @@ def test_a_broken_file_is_named(tmp_path):
     file.write_bytes(b"PAR1")
     with pytest.raises(DataError, match=re.escape(f"{file} cannot be read: ")):
         Vocabulary.load(file)
+
+
+def test_the_class_of_rare_items_is_known_by_its_id():
+    with_rare = Vocabulary(pl.Series([5, None, 6]), np.array([3, 2, 1]))
+    assert with_rare.rare_id == 1
+    assert Vocabulary(pl.Series(["a"]), np.array([1])).rare_id is None

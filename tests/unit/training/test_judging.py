@@ -11,7 +11,7 @@ from tapas.encoders import GRUEncoder
 from tapas.tables import LocalTable
 from tapas.training import judging
 from tapas.training.evaluation import TOP, measure
-from tapas.training.judging import quick_judge, rank_points
+from tapas.training.judging import findable, quick_judge, rank_points
 from tapas.training.model import SequenceModel
 
 DIM, HISTORY = 5, 4
@@ -110,3 +110,21 @@ def test_the_quick_judge_gives_means_over_the_examples_with_targets(exclude_seen
     for name, values in each.items():
         assert numbers[name] == pytest.approx(sum(values.tolist()) / len(judged))
     assert numbers["loss"] == pytest.approx(sum(loss[judged].tolist()) / len(judged))
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("exclude_seen", [False, True], ids=["keep", "exclude"])
+def test_a_class_that_is_no_item_is_in_no_list(exclude_seen):
+    model = build(13)
+    options = {"history": HISTORY, "exclude_seen": exclude_seen}
+    ranked, _ = rank_points(model, ITEMS, START, POINT, TARGET, **options)
+    without, _ = rank_points(model, ITEMS, START, POINT, TARGET, never=12, **options)
+    for before, after in zip(ranked.tolist(), without.tolist(), strict=True):
+        left = [item for item in before if item != 12]
+        assert after == (left + [-1] * TOP)[:TOP]
+
+
+def test_what_the_history_holds_is_not_to_be_found_again():
+    left = findable(ITEMS, START, POINT, TARGET)
+    assert left.tolist() == [[3, -1], [0, -1], [-1, 6], [-1, -1], [-1, -1]]
+    assert TARGET[0].tolist() == [3, 1]

@@ -13,7 +13,7 @@ from oracle.journeys import chain_log
 from tapas import DataError, UsageError
 from tapas.data.log_source import LogSource
 from tapas.training.config import LoopConfig, TrainConfig
-from tapas.training.run_folder import check_free, create_run, open_run
+from tapas.training.run_folder import check_free, create_run, only_one, open_run
 from tapas.version import __version__
 
 CONFIG = TrainConfig(log=LogSource(files=('with "quotes".csv',)), loop=LoopConfig(keep=7))
@@ -197,3 +197,13 @@ def test_a_misspelt_name_in_its_configuration_is_named(log, tmp_path):
     file.write_text(file.read_text().replace("history =", "hstory ="))
     with pytest.raises(UsageError, match=r"unknown name in \[model\] 'hstory'. Did you mean 'hist"):
         open_run(run.path)
+
+
+def test_only_one_process_trains_in_a_run(log, tmp_path):
+    run = create_run(tmp_path / "run", CONFIG, log)
+    with only_one(run.path), pytest.raises(UsageError) as error, only_one(run.path):
+        pass
+    words = f"another process is training in {run.path}. Wait for it, or stop it."
+    assert str(error.value) == words
+    with only_one(run.path):
+        pass
