@@ -53,6 +53,9 @@ def resolve_columns(
                 f"{path}: no column looks like the {role}. Name it with --{role}. "
                 f"Columns: {', '.join(present)}."
             )
+    for name in columns.values():
+        if f"{name}_duplicated_0" in present:  # as Polars calls the second of two
+            raise UsageError(f"{path}: two columns are called '{name}'. Rename one of them.")
     if len(set(columns.values())) < len(columns):
         raise UsageError(
             f"{path}: one column has two parts to play: "

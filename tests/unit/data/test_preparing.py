@@ -178,3 +178,11 @@ def test_what_a_killed_build_left_long_ago_is_cleared_and_a_young_one_is_not(tmp
     prepare_log(LogSource(files=(written(tmp_path, [(1, "a", 1), (1, "b", 2)]),)), cache)
     left = [path.name for path in cache.glob(f"{preparing.UNFINISHED}*")]
     assert left == [f"{preparing.UNFINISHED}young"]
+
+
+def test_two_columns_of_one_name_are_told(tmp_path):
+    file = tmp_path / "log.csv"
+    file.write_text("user,item,time,item\n1,a,1,b\n1,b,2,c\n")
+    words = f"{file}: two columns are called 'item'. Rename one of them."
+    with pytest.raises(UsageError, match=re.escape(words)):
+        prepare_log(LogSource(files=(str(file),)), tmp_path / "cache")
