@@ -135,7 +135,7 @@ FIGURE_2_PRIORITY = replace(
         ("n = 64", _cells("priority", None, VARY_R_2)),
         ("n·r = 512", _cells("priority", None, EQUAL_POOL_2)),
     ),
-    minutes="12",
+    minutes="18",
     borrows="figure-2",
 )
 
