@@ -87,7 +87,7 @@ def evaluate(
         for heading in ("items", "how many", "targets", "recall@20", "share of lists"):
             buckets.add_column(heading, justify="left" if heading == "items" else "right")
         for name, bucket in scores.buckets.items():
-            recall = "" if bucket.recall is None else f"{bucket.recall:.3f}"
+            recall = "" if bucket.recall is None else _short(bucket.recall)
             buckets.add_row(
                 name,
                 f"{bucket.num_classes:,}",

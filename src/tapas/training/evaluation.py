@@ -47,7 +47,7 @@ class Bucket:
 
     num_classes: int
     num_targets: int  # distinct targets of an example, summed over the examples
-    recall: float | None  # share of these found in the first 20 places; None without any
+    recall: Interval | None  # share of these found in the first 20 places; None without any
     share: float  # of all places that recommend something, those that name such a class
 
 
@@ -103,7 +103,7 @@ def judge(
     return Scores(
         num_examples=int(judged.sum()),
         metrics=_intervals({name: value[judged] for name, value in values.items()}, seed),
-        buckets=_buckets(top, target[judged].long(), train_counts),
+        buckets=_buckets(top, target[judged].long(), train_counts, seed),
         coverage=int(torch.bincount(top[top >= 0]).count_nonzero()),
     )
 
@@ -145,44 +145,58 @@ def compare(a: Tensor, b: Tensor, *, seed: int = 0) -> Interval:
 def _intervals(values: dict[str, Tensor], seed: int) -> dict[str, Interval]:
     """Interval of the mean of each of `values` (P,), all on the same resamples."""
     table = torch.stack([value.detach().cpu().double() for value in values.values()], dim=1)
+    means = _resampled_sums(table, seed) / len(table)
+    return {
+        name: _interval(float(table[:, place].mean()), means[:, place], len(table))
+        for place, name in enumerate(values)
+    }
+
+
+def _resampled_sums(table: Tensor, seed: int) -> Tensor:
+    """Sums over P examples drawn with replacement from `table` (P, M), 1,000 times: (R, M)."""
     num_examples = len(table)
-    mean = table.mean(dim=0)
-    if num_examples == 1:
-        return {
-            name: Interval(float(value), -math.inf, math.inf)
-            for name, value in zip(values, mean, strict=True)
-        }
     generator = stream(seed, "bootstrap")
-    means = []
+    sums = []
     at_once = max(1, DRAWS_AT_ONCE // num_examples)
     for start in range(0, RESAMPLES, at_once):
         shape = (min(at_once, RESAMPLES - start), num_examples)
         drawn = torch.randint(num_examples, shape, generator=generator)
         one = torch.ones((), dtype=torch.float64).expand(shape)
-        times = torch.zeros(shape, dtype=torch.float64).scatter_add_(1, drawn, one)
-        means.append(times @ table / num_examples)
-    ends = torch.tensor([0.025, 0.975], dtype=torch.float64)
-    low, high = torch.cat(means).quantile(ends, dim=0)
-    rows = zip(values, mean.tolist(), low.tolist(), high.tolist(), strict=True)
-    return {name: Interval(*row) for name, *row in rows}
+        sums.append(torch.zeros(shape, dtype=torch.float64).scatter_add_(1, drawn, one) @ table)
+    return torch.cat(sums)
 
 
-def _buckets(top: Tensor, target: Tensor, train_counts: Tensor) -> dict[str, Bucket]:
+def _interval(value: float, resampled: Tensor, num_examples: int) -> Interval:
+    """`value` between the 2.5 % and 97.5 % points of `resampled` (R,), NaN left out."""
+    resampled = resampled[~resampled.isnan()]
+    if num_examples == 1 or not len(resampled):
+        return Interval(value, -math.inf, math.inf)
+    low, high = resampled.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return Interval(value, low, high)
+
+
+def _buckets(top: Tensor, target: Tensor, train_counts: Tensor, seed: int) -> dict[str, Bucket]:
     bucket_of = bucket_classes(train_counts)
     asked = first_mentions(target) & (target >= 0)
     found = torch.zeros_like(asked)
     for column in top.unbind(dim=1):
         found |= target == column[:, None]
-    wanted, hit = bucket_of[target[asked]], bucket_of[target[asked & found]]
+    wanted = bucket_of[target.clamp(min=0)]
     given = bucket_of[top[top >= 0]]
     buckets = {}
     for place, name in enumerate(("head", "middle", "tail", "unseen")):
-        num_targets = int((wanted == place).sum())
-        num_hits = int((hit == place).sum())
+        mine = asked & (wanted == place)
+        # hits and targets of each example: their ratio is resampled, as both are chance
+        counts = torch.stack([(mine & found).sum(dim=1), mine.sum(dim=1)], dim=1).double()
+        num_hits, num_targets = counts.sum(dim=0).tolist()
+        recall = None
+        if num_targets:
+            hits, targets = _resampled_sums(counts, seed).unbind(dim=1)
+            recall = _interval(num_hits / num_targets, hits / targets, len(counts))
         buckets[name] = Bucket(
             num_classes=int((bucket_of == place).sum()),
-            num_targets=num_targets,
-            recall=num_hits / num_targets if num_targets else None,
+            num_targets=int(num_targets),
+            recall=recall,
             share=int((given == place).sum()) / max(1, len(given)),
         )
     return buckets

@@ -87,7 +87,11 @@ def test_buckets_count_targets_hits_and_places(ranked, target, counts):
         num_targets = asked.count(name)
         assert found.num_classes == list(bucket.values()).count(name)
         assert found.num_targets == num_targets
-        assert found.recall == (hit.count(name) / num_targets if num_targets else None)
+        if num_targets:
+            assert found.recall.mean == hit.count(name) / num_targets
+            assert found.recall.low <= found.recall.mean <= found.recall.high
+        else:
+            assert found.recall is None
         share = [bucket[c] for c in given_].count(name) / max(1, len(given_))
         assert found.share == pytest.approx(share)
 
@@ -106,8 +110,24 @@ def test_a_target_never_seen_in_training_is_a_miss_that_is_counted():
     got = judge(ranked, target, train_counts=counts)
     assert got.metrics["recall@20"].mean == pytest.approx(0.25)
     assert got.buckets["unseen"] == dataclasses.replace(
-        got.buckets["unseen"], num_classes=1, num_targets=2, recall=0.0, share=0.0
+        got.buckets["unseen"],
+        num_classes=1,
+        num_targets=2,
+        recall=Interval(0.0, 0.0, 0.0),
+        share=0.0,
     )
+
+
+def test_the_interval_of_a_buckets_recall_is_that_of_hits_over_targets():
+    """400 examples with one head target each, found by half: as wide as a binomial's."""
+    counts = torch.zeros(C).long()
+    counts[[0, 25, 1]] = torch.tensor([9, 9, 2])  # 0 and 25 are the head
+    target = torch.tensor([[0], [25]]).repeat(200, 1)
+    head = judge(torch.arange(20).repeat(400, 1), target, train_counts=counts).buckets["head"]
+    assert (head.num_targets, head.recall.mean) == (400, 0.5)
+    half = 1.96 * (0.5 * 0.5 / 400) ** 0.5
+    # an end of 1,000 resamples is uncertain by 3 % of the width
+    assert head.recall.high - head.recall.low == pytest.approx(2 * half, rel=0.15)
 
 
 def test_the_interval_holds_the_true_mean_about_95_times_in_100():
