@@ -49,7 +49,8 @@ def export(
 
     The score of an item is query · vector + bias. In a FAISS index the bias is one more
     dimension, to which a query appends a 1; its recall against the exact lists of real
-    queries is measured and said.
+    queries is measured and said. A model with model.repeats also copies from histories, which
+    no vector can: files hold its softmax alone, and a folder is refused.
     """
     with one_line_endings():
         from tapas.training.assessment import load_model
@@ -68,8 +69,20 @@ def export(
                 f"{', '.join(s for s in writers if s)}, or have no ending for a folder."
             )
         folder = open_run(run)
+        repeats = folder.config.model.repeats
+        if repeats and not to.suffix:
+            raise UsageError(
+                f"{run} was trained with model.repeats: what it copies from histories does not fit "
+                "into an exported folder. Recommend from the run itself, or train without."
+            )
         model, at = load_model(folder, step)
         numbers = writers[to.suffix](folder, model, to)
+        if repeats:
+            numbers["part"] = "softmax"
+            talk(
+                f"{to} holds the softmax alone, without what model.repeats copies from histories: "
+                "its lists are not those of `tapas recommend`."
+            )
         if as_json:
             typer.echo(json.dumps({"path": str(to), "step": at, **numbers}))
         said = ", ".join(f"{name} {value}" for name, value in numbers.items())

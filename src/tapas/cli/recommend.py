@@ -47,7 +47,9 @@ def recommend(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Recommend the best items of all, exactly, with their scores (logits).
+    """Recommend the best items of all, exactly, with their scores.
+
+    Scores are logits, or log-probabilities if the run was trained with model.repeats.
 
     For one user or history the list goes to stdout, a line for each item: rank, key, score.
     For a file of users it goes to --out, a row for each user and item.

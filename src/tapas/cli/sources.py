@@ -39,17 +39,18 @@ def open_source(path: Path, step: int | None = None) -> Source:
 
 def _open_run(path: Path, step: int | None) -> Source:
     from tapas.training.assessment import load_model
+    from tapas.training.model import Outlook
     from tapas.training.run_folder import open_run
 
     run = open_run(path)
     model, _ = load_model(run, step)
     never = run.log.item_keys.rare_id
 
-    def top(query: Tensor, k: int, exclude: Tensor | None) -> tuple[Tensor, Tensor]:
-        exclude = _with(exclude, len(query), never)
-        return model.head.top(query, min(k, model.head.num_classes), exclude=exclude)
+    def top(after: Outlook, k: int, exclude: Tensor | None) -> tuple[Tensor, Tensor]:
+        exclude = _with(exclude, len(after.query), never)
+        return after.top(min(k, model.head.num_classes), exclude)
 
-    recommender = Recommender(encode=model.query, top=top, history_length=run.config.model.history)
+    recommender = Recommender(encode=model.after, top=top, history_length=run.config.model.history)
     return Source(recommender, run.log.item_keys, run.log)
 
 

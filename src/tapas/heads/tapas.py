@@ -21,7 +21,7 @@ from tapas.heads.building import (
 )
 from tapas.heads.config import TapasConfig
 from tapas.heads.diagnostics import Diagnosis, diagnose
-from tapas.losses import sampled_softmax_loss
+from tapas.losses import sampled_softmax_loss, target_costs
 from tapas.precision import in_float32
 from tapas.proposals import Proposal
 from tapas.rng import stream
@@ -129,13 +129,29 @@ class TapasSoftmax(nn.Module):
             context: previous class of each example, for proposals that look at it.
         """
         batch = self._prepare(query, target, weight)
-        self._check_context(context, batch)
+        loss = sampled_softmax_loss(*self._logits(batch, context), batch.weight, batch.counted)
+        return batch.reduce(loss, self.config.reduction)
+
+    @in_float32
+    def sampled_log_prob(self, query: Tensor, target: Tensor) -> Tensor:
+        """Log-probability of each target as `forward` estimates it, its shape; 0 for padding."""
+        batch = self._prepare(query, target, None)
+        cost = target_costs(*self._logits(batch, None), batch.counted)
+        real = (target != self.config.ignore_index).to(cost.device)
+        return -cost.new_zeros(target.shape).masked_scatter(real, cost[batch.target >= 0])
+
+    def _logits(self, batch: Batch, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Own logits and the log of the kept sum; a step, if this is training."""
+        if context is not None and context.shape != batch.shape:
+            raise UsageError(
+                f"context has shape {tuple(context.shape)}; expected {tuple(batch.shape)}, the "
+                "previous class of every example."
+            )
         kept = self._keep(batch.query, batch.target, context)
-        positive, log_sum = self.table.sampled_logits(batch.query, batch.target, kept)
-        loss = sampled_softmax_loss(positive, log_sum, batch.weight, batch.counted)
+        logits = self.table.sampled_logits(batch.query, batch.target, kept)
         if self.training and torch.is_grad_enabled():
             self.step += 1
-        return batch.reduce(loss, self.config.reduction)
+        return logits
 
     @in_float32
     def sample(
@@ -169,13 +185,6 @@ class TapasSoftmax(nn.Module):
     def _keep(self, query: Tensor, own: Tensor, context: Tensor | None) -> Candidates:
         generator = stream(self.config.seed, "draws", self.step)
         return self._second_pass(query, own, self._first_pass(context, generator), generator)
-
-    def _check_context(self, context: Tensor | None, batch: Batch) -> None:
-        if context is not None and context.shape != batch.shape:
-            raise UsageError(
-                f"context has shape {tuple(context.shape)}; expected {tuple(batch.shape)}, the "
-                "previous class of every example."
-            )
 
     def _first_pass(self, context: Tensor | None, generator: torch.Generator) -> Candidates:
         """S': min(r*n, C) distinct classes from Q."""

@@ -1,5 +1,5 @@
 """Losses as pure functions of logits."""
 
-from tapas.losses.sampled_softmax import kept_log_sum, sampled_softmax_loss
+from tapas.losses.sampled_softmax import kept_log_sum, sampled_softmax_loss, target_costs
 
-__all__ = ["kept_log_sum", "sampled_softmax_loss"]
+__all__ = ["kept_log_sum", "sampled_softmax_loss", "target_costs"]

@@ -65,14 +65,22 @@ def sampled_softmax_loss(
     for name, given in (("weight", weight), ("counted", counted)):
         if given is not None:
             check_shape(sizes, **{name: (given, "B L")})
+    cost = target_costs(positive, log_sum, counted)
+    if cost.shape[1] == 1:
+        own = cost.view(-1)
+        return own if weight is None else own * weight[:, 0]
+    return (cost if weight is None else cost * weight).sum(dim=1)
+
+
+def target_costs(positive: Tensor, log_sum: Tensor, counted: Tensor | None = None) -> Tensor:
+    """-log p of each target by itself, (B, L) in nats, 0 for padding; see the loss for shapes."""
     if positive.shape[1] == 1 and counted is None:
         # softplus keeps what the difference of two large logarithms would round away
         own = positive.view(-1)
-        loss = functional.softplus(log_sum - own)
+        cost = functional.softplus(log_sum - own)
         if float(own.detach().min()) == -torch.inf:
-            loss = loss.masked_fill(own.isneginf(), 0.0)
-        return loss if weight is None else loss * weight[:, 0]
+            cost = cost.masked_fill(own.isneginf(), 0.0)
+        return cost.view(-1, 1)
     own = positive if counted is None else positive.masked_fill(~counted, -torch.inf)
     partition = torch.cat([own, log_sum[:, None]], dim=1).logsumexp(dim=1)
-    loss = (partition[:, None] - positive).masked_fill(positive.isneginf(), 0.0)
-    return (loss if weight is None else loss * weight).sum(dim=1)
+    return (partition[:, None] - positive).masked_fill(positive.isneginf(), 0.0)

@@ -1,6 +1,7 @@
 """What next, for people whose history is known."""
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,17 +13,17 @@ from tapas.shapes import check_positive
 
 BATCH = 256
 
-Encode = Callable[[Tensor, Tensor], Tensor]
-Top = Callable[[Tensor, int, Tensor | None], tuple[Tensor, Tensor]]
+Encode = Callable[[Tensor, Tensor], Any]
+Top = Callable[[Any, int, Tensor | None], tuple[Tensor, Tensor]]
 
 
 class Recommender:
     """Histories in, ranked class ids out; from a run or from an export.
 
     `encode(items, lengths)` turns (B, T = history_length) int64 ids, the oldest first and
-    from column 0 on, zeros behind, and (B,) lengths into queries (B, D).
-    `top(query, k, exclude)` gives scores and ids, (B, k) each, without the classes in
-    `exclude` (B, E), if any, where -1 is padding.
+    from column 0 on, zeros behind, and (B,) lengths into what `top` ranks by: queries (B, D),
+    or a model's whole reading. `top(query, k, exclude)` gives scores and ids, (B, k) each,
+    without the classes in `exclude` (B, E), if any, where -1 is padding.
     """
 
     def __init__(self, *, encode: Encode, top: Top, history_length: int):

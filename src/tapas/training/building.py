@@ -17,9 +17,11 @@ from tapas.errors import UsageError
 from tapas.heads import TapasSoftmax
 from tapas.proposals import Squashed
 from tapas.schedule import Anneal, Schedule
+from tapas.selection import Priority, Selection, Top
 from tapas.tables import SGD, Adagrad, LazyAdam, LocalTable, RowOptimizer, RowwiseAdagrad
 from tapas.training.config import HeadConfig, ModelConfig, OptimizerConfig, TrainConfig
 from tapas.training.model import SequenceModel
+from tapas.training.repeats import Repeats
 
 MOST_SAMPLES = 1_000
 EVALUATIONS = 10
@@ -49,7 +51,8 @@ def build(config: TrainConfig, log: EventLog, split: Split) -> Parts:
     )
     config = resolve(config, log.num_items, windows)
     model = build_model(config, split.train_counts).to(check_device(config.loop.device))
-    return Parts(config, windows, model, build_optimizer(config.optimizer, model.encoder))
+    learned = [model.encoder] if model.repeats is None else [model.encoder, model.repeats]
+    return Parts(config, windows, model, build_optimizer(config.optimizer, *learned))
 
 
 def resolve(config: TrainConfig, num_classes: int, windows: Windows) -> TrainConfig:
@@ -76,8 +79,8 @@ def build_model(config: TrainConfig, train_counts: NDArray[np.int64]) -> Sequenc
         num_samples=config.head.samples or min(MOST_SAMPLES, num_classes),
         presample_factor=config.head.presample,
         temperature=_temperature(config.head, config.loop.steps or 1),
-        proposal=Squashed(train_counts, alpha=config.head.alpha),
-        selection=config.head.selection,
+        proposal=Squashed(train_counts, alpha=config.head.alpha, beta=config.head.beta),
+        selection=build_selection(config.head),
         row_optimizer=rows,
         bias=log_frequency(train_counts),
         seed=seed,
@@ -85,6 +88,11 @@ def build_model(config: TrainConfig, train_counts: NDArray[np.int64]) -> Sequenc
     inputs = None
     if config.model.inputs == "own":
         inputs = LocalTable(num_classes, dim, row_optimizer=rows, bias=False, seed=seed + 1)
+    repeats = None
+    if config.model.repeats:
+        repeats = Repeats(
+            num_classes, dim, history=config.model.history, row_optimizer=rows, seed=seed + 2
+        )
     half = config.loop.precision == "bfloat16"
     return SequenceModel(
         build_encoder(config.model, seed),
@@ -92,7 +100,15 @@ def build_model(config: TrainConfig, train_counts: NDArray[np.int64]) -> Sequenc
         inputs=inputs,
         encoder_dtype=torch.bfloat16 if half else torch.float32,
         target_decay=config.head.target_decay,
+        repeats=repeats,
     )
+
+
+def build_selection(config: HeadConfig) -> Selection:
+    rule = Priority() if config.selection == "priority" else Top()
+    if config.score_queries is None:
+        return rule
+    return dataclasses.replace(rule, score_queries=config.score_queries)
 
 
 def check_device(name: str) -> torch.device:
@@ -139,8 +155,8 @@ def build_row_optimizer(config: OptimizerConfig) -> RowOptimizer:
     return kinds[config.rows](lr=config.rows_lr, weight_decay=config.weight_decay)
 
 
-def build_optimizer(config: OptimizerConfig, encoder: nn.Module) -> torch.optim.Optimizer:
-    parameters = list(encoder.parameters())
+def build_optimizer(config: OptimizerConfig, *learned: nn.Module) -> torch.optim.Optimizer:
+    parameters = [parameter for module in learned for parameter in module.parameters()]
     if config.encoder == "adagrad":
         return torch.optim.Adagrad(
             parameters, lr=config.encoder_lr, weight_decay=config.weight_decay

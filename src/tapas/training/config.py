@@ -31,6 +31,7 @@ class ModelConfig:
     inputs: str = (
         "own"  # item vectors that the encoder reads: its own, or "shared" with the softmax
     )
+    repeats: bool = False  # part of the probability is copied from the history
 
     def __post_init__(self) -> None:
         _one_of("model.encoder", self.encoder, ("mean", "gru", "transformer"))
@@ -50,6 +51,8 @@ class HeadConfig:
     temperature: float = 1.0
     anneal_to: float | None = None  # the temperature falls to this in a straight line over the run
     alpha: float = 0.75  # squash exponent of the training frequencies that pass 1 draws by
+    beta: float | None = None  # floor of squashed frequencies; left out: that of a class seen once
+    score_queries: int | None = None  # queries that score; left out: 64 for priority, all for top
     next_items: int = 5  # targets of one position
     target_decay: float = 1.0  # weight of each further target against the one before it
     positions: str = "all"  # predict from all baskets of a stretch, or from the "last"
@@ -59,6 +62,10 @@ class HeadConfig:
             _at_least("head.samples", self.samples, 1)
         _at_least("head.presample", self.presample, 1)
         _at_least("head.next_items", self.next_items, 1)
+        if self.score_queries is not None:
+            _at_least("head.score_queries", self.score_queries, 1)
+        if self.beta is not None:
+            _within("head.beta", self.beta, 1e-300, 1)
         _one_of("head.selection", self.selection, ("priority", "top"))
         _one_of("head.positions", self.positions, ("all", "last"))
         _within("head.alpha", self.alpha, 0, 1)

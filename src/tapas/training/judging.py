@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tapas.data.windows import gather
 from tapas.training.evaluation import TOP, measure
-from tapas.training.model import SequenceModel
+from tapas.training.model import Outlook, SequenceModel
 
 QUERIES_AT_ONCE = 256
 Integers = NDArray[np.integer]
@@ -39,31 +39,30 @@ def rank_points(
     for first in range(0, len(point), QUERIES_AT_ONCE):
         part = slice(first, first + QUERIES_AT_ONCE)
         recent, lengths, _ = gather(items, start[part], point[part], history)
-        query = model.query(torch.from_numpy(recent), torch.from_numpy(lengths))
+        after = model.after(torch.from_numpy(recent), torch.from_numpy(lengths))
         seen: Tensor | None = None
         barred = [] if never is None else [np.array([never])]
         if exclude_seen:
             pairs = zip(start[part], point[part], strict=True)
             seen = pad([np.concatenate([np.unique(items[s:p]), *barred]) for s, p in pairs])
         elif barred:
-            seen = pad(barred * len(query))
-        lists.append(top_padded(model, query, TOP, seen))
+            seen = pad(barred * len(recent))
+        lists.append(top_padded(after, TOP, seen))
         if with_loss:
-            losses.append(_loss(model, query, torch.from_numpy(target[part])))
+            losses.append(_loss(after, torch.from_numpy(target[part])))
         on_progress(min(first + QUERIES_AT_ONCE, len(point)))
     return torch.cat(lists), torch.cat(losses) if with_loss else None
 
 
-def top_padded(model: SequenceModel, query: Tensor, k: int, seen: Tensor | None) -> Tensor:
+def top_padded(after: Outlook, k: int, seen: Tensor | None) -> Tensor:
     """(B, k) best ids, also where there are fewer than k classes."""
-    num_classes = model.head.num_classes
-    _, ids = model.head.top(query, min(k, num_classes), exclude=seen)
+    _, ids = after.top(min(k, after.head.num_classes), seen)
     return torch.nn.functional.pad(ids.cpu(), (0, k - ids.shape[1]), value=-1)
 
 
-def _loss(model: SequenceModel, query: Tensor, target: Tensor) -> Tensor:
+def _loss(after: Outlook, target: Tensor) -> Tensor:
     real = (target >= 0).float()
-    log_prob = model.head.log_prob(query, target.clamp(min=0)).cpu()
+    log_prob = after.log_prob(target.clamp(min=0)).cpu()
     return -(log_prob * real).sum(dim=1) / real.sum(dim=1)
 
 

@@ -1,4 +1,6 @@
-"""Item vectors, an encoder over them, and a softmax over all items."""
+"""Item vectors, an encoder over them, a softmax over all items, and what is copied beside it."""
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -8,14 +10,16 @@ from tapas.encoders import Encoder, last_state
 from tapas.errors import UsageError
 from tapas.heads import TapasSoftmax
 from tapas.tables import ClassTable
+from tapas.training.repeats import Copies, Repeats
 
 
 class SequenceModel(nn.Module):
     """What comes next, from what came before.
 
     `inputs` are the item vectors that the encoder reads; left out, it reads the rows of the
-    softmax. Either way only the rows of a batch are touched. Batches may be anywhere; they
-    are moved to where the rows are.
+    softmax. Either way only the rows of a batch are touched. With `repeats` a part of the
+    probability is copied from the history. Batches may be anywhere; they are moved to where
+    the rows are.
     """
 
     def __init__(
@@ -26,9 +30,11 @@ class SequenceModel(nn.Module):
         inputs: ClassTable | None = None,
         encoder_dtype: torch.dtype = torch.float32,
         target_decay: float = 1.0,
+        repeats: Repeats | None = None,
     ):
         super().__init__()
         self.encoder, self.head, self.own_inputs = encoder, head, inputs
+        self.repeats = repeats
         self.encoder_dtype, self.target_decay = encoder_dtype, target_decay
         if not self.inputs.dim == encoder.dim == head.table.dim:
             raise UsageError(
@@ -45,30 +51,82 @@ class SequenceModel(nn.Module):
     ) -> Tensor:
         """(B, T, D) queries of `items` (B, T), of which the first `lengths` (B,) are real."""
         items, lengths = items.to(self.inputs.device), lengths.to(self.inputs.device)
+        return self._encode(self._vectors(items, lengths), lengths, generator)
+
+    def _vectors(self, items: Tensor, lengths: Tensor) -> Tensor:
+        """(B, T, D) rows of `items`, 0 behind the end of a row."""
         num_rows, width = items.shape
         real = (torch.arange(width, device=items.device) < lengths[:, None]).view(-1)
         place = real.nonzero()[:, 0]  # padding is no item: its row must not be touched
         rows = self.inputs.lookup(items.reshape(-1)[place])
         x = rows.new_zeros(num_rows * width, rows.shape[1]).index_copy(0, place, rows)
-        x = x.view(num_rows, width, -1)
+        return x.view(num_rows, width, -1)
+
+    def _encode(self, x: Tensor, lengths: Tensor, generator: torch.Generator | None) -> Tensor:
         half = self.encoder_dtype != torch.float32
         with torch.autocast(x.device.type, dtype=self.encoder_dtype, enabled=half):
             states: Tensor = self.encoder(x, lengths, generator=generator)
         return states.float()
 
     def loss(self, batch: SequenceBatch, *, generator: torch.Generator | None = None) -> Tensor:
-        """Sampled softmax loss, the mean over the positions that predict."""
-        states = self.states(batch.items, batch.lengths, generator=generator)
-        query = states.view(-1, states.shape[2]).index_select(0, batch.places.to(states.device))
-        weight = None if self.target_decay == 1 else decaying(batch.target, self.target_decay)
-        loss: Tensor = self.head(query, batch.target, weight)
-        return loss
+        """-log p of the targets, the softmax sampled: the mean over the positions that predict."""
+        device = self.inputs.device
+        items, lengths = batch.items.to(device), batch.lengths.to(device)
+        places = batch.places.to(device)
+        x = self._vectors(items, lengths)
+        states = self._encode(x, lengths, generator)
+        query = states.view(-1, states.shape[2]).index_select(0, places)
+        if self.repeats is None:
+            weight = None if self.target_decay == 1 else decaying(batch.target, self.target_decay)
+            loss: Tensor = self.head(query, batch.target, weight)
+            return loss
+        target = batch.target.to(device)
+        softmax = self.head.sampled_log_prob(query, target)
+        copies: Copies = self.repeats(query, x, items, places)
+        log_prob = copies.log_prob(softmax, target).masked_fill(target < 0, 0.0)
+        return -(log_prob * decaying(target, self.target_decay)).sum(dim=1).mean()
 
     @torch.no_grad()
     def query(self, items: Tensor, lengths: Tensor) -> Tensor:
         """(B, D) what the encoder says after the last item of each row."""
         states = self.states(items, lengths)
         return last_state(states, lengths.to(states.device))
+
+    @torch.no_grad()
+    def after(self, items: Tensor, lengths: Tensor) -> "Outlook":
+        """What comes after the last item of each row of `items` (B, T), by all that was learned."""
+        items, lengths = items.to(self.inputs.device), lengths.to(self.inputs.device)
+        x = self._vectors(items, lengths)
+        query = last_state(self._encode(x, lengths, None), lengths)
+        if self.repeats is None:
+            return Outlook(self.head, query, None)
+        places = torch.arange(len(items), device=items.device) * items.shape[1] + lengths - 1
+        return Outlook(self.head, query, self.repeats(query, x, items, places))
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """B histories as a model has read them; ranks and judges over all classes, exactly."""
+
+    head: TapasSoftmax
+    query: Tensor  # (B, D)
+    copies: Copies | None  # None for a model that does not repeat
+
+    def top(self, k: int, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The k best classes of each history, (B, k), as `head.top`.
+
+        Scores are logits, or log-probabilities of a model that repeats.
+        """
+        if self.copies is None:
+            return self.head.top(self.query, k, exclude=exclude)
+        return self.copies.top(self.head, self.query, k, exclude)
+
+    def log_prob(self, ids: Tensor) -> Tensor:
+        """Exact log-probability of `ids` (B, L)."""
+        softmax = self.head.log_prob(self.query, ids)
+        if self.copies is None:
+            return softmax
+        return self.copies.log_prob(softmax, ids.to(softmax.device))
 
 
 def decaying(target: Tensor, decay: float) -> Tensor:

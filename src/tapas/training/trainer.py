@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tapas.data.windows import Windows
+from tapas.data.windows import SequenceBatch, Windows
 from tapas.errors import DataError
 from tapas.rng import stream
 from tapas.training.checkpoint import Checkpoint, CheckpointFolder
@@ -107,21 +107,14 @@ class Trainer:
 
     def _step(self) -> None:
         progress = self.progress
-        batch = self.windows.batch(progress.step)
-        generator = stream(self.loop.seed, "dropout", progress.step)
-        self.optimizer.zero_grad(set_to_none=True)
-        with self.model.head.accumulate():  # inputs and softmax may share their rows
-            loss = self.model.loss(batch, generator=generator)
-            value = float(loss.detach())
-            if not math.isfinite(value):
-                raise DataError(
-                    f"the loss is {value} at step {progress.step}: training has diverged. Lower "
-                    "optimizer.rows_lr or optimizer.encoder_lr (with --set) and begin again."
-                )
-            loss.backward()  # type: ignore[no-untyped-call]
-        if self.clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.encoder.parameters(), self.clip)
-        self.optimizer.step()
+        value = step(
+            self.model,
+            self.optimizer,
+            self.windows.batch(progress.step),
+            seed=self.loop.seed,
+            number=progress.step,
+            clip=self.clip,
+        )
         progress.step += 1
         progress.loss_sum += value
         progress.loss_steps += 1
@@ -167,6 +160,32 @@ class Trainer:
                 state.setdefault(int(index), {})[name] = value
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def step(
+    model: SequenceModel,
+    optimizer: torch.optim.Optimizer,
+    batch: SequenceBatch,
+    *,
+    seed: int,
+    number: int,
+    clip: float | None,
+) -> float:
+    """One step of training, number `number` of the run with `seed`; returns the sampled loss."""
+    optimizer.zero_grad(set_to_none=True)
+    with model.head.accumulate():  # inputs and softmax may share their rows
+        loss = model.loss(batch, generator=stream(seed, "dropout", number))
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise DataError(
+                f"the loss is {value} at step {number}: training has diverged. Lower "
+                "optimizer.rows_lr or optimizer.encoder_lr (with --set) and begin again."
+            )
+        loss.backward()  # type: ignore[no-untyped-call]
+    if clip is not None:
+        torch.nn.utils.clip_grad_norm_(model.encoder.parameters(), clip)
+    optimizer.step()
+    return value
 
 
 def model_state(model: SequenceModel) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -235,3 +235,40 @@ def test_several_virtual_shards_keep_the_union_of_each_ones_share(selection):
     query, _ = batch(B)
     shard = head.table.placement.shard(head.sample(query).ids)
     assert torch.bincount(shard).tolist() == [3, 3, 2]
+
+
+@pytest.mark.parametrize("num_targets", [None, 1, L])
+def test_sampled_log_probabilities_are_what_the_loss_is_made_of(selection, num_targets):
+    shape = (B,) if num_targets is None else (B, num_targets)
+    target = torch.randint(C, shape, generator=tapas.stream(4, "target"))
+    target[1] = -100
+    if num_targets == L:
+        target[3, 1:] = -100
+    query, _ = batch(B)
+    one, two = (make(selection=selection, reduction="sum") for _ in range(2))
+    queries = [query.clone().requires_grad_() for _ in range(2)]
+    loss = one(queries[0], target)
+    log_prob = two.sampled_log_prob(queries[1], target)
+    assert log_prob.shape == target.shape
+    assert bool((log_prob[target < 0] == 0).all())
+    real = (target >= 0).view(B, -1)
+    weight = real / real.sum(dim=1, keepdim=True).clamp(min=1)
+    again = -(log_prob.view(B, -1) * weight).sum()
+    torch.testing.assert_close(again, loss)
+    loss.backward()
+    again.backward()
+    torch.testing.assert_close(queries[1].grad, queries[0].grad)
+    torch.testing.assert_close(two.table.weight.grad.to_dense(), one.table.weight.grad.to_dense())
+    assert one.step == two.step == 1
+    with torch.no_grad():
+        two.sampled_log_prob(query, target)
+    assert two.step == 1
+
+
+def test_sampled_log_probabilities_over_every_class_are_exact():
+    head = make(num_samples=C)
+    query, target = batch(B, L)
+    query = query[:, 0]
+    torch.testing.assert_close(
+        head.sampled_log_prob(query, target).detach(), head.log_prob(query, target)
+    )

@@ -11,7 +11,7 @@ from oracle.selection import log_sum_exp
 from torch.nn.functional import cross_entropy
 
 from tapas import UsageError, sampled_softmax_loss, stream
-from tapas.losses import kept_log_sum
+from tapas.losses import kept_log_sum, target_costs
 
 B, L, K, C, D = 5, 3, 7, 31, 3
 
@@ -199,3 +199,18 @@ def test_a_wrong_shape_is_told_by_name(call, words):
     with pytest.raises(UsageError) as error:
         call()
     assert str(error.value) == words
+
+
+@pytest.mark.parametrize("num_targets", [1, 3])
+def test_the_cost_of_a_target_is_the_loss_of_that_target_alone(num_targets):
+    positive, log_sum = draw(B, num_targets, name="positive"), draw(B, name="log_sum")
+    positive[2, -1] = -torch.inf
+    cost = target_costs(positive, log_sum)
+    assert cost.shape == (B, num_targets)
+    for column in range(num_targets):
+        alone = torch.zeros(B, num_targets)
+        alone[:, column] = 1
+        assert torch.equal(cost[:, column], sampled_softmax_loss(positive, log_sum, alone))
+    partition = (positive.exp().sum(dim=1) + log_sum.exp()).log()
+    want = (partition[:, None] - positive).masked_fill(positive.isneginf(), 0.0)
+    torch.testing.assert_close(cost, want)

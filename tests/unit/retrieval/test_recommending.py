@@ -81,6 +81,25 @@ def test_a_table_ranks_for_it():
     assert scores[0, -1] == -torch.inf
 
 
+def test_what_encode_makes_of_a_batch_goes_to_top_as_it_is():
+    """A model that repeats ranks by more than a query: by the history itself."""
+    made = []
+
+    def encode(items, lengths):
+        made.append((items, lengths))
+        return made[-1]
+
+    def top(reading, k, exclude):
+        assert reading is made[-1]
+        return torch.zeros(len(reading[0]), k), reading[0][:, :k]
+
+    recommender = Recommender(encode=encode, top=top, history_length=T)
+    histories = [np.array([5, 6])] * 300
+    _, ids = recommender.recommend(histories, 2, exclude_seen=False)
+    assert ids.tolist() == [[5, 6]] * 300
+    assert len(made) == 2
+
+
 def test_bad_histories_are_named(recommender):
     good = np.array([1])
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from oracle.journeys import chain_log
@@ -10,8 +11,9 @@ from tapas import UsageError
 from tapas.data.log_source import LogSource
 from tapas.data.splits import SplitConfig, split_log
 from tapas.encoders import GRUEncoder, MeanEncoder, TransformerEncoder
+from tapas.selection import Priority, Top
 from tapas.tables import SGD, Adagrad, LazyAdam, RowwiseAdagrad
-from tapas.training.building import build, check_device
+from tapas.training.building import build, build_selection, check_device
 from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, OptimizerConfig, TrainConfig
 
 ENCODERS = {"mean": MeanEncoder, "gru": GRUEncoder, "transformer": TransformerEncoder}
@@ -122,3 +124,37 @@ def test_a_device_that_is_not_there_is_told(name):
     words = rf"loop.device is '{name}', which torch cannot use here: .* Try 'cpu'\."
     with pytest.raises(UsageError, match=words):
         check_device(name)
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({}, Priority()),
+        ({"selection": "top"}, Top()),
+        ({"score_queries": 7}, Priority(score_queries=7)),
+        ({"selection": "top", "score_queries": 7}, Top(score_queries=7)),
+    ],
+)
+def test_the_second_pass_is_as_configured(data, options, rule):
+    head = replace(CONFIG.head, **options)
+    assert build_selection(head) == rule
+    assert build(replace(CONFIG, head=head), *data).model.head.config.selection == rule
+
+
+def test_queries_that_score_are_64_for_priority_and_all_for_top_unless_said():
+    assert build_selection(HeadConfig()).score_queries == 64
+    assert build_selection(HeadConfig(selection="top")).score_queries is None
+
+
+def test_the_proposal_is_as_configured(data):
+    """Left out, the floor is the value of a class seen once."""
+    log, split = data
+    total = int(split.train_counts.sum())
+    proposal = build(CONFIG, log, split).model.head.proposal
+    assert (proposal.alpha, proposal.beta) == (0.75, pytest.approx((1 / total) ** 0.75))
+    config = replace(CONFIG, head=replace(CONFIG.head, alpha=0.5, beta=0.125))
+    proposal = build(config, log, split).model.head.proposal
+    assert (proposal.alpha, proposal.beta) == (0.5, 0.125)
+    value = np.maximum((split.train_counts / total) ** 0.5, 0.125)
+    found = proposal.log_prob(torch.arange(log.num_items)).double().exp().numpy()
+    np.testing.assert_allclose(found, value / value.sum(), rtol=1e-6)

@@ -84,3 +84,38 @@ def test_a_missing_file_is_told(tmp_path):
     words = f"cannot read {tmp_path / 'none.toml'}: No such file or directory."
     with pytest.raises(UsageError, match=re.escape(words)):
         read_toml(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("head", "words"),
+    [
+        ({"beta": 0}, "head.beta must be between 1e-300 and 1, got 0.0."),
+        ({"beta": -0.5}, "head.beta must be between 1e-300 and 1, got -0.5."),
+        ({"beta": 1.5}, "head.beta must be between 1e-300 and 1, got 1.5."),
+        ({"beta": float("nan")}, "head.beta must be between 1e-300 and 1, got nan."),
+        ({"beta": "low"}, "head.beta must be a number, got 'low'."),
+        ({"score_queries": 0}, "head.score_queries must be at least 1, got 0."),
+        ({"score_queries": 2.5}, "head.score_queries must be a whole number, got 2.5."),
+    ],
+    ids=str,
+)
+def test_a_bad_floor_or_number_of_scoring_queries_is_told(head, words):
+    with pytest.raises(UsageError) as error:
+        build_config(LOG, {"head": head})
+    assert str(error.value) == words
+
+
+@pytest.mark.parametrize("head", [{}, {"beta": 1}, {"beta": 1e-12, "score_queries": 1}], ids=str)
+def test_a_floor_and_scoring_queries_are_written_and_left_out_if_they_were(head, tmp_path):
+    config = build_config(LOG, {"head": head})
+    assert (config.head.beta, config.head.score_queries) == (
+        head.get("beta"),
+        head.get("score_queries"),
+    )
+    path = tmp_path / "config.toml"
+    path.write_text(as_toml(config))
+    assert build_config(read_toml(path)) == config
+    assert ("beta" in path.read_text(), "score_queries" in path.read_text()) == (
+        "beta" in head,
+        "score_queries" in head,
+    )

@@ -1,0 +1,75 @@
+"""`--set model.repeats=true` on the command line: trained, judged, asked, and exported."""
+
+import json
+
+import pytest
+from oracle.journeys import TINY, invoke, last_line, names, write_chain
+
+
+@pytest.fixture(scope="module")
+def repeating(tmp_path_factory):
+    """A run whose rare items are folded into one class, which is never to be recommended."""
+    folder = tmp_path_factory.mktemp("repeating")
+    file = write_chain(folder / "log.parquet", num_users=10, num_items=30)
+    done = invoke(
+        "train", file, "--out", folder / "run", "--cache", folder / "cache", *TINY,
+        "--set", "model.repeats=true", "--min-count", 7, "--rare", "fold",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+def recommended(run, *options):
+    done = invoke("recommend", run, "--json", *options)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["items"]
+
+
+def test_recommending_ranks_by_the_mixture_of_the_best_checkpoint(repeating):
+    import torch
+
+    from tapas.training.assessment import load_model
+    from tapas.training.run_folder import open_run
+
+    run = open_run(repeating)
+    model, _ = load_model(run)
+    keys = run.log.item_keys
+    assert keys.rare_id is not None
+    history = [int(i) for i in range(run.log.num_items) if i != keys.rare_id][:3]
+    said = ",".join(str(key) for key in keys.keys(history))
+    found = recommended(repeating, "--history", said, "--top", 50)
+    after = model.after(torch.tensor([history]), torch.tensor([3]))
+    log_p = after.log_prob(torch.arange(run.log.num_items)[None])[0]
+    log_p[keys.rare_id] = -torch.inf
+    best = log_p.argsort(descending=True)[:-1]
+    assert [row["item"] for row in found] == keys.keys(best.numpy())
+    assert [row["score"] for row in found] == pytest.approx(log_p[best].tolist(), abs=1e-4)
+    assert set(keys.keys(history)) == {row["item"] for row in found[:3]}
+    fresh = recommended(repeating, "--history", said, "--top", 50, "--exclude-seen")
+    assert not set(keys.keys(history)) & {row["item"] for row in fresh}
+
+
+def test_it_is_judged(repeating):
+    done = invoke("evaluate", repeating, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["scores"]["model"]["metrics"]["loss"]["mean"] > 0
+
+
+def test_a_folder_is_refused(repeating, at):
+    done = invoke("export", repeating, "--to", "shop")
+    assert last_line(done) == (
+        f"{repeating} was trained with model.repeats: what it copies from histories does not fit "
+        "into an exported folder. Recommend from the run itself, or train without."
+    )
+    assert names(at) == []
+
+
+def test_a_file_holds_the_softmax_alone_and_says_so(repeating, at):
+    done = invoke("export", repeating, "--to", "items.safetensors", "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[0] == (
+        "items.safetensors holds the softmax alone, without what model.repeats copies from "
+        "histories: its lists are not those of `tapas recommend`."
+    )
+    assert json.loads(done.stdout)["part"] == "softmax"
+    assert names(at) == ["items.safetensors"]
