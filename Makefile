@@ -2,7 +2,8 @@
 # make test    set up and run everything CI runs
 # make check   the quick part: style, types, tests that take no time
 # make bench   measure; every question is one file in benchmarks/
-# make figures run what is missing of the paper's experiments, draw all, judge every claim
+# make figures run what is missing of the paper's synthetic experiments, draw all, judge every claim
+# make evidence DATA=folder   the same for the experiments on real data (docs/evidence.md): hours
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,7 +11,7 @@ READY := $(VENV)/.ready
 
 STUDIES := figure-1 figure-2 pool-size temperature figure-1-priority figure-2-priority
 
-.PHONY: demo test check lint bench figures clean
+.PHONY: demo test check lint bench figures evidence clean
 
 demo: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,demo]" \
@@ -35,6 +36,12 @@ bench: $(READY)
 figures: $(READY)
 	for study in $(STUDIES); do $(BIN)/tapas paper $$study || exit 1; done
 	$(BIN)/tapas paper claims
+
+evidence: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,demo]"
+	$(BIN)/tapas paper figure-3 --data "$(DATA)"
+	$(BIN)/tapas paper table-1 --data "$(DATA)"
+	$(BIN)/tapas paper sweeps --data "$(DATA)"
 
 $(READY): pyproject.toml constraints.txt
 	python3 -m venv $(VENV)

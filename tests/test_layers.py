@@ -25,7 +25,8 @@ LAYERS = [
     {"proposals", "selection", "losses", "metrics", "encoders", "data", "drawing"},
     {"tables"},
     {"heads", "engines"},
-    {"training", "retrieval", "paper"},
+    {"training", "retrieval"},
+    {"paper"},
     {"cli"},
 ]
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}

@@ -5,7 +5,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as Bars
 
 Move = Callable[[int, int, str], None]  # done so far, of how many, and a few words
@@ -34,3 +40,29 @@ def progress_bar(what: str, unit: str) -> Iterator[Move]:
             bars.update(task, completed=done, total=total, rate=rate, note=note, visible=True)
 
         yield move
+
+
+@contextmanager
+def run_bars() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+    """A bar of finished runs for each stage that is named: follow(stage)(done, total)."""
+    bars = Bars(
+        TextColumn("{task.description:<22}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("runs"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+    )
+
+    def follow(stage: str) -> Callable[[int, int], None]:
+        task = bars.add_task(stage, total=None)
+
+        def move(done: int, total: int) -> None:
+            bars.update(task, completed=done, total=total)
+
+        return move
+
+    with bars:
+        yield follow

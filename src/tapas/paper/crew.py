@@ -6,13 +6,19 @@ import signal
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
-from tapas.paper.ledger import Ledger
-from tapas.paper.runs import Run, execute
+from tapas.paper.ledger import Ledger, Result, Run
 
-Progress = Callable[[int, int, Run], None]  # runs done, runs in all, the run just done
+Progress = Callable[[int, int], None]  # runs done, runs in all
 
 
-def finish(ledger: Ledger, runs: Iterable[Run], progress: Progress, *, workers: int) -> None:
+def finish(
+    ledger: Ledger,
+    runs: Iterable[Run],
+    execute: Callable[[Run], Result],
+    progress: Progress,
+    *,
+    workers: int,
+) -> None:
     """Do what the ledger lacks of `runs`; after an interrupt all that was done is in it."""
     wanted = {run.key(): run for run in runs}
     todo = ledger.missing(wanted.values())
@@ -23,16 +29,16 @@ def finish(ledger: Ledger, runs: Iterable[Run], progress: Progress, *, workers: 
         for run in todo:
             ledger.add(execute(run))
             done += 1
-            progress(done, len(wanted), run)
+            progress(done, len(wanted))
         return
     spawn = multiprocessing.get_context("spawn")  # a fork would copy torch's threads half alive
     pool = ProcessPoolExecutor(min(workers, len(todo)), mp_context=spawn, initializer=_quiet)
     try:
-        pending = {pool.submit(execute, run): run for run in todo}
+        pending = [pool.submit(execute, run) for run in todo]
         for future in as_completed(pending):
             ledger.add(future.result())
             done += 1
-            progress(done, len(wanted), pending[future])
+            progress(done, len(wanted))
     except BaseException:
         for process in list((pool._processes or {}).values()):
             process.terminate()

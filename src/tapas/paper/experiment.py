@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tapas.errors import DataError
 from tapas.paper.crew import Progress, finish
 from tapas.paper.ledger import Ledger, Result
-from tapas.paper.runs import Run
+from tapas.paper.runs import Run, execute
 
 SEARCH_SEED = 1_000  # never among the seeds of a figure
 
@@ -158,4 +158,4 @@ def conduct(
     """Every stage of an experiment; what is in the ledger is not done again."""
     for stage in experiment.stages:
         name = stage.__name__.replace("_", " ")
-        finish(ledger, stage(ledger), progress(name), workers=workers)
+        finish(ledger, stage(ledger), execute, progress(name), workers=workers)

@@ -9,12 +9,20 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from tapas.errors import DataError
-from tapas.paper.runs import Run
 
 Result = dict[str, Any]
+
+
+class Keyed(Protocol):
+    """A run, of whatever kind: equal keys mean equal results."""
+
+    def key(self) -> str: ...
+
+
+Run = TypeVar("Run", bound=Keyed)
 
 
 class Ledger:
@@ -26,10 +34,10 @@ class Ledger:
             result["key"]: result for file in (*also, path) for result in _read(file)
         }
 
-    def __contains__(self, run: Run) -> bool:
+    def __contains__(self, run: Keyed) -> bool:
         return run.key() in self.results
 
-    def __getitem__(self, run: Run) -> Result:
+    def __getitem__(self, run: Keyed) -> Result:
         return self.results[run.key()]
 
     def missing(self, runs: Iterable[Run]) -> list[Run]:
@@ -56,9 +64,9 @@ def _read(path: Path) -> Iterator[Result]:
             result = json.loads(line)
         except json.JSONDecodeError:
             continue  # cut short by a crash: its run is simply done again
-        if not isinstance(result, dict) or not {"key", "run", "accuracy"} <= result.keys():
+        if not isinstance(result, dict) or not {"key", "run"} <= result.keys():
             raise DataError(
-                f"{path}, line {number}: not a result of an experiment (no key, run and accuracy). "
+                f"{path}, line {number}: not a result of an experiment (no key and run). "
                 "Move the file away, or remove that line."
             )
         yield result

@@ -50,7 +50,7 @@ def test_a_file_that_is_no_ledger_is_named_with_its_line(tmp_path):
     path = tmp_path / "results.jsonl"
     path.write_text('{"key": "a", "run": {}, "accuracy": 1}\n{"other": 1}\n')
     words = (
-        "line 2: not a result of an experiment (no key, run and accuracy). Move the file away, "
+        "line 2: not a result of an experiment (no key and run). Move the file away, "
         "or remove that line."
     )
     with pytest.raises(DataError, match=re.escape(words)):

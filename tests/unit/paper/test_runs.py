@@ -69,7 +69,7 @@ def test_a_crew_does_what_is_missing_and_says_so(tmp_path, workers):
     runs = [replace(RUN, seed=seed, steps=2) for seed in (0, 1, 2)]
     ledger.add(execute(runs[0]))
     said = []
-    finish(ledger, runs, lambda done, total, run: said.append((done, total)), workers=workers)
+    finish(ledger, runs, execute, lambda done, total: said.append((done, total)), workers=workers)
     assert said == [(2, 3), (3, 3)]
     assert not ledger.missing(runs)
-    finish(ledger, runs, lambda *_: pytest.fail("nothing was missing"), workers=workers)
+    finish(ledger, runs, execute, lambda *_: pytest.fail("nothing was missing"), workers=workers)

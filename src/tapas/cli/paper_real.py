@@ -1,0 +1,239 @@
+"""`tapas paper figure-3`, `figure-4`, `table-1` and `sweeps`: the paper's real data, on ours."""
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tapas.cli.endings import one_line_endings
+from tapas.cli.log_options import Cache, cache_folder, talk
+from tapas.cli.paper_claims import (
+    PACES,
+    all_claims,
+    read_evidence,
+    read_paces,
+    real_ledger,
+    write_overview,
+)
+from tapas.cli.progress import run_bars
+from tapas.cli.results_folder import ResultsFolder
+from tapas.errors import UsageError
+from tapas.paper.crew import finish
+from tapas.paper.ledger import Ledger, Result
+from tapas.paper.real.pace import ROUNDS, measure_pace
+from tapas.paper.real.pages import loss_page, map_page, pace_page, sweeps_page
+from tapas.paper.real.plan import Plan
+from tapas.paper.real.runs import execute, open_set
+from tapas.paper.real.sets import SETS, Place, find_set
+from tapas.paper.real.sweeps import Trial, around_the_default, cures, known
+
+Out = Annotated[
+    Path, typer.Option(metavar="FOLDER", help="Where results are kept; one folder for each study.")
+]
+Data = Annotated[
+    Path,
+    typer.Option(metavar="FOLDER", help="Where the files of the sets are; see docs/evidence.md."),
+]
+Names = Annotated[
+    str, typer.Option("--sets", metavar="NAMES", help=f"Some of {','.join(SETS)}, with commas.")
+]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="A made-up log and few steps, in FOLDER/quick.")
+]
+Draw = Annotated[
+    bool, typer.Option("--draw", help="Only draw and write, from the results at hand.")
+]
+Workers = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Runs side by side, one thread each.")
+]
+CORES = os.cpu_count() or 1
+ALL = ",".join(SETS)
+
+
+def figure_3(
+    out: Out = Path("results"),
+    data: Data = Path("data"),
+    sets: Names = ALL,
+    cache: Cache = None,
+    quick: Quick = False,
+    draw: Draw = False,
+    workers: Workers = CORES,
+) -> None:
+    """MAP@20 on five sets: two sample sizes, r = 1 and 8, both rules, and what they compete with.
+
+    Every finished run is kept: stop it at any moment and the same command continues. Figure 4
+    is drawn from the same runs. Several hours on two cores for all sets; --sets takes them one
+    by one.
+    """
+    with one_line_endings():
+        if not draw:
+            _train(_plans(sets, out, quick), Place(data, cache_folder(cache)), workers)
+        _write_figures(_home(out, quick))
+
+
+def figure_4(
+    out: Out = Path("results"),
+    data: Data = Path("data"),
+    sets: Names = ALL,
+    cache: Cache = None,
+    quick: Quick = False,
+    draw: Draw = False,
+    workers: Workers = CORES,
+) -> None:
+    """Full softmax loss, from the same runs as figure 3; what is missing of them is run."""
+    figure_3(out, data, sets, cache, quick, draw, workers)
+
+
+def table_1(
+    out: Out = Path("results"),
+    data: Data = Path("data"),
+    sets: Names = ALL,
+    cache: Cache = None,
+    quick: Quick = False,
+    draw: Draw = False,
+) -> None:
+    """Steps a second of every cell of figure 3, measured in turns; wants a quiet machine.
+
+    Takes the settings that the search of figure 3 found. A few minutes for each set.
+    """
+    with one_line_endings():
+        home = _home(out, quick)
+        measured = read_paces(home)
+        for plan, ledger in [] if draw else _plans(sets, out, quick):
+            place = Place(data, cache_folder(cache))
+            rounds = 2 if quick else ROUNDS
+            measured[plan.name] = measure_pace(plan, ledger, place, rounds=rounds)
+            talk(f"measured {plan.name}")
+            text = json.dumps({k: [asdict(p) for p in v] for k, v in measured.items()}, indent=1)
+            ResultsFolder(home / PACES.parent).write({PACES.name: (text + "\n").encode()})
+        _write_figures(home)
+
+
+def sweeps(
+    out: Out = Path("results"),
+    data: Data = Path("data"),
+    sets: Names = "rust",
+    cache: Cache = None,
+    quick: Quick = False,
+    draw: Draw = False,
+    workers: Workers = CORES,
+) -> None:
+    """One setting at a time around the default, and attempts to cure the paper's rule."""
+    with one_line_endings():
+        from tapas.paper.real.figures import draw_sweeps
+
+        place, home = Place(data, cache_folder(cache)), _home(out, quick)
+        pages, files = {}, {}
+        for plan, ledger in _plans(sets, out, quick):
+            trials = _trials(plan, ledger, place)
+            if not draw:
+                runs, go = [trial.run for trial in trials], partial(execute, place=place)
+                with run_bars() as follow:
+                    finish(ledger, runs, go, follow(plan.name), workers=workers)
+            pages[plan.name] = known(trials, ledger)
+            panels, starts = _panels(pages[plan.name])
+            files[f"{plan.name}.png"] = draw_sweeps(panels, plan.real_set.title, starts)
+        files["README.md"] = sweeps_page(pages).encode()
+        ResultsFolder(home / "sweeps").write(files)
+        talk(f"Wrote {home / 'sweeps' / 'README.md'}.")
+
+
+COMMANDS = {"figure-3": figure_3, "figure-4": figure_4, "table-1": table_1, "sweeps": sweeps}
+ABOUT = {  # what each is about, and minutes on two cores
+    "figure-3": ("MAP@20 rises with r on real data; n=1000, r=8 is as good as n=8000.", "240"),
+    "figure-4": ("The full softmax loss does not get better. The same runs as figure-3.", "240"),
+    "table-1": ("r=8 costs about 10 % more time than r=1.", "15"),
+    "sweeps": ("None: what each setting does, and whether the paper's rule can be cured.", "30"),
+}
+
+
+def _home(out: Path, quick: bool) -> Path:
+    return out / "quick" if quick else out
+
+
+def _plans(names: str, out: Path, quick: bool) -> list[tuple[Plan, Ledger]]:
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    if not wanted:
+        raise UsageError(f"--sets names no set. Known: {ALL}.")
+    home = _home(out, quick)
+    return [(Plan(find_set(name), quick=quick), real_ledger(home, name)) for name in wanted]
+
+
+def _train(plans: Sequence[tuple[Plan, Ledger]], place: Place, workers: int) -> None:
+    for plan, _ in plans:
+        plan.real_set.find(place)  # a file that is missing is told before hours of work
+    go = partial(execute, place=place)
+    with run_bars() as follow:
+        for plan, ledger in plans:
+            talk(f"{plan.name}: reading the log")
+            plan.real_set.open(place)
+            for stage in plan.stages:
+                name = f"{plan.name}: {stage.__name__.replace('_', ' ')}"
+                finish(ledger, stage(ledger), go, follow(name), workers=workers)
+
+
+def _write_figures(home: Path) -> None:
+    """Everything that follows from runs and paces: figures, pages, verdicts."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    from tapas.paper.real.figures import draw_figure_3, draw_figure_4, draw_tail, draw_time
+    from tapas.paper.real.sizes_figure import draw_sizes
+
+    quick = home.name == "quick"
+    found = read_evidence(home, quick=quick)
+    claims = all_claims(home, quick=quick)
+    plans = [(each.plan, each.ledger) for each in found]
+    sizes = {each.name: each.plan.real_set.num_classes for each in found}
+    costs = {each.name: {c: p.cost for c, p in each.paces.items()} for each in found}
+    files: dict[str, dict[str, bytes]] = {
+        "figure-3": {
+            "figure.png": draw_figure_3(plans, sizes),
+            "samples.png": draw_sizes(found),
+            "README.md": map_page(found, claims).encode(),
+        },
+        "figure-4": {
+            "figure.png": draw_figure_4(plans, sizes),
+            "tail.png": draw_tail(plans),
+            "README.md": loss_page(found, claims).encode(),
+        },
+    }
+    if any(costs.values()):
+        files["figure-3"]["time.png"] = draw_time(plans, costs)
+        files["table-1"] = {"README.md": pace_page(found, claims).encode()}
+    for name, content in files.items():
+        ResultsFolder(home / name).write(content)
+        talk(f"Wrote {home / name / 'README.md'}.")
+    write_overview(home, claims)
+    for claim in claims:
+        if claim.study in files:
+            typer.echo(f"{claim.verdict}: {claim.text}: {claim.evidence}")
+
+
+def _trials(plan: Plan, searched: Ledger, place: Place) -> list[Trial]:
+    _, split = open_set(plan.real_set, place)
+    once = 1 / float(split.train_counts.sum())
+    return [*around_the_default(plan, searched, once), *cures(plan, searched)]
+
+
+Point = tuple[float | str, float, float | None]  # value, MAP@20, loss
+
+
+def _panels(
+    trials: Sequence[tuple[Trial, Result]],
+) -> tuple[dict[str, list[Point]], dict[str, float | str]]:
+    """What is drawn of each setting, and where it starts."""
+    panels: dict[str, list[Point]] = {}
+    starts: dict[str, float | str] = {}
+    for trial, result in trials:
+        value = trial.words if trial.setting == "score_queries" else trial.value
+        if trial.is_default:
+            starts[trial.setting] = value
+        if "diverged" not in result:
+            point = (value, result["map@20"], result["loss"])
+            panels.setdefault(trial.setting, []).append(point)
+    return panels, starts

@@ -1,0 +1,173 @@
+"""What is run on every set: the same search for every method, then the seeds that are drawn.
+
+Searches are judged on validation points, with a seed of their own and fewer steps. First
+the learning rate of the rows, with sampled softmax (n, alpha 0.75): it holds for every
+method, as batches and encoder do. Then alpha, for each of sampled softmax, top and priority
+with n samples; a method keeps its alpha for every other number of samples. Full softmax has
+no proposal.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from tapas.errors import DataError
+from tapas.paper.ledger import Ledger, Result
+from tapas.paper.real.references import REFERENCES
+from tapas.paper.real.runs import RealRun
+from tapas.paper.real.sets import RealSet
+
+SEARCH_SEED = 1_000  # never among the seeds of a figure
+FIRST_ALPHA = 0.75
+LRS = (0.1, 0.3, 1.0)
+ALPHAS = (0.0, 0.5, 0.75, 1.0)
+R = 8
+ADAPTIVE = ("top", "priority")
+
+
+class Cell(NamedTuple):
+    """What a curve stands for."""
+
+    method: str  # "full", "sampled", "top" or "priority"
+    times: float = 1  # num_samples is this many times the set's n
+    r: int = 1
+
+    def num_samples(self, n: int) -> int:
+        """0 for full softmax, which draws none."""
+        return 0 if self.method == "full" else round(self.times * n)
+
+    def words(self, n: int) -> str:
+        if self.method == "full":
+            return "full softmax"
+        size = f"{self.num_samples(n):,}"
+        return f"sampled, n={size}" if self.method == "sampled" else f"{self.method}, n={size}, r=8"
+
+
+SAMPLED, TOP, PRIORITY = Cell("sampled"), Cell("top", 1, R), Cell("priority", 1, R)
+SAMPLED_8, TOP_8, PRIORITY_8 = Cell("sampled", 8), Cell("top", 8, R), Cell("priority", 8, R)
+SAMPLED_2, SAMPLED_4, SAMPLED_64 = Cell("sampled", 2), Cell("sampled", 4), Cell("sampled", 64)
+SAMPLED_EIGHTH, PRIORITY_EIGHTH = Cell("sampled", 1 / 8), Cell("priority", 1 / 8, R)
+FULL = Cell("full")
+SMALL_CELLS = (SAMPLED, TOP, PRIORITY)
+PAPER_CELLS = (*SMALL_CELLS, SAMPLED_8, TOP_8, PRIORITY_8)
+# how many seeds a cell gets where it is expensive; three elsewhere
+_LARGE = {
+    TOP: 2, PRIORITY_8: 1, TOP_8: 1, SAMPLED_2: 1, SAMPLED_4: 0, SAMPLED_64: 0, FULL: 0,
+    SAMPLED_EIGHTH: 1, PRIORITY_EIGHTH: 1,
+}  # fmt: skip
+_SMALL = {SAMPLED_EIGHTH: 2, PRIORITY_EIGHTH: 2, TOP_8: 1, SAMPLED_2: 1, SAMPLED_4: 1}
+FEWER_SEEDS: dict[str, dict[Cell, int]] = {
+    "linux": _LARGE,
+    "wikipedia": _LARGE,
+    "synthetic": _LARGE,
+    "rust": {**_SMALL, PRIORITY_8: 2, SAMPLED_64: 0, FULL: 0},
+    "grocery": {**_SMALL, SAMPLED_64: 1, FULL: 1},
+}
+CELLS = (
+    SAMPLED_EIGHTH, PRIORITY_EIGHTH, *PAPER_CELLS, SAMPLED_2, SAMPLED_4, SAMPLED_64, FULL
+)  # fmt: skip
+SEEDS = (0, 1, 2)
+
+
+class Plan:
+    """The runs of one set; what is known of them is read from a ledger."""
+
+    def __init__(self, real_set: RealSet, *, quick: bool = False):
+        self.name, self.is_quick = real_set.name, quick
+        self.real_set = real_set.quick() if quick else real_set
+
+    def run(self, cell: Cell, lr: float, alpha: float, seed: int) -> RealRun:
+        mine = self.real_set
+        return RealRun(
+            set=self.name,
+            method=cell.method,
+            num_samples=cell.num_samples(mine.num_samples),
+            presample_factor=cell.r,
+            alpha=alpha,
+            rows_lr=lr,
+            batch=mine.batch,
+            steps=mine.steps,
+            seed=seed,
+            quick=self.is_quick,
+        )
+
+    def trial(self, cell: Cell, lr: float, alpha: float) -> RealRun:
+        """The same, shorter and judged on validation points."""
+        run = self.run(cell, lr, alpha, SEARCH_SEED)
+        return replace(run, steps=self.real_set.search_steps, points="validation")
+
+    def cells(self) -> dict[Cell, tuple[int, ...]]:
+        """Every cell with its seeds."""
+        fewer = FEWER_SEEDS[self.name]
+        return {c: SEEDS[: fewer.get(c, len(SEEDS))] for c in CELLS if fewer.get(c) != 0}
+
+    def learning_rates(self, ledger: Ledger) -> list[RealRun]:
+        return [self.trial(SAMPLED, lr, FIRST_ALPHA) for lr in LRS]
+
+    def alphas(self, ledger: Ledger) -> list[RealRun]:
+        return [
+            self.trial(cell, self.best_lr(ledger), alpha)
+            for cell in SMALL_CELLS
+            for alpha in ALPHAS
+        ]
+
+    def references(self, ledger: Ledger) -> list[RealRun]:
+        """What needs no training."""
+        return [
+            RealRun(
+                set=self.name, method=name, rows_lr=0.0, batch=0, steps=0, seed=0,
+                quick=self.is_quick,
+            )
+            for name in REFERENCES[self.name]
+        ]  # fmt: skip
+
+    def searches(self, ledger: Ledger) -> list[RealRun]:
+        """All that `best` looks at; of the alphas, only once the learning rates are known."""
+        rates = self.learning_rates(ledger)
+        return rates if ledger.missing(rates) else [*rates, *self.alphas(ledger)]
+
+    def drawn(self, ledger: Ledger) -> list[RealRun]:
+        """Seeds outermost, so that an interrupted figure has whole seeds."""
+        return [
+            self.run(cell, *self.best(ledger, cell), seed)
+            for seed in SEEDS
+            for cell, seeds in self.cells().items()
+            if seed in seeds
+        ]
+
+    @property
+    def stages(self) -> tuple[Callable[[Ledger], list[RealRun]], ...]:
+        return (self.references, self.learning_rates, self.alphas, self.drawn)
+
+    def best_lr(self, ledger: Ledger) -> float:
+        return max(LRS, key=lambda lr: _score(ledger, self.trial(SAMPLED, lr, FIRST_ALPHA)))
+
+    def best(self, ledger: Ledger, cell: Cell) -> tuple[float, float]:
+        """Learning rate and alpha with the highest MAP@20 on validation points."""
+        lr = self.best_lr(ledger)
+        if cell.method == "full":
+            return lr, FIRST_ALPHA
+        searched = Cell(cell.method, 1, cell.r)
+        return lr, max(ALPHAS, key=lambda alpha: _score(ledger, self.trial(searched, lr, alpha)))
+
+    def results(self, ledger: Ledger, cell: Cell) -> list[Result]:
+        """What was drawn for `cell`, by seed."""
+        settings = self.best(ledger, cell)
+        runs = [self.run(cell, *settings, seed) for seed in self.cells()[cell]]
+        missing = [run for run in runs if run not in ledger]
+        if missing:
+            raise DataError(
+                f"{self.name} is not finished: {len(missing)} of {len(runs)} seeds of "
+                f"'{cell.words(self.real_set.num_samples)}' are missing. `tapas paper figure-3` "
+                "continues where it stopped."
+            )
+        return [ledger[run] for run in runs]
+
+
+def _score(ledger: Ledger, run: RealRun) -> float:
+    if run not in ledger:
+        raise DataError(
+            f"the search on {run.set} is not finished; `tapas paper figure-3` continues where it "
+            "stopped."
+        )
+    return float(ledger[run]["map@20"])

@@ -1,0 +1,208 @@
+"""The five sets: where their events come from, what is held out, and the model they get.
+
+The paper's log is private. Two texts with its scale and long tail, a grocery log and the
+files of commits, for its kind of task, and a made-up log with its statistics, whose true
+distribution is known, stand in for it.
+"""
+
+import dataclasses
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from tapas.data.event_log import EventLog
+from tapas.data.groceries import PACKAGE, find_groceries
+from tapas.data.log_source import LogSource
+from tapas.data.preparing import prepare_log
+from tapas.data.splits import SplitConfig
+from tapas.data.synthetic_log import SyntheticLogConfig, write_synthetic_log
+from tapas.errors import UsageError, pick
+from tapas.training.config import ModelConfig
+from tapas.whole_file import whole_file
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where files are: downloaded ones, and logs prepared from them."""
+
+    data: Path
+    cache: Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RealSet:
+    """One set and all that every method has in common on it."""
+
+    name: str
+    title: str
+    asks: str  # what has to be predicted
+    source: LogSource  # a file name in the data folder; the log to make, or the package
+    split: SplitConfig
+    model: ModelConfig
+    batch: int  # stretches of history
+    num_classes: int  # of the whole log
+    num_samples: int  # n; the large size is 8 n
+    steps: int
+    search_steps: int
+    points: int  # judged at the end of a run
+    curve_points: int  # judged along the way, the first of these
+    search_points: int  # of validation, judged at the end of a search
+    made: SyntheticLogConfig | None = None
+    url: str = ""  # where a stranger gets the file
+
+    def open(self, place: Place) -> EventLog:
+        """The prepared log; made, or read, the first time."""
+        return prepare_log(self.find(place), place.cache)
+
+    def find(self, place: Place) -> LogSource:
+        """The source with the path of its file, or an error that says how to get it."""
+        if self.made is not None:
+            return dataclasses.replace(self.source, files=(str(_make(self.made, place)),))
+        if self.source.files == (PACKAGE,):
+            groceries = find_groceries()
+            if groceries is None:
+                raise UsageError(f"{self.name} needs its log. Install it: pip install {PACKAGE}.")
+            return dataclasses.replace(self.source, files=(str(groceries.transactions),))
+        path = place.data / self.source.files[0]
+        if not path.is_file():
+            raise UsageError(
+                f"{self.name} needs the file {path}, which is not there. Name the folder that has "
+                f"it with --data, or leave the set out with --sets. {self.url}".rstrip()
+            )
+        return dataclasses.replace(self.source, files=(str(path),))
+
+    def quick(self) -> "RealSet":
+        """The same in seconds: a made-up log, few steps."""
+        made = SyntheticLogConfig(num_users=300, num_items=2_000, num_groups=20, baskets_per_user=8)
+        return dataclasses.replace(
+            self,
+            source=_MADE,
+            split=SplitConfig(kind="last"),
+            model=dataclasses.replace(self.model, dim=8, history=20),
+            batch=8,
+            num_classes=made.num_items,
+            num_samples=16,
+            steps=12,
+            search_steps=6,
+            points=60,
+            curve_points=40,
+            search_points=40,
+            made=made,
+        )
+
+
+def _make(made: SyntheticLogConfig, place: Place) -> Path:
+    """The file of a made-up log, written once."""
+    name = hashlib.blake2b(repr(made).encode(), digest_size=8).hexdigest()
+    path = place.cache / f"made-{name}.parquet"
+    if not path.exists():
+        place.cache.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as unfinished:
+            write_synthetic_log(unfinished, made)
+    return path
+
+
+_MADE = LogSource(files=("made",), user="user", item="item", time="time")
+_TEXT = ModelConfig(encoder="gru", dim=64, history=32)
+
+
+LINUX = RealSet(
+    name="linux",
+    title="Linux identifiers",
+    asks="the next 5 identifiers",
+    source=LogSource(files=("linux_identifiers.parquet",), text="identifiers", split="spaces"),
+    split=SplitConfig(kind="group"),
+    model=_TEXT,
+    batch=16,
+    num_classes=1_285_847,
+    num_samples=1_000,
+    steps=2_000,
+    search_steps=800,
+    points=2_000,
+    curve_points=600,
+    search_points=1_000,
+    url="It is a table of documents with a column `identifiers`: the C sources of Linux 6.1, "
+    "comments stripped, identifiers separated by spaces.",
+)
+WIKIPEDIA = RealSet(
+    name="wikipedia",
+    title="Wikipedia words",
+    asks="the next 5 words",
+    source=LogSource(files=("wikipedia_en.parquet",), text="text"),
+    split=SplitConfig(kind="group"),
+    model=_TEXT,
+    batch=16,
+    num_classes=415_688,
+    num_samples=1_000,
+    steps=2_000,
+    search_steps=800,
+    points=3_000,
+    curve_points=1_000,
+    search_points=1_500,
+    url="It is a table of English articles with a column `text`.",
+)
+SYNTHETIC = RealSet(
+    name="synthetic",
+    title="Made-up log",
+    asks="the next basket of 5",
+    source=_MADE,
+    split=SplitConfig(kind="group", validation=0.02, test=0.02),
+    model=ModelConfig(encoder="gru", dim=64, history=30),
+    batch=80,
+    num_classes=500_000,
+    num_samples=1_000,
+    steps=2_000,
+    search_steps=800,
+    points=3_000,
+    curve_points=1_000,
+    search_points=1_500,
+    made=SyntheticLogConfig(
+        num_users=200_000,
+        num_items=500_000,
+        num_groups=1_000,
+        baskets_per_user=6,
+        items_per_basket=5,
+        exponent=0.7,  # the top 20 % of the items take about 60 % of the events, as in the paper
+    ),
+)
+RUST = RealSet(
+    name="rust",
+    title="Files of Rust commits",
+    asks="the next 5 files, from the next commit on",
+    source=LogSource(files=("rust_commits.parquet",), user="user", item="item", time="time"),
+    split=SplitConfig(kind="last"),
+    model=ModelConfig(encoder="gru", dim=64, history=50),
+    batch=32,
+    num_classes=121_035,
+    num_samples=256,
+    steps=2_000,
+    search_steps=800,
+    points=5_000,
+    curve_points=1_500,
+    search_points=2_000,
+    url="It is a table of who touched which file when (user, item, time), from the history of "
+    "the Rust repository.",
+)
+GROCERY = RealSet(
+    name="grocery",
+    title="Groceries",
+    asks="the next 5 purchases",
+    source=LogSource(
+        files=(PACKAGE,), user="household_id", item="product_id", time="transaction_timestamp"
+    ),
+    split=SplitConfig(kind="time"),
+    model=ModelConfig(encoder="mean", dim=64, history=200, inputs="shared"),
+    batch=24,
+    num_classes=68_509,
+    num_samples=128,
+    steps=1_250,
+    search_steps=800,
+    points=5_000,
+    curve_points=1_500,
+    search_points=2_000,
+)
+SETS = {each.name: each for each in (LINUX, WIKIPEDIA, SYNTHETIC, RUST, GROCERY)}
+
+
+def find_set(name: str) -> RealSet:
+    return pick("set", name, SETS)

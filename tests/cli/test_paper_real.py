@@ -1,0 +1,79 @@
+"""`tapas paper figure-3`, `figure-4`, `table-1` and `sweeps` as a stranger uses them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def tapas(*arguments, cwd):
+    return subprocess.run(
+        [sys.executable, "-m", "tapas", "paper", *arguments, "--cache", "cache"],
+        cwd=cwd, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def one_line(done):
+    assert done.returncode == 1, done.stdout
+    assert done.stderr.startswith("tapas: ")
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+def test_from_runs_to_figures_paces_and_verdicts(tmp_path):
+    done = tapas("figure-3", "--quick", "--sets", "synthetic", "--workers", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    home = tmp_path / "results" / "quick"
+    for picture in ("figure-3/figure.png", "figure-4/figure.png", "figure-4/tail.png"):
+        assert (home / picture).read_bytes().startswith(b"\x89PNG")
+    assert "the true distribution" in (home / "figure-3" / "README.md").read_text()
+    ledger = (home / "real-data" / "synthetic.jsonl").read_text()
+    runs = [json.loads(line) for line in ledger.splitlines()]
+    assert len({run["key"] for run in runs}) == len(runs)
+
+    again = tapas("figure-4", "--quick", "--draw", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == done.stdout
+    assert (home / "real-data" / "synthetic.jsonl").read_text() == ledger
+
+    paced = tapas("table-1", "--quick", "--sets", "synthetic", cwd=tmp_path)
+    assert paced.returncode == 0, paced.stderr
+    assert "Increasing n slows training significantly" in paced.stdout
+    assert "missing" not in (home / "table-1" / "README.md").read_text()
+    assert (home / "figure-3" / "time.png").exists()
+
+    swept = tapas("sweeps", "--quick", "--sets", "synthetic", "--workers", "1", cwd=tmp_path)
+    assert swept.returncode == 0, swept.stderr
+    page = (home / "sweeps" / "README.md").read_text()
+    assert "| score_queries | all |" in page
+    assert "| rule | top, a vote for each query |" in page
+
+
+def test_a_file_that_is_missing_is_told_before_any_work(tmp_path):
+    said = one_line(tapas("figure-3", "--sets", "wikipedia", "--data", "here", cwd=tmp_path))
+    assert "wikipedia needs the file here/wikipedia_en.parquet, which is not there." in said
+    assert "--data" in said
+    assert "--sets" in said
+
+
+def test_a_set_that_does_not_exist_gets_a_suggestion(tmp_path):
+    said = one_line(tapas("table-1", "--sets", "linus", cwd=tmp_path))
+    assert "unknown set 'linus'. Did you mean 'linux'?" in said
+
+
+def test_no_set_at_all(tmp_path):
+    said = one_line(tapas("figure-3", "--sets", ",", cwd=tmp_path))
+    assert "--sets names no set." in said
+
+
+@pytest.mark.parametrize("study", ["figure-3", "figure-4"])
+def test_drawing_what_was_never_run(study, tmp_path):
+    assert "`tapas paper figure-3`" in one_line(tapas(study, "--draw", cwd=tmp_path))
+
+
+def test_measuring_before_the_search(tmp_path):
+    said = one_line(tapas("table-1", "--quick", "--sets", "rust", cwd=tmp_path))
+    assert "the search on rust is not finished" in said
