@@ -31,7 +31,14 @@ from tapas.paper.real.pages import loss_page, map_page, pace_page, sweeps_page
 from tapas.paper.real.plan import Plan
 from tapas.paper.real.runs import execute, open_set
 from tapas.paper.real.sets import SETS, Place, find_set
-from tapas.paper.real.sweeps import Trial, around_the_default, cures, known
+from tapas.paper.real.sweeps import (
+    Trial,
+    around_the_default,
+    cures,
+    floors_run,
+    known,
+    larger_floor,
+)
 
 Out = Annotated[
     Path, typer.Option(metavar="FOLDER", help="Where results are kept; one folder for each study.")
@@ -52,7 +59,7 @@ Draw = Annotated[
 Workers = Annotated[
     int, typer.Option(min=1, metavar="N", help="Runs side by side, one thread each.")
 ]
-CORES = os.cpu_count() or 1
+CORES = min(2, os.cpu_count() or 1)  # each holds a model of up to a gigabyte
 ALL = ",".join(SETS)
 
 
@@ -74,7 +81,7 @@ def figure_3(
     with one_line_endings():
         if not draw:
             _train(_plans(sets, out, quick), Place(data, cache_folder(cache)), workers)
-        _write_figures(_home(out, quick))
+        _write_figures(_home(out, quick), quick=quick)
 
 
 def figure_4(
@@ -112,7 +119,7 @@ def table_1(
             talk(f"measured {plan.name}")
             text = json.dumps({k: [asdict(p) for p in v] for k, v in measured.items()}, indent=1)
             ResultsFolder(home / PACES.parent).write({PACES.name: (text + "\n").encode()})
-        _write_figures(home)
+        _write_figures(home, quick=quick)
 
 
 def sweeps(
@@ -131,7 +138,8 @@ def sweeps(
         place, home = Place(data, cache_folder(cache)), _home(out, quick)
         pages, files = {}, {}
         for plan, ledger in _plans(sets, out, quick):
-            trials = _trials(plan, ledger, place)
+            floors = floors_run(ledger) if draw else _floors(plan, ledger, place)
+            trials = [*around_the_default(plan, ledger, floors), *cures(plan, ledger)]
             if not draw:
                 runs, go = [trial.run for trial in trials], partial(execute, place=place)
                 with run_bars() as follow:
@@ -158,7 +166,7 @@ def _home(out: Path, quick: bool) -> Path:
 
 
 def _plans(names: str, out: Path, quick: bool) -> list[tuple[Plan, Ledger]]:
-    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    wanted = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     if not wanted:
         raise UsageError(f"--sets names no set. Known: {ALL}.")
     home = _home(out, quick)
@@ -172,19 +180,34 @@ def _train(plans: Sequence[tuple[Plan, Ledger]], place: Place, workers: int) -> 
     with run_bars() as follow:
         for plan, ledger in plans:
             talk(f"{plan.name}: reading the log")
-            plan.real_set.open(place)
+            _check_settings(ledger.path.with_suffix(".json"), plan, place)
             for stage in plan.stages:
                 name = f"{plan.name}: {stage.__name__.replace('_', ' ')}"
                 finish(ledger, stage(ledger), go, follow(name), workers=workers)
 
 
-def _write_figures(home: Path) -> None:
+def _check_settings(path: Path, plan: Plan, place: Place) -> None:
+    """Results of other data or another model are never taken for these."""
+    settings = plan.real_set.settings(plan.real_set.open(place))
+    if path.exists():
+        before = json.loads(path.read_text())
+        other = [name for name, value in settings.items() if before.get(name) != value]
+        if other:
+            raise UsageError(
+                f"the results beside {path} were made with another {', '.join(other)}. Choose "
+                "another folder with --out, or move them away."
+            )
+        return
+    text = json.dumps(settings, indent=1) + "\n"
+    ResultsFolder(path.parent).write({path.name: text.encode()})
+
+
+def _write_figures(home: Path, *, quick: bool) -> None:
     """Everything that follows from runs and paces: figures, pages, verdicts."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from tapas.paper.real.figures import draw_figure_3, draw_figure_4, draw_tail, draw_time
     from tapas.paper.real.sizes_figure import draw_sizes
 
-    quick = home.name == "quick"
     found = read_evidence(home, quick=quick)
     claims = all_claims(home, quick=quick)
     plans = [(each.plan, each.ledger) for each in found]
@@ -214,10 +237,9 @@ def _write_figures(home: Path) -> None:
             typer.echo(f"{claim.verdict}: {claim.text}: {claim.evidence}")
 
 
-def _trials(plan: Plan, searched: Ledger, place: Place) -> list[Trial]:
+def _floors(plan: Plan, ledger: Ledger, place: Place) -> list[float]:
     _, split = open_set(plan.real_set, place)
-    once = 1 / float(split.train_counts.sum())
-    return [*around_the_default(plan, searched, once), *cures(plan, searched)]
+    return larger_floor(plan, ledger, int(split.train_counts.sum()))
 
 
 Point = tuple[float | str, float, float | None]  # value, MAP@20, loss
@@ -230,7 +252,7 @@ def _panels(
     panels: dict[str, list[Point]] = {}
     starts: dict[str, float | str] = {}
     for trial, result in trials:
-        value = trial.words if trial.setting == "score_queries" else trial.value
+        value = trial.words if trial.setting in ("score_queries", "beta") else trial.value
         if trial.is_default:
             starts[trial.setting] = value
         if "diverged" not in result:

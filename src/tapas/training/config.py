@@ -136,6 +136,13 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
 
+    def __post_init__(self) -> None:
+        if self.model.repeats and self.head.selection == "top" and self.head.presample > 1:
+            raise UsageError(
+                "model.repeats weighs copies against the probability that the softmax gives, which "
+                "head.selection 'top' overestimates by design. Use 'priority'."
+            )
+
 
 SECTIONS = {part.name: part for part in dataclasses.fields(TrainConfig)}
 _TYPES: dict[str, Any] = {

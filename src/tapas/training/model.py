@@ -95,6 +95,8 @@ class SequenceModel(nn.Module):
     @torch.no_grad()
     def after(self, items: Tensor, lengths: Tensor) -> "Outlook":
         """What comes after the last item of each row of `items` (B, T), by all that was learned."""
+        if len(lengths) and int(lengths.min()) < 1:
+            raise UsageError("a history is empty: there is nothing to go on from.")
         items, lengths = items.to(self.inputs.device), lengths.to(self.inputs.device)
         x = self._vectors(items, lengths)
         query = last_state(self._encode(x, lengths, None), lengths)

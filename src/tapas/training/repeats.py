@@ -1,11 +1,12 @@
 """What was taken before, offered again: a share of the probability is copied from the history.
 
     p(y | x) = (1 - g) p_softmax(y | x) + g * sum of a_t over the past events t with item y
-    a        = softmax over past events of  age(events since t) + x_t . K query + rate(item_t)
+    a        = softmax over past events of  age(events since t) + x_t . K query / √D + rate(item_t)
     g        = sigmoid(w . query + b)
 
-The softmax may be estimated in any way, as long as it gives log-probabilities. Ranking stays
-exact: the best k are among the best k of the softmax and the items of the history.
+The softmax may be estimated in any way that estimates its probabilities, which the paper's
+rule does not. Ranking stays exact: the best k are among the best k of the softmax and the
+items of the history.
 """
 
 import math

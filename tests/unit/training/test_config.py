@@ -119,3 +119,11 @@ def test_a_floor_and_scoring_queries_are_written_and_left_out_if_they_were(head,
         "beta" in head,
         "score_queries" in head,
     )
+
+
+def test_repeats_and_the_papers_rule_do_not_mix():
+    layer = {"log": {"files": ["a.csv"]}, "model": {"repeats": True}, "head": {"selection": "top"}}
+    words = "which head.selection 'top' overestimates by design. Use 'priority'."
+    with pytest.raises(UsageError, match=re.escape(words)):
+        build_config(layer)
+    build_config(layer, {"head": {"presample": 1}})  # no second pass, no rule

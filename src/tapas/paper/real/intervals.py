@@ -62,9 +62,14 @@ def relative_gap(ours: Sequence[Result], theirs: Sequence[Result], metric: str) 
 
 def share_of_gap(
     low: Sequence[Result], ours: Sequence[Result], high: Sequence[Result], metric: str
-) -> Estimate:
-    """How far `ours` is on the way from `low` to `high`: 0 is no gain, 1 is all of it."""
+) -> Estimate | None:
+    """How far `ours` is on the way from `low` to `high`: 0 is no gain, 1 is all of it.
+
+    None where the interval of the way itself reaches 0: there is nothing to close.
+    """
     a, b, c = _resampled(_paired(low, ours, high), metric)
+    if not _interval(c - a).above:
+        return None
     return _interval((b - a) / (c - a))
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tapas.errors import DataError
-from tapas.paper.ledger import Ledger, Result
+from tapas.paper.ledger import Ledger
 from tapas.paper.real.references import REFERENCES
 from tapas.paper.real.runs import RealRun
 from tapas.paper.real.sets import RealSet
@@ -22,7 +22,6 @@ FIRST_ALPHA = 0.75
 LRS = (0.1, 0.3, 1.0)
 ALPHAS = (0.0, 0.5, 0.75, 1.0)
 R = 8
-ADAPTIVE = ("top", "priority")
 
 
 class Cell(NamedTuple):
@@ -149,19 +148,6 @@ class Plan:
             return lr, FIRST_ALPHA
         searched = Cell(cell.method, 1, cell.r)
         return lr, max(ALPHAS, key=lambda alpha: _score(ledger, self.trial(searched, lr, alpha)))
-
-    def results(self, ledger: Ledger, cell: Cell) -> list[Result]:
-        """What was drawn for `cell`, by seed."""
-        settings = self.best(ledger, cell)
-        runs = [self.run(cell, *settings, seed) for seed in self.cells()[cell]]
-        missing = [run for run in runs if run not in ledger]
-        if missing:
-            raise DataError(
-                f"{self.name} is not finished: {len(missing)} of {len(runs)} seeds of "
-                f"'{cell.words(self.real_set.num_samples)}' are missing. `tapas paper figure-3` "
-                "continues where it stopped."
-            )
-        return [ledger[run] for run in runs]
 
 
 def _score(ledger: Ledger, run: RealRun) -> float:

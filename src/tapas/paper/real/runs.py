@@ -136,6 +136,8 @@ def execute(run: RealRun, place: Place) -> dict[str, Any]:
         try:
             step(model, optimizer, batch, seed=run.seed, number=number, clip=clip)
         except (DataError, UsageError) as diverged:  # a finding, too: these settings are no good
+            if "finite" not in str(diverged) and "diverged" not in str(diverged):
+                raise
             return {"key": run.key(), "run": asdict(run), "map@20": 0.0, "diverged": str(diverged)}
         seconds += time.perf_counter() - start
         if number + 1 in moments:

@@ -5,6 +5,7 @@ Settings after the steps of a search; cures after twice as many, because the har
 for takes time.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tapas.paper.ledger import Ledger, Result
@@ -27,28 +28,43 @@ class Trial:
     def words(self) -> str:
         if isinstance(self.value, str):
             return self.value
+        if self.setting == "beta" and self.is_default:
+            return "of a class seen once"
         return "all" if self.value == ALL_QUERIES else f"{self.value:,.4g}"
 
 
-def around_the_default(plan: Plan, ledger: Ledger, once: float) -> list[Trial]:
-    """Every setting of the head and the batch; `once` is the frequency of a class seen once."""
+def around_the_default(plan: Plan, ledger: Ledger, betas: Sequence[float]) -> list[Trial]:
+    """Every setting of the head and the batch; `betas` are floors beside that of the start."""
     base = plan.trial(PRIORITY, *plan.best(ledger, PRIORITY))
-    n, batch, floor = base.num_samples, base.batch, once**base.alpha
+    n, batch = base.num_samples, base.batch
     values: dict[str, dict[float, RealRun]] = {
         "n": {n * m / 4: replace(base, num_samples=n * m // 4) for m in (1, 16)},
         "r": {r: replace(base, presample_factor=r) for r in (2, 4, 32)},
         "tau": {t: replace(base, temperature=t) for t in (0.5, 2.0)},
-        "beta": {b: replace(base, beta=b) for b in (100 * floor,) if b <= 1},
+        "beta": {b: replace(base, beta=b) for b in betas},
         "score_queries": {q: replace(base, score_queries=q) for q in (8, 256, ALL_QUERIES)},
         "batch": {batch * m / 4: replace(base, batch=batch * m // 4) for m in (1, 16)},
     }
-    own = {"n": n, "r": base.presample_factor, "tau": 1.0, "beta": floor, "score_queries": 64}
+    own = {"n": n, "r": base.presample_factor, "tau": 1.0, "beta": 0.0, "score_queries": 64}
     own["batch"] = batch
     trials = []
     for setting, runs in values.items():
         runs[own[setting]] = base
         trials += [Trial(setting, v, run, run is base) for v, run in sorted(runs.items())]
     return trials
+
+
+def larger_floor(plan: Plan, ledger: Ledger, num_events: int) -> list[float]:
+    """The floor of a class seen a hundred times among `num_events`, if there is room for it."""
+    _, alpha = plan.best(ledger, PRIORITY)
+    floor = (100 / num_events) ** alpha if num_events > 100 else 1.0
+    return [floor] if floor < 1 else []
+
+
+def floors_run(ledger: Ledger) -> list[float]:
+    """The floors that `ledger` has tried."""
+    tried = {result["run"].get("beta") for result in ledger.results.values()}
+    return sorted(floor for floor in tried if floor is not None)
 
 
 def cures(plan: Plan, ledger: Ledger) -> list[Trial]:

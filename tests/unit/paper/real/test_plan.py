@@ -183,27 +183,11 @@ def test_a_search_that_is_not_finished_is_told():
         lambda: PLAN.best(without_rates, FULL),
         lambda: PLAN.drawn(without_alphas),
         lambda: PLAN.best(without_alphas, TOP_8),
-        lambda: PLAN.results(without_alphas, TOP),
     ):
         with pytest.raises(DataError) as error:
             ask()
         assert str(error.value) == words
     assert PLAN.best(without_alphas, PRIORITY)  # what is known of others is enough for them
-
-
-def test_a_cell_that_is_not_finished_is_told_and_a_finished_one_is_read_by_seed():
-    ledger = searched()
-    settings = PLAN.best(ledger, TOP)
-    for seed in (2, 0):
-        ledger.know(PLAN.run(TOP, *settings, seed), seed / 10)
-    with pytest.raises(DataError) as error:
-        PLAN.results(ledger, TOP)
-    assert str(error.value) == (
-        "rust is not finished: 1 of 3 seeds of 'top, n=256, r=8' are missing. "
-        "`tapas paper figure-3` continues where it stopped."
-    )
-    ledger.know(PLAN.run(TOP, *settings, 1), 0.1)
-    assert [result["run"]["seed"] for result in PLAN.results(ledger, TOP)] == [0, 1, 2]
 
 
 def test_cells_in_words():

@@ -5,7 +5,14 @@ from dataclasses import asdict
 from oracle.real_results import made_up_plan
 
 from tapas.paper.real.plan import PRIORITY, SEARCH_SEED, TOP
-from tapas.paper.real.sweeps import ALL_QUERIES, around_the_default, cures, known
+from tapas.paper.real.sweeps import (
+    ALL_QUERIES,
+    around_the_default,
+    cures,
+    floors_run,
+    known,
+    larger_floor,
+)  # fmt: skip
 
 FIELDS = {
     "n": {"num_samples"}, "r": {"presample_factor"}, "tau": {"temperature"}, "beta": {"beta"},
@@ -19,7 +26,7 @@ def differences(a, b):
 
 def test_every_trial_changes_one_setting(tmp_path):
     plan, ledger = made_up_plan(tmp_path / "made.jsonl", lambda cell: 0.1)
-    trials = around_the_default(plan, ledger, once=1e-6)
+    trials = around_the_default(plan, ledger, [1e-4])
     start = plan.trial(PRIORITY, *plan.best(ledger, PRIORITY))
     for setting, fields in FIELDS.items():
         mine = [trial for trial in trials if trial.setting == setting]
@@ -30,10 +37,12 @@ def test_every_trial_changes_one_setting(tmp_path):
     assert all(t.run.points == "validation" and t.run.seed == SEARCH_SEED for t in trials)
 
 
-def test_a_floor_above_every_frequency_is_left_out(tmp_path):
+def test_floors_leave_room_for_frequencies(tmp_path):
     plan, ledger = made_up_plan(tmp_path / "made.jsonl", lambda cell: 0.1)
-    trials = around_the_default(plan, ledger, once=0.5)
-    assert [t.is_default for t in trials if t.setting == "beta"] == [True]
+    _, alpha = plan.best(ledger, PRIORITY)
+    assert larger_floor(plan, ledger, 1_000_000) == [1e-4**alpha]
+    assert larger_floor(plan, ledger, 100) == []
+    assert floors_run(ledger) == []
 
 
 def test_cures_start_from_the_papers_rule_and_take_twice_as_long(tmp_path):
@@ -49,7 +58,8 @@ def test_cures_start_from_the_papers_rule_and_take_twice_as_long(tmp_path):
 
 def test_values_in_words_and_what_is_known(tmp_path):
     plan, ledger = made_up_plan(tmp_path / "made.jsonl", lambda cell: 0.1)
-    trials = around_the_default(plan, ledger, once=1e-6)
+    trials = around_the_default(plan, ledger, [1e-4])
+    assert [t.words for t in trials if t.setting == "beta"] == ["of a class seen once", "0.0001"]
     words = [t.words for t in trials if t.setting == "score_queries"]
     assert words == ["8", "64", "256", "all"]
     assert ALL_QUERIES > 1_000_000

@@ -1,10 +1,12 @@
 """Verdicts, goals and pages follow from numbers: made-up sets with a known answer."""
 
 import math
+import re
 
 import pytest
 from oracle.real_results import made_up_plan
 
+from tapas.errors import DataError
 from tapas.paper.real.comparisons import Evidence, needed, read_curve
 from tapas.paper.real.goals import GOALS, goals_table
 from tapas.paper.real.pace import MEASURED, Pace, Rows
@@ -19,7 +21,7 @@ from tapas.paper.real.plan import (
     TOP,
     TOP_8,
 )
-from tapas.paper.real.sets import GROCERY, RUST
+from tapas.paper.real.sets import GROCERY, RUST, SETS
 from tapas.paper.real.verdicts import judge_real_claims
 
 QUALITY = {
@@ -51,8 +53,12 @@ def verdicts(*sets):
 
 
 def test_a_world_like_the_papers_is_reproduced(tmp_path):
-    found = evidence(tmp_path, loss=lambda c: 9.0 + 0.3 * (c.method == "top"))
-    assert set(verdicts(found).values()) == {"reproduced"}
+    def loss(cell):
+        return 9.0 + 0.3 * (cell.method == "top")
+
+    found = [evidence(tmp_path, loss=loss, real_set=each) for each in SETS.values()]
+    assert set(verdicts(*found).values()) == {"reproduced"}
+    assert set(verdicts(*found[1:]).values()) == {"partly"}  # one of the sets was not run
 
 
 def test_a_world_in_which_nothing_holds(tmp_path):
@@ -70,7 +76,8 @@ def test_a_claim_that_holds_on_one_of_two_sets_is_partly_reproduced(tmp_path):
     claim = judge_real_claims([good, bad])[0]
     assert claim.verdict == "partly"
     assert claim.evidence == (
-        "on 1 of 2 sets: grocery yes (+70.0 % (+70.0 to +70.0)), rust no (-33.3 % (-33.3 to -33.3))"
+        "on 1 of 2 sets that were run, of 5: grocery yes (+70.0 % (+70.0 to +70.0)), rust no "
+        "(-33.3 % (-33.3 to -33.3))"
     )
 
 
@@ -97,13 +104,67 @@ def test_goals_say_how_far_they_are(tmp_path):
     assert [answer.reached for answer in said] == [True] * 6
     assert said[0].words == "+59.0 % (+59.0 to +59.0)"
     assert said[1].words.startswith("0.98 (")
+    assert said[2].words == "+0.000 (+0.000 to +0.000) nats"
     # 1.25 times as slow: read at 0.8 of its run, where the line from half to all is at 0.8
     assert said[3].words.startswith("+27.2 %")
-    # between 4 n and 8 n on a logarithmic scale, and 300 rows are not all samples
-    times = 4 * 2 ** ((0.159 - 0.14) / 0.02)
-    rows = (300 + (times - 1) * GROCERY.num_samples) / 300
-    assert said[4].words == f"{times:.1f} times the samples, {rows:.2f} times the rows"
+    # rows of 4 n and 8 n are 600 and 1,000; read on a logarithmic scale
+    rows = 600 * (1_000 / 600) ** ((0.159 - 0.14) / 0.02) / 300
+    assert said[4].words == f"{rows:.2f} times; 8 n has 3.33"
     assert said[5].words.startswith("-0.6 %")
+
+
+def test_a_gap_that_is_none_is_not_closed(tmp_path):
+    found = evidence(tmp_path, lambda c: 0.1 + 0.01 * (c.r > 1), noise=0.05)
+    said = answers(found)["closes at least half of the gap to sampled softmax with 8 n"]
+    assert said.reached is None
+    assert said.words.startswith("no gap to close: 8 n is ")
+    assert "| no gap to close" in goals_table([found])[3]
+
+
+def test_a_quality_that_sampled_softmax_never_reaches(tmp_path):
+    found = evidence(tmp_path, lambda c: 0.3 if c.r > 1 else quality(c))
+    said = answers(found)["sampled softmax needs twice the rows for the same MAP@20"]
+    assert said == (True, "more than 3.33 times, which 8 n has")
+
+
+def test_equal_time_takes_the_best_moment_of_both(tmp_path):
+    """A run that ends in a dip does not make a slower one look good."""
+    found = evidence(tmp_path, lambda c: 0.1, paces=costs({PRIORITY: 1.25}))
+    for result in found.seeds(SAMPLED):
+        first, last = result["curve"]
+        first["blocks"] = [1.5 * block for block in last["blocks"]]
+    change = found.at_equal_time(PRIORITY, SAMPLED)
+    assert change.mean == pytest.approx(0.8 / 1.5 - 1)
+    too_slow = evidence(tmp_path, lambda c: 0.1, paces=costs({PRIORITY: 2.5}))
+    assert too_slow.at_equal_time(PRIORITY, SAMPLED) is None
+
+
+def test_one_seed_is_said(tmp_path):
+    claims = {c.text: c.evidence for c in judge_real_claims([evidence(tmp_path)])}
+    assert "one seed" in claims["The softmax loss of n=8000, r=8 is above that of n=1000, r=1 "
+                                "(9.34, 9.10), the paper's rule"]  # fmt: skip
+    assert "one seed" not in claims["At n MAP@20 rises with r from 1 to 8, priority"]
+
+
+def test_cells_without_a_common_seed_are_not_compared(tmp_path):
+    found = evidence(tmp_path)
+    assert len(found.seeds(TOP_8)) == 1
+    del found.ledger.results[
+        found.plan.run(SAMPLED, *found.plan.best(found.ledger, SAMPLED), 0).key()
+    ]
+    assert found.has(SAMPLED)
+    assert not found.has(SAMPLED, TOP_8)
+    judge_real_claims([found])
+
+
+def test_a_result_of_another_version_is_named(tmp_path):
+    found = evidence(tmp_path)
+    result = found.seeds(SAMPLED)[0]
+    del result["blocks"]
+    with pytest.raises(
+        DataError, match=re.escape(f"the result with the key {result['key']} lacks")
+    ):
+        found.seeds(SAMPLED)
 
 
 def test_goals_that_are_missed(tmp_path):
