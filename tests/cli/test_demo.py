@@ -1,4 +1,4 @@
-"""`tapas demo`: two models, one log, one page; at a size for tests."""
+"""`tapas demo`: three models, one log, one page; at a size for tests."""
 
 import json
 import re
@@ -7,35 +7,45 @@ import pytest
 from typer.testing import CliRunner
 
 from tapas.cli.main import app
-from tapas.data.synthetic_log import SyntheticLogConfig
+from tapas.data.synthetic_log import SyntheticLogConfig, group_words
 from tapas.training import showcase
+from tapas.training.run_folder import open_run
 
 SMALL = SyntheticLogConfig(num_users=60, num_items=300, num_groups=6, baskets_per_user=12)
+RUNS = ("sampled-softmax", "TAPAS-priority", "TAPAS-with-repeats")
+
+
+def shrink(patch):
+    patch.setattr(showcase, "SyntheticLogConfig", lambda: SMALL)
+    sizes = {"model": {"dim": 8, "history": 10}, "head": {"samples": 16}, "loop": {"batch": 8}}
+    patch.setattr(showcase, "SETTINGS", sizes)
 
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(showcase, "SyntheticLogConfig", lambda: SMALL)
-    sizes = {"model": {"dim": 8, "history": 10}, "head": {"samples": 16}, "loop": {"batch": 8}}
-    monkeypatch.setattr(showcase, "SETTINGS", sizes)
+    shrink(monkeypatch)
 
 
 def invoke(*arguments):
     return CliRunner().invoke(app, ["demo", *map(str, arguments)])
 
 
-@pytest.fixture
-def done(small, tmp_path):
-    ended = invoke("--synthetic", "--steps", 20, "--out", tmp_path / "demo")
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("done") / "demo"
+    with pytest.MonkeyPatch.context() as patch:
+        shrink(patch)
+        ended = invoke("--synthetic", "--steps", 20, "--out", folder)
     assert ended.exit_code == 0, ended.output
-    return ended, tmp_path / "demo"
+    return ended, folder
 
 
-def test_the_table_has_both_models_and_three_baselines(done):
+def test_the_table_has_all_models_and_three_baselines(done):
     ended, _ = done
     for name in (*showcase.WAYS, "most popular", "own most frequent", "co-occurrence"):
-        assert re.search(rf"^ *{name[:8]}", ended.stdout, flags=re.MULTILINE), name
-    assert "MAP@20 of TAPAS minus sampled softmax" in ended.stdout
+        assert re.search(rf"^ *{name} ", ended.stdout, flags=re.MULTILINE), name
+    assert "MAP@20 of TAPAS priority minus sampled softmax" in ended.stdout
+    assert "no comparison of sampling" in " ".join(ended.stdout.split())
     assert ended.stdout.count("took last") == 3
     assert "of group" in ended.stdout
 
@@ -53,16 +63,49 @@ def test_the_page_stands_alone_and_tells_the_same(done):
     assert results["ways"]["TAPAS priority"]["scores"]["model"]["num_examples"] > 0
 
 
-def test_both_ways_saw_the_same_split_and_ran_as_long(done):
+def test_the_first_two_ways_ran_as_long_and_the_third_by_its_own_measure(done):
     _, folder = done
-    first, second = (
+    first, second, third = (
         [
             json.loads(line)["step"]
             for line in (folder / name / "journal.jsonl").read_text().splitlines()
         ]
-        for name in ("sampled-softmax", "TAPAS-priority")
+        for name in RUNS
     )
     assert first == second == list(range(2, 21, 2))
+    assert third == [1]
+    assert [open_run(folder / name).config.model.repeats for name in RUNS] == [False, False, True]
+
+
+def test_the_lists_are_those_of_the_model_that_repeats(done):
+    ended, folder = done
+    page = (folder / "report.html").read_text()
+    words = {key: group_words(key, SMALL.num_groups) for key in range(SMALL.num_items)}
+    people, others = (showcase.some_people(open_run(folder / name), words) for name in RUNS[:0:-1])
+    assert [p.recommended for p in people] != [p.recommended for p in others]
+    assert ended.stdout.count("recommended by TAPAS with repeats") == 3
+    assert "Recommended by TAPAS with repeats; in colour" in page
+    for person in people:
+        block = page.split(f"<h3>{person.name}</h3>")[1].split("<ol>")[1].split("</ol>")[0]
+        listed = re.findall(r"<li( class=hit)?>([^<]*)</li>", block)
+        assert [(word, bool(hit)) for hit, word in listed] == list(person.recommended)
+
+
+def test_the_curves_are_of_the_two_that_share_their_steps(small, tmp_path, monkeypatch):
+    drawn = []
+
+    def draw(journals):
+        drawn.extend(journals)
+        return b""
+
+    monkeypatch.setattr(showcase, "draw_curves", draw)
+    ended = invoke("--synthetic", "--steps", 2, "--out", tmp_path / "demo")
+    assert ended.exit_code == 0, ended.output
+    assert drawn == ["sampled softmax", "TAPAS priority"]
+    page = (tmp_path / "demo" / "report.html").read_text()
+    assert "TAPAS with repeats is left out: its steps are fewer and of another size" in page
+    assert "2 steps of 8 stretches of up to 10 events." in page
+    assert "1 steps of 16 stretches of up to 1,000 events." in page
 
 
 def test_json_is_all_that_stdout_carries(small, tmp_path):

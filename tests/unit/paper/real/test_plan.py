@@ -1,6 +1,7 @@
 """What is run: settings come from validation alone, and every method is searched alike."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -123,7 +124,8 @@ def test_other_numbers_of_samples_take_both_settings_from_n(lr):
 def test_every_method_has_the_same_alphas_at_the_same_learning_rate():
     ledger = searched(scores={(SAMPLED, 0.3, FIRST_ALPHA): 0.02})
     names = [stage.__name__ for stage in PLAN.stages]
-    assert names[-3:] == ["learning_rates", "alphas", "drawn"]  # each needs the one before it
+    # each needs the one before it
+    assert names == ["references", "learning_rates", "alphas", "corrections", "drawn"]
     rates, alphas = PLAN.learning_rates(ledger), PLAN.alphas(ledger)
     assert [(run.method, run.rows_lr, run.alpha) for run in rates] == [
         ("sampled", lr, FIRST_ALPHA) for lr in LRS
@@ -135,6 +137,13 @@ def test_every_method_has_the_same_alphas_at_the_same_learning_rate():
     ]
     assert {run.num_samples for run in (*rates, *alphas)} == {RUST.num_samples}
     assert FIRST_ALPHA in ALPHAS  # so that one of the first stage counts in the second
+    start = PLAN.trial(PRIORITY, *PLAN.best(ledger, PRIORITY))
+    for run, method in zip(
+        PLAN.corrections(ledger),
+        ("priority, half corrected", "priority, not corrected"),
+        strict=True,
+    ):
+        assert run == replace(start, method=method)
 
 
 def test_searches_are_all_that_best_looks_at():
