@@ -258,4 +258,4 @@ def _panels(
         if "diverged" not in result:
             point = (value, result["map@20"], result["loss"])
             panels.setdefault(trial.setting, []).append(point)
-    return panels, starts
+    return {name: points for name, points in panels.items() if len(points) > 1}, starts
