@@ -78,19 +78,20 @@ class Evidence:
             parts.append(found)
         return relative_gap(parts[0], parts[1], "map@20")
 
-    def rows_for(self, quality: float, cells: Sequence[Cell]) -> float:
-        """How many rows in the loss sampled softmax needs for a MAP@20 of `quality`.
+    def rows_for(self, ours: Cell, cells: Sequence[Cell]) -> float:
+        """How many rows in the loss sampled softmax needs for the MAP@20 of `ours`.
 
         Read between neighbours of `cells`, of rising size, on a logarithmic scale, over the seeds
-        they share; infinity where none of them reaches it.
+        that all of them and `ours` share; infinity where none of them reaches it.
         """
-        known = [cell for cell in cells if self.has(cell) and cell in self.paces]
-        shared = self.common_seeds(*known)
-        curve = []
-        for cell in known:
+        known = [cell for cell in cells if self.has(cell, ours) and cell in self.paces]
+        shared = self.common_seeds(ours, *known)
+
+        def quality(cell: Cell) -> float:
             seeds = [r for r in self.seeds(cell) if r["run"]["seed"] in shared]
-            curve.append((self.paces[cell].rows.in_loss, estimate(seeds, "map@20").mean))
-        return needed(curve, quality)
+            return estimate(seeds, "map@20").mean
+
+        return needed([(self.paces[c].rows.in_loss, quality(c)) for c in known], quality(ours))
 
 
 def needed(known: Sequence[tuple[float, float]], quality: float) -> float:

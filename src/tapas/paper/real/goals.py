@@ -52,7 +52,7 @@ def fewer_rows(found: Evidence) -> Answer | None:
     mine = found.paces[PRIORITY].rows.in_loss
     most = found.paces[SAMPLED_8].rows.in_loss
     sizes = (SAMPLED, SAMPLED_2, SAMPLED_4, SAMPLED_8)
-    theirs = found.rows_for(found.score(PRIORITY).mean, sizes)
+    theirs = found.rows_for(PRIORITY, sizes)
     if math.isinf(theirs):
         return Answer(most >= 2 * mine, f"more than {most / mine:.2f} times, which 8 n has")
     return Answer(theirs >= 2 * mine, f"{theirs / mine:.2f} times; 8 n has {most / mine:.2f}")

@@ -127,6 +127,15 @@ def test_a_quality_that_sampled_softmax_never_reaches(tmp_path):
     assert said == (True, "more than 3.33 times, which 8 n has")
 
 
+def test_rows_are_compared_over_the_seeds_that_all_have(tmp_path):
+    """Seeds 1 and 2, which the sizes between do not have, must not move what is asked for."""
+    found = evidence(tmp_path)
+    alone = found.rows_for(PRIORITY, (SAMPLED, SAMPLED_2, SAMPLED_4, SAMPLED_8))
+    for result in found.seeds(PRIORITY)[1:]:
+        result["blocks"]["map@20"] = [2 * block for block in result["blocks"]["map@20"]]
+    assert found.rows_for(PRIORITY, (SAMPLED, SAMPLED_2, SAMPLED_4, SAMPLED_8)) == alone
+
+
 def test_equal_time_takes_the_best_moment_of_both(tmp_path):
     """A run that ends in a dip does not make a slower one look good."""
     found = evidence(tmp_path, lambda c: 0.1, paces=costs({PRIORITY: 1.25}))
