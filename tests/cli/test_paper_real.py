@@ -1,10 +1,17 @@
 """`tapas paper figure-3`, `figure-4`, `table-1` and `sweeps` as a stranger uses them."""
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
+
+from tapas import DataError, UsageError
+from tapas.cli.paper_claims import read_paces
+from tapas.cli.paper_real import _check_settings
+from tapas.paper.real.plan import Plan
+from tapas.paper.real.sets import RUST, Place
 
 pytestmark = pytest.mark.slow
 
@@ -72,6 +79,34 @@ def test_no_set_at_all(tmp_path):
 @pytest.mark.parametrize("study", ["figure-3", "figure-4"])
 def test_drawing_what_was_never_run(study, tmp_path):
     assert "`tapas paper figure-3`" in one_line(tapas(study, "--draw", cwd=tmp_path))
+
+
+def quick_plan(tmp_path):
+    return Plan(RUST, quick=True), Place(tmp_path / "data", tmp_path / "cache")
+
+
+def test_results_of_other_data_are_refused(tmp_path):
+    plan, place = quick_plan(tmp_path)
+    path = tmp_path / "results" / "rust.json"
+    _check_settings(path, plan, place)
+    _check_settings(path, plan, place)  # the same again
+    before = json.loads(path.read_text())
+    path.write_text(json.dumps(before | {"log": {}, "points": 1}))
+    words = f"the results beside {path} were made with another points, log. Choose another folder"
+    with pytest.raises(UsageError, match=re.escape(words)):
+        _check_settings(path, plan, place)
+    for broken in ("", "[]"):
+        path.write_text(broken)
+        with pytest.raises(DataError, match=re.escape(f"{path} cannot be read as the settings")):
+            _check_settings(path, plan, place)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"rust": [{"cell": ["top"]}]}'])
+def test_paces_that_are_none_are_told(tmp_path, text):
+    (tmp_path / "table-1").mkdir()
+    (tmp_path / "table-1" / "pace.json").write_text(text)
+    with pytest.raises(DataError, match=r"pace.json is not what `tapas paper table-1` writes"):
+        read_paces(tmp_path)
 
 
 def test_measuring_before_the_search(tmp_path):

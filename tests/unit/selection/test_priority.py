@@ -4,30 +4,12 @@ import numpy as np
 import pytest
 import torch
 from oracle import selection as oracle
+from oracle.pool_views import a_view, draw
 
-from tapas import Candidates, LocalTable, PoolView, Priority, UsageError, stream
+from tapas import Candidates, LocalTable, Priority, UsageError, stream
 from tapas.selection.priority import CHUNK, QUERIES, mean_share
 
 SIZES = [(1, 1, 2), (5, 3, 17), (QUERIES + 3, 7, 31), (2, 2, CHUNK + 1)]  # queries, dim, pool
-
-
-def draw(*shape, name):
-    return torch.randn(*shape, generator=stream(0, name))
-
-
-def a_view(num_queries, dim, size, **options):
-    weight, bias = draw(size, dim, name="rows"), draw(size, name="bias")
-    defaults = {
-        "ids": torch.arange(size) * 3,
-        "log_q": -draw(size, name="log_q").abs(),
-        "rows": lambda start, stop: (weight[start:stop], bias[start:stop]),
-        "query": draw(num_queries, dim, name="query"),
-        "own": torch.randint(-1, size, (num_queries, 4), generator=stream(0, "own")) * 3,
-        "complete": True,
-        "temperature": 1.0,
-        "noise": 1 - torch.rand(size, generator=stream(0, "noise")),
-    }
-    return PoolView(**(defaults | options))
 
 
 def slow_shares(view):

@@ -241,3 +241,8 @@ def test_without_repeats_every_tensor_is_bit_for_bit_what_the_head_alone_makes(d
 def test_a_history_of_nothing_is_told():
     with pytest.raises(UsageError, match=r"history must be at least 1, got 0"):
         Repeats(C, D, history=0)
+
+
+def test_an_empty_history_has_no_outlook():
+    with pytest.raises(UsageError, match="a history is empty: there is nothing to go on from"):
+        build().after(ITEMS, torch.tensor([4, 0, 7]))

@@ -1,4 +1,8 @@
-"""What this library wants of its own rule, set by set: the distance where it is missed."""
+"""What this library wants of its own rule, set by set: the distance where it is missed.
+
+Judged by 95 % intervals; where the cells share a single seed these are over users alone, and
+the words say so.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,7 +23,7 @@ class Answer(NamedTuple):
 
 def better_map(found: Evidence) -> Answer:
     change = found.relative(PRIORITY, SAMPLED)
-    return Answer(change.above, change.percent())
+    return Answer(change.above, change.percent() + found.seed_words(PRIORITY, SAMPLED))
 
 
 def half_of_the_gap(found: Evidence) -> Answer:
@@ -29,12 +33,13 @@ def half_of_the_gap(found: Evidence) -> Answer:
     if share is None:
         change = found.relative(SAMPLED_8, SAMPLED)
         return Answer(None, f"no gap to close: 8 n is {change.percent()} above n")
-    return Answer(share.low > 0.5, share.words(2))
+    return Answer(share.low > 0.5, share.words(2) + found.seed_words(SAMPLED, PRIORITY, SAMPLED_8))
 
 
 def no_worse_loss(found: Evidence) -> Answer:
     change = gap(found.seeds(PRIORITY), found.seeds(SAMPLED), "loss")
-    return Answer(change.high < LOSS_MARGIN, f"{change.words(3, sign=True)} nats")
+    words = f"{change.words(3, sign=True)} nats" + found.seed_words(PRIORITY, SAMPLED)
+    return Answer(change.high < LOSS_MARGIN, words)
 
 
 def better_at_equal_time(found: Evidence) -> Answer | None:
@@ -42,11 +47,15 @@ def better_at_equal_time(found: Evidence) -> Answer | None:
     change = found.at_equal_time(PRIORITY, SAMPLED)
     if change is None:
         return None
-    return Answer(change.mean >= 0.05 and change.above, change.percent())
+    words = change.percent() + found.seed_words(PRIORITY, SAMPLED)
+    return Answer(change.mean >= 0.05 and change.above, words)
 
 
 def fewer_rows(found: Evidence) -> Answer | None:
-    """Rows that enter the loss; those that the second pass reads where they live are not."""
+    """Rows that enter the loss; those that the second pass reads where they live are not.
+
+    A reading without an interval.
+    """
     if not found.paces:
         return None
     mine = found.paces[PRIORITY].rows.in_loss
@@ -61,7 +70,7 @@ def fewer_rows(found: Evidence) -> Answer | None:
 def level_with_more_samples(found: Evidence) -> Answer:
     """The interval lies above -2 %."""
     change = found.relative(PRIORITY, SAMPLED_8)
-    return Answer(change.low > -LEVEL, change.percent())
+    return Answer(change.low > -LEVEL, change.percent() + found.seed_words(PRIORITY, SAMPLED_8))
 
 
 GOALS: tuple[tuple[str, Callable[[Evidence], Answer | None]], ...] = (

@@ -6,19 +6,15 @@ from tapas.paper.claims import Claim
 from tapas.paper.ledger import Result
 from tapas.paper.real.comparisons import Evidence
 from tapas.paper.real.goals import goals_table
-from tapas.paper.real.intervals import estimate
-from tapas.paper.real.plan import (
-    ALPHAS,
-    CELLS,
-    FULL,
-    HALF_CORRECTED,
-    LRS,
-    NOT_CORRECTED,
-    PRIORITY,
-    SEEDS,
-    SMALL_CELLS,
-)
 from tapas.paper.real.sweeps import Trial
+from tapas.paper.real.tables import (
+    corrections_section,
+    looks_table,
+    scores,
+    set_section,
+    settings_section,
+    wide_table,
+)
 from tapas.paper.report import claims_table
 
 RUNS = "../real-data"
@@ -46,10 +42,10 @@ def map_page(sets: Sequence[Evidence], claims: Sequence[Claim]) -> str:
             "events; tail: those after the fewest with 90 %; unseen ones are counted as tail) and "
             "the share of recommended items that are tail.",
             "",
-            *[line for each in sets for line in _set_section(each)],
-            *_settings(sets),
+            *[line for each in sets for line in set_section(each)],
+            *settings_section(sets),
             "",
-            *_corrections(sets),
+            *corrections_section(sets),
         ],
     )
 
@@ -59,7 +55,7 @@ def loss_page(sets: Sequence[Evidence], claims: Sequence[Claim]) -> str:
     lines += [
         "Full softmax loss on test points, in nats, with 95 % intervals over users and seeds.",
         "",
-        *_wide_table(sets, "loss", 3),
+        *wide_table(sets, "loss", 3),
         "",
         "## Where the mass goes",
         "",
@@ -68,6 +64,10 @@ def loss_page(sets: Sequence[Evidence], claims: Sequence[Claim]) -> str:
         "with that of the full softmax, and what the sample catches.",
         "",
         "![mass on the tail over training steps](tail.png)",
+        "",
+        "At the end of the run, with n samples:",
+        "",
+        *looks_table(sets),
         "",
     ]
     return _page("Figure 4: full softmax loss", "figure-4", claims, lines)
@@ -123,16 +123,10 @@ def sweeps_page(found: dict[str, list[tuple[Trial, Result]]]) -> str:
         for trial, result in trials:
             value = trial.words + (" (start)" if trial.is_default else "")
             lines.append(
-                f"| {trial.setting} | {value} | {_scores(result)} | {_tail_share(result)} |"
+                f"| {trial.setting} | {value} | {scores(result)} | {_tail_share(result)} |"
             )
         lines.append("")
     return "\n".join(lines)
-
-
-def _scores(result: Result) -> str:
-    if "diverged" in result:
-        return "diverged | –"
-    return f"{result['map@20']:.4f} | {result['loss']:.3f}"
 
 
 def _tail_share(result: Result) -> str:
@@ -157,121 +151,3 @@ def _page(title: str, study: str, claims: Sequence[Claim], lines: Sequence[str])
         *lines,
     ]
     return "\n".join(parts).rstrip() + "\n"
-
-
-def _wide_table(sets: Sequence[Evidence], metric: str, digits: int) -> list[str]:
-    names = {"full": "full softmax"}
-    rows = [
-        "| cell | " + " | ".join(each.name for each in sets) + " |",
-        "|---" * (len(sets) + 1) + "|",
-    ]
-    for cell in CELLS:
-        found = [each.score(cell, metric).words(digits) if each.has(cell) else "–" for each in sets]
-        if any(text != "–" for text in found):
-            size = "n" if cell.times == 1 else "n/8" if cell.times < 1 else f"{cell.times}n"
-            name = names.get(
-                cell.method, f"{cell.method}, {size}" + (", r=8" if cell.r > 1 else "")
-            )
-            rows.append(f"| {name} | " + " | ".join(found) + " |")
-    return rows
-
-
-def _set_section(each: Evidence) -> list[str]:
-    mine = each.plan.real_set
-    lines = [
-        f"### {mine.title}: {mine.asks}",
-        "",
-        "| cell | MAP@20 | seeds | recall@20 | NDCG@10 | recall of head, middle, tail | tail share "
-        "| alpha |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for cell in CELLS:
-        if each.has(cell):
-            name = cell.words(mine.num_samples)
-            alpha = "–" if cell == FULL else f"{each.plan.best(each.ledger, cell)[1]:g}"
-            lines.append(_row(name, each.seeds(cell), alpha))
-    for run in each.plan.references(each.ledger):
-        if run in each.ledger:
-            lines.append(_row(run.method, [each.ledger[run]], "–"))
-    return [*lines, ""]
-
-
-def _row(name: str, seeds: Sequence[Result], alpha: str) -> str:
-    recall, ndcg = (sum(r[m] for r in seeds) / len(seeds) for m in ("recall@20", "ndcg@10"))
-    by_bucket = []
-    for names in (("head",), ("middle",), ("tail", "unseen")):
-        asked = sum(r["buckets"][b]["targets"] for r in seeds for b in names)
-        hits = sum(
-            (r["buckets"][b]["recall"] or 0) * r["buckets"][b]["targets"]
-            for r in seeds
-            for b in names
-        )
-        by_bucket.append(f"{hits / asked:.3f}" if asked else "–")
-    share = sum(r["buckets"][b]["share"] for r in seeds for b in ("tail", "unseen")) / len(seeds)
-    score = estimate(seeds, "map@20").words()
-    return (
-        f"| {name} | {score} | {len(seeds)} | {recall:.4f} | {ndcg:.4f} | {', '.join(by_bucket)} | "
-        f"{100 * share:.1f} % | {alpha} |"
-    )
-
-
-def _settings(sets: Sequence[Evidence]) -> list[str]:
-    lines = [
-        "## Settings and search",
-        "",
-        "Every method of a set has the same batches, encoder, optimizers and learning rates. The "
-        "learning rate of the rows was searched with sampled softmax "
-        f"({', '.join(f'{lr:g}' for lr in LRS)}) and holds for all; alpha was searched for each "
-        f"method with n samples ({', '.join(f'{a:g}' for a in ALPHAS)}) and holds for its other "
-        "sizes. Searches are judged on validation points, with a seed of their own. Drawn seeds: "
-        f"{', '.join(map(str, SEEDS))}; cells with fewer say so. Row-wise Adagrad for rows, AdamW "
-        "(0.002) for the encoder, biases start at the log frequency.",
-        "",
-        "| set | encoder | steps (search) | batch | learning rate | MAP@20 on validation "
-        f"points for alpha = {', '.join(f'{a:g}' for a in ALPHAS)} |",
-        "|---|---|---|---|---|---|",
-    ]
-    for each in sets:
-        if not each.has(SMALL_CELLS[0]):
-            continue
-        mine, lr = each.plan.real_set, each.plan.best_lr(each.ledger)
-        searched = "; ".join(
-            f"{cell.method} "
-            + ", ".join(
-                f"{each.ledger[each.plan.trial(cell, lr, alpha)]['map@20']:.4f}" for alpha in ALPHAS
-            )
-            for cell in SMALL_CELLS
-        )
-        model = f"{mine.model.encoder}, D={mine.model.dim}, history {mine.model.history}"
-        lines.append(
-            f"| {each.name} | {model} | {mine.steps:,} ({mine.search_steps:,}) | {mine.batch} "
-            f"stretches | {lr:g} | {searched} |"
-        )
-    return lines
-
-
-def _corrections(sets: Sequence[Evidence]) -> list[str]:
-    """Searches of the three rules, and priority with its weights at lower powers."""
-    cells = (*SMALL_CELLS, HALF_CORRECTED, NOT_CORRECTED)
-    lines = [
-        "## How much to correct",
-        "",
-        "MAP@20 and full softmax loss on validation points after a search, one seed, each with the "
-        "settings of its method: between the paper's rule, which never corrects, and priority, "
-        "which does in full, lie weights to the power 1/2 (half corrected) and 0 (not corrected).",
-        "",
-        "| set | " + " | ".join(cell.method for cell in cells) + " |",
-        "|---" * (len(cells) + 1) + "|",
-    ]
-    for each in sets:
-        if each.ledger.missing(each.plan.searches(each.ledger)):
-            continue
-        row = []
-        for cell in cells:
-            searched = PRIORITY if cell in (HALF_CORRECTED, NOT_CORRECTED) else cell
-            run = each.plan.trial(cell, *each.plan.best(each.ledger, searched))
-            row.append(
-                _scores(each.ledger[run]).replace(" | ", ", ") if run in each.ledger else "–"
-            )
-        lines.append(f"| {each.name} | " + " | ".join(row) + " |")
-    return lines

@@ -15,8 +15,9 @@ from contracts.test_selection import (  # noqa: F401  run here for the rules of 
     test_ties_go_to_the_lower_id,
 )
 from oracle import selection as oracle
+from oracle.pool_views import a_view
 
-from tapas import LocalTable, PoolView, Top, stream
+from tapas import LocalTable, Top, stream
 from tapas.paper.real.rules import CURES, TemperedPriority, TopPerQuery, TopWithFloor
 from tapas.selection import Priority
 
@@ -24,25 +25,6 @@ from tapas.selection import Priority
 @pytest.fixture(params=CURES)
 def rule(request):
     return CURES[request.param]
-
-
-def draw(*shape, name):
-    return torch.randn(*shape, generator=stream(0, name))
-
-
-def a_view(num_queries, dim, size, *, seed=0, **options):
-    weight, bias = draw(size, dim, name="rows"), draw(size, name="bias")
-    defaults = {
-        "ids": torch.arange(size) * 3,
-        "log_q": -draw(size, name="log_q").abs(),
-        "rows": lambda start, stop: (weight[start:stop], bias[start:stop]),
-        "query": draw(num_queries, dim, name="query"),
-        "own": torch.randint(-1, size, (num_queries, 4), generator=stream(0, "own")) * 3,
-        "complete": True,
-        "temperature": 1.0,
-        "noise": 1 - torch.rand(size, generator=stream(seed, "noise")),
-    }
-    return PoolView(**(defaults | options))
 
 
 def slow_logits(view):
