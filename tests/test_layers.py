@@ -21,6 +21,7 @@ LAYERS = [
         "precision",
         "permutation",
         "whole_file",
+        "native",
     },
     {"proposals", "selection", "losses", "metrics", "encoders", "data", "drawing"},
     {"tables"},

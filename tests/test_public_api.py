@@ -14,7 +14,7 @@ import tapas
 MODULES = sorted(
     m.name
     for m in pkgutil.walk_packages(tapas.__path__, "tapas.")
-    if not m.name.endswith("__main__")
+    if not m.name.endswith(("__main__", "._kernels"))  # the latter is no Python
 )
 
 

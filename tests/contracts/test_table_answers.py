@@ -12,6 +12,8 @@ from oracle.tables import top
 import tapas
 from tapas import SGD, Adagrad, Candidates, LazyAdam, UsageError, stream
 
+pytestmark = pytest.mark.usefixtures("kernels")
+
 
 @pytest.fixture(params=BACKENDS)
 def make(request):

@@ -8,6 +8,7 @@ from tapas.cli.demo import demo
 from tapas.cli.evaluate import evaluate
 from tapas.cli.export import export
 from tapas.cli.four_ways import four_ways
+from tapas.cli.info import info
 from tapas.cli.inspect import inspect
 from tapas.cli.paper import app as paper
 from tapas.cli.recommend import recommend
@@ -53,4 +54,5 @@ app.command()(recommend)
 app.command()(export)
 app.command()(demo)
 app.command("four-ways")(four_ways)
+app.command()(info)
 app.add_typer(paper)

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+import tapas.native as native
 from tapas.candidates import mute
 from tapas.shapes import check_shape
 
 
 def kept_log_sum(
     query: Tensor, weight: Tensor, offset: Tensor, ids: Tensor, own: Tensor
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Log of the estimated sum over the kept classes, and each one's share of it.
 
     Args:
@@ -27,9 +28,12 @@ def kept_log_sum(
         ids:    (K,)   the kept classes, distinct and rising.
         own:    (B, L) classes of the example itself, which are left out of its sum.
 
-    Returns: log_sum (B,), -inf where nothing is left, and share (B, K), its gradient with
-    respect to the logits.
+    Returns: log_sum (B,), -inf where nothing is left; mass (K, B) and inverse (B,), whose
+    product is each class's share of the sum: its gradient with respect to the logits,
+    transposed.
     """
+    if native.reaches(query, weight):
+        return native.log_sum(weight, offset, query, ids=ids, own=own, terms=True)
     logit = torch.addmm(offset, query, weight.t())
     mute(logit, ids, own)
     # softmax is one fused pass; the largest entry gives the sum back without underflow
@@ -41,7 +45,7 @@ def kept_log_sum(
         empty = most.isneginf()
         log_sum.masked_fill_(empty, -torch.inf)
         share.masked_fill_(empty, 0.0)
-    return log_sum[:, 0], share
+    return log_sum[:, 0], share.t(), share.new_ones(len(share))
 
 
 def sampled_softmax_loss(

@@ -10,6 +10,8 @@ just E - D, so that every partner is found by binary search instead.
 import torch
 from torch import Tensor
 
+import tapas.native as native
+
 
 class AliasTable:
     """Positions 0 .. H-1 drawn in proportion to `weights` (H,), which are positive."""
@@ -33,8 +35,9 @@ class AliasTable:
 
     def draw(self, k: int, *, generator: torch.Generator) -> Tensor:
         """`k` independent positions, (k,) int64."""
-        u = torch.rand(k, generator=generator, dtype=torch.float64, device="cpu").mul_(
-            self.threshold.shape[0]
-        )
+        u = torch.rand(k, generator=generator, dtype=torch.float64, device="cpu")
+        if native.reaches(self.threshold, self.partner):
+            return native.alias(u, self.threshold, self.partner)
+        u.mul_(self.threshold.shape[0])
         bucket = u.long().clamp_(max=self.threshold.shape[0] - 1)
         return torch.where(u - bucket < self.threshold[bucket], bucket, self.partner[bucket])

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+import tapas.native as native
 from tapas.candidates import Candidates
 from tapas.errors import UsageError
 from tapas.rng import check_generator
@@ -69,41 +70,28 @@ class Proposal(ABC):
         before T. The chance 1 - (1 - q)^(T - N_c) is therefore exact, not an approximation.
         """
         draws = self.draw(k + k // 4 + 8, generator=generator)
-        while True:
-            # a stable sort keeps the earlier draw of equal ids in front
-            ordered, place = torch.sort(draws, stable=True)
-            new = torch.ones_like(ordered, dtype=torch.bool)
-            torch.ne(ordered[1:], ordered[:-1], out=new[1:])
-            if int(ordered[0]) < 0 or int(ordered[-1]) >= self.num_classes:
-                worst = int(ordered[0] if ordered[0] < 0 else ordered[-1])
-                raise UsageError(
-                    f"{self!r} drew class {worst}; expected ids from 0 to {self.num_classes - 1}."
-                )
-            start = new.nonzero()[:, 0]
-            found, tries = start.shape[0], draws.shape[0]
-            if found > k:
-                break
+        while (found := first_distinct(draws, k, self)) is None:
+            tries = draws.shape[0]
             if tries > TRIES_PER_CLASS * k + 100_000:
-                if found == k:  # the next class is too rare to wait for
-                    break
-                raise UsageError(
-                    f"{self!r} gave only {found} distinct classes of {k} in {tries} draws: its "
-                    "mass sits on too few of them. Raise beta, lower alpha, mix in a Uniform, or "
-                    "ask for fewer samples."
-                )
+                found = self._all_there_is(draws, k)
+                break
             draws = torch.cat([draws, self.draw(tries, generator=generator)])
-        # cut by order of appearance, never by id: a cut of the sorted ids would lose rare classes
-        appeared = place[start]
-        end = appeared.kthvalue(k + 1).values if found > k else start.new_tensor(tries)
-        kept = appeared < end
-        in_time = (place < end).cumsum(0)
-        stop = torch.cat([start[1:], start.new_tensor([tries])])
-        repeats = (in_time[stop - 1] - in_time[start])[kept]  # N_c - 1
-        ids = ordered[start[kept]]
+        end, ids, again = found
         # a log_prob of 0 can round to 1e-16
         log_miss = torch.log1p(-self.log_prob(ids).exp().clamp_(max=1.0))
-        log_q = torch.log(-torch.expm1((end - repeats) * log_miss))
+        log_q = torch.log(-torch.expm1((end - again) * log_miss))
         return Candidates(ids, log_q.float())
+
+    def _all_there_is(self, draws: Tensor, k: int) -> tuple[int, Tensor, Tensor]:
+        """Of so many draws: good enough if k classes are there and the next is too rare."""
+        ids, count = torch.unique(draws, return_counts=True)
+        if len(ids) == k:
+            return len(draws), ids, count - 1
+        raise UsageError(
+            f"{self!r} gave only {len(ids)} distinct classes of {k} in {len(draws)} draws: its "
+            "mass sits on too few of them. Raise beta, lower alpha, mix in a Uniform, or ask for "
+            "fewer samples."
+        )
 
     def _race(self, k: int, generator: torch.Generator) -> Candidates:
         """Class c arrives at Exp(1) / q_c; the first k to arrive are kept.
@@ -122,3 +110,35 @@ class Proposal(ABC):
         ids = earliest.indices[:k].sort().values
         log_q = torch.log(-torch.expm1(-torch.exp(log_p[ids] + earliest.values[k])))
         return Candidates(ids, log_q.float())
+
+
+def first_distinct(
+    draws: Tensor, k: int, proposal: Proposal
+) -> tuple[int | Tensor, Tensor, Tensor] | None:
+    """The first k distinct of `draws` (T,), or None where there are no more than k.
+
+    Returns: the number of the draw that brought the next class, the ids (k,), rising, and how
+    often each came again before it, (k,).
+    """
+    low, high = draws.aminmax()
+    if int(low) < 0 or int(high) >= proposal.num_classes:
+        worst = int(low if low < 0 else high)
+        raise UsageError(
+            f"{proposal!r} drew class {worst}; expected ids from 0 to {proposal.num_classes - 1}."
+        )
+    if native.reaches(draws):
+        return native.distinct(draws.contiguous(), k, proposal.num_classes)
+    # a stable sort keeps the earlier draw of equal ids in front
+    ordered, place = torch.sort(draws, stable=True)
+    new = torch.ones_like(ordered, dtype=torch.bool)
+    torch.ne(ordered[1:], ordered[:-1], out=new[1:])
+    start = new.nonzero()[:, 0]
+    if start.shape[0] <= k:
+        return None
+    # cut by order of appearance, never by id: a cut of the sorted ids would lose rare classes
+    appeared = place[start]
+    end = appeared.kthvalue(k + 1).values
+    kept = appeared < end
+    in_time = (place < end).cumsum(0)
+    stop = torch.cat([start[1:], start.new_tensor([draws.shape[0]])])
+    return end, ordered[start[kept]], (in_time[stop - 1] - in_time[start])[kept]

@@ -98,12 +98,12 @@ class Squashed(Proposal):
         u = torch.rand(k, generator=generator, dtype=torch.float64, device="cpu")
         from_head = (u >= self._floor_share).nonzero()[:, 0]
         head = self._alias.draw(len(from_head), generator=generator)
-        return ids.index_copy_(0, from_head, self.head_ids[head])
+        return ids.index_copy_(0, from_head, self.head_ids.index_select(0, head))
 
     def log_prob(self, ids: Tensor) -> Tensor:
         ids = check_ids("ids", ids, self.num_classes)
         if self._by_class is not None:
-            return self._by_class[ids]
+            return self._by_class.index_select(0, ids.reshape(-1)).view(ids.shape)
         if self._alias is None:
             return torch.full_like(ids, self._floor_log_prob, dtype=torch.float64)
         place, found = find(self.head_ids, ids)

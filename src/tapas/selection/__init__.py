@@ -1,11 +1,11 @@
 """Second pass: rules that keep n of the pool by looking at the batch."""
 
 from tapas.errors import UsageError, pick
-from tapas.selection.base import PoolView, Selection, check_pick
+from tapas.selection.base import PoolView, Selection, Stored, check_pick
 from tapas.selection.priority import Priority
 from tapas.selection.top import Top
 
-__all__ = ["PoolView", "Priority", "Selection", "Top", "as_selection", "check_pick"]
+__all__ = ["PoolView", "Priority", "Selection", "Stored", "Top", "as_selection", "check_pick"]
 
 RULES: dict[str, type[Priority | Top]] = {"priority": Priority, "top": Top}
 

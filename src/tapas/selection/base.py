@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +11,14 @@ from torch import Tensor
 from tapas.errors import UsageError
 
 Pick = TypeVar("Pick", bound=Callable[..., object])
+
+
+class Stored(NamedTuple):
+    """Rows of a pool in this machine's memory."""
+
+    weight: Tensor  # (N, D) all rows of the table or shard, float32 or bfloat16
+    places: Tensor  # (P,) where the pool's rows are among them
+    bias: Tensor  # (P,) float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +38,7 @@ class PoolView:
     complete: bool  # whether every query of the batch is among them
     temperature: float
     noise: Tensor  # (P,) uniform in (0, 1]: all the randomness a rule may use; (0,) if it is not
+    stored: "Stored | None" = None  # the same rows, where native kernels can read them
 
     def __len__(self) -> int:
         return self.ids.shape[0]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+import tapas.native as native
 from tapas.candidates import mute
 from tapas.errors import UsageError
 from tapas.selection.base import PoolView, Selection, largest, trusted
@@ -58,6 +59,17 @@ class Priority(Selection):
 
 def mean_share(view: PoolView) -> Tensor:
     """Mean over the scoring queries of each class's share of the pool's softmax, (P,)."""
+    if view.stored is not None:
+        weight, places, bias = view.stored
+        return native.mean_share(
+            weight,
+            places,
+            bias - view.log_q,
+            view.query,
+            view.ids,
+            view.own,
+            temperature=view.temperature,
+        )
     size, num_queries = len(view), view.query.shape[0]
     width = min(max(QUERIES, SCRATCH // size), num_queries)
     query = view.query if view.temperature == 1 else view.query / view.temperature

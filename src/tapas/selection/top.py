@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+import tapas.native as native
 from tapas.selection.base import PoolView, Selection, largest, trusted
 from tapas.shapes import check_positive
 
@@ -36,6 +37,8 @@ class Top(Selection):
 
 def batch_score(view: PoolView) -> Tensor:
     """log sum_i exp(logit_iy / tau) of every class of the pool, (P,)."""
+    if view.stored is not None:
+        return native.batch_score(*view.stored, view.query, temperature=view.temperature)
     query = view.query.t() if view.temperature == 1 else (view.query / view.temperature).t()
     size = len(view)
     scores = []

@@ -8,10 +8,11 @@ from operator import index
 import torch
 from torch import Tensor, nn
 
+import tapas.native as native
 from tapas.candidates import Candidates
 from tapas.errors import UsageError
 from tapas.rng import check_generator, stream
-from tapas.selection import PoolView, Selection, check_pick
+from tapas.selection import PoolView, Selection, Stored, check_pick
 from tapas.shapes import (
     all_finite,
     check_ids,
@@ -21,13 +22,10 @@ from tapas.shapes import (
     check_shape,
 )
 from tapas.tables.base import ClassTable
+from tapas.tables.exhaustive import best_classes, log_of_all
 from tapas.tables.placement import Placement
-from tapas.tables.ranking import best_of_chunk, exclusions, merge
 from tapas.tables.rounding import round_to_bfloat16
 from tapas.tables.row_optimizers import RowOptimizer
-
-SCORES_PER_CHUNK = 1 << 21  # floats of a (B, chunk) block of scores over all classes
-QUERIES_PER_BLOCK = 256  # ranked together
 
 
 class LocalTable(ClassTable):
@@ -136,6 +134,7 @@ class LocalTable(ClassTable):
                 complete=complete,
                 temperature=temperature,
                 noise=noise,
+                stored=self._stored(ids, query),
             )
             kept, log_weight = check_pick(rule, *rule.pick(view, share), share, len(ids))
             return Candidates(
@@ -157,6 +156,12 @@ class LocalTable(ClassTable):
             )
         ids, order = torch.cat([part.ids for part in parts]).sort()
         return Candidates(ids, torch.cat([part.log_q for part in parts])[order])
+
+    def _stored(self, ids: Tensor, query: Tensor) -> Stored | None:
+        if not native.reaches(self.weight, query):
+            return None
+        bias = self.bias.detach()[ids].float() if self.has_bias else query.new_zeros(len(ids))
+        return Stored(self.weight, ids, bias)
 
     def _stretch(self, ids: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
         return self.read(ids[start:stop])
@@ -192,16 +197,6 @@ class LocalTable(ClassTable):
         for key, whole in state.items():
             whole.index_copy_(0, ids, touched[key])
 
-    def _chunks(self, num_queries: int) -> list[tuple[int, int]]:
-        size = max(1, SCORES_PER_CHUNK // max(1, num_queries))
-        return [(s, min(s + size, self.num_classes)) for s in range(0, self.num_classes, size)]
-
-    def _scores(self, query: Tensor, start: int, stop: int) -> Tensor:
-        weight = self.weight.detach()[start:stop].float().t()
-        if not self.has_bias:
-            return query @ weight
-        return torch.addmm(self.bias.detach()[start:stop].float(), query, weight)
-
     @torch.no_grad()
     def top(self, query: Tensor, k: int, *, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
         query = check_query(query, self.dim)
@@ -210,42 +205,17 @@ class LocalTable(ClassTable):
             raise UsageError(f"k is {k}, but there are only {self.num_classes} classes.")
         if exclude is not None:
             check_shape({"B": query.shape[0]}, exclude=(exclude, "B E"))
-            exclude = check_integer("exclude", exclude)
+            exclude = check_integer("exclude", exclude).to(self.device)
             check_ids("exclude", exclude.clamp(min=0), self.num_classes)
-        # many queries at once would leave chunks of few classes, each with k to merge
-        blocks = range(0, max(1, len(query)), QUERIES_PER_BLOCK)
-        parts = [
-            self._top(
-                query[b : b + QUERIES_PER_BLOCK],
-                k,
-                None if exclude is None else exclude[b : b + QUERIES_PER_BLOCK],
-            )
-            for b in blocks
-        ]
-        return torch.cat([value for value, _ in parts]), torch.cat([ids for _, ids in parts])
-
-    def _top(self, query: Tensor, k: int, exclude: Tensor | None) -> tuple[Tensor, Tensor]:
-        banned, row = (x.to(self.device) for x in exclusions(exclude))
-        value = query.new_full((query.shape[0], k), -torch.inf)
-        ids = torch.full_like(value, self.num_classes, dtype=torch.int64)
-        for start, stop in self._chunks(query.shape[0]):
-            score = self._scores(query, start, stop)
-            if len(banned):
-                first, last = torch.searchsorted(banned, banned.new_tensor([start, stop]))
-                score[row[first:last], banned[first:last] - start] = -torch.inf
-            best, column = best_of_chunk(score, k)
-            value, ids = merge(
-                torch.cat([value, best], dim=1), torch.cat([ids, column + start], dim=1), k
-            )
-        return value, ids.masked_fill(value == -torch.inf, -1)
+        return best_classes(self.weight.detach(), self._stored_bias(), query, k, exclude)
 
     @torch.no_grad()
     def log_partition(self, query: Tensor) -> Tensor:
         query = check_query(query, self.dim)
-        total = query.new_full((query.shape[0],), -torch.inf)
-        for start, stop in self._chunks(query.shape[0]):
-            total = torch.logaddexp(total, self._scores(query, start, stop).logsumexp(dim=1))
-        return total
+        return log_of_all(self.weight.detach(), self._stored_bias(), query)
+
+    def _stored_bias(self) -> Tensor | None:
+        return self.bias.detach() if self.has_bias else None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "LocalTable":
         """A cast, as by `model.bfloat16()`, is one of the rows: their state stays float32."""

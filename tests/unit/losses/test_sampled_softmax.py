@@ -13,11 +13,18 @@ from torch.nn.functional import cross_entropy
 from tapas import UsageError, sampled_softmax_loss, stream
 from tapas.losses import kept_log_sum, target_costs
 
+pytestmark = pytest.mark.usefixtures("kernels")
 B, L, K, C, D = 5, 3, 7, 31, 3
 
 
 def draw(*shape, name):
     return torch.randn(*shape, generator=stream(0, name))
+
+
+def sum_and_share(*given):
+    """Log sum (B,) and share (B, K)."""
+    log_sum, mass, inverse = kept_log_sum(*given)
+    return log_sum, (mass * inverse).t()
 
 
 def counted_of(target):
@@ -32,7 +39,7 @@ def loss_of(query, weight, bias, target, ids, log_q, share):
     """The library's loss for targets (B, L) with weights `share`, from a dense table."""
     own = (query @ weight.t() + bias).gather(1, target.clamp(min=0))
     positive = own.masked_fill(target < 0, -torch.inf)
-    log_sum, _ = kept_log_sum(query, weight[ids], bias[ids] - log_q, ids, target)
+    log_sum, _ = sum_and_share(query, weight[ids], bias[ids] - log_q, ids, target)
     return sampled_softmax_loss(positive, log_sum, share, counted_of(target))
 
 
@@ -81,7 +88,7 @@ def test_sampling_every_class_once_is_the_full_cross_entropy(scale):
     want = cross_entropy(logit, target, reduction="none")
     (want_grad,) = torch.autograd.grad(want.sum(), logit)
     everyone = torch.arange(C)
-    log_sum, share = kept_log_sum(query, weight, bias, everyone, target[:, None])
+    log_sum, share = sum_and_share(query, weight, bias, everyone, target[:, None])
     positive = logit.detach().gather(1, target[:, None]).requires_grad_()
     log_sum.requires_grad_()
     loss = sampled_softmax_loss(positive, log_sum)
@@ -101,7 +108,7 @@ def test_several_weighted_targets_are_cross_entropy_with_a_soft_distribution():
     want = cross_entropy(logit, soft, reduction="none")
     (want_grad,) = torch.autograd.grad(want.sum(), logit)
     everyone = torch.arange(C)
-    log_sum, kept_share = kept_log_sum(query, weight, bias, everyone, target)
+    log_sum, kept_share = sum_and_share(query, weight, bias, everyone, target)
     positive = logit.detach().gather(1, target).requires_grad_()
     log_sum.requires_grad_()
     loss = sampled_softmax_loss(positive, log_sum, share, counted_of(target))
@@ -121,7 +128,7 @@ def test_the_share_is_the_gradient_of_the_log_sum():
     logit.retain_grad()
     want = logit.logsumexp(dim=1)
     want.sum().backward()
-    log_sum, share = kept_log_sum(query, weight, offset.detach(), torch.arange(K), own)
+    log_sum, share = sum_and_share(query, weight, offset.detach(), torch.arange(K), own)
     torch.testing.assert_close(log_sum, want.detach())
     torch.testing.assert_close(share, logit.grad)
     assert not share[hits].any()
@@ -130,7 +137,7 @@ def test_the_share_is_the_gradient_of_the_log_sum():
 def test_the_log_sum_neither_overflows_nor_vanishes():
     offset = torch.tensor([[1e4, -1e4], [-1e4, -1e4], [1e4, 1e4]])
     for row, want in zip(offset, (1e4, -1e4 + np.log(2), 1e4 + np.log(2)), strict=True):
-        log_sum, share = kept_log_sum(
+        log_sum, share = sum_and_share(
             torch.zeros(1, 1), torch.zeros(2, 1), row, torch.arange(2), torch.tensor([[-1]])
         )
         torch.testing.assert_close(log_sum, torch.tensor([want]).float())
@@ -140,13 +147,13 @@ def test_the_log_sum_neither_overflows_nor_vanishes():
 def test_a_diverged_row_shows_even_where_a_target_is_listed_twice():
     """Two mentions of one of two kept classes: the other is left, and it is NaN."""
     rows, own = torch.tensor([[torch.nan], [1.0]]), torch.tensor([[1, 1]])
-    log_sum, _ = kept_log_sum(torch.ones(1, 1), rows, torch.zeros(2), torch.arange(2), own)
+    log_sum, _ = sum_and_share(torch.ones(1, 1), rows, torch.zeros(2), torch.arange(2), own)
     assert bool(log_sum.isnan().all())
 
 
 def test_nothing_left_is_minus_infinity_and_no_share():
     own = torch.tensor([[-1, -1], [1, 0]])
-    log_sum, share = kept_log_sum(
+    log_sum, share = sum_and_share(
         torch.ones(2, 1), torch.ones(2, 1), torch.zeros(2), torch.arange(2), own
     )
     assert log_sum.isneginf().tolist() == [False, True]

@@ -5,6 +5,7 @@ import torch
 
 from tapas import SGD, Candidates, LazyAdam, LocalTable, UsageError, stream
 
+pytestmark = pytest.mark.usefixtures("kernels")
 B, C, D = 5, 31, 3
 KEPT = Candidates(
     torch.tensor([3, 4, 8, 15, 16, 23, 29]), torch.randn(7, generator=stream(0, "log_q"))

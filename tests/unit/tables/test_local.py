@@ -205,7 +205,7 @@ def test_ranking_in_blocks_of_queries_is_ranking_at_once(monkeypatch):
     query = torch.randn(5, D, generator=stream(0, "query"))
     exclude = torch.randint(-1, C, (5, 4), generator=stream(0, "exclude"))
     whole = table.top(query, 6, exclude=exclude)
-    monkeypatch.setattr("tapas.tables.local.QUERIES_PER_BLOCK", 2)
+    monkeypatch.setattr("tapas.tables.exhaustive.QUERIES_PER_BLOCK", 2)
     parts = table.top(query, 6, exclude=exclude)
     assert torch.equal(parts[1], whole[1])
     torch.testing.assert_close(parts[0], whole[0])

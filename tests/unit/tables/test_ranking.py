@@ -9,7 +9,10 @@ from hypothesis.extra.numpy import arrays
 from oracle.tables import top
 
 from tapas import LocalTable
+from tapas.tables import exhaustive
 from tapas.tables.ranking import best_of_chunk, exclusions, merge
+
+pytestmark = pytest.mark.usefixtures("kernels")
 
 
 @st.composite
@@ -56,8 +59,8 @@ def test_the_table_ranks_like_a_sort_in_chunks_of_any_size(weight, query, exclud
     table = LocalTable(17, 3, bias=False)
     table.weight.data.copy_(torch.from_numpy(weight))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tapas.tables.local.SCORES_PER_CHUNK", chunk * len(query))
-        assert table._chunks(len(query))[0] == (0, chunk)
+        patch.setattr("tapas.tables.exhaustive.SCORES_PER_CHUNK", chunk * len(query))
+        assert exhaustive.chunks(17, len(query))[0] == (0, chunk)
         score, ids = table.top(torch.from_numpy(query), k, exclude=torch.from_numpy(exclude))
         partition = table.log_partition(torch.from_numpy(query))
     scores = query @ weight.T
@@ -69,7 +72,7 @@ def test_the_table_ranks_like_a_sort_in_chunks_of_any_size(weight, query, exclud
 
 @pytest.mark.parametrize("chunk", [1, 5, 31])
 def test_more_queries_than_fit_are_still_ranked_one_class_at_a_time(chunk, monkeypatch):
-    monkeypatch.setattr("tapas.tables.local.SCORES_PER_CHUNK", chunk)
+    monkeypatch.setattr("tapas.tables.exhaustive.SCORES_PER_CHUNK", chunk)
     table = LocalTable(31, 3)
     query = torch.eye(3).repeat(3, 1)
     _, ids = table.top(query, 31)
@@ -81,7 +84,7 @@ def test_a_diverged_class_is_ranked_first_so_that_it_shows(monkeypatch):
     table = LocalTable(31, 3)
     table.weight.data[17] = torch.nan
     for chunk in (1, 4, 100):
-        monkeypatch.setattr("tapas.tables.local.SCORES_PER_CHUNK", chunk)
+        monkeypatch.setattr("tapas.tables.exhaustive.SCORES_PER_CHUNK", chunk)
         score, ids = table.top(torch.ones(1, 3), 2)
         assert int(ids[0, 0]) == 17
         assert bool(score[0, 0].isnan())

@@ -128,7 +128,8 @@ def test_a_diverged_row_shows_in_the_loss(rule, bad, place):
 
 
 def test_no_tensor_of_queries_times_pool_is_ever_made(rule, monkeypatch):
-    monkeypatch.setattr(contract.priority_rule, "SCRATCH", 0)
+    for module in (contract.priority_rule, contract.kernels_module):
+        monkeypatch.setattr(module, "SCRATCH", 0)
     num_queries, size = 129, 5003
     table = LocalTable(6007, contract.D, bias=contract.draw(6007))
     pool = contract.a_pool(size, 6007)

@@ -1,0 +1,19 @@
+"""The native kernels of tapas: built where there is a compiler, left out where there is none."""
+
+from setuptools import Extension, setup
+
+FLAGS = ["-O3", "-std=c++17", "-fopenmp", "-fvisibility=hidden"]
+
+setup(
+    ext_modules=[
+        Extension(
+            "tapas.native._kernels",
+            sources=["src/tapas/native/kernels.cpp"],
+            depends=[f"src/tapas/native/{name}.h" for name in ("tiles", "sums", "best", "draws")],
+            extra_compile_args=FLAGS,
+            extra_link_args=["-fopenmp"],
+            language="c++",
+            optional=True,  # everything works without them, more slowly; `tapas info` tells
+        )
+    ]
+)

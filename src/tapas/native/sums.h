@@ -1,0 +1,265 @@
+// Sums of exponentials over rows or over queries, block by block, without a matrix of scores.
+//
+// A sum of 2^(score - reference) needs a reference near the highest score, or it overflows. The
+// usual way looks at all scores first, which is a second product. Here the highest of a few is
+// taken, every score is checked against it as it goes by, and only if one is far above it all are
+// looked at and the sum is done again.
+#pragma once
+
+#include "tiles.h"
+
+namespace tapas {
+
+// Where a query's own classes stand among the rows: they take no part in its sum.
+struct Own {
+  std::vector<std::pair<int64_t, int64_t>> at;  // (row, query), sorted
+
+  // `sorted_ids` (rows) rising; `own` (queries, per_query), negative is padding
+  Own(const int64_t* sorted_ids, int64_t rows, const int64_t* own, int64_t first, int64_t last,
+      int64_t per_query) {
+    if (!sorted_ids || !own) return;
+    for (int64_t q = first; q < last; ++q)
+      for (int64_t l = 0; l < per_query; ++l) {
+        const int64_t id = own[q * per_query + l];
+        const int64_t* place = std::lower_bound(sorted_ids, sorted_ids + rows, id);
+        if (place != sorted_ids + rows && *place == id) at.emplace_back(place - sorted_ids, q - first);
+      }
+    std::sort(at.begin(), at.end());
+  }
+
+  std::pair<int64_t, int64_t> between(int64_t row, int64_t stop) const {
+    auto low = std::lower_bound(at.begin(), at.end(), std::make_pair(row, INT64_C(-1)));
+    auto high = std::lower_bound(low, at.end(), std::make_pair(stop, INT64_C(-1)));
+    return {low - at.begin(), high - at.begin()};
+  }
+
+  // -inf into the tile of `row` and `panel`
+  ALWAYS void mute(Floats score[HIGH][WIDE], int64_t low, int64_t high, int64_t row,
+                   int64_t panel) const {
+    for (int64_t k = low; k < high; ++k) {
+      const int64_t lane = at[k].second - panel * PANEL;
+      if (lane < 0 || lane >= PANEL) continue;
+      float flat[HIGH][PANEL];
+      memcpy(flat, score, sizeof flat);
+      flat[at[k].first - row][lane] = -INFINITY;
+      memcpy(score, flat, sizeof flat);
+    }
+  }
+};
+
+constexpr float FAR = 64.0f;  // how far above the reference a score may be, in powers of two
+
+// The highest score of every query among rows start .. stop.
+static void peaks(const Rows& rows, const Panels& panels, const Own& own, int64_t start,
+                  int64_t stop, float scale, float* peak) {
+  Block block(rows);
+  for (int64_t at = start; at < stop; at += block.size) {
+    block.read(rows, at, std::min(at + block.size, stop), scale);
+    for (int64_t j = 0; j < panels.count; ++j)
+      for (int64_t i = 0; i < block.count; i += HIGH) {
+        Floats score[HIGH][WIDE];
+        multiply(&block.rows[i * rows.table.dim], &block.offset[i], panels[j], panels.dim, score);
+        const auto [low, high] = own.between(at + i, at + i + HIGH);
+        own.mute(score, low, high, at + i, j);
+        for (int64_t r = 0; r < std::min<int64_t>(HIGH, block.count - i); ++r)
+          for (int64_t lane = 0; lane < panels.real(j); ++lane) {
+            const float x = score[r][lane / LANES][lane % LANES];
+            float& most = peak[j * PANEL + lane];
+            if (!(x <= most) && most == most) most = x;  // NaN wins and stays
+          }
+      }
+  }
+}
+
+// mass[p, q] = 2^(score_pq - reference_q) for rows start .. stop, and its sum over them added to
+// total[q]. False if a score is too far above its reference.
+static bool exponentials(const Rows& rows, const Panels& panels, const Own& own, int64_t start,
+                         int64_t stop, float scale, const float* reference, float* mass,
+                         int64_t stride, float* total) {
+  Block block(rows);
+  Ints beyond = {};
+  std::vector<std::pair<int64_t, int64_t>> mine(block.size / HIGH);
+  for (int64_t at = start; at < stop; at += block.size) {
+    block.read(rows, at, std::min(at + block.size, stop), scale);
+    for (int64_t t = 0; t < block.tiles(); ++t)
+      mine[t] = own.between(at + t * HIGH, at + (t + 1) * HIGH);
+    for (int64_t j = 0; j < panels.count; ++j) {
+      const Floats far[WIDE] = {load(reference + j * PANEL), load(reference + j * PANEL + LANES)};
+      Floats sum[WIDE] = {};
+      const bool whole = panels.real(j) == PANEL;
+      for (int64_t t = 0; t < block.tiles(); ++t) {
+        const int64_t i = t * HIGH;
+        Floats score[HIGH][WIDE];
+        multiply(&block.rows[i * rows.table.dim], &block.offset[i], panels[j], panels.dim, score);
+        if (mine[t].first != mine[t].second)
+          own.mute(score, mine[t].first, mine[t].second, at + i, j);
+        const int64_t real = std::min<int64_t>(HIGH, block.count - i);
+        for (int r = 0; r < HIGH; ++r) {
+          if (r >= real) break;
+          for (int w = 0; w < WIDE; ++w) {
+            const Floats x = score[r][w] - far[w];
+            beyond |= x > FAR;
+            score[r][w] = exp2_of(x);
+            sum[w] += score[r][w];
+          }
+        }
+        if (!mass) continue;
+        for (int64_t r = 0; r < real; ++r) {
+          float* to = mass + (at + i + r) * stride + j * PANEL;
+          if (whole)
+            for (int w = 0; w < WIDE; ++w) store(to + w * LANES, score[r][w]);
+          else
+            memcpy(to, score[r], panels.real(j) * sizeof(float));
+        }
+      }
+      for (int w = 0; w < WIDE; ++w) {
+        float* to = total + j * PANEL + w * LANES;
+        store(to, load(to) + sum[w]);
+      }
+    }
+  }
+  return !any(beyond);
+}
+
+struct Stretch {
+  int64_t start, stop;
+};
+
+// Part `part` of `parts` of `count` rows, cut between whole blocks.
+static Stretch stretch(int64_t count, int64_t block, int64_t part, int64_t parts) {
+  const int64_t blocks = (count + block - 1) / block;
+  return {blocks * part / parts * block, std::min(count, blocks * (part + 1) / parts * block)};
+}
+
+constexpr int64_t WORTH_A_THREAD = 1 << 18;  // multiplications, about 10 microseconds
+
+static int useful_threads(int64_t rows, int64_t queries, int64_t dim, int threads) {
+  const int64_t most = rows * queries * dim / WORTH_A_THREAD + 1;
+  return static_cast<int>(std::min<int64_t>(threads, most));
+}
+
+// What mass_of_rows finds out about every query (panels * 16 entries).
+struct Sums {
+  std::vector<float> reference, total;
+  std::vector<char> empty;  // 1 where nothing is left to sum
+
+  float log_sum(int64_t q) const {
+    return empty[q] ? -INFINITY : (reference[q] + std::log2(total[q])) * LN_2;
+  }
+  float inverse(int64_t q) const { return empty[q] ? 0.0f : 1.0f / total[q]; }
+};
+
+// mass[p, q] = 2^(score_pq - reference_q), if it is wanted, and its sums over all rows.
+static Sums mass_of_rows(const Rows& rows, const Panels& panels, const Own& own, float scale,
+                         int threads, float* mass, int64_t stride) {
+  Sums found;
+  std::vector<float>&reference = found.reference, &total = found.total;
+  std::vector<char>& empty = found.empty;
+  empty.assign(panels.count * PANEL, 0);
+  const int64_t width = panels.count * PANEL;
+  threads = useful_threads(rows.count, panels.queries, panels.dim, threads);
+  reference.assign(width, -INFINITY);
+  // any score near the highest will do for a reference: look at a few, and at all only if need be
+  peaks(rows, panels, own, 0, std::min<int64_t>(rows.count, 2 * HIGH), scale, reference.data());
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    for (float& r : reference)
+      if (r == -INFINITY) r = 0.0f;  // all of the few are its own; or no query at all
+    std::vector<float> totals(threads * width, 0.0f);
+    bool near = true;
+#pragma omp parallel for num_threads(threads) schedule(static, 1) reduction(&& : near)
+    for (int part = 0; part < threads; ++part) {
+      const Stretch mine = stretch(rows.count, rows_at_once(panels.dim), part, threads);
+      near = exponentials(rows, panels, own, mine.start, mine.stop, scale, reference.data(), mass,
+                          stride, &totals[part * width]) && near;
+    }
+    total.assign(width, 0.0f);
+    for (int part = 0; part < threads; ++part)
+      for (int64_t q = 0; q < width; ++q) total[q] += totals[part * width + q];
+    if (near && *std::min_element(total.begin(), total.begin() + panels.queries) > 1e-30f)
+      return found;
+    if (attempt) return found;
+    std::vector<float> most(threads * width, -INFINITY);
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (int part = 0; part < threads; ++part) {
+      const Stretch mine = stretch(rows.count, rows_at_once(panels.dim), part, threads);
+      peaks(rows, panels, own, mine.start, mine.stop, scale, &most[part * width]);
+    }
+    reference.assign(width, -INFINITY);
+    for (int part = 0; part < threads; ++part)
+      for (int64_t q = 0; q < width; ++q)
+        if (!(most[part * width + q] <= reference[q]) && reference[q] == reference[q])
+          reference[q] = most[part * width + q];
+    empty.assign(width, 0);
+    for (int64_t q = 0; q < width; ++q) empty[q] = reference[q] == -INFINITY;
+  }
+  return found;
+}
+
+// score[p] = log2 (2^score[p] + sum_q 2^(row p . query q)) for the rows of a block. False, and
+// nothing done, if a score is too far above the first panel's highest, unless the highest of every
+// row is `known`.
+static bool block_scores(const Block& block, const Panels& panels, const float* known, float* score) {
+  Ints beyond = {};
+  std::vector<float> sum(block.tiles() * HIGH * LANES, 0.0f);
+  std::vector<float> reference(block.tiles() * HIGH, 0.0f);
+  if (known) std::copy_n(known, reference.size(), reference.begin());
+  for (int64_t j = 0; j < panels.count; ++j) {
+    const int64_t real = panels.real(j);
+    for (int64_t i = 0; i < block.count; i += HIGH) {
+      Floats tile[HIGH][WIDE];
+      multiply(&block.rows[i * panels.dim], &block.offset[i], panels[j], panels.dim, tile);
+      if (j == 0 && !known)
+        for (int r = 0; r < HIGH; ++r) {
+          float most = -INFINITY;
+          for (int64_t lane = 0; lane < real; ++lane)
+            most = std::max(most, tile[r][lane / LANES][lane % LANES]);
+          reference[i + r] = most;
+        }
+      for (int r = 0; r < HIGH; ++r) {
+        const Floats far = splat(reference[i + r]);
+        for (int w = 0; w < WIDE; ++w) {
+          const Floats x = tile[r][w] - far;
+          beyond |= x > FAR;
+          tile[r][w] = exp2_of(x);
+        }
+      }
+      if (real < PANEL)
+        for (int r = 0; r < HIGH; ++r)
+          for (int64_t lane = real; lane < PANEL; ++lane) tile[r][lane / LANES][lane % LANES] = 0.0f;
+      for (int r = 0; r < HIGH; ++r) {
+        float* to = &sum[(i + r) * LANES];
+        store(to, load(to) + (tile[r][0] + tile[r][1]));
+      }
+    }
+  }
+  if (!known && any(beyond)) return false;
+  for (int64_t i = 0; i < block.count; ++i) {
+    const float mine = reference[i] + std::log2(sum_of(load(&sum[i * LANES])));
+    const float high = std::max(mine, score[i]), low = std::min(mine, score[i]);
+    if (mine != mine)
+      score[i] = mine;
+    else if (low > -INFINITY)
+      score[i] = high + std::log2(1.0f + std::exp2(low - high));
+    else
+      score[i] = high;
+  }
+  return true;
+}
+
+// The highest score of each row of the block.
+static std::vector<float> row_peaks(const Block& block, const Panels& panels) {
+  std::vector<float> most(block.tiles() * HIGH, -INFINITY);
+  for (int64_t j = 0; j < panels.count; ++j)
+    for (int64_t i = 0; i < block.count; i += HIGH) {
+      Floats tile[HIGH][WIDE];
+      multiply(&block.rows[i * panels.dim], &block.offset[i], panels[j], panels.dim, tile);
+      for (int r = 0; r < HIGH; ++r)
+        for (int64_t lane = 0; lane < panels.real(j); ++lane) {
+          const float x = tile[r][lane / LANES][lane % LANES];
+          if (!(x <= most[i + r]) && most[i + r] == most[i + r]) most[i + r] = x;
+        }
+    }
+  return most;
+}
+
+}  // namespace tapas

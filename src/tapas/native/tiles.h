@@ -1,0 +1,182 @@
+// Blocks of scores that never leave the cache: rows of the class table times queries.
+//
+// A tile is 6 rows by 16 queries and lives in registers. Queries are packed once into panels of
+// 16, transposed, so that a tile is a sum of (row element) x (16 query elements). Rows are read
+// from the table a block at a time into a buffer that stays in the first cache: that is the gather.
+// What is done with a tile (an exponential, a sum, a comparison) happens before it is forgotten.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#if defined(__x86_64__)
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#endif
+#endif
+
+namespace tapas {
+
+typedef float Floats __attribute__((vector_size(32)));
+typedef int32_t Ints __attribute__((vector_size(32)));
+constexpr int LANES = 8;
+constexpr int HIGH = 6;              // rows of a tile
+constexpr int WIDE = 2;              // vectors of a tile's row
+constexpr int PANEL = WIDE * LANES;  // queries of a tile
+constexpr int64_t ROWS_BYTES = 12 << 10;     // a block of rows: under half of a small first cache
+constexpr int64_t QUERY_BYTES = 256 << 10;   // a block of queries: half of a small second cache
+constexpr float LOG2_E = 1.44269504088896f;
+constexpr float LN_2 = 0.693147180559945f;
+
+#define ALWAYS inline __attribute__((always_inline))
+
+static ALWAYS Floats splat(float x) { return Floats{x, x, x, x, x, x, x, x}; }
+
+static ALWAYS Floats load(const float* from) {
+  Floats x;
+  memcpy(&x, from, sizeof x);
+  return x;
+}
+
+static ALWAYS void store(float* to, Floats x) { memcpy(to, &x, sizeof x); }
+
+// 2^x to two units in the last place; 0 below 2^-126; NaN stays NaN.
+static ALWAYS Floats exp2_of(Floats x) {
+  const Floats shift = splat(12582912.0f);  // 1.5 * 2^23: what is added to it is rounded
+  const Ints vanishes = x < -126.0f;
+  Floats rounded = x + shift;
+  Ints whole = (Ints)rounded << 23;
+  Floats f = x - (rounded - shift);
+  Floats p = splat(0.00132764608f);
+  p = p * f + 0.00967554096f;
+  p = p * f + 0.0555071346f;
+  p = p * f + 0.240221202f;
+  p = p * f + 0.693146944f;
+  p = p * f + 1.0f;
+  return (Floats)((Ints)(p * (Floats)(whole + 0x3f800000)) & ~vanishes);
+}
+
+static ALWAYS bool any(Ints mask) {
+  typedef int64_t Longs __attribute__((vector_size(32)));
+  Longs wide = (Longs)mask;
+  return (wide[0] | wide[1] | wide[2] | wide[3]) != 0;
+}
+
+static inline float sum_of(Floats x) {
+  return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
+}
+
+// The class table as it lies in memory; `half` is bfloat16.
+struct Table {
+  const void* rows;
+  bool half;
+  int64_t dim;
+
+  void copy(int64_t id, float* to) const {
+    if (!half) {
+      memcpy(to, static_cast<const float*>(rows) + id * dim, dim * sizeof(float));
+      return;
+    }
+    const uint16_t* from = static_cast<const uint16_t*>(rows) + id * dim;
+    for (int64_t d = 0; d < dim; ++d) {
+      uint32_t bits = static_cast<uint32_t>(from[d]) << 16;
+      memcpy(to + d, &bits, sizeof bits);
+    }
+  }
+
+  void prefetch(int64_t id) const {
+    const char* at = static_cast<const char*>(rows) + id * dim * (half ? 2 : 4);
+    for (int64_t line = 0; line < dim * (half ? 2 : 4); line += 64) __builtin_prefetch(at + line);
+  }
+};
+
+// Rows `ids[0..]` of the table, or rows 0, 1, .. of it where there are no ids, with an offset each.
+struct Rows {
+  Table table;
+  const int64_t* ids;
+  const float* offset;  // null is 0
+  int64_t count;
+
+  int64_t id(int64_t place) const { return ids ? ids[place] : place; }
+};
+
+// Queries in panels of 16, each (dim, 16); lanes beyond the last query are 0.
+struct Panels {
+  std::vector<float> packed;
+  int64_t dim, queries, count;
+
+  Panels(const float* query, int64_t first, int64_t last, int64_t dim, float scale)
+      : dim(dim), queries(last - first), count((queries + PANEL - 1) / PANEL) {
+    packed.assign(count * dim * PANEL, 0.0f);
+    for (int64_t q = 0; q < queries; ++q) {
+      const float* from = query + (first + q) * dim;
+      float* to = &packed[(q / PANEL) * dim * PANEL + q % PANEL];
+      for (int64_t d = 0; d < dim; ++d) to[d * PANEL] = from[d] * scale;
+    }
+  }
+
+  const float* operator[](int64_t panel) const { return &packed[panel * dim * PANEL]; }
+  int64_t real(int64_t panel) const { return std::min<int64_t>(PANEL, queries - panel * PANEL); }
+};
+
+static inline int64_t queries_at_once(int64_t dim) {
+  return std::max<int64_t>(4 * PANEL, QUERY_BYTES / (4 * dim) / PANEL * PANEL);
+}
+
+static inline int64_t rows_at_once(int64_t dim) {
+  return std::min<int64_t>(8, std::max<int64_t>(1, ROWS_BYTES / (4 * dim * HIGH))) * HIGH;
+}
+
+// A block of rows in the first cache, padded with zeros to whole tiles.
+struct Block {
+  std::vector<float> rows, offset;
+  int64_t first, count, size;
+
+  explicit Block(const Rows& from)
+      : rows(rows_at_once(from.table.dim) * from.table.dim, 0.0f),
+        offset(rows_at_once(from.table.dim), 0.0f), first(0), count(0),
+        size(rows_at_once(from.table.dim)) {}
+
+  void read(const Rows& from, int64_t start, int64_t stop, float scale) {
+    first = start;
+    count = stop - start;
+    const int64_t dim = from.table.dim;
+    for (int64_t i = 0; i < count; ++i) {
+      from.table.copy(from.id(start + i), &rows[i * dim]);
+      offset[i] = from.offset ? from.offset[start + i] * scale : 0.0f;
+    }
+    for (int64_t i = count; i < tiles() * HIGH; ++i) {
+      std::fill_n(&rows[i * dim], dim, 0.0f);
+      offset[i] = 0.0f;
+    }
+    if (from.ids) {  // while this block is worked on, the next one comes from memory
+      for (int64_t i = stop; i < std::min(stop + size, from.count); ++i)
+        from.table.prefetch(from.id(i));
+    }
+  }
+
+  int64_t tiles() const { return (count + HIGH - 1) / HIGH; }
+};
+
+// score[i][w] = offset of row i + row i . queries of the panel
+static ALWAYS void multiply(const float* rows, const float* offset, const float* panel, int64_t dim,
+                            Floats score[HIGH][WIDE]) {
+  for (int i = 0; i < HIGH; ++i)
+    for (int w = 0; w < WIDE; ++w) score[i][w] = splat(offset[i]);
+  for (int64_t d = 0; d < dim; ++d) {
+    const Floats left = load(panel + d * PANEL), right = load(panel + d * PANEL + LANES);
+    for (int i = 0; i < HIGH; ++i) {
+      const Floats element = splat(rows[i * dim + d]);
+      score[i][0] += element * left;
+      score[i][1] += element * right;
+    }
+  }
+}
+
+}  // namespace tapas

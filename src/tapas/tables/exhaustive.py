@@ -1,0 +1,80 @@
+"""Exact answers that look at every row: the k best classes, and the softmax's whole sum.
+
+Native where the rows are in this machine's memory; else in chunks of a product that never
+holds all scores at once.
+"""
+
+import torch
+from torch import Tensor
+
+import tapas.native as native
+from tapas.tables.ranking import best_of_chunk, exclusions, merge
+
+SCORES_PER_CHUNK = 1 << 21  # floats of a (B, chunk) block of scores
+QUERIES_PER_BLOCK = 256  # ranked together
+
+
+def best_classes(
+    weight: Tensor, bias: Tensor | None, query: Tensor, k: int, exclude: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Scores and rows (B, k), highest first, equal scores by rising row.
+
+    Args:
+        weight:  (C, D)
+        bias:    (C,) or None for 0
+        query:   (B, D) float32
+        exclude: (B, E) rows to leave out, negative is padding. Where fewer than k are left,
+            scores end in -inf and rows in -1.
+    """
+    if k <= native.MOST_RANKED and native.reaches(weight, query):
+        return native.top(weight, None if bias is None else bias.float(), query, k, exclude)
+    # many queries at once would leave chunks of few classes, each with k to merge
+    parts = [
+        _best_of_block(
+            weight,
+            bias,
+            query[b : b + QUERIES_PER_BLOCK],
+            k,
+            None if exclude is None else exclude[b : b + QUERIES_PER_BLOCK],
+        )
+        for b in range(0, max(1, len(query)), QUERIES_PER_BLOCK)
+    ]
+    return torch.cat([value for value, _ in parts]), torch.cat([rows for _, rows in parts])
+
+
+def log_of_all(weight: Tensor, bias: Tensor | None, query: Tensor) -> Tensor:
+    """log sum_c exp(query . weight_c + bias_c), (B,)."""
+    if native.reaches(weight, query):
+        return native.log_sum(weight, None if bias is None else bias.float(), query)[0]
+    total = query.new_full((len(query),), -torch.inf)
+    for start, stop in chunks(len(weight), len(query)):
+        total = torch.logaddexp(total, _scores(weight, bias, query, start, stop).logsumexp(dim=1))
+    return total
+
+
+def chunks(num_rows: int, num_queries: int) -> list[tuple[int, int]]:
+    size = max(1, SCORES_PER_CHUNK // max(1, num_queries))
+    return [(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
+
+
+def _scores(weight: Tensor, bias: Tensor | None, query: Tensor, start: int, stop: int) -> Tensor:
+    rows = weight[start:stop].float().t()
+    return query @ rows if bias is None else torch.addmm(bias[start:stop].float(), query, rows)
+
+
+def _best_of_block(
+    weight: Tensor, bias: Tensor | None, query: Tensor, k: int, exclude: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    banned, row = (x.to(weight.device) for x in exclusions(exclude))
+    value = query.new_full((len(query), k), -torch.inf)
+    ids = torch.full_like(value, len(weight), dtype=torch.int64)
+    for start, stop in chunks(len(weight), len(query)):
+        score = _scores(weight, bias, query, start, stop)
+        if len(banned):
+            first, last = torch.searchsorted(banned, banned.new_tensor([start, stop]))
+            score[row[first:last], banned[first:last] - start] = -torch.inf
+        best, column = best_of_chunk(score, k)
+        value, ids = merge(
+            torch.cat([value, best], dim=1), torch.cat([ids, column + start], dim=1), k
+        )
+    return value, ids.masked_fill(value == -torch.inf, -1)

@@ -1,0 +1,29 @@
+"""`tapas info` tells what is there, and how to get what is not."""
+
+import json
+
+from typer.testing import CliRunner
+
+import tapas
+import tapas.native as native
+from tapas.cli import info as command
+from tapas.cli.main import app
+
+
+def test_what_is_there_is_told_with_its_version():
+    result = CliRunner().invoke(app, ["info", "--json"])
+    found = json.loads(result.stdout)
+    assert found["tapas"] == tapas.__version__
+    assert found["native kernels"] == native.state()
+    lines = CliRunner().invoke(app, ["info"]).stdout.splitlines()
+    assert [line.split("  ")[0] for line in lines] == list(found)
+
+
+def test_what_is_absent_is_told_with_the_cure(monkeypatch):
+    monkeypatch.setattr(command, "EXTRAS", {"no-such-package": "flying"})
+    with native.switched_off():
+        lines = CliRunner().invoke(app, ["info"]).stdout.splitlines()
+    assert lines[-2:] == [
+        f"{'native kernels':<20}switched off",
+        f"{'no-such-package':<20}absent; needed for flying: pip install no-such-package",
+    ]

@@ -1,0 +1,65 @@
+"""Native draws are the very draws of PyTorch: a run must not hang on a compiler."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+import tapas.native as native
+from tapas import Squashed, Uniform, stream
+from tapas.proposals.alias import AliasTable
+
+pytestmark = pytest.mark.skipif(
+    native.state() != "in use on CPUs", reason=f"native kernels are {native.state()}"
+)
+
+
+def slow_distinct(draws, k):
+    """(end, ids, repeats) of the first k distinct draws, in plain Python; None if too few."""
+    found = {}
+    for number, one in enumerate(draws):
+        if one not in found and len(found) == k:
+            ids = sorted(found)
+            return number, ids, [found[c] for c in ids]
+        found[one] = found.get(one, -1) + 1
+    return None
+
+
+@given(
+    draws=arrays(np.int64, st.integers(1, 60), elements=st.integers(0, 40)),
+    k=st.integers(1, 20),
+    far=st.sampled_from([1, 1_000_003, 10**14]),
+)
+def test_the_first_distinct_draws_are_those_of_a_loop(draws, k, far):
+    draws = draws * far
+    got = native.distinct(torch.from_numpy(draws), k, 41 * far)
+    want = slow_distinct(draws.tolist(), k)
+    if want is None:
+        assert got is None
+    else:
+        assert (got[0], got[1].tolist(), got[2].tolist()) == want
+
+
+@given(
+    weights=arrays(np.float64, st.integers(1, 30), elements=st.floats(1e-3, 1e3)),
+    count=st.integers(1, 200),
+)
+def test_alias_draws_are_bit_for_bit_those_of_pytorch(weights, count):
+    table = AliasTable(torch.from_numpy(weights))
+    fast = table.draw(count, generator=stream(0, "alias"))
+    with native.switched_off():
+        slow = table.draw(count, generator=stream(0, "alias"))
+    assert torch.equal(fast, slow)
+
+
+@pytest.mark.parametrize("k", [1, 77, 2000])
+def test_samples_are_bit_for_bit_those_of_pytorch(k):
+    counts = torch.arange(20_001) ** 2
+    for proposal in (Squashed(counts, alpha=0.75), Uniform(3_000_000_000)):
+        fast = proposal.sample(k, generator=stream(0, "sample"))
+        with native.switched_off():
+            slow = proposal.sample(k, generator=stream(0, "sample"))
+        assert torch.equal(fast.ids, slow.ids)
+        assert torch.equal(fast.log_q, slow.log_q)

@@ -1,0 +1,224 @@
+"""Every native kernel against plain numpy in float64, at sizes that divide nothing."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle.tables import top as slow_top
+
+import tapas.native as native
+from tapas import stream
+
+pytestmark = pytest.mark.skipif(
+    native.state() != "in use on CPUs", reason=f"native kernels are {native.state()}"
+)
+NAN, INF = float("nan"), float("inf")
+SIZES = [
+    (1, 1, 1),
+    (6, 16, 8),
+    (7, 17, 3),
+    (49, 5, 64),
+    (101, 33, 50),
+    (400, 130, 65),
+    (13, 300, 7),
+]
+
+
+def draw(*shape, name):
+    return torch.randn(*shape, generator=stream(0, name))
+
+
+@pytest.fixture(params=[1, 2, 3], ids="{} threads".format)
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def scores(query, weight, offset):
+    return query.double().numpy() @ weight.double().numpy().T + offset.double().numpy()
+
+
+def without_own(logit, ids, own):
+    """-inf where class ids[k] is one of the row's own."""
+    mine = (own[:, :, None] == ids).any(dim=1).numpy()
+    return np.where(mine, -np.inf, logit)
+
+
+def log_sum_exp(logit, axis):
+    peak = logit.max(axis=axis, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        total = np.log(np.exp(logit - np.where(np.isfinite(peak), peak, 0)).sum(axis=axis))
+    return total + np.where(np.isfinite(peak), peak, 0).squeeze(axis)
+
+
+def softmax(logit):
+    return np.exp(logit - log_sum_exp(logit, 1)[:, None])
+
+
+def a_case(num_rows, num_queries, dim, scale=1.0):
+    weight, query = draw(num_rows, dim, name="w") * scale, draw(num_queries, dim, name="q")
+    offset = draw(num_rows, name="offset")
+    ids = torch.randperm(3 * num_rows, generator=stream(0, "ids"))[:num_rows].sort().values
+    own = torch.randint(-1, 3 * num_rows, (num_queries, 2), generator=stream(0, "own"))
+    return weight, query, offset, ids, own
+
+
+@pytest.mark.parametrize("scale", [0.3, 60.0], ids=["near", "far"])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_the_log_sum_and_the_shares_are_those_of_numpy(size, scale, threads):
+    weight, query, offset, ids, own = a_case(*size, scale)
+    log_sum, mass, inverse = native.log_sum(weight, offset, query, ids=ids, own=own, terms=True)
+    logit = without_own(scores(query, weight, offset), ids, own)
+    # float32 scores carry a relative error of 1e-7 times the terms they are summed from
+    far = 1e-5 + 2e-6 * np.abs(logit[np.isfinite(logit)]).max(initial=0)
+    np.testing.assert_allclose(log_sum.numpy(), log_sum_exp(logit, 1), atol=far, rtol=1e-6)
+    left = np.isfinite(logit).any(axis=1)
+    want = np.where(left[:, None], softmax(np.where(left[:, None], logit, 0)), 0)
+    np.testing.assert_allclose((mass * inverse).t().numpy(), want, atol=4 * far)
+    assert not (mass * inverse).t().numpy()[~np.isfinite(logit)].any()
+    alone, none, _ = native.log_sum(weight, None, query)
+    np.testing.assert_allclose(
+        alone.numpy(),
+        log_sum_exp(scores(query, weight, offset * 0), 1),
+        atol=far,
+        rtol=1e-6,
+    )
+    assert none.shape == (0, len(query))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.3])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_the_mean_share_is_that_of_numpy(size, temperature, threads, monkeypatch):
+    table, query, offset, ids, own = a_case(*size)
+    table = torch.cat([table, draw(5, size[2], name="more")])
+    places = torch.randperm(len(table), generator=stream(0, "at"))[: size[0]]
+    logit = without_own(scores(query, table[places], offset) / temperature, ids, own)
+    left = np.isfinite(logit).any(axis=1)
+    want = np.where(left[:, None], softmax(np.where(left[:, None], logit, 0)), 0).mean(axis=0)
+    for scratch in (0, 1 << 22):  # in blocks of 64 queries, and of 512
+        monkeypatch.setattr("tapas.native.kernels.SCRATCH", scratch)
+        got = native.mean_share(table, places, offset, query, ids, own, temperature=temperature)
+        np.testing.assert_allclose(got.numpy(), want, rtol=3e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("scale", [0.3, 60.0], ids=["near", "far"])
+@pytest.mark.parametrize("size", [*SIZES, (9, 1100, 64)], ids=str)
+def test_the_batch_score_is_that_of_numpy(size, scale, threads):
+    table, query, bias, _, _ = a_case(*size, scale)
+    places = torch.randperm(len(table), generator=stream(0, "at"))
+    got = native.batch_score(table, places, bias, query, temperature=0.7)
+    logit = scores(query, table[places], bias) / 0.7
+    far = 1e-5 + 2e-6 * np.abs(logit).max()
+    np.testing.assert_allclose(got.numpy(), log_sum_exp(logit, 0), atol=far, rtol=1e-6)
+
+
+@pytest.mark.parametrize("k", [1, 3, 20])
+@pytest.mark.parametrize("size", [(23, 5, 3), (400, 33, 8), (1000, 1030, 64)], ids=str)
+def test_the_best_rows_are_those_of_a_sort(size, k, threads):
+    """Whole numbers, so that sums are exact and scores tie all the time."""
+    weight = torch.randint(-2, 3, (size[0], size[2]), generator=stream(0, "w")).float()
+    query = torch.randint(-2, 3, (size[1], size[2]), generator=stream(0, "q")).float()
+    bias = torch.randint(-1, 2, (size[0],), generator=stream(0, "b")).float()
+    exclude = torch.randint(-2, size[0], (size[1], 7), generator=stream(0, "e"))
+    logit = scores(query, weight, bias).astype(np.float32)
+    for banned in (None, exclude):
+        score, rows = native.top(weight, bias, query, k, banned)
+        want_score, want = slow_top(logit, k, None if banned is None else banned.numpy())
+        np.testing.assert_array_equal(rows.numpy(), want)
+        np.testing.assert_array_equal(score.numpy(), want_score)
+
+
+@given(
+    rows=st.integers(1, 40), queries=st.integers(1, 40), dim=st.integers(1, 20), k=st.integers(1, 9)
+)
+def test_bfloat16_rows_are_read_as_the_numbers_they_are(rows, queries, dim, k):
+    half = draw(rows, dim, name="w").bfloat16()
+    query, bias = draw(queries, dim, name="q"), draw(rows, name="b")
+    places = torch.arange(rows)
+    own = torch.full((queries, 1), -1)
+    for weight in (half, half.float()):
+        got = (
+            native.log_sum(weight, bias, query)[0],
+            native.batch_score(weight, places, bias, query, temperature=1.0),
+            native.mean_share(weight, places, bias, query, places, own, temperature=1.0),
+            *native.top(weight, bias, query, k, None),
+        )
+        if weight is half:
+            want = got
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def test_answers_do_not_hang_on_the_number_of_threads():
+    """Of scores and ranks; sums over rows are added up thread by thread."""
+    weight, query, offset, _, _ = a_case(4001, 70, 33)
+    places, found = torch.arange(4001), []
+    for number in (1, 2, 3):
+        torch.set_num_threads(number)
+        found.append(
+            (
+                native.batch_score(weight, places, offset, query, temperature=1.0),
+                *native.top(weight, offset, query, 11, None),
+            )
+        )
+    torch.set_num_threads(1)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+def test_scores_that_rise_without_end_neither_overflow_nor_vanish():
+    """Each is far above all before it, so that every reference taken on the way is wrong."""
+    offset = torch.arange(0, 5000, 50.0)
+    query, weight = torch.zeros(3, 2), torch.zeros(len(offset), 2)
+    for raised in (offset, -offset, offset.flip(0) - 9000):
+        log_sum, mass, inverse = native.log_sum(weight, raised, query, terms=True)
+        np.testing.assert_allclose(log_sum.numpy(), [float(raised.max())] * 3, rtol=1e-6)
+        share = mass * inverse
+        assert int(share[:, 0].argmax()) == int(raised.argmax())
+        np.testing.assert_allclose(share.sum(dim=0).numpy(), 1, rtol=1e-6)
+    rising = torch.arange(0, 5000, 50.0)[:, None]
+    ones = torch.ones(1, 1)
+    score = native.batch_score(ones, torch.zeros(1).long(), torch.zeros(1), rising, temperature=1.0)
+    np.testing.assert_allclose(score.numpy(), [4950.0], rtol=1e-6)
+
+
+def test_first_rows_that_are_all_a_querys_own_are_no_reference():
+    """Twelve of its own at 0, the rest at -300, whose exponentials vanish beside 0."""
+    offset = torch.full((30,), -300.0)
+    offset[:12] = 0.0
+    own = torch.arange(12)[None]
+    log_sum, mass, inverse = native.log_sum(
+        torch.zeros(30, 1), offset, torch.zeros(1, 1), ids=torch.arange(30), own=own, terms=True
+    )
+    np.testing.assert_allclose(log_sum.numpy(), [np.log(18) - 300], rtol=1e-6)
+    share = (mass * inverse)[:, 0]
+    np.testing.assert_allclose(share.numpy(), np.where(np.arange(30) < 12, 0, 1 / 18), rtol=1e-5)
+
+
+@pytest.mark.parametrize("at", [0, 5, 40], ids="row {}".format)
+def test_a_diverged_row_shows(at):
+    weight, query = draw(41, 3, name="w"), draw(5, 3, name="q")
+    weight[at] = NAN
+    places, own = torch.arange(41), torch.full((5, 1), -1)
+    assert native.log_sum(weight, None, query)[0].isnan().all()
+    bias = torch.zeros(41)
+    score = native.batch_score(weight, places, bias, query, temperature=1.0)
+    assert score.isnan().nonzero().tolist() == [[at]]
+    share = native.mean_share(weight, places, bias, query, places, own, temperature=1.0)
+    assert share.isnan().any()
+    value, rows = native.top(weight, None, query, 2, None)
+    assert rows[:, 0].tolist() == [at] * 5
+    assert value[:, 0].isnan().all()
+    assert not value[:, 1].isnan().any()
+
+
+def test_no_queries_and_no_rows_are_answered():
+    query, weight = torch.zeros(0, 3), draw(7, 3, name="w")
+    assert native.log_sum(weight, None, query)[0].shape == (0,)
+    assert native.top(weight, None, query, 2, None)[1].shape == (0, 2)
+    assert native.log_sum(weight[:0], None, torch.zeros(2, 3))[0].tolist() == [-INF, -INF]
+    score, rows = native.top(weight[:1], None, torch.ones(1, 3), 2, None)
+    assert rows.tolist() == [[0, -1]]
+    assert score[0, 1] == -INF
