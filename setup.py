@@ -9,7 +9,7 @@ setup(
         Extension(
             "tapas.native._kernels",
             sources=["src/tapas/native/kernels.cpp"],
-            depends=[f"src/tapas/native/{name}.h" for name in ("tiles", "sums", "best", "draws")],
+            depends=[f"src/tapas/native/{name}.h" for name in ("tiles", "sums", "best", "draws", "gradients", "updates")],
             extra_compile_args=FLAGS,
             extra_link_args=["-fopenmp"],
             language="c++",

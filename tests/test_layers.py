@@ -19,6 +19,7 @@ LAYERS = [
         "schedule",
         "version",
         "precision",
+        "compiling",
         "permutation",
         "whole_file",
         "native",

@@ -11,14 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from tapas.candidates import Candidates
+from tapas.compiling import outside_graphs
 from tapas.errors import UsageError
 from tapas.heads.batch import Batch, prepare
-from tapas.heads.building import (
-    DEFAULT_ROW_OPTIMIZER,
-    TableOptions,
-    build_proposal,
-    build_table,
-)
+from tapas.heads.building import DEFAULT_ROW_OPTIMIZER, TableOptions, build_proposal, build_table
 from tapas.heads.config import TapasConfig
 from tapas.heads.diagnostics import Diagnosis, diagnose
 from tapas.losses import sampled_softmax_loss, target_costs
@@ -111,6 +107,7 @@ class TapasSoftmax(nn.Module):
         check_temperature("temperature", value)
         return float(value)
 
+    @outside_graphs
     @in_float32
     def forward(
         self,
@@ -132,6 +129,7 @@ class TapasSoftmax(nn.Module):
         loss = sampled_softmax_loss(*self._logits(batch, context), batch.weight, batch.counted)
         return batch.reduce(loss, self.config.reduction)
 
+    @outside_graphs
     @in_float32
     def sampled_log_prob(self, query: Tensor, target: Tensor) -> Tensor:
         """Log-probability of each target as `forward` estimates it, its shape; 0 for padding."""

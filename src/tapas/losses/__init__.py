@@ -1,5 +1,10 @@
 """Losses as pure functions of logits."""
 
-from tapas.losses.sampled_softmax import kept_log_sum, sampled_softmax_loss, target_costs
+from tapas.losses.sampled_softmax import (
+    kept_gradients,
+    kept_log_sum,
+    sampled_softmax_loss,
+    target_costs,
+)
 
-__all__ = ["kept_log_sum", "sampled_softmax_loss", "target_costs"]
+__all__ = ["kept_gradients", "kept_log_sum", "sampled_softmax_loss", "target_costs"]

@@ -18,7 +18,7 @@ from tapas.shapes import check_shape
 
 def kept_log_sum(
     query: Tensor, weight: Tensor, offset: Tensor, ids: Tensor, own: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """Log of the estimated sum over the kept classes, and each one's share of it.
 
     Args:
@@ -28,12 +28,11 @@ def kept_log_sum(
         ids:    (K,)   the kept classes, distinct and rising.
         own:    (B, L) classes of the example itself, which are left out of its sum.
 
-    Returns: log_sum (B,), -inf where nothing is left; mass (K, B) and inverse (B,), whose
-    product is each class's share of the sum: its gradient with respect to the logits,
-    transposed.
+    Returns: log_sum (B,), -inf where nothing is left, and share (B, K), its gradient with
+    respect to the logits; or None, where `kept_gradients` need not be told.
     """
     if native.reaches(query, weight):
-        return native.log_sum(weight, offset, query, ids=ids, own=own, terms=True)
+        return native.log_sum(weight, offset, query, ids=ids, own=own), None
     logit = torch.addmm(offset, query, weight.t())
     mute(logit, ids, own)
     # softmax is one fused pass; the largest entry gives the sum back without underflow
@@ -45,7 +44,33 @@ def kept_log_sum(
         empty = most.isneginf()
         log_sum.masked_fill_(empty, -torch.inf)
         share.masked_fill_(empty, 0.0)
-    return log_sum[:, 0], share.t(), share.new_ones(len(share))
+    return log_sum[:, 0], share
+
+
+def kept_gradients(
+    query: Tensor,
+    weight: Tensor,
+    offset: Tensor,
+    ids: Tensor,
+    own: Tensor,
+    *,
+    log_sum: Tensor,
+    share: Tensor | None,
+    grad: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients by query (B, D), weight (K, D) and offset (K,), for a `grad` (B,) of log_sum.
+
+    The other arguments and results are those of `kept_log_sum`. A native kernel computes the
+    shares again, a block at a time, which costs less than to keep them.
+    """
+    if share is None:
+        return native.gradients(weight, offset, query, ids, own, log_sum=log_sum, scale=grad)
+    column = grad[:, None]
+    return (
+        torch.mm(share, weight).mul_(column),
+        torch.mm(share.t(), column * query),
+        torch.mv(share.t(), grad),
+    )
 
 
 def sampled_softmax_loss(

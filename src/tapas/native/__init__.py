@@ -5,9 +5,12 @@ from tapas.native.kernels import (
     alias,
     batch_score,
     distinct,
+    gradients,
     log_sum,
     mean_share,
+    mix,
     top,
+    update,
 )
 from tapas.native.library import reaches, state, switched_off
 
@@ -16,10 +19,13 @@ __all__ = [
     "alias",
     "batch_score",
     "distinct",
+    "gradients",
     "log_sum",
     "mean_share",
+    "mix",
     "reaches",
     "state",
     "switched_off",
     "top",
+    "update",
 ]

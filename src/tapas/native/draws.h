@@ -1,4 +1,6 @@
-// From a run of draws to the distinct classes among them, by hashing instead of sorting.
+// Draws from an alias table, and the distinct classes among draws by hashing instead of sorting.
+//
+// All of it is waiting for memory: what is needed soon is asked for before it is used.
 #pragma once
 
 #include <algorithm>
@@ -6,6 +8,34 @@
 #include <vector>
 
 namespace tapas {
+
+constexpr int64_t AHEAD = 32;  // draws whose memory is asked for before the first is used
+
+// Walker's alias method: see proposals/alias.py.
+struct Alias {
+  const double* threshold;
+  const int64_t* partner;
+  int64_t buckets;
+
+  int64_t bucket(double uniform) const {
+    return std::min<int64_t>(static_cast<int64_t>(uniform * buckets), buckets - 1);
+  }
+
+  void draw(const double* uniform, int64_t count, int64_t* position) const {
+    for (int64_t i = 0; i < std::min(AHEAD, count); ++i) prefetch(bucket(uniform[i]));
+    for (int64_t i = 0; i < count; ++i) {
+      if (i + AHEAD < count) prefetch(bucket(uniform[i + AHEAD]));
+      const int64_t at = bucket(uniform[i]), other = partner[at];
+      const int64_t stays = uniform[i] * buckets - at < threshold[at];
+      position[i] = other + (at - other) * stays;  // a branch would be guessed wrong
+    }
+  }
+
+  void prefetch(int64_t at) const {
+    __builtin_prefetch(threshold + at);
+    __builtin_prefetch(partner + at);
+  }
+};
 
 struct Seen {
   int64_t id, place;  // place: how many distinct ids came before it; -1 is an empty bucket

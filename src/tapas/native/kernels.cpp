@@ -5,7 +5,8 @@
 // compare it with. Scores are in units of log 2 inside; what goes out is in nats.
 #include "best.h"
 #include "draws.h"
-#include "sums.h"
+#include "gradients.h"
+#include "updates.h"
 
 using namespace tapas;
 
@@ -20,25 +21,58 @@ PUBLIC int tapas_usable() {
 #endif
 }
 
-// log_sum[q] = log sum_p exp(scale * (row_p . query_q + offset_p)) over the rows that are not the
-// query's own; with `mass` (count, queries) also the terms, up to a factor of their own for each
-// query: term / sum = mass[p, q] * inverse[q].
-PUBLIC void tapas_log_sum(const void* table, int half, int64_t dim, const int64_t* ids,
-                          const float* offset, int64_t count, const float* query, int64_t queries,
+// log_sum[q] = log sum_p exp(row_p . query_q + offset_p) over the rows that are not the query's own.
+PUBLIC void tapas_log_sum(const void* table, int half, int64_t dim, const float* offset,
+                          int64_t count, const float* query, int64_t queries,
                           const int64_t* sorted_ids, const int64_t* own, int64_t per_query,
-                          float scale, int threads, float* mass, float* log_sum, float* inverse) {
-  const Rows rows{{table, half != 0, dim}, ids, offset, count};
+                          int threads, float* log_sum) {
+  const Rows rows{{table, half != 0, dim}, nullptr, offset, count};
   const int64_t step = queries_at_once(dim);
   for (int64_t first = 0; first < queries; first += step) {
     const int64_t last = std::min(first + step, queries);
-    const Panels panels(query, first, last, dim, scale * LOG2_E);
+    const Panels panels(query, first, last, dim, LOG2_E);
     const Own mine(sorted_ids, count, own, first, last, per_query);
-    const Sums found = mass_of_rows(rows, panels, mine, scale * LOG2_E, threads,
-                                    mass ? mass + first : nullptr, queries);
-    for (int64_t q = first; q < last; ++q) {
-      log_sum[q] = found.log_sum(q - first);
-      if (inverse) inverse[q] = found.inverse(q - first);
+    const Sums found = mass_of_rows(rows, panels, mine, LOG2_E, threads, nullptr, 0);
+    for (int64_t q = first; q < last; ++q) log_sum[q] = found.log_sum(q - first);
+  }
+}
+
+// Gradients of sum_q scale[q] * log_sum[q], as tapas_log_sum has it, with respect to rows (count,
+// dim), offsets (count) and queries (queries, dim).
+PUBLIC void tapas_gradients(const void* table, int half, int64_t dim, const float* offset,
+                            int64_t count, const float* query, int64_t queries,
+                            const int64_t* sorted_ids, const int64_t* own, int64_t per_query,
+                            const float* log_sum, const float* scale, int threads, float* row_grad,
+                            float* offset_grad, float* query_grad) {
+  const Rows rows{{table, half != 0, dim}, nullptr, offset, count};
+  const Panels panels(query, 0, queries, dim, LOG2_E);
+  const Own mine(sorted_ids, count, own, 0, queries, per_query);
+  Padded flat(queries, dim);
+  std::vector<float> log2_sum(panels.count * PANEL, 0.0f), times(panels.count * PANEL, 0.0f);
+  for (int64_t q = 0; q < queries; ++q) {
+    std::copy_n(query + q * dim, dim, flat[q]);
+    log2_sum[q] = log_sum[q] == -INFINITY ? 0.0f : log_sum[q] * LOG2_E;
+    times[q] = scale[q];
+  }
+  threads = useful_threads(count, queries, dim, threads);
+  std::vector<Gradients> found;
+  for (int part = 0; part < threads; ++part)
+    found.push_back({row_grad, offset_grad, Padded(queries, dim)});
+#pragma omp parallel num_threads(threads)
+  {
+#pragma omp for schedule(static, 1)
+    for (int part = 0; part < threads; ++part) {
+      const Stretch piece = stretch(count, SIDE, part, threads);
+      gradients_of_rows(rows, panels, flat, mine, piece.start, piece.stop, log2_sum.data(),
+                        times.data(), found[part]);
     }
+#pragma omp for
+    for (int64_t q = 0; q < queries; ++q)
+      for (int64_t d = 0; d < dim; ++d) {
+        float sum = 0.0f;
+        for (int part = 0; part < threads; ++part) sum += found[part].query[q][d];
+        query_grad[q * dim + d] = sum;
+      }
   }
 }
 
@@ -136,21 +170,38 @@ PUBLIC void tapas_top(const void* table, int half, int64_t dim, const float* off
 
 // position[i] = a bucket of an alias table, or its partner: see proposals/alias.py.
 PUBLIC void tapas_alias(const double* uniform, int64_t count, const double* threshold,
-                        const int64_t* partner, int64_t buckets, int64_t* position) {
-  constexpr int64_t AHEAD = 64;  // draws whose buckets are asked of memory before the first is used
-  int64_t bucket[AHEAD];
-  for (int64_t start = 0; start < count; start += AHEAD) {
-    const int64_t size = std::min(AHEAD, count - start);
-    for (int64_t i = 0; i < size; ++i) {
-      const double u = uniform[start + i] * buckets;
-      bucket[i] = std::min<int64_t>(static_cast<int64_t>(u), buckets - 1);
-      __builtin_prefetch(threshold + bucket[i]);
-      __builtin_prefetch(partner + bucket[i]);
-    }
-    for (int64_t i = 0; i < size; ++i) {
-      const int64_t at = bucket[i], other = partner[at];
-      const int64_t stays = uniform[start + i] * buckets - at < threshold[at];
-      position[start + i] = other + (at - other) * stays;  // a branch would be guessed wrong
+                        const int64_t* partner, int64_t buckets, int threads, int64_t* position) {
+  const Alias table{threshold, partner, buckets};
+  threads = static_cast<int>(std::min<int64_t>(threads, count / 4096 + 1));
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+  for (int part = 0; part < threads; ++part) {
+    const int64_t start = count * part / threads, stop = count * (part + 1) / threads;
+    table.draw(uniform + start, stop - start, position + start);
+  }
+}
+
+// ids[i] = head_ids[position], with the next position of an alias table, wherever which[i] is at
+// least `share`: see proposals/squashed.py.
+PUBLIC void tapas_mix(const double* which, int64_t count, double share, const double* uniform,
+                      const double* threshold, const int64_t* partner, int64_t buckets,
+                      const int64_t* head_ids, int threads, int64_t* ids) {
+  const Alias table{threshold, partner, buckets};
+  threads = static_cast<int>(std::min<int64_t>(threads, count / 4096 + 1));
+  std::vector<int64_t> used(threads + 1, 0);
+  for (int part = 0; part < threads; ++part) {
+    const int64_t start = count * part / threads, stop = count * (part + 1) / threads;
+    used[part + 1] = used[part];
+    for (int64_t i = start; i < stop; ++i) used[part + 1] += which[i] >= share;
+  }
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+  for (int part = 0; part < threads; ++part) {
+    int64_t at = count * part / threads, position[AHEAD];
+    for (int64_t start = used[part]; start < used[part + 1]; start += AHEAD) {
+      const int64_t size = std::min(AHEAD, used[part + 1] - start);
+      table.draw(uniform + start, size, position);
+      for (int64_t i = 0; i < size; ++i) __builtin_prefetch(head_ids + position[i]);
+      for (int64_t i = 0; i < size; ++at)
+        if (which[at] >= share) ids[at] = head_ids[position[i++]];
     }
   }
 }
@@ -163,7 +214,6 @@ PUBLIC int64_t tapas_distinct(const int64_t* draws, int64_t count, int64_t k, in
   Firsts seen(k + 1);
   std::vector<Counted> found;
   found.reserve(k + 1);
-  constexpr int64_t AHEAD = 16;
   for (int64_t i = 0; i < count; ++i) {
     if (i + AHEAD < count) seen.prefetch(draws[i + AHEAD]);
     const int64_t next = found.size(), place = seen.place(draws[i], next);
@@ -182,4 +232,28 @@ PUBLIC int64_t tapas_distinct(const int64_t* draws, int64_t count, int64_t k, in
     found.push_back({draws[i], 0});
   }
   return -static_cast<int64_t>(found.size());
+}
+
+// One optimizer step of the rows named by `ids` (count), whose gradients (count, dim) are summed
+// where an id repeats. See updates.h for `rule`, `numbers` and the state of each.
+PUBLIC void tapas_update(int rule, const float* numbers, float* rows, int64_t num_rows, int64_t dim,
+                         const int64_t* ids, int64_t count, const float* grad, float* first_state,
+                         float* second_state, int threads) {
+  const Groups groups(ids, count, num_rows);
+  const int64_t found = groups.count();
+  threads = useful_threads(count, 64, dim, threads);
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+  for (int part = 0; part < threads; ++part) {
+    std::vector<float> sum(dim);
+    for (int64_t g = found * part / threads; g < found * (part + 1) / threads; ++g) {
+      if (g + 8 < found) {  // rows lie anywhere in memory: ask for them in time
+        const int64_t next = groups.id(g + 8);
+        prefetch_row(rows, next, dim);
+        if (first_state) prefetch_row(first_state, next, rule == ROWWISE_ADAGRAD ? 1 : dim);
+        if (second_state) prefetch_row(second_state, next, dim);
+      }
+      groups.sum(g, grad, dim, sum.data());
+      move_row(rule, numbers, groups.id(g), dim, sum.data(), rows, first_state, second_state);
+    }
+  }
 }

@@ -21,9 +21,8 @@ def log_sum(
     *,
     ids: Tensor | None = None,
     own: Tensor | None = None,
-    terms: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Log of the sum over the rows of exp(query . row + offset), and each row's share of it.
+) -> Tensor:
+    """Log of the sum over the rows of exp(query . row + offset), (B,); -inf of nothing.
 
     Args:
         weight: (K, D) rows.
@@ -31,33 +30,55 @@ def log_sum(
         query:  (B, D)
         ids:    (K,) rising classes of the rows, and
         own:    (B, L) classes of each query itself, which are left out of its sum.
-        terms:  whether the shares are wanted.
-
-    Returns: log_sum (B,), -inf where nothing is left; mass (K, B) and inverse (B,), whose
-    product is the share of a row in the sum of a query. mass is (0, B) without `terms`.
     """
     weight, query = _plain(weight), query.contiguous()
     offset, ids, own = (x if x is None else x.contiguous() for x in (offset, ids, own))
-    num_rows, num_queries = len(weight), len(query)
-    mass = query.new_empty(num_rows if terms else 0, num_queries)
-    total, inverse = query.new_empty(num_queries), query.new_empty(num_queries)
+    total = query.new_empty(len(query))
     library().tapas_log_sum(
         *_table(weight),
-        None,
         _address(offset),
-        num_rows,
+        len(weight),
         query.data_ptr(),
-        num_queries,
+        len(query),
         _address(ids),
         _address(own),
         0 if own is None else own.shape[1],
-        1.0,
         torch.get_num_threads(),
-        mass.data_ptr() if terms else None,
         total.data_ptr(),
-        inverse.data_ptr(),
     )
-    return total, mass, inverse
+    return total
+
+
+def gradients(
+    weight: Tensor, offset: Tensor, query: Tensor, ids: Tensor, own: Tensor,
+    *, log_sum: Tensor, scale: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Of (scale * log_sum).sum(), by query (B, D), rows (K, D) and offset (K,).
+
+    `log_sum` (B,) is what the function of that name gave for the same arguments; `scale` (B,).
+    """
+    weight, query = _plain(weight), query.contiguous()
+    offset, ids, own = offset.contiguous(), ids.contiguous(), own.contiguous()
+    log_sum, scale = log_sum.contiguous(), scale.contiguous()
+    query_grad, offset_grad = torch.empty_like(query), torch.empty_like(offset)
+    row_grad = query.new_empty(weight.shape)
+    library().tapas_gradients(
+        *_table(weight),
+        offset.data_ptr(),
+        len(weight),
+        query.data_ptr(),
+        len(query),
+        ids.data_ptr(),
+        own.data_ptr(),
+        own.shape[1],
+        log_sum.data_ptr(),
+        scale.data_ptr(),
+        torch.get_num_threads(),
+        row_grad.data_ptr(),
+        offset_grad.data_ptr(),
+        query_grad.data_ptr(),
+    )
+    return query_grad, row_grad, offset_grad
 
 
 def mean_share(
@@ -151,6 +172,33 @@ def top(
     return score, rows
 
 
+def update(
+    rule: int, numbers: tuple[float, ...], rows: Tensor, ids: Tensor, grad: Tensor,
+    state: list[Tensor],
+) -> None:  # fmt: skip
+    """One optimizer step of `rows` (C, W) at `ids` (N,) with gradients `grad` (N, W), in place.
+
+    Gradients of a repeated id are summed. `rule` and `numbers` are as in updates.h; `state`
+    is what the rule remembers, in its order.
+    """
+    ids, grad = ids.contiguous(), grad.contiguous()
+    given = torch.tensor(numbers, dtype=torch.float32)
+    first, second = (*(_address(part) for part in state), None, None)[:2]
+    library().tapas_update(
+        rule,
+        given.data_ptr(),
+        rows.data_ptr(),
+        len(rows),
+        grad.shape[1],
+        ids.data_ptr(),
+        len(ids),
+        grad.data_ptr(),
+        first,
+        second,
+        torch.get_num_threads(),
+    )
+
+
 def alias(uniform: Tensor, threshold: Tensor, partner: Tensor) -> Tensor:
     """Positions drawn from an alias table (H,) by `uniform` (k,) numbers in [0, 1), float64."""
     position = torch.empty_like(uniform, dtype=torch.int64)
@@ -160,9 +208,30 @@ def alias(uniform: Tensor, threshold: Tensor, partner: Tensor) -> Tensor:
         threshold.data_ptr(),
         partner.data_ptr(),
         len(threshold),
+        torch.get_num_threads(),
         position.data_ptr(),
     )
     return position
+
+
+def mix(
+    ids: Tensor, which: Tensor, share: float, uniform: Tensor, threshold: Tensor, partner: Tensor,
+    head_ids: Tensor,
+) -> Tensor:  # fmt: skip
+    """`ids` (k,) with head_ids[alias(uniform)] where `which` (k,) is at least `share`; in place."""
+    library().tapas_mix(
+        which.data_ptr(),
+        len(which),
+        share,
+        uniform.data_ptr(),
+        threshold.data_ptr(),
+        partner.data_ptr(),
+        len(threshold),
+        head_ids.data_ptr(),
+        torch.get_num_threads(),
+        ids.data_ptr(),
+    )
+    return ids
 
 
 def distinct(draws: Tensor, k: int, num_classes: int) -> tuple[int, Tensor, Tensor] | None:

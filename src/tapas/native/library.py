@@ -13,7 +13,10 @@ ADDRESS, SIZE, NUMBER, FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, c
 TABLE = [ADDRESS, FLAG, SIZE]  # rows, whether they are bfloat16, D
 SIGNATURES = {
     "tapas_log_sum": [
-        *TABLE, ADDRESS, ADDRESS, SIZE, ADDRESS, SIZE, ADDRESS, ADDRESS, SIZE, NUMBER, FLAG,
+        *TABLE, ADDRESS, SIZE, ADDRESS, SIZE, ADDRESS, ADDRESS, SIZE, FLAG, ADDRESS,
+    ],
+    "tapas_gradients": [
+        *TABLE, ADDRESS, SIZE, ADDRESS, SIZE, ADDRESS, ADDRESS, SIZE, ADDRESS, ADDRESS, FLAG,
         ADDRESS, ADDRESS, ADDRESS,
     ],
     "tapas_mean_share": [
@@ -26,7 +29,13 @@ SIGNATURES = {
     "tapas_top": [
         *TABLE, ADDRESS, SIZE, ADDRESS, SIZE, SIZE, ADDRESS, ADDRESS, FLAG, ADDRESS, ADDRESS,
     ],
-    "tapas_alias": [ADDRESS, SIZE, ADDRESS, ADDRESS, SIZE, ADDRESS],
+    "tapas_update": [
+        FLAG, ADDRESS, ADDRESS, SIZE, SIZE, ADDRESS, SIZE, ADDRESS, ADDRESS, ADDRESS, FLAG,
+    ],
+    "tapas_alias": [ADDRESS, SIZE, ADDRESS, ADDRESS, SIZE, FLAG, ADDRESS],
+    "tapas_mix": [
+        ADDRESS, SIZE, ctypes.c_double, ADDRESS, ADDRESS, ADDRESS, SIZE, ADDRESS, FLAG, ADDRESS,
+    ],
     "tapas_distinct": [ADDRESS, SIZE, SIZE, SIZE, ADDRESS, ADDRESS],
 }  # fmt: skip
 

@@ -49,25 +49,32 @@ struct Own {
 
 constexpr float FAR = 64.0f;  // how far above the reference a score may be, in powers of two
 
-// The highest score of every query among rows start .. stop.
+// The higher of two; NaN wins and stays.
+static ALWAYS Floats higher(Floats x, Floats most) {
+  return (~(x <= most) & (most == most)) ? x : most;
+}
+
+// The highest score of every query among rows start .. stop, joined with what is in `peak`.
 static void peaks(const Rows& rows, const Panels& panels, const Own& own, int64_t start,
                   int64_t stop, float scale, float* peak) {
   Block block(rows);
   for (int64_t at = start; at < stop; at += block.size) {
     block.read(rows, at, std::min(at + block.size, stop), scale);
-    for (int64_t j = 0; j < panels.count; ++j)
-      for (int64_t i = 0; i < block.count; i += HIGH) {
+    for (int64_t i = 0; i < block.count; i += HIGH) {
+      const auto [low, high] = own.between(at + i, at + i + HIGH);
+      for (int64_t j = 0; j < panels.count; ++j) {
         Floats score[HIGH][WIDE];
         multiply(&block.rows[i * rows.table.dim], &block.offset[i], panels[j], panels.dim, score);
-        const auto [low, high] = own.between(at + i, at + i + HIGH);
         own.mute(score, low, high, at + i, j);
-        for (int64_t r = 0; r < std::min<int64_t>(HIGH, block.count - i); ++r)
-          for (int64_t lane = 0; lane < panels.real(j); ++lane) {
-            const float x = score[r][lane / LANES][lane % LANES];
-            float& most = peak[j * PANEL + lane];
-            if (!(x <= most) && most == most) most = x;  // NaN wins and stays
-          }
+        for (int w = 0; w < WIDE; ++w) {
+          float* to = peak + j * PANEL + w * LANES;
+          Floats most = load(to);
+          for (int64_t r = 0; r < std::min<int64_t>(HIGH, block.count - i); ++r)
+            most = higher(score[r][w], most);
+          store(to, most);
+        }
       }
+    }
   }
 }
 

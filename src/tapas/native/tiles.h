@@ -113,11 +113,13 @@ struct Panels {
 
   Panels(const float* query, int64_t first, int64_t last, int64_t dim, float scale)
       : dim(dim), queries(last - first), count((queries + PANEL - 1) / PANEL) {
-    packed.assign(count * dim * PANEL, 0.0f);
-    for (int64_t q = 0; q < queries; ++q) {
-      const float* from = query + (first + q) * dim;
-      float* to = &packed[(q / PANEL) * dim * PANEL + q % PANEL];
-      for (int64_t d = 0; d < dim; ++d) to[d * PANEL] = from[d] * scale;
+    packed.resize(count * dim * PANEL);
+    for (int64_t j = 0; j < count; ++j) {
+      const float* from = query + (first + j * PANEL) * dim;
+      float* to = &packed[j * dim * PANEL];
+      for (int64_t d = 0; d < dim; ++d)
+        for (int64_t q = 0; q < PANEL; ++q)
+          to[d * PANEL + q] = q < real(j) ? from[q * dim + d] * scale : 0.0f;
     }
   }
 

@@ -62,6 +62,13 @@ class Proposal(ABC):
             return self._race(k, generator)
         return self._draw_until_distinct(k, generator)
 
+    def enough_draws(self, k: int) -> int:
+        """How many draws to begin with for more than `k` distinct ones; more follow if need be.
+
+        A function of the distribution alone, or what is drawn would hang on what was before.
+        """
+        return k + k // 4 + 8
+
     def _draw_until_distinct(self, k: int, generator: torch.Generator) -> Candidates:
         """The first k distinct draws; draw T brought the next class after them.
 
@@ -69,7 +76,7 @@ class Proposal(ABC):
         from the T - N_c of them that were made, where N_c is how often c itself was drawn
         before T. The chance 1 - (1 - q)^(T - N_c) is therefore exact, not an approximation.
         """
-        draws = self.draw(k + k // 4 + 8, generator=generator)
+        draws = self.draw(self.enough_draws(k), generator=generator)
         while (found := first_distinct(draws, k, self)) is None:
             tries = draws.shape[0]
             if tries > TRIES_PER_CLASS * k + 100_000:

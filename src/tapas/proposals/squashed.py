@@ -15,12 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+import tapas.native as native
 from tapas.candidates import find
 from tapas.errors import DataError, UsageError
 from tapas.proposals.alias import AliasTable
 from tapas.proposals.base import Proposal
 from tapas.shapes import check_ids, check_positive, number
 
+BINS = 2048  # of the histogram that draws are foreseen from
 Counts = Tensor | NDArray[np.generic] | Sequence[float]
 
 
@@ -82,6 +84,7 @@ class Squashed(Proposal):
         self._head_log_prob = value.log() - math.log(norm)
         self._alias = AliasTable(value - self.beta) if len(value) else None
         self._by_class = self._spread_if_cheap()
+        self._enough: dict[int, int] = {}  # draws to begin with, by the number of classes wanted
 
     def _spread_if_cheap(self) -> Tensor | None:
         """log_prob of every class, where that array is no larger than a few heads."""
@@ -91,11 +94,39 @@ class Squashed(Proposal):
         spread[self.head_ids] = self._head_log_prob
         return spread
 
+    def enough_draws(self, k: int) -> int:
+        """From a histogram of the head: a long tail repeats its head again and again."""
+        if k not in self._enough:
+            log_p = self._head_log_prob
+            if not len(log_p):
+                return super().enough_draws(k)
+            low, high = (float(x) for x in log_p.aminmax())
+            width = max(high - low, 1e-9) / BINS
+            count = torch.histc(log_p, BINS, low, low + BINS * width)
+            middle = low + width * (torch.arange(BINS, dtype=torch.float64) + 0.5)
+            share = torch.cat([middle, middle.new_tensor([self._floor_log_prob])]).exp_()
+            count = torch.cat([count, count.new_tensor([self.num_classes - len(log_p)])])
+            log_miss = torch.log1p(-share.clamp_(max=1 - 1e-15))
+            fewest, most = float(k), float(100 * k)
+            while most - fewest > 1 + fewest / 1000:
+                tries = (fewest + most) / 2
+                distinct = float(-(count * torch.expm1(tries * log_miss)).sum())
+                fewest, most = (tries, most) if distinct < k else (fewest, tries)
+            self._enough[k] = max(super().enough_draws(k), int(1.02 * most + 4 * math.sqrt(most)))
+        return self._enough[k]
+
     def draw(self, k: int, *, generator: torch.Generator) -> Tensor:
         ids = torch.randint(self.num_classes, (k,), generator=generator, device="cpu")
         if self._alias is None:
             return ids
         u = torch.rand(k, generator=generator, dtype=torch.float64, device="cpu")
+        if native.reaches(ids, self.head_ids):
+            num_head = int((u >= self._floor_share).sum())
+            v = torch.rand(num_head, generator=generator, dtype=torch.float64, device="cpu")
+            alias = self._alias
+            return native.mix(
+                ids, u, self._floor_share, v, alias.threshold, alias.partner, self.head_ids
+            )
         from_head = (u >= self._floor_share).nonzero()[:, 0]
         head = self._alias.draw(len(from_head), generator=generator)
         return ids.index_copy_(0, from_head, self.head_ids.index_select(0, head))

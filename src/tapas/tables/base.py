@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tapas.candidates import Candidates
+from tapas.compiling import outside_graphs
 from tapas.errors import UsageError
 from tapas.selection import Selection
 from tapas.shapes import all_finite, check_ids, check_shape
@@ -160,6 +161,7 @@ class ClassTable(nn.Module, ABC):
         """
         return sampled_logits(self, query, target, kept)
 
+    @outside_graphs
     def lookup(self, ids: Tensor) -> Tensor:
         """Weights (..., D) of `ids` (...,), float32, as inputs of a model.
 

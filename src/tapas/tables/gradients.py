@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tapas.candidates import Candidates
-from tapas.losses import kept_log_sum
+from tapas.losses import kept_gradients, kept_log_sum
 
 if TYPE_CHECKING:
     from tapas.tables.base import ClassTable
@@ -62,13 +62,14 @@ class _SampledLogits(torch.autograd.Function):
         positive += biases[:num_own].view_as(target)
         if padding is not None:
             positive.masked_fill_(padding.view_as(target), -torch.inf)
-        log_sum, mass, inverse = kept_log_sum(
-            query, kept_rows, biases[num_own:] - kept.log_q, kept.ids, target
-        )
+        offset = biases[num_own:] - kept.log_q
+        log_sum, share = kept_log_sum(query, kept_rows, offset, kept.ids, target)
         ctx.table = table
         # parameters get sparse gradients; without a bias parameter it is the anchor alone
         ctx.sparse = None if bias is None else [(p.shape, p.dtype) for p in (weight, bias)]
-        ctx.save_for_backward(query, own_rows, kept_rows, mass, inverse, ids, padding)
+        ctx.save_for_backward(
+            query, own_rows, kept_rows, offset, ids, target, log_sum, share, padding
+        )
         return positive, log_sum
 
     @staticmethod
@@ -82,12 +83,19 @@ class _SampledLogits(torch.autograd.Function):
 
 
 def _send_gradients(ctx: Any, positive_grad: Tensor, log_sum_grad: Tensor) -> tuple[Any, ...]:
-    query, own_rows, kept_rows, mass, inverse, ids, padding = ctx.saved_tensors
-    query_grad = None
-    scale, single = log_sum_grad * inverse, own_rows.shape[1] == 1
-    column = scale[:, None]
+    query, own_rows, kept_rows, offset, ids, target, log_sum, share, padding = ctx.saved_tensors
+    single = own_rows.shape[1] == 1
+    query_grad, pushed, pushed_bias = kept_gradients(
+        query,
+        kept_rows,
+        offset,
+        ids[target.numel() :],
+        target,
+        log_sum=log_sum,
+        share=share,
+        grad=log_sum_grad,
+    )
     if ctx.needs_input_grad[0]:
-        query_grad = torch.mm(mass.t(), kept_rows).mul_(column)
         if single:
             query_grad.addcmul_(positive_grad, own_rows.view_as(query))
         else:
@@ -96,9 +104,8 @@ def _send_gradients(ctx: Any, positive_grad: Tensor, log_sum_grad: Tensor) -> tu
         pulled = positive_grad * query
     else:
         pulled = (positive_grad[:, :, None] * query[:, None, :]).view(-1, query.shape[1])
-    pushed = torch.mm(mass, column * query)
     weight_grad = torch.cat([pulled, pushed])
-    bias_grad = torch.cat([positive_grad.reshape(-1), torch.mv(mass, scale)])
+    bias_grad = torch.cat([positive_grad.reshape(-1), pushed_bias])
     if padding is not None:
         # a padded target is not a touched row: Adam and weight decay would move it
         real = torch.cat([~padding, padding.new_ones(len(pushed))])

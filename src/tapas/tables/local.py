@@ -25,7 +25,7 @@ from tapas.tables.base import ClassTable
 from tapas.tables.exhaustive import best_classes, log_of_all
 from tapas.tables.placement import Placement
 from tapas.tables.rounding import round_to_bfloat16
-from tapas.tables.row_optimizers import RowOptimizer
+from tapas.tables.row_optimizers import RowOptimizer, native_rule
 
 
 class LocalTable(ClassTable):
@@ -172,12 +172,26 @@ class LocalTable(ClassTable):
                 "this table has no row optimizer: its rows are parameters, moved by torch.optim. "
                 "Pass row_optimizer=tapas.RowwiseAdagrad() for rows that `update` moves."
             )
+        self.num_updates += 1
+        rule = native_rule(self.row_optimizer, self.num_updates)
+        if rule is not None and self.weight.dtype == torch.float32 and native.reaches(self.weight):
+            self._move_natively(*rule, "weight", ids, weight_grad)
+            if self.has_bias:
+                kind, (lr, _, *rest) = rule  # a bias does not decay
+                self._move_natively(kind, (lr, 0.0, *rest), "bias", ids, bias_grad[:, None])
+            return
         # Adagrad and Adam are not linear: gradients of a repeated id are summed first
         ids, slot = torch.unique(ids, return_inverse=True)
-        self.num_updates += 1
         self._move("weight", ids, slot, weight_grad, self.row_optimizer)
         if self.has_bias:
             self._move("bias", ids, slot, bias_grad[:, None], self.row_optimizer)
+
+    def _move_natively(
+        self, kind: int, numbers: tuple[float, ...], name: str, ids: Tensor, grad: Tensor
+    ) -> None:
+        keys = self.row_optimizer.state_specs() if self.row_optimizer else ()
+        state = [getattr(self, f"{name}_{key}") for key in keys]
+        native.update(kind, numbers, getattr(self, name), ids, grad, state)
 
     def _move(
         self, name: str, ids: Tensor, slot: Tensor, grad: Tensor, optimizer: RowOptimizer

@@ -117,8 +117,27 @@ class LazyAdam(RowOptimizer):
     def step(self, rows: Tensor, grad: Tensor, state: dict[str, Tensor], num_updates: int) -> None:
         mean = state["mean"].lerp_(grad, 1 - self.beta1)
         square = state["square"].mul_(self.beta2).addcmul_(grad, grad, value=1 - self.beta2)
-        scale = math.sqrt(1 - self.beta2**num_updates) / (1 - self.beta1**num_updates)
-        rows.addcdiv_(mean, square.sqrt().add_(self.eps), value=-self.lr * scale)
+        step = self.lr * self.correction(num_updates)
+        rows.addcdiv_(mean, square.sqrt().add_(self.eps), value=-step)
+
+    def correction(self, num_updates: int) -> float:
+        """Of the learning rate, for moments that begin at 0."""
+        return math.sqrt(1 - self.beta2**num_updates) / (1 - self.beta1**num_updates)
+
+
+def native_rule(optimizer: RowOptimizer, num_updates: int) -> tuple[int, tuple[float, ...]] | None:
+    """What native/updates.h calls the optimizer, and its numbers; None if it is none of these."""
+    base = (optimizer.lr, optimizer.weight_decay)
+    kind = type(optimizer)  # a subclass may do anything else in its `step`
+    if kind is SGD:
+        return 0, base
+    if isinstance(optimizer, Adagrad) and kind in (Adagrad, RowwiseAdagrad):
+        return (1 if kind is Adagrad else 2), (*base, optimizer.eps)
+    if isinstance(optimizer, LazyAdam) and kind is LazyAdam:
+        correction = optimizer.correction(num_updates)
+        beta1, beta2 = optimizer.beta1, optimizer.beta2
+        return 3, (*base, optimizer.eps, 1 - beta1, beta2, 1 - beta2, correction)
+    return None
 
 
 def _check(

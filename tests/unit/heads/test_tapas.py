@@ -36,7 +36,7 @@ def test_presample_factor_one_is_sampled_softmax_bit_for_bit(selection):
     kept = proposal.sample(N, generator=tapas.stream(3, "draws", 0))
     rows, biases = head.table.rows(kept.ids)
     own, own_bias = head.table.rows(target)
-    log_sum, _, _ = kept_log_sum(query, rows, biases - kept.log_q, kept.ids, target[:, None])
+    log_sum, _ = kept_log_sum(query, rows, biases - kept.log_q, kept.ids, target[:, None])
     positive = (own * query).sum(dim=1, keepdim=True) + own_bias[:, None]
     assert torch.equal(head(query, target), sampled_softmax_loss(positive, log_sum).mean())
 

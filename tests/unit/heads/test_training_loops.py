@@ -137,26 +137,52 @@ def test_a_bfloat16_query_gets_a_bfloat16_gradient_of_a_float32_loss():
     torch.testing.assert_close(low.grad, same.grad.bfloat16())
 
 
-def test_a_compiled_encoder_in_front_trains_like_an_eager_one():
+# dynamo looks at every argument's .grad; outside of tests it keeps the warning to itself
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("what", ["encoder", "whole model"])
+def test_compiled_it_trains_like_an_eager_one(what):
+    """The whole model is one graph, the encoder's, and a call of the head after it."""
+    from torch._dynamo.backends.debugging import aot_eager
+
+    graphs = []
+    torch.compiler.reset()
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return aot_eager(graph, inputs)
+
+    class Model(nn.Module):
+        def __init__(self, encoder, head):
+            super().__init__()
+            self.encoder, self.head = encoder, head
+
+        def forward(self, query, target):
+            return self.head(self.encoder(query), target)
+
     def run(compiled):
         head = make(num_samples=5, row_optimizer=tapas.RowwiseAdagrad())
         layer = torch.nn.utils.skip_init(nn.Linear, D, D)
         with torch.no_grad():
             for parameter in layer.parameters():
                 parameter.uniform_(-0.5, 0.5, generator=tapas.stream(0, "encoder"))
-        encoder = torch.compile(layer, backend="aot_eager") if compiled else layer
+        model = Model(layer, head)
+        if compiled and what == "encoder":
+            model.encoder = torch.compile(layer, backend=backend)
+        elif compiled:
+            model = torch.compile(model, backend=backend)
         optimizer = torch.optim.Adagrad(layer.parameters(), lr=0.1)
         losses = []
         for step in range(3):
             query, target = batch(step)
             optimizer.zero_grad()
-            loss = head(encoder(query), target)
+            loss = model(query, target)
             loss.backward()
             optimizer.step()
             losses.append(loss.detach())
         return torch.stack(losses)
 
     torch.testing.assert_close(run(compiled=True), run(compiled=False))
+    assert len(graphs) == 1
 
 
 def test_inputs_are_not_changed_and_the_batch_size_is_free():

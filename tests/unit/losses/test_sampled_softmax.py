@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given as drawn_from
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from oracle.losses import sampled_softmax
@@ -11,7 +11,7 @@ from oracle.selection import log_sum_exp
 from torch.nn.functional import cross_entropy
 
 from tapas import UsageError, sampled_softmax_loss, stream
-from tapas.losses import kept_log_sum, target_costs
+from tapas.losses import kept_gradients, kept_log_sum, target_costs
 
 pytestmark = pytest.mark.usefixtures("kernels")
 B, L, K, C, D = 5, 3, 7, 31, 3
@@ -23,8 +23,29 @@ def draw(*shape, name):
 
 def sum_and_share(*given):
     """Log sum (B,) and share (B, K)."""
-    log_sum, mass, inverse = kept_log_sum(*given)
-    return log_sum, (mass * inverse).t()
+    log_sum, share = kept_log_sum(*given)
+    if share is None:  # native: one query's sum at a time, the gradient by offset is its share
+        share = torch.stack(
+            [
+                kept_gradients(*given, log_sum=log_sum, share=None, grad=one)[2]
+                for one in torch.eye(len(log_sum))
+            ]
+        )
+    return log_sum, share
+
+
+def test_gradients_are_those_of_autograd():
+    query, weight = draw(B, D, name="q").requires_grad_(), draw(K, D, name="w").requires_grad_()
+    offset, grad = draw(K, name="b").requires_grad_(), draw(B, name="grad")
+    own = torch.tensor([[1, 5], [-1, -1], [9, -1], [2, 8], [7, 7]])
+    logit = query @ weight.t() + offset
+    logit[torch.tensor([0, 0, 3]), torch.tensor([1, 5, 2])] = -torch.inf
+    want = torch.autograd.grad((grad * logit.logsumexp(dim=1)).sum(), (query, weight, offset))
+    given = [x.detach() for x in (query, weight, offset)] + [torch.arange(K), own]
+    log_sum, share = kept_log_sum(*given)
+    got = kept_gradients(*given, log_sum=log_sum, share=share, grad=grad)
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def counted_of(target):
@@ -43,7 +64,7 @@ def loss_of(query, weight, bias, target, ids, log_q, share):
     return sampled_softmax_loss(positive, log_sum, share, counted_of(target))
 
 
-@given(
+@drawn_from(
     target=arrays(np.int64, (B, L), elements=st.integers(-2, 8)),
     share=arrays(np.float32, (B, L), elements=st.sampled_from([0.0, 0.25, 1.0, 3.0])),
     ids=st.sets(st.integers(0, 8), min_size=1),
@@ -61,7 +82,7 @@ def test_padded_repeated_and_weighted_targets_are_those_of_the_loops(target, sha
     torch.testing.assert_close(got.double(), torch.tensor(want).double(), rtol=1e-5, atol=1e-4)
 
 
-@given(
+@drawn_from(
     logit=arrays(np.float32, (B, K), elements=st.sampled_from([-1e4, -50.0, 0.0, 0.5, 50.0, 1e4])),
     own=arrays(np.float32, (B, 1), elements=st.sampled_from([-1e4, -1.0, 0.0, 50.0, 1e4])),
 )
@@ -157,7 +178,7 @@ def test_nothing_left_is_minus_infinity_and_no_share():
         torch.ones(2, 1), torch.ones(2, 1), torch.zeros(2), torch.arange(2), own
     )
     assert log_sum.isneginf().tolist() == [False, True]
-    assert share.tolist() == [[0.5, 0.5], [0.0, 0.0]]
+    torch.testing.assert_close(share, torch.tensor([[0.5, 0.5], [0.0, 0.0]]), atol=0, rtol=1e-6)
 
 
 def test_an_example_with_nothing_but_its_own_target_has_no_loss():

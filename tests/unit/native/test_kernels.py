@@ -1,5 +1,7 @@
 """Every native kernel against plain numpy in float64, at sizes that divide nothing."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from oracle.tables import top as slow_top
 
 import tapas.native as native
-from tapas import stream
+from tapas import SGD, Adagrad, LazyAdam, LocalTable, RowwiseAdagrad, stream
 
 pytestmark = pytest.mark.skipif(
     native.state() != "in use on CPUs", reason=f"native kernels are {native.state()}"
@@ -68,25 +70,33 @@ def a_case(num_rows, num_queries, dim, scale=1.0):
 
 @pytest.mark.parametrize("scale", [0.3, 60.0], ids=["near", "far"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_the_log_sum_and_the_shares_are_those_of_numpy(size, scale, threads):
+def test_the_log_sum_is_that_of_numpy(size, scale, threads):
     weight, query, offset, ids, own = a_case(*size, scale)
-    log_sum, mass, inverse = native.log_sum(weight, offset, query, ids=ids, own=own, terms=True)
+    log_sum = native.log_sum(weight, offset, query, ids=ids, own=own)
     logit = without_own(scores(query, weight, offset), ids, own)
     # float32 scores carry a relative error of 1e-7 times the terms they are summed from
     far = 1e-5 + 2e-6 * np.abs(logit[np.isfinite(logit)]).max(initial=0)
     np.testing.assert_allclose(log_sum.numpy(), log_sum_exp(logit, 1), atol=far, rtol=1e-6)
+    alone = native.log_sum(weight, None, query)
+    want = log_sum_exp(scores(query, weight, offset * 0), 1)
+    np.testing.assert_allclose(alone.numpy(), want, atol=far, rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [*SIZES, (1000, 49, 16)], ids=str)
+def test_the_gradients_of_the_log_sum_are_those_of_numpy(size, threads):
+    weight, query, offset, ids, own = a_case(*size)
+    log_sum = native.log_sum(weight, offset, query, ids=ids, own=own)
+    scale = draw(size[1], name="scale")
+    got = native.gradients(weight, offset, query, ids, own, log_sum=log_sum, scale=scale)
+    logit = without_own(scores(query, weight, offset), ids, own)
     left = np.isfinite(logit).any(axis=1)
-    want = np.where(left[:, None], softmax(np.where(left[:, None], logit, 0)), 0)
-    np.testing.assert_allclose((mass * inverse).t().numpy(), want, atol=4 * far)
-    assert not (mass * inverse).t().numpy()[~np.isfinite(logit)].any()
-    alone, none, _ = native.log_sum(weight, None, query)
-    np.testing.assert_allclose(
-        alone.numpy(),
-        log_sum_exp(scores(query, weight, offset * 0), 1),
-        atol=far,
-        rtol=1e-6,
-    )
-    assert none.shape == (0, len(query))
+    share = np.where(left[:, None], softmax(np.where(left[:, None], logit, 0)), 0)
+    share *= scale.double().numpy()[:, None]
+    want = share @ weight.double().numpy(), share.T @ query.double().numpy(), share.sum(axis=0)
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_allclose(one.numpy(), other, rtol=2e-4, atol=2e-5 * np.abs(other).max())
+    if not left.all():
+        assert not got[0][torch.from_numpy(~left)].any()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
@@ -141,7 +151,10 @@ def test_bfloat16_rows_are_read_as_the_numbers_they_are(rows, queries, dim, k):
     own = torch.full((queries, 1), -1)
     for weight in (half, half.float()):
         got = (
-            native.log_sum(weight, bias, query)[0],
+            native.log_sum(weight, bias, query),
+            *native.gradients(
+                weight, bias, query, places, own, log_sum=torch.zeros(queries), scale=query[:, 0]
+            ),
             native.batch_score(weight, places, bias, query, temperature=1.0),
             native.mean_share(weight, places, bias, query, places, own, temperature=1.0),
             *native.top(weight, bias, query, k, None),
@@ -172,12 +185,15 @@ def test_scores_that_rise_without_end_neither_overflow_nor_vanish():
     """Each is far above all before it, so that every reference taken on the way is wrong."""
     offset = torch.arange(0, 5000, 50.0)
     query, weight = torch.zeros(3, 2), torch.zeros(len(offset), 2)
+    nobody = torch.full((3, 1), -1)
     for raised in (offset, -offset, offset.flip(0) - 9000):
-        log_sum, mass, inverse = native.log_sum(weight, raised, query, terms=True)
+        log_sum = native.log_sum(weight, raised, query)
         np.testing.assert_allclose(log_sum.numpy(), [float(raised.max())] * 3, rtol=1e-6)
-        share = mass * inverse
-        assert int(share[:, 0].argmax()) == int(raised.argmax())
-        np.testing.assert_allclose(share.sum(dim=0).numpy(), 1, rtol=1e-6)
+        _, _, share = native.gradients(
+            weight, raised, query, torch.arange(100), nobody, log_sum=log_sum, scale=torch.ones(3)
+        )
+        want = 3.0 * (raised == raised.max()).numpy()
+        np.testing.assert_allclose(share.numpy(), want, rtol=1e-3, atol=1e-20)
     rising = torch.arange(0, 5000, 50.0)[:, None]
     ones = torch.ones(1, 1)
     score = native.batch_score(ones, torch.zeros(1).long(), torch.zeros(1), rising, temperature=1.0)
@@ -189,12 +205,13 @@ def test_first_rows_that_are_all_a_querys_own_are_no_reference():
     offset = torch.full((30,), -300.0)
     offset[:12] = 0.0
     own = torch.arange(12)[None]
-    log_sum, mass, inverse = native.log_sum(
-        torch.zeros(30, 1), offset, torch.zeros(1, 1), ids=torch.arange(30), own=own, terms=True
-    )
+    rows, query = torch.zeros(30, 1), torch.zeros(1, 1)
+    log_sum = native.log_sum(rows, offset, query, ids=torch.arange(30), own=own)
     np.testing.assert_allclose(log_sum.numpy(), [np.log(18) - 300], rtol=1e-6)
-    share = (mass * inverse)[:, 0]
-    np.testing.assert_allclose(share.numpy(), np.where(np.arange(30) < 12, 0, 1 / 18), rtol=1e-5)
+    _, _, share = native.gradients(
+        rows, offset, query, torch.arange(30), own, log_sum=log_sum, scale=torch.ones(1)
+    )
+    np.testing.assert_allclose(share.numpy(), np.where(np.arange(30) < 12, 0, 1 / 18), rtol=1e-4)
 
 
 @pytest.mark.parametrize("at", [0, 5, 40], ids="row {}".format)
@@ -202,7 +219,7 @@ def test_a_diverged_row_shows(at):
     weight, query = draw(41, 3, name="w"), draw(5, 3, name="q")
     weight[at] = NAN
     places, own = torch.arange(41), torch.full((5, 1), -1)
-    assert native.log_sum(weight, None, query)[0].isnan().all()
+    assert native.log_sum(weight, None, query).isnan().all()
     bias = torch.zeros(41)
     score = native.batch_score(weight, places, bias, query, temperature=1.0)
     assert score.isnan().nonzero().tolist() == [[at]]
@@ -216,9 +233,39 @@ def test_a_diverged_row_shows(at):
 
 def test_no_queries_and_no_rows_are_answered():
     query, weight = torch.zeros(0, 3), draw(7, 3, name="w")
-    assert native.log_sum(weight, None, query)[0].shape == (0,)
+    assert native.log_sum(weight, None, query).shape == (0,)
     assert native.top(weight, None, query, 2, None)[1].shape == (0, 2)
-    assert native.log_sum(weight[:0], None, torch.zeros(2, 3))[0].tolist() == [-INF, -INF]
+    assert native.log_sum(weight[:0], None, torch.zeros(2, 3)).tolist() == [-INF, -INF]
     score, rows = native.top(weight[:1], None, torch.ones(1, 3), 2, None)
     assert rows.tolist() == [[0, -1]]
     assert score[0, 1] == -INF
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+@pytest.mark.parametrize("optimizer", [SGD, Adagrad, RowwiseAdagrad, LazyAdam])
+@pytest.mark.parametrize("dim", [1, 33])
+def test_rows_move_as_in_pytorch(optimizer, decay, dim, threads):
+    """Several steps with repeated ids, float32 rows and biases, and all of the state."""
+    tables = []
+    for off in (False, True):
+        table = LocalTable(50, dim, row_optimizer=optimizer(weight_decay=decay))
+        with native.switched_off() if off else nullcontext():
+            for step in range(4):
+                ids = torch.randint(40, (61,), generator=stream(step, "ids"))
+                table.update(ids, draw(61, dim, name=f"g{step}"), draw(61, name=f"b{step}"))
+        tables.append(table.state_dict())
+    for name, value in tables[0].items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(value, tables[1][name], rtol=1e-5, atol=1e-6)
+            assert torch.equal(value[40:], tables[1][name][40:])
+
+
+def test_an_optimizer_of_ones_own_is_not_taken_for_its_parent():
+    class Backwards(SGD):
+        def step(self, rows, grad, state, num_updates):
+            rows.add_(grad)
+
+    table = LocalTable(5, 2, row_optimizer=Backwards())
+    before = table.rows(torch.arange(5))[0]
+    table.update(torch.tensor([3]), torch.ones(1, 2), torch.zeros(1))
+    assert torch.equal(table.rows(torch.arange(5))[0][3], before[3] + 1)

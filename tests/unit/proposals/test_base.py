@@ -145,7 +145,7 @@ def test_a_hopelessly_concentrated_proposal_ends_with_an_error():
     proposal = Squashed([1] + [0] * 30, beta=1e-300)
     words = (
         "Squashed(31 classes, 1 above the floor, alpha=1, beta=1e-300) gave only 1 distinct "
-        "classes of 5 in 114688 draws: its mass sits on too few of them. Raise beta, lower alpha, "
+        "classes of 5 in 153344 draws: its mass sits on too few of them. Raise beta, lower alpha, "
         "mix in a Uniform, or ask for fewer samples."
     )
     with pytest.raises(UsageError, match=re.escape(words)):

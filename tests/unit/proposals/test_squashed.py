@@ -260,3 +260,14 @@ def test_alpha_zero_is_uniform_whatever_the_floor():
 def test_a_tuple_of_numbers_is_dense_counts():
     assert Squashed((3, 4)).num_classes == 2
     assert Squashed((3, 4, 5)).num_classes == 3
+
+
+@pytest.mark.parametrize(("alpha", "k"), [(1.0, 3_000), (0.75, 9_000), (0.5, 2_000), (0.0, 500)])
+def test_enough_draws_are_foreseen_but_not_many_more(alpha, k):
+    """One round of draws is enough, and three quarters of it would not have been (20 streams)."""
+    proposal = Squashed(1_000_000 // torch.arange(1, 50_001), alpha=alpha)
+    for seed in range(20):
+        enough = proposal.enough_draws(k)
+        draws = proposal.draw(enough, generator=stream(seed, "enough"))
+        assert len(draws.unique()) > k
+        assert len(draws[: 3 * enough // 4].unique()) <= k

@@ -1,0 +1,110 @@
+// Gradients of a sum of exponentials: scores are computed again, block by block, and each block
+// goes into both gradients while it is in the cache. Nothing of size rows x queries is kept.
+#pragma once
+
+#include "sums.h"
+
+namespace tapas {
+
+constexpr int64_t SIDE = 48;  // rows and queries of a block: whole tiles either way round
+
+// to[i][c] += sum_d left[i * i_step + d * d_step] * right[d * width + c] for 6 x 16 of them
+static ALWAYS void add_product(const float* left, int64_t i_step, int64_t d_step, const float* right,
+                               int64_t width, int64_t depth, float* to) {
+  Floats sum[HIGH][WIDE] = {};
+  for (int64_t d = 0; d < depth; ++d) {
+    const Floats first = load(right + d * width), second = load(right + d * width + LANES);
+    for (int i = 0; i < HIGH; ++i) {
+      const Floats element = splat(left[i * i_step + d * d_step]);
+      sum[i][0] += element * first;
+      sum[i][1] += element * second;
+    }
+  }
+  for (int i = 0; i < HIGH; ++i)
+    for (int w = 0; w < WIDE; ++w) {
+      float* at = to + i * width + w * LANES;
+      store(at, load(at) + sum[i][w]);
+    }
+}
+
+// A matrix with its rows padded to whole vectors and its row count to whole blocks.
+struct Padded {
+  int64_t width;
+  std::vector<float> values;
+
+  Padded(int64_t rows, int64_t dim)
+      : width((dim + PANEL - 1) / PANEL * PANEL),
+        values((rows + SIDE - 1) / SIDE * SIDE * width, 0.0f) {}
+
+  float* operator[](int64_t row) { return &values[row * width]; }
+  const float* operator[](int64_t row) const { return &values[row * width]; }
+};
+
+struct Gradients {
+  float *row, *offset;  // (count, dim) and (count)
+  Padded query;         // (queries, dim), of one thread
+};
+
+// Adds to the gradients what rows start .. stop contribute: the term of row p in the sum of query
+// q, divided by that sum, times scale[q].
+static void gradients_of_rows(const Rows& rows, const Panels& panels, const Padded& queries,
+                              const Own& own, int64_t start, int64_t stop, const float* log2_sum,
+                              const float* scale, Gradients& to) {
+  const int64_t dim = rows.table.dim, width = queries.width;
+  std::vector<float> tiles(SIDE * SIDE), block(SIDE * dim), offset(SIDE);
+  Padded flat(SIDE, dim), row_grad(SIDE, dim);
+  for (int64_t at = start; at < stop; at += SIDE) {
+    const int64_t count = std::min(SIDE, stop - at);
+    std::fill(block.begin(), block.end(), 0.0f);
+    std::fill(row_grad.values.begin(), row_grad.values.end(), 0.0f);
+    for (int64_t i = 0; i < SIDE; ++i) {
+      // a row that is not there has no mass: its score is -inf
+      offset[i] = i < count ? (rows.offset ? rows.offset[at + i] * LOG2_E : 0.0f) : -INFINITY;
+      if (i < count) rows.table.copy(rows.id(at + i), &block[i * dim]);
+      std::copy_n(&block[i * dim], dim, flat[i]);
+    }
+    std::vector<float> mass(SIDE * LANES, 0.0f);
+    std::pair<int64_t, int64_t> mine[SIDE / HIGH];
+    for (int64_t t = 0; t < SIDE / HIGH; ++t)
+      mine[t] = own.between(at + t * HIGH, at + (t + 1) * HIGH);
+    for (int64_t first = 0; first < panels.count * PANEL; first += SIDE) {
+      const int64_t wide = std::min(SIDE / PANEL, panels.count - first / PANEL);
+      for (int64_t j = 0; j < wide; ++j) {
+        const int64_t panel = first / PANEL + j;
+        const float *sums = log2_sum + panel * PANEL, *scales = scale + panel * PANEL;
+        const Floats far[WIDE] = {load(sums), load(sums + LANES)};
+        const Floats times[WIDE] = {load(scales), load(scales + LANES)};
+        for (int64_t t = 0; t < SIDE / HIGH; ++t) {
+          Floats score[HIGH][WIDE];
+          multiply(&block[t * HIGH * dim], &offset[t * HIGH], panels[panel], dim, score);
+          if (mine[t].first != mine[t].second)
+            own.mute(score, mine[t].first, mine[t].second, at + t * HIGH, panel);
+          for (int r = 0; r < HIGH; ++r) {
+            Floats sum = load(&mass[(t * HIGH + r) * LANES]);
+            for (int w = 0; w < WIDE; ++w) {
+              const Floats share = exp2_of(score[r][w] - far[w]) * times[w];
+              store(&tiles[(t * HIGH + r) * SIDE + j * PANEL + w * LANES], share);
+              sum += share;
+            }
+            store(&mass[(t * HIGH + r) * LANES], sum);
+          }
+        }
+      }
+      if (wide < SIDE / PANEL)  // what an earlier block left there
+        for (int64_t i = 0; i < SIDE; ++i)
+          std::fill_n(&tiles[i * SIDE + wide * PANEL], SIDE - wide * PANEL, 0.0f);
+      for (int64_t c = 0; c < width; c += PANEL) {
+        for (int64_t i = 0; i < SIDE; i += HIGH)
+          add_product(&tiles[i * SIDE], SIDE, 1, queries[first] + c, width, SIDE, row_grad[i] + c);
+        for (int64_t q = 0; q < SIDE; q += HIGH)
+          add_product(&tiles[q], 1, SIDE, flat[0] + c, width, SIDE, to.query[first + q] + c);
+      }
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      std::copy_n(row_grad[i], dim, to.row + (at + i) * dim);
+      to.offset[at + i] = sum_of(load(&mass[i * LANES]));
+    }
+  }
+}
+
+}  // namespace tapas

@@ -1,0 +1,79 @@
+// Row optimizers: the same four as in tables/row_optimizers.py, on one row at a time.
+#pragma once
+
+#include <cmath>
+
+#include "draws.h"
+#include "tiles.h"
+
+namespace tapas {
+
+// Which places of a list of ids belong together.
+class Groups {
+ public:
+  Groups(const int64_t* ids, int64_t count, int64_t bound) {
+    sorted_.reserve(count);
+    for (int64_t i = 0; i < count; ++i) sorted_.push_back({ids[i], i});
+    sort_by_id(sorted_, bound);  // stable: equal ids stay in the order they came
+    for (int64_t i = 0; i < count; ++i)
+      if (i == 0 || sorted_[i].id != sorted_[i - 1].id) start_.push_back(i);
+    start_.push_back(count);
+  }
+
+  int64_t count() const { return start_.size() - 1; }
+  int64_t id(int64_t group) const { return sorted_[start_[group]].id; }
+
+  void sum(int64_t group, const float* grad, int64_t dim, float* to) const {
+    std::copy_n(grad + sorted_[start_[group]].again * dim, dim, to);
+    for (int64_t i = start_[group] + 1; i < start_[group + 1]; ++i) {
+      const float* more = grad + sorted_[i].again * dim;
+      for (int64_t d = 0; d < dim; ++d) to[d] += more[d];
+    }
+  }
+
+ private:
+  std::vector<Counted> sorted_;  // id, and the place in the list
+  std::vector<int64_t> start_;
+};
+
+enum Rule { SGD = 0, ADAGRAD = 1, ROWWISE_ADAGRAD = 2, LAZY_ADAM = 3 };
+
+static inline void prefetch_row(const float* rows, int64_t id, int64_t dim) {
+  for (int64_t d = 0; d < dim; d += 16) __builtin_prefetch(rows + id * dim + d, 1);
+}
+
+// numbers: learning rate, weight decay, then
+//   Adagrad, row-wise Adagrad: eps
+//   lazy Adam:                 eps, 1 - beta1, beta2, 1 - beta2, correction of the learning rate
+static inline void move_row(int rule, const float* numbers, int64_t id, int64_t dim, float* grad,
+                            float* rows, float* first_state, float* second_state) {
+  float* row = rows + id * dim;
+  const float lr = numbers[0], decay = numbers[1];
+  if (decay != 0.0f)
+    for (int64_t d = 0; d < dim; ++d) grad[d] += decay * row[d];
+  if (rule == SGD) {
+    for (int64_t d = 0; d < dim; ++d) row[d] -= lr * grad[d];
+  } else if (rule == ADAGRAD) {
+    float* sum = first_state + id * dim;
+    for (int64_t d = 0; d < dim; ++d) {
+      sum[d] += grad[d] * grad[d];
+      row[d] -= lr * grad[d] / (std::sqrt(sum[d]) + numbers[2]);
+    }
+  } else if (rule == ROWWISE_ADAGRAD) {
+    float square = 0.0f;
+    for (int64_t d = 0; d < dim; ++d) square += grad[d] * grad[d];
+    first_state[id] += square / dim;
+    const float step = lr / (std::sqrt(first_state[id]) + numbers[2]);
+    for (int64_t d = 0; d < dim; ++d) row[d] -= step * grad[d];
+  } else {
+    float *mean = first_state + id * dim, *variance = second_state + id * dim;
+    const float eps = numbers[2], step = lr * numbers[6];
+    for (int64_t d = 0; d < dim; ++d) {
+      mean[d] += numbers[3] * (grad[d] - mean[d]);
+      variance[d] = numbers[4] * variance[d] + numbers[5] * grad[d] * grad[d];
+      row[d] -= step * mean[d] / (std::sqrt(variance[d]) + eps);
+    }
+  }
+}
+
+}  // namespace tapas
