@@ -1,7 +1,7 @@
 # make demo    set up and run the main job end to end
 # make test    set up and run everything CI runs
 # make check   the quick part: style, types, tests that take no time
-# make bench   measure; every question is one file in benchmarks/
+# make bench   measure, every question is one file in benchmarks/, and write its page: half an hour
 # make figures run what is missing of the paper's synthetic experiments, draw all, judge every claim
 # make evidence DATA=folder   the same for the experiments on real data (docs/evidence.md): hours
 
@@ -31,7 +31,13 @@ lint: $(READY)
 	$(BIN)/mypy
 
 bench: $(READY)
-	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
+	@start=$$(date +%s); failed=; \
+	for file in benchmarks/bench_*.py benchmarks/page.py; do \
+	  echo; echo "== $$file"; \
+	  $(BIN)/python $$file || failed="$$failed $$file"; \
+	done; \
+	echo; echo "bench took $$(( ($$(date +%s) - start + 59) / 60 )) minutes"; \
+	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
 
 figures: $(READY)
 	for study in $(STUDIES); do $(BIN)/tapas paper $$study || exit 1; done
@@ -43,7 +49,7 @@ evidence: $(READY)
 	$(BIN)/tapas paper table-1 --data "$(DATA)"
 	$(BIN)/tapas paper sweeps --data "$(DATA)"
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml setup.py constraints.txt $(wildcard src/tapas/native/*.h src/tapas/native/*.cpp)
 	python3 -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@

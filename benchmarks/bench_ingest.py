@@ -19,7 +19,17 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-from measuring import peak_bytes, ratio, resident_bytes, spread, write_record
+from measuring import (
+    Target,
+    arguments,
+    peak_bytes,
+    quartiles,
+    quick,
+    ratio,
+    resident_bytes,
+    spread,
+    write_record,
+)
 
 from tapas.data import LogSource, prepare_log
 
@@ -69,11 +79,36 @@ def measure(name: str, file: Path, cache: Path) -> dict[str, float]:
     return {"seconds": seconds[0], "again_seconds": seconds[-1], "peak_bytes": peak}
 
 
+def targets(runs: dict[str, list[dict[str, float]]], num_events: int) -> list[Target]:
+    rates = [num_events / run["seconds"] for run in runs["prepare_log"]]
+    low, high = quartiles(rates)
+    peaks = [run["peak_bytes"] / 2**30 for run in runs["prepare_log"]]
+    return [
+        Target(
+            measure="events prepared in a second",
+            target=2_000_000,
+            kind="at least",
+            reading=statistics.median(rates),
+            low=low,
+            high=high,
+            unit="events/s",
+        ),
+        Target(
+            measure="peak memory of preparing them",
+            target=3,
+            kind="at most",
+            reading=max(peaks),
+            unit="GiB",
+        ),
+    ]
+
+
 def main() -> None:
+    num_events = EVENTS // 20 if quick() else EVENTS
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in CONTENDERS}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "log.parquet"
-        write_events(file, EVENTS)
+        write_events(file, num_events)
         for turn in range(REPEATS + 1):  # the first turn warms the file cache
             for name in CONTENDERS:
                 cache = Path(folder) / f"cache-{turn}"
@@ -84,7 +119,7 @@ def main() -> None:
         file_bytes = file.stat().st_size
     seconds = {name: [run["seconds"] for run in turns] for name, turns in runs.items()}
     for name, turns in runs.items():
-        rate = EVENTS / statistics.median(seconds[name])
+        rate = num_events / statistics.median(seconds[name])
         peak = max(run["peak_bytes"] for run in turns)
         print(f"{name:<13}{spread(seconds[name])}  {rate:,.0f} events/s  {peak / 2**30:.2f} GiB")
     print(f"prepare_log / floor: {ratio(seconds['prepare_log'], seconds['floor'])}")
@@ -92,7 +127,7 @@ def main() -> None:
     write_record(
         "ingest",
         {
-            "events": EVENTS,
+            "events": num_events,
             "users": USERS,
             "items": ITEMS,
             "file_bytes": file_bytes,
@@ -100,11 +135,13 @@ def main() -> None:
             "load_average": os.getloadavg(),  # others may have been at work
         },
         {"runs": runs},
+        targets=targets(runs, num_events),
     )
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        print(json.dumps(measure(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))))
+    if arguments():  # one contender, in a process of its own
+        contender, log_file, cache_folder = arguments()
+        print(json.dumps(measure(contender, Path(log_file), Path(cache_folder))))
     else:
         main()

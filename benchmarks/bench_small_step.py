@@ -8,7 +8,7 @@ head takes at most 2 times as long. One thread, as the experiments run it.
 import math
 
 import torch
-from measuring import interleave, ratio, spread, write_record
+from measuring import interleave, ratio, ratio_target, spread, write_record
 
 import tapas
 
@@ -80,6 +80,7 @@ def main() -> None:
     query = torch.randn(B, D, generator=tapas.stream(0, "query"))
     target = torch.randint(C, (B,), generator=tapas.stream(0, "target"))
     results: dict[str, object] = {}
+    targets = []
     for rule in ("top", "priority"):
         hand = ByHand(rule)
         head = tapas.TapasSoftmax(
@@ -107,10 +108,13 @@ def main() -> None:
             print(f"{rule:<10}{name:<10}{spread([v / 50 for v in values])}")
         print(f"{rule:<10}head / by hand: {ratio(seconds['head'], seconds['by hand'])}\n")
         results[rule] = seconds
+        measure = f"small head step / hand-written loop, {rule}"
+        targets.append(ratio_target(measure, seconds["head"], seconds["by hand"], "at most", 2))
     write_record(
         "small-step",
         {"B": B, "n": N, "r": R, "D": D, "C": C, "steps_per_repeat": 50},
         {"seconds": results},
+        targets=targets,
     )
 
 

@@ -1,79 +1,238 @@
 """How every benchmark measures: contenders interleaved in one run, medians with spread.
 
 Absolute times drift on shared machines; ratios inside one run do not. A record holds the raw
-repeats, the commit and the versions, so that a number can be argued with.
+repeats, the commit and the versions, so that a number can be argued with, and its targets, so
+that the page needs to know nothing about them. `--quick` tries a benchmark out: few repeats,
+no record.
 """
 
+import ctypes
 import json
 import platform
 import re
 import statistics
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
+from typing import Literal
 
 import numpy
 import torch
 
 RECORDS = Path(__file__).parent / "records"
+QUICK_REPEATS = 3
+PROFILE_ROWS = 12
+
+
+def quick() -> bool:
+    return "--quick" in sys.argv[1:]
+
+
+def arguments() -> list[str]:
+    """The words of the command line behind the file's name, without `--quick`."""
+    return [word for word in sys.argv[1:] if word != "--quick"]
 
 
 def interleave(
-    contenders: dict[str, Callable[[], object]], *, repeats: int, warmup: int = 3
+    contenders: Mapping[str, Callable[[], object]],
+    *,
+    repeats: int | Mapping[str, int],
+    warmup: int = 3,
 ) -> dict[str, list[float]]:
-    """Seconds of `repeats` calls of each contender, taken in turns after `warmup` rounds."""
+    """Seconds of `repeats` calls of each contender, taken in turns after `warmup` rounds.
+
+    A contender with fewer repeats than others leaves after its last, and warms up at most as
+    often as it is timed: the i-th value of each was taken in the same turn.
+    """
+    rounds = {name: repeats if isinstance(repeats, int) else repeats[name] for name in contenders}
+    if quick():
+        rounds, warmup = {name: min(n, QUICK_REPEATS) for name, n in rounds.items()}, min(warmup, 1)
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(warmup + repeats):
+    for turn in range(-warmup, max(rounds.values(), default=0)):
         for name, call in contenders.items():
+            if not -rounds[name] <= turn < rounds[name]:
+                continue
             start = time.perf_counter()
             call()
-            if turn >= warmup:
+            if turn >= 0:
                 seconds[name].append(time.perf_counter() - start)
     return seconds
 
 
-def spread(seconds: list[float]) -> str:
+def fastest(contenders: Mapping[str, Callable[[], object]], *, tries: int = 3) -> str:
+    """The contender with the least best time: a floor must be given its best shape."""
+    seconds = interleave(contenders, repeats=tries, warmup=1)
+    return min(seconds, key=lambda name: min(seconds[name]))
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float]:
+    """The first and the third; of one or two values, the least and the largest."""
+    if len(values) < 3:
+        return min(values), max(values)
+    low, _, high = statistics.quantiles(values, n=4)
+    return low, high
+
+
+def spread(seconds: Sequence[float]) -> str:
     """Median and quartiles in milliseconds."""
-    low, middle, high = (1000 * q for q in statistics.quantiles(seconds, n=4))
-    return f"{middle:.2f} ms [{low:.2f}, {high:.2f}]"
+    low, high = quartiles(seconds)
+    return f"{1000 * statistics.median(seconds):.2f} ms [{1000 * low:.2f}, {1000 * high:.2f}]"
 
 
-def ratio(numerator: list[float], denominator: list[float]) -> str:
-    """Ratio of medians, with the quartiles of the ratios turn by turn."""
-    turns = [a / b for a, b in zip(numerator, denominator, strict=True)]
-    low, _, high = statistics.quantiles(turns, n=4)
-    middle = statistics.median(numerator) / statistics.median(denominator)
+def ratio_quartiles(
+    numerator: Sequence[float], denominator: Sequence[float]
+) -> tuple[float, float, float]:
+    """Ratio of medians, and the quartiles of the ratios of the turns that both took part in."""
+    turns = [a / b for a, b in zip(numerator, denominator, strict=False)]
+    return statistics.median(numerator) / statistics.median(denominator), *quartiles(turns)
+
+
+def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> str:
+    """`ratio_quartiles` in words."""
+    middle, low, high = ratio_quartiles(numerator, denominator)
     return f"{middle:.2f} [{low:.2f}, {high:.2f}]"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """A promise and what was measured, with quartiles where there are repeats."""
+
+    measure: str
+    target: float
+    kind: Literal["at least", "at most"]
+    reading: float
+    low: float | None = None
+    high: float | None = None
+    unit: str = "×"
+
+    @property
+    def met(self) -> bool:
+        if self.kind == "at least":
+            return self.reading >= self.target
+        return self.reading <= self.target
+
+    @property
+    def wanted(self) -> str:
+        return f"{self.kind} {rounded(self.target)} {self.unit}"
+
+    @property
+    def found(self) -> str:
+        """The reading and its spread."""
+        text = f"{rounded(self.reading)} {self.unit}"
+        if self.low is None or self.high is None:
+            return text
+        return f"{text} [{rounded(self.low)}, {rounded(self.high)}]"
+
+    def __str__(self) -> str:
+        return f"{self.measure}: {self.found}, {self.wanted}: {'met' if self.met else 'MISSED'}"
+
+
+def ratio_target(
+    measure: str,
+    numerator: Sequence[float],
+    denominator: Sequence[float],
+    kind: Literal["at least", "at most"],
+    target: float,
+) -> Target:
+    """A target for numerator / denominator, both timed in the same turns."""
+    middle, low, high = ratio_quartiles(numerator, denominator)
+    return Target(measure=measure, target=target, kind=kind, reading=middle, low=low, high=high)
+
+
+def rounded(value: float) -> str:
+    """Three digits that matter, more only in front of the point: 0.0213, 1.06, 12.3, 4,200."""
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    if abs(value) >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if abs(value) >= 0.1 or value == 0 else f"{value:.3g}"
+
+
+def two_digits(value: float) -> str:
+    """For estimates: 7,014 reads 7,000."""
+    return f"{float(f'{value:.2g}'):,.0f}"
+
+
+def profile_summary(call: Callable[[], object]) -> list[dict[str, object]]:
+    """The operations that one `call` spends most time in, children not counted."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        call()
+    rows = sorted(profile.key_averages(), key=lambda row: -row.self_cpu_time_total)
+    total = sum(row.self_cpu_time_total for row in rows)
+    return [
+        {
+            "operation": row.key,
+            "calls": row.count,
+            "self_seconds": row.self_cpu_time_total / 1e6,
+            "share": row.self_cpu_time_total / total,
+        }
+        for row in rows[:PROFILE_ROWS]
+    ]
+
+
 def resident_bytes() -> int:
-    return _status("VmRSS")
+    return _kilobytes("/proc/self/status", "VmRSS")
+
+
+def available_bytes() -> int:
+    """What the machine can still give without swapping (Linux)."""
+    return _kilobytes("/proc/meminfo", "MemAvailable")
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
-    """How far resident memory rose above its level before `call`, at its highest (Linux)."""
+    """How far resident memory rose above its level before `call`, at its highest (Linux).
+
+    What earlier calls freed, but the C library kept, is given back first: it would be reused
+    unseen.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    if trim is not None:
+        trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # forget the earlier peak
     before = resident_bytes()
     call()
-    return _status("VmHWM") - before
+    return _kilobytes("/proc/self/status", "VmHWM") - before
 
 
-def _status(field: str) -> int:
-    line = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+def _kilobytes(file: str, field: str) -> int:
+    line = re.search(rf"{field}:\s+(\d+) kB", Path(file).read_text())
     return int(line.group(1)) * 1024 if line else 0
 
 
-def write_record(theme: str, settings: dict[str, object], results: dict[str, object]) -> None:
-    """`records/<date>_<theme>_<cpu>.json`: everything needed to argue with the numbers."""
+def write_record(
+    theme: str,
+    settings: Mapping[str, object],
+    results: Mapping[str, object],
+    *,
+    targets: Sequence[Target] = (),
+) -> None:
+    """`records/<date>_<theme>_<cpu>.json`: everything needed to argue with the numbers.
+
+    Prints how the targets fared. Older records of the same theme and cpu are removed: the
+    history is in git.
+    """
+    print()
+    for target in targets:
+        print(target)
+    if quick():
+        print("no record: --quick is for trying out")
+        return
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     name = re.sub(r"[^A-Za-z0-9]+", "-", cpu.group(1) if cpu else platform.machine()).strip("-")
     commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+        ["git", "rev-parse", "--short", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parent,
     ).stdout.strip()
     record = {
         "theme": theme,
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *arguments()]),
         "date": str(date.today()),
         "commit": commit,
         "cpu": name,
@@ -84,9 +243,12 @@ def write_record(theme: str, settings: dict[str, object], results: dict[str, obj
             "numpy": numpy.__version__,
         },
         "settings": settings,
+        "targets": [asdict(target) for target in targets],
         "results": results,
     }
     RECORDS.mkdir(exist_ok=True)
     file = RECORDS / f"{date.today()}_{theme}_{torch.get_num_threads()}x{name}.json"
+    for old in RECORDS.glob(f"????-??-??_{theme}_*x{name}.json"):
+        old.unlink()
     file.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"\nrecord: benchmarks/records/{file.name}")
+    print(f"record: benchmarks/records/{file.name}")

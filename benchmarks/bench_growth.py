@@ -1,0 +1,249 @@
+"""How does the time of a head step grow with C, r, n, B and D, ours and what people write today?
+
+Contenders of each point take turns in one process and on the same batches; slow ones are timed
+less often. Over C all have D=16, so that 10^8 classes fit into memory; a contender that does not
+fit, or would take too long, is left out and the record says why. The last two sweeps find the
+break-even: how many classes a full softmax may have before our step is the faster one.
+"""
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from measuring import available_bytes, interleave, quick, ratio_quartiles, spread, write_record
+from plain_softmax import LEARNING_RATE, FullSoftmax, PlainSampledSoftmax
+from torch import Tensor, nn
+
+import tapas
+
+SEEN = 50_000  # classes above the floor of our proposal, at most
+BATCHES = 4
+SECONDS_EACH = 1.0  # timed for each contender of a point, about
+FEWEST, MOST = 3, 25  # repeats
+MOST_CLASSES_FULL, MOST_LOGITS_FULL = 10**6, 3 * 10**8  # a step beyond takes many seconds
+PRIORITY, TOP, PLAIN, FULL = "TAPAS priority", "TAPAS top", "plain PyTorch", "full softmax"
+Step = Callable[[], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes:
+    C: int = 500_000
+    D: int = 64
+    B: int = 1024
+    n: int = 1000
+    r: int = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sweep:
+    """Steps at `values` of the size `letter`, all else as in `base`."""
+
+    letter: str
+    values: tuple[int, ...]
+    base: Sizes = Sizes()
+    pool_for_plain: bool = False  # plain PyTorch draws r*n classes instead of n
+
+    def points(self) -> list[tuple[int, Sizes]]:
+        return [(x, dataclasses.replace(self.base, **{self.letter: x})) for x in self.values]
+
+
+BREAK_EVEN_CLASSES = (1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000)
+SWEEPS = {
+    "C": Sweep(letter="C", values=tuple(10**k for k in range(4, 9)), base=Sizes(D=16, B=256)),
+    "r": Sweep(letter="r", values=(1, 2, 4, 8, 16, 32, 64), pool_for_plain=True),
+    "n": Sweep(letter="n", values=(100, 300, 1000, 3000, 10_000)),
+    "B": Sweep(letter="B", values=(16, 64, 256, 1024, 4096)),
+    "D": Sweep(letter="D", values=(16, 32, 64, 128, 256)),
+    "break-even, B=64": Sweep(letter="C", values=BREAK_EVEN_CLASSES, base=Sizes(B=64)),
+    "break-even, B=1024": Sweep(letter="C", values=BREAK_EVEN_CLASSES, base=Sizes(B=1024)),
+}
+QUICK_CLASSES = 10**6  # at most, with --quick
+
+
+def batches(sizes: Sizes) -> list[tuple[Tensor, Tensor]]:
+    """Queries (B, D) and targets (B,) with chance about 1 / (id + 1), as in real logs."""
+    generator = tapas.stream(0, "batches")
+    made = []
+    for _ in range(BATCHES):
+        query = torch.randn(sizes.B, sizes.D, generator=generator).requires_grad_()
+        draws = torch.rand(sizes.B, generator=generator, dtype=torch.float64)
+        target = torch.expm1(draws * math.log1p(sizes.C)).long().clamp_(max=sizes.C - 1)
+        made.append((query, target))
+    return made
+
+
+def in_turn(update: Callable[[Tensor, Tensor], None], data: list[tuple[Tensor, Tensor]]) -> Step:
+    """A step on the next batch with each call."""
+    turn = 0
+
+    def step() -> None:
+        nonlocal turn
+        query, target = data[turn % len(data)]
+        query.grad = None
+        update(query, target)
+        turn += 1
+
+    return step
+
+
+def ours(sizes: Sizes, data: list[tuple[Tensor, Tensor]]) -> dict[str, Step]:
+    """Both rules on one table: two of 10^8 rows would not fit."""
+    seen = min(sizes.C, SEEN)
+    counts = (10 * SEEN / torch.arange(1, seen + 1)).long() + 1
+    options = {
+        "table": tapas.LocalTable(
+            sizes.C, sizes.D, row_optimizer=tapas.RowwiseAdagrad(lr=LEARNING_RATE)
+        ),
+        "num_samples": sizes.n,
+        "presample_factor": sizes.r,
+        "proposal": tapas.Squashed((torch.arange(seen), counts), num_classes=sizes.C, alpha=0.75),
+    }
+    heads = {
+        PRIORITY: tapas.TapasSoftmax(selection="priority", **options),
+        TOP: tapas.TapasSoftmax(selection="top", **options),
+    }
+    return {
+        name: in_turn(lambda query, target, head=head: head(query, target).backward(), data)
+        for name, head in heads.items()
+    }
+
+
+def by_torch(module: nn.Module, data: list[tuple[Tensor, Tensor]]) -> Step:
+    optimizer = torch.optim.Adagrad(module.parameters(), lr=LEARNING_RATE)
+
+    def update(query: Tensor, target: Tensor) -> None:
+        optimizer.zero_grad()
+        module(query, target).backward()
+        optimizer.step()
+
+    return in_turn(update, data)
+
+
+def contenders(sizes: Sizes, num_plain: int) -> tuple[dict[str, Step], dict[str, str]]:
+    """What takes part in a point, and why the others do not."""
+    data = batches(sizes)
+    made: dict[str, Step] = {}
+    left_out: dict[str, str] = {}
+    table_bytes = 4 * sizes.C * (sizes.D + 1)
+    if table_bytes + 8 * sizes.C < 0.8 * available_bytes():
+        made |= ours(sizes, data)
+    else:
+        left_out |= dict.fromkeys((PRIORITY, TOP), "does not fit into memory")
+    if 2 * table_bytes < 0.8 * available_bytes():
+        plain = PlainSampledSoftmax(sizes.C, sizes.D, num_samples=num_plain)
+        made[PLAIN] = by_torch(plain, data)
+    else:
+        left_out[PLAIN] = "does not fit into memory beside ours"
+    logits = sizes.B * sizes.C
+    if sizes.C > MOST_CLASSES_FULL or logits > MOST_LOGITS_FULL:
+        left_out[FULL] = "would take too long"
+    elif 4 * (table_bytes + 4 * logits) > 0.8 * available_bytes():
+        left_out[FULL] = "does not fit into memory beside ours"
+    else:
+        made[FULL] = by_torch(FullSoftmax(sizes.C, sizes.D), data)
+    return made, left_out
+
+
+def repeats(call: Step) -> int:
+    """How often `call` may be timed; it has warmed up then."""
+    call()
+    start = time.perf_counter()
+    call()
+    return min(MOST, max(FEWEST, int(SECONDS_EACH / (time.perf_counter() - start))))
+
+
+def measure(sweep: Sweep) -> list[dict[str, object]]:
+    return [
+        measure_point(sweep, x, sizes)
+        for x, sizes in sweep.points()
+        if not quick() or sizes.C <= QUICK_CLASSES
+    ]
+
+
+def measure_point(sweep: Sweep, x: int, sizes: Sizes) -> dict[str, object]:
+    """A function of its own: its tables are gone before the next are made."""
+    made, left_out = contenders(sizes, sizes.n * (sizes.r if sweep.pool_for_plain else 1))
+    seconds = interleave(made, repeats={n: repeats(s) for n, s in made.items()}, warmup=0)
+    lines = {name: spread(values) for name, values in seconds.items()} | left_out
+    for name, text in lines.items():
+        print(f"  {sweep.letter} = {x:<12,}{name:<16}{text}")
+    return {"x": x, "seconds": seconds, "left_out": left_out}
+
+
+def crossing(x: Sequence[float], ratios: Sequence[float]) -> float | None:
+    """Where `ratios` first rises through 1, straight between the points in log-log; or nowhere.
+
+    >>> round(crossing([10, 1000], [0.1, 10.0]))
+    100
+    """
+    for i in range(1, len(x)):
+        below, above = math.log(ratios[i - 1]), math.log(ratios[i])
+        if below < 0 <= above:
+            part = below / (below - above)
+            return math.exp(math.log(x[i - 1]) + part * math.log(x[i] / x[i - 1]))
+    return None
+
+
+def break_even(points: list[dict[str, object]]) -> dict[str, float | None]:
+    """Classes from which on full / ours is above 1: of the medians, and of the two quartiles.
+
+    `low` comes from the third quartile of the ratio, `high` from the first. None is outside of
+    what was measured: below it if `first_ratio` is above 1, beyond it otherwise.
+    """
+    x = [point["x"] for point in points]
+    found = [
+        ratio_quartiles(point["seconds"][FULL], point["seconds"][PRIORITY]) for point in points
+    ]
+    middle, high, low = (crossing(x, column) for column in zip(*found, strict=True))
+    return {
+        "classes": middle,
+        "low": low,
+        "high": high,
+        "from": x[0],
+        "to": x[-1],
+        "first_ratio": found[0][0],
+    }
+
+
+def main() -> None:
+    torch.sparse.check_sparse_tensor_invariants.disable()  # or Adagrad warns of its own doing
+    start = time.perf_counter()
+    sweeps, even = {}, {}
+    for name, sweep in SWEEPS.items():
+        print(f"\n{name}: {sweep.base}")
+        points = measure(sweep)
+        fixed = {k: v for k, v in dataclasses.asdict(sweep.base).items() if k != sweep.letter}
+        sweeps[name] = {
+            "letter": sweep.letter,
+            "fixed": fixed,
+            "plain_draws": "r*n" if sweep.pool_for_plain else "n",
+            "points": points,
+        }
+        if name.startswith("break-even"):
+            even[str(sweep.base.B)] = break_even(points)
+            print(f"  break-even against the full softmax: {even[str(sweep.base.B)]}")
+    medians = {
+        name: [
+            {k: statistics.median(v) for k, v in point["seconds"].items()}
+            for point in sweep["points"]
+        ]
+        for name, sweep in sweeps.items()
+    }
+    print(f"\n{time.perf_counter() - start:.0f} s")
+    write_record(
+        "growth",
+        {
+            "seen": SEEN,
+            "optimizer": "Adagrad (ours row-wise)",
+            "contenders": [PRIORITY, TOP, PLAIN, FULL],
+        },
+        {"sweeps": sweeps, "median_step_seconds": medians, "break_even": even},
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""What does the second pass add to a whole training step?  GRU over 30 items, B=1000, C=500,000.
+
+The model is the one that `tapas train` builds: own item vectors, GRU, sampled softmax head with
+row-wise Adagrad, AdamW for the encoder. One query for each sequence, its last state. Targets: a
+step with r=8 takes at most 1.10 times the step with r=1 (sampled softmax), at n=1000 and at
+n=8000. Arguments are the numbers of queries that score in the priority rule, beside the default:
+64 32 16 when left out.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from measuring import (
+    arguments,
+    interleave,
+    profile_summary,
+    ratio,
+    ratio_target,
+    spread,
+    write_record,
+)
+
+import tapas
+from tapas.data.windows import SequenceBatch
+from tapas.training.building import build_model, build_optimizer
+from tapas.training.config import build_config
+
+B, C, D, HISTORY, R = 1000, 500_000, 64, 30, 8
+SAMPLES = (1000, 8000)
+BATCHES = 8  # prepared before the clock starts
+DEFAULT = f"r={R}, priority, {tapas.Priority().score_queries or 'all'} score"
+Step = Callable[[], None]
+
+
+def zipf_ids(shape: tuple[int, ...], purpose: str) -> torch.Tensor:
+    """Ids with chance about 1 / (id + 1), as in real logs."""
+    draws = torch.rand(shape, generator=tapas.stream(0, purpose), dtype=torch.float64)
+    return torch.expm1(draws * np.log1p(C)).long().clamp_(max=C - 1)
+
+
+def batches() -> list[SequenceBatch]:
+    lengths = torch.full((B,), HISTORY)
+    places = torch.arange(B) * HISTORY + HISTORY - 1
+    items, target = zipf_ids((BATCHES, B, HISTORY), "items"), zipf_ids((BATCHES, B, 1), "target")
+    return [SequenceBatch(items[i], lengths, places, target[i]) for i in range(BATCHES)]
+
+
+def make_step(head: dict[str, object], data: list[SequenceBatch]) -> Step:
+    config = build_config(
+        {
+            "log": {"files": ["none.parquet"]},  # the data is made up here
+            "model": {"encoder": "gru", "dim": D, "history": HISTORY},
+            "head": {"next_items": 1, "positions": "last", **head},
+            "loop": {"batch": B},
+        }
+    )
+    counts = (10 * C / np.arange(1, C + 1)).astype(np.int64)
+    model = build_model(config, counts)
+    optimizer = build_optimizer(config.optimizer, model.encoder)
+    parameters, clip = list(model.encoder.parameters()), config.optimizer.clip
+    turn = 0
+
+    def step() -> None:
+        nonlocal turn
+        optimizer.zero_grad(set_to_none=True)
+        model.loss(data[turn % BATCHES]).backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, clip)
+        optimizer.step()
+        turn += 1
+
+    return step
+
+
+def contenders(num_samples: int, scorers: list[int], data: list[SequenceBatch]) -> dict[str, Step]:
+    made: dict[str, dict[str, object]] = {"r=1": {"presample": 1}, DEFAULT: {"presample": R}}
+    for number in scorers:
+        made[f"r={R}, priority, {number} score"] = {"presample": R, "score_queries": number}
+    made[f"r={R}, top, all score"] = {"presample": R, "selection": "top"}
+    return {name: make_step({"samples": num_samples, **h}, data) for name, h in made.items()}
+
+
+def main() -> None:
+    scorers = [int(word) for word in arguments()] or [64, 32, 16]
+    data = batches()
+    results: dict[str, dict[str, list[float]]] = {}
+    profiles, targets = {}, []
+    for num_samples in SAMPLES:
+        steps = contenders(num_samples, scorers, data)
+        seconds = interleave(steps, repeats=30)
+        print(f"\nn = {num_samples}")
+        for name, values in seconds.items():
+            print(f"  {name:<28}{spread(values):<32}{ratio(values, seconds['r=1'])} of r=1")
+        measure = f"whole training step, r={R} / r=1, n={num_samples}"
+        targets.append(ratio_target(measure, seconds[DEFAULT], seconds["r=1"], "at most", 1.10))
+        results[f"n={num_samples}"] = seconds
+        profiles[f"n={num_samples}, {DEFAULT}"] = profile_summary(steps[DEFAULT])
+    write_record(
+        "whole-step",
+        {"B": B, "C": C, "D": D, "history": HISTORY, "default": DEFAULT},
+        {"seconds": results, "profiles": profiles},
+        targets=targets,
+    )
+
+
+if __name__ == "__main__":
+    main()

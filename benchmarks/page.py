@@ -1,0 +1,251 @@
+"""Writes README.md and figures/ from the newest record of every theme. It measures nothing.
+
+A number on the page is one of a record; a theme without a record is said to be missing. To add
+a theme: a function in sections.py and a line in THEMES.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import sections
+from growth_figures import draw_growth
+from measuring import RECORDS, Target, two_digits
+from sections import Record, duration, table
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Theme:
+    file: str
+    question: str
+    section: Callable[[Record], str]
+    has_targets: bool = True
+
+    @property
+    def command(self) -> str:
+        return f"python benchmarks/{self.file}"
+
+
+THEMES = {
+    "peers": Theme(
+        "bench_peers.py",
+        "How does a step of our head compare with what people use today?",
+        sections.peers,
+    ),
+    "second-pass": Theme(
+        "bench_second_pass.py",
+        "How far is the second pass from its floor, the bare gather and matrix product?",
+        sections.second_pass,
+    ),
+    "whole-step": Theme(
+        "bench_whole_step.py",
+        "What does the second pass add to a whole training step with a GRU encoder?",
+        sections.whole_step,
+    ),
+    "classes": Theme(
+        "bench_classes.py",
+        "Does a step get slower, or memory grow, with the number of classes?",
+        sections.classes,
+    ),
+    "draw": Theme(
+        "bench_draw.py",
+        "How fast are distinct classes drawn, against `torch.multinomial`?",
+        sections.draw,
+    ),
+    "top": Theme(
+        "bench_top.py",
+        "How far are exact answers over all classes from the bare matrix product?",
+        sections.top,
+    ),
+    "small-step": Theme(
+        "bench_small_step.py",
+        "What does the head cost where Python overhead rules, against a hand-written loop?",
+        sections.small_step,
+    ),
+    "ingest": Theme(
+        "bench_ingest.py",
+        "How fast is a log prepared, and in how much memory, against Polars' bare read and sort?",
+        sections.ingest,
+    ),
+    "train-step": Theme(
+        "bench_train_step.py", "Where does the time of a training step go?", sections.train_step
+    ),
+    "partition-bias": Theme(
+        "bench_partition_bias.py",
+        "Is the estimated partition sum right on average?",
+        sections.partition_bias,
+    ),
+    "scoring": Theme(
+        "bench_scoring.py",
+        "What does approximate scoring in the second pass save, and what does it cost?",
+        sections.rows,
+        has_targets=False,
+    ),
+    "growth": Theme(
+        "bench_growth.py",
+        "How does the time of a head step grow with C, r, n, B and D?",
+        sections.growth,
+        has_targets=False,
+    ),
+}
+
+TEMPLATE = """\
+# Benchmarks
+
+<!-- written by `python benchmarks/page.py` from records/; changes by hand are lost -->
+
+One question for each file. `make bench` runs them all and writes this page; \
+`python benchmarks/bench_x.py` runs one (with `--quick`: few repeats, no record), \
+`python benchmarks/page.py` writes the page anew. Contenders take turns in one run, so that what \
+slows one down slows the others, too; reported are medians with quartiles in brackets, and \
+**ratios inside one run**, because absolute times drift on shared machines: other work beside a \
+benchmark makes two-thread operations many times slower, and ratios wander. Raw repeats, commit \
+and versions are in `records/`, one record for each theme.
+
+## Targets
+
+{targets}
+
+{missing}## When not to use sampling at all
+
+{advice}
+
+{sections}
+
+## To add one
+
+A file `bench_<question>.py` with a `main()` that prints a table a person can read and calls \
+`write_record(theme, settings, results, targets=[...])` of `measuring.py`; a small function in \
+`sections.py` that turns the record into a table; a line in `THEMES` of `page.py`.
+"""
+
+
+def newest_records(folder: Path) -> dict[str, Record]:
+    """The last record of every theme, by date."""
+    found = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
+    return {record["theme"]: record for record in sorted(found, key=lambda r: r["date"])}
+
+
+def command(theme: Theme, record: Record) -> str:
+    return f"`{record.get('command', theme.command)}`"
+
+
+def targets_table(records: dict[str, Record]) -> str:
+    rows = []
+    for name, theme in THEMES.items():
+        if not theme.has_targets:
+            continue
+        if name not in records:
+            rows.append(
+                (f"all of {name}", "", "no record yet", "not measured", f"`{theme.command}`")
+            )
+            continue
+        record = records[name]
+        kept = [Target(**target) for target in record.get("targets", [])]
+        said = command(theme, record)
+        for target in kept:
+            verdict = "met" if target.met else "**missed**"
+            rows.append((target.measure, target.wanted, target.found, verdict, said))
+        if not kept:
+            rows.append((f"all of {name}", "", "recorded before targets were kept", "", said))
+    return table(("measure", "target", "reading", "verdict", "command"), rows)
+
+
+def missing(records: dict[str, Record]) -> str:
+    names = [f"{name} (`{theme.command}`)" for name, theme in THEMES.items() if name not in records]
+    return f"Missing, because no record was written yet: {', '.join(names)}.\n\n" if names else ""
+
+
+def section(name: str, theme: Theme, records: dict[str, Record]) -> str:
+    title = f"## {name}\n\n{theme.question}"
+    if name not in records:
+        return f"{title} No record yet: `{theme.command}` writes one."
+    record = records[name]
+    settings = ", ".join(f"{k}={v}" for k, v in record["settings"].items() if is_short(v))
+    threads = f"{record['threads']} thread{'s' if record['threads'] > 1 else ''}"
+    source = (
+        f"{command(theme, record)} on {record['date']}, commit {record['commit']}, {threads} of "
+        f"{record['cpu']}, torch {record['versions']['torch']}; {settings}."
+    )
+    return f"{title}\n\n{source}\n\n{theme.section(record)}"
+
+
+def is_short(value: object) -> bool:
+    return isinstance(value, str | int | float)
+
+
+def advice(records: dict[str, Record]) -> str:
+    """When the full softmax is the better choice, by the growth record."""
+    theme = THEMES["growth"]
+    if "growth" not in records:
+        return f"The break-even was not measured yet: `{theme.command}` does."
+    record = records["growth"]
+    found = record["results"]["break_even"]
+    sweeps = record["results"]["sweeps"]
+    parts = [f"with batches of {int(size):,} {break_even(even)}" for size, even in found.items()]
+    fixed = next(s["fixed"] for name, s in sweeps.items() if name.startswith("break-even"))
+    text = (
+        "With few classes: a full softmax is exact, has nothing to tune, and is the faster one "
+        f"up to its break-even. Against our step with n={fixed['n']:,} and r={fixed['r']} "
+        f"(D={fixed['D']}) it breaks even {'; '.join(parts)}. Below that, "
+        "`torch.nn.functional.cross_entropy` over all classes is the better choice."
+    )
+    return f"{text} {far_beyond(record)}Measured by {command(theme, record)}."
+
+
+def break_even(even: dict[str, float | None]) -> str:
+    if even["classes"] is None:
+        if even["first_ratio"] >= 1:
+            return f"below {even['from']:,} classes, the fewest that were measured"
+        return f"beyond {even['to']:,} classes, the most that were measured"
+    low = f"below {even['from']:,}" if even["low"] is None else two_digits(even["low"])
+    high = f"beyond {even['to']:,}" if even["high"] is None else two_digits(even["high"])
+    return f"at about {two_digits(even['classes'])} classes [{low}, {high}]"
+
+
+def far_beyond(record: Record) -> str:
+    """What the full softmax costs at the most classes it was measured with."""
+    sweep, medians = (record["results"][k]["C"] for k in ("sweeps", "median_step_seconds"))
+    both = [
+        (point["x"], times["full softmax"], times["TAPAS priority"])
+        for point, times in zip(sweep["points"], medians, strict=True)
+        if "full softmax" in times
+    ]
+    if not both:
+        return ""
+    classes, full, ours = both[-1]
+    batch = sweep["fixed"]["B"]
+    return (
+        f"Far beyond it the choice is as clear: at {classes:,} classes and batches of {batch:,} a "
+        f"step of the full softmax took {duration(full)}, ours {duration(ours)}. Between, time is "
+        "not all: a full softmax has no sampling noise, so the second pass, or sampling at all, "
+        "must earn its place on your data (`head.diagnose(query, target)` says how far the "
+        "sampled gradient is from the full one). "
+    )
+
+
+def write_page(records_folder: Path, folder: Path) -> None:
+    """`folder`/README.md and `folder`/figures/."""
+    records = newest_records(records_folder)
+    if "growth" in records:
+        (folder / "figures").mkdir(exist_ok=True)
+        for name, png in draw_growth(records["growth"]).items():
+            (folder / "figures" / name).write_bytes(png)
+    text = TEMPLATE.format(
+        targets=targets_table(records),
+        missing=missing(records),
+        advice=advice(records),
+        sections="\n\n".join(section(n, theme, records) for n, theme in THEMES.items()),
+    )
+    (folder / "README.md").write_text(text)
+    print("benchmarks/README.md is written.")
+    for name in THEMES:
+        if name not in records:
+            print(f"no record of {name}: {THEMES[name].command} writes one")
+
+
+if __name__ == "__main__":
+    write_page(RECORDS, FOLDER)

@@ -1,0 +1,45 @@
+"""The environment that peers from other frameworks live in, made when it is missing."""
+
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+REQUIREMENTS = ROOT / "benchmarks" / "peers-requirements.txt"
+FOLDER = ROOT / ".venv-peers"
+PYTHON = FOLDER / "bin" / "python"
+
+
+class LeftOutError(Exception):
+    """A contender cannot take part; the message says why in one line."""
+
+
+def last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing"
+
+
+def peer_python() -> Path:
+    """The interpreter of the peers' environment; installs what it needs the first time."""
+    trouble = install()
+    if trouble:
+        raise LeftOutError(f"cannot be installed: {trouble}")
+    return PYTHON
+
+
+@cache  # one attempt for all who live there
+def install() -> str:
+    """Make the environment if it is missing or another's; returns what went wrong, if anything."""
+    ready, wanted = FOLDER / ".ready", REQUIREMENTS.read_text()
+    if ready.exists() and ready.read_text() == wanted:
+        return ""
+    print(f"installing {', '.join(wanted.split())} into {FOLDER.name}, once", file=sys.stderr)
+    pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--requirement", str(REQUIREMENTS)]
+    for command in ([sys.executable, "-m", "venv", str(FOLDER)], pip):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            return last_line(done.stderr + done.stdout)
+    (FOLDER / ".gitignore").write_text("*\n")
+    ready.write_text(wanted)
+    return ""

@@ -1,0 +1,40 @@
+"""This library's head, as its README shows it."""
+
+import torch
+
+import tapas
+from peers.contender import LEARNING_RATE, Sizes, make_batches, zipf_counts
+from peers.torch_peers import TorchContender
+
+
+class Ours(TorchContender):
+    def __init__(
+        self,
+        sizes: Sizes,
+        *,
+        num_samples: int,
+        presample_factor: int = 8,
+        selection: str = "priority",
+    ):
+        super().__init__(make_batches(sizes))
+        self.head = tapas.TapasSoftmax(
+            sizes.num_classes,
+            sizes.dim,
+            num_samples=num_samples,
+            presample_factor=presample_factor,
+            selection=selection,
+            proposal=tapas.Squashed(zipf_counts(sizes.num_classes), alpha=0.75),
+            row_optimizer=tapas.RowwiseAdagrad(lr=LEARNING_RATE),
+        )
+        self.versions = self.versions | {"tapas": tapas.__version__}
+
+    def update(self, query: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        loss = self.head(query, target)
+        loss.backward()  # moves the rows, too
+        return loss
+
+    def parameters(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.head.table.weight, self.head.table.bias
+
+    def state(self) -> list[torch.Tensor]:
+        return list(self.head.buffers())

@@ -1,0 +1,79 @@
+"""One contender in a process of its own, which works only when told to.
+
+Its first line out is what it is. Then, for every line in (see `answers`), one JSON line out; an
+empty or ended input ends it.
+"""
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+from peers.contender import Contender, Sizes, check
+
+
+def set_up(framework: str, num_threads: int) -> None:
+    if framework == "tensorflow":
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(num_threads)
+        tf.config.threading.set_inter_op_parallelism_threads(num_threads)
+        tf.random.set_seed(0)
+    else:
+        import torch
+
+        torch.set_num_threads(num_threads)
+        torch.manual_seed(0)
+
+
+def give_back_memory() -> None:
+    """What building has freed would hide as much of what the steps need."""
+    with suppress(AttributeError):  # glibc only
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+class Clock:
+    """Runs steps of a contender, each on the next batch."""
+
+    def __init__(self, contender: Contender):
+        self.contender, self.number = contender, 0
+
+    def steps(self, count: int) -> float:
+        """Seconds of `count` steps."""
+        start = time.perf_counter()
+        for _ in range(count):
+            self.contender.step(self.number)
+            self.number += 1
+        return time.perf_counter() - start
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the parent closes our input
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what a framework prints is no reply
+
+    def reply(value: Any) -> None:
+        replies.write(json.dumps(value) + "\n")
+
+    order = json.loads(sys.argv[1])
+    set_up(order["framework"], order["threads"])
+    make = getattr(importlib.import_module(f"peers.{order['module']}"), order["kind"])
+    check(make, order["options"])
+    if order["check_only"]:
+        reply({})
+        return
+    contender = make(Sizes(**order["sizes"]), **order["options"])
+    clock = Clock(contender)
+    give_back_memory()
+    reply({"versions": contender.versions, "state_bytes": contender.state_bytes()})
+    for line in sys.stdin:
+        reply(clock.steps(int(line)))
+
+
+if __name__ == "__main__":
+    main()

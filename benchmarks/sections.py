@@ -1,0 +1,218 @@
+"""What the page says about each theme: one small function from a record to Markdown."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from measuring import quartiles, ratio, rounded
+
+Record = dict[str, Any]
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def duration(seconds: float) -> str:
+    """In the unit that reads best."""
+    return f"{rounded(seconds)} s" if seconds >= 1 else f"{rounded(1000 * seconds)} ms"
+
+
+def timing(seconds: Sequence[float]) -> str:
+    """Median and quartiles."""
+    middle = statistics.median(seconds)
+    scale = 1 if middle >= 1 else 1000
+    low, high = (rounded(scale * value) for value in quartiles(seconds))
+    return f"{duration(middle)} [{low}, {high}]"
+
+
+def megabytes(size: float) -> str:
+    return f"{rounded(size / 1e6)} MB"
+
+
+def against(seconds: dict[str, list[float]], base: str, title: str) -> str:
+    """A table of contenders with their times and ratios to one of them."""
+    return table(
+        ("contender", "time", title),
+        ((name, timing(values), ratio(values, seconds[base])) for name, values in seconds.items()),
+    )
+
+
+def peers(record: Record) -> str:
+    found = record["results"]
+    rows = []
+    for name, rounds in found["step_seconds_by_round"].items():
+        state, peak = found["state_bytes"][name], found["peak_bytes_beyond_state"][name]
+        rows.append(
+            (
+                name,
+                timing(list(rounds.values())),
+                f"{rounded(found['times_ours'][name])} ×",
+                megabytes(state),
+                f"{megabytes(peak)} ({100 * peak / state:.0f} %)",
+            )
+        )
+    return table(("contender", "step", "times ours", "table and row state", "peak beyond"), rows)
+
+
+def second_pass(record: Record) -> str:
+    parts = []
+    for shape, seconds in record["results"]["seconds"].items():
+        rows = []
+        for name, values in seconds.items():
+            floor = "floor, all queries" if "all queries" in name else "floor, 64 queries"
+            rows.append(
+                (
+                    name,
+                    timing(values),
+                    ratio(values, seconds[floor]),
+                    ratio(values, seconds["floor, all queries"]),
+                )
+            )
+        head = ("contender", "time", "against its floor", "against all queries' floor")
+        parts.append(f"(B, r*n, D) = {shape}\n\n{table(head, rows)}")
+    return "\n\n".join(parts)
+
+
+def whole_step(record: Record) -> str:
+    parts = []
+    for name, seconds in record["results"]["seconds"].items():
+        parts.append(f"{name}\n\n{against(seconds, 'r=1', 'against r=1')}")
+    for name, operations in record["results"].get("profiles", {}).items():
+        parts.append(f"Where the time of one step goes ({name}):\n\n{profile(operations)}")
+    return "\n\n".join(parts)
+
+
+def profile(operations: list[dict[str, Any]]) -> str:
+    """What `measuring.profile_summary` found."""
+    return table(
+        ("operation", "calls", "own time", "share"),
+        (
+            (
+                f"`{row['operation']}`",
+                str(row["calls"]),
+                duration(row["self_seconds"]),
+                f"{100 * row['share']:.0f} %",
+            )
+            for row in operations
+        ),
+    )
+
+
+def classes(record: Record) -> str:
+    found = record["results"]
+    seconds = found["step_seconds"]
+    first = next(iter(seconds))
+    return table(
+        ("classes", "step", f"against {first}", "table and row state", "peak beyond"),
+        (
+            (
+                name,
+                timing(values),
+                ratio(values, seconds[first]),
+                megabytes(found["table_bytes"][name]),
+                megabytes(found["peak_bytes_beyond_table"][name]),
+            )
+            for name, values in seconds.items()
+        ),
+    )
+
+
+def draw(record: Record) -> str:
+    return "\n\n".join(
+        f"{name}\n\n{against(seconds, 'ours', 'against ours')}"
+        for name, seconds in record["results"]["seconds"].items()
+    )
+
+
+def top(record: Record) -> str:
+    return against(record["results"]["seconds"], "product", "against the product")
+
+
+def small_step(record: Record) -> str:
+    steps = record["settings"]["steps_per_repeat"]
+    parts = []
+    for rule, seconds in record["results"]["seconds"].items():
+        each = {name: [value / steps for value in values] for name, values in seconds.items()}
+        parts.append(f"{rule}\n\n{against(each, 'by hand', 'against by hand')}")
+    return "\n\n".join(parts)
+
+
+def ingest(record: Record) -> str:
+    rows = []
+    for name, runs in record["results"]["runs"].items():
+        seconds = [run["seconds"] for run in runs]
+        rate = record["settings"]["events"] / statistics.median(seconds)
+        peak = max(run["peak_bytes"] for run in runs)
+        again = statistics.median(run["again_seconds"] for run in runs)
+        rows.append(
+            (
+                name,
+                timing(seconds),
+                rounded(rate),
+                f"{rounded(peak / 2**30)} GiB",
+                duration(again) if name == "prepare_log" else "",
+            )
+        )
+    return table(("contender", "time", "events/s", "peak memory", "opened again"), rows)
+
+
+def train_step(record: Record) -> str:
+    rows = record["results"]["seconds"]
+    whole = statistics.median(sum(row) for row in rows)
+    columns = zip(record["results"]["parts"], zip(*rows, strict=True), strict=True)
+    return table(
+        ("part", "time", "share of a step"),
+        [
+            (name, timing(values), f"{100 * statistics.median(values) / whole:.1f} %")
+            for name, values in columns
+        ],
+    )
+
+
+def partition_bias(record: Record) -> str:
+    def percent(found: dict[str, float]) -> str:
+        return f"{100 * found['mean']:+.2f} % ± {100 * found['standard_error']:.2f}"
+
+    rows = [
+        (name, percent(found["bias"]), percent(found["log_bias"]))
+        for name, found in record["results"].items()
+    ]
+    words = "What it means is in [docs/accuracy.md](../docs/accuracy.md)."
+    return f"{words}\n\n{table(('case', 'bias of Z', 'bias of log Z'), rows)}"
+
+
+def growth(record: Record) -> str:
+    parts = [
+        "![Step time over C, r, n, B and D](figures/growth.png)",
+        "![Break-even against the full softmax](figures/break-even.png)",
+    ]
+    for sweep in record["results"]["sweeps"].values():
+        names = list(dict.fromkeys(n for point in sweep["points"] for n in point["seconds"]))
+        rows = []
+        for point in sweep["points"]:
+            taken = point["seconds"]
+            why = point["left_out"]
+            cells = [timing(taken[n]) if n in taken else why.get(n, "") for n in names]
+            rows.append((f"{point['x']:,}", *cells))
+        fixed = ", ".join(f"{key}={value:,}" for key, value in sweep["fixed"].items())
+        words = (
+            f"over {sweep['letter']}; {fixed}; plain PyTorch draws {sweep['plain_draws']} classes"
+        )
+        lines = table((sweep["letter"], *names), rows)
+        parts.append(f"<details><summary>{words}</summary>\n\n{lines}\n\n</details>")
+    return "\n\n".join(parts)
+
+
+def rows(record: Record) -> str:
+    """A record whose results are `{"rows": [{column: value}, ...]}`, as they stand.
+
+    Below the table, their "conclusion", if there is one.
+    """
+    found = record["results"]["rows"]
+    cells = [
+        [f"{v:.4g}" if isinstance(v, float) else str(v) for v in line.values()] for line in found
+    ]
+    lines = table(list(found[0]), cells)
+    return f"{lines}\n\n{record['results'].get('conclusion', '')}".rstrip()
