@@ -126,7 +126,7 @@ def test_the_batch_score_is_that_of_numpy(size, scale, threads):
 
 
 @pytest.mark.parametrize("k", [1, 3, 20])
-@pytest.mark.parametrize("size", [(23, 5, 3), (400, 33, 8), (1000, 1030, 64)], ids=str)
+@pytest.mark.parametrize("size", [(23, 5, 3), (400, 33, 8), (61, 1030, 64)], ids=str)
 def test_the_best_rows_are_those_of_a_sort(size, k, threads):
     """Whole numbers, so that sums are exact and scores tie all the time."""
     weight = torch.randint(-2, 3, (size[0], size[2]), generator=stream(0, "w")).float()

@@ -42,6 +42,7 @@ def test_a_library_of_another_version_is_told(tmp_path):
     assert "undefined symbol: tapas_log_sum" in words
 
 
+@pytest.mark.slow
 def test_everything_works_without_it():
     """As on a machine without a compiler: a process that never finds the library."""
     script = (
