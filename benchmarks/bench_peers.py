@@ -12,6 +12,7 @@ import statistics
 import torch
 from measuring import (
     QUICK_REPEATS,
+    Target,
     arguments,
     quick,
     ratio,
@@ -107,6 +108,16 @@ def measure(crew: Crew) -> None:
         for name, times in TARGETS.items()
         if name in seconds
     ]
+    own_state = crew.about[OURS]["state_bytes"]
+    targets.append(
+        Target(
+            measure=f"peak memory beyond table and row state, {OURS}",
+            target=5,
+            kind="at most",
+            reading=100 * peak[OURS] / own_state,
+            unit="%",
+        )
+    )
     about = {name: crew.about[name] for name in seconds}
     write_record(
         "peers",
