@@ -1,5 +1,7 @@
 """The native kernels of tapas: built where there is a compiler, left out where there is none."""
 
+from pathlib import Path
+
 from setuptools import Extension, setup
 
 FLAGS = ["-O3", "-std=c++17", "-fopenmp", "-fvisibility=hidden"]
@@ -9,7 +11,7 @@ setup(
         Extension(
             "tapas.native._kernels",
             sources=["src/tapas/native/kernels.cpp"],
-            depends=[f"src/tapas/native/{name}.h" for name in ("tiles", "sums", "best", "draws", "gradients", "updates")],
+            depends=[str(file) for file in Path("src/tapas/native").glob("*.h")],
             extra_compile_args=FLAGS,
             extra_link_args=["-fopenmp"],
             language="c++",

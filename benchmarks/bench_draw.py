@@ -1,7 +1,7 @@
 """How fast are 100,000 distinct classes drawn out of ten million?
 
 The peer is `torch.multinomial` without replacement over the same probabilities, which looks at
-every class for every draw. Target: it takes at least 10 times as long.
+every class for each sample. Target: it takes at least 10 times as long.
 """
 
 import torch

@@ -29,11 +29,13 @@ def contenders(
 
     def floor(queries: int, chunk: int) -> Callable[[], None]:
         part, scratch = query[:queries].t(), torch.empty(min(chunk, pool_size), queries)
+        gathered = torch.empty(min(chunk, pool_size), dim)
 
         def call() -> None:
             for start in range(0, pool_size, chunk):
-                rows = table.weight.index_select(0, pool.ids[start : start + chunk])
-                torch.mm(rows, part, out=scratch[: len(rows)])
+                ids = pool.ids[start : start + chunk]
+                rows = torch.index_select(table.weight, 0, ids, out=gathered[: len(ids)])
+                torch.mm(rows, part, out=scratch[: len(ids)])
 
         return call
 

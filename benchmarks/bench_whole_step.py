@@ -14,12 +14,12 @@ import torch
 from measuring import (
     arguments,
     interleave,
-    profile_summary,
     ratio,
     ratio_target,
     spread,
     write_record,
 )
+from profiling import profile_summary
 
 import tapas
 from tapas.data.windows import SequenceBatch

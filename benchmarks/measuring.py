@@ -25,7 +25,6 @@ import torch
 
 RECORDS = Path(__file__).parent / "records"
 QUICK_REPEATS = 3
-PROFILE_ROWS = 12
 
 
 def quick() -> bool:
@@ -52,8 +51,10 @@ def interleave(
     if quick():
         rounds, warmup = {name: min(n, QUICK_REPEATS) for name, n in rounds.items()}, min(warmup, 1)
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    order = list(contenders.items())
     for turn in range(-warmup, max(rounds.values(), default=0)):
-        for name, call in contenders.items():
+        order.append(order.pop(0))  # nobody always finds the caches as the same other left them
+        for name, call in order:
             if not -rounds[name] <= turn < rounds[name]:
                 continue
             start = time.perf_counter()
@@ -86,9 +87,9 @@ def spread(seconds: Sequence[float]) -> str:
 def ratio_quartiles(
     numerator: Sequence[float], denominator: Sequence[float]
 ) -> tuple[float, float, float]:
-    """Ratio of medians, and the quartiles of the ratios of the turns that both took part in."""
+    """Median and quartiles of the ratios, turn by turn, of the turns that both took part in."""
     turns = [a / b for a, b in zip(numerator, denominator, strict=False)]
-    return statistics.median(numerator) / statistics.median(denominator), *quartiles(turns)
+    return statistics.median(turns), *quartiles(turns)
 
 
 def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> str:
@@ -116,6 +117,14 @@ class Target:
         return self.reading <= self.target
 
     @property
+    def verdict(self) -> str:
+        """Met or not, and whether the quartiles agree."""
+        word = "met" if self.met else "MISSED"
+        if self.low is not None and self.high is not None and self.low < self.target < self.high:
+            return f"{word}, within the spread"
+        return word
+
+    @property
     def wanted(self) -> str:
         return f"{self.kind} {rounded(self.target)} {self.unit}"
 
@@ -128,7 +137,7 @@ class Target:
         return f"{text} [{rounded(self.low)}, {rounded(self.high)}]"
 
     def __str__(self) -> str:
-        return f"{self.measure}: {self.found}, {self.wanted}: {'met' if self.met else 'MISSED'}"
+        return f"{self.measure}: {self.found}, {self.wanted}: {self.verdict}"
 
 
 def ratio_target(
@@ -155,23 +164,6 @@ def rounded(value: float) -> str:
 def two_digits(value: float) -> str:
     """For estimates: 7,014 reads 7,000."""
     return f"{float(f'{value:.2g}'):,.0f}"
-
-
-def profile_summary(call: Callable[[], object]) -> list[dict[str, object]]:
-    """The operations that one `call` spends most time in, children not counted."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        call()
-    rows = sorted(profile.key_averages(), key=lambda row: -row.self_cpu_time_total)
-    total = sum(row.self_cpu_time_total for row in rows)
-    return [
-        {
-            "operation": row.key,
-            "calls": row.count,
-            "self_seconds": row.self_cpu_time_total / 1e6,
-            "share": row.self_cpu_time_total / total,
-        }
-        for row in rows[:PROFILE_ROWS]
-    ]
 
 
 def resident_bytes() -> int:
@@ -230,6 +222,14 @@ def write_record(
         check=False,
         cwd=Path(__file__).parent,
     ).stdout.strip()
+    changed = subprocess.run(
+        ["git", "status", "--porcelain", "--", ":/src", ":/benchmarks/*.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parent,
+    ).stdout.strip()
+    commit += "-dirty" if changed else ""
     record = {
         "theme": theme,
         "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *arguments()]),

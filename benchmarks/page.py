@@ -147,7 +147,7 @@ def targets_table(records: dict[str, Record]) -> str:
         kept = [Target(**target) for target in record.get("targets", [])]
         said = command(theme, record)
         for target in kept:
-            verdict = "met" if target.met else "**missed**"
+            verdict = target.verdict.replace("MISSED", "**missed**")
             rows.append((target.measure, target.wanted, target.found, verdict, said))
         if not kept:
             rows.append((f"all of {name}", "", "recorded before targets were kept", "", said))

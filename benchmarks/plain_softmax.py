@@ -37,8 +37,8 @@ class PlainSampledSoftmax(nn.Module):
         drawn.clamp_(max=self.num_classes - 1)  # rounding can reach C
         chance = torch.log1p(1 / (drawn + 1.0)) / math.log1p(self.num_classes)
         own = (query * self.weight(target)).sum(dim=1) + self.bias(target)[:, 0]
-        others = query @ self.weight(drawn).t() + self.bias(drawn)[:, 0]
-        others = others - (chance * self.num_samples).log().float()
+        offset = self.bias(drawn)[:, 0] - (chance * self.num_samples).log().float()
+        others = torch.addmm(offset, query, self.weight(drawn).t())
         others = others.masked_fill(drawn == target[:, None], -torch.inf)
         logits = torch.cat([own[:, None], others], dim=1)
         return F.cross_entropy(logits, torch.zeros_like(target))

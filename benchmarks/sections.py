@@ -41,19 +41,27 @@ def against(seconds: dict[str, list[float]], base: str, title: str) -> str:
 
 def peers(record: Record) -> str:
     found = record["results"]
+    turns = found["step_seconds_by_round"]
+    ours = next(iter(turns.values()))
     rows = []
-    for name, rounds in found["step_seconds_by_round"].items():
+    for name, rounds in turns.items():
         state, peak = found["state_bytes"][name], found["peak_bytes_beyond_state"][name]
         rows.append(
             (
                 name,
                 timing(list(rounds.values())),
-                f"{rounded(found['times_ours'][name])} ×",
+                f"{ratio(*in_common(rounds, ours))} ×",
                 megabytes(state),
                 f"{megabytes(peak)} ({100 * peak / state:.0f} %)",
             )
         )
     return table(("contender", "step", "times ours", "table and row state", "peak beyond"), rows)
+
+
+def in_common(a: dict[str, float], b: dict[str, float]) -> tuple[list[float], list[float]]:
+    """Seconds of both in the rounds in which both had a turn."""
+    common = [number for number in a if number in b]
+    return [a[number] for number in common], [b[number] for number in common]
 
 
 def second_pass(record: Record) -> str:
@@ -85,7 +93,7 @@ def whole_step(record: Record) -> str:
 
 
 def profile(operations: list[dict[str, Any]]) -> str:
-    """What `measuring.profile_summary` found."""
+    """What `profiling.profile_summary` found."""
     return table(
         ("operation", "calls", "own time", "share"),
         (

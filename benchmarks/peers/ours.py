@@ -15,6 +15,7 @@ class Ours(TorchContender):
         num_samples: int,
         presample_factor: int = 8,
         selection: str = "priority",
+        row_optimizer: str = "RowwiseAdagrad",
     ):
         super().__init__(make_batches(sizes))
         self.head = tapas.TapasSoftmax(
@@ -24,7 +25,7 @@ class Ours(TorchContender):
             presample_factor=presample_factor,
             selection=selection,
             proposal=tapas.Squashed(zipf_counts(sizes.num_classes), alpha=0.75),
-            row_optimizer=tapas.RowwiseAdagrad(lr=LEARNING_RATE),
+            row_optimizer=getattr(tapas, row_optimizer)(lr=LEARNING_RATE),
         )
         self.versions = self.versions | {"tapas": tapas.__version__}
 

@@ -27,6 +27,11 @@ class Candidates:
                 f"candidates need ids and log_q of one shape (K,), got {tuple(self.ids.shape)} "
                 f"and {tuple(self.log_q.shape)}."
             )
+        if self.ids.dtype != torch.int64 or self.log_q.dtype != torch.float32:
+            raise UsageError(
+                "candidates need ids of torch.int64 and log_q of torch.float32, got "
+                f"{self.ids.dtype} and {self.log_q.dtype}. Convert with .long() and .float()."
+            )
 
     def __len__(self) -> int:
         return self.ids.shape[0]

@@ -95,3 +95,12 @@ def test_only_the_own_classes_of_a_row_are_muted_by_comparing_and_by_searching(h
         patch.setattr(candidates, "COMPARED_AT_ONCE", limit)
         mute(logit, torch.tensor(held, dtype=torch.int64), torch.tensor(own))
     assert logit.tolist() == [[-torch.inf if h in row else 1.0 for h in held] for row in own]
+
+
+def test_ids_and_counts_of_other_types_are_told_the_cure():
+    with pytest.raises(UsageError) as error:
+        Candidates(torch.zeros(2, dtype=torch.int32), torch.zeros(2, dtype=torch.float64))
+    assert str(error.value) == (
+        "candidates need ids of torch.int64 and log_q of torch.float32, got torch.int32 and "
+        "torch.float64. Convert with .long() and .float()."
+    )

@@ -225,7 +225,7 @@ class TapasSoftmax(nn.Module):
     def top(self, query: Tensor, k: int, *, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The k best of all classes for `query` (..., D): scores and ids, (..., k).
 
-        Exact, in chunks; equal scores by rising id. `exclude` (..., E) are classes to leave
+        Exact; equal scores by rising id. `exclude` (..., E) are classes to leave
         out of a row, negative is padding; where fewer than k remain ids end in -1.
         """
         flat = check_query(query, self.table.dim)
@@ -259,7 +259,7 @@ class TapasSoftmax(nn.Module):
     @in_float32
     @torch.no_grad()
     def full_loss(self, query: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
-        """The exact softmax loss over all classes, in chunks; what `forward` estimates."""
+        """The exact softmax loss over all classes; what `forward` estimates."""
         batch = self._prepare(query, target, weight)
         log_prob = self.log_prob(batch.query, batch.target.clamp(min=0))
         loss = -log_prob if batch.weight is None else -log_prob * batch.weight

@@ -31,7 +31,7 @@ def kept_log_sum(
     Returns: log_sum (B,), -inf where nothing is left, and share (B, K), its gradient with
     respect to the logits; or None, where `kept_gradients` need not be told.
     """
-    if native.reaches(query, weight):
+    if native.readable(weight, query, offset):
         return native.log_sum(weight, offset, query, ids=ids, own=own), None
     logit = torch.addmm(offset, query, weight.t())
     mute(logit, ids, own)

@@ -12,7 +12,7 @@ from tapas.native.kernels import (
     top,
     update,
 )
-from tapas.native.library import reaches, state, switched_off
+from tapas.native.library import reaches, readable, state, switched_off, writable
 
 __all__ = [
     "MOST_RANKED",
@@ -24,8 +24,10 @@ __all__ = [
     "mean_share",
     "mix",
     "reaches",
+    "readable",
     "state",
     "switched_off",
     "top",
     "update",
+    "writable",
 ]

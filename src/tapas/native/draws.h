@@ -26,7 +26,9 @@ struct Alias {
     for (int64_t i = 0; i < count; ++i) {
       if (i + AHEAD < count) prefetch(bucket(uniform[i + AHEAD]));
       const int64_t at = bucket(uniform[i]), other = partner[at];
-      const int64_t stays = uniform[i] * buckets - at < threshold[at];
+      // the product is rounded before the subtraction, as in PyTorch: volatile forbids an FMA
+      const volatile double product = uniform[i] * buckets;
+      const int64_t stays = product - at < threshold[at];
       position[i] = other + (at - other) * stays;  // a branch would be guessed wrong
     }
   }

@@ -12,6 +12,9 @@ using namespace tapas;
 
 #define PUBLIC extern "C" __attribute__((visibility("default")))
 
+// What the Python side compares before it calls anything else.
+PUBLIC int tapas_interface() { return 1; }
+
 // Whether this CPU has the instructions that were compiled in.
 PUBLIC int tapas_usable() {
 #if defined(__x86_64__)
@@ -48,10 +51,11 @@ PUBLIC void tapas_gradients(const void* table, int half, int64_t dim, const floa
   const Panels panels(query, 0, queries, dim, LOG2_E);
   const Own mine(sorted_ids, count, own, 0, queries, per_query);
   Padded flat(queries, dim);
-  std::vector<float> log2_sum(panels.count * PANEL, 0.0f), times(panels.count * PANEL, 0.0f);
+  // an infinite sum leaves no share to a lane without a query
+  std::vector<float> log2_sum(panels.count * PANEL, INFINITY), times(panels.count * PANEL, 0.0f);
   for (int64_t q = 0; q < queries; ++q) {
     std::copy_n(query + q * dim, dim, flat[q]);
-    log2_sum[q] = log_sum[q] == -INFINITY ? 0.0f : log_sum[q] * LOG2_E;
+    log2_sum[q] = log_sum[q] == -INFINITY ? INFINITY : log_sum[q] * LOG2_E;
     times[q] = scale[q];
   }
   threads = useful_threads(count, queries, dim, threads);
@@ -257,3 +261,11 @@ PUBLIC void tapas_update(int rule, const float* numbers, float* rows, int64_t nu
     }
   }
 }
+
+#if defined(__x86_64__)
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#endif

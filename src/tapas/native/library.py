@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+INTERFACE = 1  # raised with every change of SIGNATURES, here and in kernels.cpp
 ADDRESS, SIZE, NUMBER, FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
 TABLE = [ADDRESS, FLAG, SIZE]  # rows, whether they are bfloat16, D
 SIGNATURES = {
@@ -46,8 +47,9 @@ def load(folder: Path) -> tuple[ctypes.CDLL | None, str]:
     found = next((file for file in files if file.exists()), None)
     if found is None:
         return None, (
-            "absent: no compiler was found at installation. Install one (g++ or clang) and run "
-            "`pip install --force-reinstall --no-deps tapas-softmax`."
+            "absent: not built at installation, for want of a compiler or because it failed. With "
+            "g++ or clang, `pip install -v --no-cache-dir --force-reinstall --no-deps "
+            "tapas-softmax` builds them or shows why not."
         )
     try:
         library = ctypes.CDLL(str(found))
@@ -57,6 +59,8 @@ def load(folder: Path) -> tuple[ctypes.CDLL | None, str]:
         library.tapas_distinct.restype = SIZE
     except (OSError, AttributeError) as error:
         return None, f"absent: {found.name} cannot be loaded ({error})."
+    if library.tapas_interface() != INTERFACE:
+        return None, f"absent: {found.name} is of another version. Install tapas-softmax again."
     if not library.tapas_usable():
         return None, "absent: this CPU has no AVX2 and FMA instructions."
     return library, "in use on CPUs"
@@ -84,6 +88,20 @@ def reaches(*tensors: Tensor) -> bool:
         and not _off
         and all(type(t) in (Tensor, torch.nn.Parameter) and t.device.type == "cpu" for t in tensors)
     )
+
+
+def readable(weight: Tensor, *numbers: Tensor) -> bool:
+    """Whether the kernels can read class rows `weight` and compute with `numbers`."""
+    return (
+        weight.dtype in (torch.float32, torch.bfloat16)
+        and all(t.dtype == torch.float32 for t in numbers)
+        and reaches(weight, *numbers)
+    )
+
+
+def writable(*stored: Tensor) -> bool:
+    """Whether the kernels can move rows and their state where they lie."""
+    return all(t.dtype == torch.float32 and t.is_contiguous() for t in stored) and reaches(*stored)
 
 
 @contextmanager

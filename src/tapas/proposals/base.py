@@ -134,7 +134,7 @@ def first_distinct(
             f"{proposal!r} drew class {worst}; expected ids from 0 to {proposal.num_classes - 1}."
         )
     if native.reaches(draws):
-        return native.distinct(draws.contiguous(), k, proposal.num_classes)
+        return native.distinct(draws.long().contiguous(), k, proposal.num_classes)
     # a stable sort keeps the earlier draw of equal ids in front
     ordered, place = torch.sort(draws, stable=True)
     new = torch.ones_like(ordered, dtype=torch.bool)

@@ -26,7 +26,7 @@ def best_classes(
         exclude: (B, E) rows to leave out, negative is padding. Where fewer than k are left,
             scores end in -inf and rows in -1.
     """
-    if k <= native.MOST_RANKED and native.reaches(weight, query):
+    if k <= native.MOST_RANKED and native.readable(weight, query):
         return native.top(weight, None if bias is None else bias.float(), query, k, exclude)
     # many queries at once would leave chunks of few classes, each with k to merge
     parts = [
@@ -44,7 +44,7 @@ def best_classes(
 
 def log_of_all(weight: Tensor, bias: Tensor | None, query: Tensor) -> Tensor:
     """log sum_c exp(query . weight_c + bias_c), (B,)."""
-    if native.reaches(weight, query):
+    if native.readable(weight, query):
         return native.log_sum(weight, None if bias is None else bias.float(), query)
     total = query.new_full((len(query),), -torch.inf)
     for start, stop in chunks(len(weight), len(query)):

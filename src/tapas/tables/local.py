@@ -158,7 +158,7 @@ class LocalTable(ClassTable):
         return Candidates(ids, torch.cat([part.log_q for part in parts])[order])
 
     def _stored(self, ids: Tensor, query: Tensor) -> Stored | None:
-        if not native.reaches(self.weight, query):
+        if not native.readable(self.weight, query):
             return None
         bias = self.bias.detach()[ids].float() if self.has_bias else query.new_zeros(len(ids))
         return Stored(self.weight, ids, bias)
@@ -174,7 +174,7 @@ class LocalTable(ClassTable):
             )
         self.num_updates += 1
         rule = native_rule(self.row_optimizer, self.num_updates)
-        if rule is not None and self.weight.dtype == torch.float32 and native.reaches(self.weight):
+        if rule is not None and native.writable(*self.buffers(recurse=False)):
             self._move_natively(*rule, "weight", ids, weight_grad)
             if self.has_bias:
                 kind, (lr, _, *rest) = rule  # a bias does not decay

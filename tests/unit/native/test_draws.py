@@ -54,6 +54,14 @@ def test_alias_draws_are_bit_for_bit_those_of_pytorch(weights, count):
     assert torch.equal(fast, slow)
 
 
+def test_a_draw_at_the_edge_of_a_bucket_is_rounded_as_in_pytorch():
+    """3 * (1 - 2^-53) rounds down to 3 - 4 * 2^-53; a fused product would be 3 - 3 * 2^-53."""
+    uniform = torch.tensor([1 - 2.0**-53], dtype=torch.float64)
+    threshold = torch.full((3,), 1 - 3 * 2.0**-53, dtype=torch.float64)
+    partner = torch.tensor([1, 2, 0])
+    assert native.alias(uniform, threshold, partner).tolist() == [2]
+
+
 @pytest.mark.parametrize("k", [1, 77, 2000])
 def test_samples_are_bit_for_bit_those_of_pytorch(k):
     counts = torch.arange(20_001) ** 2

@@ -214,6 +214,21 @@ def test_first_rows_that_are_all_a_querys_own_are_no_reference():
     np.testing.assert_allclose(share.numpy(), np.where(np.arange(30) < 12, 0, 1 / 18), rtol=1e-4)
 
 
+@pytest.mark.parametrize("height", [88.75, 266.0, 443.0, -88.75])
+@pytest.mark.parametrize("num_queries", [1, 17])
+def test_lanes_without_a_query_leave_no_trace(height, num_queries):
+    """A score of 88.75 beside a query that is not there is an infinity, times 0."""
+    weight, offset = torch.zeros(7, 2), torch.zeros(7)
+    offset[3] = height
+    query, own = torch.ones(num_queries, 2), torch.full((num_queries, 1), -1)
+    log_sum = native.log_sum(weight, offset, query)
+    _, rows, share = native.gradients(
+        weight, offset, query, torch.arange(7), own, log_sum=log_sum, scale=torch.ones(num_queries)
+    )
+    assert rows.isfinite().all()
+    np.testing.assert_allclose(share.sum(), num_queries, rtol=1e-4)
+
+
 @pytest.mark.parametrize("at", [0, 5, 40], ids="row {}".format)
 def test_a_diverged_row_shows(at):
     weight, query = draw(41, 3, name="w"), draw(5, 3, name="q")

@@ -1,6 +1,7 @@
 """The compiled library may be absent, broken or unwanted, and all goes on without it."""
 
 import re
+import shutil
 import subprocess
 import sys
 
@@ -8,15 +9,16 @@ import pytest
 import torch
 
 import tapas.native as native
-from tapas import LocalTable, stream
+from tapas import SGD, LocalTable, Uniform, stream
 from tapas.native import library
 
 
 def test_a_missing_library_is_told_with_the_cure(tmp_path):
     assert library.load(tmp_path) == (
         None,
-        "absent: no compiler was found at installation. Install one (g++ or clang) and run "
-        "`pip install --force-reinstall --no-deps tapas-softmax`.",
+        "absent: not built at installation, for want of a compiler or because it failed. With g++ "
+        "or clang, `pip install -v --no-cache-dir --force-reinstall --no-deps tapas-softmax` "
+        "builds them or shows why not.",
     )
 
 
@@ -28,18 +30,31 @@ def test_a_broken_library_is_told_and_does_no_harm(tmp_path):
     assert re.fullmatch(rf"absent: {re.escape(file.name)} cannot be loaded \(.*\)\.", words)
 
 
-def test_a_library_of_another_version_is_told(tmp_path):
-    """It loads, but lacks a function that this version calls."""
+@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
+@pytest.mark.parametrize("kind", ["a function lacks", "arguments changed"])
+def test_a_library_of_another_version_is_told_and_never_called(kind, tmp_path):
     source = tmp_path / "old.c"
-    source.write_text("int tapas_usable(void) { return 1; }")
+    names = [] if kind == "a function lacks" else [*library.SIGNATURES, "tapas_usable"]
+    lines = ["int tapas_interface(void) { return 0; }"]
+    lines += [f"int {name}(void) {{ __builtin_trap(); }}" for name in names]
+    source.write_text("\n".join(lines))
     file = tmp_path / f"_kernels{library.EXTENSION_SUFFIXES[0]}"
-    try:
-        subprocess.run(["cc", "-shared", "-fPIC", source, "-o", file], check=True)
-    except FileNotFoundError:
-        pytest.skip("no C compiler")
+    subprocess.run(["cc", "-shared", "-fPIC", source, "-o", file], check=True)
     found, words = library.load(tmp_path)
     assert found is None
-    assert "undefined symbol: tapas_log_sum" in words
+    if names:
+        assert words == (f"absent: {file.name} is of another version. Install tapas-softmax again.")
+    else:
+        assert "undefined symbol: tapas_log_sum" in words
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="no compiler")
+def test_where_there_is_a_compiler_they_are_built():
+    """Or every test of the kernels would be skipped, and nobody would know."""
+    assert native.state() in (
+        "in use on CPUs",
+        "absent: this CPU has no AVX2 and FMA instructions.",
+    )
 
 
 @pytest.mark.slow
@@ -85,3 +100,27 @@ def test_a_table_answers_the_same_with_and_without(dtype):
     assert torch.equal(fast[1], slow[1])
     torch.testing.assert_close(fast[0], slow[0])
     torch.testing.assert_close(fast[2], slow[2])
+
+
+def test_numbers_that_kernels_do_not_know_are_left_to_pytorch():
+    """A table cast to float64, and rows that do not lie one after the other."""
+    table = LocalTable(37, 3, row_optimizer=SGD(lr=1.0)).double()
+    query = torch.randn(5, 3, generator=stream(0, "query"))
+    want = (query.double() @ table.weight.t() + table.bias).logsumexp(dim=1).float()
+    torch.testing.assert_close(table.log_partition(query), want)
+    table = LocalTable(37, 3, row_optimizer=SGD(lr=1.0))
+    before = table.weight.clone()
+    table.weight = before.t().contiguous().t()
+    table.update(torch.tensor([3]), torch.ones(1, 3), torch.zeros(1))
+    assert (table.weight - before).abs().sum(dim=1).nonzero().tolist() == [[3]]
+    torch.testing.assert_close(table.weight[3], before[3] - 1)
+
+
+def test_draws_of_32_bits_are_draws():
+    class Narrow(Uniform):
+        def draw(self, k, *, generator):
+            return super().draw(k, generator=generator).int()
+
+    narrow = Narrow(100_000).sample(50, generator=stream(0, "draws"))
+    whole = Uniform(100_000).sample(50, generator=stream(0, "draws"))
+    assert torch.equal(narrow.ids, whole.ids)
