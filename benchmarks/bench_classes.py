@@ -1,4 +1,4 @@
-"""Does a step get slower with the number of classes?  D=16, B=256, n=1000, r=8, priority.
+"""Does a step get slower with the number of classes?  D=16, B=1024, n=1000, r=8, priority.
 
 Targets: at 10^8 classes at most 1.3 times the step at 10^5, and memory beyond the table and its
 row state at most 5 % of them. Needs about 10 GB of memory. An argument measures only the first
@@ -23,7 +23,7 @@ import tapas
 
 SIZES = [10**5, 10**6, 10**7, 10**8]
 SEEN = 50_000  # classes above the floor of the proposal
-B, D, N, R = 256, 16, 1000, 8
+B, D, N, R = 1024, 16, 1000, 8
 
 
 def make_step(num_classes: int):

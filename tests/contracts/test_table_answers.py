@@ -183,3 +183,21 @@ def test_a_saved_table_goes_on_as_if_it_had_never_stopped(make, optimizer):
     for one in (table, other):
         one.update(ids + 1, *grads)
     assert same(everything(table), everything(other))
+
+
+@pytest.mark.parametrize("ids", [[1, 5, 31], [-3, 1, 5], [1, 5, 10**9]])
+def test_a_pool_with_classes_that_are_not_there_is_told(make, ids):
+    pool = Candidates(torch.tensor(ids), torch.zeros(3))
+    bad = ids[0] if ids[0] < 0 else ids[2]
+    with pytest.raises(UsageError) as error:
+        select(make(), draw(B, D), pool, 2)
+    assert str(error.value) == (
+        f"pool holds class {bad}; expected ids from 0 to 30 (num_classes=31)."
+    )
+
+
+def test_targets_of_other_queries_than_those_that_score_are_told(make):
+    pool = Candidates(torch.tensor([1, 5, 9]), torch.zeros(3))
+    with pytest.raises(UsageError) as error:
+        select(make(), draw(B, D), pool, 2, own=torch.zeros(2, 1, dtype=torch.int64))
+    assert str(error.value) == "own has shape (2, 1); expected (A=5, L)."

@@ -197,6 +197,7 @@ def update(
         second,
         torch.get_num_threads(),
     )
+    torch.autograd.graph.increment_version(rows)  # autograd must know that rows have moved
 
 
 def alias(uniform: Tensor, threshold: Tensor, partner: Tensor) -> Tensor:

@@ -94,6 +94,7 @@ def readable(weight: Tensor, *numbers: Tensor) -> bool:
     """Whether the kernels can read class rows `weight` and compute with `numbers`."""
     return (
         weight.dtype in (torch.float32, torch.bfloat16)
+        and weight.shape[1] > 0
         and all(t.dtype == torch.float32 for t in numbers)
         and reaches(weight, *numbers)
     )

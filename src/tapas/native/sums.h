@@ -82,7 +82,7 @@ static void peaks(const Rows& rows, const Panels& panels, const Own& own, int64_
 // total[q]. False if a score is too far above its reference.
 static bool exponentials(const Rows& rows, const Panels& panels, const Own& own, int64_t start,
                          int64_t stop, float scale, const float* reference, float* mass,
-                         int64_t stride, float* total) {
+                         int64_t stride, double* total) {
   Block block(rows);
   Ints beyond = {};
   std::vector<std::pair<int64_t, int64_t>> mine(block.size / HIGH);
@@ -119,10 +119,8 @@ static bool exponentials(const Rows& rows, const Panels& panels, const Own& own,
             memcpy(to, score[r], panels.real(j) * sizeof(float));
         }
       }
-      for (int w = 0; w < WIDE; ++w) {
-        float* to = total + j * PANEL + w * LANES;
-        store(to, load(to) + sum[w]);
-      }
+      for (int lane = 0; lane < PANEL; ++lane)  // a float would stop growing at 2^24 small terms
+        total[j * PANEL + lane] += sum[lane / LANES][lane % LANES];
     }
   }
   return !any(beyond);
@@ -147,20 +145,22 @@ static int useful_threads(int64_t rows, int64_t queries, int64_t dim, int thread
 
 // What mass_of_rows finds out about every query (panels * 16 entries).
 struct Sums {
-  std::vector<float> reference, total;
+  std::vector<float> reference;
+  std::vector<double> total;
   std::vector<char> empty;  // 1 where nothing is left to sum
 
   float log_sum(int64_t q) const {
-    return empty[q] ? -INFINITY : (reference[q] + std::log2(total[q])) * LN_2;
+    return empty[q] ? -INFINITY : static_cast<float>((reference[q] + std::log2(total[q])) * LN_2);
   }
-  float inverse(int64_t q) const { return empty[q] ? 0.0f : 1.0f / total[q]; }
+  float inverse(int64_t q) const { return empty[q] ? 0.0f : static_cast<float>(1.0 / total[q]); }
 };
 
 // mass[p, q] = 2^(score_pq - reference_q), if it is wanted, and its sums over all rows.
 static Sums mass_of_rows(const Rows& rows, const Panels& panels, const Own& own, float scale,
                          int threads, float* mass, int64_t stride) {
   Sums found;
-  std::vector<float>&reference = found.reference, &total = found.total;
+  std::vector<float>& reference = found.reference;
+  std::vector<double>& total = found.total;
   std::vector<char>& empty = found.empty;
   empty.assign(panels.count * PANEL, 0);
   const int64_t width = panels.count * PANEL;
@@ -171,7 +171,7 @@ static Sums mass_of_rows(const Rows& rows, const Panels& panels, const Own& own,
   for (int attempt = 0; attempt < 2; ++attempt) {
     for (float& r : reference)
       if (r == -INFINITY) r = 0.0f;  // all of the few are its own; or no query at all
-    std::vector<float> totals(threads * width, 0.0f);
+    std::vector<double> totals(threads * width, 0.0);
     bool near = true;
 #pragma omp parallel for num_threads(threads) schedule(static, 1) reduction(&& : near)
     for (int part = 0; part < threads; ++part) {
@@ -179,10 +179,10 @@ static Sums mass_of_rows(const Rows& rows, const Panels& panels, const Own& own,
       near = exponentials(rows, panels, own, mine.start, mine.stop, scale, reference.data(), mass,
                           stride, &totals[part * width]) && near;
     }
-    total.assign(width, 0.0f);
+    total.assign(width, 0.0);
     for (int part = 0; part < threads; ++part)
       for (int64_t q = 0; q < width; ++q) total[q] += totals[part * width + q];
-    if (near && *std::min_element(total.begin(), total.begin() + panels.queries) > 1e-30f)
+    if (near && *std::min_element(total.begin(), total.begin() + panels.queries) > 1e-30)
       return found;
     if (attempt) return found;
     std::vector<float> most(threads * width, -INFINITY);
@@ -220,7 +220,7 @@ static bool block_scores(const Block& block, const Panels& panels, const float* 
           float most = -INFINITY;
           for (int64_t lane = 0; lane < real; ++lane)
             most = std::max(most, tile[r][lane / LANES][lane % LANES]);
-          reference[i + r] = most;
+          reference[i + r] = most == -INFINITY ? 0.0f : most;  // a bias of -inf: its sum is 0
         }
       for (int r = 0; r < HIGH; ++r) {
         const Floats far = splat(reference[i + r]);

@@ -25,6 +25,7 @@ namespace tapas {
 
 typedef float Floats __attribute__((vector_size(32)));
 typedef int32_t Ints __attribute__((vector_size(32)));
+typedef uint32_t Bits __attribute__((vector_size(32)));
 constexpr int LANES = 8;
 constexpr int HIGH = 6;              // rows of a tile
 constexpr int WIDE = 2;              // vectors of a tile's row
@@ -51,7 +52,7 @@ static ALWAYS Floats exp2_of(Floats x) {
   const Floats shift = splat(12582912.0f);  // 1.5 * 2^23: what is added to it is rounded
   const Ints vanishes = x < -126.0f;
   Floats rounded = x + shift;
-  Ints whole = (Ints)rounded << 23;
+  Bits whole = (Bits)rounded << 23;
   Floats f = x - (rounded - shift);
   Floats p = splat(0.00132764608f);
   p = p * f + 0.00967554096f;
@@ -59,7 +60,7 @@ static ALWAYS Floats exp2_of(Floats x) {
   p = p * f + 0.240221202f;
   p = p * f + 0.693146944f;
   p = p * f + 1.0f;
-  return (Floats)((Ints)(p * (Floats)(whole + 0x3f800000)) & ~vanishes);
+  return (Floats)((Ints)(p * (Floats)(whole + 0x3f800000u)) & ~vanishes);
 }
 
 static ALWAYS bool any(Ints mask) {

@@ -116,7 +116,9 @@ class LocalTable(ClassTable):
         check_generator(generator)
         if len(pool) <= keep:
             return pool
-        pool = pool.to(self.device)
+        check_shape({"D": self.dim}, query=(query, "A D"), own=(own, "A L"))
+        pool = Candidates(check_ids("pool", pool.ids, self.num_classes), pool.log_q)
+        pool, own = pool.to(self.device), own.long()
         noise = pool.log_q[:0]
         if rule.random:
             draws = torch.rand(len(pool), generator=generator, dtype=torch.float32, device="cpu")

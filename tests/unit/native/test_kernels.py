@@ -284,3 +284,34 @@ def test_an_optimizer_of_ones_own_is_not_taken_for_its_parent():
     before = table.rows(torch.arange(5))[0]
     table.update(torch.tensor([3]), torch.ones(1, 2), torch.zeros(1))
     assert torch.equal(table.rows(torch.arange(5))[0][3], before[3] + 1)
+
+
+def test_millions_of_small_terms_beside_a_large_one_add_up():
+    """Each block of them is below what a float32 sum of 1 can notice."""
+    offset = torch.full((3_000_000,), -31 * np.log(2))
+    offset[0] = 0.0
+    log_sum = native.log_sum(torch.zeros(len(offset), 1), offset, torch.zeros(1, 1))
+    np.testing.assert_allclose(log_sum.numpy(), np.log1p(3e6 * 2.0**-31), rtol=1e-3)
+
+
+def test_a_class_that_cannot_be_has_the_lowest_score():
+    bias = torch.zeros(20)
+    bias[7] = -INF
+    score = native.batch_score(
+        torch.zeros(20, 2), torch.arange(20), bias, torch.ones(3, 2), temperature=1.0
+    )
+    assert score[7] == -INF
+    np.testing.assert_allclose(np.delete(score.numpy(), 7), np.log(3), rtol=1e-6)
+
+
+def test_autograd_notices_that_rows_have_moved():
+    table = LocalTable(5, 2, row_optimizer=SGD())
+    query = torch.ones(1, 2, requires_grad=True)
+    score = (query @ table.weight.t()).sum()
+    table.update(torch.tensor([3]), torch.ones(1, 2), torch.zeros(1))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        score.backward()
+
+
+def test_rows_without_a_dimension_are_left_to_pytorch():
+    assert not native.readable(torch.ones(4, 0), torch.ones(2, 0))
