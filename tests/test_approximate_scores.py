@@ -1,0 +1,287 @@
+"""Cheaper scores for priority: the rules in benchmarks/, and the benchmark that compares them."""
+
+import importlib
+import json
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from oracle.pool_views import a_view, draw
+
+import tapas
+import tapas.native as native
+from tapas.selection import Stored
+
+FOLDER = Path(__file__).parent.parent / "benchmarks"
+A, D, P, KEEP = 7, 12, 53, 13
+
+
+@pytest.fixture(scope="module")
+def load():
+    """Modules of benchmarks/, found as a script there finds them; no words on its command line."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER))
+        patch.setattr(sys, "argv", ["bench_made_up.py"])
+        yield importlib.import_module
+
+
+@pytest.fixture(scope="module")
+def scores(load):
+    return load("approximate_scores")
+
+
+@pytest.fixture
+def bench(load, monkeypatch, tmp_path):
+    module = load("bench_scoring")
+    monkeypatch.setattr(module, "QUALITY", tmp_path / "scoring_quality.json")
+    return module
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_in_two_parts_the_rule_is_still_priority(scores, complete):
+    view = a_view(A, D, P, complete=complete)
+    got, want = (rule.pick(view, KEEP) for rule in (scores.ByShare(), tapas.Priority()))
+    assert torch.equal(got[0], want[0])
+    assert torch.equal(got[1], want[1])
+
+
+def test_every_variant_is_unbiased(scores):
+    view = a_view(A, D, P, complete=False)
+    weight, bias = view.rows(0, P)
+    mass = torch.exp(draw(3, D, name="other query") @ weight.t() + bias - view.log_q).double()
+    draws = 800
+    for name, variant in scores.variants().items():
+        variant.rule.pick(replace(view, query=draw(A, D, name="older query")), KEEP)
+        estimate = torch.empty(draws, 3, dtype=torch.float64)
+        for i in range(draws):
+            noise = 1 - torch.rand(P, generator=tapas.stream(i, "noise"))
+            kept, log_weight = variant.rule.pick(replace(view, noise=noise), KEEP)
+            estimate[i] = mass[:, kept] @ log_weight.double().exp()
+        error = (estimate.mean(dim=0) - mass.sum(dim=1)) / (estimate.std(dim=0) / draws**0.5)
+        assert error.abs().max() < 5, name  # 30 such: a correct rule fails 1 seed in 50,000
+
+
+def test_the_variants_differ_in_their_shares(scores):
+    view = a_view(A, D, P, complete=False)
+    exact = scores.ByShare().share(view)
+    for name in ("bfloat16", "int8", "D/4"):
+        share = scores.variants()[name].rule.share(view)
+        assert share.min() > 0
+        assert not torch.allclose(share, exact, rtol=1e-4), name
+        if name != "D/4":
+            torch.testing.assert_close(share, exact, rtol=0.1, atol=1e-3)
+
+
+def test_coarse_scores_are_those_of_a_coarse_table(scores):
+    view = a_view(A, D, P, complete=False)
+    weight, bias = view.rows(0, P)
+    table = torch.zeros(200, D, dtype=torch.bfloat16)
+    table[view.ids] = weight.bfloat16()
+    if not native.reaches(table):
+        pytest.skip("needs the native kernels")
+    stored = Stored(table, view.ids, bias)
+    kernel = scores.ByShare().share(
+        replace(view, stored=stored, query=view.query.bfloat16().float())
+    )
+    rule = scores.Coarse(coarsen=scores.to_bfloat16)
+    for seen in (view, replace(view, stored=Stored(weight, torch.arange(P), bias))):
+        torch.testing.assert_close(rule.share(seen), kernel)
+
+
+def test_int8_rows_are_within_half_a_step_and_multiply_exactly(scores):
+    rows, query = draw(P, D, name="rows"), draw(A, D, name="query")
+    rows[3] = 0.0
+    (whole, scale), (other, other_scale) = scores.to_int8(rows), scores.to_int8(query)
+    assert whole.dtype == torch.int8
+    assert whole.abs().amax(dim=1).tolist() == [127 if i != 3 else 0 for i in range(P)]
+    assert ((whole * scale - rows).abs() <= 0.5001 * scale).all()
+    product = (other.long() @ whole.long().t()) * other_scale * scale.t()
+    coarse = scores.through_int8(query) @ scores.through_int8(rows).t()
+    torch.testing.assert_close(coarse, product)
+
+
+def test_the_projection_is_orthogonal_and_keeps_sizes_on_average(scores):
+    matrix = scores.projection(D).double()
+    assert matrix.shape == (D, D // 4)
+    torch.testing.assert_close(matrix.t() @ matrix, 4 * torch.eye(D // 4, dtype=torch.float64))
+    assert scores.project(draw(P, D, name="rows")).shape == (P, D // 4)
+
+
+def test_a_held_pool_comes_again_and_then_no_more(scores):
+    held = scores.HeldPool(tapas.Uniform(1000), every=3)
+    pools = [held.sample(20, generator=tapas.stream(0, "pool", i)).ids for i in range(6)]
+    fresh = [
+        tapas.Uniform(1000).sample(20, generator=tapas.stream(0, "pool", i)).ids for i in (0, 3)
+    ]
+    for pool, want in zip(pools, [fresh[0]] * 3 + [fresh[1]] * 3, strict=True):
+        assert torch.equal(pool, want)
+    ids = torch.arange(5)
+    assert torch.equal(held.log_prob(ids), tapas.Uniform(1000).log_prob(ids))
+
+
+def test_stale_scores_are_those_of_the_first_time_a_pool_is_seen(scores):
+    rule, view = scores.Stale(), a_view(A, D, P)
+    first = rule.share(view).clone()
+    later = replace(view, query=draw(A, D, name="later query"))
+    rule.pick(later, KEEP)
+    assert torch.equal(rule.share(later), first)
+    other = replace(later, ids=later.ids + 1, own=later.own - 1000)
+    assert torch.equal(rule.share(other), scores.ByShare().share(other))
+
+
+def test_a_variant_takes_hold_of_a_head(scores):
+    def kept(name):
+        head = tapas.TapasSoftmax(5000, D, num_samples=200, presample_factor=2)
+        scores.variants()[name].install(head)
+        query, target = draw(9, D, name="query"), torch.arange(9)
+        sets = []
+        for _ in range(4):
+            head(query, target).backward()
+            sets.append(set(head.sample(query, target).ids.tolist()))
+        return sets
+
+    def shared(a, b):
+        return len(a & b)
+
+    # of one pool of 400, two choices of 200 share about 100; of two pools of 5,000, about 8
+    fresh, held = kept(scores.DEFAULT), kept("scored every 4th step")
+    assert shared(fresh[0], fresh[1]) < 30
+    assert shared(held[0], held[1]) > 60  # sampled in calls 2 and 4, which are of one pool
+    assert shared(held[1], held[2]) < 30
+
+
+def test_whole_number_products_give_the_shares_of_the_rule(scores):
+    view = a_view(A, D, P)
+    weight, bias = view.rows(0, P)
+    share = scores.int8_share(
+        scores.to_int8(weight), view.query, bias - view.log_q, view.ids, view.own
+    )
+    rule = scores.Coarse(coarsen=scores.through_int8)
+    torch.testing.assert_close(rule.share(view), share)
+
+
+def test_the_exact_rule_is_close_to_itself_and_a_blind_one_is_not(scores):
+    task = scores.MadeUpTask()
+    task.head.table.weight.mul_(20)  # as if it had learned a lot
+    query, own = (x.detach() for x in task.draw())
+    pool = task.head.proposal.sample(8 * task.num_samples, generator=tapas.stream(0, "pool"))
+    exact = scores.compare(task.head, query, own, pool, scores.ByShare(score_queries=None), 0)
+    blind = scores.compare(
+        task.head, query, own, pool, scores.ByShare(score_queries=1, floor=1.0), 0
+    )
+    assert exact.overlap == 1.0
+    assert exact.correlation == pytest.approx(1.0)
+    assert blind.overlap < 0.8
+    assert blind.sum_error > 2 * exact.sum_error > 0
+
+
+def test_closeness_follows_the_training(scores):
+    task = scores.MadeUpTask()
+    task.train(20)
+    found = scores.closeness(task.head, task.draw, task.train, steps=4)
+    assert list(found) == list(scores.variants())
+    assert found["all queries"].overlap == 1.0
+    assert task.head.step == 24
+    # fresh at one step of four, and older at the others
+    stale, fresh = found["scored every 4th step"], found[scores.DEFAULT]
+    assert 0 < stale.correlation < fresh.correlation < 1
+
+
+def runs_of(scores, table):
+    return [
+        {"set": "rust", "variant": name, "seed": seed, "map@20": value}
+        for name, values in zip(scores.variants(), table, strict=True)
+        for seed, value in enumerate(values)
+    ]
+
+
+def test_gaps_are_told_from_the_noise_that_seed_and_variant_leave(scores, bench):
+    table = [[0.10, 0.12]] * 10
+    assert bench.gaps(runs_of(scores, table))["int8"].half == pytest.approx(0.0)
+    table[2] = [0.10, 0.14]  # of 20 values, one is 0.02 off
+    found = bench.gaps(runs_of(scores, table))
+    gap = found["16 queries"]
+    assert gap.mean == pytest.approx(0.12)
+    assert gap.percent == pytest.approx(100 * (0.12 / 0.11 - 1))
+    # residuals: +-0.009 in its row, +-0.001 in the nine others; 9 degrees of freedom
+    variance = (2 * 0.009**2 + 18 * 0.001**2) / 9
+    assert gap.half == pytest.approx(100 * 2.262 * math.sqrt(2 * variance / 2) / 0.11)
+    assert found[scores.DEFAULT].percent == 0.0
+
+
+def test_a_seed_that_not_every_variant_has_does_not_count(scores, bench):
+    runs = runs_of(scores, [[0.1, 0.2]] * 10)
+    (gap,) = set(bench.gaps(runs[:-1]).values())
+    assert gap == bench.Gap(pytest.approx(0.1), 0.0, math.inf, 1)
+    assert bench.gaps(runs[2:]) == {}
+
+
+def test_the_verdict_takes_the_fastest_that_loses_nothing(scores, bench):
+    names = list(scores.variants())
+    seconds = {name: [10.0 - i] * 3 for i, name in enumerate(names)}
+    good = {name: bench.Gap(0.1, -0.5, 2.0, 2) for name in names}
+    told = bench.verdict(seconds, {"rust": good})
+    assert told.startswith(f"Best trade-off: {names[-1]}, 0.10 [0.10, 0.10] of the default's time.")
+    assert told.endswith("On rust, 2 seeds tell differences of 2.0 % apart.")
+    for bad in (bench.Gap(0.1, -1.5, 2.0, 2), bench.Gap(0.1, -0.5, 0.4, 2)):
+        told = bench.verdict(seconds, {"rust": good, "linux": good | {names[-1]: bad}})
+        assert told.startswith(f"Best trade-off: {names[-2]}, ")
+    one = {name: bench.Gap(0.1, 0.0, math.inf, 1) for name in names}
+    assert bench.verdict(seconds, {"rust": one}).endswith(
+        "On rust there was one seed and no interval."
+    )
+    assert "nothing is known about MAP@20" in bench.verdict(seconds, {})
+
+
+def test_training_does_what_is_missing_and_nothing_twice(scores, bench, monkeypatch):
+    asked = []
+
+    def made_up(run, variant, place):
+        asked.append((run.set, run.seed, variant.rule))
+        if len(asked) == 12:
+            raise KeyboardInterrupt
+        return {"map@20": 0.1}
+
+    monkeypatch.setattr(bench, "train_one", made_up)
+    monkeypatch.setattr(bench, "TRAINED", {"rust": bench.TRAINED["rust"]})
+    with pytest.raises(KeyboardInterrupt):
+        bench.train(None)
+    assert {seed for _, seed, _ in asked[:10]} == {0}  # whole seeds first
+    assert len(bench.read_quality()["runs"]) == 11
+    bench.train(None)
+    bench.train(None)
+    runs = bench.read_quality()["runs"]
+    assert len(asked) == 21  # the interrupted one was asked for twice
+    assert len({(run["set"], run["seed"], run["variant"]) for run in runs}) == len(runs) == 20
+
+
+def test_a_wrong_command_line_is_told_what_works(bench, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["bench_scoring.py", "--trian", "here"])
+    words = r"expected --train DATA_FOLDER \[CACHE_FOLDER\], got --trian here"
+    with pytest.raises(SystemExit, match=words):
+        bench.main()
+
+
+def test_the_committed_runs_are_of_variants_and_settings_that_are_told(scores, bench):
+    quality = json.loads((FOLDER / "scoring_quality.json").read_text())
+    keys = [(run["set"], run["seed"], run["variant"]) for run in quality["runs"]]
+    assert len(set(keys)) == len(keys)
+    assert {variant for _, _, variant in keys} <= set(scores.variants())
+    for name, settings in quality["settings"].items():
+        assert bench.TRAINED[name].items() <= settings.items()
+        assert bench.gaps([run for run in quality["runs"] if run["set"] == name])
+
+
+def test_the_table_has_a_row_for_every_variant(load, scores, bench):
+    names = [*scores.variants(), bench.TORCH]
+    seconds = {64_000: {name: [2.0, 2.0] for name in names} | {scores.DEFAULT: [4.0, 4.0]}}
+    near = {"made-up": {name: scores.Closeness(0.5, 0.25, 0.125) for name in names[:-1]}}
+    quality = {"rust": {name: bench.Gap(0.1, -1.0, 2.0, 2) for name in names[:-1]}}
+    rows = bench.rows_of(seconds, near, quality)
+    page = load("sections").rows({"results": {"rows": rows, "conclusion": "So."}})
+    assert "| int8 | 0.50 [0.50, 0.50] | 50 % | 0.25 | 12 % | 0.1000 (-1.0 %) |" in page
+    assert page.endswith(f"| {bench.TORCH} | 0.50 [0.50, 0.50] |  |  |  |  |\n\nSo.")
+    assert [row["scores"] for row in rows] == names
