@@ -88,7 +88,7 @@ def main() -> None:
     profiles, targets = {}, []
     for num_samples in SAMPLES:
         steps = contenders(num_samples, scorers, data)
-        seconds = interleave(steps, repeats=30)
+        seconds = interleave(steps, repeats=50)
         print(f"\nn = {num_samples}")
         for name, values in seconds.items():
             print(f"  {name:<28}{spread(values):<32}{ratio(values, seconds['r=1'])} of r=1")
