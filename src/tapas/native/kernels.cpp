@@ -128,6 +128,7 @@ PUBLIC void tapas_batch_score(const void* table, int half, int64_t dim, const in
       const Stretch mine = stretch(count, block.size, part, threads);
       for (int64_t at = mine.start; at < mine.stop; at += block.size) {
         block.read(rows, at, std::min(at + block.size, mine.stop), scale * LOG2_E);
+        block.ask_ahead(rows, block.size);
         if (block_scores(block, panels, nullptr, score + at)) continue;
         block_scores(block, panels, row_peaks(block, panels).data(), score + at);
       }
@@ -215,6 +216,7 @@ PUBLIC void tapas_mix(const double* which, int64_t count, double share, const do
 // no more than k. Draws are from 0 to bound - 1.
 PUBLIC int64_t tapas_distinct(const int64_t* draws, int64_t count, int64_t k, int64_t bound,
                               int64_t* ids, int64_t* again) {
+  if (bound <= WORTH_A_LIST * k) return distinct_by_list(draws, count, k, bound, ids, again);
   Firsts seen(k + 1);
   std::vector<Counted> found;
   found.reserve(k + 1);

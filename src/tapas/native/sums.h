@@ -86,6 +86,7 @@ static bool exponentials(const Rows& rows, const Panels& panels, const Own& own,
   Block block(rows);
   Ints beyond = {};
   std::vector<std::pair<int64_t, int64_t>> mine(block.size / HIGH);
+  const int64_t each = HIGH / std::max<int64_t>(1, panels.count) + 1;
   for (int64_t at = start; at < stop; at += block.size) {
     block.read(rows, at, std::min(at + block.size, stop), scale);
     for (int64_t t = 0; t < block.tiles(); ++t)
@@ -96,6 +97,7 @@ static bool exponentials(const Rows& rows, const Panels& panels, const Own& own,
       const bool whole = panels.real(j) == PANEL;
       for (int64_t t = 0; t < block.tiles(); ++t) {
         const int64_t i = t * HIGH;
+        block.ask_ahead(rows, each);
         Floats score[HIGH][WIDE];
         multiply(&block.rows[i * rows.table.dim], &block.offset[i], panels[j], panels.dim, score);
         if (mine[t].first != mine[t].second)

@@ -139,12 +139,12 @@ static inline int64_t rows_at_once(int64_t dim) {
 // A block of rows in the first cache, padded with zeros to whole tiles.
 struct Block {
   std::vector<float> rows, offset;
-  int64_t first, count, size;
+  int64_t first, count, size, next;
 
   explicit Block(const Rows& from)
       : rows(rows_at_once(from.table.dim) * from.table.dim, 0.0f),
         offset(rows_at_once(from.table.dim), 0.0f), first(0), count(0),
-        size(rows_at_once(from.table.dim)) {}
+        size(rows_at_once(from.table.dim)), next(0) {}
 
   void read(const Rows& from, int64_t start, int64_t stop, float scale) {
     first = start;
@@ -158,10 +158,14 @@ struct Block {
       std::fill_n(&rows[i * dim], dim, 0.0f);
       offset[i] = 0.0f;
     }
-    if (from.ids) {  // while this block is worked on, the next one comes from memory
-      for (int64_t i = stop; i < std::min(stop + size, from.count); ++i)
-        from.table.prefetch(from.id(i));
-    }
+    next = stop;
+  }
+
+  // While this block is worked on, the next one comes from memory, `rows` of it at a time.
+  void ask_ahead(const Rows& from, int64_t rows) {
+    if (!from.ids) return;  // in order: the processor foresees that by itself
+    const int64_t end = std::min({next + rows, first + count + size, from.count});
+    for (; next < end; ++next) from.table.prefetch(from.id(next));
   }
 
   int64_t tiles() const { return (count + HIGH - 1) / HIGH; }

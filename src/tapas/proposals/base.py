@@ -33,6 +33,11 @@ class Proposal(ABC):
     def log_prob(self, ids: Tensor) -> Tensor:
         """Normalised log Q(id): float64, the shape of `ids`."""
 
+    def log_miss(self, ids: Tensor) -> Tensor:
+        """log(1 - Q(id)): float64, the shape of `ids`."""
+        # a log_prob of 0 can round to 1e-16
+        return torch.log1p(-self.log_prob(ids).exp().clamp_(max=1.0))
+
     def given(self, context: Tensor | None) -> "Proposal":
         """The proposal for one batch. Only context-dependent ones look at `context`."""
         return self
@@ -84,9 +89,7 @@ class Proposal(ABC):
                 break
             draws = torch.cat([draws, self.draw(tries, generator=generator)])
         end, ids, again = found
-        # a log_prob of 0 can round to 1e-16
-        log_miss = torch.log1p(-self.log_prob(ids).exp().clamp_(max=1.0))
-        log_q = torch.log(-torch.expm1((end - again) * log_miss))
+        log_q = torch.log(-torch.expm1((end - again) * self.log_miss(ids)))
         return Candidates(ids, log_q.float())
 
     def _all_there_is(self, draws: Tensor, k: int) -> tuple[int, Tensor, Tensor]:

@@ -84,6 +84,7 @@ class Squashed(Proposal):
         self._head_log_prob = value.log() - math.log(norm)
         self._alias = AliasTable(value - self.beta) if len(value) else None
         self._by_class = self._spread_if_cheap()
+        self._miss_by_class: Tensor | None = None  # made when first asked for
         self._enough: dict[int, int] = {}  # draws to begin with, by the number of classes wanted
 
     def _spread_if_cheap(self) -> Tensor | None:
@@ -93,6 +94,14 @@ class Squashed(Proposal):
         spread = self._head_log_prob.new_full((self.num_classes,), self._floor_log_prob)
         spread[self.head_ids] = self._head_log_prob
         return spread
+
+    def log_miss(self, ids: Tensor) -> Tensor:
+        if self._by_class is None:
+            return super().log_miss(ids)
+        if self._miss_by_class is None:
+            everyone = torch.arange(self.num_classes, device="cpu")
+            self._miss_by_class = super().log_miss(everyone)
+        return self._miss_by_class.index_select(0, ids)
 
     def enough_draws(self, k: int) -> int:
         """From a histogram of the head: a long tail repeats its head again and again."""
