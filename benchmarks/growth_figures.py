@@ -112,7 +112,7 @@ def _label(axes: Axes, lines: dict[str, list[tuple[float, float]]], plain_draws:
         text = f"{_duration(line[-1][1])}  {text}"
         style: dict[str, Any] = {"color": COLOUR[name], "va": "center", "fontsize": 9.5}
         if name not in places:
-            axes.annotate(text, line[-1], (7, 0), textcoords="offset points", **style)
+            axes.annotate(text, line[-1], (5, -11), textcoords="offset points", **style)
             continue
         axes.annotate(
             text,

@@ -84,7 +84,9 @@ class Squashed(Proposal):
         self._head_log_prob = value.log() - math.log(norm)
         self._alias = AliasTable(value - self.beta) if len(value) else None
         self._by_class = self._spread_if_cheap()
-        self._miss_by_class: Tensor | None = None  # made when first asked for
+        self._miss_by_class: Tensor | None = None
+        if self._by_class is not None:
+            self._miss_by_class = self._by_class.exp().clamp_(max=1.0).neg_().log1p_()
         self._enough: dict[int, int] = {}  # draws to begin with, by the number of classes wanted
 
     def _spread_if_cheap(self) -> Tensor | None:
@@ -96,11 +98,8 @@ class Squashed(Proposal):
         return spread
 
     def log_miss(self, ids: Tensor) -> Tensor:
-        if self._by_class is None:
-            return super().log_miss(ids)
         if self._miss_by_class is None:
-            everyone = torch.arange(self.num_classes, device="cpu")
-            self._miss_by_class = super().log_miss(everyone)
+            return super().log_miss(ids)
         return self._miss_by_class.index_select(0, ids)
 
     def enough_draws(self, k: int) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import tapas.native as native
 from tapas.candidates import Candidates
 from tapas.errors import UsageError
+from tapas.native.memory import prefer_huge_pages
 from tapas.rng import check_generator, stream
 from tapas.selection import PoolView, Selection, Stored, check_pick
 from tapas.shapes import (
@@ -71,6 +72,7 @@ class LocalTable(ClassTable):
         self.placement = Placement(num_classes, num_shards, seed=seed)
         bound = 1 / math.sqrt(dim)  # as nn.Linear
         weight = torch.empty(num_classes, dim, dtype=dtype, device="cpu")
+        prefer_huge_pages(weight)
         weight.uniform_(-bound, bound, generator=stream(self.seed, "rows"))
         self.has_bias = bias is not False
         start = _start_bias(bias, num_classes)
@@ -81,8 +83,9 @@ class LocalTable(ClassTable):
             self.register_buffer(name, value)
             for key, spec in row_optimizer.state_specs().items():
                 width = value[:1].numel() if spec.wide else 1
-                state = value.new_full((len(value), width), spec.initial, dtype=torch.float32)
-                self.register_buffer(f"{name}_{key}", state)
+                state = value.new_empty((len(value), width), dtype=torch.float32)
+                prefer_huge_pages(state)
+                self.register_buffer(f"{name}_{key}", state.fill_(spec.initial))
         if row_optimizer is None and not self.has_bias:
             self.bias.requires_grad_(False)
 
