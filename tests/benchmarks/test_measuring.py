@@ -1,7 +1,6 @@
 """What stands around the measurements: their arithmetic, their records, and how they are run."""
 
 import ast
-import importlib
 import json
 import os
 import re
@@ -16,18 +15,9 @@ import torch
 import tapas.native as native
 from tapas import LocalTable
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
 FILES = sorted(file.name for file in FOLDER.glob("*.py"))
-
-
-@pytest.fixture(scope="module")
-def load():
-    """Modules of benchmarks/, found as a script there finds them; no words on its command line."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FOLDER))
-        patch.setattr(sys, "argv", ["bench_made_up.py"])
-        yield importlib.import_module
 
 
 @pytest.fixture
