@@ -2,11 +2,8 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
-
-FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture(scope="module")
