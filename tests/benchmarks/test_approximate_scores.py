@@ -38,6 +38,7 @@ def test_in_two_parts_the_rule_is_still_priority(scores, complete):
     assert torch.equal(got[1], want[1])
 
 
+@pytest.mark.slow
 def test_every_variant_is_unbiased(scores):
     view = a_view(A, D, P, complete=False)
     weight, bias = view.rows(0, P)
@@ -54,6 +55,7 @@ def test_every_variant_is_unbiased(scores):
         assert error.abs().max() < 5, name  # 30 such: a correct rule fails 1 seed in 50,000
 
 
+@pytest.mark.slow
 def test_the_variants_differ_in_their_shares(scores):
     view = a_view(A, D, P, complete=False)
     exact = scores.ByShare().share(view)
@@ -168,6 +170,7 @@ def test_the_exact_rule_is_close_to_itself_and_a_blind_one_is_not(scores):
     assert blind.sum_error > 2 * exact.sum_error > 0
 
 
+@pytest.mark.slow
 def test_closeness_follows_the_training(scores):
     task = scores.MadeUpTask()
     task.train(20)

@@ -138,6 +138,7 @@ def test_a_bfloat16_query_gets_a_bfloat16_gradient_of_a_float32_loss():
 
 
 # dynamo looks at every argument's .grad; outside of tests it keeps the warning to itself
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("what", ["encoder", "whole model"])
 def test_compiled_it_trains_like_an_eager_one(what):

@@ -63,6 +63,7 @@ def test_wrong_words_are_told():
         replace(RUN, judge="train")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_crew_does_what_is_missing_and_says_so(tmp_path, workers):
     ledger = Ledger(tmp_path / "results.jsonl")

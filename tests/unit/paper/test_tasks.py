@@ -34,6 +34,7 @@ def test_points_of_the_mixture_scatter_by_one_around_their_centroid():
         assert bool(((scatter - 1).abs() < 4.5 * (2 / len(mine)) ** 0.5).all())
 
 
+@pytest.mark.slow
 def test_centroids_have_the_spread_the_paper_gives():
     sizes = Sizes(num_classes=4_000, num_train=4, num_validation=4, num_test=80_000)
     task = linear_task(sizes, dim=10)

@@ -46,6 +46,7 @@ def test_what_stands_behind_the_end_does_not_matter(model):
     assert torch.equal(module(items, lengths), module(other, lengths))
 
 
+@pytest.mark.slow
 def test_exported_and_read_back_it_says_the_same_for_any_number_of_rows(model, tmp_path):
     export_encoder(as_module(model), tmp_path / "encoder.pt2", histories(3))
     reloaded = load_encoder(tmp_path / "encoder.pt2")

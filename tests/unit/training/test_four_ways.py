@@ -129,6 +129,7 @@ def test_score_is_the_mean_over_examples():
     assert math.isclose(got.map_at_20_standard_error, float(spread_of_four) / 2, rel_tol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["sampled softmax", "TAPAS priority", "full softmax"])
 def test_training_comes_near_the_best_possible_score_on_an_easy_task(method):
     easy = FourWaysConfig(

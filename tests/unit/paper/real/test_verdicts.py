@@ -52,6 +52,7 @@ def verdicts(*sets):
     return {claim.text: claim.verdict for claim in judge_real_claims(sets)}
 
 
+@pytest.mark.slow
 def test_a_world_like_the_papers_is_reproduced(tmp_path):
     def loss(cell):
         return 9.0 + 0.3 * (cell.method == "top")
