@@ -86,7 +86,10 @@ def reaches(*tensors: Tensor) -> bool:
     return (
         _library is not None
         and not _off
-        and all(type(t) in (Tensor, torch.nn.Parameter) and t.device.type == "cpu" for t in tensors)
+        and all(
+            type(t) in (Tensor, torch.nn.Parameter) and t.device.type == "cpu" and not t.is_neg()
+            for t in tensors
+        )
     )
 
 

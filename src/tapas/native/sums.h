@@ -222,10 +222,11 @@ static bool block_scores(const Block& block, const Panels& panels, const float* 
           float most = -INFINITY;
           for (int64_t lane = 0; lane < real; ++lane)
             most = std::max(most, tile[r][lane / LANES][lane % LANES]);
-          reference[i + r] = most == -INFINITY ? 0.0f : most;  // a bias of -inf: its sum is 0
+          reference[i + r] = most;
         }
       for (int r = 0; r < HIGH; ++r) {
-        const Floats far = splat(reference[i + r]);
+        // a bias of -inf has no highest score to stay near: any reference leaves its sum at 0
+        const Floats far = splat(reference[i + r] == -INFINITY ? 0.0f : reference[i + r]);
         for (int w = 0; w < WIDE; ++w) {
           const Floats x = tile[r][w] - far;
           beyond |= x > FAR;
