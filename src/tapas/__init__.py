@@ -1,7 +1,8 @@
 """Softmax models over a hundred thousand to a billion classes, trained with TAPAS."""
 
 from tapas.candidates import Candidates
-from tapas.errors import DataError, TapasError, UsageError
+from tapas.engines import join_ranks
+from tapas.errors import DataError, PeerError, TapasError, UsageError
 from tapas.heads import Diagnosis, TapasConfig, TapasSoftmax
 from tapas.losses import sampled_softmax_loss
 from tapas.metrics import (
@@ -26,6 +27,7 @@ from tapas.tables import (
     LocalTable,
     RowOptimizer,
     RowwiseAdagrad,
+    ShardedTable,
 )
 from tapas.version import __version__ as __version__
 
@@ -43,6 +45,7 @@ __all__ = [
     "LocalTable",
     "LogUniform",
     "Mixture",
+    "PeerError",
     "PoolView",
     "Priority",
     "Proposal",
@@ -50,6 +53,7 @@ __all__ = [
     "RowwiseAdagrad",
     "Schedule",
     "Selection",
+    "ShardedTable",
     "Squashed",
     "TapasConfig",
     "TapasError",
@@ -58,6 +62,7 @@ __all__ = [
     "Uniform",
     "UsageError",
     "average_precision_at_k",
+    "join_ranks",
     "mean_average_precision_at_k",
     "mean_precision_at_k",
     "ndcg_at_k",

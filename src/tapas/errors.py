@@ -3,6 +3,7 @@
 TapasError
   UsageError(ValueError)    the caller can fix it; the message says how
   DataError(ValueError)     a value of the input data is bad; names where it is
+  PeerError(RuntimeError)   another rank is gone, hangs or has stopped; names it
 """
 
 from collections.abc import Mapping
@@ -22,6 +23,14 @@ class UsageError(TapasError, ValueError):
 
 class DataError(TapasError, ValueError):
     """A value of the input data is bad; the message says which and where."""
+
+
+class PeerError(TapasError, RuntimeError):
+    """Another process that this one needs is gone, hangs or has stopped; the message names it."""
+
+    def __init__(self, message: str, ranks: tuple[int, ...] = ()):
+        super().__init__(message)
+        self.ranks = ranks  # who is to blame; empty if that is not known
 
 
 def pick(kind: str, name: str, options: Mapping[str, T]) -> T:

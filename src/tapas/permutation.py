@@ -4,6 +4,8 @@ Numbers that land outside 0 .. n-1 are sent through it again until they land ins
 keeps it one to one.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -25,18 +27,38 @@ class Permutation:
 
     def permute(self, ids: Tensor) -> Tensor:
         """Where each of `ids` goes, the shape of `ids`."""
-        out = self._encrypt(check_ids("ids", ids, self.size))
+        return self._walk(self._encrypt, check_ids("ids", ids, self.size))
+
+    def inverse(self, places: Tensor) -> Tensor:
+        """Which id went to each of `places`: permute(inverse(p)) is p."""
+        return self._walk(self._decrypt, check_ids("places", places, self.size))
+
+    def _walk(self, step: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
+        """`step` until every number is inside; numbers outside are way stations."""
+        out = step(ids)
         while bool((outside := out >= self.size).any()):
-            out = torch.where(outside, self._encrypt(out), out)
+            out = torch.where(outside, step(out), out)
         return out
 
     def _encrypt(self, ids: Tensor) -> Tensor:
         """A permutation of 0 .. 4^half - 1, the least such square that holds every id."""
-        mask = (1 << self._half) - 1
-        left, right = ids >> self._half, ids & mask
-        for factor, shift in self._keys:
-            # halves and keys stay below 2^31, so that no product leaves int64
-            mixed = (right * factor + shift) % PRIME
-            mixed = (mixed ^ (mixed >> 15)) * 0x2C1B3C6D % PRIME
-            left, right = right, left ^ ((mixed ^ (mixed >> 13)) & mask)
+        left, right = ids >> self._half, ids & self._mask
+        for key in self._keys:
+            left, right = right, left ^ self._mix(right, *key)
         return (left << self._half) | right
+
+    def _decrypt(self, ids: Tensor) -> Tensor:
+        left, right = ids >> self._half, ids & self._mask
+        for key in reversed(self._keys):
+            left, right = right ^ self._mix(left, *key), left
+        return (left << self._half) | right
+
+    @property
+    def _mask(self) -> int:
+        return (1 << self._half) - 1
+
+    def _mix(self, half: Tensor, factor: int, shift: int) -> Tensor:
+        # halves and keys stay below 2^31, so that no product leaves int64
+        mixed = (half * factor + shift) % PRIME
+        mixed = (mixed ^ (mixed >> 15)) * 0x2C1B3C6D % PRIME
+        return (mixed ^ (mixed >> 13)) & self._mask

@@ -21,10 +21,16 @@ class Batch:
     places: Tensor | None  # (B,) where the examples stood; None is all of them, in order
     shape: torch.Size  # leading shape of the queries as they came
 
-    def reduce(self, loss: Tensor, reduction: str) -> Tensor:
-        """(B,) losses to their mean or sum over examples, or back to the leading shape."""
-        if reduction != "none":
-            return loss.mean() if reduction == "mean" else loss.sum()
+    def reduce(self, loss: Tensor, reduction: str, mean_size: float) -> Tensor:
+        """(B,) losses to their mean or sum over examples, or back to the leading shape.
+
+        `mean_size` is the mean over ranks of B: what a rank calls its mean is such that the
+        mean over ranks is the mean over all examples.
+        """
+        if reduction == "mean":
+            return loss.mean() if mean_size == len(loss) else loss.sum() / mean_size
+        if reduction == "sum":
+            return loss.sum()
         if self.places is None:
             return loss.view(self.shape)
         return loss.new_zeros(self.shape.numel()).index_copy(0, self.places, loss).view(self.shape)
@@ -38,12 +44,14 @@ def prepare(
     num_classes: int,
     dim: int,
     ignore_index: int,
+    may_be_empty: bool = False,
 ) -> Batch:
     """Check and flatten `query` (..., D) with `target` (...,) or (..., L).
 
     Without `weight` the targets of an example share its weight of 1 evenly; with it they
     weigh what it says, and nothing is normalised. An empty batch, or one whose every
-    target is to be ignored, is an error: there is no loss to speak of.
+    target is to be ignored, is an error, as there is no loss to speak of, unless it
+    `may_be_empty`: one rank of many.
     """
     check_tensor("query", query)
     check_tensor("target", target)
@@ -59,6 +67,8 @@ def prepare(
             f"target has shape {tuple(target.shape)}; expected ({want}) or ({want}, L) "
             f"for a query of shape {tuple(query.shape)}."
         )
+    if not shape.numel() and may_be_empty and target.shape[-1]:
+        return _nothing(check_query(query, dim), target.shape[-1], weight, shape)
     if not shape.numel():
         raise UsageError(
             f"the batch is empty: query has shape {tuple(query.shape)}. Skip such a batch."
@@ -80,7 +90,7 @@ def prepare(
     check_ids("target", ids, num_classes, hint=f" Padding is ignore_index={ignore_index}.")
     weights = _weights(weight, target, padding)
     places = (~padding.all(dim=1)).nonzero()[:, 0]
-    if not len(places):
+    if not len(places) and not may_be_empty:
         raise UsageError(
             f"every target is ignore_index ({ignore_index}): the batch has nothing to learn from. "
             "Skip such a batch, or check the padding value."
@@ -92,6 +102,32 @@ def prepare(
     weights = weights[places] if weights is not None else None
     counted = (first_mentions(ids) & (ids >= 0)) if ids.shape[1] > 1 else None
     return Batch(flat, ids, weights, counted, places, shape)
+
+
+def narrow(context: Tensor | None, batch: Batch) -> Tensor | None:
+    """The previous class of each of the batch's examples, (B,), of one for each that came."""
+    if context is None:
+        return None
+    if context.shape != batch.shape:
+        raise UsageError(
+            f"context has shape {tuple(context.shape)}; expected {tuple(batch.shape)}, the "
+            "previous class of every example."
+        )
+    return context.reshape(-1) if batch.places is None else context.reshape(-1)[batch.places]
+
+
+def _nothing(query: Tensor, num_targets: int, weight: Tensor | None, shape: torch.Size) -> Batch:
+    """No example, with tensors as wide as those of a batch that has some."""
+    several = num_targets > 1
+    none = torch.empty(0, num_targets, device=query.device)
+    return Batch(
+        query,
+        none.long(),
+        none if several or weight is not None else None,
+        none.bool() if several else None,
+        None,
+        shape,
+    )
 
 
 def _weights(weight: Tensor | None, target: Tensor, padding: Tensor | None) -> Tensor | None:

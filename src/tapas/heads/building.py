@@ -59,11 +59,10 @@ def build_table(
             f"num_samples is {num_samples}, but there are only {table.num_classes} classes. "
             "With so few, plain cross_entropy is exact and faster."
         )
-    num_shards = table.placement.num_shards if isinstance(table, LocalTable) else 1
-    if num_shards > num_samples:
+    if table.num_shards > num_samples:
         raise UsageError(
-            f"num_shards is {num_shards}, but only num_samples={num_samples} classes are kept: "
-            "some shards would keep none. Keep at least one for each shard."
+            f"num_shards is {table.num_shards}, but only num_samples={num_samples} classes are "
+            "kept: some shards would keep none. Keep at least one for each shard."
         )
     return table
 

@@ -4,6 +4,7 @@ Per batch: draw a pool of r*n classes from Q; score it with the batch and keep n
 cross-entropy on targets and kept classes. r = 1 is sampled softmax.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Self
 
@@ -13,10 +14,11 @@ from torch import Tensor, nn
 from tapas.candidates import Candidates
 from tapas.compiling import outside_graphs
 from tapas.errors import UsageError
-from tapas.heads.batch import Batch, prepare
+from tapas.heads.batch import Batch, narrow, prepare
 from tapas.heads.building import DEFAULT_ROW_OPTIMIZER, TableOptions, build_proposal, build_table
 from tapas.heads.config import TapasConfig
 from tapas.heads.diagnostics import Diagnosis, diagnose
+from tapas.heads.second_pass import second_pass
 from tapas.losses import sampled_softmax_loss, target_costs
 from tapas.precision import in_float32
 from tapas.proposals import Proposal
@@ -25,6 +27,7 @@ from tapas.schedule import Schedule, as_schedule, check_temperature
 from tapas.selection import Selection, as_selection
 from tapas.shapes import check_ids, check_query, check_tensor
 from tapas.tables import ClassTable, RowOptimizer
+from tapas.tables.meeting import Meeting
 
 
 class TapasSoftmax(nn.Module):
@@ -125,28 +128,35 @@ class TapasSoftmax(nn.Module):
             weight:  the shape of `target`. Left out, an example's targets share 1 evenly.
             context: previous class of each example, for proposals that look at it.
         """
-        batch = self._prepare(query, target, weight)
-        loss = sampled_softmax_loss(*self._logits(batch, context), batch.weight, batch.counted)
-        return batch.reduce(loss, self.config.reduction)
+        batch, meeting = self._meet(query, target, weight, context)
+        loss = sampled_softmax_loss(*self._logits(meeting), batch.weight, batch.counted)
+        return batch.reduce(loss, self.config.reduction, meeting.mean_size)
 
     @outside_graphs
     @in_float32
     def sampled_log_prob(self, query: Tensor, target: Tensor) -> Tensor:
         """Log-probability of each target as `forward` estimates it, its shape; 0 for padding."""
-        batch = self._prepare(query, target, None)
-        cost = target_costs(*self._logits(batch, None), batch.counted)
+        batch, meeting = self._meet(query, target, None, None)
+        cost = target_costs(*self._logits(meeting), batch.counted)
         real = (target != self.config.ignore_index).to(cost.device)
         return -cost.new_zeros(target.shape).masked_scatter(real, cost[batch.target >= 0])
 
-    def _logits(self, batch: Batch, context: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _meet(
+        self, query: Tensor, target: Tensor, weight: Tensor | None, context: Tensor | None
+    ) -> tuple[Batch, Meeting]:
+        """This process's examples, and all that are looked at together."""
+        with self.table.together():
+            batch = self._prepare(query, target, weight)
+            context = narrow(context, batch)
+            meeting = self.table.meet(batch.query, batch.target, context, step=self.step)
+        if not len(meeting.query):
+            raise UsageError("no rank has an example in this batch. Skip it on all of them.")
+        return batch, meeting
+
+    def _logits(self, meeting: Meeting) -> tuple[Tensor, Tensor]:
         """Own logits and the log of the kept sum; a step, if this is training."""
-        if context is not None and context.shape != batch.shape:
-            raise UsageError(
-                f"context has shape {tuple(context.shape)}; expected {tuple(batch.shape)}, the "
-                "previous class of every example."
-            )
-        kept = self._keep(batch.query, batch.target, context)
-        logits = self.table.sampled_logits(batch.query, batch.target, kept)
+        kept = self._keep(meeting, self.table.select_here)
+        logits = self.table.logits_of(meeting, kept)
         if self.training and torch.is_grad_enabled():
             self.step += 1
         return logits
@@ -161,14 +171,14 @@ class TapasSoftmax(nn.Module):
         targets of its own to leave out of its score.
         """
         if target is not None:
-            batch = self._prepare(query, target, None)
-            query, own = batch.query, batch.target
-        else:
+            return self._keep(self._meet(query, target, None, context)[1], self.table.select)
+        with self.table.together():
             query = check_query(query, self.table.dim)
-            if not len(query):
-                raise UsageError("the batch is empty: there is no query to sample for.")
             own = torch.full((len(query), 1), -1, device=query.device)
-        return self._keep(query, own, context)
+            meeting = self.table.meet(query, own, context, step=self.step)
+        if not len(meeting.query):
+            raise UsageError("the batch is empty: there is no query to sample for.")
+        return self._keep(meeting, self.table.select)
 
     def _prepare(self, query: Tensor, target: Tensor, weight: Tensor | None) -> Batch:
         return prepare(
@@ -178,44 +188,23 @@ class TapasSoftmax(nn.Module):
             num_classes=self.table.num_classes,
             dim=self.table.dim,
             ignore_index=self.config.ignore_index,
+            may_be_empty=self.table.num_ranks > 1,
         )
 
-    def _keep(self, query: Tensor, own: Tensor, context: Tensor | None) -> Candidates:
-        generator = stream(self.config.seed, "draws", self.step)
-        return self._second_pass(query, own, self._first_pass(context, generator), generator)
+    def _keep(self, meeting: Meeting, select: Callable[..., Candidates]) -> Candidates:
+        return self._two_passes(meeting, select)[1]
 
-    def _first_pass(self, context: Tensor | None, generator: torch.Generator) -> Candidates:
-        """S': min(r*n, C) distinct classes from Q."""
-        size = min(self.config.presample_factor * self.config.num_samples, self.num_classes)
-        pool = self.proposal.given(context).sample(size, generator=generator)
-        return pool.to(self.table.device)
-
-    def _second_pass(
-        self, query: Tensor, own: Tensor, pool: Candidates, generator: torch.Generator
-    ) -> Candidates:
-        """S: the n of S' that the rule picks, where the rows live."""
-        rule = self.config.selection
-        if len(pool) > self.config.num_samples:
-            query = query.detach()
-            scorers = rule.score_queries or len(query)
-            complete = scorers >= len(query)
-            if not complete:
-                chosen = torch.randperm(len(query), generator=generator, device="cpu")[:scorers]
-                chosen = chosen.to(query.device)
-                query, own = query[chosen], own[chosen]
-            pool = self.table.select(
-                query,
-                pool,
-                self.config.num_samples,
-                self.temperature,
-                rule=rule,
-                own=own,
-                complete=complete,
-                generator=generator,
-            )
-        if self.config.correction == "none":
-            return Candidates(pool.ids, torch.zeros_like(pool.log_q))
-        return pool
+    def _two_passes(
+        self, meeting: Meeting, select: Callable[..., Candidates]
+    ) -> tuple[Candidates, Candidates]:
+        """S' and S of this step."""
+        config, generator = self.config, stream(self.config.seed, "draws", self.step)
+        size = min(config.presample_factor * config.num_samples, self.num_classes)
+        pool = self.proposal.given(meeting.context).sample(size, generator=generator)
+        pool = pool.to(self.table.device)
+        return pool, second_pass(
+            meeting, pool, config, self.temperature, generator=generator, select=select
+        )
 
     def accumulate(self) -> AbstractContextManager[None]:
         """Several backward passes, one update of the rows at the end of the block."""
@@ -228,30 +217,32 @@ class TapasSoftmax(nn.Module):
         Exact; equal scores by rising id. `exclude` (..., E) are classes to leave
         out of a row, negative is padding; where fewer than k remain ids end in -1.
         """
-        flat = check_query(query, self.table.dim)
-        if exclude is not None:
-            check_tensor("exclude", exclude)
-            if exclude.dim() != query.dim() or exclude.shape[:-1] != query.shape[:-1]:
-                raise UsageError(
-                    f"exclude has shape {tuple(exclude.shape)}; expected one row of ids for each "
-                    f"query of {tuple(query.shape)}. Pad rows with -1."
-                )
-            exclude = exclude.reshape(len(flat), exclude.shape[-1])
-        score, ids = self.table.top(flat, k, exclude=exclude)
+        with self.table.together():
+            flat = check_query(query, self.table.dim)
+            if exclude is not None:
+                check_tensor("exclude", exclude)
+                if exclude.dim() != query.dim() or exclude.shape[:-1] != query.shape[:-1]:
+                    raise UsageError(
+                        f"exclude has shape {tuple(exclude.shape)}; expected one row of ids for "
+                        f"each query of {tuple(query.shape)}. Pad rows with -1."
+                    )
+                exclude = exclude.reshape(len(flat), exclude.shape[-1])
+            score, ids = self.table.top(flat, k, exclude=exclude)
         return score.view(*query.shape[:-1], k), ids.view(*query.shape[:-1], k)
 
     @in_float32
     @torch.no_grad()
     def log_prob(self, query: Tensor, ids: Tensor) -> Tensor:
         """Exact log-probability of `ids` (..., L) given `query` (..., D), over all classes."""
-        flat = check_query(query, self.table.dim)
-        if ids.dim() != query.dim() or ids.shape[:-1] != query.shape[:-1]:
-            raise UsageError(
-                f"ids has shape {tuple(ids.shape)}; expected one row of ids for each query of "
-                f"{tuple(query.shape)}."
-            )
-        wanted = check_ids("ids", ids, self.num_classes).reshape(len(flat), -1)
-        weight, bias = self.table.rows(wanted.reshape(-1))
+        with self.table.together():
+            flat = check_query(query, self.table.dim)
+            if ids.dim() != query.dim() or ids.shape[:-1] != query.shape[:-1]:
+                raise UsageError(
+                    f"ids has shape {tuple(ids.shape)}; expected one row of ids for each query of "
+                    f"{tuple(query.shape)}."
+                )
+            wanted = check_ids("ids", ids, self.num_classes).flatten(0, -2)
+            weight, bias = self.table.rows(wanted.reshape(-1))
         logit = torch.einsum("bld,bd->bl", weight.view(*wanted.shape, -1), flat)
         logit += bias.view_as(wanted)
         return (logit - self.table.log_partition(flat)[:, None]).view(ids.shape)
@@ -260,20 +251,20 @@ class TapasSoftmax(nn.Module):
     @torch.no_grad()
     def full_loss(self, query: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
         """The exact softmax loss over all classes; what `forward` estimates."""
-        batch = self._prepare(query, target, weight)
+        with self.table.together():
+            batch = self._prepare(query, target, weight)
+            mean_size = self.table.mean_size(len(batch.query))
         log_prob = self.log_prob(batch.query, batch.target.clamp(min=0))
         loss = -log_prob if batch.weight is None else -log_prob * batch.weight
-        return batch.reduce(loss.sum(dim=1), self.config.reduction)
+        return batch.reduce(loss.sum(dim=1), self.config.reduction, mean_size)
 
     @in_float32
     def diagnose(
         self, query: Tensor, target: Tensor, *, context: Tensor | None = None
     ) -> Diagnosis:
         """How good the two passes are for this batch, against the exact softmax."""
-        batch = self._prepare(query, target, None)
-        generator = stream(self.config.seed, "draws", self.step)
-        pool = self._first_pass(context, generator)
-        kept = self._second_pass(batch.query, batch.target, pool, generator)
+        batch, meeting = self._meet(query, target, None, context)
+        pool, kept = self._two_passes(meeting, self.table.select)
         return diagnose(self.table, batch, pool, kept, self.temperature)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:

@@ -33,6 +33,8 @@ def kept_log_sum(
     """
     if native.readable(weight, query, offset):
         return native.log_sum(weight, offset, query, ids=ids, own=own), None
+    if not len(ids):
+        return query.new_full((len(query),), -torch.inf), query.new_zeros(len(query), 0)
     logit = torch.addmm(offset, query, weight.t())
     mute(logit, ids, own)
     # softmax is one fused pass; the largest entry gives the sum back without underflow
@@ -107,7 +109,7 @@ def target_costs(positive: Tensor, log_sum: Tensor, counted: Tensor | None = Non
         # softplus keeps what the difference of two large logarithms would round away
         own = positive.view(-1)
         cost = functional.softplus(log_sum - own)
-        if float(own.detach().min()) == -torch.inf:
+        if own.numel() and float(own.detach().min()) == -torch.inf:
             cost = cost.masked_fill(own.isneginf(), 0.0)
         return cost.view(-1, 1)
     own = positive if counted is None else positive.masked_fill(~counted, -torch.inf)

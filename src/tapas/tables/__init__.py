@@ -3,6 +3,7 @@
 from tapas.tables.base import ClassTable
 from tapas.tables.local import LocalTable
 from tapas.tables.row_optimizers import SGD, Adagrad, LazyAdam, RowOptimizer, RowwiseAdagrad
+from tapas.tables.sharded import ShardedTable
 
 __all__ = [
     "SGD",
@@ -12,4 +13,5 @@ __all__ = [
     "LocalTable",
     "RowOptimizer",
     "RowwiseAdagrad",
+    "ShardedTable",
 ]

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import isfinite
 from typing import Any, ClassVar, Self
 
@@ -13,8 +13,16 @@ from tapas.candidates import Candidates
 from tapas.compiling import outside_graphs
 from tapas.errors import UsageError
 from tapas.selection import Selection
-from tapas.shapes import all_finite, check_ids, check_shape
+from tapas.shapes import (
+    all_finite,
+    check_ids,
+    check_integer,
+    check_positive,
+    check_query,
+    check_shape,
+)
 from tapas.tables.gradients import lookup, sampled_logits
+from tapas.tables.meeting import Meeting
 
 
 class ClassTable(nn.Module, ABC):
@@ -46,6 +54,16 @@ class ClassTable(nn.Module, ABC):
         return super().requires_grad_(requires_grad)
 
     @property
+    def num_shards(self) -> int:
+        """Parts of the rows, each of which keeps its share in the second pass."""
+        return 1
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that call every verb together."""
+        return 1
+
+    @property
     @abstractmethod
     def device(self) -> torch.device:
         """Where `rows` are returned, and where queries are expected."""
@@ -72,6 +90,10 @@ class ClassTable(nn.Module, ABC):
         change it.
         """
 
+    def select_here(self, *args: Any, **options: Any) -> Candidates:
+        """The part of `select` whose rows live here: all that `logits_of` wants."""
+        return self.select(*args, **options)
+
     @abstractmethod
     def read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """`rows` without the check of `ids` and inside no_grad, for callers who see to both."""
@@ -93,10 +115,14 @@ class ClassTable(nn.Module, ABC):
     def log_partition(self, query: Tensor) -> Tensor:
         """Exact log of the sum over all classes of exp(logit), (B,)."""
 
+    def together(self) -> AbstractContextManager[None]:
+        """What goes wrong in here before the first verb is told to whoever waits in that verb."""
+        return nullcontext()
+
     def rows(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Weights (N, D) and biases (N,) of `ids` (N,), float32. Repeated ids are fine."""
-        check_shape({}, ids=(ids, "N"))
-        with torch.no_grad():
+        with torch.no_grad(), self.together():
+            check_shape({}, ids=(ids, "N"))
             return self.read(check_ids("ids", ids, self.num_classes).to(self.device))
 
     def update(self, ids: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> None:
@@ -105,20 +131,21 @@ class ClassTable(nn.Module, ABC):
         Only the rows named move. A gradient that is not finite is an error and moves
         nothing.
         """
-        check_shape(
-            {"D": self.dim},
-            ids=(ids, "N"),
-            weight_grad=(weight_grad, "N D"),
-            bias_grad=(bias_grad, "N"),
-        )
-        ids = check_ids("ids", ids, self.num_classes)
-        if not ids.numel():
-            return
-        self.receive(
-            ids.to(self.device),
-            weight_grad.detach().to(self.device, torch.float32),
-            bias_grad.detach().to(self.device, torch.float32),
-        )
+        with self.together():
+            check_shape(
+                {"D": self.dim},
+                ids=(ids, "N"),
+                weight_grad=(weight_grad, "N D"),
+                bias_grad=(bias_grad, "N"),
+            )
+            ids = check_ids("ids", ids, self.num_classes)
+            if not ids.numel() and self.num_ranks == 1:
+                return
+            self.receive(
+                ids.to(self.device),
+                weight_grad.detach().to(self.device, torch.float32),
+                bias_grad.detach().to(self.device, torch.float32),
+            )
 
     def receive(self, ids: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> None:
         """`update` for callers who know shapes and ids to be good."""
@@ -133,12 +160,15 @@ class ClassTable(nn.Module, ABC):
         else:  # copies: the caller is free to reuse its own
             self._held.append((ids.clone(), weight_grad.clone(), bias_grad.clone()))
 
-    @contextmanager
-    def accumulate(self) -> Iterator[None]:
+    def accumulate(self) -> AbstractContextManager[None]:
         """Hold back every `update` inside and apply them as one at the end.
 
         After an exception nothing of what was held is applied.
         """
+        return self._accumulating()
+
+    @contextmanager
+    def _accumulating(self) -> Iterator[None]:
         if self._held is not None:
             raise UsageError("this table is accumulating already; leave that block first.")
         self._held = []
@@ -159,7 +189,24 @@ class ClassTable(nn.Module, ABC):
         log of the weighted sum over the kept classes that are not its own, (B,).
         `backward` through them sends the rows their gradients.
         """
-        return sampled_logits(self, query, target, kept)
+        return self.logits_of(self.meet(query, target), kept)
+
+    def meet(
+        self, query: Tensor, target: Tensor, context: Tensor | None = None, *, step: int = 0
+    ) -> Meeting:
+        """The examples that are looked at together: `query` (B, D), `target` (B, L) of every rank.
+
+        One process meets nobody. Ranks must agree on `step`.
+        """
+        return Meeting(query, target, context, (len(query),))
+
+    def mean_size(self, size: int) -> float:
+        """The mean over ranks of what each calls its `size`."""
+        return size
+
+    def logits_of(self, meeting: Meeting, kept: Candidates) -> tuple[Tensor, Tensor]:
+        """`sampled_logits` of the examples that this process brought to the meeting."""
+        return sampled_logits(self, meeting.query, meeting.target, kept)
 
     @outside_graphs
     def lookup(self, ids: Tensor) -> Tensor:
@@ -167,11 +214,27 @@ class ClassTable(nn.Module, ABC):
 
         `backward` through them sends the rows their gradients; biases take no part.
         """
-        flat = check_ids("ids", ids, self.num_classes).to(self.device).reshape(-1)
-        return lookup(self, flat).view(*ids.shape, self.dim)
+        with self.together():
+            flat = check_ids("ids", ids, self.num_classes).to(self.device).reshape(-1)
+            return lookup(self, flat).view(*ids.shape, self.dim)
 
     def flush(self) -> None:
         """Return once every earlier `update` is visible to `rows`."""
 
     def close(self) -> None:
         """Release processes and sockets. Safe to call twice."""
+
+
+def check_top(
+    table: ClassTable, query: Tensor, k: int, exclude: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """What `top` is asked, as (B, D) float32 and (B, E) int64, or an error."""
+    query = check_query(query, table.dim)
+    check_positive("k", k)
+    if k > table.num_classes:
+        raise UsageError(f"k is {k}, but there are only {table.num_classes} classes.")
+    if exclude is not None:
+        check_shape({"B": query.shape[0]}, exclude=(exclude, "B E"))
+        exclude = check_integer("exclude", exclude).to(table.device)
+        check_ids("exclude", exclude.clamp(min=0), table.num_classes)
+    return query, exclude

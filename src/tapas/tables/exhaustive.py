@@ -4,6 +4,8 @@ Native where the rows are in this machine's memory; else in chunks of a product 
 holds all scores at once.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -42,6 +44,34 @@ def best_classes(
     return torch.cat([value for value, _ in parts]), torch.cat([rows for _, rows in parts])
 
 
+def best_by_id(
+    weight: Tensor,
+    bias: Tensor | None,
+    query: Tensor,
+    k: int,
+    exclude: Tensor | None,
+    ids_at: Callable[[Tensor], Tensor],
+) -> tuple[Tensor, Tensor]:
+    """`best_classes` of rows whose ids, `ids_at` their places, do not rise: ids, not rows.
+
+    Equal scores by rising id; also where a tie goes across the edge of the k best, which is
+    looked at once more.
+    """
+    more = min(k + 1, len(weight))
+    value, rows = best_classes(weight, bias, query, more, exclude)
+    ids = ids_at(rows.clamp(min=0)).masked_fill_(rows < 0, torch.iinfo(torch.int64).max)
+    torn = torch.zeros(len(query), dtype=torch.bool, device=query.device)
+    if more > k:
+        torn = (value[:, k - 1] == value[:, k]) & (value[:, k] > -torch.inf)
+    value, ids = merge(value, ids, k)
+    if bool(torn.any()):
+        again = _best_of_block(
+            weight, bias, query[torn], k, None if exclude is None else exclude[torn], ids_at
+        )
+        value[torn], ids[torn] = again
+    return value, ids.masked_fill(value == -torch.inf, -1)
+
+
 def log_of_all(weight: Tensor, bias: Tensor | None, query: Tensor) -> Tensor:
     """log sum_c exp(query . weight_c + bias_c), (B,)."""
     if native.readable(weight, query):
@@ -63,18 +93,27 @@ def _scores(weight: Tensor, bias: Tensor | None, query: Tensor, start: int, stop
 
 
 def _best_of_block(
-    weight: Tensor, bias: Tensor | None, query: Tensor, k: int, exclude: Tensor | None
+    weight: Tensor,
+    bias: Tensor | None,
+    query: Tensor,
+    k: int,
+    exclude: Tensor | None,
+    ids_at: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     banned, row = (x.to(weight.device) for x in exclusions(exclude))
     value = query.new_full((len(query), k), -torch.inf)
-    ids = torch.full_like(value, len(weight), dtype=torch.int64)
+    ids = torch.full_like(value, torch.iinfo(torch.int64).max, dtype=torch.int64)
     for start, stop in chunks(len(weight), len(query)):
         score = _scores(weight, bias, query, start, stop)
         if len(banned):
             first, last = torch.searchsorted(banned, banned.new_tensor([start, stop]))
             score[row[first:last], banned[first:last] - start] = -torch.inf
+        found = torch.arange(start, stop, device=weight.device)
+        if ids_at is not None:
+            found, order = ids_at(found).sort()
+            score = score[:, order]
         best, column = best_of_chunk(score, k)
         value, ids = merge(
-            torch.cat([value, best], dim=1), torch.cat([ids, column + start], dim=1), k
+            torch.cat([value, best], dim=1), torch.cat([ids, found[column]], dim=1), k
         )
     return value, ids.masked_fill(value == -torch.inf, -1)

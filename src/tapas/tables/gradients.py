@@ -150,5 +150,8 @@ class _Lookup(torch.autograd.Function):
         (ids,) = ctx.saved_tensors
         if ctx.sparse is not None:
             return _sparse(ids, grad, *ctx.sparse), None, None
-        ctx.table.receive(ids, grad.float(), grad.new_zeros(ids.shape[0], dtype=torch.float32))
+        grad = grad.float()
+        if ctx.table.num_ranks > 1:  # the losses of ranks are averaged
+            grad = grad / ctx.table.num_ranks
+        ctx.table.receive(ids, grad, grad.new_zeros(ids.shape[0]))
         return None, None, None

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
 from operator import index
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,20 +13,20 @@ from tapas.candidates import Candidates
 from tapas.errors import UsageError
 from tapas.native.memory import prefer_huge_pages
 from tapas.rng import check_generator, stream
-from tapas.selection import PoolView, Selection, Stored, check_pick
+from tapas.selection import Selection
 from tapas.shapes import (
     all_finite,
     check_ids,
-    check_integer,
     check_positive,
     check_query,
     check_shape,
 )
-from tapas.tables.base import ClassTable
+from tapas.tables.base import ClassTable, check_top
 from tapas.tables.exhaustive import best_classes, log_of_all
 from tapas.tables.placement import Placement
 from tapas.tables.rounding import round_to_bfloat16
 from tapas.tables.row_optimizers import RowOptimizer, native_rule
+from tapas.tables.second_pass import Question, keep_of, noise_for, share_of
 
 
 class LocalTable(ClassTable):
@@ -41,7 +41,8 @@ class LocalTable(ClassTable):
         bias: True (start at 0), False, or the (C,) values to start at; the log of the
             class frequencies is a good start.
         num_shards: emulate so many shards: each keeps the best n/m of its part of the
-            pool, as the distributed engines do. Classes are spread at random by `seed`.
+            pool, as the distributed engines do.
+        placement: of classes on shards, "random" by `seed` or "contiguous"; see `Placement`.
     """
 
     exact_reads = True
@@ -55,6 +56,7 @@ class LocalTable(ClassTable):
         dtype: torch.dtype = torch.float32,
         bias: bool | Tensor = True,
         num_shards: int = 1,
+        placement: str = "random",
         seed: int = 0,
         device: torch.device | str | None = None,
     ):
@@ -69,13 +71,12 @@ class LocalTable(ClassTable):
         self.row_optimizer = row_optimizer
         self.num_updates = 0
         self.seed = index(seed)
-        self.placement = Placement(num_classes, num_shards, seed=seed)
-        bound = 1 / math.sqrt(dim)  # as nn.Linear
+        self.placement = Placement(num_classes, num_shards, seed=seed, kind=placement)
         weight = torch.empty(num_classes, dim, dtype=dtype, device="cpu")
         prefer_huge_pages(weight)
-        weight.uniform_(-bound, bound, generator=stream(self.seed, "rows"))
+        self.draw_rows(weight)
         self.has_bias = bias is not False
-        start = _start_bias(bias, num_classes)
+        start = start_bias(bias, num_classes)
         for name, value in (("weight", weight.to(device)), ("bias", start.to(device, dtype))):
             if row_optimizer is None:
                 self.register_parameter(name, nn.Parameter(value))
@@ -92,9 +93,18 @@ class LocalTable(ClassTable):
     weight: Tensor  # (C, D)
     bias: Tensor  # (C,), or (0,) without biases
 
+    def draw_rows(self, weight: Tensor) -> None:
+        """Fill `weight` (C, D) with what rows start at."""
+        bound = 1 / math.sqrt(self.dim)  # as nn.Linear
+        weight.uniform_(-bound, bound, generator=stream(self.seed, "rows"))
+
     @property
     def device(self) -> torch.device:
         return self.weight.device
+
+    @property
+    def num_shards(self) -> int:
+        return self.placement.num_shards
 
     def read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         weight = self.weight.index_select(0, ids)
@@ -121,55 +131,43 @@ class LocalTable(ClassTable):
             return pool
         check_shape({"D": self.dim}, query=(query, "A D"), own=(own, "A L"))
         pool = Candidates(check_ids("pool", pool.ids, self.num_classes), pool.log_q)
-        pool, own = pool.to(self.device), own.long()
-        noise = pool.log_q[:0]
-        if rule.random:
-            draws = torch.rand(len(pool), generator=generator, dtype=torch.float32, device="cpu")
-            noise = (1 - draws).to(self.device)
-
-        def keep_of(ids: Tensor, log_q: Tensor, noise: Tensor, share: int) -> Candidates:
-            if len(ids) <= share:
-                return Candidates(ids, log_q)
-            view = PoolView(
-                ids=ids,
-                log_q=log_q,
-                rows=partial(self._stretch, ids),
-                query=query,
-                own=own,
-                complete=complete,
-                temperature=temperature,
-                noise=noise,
-                stored=self._stored(ids, query),
-            )
-            kept, log_weight = check_pick(rule, *rule.pick(view, share), share, len(ids))
-            return Candidates(
-                ids.index_select(0, kept), log_q.index_select(0, kept).sub_(log_weight)
-            )
-
+        pool = pool.to(self.device)
+        question = Question(query, own.long(), complete, temperature, rule)
+        noise = noise_for(pool, rule, generator)
         num_shards = self.placement.num_shards
         if num_shards == 1:
-            return keep_of(pool.ids, pool.log_q, noise, keep)
+            return self.keep_of(pool, pool.ids, noise, keep, question)
         shard = self.placement.shard(pool.ids)
         parts = []
-        for j in range(min(num_shards, keep)):
+        for j in range(num_shards):
             mine = shard == j
-            share = keep // num_shards + (j < keep % num_shards)
+            part = Candidates(pool.ids[mine], pool.log_q[mine])
             parts.append(
-                keep_of(
-                    pool.ids[mine], pool.log_q[mine], noise[mine] if rule.random else noise, share
+                self.keep_of(
+                    part,
+                    part.ids,
+                    noise[mine] if rule.random else noise,
+                    share_of(keep, num_shards, j),
+                    question,
                 )
             )
         ids, order = torch.cat([part.ids for part in parts]).sort()
         return Candidates(ids, torch.cat([part.log_q for part in parts])[order])
 
-    def _stored(self, ids: Tensor, query: Tensor) -> Stored | None:
-        if not native.readable(self.weight, query):
-            return None
-        bias = self.bias.detach()[ids].float() if self.has_bias else query.new_zeros(len(ids))
-        return Stored(self.weight, ids, bias)
-
-    def _stretch(self, ids: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        return self.read(ids[start:stop])
+    def keep_of(
+        self, part: Candidates, places: Tensor, noise: Tensor, share: int, question: Question
+    ) -> Candidates:
+        """The `share` of `part` that the rule picks; its classes are in the rows `places`."""
+        return keep_of(
+            part,
+            places,
+            noise,
+            share,
+            question,
+            weight=self.weight,
+            bias=self.stored_bias(),
+            read=self.read,
+        )
 
     def write(self, ids: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> None:
         if self.row_optimizer is None:
@@ -218,22 +216,15 @@ class LocalTable(ClassTable):
 
     @torch.no_grad()
     def top(self, query: Tensor, k: int, *, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        query = check_query(query, self.dim)
-        check_positive("k", k)
-        if k > self.num_classes:
-            raise UsageError(f"k is {k}, but there are only {self.num_classes} classes.")
-        if exclude is not None:
-            check_shape({"B": query.shape[0]}, exclude=(exclude, "B E"))
-            exclude = check_integer("exclude", exclude).to(self.device)
-            check_ids("exclude", exclude.clamp(min=0), self.num_classes)
-        return best_classes(self.weight.detach(), self._stored_bias(), query, k, exclude)
+        query, exclude = check_top(self, query, k, exclude)
+        return best_classes(self.weight.detach(), self.stored_bias(), query, k, exclude)
 
     @torch.no_grad()
     def log_partition(self, query: Tensor) -> Tensor:
         query = check_query(query, self.dim)
-        return log_of_all(self.weight.detach(), self._stored_bias(), query)
+        return log_of_all(self.weight.detach(), self.stored_bias(), query)
 
-    def _stored_bias(self) -> Tensor | None:
+    def stored_bias(self) -> Tensor | None:
         return self.bias.detach() if self.has_bias else None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "LocalTable":
@@ -251,16 +242,18 @@ class LocalTable(ClassTable):
                 self._buffers[name] = before.to(after.device)
         return self
 
-    def get_extra_state(self) -> dict[str, int]:
+    def get_extra_state(self) -> dict[str, Any]:
         return {
             "num_updates": self.num_updates,
             "seed": self.seed,
             "num_shards": self.placement.num_shards,
+            "placement": self.placement.kind,
         }
 
-    def set_extra_state(self, state: dict[str, int]) -> None:
+    def set_extra_state(self, state: dict[str, Any]) -> None:
         self.num_updates, self.seed = state["num_updates"], state["seed"]
-        self.placement = Placement(self.num_classes, state["num_shards"], seed=self.seed)
+        kind = state.get("placement", "random")  # version 0.1 knew no other
+        self.placement = Placement(self.num_classes, state["num_shards"], seed=self.seed, kind=kind)
 
     def extra_repr(self) -> str:
         shards = f", {self.placement.num_shards} shards" if self.placement.num_shards > 1 else ""
@@ -270,7 +263,7 @@ class LocalTable(ClassTable):
         )
 
 
-def _start_bias(bias: bool | Tensor, num_classes: int) -> Tensor:
+def start_bias(bias: bool | Tensor, num_classes: int) -> Tensor:
     """(C,) float32 to start at: zeros for True, (0,) for False, or the values given."""
     if isinstance(bias, bool):
         return torch.zeros(num_classes if bias else 0, dtype=torch.float32, device="cpu")

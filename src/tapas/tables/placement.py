@@ -1,31 +1,68 @@
-"""Which shard a class lives on: at random, yet computable from the id alone.
+"""Which shard a class lives on, and where there: computable from the id alone.
 
-A keyed permutation of the classes, then the remainder by the number of shards. Frequent
-classes spread evenly, shards differ in size by at most one, and nothing is stored.
+Classes are put in an order, at random by a keyed permutation or as they are, and shard j of
+m takes stretch j of that order. Nothing is stored, shards differ in size by at most one, and
+what m shards saved in this order is cut anew for any other number of them.
 """
 
+import torch
 from torch import Tensor
 
 from tapas.errors import UsageError
 from tapas.permutation import Permutation
 from tapas.rng import stream
-from tapas.shapes import check_positive
+from tapas.shapes import check_ids, check_positive
+
+KINDS = ("random", "contiguous")
 
 
 class Placement:
-    """`shard(ids)` for `num_classes` classes on `num_shards` shards."""
+    """`num_classes` classes on `num_shards` shards.
 
-    def __init__(self, num_classes: int, num_shards: int, *, seed: int = 0):
+    Args:
+        kind: "random" spreads frequent classes evenly, whatever their ids; "contiguous"
+            leaves ids in their order, for ids that mean nothing.
+    """
+
+    def __init__(self, num_classes: int, num_shards: int, *, seed: int = 0, kind: str = "random"):
         self.num_classes = check_positive("num_classes", num_classes)
         self.num_shards = check_positive("num_shards", num_shards)
         if num_shards > num_classes:
             raise UsageError(f"cannot spread {num_classes} classes over {num_shards} shards.")
-        self._order = Permutation(num_classes, stream(seed, "placement"))
+        if kind not in KINDS:
+            raise UsageError(f"placement must be {' or '.join(KINDS)}, got {kind!r}.")
+        self.seed, self.kind = seed, kind
+        self._order = None
+        if kind == "random":
+            self._order = Permutation(num_classes, stream(seed, "placement"))
 
     def shard(self, ids: Tensor) -> Tensor:
         """The shard of each id, the shape of `ids`."""
-        return self.permute(ids) % self.num_shards
+        return self.shard_at(self.permute(ids))
+
+    def shard_at(self, places: Tensor) -> Tensor:
+        """The shard of each place in the order."""
+        return places * self.num_shards // self.num_classes
+
+    def start(self, shard: int) -> int:
+        """The first place of `shard`; its last is before the start of the next."""
+        return -(-shard * self.num_classes // self.num_shards)
+
+    def size(self, shard: int) -> int:
+        return self.start(shard + 1) - self.start(shard)
 
     def permute(self, ids: Tensor) -> Tensor:
-        """A fixed random permutation of 0 .. C-1, applied to `ids`."""
+        """The place of each id in the order, 0 .. C-1."""
+        if self._order is None:
+            return check_ids("ids", ids, self.num_classes)
         return self._order.permute(ids)
+
+    def ids_at(self, places: Tensor) -> Tensor:
+        """The id at each place of the order."""
+        if self._order is None:
+            return check_ids("places", places, self.num_classes)
+        return self._order.inverse(places)
+
+    def ids_of(self, shard: int) -> Tensor:
+        """The ids of `shard` in the order of its rows."""
+        return self.ids_at(torch.arange(self.start(shard), self.start(shard + 1), device="cpu"))

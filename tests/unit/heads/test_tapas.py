@@ -128,8 +128,8 @@ def test_sample_shows_what_the_next_forward_keeps(selection):
     head = make(selection=selection)
     query, target = batch(B)
     used = []
-    inner = head.table.sampled_logits
-    head.table.sampled_logits = lambda q, t, kept: used.append(kept) or inner(q, t, kept)
+    inner = head.table.logits_of
+    head.table.logits_of = lambda meeting, kept: used.append(kept) or inner(meeting, kept)
     shown = [head.sample(query, target)]
     head(query, target)
     shown.append(head.sample(query, target))

@@ -1,0 +1,193 @@
+"""The ranks that share a table: who they are, and the few ways in which they meet.
+
+Every meeting is one collective of torch.distributed. What goes wrong in one is told as a
+`PeerError` that names the rank at fault: one that died, hangs, has stopped with an error of
+its own, or makes other calls than the rest.
+"""
+
+import re
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tapas.errors import PeerError, UsageError
+
+GRACE_SECONDS = 5.0  # for the others to say that they are alive, once a meeting has failed
+CPU = torch.device("cpu")
+REFUSED = -1  # in place of a verb: this rank's input was bad
+
+
+class Ranks:
+    """This process among those of `group`, by default all of them.
+
+    Counts what it sends and how long meetings take. `last_checkpoint` is what a `PeerError`
+    offers to go on from; whoever saves one says so here.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None):
+        if not (dist.is_available() and dist.is_initialized()):
+            raise UsageError(
+                "there are no ranks to share a table: torch.distributed is not initialized. Start "
+                "the program with torchrun, and call tapas.join_ranks() first."
+            )
+        whole: Any = dist.group.WORLD
+        self.group: Any = whole if group is None else group
+        self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        if self.rank < 0:
+            raise UsageError("this process is not in the group that shares the table.")
+        self._store = self.group.get_group_store()
+        self.meetings = 0
+        self.sent_bytes = 0
+        self.seconds = 0.0
+        self.last_checkpoint: str | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Ranks":
+        return self  # a copy of a model meets the same others
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Ranks, ()
+
+    def announce(self, verb: str, *numbers: int) -> list[list[int]]:
+        """What every rank brings to `verb`: its `numbers`, by rank.
+
+        An error on every rank if they are not all at the same verb, or if one refused.
+        """
+        mine = torch.tensor([zlib.crc32(verb.encode()), *numbers], dtype=torch.int64, device="cpu")
+        heard = self._announce(mine)
+        refused = tuple(rank for rank, row in enumerate(heard) if row[0] == REFUSED)
+        if refused:
+            raise PeerError(
+                f"{_named(refused)} refused the input of `{verb}`; the error there says why. "
+                "Nothing was changed here.",
+                refused,
+            )
+        lost = tuple(rank for rank, row in enumerate(heard) if row[0] != int(mine[0]))
+        if lost:
+            raise PeerError(
+                f"{_named(lost)} came to another meeting than `{verb}`, where rank {self.rank} is. "
+                "All ranks must make the same calls in the same order.",
+                lost,
+            )
+        return [row[1 : 1 + len(numbers)] for row in heard]
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """An error in here, before the first meeting, is told to those who wait in that meeting."""
+        before = self.meetings
+        try:
+            yield
+        except PeerError:
+            raise
+        except Exception:
+            if self.meetings == before:
+                with suppress(PeerError):
+                    self._announce(torch.tensor([REFUSED], dtype=torch.int64, device="cpu"))
+            raise
+
+    def _announce(self, row: Tensor) -> list[list[int]]:
+        """Short rows are filled up: a rank that refuses does not know what the others bring."""
+        width = 3 + self.size
+        padded = torch.zeros(width, dtype=torch.int64, device="cpu")
+        padded[: len(row)] = row
+        self.meetings += 1
+        whole = self.gather(padded.to(self._device()))
+        heard: list[list[int]] = whole.cpu().tolist()
+        return heard
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """(m, *shape) the `tensor` of every rank; shapes must agree."""
+        whole = tensor.new_empty(self.size, *tensor.shape)
+        with self._meeting((self.size - 1) * tensor.nbytes):
+            dist.all_gather_single(whole.view(-1), tensor.contiguous().view(-1), group=self.group)
+        return whole
+
+    def exchange(self, parts: Tensor) -> Tensor:
+        """(m, N, ...) what every rank has for this one, of `parts` (m, N, ...), one for each."""
+        received = torch.empty_like(parts, memory_format=torch.contiguous_format)
+        with self._meeting(parts.nbytes // self.size * (self.size - 1)):
+            dist.all_to_all_single(received, parts.contiguous(), group=self.group)
+        return received
+
+    def exchange_rows(self, rows: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
+        """The same for `rows` (N, ...) of which send[r] go to rank r, in the order of ranks."""
+        received = rows.new_empty(sum(receive), *rows.shape[1:])
+        away = len(rows) - send[self.rank]
+        with self._meeting(away * rows[:1].nbytes):
+            dist.all_to_all_single(
+                received, rows.contiguous(), list(receive), list(send), group=self.group
+            )
+        return received
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over all ranks, in place."""
+        with self._meeting(2 * tensor.nbytes * (self.size - 1) // self.size):
+            dist.all_reduce(tensor, group=self.group)
+        return tensor
+
+    def _device(self) -> torch.device:
+        """Where small tensors must be to travel."""
+        backend = dist.get_backend(self.group)
+        return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else CPU
+
+    @contextmanager
+    def _meeting(self, sent: int) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        except RuntimeError as error:
+            raise self._blame(error) from error
+        finally:
+            self.seconds += time.perf_counter() - start
+        self.sent_bytes += sent
+
+    def last_words(self, error: BaseException) -> None:
+        """Tell those who will miss this rank why it stops."""
+        with suppress(Exception):
+            self._store.set(f"last words/{self.rank}", f"{type(error).__name__}: {error}")
+
+    def _blame(self, error: RuntimeError) -> PeerError:
+        """Those who do not answer within a moment are at fault."""
+        cause = re.sub(r"^\[\S+\] ", "", f"{error or type(error).__name__}".splitlines()[0])
+        silent = set(range(self.size)) - {self.rank}
+        words: dict[int, str] = {}
+        try:
+            self._store.set(f"alive/{self.rank}", "1")
+            with suppress(Exception):  # so that nobody waits for this rank any longer
+                self.group.abort()
+            deadline = time.monotonic() + GRACE_SECONDS
+            while silent and time.monotonic() < deadline:
+                for rank in sorted(silent):
+                    if self._store.check([f"last words/{rank}"]):
+                        words[rank] = self._store.get(f"last words/{rank}").decode()
+                    if rank in words or self._store.check([f"alive/{rank}"]):
+                        silent.discard(rank)
+                time.sleep(0.05)
+        except RuntimeError:
+            return PeerError(
+                f"the process that introduced the ranks to each other is gone ({cause}); that is "
+                f"rank 0, or torchrun itself.{self._offer()}",
+                (0,),
+            )
+        if words:
+            told = "; ".join(f"rank {rank} stopped: {why}" for rank, why in sorted(words.items()))
+            return PeerError(f"{told}.{self._offer()}".replace("..", "."), tuple(sorted(words)))
+        if silent:
+            how = "hangs or is lost" if "timed out" in cause.lower() else "died or hangs"
+            blamed = tuple(sorted(silent))
+            return PeerError(f"{_named(blamed)} {how}: no answer ({cause}).{self._offer()}", blamed)
+        return PeerError(f"the ranks have lost each other: {cause}.{self._offer()}")
+
+    def _offer(self) -> str:
+        if self.last_checkpoint is None:
+            return " No checkpoint was saved."
+        return f" The last checkpoint is {self.last_checkpoint}."
+
+
+def _named(ranks: tuple[int, ...]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

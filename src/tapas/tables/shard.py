@@ -1,0 +1,57 @@
+"""One shard's rows: a local table that starts as its part of the whole table would."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from tapas.rng import stream
+from tapas.tables.local import LocalTable
+from tapas.tables.placement import Placement
+from tapas.tables.row_optimizers import RowOptimizer
+
+NUMBERS_PER_BLOCK = 1 << 22  # drawn at once
+
+
+class Shard(LocalTable):
+    """Rows number 0 .. N-1 of shard `number`; its ids are places in the shard.
+
+    They start just as the same rows of a `LocalTable` with all classes would: each shard goes
+    through the numbers of the whole table, block by block, and keeps its own.
+    """
+
+    def __init__(
+        self,
+        whole: Placement,
+        number: int,
+        dim: int,
+        *,
+        row_optimizer: RowOptimizer,
+        dtype: torch.dtype,
+        bias: bool | Tensor,
+        device: torch.device | str | None,
+    ):
+        self.whole, self.number = whole, number
+        super().__init__(
+            whole.size(number),
+            dim,
+            row_optimizer=row_optimizer,
+            dtype=dtype,
+            bias=bias,
+            seed=whole.seed,
+            device=device,
+        )
+        # shards that round by the same numbers would err together
+        self.seed = stream(whole.seed, "shard", number).initial_seed()
+
+    def draw_rows(self, weight: Tensor) -> None:
+        bound, generator = 1 / math.sqrt(self.dim), stream(self.seed, "rows")
+        first, last = self.whole.start(self.number), self.whole.start(self.number + 1)
+        step = max(1, NUMBERS_PER_BLOCK // self.dim)
+        for start in range(0, self.whole.num_classes, step):
+            stop = min(start + step, self.whole.num_classes)
+            block = torch.empty(stop - start, self.dim, dtype=weight.dtype, device="cpu")
+            block.uniform_(-bound, bound, generator=generator)
+            place = self.whole.permute(torch.arange(start, stop, device="cpu"))
+            mine = (place >= first) & (place < last)
+            weight[place[mine] - first] = block[mine]

@@ -1,0 +1,291 @@
+"""The class table of many ranks: each keeps its part of the rows, and no row travels in a step.
+
+Every verb is a meeting: all ranks call it together, each with examples or ids of its own, as
+many as it has, which may be none. `select` alone is asked the same on every rank.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+from zlib import crc32
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tapas.candidates import Candidates
+from tapas.errors import UsageError
+from tapas.rng import check_generator
+from tapas.selection import Selection
+from tapas.shapes import check_ids, check_positive, check_query, check_shape
+from tapas.tables.base import ClassTable, check_top
+from tapas.tables.exhaustive import best_by_id, log_of_all
+from tapas.tables.gradients import sampled_logits
+from tapas.tables.local import start_bias
+from tapas.tables.meeting import Meeting, SentHome, check_agreement, combine, meet, pad, unpad
+from tapas.tables.placement import Placement
+from tapas.tables.ranking import merge
+from tapas.tables.ranks import Ranks
+from tapas.tables.routes import Route
+from tapas.tables.row_optimizers import RowOptimizer, RowwiseAdagrad
+from tapas.tables.second_pass import Question, noise_for, share_of
+from tapas.tables.shard import Shard
+
+
+class ShardedTable(ClassTable):
+    """Rows spread over the ranks of a torch.distributed group, which must exist.
+
+    Args:
+        row_optimizer: moves each shard's rows, in `backward`, on the rank that keeps them.
+        dtype, bias: as for `LocalTable`; the same on every rank.
+        placement: "random" (by `seed`) spreads frequent classes evenly over shards;
+            "contiguous" leaves ids in their order.
+        group: the ranks that share the table; by default all.
+
+    Rows are neither parameters nor buffers, so that no wrapper of a model (DDP, FSDP) takes
+    them for something to be made equal on all ranks. `tapas.save_checkpoint` saves them.
+    """
+
+    exact_reads = True
+
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        *,
+        row_optimizer: RowOptimizer = RowwiseAdagrad(lr=0.1),  # noqa: B008
+        dtype: torch.dtype = torch.float32,
+        bias: bool | Tensor = True,
+        placement: str = "random",
+        seed: int = 0,
+        device: torch.device | str | None = None,
+        group: dist.ProcessGroup | None = None,
+    ):
+        super().__init__(check_positive("num_classes", num_classes), check_positive("dim", dim))
+        self.ranks = Ranks(group)
+        with self.ranks.together():
+            if not isinstance(row_optimizer, RowOptimizer):
+                raise UsageError(
+                    "row_optimizer must be one such as tapas.SGD(lr=0.1), got "
+                    f"{row_optimizer!r}: the rows of a shard are moved where they live."
+                )
+            self.placement = Placement(num_classes, self.ranks.size, seed=seed, kind=placement)
+            start = start_bias(bias, num_classes)
+            named = repr((num_classes, dim, row_optimizer, dtype, placement, seed, len(start)))
+            heard = self.ranks.announce("ShardedTable", crc32(named.encode()))
+        check_agreement("the table, here by checksum", [row[0] for row in heard])
+        if isinstance(bias, Tensor):
+            bias = start[self.placement.ids_of(self.ranks.rank)]
+        self.__dict__["shard"] = Shard(  # a module that `modules()` does not show
+            self.placement,
+            self.ranks.rank,
+            dim,
+            row_optimizer=row_optimizer,
+            dtype=dtype,
+            bias=bias,
+            device=device,
+        )
+
+    shard: Shard
+
+    @property
+    def device(self) -> torch.device:
+        return self.shard.device
+
+    @property
+    def num_shards(self) -> int:
+        return self.ranks.size
+
+    @property
+    def num_ranks(self) -> int:
+        return self.ranks.size
+
+    @property
+    def row_optimizer(self) -> RowOptimizer | None:
+        return self.shard.row_optimizer
+
+    def together(self) -> AbstractContextManager[None]:
+        return self.ranks.together()
+
+    def requires_grad_(self, requires_grad: bool = True) -> "ShardedTable":
+        self.shard.requires_grad_(requires_grad)
+        return super().requires_grad_(requires_grad)
+
+    def meet(
+        self, query: Tensor, target: Tensor, context: Tensor | None = None, *, step: int = 0
+    ) -> Meeting:
+        return meet(self.ranks, "meet", query, target, context, agreed=step)
+
+    @torch.no_grad()
+    def select(
+        self,
+        query: Tensor,
+        pool: Candidates,
+        keep: int,
+        temperature: float,
+        *,
+        rule: Selection,
+        own: Tensor,
+        complete: bool,
+        generator: torch.Generator,
+    ) -> Candidates:
+        with self.together():
+            if len(pool) <= keep:
+                return pool
+            here = self.select_here(
+                query,
+                pool,
+                keep,
+                temperature,
+                rule=rule,
+                own=own,
+                complete=complete,
+                generator=generator,
+            )
+            heard = self.ranks.announce("select", len(here))
+        sizes = tuple(row[0] for row in heard)
+        packed = torch.cat([here.ids.view(torch.float32).view(-1, 2), here.log_q[:, None]], dim=1)
+        parts = packed.new_zeros(max(sizes), 3)
+        parts[: len(packed)] = packed
+        whole = unpad(self.ranks.gather(parts), sizes)
+        ids, order = whole[:, :2].contiguous().view(torch.int64)[:, 0].sort()
+        return Candidates(ids, whole[:, 2][order])
+
+    @torch.no_grad()
+    def select_here(
+        self,
+        query: Tensor,
+        pool: Candidates,
+        keep: int,
+        temperature: float,
+        *,
+        rule: Selection,
+        own: Tensor,
+        complete: bool,
+        generator: torch.Generator,
+    ) -> Candidates:
+        check_generator(generator)
+        check_shape({"D": self.dim}, query=(query, "A D"), own=(own, "A L"))
+        pool = Candidates(check_ids("pool", pool.ids, self.num_classes), pool.log_q)
+        pool = pool.to(self.device)
+        slot, mine = self._slots(pool.ids)
+        part = Candidates(pool.ids[mine], pool.log_q[mine])
+        if len(pool) <= keep:
+            return part
+        noise = noise_for(pool, rule, generator)
+        return self.shard.keep_of(
+            part,
+            slot[mine],
+            noise[mine] if rule.random else noise,
+            share_of(keep, self.ranks.size, self.ranks.rank),
+            Question(query, own.long(), complete, temperature, rule),
+        )
+
+    def logits_of(self, meeting: Meeting, kept: Candidates) -> tuple[Tensor, Tensor]:
+        """As in `ClassTable`; of `kept`, each shard takes what it has rows of."""
+        slot, mine = self._slots(kept.ids)
+        order = slot[mine].argsort()
+        here = Candidates(slot[mine][order], kept.log_q[mine][order])
+        target = meeting.target
+        place = self.placement.permute(target.clamp(min=0))
+        owner = self.placement.shard_at(place)
+        foreign = (target < 0) | (owner != self.ranks.rank)
+        slots = (place - self.placement.start(self.ranks.rank)).masked_fill_(foreign, -1)
+        positive, log_sum = sampled_logits(self.shard, meeting.query, slots, here)
+        found = torch.cat([positive, log_sum[:, None]], dim=1)
+        found = SentHome.apply(found, meeting.sizes, self.ranks)  # type: ignore[no-untyped-call]
+        before = sum(meeting.sizes[: self.ranks.rank])
+        return combine(found, owner[before : before + meeting.sizes[self.ranks.rank]])
+
+    def _slots(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows of `ids` in this shard, and which of them it has."""
+        slot = self.placement.permute(ids) - self.placement.start(self.ranks.rank)
+        return slot, (slot >= 0) & (slot < self.shard.num_classes)
+
+    def read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        distinct, where = torch.unique(ids, return_inverse=True)
+        route = Route.find("rows", distinct, self.placement, self.ranks)
+        weight, bias = self.shard.read(route.slots)
+        found = route.back(torch.cat([weight, bias[:, None]], dim=1))[where]
+        return found[:, :-1], found[:, -1]
+
+    def write(self, ids: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> None:
+        """Gradients go to the ranks that keep the rows, which apply them, or hold them back."""
+        distinct, where = torch.unique(ids, return_inverse=True)
+        route = Route.find("update", distinct, self.placement, self.ranks)
+        grad = torch.cat([weight_grad, bias_grad[:, None]], dim=1)
+        grad = grad.new_zeros(len(distinct), self.dim + 1).index_add_(0, where, grad)
+        grad = route.there(grad)
+        self.shard.receive(route.slots, grad[:, :-1].contiguous(), grad[:, -1].contiguous())
+
+    def receive(self, ids: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> None:
+        self.write(ids, weight_grad, bias_grad)
+
+    def accumulate(self) -> AbstractContextManager[None]:
+        return self.shard.accumulate()
+
+    @torch.no_grad()
+    def top(self, query: Tensor, k: int, *, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        with self.together():
+            query, exclude = check_top(self, query, k, exclude)
+            whole = meet(self.ranks, "top", query, exclude, agreed=k)  # they travel as targets do
+        slot, mine = self._slots(whole.target.clamp(min=0))
+        banned = slot.masked_fill(~mine | (whole.target < 0), -1)
+        most = min(k, self.shard.num_classes)
+        start = self.placement.start(self.ranks.rank)
+        value, ids = best_by_id(
+            self.shard.weight.detach(),
+            self.shard.stored_bias(),
+            whole.query,
+            most,
+            banned if bool((banned >= 0).any()) else None,
+            lambda rows: self.placement.ids_at(rows + start),
+        )
+        fill = (0, k - most)
+        value = torch.nn.functional.pad(value, fill, value=-torch.inf)
+        ids = torch.nn.functional.pad(ids, fill, value=-1)
+        packed = torch.cat([value[:, :, None], ids.view(torch.float32).view(*ids.shape, 2)], dim=2)
+        found = self._bring_home(packed.flatten(1), whole.sizes)  # (m, B, 3k)
+        found = found.transpose(0, 1).reshape(len(query), -1, 3)
+        found_ids = found[:, :, 1:].contiguous().view(torch.int64)[:, :, 0]
+        last = torch.iinfo(torch.int64).max  # nothing is no class, and comes last
+        value, ids = merge(found[:, :, 0], found_ids.masked_fill(found_ids < 0, last), k)
+        return value, ids.masked_fill(value == -torch.inf, -1)
+
+    @torch.no_grad()
+    def log_partition(self, query: Tensor) -> Tensor:
+        with self.together():
+            query = check_query(query, self.dim)
+            whole = meet(self.ranks, "log_partition", query)
+        here = log_of_all(self.shard.weight.detach(), self.shard.stored_bias(), whole.query)
+        return self._bring_home(here[:, None], whole.sizes)[:, :, 0].logsumexp(dim=0)
+
+    def mean_size(self, size: int) -> float:
+        return sum(row[0] for row in self.ranks.announce("mean_size", size)) / self.ranks.size
+
+    def _bring_home(self, found: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        """(m, B, W) of `found` (G, W) for all examples."""
+        return self.ranks.exchange(pad(found, sizes))[:, : sizes[self.ranks.rank]]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ShardedTable":
+        self.shard._apply(fn, recurse)
+        return self
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """What a `LocalTable` with as many shards would say."""
+        return {
+            "num_updates": self.shard.num_updates,
+            "seed": self.placement.seed,
+            "num_shards": self.ranks.size,
+            "placement": self.placement.kind,
+        }
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.shard.num_updates = state["num_updates"]
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.num_classes} classes, dim={self.dim}, {self.shard.weight.dtype}, "
+            f"{self.placement.kind} rows of rank {self.ranks.rank} of {self.ranks.size}, "
+            f"row_optimizer={self.row_optimizer}"
+        )

@@ -1,0 +1,72 @@
+"""run_ranks(3, work): so many gloo processes run `work(ranks, *args)`; their answers, by rank."""
+
+import os
+import tempfile
+import traceback
+import warnings
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from tapas.tables.ranks import Ranks
+
+TIMEOUT_SECONDS = 30
+CONTEXT = mp.get_context("forkserver")  # torch is imported once, not by every rank
+CONTEXT.set_forkserver_preload(["torch", "tapas"])
+
+
+def run_ranks(num_ranks, work, *args, timeout=TIMEOUT_SECONDS):
+    """Answers must survive torch.save. The first failure is raised, with its traceback."""
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [
+            CONTEXT.Process(
+                target=_rank, args=(rank, num_ranks, folder, timeout, work, args), daemon=True
+            )
+            for rank in range(num_ranks)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(timeout + 60)
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+                process.join()
+        failures = [
+            f"rank {rank}:\n{file.read_text()}"
+            for rank in range(num_ranks)
+            if (file := Path(folder, f"{rank}.error")).exists()
+        ]
+        if failures:
+            raise AssertionError("\n".join(failures))
+        answers = []
+        for rank, process in enumerate(processes):
+            file = Path(folder, f"{rank}.answer")
+            if not file.exists():
+                raise AssertionError(f"rank {rank} ended with {process.exitcode}, no answer")
+            answers.append(torch.load(file, weights_only=False))
+        return answers
+
+
+def _rank(rank, num_ranks, folder, timeout, work, args):
+    torch.set_num_threads(1)
+    warnings.simplefilter("error")
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    try:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{folder}/rendezvous",
+            rank=rank,
+            world_size=num_ranks,
+            timeout=timedelta(seconds=timeout),
+        )
+        answer = work(Ranks(), *args)
+        torch.save(answer, Path(folder, f"{rank}.partial"))
+        os.rename(Path(folder, f"{rank}.partial"), Path(folder, f"{rank}.answer"))
+        dist.destroy_process_group()
+    except BaseException:
+        Path(folder, f"{rank}.error").write_text(traceback.format_exc())
+        os._exit(1)
