@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-STUDIES := figure-1 figure-2 pool-size temperature figure-1-priority figure-2-priority
+STUDIES := figure-1 figure-2 pool-size temperature figure-1-priority figure-2-priority shards
 
 .PHONY: demo test check lint bench figures evidence clean
 

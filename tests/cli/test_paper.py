@@ -39,7 +39,7 @@ def test_a_quick_study_runs_draws_writes_and_is_not_run_twice(study, tmp_path):
 
 def test_the_list_names_every_study(tmp_path):
     said = tapas("list", cwd=tmp_path).stdout
-    assert all(study in said for study in STUDIES)
+    assert all(study in said for study in (*STUDIES, "shards"))
 
 
 def test_claims_without_results_are_missing_and_say_what_to_run(tmp_path):
@@ -48,6 +48,8 @@ def test_claims_without_results_are_missing_and_say_what_to_run(tmp_path):
     rows = json.loads(done.stdout)
     assert {row["verdict"] for row in rows} == {"missing"}
     assert "`tapas paper figure-1` runs it" in rows[1]["evidence"]
+    shards = [row["evidence"] for row in rows if row["study"] == "shards"]
+    assert shards == ["shards has not been run. `tapas paper shards` runs it."] * 2
 
 
 def test_drawing_what_was_never_run_is_one_clear_line(tmp_path):

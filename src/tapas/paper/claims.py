@@ -1,63 +1,24 @@
-"""Every claim of the paper about its synthetic experiments, judged by the ledgers.
+"""Every claim of the paper that synthetic experiments can judge, judged by the ledgers.
 
 A verdict follows from numbers by a rule written down beside it; intervals are 95 % over
 seeds, differences are taken seed by seed. `missing` means that the study has not been run.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from itertools import pairwise
 
 from tapas.errors import DataError
+from tapas.paper.book import Book, Claim, Evidence, points
 from tapas.paper.experiment import Cell
-from tapas.paper.ledger import Ledger, Result
-from tapas.paper.statistics import Interval, difference, interval
-from tapas.paper.studies import ANNEALED, POOL_FACTORS, TAUS, Study
+from tapas.paper.shards.verdicts import cut_costs_no_accuracy, union_is_close_to_the_best
+from tapas.paper.statistics import difference, interval
+from tapas.paper.studies import ANNEALED, POOL_FACTORS, TAUS
 
-Evidence = tuple[str, str]  # verdict, words
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What the paper says, the study that tests it, and what we found."""
-
-    text: str
-    study: str
-    verdict: str  # "reproduced", "partly", "not" or "missing"
-    evidence: str
-
-
-class Book:
-    """Final results of the studies at hand, by study and cell."""
-
-    def __init__(
-        self,
-        studies: Mapping[str, tuple[Study, Ledger]],
-        gradient_cost: Mapping[str, float] | None = None,
-        *,
-        fit: Callable[[Cell], Cell] = lambda cell: cell,
-    ):
-        self.studies, self.gradient_cost, self.fit = studies, gradient_cost, fit
-
-    def results(self, study: str, cell: Cell) -> list[Result]:
-        if study not in self.studies:
-            raise DataError(f"{study} has not been run. `tapas paper {study}` runs it.")
-        found, ledger = self.studies[study]
-        return found.experiment.results(ledger, self.fit(cell))
-
-    def accuracy(self, study: str, cell: Cell) -> list[float]:
-        return [result["accuracy"] for result in self.results(study, cell)]
-
-    def loss(self, study: str, cell: Cell) -> list[float]:
-        return [result["cross_entropy"] for result in self.results(study, cell)]
+__all__ = ["Book", "Claim", "judge_claims"]
 
 
 def sampled(n: int) -> Cell:
     return Cell("sampled", n, 1)
-
-
-def _points(change: Interval) -> str:
-    return f"{100 * change.mean:+.2f} ± {100 * change.half:.2f} points"
 
 
 def r_one_is_sampled_softmax(book: Book) -> Evidence:
@@ -79,7 +40,7 @@ def accuracy_rises_with_r(study: str, n: int) -> Callable[[Book], Evidence]:
         rising = all(step.mean > 0 for step in steps)
         first_most = steps[0].mean == max(step.mean for step in steps)
         means = " → ".join(f"{interval(values).mean:.4f}" for values in found)
-        words = f"r=1, 2, 4, 8: {means}; r=8 over r=1 {_points(whole)}"
+        words = f"r=1, 2, 4, 8: {means}; r=8 over r=1 {points(whole)}"
         if whole.low > 0 and rising and first_most:
             return "reproduced", words
         return ("partly" if whole.low > 0 else "not"), words
@@ -166,7 +127,7 @@ def top_of_all_classes_generalises_worse(book: Book) -> Evidence:
     pooled = book.accuracy("pool-size", Cell("top", 16, 8))
     change = difference(every, pooled)
     words = f"top 16 of all classes {interval(every)}, of a pool of 128 {interval(pooled)}"
-    return ("reproduced" if change.high < 0 else "not"), f"{words}: {_points(change)}"
+    return ("reproduced" if change.high < 0 else "not"), f"{words}: {points(change)}"
 
 
 def one_to_ten_percent_is_a_good_trade(book: Book) -> Evidence:
@@ -206,7 +167,7 @@ def annealing_helps(book: Book) -> Evidence:
     change = difference(annealed[schedule], constant[best])
     words = (
         f"best constant τ={best}: {interval(constant[best])}; best schedule {schedule}: "
-        f"{interval(annealed[schedule])}; {_points(change)}"
+        f"{interval(annealed[schedule])}; {points(change)}"
     )
     if change.low > 0:
         return "reproduced", words
@@ -221,7 +182,7 @@ def loss_rises_while_ranking_improves(study: str, n: int) -> Callable[[Book], Ev
         rank = difference(book.accuracy(study, eight), book.accuracy(study, one))
         loss = difference(book.loss(study, eight), book.loss(study, one))
         words = (
-            f"r=8 against r=1: accuracy {_points(rank)}, cross-entropy {loss.mean:+.3f} ± "
+            f"r=8 against r=1: accuracy {points(rank)}, cross-entropy {loss.mean:+.3f} ± "
             f"{loss.half:.3f} nats"
         )
         if rank.low > 0 and loss.low > 0:
@@ -282,6 +243,12 @@ CLAIMS: tuple[tuple[str, str, Callable[[Book], Evidence]], ...] = (
         "figure-2",
         loss_rises_while_ranking_improves("figure-2", 64),
     ),
+    (
+        "When n ≫ m the union of the best n/m of each of m shards is close to the best n.",
+        "shards",
+        union_is_close_to_the_best,
+    ),
+    ("When n ≫ m such a union costs no accuracy.", "shards", cut_costs_no_accuracy),
 )
 
 

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from tapas.drawing.style import COLOURS, INK, as_png, blank_figure, label_ends, plain
 from tapas.paper.experiment import Cell
 from tapas.paper.ledger import Ledger
+from tapas.paper.shards.figure import shards_figure
 from tapas.paper.statistics import interval, moving_average
 from tapas.paper.studies import Study
 from tapas.paper.tasks import Sizes, load_task, network_task
@@ -20,6 +21,8 @@ Label = tuple[str, float, str]  # text, height, colour
 
 def draw_study(study: Study, ledger: Ledger) -> bytes:
     """A PNG: one panel for each group of curves, mean over seeds with 95 % bands."""
+    if study.name == "shards":
+        return as_png(shards_figure(study, ledger))
     if study.name == "pool-size":
         return as_png(_pool_size(study, ledger))
     illustrated = int(study.name == "figure-2")

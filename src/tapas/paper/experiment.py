@@ -2,7 +2,8 @@
 
 The paper gives no learning rate, temperature or schedule. Every cell (method, n, r) gets
 the same search: the learning rate at temperature 1 first, then, where there is a second
-pass, the temperature. `best` sees validation results only.
+pass, the temperature. A cell of several shards takes what was found for one. `best` sees
+validation results only.
 """
 
 from collections.abc import Callable
@@ -34,13 +35,22 @@ class Cell(NamedTuple):
     num_samples: int = 0  # n
     presample_factor: int = 1  # r
     temperature: Temperature | None = None  # None: searched for
+    num_shards: int = 1  # m
+    moving: bool = False  # classes change shards in every step
+
+    @property
+    def unsharded(self) -> "Cell":
+        """The same on one shard, whose settings hold for any number of them."""
+        return self._replace(num_shards=1, moving=False)
 
     def __str__(self) -> str:
         if self.method == "full":
             return "full softmax"
         rule = "" if self.method == "sampled" else f", {self.method}"
         tau = "" if self.temperature is None else f", τ={self.temperature}"
-        return f"n={self.num_samples}, r={self.presample_factor}{rule}{tau}"
+        shards = "" if self.num_shards == 1 else f", {self.num_shards} shards"
+        shards += ", drawn anew in every step" if self.moving else ""
+        return f"n={self.num_samples}, r={self.presample_factor}{rule}{tau}{shards}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +69,7 @@ class Experiment:
     temperatures: tuple[Temperature, ...] = ()
     l2: float = 0.0
     hidden: int | None = None
+    looks: int = 0  # draws by which every drawn run is looked at
 
     def run(self, cell: Cell, lr: float, temperature: Temperature, seed: int) -> Run:
         """The run that a figure draws."""
@@ -76,12 +87,16 @@ class Experiment:
             l2=self.l2,
             hidden=self.hidden,
             evaluate_every=self.evaluate_every,
+            num_shards=cell.num_shards,
+            moving=cell.moving,
+            looks=self.looks if cell.presample_factor > 1 else 0,
         )
 
     def trial(self, cell: Cell, lr: float, temperature: Temperature) -> Run:
         """The same, shorter and judged on validation."""
         return replace(
-            self.run(cell, lr, temperature, SEARCH_SEED),
+            self.run(cell.unsharded, lr, temperature, SEARCH_SEED),
+            looks=0,
             steps=self.search_steps,
             evaluate_every=self.search_steps,
             judge="validation",

@@ -5,13 +5,17 @@ from collections.abc import Sequence
 from tapas.paper.claims import Claim
 from tapas.paper.experiment import Cell
 from tapas.paper.ledger import Ledger
+from tapas.paper.runs import ALPHA
+from tapas.paper.shards.page import shards_findings
 from tapas.paper.statistics import interval
 from tapas.paper.studies import Study
+from tapas.paper.tasks import has_uniform_labels, sizes_of
 
 
 def study_page(study: Study, ledger: Ledger, claims: Sequence[Claim]) -> str:
     """Markdown, from the ledger alone."""
     experiment = study.experiment
+    found = shards_findings(study, ledger) if study.name == "shards" else []
     seeds = ", ".join(str(seed) for seed in experiment.seeds)
     mine = [claim for claim in claims if claim.study == study.name]
     verdicts = ["## Verdicts", "", *claims_table(mine), ""] if mine else []
@@ -33,6 +37,7 @@ def study_page(study: Study, ledger: Ledger, claims: Sequence[Claim]) -> str:
         "",
         *_results_table(study, ledger),
         "",
+        *found,
         "## Settings and search",
         "",
         *_settings(study),
@@ -47,9 +52,10 @@ def claims_table(claims: Sequence[Claim]) -> list[str]:
 
 
 def _results_table(study: Study, ledger: Ledger) -> list[str]:
+    timed = study.timed
     rows = [
-        "| cell | precision@1 | cross-entropy, nats | lr | τ | ms a step |",
-        "|---|---|---|---|---|---|",
+        "| cell | precision@1 | cross-entropy, nats | lr | τ |" + (" ms a step |" if timed else ""),
+        "|---|---|---|---|---|" + ("---|" if timed else ""),
     ]
     for cell in study.experiment.cells:
         results = study.experiment.results(ledger, cell)
@@ -59,8 +65,8 @@ def _results_table(study: Study, ledger: Ledger) -> list[str]:
         pace = sum(r["train_seconds"] for r in results) / len(results) / study.experiment.steps
         tau = str(temperature) if cell.presample_factor > 1 else "–"
         rows.append(
-            f"| {_name(cell)} | {accuracy} | {loss.mean:.3f} ± {loss.half:.3f} | {lr:g} | {tau} | "
-            f"{1000 * pace:.2f} |"
+            f"| {_name(cell)} | {accuracy} | {loss.mean:.3f} ± {loss.half:.3f} | {lr:g} | {tau} |"
+            + (f" {1000 * pace:.2f} |" if timed else "")
         )
     return rows
 
@@ -73,19 +79,27 @@ def _name(cell: Cell) -> str:
     )
 
 
+def _proposal(study: Study) -> str:
+    if has_uniform_labels(study.experiment.task):
+        return "uniform proposal (labels are uniform)"
+    return f"proposal by training counts to the power {ALPHA:g}"
+
+
 def _settings(study: Study) -> list[str]:
     experiment = study.experiment
     rates = ", ".join(f"{lr:g}" for lr in experiment.lrs)
     others = ", ".join(str(t) for t in experiment.temperatures)
+    sharded = any(cell.num_shards > 1 for cell in experiment.cells)
+    points = sizes_of(experiment.task).num_validation
     text = [
         "The paper gives no learning rate, temperature or schedule. Every cell got the same "
-        f"search on 10,000 validation points with a seed of its own and {experiment.search_steps:,}"
-        f" steps: first the learning rate ({rates}) at τ = 1"
-        + (f", then, where there is a second pass, τ ({others})." if others else "."),
+        f"search on {points:,} validation points with a seed of its own and "
+        f"{experiment.search_steps:,} steps: first the learning rate ({rates}) at τ = 1"
+        + (f", then, where there is a second pass, τ ({others})." if others else ".")
+        + (" Many shards take what was found for one." if sharded else ""),
         "",
         f"Adagrad (sums start at 1e-6), batches of {experiment.batch}, "
-        f"{experiment.steps:,} steps, uniform proposal (labels are uniform), rows start as "
-        "nn.Linear's.",
+        f"{experiment.steps:,} steps, {_proposal(study)}, rows start as nn.Linear's.",
     ]
     if experiment.l2:
         text += [
@@ -93,9 +107,10 @@ def _settings(study: Study) -> list[str]:
             f"l2 = {experiment.l2:g} on the rows that a step touches, biases excluded: the full "
             "softmax touches every row in every step and is therefore regularised more often.",
         ]
-    text += [
-        "",
-        "Times are of runs side by side, one thread each, and only comparable roughly; see "
-        "`benchmarks/` for measurements.",
-    ]
+    if study.timed:
+        text += [
+            "",
+            "Times are of runs side by side, one thread each, and only comparable roughly; see "
+            "`benchmarks/` for measurements.",
+        ]
     return text

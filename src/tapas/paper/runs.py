@@ -13,12 +13,18 @@ from torch.nn import functional
 
 from tapas.errors import UsageError
 from tapas.heads import TapasSoftmax
+from tapas.paper.shards.looks import look
 from tapas.paper.tasks import Split, Task, load_task
+from tapas.proposals import Squashed
 from tapas.rng import stream
 from tapas.schedule import Anneal, Schedule
 from tapas.tables import Adagrad, LocalTable
+from tapas.tables.placement import Placement
 
 QUERIES_PER_CHUNK = 1000
+ALPHA = 0.75  # of the proposal, where labels are not uniform
+# settings that older ledgers do not know: at these values they are no part of a key
+LATER = {"num_shards": 1, "moving": False, "looks": 0}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +45,9 @@ class Run:
     hidden: int | None = None  # units of the encoder's one layer; None: the query is x itself
     evaluate_every: int
     judge: str = "test"  # or "validation", for choosing settings
+    num_shards: int = 1  # m, of the second pass
+    moving: bool = False  # classes change shards in every step; no engine could, but it tells why
+    looks: int = 0  # draws by which the trained model is looked at; see shards/looks.py
 
     def __post_init__(self) -> None:
         if self.method not in ("full", "top", "priority"):
@@ -48,7 +57,11 @@ class Run:
 
     def key(self) -> str:
         """A short name for all of the above."""
-        text = json.dumps(asdict(self), sort_keys=True)
+        settings = asdict(self)
+        for name, default in LATER.items():
+            if settings[name] == default:
+                del settings[name]
+        text = json.dumps(settings, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     @property
@@ -88,13 +101,17 @@ def execute(run: Run) -> dict[str, object]:
                 torch.split(torch.randperm(len(task.train.y), generator=order), run.batch)
             )
             rows = next(batches)
+        if run.moving:
+            table.placement = Placement(task.num_classes, run.num_shards, seed=step)
         head(encoder(task.train.x[rows]), task.train.y[rows]).backward()
         optimizer.step()
         seconds += time.perf_counter() - start
         if step % run.evaluate_every == 0 or step == run.steps:
             accuracy, loss = judged(encoder, table, few)
             curve.append((step, accuracy, loss))
-    accuracy, loss = judged(encoder, table, judge)
+    if len(judge.y) > len(few.y):
+        accuracy, loss = judged(encoder, table, judge)
+    looks = {"looks": look(encoder, head, judge, draws=run.looks)} if run.looks else {}
     return {
         "key": run.key(),
         "run": asdict(run),
@@ -103,6 +120,7 @@ def execute(run: Run) -> dict[str, object]:
         "train_seconds": round(seconds, 3),
         "torch": torch.__version__,
         "curve": [[s, round(a, 5), round(c, 5)] for s, a, c in curve],
+        **looks,
     }
 
 
@@ -131,6 +149,7 @@ def _build(run: Run, task: Task) -> tuple[nn.Module, TapasSoftmax, LocalTable]:
         task.num_classes,
         dim,
         row_optimizer=Adagrad(lr=run.lr, weight_decay=run.l2),
+        num_shards=run.num_shards,
         seed=run.seed,
     )
     full = run.method == "full"
@@ -140,6 +159,7 @@ def _build(run: Run, task: Task) -> tuple[nn.Module, TapasSoftmax, LocalTable]:
         presample_factor=run.presample_factor,
         selection="top" if full else run.method,
         temperature=run.schedule(),
+        proposal=None if task.counts is None else Squashed(task.counts, alpha=ALPHA),
         seed=run.seed,
     )
     return encoder, head, table

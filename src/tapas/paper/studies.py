@@ -1,10 +1,12 @@
-"""The synthetic figures of the paper and the two sweeps that its text calls for."""
+"""The synthetic figures of the paper and the sweeps that its text calls for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tapas.errors import pick
 from tapas.paper.experiment import Cell, Experiment, Temperature
+
+QUICK_SHARDS = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,6 +20,7 @@ class Study:
     panels: tuple[tuple[str, tuple[Cell, ...]], ...]  # title and curves of each
     minutes: str  # on two cores
     borrows: str | None = None  # the study that has run some of the same cells
+    timed: bool = True  # False where seconds mean nothing
 
     def quick(self) -> "Study":
         """The same study in about a minute: a small task, few steps, two seeds."""
@@ -30,7 +33,8 @@ class Study:
             evaluate_every=20,
             lrs=self.experiment.lrs[1:],
             temperatures=self.experiment.temperatures[:1],
-            cells=tuple(fit_quick(cell) for cell in self.experiment.cells),
+            looks=min(1, self.experiment.looks),
+            cells=tuple(dict.fromkeys(fit_quick(cell) for cell in self.experiment.cells)),
         )
         panels = tuple(
             (f"{title} (quick: n/4)", tuple(fit_quick(c) for c in cells))
@@ -40,8 +44,10 @@ class Study:
 
 
 def fit_quick(cell: Cell) -> Cell:
-    """Fewer samples for fewer classes, with the same r."""
-    return cell._replace(num_samples=cell.num_samples // 4)
+    """Fewer samples for fewer classes, with the same r, and few shards."""
+    return cell._replace(
+        num_samples=cell.num_samples // 4, num_shards=min(cell.num_shards, QUICK_SHARDS)
+    )
 
 
 def _cells(rule: str, full: Cell | None, pairs: Sequence[tuple[int, int]]) -> tuple[Cell, ...]:
@@ -178,6 +184,40 @@ TEMPERATURE = Study(
     minutes="4",
 )
 
+SHARD_SAMPLES = (100, 1_000)
+SHARD_COUNTS = (1, 10, 100)
+
+
+def _sharded(n: int) -> tuple[Cell, ...]:
+    rules = [Cell(rule, n, 8, None, m) for rule in ("top", "priority") for m in SHARD_COUNTS]
+    return (Cell("sampled", n, 1), *rules)
+
+
+MOVING = Cell("top", SHARD_SAMPLES[0], 8, None, SHARD_COUNTS[-1], True)
+
+
+SHARDS = Study(
+    name="shards",
+    title="Second pass on many shards",
+    claim="With classes spread at random over m shards, the union of the best n/m of each shard "
+    "is close to the best n of all when n is much larger than m.",
+    experiment=Experiment(
+        name="shards",
+        task="long-tail",
+        cells=(*(cell for n in SHARD_SAMPLES for cell in _sharded(n)), MOVING),
+        seeds=(0, 1, 2, 3),
+        steps=500,
+        search_steps=250,
+        batch=128,
+        evaluate_every=500,
+        lrs=(0.5, 1.0, 2.0, 4.0),
+        looks=6,
+    ),
+    panels=tuple((f"n = {n:,}", _sharded(n)) for n in SHARD_SAMPLES),
+    minutes="8",
+    timed=False,  # virtual shards work one after the other
+)
+
 STUDIES = {
     study.name: study
     for study in (
@@ -187,6 +227,7 @@ STUDIES = {
         TEMPERATURE,
         FIGURE_1_PRIORITY,
         FIGURE_2_PRIORITY,
+        SHARDS,
     )
 }
 

@@ -1,12 +1,13 @@
-"""The paper's two synthetic tasks (section 4.1), generated from a seed.
+"""The paper's two synthetic tasks (section 4.1) and one with a long tail, from a seed.
 
     linear    C=1000 centroids mu ~ N(0, c²/d I), d=50, c=3;  x ~ N(mu_y, I)
     network   C=10000 centroids in d_c=10, z ~ N(0, sigma² I) in d_n=10;
               x = W2 relu(W1 [mu_y, z]), d_h=50, d=25, Gaussian weights
+    long-tail C=20000 centroids in d=32, Zipf frequencies (tapas.data.LongTail)
 
-Labels are uniform. Train, validation and test points are drawn independently of each
-other; the validation points choose learning rates and temperatures, the test points
-are looked at by nothing but the figures.
+Labels of the paper's two are uniform. Train, validation and test points are drawn
+independently of each other; the validation points choose learning rates and temperatures,
+the test points are looked at by nothing but the figures.
 """
 
 import math
@@ -17,7 +18,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from tapas.data import LongTail, LongTailConfig
 from tapas.errors import pick
+from tapas.proposals.alias import AliasTable
 from tapas.rng import stream
 
 
@@ -38,6 +41,7 @@ class Task:
     validation: Split
     test: Split
     bayes_accuracy: float | None  # precision@1 of the true posterior on the test points, if known
+    counts: Tensor | None = None  # (C,) of the training points, where labels are not uniform
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,10 +111,37 @@ def network_task(
     )
 
 
+def long_tail_task(sizes: Sizes, *, seed: int = 0) -> Task:
+    """Classes by falling Zipf frequency: class 0 is the most frequent."""
+    tail = LongTail(LongTailConfig(num_classes=sizes.num_classes), AliasTable, seed=seed)
+
+    def draw(name: str, count: int) -> Split:
+        examples = tail.sample(count, generator=stream(seed, "long-tail", name))
+        return Split(examples.x, examples.y)
+
+    train, test = draw("train", sizes.num_train), draw("test", sizes.num_test)
+    return Task(
+        num_classes=sizes.num_classes,
+        train=train,
+        validation=draw("validation", sizes.num_validation),
+        test=test,
+        bayes_accuracy=float((tail.bayes_top(test.x, 1)[:, 0] == test.y).double().mean()),
+        counts=torch.bincount(train.y, minlength=sizes.num_classes),
+    )
+
+
 TASKS: dict[str, tuple[Callable[[Sizes], Task], Sizes]] = {
     "linear": (linear_task, Sizes(num_classes=1_000, num_train=100_000)),
     "network": (network_task, Sizes(num_classes=10_000, num_train=1_000_000, num_test=100_000)),
     "linear-quick": (linear_task, Sizes(num_classes=100, num_train=4_000, num_test=1_000)),
+    "long-tail": (
+        long_tail_task,
+        Sizes(num_classes=20_000, num_train=100_000, num_validation=4_000, num_test=4_000),
+    ),
+    "long-tail-quick": (
+        long_tail_task,
+        Sizes(num_classes=2_500, num_train=10_000, num_validation=500, num_test=500),
+    ),
     "network-quick": (network_task, Sizes(num_classes=200, num_train=4_000, num_test=1_000)),
 }
 
@@ -120,3 +151,12 @@ def load_task(name: str) -> Task:
     """A named task, generated once for each process."""
     make, sizes = pick("task", name, TASKS)
     return make(sizes)
+
+
+def sizes_of(name: str) -> Sizes:
+    """Of a named task, without generating it."""
+    return pick("task", name, TASKS)[1]
+
+
+def has_uniform_labels(name: str) -> bool:
+    return pick("task", name, TASKS)[0] is not long_tail_task

@@ -34,9 +34,11 @@ def put(ledger, run, accuracy, loss):
     """Straight into memory: thousands of synced lines would take a while."""
     early = accuracy / 2 + 2e-4 * run.num_samples  # fewer kept are slower at first
     curve = [[2_500, early, loss], [run.steps, accuracy, loss]]
+    look = {"placement": "random", "shards": 2, "overlap": 0.99}
     ledger.results[run.key()] = {
         "key": run.key(), "accuracy": accuracy, "cross_entropy": loss, "curve": curve,
-        "train_seconds": 1.0,
+        "train_seconds": 1.0, "looks": [look],
+        "run": {"num_samples": run.num_samples, "num_shards": run.num_shards},
     }  # fmt: skip
 
 
@@ -104,6 +106,17 @@ def test_the_choice_of_settings_cannot_see_the_test_points(tmp_path):
             ledger, replace(run, judge="test"), 1.0 if run.lr == study.experiment.lrs[0] else 0, 1.0
         )
     assert study.experiment.best_lr(ledger, cell) == study.experiment.lrs[2]
+
+
+def test_a_cell_of_several_shards_takes_the_settings_of_one(tmp_path):
+    experiment = STUDIES["shards"].experiment
+    ledger = Ledger(tmp_path / "results.jsonl")
+    sharded = next(c for c in experiment.cells if c.num_shards > 1)
+    for run in experiment.learning_rates(ledger):
+        assert run.num_shards == 1
+        assert run.looks == 0
+        put(ledger, run, 0.9 if run.lr == experiment.lrs[1] else 0.1, 1.0)
+    assert experiment.best(ledger, sharded) == experiment.best(ledger, sharded.unsharded)
 
 
 def test_an_unfinished_study_says_how_to_go_on(tmp_path):

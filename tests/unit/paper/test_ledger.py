@@ -63,8 +63,14 @@ def test_every_setting_is_part_of_the_key():
         {"method": "priority"}, {"num_samples": 5}, {"presample_factor": 2}, {"lr": 0.2},
         {"temperature": 0.5}, {"anneal_to": 0.1}, {"steps": 4}, {"seed": 1}, {"batch": 9},
         {"l2": 0.1}, {"hidden": 3}, {"evaluate_every": 1}, {"judge": "validation"},
-        {"task": "linear"},
+        {"task": "linear"}, {"num_shards": 2}, {"moving": True}, {"looks": 1},
     ):  # fmt: skip
         fields = {name: getattr(RUN, name) for name in RUN.__slots__}
         keys.add(Run(**(fields | change)).key())
-    assert len(keys) == 15
+    assert len(keys) == 18
+
+
+def test_a_run_from_before_there_were_shards_keeps_its_key():
+    before = Run(task="linear", method="top", num_samples=16, lr=0.05, steps=3_000, seed=1_000,
+                 batch=16, l2=0.001, evaluate_every=3_000, judge="validation")  # fmt: skip
+    assert before.key() == "2208898b77746862"

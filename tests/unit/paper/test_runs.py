@@ -47,6 +47,27 @@ def test_with_r_one_both_rules_are_the_same_run():
     assert ours["curve"] == theirs["curve"]
 
 
+def test_shards_change_what_is_kept_and_moving_ones_do_so_differently():
+    one = replace(RUN, steps=6, evaluate_every=6)
+    sharded = replace(one, num_shards=4)
+    curves = [execute(run)["curve"] for run in (one, sharded, replace(sharded, moving=True))]
+    assert all(a != b for i, a in enumerate(curves) for b in curves[:i])
+
+
+def test_a_look_after_the_run_changes_nothing_else():
+    plain = replace(RUN, task="long-tail-quick", steps=4, evaluate_every=4)
+    looked = execute(replace(plain, looks=1))
+    rows = looked.pop("looks")
+    assert [row["shards"] for row in rows] == [1, 2, 3, 5, 2]  # up to n = 8; 2 in order
+    for name in ("accuracy", "cross_entropy", "curve"):
+        assert looked[name] == execute(plain)[name]
+
+
+def test_the_points_of_the_end_are_judged_once_where_a_curve_has_them_all():
+    result = execute(replace(RUN, steps=2, evaluate_every=2))
+    assert result["curve"][-1][1] == result["accuracy"]
+
+
 def test_validation_and_test_points_differ():
     judged = execute(replace(RUN, judge="validation"))
     assert judged["cross_entropy"] != execute(RUN)["cross_entropy"]

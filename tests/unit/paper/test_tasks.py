@@ -7,7 +7,15 @@ import pytest
 import torch
 
 from tapas.errors import UsageError
-from tapas.paper.tasks import Sizes, linear_task, load_task, network_task
+from tapas.paper.tasks import (
+    Sizes,
+    has_uniform_labels,
+    linear_task,
+    load_task,
+    long_tail_task,
+    network_task,
+    sizes_of,
+)
 
 SMALL = Sizes(num_classes=7, num_train=900, num_validation=50, num_test=400)
 
@@ -65,6 +73,23 @@ def test_points_of_the_network_stay_in_the_plane_asked_for():
 def test_without_noise_the_network_gives_every_class_one_point():
     task = network_task(SMALL, noise=0.0)
     assert len(torch.unique(task.train.x, dim=0)) == 7
+
+
+def test_the_long_tail_counts_its_training_points_and_knows_its_best_answer():
+    task = long_tail_task(SMALL)
+    assert torch.equal(task.counts, torch.bincount(task.train.y, minlength=7))
+    share = 1 / sum(1 / k for k in range(1, 8))  # Zipf: class 0 has 1 / (1 + 1/2 + .. + 1/7)
+    error = float(task.counts[0]) / 900 - share
+    assert abs(error) < 4 * (share * (1 - share) / 900) ** 0.5  # fails 1 seed in 16,000
+    often = float((task.test.y == 0).double().mean())
+    assert often < task.bayes_accuracy <= 1
+    assert not torch.equal(task.test.y[:50], task.validation.y)
+
+
+def test_sizes_are_known_without_generating():
+    assert sizes_of("network").num_classes == 10_000
+    assert has_uniform_labels("linear")
+    assert not has_uniform_labels("long-tail-quick")
 
 
 def test_a_misspelt_task_is_told_its_name():
