@@ -14,8 +14,8 @@ import torch.multiprocessing as mp
 from tapas.tables.ranks import Ranks
 
 TIMEOUT_SECONDS = 30
-CONTEXT = mp.get_context("forkserver")  # torch is imported once, not by every rank
-CONTEXT.set_forkserver_preload(["torch", "tapas"])
+CONTEXT = mp.get_context("forkserver")  # imports happen once, not on every rank
+CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "pytest", "tapas"])  # DDP needs dynamo
 
 
 def run_ranks(num_ranks, work, *args, timeout=TIMEOUT_SECONDS):

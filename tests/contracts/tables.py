@@ -1,30 +1,45 @@
 """The class tables under contract, and ways to look at any of them through its verbs."""
 
+from contextlib import nullcontext
+
+import pytest
 import torch
+from contracts.mirrored import mirrored
 
 from tapas import Adagrad, LocalTable, Priority, stream
 
 B, C, D, P = 5, 31, 3, 17
 
-# A backend is a function of the row optimizer; a further one is a further line.
-BACKENDS = {
-    "local": lambda optimizer: LocalTable(C, D, row_optimizer=optimizer),
-    "2 shards": lambda optimizer: LocalTable(C, D, row_optimizer=optimizer, num_shards=2),
-    "3 shards": lambda optimizer: LocalTable(C, D, row_optimizer=optimizer, num_shards=3),
+
+def shards(num_shards):
+    return nullcontext(
+        lambda optimizer: LocalTable(C, D, row_optimizer=optimizer, num_shards=num_shards)
+    )
+
+
+# A backend is a context with a function of the row optimizer; a further one is a further line.
+CONTEXTS = {
+    "local": lambda: shards(1),
+    "2 shards": lambda: shards(2),
+    "3 shards": lambda: shards(3),
+    "1 rank": lambda: mirrored(1, C, D),
+    "3 ranks": lambda: mirrored(3, C, D),
 }
+BACKENDS = [pytest.param(name, marks=[pytest.mark.slow] * (name == "3 ranks")) for name in CONTEXTS]
 
 
 def builder(backend):
     """Yields a function that builds tables of `backend`; closes them all in the end."""
     tables = []
+    with CONTEXTS[backend]() as build_one:
 
-    def build(optimizer=Adagrad()):  # noqa: B008
-        tables.append(BACKENDS[backend](optimizer))
-        return tables[-1]
+        def build(optimizer=Adagrad()):  # noqa: B008
+            tables.append(build_one(optimizer))
+            return tables[-1]
 
-    yield build
-    for table in tables:
-        table.close()
+        yield build
+        for table in tables:
+            table.close()
 
 
 def draw(*shape, name="draw"):

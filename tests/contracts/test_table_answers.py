@@ -16,7 +16,9 @@ pytestmark = pytest.mark.usefixtures("kernels")
 
 
 @pytest.fixture(params=BACKENDS)
-def make(request):
+def make(request, kernels):
+    if (request.param, kernels) == ("3 ranks", "torch"):
+        pytest.skip("only this rank would change its kernels")
     yield from builder(request.param)
 
 
@@ -44,10 +46,14 @@ class Spy(tapas.Selection):
 def test_select_draws_one_number_for_each_class_of_the_pool_from_the_generator_alone(make):
     pool = Candidates(torch.arange(P) + 9, torch.zeros(P))
     spy, generator, reference = Spy(), stream(0, "keep"), stream(0, "keep")
-    select(make(), draw(B, D), pool, 4, rule=spy, generator=generator)
+    table = make()
+    select(table, draw(B, D), pool, 4, rule=spy, generator=generator)
     want = 1 - torch.rand(P, generator=reference)
     assert torch.equal(generator.get_state(), reference.get_state())
-    assert spy.noise == dict(zip(pool.ids.tolist(), want.tolist(), strict=True))
+    want = dict(zip(pool.ids.tolist(), want.tolist(), strict=True))
+    assert spy.noise.items() <= want.items()
+    # the other ranks have spies of their own
+    assert len(spy.noise) == P if table.num_ranks == 1 else 0 < len(spy.noise) < P
     for wrong, words in (
         (7, "got int. tapas.stream(seed, 'name') makes one."),
         (None, "got NoneType. tapas.stream(seed, 'name') makes one."),

@@ -242,7 +242,8 @@ def test_lookup_gives_rows_whose_gradients_move_them_in_backward(make):
     pull = draw(2, 2, D, name="pull")
     (rows * pull).sum().backward()
     other.update(ids.reshape(-1), pull.reshape(4, D), torch.zeros(4))
-    assert same(everything(other), everything(table))
+    # three ranks divide by three what came to them three times
+    torch.testing.assert_close(everything(other), everything(table), rtol=1e-6, atol=1e-7)
 
 
 def test_a_frozen_table_is_looked_up_and_does_not_move(make):
@@ -260,7 +261,7 @@ def test_lookup_and_logits_inside_accumulate_are_one_update(make):
         for _ in range(2):
             (table.lookup(ids) * grad).sum().backward()
     other.update(ids.repeat(2), grad.repeat(2, 1), torch.zeros(4))
-    assert same(everything(other), everything(table))
+    torch.testing.assert_close(everything(other), everything(table), rtol=1e-6, atol=1e-7)
 
 
 def test_looking_up_an_unknown_id_is_told(make):

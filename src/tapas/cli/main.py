@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from tapas.cli.checkpoint import app as checkpoint
 from tapas.cli.demo import demo
 from tapas.cli.evaluate import evaluate
 from tapas.cli.export import export
@@ -11,6 +12,7 @@ from tapas.cli.four_ways import four_ways
 from tapas.cli.info import info
 from tapas.cli.inspect import inspect
 from tapas.cli.paper import app as paper
+from tapas.cli.plan import plan
 from tapas.cli.recommend import recommend
 from tapas.cli.train import train
 from tapas.version import __version__
@@ -48,6 +50,7 @@ def tapas(
 
 
 app.command()(inspect)
+app.command()(plan)
 app.command()(train)
 app.command()(evaluate)
 app.command()(recommend)
@@ -55,4 +58,5 @@ app.command()(export)
 app.command()(demo)
 app.command("four-ways")(four_ways)
 app.command()(info)
+app.add_typer(checkpoint)
 app.add_typer(paper)

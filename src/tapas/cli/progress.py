@@ -18,7 +18,7 @@ Move = Callable[[int, int, str], None]  # done so far, of how many, and a few wo
 
 
 @contextmanager
-def progress_bar(what: str, unit: str) -> Iterator[Move]:
+def progress_bar(what: str, unit: str, *, shown: bool = True) -> Iterator[Move]:
     bars = Bars(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -29,7 +29,7 @@ def progress_bar(what: str, unit: str) -> Iterator[Move]:
         console=Console(stderr=True),
         refresh_per_second=4,
         transient=True,
-        disable=not sys.stderr.isatty(),
+        disable=not (shown and sys.stderr.isatty()),
     )
     with bars:
         task = bars.add_task(what, total=None, rate="", note="", visible=False)

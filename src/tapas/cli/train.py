@@ -1,7 +1,6 @@
 """`tapas train`: from a log to a model."""
 
 import json
-import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,9 +31,11 @@ from tapas.cli.log_options import (
     talk,
 )
 from tapas.cli.progress import progress_bar
+from tapas.cli.ranks import begun_again, default_threads, team_of_this_job
 from tapas.errors import UsageError
 from tapas.training.config import JSON, build_config, read_toml
 from tapas.training.run_folder import RECORD
+from tapas.training.team import Team
 from tapas.training.trainer import Outcome, Tick
 
 Layer = dict[str, dict[str, JSON]]
@@ -113,6 +114,9 @@ def train(
 
     Ctrl-C and SIGTERM save a checkpoint and stop; `tapas train --resume FOLDER` goes on, also
     after a crash, and ends with the same model as a run that was never stopped.
+
+    Under `torchrun --nproc-per-node 2 -m tapas train ...` all ranks train one model and each
+    keeps its part of the rows; see docs/scaling.md.
     """
     with one_line_endings():
         log_flags = source_table(
@@ -132,7 +136,7 @@ def train(
             _refuse_with_resume(
                 flags, out=out, config=config, cache=cache, set=settings, threads=threads
             )
-            folder = resume
+            folder, built = resume, None
             go: Callable[..., Outcome] = partial(session.resume, resume, step=step)
         else:
             if out is None:
@@ -150,10 +154,17 @@ def train(
                 raise UsageError(
                     "no log given. Try `tapas train purchases.parquet --out run`, or --resume."
                 )
-            folder = out
-            go = partial(session.begin, build_config(*wanted), out, cache=cache_folder(cache))
-            torch.set_num_threads(threads or os.cpu_count() or 1)
-        with progress_bar("training", "steps") as move, _stop_when_asked() as asked:
+            folder, built = out, build_config(*wanted)
+            go = partial(session.begin, built, out, cache=cache_folder(cache))
+            torch.set_num_threads(threads or default_threads())
+        with (
+            team_of_this_job(folder, built) as team,
+            progress_bar("training", "steps", shown=team.leads) as move,
+            _stop_when_asked(team) as asked,
+        ):
+            if built is not None and begun_again(folder):
+                go = partial(session.resume, folder)
+            say = talk if team.leads else _say_nothing
 
             def watch(tick: Tick) -> None:
                 asked.training = True
@@ -163,12 +174,15 @@ def train(
                 )
 
             try:
-                outcome = go(talk=talk, watch=watch, asked_to_stop=asked.to_stop)
+                outcome = go(talk=say, watch=watch, asked_to_stop=asked.to_stop, team=team)
             except (KeyboardInterrupt, SystemExit):
                 if (folder / RECORD).exists():
-                    talk(f"Go on with `tapas train --resume {folder}`.")
+                    say(f"Go on with `tapas train --resume {folder}`.")
                 raise
-        _report(folder, outcome, asked, as_json)
+        if team.leads:
+            _report(folder, outcome, as_json)
+        if outcome.ending == "asked":
+            raise typer.Exit(128 + (asked.signal or signal.SIGINT))
 
 
 @dataclass(slots=True)
@@ -183,18 +197,24 @@ class _Asked:
 
 
 @contextmanager
-def _stop_when_asked() -> Iterator[_Asked]:
-    """Ctrl-C or SIGTERM is noted, for the loop to end well; a second one ends at once."""
+def _stop_when_asked(team: Team) -> Iterator[_Asked]:
+    """Ctrl-C or SIGTERM is noted, for the loop to end well; a second one ends at once.
+
+    Ranks note any number: torchrun repeats a signal, and kills those who take too long.
+    """
     asked = _Asked()
 
     def note(number: int, frame: object) -> None:
+        if asked.signal is not None and team.ranks is not None:
+            return
         if asked.signal is not None or not asked.training:
             if number == signal.SIGINT:
                 raise KeyboardInterrupt
             talk("tapas: stopped by SIGTERM.")
             raise SystemExit(128 + number)
         asked.signal = number
-        talk("Stopping after this step, with a checkpoint.")
+        if team.leads:
+            talk("Stopping after this step, with a checkpoint.")
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -204,7 +224,11 @@ def _stop_when_asked() -> Iterator[_Asked]:
             signal.signal(number, handler)
 
 
-def _report(folder: Path, outcome: Outcome, asked: _Asked, as_json: bool) -> None:
+def _say_nothing(words: str) -> None:
+    """A rank that does not lead; what it would say has been said."""
+
+
+def _report(folder: Path, outcome: Outcome, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"run": str(folder), **asdict(outcome)}))
     words = {
@@ -217,7 +241,7 @@ def _report(folder: Path, outcome: Outcome, asked: _Asked, as_json: bool) -> Non
     talk(words)
     if outcome.ending == "asked":
         talk(f"Go on with `tapas train --resume {folder}`.")
-        raise typer.Exit(128 + (asked.signal or signal.SIGINT))
+        return
     talk(f"Next: `tapas evaluate {folder}`, `tapas recommend {folder} --user ...`.")
 
 

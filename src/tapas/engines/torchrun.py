@@ -7,9 +7,10 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 
 from tapas.errors import PeerError, UsageError
-from tapas.tables.ranks import Ranks
+from tapas.tables.ranks import Ranks, ranks_of
 
 TIMEOUT_SECONDS = 120.0
 
@@ -42,8 +43,14 @@ def join_ranks(*, timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Ranks]:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         backend = "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
-    ranks = Ranks()
+    try:
+        _find_each_other(backend, timedelta(seconds=timeout_seconds))
+    except RuntimeError as error:
+        raise PeerError(
+            f"the ranks have not found each other within {timeout_seconds:g} s: "
+            f"{str(error).splitlines()[0]}."
+        ) from error
+    ranks = ranks_of(None)
     try:
         yield ranks
     except PeerError:
@@ -54,3 +61,23 @@ def join_ranks(*, timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Ranks]:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _find_each_other(backend: str, timeout: timedelta) -> None:
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        dist.init_process_group(backend, timeout=timeout)
+        return
+    # torchrun's store outlives the ranks: without a name for each attempt, a rank that begins
+    # again may find the address of one that is dead
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    size = int(os.environ["WORLD_SIZE"])
+    shared = dist.TCPStore(  # type: ignore[attr-defined]
+        host, port, size, is_master=False, timeout=timeout
+    )
+    dist.init_process_group(
+        backend,
+        store=PrefixStore(f"tapas/attempt {num_restarts()}", shared),
+        rank=int(os.environ["RANK"]),
+        world_size=size,
+        timeout=timeout,
+    )

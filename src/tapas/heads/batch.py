@@ -104,6 +104,12 @@ def prepare(
     return Batch(flat, ids, weights, counted, places, shape)
 
 
+def check_somebody(size: float) -> None:
+    """One rank may come without examples, as long as another has some."""
+    if not size:
+        raise UsageError("no rank has an example in this batch. Skip it on all of them.")
+
+
 def narrow(context: Tensor | None, batch: Batch) -> Tensor | None:
     """The previous class of each of the batch's examples, (B,), of one for each that came."""
     if context is None:

@@ -58,7 +58,7 @@ def _target_pull(table: ClassTable, batch: Batch) -> tuple[Tensor, Tensor]:
     """Weighted sum of each example's target rows, (B, D), and the sum of the weights, (B, 1)."""
     share = batch.weight if batch.weight is not None else torch.ones_like(batch.target).float()
     weight, _ = table.rows(batch.target.clamp(min=0).reshape(-1))
-    rows = weight.view(*batch.target.shape, -1)
+    rows = weight.view(*batch.target.shape, table.dim)
     return torch.einsum("bl,bld->bd", share, rows), share.sum(dim=1, keepdim=True)
 
 
@@ -71,7 +71,7 @@ def _sampled_gradient(table: ClassTable, batch: Batch, kept: Candidates) -> Tens
     """Of the sampled loss in the queries, from its definition: no row must move here."""
     pull, total = _target_pull(table, batch)
     own, own_bias = table.rows(batch.target.clamp(min=0).reshape(-1))
-    own = own.view(*batch.target.shape, -1)
+    own = own.view(*batch.target.shape, table.dim)
     positive = torch.einsum("bld,bd->bl", own, batch.query) + own_bias.view_as(batch.target)
     counted = batch.counted if batch.counted is not None else batch.target >= 0
     weight, bias = table.rows(kept.ids)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tapas.candidates import Candidates
 from tapas.compiling import outside_graphs
 from tapas.errors import UsageError
-from tapas.heads.batch import Batch, narrow, prepare
+from tapas.heads.batch import Batch, check_somebody, narrow, prepare
 from tapas.heads.building import DEFAULT_ROW_OPTIMIZER, TableOptions, build_proposal, build_table
 from tapas.heads.config import TapasConfig
 from tapas.heads.diagnostics import Diagnosis, diagnose
@@ -149,8 +149,7 @@ class TapasSoftmax(nn.Module):
             batch = self._prepare(query, target, weight)
             context = narrow(context, batch)
             meeting = self.table.meet(batch.query, batch.target, context, step=self.step)
-        if not len(meeting.query):
-            raise UsageError("no rank has an example in this batch. Skip it on all of them.")
+        check_somebody(len(meeting.query))
         return batch, meeting
 
     def _logits(self, meeting: Meeting) -> tuple[Tensor, Tensor]:
@@ -243,7 +242,8 @@ class TapasSoftmax(nn.Module):
                 )
             wanted = check_ids("ids", ids, self.num_classes).flatten(0, -2)
             weight, bias = self.table.rows(wanted.reshape(-1))
-        logit = torch.einsum("bld,bd->bl", weight.view(*wanted.shape, -1), flat)
+        weight = weight.view(*wanted.shape, self.table.dim)
+        logit = torch.einsum("bld,bd->bl", weight, flat)
         logit += bias.view_as(wanted)
         return (logit - self.table.log_partition(flat)[:, None]).view(ids.shape)
 
@@ -254,6 +254,7 @@ class TapasSoftmax(nn.Module):
         with self.table.together():
             batch = self._prepare(query, target, weight)
             mean_size = self.table.mean_size(len(batch.query))
+        check_somebody(mean_size)
         log_prob = self.log_prob(batch.query, batch.target.clamp(min=0))
         loss = -log_prob if batch.weight is None else -log_prob * batch.weight
         return batch.reduce(loss.sum(dim=1), self.config.reduction, mean_size)

@@ -149,12 +149,7 @@ class ClassTable(nn.Module, ABC):
 
     def receive(self, ids: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> None:
         """`update` for callers who know shapes and ids to be good."""
-        total = float(weight_grad.sum()) + float(bias_grad.sum())
-        if not (isfinite(total) or (all_finite(weight_grad) and all_finite(bias_grad))):
-            raise UsageError(
-                "the gradient of the class rows holds NaN or inf; no row was changed. Lower the "
-                "learning rate, or drop loss scaling: the head computes in float32."
-            )
+        check_gradient(weight_grad, bias_grad)
         if self._held is None:
             self.write(ids, weight_grad, bias_grad)
         else:  # copies: the caller is free to reuse its own
@@ -198,7 +193,7 @@ class ClassTable(nn.Module, ABC):
 
         One process meets nobody. Ranks must agree on `step`.
         """
-        return Meeting(query, target, context, (len(query),))
+        return Meeting(query, target, context, (len(query),), target.shape[1])
 
     def mean_size(self, size: int) -> float:
         """The mean over ranks of what each calls its `size`."""
@@ -223,6 +218,15 @@ class ClassTable(nn.Module, ABC):
 
     def close(self) -> None:
         """Release processes and sockets. Safe to call twice."""
+
+
+def check_gradient(weight_grad: Tensor, bias_grad: Tensor) -> None:
+    total = float(weight_grad.sum()) + float(bias_grad.sum())
+    if not (isfinite(total) or (all_finite(weight_grad) and all_finite(bias_grad))):
+        raise UsageError(
+            "the gradient of the class rows holds NaN or inf; no row was changed. Lower the "
+            "learning rate, or drop loss scaling: the head computes in float32."
+        )
 
 
 def check_top(

@@ -55,21 +55,37 @@ def best_by_id(
     """`best_classes` of rows whose ids, `ids_at` their places, do not rise: ids, not rows.
 
     Equal scores by rising id; also where a tie goes across the edge of the k best, which is
-    looked at once more.
+    looked at once more, and if all that can be ranked at once tie, among all rows. Scores stay
+    those of the first look: others may round otherwise, and shards would no longer tie.
     """
-    more = min(k + 1, len(weight))
-    value, rows = best_classes(weight, bias, query, more, exclude)
-    ids = ids_at(rows.clamp(min=0)).masked_fill_(rows < 0, torch.iinfo(torch.int64).max)
-    torn = torch.zeros(len(query), dtype=torch.bool, device=query.device)
-    if more > k:
-        torn = (value[:, k - 1] == value[:, k]) & (value[:, k] > -torch.inf)
-    value, ids = merge(value, ids, k)
-    if bool(torn.any()):
-        again = _best_of_block(
-            weight, bias, query[torn], k, None if exclude is None else exclude[torn], ids_at
+    value, ids, torn = _look(weight, bias, query, k, k + 1, exclude, ids_at)
+    if k + 1 < native.MOST_RANKED and bool(torn.any()):
+        banned = None if exclude is None else exclude[torn]
+        _, ids[torn], still = _look(
+            weight, bias, query[torn], k, native.MOST_RANKED, banned, ids_at
         )
-        value[torn], ids[torn] = again
+        torn = torn.masked_scatter(torn, still)
+    if bool(torn.any()):
+        banned = None if exclude is None else exclude[torn]
+        _, ids[torn] = _best_of_block(weight, bias, query[torn], k, banned, ids_at)
     return value, ids.masked_fill(value == -torch.inf, -1)
+
+
+def _look(
+    weight: Tensor,
+    bias: Tensor | None,
+    query: Tensor,
+    k: int,
+    wide: int,
+    exclude: Tensor | None,
+    ids_at: Callable[[Tensor], Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The k best by id of the `wide` best by row, and which queries' tie might go beyond those."""
+    wide = min(wide, len(weight))
+    value, rows = best_classes(weight, bias, query, wide, exclude)
+    ids = ids_at(rows.clamp(min=0)).masked_fill_(rows < 0, torch.iinfo(torch.int64).max)
+    torn = (value[:, k - 1] == value[:, -1]) & (value[:, -1] > -torch.inf)
+    return *merge(value, ids, k), torn & (wide < len(weight))
 
 
 def log_of_all(weight: Tensor, bias: Tensor | None, query: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ an encoder: rows move by the gradient of that average, and a query is handed the
 its own rank's loss.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tapas.errors import PeerError
+from tapas.shapes import check_integer
 from tapas.tables.gradients import ANCHOR
+from tapas.tables.ranking import merge
 from tapas.tables.ranks import Ranks
 
 
@@ -27,6 +30,7 @@ class Meeting:
     target: Tensor  # (G, L) int64; negative is padding
     context: Tensor | None  # (G,) previous class of each example
     sizes: tuple[int, ...]  # examples of each rank; they sum to G
+    num_targets: int  # of the examples of this process; L is the most of any rank
 
     @property
     def mean_size(self) -> float:
@@ -58,7 +62,7 @@ class SentHome(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, found: Tensor, sizes: Any, ranks: Ranks):  # type: ignore[no-untyped-def]
         ctx.sizes, ctx.ranks = sizes, ranks
-        return ranks.exchange(pad(found, sizes))[:, : sizes[ranks.rank]]
+        return bring_home(ranks, found, sizes)
 
     @staticmethod
     @once_differentiable
@@ -85,25 +89,24 @@ def meet(
     """
     if target is None:
         target = torch.empty(len(query), 0, dtype=torch.int64, device=query.device)
+    if context is not None:
+        context = check_integer("context", context)
     flags = int(query.requires_grad) + 2 * int(torch.is_grad_enabled()) + 4 * (context is not None)
     heard = ranks.announce(verb, len(query), target.shape[1] * 8 + flags, agreed)
     check_agreement(f"`{verb}`", [row[2] for row in heard])
     check_agreement("gradients (1) and context (2)", [row[1] // 2 % 4 for row in heard])
     sizes = tuple(row[0] for row in heard)
     width = max(row[1] // 8 for row in heard)
-    num_columns = query.shape[1] + 2 * width + (2 if context is not None else 0)
     # one message of 32-bit words: a query, its targets and its context
-    packed = query.new_zeros(max(sizes), num_columns, dtype=torch.float32)
     own = target.new_full((len(target), width), -1)
     own[:, : target.shape[1]] = target
     columns = [query.detach(), own.view(torch.float32)]
     if context is not None:
-        columns.append(context[:, None].long().view(torch.float32))
-    packed[: len(query)] = torch.cat(columns, dim=1)
-    whole = unpad(ranks.gather(packed), sizes)
+        columns.append(context[:, None].view(torch.float32))
+    whole = gather_rows(ranks, torch.cat(columns, dim=1), sizes)
     dim = query.shape[1]
     everyone = whole[:, :dim].contiguous()
-    ids = whole[:, dim:].contiguous().view(torch.int64)
+    ids = int64_of(whole[:, dim:])
     if any(row[1] % 2 for row in heard) and torch.is_grad_enabled():
         everyone = Gathered.apply(ANCHOR, query, everyone, sizes, ranks)  # type: ignore[no-untyped-call]
     return Meeting(
@@ -111,15 +114,16 @@ def meet(
         ids[:, :width].contiguous(),
         ids[:, width].contiguous() if context is not None else None,
         sizes,
+        target.shape[1],
     )
 
 
-def combine(found: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
-    """Own logits (B, L) and log of the kept sum (B,), of what every shard has `found` (m, B, L+1).
+def combine(found: Tensor, owner: Tensor, num_targets: int) -> tuple[Tensor, Tensor]:
+    """Own logits and log of the kept sum (B,), of what every shard has `found` (m, B, L+1).
 
-    `owner` (B, L) is the shard of each target.
+    `owner` (B, L) is the shard of each target, the first `num_targets` of which are real.
     """
-    positive = found[:, :, :-1].gather(0, owner[None])[0]
+    positive = found[:, :, :-1].gather(0, owner[None])[0, :, :num_targets]
     log_sum: Tensor = LogOfSums.apply(found[:, :, -1])  # type: ignore[no-untyped-call]
     return positive, log_sum
 
@@ -141,6 +145,38 @@ class LogOfSums(torch.autograd.Function):
         return result
 
 
+def bring_home(ranks: Ranks, found: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """(m, B, W) what every shard found for the examples here, of `found` (G, W) here for all."""
+    return ranks.exchange(pad(found, sizes))[:, : sizes[ranks.rank]]
+
+
+def best_of_ranks(
+    ranks: Ranks, value: Tensor, ids: Tensor, k: int, sizes: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
+    """The k best of all shards for the examples here: scores and ids, (B, k).
+
+    `value` and `ids` (G, K) are this shard's best for all examples, K at most k; -inf and -1
+    stand for none.
+    """
+    fill = (0, k - value.shape[1])
+    value = torch.nn.functional.pad(value, fill, value=-torch.inf)
+    ids = torch.nn.functional.pad(ids, fill, value=-1)
+    packed = torch.cat([value[:, :, None], ids.view(torch.float32).view(*ids.shape, 2)], dim=2)
+    found = bring_home(ranks, packed.flatten(1), sizes).transpose(0, 1)  # (B, m, 3k)
+    found = found.reshape(found.shape[0], ranks.size * k, 3)
+    found_ids = int64_of(found[:, :, 1:])[:, :, 0]
+    last = torch.iinfo(torch.int64).max  # nothing is no class, and comes last
+    value, ids = merge(found[:, :, 0], found_ids.masked_fill(found_ids < 0, last), k)
+    return value, ids.masked_fill(value == -torch.inf, -1)
+
+
+def gather_rows(ranks: Ranks, rows: Tensor, sizes: Sequence[int]) -> Tensor:
+    """(sum of sizes, ...) the `rows` (sizes[rank], ...) of all ranks, in turn."""
+    padded = rows.new_zeros(max(sizes), *rows.shape[1:])
+    padded[: len(rows)] = rows
+    return unpad(ranks.gather(padded), sizes)
+
+
 def pad(rows: Tensor, sizes: tuple[int, ...]) -> Tensor:
     """(m, most, W) of `rows` (G, W), sizes[r] of which belong to rank r."""
     most = max(sizes)
@@ -152,11 +188,19 @@ def pad(rows: Tensor, sizes: tuple[int, ...]) -> Tensor:
     return parts
 
 
-def unpad(parts: Tensor, sizes: tuple[int, ...]) -> Tensor:
+def unpad(parts: Tensor, sizes: Sequence[int]) -> Tensor:
     """(G, W) of `parts` (m, most, W)."""
     if min(sizes) == parts.shape[1]:
         return parts.flatten(0, 1)
     return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+
+def int64_of(words: Tensor) -> Tensor:
+    """The whole numbers (..., W) that travelled as `words` (..., 2W) of float32."""
+    # not the other way round: a slice may start at an odd word, or have none
+    whole = words.new_empty(*words.shape[:-1], words.shape[-1] // 2, dtype=torch.int64)
+    whole.view(torch.float32).copy_(words)
+    return whole
 
 
 def check_agreement(name: str, values: list[int]) -> None:

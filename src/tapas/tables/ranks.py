@@ -8,9 +8,9 @@ its own, or makes other calls than the rest.
 import re
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,8 +18,10 @@ from torch import Tensor
 
 from tapas.errors import PeerError, UsageError
 
+T = TypeVar("T")
 GRACE_SECONDS = 5.0  # for the others to say that they are alive, once a meeting has failed
 CPU = torch.device("cpu")
+HEADER = 4  # numbers that a rank announces: its verb and three more
 REFUSED = -1  # in place of a verb: this rank's input was bad
 
 
@@ -42,6 +44,7 @@ class Ranks:
         if self.rank < 0:
             raise UsageError("this process is not in the group that shares the table.")
         self._store = self.group.get_group_store()
+        self._turns = 0
         self.meetings = 0
         self.sent_bytes = 0
         self.seconds = 0.0
@@ -92,25 +95,46 @@ class Ranks:
 
     def _announce(self, row: Tensor) -> list[list[int]]:
         """Short rows are filled up: a rank that refuses does not know what the others bring."""
-        width = 3 + self.size
-        padded = torch.zeros(width, dtype=torch.int64, device="cpu")
+        padded = torch.zeros(HEADER, dtype=torch.int64, device="cpu")
         padded[: len(row)] = row
         self.meetings += 1
         whole = self.gather(padded.to(self._device()))
         heard: list[list[int]] = whole.cpu().tolist()
         return heard
 
+    def in_turn(self, what: str, work: Callable[[], T]) -> T:
+        """`work()` on rank 0, then on all others, however long the first takes."""
+        self._turns += 1
+        key = f"turn/{self._turns}"
+        if self.rank == 0:
+            try:
+                result = work()
+            except BaseException:
+                self._store.set(key, "failed")
+                raise
+            self._store.set(key, "done")
+            return result
+        try:
+            while not self._store.check([key]):
+                time.sleep(0.05)
+            failed = self._store.get(key) == b"failed"
+        except RuntimeError as error:
+            raise self._blame(error) from error
+        if failed:
+            raise PeerError(f"rank 0 could not {what}; the error there says why.", (0,))
+        return work()
+
     def gather(self, tensor: Tensor) -> Tensor:
         """(m, *shape) the `tensor` of every rank; shapes must agree."""
         whole = tensor.new_empty(self.size, *tensor.shape)
-        with self._meeting((self.size - 1) * tensor.nbytes):
+        with self.meeting((self.size - 1) * tensor.nbytes):
             dist.all_gather_single(whole.view(-1), tensor.contiguous().view(-1), group=self.group)
         return whole
 
     def exchange(self, parts: Tensor) -> Tensor:
         """(m, N, ...) what every rank has for this one, of `parts` (m, N, ...), one for each."""
         received = torch.empty_like(parts, memory_format=torch.contiguous_format)
-        with self._meeting(parts.nbytes // self.size * (self.size - 1)):
+        with self.meeting(parts.nbytes // self.size * (self.size - 1)):
             dist.all_to_all_single(received, parts.contiguous(), group=self.group)
         return received
 
@@ -118,7 +142,7 @@ class Ranks:
         """The same for `rows` (N, ...) of which send[r] go to rank r, in the order of ranks."""
         received = rows.new_empty(sum(receive), *rows.shape[1:])
         away = len(rows) - send[self.rank]
-        with self._meeting(away * rows[:1].nbytes):
+        with self.meeting(away * rows[:1].nbytes):
             dist.all_to_all_single(
                 received, rows.contiguous(), list(receive), list(send), group=self.group
             )
@@ -126,7 +150,7 @@ class Ranks:
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks, in place."""
-        with self._meeting(2 * tensor.nbytes * (self.size - 1) // self.size):
+        with self.meeting(2 * tensor.nbytes * (self.size - 1) // self.size):
             dist.all_reduce(tensor, group=self.group)
         return tensor
 
@@ -136,7 +160,7 @@ class Ranks:
         return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else CPU
 
     @contextmanager
-    def _meeting(self, sent: int) -> Iterator[None]:
+    def meeting(self, sent: int) -> Iterator[None]:
         start = time.perf_counter()
         try:
             yield
@@ -153,7 +177,8 @@ class Ranks:
 
     def _blame(self, error: RuntimeError) -> PeerError:
         """Those who do not answer within a moment are at fault."""
-        cause = re.sub(r"^\[\S+\] ", "", f"{error or type(error).__name__}".splitlines()[0])
+        cause = f"{error or type(error).__name__}".splitlines()[0]
+        cause = re.sub(r"^\[\S+\] ", "", cause).partition(". ")[0]  # without advice
         silent = set(range(self.size)) - {self.rank}
         words: dict[int, str] = {}
         try:
@@ -187,6 +212,20 @@ class Ranks:
         if self.last_checkpoint is None:
             return " No checkpoint was saved."
         return f" The last checkpoint is {self.last_checkpoint}."
+
+
+_met: list[Ranks] = []  # whoever asks for all ranks gets the same counters and checkpoint
+
+
+def ranks_of(group: dist.ProcessGroup | Ranks | None) -> Ranks:
+    """`group` if it is that already, else the ranks of it, by default all."""
+    if isinstance(group, Ranks):
+        return group
+    if group is not None:
+        return Ranks(group)
+    if not _met or not dist.is_initialized() or _met[0].group is not dist.group.WORLD:
+        _met[:] = [Ranks()]
+    return _met[0]
 
 
 def _named(ranks: tuple[int, ...]) -> str:

@@ -1,5 +1,6 @@
 """How ids find the shards of their rows, and rows the way back."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,16 +19,18 @@ class Route:
     send: list[int]  # how many of them go to each shard
     receive: list[int]  # how many each rank asks this shard for
     slots: Tensor  # (R,) the rows of this shard that are asked for
+    total: int  # ids of all ranks
 
     @staticmethod
     def find(verb: str, ids: Tensor, placement: Placement, ranks: Ranks) -> "Route":
         """All ranks call it together, each with its own distinct `ids` (N,)."""
         place, order = placement.permute(ids).sort()
-        send = torch.bincount(placement.shard_at(place), minlength=ranks.size).tolist()
-        heard = ranks.announce(verb, *send)
-        receive = [row[ranks.rank] for row in heard]
+        counts = torch.bincount(placement.shard_at(place), minlength=ranks.size)
+        heard = ranks.announce(verb, len(ids))
+        send, receive = counts.tolist(), ranks.exchange(counts).tolist()
         asked = ranks.exchange_rows(place, send, receive)
-        return Route(ranks, order, send, receive, asked - placement.start(ranks.rank))
+        slots = asked - placement.start(ranks.rank)
+        return Route(ranks, order, send, receive, slots, sum(row[0] for row in heard))
 
     def there(self, rows: Tensor) -> Tensor:
         """(R, W) what is brought for `slots`, of `rows` (N, W) for the ids here."""
@@ -37,3 +40,23 @@ class Route:
         """(N, W) the answers for the ids here, of `rows` (R, W) for `slots`."""
         rows = self.ranks.exchange_rows(rows, self.receive, self.send)
         return torch.empty_like(rows).index_copy_(0, self.order, rows)
+
+
+def deliver(
+    to: Callable[[Tensor, Tensor, Tensor], None],
+    ids: Tensor,
+    weight_grad: Tensor,
+    bias_grad: Tensor,
+    placement: Placement,
+    ranks: Ranks,
+) -> None:
+    """Gradients (N, D) and (N,) of `ids` go to the ranks that keep the rows, each of which hands
+    them, with its rows' places, `to` its shard. Without an id on any rank nothing happens.
+    """
+    distinct, where = torch.unique(ids, return_inverse=True)
+    route = Route.find("update", distinct, placement, ranks)
+    grad = torch.cat([weight_grad, bias_grad[:, None]], dim=1)
+    grad = grad.new_zeros(len(distinct), grad.shape[1]).index_add_(0, where, grad)
+    grad = route.there(grad)
+    if route.total:
+        to(route.slots, grad[:, :-1].contiguous(), grad[:, -1].contiguous())

@@ -1,6 +1,7 @@
 """One shard's rows: a local table that starts as its part of the whole table would."""
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -55,3 +56,25 @@ class Shard(LocalTable):
             place = self.whole.permute(torch.arange(start, stop, device="cpu"))
             mine = (place >= first) & (place < last)
             weight[place[mine] - first] = block[mine]
+
+
+def load_rows(
+    rows: Mapping[str, Tensor],
+    state: Mapping[str, Tensor],
+    prefix: str,
+    *,
+    missing: list[str],
+    errors: list[str],
+) -> None:
+    """Copy into `rows` what `state` has for them, as `load_state_dict` would."""
+    for name, kept in rows.items():
+        given = state.get(prefix + name)
+        if given is None:
+            missing.append(prefix + name)
+        elif given.shape != kept.shape:
+            errors.append(
+                f"{prefix}{name} has shape {tuple(given.shape)}; this rank keeps "
+                f"{tuple(kept.shape)}: load what the same rank of as many has saved"
+            )
+        else:
+            kept.copy_(given)

@@ -18,18 +18,27 @@ from tapas.errors import UsageError
 from tapas.rng import check_generator
 from tapas.selection import Selection
 from tapas.shapes import check_ids, check_positive, check_query, check_shape
-from tapas.tables.base import ClassTable, check_top
+from tapas.tables.base import ClassTable, check_gradient, check_top
 from tapas.tables.exhaustive import best_by_id, log_of_all
 from tapas.tables.gradients import sampled_logits
 from tapas.tables.local import start_bias
-from tapas.tables.meeting import Meeting, SentHome, check_agreement, combine, meet, pad, unpad
+from tapas.tables.meeting import (
+    Meeting,
+    SentHome,
+    best_of_ranks,
+    bring_home,
+    check_agreement,
+    combine,
+    gather_rows,
+    int64_of,
+    meet,
+)
 from tapas.tables.placement import Placement
-from tapas.tables.ranking import merge
-from tapas.tables.ranks import Ranks
-from tapas.tables.routes import Route
+from tapas.tables.ranks import Ranks, ranks_of
+from tapas.tables.routes import Route, deliver
 from tapas.tables.row_optimizers import RowOptimizer, RowwiseAdagrad
 from tapas.tables.second_pass import Question, noise_for, share_of
-from tapas.tables.shard import Shard
+from tapas.tables.shard import Shard, load_rows
 
 
 class ShardedTable(ClassTable):
@@ -43,7 +52,7 @@ class ShardedTable(ClassTable):
         group: the ranks that share the table; by default all.
 
     Rows are neither parameters nor buffers, so that no wrapper of a model (DDP, FSDP) takes
-    them for something to be made equal on all ranks. `tapas.save_checkpoint` saves them.
+    them for something to be made equal on all ranks. `tapas.training.save_checkpoint` saves them.
     """
 
     exact_reads = True
@@ -59,10 +68,10 @@ class ShardedTable(ClassTable):
         placement: str = "random",
         seed: int = 0,
         device: torch.device | str | None = None,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | Ranks | None = None,
     ):
         super().__init__(check_positive("num_classes", num_classes), check_positive("dim", dim))
-        self.ranks = Ranks(group)
+        self.ranks = ranks_of(group)
         with self.ranks.together():
             if not isinstance(row_optimizer, RowOptimizer):
                 raise UsageError(
@@ -70,19 +79,21 @@ class ShardedTable(ClassTable):
                     f"{row_optimizer!r}: the rows of a shard are moved where they live."
                 )
             self.placement = Placement(num_classes, self.ranks.size, seed=seed, kind=placement)
-            start = start_bias(bias, num_classes)
-            named = repr((num_classes, dim, row_optimizer, dtype, placement, seed, len(start)))
+            start = start_bias(bias, num_classes) if isinstance(bias, Tensor) else bias
+            named = repr(
+                (num_classes, dim, row_optimizer, dtype, placement, seed, bias is not False)
+            )
             heard = self.ranks.announce("ShardedTable", crc32(named.encode()))
         check_agreement("the table, here by checksum", [row[0] for row in heard])
-        if isinstance(bias, Tensor):
-            bias = start[self.placement.ids_of(self.ranks.rank)]
+        if isinstance(start, Tensor):
+            start = start[self.placement.ids_of(self.ranks.rank)]
         self.__dict__["shard"] = Shard(  # a module that `modules()` does not show
             self.placement,
             self.ranks.rank,
             dim,
             row_optimizer=row_optimizer,
             dtype=dtype,
-            bias=bias,
+            bias=start,
             device=device,
         )
 
@@ -99,10 +110,6 @@ class ShardedTable(ClassTable):
     @property
     def num_ranks(self) -> int:
         return self.ranks.size
-
-    @property
-    def row_optimizer(self) -> RowOptimizer | None:
-        return self.shard.row_optimizer
 
     def together(self) -> AbstractContextManager[None]:
         return self.ranks.together()
@@ -145,10 +152,8 @@ class ShardedTable(ClassTable):
             heard = self.ranks.announce("select", len(here))
         sizes = tuple(row[0] for row in heard)
         packed = torch.cat([here.ids.view(torch.float32).view(-1, 2), here.log_q[:, None]], dim=1)
-        parts = packed.new_zeros(max(sizes), 3)
-        parts[: len(packed)] = packed
-        whole = unpad(self.ranks.gather(parts), sizes)
-        ids, order = whole[:, :2].contiguous().view(torch.int64)[:, 0].sort()
+        whole = gather_rows(self.ranks, packed, sizes)
+        ids, order = int64_of(whole[:, :2])[:, 0].sort()
         return Candidates(ids, whole[:, 2][order])
 
     @torch.no_grad()
@@ -195,7 +200,8 @@ class ShardedTable(ClassTable):
         found = torch.cat([positive, log_sum[:, None]], dim=1)
         found = SentHome.apply(found, meeting.sizes, self.ranks)  # type: ignore[no-untyped-call]
         before = sum(meeting.sizes[: self.ranks.rank])
-        return combine(found, owner[before : before + meeting.sizes[self.ranks.rank]])
+        owner = owner[before : before + meeting.sizes[self.ranks.rank]]
+        return combine(found, owner, meeting.num_targets)
 
     def _slots(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Rows of `ids` in this shard, and which of them it has."""
@@ -210,16 +216,13 @@ class ShardedTable(ClassTable):
         return found[:, :-1], found[:, -1]
 
     def write(self, ids: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> None:
-        """Gradients go to the ranks that keep the rows, which apply them, or hold them back."""
-        distinct, where = torch.unique(ids, return_inverse=True)
-        route = Route.find("update", distinct, self.placement, self.ranks)
-        grad = torch.cat([weight_grad, bias_grad[:, None]], dim=1)
-        grad = grad.new_zeros(len(distinct), self.dim + 1).index_add_(0, where, grad)
-        grad = route.there(grad)
-        self.shard.receive(route.slots, grad[:, :-1].contiguous(), grad[:, -1].contiguous())
+        deliver(self.shard.write, ids, weight_grad, bias_grad, self.placement, self.ranks)
 
     def receive(self, ids: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> None:
-        self.write(ids, weight_grad, bias_grad)
+        """Bad gradients are refused where they come from, before any row has moved anywhere."""
+        with self.together():
+            check_gradient(weight_grad, bias_grad)
+            deliver(self.shard.receive, ids, weight_grad, bias_grad, self.placement, self.ranks)
 
     def accumulate(self) -> AbstractContextManager[None]:
         return self.shard.accumulate()
@@ -231,26 +234,16 @@ class ShardedTable(ClassTable):
             whole = meet(self.ranks, "top", query, exclude, agreed=k)  # they travel as targets do
         slot, mine = self._slots(whole.target.clamp(min=0))
         banned = slot.masked_fill(~mine | (whole.target < 0), -1)
-        most = min(k, self.shard.num_classes)
         start = self.placement.start(self.ranks.rank)
         value, ids = best_by_id(
             self.shard.weight.detach(),
             self.shard.stored_bias(),
             whole.query,
-            most,
+            min(k, self.shard.num_classes),
             banned if bool((banned >= 0).any()) else None,
             lambda rows: self.placement.ids_at(rows + start),
         )
-        fill = (0, k - most)
-        value = torch.nn.functional.pad(value, fill, value=-torch.inf)
-        ids = torch.nn.functional.pad(ids, fill, value=-1)
-        packed = torch.cat([value[:, :, None], ids.view(torch.float32).view(*ids.shape, 2)], dim=2)
-        found = self._bring_home(packed.flatten(1), whole.sizes)  # (m, B, 3k)
-        found = found.transpose(0, 1).reshape(len(query), -1, 3)
-        found_ids = found[:, :, 1:].contiguous().view(torch.int64)[:, :, 0]
-        last = torch.iinfo(torch.int64).max  # nothing is no class, and comes last
-        value, ids = merge(found[:, :, 0], found_ids.masked_fill(found_ids < 0, last), k)
-        return value, ids.masked_fill(value == -torch.inf, -1)
+        return best_of_ranks(self.ranks, value, ids, k, whole.sizes)
 
     @torch.no_grad()
     def log_partition(self, query: Tensor) -> Tensor:
@@ -258,18 +251,32 @@ class ShardedTable(ClassTable):
             query = check_query(query, self.dim)
             whole = meet(self.ranks, "log_partition", query)
         here = log_of_all(self.shard.weight.detach(), self.shard.stored_bias(), whole.query)
-        return self._bring_home(here[:, None], whole.sizes)[:, :, 0].logsumexp(dim=0)
+        return bring_home(self.ranks, here[:, None], whole.sizes)[:, :, 0].logsumexp(dim=0)
 
     def mean_size(self, size: int) -> float:
         return sum(row[0] for row in self.ranks.announce("mean_size", size)) / self.ranks.size
 
-    def _bring_home(self, found: Tensor, sizes: tuple[int, ...]) -> Tensor:
-        """(m, B, W) of `found` (G, W) for all examples."""
-        return self.ranks.exchange(pad(found, sizes))[:, : sizes[self.ranks.rank]]
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ShardedTable":
         self.shard._apply(fn, recurse)
         return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """This rank's rows by the names that a `LocalTable` has for its own."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name, rows in self.local_rows().items():
+            destination[prefix + name] = rows
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool, *lists: Any
+    ) -> None:
+        own = self.local_rows()
+        load_rows(own, state_dict, prefix, missing=lists[0], errors=lists[2])
+        rest = {k: v for k, v in state_dict.items() if k.removeprefix(prefix) not in own}
+        super()._load_from_state_dict(rest, prefix, local_metadata, strict, *lists)
+
+    def local_rows(self) -> dict[str, Tensor]:
+        """Weights, biases and row state kept here, (N, ...) each, in the order of the placement."""
+        return dict(self.shard.named_buffers())
 
     def get_extra_state(self) -> dict[str, Any]:
         """What a `LocalTable` with as many shards would say."""
@@ -287,5 +294,5 @@ class ShardedTable(ClassTable):
         return (
             f"{self.num_classes} classes, dim={self.dim}, {self.shard.weight.dtype}, "
             f"{self.placement.kind} rows of rank {self.ranks.rank} of {self.ranks.size}, "
-            f"row_optimizer={self.row_optimizer}"
+            f"row_optimizer={self.shard.row_optimizer}"
         )

@@ -10,6 +10,7 @@ from tapas.training.four_ways import (
     Score,
     train_four_ways,
 )
+from tapas.training.model_checkpoint import load_checkpoint, save_checkpoint
 
 __all__ = [
     "METHODS",
@@ -19,5 +20,7 @@ __all__ = [
     "Point",
     "Progress",
     "Score",
+    "load_checkpoint",
+    "save_checkpoint",
     "train_four_ways",
 ]

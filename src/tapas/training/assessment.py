@@ -15,8 +15,8 @@ from tapas.training.building import build_model
 from tapas.training.evaluation import TOP, Interval, Scores, compare, judge, measure
 from tapas.training.judging import findable, rank_points
 from tapas.training.model import SequenceModel
+from tapas.training.model_checkpoint import load_model_state
 from tapas.training.run_folder import RunFolder
-from tapas.training.trainer import load_model_state
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,21 @@ from tapas.heads import TapasSoftmax
 from tapas.proposals import Squashed
 from tapas.schedule import Anneal, Schedule
 from tapas.selection import Priority, Selection, Top
-from tapas.tables import SGD, Adagrad, LazyAdam, LocalTable, RowOptimizer, RowwiseAdagrad
+from tapas.tables import (
+    SGD,
+    Adagrad,
+    ClassTable,
+    LazyAdam,
+    LocalTable,
+    RowOptimizer,
+    RowwiseAdagrad,
+    ShardedTable,
+)
 from tapas.training.config import HeadConfig, ModelConfig, OptimizerConfig, TrainConfig
 from tapas.training.model import SequenceModel
+from tapas.training.planning import Workload, check_fits, plan
 from tapas.training.repeats import Repeats
+from tapas.training.team import Team
 
 MOST_SAMPLES = 1_000
 EVALUATIONS = 10
@@ -37,7 +48,8 @@ class Parts:
     optimizer: torch.optim.Optimizer
 
 
-def build(config: TrainConfig, log: EventLog, split: Split) -> Parts:
+def build(config: TrainConfig, log: EventLog, split: Split, team: Team | None = None) -> Parts:
+    """On every rank of `team` alike; each builds its part of the rows."""
     windows = Windows(
         log.items,
         log.times,
@@ -50,7 +62,10 @@ def build(config: TrainConfig, log: EventLog, split: Split) -> Parts:
         seed=config.loop.seed,
     )
     config = resolve(config, log.num_items, windows)
-    model = build_model(config, split.train_counts).to(check_device(config.loop.device))
+    device = check_device(config.loop.device)
+    if device.type == "cpu":
+        check_fits(plan(workload_of(config, split.train_counts, team)))
+    model = build_model(config, split.train_counts, team).to(device)
     learned = [model.encoder] if model.repeats is None else [model.encoder, model.repeats]
     return Parts(config, windows, model, build_optimizer(config.optimizer, *learned))
 
@@ -70,29 +85,55 @@ def resolve(config: TrainConfig, num_classes: int, windows: Windows) -> TrainCon
     return dataclasses.replace(config, head=head, loop=loop)
 
 
-def build_model(config: TrainConfig, train_counts: NDArray[np.int64]) -> SequenceModel:
+def workload_of(
+    config: TrainConfig, train_counts: NDArray[np.int64], team: Team | None = None
+) -> Workload:
+    """What `tapas plan` would be asked about a resolved `config`, at most."""
+    positions = config.model.history if config.head.positions == "all" else 1
+    encoder = build_encoder(config.model, config.loop.seed)
+    return Workload(
+        num_classes=len(train_counts),
+        dim=config.model.dim,
+        num_samples=config.head.samples or 1,
+        presample_factor=config.head.presample,
+        batch=config.loop.batch * positions,
+        targets=config.head.next_items,
+        ranks=team.size if team is not None else 1,
+        optimizer=config.optimizer.rows,
+        inputs=config.model.inputs == "own",
+        input_ids=config.loop.batch * config.model.history,
+        head_classes=int((train_counts > 0).sum()),
+        encoder_parameters=sum(p.numel() for p in encoder.parameters()),
+    )
+
+
+def build_model(
+    config: TrainConfig, train_counts: NDArray[np.int64], team: Team | None = None
+) -> SequenceModel:
     num_classes, dim, seed = len(train_counts), config.model.dim, config.loop.seed
     rows = build_row_optimizer(config.optimizer)
+
+    def table(dim: int, *, bias: bool | torch.Tensor, seed: int) -> ClassTable:
+        if team is None or team.ranks is None:
+            return LocalTable(num_classes, dim, row_optimizer=rows, bias=bias, seed=seed)
+        return ShardedTable(
+            num_classes, dim, row_optimizer=rows, bias=bias, seed=seed, group=team.ranks
+        )
+
     head = TapasSoftmax(
-        num_classes,
-        dim,
+        table=table(dim, bias=log_frequency(train_counts), seed=seed),
         num_samples=config.head.samples or min(MOST_SAMPLES, num_classes),
         presample_factor=config.head.presample,
         temperature=_temperature(config.head, config.loop.steps or 1),
         proposal=Squashed(train_counts, alpha=config.head.alpha, beta=config.head.beta),
         selection=build_selection(config.head),
-        row_optimizer=rows,
-        bias=log_frequency(train_counts),
         seed=seed,
     )
-    inputs = None
-    if config.model.inputs == "own":
-        inputs = LocalTable(num_classes, dim, row_optimizer=rows, bias=False, seed=seed + 1)
+    inputs = table(dim, bias=False, seed=seed + 1) if config.model.inputs == "own" else None
     repeats = None
     if config.model.repeats:
-        repeats = Repeats(
-            num_classes, dim, history=config.model.history, row_optimizer=rows, seed=seed + 2
-        )
+        rate = table(1, bias=False, seed=seed + 2)
+        repeats = Repeats(num_classes, dim, history=config.model.history, rate=rate)
     half = config.loop.precision == "bfloat16"
     return SequenceModel(
         build_encoder(config.model, seed),

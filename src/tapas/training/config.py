@@ -108,9 +108,11 @@ class LoopConfig:
     patience: int = 3  # evaluations without a better MAP@20 before it stops
     validation_examples: int = 2_000  # judged each time; the first of a fixed random order
     checkpoint_seconds: float = 60.0  # between checkpoints, at least one for each evaluation
+    background_saves: bool = False  # training goes on while a copy of the rows is written
     keep: int = 2  # newest checkpoints kept, beside the best
     device: str = "cpu"  # or any that torch knows, such as "cuda"
     precision: str = "float32"  # of the encoder; bfloat16 where the machine is fast at it
+    peer_seconds: float = 120.0  # a rank that does not come to a meeting for so long is given up
     exclude_seen: bool = False  # never recommend, or count, what the user has taken before
     seed: int = 0
 
@@ -122,6 +124,7 @@ class LoopConfig:
         for name in ("batch", "patience", "validation_examples", "keep"):
             _at_least(f"loop.{name}", getattr(self, name), 1)
         _within("loop.checkpoint_seconds", self.checkpoint_seconds, 0, 1e9)
+        _within("loop.peer_seconds", self.peer_seconds, 0.1, 1e6)
         _one_of("loop.precision", self.precision, ("float32", "bfloat16"))
 
 

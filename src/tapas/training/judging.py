@@ -10,6 +10,7 @@ from torch import Tensor
 from tapas.data.windows import gather
 from tapas.training.evaluation import TOP, measure
 from tapas.training.model import Outlook, SequenceModel
+from tapas.training.team import Team
 
 QUERIES_AT_ONCE = 256
 Integers = NDArray[np.integer]
@@ -28,16 +29,19 @@ def rank_points(
     never: int | None = None,
     with_loss: bool = True,
     on_progress: Callable[[int], None] = lambda done: None,
+    team: Team | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The 20 best items after items[start:point], (P, 20), and the loss of `target` (P, L).
 
     -1 fills lists that run out of items; `never` is a class that is no item to recommend. The
-    loss is over all classes, in nats, the mean
-    over an example's targets, NaN without any.
+    loss is over all classes, in nats, the mean over an example's targets, NaN without any.
+    The ranks of a `team` share the work; each gets all of the answer.
     """
+    team = team or Team()
     lists, losses = [], []
     for first in range(0, len(point), QUERIES_AT_ONCE):
-        part = slice(first, first + QUERIES_AT_ONCE)
+        size = min(QUERIES_AT_ONCE, len(point) - first)
+        part = slice(*(first + bound for bound in team.bounds(size)))
         recent, lengths, _ = gather(items, start[part], point[part], history)
         after = model.after(torch.from_numpy(recent), torch.from_numpy(lengths))
         seen: Tensor | None = None
@@ -47,10 +51,11 @@ def rank_points(
             seen = pad([np.concatenate([np.unique(items[s:p]), *barred]) for s, p in pairs])
         elif barred:
             seen = pad(barred * len(recent))
-        lists.append(top_padded(after, TOP, seen))
+        sizes = [(r + 1) * size // team.size - r * size // team.size for r in range(team.size)]
+        lists.append(team.collect(top_padded(after, TOP, seen), sizes))
         if with_loss:
-            losses.append(_loss(after, torch.from_numpy(target[part])))
-        on_progress(min(first + QUERIES_AT_ONCE, len(point)))
+            losses.append(team.collect(_loss(after, torch.from_numpy(target[part])), sizes))
+        on_progress(first + size)
     return torch.cat(lists), torch.cat(losses) if with_loss else None
 
 
@@ -78,7 +83,7 @@ def findable(
 
 def pad(rows: list[NDArray[np.integer]]) -> Tensor:
     """(B, longest) int64, -1 behind the end of a row."""
-    padded = np.full((len(rows), max(1, *map(len, rows))), -1, dtype=np.int64)
+    padded = np.full((len(rows), max([1, *map(len, rows)])), -1, dtype=np.int64)
     for line, row in zip(padded, rows, strict=True):
         line[: len(row)] = row
     return torch.from_numpy(padded)
@@ -93,6 +98,7 @@ def quick_judge(
     history: int,
     exclude_seen: bool,
     never: int | None = None,
+    team: Team | None = None,
 ) -> Callable[[SequenceModel], dict[str, float]]:
     """What a trainer asks for again and again: means of the metrics at a few points."""
 
@@ -106,6 +112,7 @@ def quick_judge(
             history=history,
             exclude_seen=exclude_seen,
             never=never,
+            team=team,
         )
         values = measure(ranked, torch.from_numpy(target))
         if loss is not None:

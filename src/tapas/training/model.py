@@ -60,9 +60,11 @@ class SequenceModel(nn.Module):
         place = real.nonzero()[:, 0]  # padding is no item: its row must not be touched
         rows = self.inputs.lookup(items.reshape(-1)[place])
         x = rows.new_zeros(num_rows * width, rows.shape[1]).index_copy(0, place, rows)
-        return x.view(num_rows, width, -1)
+        return x.view(num_rows, width, rows.shape[1])
 
     def _encode(self, x: Tensor, lengths: Tensor, generator: torch.Generator | None) -> Tensor:
+        if not len(x):  # a rank without examples
+            return x
         half = self.encoder_dtype != torch.float32
         with torch.autocast(x.device.type, dtype=self.encoder_dtype, enabled=half):
             states: Tensor = self.encoder(x, lengths, generator=generator)
@@ -75,7 +77,7 @@ class SequenceModel(nn.Module):
         places = batch.places.to(device)
         x = self._vectors(items, lengths)
         states = self._encode(x, lengths, generator)
-        query = states.view(-1, states.shape[2]).index_select(0, places)
+        query = states.flatten(0, 1).index_select(0, places)
         if self.repeats is None:
             weight = None if self.target_decay == 1 else decaying(batch.target, self.target_decay)
             loss: Tensor = self.head(query, batch.target, weight)
@@ -84,7 +86,9 @@ class SequenceModel(nn.Module):
         softmax = self.head.sampled_log_prob(query, target)
         copies: Copies = self.repeats(query, x, items, places)
         log_prob = copies.log_prob(softmax, target).masked_fill(target < 0, 0.0)
-        return -(log_prob * decaying(target, self.target_decay)).sum(dim=1).mean()
+        cost = -(log_prob * decaying(target, self.target_decay)).sum(dim=1)
+        mean_size = self.head.table.mean_size(len(cost))
+        return cost.mean() if mean_size == len(cost) else cost.sum() / mean_size
 
     @torch.no_grad()
     def query(self, items: Tensor, lengths: Tensor) -> Tensor:

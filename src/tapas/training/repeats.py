@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from tapas.heads import TapasSoftmax
 from tapas.shapes import check_positive
-from tapas.tables import LocalTable, RowOptimizer
+from tapas.tables import ClassTable, LocalTable, RowOptimizer
 from tapas.tables.ranking import merge
 
 AGE_PACE = 10  # ages are few and shared by all events: they move so much faster than an encoder
@@ -77,8 +77,9 @@ class Repeats(nn.Module):
     """Learns which past events to copy, and how often to copy at all.
 
     `age` is a line through learned numbers at 1, 2, 4, 8, ... events back, `rate` a learned
-    number for each class. All start at 0, so that at first what was taken most often within
-    `history` events is copied most, with g = 1/2.
+    number for each class, in a table of one dimension that may be passed. All start at 0, so
+    that at first what was taken most often within `history` events is copied most, with
+    g = 1/2.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Repeats(nn.Module):
         history: int,
         row_optimizer: RowOptimizer | None = None,
         seed: int = 0,
+        rate: ClassTable | None = None,
     ):
         super().__init__()
         self.history = check_positive("history", history)
@@ -97,9 +99,13 @@ class Repeats(nn.Module):
         self.key = nn.Parameter(torch.zeros(dim, dim, device="cpu"))
         self.gate = nn.Parameter(torch.zeros(dim, device="cpu"))
         self.gate_bias = nn.Parameter(torch.zeros(1, device="cpu"))
-        self.rate = LocalTable(num_classes, 1, row_optimizer=row_optimizer, bias=False, seed=seed)
+        if rate is None:
+            rate = LocalTable(num_classes, 1, row_optimizer=row_optimizer, bias=False, seed=seed)
+        self.rate = rate
         with torch.no_grad():
-            self.rate.weight.zero_()
+            for name, rows in self.rate.state_dict().items():
+                if name == "weight":
+                    rows.zero_()
 
     def forward(self, query: Tensor, x: Tensor, items: Tensor, places: Tensor) -> Copies:
         """What `query` (Q, D) may copy.
@@ -127,12 +133,12 @@ class Repeats(nn.Module):
         """(Q, T) of each of `wanted` (Q, D) with the events of its row; no (Q, T, D) is made."""
         num_rows, width, dim = x.shape
         count = torch.bincount(row, minlength=num_rows)
-        most = int(count.max())
+        most = int(count.max()) if num_rows else 0
         slot = torch.arange(len(row), device=row.device) - (count.cumsum(0) - count)[row]
         slot = slot + row * most
         padded = wanted.new_zeros(num_rows * most, dim).index_copy(0, slot, wanted)
         match = padded.view(num_rows, most, dim) @ x.transpose(1, 2)
-        return match.view(-1, width).index_select(0, slot)
+        return match.view(num_rows * most, width).index_select(0, slot)
 
     def _ages(self, width: int) -> Tensor:
         """(T,) for 0 to T-1 events back; what is older than `history` is as old as that."""

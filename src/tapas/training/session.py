@@ -1,6 +1,7 @@
 """A run from its configuration to its end, and going on with one that was broken off."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -13,9 +14,11 @@ from tapas.rng import stream
 from tapas.training.building import Parts, build
 from tapas.training.checkpoint import Checkpoint
 from tapas.training.config import TrainConfig
-from tapas.training.journal import Journal
+from tapas.training.journal import Journal, NoJournal
 from tapas.training.judging import findable, quick_judge
+from tapas.training.model_checkpoint import read_checkpoint
 from tapas.training.run_folder import RunFolder, check_free, create_run, only_one, open_run
+from tapas.training.team import Team
 from tapas.training.trainer import Outcome, Tick, Trainer
 
 Talk = Callable[[str], None]
@@ -31,23 +34,32 @@ def begin(
     talk: Talk,
     watch: Watch = lambda tick: None,
     asked_to_stop: Asked = lambda: False,
+    team: Team | None = None,
 ) -> Outcome:
-    """Read the log, split it, train, and keep everything in the new folder `out`."""
-    check_free(out)
+    """Read the log, split it, train, and keep everything in the new folder `out`.
+
+    The ranks of a `team` must see the same folders.
+    """
+    team = team or Team()
+    if team.leads:
+        check_free(out)
     if not config.split.shares[0]:
         raise UsageError(
             "split.validation is 0: training chooses its best checkpoint by it. Hold something out."
         )
-    log = prepare_log(config.log, cache, talk=talk)
+    log = team.in_turn("read the log", lambda: prepare_log(config.log, cache, talk=talk))
     for words in reading_words(log.report):
         talk(words)
     split = split_log(log, config.split)
     for words in split_words(log, split):
         talk(words)
-    parts = build(config, log, split)
-    run = create_run(out, parts.config, log)
-    with only_one(out):
-        return _train(run, split, parts, None, talk, watch, asked_to_stop)
+    parts = build(config, log, split, team)
+    run = team.in_turn(
+        "lay out the run",
+        lambda: create_run(out, parts.config, log) if team.leads else open_run(out),
+    )
+    with only_one(out) if team.leads else nullcontext():
+        return _train(run, split, parts, None, team, talk, watch, asked_to_stop)
 
 
 def resume(
@@ -57,20 +69,24 @@ def resume(
     talk: Talk,
     watch: Watch = lambda tick: None,
     asked_to_stop: Asked = lambda: False,
+    team: Team | None = None,
 ) -> Outcome:
     """Go on from the newest checkpoint, or from that of `step`, to the same end."""
+    team = team or Team()
     run = open_run(folder)
     torch.set_num_threads(run.num_threads)  # sums over threads are sums in another order
     split = split_log(run.log, run.config.split)
-    parts = build(run.config, run.log, split)
-    with only_one(folder):
+    parts = build(run.config, run.log, split, team)
+    with only_one(folder) if team.leads else nullcontext():
         checkpoint = None
         if run.checkpoints.steps() or step is not None:
-            checkpoint = run.checkpoints.load(step)
+            checkpoint = read_checkpoint(run.checkpoints, parts.model, step, team.ranks)
+            if team.ranks is not None:
+                team.ranks.last_checkpoint = f"step {checkpoint.step} in {run.checkpoints.folder}"
             talk(f"Going on from step {checkpoint.step:,}.")
         else:
             talk("There is no checkpoint yet: beginning again.")
-        return _train(run, split, parts, checkpoint, talk, watch, asked_to_stop)
+        return _train(run, split, parts, checkpoint, team, talk, watch, asked_to_stop)
 
 
 def _train(
@@ -78,6 +94,7 @@ def _train(
     split: Split,
     parts: Parts,
     checkpoint: Checkpoint | None,
+    team: Team,
     talk: Talk,
     watch: Watch,
     asked_to_stop: Asked,
@@ -96,13 +113,16 @@ def _train(
         history=config.model.history,
         exclude_seen=config.loop.exclude_seen,
         never=log.item_keys.rare_id,
+        team=team,
     )
+    ranks = "" if team.ranks is None else f", rows on {team.size} ranks"
     talk(
         f"Training on {int(split.train_counts.sum()):,} events, {log.num_items:,} classes: "
         f"{config.loop.steps:,} steps of {config.loop.batch}, n = {config.head.samples:,}, "
-        f"r = {config.head.presample}, {config.head.selection}."
+        f"r = {config.head.presample}, {config.head.selection}{ranks}."
     )
-    with Journal(run.path, resume_at=checkpoint.step if checkpoint else 0) as journal:
+    begun = checkpoint.step if checkpoint else 0
+    with Journal(run.path, resume_at=begun) if team.leads else NoJournal() as journal:
         trainer = Trainer(
             parts.model,
             parts.windows,
@@ -112,6 +132,7 @@ def _train(
             journal,
             loop=config.loop,
             clip=config.optimizer.clip,
+            team=team,
         )
         if checkpoint is not None:
             trainer.resume(checkpoint)

@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -19,6 +18,13 @@ from tapas.training.checkpoint import Checkpoint, CheckpointFolder
 from tapas.training.config import LoopConfig, OptimizerConfig
 from tapas.training.journal import Journal
 from tapas.training.model import SequenceModel
+from tapas.training.model_checkpoint import (
+    load_model_state,
+    load_optimizer_state,
+    model_state,
+    optimizer_state,
+)
+from tapas.training.team import Team
 
 REPORT_EVERY = 20  # steps
 
@@ -69,12 +75,14 @@ class Trainer:
         *,
         loop: LoopConfig,
         clip: float | None = OptimizerConfig().clip,
+        team: Team | None = None,
     ):
         if loop.steps is None or loop.evaluate_every is None:
             raise ValueError("the loop's steps and evaluate_every must be resolved")
         self.model, self.windows, self.optimizer, self.judge = model, windows, optimizer, judge
         self.checkpoints, self.journal, self.loop, self.clip = checkpoints, journal, loop, clip
         self.steps, self.evaluate_every = loop.steps, loop.evaluate_every
+        self.team = team or Team()
         self.progress = Progress()
 
     def run(
@@ -96,14 +104,21 @@ class Trainer:
                 saved_at = time.monotonic()
             if evaluated or progress.step % REPORT_EVERY == 0:
                 on_tick(Tick(progress.step, self.steps, mean, progress.best))
-            asked = asked_to_stop()
-            if asked or time.monotonic() - saved_at > self.loop.checkpoint_seconds:
+            overdue = time.monotonic() - saved_at > self.loop.checkpoint_seconds
+            # every rank must do the same, whoever was asked and whatever its clock says
+            asked, overdue = (n > 0 for n in self.team.sum(asked_to_stop(), overdue))
+            if asked or overdue:
                 if not evaluated:
                     self._save(best=False)
                 saved_at = time.monotonic()
             if asked and progress.step < self.steps:
                 return self._outcome("asked")
         return self._outcome("finished")
+
+    def _outcome(self, ending: str) -> Outcome:
+        self.checkpoints.finish()  # one may be on its way to the disk
+        progress = self.progress
+        return Outcome(ending, progress.step, progress.best, progress.best_step)
 
     def _step(self) -> None:
         progress = self.progress
@@ -114,6 +129,7 @@ class Trainer:
             seed=self.loop.seed,
             number=progress.step,
             clip=self.clip,
+            team=self.team,
         )
         progress.step += 1
         progress.loss_sum += value
@@ -136,30 +152,23 @@ class Trainer:
     def _has_stalled(self) -> bool:
         return self.progress.evaluations_since_best >= self.loop.patience
 
-    def _outcome(self, ending: str) -> Outcome:
-        progress = self.progress
-        return Outcome(ending, progress.step, progress.best, progress.best_step)
-
     def _save(self, *, best: bool) -> None:
         tensors, extra = model_state(self.model)
-        for index, state in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
         progress = {name: getattr(self.progress, name) for name in Progress.__slots__}
         self.checkpoints.save(
-            self.progress.step, tensors, {"progress": progress, "extra": extra}, best=best
+            self.progress.step,
+            tensors | optimizer_state(self.optimizer),
+            {"progress": progress, "extra": extra},
+            best=best,
+            ranks=self.team.ranks,
+            background=self.loop.background_saves,
         )
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Go on where `checkpoint` was taken."""
         load_model_state(self.model, checkpoint)
+        load_optimizer_state(self.optimizer, checkpoint)
         self.progress = Progress(**checkpoint.state["progress"])
-        state: dict[int, dict[str, Any]] = {}
-        for key, value in checkpoint.tensors.items():
-            if key.startswith("optimizer."):
-                _, index, name = key.split(".", 2)
-                state.setdefault(int(index), {})[name] = value
-        groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def step(
@@ -170,32 +179,26 @@ def step(
     seed: int,
     number: int,
     clip: float | None,
+    team: Team | None = None,
 ) -> float:
-    """One step of training, number `number` of the run with `seed`; returns the sampled loss."""
+    """One step of training, number `number` of the run with `seed`; returns the sampled loss.
+
+    `batch` is that of all ranks; each takes its part, and the loss is the mean over all.
+    """
+    team = team or Team()
+    name = ("dropout", number) if team.ranks is None else ("dropout", number, team.rank)
     optimizer.zero_grad(set_to_none=True)
     with model.head.accumulate():  # inputs and softmax may share their rows
-        loss = model.loss(batch, generator=stream(seed, "dropout", number))
-        value = float(loss.detach())
+        loss = model.loss(team.part(batch), generator=stream(seed, *name))
+        value = team.sum(float(loss.detach()))[0] / team.size
         if not math.isfinite(value):
             raise DataError(
                 f"the loss is {value} at step {number}: training has diverged. Lower "
                 "optimizer.rows_lr or optimizer.encoder_lr (with --set) and begin again."
             )
         loss.backward()  # type: ignore[no-untyped-call]
+    team.average_gradients(p for group in optimizer.param_groups for p in group["params"])
     if clip is not None:
         torch.nn.utils.clip_grad_norm_(model.encoder.parameters(), clip)
     optimizer.step()
     return value
-
-
-def model_state(model: SequenceModel) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Tensors by name, and the plain numbers that heads and tables keep beside them."""
-    whole = model.state_dict()
-    tensors = {f"model.{k}": v for k, v in whole.items() if isinstance(v, torch.Tensor)}
-    return tensors, {k: v for k, v in whole.items() if not isinstance(v, torch.Tensor)}
-
-
-def load_model_state(model: SequenceModel, checkpoint: Checkpoint) -> None:
-    named = {k: v for k, v in checkpoint.tensors.items() if k.startswith("model.")}
-    whole = {k.removeprefix("model."): v for k, v in named.items()}
-    model.load_state_dict(whole | checkpoint.state["extra"])

@@ -15,6 +15,7 @@ from tapas import (
     LazyAdam,
     LocalTable,
     RowwiseAdagrad,
+    Top,
     UsageError,
     stream,
 )
@@ -210,3 +211,38 @@ def test_ranking_in_blocks_of_queries_is_ranking_at_once(monkeypatch):
     assert torch.equal(parts[1], whole[1])
     torch.testing.assert_close(parts[0], whole[0])
     assert table.top(query[:0], 6)[1].shape == (0, 6)
+
+
+def test_contiguous_shards_each_keep_their_share_of_their_stretch_of_ids():
+    table = LocalTable(C, D, num_shards=3, placement="contiguous")
+    table.weight.data.copy_(torch.linspace(1, 2, C)[:, None].expand(C, D))  # rising scores
+    kept = table.select(
+        torch.ones(B, D),
+        Candidates(torch.arange(C), torch.zeros(C)),
+        7,
+        1.0,
+        rule=Top(),
+        own=torch.full((B, 1), -1),
+        complete=True,
+        generator=stream(0, "keep"),
+    )
+    assert kept.ids.tolist() == [8, 9, 10, 19, 20, 29, 30]
+
+
+def test_a_state_brings_its_placement_and_one_of_version_0_1_is_random():
+    table = LocalTable(C, D, num_shards=3, placement="contiguous", seed=4)
+    state = table.get_extra_state()
+    assert state == {"num_updates": 0, "seed": 4, "num_shards": 3, "placement": "contiguous"}
+    other = LocalTable(C, D)
+    other.load_state_dict(table.state_dict())
+    ids = torch.arange(C)
+    assert other.get_extra_state() == state
+    assert torch.equal(other.placement.shard(ids), table.placement.shard(ids))
+    del state["placement"]
+    table.set_extra_state(state)
+    old = LocalTable(C, D, num_shards=3, seed=4)
+    assert table.get_extra_state() == old.get_extra_state()
+    assert torch.equal(table.placement.shard(ids), old.placement.shard(ids))
+    with pytest.raises(UsageError) as error:
+        LocalTable(C, D, placement="x")
+    assert str(error.value) == "placement must be random or contiguous, got 'x'."

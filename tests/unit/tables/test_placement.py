@@ -124,6 +124,7 @@ def test_the_shape_of_the_ids_is_kept_and_none_is_fine():
         (lambda: Placement(0, 1), "num_classes must be at least 1, got 0."),
         (lambda: Placement(3, 0), "num_shards must be at least 1, got 0."),
         (lambda: Placement(3, 1.5), "num_shards must be a whole number, got 1.5."),
+        (lambda: Placement(3, 1, kind="x"), "placement must be random or contiguous, got 'x'."),
         (
             # an id beyond the square of the network would be walked for ever
             lambda: Placement(31, 3).shard(torch.tensor([64])),
@@ -138,3 +139,69 @@ def test_the_shape_of_the_ids_is_kept_and_none_is_fine():
 def test_impossible_placements_are_refused_in_these_words(call, words):
     with pytest.raises(UsageError, match=re.escape(words)):
         call()
+
+
+@given(
+    st.integers(1, 2000),
+    st.integers(1, 19),
+    st.integers(0, 99),
+    st.sampled_from(["random", "contiguous"]),
+)
+def test_shards_are_stretches_of_the_order_that_cover_it(num_classes, num_shards, seed, kind):
+    num_shards = min(num_shards, num_classes)
+    placement = Placement(num_classes, num_shards, seed=seed, kind=kind)
+    starts = [placement.start(shard) for shard in range(num_shards + 1)]
+    assert (starts[0], starts[-1]) == (0, num_classes)
+    sizes = [placement.size(shard) for shard in range(num_shards)]
+    assert sizes == np.diff(starts).tolist()
+    assert max(sizes) - min(sizes) <= 1 <= min(sizes)
+    shard = torch.arange(num_shards).repeat_interleave(torch.tensor(sizes))
+    assert torch.equal(placement.shard_at(torch.arange(num_classes)), shard)
+    ids = [placement.ids_of(number) for number in range(num_shards)]
+    assert torch.equal(torch.cat(ids).sort().values, torch.arange(num_classes))
+    for number, mine in enumerate(ids):
+        assert bool((placement.shard(mine) == number).all())
+        assert torch.equal(placement.permute(mine) - starts[number], torch.arange(sizes[number]))
+
+
+def test_a_billion_classes_have_their_stretches_too():
+    placement = Placement(HUGE, 7)
+    edges = torch.tensor([placement.start(shard) for shard in range(1, 7)])
+    assert placement.shard_at(edges).tolist() == [1, 2, 3, 4, 5, 6]
+    assert placement.shard_at(edges - 1).tolist() == [0, 1, 2, 3, 4, 5]
+    assert torch.equal(placement.permute(placement.ids_at(edges)), edges)
+
+
+def test_contiguous_placement_leaves_ids_in_their_order_whatever_the_seed():
+    placement = Placement(31, 3, kind="contiguous", seed=5)
+    assert torch.equal(placement.permute(torch.arange(31)), torch.arange(31))
+    assert [placement.ids_of(shard).tolist() for shard in range(3)] == [
+        list(range(11)),
+        list(range(11, 21)),
+        list(range(21, 31)),
+    ]
+    for verb, name in ((placement.permute, "ids"), (placement.ids_at, "places")):
+        with pytest.raises(UsageError) as error:
+            verb(torch.tensor([31]))
+        assert str(error.value) == (
+            f"{name} holds class 31; expected ids from 0 to 30 (num_classes=31)."
+        )
+
+
+def test_a_pool_of_frequent_classes_and_the_targets_of_a_batch_are_the_same_load_for_all():
+    """Low ids are frequent: a step's targets and kept classes, shard by shard, as coins fall."""
+    num_classes, num_shards, share = 100_003, 8, 1 / 8
+    weight = 1 / np.arange(1, num_classes + 1) ** 0.5
+    for seed in range(20):
+        placement = Placement(num_classes, num_shards, seed=seed)
+        draws = torch.multinomial(
+            torch.from_numpy(weight), 4_000, replacement=True, generator=stream(seed, "draws")
+        )
+        distinct, repeats = draws.unique(return_counts=True)
+        counts = np.bincount(placement.shard(distinct), weights=repeats, minlength=num_shards)
+        # a class falls on a shard with all its repeats; 160 numbers: fails one set in 10,000
+        spread = np.sqrt(share * (1 - share) * float((repeats.double() ** 2).sum()))
+        assert abs(counts - 4_000 * share).max() < 5.1 * spread
+    ordered = Placement(num_classes, num_shards, kind="contiguous")
+    counts = np.bincount(ordered.shard(draws), minlength=num_shards)
+    assert counts[0] - 4_000 * share > 20 * spread  # what the random order is for

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from oracle.tables import top
 
-from tapas import LocalTable
+from tapas import LocalTable, stream
 from tapas.tables import exhaustive
 from tapas.tables.ranking import best_of_chunk, exclusions, merge
 
@@ -95,3 +95,68 @@ def test_exclusions_are_sorted_pairs_without_the_padding():
     assert sorted(zip(ids.tolist(), row.tolist(), strict=True)) == [(3, 0), (3, 1), (7, 0), (9, 1)]
     assert ids.tolist() == sorted(ids.tolist())
     assert [len(part) for part in exclusions(None)] == [0, 0]
+
+
+@given(
+    weight=arrays(np.float32, (23, 2), elements=st.sampled_from([-1.0, 0.0, 1.0])),
+    query=arrays(np.float32, (3, 2), elements=st.sampled_from([-1.0, 0.0, 1.0])),
+    exclude=arrays(np.int64, (3, 5), elements=st.integers(-2, 22)),
+    k=st.integers(1, 23),
+    order=st.permutations(range(23)),
+    most=st.integers(1, 25),
+    biased=st.booleans(),
+)
+def test_rows_in_any_order_are_ranked_by_score_and_then_by_id(
+    weight, query, exclude, k, order, most, biased
+):
+    """Nine different scores at most: the edge of the k best is torn nearly always."""
+    ids = torch.tensor(order) * 7 + 3  # of row 0, row 1, ...
+    bias = torch.from_numpy(weight[:, 0].copy()) if biased else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tapas.native.MOST_RANKED", most)
+        value, got = exhaustive.best_by_id(
+            torch.from_numpy(weight),
+            bias,
+            torch.from_numpy(query),
+            k,
+            torch.from_numpy(exclude),
+            lambda rows: ids[rows],
+        )
+    scores = query @ weight.T + (weight[:, 0] if biased else 0)
+    for b in range(3):
+        left = [row for row in range(23) if row not in exclude[b]]
+        ranked = sorted((-scores[b, row], int(ids[row])) for row in left)[:k]
+        missing = k - len(ranked)
+        assert got[b].tolist() == [i for _, i in ranked] + [-1] * missing
+        assert value[b].tolist() == [-s for s, _ in ranked] + [-np.inf] * missing
+
+
+def test_a_tie_at_the_edge_leaves_the_scores_as_they_were(kernels):
+    """Real numbers: another way to add them up would round otherwise, and shards not tie."""
+    which = torch.randperm(400, generator=stream(0, "which")) % 3
+    weight = torch.randn(3, 65, generator=stream(0, "rows"))[which]
+    query = torch.randn(9, 65, generator=stream(0, "query"))
+    ids = torch.randperm(400, generator=stream(0, "ids"))
+    want, _ = exhaustive.best_classes(weight, None, query, 11, None)
+    value, got = exhaustive.best_by_id(weight, None, query, 10, None, lambda rows: ids[rows])
+    assert torch.equal(value, want[:, :10])
+    if kernels == "native":  # PyTorch may round equal rows differently, by where they stand
+        best = (query @ torch.randn(3, 65, generator=stream(0, "rows")).t()).argmax(dim=1)
+        for b in range(9):
+            assert got[b].tolist() == sorted(ids[which == best[b]].tolist())[:10]
+
+
+def test_what_ties_is_what_ties_at_the_first_look():
+    """The same numbers in other orders: their sums tie or not by how they happen to round."""
+    numbers = torch.randn(65, generator=stream(0, "numbers"))
+    generator = stream(0, "orders")
+    weight = torch.stack([numbers[torch.randperm(65, generator=generator)] for _ in range(300)])
+    query, ids = torch.ones(2, 65), torch.randperm(300, generator=stream(0, "ids"))
+    score, rows = exhaustive.best_classes(weight, None, query, 300, None)
+    assert 2 < len(score[0].unique()) < 100
+    for k in (1, 10, 50, 299):
+        value, got = exhaustive.best_by_id(weight, None, query, k, None, lambda rows: ids[rows])
+        for b in range(2):
+            named = zip((-score[b]).tolist(), ids[rows[b]].tolist(), strict=True)
+            assert got[b].tolist() == [i for _, i in sorted(named)][:k]
+            assert torch.equal(value[b], score[b, :k])

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapas import DataError, UsageError
-from tapas.training import checkpoint
-from tapas.training.checkpoint import Checkpoint, CheckpointFolder, separate
+from tapas.training import checkpoint, checkpoint_files
+from tapas.training.checkpoint import Checkpoint, CheckpointFolder
+from tapas.training.checkpoint_files import separate
 
 TENSORS, STATE = "tensors.safetensors", "state.json"
 
@@ -53,7 +54,7 @@ def test_the_files_say_what_they_are(folder):
     checked = record.pop("tensors")
     assert record == {
         "format": 1,
-        "tapas": checkpoint.__version__,
+        "tapas": checkpoint_files.__version__,
         "step": 400,
         "best": True,
         "state": {"seed": 7},
@@ -64,7 +65,8 @@ def test_the_files_say_what_they_are(folder):
 
 def test_everything_is_on_the_disk_before_it_gets_its_name(folder, monkeypatch):
     done, rename = [], os.rename
-    monkeypatch.setattr(checkpoint, "sync", lambda path: done.append(path.name))
+    for module in (checkpoint_files, checkpoint):
+        monkeypatch.setattr(module, "sync", lambda path: done.append(path.name))
     monkeypatch.setattr(os, "rename", lambda *a: (done.append("renamed"), rename(*a)))
     save(folder, 4)
     hidden = f".step-00000004.{os.getpid()}.unfinished"
@@ -328,10 +330,11 @@ def test_a_run_goes_on_from_the_whole_one_and_replaces_the_damaged(folder):
 def test_a_format_of_the_future_is_told_both_versions_and_the_cure(folder):
     save(folder, 200, 400)
     path = folder.folder / "step-00000400"
-    (path / STATE).write_text('{"format": 2, "tapas": "9.1.0", "elsewhere": true}')
+    (path / STATE).write_text('{"format": 3, "tapas": "9.1.0", "elsewhere": true}')
     words = (
-        f"{path} has checkpoint format 2, written by tapas 9.1.0; this is tapas "
-        f"{checkpoint.__version__}, which reads formats up to 1. Upgrade tapas-softmax to read it."
+        f"{path} has checkpoint format 3, written by tapas 9.1.0; this is tapas "
+        f"{checkpoint_files.__version__}, which reads formats up to 2. Upgrade tapas-softmax to "
+        "read it."
     )
     with pytest.raises(UsageError, match=re.escape(words)):
         folder.load()
@@ -344,7 +347,7 @@ def test_a_full_disk_leaves_the_earlier_ones_and_says_how_to_go_on(folder, monke
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(checkpoint, call, full)
+    monkeypatch.setattr(checkpoint_files, call, full)
     words = (
         f"cannot save checkpoint step 400 into {folder.folder}: No space left on device. "
         "Checkpoint step 200 is whole. Free some space and go on with --resume."
@@ -384,7 +387,7 @@ def test_an_interrupt_leaves_nothing_half_done(folder, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint, "sync", interrupt)
+    monkeypatch.setattr(checkpoint_files, "sync", interrupt)
     with pytest.raises(KeyboardInterrupt):
         save(folder, 400)
     assert names(folder) == ["step-00000200"]
@@ -435,13 +438,48 @@ def test_one_moved_aside_by_a_process_that_died_is_loaded_and_then_put_back(fold
     assert names(folder) == ["step-00000400", "step-00000600"]
 
 
+def test_a_save_in_the_background_keeps_what_was_there_when_it_began(folder):
+    row = torch.full((5,), 1.0)
+    for step in (1, 2):
+        path = folder.save(step, {"row": row}, {"at": step}, background=True)
+        row.fill_(step + 1)
+        assert not path.exists()  # it gets its name from the next save, or `finish`
+    assert folder.steps() == [1]
+    folder.finish()
+    folder.finish()
+    assert names(folder) == ["step-00000001", "step-00000002"]
+    assert is_right(folder.load(1))
+    assert is_right(folder.load(2))
+
+
+@pytest.mark.parametrize("end", ["finish", "save"])
+def test_what_went_wrong_in_the_background_is_told_by_the_next_call(folder, monkeypatch, end):
+    save(folder, 1)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint_files, "save_file", full)
+        folder.save(2, {"row": torch.zeros(5)}, {}, background=True)
+        words = (
+            f"cannot save checkpoint step 2 into {folder.folder}: No space left on device. "
+            "Checkpoint step 1 is whole. Free some space and go on with --resume."
+        )
+        with pytest.raises(UsageError, match=re.escape(words)):
+            folder.finish() if end == "finish" else save(folder, 3)
+    assert names(folder) == ["step-00000001"]
+    save(folder, 3)
+    assert is_right(folder.load())
+
+
 TROUBLE = '''
 """Full disks and sudden deaths, in children of a process that has torch in memory already."""
 import os, resource, shutil, signal, sys, time
 from pathlib import Path
 import torch
 from tapas.rng import stream
-from tapas.training import checkpoint
+from tapas.training import checkpoint, checkpoint_files
 from tapas.training.checkpoint import CheckpointFolder
 
 torch.set_num_threads(1)
@@ -485,7 +523,8 @@ def die_at(call, folder):
             return function(*args, **options)
         return wrapped
     for module, name in [(os, "rename"), (os, "fsync"), (os, "unlink"), (os, "rmdir"),
-                         (os, "mkdir"), (checkpoint, "save_file"), (checkpoint, "fingerprint")]:
+                         (os, "mkdir"), (checkpoint_files, "save_file"),
+                         (checkpoint_files, "fingerprint")]:
         setattr(module, name, deadly(getattr(module, name)))
     save(folder, 5)
     save(folder, 6)

@@ -1,0 +1,69 @@
+"""A loop of your own on many ranks: the encoder in DDP, the class rows spread over all of them.
+
+    torchrun --nproc-per-node 2 examples/sharded_head.py --folder checkpoints
+
+Kill a rank, or add `--max-restarts 3` and kill one: the job goes on from its last checkpoint,
+also with another number of ranks.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import tapas
+from tapas.training import load_checkpoint, save_checkpoint
+
+NUM_CLASSES, DIM, BATCH = 100_000, 32, 256
+
+
+def examples(step: int, rank: int, num_ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's part of batch number `step`: each input stands near the vector of its class."""
+    generator = tapas.stream(0, "examples", step, rank)
+    target = torch.randint(0, 1_000, (BATCH // num_ranks,), generator=generator)
+    centre = torch.randn(1_000, DIM, generator=tapas.stream(0, "centres"))
+    return centre[target] + torch.randn(len(target), DIM, generator=generator) / 2, target
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=200)
+    arguments = parser.parse_args()
+
+    with tapas.join_ranks() as ranks:
+        torch.manual_seed(0)  # encoders start alike on all ranks; DDP would see to it, too
+        encoder = DistributedDataParallel(nn.Linear(DIM, DIM))
+        head = tapas.TapasSoftmax(
+            table=tapas.ShardedTable(NUM_CLASSES, DIM, row_optimizer=tapas.RowwiseAdagrad(lr=0.2)),
+            num_samples=500,
+        )
+        model = nn.ModuleDict({"encoder": encoder.module, "head": head})
+        optimizer = torch.optim.AdamW(encoder.parameters(), lr=1e-2)
+
+        done = load_checkpoint(arguments.folder, model, optimizer)
+        for step in range(done[0] if done else 0, arguments.steps):
+            x, target = examples(step, ranks.rank, ranks.size)
+            optimizer.zero_grad()
+            loss = head(encoder(x), target)
+            loss.backward()  # rows move here, each on its rank; DDP averages gradients
+            optimizer.step()
+            if (step + 1) % 50 == 0:
+                save_checkpoint(arguments.folder, step + 1, model, optimizer)
+                if ranks.rank == 0:
+                    print(f"step {step + 1}: loss {float(loss.detach()):.3f}", flush=True)
+
+        # exact answers over all classes, each rank for its own inputs
+        x, target = examples(arguments.steps, ranks.rank, ranks.size)
+        with torch.no_grad():
+            _, best = head.top(encoder(x), k=5)
+            exact = head.full_loss(encoder(x), target)
+        found = (best == target[:, None]).any(dim=1).float().mean()
+        if ranks.rank == 0:
+            print(f"full softmax loss {float(exact):.3f}; target among the best 5: {found:.0%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""`tapas checkpoint`: what is in one, and one made into another."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tapas.cli.endings import FAILED, one_line_endings
+from tapas.cli.log_options import AsJson, talk
+from tapas.errors import UsageError
+
+app = typer.Typer(
+    name="checkpoint",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="What is in a checkpoint; merge, reshard or grow one.",
+)
+At = Annotated[
+    Path,
+    typer.Argument(metavar="PATH", help="Folder of a run, its checkpoints, or one step of them."),
+]
+Step = Annotated[int | None, typer.Option(metavar="N", help="Step; the newest one if left out.")]
+Out = Annotated[
+    Path,
+    typer.Option(
+        metavar="FOLDER", help="To be made. Called step-00000400, a run finds it as step 400."
+    ),
+]
+
+
+@app.command()
+def info(path: At, step: Step = None, as_json: AsJson = False) -> None:
+    """Say what a checkpoint holds, and whether it is whole. Ends with 1 if it is not."""
+    with one_line_endings():
+        from tapas.training.resharding import describe, find_checkpoint
+
+        found = describe(find_checkpoint(path, step))
+        if as_json:
+            typer.echo(json.dumps(found, indent=1))
+        else:
+            ranks = f", {found['ranks']} ranks" if found["layout"] == "sharded" else ""
+            best = ", the best so far" if found["best"] else ""
+            typer.echo(f"{found['path']}: step {found['step']:,}{best}")
+            typer.echo(
+                f"{found['layout']}{ranks} (format {found['format']}, tapas {found['tapas']})"
+            )
+            for table in found["tables"]:
+                state = ", ".join(table["optimizer_state"]) or "none"
+                typer.echo(
+                    f"{table['name']}: {table['classes']:,} classes, dim {table['dim']}, "
+                    f"{table['dtype']}, optimizer state: {state}, {table['updates']:,} updates"
+                )
+            typer.echo(f"{found['bytes']:,} bytes, {'whole' if found['whole'] else 'damaged'}")
+        if not found["whole"]:
+            talk(f"tapas: {found['problem']}")
+            raise typer.Exit(FAILED)
+
+
+@app.command()
+def merge(path: At, out: Out, step: Step = None) -> None:
+    """Write a checkpoint as one process saves it, whoever saved it.
+
+    Needs memory for all of it at once. The source is not touched.
+    """
+    with one_line_endings():
+        from tapas.training import resharding
+
+        resharding.merge(found := resharding.find_checkpoint(path, step), out)
+        talk(f"Wrote {out} from {found}, for one process.")
+
+
+@app.command()
+def reshard(
+    path: At,
+    ranks: Annotated[int, typer.Option(min=1, metavar="M", help="For so many ranks.")],
+    out: Out,
+    step: Step = None,
+) -> None:
+    """Write a checkpoint as M ranks save it, whoever saved it.
+
+    Not needed to go on with another number of ranks: any number loads what any other saved.
+    Needs memory for all of it at once. The source is not touched.
+    """
+    with one_line_endings():
+        from tapas.training import resharding
+
+        resharding.reshard(found := resharding.find_checkpoint(path, step), out, ranks)
+        talk(f"Wrote {out} from {found}, for {ranks} rank{'' if ranks == 1 else 's'}.")
+
+
+@app.command()
+def grow(
+    path: At,
+    to: Annotated[int, typer.Option(min=1, metavar="N", help="Classes, old and new.")],
+    out: Out,
+    initial: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Where row optimizer state starts, such as sum=0.1; the run's own start, or the "
+            "default of the optimizer, if left out.",
+        ),
+    ] = None,
+    step: Step = None,
+) -> None:
+    """Write a checkpoint with more classes, in the same layout.
+
+    Old rows stay as they are. New rows are drawn as a new table of N classes with the same
+    seed draws them, new biases are the smallest old one, and row optimizer state starts anew.
+    Needs memory for all of it at once. The source is not touched.
+    """
+    with one_line_endings():
+        from tapas.training.growing import grow as grown
+        from tapas.training.resharding import find_checkpoint
+
+        starts = dict(map(_start, initial or ()))
+        used = grown(found := find_checkpoint(path, step), out, to, starts)
+        told = ", ".join(f"{name} at {value:g}" for name, value in sorted(used.items()))
+        state = f" Their row optimizer state starts with {told}." if told else ""
+        talk(f"Wrote {out} from {found}, with {to:,} classes.{state}")
+
+
+def _start(given: str) -> tuple[str, float]:
+    name, _, value = given.partition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        raise UsageError(
+            f"--initial must be a name and a number, as sum=0.1, got '{given}'."
+        ) from None

@@ -1,0 +1,159 @@
+"""`tapas plan` prints what a run needs, and refuses what cannot fit."""
+
+import json
+
+import pytest
+import typer
+from oracle.journeys import invoke, last_line, write_chain
+
+from tapas.cli import plan as command
+from tapas.cli.plan import amount_of_memory, whole_number
+from tapas.training import planning
+from tapas.training.planning import Workload, traffic_designs
+
+SIZES = ("--classes", "1e6", "--dim", 32, "--samples", "1,000", "--batch", 400, "--ranks", 4)
+WORKLOAD = Workload(
+    num_classes=1_000_000, dim=32, num_samples=1_000, presample_factor=8, batch=400, ranks=4
+)
+
+
+def test_the_table_has_every_part_and_its_total():
+    done = invoke("plan", *SIZES, "--memory", "2GB")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "memory of the fullest rank",
+        "  process                        350 MB",
+        "  rows                            32 MB",
+        "  biases                           1 MB",
+        "  row state                        2 MB",
+        "  proposal                        48 MB",
+        "  batch                          218 kB",
+        "  pool                          2.37 MB",
+        "  kept rows and gradients        333 kB",
+        "  kept scores                    400 kB",
+        "  building the rows              682 kB",
+        "  building the proposal           25 MB",
+        "  total                          462 MB",
+        "  free                             2 GB",
+        "sent by a rank in a step",
+        "  headers                          96 B",
+        "  queries and targets           40.8 kB",
+        "  answers                        2.4 kB",
+        "  answers' gradients             2.4 kB",
+        "  query gradients               38.4 kB",
+        "  total                         84.1 kB",
+        "sent by all in a step, by design, without encoder and inputs",
+        "  rows to the worker            1.29 MB",
+        "  algorithm 2                    574 kB",
+        "  no rows (ours)                 336 kB",
+    ]
+
+
+def test_one_rank_sends_nothing():
+    done = invoke("plan", "--classes", "1e6", "--memory", "2GB")
+    assert "sent" not in done.stdout
+
+
+def test_json_is_the_plan_in_bytes():
+    done = invoke("plan", *SIZES, "--memory", "2GB", "--json")
+    told, planned = json.loads(done.stdout), planning.plan(WORKLOAD)
+    assert Workload(**told["workload"]) == WORKLOAD
+    assert (told["memory_bytes"], told["traffic_bytes"]) == (planned.memory, planned.traffic)
+    assert told["memory_total_bytes"] == planned.memory_bytes
+    assert told["traffic_total_bytes"] == planned.traffic_bytes
+    assert told["designs_bytes"] == traffic_designs(WORKLOAD)
+    assert (told["available_bytes"], told["fits"]) == (2_000_000_000, True)
+
+
+def test_every_option_reaches_the_plan():
+    done = invoke(
+        "plan", "--classes", "1e6", "--dim", 32, "--samples", 1_000, "--presample", 3, "--batch", 9,
+        "--targets", 5, "--ranks", 4, "--dtype", "bfloat16", "--optimizer", "adagrad", "--inputs",
+        "--head", "1e5", "--encoder-parameters", "2e4", "--memory", "2GB", "--json",
+    )  # fmt: skip
+    assert Workload(**json.loads(done.stdout)["workload"]) == Workload(
+        num_classes=1_000_000, dim=32, num_samples=1_000, presample_factor=3, batch=9, targets=5,
+        ranks=4, dtype="bfloat16", optimizer="adagrad", inputs=True, head_classes=100_000,
+        encoder_parameters=20_000,
+    )  # fmt: skip
+
+
+def test_what_does_not_fit_is_the_table_and_one_line():
+    done = invoke("plan", *SIZES, "--memory", "400MB", "--head", 0)
+    assert done.returncode == 0
+    done = invoke("plan", *SIZES, "--memory", "400MB")
+    assert done.returncode == 1
+    assert done.stdout.startswith("memory of the fullest rank\n  process ")
+    assert done.stderr == (
+        "tapas: 1,000,000 classes of 32 dimensions on 4 ranks need 462 MB a rank, but only 400 MB "
+        "are free. The largest part: process, 350 MB. What would fit: a proposal of at most "
+        "249,999 classes above its floor (397 MB); 446,428 classes (400 MB).\n"
+    )
+    done = invoke("plan", *SIZES, "--memory", "400MB", "--json")
+    assert (done.returncode, json.loads(done.stdout)["fits"]) == (1, False)
+
+
+def test_memory_left_out_is_what_this_machine_has_free(monkeypatch):
+    monkeypatch.setattr(planning, "available_memory", lambda ranks_per_host: 123_000_000)
+    done = invoke("plan", *SIZES)
+    assert done.returncode == 1
+    assert "  free                           123 MB\n" in done.stdout
+
+
+def test_a_workload_that_cannot_be_is_one_line():
+    done = invoke("plan", "--classes", "1e6", "--dtype", "float16")
+    assert last_line(done) == (
+        "unknown dtype 'float16'. Did you mean 'bfloat16'? Known: bfloat16, float32."
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [("1e9", 10**9), ("10_000", 10_000), ("1,000", 1_000), ("1,234,567", 1_234_567), ("7", 7),
+     ("1.5e6", 1_500_000), ("2E+3", 2_000), (" 64 ", 64),
+     ("123456789123456789", 123456789123456789)],
+)  # fmt: skip
+def test_numbers_may_be_written_as_people_write_them(words, number):
+    assert whole_number(words) == number
+
+
+@pytest.mark.parametrize(
+    "words", ["1,5", "1.5", "1e-3", "many", "", "-3", "1e400", "1,0000", "1__0"]
+)
+def test_what_is_no_whole_number_is_refused(words):
+    with pytest.raises(typer.BadParameter, match="is no whole number such as"):
+        whole_number(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "size"),
+    [("64GB", 64 * 10**9), ("1.5 tb", 15 * 10**11), ("60GiB", 60 * 2**30), ("512kB", 512_000),
+     ("1KiB", 1024), ("7B", 7)],
+)  # fmt: skip
+def test_memory_has_a_unit(words, size):
+    assert amount_of_memory(words) == size
+
+
+@pytest.mark.parametrize("words", ["64", "64 gigs", "GB", "-1GB", "64GBs", ""])
+def test_what_is_no_amount_of_memory_is_refused_with_examples(words):
+    done = invoke("plan", "--classes", "1e6", f"--memory={words}")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(
+        f"Error: Invalid value for '--memory': {words!r} is no amount of memory. Give a number and "
+        "a unit, such as 64GB, 1.5TB or 60GiB.\n"
+    )
+
+
+def test_the_sizes_of_the_page_are_those_of_the_paper():
+    workload = command._at_scale()
+    assert (workload.batch, workload.pool, workload.num_samples) == (1_000, 100_000, 10_000)
+
+
+def test_training_is_refused_before_anything_is_built(tmp_path, monkeypatch):
+    monkeypatch.setattr(planning, "available_memory", lambda: 1_000_000)
+    file = write_chain(tmp_path / "chain.parquet")
+    done = invoke("train", file, "--out", tmp_path / "run", "--cache", tmp_path / "cache")
+    assert done.returncode == 1
+    assert "200 classes of 64 dimensions on 1 rank need " in done.stderr
+    assert "but only 1 MB are free." in done.stderr
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,163 @@
+"""Encoders of many makes in front of a table on three ranks: the rows end as in one process.
+
+DDP, FSDP2 and torch.compile know nothing of the table, nor it of them; also where a whole model
+is wrapped, head and all, and where the encoder reads its inputs from the table.
+"""
+
+import warnings
+
+import pytest
+import torch
+from ranks import run_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from tapas import LocalTable, RowwiseAdagrad, ShardedTable, TapasSoftmax, stream
+
+C, D, M, BATCH, STEPS = 53, 5, 3, 17, 3
+PARTS = [(5, 4, 8), (0, 13, 4), (17, 0, 0)]  # examples of each rank, step by step
+
+
+class Model(torch.nn.Module):
+    """Mean of the inputs' rows, two layers, the loss."""
+
+    def __init__(self, table, *, reads_table=False):
+        super().__init__()
+        self.inputs = torch.nn.Parameter(draw(C, D, name="inputs"), requires_grad=not reads_table)
+        self.encoder = torch.nn.Sequential(layer(0), torch.nn.Tanh(), layer(1))
+        self.head = TapasSoftmax(table=table, num_samples=11, presample_factor=3, seed=1)
+        self.reads_table = reads_table
+
+    def forward(self, items, target):
+        rows = self.head.table.lookup(items) if self.reads_table else self.inputs[items]
+        return self.head(self.encoder(rows.mean(dim=1)), target)
+
+
+def draw(*shape, name):
+    return torch.randn(*shape, generator=stream(0, name))
+
+
+def layer(number):
+    linear = torch.nn.utils.skip_init(torch.nn.Linear, D, D)  # without ambient randomness
+    with torch.no_grad():
+        linear.weight.copy_(draw(D, D, name=f"weight {number}"))
+        linear.bias.copy_(draw(D, name=f"bias {number}"))
+    return linear
+
+
+def whole_in_ddp(table):
+    return DistributedDataParallel(Model(table))
+
+
+def encoder_in_ddp(table):
+    model = Model(table)
+    model.inputs.requires_grad_(False)
+    model.encoder = DistributedDataParallel(model.encoder)
+    return model
+
+
+def compiled_in_ddp(table):
+    model = Model(table)
+    model.inputs.requires_grad_(False)
+    model.encoder = DistributedDataParallel(
+        torch.compile(model.encoder, backend="eager", dynamic=True)
+    )
+    return model
+
+
+def encoder_in_fsdp(table):
+    model = Model(table)
+    model.inputs.requires_grad_(False)
+    mesh = init_device_mesh("cpu", (M,))
+    fully_shard(model.encoder[0], mesh=mesh)
+    fully_shard(model.encoder, mesh=mesh)
+    return model
+
+
+def whole_in_fsdp(table):
+    return fully_shard(Model(table), mesh=init_device_mesh("cpu", (M,)))
+
+
+def reading_in_ddp(table):
+    return DistributedDataParallel(Model(table, reads_table=True))
+
+
+MAKES = {  # and whether one process would train the inputs, too, or read them from the table
+    "the encoder in DDP": (encoder_in_ddp, False, False),
+    "a compiled encoder in DDP": (compiled_in_ddp, False, False),
+    "the encoder in FSDP2": (encoder_in_fsdp, False, False),
+    "the whole model in DDP": (whole_in_ddp, True, False),
+    "the whole model in FSDP2": (whole_in_fsdp, True, False),
+    "inputs read from the table, in DDP": (reading_in_ddp, False, True),
+}
+
+
+def batch(step):
+    generator = stream(0, "batch", step)
+    items = torch.randint(0, C, (BATCH, 2), generator=generator)
+    return items, torch.randint(0, C, (BATCH,), generator=generator)
+
+
+def train(model, table, part):
+    moved = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(moved, lr=0.1)
+    losses = []
+    for step in range(STEPS):
+        items, target = batch(step)
+        loss = model(items[part(step)], target[part(step)])
+        losses.append(float(loss.detach()))
+        optimizer.zero_grad()
+        with table.accumulate():  # of what is read and what is told apart, one update
+            loss.backward()
+        optimizer.step()
+    return losses
+
+
+def dense(model):
+    """Parameters in the order of the model, in one piece each."""
+    values = [p.detach() for p in model.parameters()]
+    return [p.full_tensor() if hasattr(p, "full_tensor") else p for p in values]
+
+
+def on_ranks(ranks):
+    answers = {}
+    # what torch.compile looks at when a graph breaks
+    warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
+    for name, (make, _, _) in MAKES.items():
+        table = ShardedTable(C, D, seed=1)
+        model = make(table)
+        assert not any("table" in name for name, _ in model.named_buffers())
+
+        def part(step):
+            start = sum(PARTS[step][: ranks.rank])
+            return slice(start, start + PARTS[step][ranks.rank])
+
+        losses = train(model, table, part)
+        rows = table.rows(torch.arange(C) if ranks.rank == 0 else torch.arange(0))
+        answers[name] = losses, rows, dense(model)
+    return answers
+
+
+@pytest.fixture(scope="module")
+def answers():
+    return run_ranks(M, on_ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MAKES)
+def test_rows_and_encoder_are_those_of_one_process(answers, name):
+    _, trains_inputs, reads_table = MAKES[name]
+    table = LocalTable(C, D, seed=1, num_shards=M, row_optimizer=RowwiseAdagrad(lr=0.1))
+    model = Model(table, reads_table=reads_table)
+    model.inputs.requires_grad_(trains_inputs)
+    start = table.rows(torch.arange(C))[0]
+    losses = train(model, table, lambda step: slice(None))
+    close = {"rtol": 2e-4, "atol": 2e-5}
+    mean = torch.tensor([answer[name][0] for answer in answers]).mean(dim=0)
+    torch.testing.assert_close(mean, torch.tensor(losses), **close)
+    rows = table.rows(torch.arange(C))
+    assert float((rows[0] - start).abs().max()) > 0.1  # they have moved, and far
+    torch.testing.assert_close(answers[0][name][1], rows, **close)
+    for answer in answers:
+        torch.testing.assert_close(answer[name][2], dense(model), **close)

@@ -1,0 +1,191 @@
+"""`tapas train` on many ranks: the same model as one process, through every fault."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from oracle.journeys import ENVIRONMENT, tapas, write_chain
+from ranks import run_ranks
+
+from tapas.data.log_source import LogSource
+from tapas.tables.placement import Placement
+from tapas.training import session
+from tapas.training.building import build
+from tapas.training.checkpoint import CheckpointFolder
+from tapas.training.config import (
+    HeadConfig,
+    LoopConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
+    build_config,
+    read_toml,
+)
+from tapas.training.journal import read_journal
+from tapas.training.team import Team
+
+pytestmark = pytest.mark.slow
+FAULTY = Path(__file__).with_name("faulty_tapas.py")
+STEPS = 12
+LOOP = LoopConfig(steps=STEPS, evaluate_every=5, batch=7, patience=99, checkpoint_seconds=1e9)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("chain")
+    return write_chain(folder / "chain.parquet", num_users=19, num_items=53, num_baskets=6)
+
+
+def configs(file):
+    plain = TrainConfig(
+        log=LogSource(files=(str(file),)),
+        model=ModelConfig(dim=4, history=6),
+        head=HeadConfig(samples=11, presample=3, next_items=3),
+        loop=LOOP,
+    )
+    return {
+        "own inputs": plain,
+        "shared inputs, one example": replace(
+            plain,
+            model=replace(plain.model, inputs="shared", encoder="mean"),
+            optimizer=OptimizerConfig(rows="lazy-adam", rows_lr=0.01),
+            loop=replace(LOOP, batch=1),  # all ranks but one have nothing to do
+        ),
+        "repeats": replace(
+            plain,
+            model=replace(plain.model, repeats=True),
+            loop=replace(LOOP, background_saves=True),
+        ),
+    }
+
+
+def quiet(words):
+    pass
+
+
+def train_on_ranks(ranks, file, folder):
+    for name, config in configs(file).items():
+        out = folder / name
+        session.begin(config, out, cache=folder / "cache", talk=quiet, team=Team(ranks))
+    return
+
+
+def train_alone(config, folder, num_shards, monkeypatch):
+    """One process whose tables behave like `num_shards` shards."""
+
+    def built(*args):
+        parts = build(*args)
+        table = parts.model.head.table
+        table.placement = Placement(table.num_classes, num_shards, seed=table.seed)
+        return parts
+
+    monkeypatch.setattr(session, "build", built)
+    session.begin(config, folder / "alone", cache=folder / "cache", talk=quiet)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_ranks_train_the_model_that_one_process_trains(file, tmp_path, num_ranks, monkeypatch):
+    run_ranks(num_ranks, train_on_ranks, file, tmp_path)
+    for name, config in configs(file).items():
+        folder = tmp_path / f"{name}, alone"
+        train_alone(config, folder, num_ranks, monkeypatch)
+        one = CheckpointFolder(folder / "alone" / "checkpoints")
+        many = CheckpointFolder(tmp_path / name / "checkpoints")
+        assert many.steps() == one.steps()
+        a, b = one.load(), many.load()
+        assert a.tensors.keys() == b.tensors.keys()
+        for key, tensor in a.tensors.items():
+            torch.testing.assert_close(
+                b.tensors[key], tensor, rtol=3e-3, atol=3e-5, msg=lambda m, key=key: f"{key}: {m}"
+            )
+        for mine, theirs in zip(
+            read_journal(folder / "alone" / "journal.jsonl"),
+            read_journal(tmp_path / name / "journal.jsonl"),
+            strict=True,
+        ):
+            assert mine.keys() == theirs.keys()
+            for key in ("step", "train_loss", "map@20", "loss"):
+                assert theirs[key] == pytest.approx(mine[key], rel=1e-4, abs=1e-5), key
+
+
+def torchrun(folder, *arguments, ranks=2, faults="", restarts=0, start=subprocess.run, **options):
+    """`tapas` on ranks; its standard error is kept in a file beside the run."""
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
+        *("--max-restarts", str(restarts), "--standalone", str(FAULTY), *map(str, arguments)),
+    ]
+    environment = {**ENVIRONMENT, "FAULTS": faults, "GLOO_SOCKET_IFNAME": "lo"}
+    environment.pop("PYTHONWARNINGS")  # torchrun has some of its own
+    with (folder / "stderr").open("w") as stderr:
+        return start(command, stderr=stderr, cwd=folder, env=environment, **options)
+
+
+def training(file, out):
+    settings = ("loop.evaluate_every=4", "loop.patience=99", "loop.peer_seconds=5")
+    return (
+        *("train", file, "--out", out, "--cache", "cache", "--steps", 14, "--dim", 4),
+        *("--batch", 5, "--samples", 9, "--presample", 3),
+        *(part for setting in settings for part in ("--set", setting)),
+    )
+
+
+def begin_whole(ranks, folder):
+    """What `training` asks for, undisturbed."""
+    config = build_config(read_toml(folder / "broken" / "config.toml"))
+    session.begin(config, folder / "whole", cache=folder / "cache", talk=quiet, team=Team(ranks))
+    return
+
+
+def test_a_job_goes_on_by_itself_after_a_fault(file, tmp_path):
+    """Killed before any checkpoint, then hanging; it ends with the bits of an undisturbed one."""
+    faults = "kill@1:3 hang@0:6"
+    done = torchrun(tmp_path, *training(file, "broken"), faults=faults, restarts=2, timeout=240)
+    words = (tmp_path / "stderr").read_text()
+    assert done.returncode == 0, words
+    assert "rank 1 died or hangs: no answer" in words
+    assert "No checkpoint was saved." in words
+    assert "There is no checkpoint yet: beginning again." in words
+    assert "rank 0 hangs or is lost: no answer" in words
+    assert "The last checkpoint is step 4 in broken/checkpoints." in words
+    assert words.count("Going on from step 4.") == 1
+    run_ranks(2, begin_whole, tmp_path)
+    a, b = (CheckpointFolder(tmp_path / run / "checkpoints").load() for run in ("whole", "broken"))
+    assert (a.step, b.step) == (14, 14)
+    assert a.state == b.state
+    for key, tensor in a.tensors.items():
+        assert torch.equal(tensor, b.tensors[key]), key
+    tapas("evaluate", tmp_path / "broken")  # and whatever else works on a run, in one process
+
+
+def test_a_job_that_is_asked_to_stop_saves_and_goes_on_with_other_ranks(file, tmp_path):
+    arguments = (*training(file, "run"), "--steps", 100_000)
+    job = torchrun(tmp_path, *arguments, start=subprocess.Popen)
+    checkpoints = CheckpointFolder(tmp_path / "run" / "checkpoints")
+    deadline = time.monotonic() + 60
+    while not checkpoints.steps() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(job.pid, signal.SIGTERM)
+    assert job.wait(60) != 0
+    words = (tmp_path / "stderr").read_text()
+    assert "Stopping after this step, with a checkpoint." in words
+    assert "as asked." in words
+    stopped = checkpoints.load()
+    assert stopped.step % 4 or stopped.step == checkpoints.steps()[-1]
+
+    def soon():
+        return True
+
+    outcome = session.resume(tmp_path / "run", talk=quiet, asked_to_stop=soon)  # alone
+    assert outcome.step == stopped.step + 1
+    assert run_ranks(3, go_on, tmp_path / "run") == [outcome.step + 1] * 3
+
+
+def go_on(ranks, folder):
+    team = Team(ranks)
+    return session.resume(folder, talk=quiet, asked_to_stop=lambda: True, team=team).step

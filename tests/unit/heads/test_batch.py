@@ -1,0 +1,130 @@
+"""A batch as heads see it, also where one rank of many has none."""
+
+import pytest
+import torch
+
+from tapas import DataError, UsageError, stream
+from tapas.heads.batch import check_somebody, prepare
+
+C, D = 31, 3
+
+
+def ask(query, target, weight=None, **options):
+    return prepare(query, target, weight, num_classes=C, dim=D, ignore_index=-100, **options)
+
+
+EMPTY = [  # shapes of the query's leading dimensions and of the target
+    ((0,), (0,)),
+    ((0,), (0, 1)),
+    ((0,), (0, 4)),
+    ((0, 5), (0, 5)),
+    ((5, 0), (5, 0)),
+    ((0, 5), (0, 5, 2)),
+]
+
+
+@pytest.mark.parametrize(("leading", "shape"), EMPTY)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_rank_may_come_with_nothing_as_wide_as_something(leading, shape, weighted):
+    query, target = torch.empty(*leading, D), torch.empty(shape, dtype=torch.int64)
+    weight = torch.empty(shape) if weighted else None
+    batch = ask(query, target, weight, may_be_empty=True)
+    num_targets = 1 if shape == leading else shape[-1]
+    full = ask(
+        torch.zeros(2, D),
+        torch.zeros(2, num_targets).long(),
+        torch.ones(2, num_targets) if weighted else None,
+    )
+    for name in ("query", "target", "weight", "counted"):
+        nothing, some = getattr(batch, name), getattr(full, name)
+        assert (nothing is None) == (some is None), name
+        if some is not None:
+            assert nothing.shape == (0, *some.shape[1:]), name
+            assert nothing.dtype == some.dtype, name
+    assert batch.shape == leading
+    for reduction, shape_of in (("mean", ()), ("sum", ()), ("none", leading)):
+        loss = batch.reduce(torch.empty(0), reduction, 2.5)
+        assert loss.shape == shape_of
+        assert not bool(loss.any())
+
+
+def test_a_rank_may_come_with_nothing_but_padding():
+    batch = ask(torch.zeros(2, D), torch.full((2, 3), -100), may_be_empty=True)
+    assert batch.query.shape == (0, D)
+    assert batch.target.shape == batch.weight.shape == batch.counted.shape == (0, 3)
+    loss = batch.reduce(torch.empty(0), "none", 2.5)
+    assert loss.tolist() == [0.0, 0.0]
+    assert float(batch.reduce(torch.empty(0), "mean", 2.5)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("query", "target", "error", "words"),
+    [
+        (
+            torch.empty(0, 4),
+            torch.empty(0).long(),
+            UsageError,
+            "query has shape (0, 4); expected (..., D=3), the dim of the table.",
+        ),
+        (
+            torch.empty(0, D),
+            torch.empty(1).long(),
+            UsageError,
+            "target has shape (1,); expected (0) or (0, L) for a query of shape (0, 3).",
+        ),
+        (
+            torch.empty(0, D),
+            torch.empty(0, 0).long(),
+            UsageError,
+            "the batch is empty: query has shape (0, 3). Skip such a batch.",
+        ),
+        (
+            torch.empty(2, D) * torch.nan,
+            torch.zeros(2).long(),
+            DataError,
+            "query row 0 holds NaN or inf. The encoder has diverged or its input is bad: look at "
+            "that row's input, lower the learning rate or clip gradients.",
+        ),
+    ],
+)
+def test_what_is_wrong_with_nothing_is_told_all_the_same(query, target, error, words):
+    with pytest.raises(error) as caught:
+        ask(query, target, may_be_empty=True)
+    assert str(caught.value) == words
+
+
+def test_alone_nothing_is_still_an_error():
+    for query, target, words in (
+        (
+            torch.empty(0, D),
+            torch.empty(0).long(),
+            "the batch is empty: query has shape (0, 3). Skip such a batch.",
+        ),
+        (
+            torch.zeros(2, D),
+            torch.full((2,), -100),
+            "every target is ignore_index (-100): the batch has nothing to learn from. Skip such a "
+            "batch, or check the padding value.",
+        ),
+    ):
+        with pytest.raises(UsageError) as error:
+            ask(query, target)
+        assert str(error.value) == words
+
+
+def test_the_mean_over_ranks_of_their_means_is_the_mean_over_examples():
+    loss = torch.randn(7, generator=stream(0, "loss"), dtype=torch.float64)
+    sizes = (4, 0, 3)
+    means = []
+    for part in torch.split(loss, sizes):
+        batch = ask(torch.zeros(len(part), D), torch.zeros(len(part)).long(), may_be_empty=True)
+        means.append(batch.reduce(part, "mean", sum(sizes) / 3))
+    torch.testing.assert_close(torch.stack(means).mean(), loss.mean())
+    assert torch.equal(batch.reduce(part, "mean", 3.0), part.mean())
+
+
+def test_nobody_with_an_example_is_an_error():
+    check_somebody(0.5)
+    with pytest.raises(UsageError) as error:
+        check_somebody(0)
+    assert str(error.value) == "no rank has an example in this batch. Skip it on all of them."
