@@ -10,11 +10,12 @@ import time
 
 import torch
 
+from tapas.cli import stopping
 from tapas.cli.main import app
 from tapas.tables import ranks
 from tapas.training import trainer
 
-ranks.GRACE_SECONDS = 1.0
+ranks.GRACE_SECONDS, stopping.PATIENCE_SECONDS = 1.0, 2
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 planned = (os.environ.get("FAULTS", "").split() + [""] * (attempt + 1))[attempt]
 inner = trainer.step

@@ -153,6 +153,7 @@ def test_a_job_goes_on_by_itself_after_a_fault(file, tmp_path):
     assert "There is no checkpoint yet: beginning again." in words
     assert "rank 0 hangs or is lost: no answer" in words
     assert "The last checkpoint is step 4 in broken/checkpoints." in words
+    assert "rank 0 has not ended its step in 2 s: stopped." in words
     assert words.count("Going on from step 4.") == 1
     run_ranks(2, begin_whole, tmp_path)
     a, b = (CheckpointFolder(tmp_path / run / "checkpoints").load() for run in ("whole", "broken"))

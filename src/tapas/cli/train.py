@@ -2,9 +2,8 @@
 
 import json
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from math import isnan
 from pathlib import Path
@@ -32,10 +31,10 @@ from tapas.cli.log_options import (
 )
 from tapas.cli.progress import progress_bar
 from tapas.cli.ranks import begun_again, default_threads, team_of_this_job
+from tapas.cli.stopping import stop_when_asked
 from tapas.errors import UsageError
 from tapas.training.config import JSON, build_config, read_toml
 from tapas.training.run_folder import RECORD
-from tapas.training.team import Team
 from tapas.training.trainer import Outcome, Tick
 
 Layer = dict[str, dict[str, JSON]]
@@ -160,7 +159,7 @@ def train(
         with (
             team_of_this_job(folder, built) as team,
             progress_bar("training", "steps", shown=team.leads) as move,
-            _stop_when_asked(team) as asked,
+            stop_when_asked(team) as asked,
         ):
             if built is not None and begun_again(folder):
                 go = partial(session.resume, folder)
@@ -183,45 +182,6 @@ def train(
             _report(folder, outcome, as_json)
         if outcome.ending == "asked":
             raise typer.Exit(128 + (asked.signal or signal.SIGINT))
-
-
-@dataclass(slots=True)
-class _Asked:
-    """Whether a signal has asked to stop, and whether there is anything to save yet."""
-
-    signal: int | None = None
-    training: bool = False
-
-    def to_stop(self) -> bool:
-        return self.signal is not None
-
-
-@contextmanager
-def _stop_when_asked(team: Team) -> Iterator[_Asked]:
-    """Ctrl-C or SIGTERM is noted, for the loop to end well; a second one ends at once.
-
-    Ranks note any number: torchrun repeats a signal, and kills those who take too long.
-    """
-    asked = _Asked()
-
-    def note(number: int, frame: object) -> None:
-        if asked.signal is not None and team.ranks is not None:
-            return
-        if asked.signal is not None or not asked.training:
-            if number == signal.SIGINT:
-                raise KeyboardInterrupt
-            talk("tapas: stopped by SIGTERM.")
-            raise SystemExit(128 + number)
-        asked.signal = number
-        if team.leads:
-            talk("Stopping after this step, with a checkpoint.")
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _say_nothing(words: str) -> None:
