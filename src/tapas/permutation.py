@@ -4,11 +4,10 @@ Numbers that land outside 0 .. n-1 are sent through it again until they land ins
 keeps it one to one.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
+import tapas.native as native
 from tapas.shapes import check_ids, check_positive
 
 ROUNDS = 4
@@ -21,35 +20,38 @@ class Permutation:
     def __init__(self, size: int, generator: torch.Generator):
         self.size = check_positive("size", size)
         self._half = max(1, ((size - 1).bit_length() + 1) // 2)
-        self._keys = torch.randint(
-            1, PRIME, (ROUNDS, 2), generator=generator, device="cpu"
-        ).tolist()
+        self._keys = torch.randint(1, PRIME, (ROUNDS, 2), generator=generator, device="cpu")
 
     def permute(self, ids: Tensor) -> Tensor:
         """Where each of `ids` goes, the shape of `ids`."""
-        return self._walk(self._encrypt, check_ids("ids", ids, self.size))
+        return self._walk(check_ids("ids", ids, self.size), backwards=False)
 
     def inverse(self, places: Tensor) -> Tensor:
         """Which id went to each of `places`: permute(inverse(p)) is p."""
-        return self._walk(self._decrypt, check_ids("places", places, self.size))
+        return self._walk(check_ids("places", places, self.size), backwards=True)
 
-    def _walk(self, step: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
-        """`step` until every number is inside; numbers outside are way stations."""
-        out = step(ids)
-        while bool((outside := out >= self.size).any()):
-            out = torch.where(outside, step(out), out)
-        return out
+    def _walk(self, ids: Tensor, *, backwards: bool) -> Tensor:
+        if native.reaches(ids):
+            return native.permute(ids, self._half, self._keys, self.size, backwards=backwards)
+        step = self._decrypt if backwards else self._encrypt
+        out = step(ids.reshape(-1))
+        outside = (out >= self.size).nonzero()[:, 0]
+        while len(outside):
+            moved = step(out[outside])
+            out[outside] = moved
+            outside = outside[moved >= self.size]
+        return out.view(ids.shape)
 
     def _encrypt(self, ids: Tensor) -> Tensor:
         """A permutation of 0 .. 4^half - 1, the least such square that holds every id."""
         left, right = ids >> self._half, ids & self._mask
-        for key in self._keys:
+        for key in self._keys.tolist():
             left, right = right, left ^ self._mix(right, *key)
         return (left << self._half) | right
 
     def _decrypt(self, ids: Tensor) -> Tensor:
         left, right = ids >> self._half, ids & self._mask
-        for key in reversed(self._keys):
+        for key in reversed(self._keys.tolist()):
             left, right = right ^ self._mix(left, *key), left
         return (left << self._half) | right
 

@@ -36,7 +36,7 @@ def test_the_table_has_every_part_and_its_total():
         "  total                          462 MB",
         "  free                             2 GB",
         "sent by a rank in a step",
-        "  headers                          96 B",
+        "  headers                         120 B",
         "  queries and targets           40.8 kB",
         "  answers                        2.4 kB",
         "  answers' gradients             2.4 kB",

@@ -98,7 +98,7 @@ REFUSALS = {
         lambda head: head.table.lookup(TARGET),
         lambda head: head.table.lookup(TARGET + 1),
         f"UsageError: ids {OUT_OF_RANGE}",
-        "rows",
+        "lookup",
     ),
     "unknown ids to move": (
         lambda head: head.table.update(TARGET, GRAD, GRAD[:, 0]),

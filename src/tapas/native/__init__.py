@@ -9,6 +9,7 @@ from tapas.native.kernels import (
     log_sum,
     mean_share,
     mix,
+    permute,
     top,
     update,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "log_sum",
     "mean_share",
     "mix",
+    "permute",
     "reaches",
     "readable",
     "state",

@@ -6,6 +6,7 @@
 #include "best.h"
 #include "draws.h"
 #include "gradients.h"
+#include "order.h"
 #include "updates.h"
 
 using namespace tapas;
@@ -13,7 +14,7 @@ using namespace tapas;
 #define PUBLIC extern "C" __attribute__((visibility("default")))
 
 // What the Python side compares before it calls anything else.
-PUBLIC int tapas_interface() { return 1; }
+PUBLIC int tapas_interface() { return 2; }
 
 // Whether this CPU has the instructions that were compiled in.
 PUBLIC int tapas_usable() {
@@ -271,3 +272,17 @@ PUBLIC void tapas_update(int rule, const float* numbers, float* rows, int64_t nu
 #pragma GCC pop_options
 #endif
 #endif
+
+// Where each id goes in the order of `keys`, or, backwards, which id went to each place.
+PUBLIC void tapas_permute(const int64_t* ids, int64_t count, int half, const int64_t* keys,
+                          int64_t size, int backwards, int threads, int64_t* out) {
+  const Order order{half, keys, static_cast<uint64_t>(size)};
+#pragma omp parallel for num_threads(threads) if (count > 1 << 15)
+  for (int64_t first = 0; first < count; first += BLOCK) {
+    const int part = std::min<int64_t>(BLOCK, count - first);
+    if (backwards)
+      order.walk<true>(ids + first, part, out + first);
+    else
+      order.walk<false>(ids + first, part, out + first);
+  }
+}

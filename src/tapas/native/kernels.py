@@ -248,6 +248,23 @@ def distinct(draws: Tensor, k: int, num_classes: int) -> tuple[int, Tensor, Tens
     return None if end <= 0 else (end, ids, again)
 
 
+def permute(ids: Tensor, half: int, keys: Tensor, size: int, *, backwards: bool) -> Tensor:
+    """`Permutation.permute` of `ids` (any shape) below `size`, or `inverse`."""
+    ids = ids.contiguous()
+    out = torch.empty_like(ids)
+    library().tapas_permute(
+        ids.data_ptr(),
+        ids.numel(),
+        half,
+        keys.data_ptr(),
+        size,
+        backwards,
+        torch.get_num_threads(),
+        out.data_ptr(),
+    )
+    return out
+
+
 def _plain(weight: Tensor) -> Tensor:
     """As it lies in memory, without what autograd knows of it."""
     return weight.detach().contiguous()

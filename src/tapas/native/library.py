@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-INTERFACE = 1  # raised with every change of SIGNATURES, here and in kernels.cpp
+INTERFACE = 2  # raised with every change of SIGNATURES, here and in kernels.cpp
 ADDRESS, SIZE, NUMBER, FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
 TABLE = [ADDRESS, FLAG, SIZE]  # rows, whether they are bfloat16, D
 SIGNATURES = {
@@ -38,6 +38,7 @@ SIGNATURES = {
         ADDRESS, SIZE, ctypes.c_double, ADDRESS, ADDRESS, ADDRESS, SIZE, ADDRESS, FLAG, ADDRESS,
     ],
     "tapas_distinct": [ADDRESS, SIZE, SIZE, SIZE, ADDRESS, ADDRESS],
+    "tapas_permute": [ADDRESS, SIZE, FLAG, ADDRESS, SIZE, FLAG, FLAG, ADDRESS],
 }  # fmt: skip
 
 

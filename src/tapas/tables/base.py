@@ -1,7 +1,7 @@
 """The seam of the library: one weight row and one bias per class, wherever they live."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import isfinite
 from typing import Any, ClassVar, Self
@@ -97,6 +97,14 @@ class ClassTable(nn.Module, ABC):
     @abstractmethod
     def read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """`rows` without the check of `ids` and inside no_grad, for callers who see to both."""
+
+    def borrow(self, ids: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:
+        """Weights (N, D) of `ids` (N,), and what takes their gradients (N, D) later."""
+
+        def give_back(grad: Tensor) -> None:
+            self.receive(ids, grad, grad.new_zeros(ids.shape[0]))
+
+        return self.read(ids)[0], give_back
 
     @abstractmethod
     def write(self, ids: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> None:

@@ -139,19 +139,15 @@ def lookup(table: "ClassTable", ids: Tensor) -> Tensor:
 class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, table: "ClassTable", ids: Tensor) -> Tensor:
-        ctx.table = table
         ctx.sparse = None if weight.dim() == 0 else (weight.shape, weight.dtype)
+        rows, ctx.give_back = table.borrow(ids)
         ctx.save_for_backward(ids)
-        return table.read(ids)[0]
+        return rows
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        (ids,) = ctx.saved_tensors
         if ctx.sparse is not None:
-            return _sparse(ids, grad, *ctx.sparse), None, None
-        grad = grad.float()
-        if ctx.table.num_ranks > 1:  # the losses of ranks are averaged
-            grad = grad / ctx.table.num_ranks
-        ctx.table.receive(ids, grad, grad.new_zeros(ids.shape[0]))
+            return _sparse(ctx.saved_tensors[0], grad, *ctx.sparse), None, None
+        ctx.give_back(grad.float())
         return None, None, None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tapas.tables.base import ClassTable, check_gradient
 from tapas.tables.placement import Placement
 from tapas.tables.ranks import Ranks
 
@@ -25,9 +26,9 @@ class Route:
     def find(verb: str, ids: Tensor, placement: Placement, ranks: Ranks) -> "Route":
         """All ranks call it together, each with its own distinct `ids` (N,)."""
         place, order = placement.permute(ids).sort()
-        counts = torch.bincount(placement.shard_at(place), minlength=ranks.size)
-        heard = ranks.announce(verb, len(ids))
-        send, receive = counts.tolist(), ranks.exchange(counts).tolist()
+        send = torch.bincount(placement.shard_at(place), minlength=ranks.size).tolist()
+        heard = ranks.announce(verb, len(ids), each=send)
+        receive = [row[1] for row in heard]
         asked = ranks.exchange_rows(place, send, receive)
         slots = asked - placement.start(ranks.rank)
         return Route(ranks, order, send, receive, slots, sum(row[0] for row in heard))
@@ -60,3 +61,24 @@ def deliver(
     grad = route.there(grad)
     if route.total:
         to(route.slots, grad[:, :-1].contiguous(), grad[:, -1].contiguous())
+
+
+def borrow(
+    shard: ClassTable, ids: Tensor, placement: Placement, ranks: Ranks
+) -> tuple[Tensor, Callable[[Tensor], None]]:
+    """Weights (N, D) of `ids`, and what sends their gradients the same way, without asking again.
+
+    A rank whose gradients are bad stops here, which the others notice in the meeting.
+    """
+    distinct, where = torch.unique(ids, return_inverse=True)
+    route = Route.find("lookup", distinct, placement, ranks)
+    rows = route.back(shard.read(route.slots)[0]).index_select(0, where)
+
+    def give_back(grad: Tensor) -> None:
+        check_gradient(grad, grad[:, 0])
+        summed = grad.new_zeros(len(distinct), grad.shape[1]).index_add_(0, where, grad)
+        summed = route.there(summed.div_(ranks.size))  # the losses of ranks are averaged
+        if route.total:
+            shard.receive(route.slots, summed, summed.new_zeros(len(summed)))
+
+    return rows, give_back

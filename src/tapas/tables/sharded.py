@@ -18,24 +18,15 @@ from tapas.errors import UsageError
 from tapas.rng import check_generator
 from tapas.selection import Selection
 from tapas.shapes import check_ids, check_positive, check_query, check_shape
+from tapas.tables import meeting as meetings
 from tapas.tables.base import ClassTable, check_gradient, check_top
 from tapas.tables.exhaustive import best_by_id, log_of_all
 from tapas.tables.gradients import sampled_logits
 from tapas.tables.local import start_bias
-from tapas.tables.meeting import (
-    Meeting,
-    SentHome,
-    best_of_ranks,
-    bring_home,
-    check_agreement,
-    combine,
-    gather_rows,
-    int64_of,
-    meet,
-)
+from tapas.tables.meeting import Meeting, SentHome, check_agreement, meet
 from tapas.tables.placement import Placement
 from tapas.tables.ranks import Ranks, ranks_of
-from tapas.tables.routes import Route, deliver
+from tapas.tables.routes import Route, borrow, deliver
 from tapas.tables.row_optimizers import RowOptimizer, RowwiseAdagrad
 from tapas.tables.second_pass import Question, noise_for, share_of
 from tapas.tables.shard import Shard, load_rows
@@ -152,8 +143,8 @@ class ShardedTable(ClassTable):
             heard = self.ranks.announce("select", len(here))
         sizes = tuple(row[0] for row in heard)
         packed = torch.cat([here.ids.view(torch.float32).view(-1, 2), here.log_q[:, None]], dim=1)
-        whole = gather_rows(self.ranks, packed, sizes)
-        ids, order = int64_of(whole[:, :2])[:, 0].sort()
+        whole = meetings.gather_rows(self.ranks, packed, sizes)
+        ids, order = meetings.int64_of(whole[:, :2])[:, 0].sort()
         return Candidates(ids, whole[:, 2][order])
 
     @torch.no_grad()
@@ -174,14 +165,15 @@ class ShardedTable(ClassTable):
         pool = Candidates(check_ids("pool", pool.ids, self.num_classes), pool.log_q)
         pool = pool.to(self.device)
         slot, mine = self._slots(pool.ids)
-        part = Candidates(pool.ids[mine], pool.log_q[mine])
+        here = mine.nonzero()[:, 0]
+        part = Candidates(pool.ids.index_select(0, here), pool.log_q.index_select(0, here))
         if len(pool) <= keep:
             return part
         noise = noise_for(pool, rule, generator)
         return self.shard.keep_of(
             part,
-            slot[mine],
-            noise[mine] if rule.random else noise,
+            slot.index_select(0, here),
+            noise.index_select(0, here) if rule.random else noise,
             share_of(keep, self.ranks.size, self.ranks.rank),
             Question(query, own.long(), complete, temperature, rule),
         )
@@ -189,8 +181,8 @@ class ShardedTable(ClassTable):
     def logits_of(self, meeting: Meeting, kept: Candidates) -> tuple[Tensor, Tensor]:
         """As in `ClassTable`; of `kept`, each shard takes what it has rows of."""
         slot, mine = self._slots(kept.ids)
-        order = slot[mine].argsort()
-        here = Candidates(slot[mine][order], kept.log_q[mine][order])
+        slot, order = slot[mine].sort()
+        here = Candidates(slot, kept.log_q[mine][order])
         target = meeting.target
         place = self.placement.permute(target.clamp(min=0))
         owner = self.placement.shard_at(place)
@@ -201,7 +193,7 @@ class ShardedTable(ClassTable):
         found = SentHome.apply(found, meeting.sizes, self.ranks)  # type: ignore[no-untyped-call]
         before = sum(meeting.sizes[: self.ranks.rank])
         owner = owner[before : before + meeting.sizes[self.ranks.rank]]
-        return combine(found, owner, meeting.num_targets)
+        return meetings.combine(found, owner, meeting.num_targets)
 
     def _slots(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Rows of `ids` in this shard, and which of them it has."""
@@ -214,6 +206,9 @@ class ShardedTable(ClassTable):
         weight, bias = self.shard.read(route.slots)
         found = route.back(torch.cat([weight, bias[:, None]], dim=1))[where]
         return found[:, :-1], found[:, -1]
+
+    def borrow(self, ids: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:
+        return borrow(self.shard, ids, self.placement, self.ranks)
 
     def write(self, ids: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> None:
         deliver(self.shard.write, ids, weight_grad, bias_grad, self.placement, self.ranks)
@@ -243,7 +238,7 @@ class ShardedTable(ClassTable):
             banned if bool((banned >= 0).any()) else None,
             lambda rows: self.placement.ids_at(rows + start),
         )
-        return best_of_ranks(self.ranks, value, ids, k, whole.sizes)
+        return meetings.best_of_ranks(self.ranks, value, ids, k, whole.sizes)
 
     @torch.no_grad()
     def log_partition(self, query: Tensor) -> Tensor:
@@ -251,7 +246,7 @@ class ShardedTable(ClassTable):
             query = check_query(query, self.dim)
             whole = meet(self.ranks, "log_partition", query)
         here = log_of_all(self.shard.weight.detach(), self.shard.stored_bias(), whole.query)
-        return bring_home(self.ranks, here[:, None], whole.sizes)[:, :, 0].logsumexp(dim=0)
+        return meetings.bring_home(self.ranks, here[:, None], whole.sizes)[:, :, 0].logsumexp(dim=0)
 
     def mean_size(self, size: int) -> float:
         return sum(row[0] for row in self.ranks.announce("mean_size", size)) / self.ranks.size

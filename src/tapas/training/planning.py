@@ -141,16 +141,15 @@ def _traffic(w: Workload) -> dict[str, int]:
     away, share = w.ranks - 1, _over(w.batch, w.ranks)
     header = 8 * HEADER * away
     answers = away * share * 4 * (w.targets + 1)
-    row = 4 * (w.dim + 1)
     read = _over(w.batch if w.input_ids is None else w.input_ids, w.ranks) if w.inputs else 0
     return {
-        # of the batch; of reads and of their gradients, with the numbers of ids
-        "headers": header + (2 * (header + 8 * away) if w.inputs else 0),
+        "headers": header * (2 if w.inputs else 1),  # of the batch, and of what is read
         "queries and targets": away * share * (4 * w.dim + 8 * w.targets),
         "answers": answers,
         "answers' gradients": answers,
         "query gradients": away * share * 4 * w.dim,
-        "inputs": math.ceil(read * away / w.ranks) * 2 * (8 + row),
+        # ids there, rows back, gradients there
+        "inputs": math.ceil(read * away / w.ranks) * (8 + 2 * 4 * w.dim),
         "encoder gradients": 2 * 4 * w.encoder_parameters * away // w.ranks,
     }
 

@@ -55,20 +55,22 @@ class Team:
         summed: list[float] = self.ranks.sum(total).tolist()
         return summed
 
-    def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """As DistributedDataParallel, in one message; a rank without examples counts as 0."""
+    def average_gradients(self, parameters: Iterable[nn.Parameter], number: float) -> float:
+        """As DistributedDataParallel, and the mean of `number`; without examples both are 0."""
         if self.ranks is None:
-            return
+            return number
         learned = [p for p in parameters if p.requires_grad]
         for parameter in learned:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         grads = [p.grad for p in learned if p.grad is not None]
-        flat = torch.cat([grad.reshape(-1) for grad in grads])
-        self.ranks.sum(flat).div_(self.size)
-        parts = torch.split(flat, [grad.numel() for grad in grads])
+        beside = grads[0].new_tensor([number])
+        flat = torch.cat([*(grad.reshape(-1) for grad in grads), beside])
+        flat = self.ranks.sum(flat).div_(self.size)
+        *parts, mean = torch.split(flat, [*(grad.numel() for grad in grads), 1])
         for grad, part in zip(grads, parts, strict=True):
             grad.copy_(part.view_as(grad))
+        return float(mean)
 
     def collect(self, rows: Tensor, sizes: list[int]) -> Tensor:
         """(sum of sizes, ...) the `rows` (sizes[rank], ...) of all ranks, in turn."""

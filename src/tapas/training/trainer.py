@@ -190,14 +190,15 @@ def step(
     optimizer.zero_grad(set_to_none=True)
     with model.head.accumulate():  # inputs and softmax may share their rows
         loss = model.loss(team.part(batch), generator=stream(seed, *name))
-        value = team.sum(float(loss.detach()))[0] / team.size
+        value = float(loss.detach())
         if not math.isfinite(value):
             raise DataError(
                 f"the loss is {value} at step {number}: training has diverged. Lower "
                 "optimizer.rows_lr or optimizer.encoder_lr (with --set) and begin again."
             )
         loss.backward()  # type: ignore[no-untyped-call]
-    team.average_gradients(p for group in optimizer.param_groups for p in group["params"])
+    learned = (p for group in optimizer.param_groups for p in group["params"])
+    value = team.average_gradients(learned, value)
     if clip is not None:
         torch.nn.utils.clip_grad_norm_(model.encoder.parameters(), clip)
     optimizer.step()
