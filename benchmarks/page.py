@@ -50,6 +50,11 @@ THEMES = {
         "Does a step get slower, or memory grow, with the number of classes?",
         sections.classes,
     ),
+    "sharded": Theme(
+        "bench_sharded.py",
+        "How much faster do two ranks train than one, on the same global batch?",
+        sections.sharded,
+    ),
     "draw": Theme(
         "bench_draw.py",
         "How fast are distinct classes drawn, against `torch.multinomial`?",

@@ -64,6 +64,37 @@ def in_common(a: dict[str, float], b: dict[str, float]) -> tuple[list[float], li
     return [a[number] for number in common], [b[number] for number in common]
 
 
+def sharded(record: Record) -> str:
+    rows = []
+    for name, found in record["results"]["settings"].items():
+        one, two = found["seconds"].values()
+        shares = [100 * share for share in found["share_in_meetings"]]
+        low, high = quartiles(shares)
+        rows.append(
+            (
+                name,
+                timing(one),
+                timing(two),
+                ratio(one, two),
+                f"{statistics.median(shares):.0f} % [{low:.0f}, {high:.0f}]",
+                megabytes(found["sent_bytes"]),
+                megabytes(found["planned_bytes"]),
+            )
+        )
+    return table(
+        (
+            "step",
+            "1 rank",
+            "2 ranks",
+            "steps of 2 / of 1",
+            "2 ranks in meetings",
+            "sent by a rank",
+            "planned, at most",
+        ),
+        rows,
+    )
+
+
 def second_pass(record: Record) -> str:
     parts = []
     for shape, seconds in record["results"]["seconds"].items():

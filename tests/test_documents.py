@@ -18,8 +18,9 @@ COMMANDS = [
     line.removeprefix("$ ")
     for block in re.findall(r"```console\n(.*?)```", README, flags=re.DOTALL)
     for line in block.splitlines()
-    if line.startswith("$ tapas ")
+    if line.startswith(("$ tapas ", "$ torchrun "))
 ]
+PROGRAMS = {"tapas": "tapas", "torchrun": "torch.distributed.run"}
 
 
 SIZES = {  # what makes a command of the README quick enough for a test
@@ -55,10 +56,27 @@ def test_the_commands_of_the_readme_run(purchases):
     environment = {**os.environ, "XDG_CACHE_HOME": str(purchases / "cache")}
     for command in COMMANDS:
         program, *arguments = shlex.split(command)
-        arguments += SIZES.get(arguments[0], [])
+        arguments += next((SIZES[word] for word in arguments if word in SIZES), [])
+        module = PROGRAMS[program]
         subprocess.run(
-            [sys.executable, "-m", program, *arguments], check=True, cwd=purchases, env=environment
+            [sys.executable, "-m", module, *arguments], check=True, cwd=purchases, env=environment
         )
+
+
+@pytest.mark.slow
+def test_the_example_on_many_ranks_runs(tmp_path):
+    script = ROOT / "examples" / "sharded_head.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
+    done = subprocess.run(
+        [*command, "--folder", "checkpoints", "--steps", "50"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "step 50: loss " in done.stdout
+    assert re.search(r"full softmax loss \d\.\d+; target among the best 5: \d+%", done.stdout)
+    assert (tmp_path / "checkpoints" / "step-00000050").is_dir()
 
 
 @pytest.mark.parametrize(

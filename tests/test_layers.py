@@ -80,6 +80,19 @@ def test_heavy_libraries_stay_where_they_belong(file):
         assert allowed is None or place(file) in allowed, f"{file} imports {name}"
 
 
+def test_ranks_meet_in_few_places():
+    """torch.distributed is imported where ranks meet, and nowhere else."""
+    found = {
+        str(file.relative_to(PACKAGE))
+        for file in FILES + FOUNDATIONS
+        if any(name.startswith("torch.distributed") for name in imports(file))
+    }
+    assert {place for place in found if not place.startswith("engines/")} == {
+        "tables/ranks.py",
+        "tables/sharded.py",
+    }
+
+
 def test_importing_tapas_loads_nothing_heavy():
     script = "import sys, tapas; print(*sorted(m for m in sys.modules if '.' not in m))"
     loaded = subprocess.run(
