@@ -102,11 +102,11 @@ def test_a_damaged_checkpoint_is_described_and_ends_with_one(run):
         ),
         (
             ("grow", "run", "--to", 31, "--out", "more", "--initial", "sum"),
-            "--initial must be a name and a number, as sum=0.1, got 'sum'.",
+            "--initial must be a name and a number of at least 0, as sum=0.1, got 'sum'.",
         ),
         (
             ("reshard", "run", "--ranks", 31, "--out", "more"),
-            "cannot spread 30 classes over 31 shards.",
+            "cannot spread 30 classes over 31 shards. Use at most 30.",
         ),
         (
             ("info", "run", "--step", 5),

@@ -36,16 +36,16 @@ def test_the_table_has_every_part_and_its_total():
         "  total                          462 MB",
         "  free                             2 GB",
         "sent by a rank in a step",
-        "  headers                         120 B",
+        "  headers                         336 B",
         "  queries and targets           40.8 kB",
         "  answers                        2.4 kB",
         "  answers' gradients             2.4 kB",
         "  query gradients               38.4 kB",
-        "  total                         84.1 kB",
+        "  total                         84.3 kB",
         "sent by all in a step, by design, without encoder and inputs",
         "  rows to the worker            1.29 MB",
         "  algorithm 2                    574 kB",
-        "  no rows (ours)                 336 kB",
+        "  no rows (ours)                 337 kB",
     ]
 
 

@@ -238,8 +238,9 @@ class Mirrored:
         states = [dict(self.table.state_dict()), *self.others.heard()]
         whole = {}
         for name, mine in states[0].items():
-            whole[name] = mine
-            if isinstance(mine, torch.Tensor):
+            if not isinstance(mine, torch.Tensor):  # of all ranks, hence of none
+                whole[name] = {key: value for key, value in mine.items() if key != "rank"}
+            else:
                 parts = torch.cat([state[name] for state in states])
                 whole[name] = torch.empty_like(parts)
                 whole[name][torch.cat(self._ids())] = parts

@@ -95,7 +95,7 @@ ALL_ALIKE = {
     ),
     "fewer classes than ranks": (
         lambda head: ShardedTable(2, D),
-        "cannot spread 2 classes over 3 shards.",
+        "cannot spread 2 classes over 3 shards. Use at most 2.",
     ),
 }
 

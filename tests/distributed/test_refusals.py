@@ -117,13 +117,13 @@ REFUSALS = {
         lambda head: ShardedTable(C, D, row_optimizer=None),
         "UsageError: row_optimizer must be one such as tapas.SGD(lr=0.1), got None: the rows of a "
         "shard are moved where they live.",
-        "ShardedTable",
+        "agree on the table",
     ),
     "an unknown placement": (
         lambda head: ShardedTable(C, D),
         lambda head: ShardedTable(C, D, placement="x"),
         "UsageError: placement must be random or contiguous, got 'x'.",
-        "ShardedTable",
+        "agree on the table",
     ),
 }
 

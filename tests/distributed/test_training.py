@@ -13,9 +13,13 @@ import torch
 from oracle.journeys import ENVIRONMENT, tapas, write_chain
 from ranks import run_ranks
 
+from tapas import UsageError, join_ranks
+from tapas.cli import ranks as cli_ranks
 from tapas.data.log_source import LogSource
+from tapas.engines.torchrun import started_by_torchrun
 from tapas.tables.placement import Placement
 from tapas.training import session
+from tapas.training.assessment import assess
 from tapas.training.building import build
 from tapas.training.checkpoint import CheckpointFolder
 from tapas.training.config import (
@@ -28,6 +32,7 @@ from tapas.training.config import (
     read_toml,
 )
 from tapas.training.journal import read_journal
+from tapas.training.run_folder import open_run
 from tapas.training.team import Team
 
 pytestmark = pytest.mark.slow
@@ -70,10 +75,14 @@ def quiet(words):
 
 
 def train_on_ranks(ranks, file, folder):
+    """Train, and judge what was trained."""
+    team, found = Team(ranks), {}
     for name, config in configs(file).items():
         out = folder / name
-        session.begin(config, out, cache=folder / "cache", talk=quiet, team=Team(ranks))
-    return
+        session.begin(config, out, cache=folder / "cache", talk=quiet, team=team)
+        found[name] = assess(open_run(out), team=team).scores["model"].metrics
+    return found
+    return None
 
 
 def train_alone(config, folder, num_shards, monkeypatch):
@@ -91,8 +100,12 @@ def train_alone(config, folder, num_shards, monkeypatch):
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_ranks_train_the_model_that_one_process_trains(file, tmp_path, num_ranks, monkeypatch):
-    run_ranks(num_ranks, train_on_ranks, file, tmp_path)
+    judged = run_ranks(num_ranks, train_on_ranks, file, tmp_path)
     for name, config in configs(file).items():
+        alone = assess(open_run(tmp_path / name)).scores["model"].metrics
+        for metrics in judged:
+            for metric, interval in metrics[name].items():
+                assert interval.mean == pytest.approx(alone[metric].mean, rel=1e-5), metric
         folder = tmp_path / f"{name}, alone"
         train_alone(config, folder, num_ranks, monkeypatch)
         one = CheckpointFolder(folder / "alone" / "checkpoints")
@@ -190,3 +203,33 @@ def test_a_job_that_is_asked_to_stop_saves_and_goes_on_with_other_ranks(file, tm
 def go_on(ranks, folder):
     team = Team(ranks)
     return session.resume(folder, talk=quiet, asked_to_stop=lambda: True, team=team).step
+
+
+@pytest.mark.parametrize("remembered", [True, False])
+def test_a_restart_goes_on_with_a_run_of_this_job_only(tmp_path, monkeypatch, remembered):
+    """A folder that held a run before is refused by the first attempt, and by all others."""
+    monkeypatch.setattr(cli_ranks, "started_by_torchrun", lambda: True)
+    monkeypatch.setattr(cli_ranks, "num_restarts", lambda: 1)
+    words = []
+    monkeypatch.setattr(cli_ranks, "remembered", lambda word: words.append(word) or remembered)
+    assert not cli_ranks.begun_again(tmp_path)
+    (tmp_path / "run.json").touch()
+    assert cli_ranks.begun_again(tmp_path) == remembered
+    assert words == [f"run {tmp_path.resolve()}"]
+    monkeypatch.setattr(cli_ranks, "num_restarts", lambda: 0)
+    assert not cli_ranks.begun_again(tmp_path)
+
+
+def test_a_process_is_a_rank_if_it_was_told_so(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    assert not started_by_torchrun()
+    monkeypatch.setenv("RANK", "1")
+    assert not started_by_torchrun()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert not started_by_torchrun()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert started_by_torchrun()
+    words = r"must say where ranks meet: .*MASTER_ADDR.*torchrun"
+    with pytest.raises(UsageError, match=words), join_ranks(timeout_seconds=1):
+        pass

@@ -92,7 +92,7 @@ def reshard(
 @app.command()
 def grow(
     path: At,
-    to: Annotated[int, typer.Option(min=1, metavar="N", help="Classes, old and new.")],
+    to: Annotated[int, typer.Option(min=1, max=10**12, metavar="N", help="Classes, old and new.")],
     out: Out,
     initial: Annotated[
         list[str] | None,
@@ -124,8 +124,11 @@ def grow(
 def _start(given: str) -> tuple[str, float]:
     name, _, value = given.partition("=")
     try:
-        return name, float(value)
+        start = float(value)
     except ValueError:
+        start = -1.0
+    if not 0 <= start < float("inf"):
         raise UsageError(
-            f"--initial must be a name and a number, as sum=0.1, got '{given}'."
-        ) from None
+            f"--initial must be a name and a number of at least 0, as sum=0.1, got '{given}'."
+        )
+    return name, start

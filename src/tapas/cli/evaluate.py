@@ -14,6 +14,7 @@ from rich.table import Table
 from tapas.cli.endings import one_line_endings
 from tapas.cli.log_options import AsJson
 from tapas.cli.progress import progress_bar
+from tapas.cli.ranks import team_of_this_job
 from tapas.training.evaluation import Interval
 
 
@@ -43,13 +44,18 @@ def evaluate(
     Every metric comes with a 95 % interval (bootstrap over examples), next to three baselines:
     the most popular items, the user's own most frequent ones, and what followed the last
     basket most often. A second table shows where in the long tail the model hits.
+
+    Under torchrun all ranks share the work, and each loads its part of the rows.
     """
     with one_line_endings():
         from tapas.training.assessment import assess
         from tapas.training.run_folder import open_run
 
         folder = open_run(run)
-        with progress_bar("ranking", "examples") as move:
+        with (
+            team_of_this_job(run, None) as team,
+            progress_bar("ranking", "examples", shown=team.leads) as move,
+        ):
             found = assess(
                 folder,
                 part=on,
@@ -57,7 +63,10 @@ def evaluate(
                 exclude_seen=exclude_seen,
                 most=most,
                 on_progress=lambda done, total: move(done, total, ""),
+                team=team,
             )
+        if not team.leads:
+            return
         if as_json:
             report = _finite(dataclasses.asdict(found))
             typer.echo(json.dumps(report, indent=1, allow_nan=False))

@@ -31,7 +31,7 @@ def whole_number(words: str) -> int:
         return int(text.replace(",", ""))
     if re.fullmatch(r"\d+(_\d+)*(\.\d+)?([eE]\+?\d{1,2})?", text):
         value = Decimal(text)
-        if value == value.to_integral_value():
+        if value < 10**18 and value == value.to_integral_value():
             return int(value)
     raise typer.BadParameter(f"{words!r} is no whole number such as 1000000, 1_000_000 or 1e6.")
 
@@ -92,7 +92,7 @@ def plan(
 ) -> None:
     """Say what a run needs: memory of the fullest rank, bytes that it sends in a step.
 
-    Exit code 2 if it does not fit, with the reason and with changes that would make it fit.
+    Exit code 1 if it does not fit, with the reason and with changes that would make it fit.
     """
     with one_line_endings():
         from tapas.training.planning import (

@@ -5,7 +5,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tapas.engines.torchrun import join_ranks, num_restarts, started_by_torchrun
+from tapas.engines.torchrun import (
+    join_ranks,
+    num_restarts,
+    remember,
+    remembered,
+    started_by_torchrun,
+)
 from tapas.training.config import TrainConfig, build_config, read_toml
 from tapas.training.run_folder import CONFIG, RECORD
 from tapas.training.team import Team
@@ -25,8 +31,23 @@ def team_of_this_job(folder: Path, config: TrainConfig | None) -> Iterator[Team]
 
 
 def begun_again(folder: Path) -> bool:
-    """Whether torchrun has started this job anew after a fault, with a run to go on with."""
-    return started_by_torchrun() and num_restarts() > 0 and (folder / RECORD).exists()
+    """Whether torchrun has started this job anew, and an earlier attempt has made the run."""
+    return (
+        started_by_torchrun()
+        and num_restarts() > 0
+        and (folder / RECORD).exists()
+        and remembered(_word(folder))
+    )
+
+
+def remember_run(team: Team, folder: Path) -> None:
+    """For `begun_again`: a run of another job must not be gone on with."""
+    if team.ranks is not None:
+        remember(team.ranks, _word(folder))
+
+
+def _word(folder: Path) -> str:
+    return f"run {folder.resolve()}"
 
 
 def default_threads() -> int:

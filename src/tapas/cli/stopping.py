@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM: a training run ends after its step, with a checkpoint."""
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,8 +20,11 @@ class Asked:
     training: bool = False
     heard: bool = False  # the loop knows
 
+    parent: int | None = None  # of a rank: without torchrun there is nobody to stop it
+
     def to_stop(self) -> bool:
-        self.heard = self.signal is not None
+        orphaned = self.parent is not None and os.getppid() != self.parent
+        self.heard = self.signal is not None or orphaned
         return self.heard
 
 
@@ -31,7 +35,7 @@ def stop_when_asked(team: Team) -> Iterator[Asked]:
     Ranks note any number, as torchrun repeats a signal; one whose step does not end, because
     it hangs, ends before torchrun has to kill it.
     """
-    asked = Asked()
+    asked = Asked(parent=None if team.ranks is None else os.getppid())
 
     def note(number: int, frame: object) -> None:
         if asked.signal is not None and team.ranks is not None:

@@ -30,7 +30,7 @@ from tapas.cli.log_options import (
     talk,
 )
 from tapas.cli.progress import progress_bar
-from tapas.cli.ranks import begun_again, default_threads, team_of_this_job
+from tapas.cli.ranks import begun_again, default_threads, remember_run, team_of_this_job
 from tapas.cli.stopping import stop_when_asked
 from tapas.errors import UsageError
 from tapas.training.config import JSON, build_config, read_toml
@@ -166,7 +166,9 @@ def train(
             say = talk if team.leads else _say_nothing
 
             def watch(tick: Tick) -> None:
-                asked.training = True
+                if not asked.training:
+                    asked.training = True
+                    remember_run(team, folder)
                 best = "" if tick.best is None else f"  best MAP@20 {tick.best:.4f}"
                 move(
                     tick.step, tick.steps, "" if isnan(tick.loss) else f"loss {tick.loss:.3f}{best}"

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,16 +14,42 @@ from tapas.errors import PeerError, UsageError
 from tapas.tables.ranks import Ranks, ranks_of
 
 TIMEOUT_SECONDS = 120.0
+_joined: list[int] = []  # a process may join several times, each time under another name
 
 
 def started_by_torchrun() -> bool:
-    """Whether this process is one rank of several (or of one) that torchrun has started."""
-    return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
+    """Whether this process is a rank: of torchrun, or of whatever else sets RANK for several."""
+    if "RANK" not in os.environ or not os.environ.get("WORLD_SIZE", "").isdigit():
+        return False
+    return "TORCHELASTIC_RUN_ID" in os.environ or int(os.environ["WORLD_SIZE"]) > 1
 
 
 def num_restarts() -> int:
     """How often torchrun has begun this job again after a fault."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def remember(ranks: Ranks, word: str) -> None:
+    """Leave `word` for later attempts of this job, should torchrun have to start it again."""
+    store = _job_store()
+    if store is not None and ranks.rank == 0:
+        store.set(f"tapas/remembered/{word}", "1")
+
+
+def remembered(word: str) -> bool:
+    """Whether an earlier attempt of this job has left `word`."""
+    store = _job_store()
+    return store is not None and bool(store.check([f"tapas/remembered/{word}"]))
+
+
+def _job_store() -> Any:
+    """torchrun's own store, which outlives the ranks that it starts; None without torchrun."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        host, port, is_master=False, timeout=timedelta(seconds=30)
+    )
 
 
 @contextmanager
@@ -40,15 +67,21 @@ def join_ranks(*, timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Ranks]:
             "Start it with `torchrun --nproc-per-node 2 ...`."
         )
     backend = "gloo"
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if torch.cuda.is_available() and local_rank < torch.cuda.device_count():
+        torch.cuda.set_device(local_rank)
         backend = "cpu:gloo,cuda:nccl"
     try:
         _find_each_other(backend, timedelta(seconds=timeout_seconds))
+    except (KeyError, ValueError) as error:
+        raise UsageError(
+            f"RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT must say where ranks meet: {error}. "
+            "torchrun sets them."
+        ) from error
     except RuntimeError as error:
         raise PeerError(
             f"the ranks have not found each other within {timeout_seconds:g} s: "
-            f"{str(error).splitlines()[0]}."
+            f"{str(error).splitlines()[0].rstrip('.')}."
         ) from error
     ranks = ranks_of(None)
     try:
@@ -71,12 +104,13 @@ def _find_each_other(backend: str, timeout: timedelta) -> None:
     # again may find the address of one that is dead
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     size = int(os.environ["WORLD_SIZE"])
+    _joined.append(num_restarts())
     shared = dist.TCPStore(  # type: ignore[attr-defined]
         host, port, size, is_master=False, timeout=timeout
     )
     dist.init_process_group(
         backend,
-        store=PrefixStore(f"tapas/attempt {num_restarts()}", shared),
+        store=PrefixStore(f"tapas/attempt {num_restarts()}/{len(_joined)}", shared),
         rank=int(os.environ["RANK"]),
         world_size=size,
         timeout=timeout,

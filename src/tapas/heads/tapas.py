@@ -98,6 +98,7 @@ class TapasSoftmax(nn.Module):
         )
         self.proposal = build_proposal(proposal, self.table.num_classes)
         self.step = 0
+        self.table.agree("the head", (self.config, self.proposal))
 
     @property
     def num_classes(self) -> int:

@@ -203,6 +203,9 @@ class ClassTable(nn.Module, ABC):
         """
         return Meeting(query, target, context, (len(query),), target.shape[1])
 
+    def agree(self, what: str, value: object) -> None:
+        """An error if ranks differ in `value`, of which the words are compared."""
+
     def mean_size(self, size: int) -> float:
         """The mean over ranks of what each calls its `size`."""
         return size

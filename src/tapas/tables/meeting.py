@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tapas.candidates import Candidates
 from tapas.errors import PeerError
 from tapas.shapes import check_integer
 from tapas.tables.gradients import ANCHOR
@@ -51,7 +52,7 @@ class Gathered(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         # the sum over shards of what each found for each example, times the number of ranks
         # by which `SentHome` has divided
-        received = ctx.ranks.exchange(pad(grad, ctx.sizes))
+        received = ctx.ranks.exchange("query gradients", pad(grad, ctx.sizes))
         mine = received[:, : ctx.sizes[ctx.ranks.rank]].sum(dim=0).mul_(ctx.ranks.size)
         return None, mine, None, None, None
 
@@ -70,7 +71,8 @@ class SentHome(torch.autograd.Function):
         most = max(ctx.sizes)
         parts = grad.new_zeros(ctx.ranks.size, most, grad.shape[2])
         parts[:, : grad.shape[1]] = grad
-        received = unpad(ctx.ranks.exchange(parts), ctx.sizes)
+        ctx.ranks.announce("backward")
+        received = unpad(ctx.ranks.exchange("gradients of answers", parts), ctx.sizes)
         return received.div_(ctx.ranks.size), None, None
 
 
@@ -147,7 +149,7 @@ class LogOfSums(torch.autograd.Function):
 
 def bring_home(ranks: Ranks, found: Tensor, sizes: tuple[int, ...]) -> Tensor:
     """(m, B, W) what every shard found for the examples here, of `found` (G, W) here for all."""
-    return ranks.exchange(pad(found, sizes))[:, : sizes[ranks.rank]]
+    return ranks.exchange("answers", pad(found, sizes))[:, : sizes[ranks.rank]]
 
 
 def best_of_ranks(
@@ -168,6 +170,14 @@ def best_of_ranks(
     last = torch.iinfo(torch.int64).max  # nothing is no class, and comes last
     value, ids = merge(found[:, :, 0], found_ids.masked_fill(found_ids < 0, last), k)
     return value, ids.masked_fill(value == -torch.inf, -1)
+
+
+def union_of_ranks(ranks: Ranks, here: Candidates, sizes: Sequence[int]) -> Candidates:
+    """The candidates of all ranks, sizes[r] of rank r and `here` of this one, by rising id."""
+    packed = torch.cat([here.ids.view(torch.float32).view(-1, 2), here.log_q[:, None]], dim=1)
+    whole = gather_rows(ranks, packed, sizes)
+    ids, order = int64_of(whole[:, :2])[:, 0].sort()
+    return Candidates(ids, whole[:, 2][order])
 
 
 def gather_rows(ranks: Ranks, rows: Tensor, sizes: Sequence[int]) -> Tensor:

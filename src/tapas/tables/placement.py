@@ -28,7 +28,10 @@ class Placement:
         self.num_classes = check_positive("num_classes", num_classes)
         self.num_shards = check_positive("num_shards", num_shards)
         if num_shards > num_classes:
-            raise UsageError(f"cannot spread {num_classes} classes over {num_shards} shards.")
+            raise UsageError(
+                f"cannot spread {num_classes} classes over {num_shards} shards. Use at most "
+                f"{num_classes}."
+            )
         if kind not in KINDS:
             raise UsageError(f"placement must be {' or '.join(KINDS)}, got {kind!r}.")
         self.seed, self.kind = seed, kind

@@ -48,7 +48,7 @@ class Ranks:
         if self.rank < 0:
             raise UsageError("this process is not in the group that shares the table.")
         self._store = self.group.get_group_store()
-        self._gloo = "gloo" in dist.get_backend(self.group)
+        self._backend = str(dist.get_backend(self.group))
         self._turns = 0
         self.meetings = 0
         self.sent_bytes = 0
@@ -59,7 +59,12 @@ class Ranks:
         return self  # a copy of a model meets the same others
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Ranks, ()
+        if self.group is not dist.group.WORLD:
+            raise UsageError(
+                "a table of some of the ranks cannot be pickled: nobody could tell which ranks "
+                "they are. Save a checkpoint, and build the table anew."
+            )
+        return ranks_of, (None,)
 
     def announce(
         self, verb: str, *numbers: int, each: Sequence[int] | None = None
@@ -80,14 +85,17 @@ class Ranks:
             )
         lost = tuple(rank for rank, row in enumerate(heard) if row[0] != name)
         if lost:
-            raise PeerError(
-                f"{_named(lost)} came to another meeting than `{verb}`, where rank {self.rank} is. "
-                "All ranks must make the same calls in the same order.",
-                lost,
-            )
+            raise self._astray(lost, verb)
         return [
             row[1 : 1 + len(numbers)] + ([row[-1]] if each is not None else []) for row in heard
         ]
+
+    def _astray(self, lost: tuple[int, ...], verb: str) -> PeerError:
+        return PeerError(
+            f"{_named(lost)} came to another meeting than `{verb}`, where rank {self.rank} is. "
+            "All ranks must make the same calls in the same order.",
+            lost,
+        )
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -108,8 +116,8 @@ class Ranks:
         filled = row + [0] * (HEADER - 1 - len(row))
         rows = [[*filled, 0 if each is None else each[rank]] for rank in range(self.size)]
         self.meetings += 1
-        sent = torch.tensor(rows, dtype=torch.int64, device=self._device())
-        heard: list[list[int]] = self.exchange(sent).tolist()
+        sent = torch.tensor(rows, dtype=torch.int64, device=self.device)
+        heard: list[list[int]] = self._exchange(sent).tolist()
         return heard
 
     def in_turn(self, what: str, work: Callable[[], T]) -> T:
@@ -136,22 +144,38 @@ class Ranks:
 
     def gather(self, tensor: Tensor) -> Tensor:
         """(m, *shape) the `tensor` of every rank; shapes must agree."""
-        if self._gloo:  # whose all_gather goes round in a ring: twice the time for two ranks
-            return self.exchange(tensor.expand(self.size, *tensor.shape))
+        if self._by_gloo(tensor):  # whose all_gather goes round in a ring and takes longer
+            return self.exchange("gathered", tensor.expand(self.size, *tensor.shape))
         whole = tensor.new_empty(self.size, *tensor.shape)
         with self.meeting((self.size - 1) * tensor.nbytes):
             dist.all_gather_single(whole.view(-1), tensor.contiguous().view(-1), group=self.group)
         return whole
 
-    def exchange(self, parts: Tensor) -> Tensor:
-        """(m, N, ...) what every rank has for this one, of `parts` (m, N, ...), one for each."""
+    def exchange(self, what: str, parts: Tensor) -> Tensor:
+        """(m, N, ...) what every rank has for this one, of `parts` (m, N, ...), one for each.
+
+        Parts carry the name of `what` they are: a rank that has failed in between, and goes on
+        with another meeting, must not have its message taken for this one.
+        """
+        name = torch.tensor([zlib.crc32(what.encode())], dtype=torch.int64, device=parts.device)
+        label = name.view(torch.uint8).expand(self.size, 8)
+        content = label[:, :0]
+        if parts.numel():
+            content = parts.contiguous().view(self.size, -1).view(torch.uint8)
+        received = self._exchange(torch.cat([label, content], dim=1))
+        labels = received[:, :8].reshape(-1).clone().view(torch.int64)
+        lost = tuple((labels != name).nonzero()[:, 0].tolist())
+        if lost:
+            raise self._astray(lost, what)
+        return received[:, 8:].reshape(-1).clone().view(parts.dtype).view(parts.shape)
+
+    def _exchange(self, parts: Tensor) -> Tensor:
         received = torch.empty_like(parts, memory_format=torch.contiguous_format)
         with self.meeting(parts.nbytes // self.size * (self.size - 1)):
-            self._finish(
-                dist.all_to_all_single(
-                    received, parts.contiguous(), group=self.group, async_op=True
-                )
+            work = dist.all_to_all_single(
+                received, parts.contiguous(), group=self.group, async_op=True
             )
+            self._finish(work)
         return received
 
     def exchange_rows(self, rows: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
@@ -159,21 +183,15 @@ class Ranks:
         received = rows.new_empty(sum(receive), *rows.shape[1:])
         away = len(rows) - send[self.rank]
         with self.meeting(away * rows[:1].nbytes):
-            self._finish(
-                dist.all_to_all_single(
-                    received,
-                    rows.contiguous(),
-                    list(receive),
-                    list(send),
-                    group=self.group,
-                    async_op=True,
-                )
+            work = dist.all_to_all_single(
+                received, rows.contiguous(), [*receive], [*send], group=self.group, async_op=True
             )
+            self._finish(work)
         return received
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks of `tensor` (N,), the same bits on each."""
-        if not self._gloo:
+        if not self._by_gloo(tensor):
             with self.meeting(2 * tensor.nbytes * (self.size - 1) // self.size):
                 dist.all_reduce(tensor, group=self.group)
             return tensor
@@ -182,19 +200,26 @@ class Ranks:
             return self.gather(tensor).sum(dim=0)
         width = -(-len(tensor) // self.size)
         padded = torch.nn.functional.pad(tensor, (0, width * self.size - len(tensor)))
-        part = self.exchange(padded.view(self.size, width)).sum(dim=0)
+        part = self.exchange("summed", padded.view(self.size, width)).sum(dim=0)
         return self.gather(part).view(-1)[: len(tensor)]
 
     def _finish(self, work: Any) -> None:
         """Wait for it; at first awake, as to be woken takes longer than most messages."""
         until = time.perf_counter() + AWAKE_SECONDS
-        while self._gloo and not work.is_completed() and time.perf_counter() < until:
+        while not work.is_completed() and time.perf_counter() < until:
             give_way()
         work.wait()
 
-    def _device(self) -> torch.device:
+    @property
+    def device(self) -> torch.device:
         """Where small tensors must be to travel."""
-        return CPU if self._gloo else torch.device("cuda", torch.cuda.current_device())
+        if "gloo" in self._backend:
+            return CPU
+        return torch.device("cuda", torch.cuda.current_device())
+
+    def _by_gloo(self, tensor: Tensor) -> bool:
+        """Whether gloo carries `tensor`: a group may have another backend for GPUs."""
+        return "nccl" not in self._backend or tensor.device.type == "cpu"
 
     @contextmanager
     def meeting(self, sent: int) -> Iterator[None]:
@@ -237,8 +262,10 @@ class Ranks:
                 (0,),
             )
         if words:
-            told = "; ".join(f"rank {rank} stopped: {why}" for rank, why in sorted(words.items()))
-            return PeerError(f"{told}.{self._offer()}".replace("..", "."), tuple(sorted(words)))
+            told = "; ".join(
+                f"rank {rank} stopped: {why.rstrip('.')}" for rank, why in sorted(words.items())
+            )
+            return PeerError(f"{told}.{self._offer()}", tuple(sorted(words)))
         if silent:
             how = "hangs or is lost" if "timed out" in cause.lower() else "died or hangs"
             blamed = tuple(sorted(silent))

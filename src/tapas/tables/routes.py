@@ -66,16 +66,15 @@ def deliver(
 def borrow(
     shard: ClassTable, ids: Tensor, placement: Placement, ranks: Ranks
 ) -> tuple[Tensor, Callable[[Tensor], None]]:
-    """Weights (N, D) of `ids`, and what sends their gradients the same way, without asking again.
-
-    A rank whose gradients are bad stops here, which the others notice in the meeting.
-    """
+    """Weights (N, D) of `ids`, and what sends their gradients the same way, without ids again."""
     distinct, where = torch.unique(ids, return_inverse=True)
     route = Route.find("lookup", distinct, placement, ranks)
     rows = route.back(shard.read(route.slots)[0]).index_select(0, where)
 
     def give_back(grad: Tensor) -> None:
-        check_gradient(grad, grad[:, 0])
+        with ranks.together():
+            check_gradient(grad, grad[:, 0])
+            ranks.announce("gradients of lookup")
         summed = grad.new_zeros(len(distinct), grad.shape[1]).index_add_(0, where, grad)
         summed = route.there(summed.div_(ranks.size))  # the losses of ranks are averaged
         if route.total:

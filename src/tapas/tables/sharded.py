@@ -4,6 +4,7 @@ Every verb is a meeting: all ranks call it together, each with examples or ids o
 many as it has, which may be none. `select` alone is asked the same on every rank.
 """
 
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -71,11 +72,8 @@ class ShardedTable(ClassTable):
                 )
             self.placement = Placement(num_classes, self.ranks.size, seed=seed, kind=placement)
             start = start_bias(bias, num_classes) if isinstance(bias, Tensor) else bias
-            named = repr(
-                (num_classes, dim, row_optimizer, dtype, placement, seed, bias is not False)
-            )
-            heard = self.ranks.announce("ShardedTable", crc32(named.encode()))
-        check_agreement("the table, here by checksum", [row[0] for row in heard])
+            settings = (num_classes, dim, row_optimizer, dtype, placement, seed, bias is not False)
+            self.agree("the table", settings)
         if isinstance(start, Tensor):
             start = start[self.placement.ids_of(self.ranks.rank)]
         self.__dict__["shard"] = Shard(  # a module that `modules()` does not show
@@ -141,11 +139,7 @@ class ShardedTable(ClassTable):
                 generator=generator,
             )
             heard = self.ranks.announce("select", len(here))
-        sizes = tuple(row[0] for row in heard)
-        packed = torch.cat([here.ids.view(torch.float32).view(-1, 2), here.log_q[:, None]], dim=1)
-        whole = meetings.gather_rows(self.ranks, packed, sizes)
-        ids, order = meetings.int64_of(whole[:, :2])[:, 0].sort()
-        return Candidates(ids, whole[:, 2][order])
+        return meetings.union_of_ranks(self.ranks, here, tuple(row[0] for row in heard))
 
     @torch.no_grad()
     def select_here(
@@ -248,6 +242,11 @@ class ShardedTable(ClassTable):
         here = log_of_all(self.shard.weight.detach(), self.shard.stored_bias(), whole.query)
         return meetings.bring_home(self.ranks, here[:, None], whole.sizes)[:, :, 0].logsumexp(dim=0)
 
+    def agree(self, what: str, value: object) -> None:
+        words = re.sub(r" at 0x[0-9a-f]+", "", repr(value))  # of objects without words of their own
+        heard = self.ranks.announce(f"agree on {what}", crc32(words.encode()))
+        check_agreement(f"{what}, here by checksum", [row[0] for row in heard])
+
     def mean_size(self, size: int) -> float:
         return sum(row[0] for row in self.ranks.announce("mean_size", size)) / self.ranks.size
 
@@ -280,9 +279,17 @@ class ShardedTable(ClassTable):
             "seed": self.placement.seed,
             "num_shards": self.ranks.size,
             "placement": self.placement.kind,
+            "rank": self.ranks.rank,
         }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
+        if "rank" in state:  # rows of one rank; those of a checkpoint have been cut for this one
+            own = self.get_extra_state() | {"num_updates": state["num_updates"]}
+            if own != state:
+                raise UsageError(
+                    f"these rows are those of another rank or layout: {state}, here {own}. Load "
+                    "what the same rank has saved, or use tapas.training.save_checkpoint."
+                )
         self.shard.num_updates = state["num_updates"]
 
     def extra_repr(self) -> str:

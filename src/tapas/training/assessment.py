@@ -15,8 +15,9 @@ from tapas.training.building import build_model
 from tapas.training.evaluation import TOP, Interval, Scores, compare, judge, measure
 from tapas.training.judging import findable, rank_points
 from tapas.training.model import SequenceModel
-from tapas.training.model_checkpoint import load_model_state
+from tapas.training.model_checkpoint import load_model_state, read_checkpoint
 from tapas.training.run_folder import RunFolder
+from tapas.training.team import Team
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +33,22 @@ class Assessment:
     split: dict[str, Any]  # how many events and users, and what training never saw
 
 
-def load_model(run: RunFolder, step: int | None = None) -> tuple[SequenceModel, int]:
-    """The model of `run` at checkpoint `step`; None is the best, or the newest if none is."""
+def load_model(
+    run: RunFolder, step: int | None = None, team: Team | None = None
+) -> tuple[SequenceModel, int]:
+    """The model of `run` at checkpoint `step`; None is the best, or the newest if none is.
+
+    Each rank of a `team` loads its part of the rows.
+    """
+    team = team or Team()
     split = split_log(run.log, run.config.split)
     if not run.checkpoints.steps():
         raise UsageError(
             f"{run.path} has no checkpoint yet. `tapas train --resume {run.path}` makes one."
         )
-    checkpoint = run.checkpoints.load(run.checkpoints.best() if step is None else step)
-    model = build_model(run.config, split.train_counts)
+    model = build_model(run.config, split.train_counts, team)
+    step = run.checkpoints.best() if step is None else step
+    checkpoint = read_checkpoint(run.checkpoints, model, step, team.ranks)
     load_model_state(model, checkpoint)
     return model.eval(), checkpoint.step
 
@@ -53,8 +61,12 @@ def assess(
     exclude_seen: bool | None = None,
     most: int | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
+    team: Team | None = None,
 ) -> Assessment:
-    """Exact, over all items. `exclude_seen` None is what the run was trained to be judged by."""
+    """Exact, over all items. `exclude_seen` None is what the run was trained to be judged by.
+
+    The ranks of a `team` share rows and work; each gets all of the answer.
+    """
     log, config = run.log, run.config
     split = split_log(log, config.split)
     points = pick("part", part, {"test": split.test, "validation": split.validation})
@@ -63,7 +75,7 @@ def assess(
     if most is not None:
         points = Points(points.user[:most], points.point[:most], points.limit[:most])
     exclude = config.loop.exclude_seen if exclude_seen is None else exclude_seen
-    model, step = load_model(run, step)
+    model, step = load_model(run, step, team)
     target = targets_of(log, points, config.head.next_items)
     num_targets = int((target >= 0).sum())
     if exclude:
@@ -79,6 +91,7 @@ def assess(
         exclude_seen=exclude,
         never=never,
         on_progress=lambda done: on_progress(done, len(points)),
+        team=team,
     )
     lists = {"model": ranked}
     arrays = (log.items, log.offsets, split.train_counts)

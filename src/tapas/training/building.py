@@ -30,7 +30,7 @@ from tapas.tables import (
 )
 from tapas.training.config import HeadConfig, ModelConfig, OptimizerConfig, TrainConfig
 from tapas.training.model import SequenceModel
-from tapas.training.planning import Workload, check_fits, plan
+from tapas.training.planning import Plan, Workload, check_fits, plan
 from tapas.training.repeats import Repeats
 from tapas.training.team import Team
 
@@ -64,7 +64,7 @@ def build(config: TrainConfig, log: EventLog, split: Split, team: Team | None = 
     config = resolve(config, log.num_items, windows)
     device = check_device(config.loop.device)
     if device.type == "cpu":
-        check_fits(plan(workload_of(config, split.train_counts, team)))
+        check_fits(plan_of(config, split.train_counts, team))
     model = build_model(config, split.train_counts, team).to(device)
     learned = [model.encoder] if model.repeats is None else [model.encoder, model.repeats]
     return Parts(config, windows, model, build_optimizer(config.optimizer, *learned))
@@ -105,6 +105,16 @@ def workload_of(
         head_classes=int((train_counts > 0).sum()),
         encoder_parameters=sum(p.numel() for p in encoder.parameters()),
     )
+
+
+def plan_of(config: TrainConfig, train_counts: NDArray[np.int64], team: Team | None = None) -> Plan:
+    """The plan of a run: what `tapas plan` says, and what training holds beside it."""
+    planned = plan(workload_of(config, train_counts, team))
+    beside = {"counts of classes": train_counts.nbytes}
+    if config.loop.background_saves:
+        tables = ("rows", "biases", "row state", "input rows and state")
+        beside["copy to be saved"] = sum(planned.memory[name] for name in tables)
+    return dataclasses.replace(planned, memory=planned.memory | beside)
 
 
 def build_model(
@@ -167,8 +177,8 @@ def check_device(name: str) -> torch.device:
 
 def log_frequency(train_counts: NDArray[np.int64]) -> torch.Tensor:
     """Where biases start: what a model that knows nothing but frequencies would say, (C,)."""
-    seen = torch.from_numpy(train_counts).double() + 1
-    return (seen / seen.sum()).log().float()
+    seen = torch.from_numpy(train_counts).double().add_(1)
+    return seen.div_(seen.sum()).log_().float()
 
 
 def build_encoder(config: ModelConfig, seed: int) -> Encoder:

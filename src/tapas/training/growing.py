@@ -52,6 +52,12 @@ def grow(
             old = tensors[name]
             tensors[name] = torch.cat([old, _fresh(table, old, part, key, num_classes, starts)])
         tables[table.prefix] = Table(table.prefix, num_classes, table.rows, table.extra)
+    for key in initial or {}:
+        if key not in used:
+            known = ", ".join(used) or "none"
+            raise UsageError(
+                f"--initial {key}: the row optimizer keeps no such state, but {known}."
+            )
     ranks = contents.record["ranks"] if is_sharded(contents.record) else None
     write_out(out, Contents(contents.record, tensors, tables), num_ranks=ranks)
     return used

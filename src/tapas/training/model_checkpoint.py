@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from tapas.errors import UsageError
 from tapas.tables import ShardedTable
 from tapas.tables.ranks import Ranks
 from tapas.training.checkpoint import Checkpoint, CheckpointFolder
@@ -90,7 +91,11 @@ def model_state(model: nn.Module) -> "tuple[dict[str, Tensor | Piece], dict[str,
         for name, rows in table.local_rows().items():
             if len(rows):  # a table without biases has none
                 tensors[f"{prefix}.{name}"] = _piece(table, rows)
-    return tensors, {k: v for k, v in whole.items() if not isinstance(v, Tensor)}
+    extra = {k: v for k, v in whole.items() if not isinstance(v, Tensor)}
+    for prefix in sharded_tables(model):  # pieces are nobody's in particular
+        name = f"{prefix}._extra_state".removeprefix("model.")
+        extra[name] = {k: v for k, v in extra[name].items() if k != "rank"}
+    return tensors, extra
 
 
 def _piece(table: ShardedTable, rows: Tensor) -> "Piece":
@@ -102,6 +107,23 @@ def _piece(table: ShardedTable, rows: Tensor) -> "Piece":
 def load_model_state(model: nn.Module, checkpoint: Checkpoint) -> None:
     named = {k: v for k, v in checkpoint.tensors.items() if k.startswith("model.")}
     whole = {k.removeprefix("model."): v for k, v in named.items()}
+    own = model.state_dict()
+    tensors = {name for name, value in own.items() if isinstance(value, Tensor)}
+    if tensors != whole.keys():
+        odd = sorted(tensors ^ whole.keys())
+        raise UsageError(
+            f"step {checkpoint.step} is of another model: {odd[0]} is "
+            f"{'not in it' if odd[0] in tensors else 'in it, but not in this one'} "
+            f"({len(odd)} such names). Build the model, and its row optimizer, as they were saved."
+        )
+    for name, tensor in whole.items():
+        mine = own.get(name)
+        if isinstance(mine, Tensor) and mine.shape != tensor.shape:
+            raise UsageError(
+                f"step {checkpoint.step} has {name} of shape {tuple(tensor.shape)}, the model "
+                f"{tuple(mine.shape)}. A checkpoint that has grown, or is of other settings, needs "
+                "a model of its own size: tapas.training.load_checkpoint."
+            )
     model.load_state_dict(whole | checkpoint.state["extra"])
 
 
@@ -135,4 +157,10 @@ def sharded_tables(model: nn.Module) -> dict[str, ShardedTable]:
 
 def ranks_of_model(model: nn.Module) -> Ranks | None:
     """The ranks that share its tables; None in one process."""
-    return next((table.ranks for table in sharded_tables(model).values()), None)
+    found = [table.ranks for table in sharded_tables(model).values()]
+    if any(ranks is not found[0] for ranks in found):
+        raise UsageError(
+            "the tables of this model are shared by different groups of ranks. Save each in a "
+            "folder of its own."
+        )
+    return found[0] if found else None

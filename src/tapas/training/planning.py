@@ -143,7 +143,8 @@ def _traffic(w: Workload) -> dict[str, int]:
     answers = away * share * 4 * (w.targets + 1)
     read = _over(w.batch if w.input_ids is None else w.input_ids, w.ranks) if w.inputs else 0
     return {
-        "headers": header * (2 if w.inputs else 1),  # of the batch, and of what is read
+        # of the batch and its backward pass, of reads and theirs; four names of messages
+        "headers": header * (4 if w.inputs else 2) + 4 * 8 * away,
         "queries and targets": away * share * (4 * w.dim + 8 * w.targets),
         "answers": answers,
         "answers' gradients": answers,

@@ -115,7 +115,7 @@ def _train(
         never=log.item_keys.rare_id,
         team=team,
     )
-    ranks = "" if team.ranks is None else f", rows on {team.size} ranks"
+    ranks = "" if team.size == 1 else f", rows on {team.size} ranks"
     talk(
         f"Training on {int(split.train_counts.sum()):,} events, {log.num_items:,} classes: "
         f"{config.loop.steps:,} steps of {config.loop.batch}, n = {config.head.samples:,}, "

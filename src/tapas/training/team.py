@@ -51,7 +51,7 @@ class Team:
         """Each number summed over ranks."""
         if self.ranks is None:
             return list(numbers)
-        total = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+        total = torch.tensor(numbers, dtype=torch.float64, device=self.ranks.device)
         summed: list[float] = self.ranks.sum(total).tolist()
         return summed
 
@@ -76,4 +76,4 @@ class Team:
         """(sum of sizes, ...) the `rows` (sizes[rank], ...) of all ranks, in turn."""
         if self.ranks is None:
             return rows
-        return gather_rows(self.ranks, rows, sizes)
+        return gather_rows(self.ranks, rows.to(self.ranks.device), sizes).to(rows.device)

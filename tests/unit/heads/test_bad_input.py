@@ -53,7 +53,10 @@ CONSTRUCTION = [
     ),
     ({"bias": torch.zeros(30)}, "bias has shape (30,); expected (C=31)."),
     ({"dtype": torch.float16}, "dtype must be float32 or bfloat16, got torch.float16."),
-    ({"num_shards": 32, "num_samples": 31}, "cannot spread 31 classes over 32 shards."),
+    (
+        {"num_shards": 32, "num_samples": 31},
+        "cannot spread 31 classes over 32 shards. Use at most 31.",
+    ),
     (
         {"table": tapas.LocalTable(31, 3)},
         "dim is 4, but the table has 3. Leave it out.",

@@ -51,7 +51,7 @@ def tensors(table):
             "seen a count: counts.clamp(min=1).",
         ),
         ({"num_shards": 0}, "num_shards must be at least 1, got 0."),
-        ({"num_shards": 32}, "cannot spread 31 classes over 32 shards."),
+        ({"num_shards": 32}, "cannot spread 31 classes over 32 shards. Use at most 31."),
     ],
 )
 def test_a_bad_option_is_refused(options, words):

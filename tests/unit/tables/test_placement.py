@@ -120,7 +120,7 @@ def test_the_shape_of_the_ids_is_kept_and_none_is_fine():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: Placement(3, 4), "cannot spread 3 classes over 4 shards."),
+        (lambda: Placement(3, 4), "cannot spread 3 classes over 4 shards. Use at most 3."),
         (lambda: Placement(0, 1), "num_classes must be at least 1, got 0."),
         (lambda: Placement(3, 0), "num_shards must be at least 1, got 0."),
         (lambda: Placement(3, 1.5), "num_shards must be a whole number, got 1.5."),

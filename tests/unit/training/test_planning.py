@@ -139,7 +139,7 @@ def test_the_bytes_of_a_step_by_hand():
     """B/m = 100 examples go to, and come from, each of 9 others."""
     traffic = plan(replace(LARGE, ranks=10, encoder_parameters=50)).traffic
     assert traffic == {
-        "headers": 9 * 5 * 8,
+        "headers": 9 * (2 * 5 * 8 + 4 * 8),
         "queries and targets": 9 * 100 * (4 * 64 + 8),
         "answers": 9 * 100 * 2 * 4,
         "answers' gradients": 9 * 100 * 2 * 4,
@@ -150,7 +150,7 @@ def test_the_bytes_of_a_step_by_hand():
     assert plan(replace(LARGE, ranks=1, inputs=True, encoder_parameters=5)).traffic_bytes == 0
     one_a_query = plan(replace(LARGE, ranks=10, inputs=True)).traffic
     assert one_a_query["inputs"] == 90 * (8 + 2 * 4 * 64)
-    assert one_a_query["headers"] == 2 * traffic["headers"]
+    assert one_a_query["headers"] == traffic["headers"] + 2 * 9 * 5 * 8
 
 
 def test_three_designs_by_hand():

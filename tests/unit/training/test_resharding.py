@@ -197,7 +197,9 @@ def test_bad_wishes_are_refused_before_anything_is_written(single, tmp_path):
         f"{single} has 23 classes already; --to must be more, got 23.": lambda: grow(
             single, out, 23
         ),
-        "cannot spread 23 classes over 24 shards.": lambda: reshard(single, out, 24),
+        "cannot spread 23 classes over 24 shards. Use at most 23.": lambda: reshard(
+            single, out, 24
+        ),
         "--ranks must be at least 1, got 0.": lambda: reshard(single, out, 0),
     }
     for words, call in calls.items():
