@@ -140,7 +140,7 @@ def torchrun(folder, *arguments, ranks=2, faults="", restarts=0, start=subproces
 
 
 def training(file, out):
-    settings = ("loop.evaluate_every=4", "loop.patience=99", "loop.peer_seconds=5")
+    settings = ("loop.evaluate_every=4", "loop.patience=99", "loop.peer_seconds=3")
     return (
         *("train", file, "--out", out, "--cache", "cache", "--steps", 14, "--dim", 4),
         *("--batch", 5, "--samples", 9, "--presample", 3),

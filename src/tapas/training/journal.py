@@ -7,6 +7,7 @@ import errno
 import json
 import math
 import os
+import time
 import warnings
 from contextlib import suppress
 from pathlib import Path
@@ -159,7 +160,15 @@ def _scalars(folder: Path, resume_at: int | None) -> "SummaryWriter":
         from torch.utils.tensorboard import SummaryWriter
 
         purge_step = None if resume_at is None else resume_at + 1
+        _wait_for_a_later_name(folder / "tensorboard")
         return SummaryWriter(str(folder / "tensorboard"), purge_step=purge_step)
+
+
+def _wait_for_a_later_name(folder: Path) -> None:
+    """TensorBoard reads files by name, which has the second; within one, 10 comes before 9."""
+    seconds = [int(file.name.split(".")[3]) for file in folder.glob("events.out.tfevents.*")]
+    if max(seconds, default=0) == int(time.time()):
+        time.sleep(1 - time.time() % 1)
 
 
 def _plain(name: str, value: object) -> Value:

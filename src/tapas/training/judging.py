@@ -51,7 +51,7 @@ def rank_points(
             seen = pad([np.concatenate([np.unique(items[s:p]), *barred]) for s, p in pairs])
         elif barred:
             seen = pad(barred * len(recent))
-        sizes = [(r + 1) * size // team.size - r * size // team.size for r in range(team.size)]
+        sizes = team.sizes(size)
         lists.append(team.collect(top_padded(after, TOP, seen), sizes))
         if with_loss:
             losses.append(team.collect(_loss(after, torch.from_numpy(target[part])), sizes))

@@ -31,7 +31,14 @@ class Team:
 
     def bounds(self, size: int) -> tuple[int, int]:
         """Which of `size` things are this rank's: stretches that differ by at most one."""
-        return self.rank * size // self.size, (self.rank + 1) * size // self.size
+        return self._bounds(self.rank, size)
+
+    def sizes(self, size: int) -> list[int]:
+        """How many of them each rank has."""
+        return [last - first for first, last in (self._bounds(r, size) for r in range(self.size))]
+
+    def _bounds(self, rank: int, size: int) -> tuple[int, int]:
+        return rank * size // self.size, (rank + 1) * size // self.size
 
     def part(self, batch: SequenceBatch) -> SequenceBatch:
         """This rank's histories of `batch`, which may be none."""

@@ -238,6 +238,14 @@ def test_a_folder_that_is_a_file_is_told(tmp_path):
         plain(tmp_path / "run")
 
 
+def test_a_journal_that_goes_on_within_a_second_has_a_later_name(tmp_path):
+    """TensorBoard reads files in the order of their names: second, then a count without zeros."""
+    for step in range(1, 4):
+        Journal(tmp_path, resume_at=step).close()
+    seconds = sorted(file.name.split(".")[3] for file in (tmp_path / "tensorboard").iterdir())
+    assert len(set(seconds)) == 3
+
+
 def test_tensorboard_shows_the_same_numbers_and_forgets_steps_after_a_resume(tmp_path):
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
