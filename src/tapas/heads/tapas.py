@@ -4,7 +4,6 @@ Per batch: draw a pool of r*n classes from Q; score it with the batch and keep n
 cross-entropy on targets and kept classes. r = 1 is sampled softmax.
 """
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Self
 
@@ -18,7 +17,7 @@ from tapas.heads.batch import Batch, check_somebody, narrow, prepare
 from tapas.heads.building import DEFAULT_ROW_OPTIMIZER, TableOptions, build_proposal, build_table
 from tapas.heads.config import TapasConfig
 from tapas.heads.diagnostics import Diagnosis, diagnose
-from tapas.heads.second_pass import second_pass
+from tapas.heads.second_pass import question_of
 from tapas.losses import sampled_softmax_loss, target_costs
 from tapas.precision import in_float32
 from tapas.proposals import Proposal
@@ -28,6 +27,7 @@ from tapas.selection import Selection, as_selection
 from tapas.shapes import check_ids, check_query, check_tensor
 from tapas.tables import ClassTable, RowOptimizer
 from tapas.tables.meeting import Meeting
+from tapas.tables.second_pass import Question, uncorrected
 
 
 class TapasSoftmax(nn.Module):
@@ -155,8 +155,15 @@ class TapasSoftmax(nn.Module):
 
     def _logits(self, meeting: Meeting) -> tuple[Tensor, Tensor]:
         """Own logits and the log of the kept sum; a step, if this is training."""
-        kept = self._keep(meeting, self.table.select_here)
-        logits = self.table.logits_of(meeting, kept)
+        pool, question, generator = self._first_pass(meeting)
+        logits = self.table.sampled(
+            meeting,
+            pool,
+            self.config.num_samples,
+            question,
+            generator=generator,
+            corrected=self.config.correction == "proposal",
+        )
         if self.training and torch.is_grad_enabled():
             self.step += 1
         return logits
@@ -171,14 +178,14 @@ class TapasSoftmax(nn.Module):
         targets of its own to leave out of its score.
         """
         if target is not None:
-            return self._keep(self._meet(query, target, None, context)[1], self.table.select)
+            return self._two_passes(self._meet(query, target, None, context)[1])[1]
         with self.table.together():
             query = check_query(query, self.table.dim)
             own = torch.full((len(query), 1), -1, device=query.device)
             meeting = self.table.meet(query, own, context, step=self.step)
         if not len(meeting.query):
             raise UsageError("the batch is empty: there is no query to sample for.")
-        return self._keep(meeting, self.table.select)
+        return self._two_passes(meeting)[1]
 
     def _prepare(self, query: Tensor, target: Tensor, weight: Tensor | None) -> Batch:
         return prepare(
@@ -191,20 +198,19 @@ class TapasSoftmax(nn.Module):
             may_be_empty=self.table.num_ranks > 1,
         )
 
-    def _keep(self, meeting: Meeting, select: Callable[..., Candidates]) -> Candidates:
-        return self._two_passes(meeting, select)[1]
-
-    def _two_passes(
-        self, meeting: Meeting, select: Callable[..., Candidates]
-    ) -> tuple[Candidates, Candidates]:
-        """S' and S of this step."""
+    def _first_pass(self, meeting: Meeting) -> tuple[Candidates, Question, torch.Generator]:
+        """S' of this step, by what the second pass shall score it, and from where it draws."""
         config, generator = self.config, stream(self.config.seed, "draws", self.step)
         size = min(config.presample_factor * config.num_samples, self.num_classes)
         pool = self.proposal.given(meeting.context).sample(size, generator=generator)
-        pool = pool.to(self.table.device)
-        return pool, second_pass(
-            meeting, pool, config, self.temperature, generator=generator, select=select
-        )
+        question = question_of(meeting, size, config, self.temperature, generator=generator)
+        return pool.to(self.table.device), question, generator
+
+    def _two_passes(self, meeting: Meeting) -> tuple[Candidates, Candidates]:
+        """S' and S of this step."""
+        pool, question, generator = self._first_pass(meeting)
+        kept = self.table.second_pass(pool, self.config.num_samples, question, generator=generator)
+        return pool, kept if self.config.correction == "proposal" else uncorrected(kept)
 
     def accumulate(self) -> AbstractContextManager[None]:
         """Several backward passes, one update of the rows at the end of the block."""
@@ -266,7 +272,7 @@ class TapasSoftmax(nn.Module):
     ) -> Diagnosis:
         """How good the two passes are for this batch, against the exact softmax."""
         batch, meeting = self._meet(query, target, None, context)
-        pool, kept = self._two_passes(meeting, self.table.select)
+        pool, kept = self._two_passes(meeting)
         return diagnose(self.table, batch, pool, kept, self.temperature)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tapas.candidates import Candidates
 from tapas.compiling import outside_graphs
 from tapas.errors import UsageError
+from tapas.rng import check_generator
 from tapas.selection import Selection
 from tapas.shapes import (
     all_finite,
@@ -23,6 +24,7 @@ from tapas.shapes import (
 )
 from tapas.tables.gradients import lookup, sampled_logits
 from tapas.tables.meeting import Meeting
+from tapas.tables.second_pass import Question, SecondPass, second_pass_of, uncorrected
 
 
 class ClassTable(nn.Module, ABC):
@@ -68,7 +70,6 @@ class ClassTable(nn.Module, ABC):
     def device(self) -> torch.device:
         """Where `rows` are returned, and where queries are expected."""
 
-    @abstractmethod
     def select(
         self,
         query: Tensor,
@@ -89,10 +90,51 @@ class ClassTable(nn.Module, ABC):
         for each class of the pool if the rule is random, so that no layout of the rows can
         change it.
         """
+        question = Question(query, own, complete, temperature, rule)
+        return self.second_pass(pool, keep, question, generator=generator)
 
-    def select_here(self, *args: Any, **options: Any) -> Candidates:
-        """The part of `select` whose rows live here: all that `logits_of` wants."""
-        return self.select(*args, **options)
+    @torch.no_grad()
+    def second_pass(
+        self, pool: Candidates, keep: int, question: Question, *, generator: torch.Generator
+    ) -> Candidates:
+        """`select`, with what the pool is scored by in one piece."""
+        with self.together():
+            ask = self._ask(pool, keep, question, generator)
+            return ask.pool if ask.is_settled else self.union(self.pick(ask))
+
+    def sampled(
+        self,
+        meeting: Meeting,
+        pool: Candidates,
+        keep: int,
+        question: Question,
+        *,
+        generator: torch.Generator,
+        corrected: bool = True,
+    ) -> tuple[Tensor, Tensor]:
+        """`select` and then `logits_of` what it keeps: all that a step asks of the rows.
+
+        Without `corrected` every kept class counts once, however it was drawn.
+        """
+        with torch.no_grad():
+            kept = self.pick(self._ask(pool, keep, question, generator))
+        return self.logits_of(meeting, kept if corrected else uncorrected(kept))
+
+    def _ask(
+        self, pool: Candidates, keep: int, question: Question, generator: torch.Generator
+    ) -> SecondPass:
+        check_generator(generator)
+        check_shape({"D": self.dim}, query=(question.query, "A D"), own=(question.own, "A L"))
+        pool = Candidates(check_ids("pool", pool.ids, self.num_classes), pool.log_q)
+        return second_pass_of(pool.to(self.device), keep, question, generator)
+
+    @abstractmethod
+    def pick(self, ask: SecondPass) -> Candidates:
+        """The part of what the second pass keeps whose rows live here, by rising id."""
+
+    def union(self, part: Candidates) -> Candidates:
+        """What all have picked, of the `part` that was picked here."""
+        return part
 
     @abstractmethod
     def read(self, ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,11 +12,9 @@ import tapas.native as native
 from tapas.candidates import Candidates
 from tapas.errors import UsageError
 from tapas.native.memory import prefer_huge_pages
-from tapas.rng import check_generator, stream
-from tapas.selection import Selection
+from tapas.rng import stream
 from tapas.shapes import (
     all_finite,
-    check_ids,
     check_positive,
     check_query,
     check_shape,
@@ -26,7 +24,7 @@ from tapas.tables.exhaustive import best_classes, log_of_all
 from tapas.tables.placement import Placement
 from tapas.tables.rounding import round_to_bfloat16
 from tapas.tables.row_optimizers import RowOptimizer, native_rule
-from tapas.tables.second_pass import Question, keep_of, noise_for, share_of
+from tapas.tables.second_pass import Question, SecondPass, joined, keep_of, share_of
 
 
 class LocalTable(ClassTable):
@@ -113,46 +111,19 @@ class LocalTable(ClassTable):
             return weight, bias
         return weight.float(), bias.float()
 
-    @torch.no_grad()
-    def select(
-        self,
-        query: Tensor,
-        pool: Candidates,
-        keep: int,
-        temperature: float,
-        *,
-        rule: Selection,
-        own: Tensor,
-        complete: bool,
-        generator: torch.Generator,
-    ) -> Candidates:
-        check_generator(generator)
-        if len(pool) <= keep:
-            return pool
-        check_shape({"D": self.dim}, query=(query, "A D"), own=(own, "A L"))
-        pool = Candidates(check_ids("pool", pool.ids, self.num_classes), pool.log_q)
-        pool = pool.to(self.device)
-        question = Question(query, own.long(), complete, temperature, rule)
-        noise = noise_for(pool, rule, generator)
+    def pick(self, ask: SecondPass) -> Candidates:
+        if ask.is_settled:
+            return ask.pool
         num_shards = self.placement.num_shards
         if num_shards == 1:
-            return self.keep_of(pool, pool.ids, noise, keep, question)
-        shard = self.placement.shard(pool.ids)
+            return self.keep_of(ask.pool, ask.pool.ids, ask.noise, ask.keep, ask.question)
+        shard = self.placement.shard(ask.pool.ids)
         parts = []
         for j in range(num_shards):
-            mine = shard == j
-            part = Candidates(pool.ids[mine], pool.log_q[mine])
-            parts.append(
-                self.keep_of(
-                    part,
-                    part.ids,
-                    noise[mine] if rule.random else noise,
-                    share_of(keep, num_shards, j),
-                    question,
-                )
-            )
-        ids, order = torch.cat([part.ids for part in parts]).sort()
-        return Candidates(ids, torch.cat([part.log_q for part in parts])[order])
+            part, noise = ask.part((shard == j).nonzero()[:, 0])
+            share = share_of(ask.keep, num_shards, j)
+            parts.append(self.keep_of(part, part.ids, noise, share, ask.question))
+        return joined(parts)
 
     def keep_of(
         self, part: Candidates, places: Tensor, noise: Tensor, share: int, question: Question

@@ -1,6 +1,6 @@
 """The second pass where the rows live: one part of a pool, one shard's share of what is kept."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -24,15 +24,49 @@ class Question(NamedTuple):
     rule: Selection
 
 
-def noise_for(pool: Candidates, rule: Selection, generator: torch.Generator) -> Tensor:
-    """One number in (0, 1] for each class of the whole `pool`, or (0,) for a rule without chance.
+class SecondPass(NamedTuple):
+    """Which `keep` of `pool` shall stay; shards look at their part of it."""
+
+    pool: Candidates  # ids rising
+    keep: int
+    question: Question
+    noise: Tensor  # (P,) uniform in (0, 1], or (0,) for a rule without chance
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all of the pool stays, and nobody need score it."""
+        return len(self.pool) <= self.keep
+
+    def part(self, places: Tensor) -> "tuple[Candidates, Tensor]":
+        """The classes at `places` of the pool, and their noise."""
+        pool = self.pool
+        part = Candidates(pool.ids.index_select(0, places), pool.log_q.index_select(0, places))
+        return part, self.noise.index_select(0, places) if len(self.noise) else self.noise
+
+
+def second_pass_of(
+    pool: Candidates, keep: int, question: Question, generator: torch.Generator
+) -> SecondPass:
+    """With one number of `generator` for each class of the pool, if the rule is random.
 
     Shards take those of their classes, so that no layout of the rows can change them.
     """
-    if not rule.random:
-        return pool.log_q[:0]
+    question = question._replace(own=question.own.long())
+    if len(pool) <= keep or not question.rule.random:
+        return SecondPass(pool, keep, question, pool.log_q[:0])
     draws = torch.rand(len(pool), generator=generator, dtype=torch.float32, device="cpu")
-    return (1 - draws).to(pool.log_q.device)
+    return SecondPass(pool, keep, question, (1 - draws).to(pool.log_q.device))
+
+
+def uncorrected(kept: Candidates) -> Candidates:
+    """Each class once, however it was drawn."""
+    return Candidates(kept.ids, torch.zeros_like(kept.log_q))
+
+
+def joined(parts: Sequence[Candidates]) -> Candidates:
+    """The classes of all `parts`, by rising id."""
+    ids, order = torch.cat([part.ids for part in parts]).sort()
+    return Candidates(ids, torch.cat([part.log_q for part in parts])[order])
 
 
 def share_of(keep: int, num_shards: int, shard: int) -> int:

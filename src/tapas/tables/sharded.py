@@ -16,9 +16,7 @@ from torch import Tensor
 
 from tapas.candidates import Candidates
 from tapas.errors import UsageError
-from tapas.rng import check_generator
-from tapas.selection import Selection
-from tapas.shapes import check_ids, check_positive, check_query, check_shape
+from tapas.shapes import check_positive, check_query
 from tapas.tables import meeting as meetings
 from tapas.tables.base import ClassTable, check_gradient, check_top
 from tapas.tables.exhaustive import best_by_id, log_of_all
@@ -29,7 +27,7 @@ from tapas.tables.placement import Placement
 from tapas.tables.ranks import Ranks, ranks_of
 from tapas.tables.routes import Route, borrow, deliver
 from tapas.tables.row_optimizers import RowOptimizer, RowwiseAdagrad
-from tapas.tables.second_pass import Question, noise_for, share_of
+from tapas.tables.second_pass import SecondPass, share_of
 from tapas.tables.shard import Shard, load_rows
 
 
@@ -112,65 +110,18 @@ class ShardedTable(ClassTable):
     ) -> Meeting:
         return meet(self.ranks, "meet", query, target, context, agreed=step)
 
-    @torch.no_grad()
-    def select(
-        self,
-        query: Tensor,
-        pool: Candidates,
-        keep: int,
-        temperature: float,
-        *,
-        rule: Selection,
-        own: Tensor,
-        complete: bool,
-        generator: torch.Generator,
-    ) -> Candidates:
-        with self.together():
-            if len(pool) <= keep:
-                return pool
-            here = self.select_here(
-                query,
-                pool,
-                keep,
-                temperature,
-                rule=rule,
-                own=own,
-                complete=complete,
-                generator=generator,
-            )
-            heard = self.ranks.announce("select", len(here))
-        return meetings.union_of_ranks(self.ranks, here, tuple(row[0] for row in heard))
-
-    @torch.no_grad()
-    def select_here(
-        self,
-        query: Tensor,
-        pool: Candidates,
-        keep: int,
-        temperature: float,
-        *,
-        rule: Selection,
-        own: Tensor,
-        complete: bool,
-        generator: torch.Generator,
-    ) -> Candidates:
-        check_generator(generator)
-        check_shape({"D": self.dim}, query=(query, "A D"), own=(own, "A L"))
-        pool = Candidates(check_ids("pool", pool.ids, self.num_classes), pool.log_q)
-        pool = pool.to(self.device)
-        slot, mine = self._slots(pool.ids)
+    def pick(self, ask: SecondPass) -> Candidates:
+        slot, mine = self._slots(ask.pool.ids)
         here = mine.nonzero()[:, 0]
-        part = Candidates(pool.ids.index_select(0, here), pool.log_q.index_select(0, here))
-        if len(pool) <= keep:
+        part, noise = ask.part(here)
+        if ask.is_settled:
             return part
-        noise = noise_for(pool, rule, generator)
-        return self.shard.keep_of(
-            part,
-            slot.index_select(0, here),
-            noise.index_select(0, here) if rule.random else noise,
-            share_of(keep, self.ranks.size, self.ranks.rank),
-            Question(query, own.long(), complete, temperature, rule),
-        )
+        share = share_of(ask.keep, self.ranks.size, self.ranks.rank)
+        return self.shard.keep_of(part, slot.index_select(0, here), noise, share, ask.question)
+
+    def union(self, part: Candidates) -> Candidates:
+        heard = self.ranks.announce("select", len(part))
+        return meetings.union_of_ranks(self.ranks, part, tuple(row[0] for row in heard))
 
     def logits_of(self, meeting: Meeting, kept: Candidates) -> tuple[Tensor, Tensor]:
         """As in `ClassTable`; of `kept`, each shard takes what it has rows of."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tapas import Candidates, LocalTable, Priority, Top, stream
-from tapas.tables.second_pass import Question, keep_of, noise_for, share_of
+from tapas.tables.second_pass import Question, keep_of, second_pass_of, share_of
 
 
 @pytest.mark.parametrize(("keep", "num_shards"), [(7, 3), (2, 5), (6, 3), (1, 1), (0, 4)])
@@ -24,7 +24,7 @@ def ask(part, share, rule):
     table = LocalTable(31, 3)
     query = torch.randn(5, 3, generator=stream(0, "query"))
     question = Question(query, torch.full((5, 1), -1), True, 1.0, rule)
-    noise = noise_for(part, rule, stream(0, "keep"))
+    noise = second_pass_of(part, 0, question, stream(0, "keep")).noise
     return keep_of(
         part,
         part.ids,
@@ -35,6 +35,11 @@ def ask(part, share, rule):
         bias=table.bias,
         read=table.read,
     )
+
+
+def noise_for(rule, generator):
+    question = Question(torch.zeros(1, 3), torch.full((1, 1), -1), True, 1.0, rule)
+    return second_pass_of(PART, 2, question, generator).noise
 
 
 PART = Candidates(torch.tensor([3, 8, 30]), torch.tensor([-1.0, -2.0, 0.0]))
@@ -69,8 +74,8 @@ def test_a_share_of_the_part_is_kept(rule):
 def test_only_a_rule_of_chance_draws():
     generator = stream(0, "keep")
     before = generator.get_state()
-    assert noise_for(PART, Top(), generator).shape == (0,)
+    assert noise_for(Top(), generator).shape == (0,)
     assert torch.equal(generator.get_state(), before)
-    noise = noise_for(PART, Priority(), generator)
+    noise = noise_for(Priority(), generator)
     assert noise.shape == (3,)
     assert bool(((noise > 0) & (noise <= 1)).all())
