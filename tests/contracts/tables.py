@@ -7,6 +7,11 @@ import torch
 from contracts.mirrored import mirrored
 
 from tapas import Adagrad, LocalTable, Priority, stream
+from tapas.tables.peers import InProcess
+from tapas.tables.post import Post
+from tapas.tables.served import ServedTable
+from tapas.tables.server import RowServer
+from tapas.tables.shard import TableSpec
 
 B, C, D, P = 5, 31, 3, 17
 
@@ -17,11 +22,24 @@ def shards(num_shards):
     )
 
 
+def served(num_servers):
+    """Servers without their processes: what they say and do is the same."""
+
+    def build(optimizer):
+        spec = TableSpec(C, D, num_servers, optimizer)
+        servers = [RowServer(j, {"rows": spec.shard(j)}) for j in range(num_servers)]
+        return ServedTable(Post(InProcess("server", servers)), "rows", spec)
+
+    return nullcontext(build)
+
+
 # A backend is a context with a function of the row optimizer; a further one is a further line.
 CONTEXTS = {
     "local": lambda: shards(1),
     "2 shards": lambda: shards(2),
     "3 shards": lambda: shards(3),
+    "1 server": lambda: served(1),
+    "3 servers": lambda: served(3),
     "1 rank": lambda: mirrored(1, C, D),
     "3 ranks": lambda: mirrored(3, C, D),
 }

@@ -5,7 +5,8 @@ read once, its gradient is written once: to the table's own row optimizer, or as
 gradient to the table's parameters for torch.optim.
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,21 +18,31 @@ from tapas.losses import kept_gradients, kept_log_sum
 if TYPE_CHECKING:
     from tapas.tables.base import ClassTable
 
+Read: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
+
 # nothing upstream may require a gradient, yet backward must reach the rows
 ANCHOR = torch.zeros((), device="cpu", requires_grad=True)
 NOTHING = torch.zeros((), device="cpu")
 
 
 def sampled_logits(
-    table: "ClassTable", query: Tensor, target: Tensor, kept: Candidates
+    table: "ClassTable",
+    query: Tensor,
+    target: Tensor,
+    kept: Candidates,
+    *,
+    read: Read | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(B, L) own logits and (B,) log of the kept sum; see `ClassTable.sampled_logits`."""
+    """(B, L) own logits and (B,) log of the kept sum; see `ClassTable.sampled_logits`.
+
+    `read` has the rows already, if somebody has fetched them.
+    """
     weight: Tensor | None = table._parameters.get("weight")
     bias = table._parameters.get("bias")
     if weight is None:
         weight = NOTHING if table.frozen else ANCHOR
     positive, log_sum = _SampledLogits.apply(  # type: ignore[no-untyped-call]
-        query, weight, bias, table, target, kept
+        query, weight, bias, table, target, kept, read or table.read
     )
     return positive, log_sum
 
@@ -46,13 +57,14 @@ class _SampledLogits(torch.autograd.Function):
         table: "ClassTable",
         target: Tensor,
         kept: Candidates,
+        read: Read,
     ) -> tuple[Tensor, Tensor]:
         num_examples, num_targets = target.shape
         own = target.reshape(-1)
         num_own = own.shape[0]
         padding = own < 0 if int(own.min()) < 0 else None
         ids = torch.cat([own if padding is None else own.clamp(min=0), kept.ids])
-        rows, biases = table.read(ids)
+        rows, biases = read(ids)
         own_rows = rows[:num_own].view(num_examples, num_targets, -1)
         kept_rows = rows[num_own:]
         if num_targets == 1:  # the same sum without views, which cost as much as sums here
@@ -113,14 +125,14 @@ def _send_gradients(ctx: Any, positive_grad: Tensor, log_sum_grad: Tensor) -> tu
     if ctx.sparse is None:
         if ctx.needs_input_grad[1]:
             ctx.table.receive(ids, weight_grad, bias_grad)
-        return query_grad, None, None, None, None, None
+        return query_grad, *[None] * 6
     sparse = [
         _sparse(ids, grad, *like) if needed else None
         for grad, like, needed in zip(
             (weight_grad, bias_grad), ctx.sparse, ctx.needs_input_grad[1:3], strict=True
         )
     ]
-    return query_grad, *sparse, None, None, None
+    return query_grad, *sparse, *[None] * 4
 
 
 def _sparse(ids: Tensor, grad: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -78,3 +79,34 @@ def load_rows(
             )
         else:
             kept.copy_(given)
+
+
+class TableSpec(NamedTuple):
+    """All that shards of one table have in common, apart from where biases start."""
+
+    num_classes: int
+    dim: int
+    num_shards: int
+    row_optimizer: RowOptimizer
+    placement: str = "random"
+    seed: int = 0
+    dtype: torch.dtype = torch.float32
+    has_bias: bool = True
+
+    def layout(self) -> Placement:
+        return Placement(self.num_classes, self.num_shards, seed=self.seed, kind=self.placement)
+
+    def shard(self, number: int, bias: Tensor | None = None) -> Shard:
+        """Shard `number`, whose biases start at `bias` (N,) or 0."""
+        start: bool | Tensor = self.has_bias
+        if self.has_bias and bias is not None:
+            start = bias
+        return Shard(
+            self.layout(),
+            number,
+            self.dim,
+            row_optimizer=self.row_optimizer,
+            dtype=self.dtype,
+            bias=start,
+            device=None,
+        )

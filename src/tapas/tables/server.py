@@ -1,0 +1,236 @@
+"""A server: one shard of every table, and the verbs by which workers reach its rows.
+
+All ids are global. A push carries (worker, sequence) and is applied once, however often it
+comes; each one applied is a version, by which reads and pushes say what they have seen.
+"""
+
+import os
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tapas.candidates import Candidates
+from tapas.errors import UsageError
+from tapas.selection import Selection
+from tapas.tables.exhaustive import best_by_id, log_of_all
+from tapas.tables.messages import Floats, Ids, Receipt, Scored, Stamp, array_of, tensor_of
+from tapas.tables.second_pass import Question
+from tapas.tables.shard import Shard
+
+
+class RowServer:
+    """Server `number` with its `shards` of tables, by name.
+
+    `settled` says which pushes are in the rows already: those with a sequence below it.
+    Threads may call any verb; they take turns.
+    """
+
+    def __init__(self, number: int, shards: Mapping[str, Shard], *, settled: int = 0):
+        self.number, self.shards, self.settled = number, dict(shards), settled
+        self.restored = settled
+        self.incarnation = f"{socket.gethostname()}:{os.getpid()}:{time.time_ns()}"
+        self.version = 0
+        self._applied: dict[tuple[int, int], Receipt] = {}
+        self._moved = {
+            name: np.zeros(shard.num_classes, np.int32) for name, shard in shards.items()
+        }
+        self._lock, self._counting = threading.Lock(), threading.Lock()
+        self._waiting = 0
+        self._queue: Counter[int] = Counter()  # how many were before a request, how often
+        self._staleness: Counter[int] = Counter()
+        self._busy_seconds: dict[str, float] = {}
+        self._requests: Counter[str] = Counter()
+        self._rows = self._collided = self._repeated = 0
+
+    def score(
+        self,
+        table: str,
+        query: Floats,
+        own: Ids,
+        complete: bool,
+        temperature: float,
+        rule: Selection,
+        ids: Ids,
+        log_q: Floats,
+        noise: Floats,
+        share: int | None,
+        wanted: Ids,
+    ) -> Scored:
+        """The `share` of this server's part of a pool that `rule` picks, with their rows.
+
+        `ids` (P,), `log_q` (P,) and `noise` (P,) are that part; without a `share` all of it
+        stays and is not scored. `wanted` (T,) are targets that live here.
+        """
+        with self._turn("score"):
+            shard = self._shard(table)
+            part = Candidates(tensor_of(ids), tensor_of(log_q))
+            if share is None:
+                kept = part
+            else:
+                question = Question(tensor_of(query), tensor_of(own), complete, temperature, rule)
+                kept = shard.keep_of(
+                    part, self._slots(shard, part.ids), tensor_of(noise), share, question
+                )
+            places = self._slots(shard, torch.cat([kept.ids, tensor_of(wanted)]))
+            weight, bias = shard.read(places)
+            return Scored(
+                kept.ids.numpy(), kept.log_q.numpy(), weight.numpy(), bias.numpy(), self._stamp()
+            )
+
+    def rows(self, table: str, ids: Ids) -> tuple[Floats, Floats, Stamp]:
+        """Weights (N, D) and biases (N,) of `ids` (N,), which live here."""
+        with self._turn("rows"):
+            shard = self._shard(table)
+            weight, bias = shard.read(self._slots(shard, tensor_of(ids)))
+            return weight.numpy(), bias.numpy(), self._stamp()
+
+    def push(
+        self,
+        worker: int,
+        sequence: int,
+        settled: int,
+        seen: int,
+        gradients: Mapping[str, tuple[Ids, Floats, Floats]],
+    ) -> Receipt:
+        """Move rows by `gradients`, (N,), (N, D) and (N,) for each table, unless done before.
+
+        Every push of a sequence below `settled` has been heard of by whoever sent it and will
+        not come again; `seen` is the oldest version that this one was computed from.
+        """
+        with self._turn("push"):
+            self._settle(settled)
+            earlier = self._applied.get((worker, sequence))
+            if sequence < self.settled or earlier is not None:
+                self._repeated += 1
+                return earlier or Receipt(False, 0, 0, 0, self._stamp())
+            rows = collided = 0
+            staleness = max(0, self.version - seen)
+            self.version += 1
+            for table, (ids, weight_grad, bias_grad) in gradients.items():
+                shard = self._shard(table)
+                slots = self._slots(shard, tensor_of(ids))
+                shard.write(slots, tensor_of(weight_grad), tensor_of(bias_grad))
+                moved, at = self._moved[table], slots.numpy()
+                rows += len(at)
+                collided += int(np.count_nonzero(moved[at] > seen))
+                moved[at] = self.version
+            self._staleness[staleness] += 1
+            self._rows += rows
+            self._collided += collided
+            receipt = Receipt(True, staleness, rows, collided, self._stamp())
+            self._applied[worker, sequence] = receipt._replace(fresh=False)
+            return receipt
+
+    def _settle(self, settled: int) -> None:
+        if settled > self.settled:
+            self.settled = settled
+            self._applied = {tag: r for tag, r in self._applied.items() if tag[1] >= settled}
+
+    def top(
+        self, table: str, query: Floats, k: int, exclude: Ids | None
+    ) -> tuple[Floats, Ids, Stamp]:
+        """The k best classes of this shard (fewer if it has fewer): scores and ids, (B, k)."""
+        with self._turn("top"):
+            shard = self._shard(table)
+            banned = None if exclude is None else tensor_of(exclude)
+            if banned is not None:
+                slots = self._slots(shard, banned.clamp(min=0))
+                foreign = (banned < 0) | (slots < 0) | (slots >= shard.num_classes)
+                banned = slots.masked_fill(foreign, -1)
+            start = shard.whole.start(self.number)
+            value, ids = best_by_id(
+                shard.weight,
+                shard.stored_bias(),
+                tensor_of(query),
+                min(k, shard.num_classes),
+                banned,
+                lambda rows: shard.whole.ids_at(rows + start),
+            )
+            return value.numpy(), ids.numpy(), self._stamp()
+
+    def log_partition(self, table: str, query: Floats) -> tuple[Floats, Stamp]:
+        """Log of the sum over this shard's classes of exp(logit), (B,)."""
+        with self._turn("log_partition"):
+            shard = self._shard(table)
+            value = log_of_all(shard.weight, shard.stored_bias(), tensor_of(query))
+            return value.numpy(), self._stamp()
+
+    def state(self, table: str) -> tuple[dict[str, NDArray[Any]], int]:
+        """All tensors of a shard in the order of its rows, float32, and its number of updates."""
+        with self._turn("state"):
+            shard = self._shard(table)
+            return {
+                name: array_of(value.float()) for name, value in shard.named_buffers()
+            }, shard.num_updates
+
+    def load(self, table: str, tensors: Mapping[str, NDArray[Any]], num_updates: int) -> None:
+        """Put back what `state` gave."""
+        with self._turn("load"):
+            shard = self._shard(table)
+            for name, value in shard.named_buffers():
+                value.copy_(tensor_of(tensors[name]))
+            shard.num_updates = num_updates
+
+    def hold(self, work: Callable[["RowServer"], Any]) -> Any:
+        """`work(server)` while nobody else has a turn; for whoever saves."""
+        with self._turn("hold"):
+            return work(self)
+
+    def status(self) -> dict[str, Any]:
+        """Counts since this process began; answers while others wait."""
+        with self._counting:
+            return {
+                "server": self.number,
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "incarnation": self.incarnation,
+                "restored": self.restored,
+                "version": self.version,
+                "requests": dict(self._requests),
+                "busy_seconds": dict(self._busy_seconds),
+                "queue": dict(self._queue),
+                "staleness": dict(self._staleness),
+                "rows": self._rows,
+                "collided": self._collided,
+                "repeated": self._repeated,
+            }
+
+    @contextmanager
+    def _turn(self, verb: str) -> Iterator[None]:
+        with self._counting:
+            self._queue[self._waiting] += 1
+            self._waiting += 1
+        try:
+            with self._lock, torch.no_grad():
+                begun = time.perf_counter()
+                try:
+                    yield
+                finally:
+                    taken = time.perf_counter() - begun
+                    with self._counting:
+                        self._requests[verb] += 1
+                        self._busy_seconds[verb] = self._busy_seconds.get(verb, 0.0) + taken
+        finally:
+            with self._counting:
+                self._waiting -= 1
+
+    def _shard(self, table: str) -> Shard:
+        if table not in self.shards:
+            known = ", ".join(sorted(self.shards))
+            raise UsageError(f"server {self.number} has no table '{table}'. It has: {known}.")
+        return self.shards[table]
+
+    def _slots(self, shard: Shard, ids: Tensor) -> Tensor:
+        return shard.whole.permute(ids) - shard.whole.start(self.number)
+
+    def _stamp(self) -> Stamp:
+        return Stamp(self.incarnation, self.version)
