@@ -37,7 +37,7 @@ from tapas.paper.real.points import spread_points
 from tapas.paper.real.runs import Judge, RealRun, prepare
 from tapas.paper.real.sets import Place
 from tapas.paper.statistics import STUDENT
-from tapas.training.trainer import step
+from tapas.training.steps import step
 from tapas.whole_file import whole_file
 
 POOLS, DIM, BATCH, NUM_CLASSES = (64_000, 8_000), 64, 1024, 500_000

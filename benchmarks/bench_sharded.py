@@ -26,8 +26,8 @@ from measuring import interleave, ratio, ratio_target, spread, write_record
 import tapas
 from tapas.data.windows import SequenceBatch
 from tapas.tables.ranks import Ranks
-from tapas.training import trainer
-from tapas.training.building import build_model, build_optimizer, workload_of
+from tapas.training import steps
+from tapas.training.building import build_model, build_optimizer, learned_by, workload_of
 from tapas.training.config import build_config
 from tapas.training.planning import Workload, plan
 from tapas.training.team import Team
@@ -100,7 +100,7 @@ def head_step(batch: int, num_samples: int, team: Team) -> Step:
 def training_step(batch: int, num_samples: int, team: Team) -> Step:
     settings = config(batch, num_samples)
     model = build_model(settings, counts(), team)
-    optimizer = build_optimizer(settings.optimizer, model.encoder)
+    optimizer = build_optimizer(settings.optimizer, learned_by(model))
     lengths = torch.full((batch,), HISTORY)
     places = torch.arange(batch) * HISTORY + HISTORY - 1
     items = zipf_ids((BATCHES, batch, HISTORY), "items")
@@ -112,7 +112,7 @@ def training_step(batch: int, num_samples: int, team: Team) -> Step:
         nonlocal turn
         clip = settings.optimizer.clip
         given = data[turn % BATCHES]
-        trainer.step(model, optimizer, given, seed=0, number=turn, clip=clip, team=team)
+        steps.step(model, optimizer, given, seed=0, number=turn, clip=clip, team=team)
         turn += 1
 
     return step

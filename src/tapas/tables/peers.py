@@ -86,7 +86,7 @@ class Made:
         return self._value
 
 
-def ask_all(peers: Peers, verb: str, requests: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """`verb` of every peer, all under way together: request j goes to peer j."""
-    calls = [peers.call(number, verb, *request) for number, request in enumerate(requests)]
+def ask_all(peers: Peers, verb: str, args: tuple[Any, ...] = ()) -> list[Any]:
+    """`verb(*args)` of every peer, all under way together."""
+    calls = [peers.call(number, verb, *args) for number in range(peers.size)]
     return [call.answer() for call in calls]

@@ -61,6 +61,13 @@ class Post:
         self._count(requests, answers)
         return answers
 
+    def share(self, array: Floats | Ids) -> Any:
+        """`array` as an argument of one question to all servers."""
+        shared = self.servers.share(array)
+        if shared is not array:  # else it is counted with the question
+            self.traffic.sent_bytes += self.servers.size * array.nbytes
+        return shared
+
     def push(self, table: str, parts: Sequence[Gradients]) -> None:
         """Send part j to server j, at once or with the rest of `one_push`."""
         if self._parcel is None:

@@ -17,6 +17,7 @@ from tapas.tables.base import ClassTable, check_top
 from tapas.tables.gradients import sampled_logits
 from tapas.tables.meeting import Meeting
 from tapas.tables.messages import Scored, array_of, tensor_of
+from tapas.tables.peers import ask_all
 from tapas.tables.post import Post
 from tapas.tables.ranking import merge
 from tapas.tables.second_pass import Question, SecondPass, joined, share_of, uncorrected
@@ -50,6 +51,7 @@ class ServedTable(ClassTable):
             )
         self.__dict__["post"] = post  # shared by the tables of a model; nobody's to copy
         self.name, self.spec, self.placement = name, spec, spec.layout()
+        self.rows_in_state = True  # False leaves them out of `state_dict`: servers save them
         self._device = torch.device(device)
 
     post: Post
@@ -101,7 +103,7 @@ class ServedTable(ClassTable):
     def _score(self, ask: SecondPass, wanted: list[Tensor]) -> list[Scored]:
         """One round trip: every server's part of the pool, and of the targets that are `wanted`."""
         query, own, complete, temperature, rule = ask.question
-        share = self.post.servers.share
+        share = self.post.share
         shared = (
             self.name,
             share(array_of(query if not ask.is_settled else query[:0])),
@@ -166,7 +168,7 @@ class ServedTable(ClassTable):
     @torch.no_grad()
     def top(self, query: Tensor, k: int, *, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
         query, exclude = check_top(self, query, k, exclude)
-        share = self.post.servers.share
+        share = self.post.share
         request = (
             self.name,
             share(array_of(query)),
@@ -183,7 +185,7 @@ class ServedTable(ClassTable):
     @torch.no_grad()
     def log_partition(self, query: Tensor) -> Tensor:
         query = check_query(query, self.dim)
-        request = (self.name, self.post.servers.share(array_of(query)))
+        request = (self.name, self.post.share(array_of(query)))
         answers = self.post.ask("log_partition", dict.fromkeys(range(self.num_shards), request))
         parts = torch.stack([tensor_of(found) for found, _ in answers.values()])
         return parts.logsumexp(dim=0).to(self.device)
@@ -194,15 +196,16 @@ class ServedTable(ClassTable):
     def close(self) -> None:
         self.post.servers.close()
 
-    def _states(self) -> list[tuple[dict[str, Any], int]]:
-        calls = [self.post.servers.call(j, "state", self.name) for j in range(self.num_shards)]
-        return [call.answer() for call in calls]
-
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """All rows by id, as a `LocalTable` has them; they must fit here."""
         self.flush()
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        parts = [{k: tensor_of(v) for k, v in found.items()} for found, _ in self._states()]
+        if not self.rows_in_state:
+            return
+        parts = [
+            {k: tensor_of(v) for k, v in found.items()}
+            for found, _ in ask_all(self.post.servers, "state", (self.name,))
+        ]
         order = torch.cat([self.placement.ids_of(number) for number in range(self.num_shards)])
         for name in parts[0]:
             whole = torch.cat([part[name] for part in parts])
@@ -215,7 +218,7 @@ class ServedTable(ClassTable):
         self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool, *lists: Any
     ) -> None:
         self.flush()
-        states = self._states()
+        states = ask_all(self.post.servers, "state", (self.name,))
         own = {prefix + name for name in states[0][0]}
         num_updates = state_dict[f"{prefix}_extra_state"]["num_updates"]
         if missing := sorted(own - state_dict.keys()):
@@ -234,7 +237,7 @@ class ServedTable(ClassTable):
     def get_extra_state(self) -> dict[str, Any]:
         """What a `LocalTable` with as many shards would say."""
         return {
-            "num_updates": max(count for _, count in self._states()),
+            "num_updates": max(ask_all(self.post.servers, "num_updates", (self.name,))),
             "seed": self.spec.seed,
             "num_shards": self.num_shards,
             "placement": self.spec.placement,

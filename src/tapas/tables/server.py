@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -180,10 +180,9 @@ class RowServer:
                 value.copy_(tensor_of(tensors[name]))
             shard.num_updates = num_updates
 
-    def hold(self, work: Callable[["RowServer"], Any]) -> Any:
-        """`work(server)` while nobody else has a turn; for whoever saves."""
-        with self._turn("hold"):
-            return work(self)
+    def num_updates(self, table: str) -> int:
+        """How often rows of `table` have been moved."""
+        return self._shard(table).num_updates
 
     def status(self) -> dict[str, Any]:
         """Counts since this process began; answers while others wait."""

@@ -92,6 +92,7 @@ class TableSpec(NamedTuple):
     seed: int = 0
     dtype: torch.dtype = torch.float32
     has_bias: bool = True
+    at_zero: bool = False  # where rows start, not at random
 
     def layout(self) -> Placement:
         return Placement(self.num_classes, self.num_shards, seed=self.seed, kind=self.placement)
@@ -101,7 +102,7 @@ class TableSpec(NamedTuple):
         start: bool | Tensor = self.has_bias
         if self.has_bias and bias is not None:
             start = bias
-        return Shard(
+        shard = Shard(
             self.layout(),
             number,
             self.dim,
@@ -110,3 +111,6 @@ class TableSpec(NamedTuple):
             bias=start,
             device=None,
         )
+        if self.at_zero:
+            shard.weight.zero_()
+        return shard

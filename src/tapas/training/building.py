@@ -2,7 +2,9 @@
 
 import dataclasses
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +38,19 @@ from tapas.training.team import Team
 
 MOST_SAMPLES = 1_000
 EVALUATIONS = 10
+HEAD, INPUTS, RATE = "model.head.table", "model.own_inputs", "model.repeats.rate"
+
+
+class TablePlan(NamedTuple):
+    """One table of a model; its name is the one that checkpoints have for it."""
+
+    dim: int
+    seed: int
+    has_bias: bool  # which starts at the log of the frequencies
+    at_zero: bool = False  # where rows start, not at random
+
+
+MakeTable = Callable[[str, TablePlan], ClassTable]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +65,22 @@ class Parts:
 
 def build(config: TrainConfig, log: EventLog, split: Split, team: Team | None = None) -> Parts:
     """On every rank of `team` alike; each builds its part of the rows."""
+    config, windows = prepare(config, log, split)
+    device = check_device(config.loop.device)
+    if device.type == "cpu":
+        check_fits(plan_of(config, split.train_counts, team))
+    model = build_model(config, split.train_counts, team).to(device)
+    return Parts(config, windows, model, build_optimizer(config.optimizer, learned_by(model)))
+
+
+def learned_by(model: SequenceModel) -> dict[str, nn.Parameter]:
+    """What the optimizer of the encoder moves, by the names that `model` has for it."""
+    inside = ("encoder.", "repeats.")
+    return {name: p for name, p in model.named_parameters() if name.startswith(inside)}
+
+
+def prepare(config: TrainConfig, log: EventLog, split: Split) -> tuple[TrainConfig, Windows]:
+    """The configuration with nothing left open, and the batches."""
     windows = Windows(
         log.items,
         log.times,
@@ -61,18 +92,12 @@ def build(config: TrainConfig, log: EventLog, split: Split, team: Team | None = 
         batch_size=config.loop.batch,
         seed=config.loop.seed,
     )
-    config = resolve(config, log.num_items, windows)
-    device = check_device(config.loop.device)
-    if device.type == "cpu":
-        check_fits(plan_of(config, split.train_counts, team))
-    model = build_model(config, split.train_counts, team).to(device)
-    learned = [model.encoder] if model.repeats is None else [model.encoder, model.repeats]
-    return Parts(config, windows, model, build_optimizer(config.optimizer, *learned))
+    return resolve(config, log.num_items, windows), windows
 
 
 def resolve(config: TrainConfig, num_classes: int, windows: Windows) -> TrainConfig:
     """`config` with a number wherever one was left to us."""
-    head, loop = config.head, config.loop
+    head, loop, service = config.head, config.loop, config.service
     if head.samples is None:
         head = dataclasses.replace(head, samples=min(MOST_SAMPLES, max(1, num_classes // 8)))
     steps = loop.steps or max(1, round(loop.epochs * windows.steps_per_epoch))
@@ -82,7 +107,10 @@ def resolve(config: TrainConfig, num_classes: int, windows: Windows) -> TrainCon
     loop = dataclasses.replace(
         loop, steps=steps, evaluate_every=min(every, steps), batch=windows.batch_size
     )
-    return dataclasses.replace(config, head=head, loop=loop)
+    if service.servers and service.max_staleness is None:
+        # each worker computes one step while the next one's round trip is under way
+        service = dataclasses.replace(service, max_staleness=2 * service.workers - 1)
+    return dataclasses.replace(config, head=head, loop=loop, service=service)
 
 
 def workload_of(
@@ -117,21 +145,39 @@ def plan_of(config: TrainConfig, train_counts: NDArray[np.int64], team: Team | N
     return dataclasses.replace(planned, memory=planned.memory | beside)
 
 
+def table_plans(config: TrainConfig) -> dict[str, TablePlan]:
+    """The tables of a model, by name."""
+    dim, seed = config.model.dim, config.loop.seed
+    plans = {HEAD: TablePlan(dim, seed, has_bias=True)}
+    if config.model.inputs == "own":
+        plans[INPUTS] = TablePlan(dim, seed + 1, has_bias=False)
+    if config.model.repeats:
+        plans[RATE] = TablePlan(1, seed + 2, has_bias=False, at_zero=True)
+    return plans
+
+
 def build_model(
-    config: TrainConfig, train_counts: NDArray[np.int64], team: Team | None = None
+    config: TrainConfig,
+    train_counts: NDArray[np.int64],
+    team: Team | None = None,
+    *,
+    make: MakeTable | None = None,
 ) -> SequenceModel:
+    """With tables that `make` makes, or with those of this process or of the ranks of `team`."""
     num_classes, dim, seed = len(train_counts), config.model.dim, config.loop.seed
     rows = build_row_optimizer(config.optimizer)
 
-    def table(dim: int, *, bias: bool | torch.Tensor, seed: int) -> ClassTable:
+    def own_table(name: str, plan: TablePlan) -> ClassTable:
+        bias = plan.has_bias and log_frequency(train_counts)
         if team is None or team.ranks is None:
-            return LocalTable(num_classes, dim, row_optimizer=rows, bias=bias, seed=seed)
+            return LocalTable(num_classes, plan.dim, row_optimizer=rows, bias=bias, seed=plan.seed)
         return ShardedTable(
-            num_classes, dim, row_optimizer=rows, bias=bias, seed=seed, group=team.ranks
+            num_classes, plan.dim, row_optimizer=rows, bias=bias, seed=plan.seed, group=team.ranks
         )
 
+    tables = {name: (make or own_table)(name, plan) for name, plan in table_plans(config).items()}
     head = TapasSoftmax(
-        table=table(dim, bias=log_frequency(train_counts), seed=seed),
+        table=tables[HEAD],
         num_samples=config.head.samples or min(MOST_SAMPLES, num_classes),
         presample_factor=config.head.presample,
         temperature=_temperature(config.head, config.loop.steps or 1),
@@ -139,16 +185,14 @@ def build_model(
         selection=build_selection(config.head),
         seed=seed,
     )
-    inputs = table(dim, bias=False, seed=seed + 1) if config.model.inputs == "own" else None
     repeats = None
     if config.model.repeats:
-        rate = table(1, bias=False, seed=seed + 2)
-        repeats = Repeats(num_classes, dim, history=config.model.history, rate=rate)
+        repeats = Repeats(num_classes, dim, history=config.model.history, rate=tables[RATE])
     half = config.loop.precision == "bfloat16"
     return SequenceModel(
         build_encoder(config.model, seed),
         head,
-        inputs=inputs,
+        inputs=tables.get(INPUTS),
         encoder_dtype=torch.bfloat16 if half else torch.float32,
         target_decay=config.head.target_decay,
         repeats=repeats,
@@ -206,8 +250,10 @@ def build_row_optimizer(config: OptimizerConfig) -> RowOptimizer:
     return kinds[config.rows](lr=config.rows_lr, weight_decay=config.weight_decay)
 
 
-def build_optimizer(config: OptimizerConfig, *learned: nn.Module) -> torch.optim.Optimizer:
-    parameters = [parameter for module in learned for parameter in module.parameters()]
+def build_optimizer(
+    config: OptimizerConfig, learned: Mapping[str, nn.Parameter]
+) -> torch.optim.Optimizer:
+    parameters = list(learned.values())
     if config.encoder == "adagrad":
         return torch.optim.Adagrad(
             parameters, lr=config.encoder_lr, weight_decay=config.weight_decay

@@ -129,6 +129,23 @@ class LoopConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ServiceConfig:
+    """Workers and servers; without servers, this process or the ranks of torchrun train."""
+
+    servers: int = 0  # processes that keep the rows
+    workers: int = 1  # processes that compute gradients
+    max_staleness: int | None = None  # steps before its own that a step may miss; 0: one by one
+
+    def __post_init__(self) -> None:
+        _at_least("service.servers", self.servers, 0)
+        _at_least("service.workers", self.workers, 1)
+        if self.max_staleness is not None:
+            _at_least("service.max_staleness", self.max_staleness, 0)
+        if not self.servers and (self.workers > 1 or self.max_staleness is not None):
+            raise UsageError("workers need servers to keep the rows: add --servers 2, say.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
     """A run, whole: equal ones on one machine give equal models."""
 
@@ -138,6 +155,7 @@ class TrainConfig:
     head: HeadConfig = field(default_factory=HeadConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
+    service: ServiceConfig = field(default_factory=ServiceConfig)
 
     def __post_init__(self) -> None:
         if self.model.repeats and self.head.selection == "top" and self.head.presample > 1:
@@ -155,6 +173,7 @@ _TYPES: dict[str, Any] = {
     "head": HeadConfig,
     "optimizer": OptimizerConfig,
     "loop": LoopConfig,
+    "service": ServiceConfig,
 }
 
 

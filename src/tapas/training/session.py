@@ -18,6 +18,7 @@ from tapas.training.journal import Journal, NoJournal
 from tapas.training.judging import findable, quick_judge
 from tapas.training.model_checkpoint import read_checkpoint
 from tapas.training.run_folder import RunFolder, check_free, create_run, only_one, open_run
+from tapas.training.steps import OwnSteps
 from tapas.training.team import Team
 from tapas.training.trainer import Outcome, Tick, Trainer
 
@@ -125,13 +126,19 @@ def _train(
     with Journal(run.path, resume_at=begun) if team.leads else NoJournal() as journal:
         trainer = Trainer(
             parts.model,
-            parts.windows,
-            parts.optimizer,
+            OwnSteps(
+                parts.model,
+                parts.windows,
+                parts.optimizer,
+                seed=config.loop.seed,
+                clip=config.optimizer.clip,
+                team=team,
+                background=config.loop.background_saves,
+            ),
             judge,
             run.checkpoints,
             journal,
             loop=config.loop,
-            clip=config.optimizer.clip,
             team=team,
         )
         if checkpoint is not None:

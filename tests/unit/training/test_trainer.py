@@ -15,6 +15,7 @@ from tapas.training.building import build
 from tapas.training.checkpoint import CheckpointFolder
 from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, OptimizerConfig, TrainConfig
 from tapas.training.journal import Journal, read_journal
+from tapas.training.steps import OwnSteps
 from tapas.training.trainer import Trainer
 
 LOOP = LoopConfig(steps=20, evaluate_every=2, batch=4, patience=2, keep=3, checkpoint_seconds=1e9)
@@ -51,10 +52,14 @@ def make(parts, tmp_path):
         built = build(config, *parts)
         journals.append(Journal(tmp_path, tensorboard=False))
         return Trainer(
-            built.model, built.windows, built.optimizer, judge,
+            built.model,
+            OwnSteps(
+                built.model, built.windows, built.optimizer, seed=built.config.loop.seed, clip=clip
+            ),
+            judge,
             CheckpointFolder(tmp_path / "checkpoints", keep=built.config.loop.keep),
             journals[-1],
-            loop=built.config.loop, clip=clip,
+            loop=built.config.loop,
         )  # fmt: skip
 
     yield make
@@ -156,7 +161,7 @@ def test_a_loss_that_is_no_number_ends_it_and_saves_nothing(make, bad):
 def test_the_encoder_is_clipped_and_the_rows_are_not(make):
     trainer = make(Script(0.1), clip=1e-3)
     trainer.judge = lambda model: pytest.fail("not yet")
-    trainer._step()
+    trainer.steps.take(0, 1)
     norm = torch.stack([p.grad.norm() for p in trainer.model.encoder.parameters()]).norm()
     assert float(norm) == pytest.approx(1e-3, rel=1e-2)
 
@@ -186,6 +191,6 @@ def test_a_loop_with_open_ends_is_refused(make):
     trainer = make(Script())
     with pytest.raises(ValueError, match="must be resolved"):
         Trainer(
-            trainer.model, trainer.windows, trainer.optimizer, trainer.judge,
-            trainer.checkpoints, trainer.journal, loop=LoopConfig(),
+            trainer.model, trainer.steps, trainer.judge, trainer.checkpoints, trainer.journal,
+            loop=LoopConfig(),
         )  # fmt: skip

@@ -16,7 +16,7 @@ from tapas.paper.real.plan import PAPER_CELLS, SAMPLED, SAMPLED_2, SAMPLED_4, Ce
 from tapas.paper.real.runs import build_run, open_set
 from tapas.paper.real.sets import Place
 from tapas.training.building import Parts
-from tapas.training.trainer import step
+from tapas.training.steps import step
 
 ROUNDS = 5
 SECONDS = 1.0  # of steps, for each cell and round

@@ -27,7 +27,7 @@ from tapas.training.config import HeadConfig, LoopConfig, OptimizerConfig, Train
 from tapas.training.evaluation import bucket_classes, judge, measure
 from tapas.training.judging import rank_points
 from tapas.training.model import SequenceModel
-from tapas.training.trainer import step
+from tapas.training.steps import step
 
 METHODS = ("full", "sampled", "top", "priority", *CURES, *COUNTING, TRUTH)
 NEXT = 5  # items to predict, as in the paper

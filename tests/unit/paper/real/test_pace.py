@@ -12,7 +12,7 @@ from tapas.paper.real.pace import MEASURED, count_rows, measure_pace
 from tapas.paper.real.plan import FULL, PRIORITY, SAMPLED, SAMPLED_8, TOP, Plan
 from tapas.paper.real.runs import prepare
 from tapas.paper.real.sets import RUST
-from tapas.training.trainer import step
+from tapas.training.steps import step
 
 PLAN = Plan(RUST, quick=True)
 
