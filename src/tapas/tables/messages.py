@@ -1,5 +1,8 @@
 """What travels between workers and servers: arrays, and a few numbers beside them."""
 
+import os
+import socket
+import time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +19,11 @@ class Stamp(NamedTuple):
 
     incarnation: str  # another one after a restart
     version: int
+
+
+def incarnation() -> str:
+    """A name that no other process, here or elsewhere, has or will have."""
+    return f"{socket.gethostname()}:{os.getpid()}:{time.time_ns()}"
 
 
 class Scored(NamedTuple):

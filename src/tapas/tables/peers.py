@@ -41,6 +41,10 @@ class Peers(Protocol):
         """Those of `calls` that are done, as soon as one is; none after so many seconds."""
         ...
 
+    def restarts(self) -> list[int]:
+        """How often each was started again, as far as its answers have shown."""
+        ...
+
     def close(self) -> None:
         """End the processes, if they were started from here. Safe to call twice."""
         ...
@@ -60,6 +64,9 @@ class InProcess:
 
     def any_done(self, calls: Sequence[Call], seconds: float) -> list[Call]:
         return list(calls[:1])
+
+    def restarts(self) -> list[int]:
+        return [0] * self.size
 
     def close(self) -> None:
         pass

@@ -22,7 +22,17 @@ from tapas.candidates import Candidates
 from tapas.errors import UsageError
 from tapas.selection import Selection
 from tapas.tables.exhaustive import best_by_id, log_of_all
-from tapas.tables.messages import Floats, Ids, Receipt, Scored, Stamp, array_of, tensor_of
+from tapas.tables.ledger import Ledger
+from tapas.tables.messages import (
+    Floats,
+    Ids,
+    Receipt,
+    Scored,
+    Stamp,
+    array_of,
+    incarnation,
+    tensor_of,
+)
 from tapas.tables.second_pass import Question
 from tapas.tables.shard import Shard
 
@@ -35,11 +45,10 @@ class RowServer:
     """
 
     def __init__(self, number: int, shards: Mapping[str, Shard], *, settled: int = 0):
-        self.number, self.shards, self.settled = number, dict(shards), settled
-        self.restored = settled
-        self.incarnation = f"{socket.gethostname()}:{os.getpid()}:{time.time_ns()}"
+        self.number, self.shards = number, dict(shards)
+        self.ledger, self.restored = Ledger(settled), settled
+        self.incarnation = incarnation()
         self.version = 0
-        self._applied: dict[tuple[int, int], Receipt] = {}
         self._moved = {
             name: np.zeros(shard.num_classes, np.int32) for name, shard in shards.items()
         }
@@ -49,7 +58,7 @@ class RowServer:
         self._staleness: Counter[int] = Counter()
         self._busy_seconds: dict[str, float] = {}
         self._requests: Counter[str] = Counter()
-        self._rows = self._collided = self._repeated = 0
+        self._rows = self._collided = 0
 
     def score(
         self,
@@ -107,11 +116,9 @@ class RowServer:
         not come again; `seen` is the oldest version that this one was computed from.
         """
         with self._turn("push"):
-            self._settle(settled)
-            earlier = self._applied.get((worker, sequence))
-            if sequence < self.settled or earlier is not None:
-                self._repeated += 1
-                return earlier or Receipt(False, 0, 0, 0, self._stamp())
+            self.ledger.settle(settled)
+            if (earlier := self.ledger.find(worker, sequence, self._stamp())) is not None:
+                return earlier
             rows = collided = 0
             staleness = max(0, self.version - seen)
             self.version += 1
@@ -127,13 +134,7 @@ class RowServer:
             self._rows += rows
             self._collided += collided
             receipt = Receipt(True, staleness, rows, collided, self._stamp())
-            self._applied[worker, sequence] = receipt._replace(fresh=False)
-            return receipt
-
-    def _settle(self, settled: int) -> None:
-        if settled > self.settled:
-            self.settled = settled
-            self._applied = {tag: r for tag, r in self._applied.items() if tag[1] >= settled}
+            return self.ledger.enter(worker, sequence, receipt)
 
     def top(
         self, table: str, query: Floats, k: int, exclude: Ids | None
@@ -200,7 +201,7 @@ class RowServer:
                 "staleness": dict(self._staleness),
                 "rows": self._rows,
                 "collided": self._collided,
-                "repeated": self._repeated,
+                "repeated": self.ledger.num_repeated,
             }
 
     @contextmanager

@@ -33,7 +33,7 @@ from tapas.tables import (
 from tapas.training.config import HeadConfig, ModelConfig, OptimizerConfig, TrainConfig
 from tapas.training.model import SequenceModel
 from tapas.training.planning import Plan, Workload, check_fits, plan
-from tapas.training.repeats import Repeats
+from tapas.training.repeats import Repeats, start_at_zero
 from tapas.training.team import Team
 
 MOST_SAMPLES = 1_000
@@ -169,11 +169,21 @@ def build_model(
 
     def own_table(name: str, plan: TablePlan) -> ClassTable:
         bias = plan.has_bias and log_frequency(train_counts)
+        table: ClassTable
         if team is None or team.ranks is None:
-            return LocalTable(num_classes, plan.dim, row_optimizer=rows, bias=bias, seed=plan.seed)
-        return ShardedTable(
-            num_classes, plan.dim, row_optimizer=rows, bias=bias, seed=plan.seed, group=team.ranks
-        )
+            table = LocalTable(num_classes, plan.dim, row_optimizer=rows, bias=bias, seed=plan.seed)
+        else:
+            table = ShardedTable(
+                num_classes,
+                plan.dim,
+                row_optimizer=rows,
+                bias=bias,
+                seed=plan.seed,
+                group=team.ranks,
+            )
+        if plan.at_zero:
+            start_at_zero(table)
+        return table
 
     tables = {name: (make or own_table)(name, plan) for name, plan in table_plans(config).items()}
     head = TapasSoftmax(

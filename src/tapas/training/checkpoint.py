@@ -4,7 +4,8 @@
 
 A checkpoint is written under a hidden name and renamed once it is on the disk, so that a
 process killed at any moment leaves either the old ones or the old ones and the new one. Many
-ranks save one checkpoint together: each writes what it holds, rank 0 makes and names it.
+ranks save one checkpoint together: each writes what it holds, rank 0 makes and names it. So do
+servers with the process that asks them to: see tapas.training.checkpoint_parts.
 """
 
 import errno
@@ -28,6 +29,7 @@ from tapas.training.checkpoint_files import (
     JSON,
     at_work,
     check_json,
+    finished_in,
     newest_whole,
     offer_of,
     read_record,
@@ -36,13 +38,14 @@ from tapas.training.checkpoint_files import (
 )
 from tapas.training.checkpoint_rows import ShardRows, read_tensors
 from tapas.training.checkpoint_saving import (
+    Elsewhere,
     Saving,
     agree_to_begin,
     begin_writing,
     check_same_step,
+    check_way,
+    group_aside,
     leads,
-    meeting,
-    pieces_of,
     saveable,
     tell,
     together,
@@ -52,7 +55,6 @@ from tapas.whole_file import sync
 if TYPE_CHECKING:
     from tapas.engines.pieces import Piece
 
-FINISHED = re.compile(r"step-(?P<step>\d{8,})|\.step-(?P<replaced>\d{8,})\.\d+\.replaced")
 LEFTOVER = re.compile(r"\.step-(?P<step>\d{8,})\.(?P<pid>\d+)\.(unfinished|replaced|removed)")
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -69,8 +71,8 @@ class Checkpoint:
 class CheckpointFolder:
     """Checkpoints of one run: whole or not there, the last `keep` and the best.
 
-    One process saves, or the ranks of one group do together; any number may load meanwhile.
-    Nothing is created before the first save.
+    One process saves, alone or with servers, or the ranks of one group do together; any number
+    may load meanwhile. Nothing is created before the first save.
     """
 
     def __init__(self, folder: Path, *, keep: int = 2):
@@ -88,6 +90,7 @@ class CheckpointFolder:
         best: bool = False,
         ranks: Ranks | None = None,
         background: bool = False,
+        elsewhere: Elsewhere | None = None,
     ) -> Path:
         """Save `tensors` and `state` of `step`, and return their folder once it is on the disk.
 
@@ -98,27 +101,27 @@ class CheckpointFolder:
         With `ranks` all of them call it; tensors may be pieces, the rest is the same on all.
         With `background` the tensors are copied and this returns before they are on the disk:
         the next save, or `finish`, completes the checkpoint or raises what went wrong.
+        With `elsewhere` servers write tensors, too: it is called with the folder to write into,
+        and answers what `write_shards` has answered each of them, or raises, once none of
+        them writes any more.
         """
         self.finish()
         try:
             with together(ranks):
+                check_way(ranks, elsewhere, background=background)
                 if index(step) < 0:
                     raise UsageError(f"step must be at least 0, got {step}.")
                 check_json("state", state := dict(state))
-                held = saveable(tensors, ranks)
+                held = saveable(tensors, pieces=ranks is not None or elsewhere is not None)
                 problem = self._prepare(step) if leads(ranks) else None
                 leader, problem = agree_to_begin(ranks, index(step), problem)
             if problem is not None:
                 raise problem
             folder = self._hidden(step, "unfinished", leader)
-            self._pending = Saving(
-                index(step),
-                folder,
-                {"step": index(step), "best": bool(best), "state": state},
-                pieces_of(tensors, ranks),
-                ranks,
-                begin_writing(folder, held, ranks, self._group(ranks) if background else None),
-            )
+            apart = group_aside(ranks, self._apart) if background else None
+            work = begin_writing(folder, held, ranks, apart=apart, elsewhere=elsewhere)
+            record = {"step": index(step), "best": bool(best), "state": state}
+            self._pending = Saving(index(step), folder, record, ranks, work)
         except BaseException as error:
             self._give_up(step, error, ranks)
             raise
@@ -132,10 +135,10 @@ class CheckpointFolder:
         if saving is None:
             return
         try:
-            prints, problem = saving.written(), None
+            written, problem = saving.written(), None
             if saving.leads:
                 try:
-                    seal(saving.folder, prints, saving.record, sharded=saving.sharded)
+                    seal(saving.folder, written.prints, saving.record, sharded=written.sharded)
                     self._put_in_place(saving.step, saving.folder)
                 except OSError as error:
                     problem = error
@@ -152,11 +155,11 @@ class CheckpointFolder:
 
     def steps(self) -> list[int]:
         """Steps that were saved to the end, rising. `load` checks their content."""
-        return sorted(self._finished())
+        return sorted(finished_in(self.folder))
 
     def best(self) -> int | None:
         """The last step saved with `best=True`; None if there is none."""
-        for step, path in sorted(self._finished().items(), reverse=True):
+        for step, path in sorted(finished_in(self.folder).items(), reverse=True):
             with suppress(TapasError):
                 if read_record(path)["best"]:
                     return step
@@ -188,17 +191,29 @@ class CheckpointFolder:
             problem = error
         found = [each for each in tell(ranks, problem) if each is not None]
         if found and isinstance(found[0], DataError):
-            others = {n: path for n, path in self._finished().items() if n != step}
-            offer = tell(ranks, offer_of(others) if leads(ranks) else None)[0]
+            offer = tell(ranks, self._other_than(step) if leads(ranks) else None)[0]
             raise DataError(f"{found[0]} {offer}") from None
         if found:
             raise found[0]
         tensors = read_tensors(folder, record, device=device, shards=shards)
         return Checkpoint(step, tensors, record["state"])
 
+    def verified(
+        self, step: int | None = None, *, part: int = 0, parts: int = 1
+    ) -> tuple[int, Path, dict[str, Any]]:
+        """`step`, by default the newest, its folder and record, checked as `load` does.
+
+        Of the checksums it is one part of `parts` that is computed, see `verify`.
+        """
+        step, folder = self.find(step)
+        try:
+            return step, folder, verify(folder, part=part, parts=parts)
+        except DataError as error:
+            raise DataError(f"{error} {self._other_than(step)}") from None
+
     def find(self, step: int | None = None) -> tuple[int, Path]:
         """`step`, by default the newest, and its folder; or an error that says what there is."""
-        finished = self._finished()
+        finished = finished_in(self.folder)
         if not finished:
             raise UsageError(f"no checkpoint in {self.folder}. Start without --resume.")
         step = max(finished) if step is None else step
@@ -223,17 +238,6 @@ class CheckpointFolder:
             return error
         return None
 
-    def _group(self, ranks: Ranks | None) -> Any:
-        """One for meetings in the background; they must not mix with those of training."""
-        if ranks is None:
-            return True
-        if ranks.group not in self._apart:
-            from tapas.engines.pieces import group_apart
-
-            with meeting(ranks):
-                self._apart[ranks.group] = group_apart(ranks.group)
-        return self._apart[ranks.group]
-
     def _put_in_place(self, step: int, folder: Path) -> None:
         target = self._path(step)
         if target.exists():
@@ -250,15 +254,6 @@ class CheckpointFolder:
             words = self._cannot_save(step, error) if leads(ranks) else None
             raise UsageError(tell(ranks, words)[0]) from error
 
-    def _finished(self) -> dict[int, Path]:
-        """Folders by step; one moved aside counts as long as its successor is not in place."""
-        found = {}
-        if self.folder.is_dir():
-            for path in sorted(self.folder.iterdir()):  # hidden names come first
-                if match := FINISHED.fullmatch(path.name):
-                    found[int(match["step"] or match["replaced"])] = path
-        return found
-
     def _tidy(self) -> None:
         """Put back or remove what this process, or one that died, left half done."""
         for path in sorted(self.folder.glob(".step-*")):
@@ -274,7 +269,7 @@ class CheckpointFolder:
                 os.rename(path, target)
 
     def _prune(self, step: int) -> None:
-        finished = self._finished()
+        finished = finished_in(self.folder)
         for later in [other for other in finished if other > step]:
             self._remove(later, finished.pop(later))
         kept = {*sorted(finished)[-self.keep :], self.best()}
@@ -286,9 +281,12 @@ class CheckpointFolder:
         os.rename(path, hidden := self._hidden(step, "removed"))
         shutil.rmtree(hidden, ignore_errors=True)
 
+    def _other_than(self, step: int) -> str:
+        return offer_of({n: at for n, at in finished_in(self.folder).items() if n != step})
+
     def _cannot_save(self, step: int, error: OSError) -> str:
         cure = "Free some space" if error.errno in FULL else "Make sure that it can be written to"
         left = f"No checkpoint is whole. {cure} and go on with --resume."
-        if (whole := newest_whole(self._finished())) is not None:
+        if (whole := newest_whole(finished_in(self.folder))) is not None:
             left = f"Checkpoint step {whole} is whole. {cure} and go on with --resume."
         return f"cannot save checkpoint step {step} into {self.folder}: {error.strerror}. {left}"

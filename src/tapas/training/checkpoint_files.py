@@ -1,12 +1,12 @@
 """The files of one checkpoint: how they are written, sealed by a record and checked.
 
 tensors.safetensors     of one process: every tensor by its name
-__0_0.distcp, .metadata   of many: what each of them held, see tapas.engines.pieces
+__0_0.distcp, .metadata   of many: what each of them held, see tapas.engines.pieces; servers
+                        first, then what the process beside them held
 state.json              the rest, and the size and checksum of the files above
 """
 
 import errno
-import hashlib
 import json
 import os
 import re
@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tapas.engines.fingerprint import fingerprint as fingerprint
 from tapas.errors import DataError, TapasError, UsageError
 from tapas.shapes import check_tensor
 from tapas.version import __version__
@@ -27,7 +28,8 @@ from tapas.whole_file import sync
 
 ALONE, SHARDED = 1, 2  # formats; what one process saves is read by version 0.1, too
 FORMAT = SHARDED
-TENSORS, STATE = "tensors.safetensors", "state.json"
+TENSORS, CONTENTS, STATE = "tensors.safetensors", ".metadata", "state.json"
+FINISHED = re.compile(r"step-(?P<step>\d{8,})|\.step-(?P<replaced>\d{8,})\.\d+\.replaced")
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 Prints: TypeAlias = dict[str, dict[str, Any]]  # size and checksum by name of file
 
@@ -51,7 +53,8 @@ def seal(
 ) -> None:
     """Write the record, without which `folder` is no checkpoint. OSError if it cannot be.
 
-    `sharded` is what the record of pieces has beside the rest: how many ranks, which tensors.
+    `sharded` is what the record of pieces has beside the rest: how many ranks (or servers) have
+    them, and of which tensors.
     """
     made: dict[str, Any] = {"format": ALONE, "tapas": __version__}
     if sharded is None:
@@ -77,8 +80,11 @@ def files_in(record: Mapping[str, Any]) -> Prints:
 def verify(folder: Path, *, part: int = 0, parts: int = 1) -> dict[str, Any]:
     """The record of a checkpoint whose files are as they were saved, or DataError.
 
-    Of the checksums only each `parts`-th is computed, from number `part` on.
+    Of the checksums only each `parts`-th is computed, from number `part` on, and that of the
+    contents, which every part reads by.
     """
+    if not 0 <= part < parts:
+        raise UsageError(f"part must be one of 0 to {parts - 1}, got {part}.")
     record = read_record(folder)
     for number, (name, want) in enumerate(files_in(record).items()):
         file = folder / name
@@ -86,7 +92,8 @@ def verify(folder: Path, *, part: int = 0, parts: int = 1) -> dict[str, Any]:
             size = file.stat().st_size
             if size != want["bytes"]:
                 raise DataError(f"{file} is damaged: {size:,} bytes, expected {want['bytes']:,}.")
-            if number % parts == part and fingerprint(file) != want:
+            mine = number % parts == part or name == CONTENTS
+            if mine and fingerprint(file) != want:
                 raise DataError(
                     f"{file} is damaged: its checksum is not the one it was saved with."
                 )
@@ -118,6 +125,16 @@ def read_record(folder: Path) -> dict[str, Any]:
     return record
 
 
+def finished_in(folder: Path) -> dict[int, Path]:
+    """Checkpoints by step; one moved aside counts as long as its successor is not in place."""
+    found = {}
+    if folder.is_dir():
+        for path in sorted(folder.iterdir()):  # hidden names come first
+            if match := FINISHED.fullmatch(path.name):
+                found[int(match["step"] or match["replaced"])] = path
+    return found
+
+
 def newest_whole(finished: Mapping[int, Path]) -> int | None:
     """The newest step whose content passes every check."""
     for step in sorted(finished, reverse=True):
@@ -132,13 +149,6 @@ def offer_of(finished: Mapping[int, Path]) -> str:
     if (other := newest_whole(finished)) is not None:
         return f"Step {other} is whole: take it with --step {other}."
     return "No other checkpoint is whole: start again without --resume."
-
-
-def fingerprint(file: Path) -> dict[str, Any]:
-    """Size and checksum, read in pieces: the file may be larger than memory."""
-    with file.open("rb") as opened:
-        checksum = hashlib.file_digest(opened, "blake2b").hexdigest()
-    return {"bytes": file.stat().st_size, "blake2b": checksum}
 
 
 def dense(name: str, tensor: Tensor) -> Tensor:

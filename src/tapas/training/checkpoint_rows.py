@@ -5,7 +5,7 @@ held a stretch. Either is read as either: the whole table by id, or one shard of
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -62,7 +62,7 @@ def tables_in(state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -
         if f"{prefix}.weight" not in shapes:
             continue
         size = shapes[f"{prefix}.weight"][0]
-        mine = [name for name in shapes if name.rpartition(".")[0] == prefix]
+        mine = [name for name in shapes if _table_of(name) == prefix]
         rows = tuple(name for name in mine if shapes[name][:1] == (size,))
         found[prefix] = Table(prefix, size, rows, value)
     return found
@@ -152,40 +152,80 @@ def read_tensors(
     shards = shards or {}
     if not is_sharded(record) and not shards:
         return load_file(folder / TENSORS, device=str(device))
+    with _opened(folder, record, shards) as (source, tables):
+        return _read(source, tables, shards, list(source.shapes), torch.device(device))
+
+
+def read_shards(
+    folder: Path, record: Mapping[str, Any], shards: Mapping[str, ShardRows]
+) -> dict[str, Tensor]:
+    """The tensors of the tables that `shards` names, with the rows of those shards; no other."""
+    with _opened(folder, record, shards) as (source, tables):
+        mine = [name for name in source.shapes if _table_of(name) in shards]
+        return _read(source, tables, shards, mine, torch.device("cpu"))
+
+
+def read_rest(folder: Path, record: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors that belong to no table; no rows are read."""
+    with _opened(folder, record, {}) as (source, tables):
+        rest = [name for name in source.shapes if _table_of(name) not in tables]
+        return _read(source, tables, {}, rest, torch.device("cpu"))
+
+
+@contextmanager
+def _opened(
+    folder: Path, record: Mapping[str, Any], shards: Mapping[str, ShardRows]
+) -> Iterator[tuple[Source, dict[str, Table]]]:
+    """The tensors in `folder` and the tables among them, which have all of `shards`."""
     with ExitStack() as stack:
         source = open_source(folder, record, stack)
         tables = tables_in(record["state"], source.shapes)
         for prefix, wanted in shards.items():
             _check_same_classes(folder, pick(f"table in {folder}", prefix, tables), wanted)
-        found, of_tables = {}, {name for table in tables.values() for name in table.rows}
-        for name in source.shapes:
-            if name not in of_tables:
-                found[name] = source.whole(name).to(device)
-        for prefix, table in tables.items():
-            found |= _rows(source, table, shards.get(prefix), torch.device(device))
-        return {name: found[name] for name in source.shapes}
+        yield source, tables
+
+
+def _read(
+    source: Source,
+    tables: Mapping[str, Table],
+    shards: Mapping[str, ShardRows],
+    names: list[str],
+    device: torch.device,
+) -> dict[str, Tensor]:
+    """The tensors `names`: of tables the rows of `shards`, or all by id; whole ones else."""
+    found = {}
+    for name in names:
+        prefix = _table_of(name)
+        table = tables.get(prefix)
+        if table is not None and name in table.rows:
+            found[name] = _rows(source, table, name, shards.get(prefix), device)
+        else:
+            found[name] = source.whole(name).to(device)
+    return found
+
+
+def _table_of(name: str) -> str:
+    """The table that a tensor of this name would belong to."""
+    return name.rpartition(".")[0]
 
 
 def _rows(
-    source: Source, table: Table, wanted: ShardRows | None, device: torch.device
-) -> dict[str, Tensor]:
-    """The rows of `table`: those `wanted`, or all by id."""
+    source: Source, table: Table, name: str, wanted: ShardRows | None, device: torch.device
+) -> Tensor:
+    """The rows of tensor `name` of `table`: those `wanted`, or all by id."""
     by_id = Placement(table.num_classes, 1, kind="contiguous")
     order, number = (wanted.placement, wanted.number) if wanted else (by_id, 0)
     start, stop = order.start(number), order.start(number + 1)
-    found = {}
-    for name in table.rows:
-        stored = table.placement() if source.by_placement(name) else by_id
-        if _same_order(stored, order):
-            found[name] = source.stretch(name, start, stop).to(device)
-            continue
-        first = source.stretch(name, 0, 1)
-        found[name] = first.new_empty((stop - start, *first.shape[1:]), device=device)
-        for at, rows in _stretches(source, name, table.num_classes, first.nbytes):
-            ids = stored.ids_at(torch.arange(at, at + len(rows), device="cpu"))
-            place = order.permute(ids) - start
-            mine = (place >= 0) & (place < stop - start)
-            found[name][place[mine].to(device)] = rows[mine].to(device)
+    stored = table.placement() if source.by_placement(name) else by_id
+    if _same_order(stored, order):
+        return source.stretch(name, start, stop).to(device)
+    first = source.stretch(name, 0, 1)
+    found = first.new_empty((stop - start, *first.shape[1:]), device=device)
+    for at, rows in _stretches(source, name, table.num_classes, first.nbytes):
+        ids = stored.ids_at(torch.arange(at, at + len(rows), device="cpu"))
+        place = order.permute(ids) - start
+        mine = (place >= 0) & (place < stop - start)
+        found[place[mine].to(device)] = rows[mine].to(device)
     return found
 
 

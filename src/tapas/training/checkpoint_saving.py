@@ -1,27 +1,54 @@
-"""One checkpoint on its way to the disk: by one process or many ranks, at once or meanwhile.
+"""One checkpoint on its way to the disk: by one process, ranks or servers, at once or meanwhile.
 
-Whatever a rank cannot do is told to all, so that all of them raise it or none.
+Whatever a rank cannot do is told to all, so that all of them raise it or none. Servers only
+write; the process that saves joins what they have written with what it holds itself.
 """
 
 import errno
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from torch import Tensor
 
 from tapas.errors import UsageError
 from tapas.shapes import check_tensor
 from tapas.tables.ranks import Ranks
-from tapas.training.checkpoint_files import Prints, dense, fingerprint, separate, write_tensors
+from tapas.training.checkpoint_files import (
+    CONTENTS,
+    Prints,
+    dense,
+    fingerprint,
+    separate,
+    write_tensors,
+)
 
 if TYPE_CHECKING:
+    from tapas.engines.piece_plans import Part
     from tapas.engines.pieces import Piece
+
+
+class Unwritten(NamedTuple):
+    """What server `number` answers if it could not write: an OSError that crosses processes."""
+
+    number: int
+    errno: int
+    words: str
+
+
+Elsewhere: TypeAlias = Callable[[Path], "Sequence[Part | Unwritten]"]
+
+
+class Written(NamedTuple):
+    """What this process, and servers for it, have on the disk."""
+
+    prints: Prints
+    sharded: dict[str, Any] | None = None  # as `seal` has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,25 +58,24 @@ class Saving:
     step: int
     folder: Path  # under its hidden name
     record: Mapping[str, Any]
-    sharded: Mapping[str, Any] | None  # what the record of many ranks has beside
     ranks: Ranks | None
-    work: Callable[[], Prints]  # writes, or waits until it is written; the files of this process
+    work: Callable[[], Written]  # writes, or waits until it is written
 
     @property
     def leads(self) -> bool:
         """Whether this process is the one that makes, seals and names it."""
         return leads(self.ranks)
 
-    def written(self) -> Prints:
+    def written(self) -> Written:
         """All files, once they are on the disk; OSError on all ranks if one could not write."""
-        problem, prints = None, {}
+        problem, mine = None, Written({})
         try:
             with meeting(self.ranks):
-                prints = self.work()
+                mine = self.work()
         except OSError as error:
             problem = error
-        heard = self._tell(problem, prints)
-        return {name: each for prints in heard for name, each in sorted(prints.items())}
+        heard = self._tell(problem, mine.prints)
+        return Written({k: each for prints in heard for k, each in prints.items()}, mine.sharded)
 
     def agree(self, problem: OSError | None) -> None:
         """Return on all ranks, or raise the first problem on all."""
@@ -116,23 +142,23 @@ def check_same_step(verb: str, heard: list[list[int]]) -> None:
         )
 
 
-def pieces_of(
-    tensors: "Mapping[str, Tensor | Piece]", ranks: Ranks | None
-) -> dict[str, Any] | None:
-    """What the record of many ranks says beside that of one."""
-    if ranks is None:
-        return None
-    pieces = sorted(name for name, value in tensors.items() if not isinstance(value, Tensor))
-    return {"ranks": ranks.size, "pieces": pieces}
+def check_way(ranks: Ranks | None, elsewhere: Elsewhere | None, *, background: bool) -> None:
+    """An error unless what servers write is saved by one process that waits for them."""
+    if elsewhere is not None and (ranks is not None or background):
+        other = "background" if ranks is None else "ranks"
+        raise UsageError(
+            "what servers write is saved by one process that waits for them. Leave out "
+            f"`elsewhere` or `{other}`."
+        )
 
 
 def saveable(
-    tensors: "Mapping[str, Tensor | Piece]", ranks: Ranks | None
+    tensors: "Mapping[str, Tensor | Piece]", *, pieces: bool
 ) -> "dict[str, Tensor | Piece]":
     """`tensors` as files can hold them, or an error that names one which they cannot."""
-    if ranks is None:
+    if not pieces:
         for name, tensor in tensors.items():
-            check_tensor(name, tensor)  # a piece is for ranks
+            check_tensor(name, tensor)  # a piece is for many processes
         return dict(separate(tensors))  # type: ignore[arg-type]
     from tapas.engines.pieces import Piece
 
@@ -145,33 +171,84 @@ def saveable(
 
 
 def begin_writing(
-    folder: Path, tensors: "dict[str, Any]", ranks: Ranks | None, apart: Any
-) -> Callable[[], Prints]:
-    """What to call to have `tensors` in `folder`.
+    folder: Path,
+    tensors: "dict[str, Any]",
+    ranks: Ranks | None,
+    *,
+    apart: Any,
+    elsewhere: Elsewhere | None,
+) -> Callable[[], Written]:
+    """What to call to have `tensors` in `folder`, and what servers write `elsewhere`.
 
     With `apart`, a group of its own (anything for one process), they are copied first and
     written in a thread: the call then waits for it.
     """
+    if elsewhere is not None:
+        return partial(_write_with_servers, folder, tensors, elsewhere)
     if ranks is None:
         if apart is None:
-            return partial(write_tensors, folder, tensors)
-        return in_thread(partial(write_tensors, folder, {k: v.clone() for k, v in tensors.items()}))
+            return partial(_write_alone, folder, tensors)
+        return in_thread(partial(_write_alone, folder, {k: v.clone() for k, v in tensors.items()}))
     from tapas.engines.pieces import files_of, save_pieces, save_pieces_later
 
     wait: Callable[[], None] = partial(save_pieces, folder, tensors, group=ranks.group)
     if apart is not None:
         wait = save_pieces_later(folder, tensors, group=apart).finish
 
-    def work() -> Prints:
+    def work() -> Written:
         wait()
-        return {file.name: fingerprint(file) for file in files_of(folder, ranks.rank)}
+        prints = {file.name: fingerprint(file) for file in sorted(files_of(folder, ranks.rank))}
+        pieces = sorted(name for name, value in tensors.items() if not isinstance(value, Tensor))
+        return Written(prints, {"ranks": ranks.size, "pieces": pieces})
 
     return work if apart is None else in_thread(work)
 
 
-def in_thread(work: Callable[[], Prints]) -> Callable[[], Prints]:
+def _write_with_servers(
+    folder: Path, tensors: "dict[str, Tensor | Piece]", elsewhere: Elsewhere
+) -> Written:
+    """Have servers write into `folder`, then write `tensors` and what makes all of it one."""
+    from tapas.engines.piece_plans import check_numbers
+    from tapas.engines.pieces import join_parts, write_part
+
+    parts: list[Part] = []
+    for answer in sorted(elsewhere(folder), key=lambda answer: answer.number):
+        if isinstance(answer, Unwritten):
+            raise OSError(answer.errno, f"{answer.words} on server {answer.number}")
+        parts.append(answer)
+    if not parts:
+        raise UsageError("no server has written a part of the checkpoint; expected at least one.")
+    check_numbers(parts)  # before a file of theirs is taken for this one's
+    every = parts + ([write_part(folder, len(parts), tensors)] if tensors else [])
+    join_parts(folder, every)
+    prints = {name: each for part in every for name, each in part.files.items()}
+    prints[CONTENTS] = fingerprint(folder / CONTENTS)
+    pieces = sorted(set().union(*(part.names(pieces=True) for part in every)))
+    return Written(prints, {"ranks": len(parts), "pieces": pieces})
+
+
+def _write_alone(folder: Path, tensors: dict[str, Tensor]) -> Written:
+    return Written(write_tensors(folder, tensors))
+
+
+def in_thread(work: Callable[[], Written]) -> Callable[[], Written]:
     """Begin `work` at once; the answer waits for its end."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
     future = pool.submit(work)
     pool.shutdown(wait=False)
     return future.result
+
+
+def group_aside(ranks: Ranks | None, known: dict[Any, Any]) -> Any:
+    """One for meetings in the background, which must not mix with those of training.
+
+    Made once for each group, and kept in `known`.
+    """
+    if ranks is None:
+        return True
+    if ranks.group not in known:
+        from tapas.engines.pieces import group_apart
+
+        with meeting(ranks):
+            known[ranks.group] = group_apart(ranks.group)
+    return known[ranks.group]

@@ -77,9 +77,9 @@ class Repeats(nn.Module):
     """Learns which past events to copy, and how often to copy at all.
 
     `age` is a line through learned numbers at 1, 2, 4, 8, ... events back, `rate` a learned
-    number for each class, in a table of one dimension that may be passed. All start at 0, so
-    that at first what was taken most often within `history` events is copied most, with
-    g = 1/2.
+    number for each class, in a table of one dimension that may be passed. All start at 0, in a
+    table that is passed by its maker, so that at first what was taken most often within
+    `history` events is copied most, with g = 1/2.
     """
 
     def __init__(
@@ -101,11 +101,8 @@ class Repeats(nn.Module):
         self.gate_bias = nn.Parameter(torch.zeros(1, device="cpu"))
         if rate is None:
             rate = LocalTable(num_classes, 1, row_optimizer=row_optimizer, bias=False, seed=seed)
+            start_at_zero(rate)
         self.rate = rate
-        with torch.no_grad():
-            for name, rows in self.rate.state_dict().items():
-                if name == "weight":
-                    rows.zero_()
 
     def forward(self, query: Tensor, x: Tensor, items: Tensor, places: Tensor) -> Copies:
         """What `query` (Q, D) may copy.
@@ -160,3 +157,11 @@ def _within(ids: Tensor, others: Tensor, num_classes: int) -> Tensor:
     """(Q, N) True where an id of `ids` (Q, N) is in the same row of `others` (Q, M); -1 pads."""
     row = num_classes * torch.arange(len(ids), device=ids.device)[:, None]
     return torch.isin(row + ids, (row + others)[others >= 0]) & (ids >= 0)
+
+
+@torch.no_grad()
+def start_at_zero(table: ClassTable) -> None:
+    """The rows that are kept here."""
+    for name, rows in table.state_dict().items():
+        if name == "weight":
+            rows.zero_()

@@ -8,19 +8,21 @@ import torch
 
 from tapas.data.describing import reading_words, split_words
 from tapas.data.preparing import prepare_log
-from tapas.data.splits import Points, Split, split_log, targets_of
+from tapas.data.splits import Split, split_log
 from tapas.errors import UsageError
-from tapas.rng import stream
-from tapas.training.building import Parts, build
+from tapas.training.building import Parts, build, prepare
 from tapas.training.checkpoint import Checkpoint
+from tapas.training.checkpoint_parts import load_rest
 from tapas.training.config import TrainConfig
 from tapas.training.journal import Journal, NoJournal
-from tapas.training.judging import findable, quick_judge
 from tapas.training.model_checkpoint import read_checkpoint
 from tapas.training.run_folder import RunFolder, check_free, create_run, only_one, open_run
+from tapas.training.service.job import Engine
+from tapas.training.service.serving import serve
 from tapas.training.steps import OwnSteps
 from tapas.training.team import Team
 from tapas.training.trainer import Outcome, Tick, Trainer
+from tapas.training.validation import judge_of, training_words
 
 Talk = Callable[[str], None]
 Watch = Callable[[Tick], None]
@@ -36,12 +38,15 @@ def begin(
     watch: Watch = lambda tick: None,
     asked_to_stop: Asked = lambda: False,
     team: Team | None = None,
+    engine: Engine | None = None,
 ) -> Outcome:
     """Read the log, split it, train, and keep everything in the new folder `out`.
 
-    The ranks of a `team` must see the same folders.
+    The ranks of a `team` must see the same folders, and so must workers and servers, if
+    `config.service` asks for them. `engine` starts those; left out, Ray on this machine does.
     """
     team = team or Team()
+    check_service(config, team)
     if team.leads:
         check_free(out)
     if not config.split.shares[0]:
@@ -54,6 +59,10 @@ def begin(
     split = split_log(log, config.split)
     for words in split_words(log, split):
         talk(words)
+    if config.service.servers:
+        run = create_run(out, prepare(config, log, split)[0], log)
+        with only_one(out):
+            return serve(run, split, None, talk, watch, asked_to_stop, engine)
     parts = build(config, log, split, team)
     run = team.in_turn(
         "lay out the run",
@@ -71,12 +80,21 @@ def resume(
     watch: Watch = lambda tick: None,
     asked_to_stop: Asked = lambda: False,
     team: Team | None = None,
+    engine: Engine | None = None,
 ) -> Outcome:
     """Go on from the newest checkpoint, or from that of `step`, to the same end."""
     team = team or Team()
     run = open_run(folder)
+    check_service(run.config, team)
     torch.set_num_threads(run.num_threads)  # sums over threads are sums in another order
     split = split_log(run.log, run.config.split)
+    if run.config.service.servers:
+        with only_one(folder):
+            checkpoint = None
+            if run.checkpoints.steps() or step is not None:
+                checkpoint = load_rest(run.checkpoints, step)
+            talk(_going_on(checkpoint))
+            return serve(run, split, checkpoint, talk, watch, asked_to_stop, engine)
     parts = build(run.config, run.log, split, team)
     with only_one(folder) if team.leads else nullcontext():
         checkpoint = None
@@ -84,9 +102,7 @@ def resume(
             checkpoint = read_checkpoint(run.checkpoints, parts.model, step, team.ranks)
             if team.ranks is not None:
                 team.ranks.last_checkpoint = f"step {checkpoint.step} in {run.checkpoints.folder}"
-            talk(f"Going on from step {checkpoint.step:,}.")
-        else:
-            talk("There is no checkpoint yet: beginning again.")
+        talk(_going_on(checkpoint))
         return _train(run, split, parts, checkpoint, team, talk, watch, asked_to_stop)
 
 
@@ -100,28 +116,10 @@ def _train(
     watch: Watch,
     asked_to_stop: Asked,
 ) -> Outcome:
-    log, config = run.log, parts.config
-    points = some_points(split.validation, config.loop.validation_examples, config.loop.seed)
-    start = log.offsets[points.user]
-    target = targets_of(log, points, config.head.next_items)
-    if config.loop.exclude_seen:
-        target = findable(log.items, start, points.point, target)
-    judge = quick_judge(
-        log.items,
-        start,
-        points.point,
-        target,
-        history=config.model.history,
-        exclude_seen=config.loop.exclude_seen,
-        never=log.item_keys.rare_id,
-        team=team,
-    )
+    config = parts.config
+    judge = judge_of(run, split, team)
     ranks = "" if team.size == 1 else f", rows on {team.size} ranks"
-    talk(
-        f"Training on {int(split.train_counts.sum()):,} events, {log.num_items:,} classes: "
-        f"{config.loop.steps:,} steps of {config.loop.batch}, n = {config.head.samples:,}, "
-        f"r = {config.head.presample}, {config.head.selection}{ranks}."
-    )
+    talk(training_words(config, split) + f"{ranks}.")
     begun = checkpoint.step if checkpoint else 0
     with Journal(run.path, resume_at=begun) if team.leads else NoJournal() as journal:
         trainer = Trainer(
@@ -146,10 +144,15 @@ def _train(
         return trainer.run(on_tick=watch, asked_to_stop=asked_to_stop)
 
 
-def some_points(points: Points, most: int, seed: int) -> Points:
-    """At most `most` of `points`, chosen at random by name, in their order."""
-    if len(points.user) <= most:
-        return points
-    order = torch.randperm(len(points.user), generator=stream(seed, "validation"), device="cpu")
-    chosen = order[:most].sort().values.numpy()
-    return Points(points.user[chosen], points.point[chosen], points.limit[chosen])
+def _going_on(checkpoint: Checkpoint | None) -> str:
+    if checkpoint is None:
+        return "There is no checkpoint yet: beginning again."
+    return f"Going on from step {checkpoint.step:,}."
+
+
+def check_service(config: TrainConfig, team: Team) -> None:
+    if config.service.servers and team.ranks is not None:
+        raise UsageError(
+            "torchrun and --servers are two ways to train on many processes: start `tapas train` "
+            "without torchrun, or leave out --servers."
+        )

@@ -1,0 +1,33 @@
+"""Which pushes a server has applied, so that none is applied twice."""
+
+from tapas.tables.messages import Receipt, Stamp
+
+
+class Ledger:
+    """Pushes by (worker, sequence); all with a sequence below `settled` have been applied.
+
+    Whoever pushes says below which sequence it will never push again: those need no entry.
+    """
+
+    def __init__(self, settled: int = 0):
+        self.settled = settled
+        self.num_repeated = 0
+        self._entries: dict[tuple[int, int], Receipt] = {}
+
+    def settle(self, below: int) -> None:
+        if below > self.settled:
+            self.settled = below
+            self._entries = {tag: r for tag, r in self._entries.items() if tag[1] >= below}
+
+    def find(self, worker: int, sequence: int, stamp: Stamp) -> Receipt | None:
+        """What to answer to a push that has been applied before; None if it has not."""
+        found = self._entries.get((worker, sequence))
+        if found is None and sequence >= self.settled:
+            return None
+        self.num_repeated += 1
+        return found or Receipt(False, 0, 0, 0, stamp)
+
+    def enter(self, worker: int, sequence: int, receipt: Receipt) -> Receipt:
+        """Note that it is applied now."""
+        self._entries[worker, sequence] = receipt._replace(fresh=False)
+        return receipt

@@ -1,0 +1,170 @@
+"""A job: servers, the encoder's server and workers of one run, and the steps they take.
+
+Step k is taken by worker k mod W, and is begun when all steps before k - S are done: it misses
+the updates of at most S steps before it (`max_staleness`). With S = 0 steps are taken one by
+one, and the run is that of one process with as many shards.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from tapas.data.splits import Split
+from tapas.errors import PeerError
+from tapas.tables.messages import array_of, tensor_of
+from tapas.tables.peers import Call, Peers, ask_all
+from tapas.tables.post import Post
+from tapas.training.building import learned_by
+from tapas.training.checkpoint import Checkpoint, CheckpointFolder
+from tapas.training.journal import Value
+from tapas.training.model import SequenceModel
+from tapas.training.model_checkpoint import model_state
+from tapas.training.run_folder import RunFolder
+from tapas.training.service.accounts import ENCODER, Account, Ledgers, Load
+from tapas.training.service.encoder_server import cut, start_encoder
+from tapas.training.service.restoring import set_restore_point
+from tapas.training.service.row_server import start_server
+from tapas.training.service.worker import SLOTS, Taken, build_client, start_worker
+
+LOOK_SECONDS = 1.0  # between two looks at what is under way
+MOST_THREADS = 64
+DRIVER = -1  # reads, and pushes nothing
+
+
+class Engine(Protocol):
+    """Starts a process for each of `makes`, and again when it dies; see `Peers`."""
+
+    def __call__(
+        self, kind: str, makes: Sequence[Callable[[], Any]], *, threads: int, seconds: float
+    ) -> Peers: ...
+
+
+class Job:
+    """The processes of `run`, started by `engine` from `restore`, a step that was saved.
+
+    `model` is this process's view of what they train: its rows are on the servers, its encoder
+    is as `refresh` left it.
+    """
+
+    def __init__(self, run: RunFolder, split: Split, engine: Engine, *, restore: int | None):
+        service, seconds = run.config.service, run.config.loop.peer_seconds
+        self.run, self.max_staleness = run, service.max_staleness or 0
+        self._next = restore or 0  # the step to be begun next
+        self._under_way: dict[int, Call] = {}
+        self._done: dict[int, Taken] = {}
+        self._ledgers, self._load, self.account = Ledgers(), Load(), Account()
+        self._restarts = [0] * service.workers
+        self._lost: dict[str, int] = {}
+        set_restore_point(run.path, restore)
+        # every worker may ask twice at a time, and the driver once
+        threads = min(MOST_THREADS, SLOTS * service.workers + 1)
+        with ExitStack() as stack:
+            shards = [partial(start_server, run.path, j) for j in range(service.servers)]
+            self.servers = engine("server", shards, threads=threads, seconds=seconds)
+            stack.callback(self.servers.close)
+            post = Post(self.servers, DRIVER)
+            self.model, _ = build_client(run.config, split.train_counts, post)
+            learned = {name: array_of(p) for name, p in learned_by(self.model).items()}
+            make = partial(start_encoder, run.path, learned)
+            self.encoder = engine("encoder server", [make], threads=threads, seconds=seconds)
+            stack.callback(self.encoder.close)
+            trainers = [
+                partial(start_worker, run.path, number, self.servers, self.encoder)
+                for number in range(service.workers)
+            ]
+            # a worker that waits for a server must be the one to say so
+            self.workers = engine("worker", trainers, threads=SLOTS, seconds=3 * seconds)
+            stack.callback(self.workers.close)
+            self._ending = stack.pop_all()
+
+    model: SequenceModel
+
+    def take(self, number: int, until: int) -> float:
+        while number not in self._done:
+            self._begin(number, until)
+            for call in self.workers.any_done(list(self._under_way.values()), LOOK_SECONDS):
+                self._finish(call)
+        return self._done.pop(number).loss
+
+    def _begin(self, number: int, until: int) -> None:
+        """All steps that may be under way when those before `number` are done."""
+        while self._next < min(until, number + self.max_staleness + 1):
+            worker = self._next % self.workers.size
+            self._under_way[self._next] = self.workers.call(worker, "step", self._next, number)
+            self._next += 1
+
+    def _finish(self, call: Call) -> None:
+        taken: Taken = call.answer()
+        del self._under_way[taken.number]
+        self._done[taken.number] = taken
+        self._ledgers.note(taken)
+        self.account.add(taken)
+
+    def settle(self) -> list[float]:
+        for call in list(self._under_way.values()):
+            self._finish(call)
+        done, self._done = self._done, {}
+        return [done[number].loss for number in sorted(done)]
+
+    def refresh(self) -> None:
+        """The encoder of `model` as it is on its server."""
+        learned = learned_by(self.model)
+        whole, _ = self.encoder.call(0, "pull").answer()
+        for mine, now in zip(learned.values(), cut(tensor_of(whole), learned), strict=True):
+            mine.data.copy_(now)
+
+    def save(
+        self, checkpoints: CheckpointFolder, step: int, state: dict[str, Any], *, best: bool
+    ) -> None:
+        self.refresh()
+        self.model.head.step = step
+        _, moments, stamp = self.encoder.call(0, "state").answer()
+        stamps = {ENCODER: stamp}
+
+        def have_written(folder: Path) -> list[Any]:
+            calls = [self.servers.call(j, "save", str(folder)) for j in range(self.servers.size)]
+            answers = [_outcome(call) for call in calls]  # none writes any more
+            for j, answer in enumerate(answers):
+                if isinstance(answer, BaseException):
+                    raise answer
+                stamps[f"server {j}"] = answer[1]
+            return [part for part, _ in answers]
+
+        tensors, extra = model_state(self.model)
+        checkpoints.save(
+            step,
+            tensors | {name: tensor_of(value) for name, value in moments.items()},
+            {**state, "extra": extra},
+            best=best,
+            elsewhere=have_written,
+        )
+        set_restore_point(self.run.path, step)
+        self._lost = self._ledgers.close(stamps)
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """The processes have begun there."""
+
+    def news(self) -> list[tuple[str, dict[str, Value]]]:
+        account, self.account = self.account, Account()
+        load = self._load.numbers(ask_all(self.servers, "status"))
+        found: list[tuple[str, dict[str, Value]]] = [("service", account.numbers() | load)]
+        for name, count in self._lost.items():
+            found.append(("restart", {"process": name, "rolled_back_updates": count}))
+        for number, times in enumerate(self.workers.restarts()):
+            if times > self._restarts[number]:
+                found.append(("restart", {"process": f"worker {number}", "rolled_back_updates": 0}))
+                self._restarts[number] = times
+        return found
+
+    def close(self) -> None:
+        """End all processes. Safe to call twice."""
+        self._ending.close()
+
+
+def _outcome(call: Call) -> Any:
+    try:
+        return call.answer()
+    except (PeerError, OSError) as error:
+        return error

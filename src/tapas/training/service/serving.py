@@ -1,0 +1,59 @@
+"""A run with workers and servers, from its start to its end."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tapas.data.splits import Split
+from tapas.training.checkpoint import Checkpoint
+from tapas.training.journal import Journal
+from tapas.training.model import SequenceModel
+from tapas.training.run_folder import RunFolder
+from tapas.training.service.job import Engine, Job
+from tapas.training.trainer import Outcome, Tick, Trainer
+from tapas.training.validation import judge_of, training_words
+
+
+def serve(
+    run: RunFolder,
+    split: Split,
+    checkpoint: Checkpoint | None,
+    talk: Callable[[str], None],
+    watch: Callable[[Tick], None],
+    asked_to_stop: Callable[[], bool],
+    engine: Engine | None,
+) -> Outcome:
+    """Train `run` to its end with processes that `engine` starts; by default Ray, here."""
+    if engine is None:
+        with on_ray() as started:
+            return serve(run, split, checkpoint, talk, watch, asked_to_stop, started)
+    config, begun = run.config, checkpoint.step if checkpoint else 0
+    service = config.service
+    talk(
+        f"{training_words(config, split)}, {service.workers} workers, {service.servers} servers, "
+        f"staleness at most {service.max_staleness}."
+    )
+    with Journal(run.path, resume_at=begun) as journal:
+        job = Job(run, split, engine, restore=checkpoint.step if checkpoint else None)
+        try:
+            judge = judge_of(run, split)
+
+            def judge_now(model: SequenceModel) -> dict[str, float]:
+                job.refresh()
+                return judge(model)
+
+            trainer = Trainer(job.model, job, judge_now, run.checkpoints, journal, loop=config.loop)
+            if checkpoint is not None:
+                trainer.resume(checkpoint)
+            return trainer.run(on_tick=watch, asked_to_stop=asked_to_stop)
+        finally:
+            job.close()
+
+
+@contextmanager
+def on_ray(address: str | None = None) -> Iterator[Engine]:
+    """Ray on this machine, or the cluster at `address`."""
+    from tapas.engines.ray_peers import RayPeers
+    from tapas.engines.ray_session import join_ray
+
+    with join_ray(address):
+        yield RayPeers.start

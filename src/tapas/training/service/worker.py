@@ -1,0 +1,158 @@
+"""A worker: takes steps of training against servers.
+
+    pull the encoder; look up the inputs; encode; draw the pool
+    ask the servers: they score it, and answer with their share and its rows
+    loss, gradients; push those of rows and those of the encoder
+
+Everything in a step is named by its number: a step that is taken again, because the worker or
+a server has died under it, draws the same and pushes under the same tag.
+"""
+
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tapas.data.splits import split_log
+from tapas.data.windows import SequenceBatch, Windows
+from tapas.rng import stream
+from tapas.tables import ClassTable
+from tapas.tables.messages import Receipt, array_of, tensor_of
+from tapas.tables.peers import Peers
+from tapas.tables.post import Post
+from tapas.tables.served import ServedTable
+from tapas.training.building import TablePlan, build_model, check_device, learned_by, prepare
+from tapas.training.config import TrainConfig
+from tapas.training.model import SequenceModel
+from tapas.training.run_folder import open_run
+from tapas.training.service.encoder_server import cut, flat
+from tapas.training.service.row_server import table_specs
+from tapas.training.steps import finite
+
+SLOTS = 2  # steps of one worker at a time: one computes while the other waits for servers
+
+
+class Taken(NamedTuple):
+    """What became of a step."""
+
+    number: int
+    loss: float
+    rows: list[Receipt]  # of each server
+    encoder: Receipt
+    sent_bytes: int  # to and from servers of rows
+    received_bytes: int
+    round_trips: int
+    seconds: float
+
+
+def build_client(
+    config: TrainConfig, train_counts: NDArray[np.int64], post: Post
+) -> tuple[SequenceModel, list[ServedTable]]:
+    """A model whose rows are on servers, and its tables."""
+    specs, tables = table_specs(config, len(train_counts)), []
+    device = check_device(config.loop.device)
+
+    def make(name: str, plan: TablePlan) -> ClassTable:
+        table = ServedTable(post, name, specs[name], device=device)
+        table.rows_in_state = False  # servers save them
+        tables.append(table)
+        return table
+
+    return build_model(config, train_counts, make=make).to(device), tables
+
+
+class Slot:
+    """One step at a time: a model of its own, and a post of its own."""
+
+    def __init__(
+        self, worker: int, config: TrainConfig, train_counts: NDArray[np.int64], servers: Peers
+    ):
+        self.post = Post(servers, worker)
+        self.model, self.tables = build_client(config, train_counts, self.post)
+        self.learned = learned_by(self.model)
+
+    @torch.no_grad()
+    def load(self, parameters: torch.Tensor) -> None:
+        for mine, given in zip(self.learned.values(), cut(parameters, self.learned), strict=True):
+            mine.copy_(given)
+            mine.grad = torch.zeros_like(mine)
+
+
+class Worker:
+    """Worker `number`, whose steps may be asked for by several threads."""
+
+    def __init__(
+        self,
+        number: int,
+        config: TrainConfig,
+        windows: Windows,
+        train_counts: NDArray[np.int64],
+        servers: Peers,
+        encoder: Peers,
+    ):
+        self.number, self.config, self.windows, self.encoder = number, config, windows, encoder
+        self._slots: SimpleQueue[Slot] = SimpleQueue()
+        self._reading = threading.Lock()
+        for _ in range(SLOTS):
+            self._slots.put(Slot(number, config, train_counts, servers))
+
+    def step(self, number: int, settled: int) -> Taken:
+        """Step `number` of the run, when all before step `settled` are done."""
+        slot = self._slots.get()
+        try:
+            return self._take(slot, number, settled)
+        finally:
+            self._slots.put(slot)
+
+    def _take(self, slot: Slot, number: int, settled: int) -> Taken:
+        begun = time.perf_counter()
+        traffic = slot.post.traffic
+        before = replace(traffic)
+        parameters, stamp = self.encoder.call(0, "pull").answer()
+        slot.load(tensor_of(parameters))
+        batch = self._batch(number)
+        seed, clip = self.config.loop.seed, self.config.optimizer.clip
+        slot.model.head.step = number
+        with slot.post.one_push(number, settled=settled):
+            with ExitStack() as stack:
+                for table in slot.tables:  # each is pushed once, whatever reads it how often
+                    stack.enter_context(table.accumulate())
+                loss = slot.model.loss(batch, generator=stream(seed, "dropout", number))
+                value = finite(float(loss.detach()), number)
+                loss.backward()  # type: ignore[no-untyped-call]
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(slot.model.encoder.parameters(), clip)
+            gradient = flat(p.grad for p in slot.learned.values() if p.grad is not None)
+            pushed = self.encoder.call(
+                0, "push", self.number, number, settled, stamp.version, array_of(gradient)
+            )
+        receipt = pushed.answer()
+        return Taken(
+            number,
+            value,
+            slot.post.receipts,
+            receipt,
+            traffic.sent_bytes - before.sent_bytes,
+            traffic.received_bytes - before.received_bytes,
+            traffic.round_trips - before.round_trips,
+            time.perf_counter() - begun,
+        )
+
+    def _batch(self, number: int) -> SequenceBatch:
+        with self._reading:  # windows remember the order of one epoch
+            return self.windows.batch(number)
+
+
+def start_worker(path: Path, number: int, servers: Peers, encoder: Peers) -> Worker:
+    """Worker `number` of the run at `path`."""
+    run = open_run(path)
+    split = split_log(run.log, run.config.split)
+    config, windows = prepare(run.config, run.log, split)
+    return Worker(number, config, windows, split.train_counts, servers, encoder)

@@ -1,0 +1,52 @@
+"""What a run is judged by while it trains, and what is said of it at its start."""
+
+from collections.abc import Callable
+
+import torch
+
+from tapas.data.splits import Points, Split, targets_of
+from tapas.rng import stream
+from tapas.training.config import TrainConfig
+from tapas.training.judging import findable, quick_judge
+from tapas.training.model import SequenceModel
+from tapas.training.run_folder import RunFolder
+from tapas.training.team import Team
+
+
+def judge_of(
+    run: RunFolder, split: Split, team: Team | None = None
+) -> Callable[[SequenceModel], dict[str, float]]:
+    """Judges a model at some points of the part that is held out for validation."""
+    log, config = run.log, run.config
+    points = some_points(split.validation, config.loop.validation_examples, config.loop.seed)
+    start = log.offsets[points.user]
+    target = targets_of(log, points, config.head.next_items)
+    if config.loop.exclude_seen:
+        target = findable(log.items, start, points.point, target)
+    return quick_judge(
+        log.items,
+        start,
+        points.point,
+        target,
+        history=config.model.history,
+        exclude_seen=config.loop.exclude_seen,
+        never=log.item_keys.rare_id,
+        team=team,
+    )
+
+
+def training_words(config: TrainConfig, split: Split) -> str:
+    return (
+        f"Training on {int(split.train_counts.sum()):,} events, {len(split.train_counts):,} "
+        f"classes: {config.loop.steps:,} steps of {config.loop.batch}, "
+        f"n = {config.head.samples:,}, r = {config.head.presample}, {config.head.selection}"
+    )
+
+
+def some_points(points: Points, most: int, seed: int) -> Points:
+    """At most `most` of `points`, chosen at random by name, in their order."""
+    if len(points.user) <= most:
+        return points
+    order = torch.randperm(len(points.user), generator=stream(seed, "validation"), device="cpu")
+    chosen = order[:most].sort().values.numpy()
+    return Points(points.user[chosen], points.point[chosen], points.limit[chosen])

@@ -1,0 +1,136 @@
+"""A run with workers and servers, all in this process: the one that one process would have made."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from oracle.journeys import write_chain
+
+from tapas import UsageError
+from tapas.data.log_source import LogSource
+from tapas.tables.peers import InProcess
+from tapas.tables.placement import Placement
+from tapas.training import session
+from tapas.training.assessment import load_model
+from tapas.training.building import build
+from tapas.training.config import (
+    HeadConfig,
+    LoopConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ServiceConfig,
+    TrainConfig,
+)
+from tapas.training.journal import read_journal
+from tapas.training.run_folder import open_run
+
+LOOP = LoopConfig(steps=12, evaluate_every=5, batch=7, patience=99, checkpoint_seconds=1e9)
+
+
+def quiet(words):
+    pass
+
+
+def engine(kind, makes, *, threads, seconds):
+    return InProcess(kind, [make() for make in makes])
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("chain")
+    return write_chain(folder / "chain.parquet", num_users=19, num_items=53, num_baskets=6)
+
+
+def configs(file):
+    plain = TrainConfig(
+        log=LogSource(files=(str(file),)),
+        model=ModelConfig(dim=4, history=6),
+        head=HeadConfig(samples=11, presample=3, next_items=3),
+        loop=LOOP,
+    )
+    return {
+        "own inputs": plain,
+        "shared inputs, the paper's rule": replace(
+            plain,
+            model=replace(plain.model, inputs="shared", encoder="mean"),
+            head=replace(plain.head, selection="top", presample=2),
+            optimizer=OptimizerConfig(rows="lazy-adam", rows_lr=0.01),
+        ),
+        "repeats": replace(plain, model=replace(plain.model, repeats=True, dropout=0.2)),
+    }
+
+
+@pytest.fixture(params=["own inputs", "shared inputs, the paper's rule", "repeats"])
+def config(request, file):
+    return configs(file)[request.param]
+
+
+def train(config, out, **options):
+    return session.begin(config, out, cache=out.parent / "cache", talk=quiet, **options)
+
+
+@pytest.mark.parametrize(("servers", "workers"), [(1, 1), (3, 1), (2, 3)])
+def test_steps_one_by_one_are_those_of_one_process_with_as_many_shards(
+    config, servers, workers, tmp_path, monkeypatch
+):
+    """However many workers take them: at staleness 0 each sees all that came before it."""
+
+    def build_with_shards(*args):
+        parts = build(*args)
+        for table in parts.model.modules():
+            if hasattr(table, "placement"):
+                table.placement = Placement(table.num_classes, servers, seed=table.seed)
+        return parts
+
+    service = ServiceConfig(servers=servers, workers=workers, max_staleness=0)
+    served = train(replace(config, service=service), tmp_path / "served", engine=engine)
+    monkeypatch.setattr(session, "build", build_with_shards)
+    alone = train(config, tmp_path / "alone")
+    assert served.step == alone.step == 12
+    assert served.best == pytest.approx(alone.best)
+    states = []
+    for name in ("served", "alone"):
+        model, step = load_model(open_run(tmp_path / name), 12)
+        assert step == 12
+        state = model.state_dict()
+        states.append({k: v for k, v in state.items() if isinstance(v, torch.Tensor)})
+    torch.testing.assert_close(states[0], states[1], rtol=1e-4, atol=1e-5)
+    lines = [read_journal(tmp_path / name / "journal.jsonl") for name in ("served", "alone")]
+    judged = [[e["train_loss"] for e in each if e["event"] == "evaluate"] for each in lines]
+    assert judged[0] == pytest.approx(judged[1], rel=1e-4)
+
+
+def test_a_run_that_is_stopped_goes_on_to_the_same_end(file, tmp_path):
+    config = replace(
+        configs(file)["own inputs"],
+        service=ServiceConfig(servers=2, workers=2, max_staleness=0),
+    )
+    asked = iter([False] * 6 + [True])
+    outcome = train(config, tmp_path / "stopped", engine=engine, asked_to_stop=lambda: next(asked))
+    assert (outcome.ending, outcome.step) == ("asked", 7)
+    said = []
+    session.resume(tmp_path / "stopped", talk=said.append, engine=engine)
+    assert said[0] == "Going on from step 7."
+    train(config, tmp_path / "whole", engine=engine)
+    one, other = (
+        load_model(open_run(tmp_path / name), 12)[0].state_dict() for name in ("stopped", "whole")
+    )
+    tensors = [name for name, value in one.items() if isinstance(value, torch.Tensor)]
+    assert all(torch.equal(one[name], other[name]) for name in tensors)
+
+
+def test_steps_ahead_stop_at_an_evaluation_and_are_settled_when_asked(file, tmp_path):
+    """Asked to stop after the first step, with four more under way: those count, too."""
+    config = replace(
+        configs(file)["own inputs"], service=ServiceConfig(servers=2, workers=2, max_staleness=8)
+    )
+    outcome = train(config, tmp_path / "run", engine=engine, asked_to_stop=lambda: True)
+    assert (outcome.ending, outcome.step) == ("asked", 5)
+    events = [(e["step"], e["event"]) for e in read_journal(tmp_path / "run" / "journal.jsonl")]
+    assert events == [(5, "evaluate"), (5, "service")]
+
+
+def test_workers_without_servers_are_refused():
+    with pytest.raises(UsageError) as error:
+        ServiceConfig(workers=2)
+    assert str(error.value) == "workers need servers to keep the rows: add --servers 2, say."
