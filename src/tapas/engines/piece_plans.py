@@ -9,7 +9,7 @@ import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -85,17 +85,19 @@ def _item(name: str, rows: Tensor, place: int, size: torch.Size, kind: WriteItem
 class SavePlanner(DefaultSavePlanner):
     """Writes `slots`, and sees to it that those of all processes make up whole tensors.
 
-    With `alone` the pieces are written as if each were held by a process of its own.
+    With `alone` the pieces are written as if each were held by a process of its own; with
+    `number` all are, as if by process `number` of a group.
     """
 
-    def __init__(self, slots: Sequence[Slot], *, alone: bool = False):
+    def __init__(self, slots: Sequence[Slot], *, alone: bool = False, number: int | None = None):
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self.slots, self.alone = {each.item.index: each for each in slots}, alone
+        self.number = number
 
     def by_holder(self, items: Sequence[WriteItem]) -> dict[int | None, list[WriteItem]]:
         """`items` by the process that is to seem to write them; None is this one."""
         if not self.alone:
-            return {None: list(items)}
+            return {self.number: list(items)}
         found: dict[int | None, list[WriteItem]] = {}
         for item in items:
             found.setdefault(self.slots[item.index].holder, []).append(item)
@@ -143,6 +145,61 @@ def check_whole(items: Sequence[WriteItem]) -> None:
             reached = stop
         if reached != size[0]:
             raise UsageError(f"the pieces of '{name}' make up {reached} of {size[0]} rows.")
+
+
+class Part(NamedTuple):
+    """What process `number` has written by itself, as far as the others must know of it."""
+
+    number: int
+    items: tuple[WriteItem, ...]
+    results: tuple[WriteResult, ...]
+    files: dict[str, dict[str, Any]]  # size and checksum by name
+
+    def names(self, *, pieces: bool) -> set[str]:
+        """The tensors of which it has pieces, or those which it has whole."""
+        return {
+            each.index.fqn for each in self.items if (each.type == WriteItemType.SHARD) == pieces
+        }
+
+
+def check_numbers(parts: Sequence[Part]) -> None:
+    """An error unless there is one part of each number from 0 on."""
+    numbers = sorted(part.number for part in parts)
+    if numbers != list(range(len(numbers))):
+        raise UsageError(
+            f"the parts of a checkpoint have the numbers {', '.join(map(str, numbers))}; expected "
+            f"each of 0 to {len(numbers) - 1} once. Give every writer a number of its own."
+        )
+
+
+def check_parts(folder: Path, parts: Sequence[Part]) -> None:
+    """An error unless the files of all `parts` are in `folder`, and plain tensors in one of them.
+
+    Whether pieces make up whole tensors is for `check_whole`.
+    """
+    check_numbers(parts)
+    holders: dict[str, int] = {}
+    for part in parts:
+        for name in sorted(part.names(pieces=False)):
+            if (other := holders.setdefault(name, part.number)) != part.number:
+                raise UsageError(
+                    f"tensor '{name}' is whole in part {other} and in part {part.number}. Let one "
+                    "of them write it, or each a piece."
+                )
+    for part in parts:
+        for name in sorted(part.names(pieces=True) & holders.keys()):
+            raise UsageError(
+                f"tensor '{name}' is whole in part {holders[name]} and a piece in part "
+                f"{part.number}. Let one write all of it, or each a piece."
+            )
+        for name, print_ in part.files.items():
+            file = folder / name
+            size = f"{file.stat().st_size:,} bytes" if file.exists() else "none"
+            if size != f"{print_['bytes']:,} bytes":
+                raise UsageError(
+                    f"part {part.number} has written {name} of {print_['bytes']:,} bytes, but here "
+                    f"{folder} has {size}. All writers need one folder that all of them see."
+                )
 
 
 class LoadPlanner(DefaultLoadPlanner):

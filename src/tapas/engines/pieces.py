@@ -1,7 +1,8 @@
 """Tensors that many processes hold in pieces, on disk by torch.distributed.checkpoint.
 
 A piece is a stretch of rows of a larger tensor. What m processes saved is loaded by any number
-of them, each reading only the stored stretches that overlap with the rows it wants.
+of them, each reading only the stored stretches that overlap with the rows it wants. Processes of
+a group save together; others write a part each, and one of them joins the parts.
 """
 
 import errno
@@ -18,16 +19,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
+from tapas.engines.fingerprint import fingerprint
 from tapas.engines.piece_plans import (
     CONTENTS,
     LoadPlanner,
+    Part,
     Reader,
     SavePlanner,
     Slot,
     Writer,
+    check_parts,
     piece_slot,
     whole_slot,
 )
@@ -89,6 +94,32 @@ def save_pieces(
             process_group=group,
             no_dist=alone,
         )
+
+
+def write_part(folder: Path, number: int, tensors: Mapping[str, Pieces]) -> Part:
+    """Write `tensors` into `folder`, which exists, as process `number` of several; no group.
+
+    They are on the disk when this returns, but there is nothing to load before `join_parts`.
+    Called again, it writes the same file again. OSError if it cannot write.
+    """
+    slots, state = _slots(tensors)
+    planner, writer = SavePlanner(slots, number=number), Writer(folder)
+    planner.set_up_planner(state)
+    (plan,) = writer.prepare_global_plan([writer.prepare_local_plan(planner.create_local_plan())])
+    results = writer.write_data(plan, planner).wait()
+    files = {file.name: fingerprint(file) for file in _rows_of(folder, number)}
+    return Part(number, tuple(plan.items), tuple(results), files)
+
+
+def join_parts(folder: Path, parts: Sequence[Part]) -> None:
+    """Make what `write_part` has written into `folder` one whole, as a group would have saved it.
+
+    Pieces must make up whole tensors, and plain tensors be in one part. OSError if it cannot
+    write.
+    """
+    check_parts(folder, parts)
+    _, contents = SavePlanner([]).create_global_plan([SavePlan(list(part.items)) for part in parts])
+    Writer(folder).finish(contents, [list(part.results) for part in parts])
 
 
 class Later:
@@ -178,7 +209,11 @@ def stored_shapes(folder: Path) -> dict[str, Stored]:
 def files_of(folder: Path, rank: int | None = None) -> list[Path]:
     """The files that `rank` has written into `folder`; of all of them if left out."""
     contents = [folder / CONTENTS] if not rank else []
-    return sorted(folder.glob(f"__{'*' if rank is None else rank}_*.distcp")) + contents
+    return _rows_of(folder, "*" if rank is None else rank) + contents
+
+
+def _rows_of(folder: Path, rank: int | str) -> list[Path]:
+    return sorted(folder.glob(f"__{rank}_*.distcp"))
 
 
 def _slots(tensors: Mapping[str, Pieces]) -> tuple[list[Slot], dict[str, Tensor]]:
