@@ -3,6 +3,7 @@
 import json
 import signal
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from math import isnan
@@ -33,8 +34,8 @@ from tapas.cli.progress import progress_bar
 from tapas.cli.ranks import begun_again, default_threads, remember_run, team_of_this_job
 from tapas.cli.stopping import stop_when_asked
 from tapas.errors import UsageError
-from tapas.training.config import JSON, build_config, read_toml
-from tapas.training.run_folder import RECORD
+from tapas.training.config import JSON, TrainConfig, build_config, read_toml
+from tapas.training.run_folder import RECORD, open_run
 from tapas.training.trainer import Outcome, Tick
 
 Layer = dict[str, dict[str, JSON]]
@@ -95,6 +96,27 @@ def train(
     threads: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Default: as many as cores.")
     ] = None,
+    servers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Processes that keep the rows, on Ray; see docs/scaling.md."
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", help="With --servers: processes that train.")
+    ] = None,
+    max_staleness: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Steps that one may miss of those before it. 0: one by one. "
+            "Default: twice the workers, less one.",
+        ),
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="A Ray cluster; left out, Ray on this machine."),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -115,7 +137,8 @@ def train(
     after a crash, and ends with the same model as a run that was never stopped.
 
     Under `torchrun --nproc-per-node 2 -m tapas train ...` all ranks train one model and each
-    keeps its part of the rows; see docs/scaling.md.
+    keeps its part of the rows. With --servers 2 --workers 2 rows are kept by servers and steps
+    are taken by workers, asynchronously, on Ray. See docs/scaling.md.
     """
     with one_line_endings():
         log_flags = source_table(
@@ -127,6 +150,7 @@ def train(
             "head": {"samples": samples, "presample": presample, "selection": selection},
             "loop": {"epochs": epochs, "steps": steps, "batch": batch, "seed": seed},
             "split": {"kind": split},
+            "service": {"servers": servers, "workers": workers, "max_staleness": max_staleness},
         }
         flags = {s: {k: v for k, v in t.items() if v is not None} for s, t in flags.items()}
         from tapas.training import session
@@ -160,6 +184,7 @@ def train(
             team_of_this_job(folder, built) as team,
             progress_bar("training", "steps", shown=team.leads) as move,
             stop_when_asked(team) as asked,
+            ExitStack() as closing,
         ):
             if built is not None and begun_again(folder):
                 go = partial(session.resume, folder)
@@ -174,6 +199,11 @@ def train(
                     tick.step, tick.steps, "" if isnan(tick.loss) else f"loss {tick.loss:.3f}{best}"
                 )
 
+            if ray_address is not None:
+                from tapas.training.service.serving import on_ray
+
+                check_served(folder, built)
+                go = partial(go, engine=closing.enter_context(on_ray(ray_address)))
             try:
                 outcome = go(talk=say, watch=watch, asked_to_stop=asked.to_stop, team=team)
             except (KeyboardInterrupt, SystemExit):
@@ -184,6 +214,13 @@ def train(
             _report(folder, outcome, as_json)
         if outcome.ending == "asked":
             raise typer.Exit(128 + (asked.signal or signal.SIGINT))
+
+
+def check_served(folder: Path, config: TrainConfig | None) -> None:
+    """An error if --ray-address is for a run that has no servers; None is that of `folder`."""
+    service = (config or open_run(folder).config).service
+    if not service.servers:
+        raise UsageError("--ray-address is for workers and servers: add --servers 2, say.")
 
 
 def _say_nothing(words: str) -> None:

@@ -92,7 +92,8 @@ def resume(
         with only_one(folder):
             checkpoint = None
             if run.checkpoints.steps() or step is not None:
-                checkpoint = load_rest(run.checkpoints, step)
+                servers = run.config.service.servers  # who check the files of rows
+                checkpoint = load_rest(run.checkpoints, step, part=servers, parts=servers + 1)
             talk(_going_on(checkpoint))
             return serve(run, split, checkpoint, talk, watch, asked_to_stop, engine)
     parts = build(run.config, run.log, split, team)

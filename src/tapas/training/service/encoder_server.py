@@ -12,11 +12,12 @@ from torch import nn
 
 from tapas.tables.ledger import Ledger
 from tapas.tables.messages import Floats, Receipt, Stamp, array_of, incarnation, tensor_of
-from tapas.training.building import build_optimizer
+from tapas.training.building import build_optimizer, learned_by
 from tapas.training.checkpoint_parts import load_rest
 from tapas.training.config import OptimizerConfig
 from tapas.training.model_checkpoint import load_optimizer_state, optimizer_state
 from tapas.training.run_folder import open_run
+from tapas.training.service.client import client_of
 from tapas.training.service.restoring import restore_point
 
 
@@ -93,13 +94,15 @@ def cut(whole: torch.Tensor, like: Mapping[str, torch.Tensor]) -> list[torch.Ten
     return [part.view_as(tensor) for part, tensor in zip(parts, like.values(), strict=True)]
 
 
-def start_encoder(path: Path, parameters: Mapping[str, Floats]) -> EncoderServer:
+def start_encoder(path: Path) -> EncoderServer:
     """The encoder's server of the run at `path`: as it began, or as its checkpoint has it."""
     run = open_run(path)
+    parameters = {name: array_of(p) for name, p in learned_by(client_of(run)).items()}
     step = restore_point(path)
     if step is None:
         return EncoderServer(parameters, run.config.optimizer)
-    found = load_rest(run.checkpoints, step)
+    servers = run.config.service.servers  # who check the rest of the files
+    found = load_rest(run.checkpoints, step, part=servers, parts=servers + 1)
     stored = {name: array_of(found.tensors[f"model.{name}"]) for name in parameters}
     server = EncoderServer(stored, run.config.optimizer, settled=step)
     load_optimizer_state(server.optimizer, found)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from tapas.data.splits import Split
 from tapas.errors import PeerError
-from tapas.tables.messages import array_of, tensor_of
+from tapas.tables.messages import tensor_of
 from tapas.tables.peers import Call, Peers, ask_all
 from tapas.tables.post import Post
 from tapas.training.building import learned_by
@@ -23,10 +23,11 @@ from tapas.training.model import SequenceModel
 from tapas.training.model_checkpoint import model_state
 from tapas.training.run_folder import RunFolder
 from tapas.training.service.accounts import ENCODER, Account, Ledgers, Load
+from tapas.training.service.client import build_client
 from tapas.training.service.encoder_server import cut, start_encoder
 from tapas.training.service.restoring import set_restore_point
 from tapas.training.service.row_server import start_server
-from tapas.training.service.worker import SLOTS, Taken, build_client, start_worker
+from tapas.training.service.worker import SLOTS, Taken, start_worker
 
 LOOK_SECONDS = 1.0  # between two looks at what is under way
 MOST_THREADS = 64
@@ -66,9 +67,8 @@ class Job:
             stack.callback(self.servers.close)
             post = Post(self.servers, DRIVER)
             self.model, _ = build_client(run.config, split.train_counts, post)
-            learned = {name: array_of(p) for name, p in learned_by(self.model).items()}
-            make = partial(start_encoder, run.path, learned)
-            self.encoder = engine("encoder server", [make], threads=threads, seconds=seconds)
+            encoder = [partial(start_encoder, run.path)]
+            self.encoder = engine("encoder server", encoder, threads=threads, seconds=seconds)
             stack.callback(self.encoder.close)
             trainers = [
                 partial(start_worker, run.path, number, self.servers, self.encoder)

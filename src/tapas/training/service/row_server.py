@@ -67,7 +67,7 @@ def start_server(path: Path, number: int) -> TrainingServer:
 def load_rows(run: RunFolder, step: int, number: int, shards: dict[str, Shard]) -> None:
     """Fill `shards` with what the checkpoint of `step` has for server `number`."""
     wanted = {name: ShardRows(shard.whole, number) for name, shard in shards.items()}
-    parts = run.config.service.servers
+    parts = run.config.service.servers + 1  # the last is that of the encoder
     found = load_shard(run.checkpoints, step, wanted, part=number, parts=parts)
     for name, shard in shards.items():
         for key, rows in shard.named_buffers():

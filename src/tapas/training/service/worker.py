@@ -23,17 +23,14 @@ from numpy.typing import NDArray
 from tapas.data.splits import split_log
 from tapas.data.windows import SequenceBatch, Windows
 from tapas.rng import stream
-from tapas.tables import ClassTable
 from tapas.tables.messages import Receipt, array_of, tensor_of
 from tapas.tables.peers import Peers
 from tapas.tables.post import Post
-from tapas.tables.served import ServedTable
-from tapas.training.building import TablePlan, build_model, check_device, learned_by, prepare
+from tapas.training.building import learned_by, prepare
 from tapas.training.config import TrainConfig
-from tapas.training.model import SequenceModel
 from tapas.training.run_folder import open_run
+from tapas.training.service.client import build_client
 from tapas.training.service.encoder_server import cut, flat
-from tapas.training.service.row_server import table_specs
 from tapas.training.steps import finite
 
 SLOTS = 2  # steps of one worker at a time: one computes while the other waits for servers
@@ -50,22 +47,6 @@ class Taken(NamedTuple):
     received_bytes: int
     round_trips: int
     seconds: float
-
-
-def build_client(
-    config: TrainConfig, train_counts: NDArray[np.int64], post: Post
-) -> tuple[SequenceModel, list[ServedTable]]:
-    """A model whose rows are on servers, and its tables."""
-    specs, tables = table_specs(config, len(train_counts)), []
-    device = check_device(config.loop.device)
-
-    def make(name: str, plan: TablePlan) -> ClassTable:
-        table = ServedTable(post, name, specs[name], device=device)
-        table.rows_in_state = False  # servers save them
-        tables.append(table)
-        return table
-
-    return build_model(config, train_counts, make=make).to(device), tables
 
 
 class Slot:

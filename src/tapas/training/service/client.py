@@ -1,0 +1,38 @@
+"""A model whose rows are on servers, as workers and the driver have it."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tapas.data.splits import split_log
+from tapas.tables import ClassTable
+from tapas.tables.peers import InProcess
+from tapas.tables.post import Post
+from tapas.tables.served import ServedTable
+from tapas.training.building import TablePlan, build_model, check_device
+from tapas.training.config import TrainConfig
+from tapas.training.model import SequenceModel
+from tapas.training.run_folder import RunFolder
+from tapas.training.service.row_server import table_specs
+
+
+def build_client(
+    config: TrainConfig, train_counts: NDArray[np.int64], post: Post
+) -> tuple[SequenceModel, list[ServedTable]]:
+    """A model whose rows are on servers, and its tables."""
+    specs, tables = table_specs(config, len(train_counts)), []
+    device = check_device(config.loop.device)
+
+    def make(name: str, plan: TablePlan) -> ClassTable:
+        table = ServedTable(post, name, specs[name], device=device)
+        table.rows_in_state = False  # servers save them
+        tables.append(table)
+        return table
+
+    return build_model(config, train_counts, make=make).to(device), tables
+
+
+def client_of(run: RunFolder) -> SequenceModel:
+    """The same with nobody to ask: for what the encoder starts at."""
+    nobody = Post(InProcess("server", [None] * run.config.service.servers))
+    train_counts = split_log(run.log, run.config.split).train_counts
+    return build_client(run.config, train_counts, nobody)[0]
