@@ -8,6 +8,8 @@ verb must bear being called twice.
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from tapas.errors import UsageError
+
 
 class Call(Protocol):
     """A question under way."""
@@ -57,6 +59,8 @@ class InProcess:
         self.kind, self.objects, self.size = kind, list(objects), len(objects)
 
     def call(self, number: int, verb: str, *args: Any) -> "Made":
+        if not 0 <= number < self.size:
+            raise UsageError(f"there is no {self.kind} {number}: there are {self.size}, from 0.")
         return Made(number, self.objects[number], verb, args)
 
     def share(self, value: Any) -> Any:

@@ -48,7 +48,7 @@ class Post:
     max_unheard: int = 0
     traffic: Traffic = field(default_factory=Traffic)
     receipts: list[Receipt] = field(default_factory=list)  # of the last push that was heard of
-    _unheard: deque[list[Call]] = field(default_factory=deque)
+    _unheard: deque[tuple[int, list[Call]]] = field(default_factory=deque)  # by sequence
     _seen: dict[int, Stamp] = field(default_factory=dict)
     _parcel: _Parcel | None = None
 
@@ -87,6 +87,11 @@ class Post:
         """
         if self._parcel is not None:
             raise UsageError("a push is being made already; leave that block first.")
+        if settled is not None and settled > sequence:
+            raise UsageError(
+                f"push {sequence} cannot be settled already, but settled is {settled}. It must be "
+                f"at most {sequence}."
+            )
         self._parcel = _Parcel([{} for _ in range(self.servers.size)])
         try:
             yield
@@ -99,14 +104,14 @@ class Post:
     def _send(self, parcel: _Parcel, sequence: int, settled: int | None) -> None:
         self._hear(self.max_unheard)
         if settled is None:
-            settled = sequence - len(self._unheard)
+            settled = min([sequence, *(earlier for earlier, _ in self._unheard)])
         requests = {}
         for number, part in enumerate(parcel.parts):
-            seen = self._seen[number].version if number in self._seen else 0
+            seen = self._seen[number].version if number in self._seen else None
             requests[number] = (self.worker, sequence, settled, seen, part)
         calls = [self.servers.call(j, "push", *request) for j, request in requests.items()]
-        self._unheard.append(calls)
-        self.sequence = sequence + 1
+        self._unheard.append((sequence, calls))
+        self.sequence = max(self.sequence, sequence + 1)
         self._count(requests, {})
         self._hear(self.max_unheard)
 
@@ -116,7 +121,15 @@ class Post:
 
     def _hear(self, most: int) -> None:
         while len(self._unheard) > most:
-            self.receipts = [call.answer() for call in self._unheard.popleft()]
+            receipts, errors = [], []
+            for call in self._unheard.popleft()[1]:
+                try:
+                    receipts.append(call.answer())
+                except Exception as error:  # the other servers' parts are on their way all the same
+                    errors.append(error)
+            if errors:
+                raise errors[0]
+            self.receipts = receipts
 
     def _note(self, number: int, stamp: Stamp) -> None:
         """The first look at a server counts; after a restart its count has begun anew."""

@@ -40,7 +40,8 @@ from tapas.tables.shard import Shard
 class RowServer:
     """Server `number` with its `shards` of tables, by name.
 
-    `settled` says which pushes are in the rows already: those with a sequence below it.
+    `settled` says which pushes are in the rows already: those of a sequence below it, of any
+    worker.
     Threads may call any verb; they take turns.
     """
 
@@ -87,9 +88,9 @@ class RowServer:
             else:
                 question = Question(tensor_of(query), tensor_of(own), complete, temperature, rule)
                 kept = shard.keep_of(
-                    part, self._slots(shard, part.ids), tensor_of(noise), share, question
+                    part, self._slots(table, part.ids), tensor_of(noise), share, question
                 )
-            places = self._slots(shard, torch.cat([kept.ids, tensor_of(wanted)]))
+            places = self._slots(table, torch.cat([kept.ids, tensor_of(wanted)]))
             weight, bias = shard.read(places)
             return Scored(
                 kept.ids.numpy(), kept.log_q.numpy(), weight.numpy(), bias.numpy(), self._stamp()
@@ -98,8 +99,7 @@ class RowServer:
     def rows(self, table: str, ids: Ids) -> tuple[Floats, Floats, Stamp]:
         """Weights (N, D) and biases (N,) of `ids` (N,), which live here."""
         with self._turn("rows"):
-            shard = self._shard(table)
-            weight, bias = shard.read(self._slots(shard, tensor_of(ids)))
+            weight, bias = self._shard(table).read(self._slots(table, tensor_of(ids)))
             return weight.numpy(), bias.numpy(), self._stamp()
 
     def push(
@@ -107,26 +107,30 @@ class RowServer:
         worker: int,
         sequence: int,
         settled: int,
-        seen: int,
+        seen: int | None,
         gradients: Mapping[str, tuple[Ids, Floats, Floats]],
     ) -> Receipt:
         """Move rows by `gradients`, (N,), (N, D) and (N,) for each table, unless done before.
 
-        Every push of a sequence below `settled` has been heard of by whoever sent it and will
-        not come again; `seen` is the oldest version that this one was computed from.
+        Every push of the worker with a sequence below `settled` has been heard of and will not
+        come again; `seen` is the oldest version that this one was computed from, if it was from
+        any. A push that is refused moves nothing.
         """
         with self._turn("push"):
-            self.ledger.settle(settled)
+            self.ledger.settle(worker, settled)
             if (earlier := self.ledger.find(worker, sequence, self._stamp())) is not None:
                 return earlier
+            slots = {
+                table: self._slots(table, tensor_of(part[0])) for table, part in gradients.items()
+            }
             rows = collided = 0
+            seen = self.version if seen is None else seen
             staleness = max(0, self.version - seen)
             self.version += 1
-            for table, (ids, weight_grad, bias_grad) in gradients.items():
+            for table, (_, weight_grad, bias_grad) in gradients.items():
                 shard = self._shard(table)
-                slots = self._slots(shard, tensor_of(ids))
-                shard.write(slots, tensor_of(weight_grad), tensor_of(bias_grad))
-                moved, at = self._moved[table], slots.numpy()
+                shard.write(slots[table], tensor_of(weight_grad), tensor_of(bias_grad))
+                moved, at = self._moved[table], slots[table].numpy()
                 rows += len(at)
                 collided += int(np.count_nonzero(moved[at] > seen))
                 moved[at] = self.version
@@ -144,7 +148,7 @@ class RowServer:
             shard = self._shard(table)
             banned = None if exclude is None else tensor_of(exclude)
             if banned is not None:
-                slots = self._slots(shard, banned.clamp(min=0))
+                slots = self._places(shard, banned.clamp(min=0))
                 foreign = (banned < 0) | (slots < 0) | (slots >= shard.num_classes)
                 banned = slots.masked_fill(foreign, -1)
             start = shard.whole.start(self.number)
@@ -156,7 +160,7 @@ class RowServer:
                 banned,
                 lambda rows: shard.whole.ids_at(rows + start),
             )
-            return value.numpy(), ids.numpy(), self._stamp()
+            return array_of(value), array_of(ids), self._stamp()
 
     def log_partition(self, table: str, query: Floats) -> tuple[Floats, Stamp]:
         """Log of the sum over this shard's classes of exp(logit), (B,)."""
@@ -170,7 +174,8 @@ class RowServer:
         with self._turn("state"):
             shard = self._shard(table)
             return {
-                name: array_of(value.float()) for name, value in shard.named_buffers()
+                name: array_of(value.to(torch.float32, copy=True))  # rows move on before it leaves
+                for name, value in shard.named_buffers()
             }, shard.num_updates
 
     def load(self, table: str, tensors: Mapping[str, NDArray[Any]], num_updates: int) -> None:
@@ -229,7 +234,19 @@ class RowServer:
             raise UsageError(f"server {self.number} has no table '{table}'. It has: {known}.")
         return self.shards[table]
 
-    def _slots(self, shard: Shard, ids: Tensor) -> Tensor:
+    def _slots(self, table: str, ids: Tensor) -> Tensor:
+        """Where the rows of `ids` (N,) are in the shard; native code would take any place."""
+        shard = self._shard(table)
+        slots = self._places(shard, ids)
+        foreign = (slots < 0) | (slots >= shard.num_classes)
+        if bool(foreign.any()):
+            raise UsageError(
+                f"class {int(ids[foreign][0])} of '{table}' is not on server {self.number}: who "
+                "asks places classes otherwise. Build tables and servers from one TableSpec."
+            )
+        return slots
+
+    def _places(self, shard: Shard, ids: Tensor) -> Tensor:
         return shard.whole.permute(ids) - shard.whole.start(self.number)
 
     def _stamp(self) -> Stamp:

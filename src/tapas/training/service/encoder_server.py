@@ -46,7 +46,7 @@ class EncoderServer:
     ) -> Receipt:
         """One step of the optimizer by `gradient` (P,), unless this push was applied before."""
         with self._lock:
-            self.ledger.settle(settled)
+            self.ledger.settle(worker, settled)
             if (earlier := self.ledger.find(worker, sequence, self._stamp())) is not None:
                 return earlier
             for parameter, grad in zip(
@@ -59,15 +59,18 @@ class EncoderServer:
             receipt = Receipt(True, staleness, 0, 0, self._stamp())
             return self.ledger.enter(worker, sequence, receipt)
 
-    def state(self) -> tuple[dict[str, Floats], dict[str, Any], Stamp]:
-        """Parameters by name, and the optimizer's tensors as checkpoints call them."""
+    def state(self) -> tuple[dict[str, Floats], dict[str, Any], Stamp, int]:
+        """Parameters by name, the optimizer's tensors as checkpoints call them, who answers.
+
+        The last is the step of the checkpoint that this process began from.
+        """
         with self._lock:
             learned = {name: array_of(p).copy() for name, p in self.parameters.items()}
             moments = {
                 name: array_of(value).copy()
                 for name, value in optimizer_state(self.optimizer).items()
             }
-            return learned, moments, self._stamp()
+            return learned, moments, self._stamp(), self.restored
 
     def status(self) -> dict[str, Any]:
         return {

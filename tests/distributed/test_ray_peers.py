@@ -1,0 +1,519 @@
+"""Peers on Ray: what is asked is answered, by whom, once more after a death, and by nobody else.
+
+One session serves the module; drivers that are killed or have no token run on their own.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tapas import PeerError, UsageError
+
+ray = pytest.importorskip("ray")
+from tapas.engines import ray_calls, ray_peers  # noqa: E402
+from tapas.engines.ray_peers import RayPeers  # noqa: E402
+from tapas.engines.ray_session import accepts_anybody, join_ray  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+SLACK_SECONDS = 30.0  # for a busy machine
+TALK = "from ray._raylet import GcsClient; GcsClient(address={!r}).internal_kv_get(b'x', None)"
+
+
+class TooManyWordsError(UsageError):
+    def __init__(self, first, second):
+        super().__init__(f"{first}, {second}")
+
+
+class Clerk:
+    """A peer that does as it is told; `folder` remembers how often it was built."""
+
+    def __init__(self, folder, number):
+        self.folder, self.number = Path(folder), number
+        with (self.folder / f"built-{number}").open("a") as file:
+            file.write("x")
+
+    def pid(self):
+        return os.getpid()
+
+    def add(self, a, b):
+        return a + b
+
+    def echo(self, value):
+        return value
+
+    def process(self):
+        import torch
+
+        return torch.get_num_threads(), os.nice(0), signal.getsignal(signal.SIGINT)
+
+    def nap(self, seconds):
+        time.sleep(seconds)
+        return seconds
+
+    def fail(self, how):
+        if how == "exit":
+            sys.exit(3)
+        if how == "odd":
+            raise TooManyWordsError("one", "two")
+        raise {
+            "ours": UsageError("num_samples must be above 0, got -1."),
+            "peer": PeerError("server 7 hangs.", (7,)),
+            "theirs": ZeroDivisionError("division by zero"),
+        }[how]
+
+    def linger(self, name):
+        """The number of times it was asked; the first time it takes until its process dies."""
+        file = self.folder / name
+        with file.open("a") as opened:
+            opened.write("x")
+        times = len(file.read_text())
+        if times == 1:
+            time.sleep(600)
+        return times
+
+    def die(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Asker:
+    def __init__(self, clerks):
+        self.clerks = clerks
+
+    def relay(self, number, a, b):
+        return self.clerks.call(number, "add", a, b).answer()
+
+    def close_them(self):
+        self.clerks.close()
+
+
+def fails_to_build(how):
+    if how == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise UsageError("no rows.") if how == "ours" else OSError("no space left on device")
+
+
+def slow_to_build(folder, seconds):
+    time.sleep(seconds)
+    return Clerk(folder, "slow")
+
+
+# what a driver of its own does: a session, then another one, in which it is killed
+DRIVER = """
+import os, signal, sys, time
+from tapas.engines.ray_session import join_ray
+before = dict(os.environ), signal.getsignal(signal.SIGTERM)
+with join_ray():
+    inside = dict(os.environ)
+assert inside == before[0] == dict(os.environ), "the environment has changed"
+assert signal.getsignal(signal.SIGTERM) == before[1], "SIGTERM is handled by another"
+print("closed", flush=True)
+sys.stdin.readline()
+with join_ray():
+    print("open again", flush=True)
+    time.sleep(600)
+"""
+# what somebody else does who knows the address of the session
+JOINER = """
+import sys
+from tapas import UsageError
+from tapas.engines.ray_session import join_ray
+try:
+    with join_ray(sys.argv[1], timeout_seconds=20) as session:
+        print("joined", session.address, session.is_ours)
+except UsageError as error:
+    print(error)
+"""
+
+
+def python(script, *args, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-W", "error::UserWarning", "-c", script, *args],
+        env={k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def processes_below(pid):
+    """Ids of all processes that `pid` has started, and that those have."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    found = {pid}
+    while True:
+        more = {child for child, parent in parents.items() if parent in found} - found
+        if not more:
+            return found - {pid}
+        found |= more
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition, seconds=SLACK_SECONDS):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it has not happened in time"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        (
+            "ray://here:10001",
+            r"^the address of a Ray cluster must be HOST:PORT, got 'ray://here:10001'\. ",
+        ),
+        (
+            "127.0.0.1:1",
+            r"^nothing answers at the Ray address 127\.0\.0\.1:1 \(.*Connection refused\)\. Start "
+            r"the cluster with `RAY_AUTH_MODE=token ray start --head`, or leave the address out\.$",
+        ),
+    ],
+)
+def test_an_address_where_there_is_no_cluster(address, words):
+    began = time.monotonic()
+    with pytest.raises(UsageError, match=words), join_ray(address):
+        pass
+    assert time.monotonic() - began < 10
+
+
+def test_what_a_session_cannot_be_given():
+    with pytest.raises(UsageError, match=r"must be at least 80 MiB, got 1000\.$"):
+        join_ray(object_store_bytes=1000).__enter__()
+    with pytest.raises(UsageError, match=r"^timeout_seconds must be above 0, got 0\.$"):
+        join_ray(timeout_seconds=0).__enter__()
+
+
+def test_without_ray_the_cure_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    words = r"needs Ray\. Install it with `pip install 'tapas-softmax\[ray\]'`\.$"
+    with pytest.raises(UsageError, match=words):
+        join_ray().__enter__()
+
+
+@pytest.fixture(scope="module")
+def driver():
+    """Runs beside the tests, as most of it is waiting."""
+    process = python(DRIVER)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.fixture(scope="module")
+def session(driver):
+    with join_ray(object_store_bytes=100 * 2**20) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("clerks")
+
+
+@pytest.fixture(scope="module")
+def clerks(session, folder):
+    peers = RayPeers.start(
+        "clerk", [partial(Clerk, str(folder), n) for n in range(2)], threads=2, seconds=20
+    )
+    yield peers
+    peers.close()
+    peers.close()
+
+
+def pid_of(peers, number):
+    return peers.call(number, "pid").answer()
+
+
+def test_calls_are_answered_by_the_peer_that_was_asked(clerks):
+    first, second = pid_of(clerks, 0), pid_of(clerks, 1)
+    assert len({first, second, os.getpid()}) == 3
+    assert clerks.describe(1) == f"clerk 1 (pid {second} on host 127.0.0.1)"
+    calls = [clerks.call(n % 2, "add", n, 1) for n in range(20)]
+    assert [call.answer() for call in calls] == list(range(1, 21))
+    assert [call.number for call in calls] == [0, 1] * 10
+    assert clerks.restarts() == [0, 0]
+
+
+def test_arrays_small_large_and_shared_come_back_as_they_were(clerks):
+    for size in (3, 400_000):
+        array = np.arange(size, dtype=np.float32)
+        for sent in (array, clerks.share(array)):
+            back = clerks.call(0, "echo", sent).answer()
+            assert back.dtype == array.dtype
+            assert np.array_equal(back, array)
+
+
+def test_a_call_is_done_when_its_answer_is_there(clerks):
+    slow, quick = clerks.call(0, "nap", 1.5), clerks.call(1, "nap", 0.0)
+    assert clerks.any_done([slow, quick], 20.0) == [quick]
+    assert not slow.done()
+    assert clerks.any_done([slow], 0.1) == []
+    assert clerks.any_done([slow], 20.0) == [slow]
+    assert slow.done()
+    assert slow.answer() == slow.answer() == 1.5
+    assert clerks.any_done([], 1.0) == []
+
+
+def test_two_threads_may_ask_at_the_same_time(clerks):
+    answers = {}
+
+    def ask(name):
+        answers[name] = [clerks.call(n % 2, "add", n, name).answer() for n in range(30)]
+
+    threads = [threading.Thread(target=ask, args=(k,)) for k in (100, 200)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SLACK_SECONDS)
+    assert answers == {k: [n + k for n in range(30)] for k in (100, 200)}
+
+
+def test_a_peer_has_one_thread_full_rights_to_the_processor_and_no_ear_for_ctrl_c(clerks):
+    assert clerks.call(0, "process").answer() == (1, os.nice(0), signal.SIG_IGN)
+
+
+def test_there_is_no_third_clerk(clerks):
+    with pytest.raises(UsageError, match=r"^there is no clerk 2: there are 2, from 0\.$"):
+        clerks.call(2, "pid")
+
+
+def test_errors_of_ours_come_back_as_themselves(clerks):
+    with pytest.raises(UsageError) as caught:
+        clerks.call(1, "fail", "ours").answer()
+    assert str(caught.value) == "num_samples must be above 0, got -1."
+    assert "in fail" in caught.value.__notes__[0]  # where, in the peer
+    with pytest.raises(PeerError) as caught:
+        clerks.call(1, "fail", "peer").answer()
+    assert str(caught.value) == "server 7 hangs."
+    assert caught.value.ranks == (7,)
+
+
+@pytest.mark.parametrize(
+    ("how", "last_line"),
+    [
+        ("theirs", "ZeroDivisionError: division by zero"),
+        ("odd", r".*TooManyWordsError: one, two"),
+        ("exit", "SystemExit: 3"),
+    ],
+)
+def test_errors_of_others_name_the_peer(clerks, how, last_line):
+    pid = pid_of(clerks, 1)
+    words = rf"^clerk 1 \(pid {pid} on host 127\.0\.0\.1\) failed in 'fail': {last_line}\n"
+    with pytest.raises(PeerError, match=words):
+        clerks.call(1, "fail", how).answer()
+    assert pid_of(clerks, 1) == pid
+
+
+def test_a_verb_that_is_not_there(clerks):
+    with pytest.raises(PeerError, match=r"AttributeError: 'Clerk' object has no attribute 'wave'"):
+        clerks.call(0, "wave").answer()
+
+
+def test_peers_can_be_handed_to_peers_who_do_not_end_them(clerks):
+    askers = RayPeers.start("asker", [partial(Asker, clerks)])
+    assert askers.call(0, "relay", 1, 20, 3).answer() == 23
+    askers.call(0, "close_them").answer()
+    assert askers.call(0, "relay", 1, 20, 4).answer() == 24
+    pid = ray.get(askers._actors[0].pulse.remote())[0].pid
+    askers.close()
+    wait_until(lambda: not is_alive(pid))
+    with pytest.raises(PeerError, match=rf"^asker 0 \(pid {pid} .* is gone and is not started"):
+        askers.call(0, "relay", 1, 2, 3).answer()
+    assert clerks.call(1, "add", 2, 3).answer() == 5
+
+
+def test_a_killed_peer_comes_back_and_is_asked_again(clerks, folder):
+    victim, other = pid_of(clerks, 0), pid_of(clerks, 1)
+    built = len((folder / "built-0").read_text())
+    call = clerks.call(0, "linger", "killed")
+    wait_until((folder / "killed").exists)
+    os.kill(victim, signal.SIGKILL)
+    later = clerks.call(0, "add", 1, 2)
+    assert clerks.any_done([call], SLACK_SECONDS) == [call]
+    assert call.answer() == 2
+    assert later.answer() == 3
+    assert pid_of(clerks, 0) not in (victim, other)
+    assert pid_of(clerks, 1) == other
+    assert clerks.restarts() == [1, 0]
+    assert len((folder / "built-0").read_text()) == built + 1
+
+
+def test_a_verb_that_kills_is_not_asked_for_ever(clerks, monkeypatch):
+    monkeypatch.setattr(ray_calls, "MAX_DEATHS", 2)
+    words = r"^clerk 1 \(pid \d+ .*\) has died 2 times in a row while it was asked for 'die': "
+    with pytest.raises(PeerError, match=words) as caught:
+        clerks.call(1, "die").answer()
+    assert caught.value.ranks == (1,)
+    assert clerks.call(1, "add", 1, 1).answer() == 2
+
+
+def test_a_hung_peer_is_named_in_time_and_welcome_when_it_is_back(clerks, monkeypatch):
+    monkeypatch.setattr(clerks, "seconds", 2.0)
+    pid = pid_of(clerks, 1)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        words = (
+            rf"^clerk 1 \(pid {pid} on host 127\.0\.0\.1\) has not answered for 2 s: it hangs, or "
+            r"its host is cut off\.$"
+        )
+        with pytest.raises(PeerError, match=words):
+            clerks.call(1, "add", 1, 2).answer()
+        assert 2 <= time.monotonic() - began < 3.5
+        assert clerks.call(0, "add", 1, 2).answer() == 3
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert pid_of(clerks, 1) == pid
+
+
+def test_a_peer_that_works_for_too_long_is_not_said_to_hang(clerks, monkeypatch):
+    monkeypatch.setattr(clerks, "seconds", 1.0)
+    words = r"has worked on 'nap' for 1 s without an answer\. Allow it more seconds if that is"
+    with pytest.raises(PeerError, match=words):
+        clerks.call(1, "nap", 3.0).answer()
+
+
+def test_a_peer_may_take_longer_to_build_than_to_answer(session, folder):
+    peers = RayPeers.start("clerk", [partial(slow_to_build, str(folder), 2.0)], seconds=1.0)
+    assert peers.call(0, "add", 1, 2).answer() == 3
+    peers.close()
+
+
+def test_a_peer_is_not_waited_for_without_end(session, folder):
+    words = r"^clerk 0( \(pid .*\))? is not ready after 0\.5 s\.$"
+    with pytest.raises(PeerError, match=words):
+        RayPeers.start("clerk", [partial(slow_to_build, str(folder), 60)], start_seconds=0.5)
+
+
+def test_a_factory_that_fails_is_an_error_with_its_cause(session):
+    with pytest.raises(UsageError) as caught:
+        RayPeers.start("clerk", [partial(fails_to_build, "ours")])
+    assert str(caught.value) == "no rows."
+    make = ray.cloudpickle.dumps(partial(fails_to_build, "theirs"))
+    host = ray_peers.Host("clerk 1", make)
+    name = rf"clerk 1 \(pid {os.getpid()} on host 127\.0\.0\.1\)"
+    for verb in ("", "add"):  # whatever it is asked for
+        _, _, error = host.ask(verb)
+        with pytest.raises(PeerError, match=rf"^{name} could not be built: OSError: no space left"):
+            raise error
+
+
+def test_a_factory_that_kills_its_process_is_not_called_for_ever(session, monkeypatch):
+    monkeypatch.setattr(ray_calls, "MAX_DEATHS", 2)
+    words = r"^clerk 0( \(pid .*\))? has died 2 times in a row while it was built: "
+    with pytest.raises(PeerError, match=words):
+        RayPeers.start("clerk", [partial(fails_to_build, "dies")])
+
+
+@pytest.mark.parametrize("name", ["threads", "seconds", "start_seconds"])
+def test_limits_must_be_above_zero(session, name):
+    with pytest.raises(UsageError, match=rf"^{name} must be above 0, got 0\.$"):
+        RayPeers.start("clerk", [], **{name: 0})
+
+
+def token_file():
+    return Path(ray._private.worker._global_node.get_temp_dir_path()).parent / "token"
+
+
+def test_nobody_gets_in_without_the_token(session):
+    script = TALK.format(session.address)
+    known = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file())}
+    nobody = [python(script), python(script, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="f" * 64)]
+    friend = python(script, **known)
+    for process in nobody:
+        _, told = process.communicate(timeout=SLACK_SECONDS)
+        assert process.returncode != 0
+        assert "InvalidAuthToken" in told
+    assert friend.communicate(timeout=SLACK_SECONDS)[1] == ""
+    assert friend.returncode == 0
+    assert not accepts_anybody(session.address)
+
+
+def test_the_token_and_the_sockets_are_for_this_user_alone(session):
+    assert token_file().stat().st_mode & 0o777 == 0o600
+    assert token_file().parent.stat().st_mode & 0o777 == 0o700
+    assert len(token_file().read_text()) == 64
+
+
+def test_a_cluster_is_joined_with_its_token_only(session):
+    address = session.address
+    known = {"RAY_AUTH_TOKEN_PATH": str(token_file())}
+    home = {"HOME": str(token_file().parent)}  # no token lies there
+    friend, stranger, liar = (
+        python(JOINER, address, **known),
+        python(JOINER, address, **home),
+        python(JOINER, address, RAY_AUTH_TOKEN="f" * 64),
+    )
+    told = [process.communicate(timeout=60) for process in (friend, stranger, liar)]
+    assert told[0][0] == f"joined {address} False\n", told[0]
+    assert told[1][0].startswith(
+        f"the Ray cluster at {address} is used with a token only, and there is none: "
+    ), told[1]
+    assert "`ray get-auth-token --generate`" in told[1][0]
+    assert told[2][0] == (
+        f"the Ray cluster at {address} does not accept our token. Put the cluster's own into "
+        "~/.ray/auth_token or RAY_AUTH_TOKEN.\n"
+    ), told[2]
+
+
+def test_whoever_is_connected_stays_connected(session):
+    with join_ray() as found:
+        assert found == (session.address, False)
+    assert ray.is_initialized()
+    words = rf"^this process is already connected to Ray at {session.address}, not at other:1\. "
+    with pytest.raises(UsageError, match=words), join_ray("other:1"):
+        pass
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads Linux's list of sockets")
+def test_only_this_machine_can_reach_the_session(clerks):
+    ours = set()
+    for pid in processes_below(os.getpid()) | {os.getpid()}:
+        for link in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                ours.add(os.readlink(link))
+            except OSError:
+                continue
+    rows = [
+        row.split()
+        for name in ("tcp", "tcp6")
+        for row in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+    ]
+    listening = {
+        row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in ours
+    }
+    loopback = {"0100007F", "0000000000000000FFFF00000100007F"}  # 127.0.0.1, as IPv4 and in IPv6
+    assert listening
+    assert listening <= loopback
+
+
+def test_a_session_leaves_nothing_behind_and_a_killed_driver_no_processes(driver):
+    assert driver.stdout.readline() == "closed\n", driver.stderr.read()
+    assert processes_below(driver.pid) == set()
+    driver.stdin.write("go on\n")
+    driver.stdin.flush()
+    assert driver.stdout.readline() == "open again\n", driver.stderr.read()
+    below = processes_below(driver.pid)
+    assert len(below) > 2
+    driver.kill()
+    wait_until(lambda: not any(is_alive(pid) for pid in below), 30.0)
