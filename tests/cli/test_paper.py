@@ -1,10 +1,9 @@
 """`tapas paper` as a stranger uses it, in a process of its own."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+from oracle import journeys
 
 pytestmark = pytest.mark.slow
 
@@ -12,16 +11,13 @@ STUDIES = ("figure-1", "figure-2", "pool-size", "temperature", "figure-1-priorit
 
 
 def tapas(*arguments, cwd):
-    return subprocess.run(
-        [sys.executable, "-m", "tapas", "paper", *arguments],
-        cwd=cwd, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    return journeys.tapas("paper", *arguments, cwd=cwd)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("study", STUDIES)
 def test_a_quick_study_runs_draws_writes_and_is_not_run_twice(study, tmp_path):
-    done = tapas(study, "--quick", cwd=tmp_path)
+    done = tapas(study, "--quick", "--workers", 1, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "results" / "quick" / study
     assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")

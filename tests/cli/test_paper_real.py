@@ -2,10 +2,9 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
+from oracle import journeys
 
 from tapas import DataError, UsageError
 from tapas.cli.paper_claims import read_paces
@@ -17,10 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def tapas(*arguments, cwd):
-    return subprocess.run(
-        [sys.executable, "-m", "tapas", "paper", *arguments, "--cache", "cache"],
-        cwd=cwd, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    return journeys.tapas("paper", *arguments, "--cache", "cache", cwd=cwd)
 
 
 def one_line(done):

@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tapas.cli import paper_real
+from tapas.cli import paper_real, paper_system
 from tapas.cli.endings import one_line_endings
 from tapas.cli.paper_claims import all_claims, study_ledger, write_overview
 from tapas.cli.progress import run_bars
@@ -42,7 +42,7 @@ def list_studies() -> None:
         table.add_column(heading)
     for study in STUDIES.values():
         table.add_row(study.name, study.claim, study.minutes)
-    for name, (claim, minutes) in paper_real.ABOUT.items():
+    for name, (claim, minutes) in {**paper_real.ABOUT, **paper_system.ABOUT}.items():
         table.add_row(name, claim, minutes)
     Console(highlight=False).print(table)
 
@@ -98,6 +98,7 @@ for _study in STUDIES.values():
     _command(_study)
 for _name, _function in paper_real.COMMANDS.items():
     app.command(_name)(_function)
+app.command("table-1")(paper_system.table_1)
 
 
 def run_study(name: str, out: Path, *, quick: bool, draw: bool, workers: int) -> None:

@@ -14,10 +14,12 @@ from tapas.paper.real.sets import SETS
 from tapas.paper.real.verdicts import judge_real_claims
 from tapas.paper.report import claims_table
 from tapas.paper.studies import STUDIES, Study, fit_quick
+from tapas.paper.system.verdicts import STUDY as SYSTEM
+from tapas.paper.system.verdicts import judge_system_claims
 
 REAL_RUNS = "real-data"
 PACES = Path("table-1") / "pace.json"
-PAGES = (*STUDIES, "figure-3", "figure-4", "table-1", "sweeps")
+PAGES = (*STUDIES, "figure-3", "figure-4", "table-1", SYSTEM, "sweeps")
 
 
 def study_ledger(out: Path, study: Study) -> Ledger:
@@ -38,6 +40,10 @@ def read_book(out: Path, *, quick: bool = False) -> Book:
 
 def real_ledger(out: Path, name: str) -> Ledger:
     return Ledger(out / REAL_RUNS / f"{name}.jsonl")
+
+
+def system_ledger(out: Path) -> Ledger:
+    return Ledger(out / SYSTEM / "results.jsonl")
 
 
 def read_evidence(out: Path, *, quick: bool = False) -> list[Evidence]:
@@ -79,6 +85,7 @@ def all_claims(out: Path, *, quick: bool = False) -> list[Claim]:
     return [
         *judge_claims(read_book(out, quick=quick)),
         *judge_real_claims(read_evidence(out, quick=quick)),
+        *judge_system_claims(system_ledger(out)),
     ]
 
 

@@ -1,4 +1,4 @@
-"""`tapas paper figure-3`, `figure-4`, `table-1` and `sweeps`: the paper's real data, on ours."""
+"""`tapas paper figure-3`, `figure-4`, `sweeps` and `table-1 --data`: the real data, on ours."""
 
 import json
 import logging
@@ -84,29 +84,20 @@ def figures(
         _write_figures(_home(out, quick), quick=quick)
 
 
-def table_1(
-    out: Out = Path("results"),
-    data: Data = Path("data"),
-    sets: Names = ALL,
-    cache: Cache = None,
-    quick: Quick = False,
-    draw: Draw = False,
+def measure_paces(
+    out: Path, data: Path, sets: str, cache: Path | None, *, quick: bool, draw: bool
 ) -> None:
-    """Steps a second of every cell of figure 3, measured in turns; wants a quiet machine.
-
-    Takes the settings that the search of figure 3 found. A few minutes for each set.
-    """
-    with one_line_endings():
-        home = _home(out, quick)
-        measured = read_paces(home)
-        for plan, ledger in [] if draw else _plans(sets, out, quick):
-            place = Place(data, cache_folder(cache))
-            rounds = 2 if quick else ROUNDS
-            measured[plan.name] = measure_pace(plan, ledger, place, rounds=rounds)
-            talk(f"measured {plan.name}")
-            text = json.dumps({k: [asdict(p) for p in v] for k, v in measured.items()}, indent=1)
-            ResultsFolder(home / PACES.parent).write({PACES.name: (text + "\n").encode()})
-        _write_figures(home, quick=quick)
+    """Table 1 in one process: steps a second of every cell of figure 3, measured in turns."""
+    home = _home(out, quick)
+    measured = read_paces(home)
+    for plan, ledger in [] if draw else _plans(sets, out, quick):
+        place = Place(data, cache_folder(cache))
+        rounds = 2 if quick else ROUNDS
+        measured[plan.name] = measure_pace(plan, ledger, place, rounds=rounds)
+        talk(f"measured {plan.name}")
+        text = json.dumps({k: [asdict(p) for p in v] for k, v in measured.items()}, indent=1)
+        ResultsFolder(home / PACES.parent).write({PACES.name: (text + "\n").encode()})
+    _write_figures(home, quick=quick)
 
 
 def sweeps(
@@ -141,11 +132,10 @@ def sweeps(
         talk(f"Wrote {home / 'sweeps' / 'README.md'}.")
 
 
-COMMANDS = {"figure-3": figures, "figure-4": figures, "table-1": table_1, "sweeps": sweeps}
+COMMANDS = {"figure-3": figures, "figure-4": figures, "sweeps": sweeps}
 ABOUT = {  # what each is about, and minutes on two cores
     "figure-3": ("MAP@20 rises with r on real data; n=1000, r=8 is as good as n=8000.", "240"),
     "figure-4": ("The full softmax loss does not get better. The same runs as figure-3.", "240"),
-    "table-1": ("r=8 costs about 10 % more time than r=1.", "5"),
     "sweeps": ("None: what each setting does, and whether the paper's rule can be cured.", "30"),
 }
 

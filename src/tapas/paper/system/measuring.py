@@ -1,0 +1,66 @@
+"""One round: every cell gets its servers and workers, warms up, and is measured."""
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tapas.errors import DataError
+from tapas.paper.ledger import Result
+from tapas.paper.system.jobs import OpenJob, Stretch
+from tapas.paper.system.plan import Round
+
+
+def measure(
+    round: Round, cache: Path, open_job: OpenJob, tell: Callable[[str], None] = lambda words: None
+) -> Result:
+    """What the ledger keeps of `round`.
+
+    One job at a time: two would share the cores. `tell` is told what is going on.
+    """
+    system, log = round.system, round.system.make_log(cache)
+    rows = []
+    for cell in round.cells:
+        tell(f"round {round.number + 1}: {cell}")
+        job = open_job(
+            system.config(cell, log, round.number),
+            cache,
+            servers=system.servers,
+            workers=system.workers,
+            max_staleness=system.max_staleness,
+        )
+        try:
+            before, found = job.run(system.warm_up), job.run(system.steps)
+        finally:
+            job.close()
+        for stretch, steps in ((before, system.warm_up), (found, system.steps)):
+            _check(stretch, steps, str(cell))
+        rows.append({"cell": cell[:3], "warm_up": _plain(before), "measured": _plain(found)})
+    return {
+        "key": round.key(),
+        "run": asdict(round),
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "cells": rows,
+    }
+
+
+def _check(stretch: Stretch, steps: int, cell: str) -> None:
+    """A job that did less, or no longer trains, has no pace worth keeping."""
+    if stretch.steps != steps:
+        raise DataError(f"{cell}: {steps} steps were asked for, {stretch.steps} were done.")
+    if not math.isfinite(stretch.loss):
+        raise DataError(
+            f"{cell}: the loss became {stretch.loss} within {steps} steps. Lower max_staleness."
+        )
+
+
+def _plain(stretch: Stretch) -> dict[str, Any]:
+    """For JSON, whose names are text."""
+    found = stretch._asdict()
+    found["staleness"] = {str(missed): n for missed, n in sorted(stretch.staleness.items())}
+    return found

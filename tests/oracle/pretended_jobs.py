@@ -1,0 +1,57 @@
+"""Servers and workers that only pretend: their numbers follow from n, r and rule."""
+
+from tapas.paper.system.jobs import Stretch
+from tapas.paper.system.plan import System
+
+SMALL = System().quick()
+SECONDS = {  # of a step, by n / 16, rule, r: the paper's steps a second for the paper's rule
+    (1, "top", 1): 1 / 181,
+    (1, "top", 8): 1 / 173,
+    (1, "priority", 8): 1.5 / 181,
+    (8, "top", 1): 1 / 92,
+    (8, "top", 8): 1 / 81,
+    (8, "priority", 8): 2 / 92,
+}
+
+
+def pretended(config, steps, *, slow=1.0, collided=0.25):
+    """Pushes n + 10 rows in a step, of which a quarter has collided; misses 1 or 3 updates."""
+    head = config.head
+    seconds = SECONDS[head.samples // SMALL.samples, head.selection, head.presample]
+    rows = steps * (head.samples + 10)
+    return Stretch(
+        steps=steps,
+        seconds=slow * steps * seconds,
+        bytes_sent=steps * 2_000_000.0,
+        rows_pushed=rows,
+        rows_collided=round(collided * rows),
+        staleness={1: steps // 4, 3: steps - steps // 4},
+        loss=5.0,
+    )
+
+
+class Engine:
+    """Opens pretended jobs and remembers what it was asked for.
+
+    `answer(config, steps)` is what a job's run returns.
+    """
+
+    def __init__(self, answer=pretended):
+        self.answer, self.opened, self.ran, self.closed = answer, [], [], 0
+
+    def __call__(self, config, cache, *, servers, workers, max_staleness):
+        assert len(self.opened) == self.closed, "two jobs at a time would share the cores"
+        self.opened.append((config, cache, servers, workers, max_staleness))
+        return Pretence(self, config)
+
+
+class Pretence:
+    def __init__(self, engine, config):
+        self.engine, self.config = engine, config
+
+    def run(self, steps):
+        self.engine.ran.append(steps)
+        return self.engine.answer(self.config, steps)
+
+    def close(self):
+        self.engine.closed += 1
