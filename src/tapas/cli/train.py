@@ -34,7 +34,7 @@ from tapas.cli.progress import progress_bar
 from tapas.cli.ranks import begun_again, default_threads, remember_run, team_of_this_job
 from tapas.cli.stopping import stop_when_asked
 from tapas.errors import UsageError
-from tapas.training.config import JSON, TrainConfig, build_config, read_toml
+from tapas.training.config import JSON, ServiceConfig, TrainConfig, build_config, read_toml
 from tapas.training.run_folder import RECORD, open_run
 from tapas.training.trainer import Outcome, Tick
 
@@ -155,12 +155,15 @@ def train(
         flags = {s: {k: v for k, v in t.items() if v is not None} for s, t in flags.items()}
         from tapas.training import session
 
+        other = flags.pop("service") if resume is not None else {}
         if resume is not None:
             _refuse_with_resume(
                 flags, out=out, config=config, cache=cache, set=settings, threads=threads
             )
             folder, built = resume, None
             go: Callable[..., Outcome] = partial(session.resume, resume, step=step)
+            if other:
+                go = partial(go, service=_changed(open_run(resume).config.service, other))
         else:
             if out is None:
                 raise UsageError("say where the run shall be kept: --out FOLDER.")
@@ -214,6 +217,14 @@ def train(
             _report(folder, outcome, as_json)
         if outcome.ending == "asked":
             raise typer.Exit(128 + (asked.signal or signal.SIGINT))
+
+
+def _changed(service: ServiceConfig, flags: dict[str, JSON]) -> ServiceConfig:
+    """`service` with what a run shall go on with instead; staleness follows the workers."""
+    if flags.get("servers") == 0:
+        flags = {"workers": 1, **flags}
+    before: dict[str, JSON] = {"servers": service.servers, "workers": service.workers}
+    return ServiceConfig(**(before | flags))  # type: ignore[arg-type]
 
 
 def check_served(folder: Path, config: TrainConfig | None) -> None:

@@ -30,7 +30,13 @@ from tapas.tables import (
     RowwiseAdagrad,
     ShardedTable,
 )
-from tapas.training.config import HeadConfig, ModelConfig, OptimizerConfig, TrainConfig
+from tapas.training.config import (
+    HeadConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ServiceConfig,
+    TrainConfig,
+)
 from tapas.training.model import SequenceModel
 from tapas.training.planning import Plan, Workload, check_fits, plan
 from tapas.training.repeats import Repeats, start_at_zero
@@ -97,7 +103,7 @@ def prepare(config: TrainConfig, log: EventLog, split: Split) -> tuple[TrainConf
 
 def resolve(config: TrainConfig, num_classes: int, windows: Windows) -> TrainConfig:
     """`config` with a number wherever one was left to us."""
-    head, loop, service = config.head, config.loop, config.service
+    head, loop = config.head, config.loop
     if head.samples is None:
         head = dataclasses.replace(head, samples=min(MOST_SAMPLES, max(1, num_classes // 8)))
     steps = loop.steps or max(1, round(loop.epochs * windows.steps_per_epoch))
@@ -107,10 +113,15 @@ def resolve(config: TrainConfig, num_classes: int, windows: Windows) -> TrainCon
     loop = dataclasses.replace(
         loop, steps=steps, evaluate_every=min(every, steps), batch=windows.batch_size
     )
+    service = resolve_service(config.service)
+    return dataclasses.replace(config, head=head, loop=loop, service=service)
+
+
+def resolve_service(service: ServiceConfig) -> ServiceConfig:
     if service.servers and service.max_staleness is None:
         # each worker computes one step while the next one's round trip is under way
-        service = dataclasses.replace(service, max_staleness=2 * service.workers - 1)
-    return dataclasses.replace(config, head=head, loop=loop, service=service)
+        return dataclasses.replace(service, max_staleness=2 * service.workers - 1)
+    return service
 
 
 def workload_of(

@@ -25,6 +25,7 @@ from tapas.errors import DataError, UsageError
 from tapas.training.checkpoint import CheckpointFolder
 from tapas.training.config import TrainConfig, as_toml, build_config, read_toml
 from tapas.version import __version__
+from tapas.whole_file import whole_file
 
 FORMAT = 1
 RECORD, CONFIG, LOG, CHECKPOINTS = "run.json", "config.toml", "log", "checkpoints"
@@ -87,6 +88,13 @@ def create_run(path: Path, config: TrainConfig, log: EventLog) -> RunFolder:
             raise _refusal(path, error) from error
         raise
     return open_run(path)
+
+
+def change_config(run: RunFolder, config: TrainConfig) -> RunFolder:
+    """`run` as it goes on by `config`."""
+    with whole_file(run.path / CONFIG) as unfinished:
+        unfinished.write_text(as_toml(config), encoding="utf-8")
+    return open_run(run.path)
 
 
 @contextmanager

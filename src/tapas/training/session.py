@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,13 +11,20 @@ from tapas.data.describing import reading_words, split_words
 from tapas.data.preparing import prepare_log
 from tapas.data.splits import Split, split_log
 from tapas.errors import UsageError
-from tapas.training.building import Parts, build, prepare
+from tapas.training.building import Parts, build, prepare, resolve_service
 from tapas.training.checkpoint import Checkpoint
 from tapas.training.checkpoint_parts import load_rest
-from tapas.training.config import TrainConfig
+from tapas.training.config import ServiceConfig, TrainConfig
 from tapas.training.journal import Journal, NoJournal
 from tapas.training.model_checkpoint import read_checkpoint
-from tapas.training.run_folder import RunFolder, check_free, create_run, only_one, open_run
+from tapas.training.run_folder import (
+    RunFolder,
+    change_config,
+    check_free,
+    create_run,
+    only_one,
+    open_run,
+)
 from tapas.training.service.job import Engine
 from tapas.training.service.serving import serve
 from tapas.training.steps import OwnSteps
@@ -81,11 +89,18 @@ def resume(
     asked_to_stop: Asked = lambda: False,
     team: Team | None = None,
     engine: Engine | None = None,
+    service: ServiceConfig | None = None,
 ) -> Outcome:
-    """Go on from the newest checkpoint, or from that of `step`, to the same end."""
+    """Go on from the newest checkpoint, or from that of `step`, to the same end.
+
+    `service` are other numbers of workers and servers than those it was begun with.
+    """
     team = team or Team()
     run = open_run(folder)
     check_service(run.config, team)
+    if service is not None:
+        with only_one(folder):
+            run = change_config(run, replace(run.config, service=resolve_service(service)))
     torch.set_num_threads(run.num_threads)  # sums over threads are sums in another order
     split = split_log(run.log, run.config.split)
     if run.config.service.servers:

@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tapas.tables.messages import Stamp
 from tapas.training.journal import Value
@@ -57,35 +57,50 @@ class Account:
         }
 
 
-class Ledgers:
-    """Which process of each server has applied which steps since the last checkpoint.
+class Saved(NamedTuple):
+    """Which process of a server has saved, and the step of the checkpoint that it began from."""
 
-    A server that dies comes back as it was at that checkpoint. What its earlier processes have
+    incarnation: str
+    restored: int
+
+
+class Ledgers:
+    """Which process of each server has applied which steps, as far back as one may begin from.
+
+    A server that dies comes back as it was at a checkpoint. What its earlier processes have
     applied since is lost, unless the step was taken again.
     """
 
     def __init__(self) -> None:
         self._applied: dict[str, dict[int, str]] = {}
         self._current: dict[str, str] = {}
+        self._newest = 0  # the step of the newest checkpoint
+
+    def begin(self, statuses: Mapping[str, Mapping[str, Any]]) -> None:
+        """Who is there before the first step."""
+        self._current = {name: status["incarnation"] for name, status in statuses.items()}
 
     def note(self, taken: Taken) -> None:
         for name, stamp in stamps_of(taken).items():
             self._applied.setdefault(name, {})[taken.number] = stamp.incarnation
 
-    def close(self, stamps: Mapping[str, Stamp]) -> dict[str, int]:
-        """At a checkpoint that the processes with `stamps` have saved, while no step is under way.
+    def close(self, step: int, saved: Mapping[str, Saved]) -> dict[str, int]:
+        """At the checkpoint of `step` that the processes `saved`, while no step is under way.
 
         The servers that were started again since the last one, and how many updates of each
         were rolled back.
         """
         lost = {}
-        for name, stamp in stamps.items():
+        for name, now in saved.items():
             applied = self._applied.get(name, {})
-            others = sum(process != stamp.incarnation for process in applied.values())
-            if others or self._current.get(name, stamp.incarnation) != stamp.incarnation:
-                lost[name] = others
-            self._current[name] = stamp.incarnation
-        self._applied = {}
+            gone = {n for n, who in applied.items() if who != now.incarnation and n >= now.restored}
+            if gone or self._current[name] != now.incarnation:
+                lost[name] = len(gone)
+            self._current[name] = now.incarnation
+            # a server that dies while this one is saved may begin from the one before it
+            left = {n: who for n, who in applied.items() if n >= self._newest and n not in gone}
+            self._applied[name] = left
+        self._newest = step
         return lost
 
 

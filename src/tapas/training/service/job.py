@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tapas.data.splits import Split
-from tapas.errors import PeerError
+from tapas.errors import TapasError
 from tapas.tables.messages import tensor_of
 from tapas.tables.peers import Call, Peers, ask_all
 from tapas.tables.post import Post
@@ -22,7 +22,7 @@ from tapas.training.journal import Value
 from tapas.training.model import SequenceModel
 from tapas.training.model_checkpoint import model_state
 from tapas.training.run_folder import RunFolder
-from tapas.training.service.accounts import ENCODER, Account, Ledgers, Load
+from tapas.training.service.accounts import ENCODER, Account, Ledgers, Load, Saved
 from tapas.training.service.client import build_client
 from tapas.training.service.encoder_server import cut, start_encoder
 from tapas.training.service.restoring import set_restore_point
@@ -77,6 +77,8 @@ class Job:
             # a worker that waits for a server must be the one to say so
             self.workers = engine("worker", trainers, threads=SLOTS, seconds=3 * seconds)
             stack.callback(self.workers.close)
+            here = {f"server {j}": s for j, s in enumerate(ask_all(self.servers, "status"))}
+            self._ledgers.begin(here | {ENCODER: self.encoder.call(0, "status").answer()})
             self._ending = stack.pop_all()
 
     model: SequenceModel
@@ -118,10 +120,12 @@ class Job:
     def save(
         self, checkpoints: CheckpointFolder, step: int, state: dict[str, Any], *, best: bool
     ) -> None:
-        self.refresh()
         self.model.head.step = step
-        _, moments, stamp = self.encoder.call(0, "state").answer()
-        stamps = {ENCODER: stamp}
+        # in one answer: of two, the second might be that of a process that began anew
+        learned, moments, stamp, restored = self.encoder.call(0, "state").answer()
+        for name, mine in learned_by(self.model).items():
+            mine.data.copy_(tensor_of(learned[name]))
+        saved = {ENCODER: Saved(stamp.incarnation, restored)}
 
         def have_written(folder: Path) -> list[Any]:
             calls = [self.servers.call(j, "save", str(folder)) for j in range(self.servers.size)]
@@ -129,8 +133,8 @@ class Job:
             for j, answer in enumerate(answers):
                 if isinstance(answer, BaseException):
                     raise answer
-                stamps[f"server {j}"] = answer[1]
-            return [part for part, _ in answers]
+                saved[f"server {j}"] = Saved(answer[1].incarnation, answer[2])
+            return [part for part, *_ in answers]
 
         tensors, extra = model_state(self.model)
         checkpoints.save(
@@ -141,7 +145,7 @@ class Job:
             elsewhere=have_written,
         )
         set_restore_point(self.run.path, step)
-        self._lost = self._ledgers.close(stamps)
+        self._lost = self._ledgers.close(step, saved)
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """The processes have begun there."""
@@ -166,5 +170,5 @@ class Job:
 def _outcome(call: Call) -> Any:
     try:
         return call.answer()
-    except (PeerError, OSError) as error:
+    except (TapasError, OSError) as error:
         return error

@@ -24,10 +24,14 @@ if TYPE_CHECKING:
 class TrainingServer(RowServer):
     """A server that can save its rows; its tables have the names that checkpoints give them."""
 
-    def save(self, folder: str) -> "tuple[Part | Unwritten, Stamp]":
-        """Write all rows kept here into `folder`, on the disk when this returns."""
+    def save(self, folder: str) -> "tuple[Part | Unwritten, Stamp, int]":
+        """Write all rows kept here into `folder`, on the disk when this returns.
+
+        The last is the step of the checkpoint that this process began from.
+        """
         with self._turn("save"):
-            return write_shards(Path(folder), self.number, self.shards), self._stamp()
+            part = write_shards(Path(folder), self.number, self.shards)
+            return part, self._stamp(), self.restored
 
 
 def table_specs(config: TrainConfig, num_classes: int) -> dict[str, TableSpec]:

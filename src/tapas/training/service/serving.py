@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tapas.data.splits import Split
-from tapas.training.checkpoint import Checkpoint
+from tapas.training.checkpoint import Checkpoint, CheckpointFolder
 from tapas.training.journal import Journal
 from tapas.training.model import SequenceModel
 from tapas.training.run_folder import RunFolder
 from tapas.training.service.job import Engine, Job
+from tapas.training.service.row_server import table_specs
 from tapas.training.trainer import Outcome, Tick, Trainer
 from tapas.training.validation import judge_of, training_words
 
@@ -23,6 +24,8 @@ def serve(
     engine: Engine | None,
 ) -> Outcome:
     """Train `run` to its end with processes that `engine` starts; by default Ray, here."""
+    for spec in table_specs(run.config, run.log.num_items).values():
+        spec.layout()  # more servers than classes are refused before any is started
     if engine is None:
         with on_ray() as started:
             return serve(run, split, checkpoint, talk, watch, asked_to_stop, started)
@@ -41,7 +44,9 @@ def serve(
                 job.refresh()
                 return judge(model)
 
-            trainer = Trainer(job.model, job, judge_now, run.checkpoints, journal, loop=config.loop)
+            # a server that is started again may still read the one before the newest
+            kept = CheckpointFolder(run.checkpoints.folder, keep=max(2, config.loop.keep))
+            trainer = Trainer(job.model, job, judge_now, kept, journal, loop=config.loop)
             if checkpoint is not None:
                 trainer.resume(checkpoint)
             return trainer.run(on_tick=watch, asked_to_stop=asked_to_stop)

@@ -65,6 +65,12 @@ def config(request, file):
     return configs(file)[request.param]
 
 
+def after(num_steps):
+    """Asked to stop once so many are done."""
+    asked = iter([False] * (num_steps - 1) + [True])
+    return lambda: next(asked)
+
+
 def train(config, out, **options):
     return session.begin(config, out, cache=out.parent / "cache", talk=quiet, **options)
 
@@ -105,8 +111,7 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_end(file, tmp_path):
         configs(file)["own inputs"],
         service=ServiceConfig(servers=2, workers=2, max_staleness=0),
     )
-    asked = iter([False] * 6 + [True])
-    outcome = train(config, tmp_path / "stopped", engine=engine, asked_to_stop=lambda: next(asked))
+    outcome = train(config, tmp_path / "stopped", engine=engine, asked_to_stop=after(7))
     assert (outcome.ending, outcome.step) == ("asked", 7)
     said = []
     session.resume(tmp_path / "stopped", talk=said.append, engine=engine)
@@ -134,3 +139,24 @@ def test_workers_without_servers_are_refused():
     with pytest.raises(UsageError) as error:
         ServiceConfig(workers=2)
     assert str(error.value) == "workers need servers to keep the rows: add --servers 2, say."
+
+
+def test_a_run_goes_on_with_other_numbers_of_servers_and_without_any(file, tmp_path):
+    config = replace(
+        configs(file)["own inputs"],
+        service=ServiceConfig(servers=3, workers=1, max_staleness=0),
+        head=HeadConfig(samples=53, presample=1, next_items=3),  # all classes: no shares to differ
+    )
+    train(config, tmp_path / "whole", engine=engine)
+    train(config, tmp_path / "run", engine=engine, asked_to_stop=after(4))
+    two = ServiceConfig(servers=2, max_staleness=0)
+    session.resume(tmp_path / "run", talk=quiet, engine=engine, service=two, asked_to_stop=after(4))
+    assert open_run(tmp_path / "run").config.service == two
+    assert open_run(tmp_path / "run").checkpoints.steps()[-1] == 8
+    session.resume(tmp_path / "run", talk=quiet, service=ServiceConfig())
+    one, other = (
+        load_model(open_run(tmp_path / name), 12)[0].state_dict() for name in ("run", "whole")
+    )
+    tensors = [name for name, value in one.items() if isinstance(value, torch.Tensor)]
+    for name in tensors:
+        torch.testing.assert_close(one[name], other[name], rtol=1e-4, atol=1e-5)
