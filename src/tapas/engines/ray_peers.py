@@ -85,14 +85,16 @@ class RayPeers:
         threads: int = 1,
         seconds: float = 60.0,
         start_seconds: float = 600.0,
+        wait: bool = True,
     ) -> "RayPeers":
-        """One process for each of `makes`, which builds the peer; waits until all are built.
+        """One process for each of `makes`, which builds the peer.
 
         Args:
             makes: called in the process, and again in the next one when that has died.
             threads: so many calls of one peer run at the same time; with 1, in the order made.
             seconds: a peer that owes an answer and is silent for so long is given up.
             start_seconds: the same, for a process that starts and the peer that is built in it.
+            wait: until all are built; `ready` does it later.
         """
         limits = {"threads": threads, "seconds": seconds, "start_seconds": start_seconds}
         for name, value in limits.items():
@@ -109,11 +111,16 @@ class RayPeers:
         packed = [the_ray().cloudpickle.dumps(make) for make in makes]
         actors = [host.remote(f"{kind} {number}", make) for number, make in enumerate(packed)]
         peers = cls(kind, actors, seconds, start_seconds)
-        with ExitStack() as stack:
-            stack.callback(peers.close)
-            ask_all(peers, "")
-            stack.pop_all()
+        if wait:
+            peers.ready()
         return peers
+
+    def ready(self) -> None:
+        """Wait until all are built; if one cannot be, none is kept."""
+        with ExitStack() as stack:
+            stack.callback(self.close)
+            ask_all(self, "")
+            stack.pop_all()
 
     def call(self, number: int, verb: str, *args: Any) -> RayCall:
         if not 0 <= number < self.size:

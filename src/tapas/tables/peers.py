@@ -43,6 +43,10 @@ class Peers(Protocol):
         """Those of `calls` that are done, as soon as one is; none after so many seconds."""
         ...
 
+    def ready(self) -> None:
+        """Return once each can answer."""
+        ...
+
     def restarts(self) -> list[int]:
         """How often each was started again, as far as its answers have shown."""
         ...
@@ -68,6 +72,9 @@ class InProcess:
 
     def any_done(self, calls: Sequence[Call], seconds: float) -> list[Call]:
         return list(calls[:1])
+
+    def ready(self) -> None:
+        pass
 
     def restarts(self) -> list[int]:
         return [0] * self.size

@@ -35,7 +35,10 @@ DRIVER = -1  # reads, and pushes nothing
 
 
 class Engine(Protocol):
-    """Starts a process for each of `makes`, and again when it dies; see `Peers`."""
+    """Starts a process for each of `makes`, and again when it dies; see `Peers`.
+
+    It need not wait for them: `Peers.ready` does.
+    """
 
     def __call__(
         self, kind: str, makes: Sequence[Callable[[], Any]], *, threads: int, seconds: float
@@ -77,6 +80,8 @@ class Job:
             # a worker that waits for a server must be the one to say so
             self.workers = engine("worker", trainers, threads=SLOTS, seconds=3 * seconds)
             stack.callback(self.workers.close)
+            for peers in (self.servers, self.encoder, self.workers):  # they start side by side
+                peers.ready()
             here = {f"server {j}": s for j, s in enumerate(ask_all(self.servers, "status"))}
             self._ledgers.begin(here | {ENCODER: self.encoder.call(0, "status").answer()})
             self._ending = stack.pop_all()

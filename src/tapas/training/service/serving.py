@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from tapas.data.splits import Split
 from tapas.training.checkpoint import Checkpoint, CheckpointFolder
@@ -61,4 +62,4 @@ def on_ray(address: str | None = None) -> Iterator[Engine]:
     from tapas.engines.ray_session import join_ray
 
     with join_ray(address):
-        yield RayPeers.start
+        yield partial(RayPeers.start, wait=False)
