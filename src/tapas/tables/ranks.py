@@ -6,7 +6,6 @@ its own, or makes other calls than the rest.
 """
 
 import os
-import re
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -18,10 +17,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tapas.errors import PeerError, UsageError
+from tapas.tables.blame import blame, leave_last_words, named
 
 T = TypeVar("T")
 give_way = getattr(os, "sched_yield", lambda: time.sleep(0))  # not every system has it
-GRACE_SECONDS = 5.0  # for the others to say that they are alive, once a meeting has failed
 CPU = torch.device("cpu")
 HEADER = 5  # numbers of an announcement: the verb, three more, and one for each rank
 AWAKE_SECONDS = 0.005
@@ -79,7 +78,7 @@ class Ranks:
         refused = tuple(rank for rank, row in enumerate(heard) if row[0] == REFUSED)
         if refused:
             raise PeerError(
-                f"{_named(refused)} refused the input of `{verb}`; the error there says why. "
+                f"{named(refused)} refused the input of `{verb}`; the error there says why. "
                 "Nothing was changed here.",
                 refused,
             )
@@ -92,7 +91,7 @@ class Ranks:
 
     def _astray(self, lost: tuple[int, ...], verb: str) -> PeerError:
         return PeerError(
-            f"{_named(lost)} came to another meeting than `{verb}`, where rank {self.rank} is. "
+            f"{named(lost)} came to another meeting than `{verb}`, where rank {self.rank} is. "
             "All ranks must make the same calls in the same order.",
             lost,
         )
@@ -234,48 +233,11 @@ class Ranks:
 
     def last_words(self, error: BaseException) -> None:
         """Tell those who will miss this rank why it stops."""
-        with suppress(Exception):
-            self._store.set(f"last words/{self.rank}", f"{type(error).__name__}: {error}")
+        leave_last_words(self._store, self.rank, error)
 
     def _blame(self, error: RuntimeError) -> PeerError:
-        """Those who do not answer within a moment are at fault."""
-        cause = f"{error or type(error).__name__}".splitlines()[0]
-        cause = re.sub(r"^\[\S+\] ", "", cause).partition(". ")[0]  # without advice
-        silent = set(range(self.size)) - {self.rank}
-        words: dict[int, str] = {}
-        try:
-            self._store.set(f"alive/{self.rank}", "1")
-            with suppress(Exception):  # so that nobody waits for this rank any longer
-                self.group.abort()
-            deadline = time.monotonic() + GRACE_SECONDS
-            while silent and time.monotonic() < deadline:
-                for rank in sorted(silent):
-                    if self._store.check([f"last words/{rank}"]):
-                        words[rank] = self._store.get(f"last words/{rank}").decode()
-                    if rank in words or self._store.check([f"alive/{rank}"]):
-                        silent.discard(rank)
-                time.sleep(0.05)
-        except RuntimeError:
-            return PeerError(
-                f"the process that introduced the ranks to each other is gone ({cause}); that is "
-                f"rank 0, or torchrun itself.{self._offer()}",
-                (0,),
-            )
-        if words:
-            told = "; ".join(
-                f"rank {rank} stopped: {why.rstrip('.')}" for rank, why in sorted(words.items())
-            )
-            return PeerError(f"{told}.{self._offer()}", tuple(sorted(words)))
-        if silent:
-            how = "hangs or is lost" if "timed out" in cause.lower() else "died or hangs"
-            blamed = tuple(sorted(silent))
-            return PeerError(f"{_named(blamed)} {how}: no answer ({cause}).{self._offer()}", blamed)
-        return PeerError(f"the ranks have lost each other: {cause}.{self._offer()}")
-
-    def _offer(self) -> str:
-        if self.last_checkpoint is None:
-            return " No checkpoint was saved."
-        return f" The last checkpoint is {self.last_checkpoint}."
+        last = self.last_checkpoint
+        return blame(error, self.group, self._store, self.rank, self.size, last_checkpoint=last)
 
 
 _met: list[Ranks] = []  # whoever asks for all ranks gets the same counters and checkpoint
@@ -290,7 +252,3 @@ def ranks_of(group: dist.ProcessGroup | Ranks | None) -> Ranks:
     if not _met or not dist.is_initialized() or _met[0].group is not dist.group.WORLD:
         _met[:] = [Ranks()]
     return _met[0]
-
-
-def _named(ranks: tuple[int, ...]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

@@ -6,6 +6,7 @@ run/
   log/            the prepared log: item and user keys, events
   checkpoints/    the newest and the best
   journal.jsonl   one line for each evaluation; tensorboard/ has the same
+  restore.json    with servers: the checkpoint that one goes on from which was started again
 """
 
 import fcntl
