@@ -1,4 +1,7 @@
-"""One thread for each test process: results must not hang on the number of cores."""
+"""One thread for each test process: results must not hang on the number of cores.
+
+With `-n`, a process takes whole files.
+"""
 
 from contextlib import nullcontext
 
@@ -9,8 +12,28 @@ from hypothesis import settings
 from tapas import native
 
 torch.set_num_threads(1)
-settings.register_profile("tapas", deadline=None, derandomize=True, max_examples=60)
-settings.load_profile("tapas")
+settings.register_profile("whole", deadline=None, derandomize=True, max_examples=60)
+settings.register_profile("quick", settings.get_profile("whole"), max_examples=15)
+
+
+def pytest_configure(config):
+    """Fewer made-up examples where slow tests are left out."""
+    settings.load_profile("quick" if config.option.markexpr == "not slow" else "whole")
+
+
+def pytest_collection_modifyitems(items):
+    """Files with slow tests first: what comes last should be short, or a process idles."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """A file is run by one process, in the order above: what its tests share is made once."""
+    from xdist.scheduler import LoadFileScheduling
+
+    config.option.loadscopereorder = False
+    return LoadFileScheduling(config, log)
 
 
 @pytest.fixture(autouse=True)

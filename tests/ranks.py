@@ -15,7 +15,11 @@ from tapas.tables.ranks import Ranks
 
 TIMEOUT_SECONDS = 30
 CONTEXT = mp.get_context("forkserver")  # imports happen once, not on every rank
-CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "pytest", "tapas"])  # DDP needs dynamo
+PRELOAD = ["torch", "torch._dynamo", "pytest", "tapas.cli.main"]  # DDP needs dynamo
+PRELOAD += [  # what commands import when they are called
+    "torch.utils.tensorboard", "tapas.training.session", "tapas.paper.curves"
+]  # fmt: skip
+CONTEXT.set_forkserver_preload(PRELOAD)
 
 
 def run_ranks(num_ranks, work, *args, timeout=TIMEOUT_SECONDS):

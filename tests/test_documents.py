@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -10,6 +11,10 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from forked import Forked, torchrun
+
+from tapas.data.synthetic_log import SyntheticLogConfig
+from tapas.training import showcase
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -20,9 +25,6 @@ COMMANDS = [
     for line in block.splitlines()
     if line.startswith(("$ tapas ", "$ torchrun "))
 ]
-PROGRAMS = {"tapas": "tapas", "torchrun": "torch.distributed.run"}
-
-
 SIZES = {  # what makes a command of the README quick enough for a test
     "demo": ["--synthetic", "--steps", "2"],
     "train": ["--steps", "3", "--set", "model.dim=8"],
@@ -34,6 +36,7 @@ def test_the_readme_has_code_to_run():
     assert COMMANDS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", range(len(PYTHON)))
 def test_the_readme_runs(place, tmp_path):
     """In a process of its own: a reader starts with an empty interpreter, too."""
@@ -50,6 +53,11 @@ def purchases(tmp_path):
     return tmp_path
 
 
+def small_log():
+    """The log that `tapas demo` makes up, of a size for tests."""
+    showcase.SyntheticLogConfig = lambda: SyntheticLogConfig(num_users=60, num_items=300)
+
+
 @pytest.mark.slow
 def test_the_commands_of_the_readme_run(purchases):
     """One after the other, as they stand but for sizes: their own take minutes."""
@@ -57,23 +65,25 @@ def test_the_commands_of_the_readme_run(purchases):
     for command in COMMANDS:
         program, *arguments = shlex.split(command)
         arguments += next((SIZES[word] for word in arguments if word in SIZES), [])
-        module = PROGRAMS[program]
-        subprocess.run(
-            [sys.executable, "-m", module, *arguments], check=True, cwd=purchases, env=environment
-        )
+        if program == "torchrun":
+            start = [sys.executable, "-m", "torch.distributed.run", *arguments]
+            subprocess.run(start, check=True, cwd=purchases, env=environment)
+        else:
+            done = Forked(*arguments, cwd=purchases, env=environment, before=small_log).end()
+            assert done.returncode == 0, f"{command}: {done.stderr}"
+
+
+def run(script, *arguments):
+    sys.argv = [str(script), *map(str, arguments)]
+    runpy.run_path(str(script), run_name="__main__")
 
 
 @pytest.mark.slow
 def test_the_example_on_many_ranks_runs(tmp_path):
     script = ROOT / "examples" / "sharded_head.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
-    done = subprocess.run(
-        [*command, "--folder", "checkpoints", "--steps", "50"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = torchrun(2, script, "--folder", "checkpoints", "--steps", 50, work=run, cwd=tmp_path)
+    done = done.end()
+    assert done.returncode == 0, done.stderr
     assert "step 50: loss " in done.stdout
     assert re.search(r"full softmax loss \d\.\d+; target among the best 5: \d+%", done.stdout)
     assert (tmp_path / "checkpoints" / "step-00000050").is_dir()

@@ -93,6 +93,7 @@ def test_ranks_meet_in_few_places():
     }
 
 
+@pytest.mark.slow
 def test_importing_tapas_loads_nothing_heavy():
     script = "import sys, tapas; print(*sorted(m for m in sys.modules if '.' not in m))"
     loaded = subprocess.run(

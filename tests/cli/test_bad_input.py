@@ -246,7 +246,7 @@ def test_a_run_goes_on_as_it_began_or_not_at_all(run):
          "loop.patience must be a whole number, got 'lots'."),
         (("x.csv", "--set", "lopp.patience=1"),
          "unknown section 'lopp'. Did you mean 'loop'? Known: head, log, loop, model, optimizer, "
-         "split."),
+         "service, split."),
         (("x.csv", "--encoder", "grv"),
          "unknown model.encoder 'grv'. Did you mean 'gru'? Known: gru, mean, transformer."),
         (("x.csv", "--config", "none.toml"), "cannot read none.toml: No such file or directory."),

@@ -5,13 +5,12 @@ import json
 import os
 import pty
 import re
-import subprocess
-import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from oracle.journeys import tapas
 from typer.testing import CliRunner
 
 from tapas.cli import four_ways
@@ -24,19 +23,6 @@ from tapas.training import METHODS, FourWaysConfig, train_four_ways
 pytestmark = pytest.mark.slow
 
 TINY = ("four-ways", "--classes", "300", "--steps", "20")
-ENVIRONMENT = {
-    **{name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "COLUMNS")},
-    "OMP_NUM_THREADS": "1",
-    "PYTHONWARNINGS": "error",
-    "PYTHONIOENCODING": "utf-8",
-}
-
-
-def tapas(*arguments, **options) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tapas", *map(str, arguments)],
-        env=ENVIRONMENT, text=True, timeout=120, check=False, **options,
-    )  # fmt: skip
 
 
 def invoke(*arguments):
@@ -51,7 +37,7 @@ def names(folder: Path) -> list[str]:
 def table_run(tmp_path_factory):
     """With stdout and stderr both piped: nobody watches."""
     out = tmp_path_factory.mktemp("table") / "made" / "on the way"
-    return tapas(*TINY, "--out", out, capture_output=True), out
+    return tapas(*TINY, "--out", out), out
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +54,7 @@ def json_run(tmp_path_factory):
 
     listener = threading.Thread(target=listen)
     listener.start()
-    done = tapas(*TINY, "--json", "--out", out, stdout=subprocess.PIPE, stderr=far_end)
+    done = tapas(*TINY, "--json", "--out", out, terminal=os.ttyname(far_end))
     os.close(far_end)
     listener.join()
     os.close(terminal)

@@ -5,17 +5,16 @@ import json
 import os
 import resource
 import signal
-import subprocess
 import tempfile
 import time
 from contextlib import contextmanager
 
 import polars as pl
 import pytest
+from forked import Forked
 from oracle.journeys import (
     ENVIRONMENT,
     TINY,
-    command,
     invoke,
     last_line,
     names,
@@ -90,17 +89,18 @@ def test_a_disk_too_full_for_the_prepared_log_leaves_nothing(at):
     assert not (at / "out").exists()
 
 
+def limited():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, resource.RLIM_INFINITY))
+
+
 @pytest.mark.slow
 def test_a_disk_that_fills_while_training_leaves_whole_checkpoints(at):
     """Its files may not grow beyond 60 kB; a checkpoint of this model has more."""
     write_chain(at / "log.parquet", num_users=10)
     assert invoke("inspect", "log.parquet", "--cache", "cache").returncode == 0
 
-    def limited():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, resource.RLIM_INFINITY))
-
     flags = ("log.parquet", "--out", "out", "--cache", "cache", *TINY, "--dim", 64)
-    done = tapas("train", *flags, preexec_fn=limited)
+    done = tapas("train", *flags, before=limited)
     assert last_line(done) == (
         "cannot save checkpoint step 2 into out/checkpoints: File too large. No checkpoint is "
         "whole. Free some space and go on with --resume."
@@ -140,16 +140,9 @@ def test_ctrl_c_before_the_first_step_says_how_to_go_on(at, monkeypatch):
 
 
 def started(at, *flags, until):
-    """`tapas train` as a process that has come as far as `until()` of its talk."""
-    process = subprocess.Popen(
-        command("train", *flags), cwd=at, env=ENVIRONMENT, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    said = ""
-    while until not in said:
-        line = process.stderr.readline()
-        assert line, said
-        said += line
+    """`tapas train` as a process that has come as far as `until` in its talk."""
+    process = Forked("train", *flags, cwd=at, env=ENVIRONMENT)
+    process.wait_for(until)
     return process
 
 
@@ -165,15 +158,15 @@ def test_asked_to_stop_it_saves_and_says_how_to_go_on(at, number, code):
         at, *LONG, "--set", "loop.checkpoint_seconds=0.2", "--json", until="Training on"
     )
     while not list(at.glob("out/checkpoints/step-*")):
-        assert process.poll() is None
+        assert process.is_alive()
         time.sleep(0.05)
     process.send_signal(number)
-    stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == code, stderr
-    outcome = json.loads(stdout)
+    done = process.end(timeout=60)
+    assert done.returncode == code, done.stderr
+    outcome = json.loads(done.stdout)
     assert outcome["ending"] == "asked"
     assert CheckpointFolder(at / "out" / "checkpoints").steps()[-1] == outcome["step"]
-    talk = stderr.splitlines()
+    talk = done.stderr.split("Training on")[1].splitlines()[1:]
     assert talk[0] == "Stopping after this step, with a checkpoint."
     assert talk[1].startswith(f"Stopped at step {outcome['step']:,}, as asked.")
     assert talk[2] == "Go on with `tapas train --resume out`."
@@ -196,8 +189,8 @@ def test_asked_to_stop_while_it_reads_it_leaves_no_run(at, number, code, words):
     )
     process = started(at, "log.csv", *LONG[1:], until="reading log.csv")
     process.send_signal(number)
-    stdout, stderr = process.communicate(timeout=60)
-    assert (process.returncode, stdout) == (code, ""), stderr
-    assert stderr.splitlines()[-1] == f"tapas: {words}"
+    done = process.end(timeout=60)
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    assert done.stderr.splitlines()[-1] == f"tapas: {words}"
     assert not (at / "out").exists()
     assert not (at / "cache").exists() or names(at / "cache") == []

@@ -4,13 +4,13 @@ import json
 import os
 import pty
 import re
-import subprocess
 import threading
 from contextlib import suppress
 
 import polars as pl
 import pytest
-from oracle.journeys import ENVIRONMENT, chain, command, invoke, tapas, write_chain
+from forked import Forked
+from oracle.journeys import ENVIRONMENT, chain, installed_tapas, invoke, tapas, write_chain
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +54,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def training(place):
-    return tapas(
+    return installed_tapas(
         "train", "log.parquet", "--out", "run", *QUICK, "--cache", "cache", "--json", cwd=place
     )
 
@@ -327,12 +327,11 @@ def test_a_terminal_sees_a_bar_with_a_rate_and_the_time_left(place):
 
     listener = threading.Thread(target=listen)
     listener.start()
-    done = subprocess.run(
-        command("train", "log.parquet", "--out", "watched", *QUICK, "--steps", 400, "--set",
-                "loop.patience=99", "--cache", "cache", "--json"),
-        cwd=place, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=far_end, text=True, timeout=120,
-        check=False,
-    )  # fmt: skip
+    done = Forked(
+        "train", "log.parquet", "--out", "watched", *QUICK, "--steps", 400, "--set",
+        "loop.patience=99", "--cache", "cache", "--json",
+        cwd=place, env=ENVIRONMENT, terminal=os.ttyname(far_end),
+    ).end()  # fmt: skip
     os.close(far_end)
     listener.join()
     os.close(terminal)

@@ -1,27 +1,24 @@
 """`tapas` with a fault planned for each attempt of a job: FAULTS="kill@1:7 hang@0:9", then none.
 
-Each is KIND@RANK:STEP. Started by torchrun in place of `-m tapas`.
+Each is KIND@RANK:STEP.
 """
 
 import os
 import signal
-import sys
 import time
 
-import torch
+from forked import tapas_main
 
 from tapas.cli import stopping
-from tapas.cli.main import app
-from tapas.tables import ranks
-from tapas.training import trainer
+from tapas.tables import blame
+from tapas.training import steps
 
-ranks.GRACE_SECONDS, stopping.PATIENCE_SECONDS = 1.0, 2
-attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-planned = (os.environ.get("FAULTS", "").split() + [""] * (attempt + 1))[attempt]
-inner = trainer.step
+inner = steps.step
 
 
 def step(*args, number, **options):
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    planned = (os.environ.get("FAULTS", "").split() + [""] * (attempt + 1))[attempt]
     kind, _, place = planned.partition("@")
     if place == f"{os.environ['RANK']}:{number}":
         if kind == "kill":
@@ -32,8 +29,7 @@ def step(*args, number, **options):
     return inner(*args, number=number, **options)
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    trainer.step = step
-    sys.argv[0] = "tapas"
-    app()
+def faulty_tapas(*arguments):
+    blame.GRACE_SECONDS, stopping.PATIENCE_SECONDS = 1.0, 2
+    steps.step = step
+    tapas_main(*arguments)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ranks import CONTEXT
 
 from tapas import PeerError, ShardedTable, TapasSoftmax, join_ranks, stream
-from tapas.tables import ranks as ranks_module
+from tapas.tables import blame
 
 C, D, M, FATAL_STEP = 31, 3, 3, 3
 TIMEOUT_SECONDS, GRACE_SECONDS = 4.0, 2.0
@@ -74,7 +74,7 @@ def train(ranks, victim, how, where, folder):
 
 def work(rank, port, hosted, folder, fault):
     torch.set_num_threads(1)
-    ranks_module.GRACE_SECONDS = GRACE_SECONDS
+    blame.GRACE_SECONDS = GRACE_SECONDS
     os.environ |= {
         "RANK": str(rank),
         "WORLD_SIZE": str(M),

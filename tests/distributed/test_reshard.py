@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from ranks import run_ranks
 
-import tapas.tables.ranks
 from tapas import DataError, UsageError
 from tapas.engines import piece_plans, pieces
 from tapas.engines.pieces import (
@@ -24,6 +23,7 @@ from tapas.engines.pieces import (
 )
 from tapas.errors import PeerError
 from tapas.rng import stream
+from tapas.tables import blame
 from tapas.tables.placement import Placement
 from tapas.tables.ranks import Ranks
 from tapas.training import checkpoint, checkpoint_files, checkpoint_saving
@@ -223,7 +223,7 @@ def flip(file: Path) -> None:
 
 def vanish(ranks: Ranks, root: Path, victim: int) -> None:
     """Save step 1, then lose a rank in the middle of step 2; the other writes down what it sees."""
-    tapas.tables.ranks.GRACE_SECONDS = 0.5
+    blame.GRACE_SECONDS = 0.5
     folder = CheckpointFolder(root)
     held = held_by(ranks.rank, ranks.size)
     folder.save(1, held, STATE, ranks=ranks)

@@ -1,16 +1,14 @@
 """`tapas train` on many ranks: the same model as one process, through every fault."""
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from oracle.journeys import ENVIRONMENT, tapas, write_chain
+from distributed.faulty_tapas import faulty_tapas
+from forked import torchrun
+from oracle.journeys import ENVIRONMENT, invoke, write_chain
 from ranks import run_ranks
 
 from tapas import UsageError, join_ranks
@@ -36,7 +34,6 @@ from tapas.training.run_folder import open_run
 from tapas.training.team import Team
 
 pytestmark = pytest.mark.slow
-FAULTY = Path(__file__).with_name("faulty_tapas.py")
 STEPS = 12
 LOOP = LoopConfig(steps=STEPS, evaluate_every=5, batch=7, patience=99, checkpoint_seconds=1e9)
 
@@ -127,16 +124,13 @@ def test_ranks_train_the_model_that_one_process_trains(file, tmp_path, num_ranks
                 assert theirs[key] == pytest.approx(mine[key], rel=1e-4, abs=1e-5), key
 
 
-def torchrun(folder, *arguments, ranks=2, faults="", restarts=0, start=subprocess.run, **options):
-    """`tapas` on ranks; its standard error is kept in a file beside the run."""
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
-        *("--max-restarts", str(restarts), "--standalone", str(FAULTY), *map(str, arguments)),
-    ]
+def start(folder, *arguments, faults="", restarts=0):
+    """`tapas` on two ranks."""
     environment = {**ENVIRONMENT, "FAULTS": faults, "GLOO_SOCKET_IFNAME": "lo"}
     environment.pop("PYTHONWARNINGS")  # torchrun has some of its own
-    with (folder / "stderr").open("w") as stderr:
-        return start(command, stderr=stderr, cwd=folder, env=environment, **options)
+    return torchrun(
+        2, *arguments, work=faulty_tapas, restarts=restarts, cwd=folder, env=environment
+    )
 
 
 def training(file, out):
@@ -158,8 +152,8 @@ def begin_whole(ranks, folder):
 def test_a_job_goes_on_by_itself_after_a_fault(file, tmp_path):
     """Killed before any checkpoint, then hanging; it ends with the bits of an undisturbed one."""
     faults = "kill@1:3 hang@0:6"
-    done = torchrun(tmp_path, *training(file, "broken"), faults=faults, restarts=2, timeout=240)
-    words = (tmp_path / "stderr").read_text()
+    done = start(tmp_path, *training(file, "broken"), faults=faults, restarts=2).end(240)
+    words = done.stderr
     assert done.returncode == 0, words
     assert "rank 1 died or hangs: no answer" in words
     assert "No checkpoint was saved." in words
@@ -174,19 +168,20 @@ def test_a_job_goes_on_by_itself_after_a_fault(file, tmp_path):
     assert a.state == b.state
     for key, tensor in a.tensors.items():
         assert torch.equal(tensor, b.tensors[key]), key
-    tapas("evaluate", tmp_path / "broken")  # and whatever else works on a run, in one process
+    assert invoke("evaluate", tmp_path / "broken").returncode == 0  # as on any run
 
 
 def test_a_job_that_is_asked_to_stop_saves_and_goes_on_with_other_ranks(file, tmp_path):
     arguments = (*training(file, "run"), "--steps", 100_000)
-    job = torchrun(tmp_path, *arguments, start=subprocess.Popen)
+    job = start(tmp_path, *arguments)
     checkpoints = CheckpointFolder(tmp_path / "run" / "checkpoints")
     deadline = time.monotonic() + 60
     while not checkpoints.steps() and time.monotonic() < deadline:
         time.sleep(0.05)
-    os.kill(job.pid, signal.SIGTERM)
-    assert job.wait(60) != 0
-    words = (tmp_path / "stderr").read_text()
+    job.send_signal(signal.SIGTERM)
+    done = job.end(60)
+    assert done.returncode != 0
+    words = done.stderr
     assert "Stopping after this step, with a checkpoint." in words
     assert "as asked." in words
     stopped = checkpoints.load()

@@ -5,8 +5,10 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import polars as pl
+from forked import Forked
 from typer.testing import CliRunner
 
 from tapas.cli.main import app
@@ -56,16 +58,17 @@ def chain_log(folder: Path, **options: int) -> EventLog:
     return prepare_log(LogSource(files=(str(file),)), folder / "cache")
 
 
-def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "tapas", *map(str, arguments)]
-
-
-def tapas(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
-    """The installed package in a process of its own, stdout and stderr apart."""
+def installed_tapas(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """As a user starts it, in an interpreter that has everything to import."""
     return subprocess.run(
-        command(*arguments), env=ENVIRONMENT, text=True, capture_output=True, timeout=120,
-        check=False, **options,
+        [sys.executable, "-m", "tapas", *map(str, arguments)], cwd=cwd, env=ENVIRONMENT, text=True,
+        capture_output=True, timeout=120, check=False,
     )  # fmt: skip
+
+
+def tapas(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, stdout and stderr apart; `options` are those of `Forked`."""
+    return Forked(*arguments, env=ENVIRONMENT, **options).end()
 
 
 def invoke(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -31,6 +31,7 @@ def test_a_run_repeats_itself():
     assert execute(replace(RUN, seed=1))["curve"] != execute(RUN)["curve"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hidden", [None, 7])
 def test_every_method_learns_something(hidden):
     for method in ("full", "top", "priority"):

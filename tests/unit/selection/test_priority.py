@@ -89,7 +89,12 @@ B, C, D, P, DRAWS = 5, 31, 3, 17, 1000
 
 
 @pytest.mark.parametrize(
-    ("num_shards", "scorers", "temperature"), [(1, B, 1.0), (1, 2, 0.5), (3, B, 0.5), (3, 2, 1.0)]
+    ("num_shards", "scorers", "temperature"),
+    [
+        (1, B, 1.0),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 2, 0.5), (3, B, 0.5))),
+        (3, 2, 1.0),
+    ],
 )
 def test_the_weighted_kept_sum_is_unbiased_for_every_query_and_class(
     num_shards, scorers, temperature

@@ -580,14 +580,17 @@ def trouble(tmp_path_factory):
     return folder, done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_dying_at_any_call_leaves_a_whole_checkpoint(trouble):
     assert int(trouble[1][0].removeprefix("places to die: ")) > 20
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(trouble):
     assert int(trouble[1][1].removeprefix("reached: ")) > 0
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_really_full_is_told(trouble):
     folder, (_, _, *words) = trouble
     assert words == 2 * [

@@ -210,6 +210,7 @@ def full_disk(tmp_path_factory):
     return folder, done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_and_leaves_no_half_line(full_disk):
     folder, (words, _) = full_disk
     path = folder / "journal.jsonl"
@@ -222,6 +223,7 @@ def test_a_full_disk_is_told_and_leaves_no_half_line(full_disk):
     assert [line["step"] for line in read_journal(path)] == [0, 1, 50]
 
 
+@pytest.mark.slow
 def test_without_tensorboard_it_is_not_even_imported(full_disk):
     folder, (_, modules) = full_disk
     assert modules == "[]"

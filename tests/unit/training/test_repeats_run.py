@@ -83,7 +83,10 @@ def test_all_but_the_repeats_begins_as_without_them(data):
 
 
 @pytest.mark.parametrize("positions", ["all", "last"])
-@pytest.mark.parametrize("encoder", ["mean", "gru", "transformer"])
+@pytest.mark.parametrize(
+    "encoder",
+    [*(pytest.param(name, marks=pytest.mark.slow) for name in ("mean", "gru")), "transformer"],
+)
 def test_stopped_again_and_again_it_ends_with_the_same_bits(file, tmp_path, encoder, positions):
     config = replace(
         CONFIG,

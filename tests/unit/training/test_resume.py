@@ -1,16 +1,17 @@
 """A run that was stopped or killed anywhere ends with the bits of one that never was."""
 
 import json
+import math
 import random
 import signal
-import subprocess
 import time
 from dataclasses import replace
 from itertools import count
 
 import pytest
 import torch
-from oracle.journeys import ENVIRONMENT, command, tapas, write_chain
+from forked import Forked
+from oracle.journeys import ENVIRONMENT, tapas, write_chain
 
 from tapas import UsageError
 from tapas.data.log_source import LogSource
@@ -94,9 +95,12 @@ def assert_same_end(one, other):
     assert (one / "config.toml").read_bytes() == (other / "config.toml").read_bytes()
 
 
-@pytest.mark.parametrize("inputs", ["own", "shared"])
+@pytest.mark.parametrize("inputs", ["own", pytest.param("shared", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("adagrad", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("encoder", ["mean", "gru", "transformer"])
+@pytest.mark.parametrize(
+    "encoder",
+    [*(pytest.param(name, marks=pytest.mark.slow) for name in ("mean", "gru")), "transformer"],
+)
 def test_stopped_again_and_again_it_ends_with_the_same_bits(
     config, whole, tmp_path, encoder, optimizer, inputs
 ):
@@ -116,7 +120,14 @@ def test_stopped_again_and_again_it_ends_with_the_same_bits(
     assert_same_end(undisturbed, broken)
 
 
-@pytest.mark.parametrize("rows", ["rowwise-adagrad", "adagrad", "lazy-adam", "sgd"])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        "rowwise-adagrad",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("adagrad", "sgd")),
+        "lazy-adam",
+    ],
+)
 def test_the_state_of_every_row_optimizer_comes_back(config, whole, tmp_path, rows):
     config = replace(config, optimizer=OptimizerConfig(rows=rows, rows_lr=0.05))
     undisturbed = whole(config)
@@ -234,43 +245,39 @@ def test_without_validation_nothing_is_begun(config, tmp_path):
 @pytest.mark.slow
 def test_sigkill_at_ten_random_moments_leaves_the_same_model(file, tmp_path):
     """Half of the kills fall anywhere after the start, half into the training itself."""
+    num_steps, most = 240, 10  # steps of a life until it is killed, at most
     settings = [
-        "--threads", 1, "--encoder", "transformer", "--dim", 8, "--steps", 600, "--batch", 4,
+        "--threads", 1, "--encoder", "transformer", "--dim", 8, "--steps", num_steps, "--batch", 4,
         "--samples", 5, "--cache", tmp_path / "cache",
-        *(part for s in ("loop.checkpoint_seconds=0", "loop.evaluate_every=40", "model.history=8",
+        *(part for s in ("loop.checkpoint_seconds=0", "loop.evaluate_every=20", "model.history=8",
                          "loop.patience=99", "model.dropout=0.2") for part in ("--set", s)),
     ]  # fmt: skip
     undisturbed, killed = tmp_path / "whole", tmp_path / "killed"
     done = tapas("train", file, "--out", undisturbed, *settings)
     assert done.returncode == 0, done.stderr
-    draw, begun = random.Random(7), []
+    saved = CheckpointFolder(killed / "checkpoints")
+    draw, begun = random.Random(7), [0]
     for number in range(10):
         there = (killed / "run.json").exists()
         how = ("--resume", killed) if there else (file, "--out", killed, *settings)
-        process = subprocess.Popen(
-            command("train", *how), env=ENVIRONMENT, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        process = Forked("train", *how, env=ENVIRONMENT)
+        seconds, steps = (math.inf, draw.randint(1, most)) if number % 2 else (
+            draw.uniform(0.0, 0.5), most
         )  # fmt: skip
-        said = ""
-        if number % 2:
-            while "Training on" not in said:
-                line = process.stderr.readline()
-                assert line, said
-                said += line
-            time.sleep(draw.uniform(0.0, 1.5))
-        else:
-            time.sleep(draw.uniform(1.5, 5.0))
-        assert process.poll() is None, "it ended before it was killed"
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and max([0, *saved.steps()]) < begun[-1] + steps:
+            assert process.is_alive(), "it ended before it was killed"
+            time.sleep(0.002)
+        time.sleep(draw.uniform(0.0, 0.03))  # anywhere in a step and its checkpoint
         process.send_signal(signal.SIGKILL)
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL
-        begun.append(CheckpointFolder(killed / "checkpoints").steps()[-1:])
+        assert process.end().returncode == -signal.SIGKILL, "it ended before it was killed"
+        begun.append(max([0, *saved.steps()]))
     done = tapas("train", "--resume", killed, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["ending"] == "finished"
-    assert any(begun), "no kill came after a checkpoint"
+    assert len(set(begun)) > 5, "kills did not come after checkpoints"
     mine, theirs = (CheckpointFolder(run / "checkpoints").load() for run in (undisturbed, killed))
-    assert mine.step == theirs.step == 600
+    assert mine.step == theirs.step == num_steps
     assert mine.state == theirs.state
     assert mine.tensors.keys() == theirs.tensors.keys()
     for name, tensor in mine.tensors.items():
