@@ -1,9 +1,11 @@
 """Files that are whole or not there: written under another name, then renamed."""
 
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tapas.errors import UsageError
 
@@ -47,3 +49,10 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def fingerprint(path: Path) -> dict[str, Any]:
+    """Size and checksum of a file, read in pieces: it may be larger than memory."""
+    with path.open("rb") as opened:
+        checksum = hashlib.file_digest(opened, "blake2b").hexdigest()
+    return {"bytes": path.stat().st_size, "blake2b": checksum}

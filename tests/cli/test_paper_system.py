@@ -62,10 +62,10 @@ def test_options_decide_the_system(at, engine):
     [only] = rounds_in(at / "there/quick/system")
     wanted = {
         "servers": 3, "workers": 5, "classes": 1_500, "users": 200, "steps": 6, "warm_up": 2,
-        "max_staleness": 10,
+        "max_staleness": 9,
     }  # fmt: skip
     assert {name: only["run"]["system"][name] for name in wanted} == wanted
-    assert engine.opened[0][2:] == (3, 5, 10)
+    assert engine.opened[0][2:] == (3, 5, 9)
     assert engine.ran[:2] == [2, 6]
 
 

@@ -19,8 +19,9 @@ from tapas import PeerError, UsageError
 
 ray = pytest.importorskip("ray")
 from tapas.engines import ray_calls, ray_peers  # noqa: E402
+from tapas.engines.ray_cluster import accepts_anybody  # noqa: E402
 from tapas.engines.ray_peers import RayPeers  # noqa: E402
-from tapas.engines.ray_session import accepts_anybody, join_ray  # noqa: E402
+from tapas.engines.ray_session import join_ray  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -41,7 +41,7 @@ def _count(words: str, least: int = 1) -> typer.models.OptionInfo:
 Servers = Annotated[int | None, _count(f"Processes that own rows. Default: {DEFAULT.servers}.")]
 Workers = Annotated[int | None, _count(f"Processes that train. Default: {DEFAULT.workers}.")]
 Staleness = Annotated[
-    int | None, _count("Steps that one may run ahead of another. Default: twice the workers.", 0)
+    int | None, _count("Steps that one may miss of those before it. Default: 2 x workers - 1.", 0)
 ]
 Classes = Annotated[int | None, _count(f"Of the made-up log. Default: {DEFAULT.classes:,}.")]
 Users = Annotated[int | None, _count(f"Likewise. Default: {DEFAULT.users:,}.")]
@@ -137,7 +137,7 @@ def engine() -> OpenJob:
 
 def _system(given: dict[str, int], *, quick: bool) -> System:
     if "workers" in given:
-        given = {"max_staleness": 2 * given["workers"], **given}
+        given = {"max_staleness": 2 * given["workers"] - 1, **given}
     return replace(DEFAULT.quick() if quick else DEFAULT, **given)
 
 

@@ -4,7 +4,7 @@ import json
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from math import isnan
 from pathlib import Path
@@ -34,7 +34,7 @@ from tapas.cli.progress import progress_bar
 from tapas.cli.ranks import begun_again, default_threads, remember_run, team_of_this_job
 from tapas.cli.stopping import stop_when_asked
 from tapas.errors import UsageError
-from tapas.training.config import JSON, ServiceConfig, TrainConfig, build_config, read_toml
+from tapas.training.config import JSON, ServiceConfig, build_config, read_toml
 from tapas.training.run_folder import RECORD, open_run
 from tapas.training.trainer import Outcome, Tick
 
@@ -134,7 +134,8 @@ def train(
     to `tapas evaluate`. Everything goes into one folder, from which every other command works.
 
     Ctrl-C and SIGTERM save a checkpoint and stop; `tapas train --resume FOLDER` goes on, also
-    after a crash, and ends with the same model as a run that was never stopped.
+    after a crash, and ends with the same model as a run that was never stopped (with workers and
+    servers at --max-staleness 0 only).
 
     Under `torchrun --nproc-per-node 2 -m tapas train ...` all ranks train one model and each
     keeps its part of the rows. With --servers 2 --workers 2 rows are kept by servers and steps
@@ -162,8 +163,10 @@ def train(
             )
             folder, built = resume, None
             go: Callable[..., Outcome] = partial(session.resume, resume, step=step)
+            service = open_run(resume).config.service
             if other:
-                go = partial(go, service=_changed(open_run(resume).config.service, other))
+                service = _changed(service, other)
+                go = partial(go, service=service)
         else:
             if out is None:
                 raise UsageError("say where the run shall be kept: --out FOLDER.")
@@ -181,6 +184,7 @@ def train(
                     "no log given. Try `tapas train purchases.parquet --out run`, or --resume."
                 )
             folder, built = out, build_config(*wanted)
+            service = built.service
             go = partial(session.begin, built, out, cache=cache_folder(cache))
             torch.set_num_threads(threads or default_threads())
         with (
@@ -205,7 +209,10 @@ def train(
             if ray_address is not None:
                 from tapas.training.service.serving import on_ray
 
-                check_served(folder, built)
+                if not service.servers:
+                    raise UsageError(
+                        "--ray-address is for workers and servers: add --servers 2, say."
+                    )
                 go = partial(go, engine=closing.enter_context(on_ray(ray_address)))
             try:
                 outcome = go(talk=say, watch=watch, asked_to_stop=asked.to_stop, team=team)
@@ -220,18 +227,12 @@ def train(
 
 
 def _changed(service: ServiceConfig, flags: dict[str, JSON]) -> ServiceConfig:
-    """`service` with what a run shall go on with instead; staleness follows the workers."""
+    """`service` with what a run shall go on with instead; staleness that was left to us follows."""
     if flags.get("servers") == 0:
-        flags = {"workers": 1, **flags}
-    before: dict[str, JSON] = {"servers": service.servers, "workers": service.workers}
-    return ServiceConfig(**(before | flags))  # type: ignore[arg-type]
-
-
-def check_served(folder: Path, config: TrainConfig | None) -> None:
-    """An error if --ray-address is for a run that has no servers; None is that of `folder`."""
-    service = (config or open_run(folder).config).service
-    if not service.servers:
-        raise UsageError("--ray-address is for workers and servers: add --servers 2, say.")
+        flags = {"workers": 1, "max_staleness": None, **flags}
+    elif service.max_staleness == 2 * service.workers - 1:
+        flags = {"max_staleness": None, **flags}
+    return replace(service, **flags)  # type: ignore[arg-type]
 
 
 def _say_nothing(words: str) -> None:

@@ -23,7 +23,6 @@ from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
-from tapas.engines.fingerprint import fingerprint
 from tapas.engines.piece_plans import (
     CONTENTS,
     LoadPlanner,
@@ -37,6 +36,7 @@ from tapas.engines.piece_plans import (
     whole_slot,
 )
 from tapas.errors import UsageError
+from tapas.whole_file import fingerprint
 
 STRETCH_BYTES = 16 * 2**20  # of a piece that are stored, and read again, as one
 

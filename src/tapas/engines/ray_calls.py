@@ -66,9 +66,12 @@ class RayCall:
         return value
 
     def _ask(self) -> None:
-        self.awaited = self._actor.ask.remote(self._verb, *self._args)
+        # one tuple: Ray serializes, and stores if it is large, every argument by itself
+        shared = {i: a for i, a in enumerate(self._args) if isinstance(a, the_ray().ObjectRef)}
+        plain = tuple(None if i in shared else a for i, a in enumerate(self._args))
+        self.awaited = self._actor.ask.remote(self._verb, plain, tuple(shared), *shared.values())
         self._is_asked, self._made = True, time.monotonic()
-        self._pulse, self._is_alive = None, False
+        self._pulse, self._is_alive, self._felt = None, False, self._made
 
     def _knock(self) -> Any:
         return self._actor.pulse.options(concurrency_group="pulse").remote()
@@ -118,12 +121,14 @@ class RayCall:
     def _check_patience(self, ray: Any) -> None:
         """Give up a peer that is silent for too long; find out before whether it is alive."""
         seen, limit, start_limit = self._seen, self._peers.seconds, self._peers.start_seconds
+        work_limit = self._peers.work_seconds or limit
         self._feel_pulse(ray)
         now = time.monotonic()
-        silent = now - max(self._made, seen.heard)
+        working = now - max(self._made, seen.heard)
+        silent = min(working, now - self._felt)
         since = self._made if self._is_asked else self._lost_since
-        if silent > limit and seen.is_up and self._is_alive:
-            doing = f"has worked on '{self._verb}' for {limit:g} s without an answer"
+        if working > work_limit and seen.is_up and self._is_alive:
+            doing = f"has worked on '{self._verb}' for {work_limit:g} s without an answer"
             self._give_up(f"{doing}. Allow it more seconds if that is what it takes")
         elif silent > limit and (seen.is_up or self._is_alive):
             self._give_up(f"has not answered for {limit:g} s: it hangs, or its host is cut off")
@@ -141,7 +146,7 @@ class RayCall:
             if not isinstance(told, ray.exceptions.GetTimeoutError):
                 self._pulse = None  # what was asked fails as well
             return
-        self._pulse, self._is_alive = None, True
+        self._pulse, self._is_alive, self._felt = None, True, time.monotonic()
         if not (self._seen.is_up and is_built and life == self._seen.life):
             self._seen.hear(life, is_built=is_built)
 

@@ -23,6 +23,8 @@ from tapas.engines.ray_session import the_ray
 from tapas.errors import PeerError, TapasError, UsageError
 from tapas.tables.peers import Call, ask_all
 
+INLINE_BYTES = 1_000_000  # of an array that travels with its call
+
 
 class Host:
     """The process of one peer; builds it when first asked, so that it can be reached before."""
@@ -40,8 +42,13 @@ class Host:
         """Who is here, and whether it is ready to answer."""
         return self._life, self._is_built
 
-    def ask(self, verb: str, *args: Any) -> tuple[Life, Any, Exception | None]:
-        """What `verb` answers, and what it raises; without a verb, the peer is just built."""
+    def ask(
+        self, verb: str, args: tuple[Any, ...] = (), places: tuple[int, ...] = (), *shared: Any
+    ) -> tuple[Life, Any, Exception | None]:
+        """What `verb` answers, and what it raises; without a verb, the peer is just built.
+
+        What is `shared` by several calls are the arguments at `places`.
+        """
         with self._lock:
             if not self._is_built:
                 try:
@@ -52,7 +59,8 @@ class Host:
         if self._error or not verb:
             return self._life, None, self._error
         try:
-            return self._life, getattr(self._target, verb)(*args), None
+            given = dict(enumerate(args)) | dict(zip(places, shared, strict=True))
+            return self._life, getattr(self._target, verb)(*given.values()), None
         except BaseException as error:  # an exit too: only a signal ends this process
             return self._life, None, self._told(error, f"failed in '{verb}'")
 
@@ -70,9 +78,16 @@ class Host:
 class RayPeers:
     """Peers that Ray runs, for whoever has started them and for those that are handed them."""
 
-    def __init__(self, kind: str, actors: Sequence[Any], seconds: float, start_seconds: float):
+    def __init__(
+        self,
+        kind: str,
+        actors: Sequence[Any],
+        seconds: float,
+        start_seconds: float,
+        work_seconds: float | None,
+    ):
         self.kind, self.size, self.seconds = kind, len(actors), seconds
-        self.start_seconds = start_seconds
+        self.start_seconds, self.work_seconds = start_seconds, work_seconds
         self._actors, self._is_mine = list(actors), True
         self._seen = [Seen() for _ in actors]
 
@@ -85,6 +100,7 @@ class RayPeers:
         threads: int = 1,
         seconds: float = 60.0,
         start_seconds: float = 600.0,
+        work_seconds: float | None = None,
         wait: bool = True,
     ) -> "RayPeers":
         """One process for each of `makes`, which builds the peer.
@@ -94,6 +110,7 @@ class RayPeers:
             threads: so many calls of one peer run at the same time; with 1, in the order made.
             seconds: a peer that owes an answer and is silent for so long is given up.
             start_seconds: the same, for a process that starts and the peer that is built in it.
+            work_seconds: for one that is alive, and works on an answer; by default `seconds`.
             wait: until all are built; `ready` does it later.
         """
         limits = {"threads": threads, "seconds": seconds, "start_seconds": start_seconds}
@@ -101,7 +118,9 @@ class RayPeers:
             if not value > 0:
                 raise UsageError(f"{name} must be above 0, got {value!r}.")
         host = the_ray().remote(
-            num_cpus=0,  # there may be more processes than cores
+            # more processes than cores are welcome; Ray spreads what asks for something
+            num_cpus=0.001,
+            scheduling_strategy="SPREAD",
             max_restarts=-1,
             max_task_retries=0,
             max_concurrency=threads,
@@ -110,7 +129,7 @@ class RayPeers:
         # as bytes: what hands peers on would lie in the object store, lost when that is full
         packed = [the_ray().cloudpickle.dumps(make) for make in makes]
         actors = [host.remote(f"{kind} {number}", make) for number, make in enumerate(packed)]
-        peers = cls(kind, actors, seconds, start_seconds)
+        peers = cls(kind, actors, seconds, start_seconds, work_seconds)
         if wait:
             peers.ready()
         return peers
@@ -128,6 +147,8 @@ class RayPeers:
         return RayCall(self, number, verb, args)
 
     def share(self, value: Any) -> Any:
+        if getattr(value, "nbytes", INLINE_BYTES) < INLINE_BYTES:
+            return value  # cheaper several times than stored once
         return the_ray().put(value)
 
     def any_done(self, calls: Sequence[Call], seconds: float) -> list[Call]:

@@ -9,7 +9,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tapas.engines.ray_cluster import NOT_OURS, TOKEN, check_cluster
 from tapas.errors import UsageError
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -26,19 +26,14 @@ OBJECT_STORE_BYTES = 256 * 2**20
 LEAST_STORE_BYTES = 80 * 2**20  # Ray refuses less than 75 MiB
 SOCKETS = "/tapas-12345678/r/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 SOCKET_BYTES = 107  # the longest path of a socket
-MAKE_A_TOKEN = (
-    "Make one with `ray get-auth-token --generate`, copy ~/.ray/auth_token to every host, and set "
-    "RAY_AUTH_MODE=token where the cluster is started."
-)
-TOKEN = {"RAY_AUTH_MODE": "token"}
 OWN_ENVIRONMENT = TOKEN | {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_metrics_collection": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # keeps to the loopback interface, on Linux too
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # would copy the working folder
     "RAY_worker_niceness": "0",  # Ray starts its processes with 15
+    "RAY_max_direct_call_object_size": "1000000",  # larger messages go through the object store
 }
-NOT_OURS = ("RAY_ADDRESS", "RAY_REDIS_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
 class RaySession(NamedTuple):
@@ -124,7 +119,7 @@ def _own_session(ray: Any, object_store_bytes: int) -> Iterator[RaySession]:
                 _plasma_directory=None if fits else str(inside),
                 object_store_memory=object_store_bytes,
                 include_dashboard=False,
-                num_cpus=1,  # of which our actors ask for none
+                num_cpus=1,  # of which our actors ask for a thousandth each
             ) as address,
             _last_rites(ray),
         ):
@@ -133,77 +128,9 @@ def _own_session(ray: Any, object_store_bytes: int) -> Iterator[RaySession]:
 
 @contextmanager
 def _cluster(ray: Any, address: str, timeout_seconds: float) -> Iterator[RaySession]:
-    host = _check_listens(address, timeout_seconds)
-    if not _has_token():
-        raise UsageError(
-            f"the Ray cluster at {address} is used with a token only, and there is none: neither "
-            f"RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH nor ~/.ray/auth_token. {MAKE_A_TOKEN}"
-        )
-    told = _speaks(address, timeout_seconds, TOKEN)
-    if "InvalidAuthToken" in told:
-        raise UsageError(
-            f"the Ray cluster at {address} does not accept our token. Put the cluster's own into "
-            "~/.ray/auth_token or RAY_AUTH_TOKEN."
-        )
-    if told:
-        raise UsageError(
-            f"what listens at {address} does not answer as Ray does: {told}. The port must be "
-            "that of the cluster's head, 6379 if not said otherwise."
-        )
-    if accepts_anybody(address, timeout_seconds):
-        raise UsageError(
-            f"the Ray cluster at {address} lets anybody in: whoever reaches its ports can run "
-            f"code there. {MAKE_A_TOKEN}"
-        )
+    host = check_cluster(address, timeout_seconds)
     with _connected(ray, address, TOKEN, loopback=host in LOOPBACK) as found:
         yield RaySession(found, False)
-
-
-def _check_listens(address: str, timeout_seconds: float) -> str:
-    host, _, port = address.rpartition(":")
-    if not host or "/" in address or not port.isdigit():
-        raise UsageError(
-            f"the address of a Ray cluster must be HOST:PORT, got '{address}'. "
-            "`ray start --head` prints it."
-        )
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), min(5.0, timeout_seconds)).close()
-    except (OSError, OverflowError) as error:
-        raise UsageError(
-            f"nothing answers at the Ray address {address} ({error}). Start the cluster with "
-            "`RAY_AUTH_MODE=token ray start --head`, or leave the address out."
-        ) from error
-    return host
-
-
-def _has_token() -> bool:
-    if os.environ.get("RAY_AUTH_TOKEN"):
-        return True
-    path = os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token"
-    return Path(path).is_file() and Path(path).stat().st_size > 0
-
-
-def accepts_anybody(address: str, timeout_seconds: float = 30.0) -> bool:
-    """Whether the Ray at `address` talks to a process that has no token."""
-    return not _speaks(address, timeout_seconds, {"RAY_AUTH_MODE": "disabled"}, NOT_OURS)
-
-
-def _speaks(
-    address: str, timeout_seconds: float, settings: dict[str, str], hidden: Sequence[str] = ()
-) -> str:
-    """Why a process with `settings` gets no answer of Ray's in good time; "" if it gets one."""
-    script = "import sys; from ray._raylet import GcsClient as C; C(address=sys.argv[1])"
-    try:
-        asked = subprocess.run(
-            [sys.executable, "-c", script, address],
-            env={k: v for k, v in os.environ.items() if k not in hidden} | settings,
-            capture_output=True,
-            text=True,
-            timeout=timeout_seconds,
-        )
-    except subprocess.TimeoutExpired:
-        return f"no answer within {timeout_seconds:g} s"
-    return (asked.stderr.strip().splitlines() or ["it ended"])[-1] if asked.returncode else ""
 
 
 @contextmanager
@@ -255,7 +182,7 @@ def _read_environment(*, needs_token: bool = True) -> None:
     if needs_token and not on:
         raise UsageError(
             "this version of Ray cannot be told to ask for a token. "
-            "Install another with `pip install 'tapas-softmax[ray]'`."
+            "Install a later one with `pip install --upgrade 'tapas-softmax[ray]'`."
         )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tapas.errors import UsageError
-from tapas.tables.messages import Floats, Ids, Receipt, Stamp
+from tapas.tables.messages import Floats, Ids, Receipt, Stamp, incarnation
 from tapas.tables.peers import Call, Peers
 
 Gradients = tuple[Ids, Floats, Floats]  # (N,), (N, D) and (N,) of one table, for one server
@@ -29,13 +29,6 @@ class Traffic:
 
 
 @dataclass(slots=True)
-class _Parcel:
-    """Pushes that wait to be sent as one: for each server, the gradients of each table."""
-
-    parts: list[dict[str, Gradients]]
-
-
-@dataclass(slots=True)
 class Post:
     """The post of `worker`, which has one thread.
 
@@ -43,14 +36,14 @@ class Post:
     """
 
     servers: Peers
-    worker: int = 0
+    worker: int | str = field(default_factory=incarnation)  # no two posts may have the same
     sequence: int = 0  # of the next push
     max_unheard: int = 0
     traffic: Traffic = field(default_factory=Traffic)
     receipts: list[Receipt] = field(default_factory=list)  # of the last push that was heard of
     _unheard: deque[tuple[int, list[Call]]] = field(default_factory=deque)  # by sequence
     _seen: dict[int, Stamp] = field(default_factory=dict)
-    _parcel: _Parcel | None = None
+    _parcel: list[dict[str, Gradients]] | None = None  # of each server: pushes that go as one
 
     def ask(self, verb: str, requests: Mapping[int, Sequence[Any]]) -> dict[int, Any]:
         """The answers of the servers that are asked, whose last part is a `Stamp`."""
@@ -74,7 +67,7 @@ class Post:
             with self.one_push(self.sequence):
                 self.push(table, parts)
             return
-        for mine, part in zip(self._parcel.parts, parts, strict=True):
+        for mine, part in zip(self._parcel, parts, strict=True):
             if table in mine:
                 raise UsageError(f"'{table}' is pushed twice in one push. Accumulate it first.")
             mine[table] = part
@@ -92,21 +85,21 @@ class Post:
                 f"push {sequence} cannot be settled already, but settled is {settled}. It must be "
                 f"at most {sequence}."
             )
-        self._parcel = _Parcel([{} for _ in range(self.servers.size)])
+        self._parcel = [{} for _ in range(self.servers.size)]
         try:
             yield
             parcel, self._parcel = self._parcel, None
             self._send(parcel, sequence, settled)
         finally:
             self._parcel = None
-        self._seen.clear()
+            self._seen.clear()
 
-    def _send(self, parcel: _Parcel, sequence: int, settled: int | None) -> None:
+    def _send(self, parcel: list[dict[str, Gradients]], sequence: int, settled: int | None) -> None:
         self._hear(self.max_unheard)
         if settled is None:
             settled = min([sequence, *(earlier for earlier, _ in self._unheard)])
         requests = {}
-        for number, part in enumerate(parcel.parts):
+        for number, part in enumerate(parcel):
             seen = self._seen[number].version if number in self._seen else None
             requests[number] = (self.worker, sequence, settled, seen, part)
         calls = [self.servers.call(j, "push", *request) for j, request in requests.items()]

@@ -1,8 +1,8 @@
 """The class table of workers and servers: the paper's Algorithm 2.
 
-A step is two round trips. Queries and each server's part of the pool travel to the rows; each
-server scores its part and answers with its n/m classes and their rows, and with the rows of the
-targets that it has. Loss and gradients are computed here, and gradients travel back.
+A step of the head is two round trips. Queries and each server's part of the pool travel to the
+rows; each server scores its part and answers with its n/m classes and their rows, and with the
+rows of the targets that it has. Loss and gradients are computed here, and gradients travel back.
 """
 
 from typing import Any
@@ -49,12 +49,10 @@ class ServedTable(ClassTable):
                 f"the rows of '{name}' are in {spec.num_shards} shards, but there are "
                 f"{post.servers.size} servers. One shard goes to each server."
             )
-        self.__dict__["post"] = post  # shared by the tables of a model; nobody's to copy
+        self.post = post  # that of all tables of a model
         self.name, self.spec, self.placement = name, spec, spec.layout()
         self.rows_in_state = True  # False leaves them out of `state_dict`: servers save them
         self._device = torch.device(device)
-
-    post: Post
 
     @property
     def device(self) -> torch.device:

@@ -6,8 +6,6 @@ comes; each one applied is a version, by which reads and pushes say what they ha
 
 import os
 import socket
-import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -35,14 +33,14 @@ from tapas.tables.messages import (
 )
 from tapas.tables.second_pass import Question
 from tapas.tables.shard import Shard
+from tapas.tables.turns import Turns
 
 
 class RowServer:
     """Server `number` with its `shards` of tables, by name.
 
-    `settled` says which pushes are in the rows already: those of a sequence below it, of any
-    worker.
-    Threads may call any verb; they take turns.
+    Pushes of a sequence below `settled`, of any worker, are in the rows already. Threads may
+    call any verb; they take turns.
     """
 
     def __init__(self, number: int, shards: Mapping[str, Shard], *, settled: int = 0):
@@ -53,12 +51,8 @@ class RowServer:
         self._moved = {
             name: np.zeros(shard.num_classes, np.int32) for name, shard in shards.items()
         }
-        self._lock, self._counting = threading.Lock(), threading.Lock()
-        self._waiting = 0
-        self._queue: Counter[int] = Counter()  # how many were before a request, how often
+        self._turns = Turns()
         self._staleness: Counter[int] = Counter()
-        self._busy_seconds: dict[str, float] = {}
-        self._requests: Counter[str] = Counter()
         self._rows = self._collided = 0
 
     def score(
@@ -104,7 +98,7 @@ class RowServer:
 
     def push(
         self,
-        worker: int,
+        worker: int | str,
         sequence: int,
         settled: int,
         seen: int | None,
@@ -192,41 +186,23 @@ class RowServer:
 
     def status(self) -> dict[str, Any]:
         """Counts since this process began; answers while others wait."""
-        with self._counting:
-            return {
-                "server": self.number,
-                "pid": os.getpid(),
-                "host": socket.gethostname(),
-                "incarnation": self.incarnation,
-                "restored": self.restored,
-                "version": self.version,
-                "requests": dict(self._requests),
-                "busy_seconds": dict(self._busy_seconds),
-                "queue": dict(self._queue),
-                "staleness": dict(self._staleness),
-                "rows": self._rows,
-                "collided": self._collided,
-                "repeated": self.ledger.num_repeated,
-            }
+        return self._turns.counts() | {
+            "server": self.number,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "incarnation": self.incarnation,
+            "restored": self.restored,
+            "version": self.version,
+            "staleness": dict(self._staleness),
+            "rows": self._rows,
+            "collided": self._collided,
+            "repeated": self.ledger.num_repeated,
+        }
 
     @contextmanager
     def _turn(self, verb: str) -> Iterator[None]:
-        with self._counting:
-            self._queue[self._waiting] += 1
-            self._waiting += 1
-        try:
-            with self._lock, torch.no_grad():
-                begun = time.perf_counter()
-                try:
-                    yield
-                finally:
-                    taken = time.perf_counter() - begun
-                    with self._counting:
-                        self._requests[verb] += 1
-                        self._busy_seconds[verb] = self._busy_seconds.get(verb, 0.0) + taken
-        finally:
-            with self._counting:
-                self._waiting -= 1
+        with self._turns.take(verb), torch.no_grad():
+            yield
 
     def _shard(self, table: str) -> Shard:
         if table not in self.shards:

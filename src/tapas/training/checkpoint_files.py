@@ -20,11 +20,10 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tapas.engines.fingerprint import fingerprint as fingerprint
 from tapas.errors import DataError, TapasError, UsageError
 from tapas.shapes import check_tensor
 from tapas.version import __version__
-from tapas.whole_file import sync
+from tapas.whole_file import fingerprint, sync
 
 ALONE, SHARDED = 1, 2  # formats; what one process saves is read by version 0.1, too
 FORMAT = SHARDED

@@ -23,10 +23,10 @@ from tapas.training.checkpoint_files import (
     CONTENTS,
     Prints,
     dense,
-    fingerprint,
     separate,
     write_tensors,
 )
+from tapas.whole_file import fingerprint
 
 if TYPE_CHECKING:
     from tapas.engines.piece_plans import Part

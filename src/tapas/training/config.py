@@ -112,7 +112,7 @@ class LoopConfig:
     keep: int = 2  # newest checkpoints kept, beside the best
     device: str = "cpu"  # or any that torch knows, such as "cuda"
     precision: str = "float32"  # of the encoder; bfloat16 where the machine is fast at it
-    peer_seconds: float = 120.0  # a rank that does not come to a meeting for so long is given up
+    peer_seconds: float = 120.0  # a rank or server that is silent for so long is given up
     exclude_seen: bool = False  # never recommend, or count, what the user has taken before
     seed: int = 0
 
@@ -135,10 +135,12 @@ class ServiceConfig:
     servers: int = 0  # processes that keep the rows
     workers: int = 1  # processes that compute gradients
     max_staleness: int | None = None  # steps before its own that a step may miss; 0: one by one
+    start_seconds: float = 600.0  # for a process to start, and to draw or load its rows
 
     def __post_init__(self) -> None:
         _at_least("service.servers", self.servers, 0)
         _at_least("service.workers", self.workers, 1)
+        _within("service.start_seconds", self.start_seconds, 1, 1e6)
         if self.max_staleness is not None:
             _at_least("service.max_staleness", self.max_staleness, 0)
         if not self.servers and (self.workers > 1 or self.max_staleness is not None):
@@ -158,6 +160,11 @@ class TrainConfig:
     service: ServiceConfig = field(default_factory=ServiceConfig)
 
     def __post_init__(self) -> None:
+        if self.service.servers and self.loop.background_saves:
+            raise UsageError(
+                "loop.background_saves is not for servers, which write their own rows: leave it "
+                "out."
+            )
         if self.model.repeats and self.head.selection == "top" and self.head.presample > 1:
             raise UsageError(
                 "model.repeats weighs copies against the probability that the softmax gives, which "

@@ -25,7 +25,6 @@ from tapas.training.checkpoint_files import (
     STATE,
     Prints,
     files_in,
-    fingerprint,
     is_sharded,
     read_record,
     seal,
@@ -35,7 +34,7 @@ from tapas.training.checkpoint_files import (
 )
 from tapas.training.checkpoint_rows import EXTRA, Table, open_source, read_tensors, tables_in
 from tapas.training.run_folder import CHECKPOINTS
-from tapas.whole_file import sync
+from tapas.whole_file import fingerprint, sync
 
 NAMED = re.compile(r"step-(?P<step>\d{8,})")
 

@@ -91,11 +91,10 @@ def create_run(path: Path, config: TrainConfig, log: EventLog) -> RunFolder:
     return open_run(path)
 
 
-def change_config(run: RunFolder, config: TrainConfig) -> RunFolder:
-    """`run` as it goes on by `config`."""
+def write_config(run: RunFolder) -> None:
+    """`run` goes on by another configuration than it began with."""
     with whole_file(run.path / CONFIG) as unfinished:
-        unfinished.write_text(as_toml(config), encoding="utf-8")
-    return open_run(run.path)
+        unfinished.write_text(as_toml(run.config), encoding="utf-8")
 
 
 @contextmanager

@@ -10,22 +10,32 @@ import torch
 from tapas.data.describing import reading_words, split_words
 from tapas.data.preparing import prepare_log
 from tapas.data.splits import Split, split_log
+from tapas.engines.ray_session import the_ray
 from tapas.errors import UsageError
-from tapas.training.building import Parts, build, prepare, resolve_service
+from tapas.training.building import (
+    Parts,
+    build,
+    check_device,
+    plan_of,
+    prepare,
+    resolve_service,
+)
 from tapas.training.checkpoint import Checkpoint
 from tapas.training.checkpoint_parts import load_rest
 from tapas.training.config import ServiceConfig, TrainConfig
 from tapas.training.journal import Journal, NoJournal
 from tapas.training.model_checkpoint import read_checkpoint
+from tapas.training.planning import check_fits
 from tapas.training.run_folder import (
     RunFolder,
-    change_config,
     check_free,
     create_run,
     only_one,
     open_run,
+    write_config,
 )
 from tapas.training.service.job import Engine
+from tapas.training.service.row_server import table_specs
 from tapas.training.service.serving import serve
 from tapas.training.steps import OwnSteps
 from tapas.training.team import Team
@@ -54,7 +64,7 @@ def begin(
     `config.service` asks for them. `engine` starts those; left out, Ray on this machine does.
     """
     team = team or Team()
-    check_service(config, team)
+    check_service(config, team, engine)
     if team.leads:
         check_free(out)
     if not config.split.shares[0]:
@@ -68,7 +78,11 @@ def begin(
     for words in split_words(log, split):
         talk(words)
     if config.service.servers:
-        run = create_run(out, prepare(config, log, split)[0], log)
+        config = prepare(config, log, split)[0]
+        check_layout(config, log.num_items)
+        if engine is None:  # all on this machine
+            check_fits(plan_of(config, split.train_counts))
+        run = create_run(out, config, log)
         with only_one(out):
             return serve(run, split, None, talk, watch, asked_to_stop, engine)
     parts = build(config, log, split, team)
@@ -97,10 +111,13 @@ def resume(
     """
     team = team or Team()
     run = open_run(folder)
-    check_service(run.config, team)
     if service is not None:
+        run = replace(run, config=replace(run.config, service=resolve_service(service)))
+    check_service(run.config, team, engine)
+    check_layout(run.config, run.log.num_items)
+    if service is not None and team.leads:
         with only_one(folder):
-            run = change_config(run, replace(run.config, service=resolve_service(service)))
+            write_config(run)
     torch.set_num_threads(run.num_threads)  # sums over threads are sums in another order
     split = split_log(run.log, run.config.split)
     if run.config.service.servers:
@@ -166,9 +183,22 @@ def _going_on(checkpoint: Checkpoint | None) -> str:
     return f"Going on from step {checkpoint.step:,}."
 
 
-def check_service(config: TrainConfig, team: Team) -> None:
-    if config.service.servers and team.ranks is not None:
+def check_service(config: TrainConfig, team: Team, engine: Engine | None) -> None:
+    """An error if the workers and servers of `config` cannot be started, before any work."""
+    if not config.service.servers:
+        return
+    if team.ranks is not None:
         raise UsageError(
             "torchrun and --servers are two ways to train on many processes: start `tapas train` "
-            "without torchrun, or leave out --servers."
+            "without torchrun, or with --servers 0."
         )
+    check_device(config.loop.device)
+    if engine is None:
+        the_ray()
+
+
+def check_layout(config: TrainConfig, num_classes: int) -> None:
+    """An error if there are more servers than classes."""
+    if config.service.servers:
+        for spec in table_specs(config, num_classes).values():
+            spec.layout()

@@ -1,6 +1,7 @@
 """Where the steps of training are taken: in this process, on all ranks, or by workers elsewhere."""
 
 import math
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
@@ -44,7 +45,7 @@ class Steps(Protocol):
         """Go on from what `save` has saved."""
         ...
 
-    def news(self) -> list[tuple[str, dict[str, Value]]]:
+    def news(self) -> Iterable[tuple[str, dict[str, Value]]]:
         """What the journal shall say, event by event, of the steps since it was last asked."""
         ...
 
@@ -97,8 +98,8 @@ class OwnSteps:
         load_model_state(self.model, checkpoint)
         load_optimizer_state(self.optimizer, checkpoint)
 
-    def news(self) -> list[tuple[str, dict[str, Value]]]:
-        return []
+    def news(self) -> Iterable[tuple[str, dict[str, Value]]]:
+        return ()
 
 
 def step(

@@ -211,7 +211,7 @@ def test_what_went_wrong_with_a_push_is_heard_with_the_next_or_in_flush():
     for then in ("push", "flush"):
         with post.one_push(post.sequence):
             post.push("rows", bad)
-            for j, parcel in enumerate(post._parcel.parts):
+            for j, parcel in enumerate(post._parcel):
                 parcel |= {"items": bad[1]} if j == 1 else {}
         with pytest.raises(UsageError, match=words):
             post.push("rows", ones()) if then == "push" else post.flush()

@@ -24,7 +24,7 @@ class RayJob:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tapas-")))
             log = prepare_log(config.log, cache)
             split = split_log(log, config.split)
-            run = create_run(folder / "run", prepare(config, log, split)[0], log)
+            run = create_run(folder.resolve() / "run", prepare(config, log, split)[0], log)
             self._job = Job(run, split, stack.enter_context(on_ray()), restore=None)
             stack.callback(self._job.close)
             self._ending, self._next = stack.pop_all(), 0

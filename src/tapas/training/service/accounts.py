@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -25,10 +25,20 @@ class Account:
     rows: int = 0
     collided: int = 0
     staleness: Counter[int] = field(default_factory=Counter)  # the worst of any server: steps
-    begun: float = field(default_factory=time.perf_counter)
+    encoder_staleness: int = 0  # the worst
+    step_seconds: float = 0.0  # summed over steps, which overlap
+    begun: float | None = None  # the first step
+    ended: float = 0.0  # the last
+
+    def begin(self) -> None:
+        if self.begun is None:
+            self.begun = time.perf_counter()
 
     def add(self, taken: Taken) -> None:
         self.steps += 1
+        self.ended = time.perf_counter()
+        self.step_seconds += taken.seconds
+        self.encoder_staleness = max(self.encoder_staleness, taken.encoder.staleness)
         self.loss += taken.loss
         self.sent_bytes += taken.sent_bytes
         self.received_bytes += taken.received_bytes
@@ -39,13 +49,15 @@ class Account:
 
     @property
     def seconds(self) -> float:
-        return time.perf_counter() - self.begun
+        """From the beginning of the first step to the end of the last."""
+        return 0.0 if self.begun is None else self.ended - self.begun
 
     def numbers(self) -> dict[str, Value]:
         steps = max(1, self.steps)
         missed = sum(count * times for count, times in self.staleness.items())
         return {
             "steps_per_second": self.steps / max(1e-9, self.seconds),
+            "step_seconds": self.step_seconds / steps,
             "sent_bytes_per_step": self.sent_bytes / steps,
             "received_bytes_per_step": self.received_bytes / steps,
             "round_trips_per_step": self.round_trips / steps,
@@ -53,6 +65,7 @@ class Account:
             "collided_rows_per_step": self.collided / steps,
             "staleness_mean": missed / steps,
             "staleness_max": max(self.staleness, default=0),
+            "encoder_staleness_max": self.encoder_staleness,
             **{f"staleness_{n}_steps": self.staleness[n] for n in sorted(self.staleness)},
         }
 
@@ -64,7 +77,7 @@ class Saved(NamedTuple):
     restored: int
 
 
-class Ledgers:
+class Rollbacks:
     """Which process of each server has applied which steps, as far back as one may begin from.
 
     A server that dies comes back as it was at a checkpoint. What its earlier processes have
@@ -113,16 +126,16 @@ class Load:
     """How busy each server was between two looks at it."""
 
     def __init__(self) -> None:
-        self._before: dict[int, dict[str, Any]] = {}
+        self._before: dict[str, dict[str, Any]] = {}
         self._at = time.perf_counter()
 
-    def numbers(self, statuses: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
+    def numbers(self, statuses: Mapping[str, Mapping[str, Any]]) -> dict[str, Value]:
         """Of each server: the share of time it was busy, requests, and who waits before one."""
         now = time.perf_counter()
         seconds, self._at = max(1e-9, now - self._at), now
         found: dict[str, Value] = {}
-        for number, status in enumerate(statuses):
-            before = self._before.get(number, {})
+        for server, status in statuses.items():
+            before = self._before.get(server, {})
             if before.get("incarnation") != status["incarnation"]:
                 before = {}
             queue = Counter(status["queue"])
@@ -131,10 +144,10 @@ class Load:
             waiting = sum(length * times for length, times in queue.items())
             busy = sum(status["busy_seconds"].values())
             busy -= sum(before.get("busy_seconds", {}).values())
-            name = f"server_{number}"
+            name = server.replace(" ", "_")
             found[f"{name}_busy"] = busy / seconds
             found[f"{name}_requests"] = requests
             found[f"{name}_queue"] = waiting / max(1, requests)
             found[f"{name}_queue_max"] = max((n for n, times in queue.items() if times), default=0)
-            self._before[number] = dict(status)
+            self._before[server] = dict(status)
         return found

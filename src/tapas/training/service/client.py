@@ -1,6 +1,7 @@
 """A model whose rows are on servers, as workers and the driver have it."""
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from tapas.data.splits import split_log
@@ -16,11 +17,14 @@ from tapas.training.service.row_server import table_specs
 
 
 def build_client(
-    config: TrainConfig, train_counts: NDArray[np.int64], post: Post
+    config: TrainConfig,
+    train_counts: NDArray[np.int64],
+    post: Post,
+    device: torch.device | None = None,
 ) -> tuple[SequenceModel, list[ServedTable]]:
-    """A model whose rows are on servers, and its tables."""
+    """A model whose rows are on servers, and its tables; on the device of the run if left out."""
     specs, tables = table_specs(config, len(train_counts)), []
-    device = check_device(config.loop.device)
+    device = device or check_device(config.loop.device)
 
     def make(name: str, plan: TablePlan) -> ClassTable:
         table = ServedTable(post, name, specs[name], device=device)
@@ -32,7 +36,7 @@ def build_client(
 
 
 def client_of(run: RunFolder) -> SequenceModel:
-    """The same with nobody to ask: for what the encoder starts at."""
+    """The same with nobody to ask, on the CPU: for what the encoder starts at."""
     nobody = Post(InProcess("server", [None] * run.config.service.servers))
     train_counts = split_log(run.log, run.config.split).train_counts
-    return build_client(run.config, train_counts, nobody)[0]
+    return build_client(run.config, train_counts, nobody, torch.device("cpu"))[0]

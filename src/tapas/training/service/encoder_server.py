@@ -2,7 +2,6 @@
 
 import os
 import socket
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from torch import nn
 
 from tapas.tables.ledger import Ledger
 from tapas.tables.messages import Floats, Receipt, Stamp, array_of, incarnation, tensor_of
+from tapas.tables.turns import Turns
 from tapas.training.building import build_optimizer, learned_by
 from tapas.training.checkpoint_parts import load_rest
 from tapas.training.config import OptimizerConfig
@@ -34,18 +34,18 @@ class EncoderServer:
         self.optimizer = build_optimizer(config, self.parameters)
         self.ledger, self.restored = Ledger(settled), settled
         self.incarnation, self.version = incarnation(), 0
-        self._lock = threading.Lock()
+        self._turns = Turns()
 
     def pull(self) -> tuple[Floats, Stamp]:
         """All parameters, (P,)."""
-        with self._lock:
+        with self._turns.take("pull"):
             return array_of(flat(self.parameters.values())), self._stamp()
 
     def push(
         self, worker: int, sequence: int, settled: int, seen: int, gradient: Floats
     ) -> Receipt:
         """One step of the optimizer by `gradient` (P,), unless this push was applied before."""
-        with self._lock:
+        with self._turns.take("push"):
             self.ledger.settle(worker, settled)
             if (earlier := self.ledger.find(worker, sequence, self._stamp())) is not None:
                 return earlier
@@ -64,7 +64,7 @@ class EncoderServer:
 
         The last is the step of the checkpoint that this process began from.
         """
-        with self._lock:
+        with self._turns.take("state"):
             learned = {name: array_of(p).copy() for name, p in self.parameters.items()}
             moments = {
                 name: array_of(value).copy()
@@ -73,7 +73,7 @@ class EncoderServer:
             return learned, moments, self._stamp(), self.restored
 
     def status(self) -> dict[str, Any]:
-        return {
+        return self._turns.counts() | {
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "incarnation": self.incarnation,

@@ -1,11 +1,13 @@
 """A job: servers, the encoder's server and workers of one run, and the steps they take.
 
-Step k is taken by worker k mod W, and is begun when all steps before k - S are done: it misses
-the updates of at most S steps before it (`max_staleness`). With S = 0 steps are taken one by
-one, and the run is that of one process with as many shards.
+Step k is begun when all steps before k - S are done, S being `max_staleness`: it misses the
+updates of at most S steps before it. As many after it may be faster, so that up to 2 S updates
+can come between what a step reads and what it pushes. With S = 0 steps are taken one by one, and
+the run is that of one process with as many shards. The worker that has least to do takes a step.
 """
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -19,10 +21,9 @@ from tapas.tables.post import Post
 from tapas.training.building import learned_by
 from tapas.training.checkpoint import Checkpoint, CheckpointFolder
 from tapas.training.journal import Value
-from tapas.training.model import SequenceModel
 from tapas.training.model_checkpoint import model_state
 from tapas.training.run_folder import RunFolder
-from tapas.training.service.accounts import ENCODER, Account, Ledgers, Load, Saved
+from tapas.training.service.accounts import ENCODER, Account, Load, Rollbacks, Saved
 from tapas.training.service.client import build_client
 from tapas.training.service.encoder_server import cut, start_encoder
 from tapas.training.service.restoring import set_restore_point
@@ -41,7 +42,14 @@ class Engine(Protocol):
     """
 
     def __call__(
-        self, kind: str, makes: Sequence[Callable[[], Any]], *, threads: int, seconds: float
+        self,
+        kind: str,
+        makes: Sequence[Callable[[], Any]],
+        *,
+        threads: int,
+        seconds: float,
+        start_seconds: float,
+        work_seconds: float,
     ) -> Peers: ...
 
 
@@ -58,35 +66,38 @@ class Job:
         self._next = restore or 0  # the step to be begun next
         self._under_way: dict[int, Call] = {}
         self._done: dict[int, Taken] = {}
-        self._ledgers, self._load, self.account = Ledgers(), Load(), Account()
+        self._rollbacks, self.account = Rollbacks(), Account()
         self._restarts = [0] * service.workers
         self._lost: dict[str, int] = {}
         set_restore_point(run.path, restore)
+        patience = {
+            "seconds": seconds, "work_seconds": seconds, "start_seconds": service.start_seconds,
+        }  # fmt: skip
         # every worker may ask twice at a time, and the driver once
         threads = min(MOST_THREADS, SLOTS * service.workers + 1)
         with ExitStack() as stack:
             shards = [partial(start_server, run.path, j) for j in range(service.servers)]
-            self.servers = engine("server", shards, threads=threads, seconds=seconds)
+            self.servers = engine("server", shards, threads=threads, **patience)
             stack.callback(self.servers.close)
             post = Post(self.servers, DRIVER)
             self.model, _ = build_client(run.config, split.train_counts, post)
             encoder = [partial(start_encoder, run.path)]
-            self.encoder = engine("encoder server", encoder, threads=threads, seconds=seconds)
+            self.encoder = engine("encoder server", encoder, threads=threads, **patience)
             stack.callback(self.encoder.close)
             trainers = [
                 partial(start_worker, run.path, number, self.servers, self.encoder)
                 for number in range(service.workers)
             ]
-            # a worker that waits for a server must be the one to say so
-            self.workers = engine("worker", trainers, threads=SLOTS, seconds=3 * seconds)
+            # a worker that waits for a server, even for one that starts, must be the one to say so
+            patience["work_seconds"] += service.start_seconds + seconds
+            self.workers = engine("worker", trainers, threads=SLOTS, **patience)
             stack.callback(self.workers.close)
             for peers in (self.servers, self.encoder, self.workers):  # they start side by side
                 peers.ready()
-            here = {f"server {j}": s for j, s in enumerate(ask_all(self.servers, "status"))}
-            self._ledgers.begin(here | {ENCODER: self.encoder.call(0, "status").answer()})
+            self._load, self.account = Load(), Account()  # to start them takes no part of a step
+            self._rollbacks.begin(self._statuses())
+            self._load = Load()
             self._ending = stack.pop_all()
-
-    model: SequenceModel
 
     def take(self, number: int, until: int) -> float:
         while number not in self._done:
@@ -97,16 +108,19 @@ class Job:
 
     def _begin(self, number: int, until: int) -> None:
         """All steps that may be under way when those before `number` are done."""
-        while self._next < min(until, number + self.max_staleness + 1):
-            worker = self._next % self.workers.size
-            self._under_way[self._next] = self.workers.call(worker, "step", self._next, number)
+        size = self.workers.size
+        while (step := self._next) < min(until, number + self.max_staleness + 1):
+            self.account.begin()
+            busy = Counter(call.number for call in self._under_way.values())
+            worker = min(range(size), key=lambda w: (busy[w], (w - step) % size))
+            self._under_way[step] = self.workers.call(worker, "step", step, number)
             self._next += 1
 
     def _finish(self, call: Call) -> None:
         taken: Taken = call.answer()
         del self._under_way[taken.number]
         self._done[taken.number] = taken
-        self._ledgers.note(taken)
+        self._rollbacks.note(taken)
         self.account.add(taken)
 
     def settle(self) -> list[float]:
@@ -150,22 +164,25 @@ class Job:
             elsewhere=have_written,
         )
         set_restore_point(self.run.path, step)
-        self._lost = self._ledgers.close(step, saved)
+        self._lost = self._rollbacks.close(step, saved)
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """The processes have begun there."""
 
-    def news(self) -> list[tuple[str, dict[str, Value]]]:
-        account, self.account = self.account, Account()
-        load = self._load.numbers(ask_all(self.servers, "status"))
-        found: list[tuple[str, dict[str, Value]]] = [("service", account.numbers() | load)]
+    def news(self) -> Iterator[tuple[str, dict[str, Value]]]:
+        # first what no later question to a server may keep from being told
         for name, count in self._lost.items():
-            found.append(("restart", {"process": name, "rolled_back_updates": count}))
+            yield "restart", {"process": name, "rolled_back_updates": count}
         for number, times in enumerate(self.workers.restarts()):
             if times > self._restarts[number]:
-                found.append(("restart", {"process": f"worker {number}", "rolled_back_updates": 0}))
+                yield "restart", {"process": f"worker {number}", "rolled_back_updates": 0}
                 self._restarts[number] = times
-        return found
+        account, self.account, self._lost = self.account, Account(), {}
+        yield "service", account.numbers() | self._load.numbers(self._statuses())
+
+    def _statuses(self) -> dict[str, dict[str, Any]]:
+        here = {f"server {j}": s for j, s in enumerate(ask_all(self.servers, "status"))}
+        return here | {ENCODER: self.encoder.call(0, "status").answer()}
 
     def close(self) -> None:
         """End all processes. Safe to call twice."""

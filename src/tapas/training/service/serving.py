@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 from tapas.data.splits import Split
@@ -30,6 +31,7 @@ def serve(
     if engine is None:
         with on_ray() as started:
             return serve(run, split, checkpoint, talk, watch, asked_to_stop, started)
+    run = replace(run, path=run.path.resolve())  # processes elsewhere have other working folders
     config, begun = run.config, checkpoint.step if checkpoint else 0
     service = config.service
     talk(

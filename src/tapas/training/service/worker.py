@@ -43,7 +43,7 @@ class Taken(NamedTuple):
     loss: float
     rows: list[Receipt]  # of each server
     encoder: Receipt
-    sent_bytes: int  # to and from servers of rows
+    sent_bytes: int  # to and from all servers
     received_bytes: int
     round_trips: int
     seconds: float
@@ -96,9 +96,10 @@ class Worker:
         begun = time.perf_counter()
         traffic = slot.post.traffic
         before = replace(traffic)
-        parameters, stamp = self.encoder.call(0, "pull").answer()
-        slot.load(tensor_of(parameters))
+        pulled = self.encoder.call(0, "pull")
         batch = self._batch(number)
+        parameters, stamp = pulled.answer()
+        slot.load(tensor_of(parameters))
         seed, clip = self.config.loop.seed, self.config.optimizer.clip
         slot.model.head.step = number
         with slot.post.one_push(number, settled=settled):
@@ -110,7 +111,7 @@ class Worker:
                 loss.backward()  # type: ignore[no-untyped-call]
             if clip is not None:
                 torch.nn.utils.clip_grad_norm_(slot.model.encoder.parameters(), clip)
-            gradient = flat(p.grad for p in slot.learned.values() if p.grad is not None)
+            gradient = flat(p.grad for p in slot.learned.values())
             pushed = self.encoder.call(
                 0, "push", self.number, number, settled, stamp.version, array_of(gradient)
             )
@@ -120,8 +121,8 @@ class Worker:
             value,
             slot.post.receipts,
             receipt,
-            traffic.sent_bytes - before.sent_bytes,
-            traffic.received_bytes - before.received_bytes,
+            traffic.sent_bytes - before.sent_bytes + parameters.nbytes,  # its gradient is as large
+            traffic.received_bytes - before.received_bytes + parameters.nbytes,
             traffic.round_trips - before.round_trips,
             time.perf_counter() - begun,
         )

@@ -23,11 +23,11 @@ def test_every_cell_gets_a_job_that_warms_up_and_is_closed(cache):
         turn.cells, engine.opened, strict=True
     ):
         assert config == SMALL.config(cell, log, 2)
-        assert (where, servers, workers, staleness) == (cache, 2, 2, 4)
+        assert (where, servers, workers, staleness) == (cache, 2, 2, 3)
     assert said[0] == "round 3: n=16, r=8, priority"
     assert json.loads(json.dumps(result["run"])) == {
         "system": {
-            "servers": 2, "workers": 2, "max_staleness": 4, "classes": 2_000, "users": 300,
+            "servers": 2, "workers": 2, "max_staleness": 3, "classes": 2_000, "users": 300,
             "samples": 16, "batch": 8, "dim": 8, "history": 50, "warm_up": 4, "steps": 8,
         },
         "number": 2,

@@ -61,7 +61,7 @@ def test_the_page_has_verdicts_rules_tables_and_settings(measured):
     assert "Priority, this library's rule: 64 queries score." in page
     assert "300 users with 30 events each on average and 2,000 items" in page
     assert "4 steps to warm up, then 8 that are measured." in page
-    assert "begins when all before it are done but the last 4." in page
+    assert "begins when all before it are done but the last 3." in page
     assert "Median of 3 rounds" in page
 
 

@@ -31,7 +31,7 @@ def quiet(words):
     pass
 
 
-def engine(kind, makes, *, threads, seconds):
+def engine(kind, makes, **options):
     return InProcess(kind, [make() for make in makes])
 
 

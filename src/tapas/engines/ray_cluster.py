@@ -1,0 +1,92 @@
+"""What must be true of a Ray cluster before we join it: it answers to its token, and only to it."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tapas.errors import UsageError
+
+MAKE_A_TOKEN = (
+    "Make one with `ray get-auth-token --generate`, copy ~/.ray/auth_token to every host, and set "
+    "RAY_AUTH_MODE=token where the cluster is started."
+)
+TOKEN = {"RAY_AUTH_MODE": "token"}
+NOT_OURS = ("RAY_ADDRESS", "RAY_REDIS_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+
+
+def check_cluster(address: str, timeout_seconds: float) -> str:
+    """The host of the cluster at `address`, or an error that says why it cannot be joined."""
+    host = _check_listens(address, timeout_seconds)
+    if not _has_token():
+        raise UsageError(
+            f"the Ray cluster at {address} is used with a token only, and there is none: neither "
+            f"RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH nor ~/.ray/auth_token. {MAKE_A_TOKEN}"
+        )
+    told = _speaks(address, timeout_seconds, TOKEN)
+    if "InvalidAuthToken" in told:
+        raise UsageError(
+            f"the Ray cluster at {address} does not accept our token. Put the cluster's own into "
+            "~/.ray/auth_token or RAY_AUTH_TOKEN."
+        )
+    if told:
+        raise UsageError(
+            f"what listens at {address} does not answer as Ray does: {told}. The port must be "
+            "that of the cluster's head, 6379 if not said otherwise."
+        )
+    if accepts_anybody(address, timeout_seconds):
+        raise UsageError(
+            f"the Ray cluster at {address} lets anybody in: whoever reaches its ports can run "
+            f"code there. {MAKE_A_TOKEN}"
+        )
+    return host
+
+
+def _check_listens(address: str, timeout_seconds: float) -> str:
+    host, _, port = address.rpartition(":")
+    if not host or "/" in address or not port.isdigit():
+        raise UsageError(
+            f"the address of a Ray cluster must be HOST:PORT, got '{address}'. "
+            "`ray start --head` prints it."
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), min(5.0, timeout_seconds)).close()
+    except (OSError, OverflowError) as error:
+        raise UsageError(
+            f"nothing answers at the Ray address {address} ({error}). Start the cluster with "
+            "`RAY_AUTH_MODE=token ray start --head`, or leave the address out."
+        ) from error
+    return host
+
+
+def _has_token() -> bool:
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return True
+    path = os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token"
+    return Path(path).is_file() and Path(path).stat().st_size > 0
+
+
+def accepts_anybody(address: str, timeout_seconds: float = 30.0) -> bool:
+    """Whether the Ray at `address` talks to a process that has no token; yes if that is unknown."""
+    told = _speaks(address, timeout_seconds, {"RAY_AUTH_MODE": "disabled"}, NOT_OURS)
+    return "token" not in told.lower()
+
+
+def _speaks(
+    address: str, timeout_seconds: float, settings: dict[str, str], hidden: Sequence[str] = ()
+) -> str:
+    """Why a process with `settings` gets no answer of Ray's in good time; "" if it gets one."""
+    script = "import sys; from ray._raylet import GcsClient as C; C(address=sys.argv[1])"
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-c", script, address],
+            env={k: v for k, v in os.environ.items() if k not in hidden} | settings,
+            capture_output=True,
+            text=True,
+            timeout=timeout_seconds,
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer within {timeout_seconds:g} s"
+    return (asked.stderr.strip().splitlines() or ["it ended"])[-1] if asked.returncode else ""
