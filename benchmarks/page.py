@@ -55,6 +55,11 @@ THEMES = {
         "How much faster do two ranks train than one, on the same global batch?",
         sections.sharded,
     ),
+    "servers": Theme(
+        "bench_servers.py",
+        "How long is one round trip of the paper's Algorithm 2, and how much of it is transport?",
+        sections.servers,
+    ),
     "draw": Theme(
         "bench_draw.py",
         "How fast are distinct classes drawn, against `torch.multinomial`?",

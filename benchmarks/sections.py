@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from measuring import quartiles, ratio, rounded
+from measuring import quartiles, ratio, ratio_quartiles, rounded
 
 Record = dict[str, Any]
 
@@ -93,6 +93,41 @@ def sharded(record: Record) -> str:
         ),
         rows,
     )
+
+
+def percent(part: Sequence[float], whole: Sequence[float]) -> str:
+    """Median and quartiles of part / whole, turn by turn."""
+    middle, low, high = (100 * value for value in ratio_quartiles(part, whole))
+    return f"{middle:.1f} % [{low:.1f}, {high:.1f}]"
+
+
+def servers(record: Record) -> str:
+    head = "round trip of | time | transport | share | with a core each | worker | slowest server"
+    head += " | one process | push | bytes of a step | planned"
+    rows = []
+    for name, found in record["results"]["settings"].items():
+        whole, echo, push, alone = found["seconds"].values()
+        transport = echo["between"]
+        worker = [sum(both) for both in zip(whole["splitting"], whole["joining"], strict=True)]
+        rows.append(
+            (
+                name,
+                timing(whole["whole"]),
+                timing(transport),
+                percent(transport, whole["whole"]),
+                percent(transport, found["own_cores_seconds"]),
+                *map(timing, (worker, whole["cpu"], alone["whole"], push["whole"])),
+                megabytes(sum(found["sent_bytes"].values())),
+                megabytes(found["planned_bytes"]),
+            )
+        )
+    words = (
+        "Transport is the same round trip with servers that score nothing. The worker splits the "
+        "pool and joins the answers; of the slowest server, seconds of a core. Shares of "
+        "transport: of the time; and of what the three add up to, which is the time if every "
+        "server had a core. `tapas plan` counts no ids, and the queries of the whole batch."
+    )
+    return f"{words}\n\n{table(head.split(' | '), rows)}"
 
 
 def second_pass(record: Record) -> str:

@@ -1,12 +1,15 @@
 """A run with workers and servers, all in this process: the one that one process would have made."""
 
+from collections import Counter
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from oracle.journeys import write_chain
 
-from tapas import UsageError
+from tapas import PeerError, UsageError
 from tapas.data.log_source import LogSource
 from tapas.tables.peers import InProcess
 from tapas.tables.placement import Placement
@@ -160,3 +163,117 @@ def test_a_run_goes_on_with_other_numbers_of_servers_and_without_any(file, tmp_p
     tensors = [name for name, value in one.items() if isinstance(value, torch.Tensor)]
     for name in tensors:
         torch.testing.assert_close(one[name], other[name], rtol=1e-4, atol=1e-5)
+
+
+def test_processes_are_told_absolute_folders(file, tmp_path, monkeypatch):
+    """Their own working folder may be another."""
+    seen = []
+
+    def noting(kind, makes, **options):
+        seen.extend(make.args[0] for make in makes)
+        return engine(kind, makes)
+
+    monkeypatch.chdir(tmp_path)
+    config = replace(configs(file)["own inputs"], service=ServiceConfig(servers=2))
+    train(config, Path("run"), engine=noting)
+    assert set(seen) == {tmp_path / "run"}
+
+
+def test_more_servers_than_classes_are_refused_before_anything_is_made(file, tmp_path):
+    config = replace(configs(file)["own inputs"], service=ServiceConfig(servers=54))
+    words = r"^cannot spread 53 classes over 54 shards\. Use at most 53\.$"
+    with pytest.raises(UsageError, match=words):
+        train(config, tmp_path / "run", engine=engine)
+    assert not (tmp_path / "run").exists()
+    config = replace(config, service=ServiceConfig(servers=2))
+    train(config, tmp_path / "run", engine=engine, asked_to_stop=after(3))
+    before = (tmp_path / "run" / "config.toml").read_bytes()
+    with pytest.raises(UsageError, match=words):
+        session.resume(
+            tmp_path / "run", talk=quiet, engine=engine, service=ServiceConfig(servers=54)
+        )
+    assert (tmp_path / "run" / "config.toml").read_bytes() == before
+
+
+class Later:
+    """Peers whose calls are made when somebody looks, the last one first."""
+
+    def __init__(self, kind, makes):
+        self.inner = InProcess(kind, [make() for make in makes])
+        self.size, self.begun, self.most = len(makes), [], 0
+
+    def call(self, number, verb, *args):
+        self.begun.append(Waiting(self.inner, number, verb, args))
+        self.most = max(self.most, sum(not call.done() for call in self.begun))
+        return self.begun[-1]
+
+    def any_done(self, calls, seconds):
+        calls[-1].answer()
+        return [calls[-1]]
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+class Waiting:
+    def __init__(self, inner, number, verb, args):
+        self.number, self.make, self.made = number, partial(inner.call, number, verb, *args), None
+
+    def done(self):
+        return self.made is not None
+
+    def answer(self):
+        self.made = self.made or self.make()
+        return self.made.answer()
+
+
+@pytest.mark.parametrize(("workers", "staleness"), [(1, 0), (2, 3), (3, 5)])
+def test_no_more_steps_are_under_way_than_staleness_allows(file, tmp_path, workers, staleness):
+    """And the load is even: no worker has two steps more than another."""
+    started = {}
+
+    def lazily(kind, makes, **options):
+        started[kind] = Later(kind, makes) if kind == "worker" else engine(kind, makes)
+        return started[kind]
+
+    service = ServiceConfig(servers=2, workers=workers, max_staleness=staleness)
+    config = replace(
+        configs(file)["own inputs"], service=service, loop=replace(LOOP, evaluate_every=12)
+    )
+    outcome = train(config, tmp_path / "run", engine=lazily)
+    assert outcome.step == 12
+    assert started["worker"].most == staleness + 1
+    steps = Counter(call.number for call in started["worker"].begun)
+    assert sum(steps.values()) == 12
+    assert max(steps.values()) - min(steps.values()) <= 1
+    versions = [server.status()["version"] for server in started["server"].objects]
+    assert versions == [12, 12]
+
+
+def test_what_was_rolled_back_is_told_even_if_a_server_hangs_then(file, tmp_path):
+    """The journal's line of a restart comes before the load of servers, which is asked for."""
+    started = {}
+
+    def start(kind, makes, **options):
+        started[kind] = engine(kind, makes)
+        started[f"{kind} makes"] = makes
+        return started[kind]
+
+    def kill_then_hang():
+        server = started["server"]
+        if server.objects[1].version == 3:
+            server.objects[1] = started["server makes"][1]()  # as after a SIGKILL
+        if server.objects[0].version == 4:
+            server.objects[0].status = lambda: (_ for _ in ()).throw(PeerError("server 0 hangs."))
+        return False
+
+    config = replace(
+        configs(file)["own inputs"], service=ServiceConfig(servers=2, workers=1, max_staleness=0)
+    )
+    with pytest.raises(PeerError, match=r"^server 0 hangs\.$"):
+        train(config, tmp_path / "run", engine=start, asked_to_stop=kill_then_hang)
+    events = [
+        (e["event"], e.get("process"), e.get("rolled_back_updates"))
+        for e in read_journal(tmp_path / "run" / "journal.jsonl")
+    ]
+    assert ("restart", "server 1", 3) in events

@@ -1,0 +1,247 @@
+"""How long is one round trip of the paper's Algorithm 2, and how much of it is transport?
+
+One worker, which is this process, and m servers, each a process that Ray runs, one thread each:
+B=1000 queries score a pool of r*n classes of C=500,000, D=64. The paper's size is r*n = 100,000
+and its rule is `top` by all queries; 64 score for `priority`. A round trip begins with queries,
+pool and targets, and ends with the rows of kept classes and targets, in order, on the worker.
+
+Transport is the same round trip with servers that read the message and answer with as many bytes,
+but score nothing, without the time that the worker splits the pool and puts answers together. The
+two take turns with a push of gradients and with the same second pass in one process. Target:
+transport is at most 10 % of the round trip, for the paper's rule at the paper's size.
+
+Where m servers share fewer cores, their scoring takes turns as well, and transport looks the
+smaller. So there is a second share, by the reckoning that every server had a core of its own:
+transport over the sum of transport, the worker's splitting and joining, and the CPU seconds of
+the server that scored longest.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from clocked_servers import Batch, Watched, make_server, round_trip
+from measuring import Target, interleave, ratio_quartiles, spread, write_record
+from sections import percent
+
+import tapas
+from tapas.engines.ray_peers import RayPeers
+from tapas.engines.ray_session import join_ray
+from tapas.heads.config import TapasConfig
+from tapas.heads.second_pass import question_of
+from tapas.schedule import as_schedule
+from tapas.selection import as_selection
+from tapas.tables.peers import Peers, ask_all
+from tapas.tables.post import Post
+from tapas.tables.served import ServedTable
+from tapas.tables.shard import TableSpec
+from tapas.training.planning import Workload, traffic_designs
+from tapas.training.service.worker import SLOTS
+
+C, D, B, R = 500_000, 64, 1000, 8
+SERVERS = (2, 6)  # one for each core of a small machine; the paper's
+RULES = {"top": "top, all queries", "priority": "priority, 64 queries"}
+REPEATS = {12_500: 16, 8_000: 8, 1_000: 16}  # by n
+PAPER = "top", 12_500
+BATCHES = 4  # prepared before the clock starts
+WHOLE, ECHO, PUSH, ALONE = "round trip", "transport", "push", "one process"
+OPTIMIZER = tapas.RowwiseAdagrad(lr=0.1)
+Seconds = dict[str, list[float]]  # by what they were spent for, turn by turn
+
+
+def zipf_proposal(num_classes: int) -> tapas.Proposal:
+    counts = (10 * num_classes / np.arange(1, num_classes + 1)).astype(np.int64)
+    return tapas.Squashed(counts, alpha=0.75)
+
+
+def make_batches(
+    table: tapas.LocalTable, proposal: tapas.Proposal, num_samples: int, rule: str, size: int
+) -> list[Batch]:
+    """Made-up queries and Zipf-like targets, `size` of each, and a pool of r*n classes."""
+    config = TapasConfig(
+        num_samples=num_samples,
+        presample_factor=R,
+        temperature=as_schedule(1.0),
+        selection=as_selection(rule),
+    )
+    made = []
+    for number in range(BATCHES):
+        draws = tapas.stream(0, "batch", number)
+        query = torch.randn(size, table.dim, generator=draws) / 4
+        chance = torch.rand(size, 1, generator=draws, dtype=torch.float64)
+        target = torch.expm1(chance * np.log1p(table.num_classes)).long()
+        meeting = table.meet(query, target.clamp_(max=table.num_classes - 1))
+        pool = proposal.sample(R * num_samples, generator=draws)
+        question = question_of(meeting, len(pool), config, 1.0, generator=draws)
+        made.append(Batch(table._ask(pool, num_samples, question, draws), target))
+    return made
+
+
+class Contenders:
+    """One process with all rows, `alone`, and `peers` with its shards; `batches` come in turn."""
+
+    def __init__(self, peers: Peers, alone: tapas.LocalTable, batches: Sequence[Batch]):
+        spec = TableSpec(
+            alone.num_classes, alone.dim, peers.size, alone.row_optimizer, seed=alone.seed
+        )
+        self.peers, self.alone, self.batches = peers, alone, batches
+        self.kept = [alone.pick(batch.ask).ids for batch in batches]
+        self.table = ServedTable(Post(Watched(peers)), "rows", spec)
+        self.echoing = ServedTable(Post(Watched(peers, {"score": "echo"})), "rows", spec)
+        self.verbs = {
+            WHOLE: self.whole,
+            ECHO: self.echo,
+            PUSH: self.push,
+            ALONE: self.one_process,
+        }
+        self.turns: dict[str, list[dict[str, float]]] = {name: [] for name in self.verbs}
+        self.sent_bytes = {"to score": 0, "answers": 0, "to push": 0}
+
+    def check(self) -> None:
+        """Times of a wrong answer are worth nothing."""
+        for batch, kept in zip(self.batches, self.kept, strict=True):
+            if not torch.equal(round_trip(self.table, batch).kept.ids, kept):
+                raise SystemExit(f"{self.peers.size} servers keep other classes than one process.")
+
+    def in_turns(self, repeats: int) -> dict[str, Seconds]:
+        calls = {name: partial(self._turn, name) for name in self.verbs}
+        timed = interleave(calls, repeats=repeats)
+        return {
+            name: {
+                part: [turn[part] for turn in turns[-len(timed[name]) :]]  # without the warm-up
+                for part in turns[0]
+            }
+            for name, turns in self.turns.items()
+        }
+
+    def _turn(self, name: str) -> None:
+        verb: Callable[[int], dict[str, float]] = self.verbs[name]
+        self.turns[name].append(verb(len(self.turns[name]) % len(self.batches)))
+
+    def whole(self, number: int) -> dict[str, float]:
+        traffic, before = self.table.post.traffic, ask_all(self.peers, "clocks")
+        sent, received = traffic.sent_bytes, traffic.received_bytes
+        seconds = round_trip(self.table, self.batches[number]).seconds
+        self.sent_bytes["to score"] = traffic.sent_bytes - sent
+        self.sent_bytes["answers"] = traffic.received_bytes - received
+        clocks = np.subtract(ask_all(self.peers, "clocks"), before)
+        busy, cpu = clocks.max(axis=0).tolist()
+        return seconds | {"busy": busy, "cpu": cpu, "cpu of all": float(clocks[:, 1].sum())}
+
+    def echo(self, number: int) -> dict[str, float]:
+        return round_trip(self.echoing, self.batches[number]).seconds
+
+    def push(self, number: int) -> dict[str, float]:
+        """Gradients of all rows that a step touches; of 0, so that rows stay what they are."""
+        ids = torch.cat([self.batches[number].target.flatten(), self.kept[number]])
+        gradient = torch.zeros(len(ids), self.table.dim)
+        watch: Any = self.table.post.servers
+        watch.seconds.clear()
+        sent, begun = self.table.post.traffic.sent_bytes, time.perf_counter()
+        self.table.write(ids, gradient, gradient[:, 0])
+        taken = time.perf_counter() - begun
+        self.sent_bytes["to push"] = self.table.post.traffic.sent_bytes - sent
+        return {"whole": taken, "between": watch.seconds.total()}
+
+    def one_process(self, number: int) -> dict[str, float]:
+        """The same second pass, and the rows of the same classes."""
+        batch, begun = self.batches[number], time.perf_counter()
+        kept = self.alone.pick(batch.ask)
+        self.alone.read(torch.cat([torch.unique(batch.target), kept.ids]))
+        return {"whole": time.perf_counter() - begun}
+
+
+def own_cores(seconds: dict[str, Seconds]) -> list[float]:
+    """Of round trips, if every server had a core of its own."""
+    whole = seconds[WHOLE]
+    parts = (seconds[ECHO]["between"], whole["splitting"], whole["joining"], whole["cpu"])
+    return [sum(turn) for turn in zip(*parts, strict=True)]
+
+
+def planned_bytes(servers: int, num_samples: int) -> int:
+    """Of a whole step, by `tapas plan`."""
+    workload = Workload(
+        num_classes=C,
+        dim=D,
+        num_samples=num_samples,
+        presample_factor=R,
+        batch=B,
+        ranks=servers,
+    )
+    return traffic_designs(workload)["algorithm 2"]
+
+
+def show(name: str, found: dict[str, Any]) -> None:
+    print(f"\n{name}")
+    seconds = found["seconds"]
+    whole, transport = seconds[WHOLE]["whole"], seconds[ECHO]["between"]
+    for contender, parts in seconds.items():
+        print(f"  {contender:<14}{spread(parts['between' if contender == ECHO else 'whole'])}")
+    print(f"  transport is {percent(transport, whole)} of the round trip,")
+    print(f"    with a core for each server {percent(transport, found['own_cores_seconds'])}")
+    for contender in (WHOLE, ECHO):
+        middle = {part: 1000 * statistics.median(v) for part, v in seconds[contender].items()}
+        print(f"  {contender}, ms: " + ", ".join(f"{k} {v:.2f}" for k, v in middle.items()))
+    sent = found["sent_bytes"] | {"planned": found["planned_bytes"]}
+    print("  bytes: " + ", ".join(f"{what} {size:,}" for what, size in sent.items()))
+
+
+def transport_target(name: str, seconds: dict[str, Seconds]) -> Target:
+    shares = ratio_quartiles(seconds[ECHO]["between"], seconds[WHOLE]["whole"])
+    reading, low, high = (100 * share for share in shares)
+    return Target(
+        measure=f"transport of a round trip, {name}",
+        target=10,
+        kind="at most",
+        reading=reading,
+        low=low,
+        high=high,
+        unit="%",
+    )
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    results: dict[str, dict[str, Any]] = {}
+    targets = []
+    proposal = zipf_proposal(C)
+    with join_ray():
+        for servers in SERVERS:
+            spec = TableSpec(C, D, servers, OPTIMIZER)
+            alone = tapas.LocalTable(C, D, row_optimizer=OPTIMIZER, num_shards=servers)
+            makes = [partial(make_server, spec, number) for number in range(servers)]
+            # as many threads as a server of one worker has
+            peers = RayPeers.start("server", makes, threads=SLOTS + 1)
+            for num_samples, repeats in REPEATS.items():
+                for rule, words in RULES.items():
+                    name = f"{words}, n={num_samples}, {servers} servers"
+                    batches = make_batches(alone, proposal, num_samples, rule, B)
+                    contenders = Contenders(peers, alone, batches)
+                    contenders.check()
+                    seconds = contenders.in_turns(repeats)
+                    results[name] = {
+                        "seconds": seconds,
+                        "own_cores_seconds": own_cores(seconds),
+                        "sent_bytes": contenders.sent_bytes,
+                        "planned_bytes": planned_bytes(servers, num_samples),
+                    }
+                    show(name, results[name])
+                    if (rule, num_samples) == PAPER:
+                        targets.append(transport_target(name, seconds))
+            peers.close()
+    cores = len(os.sched_getaffinity(0))
+    write_record(
+        "servers",
+        {"C": C, "D": D, "B": B, "r": R, "cores": cores, "threads of a process": 1},
+        {"settings": results},
+        targets=targets,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""A server that says how long it scored or leaves it out, and a round trip with a clock in it."""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import tapas
+from tapas.candidates import Candidates
+from tapas.tables.messages import Floats, Ids, Scored, tensor_of
+from tapas.tables.peers import Call, Peers
+from tapas.tables.second_pass import SecondPass
+from tapas.tables.served import ServedTable, _Fetched
+from tapas.tables.server import RowServer
+from tapas.tables.shard import TableSpec
+
+
+class Clocked(RowServer):
+    """A server that knows the CPU seconds of its scoring; `echo` answers without any."""
+
+    cpu_seconds = 0.0
+    filler: Floats = np.ones((0, 1), np.float32)
+
+    def score(self, *request: Any) -> Scored:
+        begun = time.thread_time()
+        try:
+            return super().score(*request)
+        finally:
+            self.cpu_seconds += time.thread_time() - begun
+
+    def echo(
+        self,
+        table: str,
+        query: Floats,
+        own: Ids,
+        complete: bool,
+        temperature: float,
+        rule: tapas.Selection,
+        ids: Ids,
+        log_q: Floats,
+        noise: Floats,
+        share: int | None,
+        wanted: Ids,
+    ) -> Scored:
+        """What `score` is told, and an answer as large as its own."""
+        for array in (query, own, ids, log_q, noise, wanted):
+            tensor_of(array)  # `score` copies them out of what carried them as well
+        kept = len(ids) if share is None else min(share, len(ids))
+        size = kept + len(wanted)
+        if len(self.filler) < size:  # kept: making the true answer is part of scoring
+            self.filler = np.ones((size, self.shards[table].dim), np.float32)
+        rows, ones = self.filler[:size], np.ones(size, np.float32)
+        return Scored(ids[:kept].copy(), ones[:kept], rows, ones, self._stamp())
+
+    def clocks(self) -> tuple[float, float]:
+        """Seconds in `score` so far, and those of them that a core worked."""
+        return self.status()["busy_seconds"].get("score", 0.0), self.cpu_seconds
+
+
+def make_server(spec: TableSpec, number: int) -> Clocked:
+    return Clocked(number, {"rows": spec.shard(number)})
+
+
+class Watched:
+    """`peers`, and the seconds that are spent with them; `instead` renames verbs."""
+
+    def __init__(self, peers: Peers, instead: dict[str, str] | None = None):
+        self.peers, self.kind, self.size = peers, peers.kind, peers.size
+        self.instead, self.seconds = instead or {}, Counter[str]()
+
+    def share(self, value: Any) -> Any:
+        return self.timed("sharing", self.peers.share, value)
+
+    def call(self, number: int, verb: str, *args: Any) -> "WatchedCall":
+        verb = self.instead.get(verb, verb)
+        return WatchedCall(self.timed("sending", self.peers.call, number, verb, *args), self)
+
+    def timed(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
+        begun = time.perf_counter()
+        try:
+            return call(*args)
+        finally:
+            self.seconds[what] += time.perf_counter() - begun
+
+
+class WatchedCall:
+    def __init__(self, call: Call, watch: Watched):
+        self.number, self._call, self._watch = call.number, call, watch
+
+    def answer(self) -> Any:
+        return self._watch.timed("waiting", self._call.answer)
+
+
+class Batch(NamedTuple):
+    """What a round trip begins with."""
+
+    ask: SecondPass
+    target: Tensor  # (B, 1)
+
+
+class RoundTrip(NamedTuple):
+    """What it ends with, and its seconds.
+
+    Of the "whole" the worker spends some "splitting" the pool, some "joining" the answers, and
+    the rest "between": sharing, sending and waiting.
+    """
+
+    kept: Candidates
+    rows: _Fetched
+    seconds: dict[str, float]
+
+
+def round_trip(table: ServedTable, batch: Batch) -> RoundTrip:
+    """What `ServedTable.sampled` does before the loss; its servers are `Watched`."""
+    watch: Any = table.post.servers
+    watch.seconds.clear()
+    begun = time.perf_counter()
+    wanted = torch.unique(batch.target[batch.target >= 0])
+    parts = table._split(wanted)
+    found = table._score(batch.ask, [wanted[part] for part in parts])
+    answered = time.perf_counter()
+    kept = table._kept(found)
+    rows = _Fetched(wanted, parts, found, table.dim, table.device)
+    ended = time.perf_counter()
+    between = watch.seconds.total()
+    seconds = {
+        "whole": ended - begun,
+        "between": between,
+        "splitting": answered - begun - between,
+        "joining": ended - answered,
+    }
+    return RoundTrip(kept, rows, seconds | dict(watch.seconds))

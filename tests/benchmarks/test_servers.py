@@ -1,0 +1,189 @@
+"""The benchmark of servers: it times what a step does, and its echo is as large as an answer."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import tapas
+from tapas.tables.peers import InProcess
+from tapas.tables.post import Post
+from tapas.tables.served import ServedTable
+from tapas.tables.shard import TableSpec
+
+C, D, B, N, SERVERS = 997, 5, 23, 31, 3
+
+
+class Remembered(InProcess):
+    """Peers whose last answer to each verb is kept."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.answers = {}
+
+    def call(self, number, verb, *args):
+        made = super().call(number, verb, *args)
+        self.answers[verb, number] = made.answer()
+        return made
+
+
+@pytest.fixture(scope="module")
+def bench(load):
+    return load("bench_servers")
+
+
+@pytest.fixture(scope="module")
+def clocked(load):
+    return load("clocked_servers")
+
+
+@pytest.fixture
+def alone(bench):
+    return tapas.LocalTable(C, D, row_optimizer=bench.OPTIMIZER, num_shards=SERVERS)
+
+
+@pytest.fixture
+def servers(bench, clocked):
+    spec = TableSpec(C, D, SERVERS, bench.OPTIMIZER)
+    return Remembered("server", [clocked.make_server(spec, j) for j in range(SERVERS)])
+
+
+@pytest.fixture(params=["top", "priority"])
+def contenders(bench, servers, alone, request):
+    batches = bench.make_batches(alone, bench.zipf_proposal(C), N, request.param, B)
+    return bench.Contenders(servers, alone, batches)
+
+
+def test_a_round_trip_is_all_that_a_step_asks_and_hears(contenders, clocked, servers):
+    table, batch = contenders.table, contenders.batches[0]
+    found = clocked.round_trip(table, batch)
+    step = ServedTable(Post(servers), "rows", table.spec)
+    meeting = step.meet(torch.zeros(B, D), batch.target)
+    draws = tapas.stream(0, "noise")
+    step.sampled(meeting, batch.ask.pool, N, batch.ask.question, generator=draws)
+    assert table.post.traffic == step.post.traffic
+    assert len(found.kept) == N
+    ids = torch.cat([batch.target[:, 0], found.kept.ids])
+    for got, want in zip(found.rows.read(ids), contenders.alone.read(ids), strict=True):
+        assert torch.equal(got, want)
+
+
+def test_an_echo_is_as_large_as_the_answer(contenders, servers):
+    contenders.whole(0)
+    contenders.echo(0)
+    for number in range(SERVERS):
+        scored, echoed = servers.answers["score", number], servers.answers["echo", number]
+        assert scored.stamp == echoed.stamp
+        for got, want in zip(echoed[:-1], scored[:-1], strict=True):
+            assert (got.shape, got.dtype) == (want.shape, want.dtype)
+            assert got.flags.c_contiguous
+        assert not np.array_equal(echoed.rows, scored.rows)
+    assert contenders.echoing.post.traffic == contenders.table.post.traffic
+
+
+def test_nothing_is_scored_for_an_echo(contenders, servers):
+    contenders.echo(0)
+    assert all("score" not in each.status()["requests"] for each in servers.objects)
+    assert all(each.cpu_seconds == 0 for each in servers.objects)
+
+
+def test_the_clock_of_a_round_trip_has_no_holes(contenders, servers, monkeypatch):
+    def slow(part, seconds):
+        return lambda *_: (time.sleep(seconds), part(*_))[1]
+
+    table = contenders.table
+    for name, seconds in (("_split", 0.02), ("_kept", 0.05)):
+        monkeypatch.setattr(table, name, slow(getattr(table, name), seconds))
+    monkeypatch.setattr(servers, "share", slow(servers.share, 0.1))
+    contenders.whole(0)  # of which nothing may be left on the clock
+    found = contenders.whole(0)
+    assert found["splitting"] >= 0.04  # the pool and the targets
+    assert found["joining"] >= 0.05
+    assert found["sharing"] >= 0.2  # the queries and their targets
+    parts = ("sharing", "sending", "waiting")
+    assert found["between"] == pytest.approx(sum(found[part] for part in parts))
+    parts = ("between", "splitting", "joining")
+    assert found["whole"] == pytest.approx(sum(found[part] for part in parts))
+
+
+def test_a_server_that_sleeps_is_busy_but_takes_no_core(clocked, contenders, servers, monkeypatch):
+    shard = servers.objects[1].shards["rows"]
+    keep_of = shard.keep_of
+    monkeypatch.setattr(shard, "keep_of", lambda *a: (time.sleep(0.2), keep_of(*a))[1])
+    before = contenders.whole(0)
+    assert before["busy"] >= 0.2
+    assert 0 < before["cpu"] < 0.2
+    assert before["cpu"] <= before["cpu of all"] <= SERVERS * before["cpu"]
+
+
+def test_every_push_arrives_and_leaves_rows_as_they_are(contenders, servers, bench):
+    before = [server.shards["rows"].weight.clone() for server in servers.objects]
+    for _ in range(2):
+        contenders.push(0)
+        assert all(receipt.fresh for receipt in contenders.table.post.receipts)
+    next_setting = bench.Contenders(servers, contenders.alone, contenders.batches)
+    next_setting.push(1)
+    assert all(receipt.fresh for receipt in next_setting.table.post.receipts)
+    touched = torch.unique(torch.cat([contenders.batches[1].target[:, 0], contenders.kept[1]]))
+    assert sum(receipt.rows for receipt in next_setting.table.post.receipts) == len(touched)
+    assert next_setting.sent_bytes["to push"] == len(touched) * (8 + 4 * D + 4)
+    for server, rows in zip(servers.objects, before, strict=True):
+        assert torch.equal(server.shards["rows"].weight, rows)
+
+
+def test_servers_with_other_rows_are_not_timed(contenders, servers):
+    contenders.check()
+    servers.objects[0].shards["rows"].weight.neg_()
+    with pytest.raises(SystemExit, match="3 servers keep other classes than one process"):
+        contenders.check()
+
+
+def test_turns_of_the_warm_up_do_not_count(contenders):
+    seconds = contenders.in_turns(2)
+    assert len(contenders.turns["push"]) > 2
+    for name, parts in seconds.items():
+        assert all(len(values) == 2 for values in parts.values())
+        last = [turn["whole"] for turn in contenders.turns[name][-2:]]
+        assert parts["whole"] == last
+
+
+def made_up_seconds():
+    whole = {"whole": 0.2, "between": 0.15, "splitting": 0.02, "joining": 0.03, "cpu": 0.04}
+    return {
+        "round trip": {part: [value] * 3 for part, value in whole.items()},
+        "transport": {"whole": [0.07] * 3, "between": [0.01] * 3},
+        "push": {"whole": [0.005] * 3},
+        "one process": {"whole": [0.3] * 3},
+    }
+
+
+def test_the_target_is_the_share_of_transport(bench):
+    target = bench.transport_target("made up", made_up_seconds())
+    assert (target.reading, target.met) == (pytest.approx(5), True)
+    assert target.found == "5.00 % [5.00, 5.00]"
+
+
+def test_the_page_has_both_shares_of_transport(bench, load):
+    seconds = made_up_seconds()
+    found = {
+        "seconds": seconds,
+        "own_cores_seconds": bench.own_cores(seconds),
+        "sent_bytes": {"to score": 1_000_000, "answers": 2_000_000, "to push": 500_000},
+        "planned_bytes": 4_000_000,
+    }
+    text = load("sections").servers({"results": {"settings": {"made up": found}}})
+    cells = text.splitlines()[-1].strip("| ").split(" | ")
+    heads = text.splitlines()[-3].strip("| ").split(" | ")
+    shown = dict(zip(heads, cells, strict=True))
+    assert shown["share"] == "5.0 % [5.0, 5.0]"
+    assert shown["with a core each"] == "10.0 % [10.0, 10.0]"  # 10 of 10 + 20 + 30 + 40 ms
+    assert shown["worker"].startswith("50.0 ms")
+    assert shown["slowest server"].startswith("40.0 ms")
+    assert shown["push"].startswith("5.00 ms")
+    assert (shown["bytes of a step"], shown["planned"]) == ("3.50 MB", "4.00 MB")
+
+
+def test_the_plan_is_that_of_algorithm_2(bench):
+    rows = (1000 + bench.B) * 4 * (bench.D + 1)
+    assert bench.planned_bytes(6, 1000) == 6 * bench.B * 4 * bench.D + 2 * rows
