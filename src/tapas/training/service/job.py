@@ -94,7 +94,6 @@ class Job:
             stack.callback(self.workers.close)
             for peers in (self.servers, self.encoder, self.workers):  # they start side by side
                 peers.ready()
-            self._load, self.account = Load(), Account()  # to start them takes no part of a step
             self._rollbacks.begin(self._statuses())
             self._load = Load()
             self._ending = stack.pop_all()

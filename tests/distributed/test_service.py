@@ -1,0 +1,297 @@
+"""Workers and servers that die, hang, or are asked to stop: nothing is lost that is not told."""
+
+import os
+import re
+import signal
+from contextlib import ExitStack
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from distributed import mortals
+from distributed.mortals import (
+    Fault,
+    Here,
+    Stage,
+    forgotten,
+    is_alive,
+    killed,
+    named_tapas,
+    processes_below,
+    story,
+    wait_until,
+)
+from forked import Forked
+from oracle.journeys import ENVIRONMENT, invoke, last_line, write_chain
+
+from tapas import UsageError
+from tapas.data.log_source import LogSource
+from tapas.training import session
+from tapas.training.checkpoint import CheckpointFolder
+from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, ServiceConfig, TrainConfig
+from tapas.training.journal import read_journal
+from tapas.training.service import job, serving
+from tapas.training.team import Team
+
+STEPS, EVERY = 20, 5
+SAVED = list(range(EVERY, STEPS + 1, EVERY))
+LOOP = LoopConfig(
+    steps=STEPS, evaluate_every=EVERY, batch=7, patience=99, checkpoint_seconds=1e9, keep=9
+)
+ENCODER = "encoder server 0"
+PATIENCE = 4  # seconds
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("chain")
+    return write_chain(folder / "chain.parquet", num_users=19, num_items=53, num_baskets=6)
+
+
+@pytest.fixture(scope="module")
+def config(file):
+    return TrainConfig(
+        log=LogSource(files=(str(file),)),
+        model=ModelConfig(dim=4, history=6, dropout=0.2),
+        head=HeadConfig(samples=11, presample=3, next_items=3),
+        loop=LOOP,
+        service=ServiceConfig(servers=2, workers=2, max_staleness=0),
+    )
+
+
+def quiet(words):
+    pass
+
+
+ASKED_FOR_TOO_MUCH = [
+    (("--workers", 2), "workers need servers to keep the rows: add --servers 2, say."),
+    (("--max-staleness", 0), "workers need servers to keep the rows: add --servers 2, say."),
+    (("--servers", -1), "service.servers must be at least 0, got -1."),
+    (("--servers", 1, "--workers", 0), "service.workers must be at least 1, got 0."),
+    (
+        ("--ray-address", "127.0.0.1:1"),
+        "--ray-address is for workers and servers: add --servers 2, say.",
+    ),
+    (
+        ("--servers", 2, "--ray-address", "127.0.0.1:1"),
+        "nothing answers at the Ray address 127.0.0.1:1 ([Errno 111] Connection refused). Start "
+        "the cluster with `RAY_AUTH_MODE=token ray start --head`, or leave the address out.",
+    ),
+    (("--servers", 54), "cannot spread 53 classes over 54 shards. Use at most 53."),
+]
+
+
+@pytest.mark.parametrize(("flags", "words"), ASKED_FOR_TOO_MUCH)
+def test_what_cannot_be_asked_for(file, flags, words, tmp_path, monkeypatch):
+    if "--ray-address" not in flags:
+        monkeypatch.setattr(serving, "on_ray", None)  # nothing may be started
+    paths = ("--out", tmp_path / "run", "--cache", tmp_path / "cache")
+    assert last_line(invoke("train", file, *paths, *flags)) == words
+
+
+def test_servers_under_torchrun_are_refused(config, tmp_path):
+    team = Team(SimpleNamespace(rank=1, size=2))
+    words = (
+        r"^torchrun and --servers are two ways to train on many processes: start `tapas train` "
+        r"without torchrun, or with --servers 0\.$"
+    )
+    with pytest.raises(UsageError, match=words):
+        session.begin(config, tmp_path / "run", cache=tmp_path, talk=quiet, team=team)
+
+
+@pytest.fixture(scope="module")
+def ray_engine():
+    """One session of Ray for all runs whose driver is this process."""
+    ray = pytest.importorskip("ray")
+    ray.cloudpickle.register_pickle_by_value(mortals)  # its processes cannot import it
+    with serving.on_ray() as engine:
+        yield engine
+    ray.cloudpickle.unregister_pickle_by_value(mortals)
+
+
+@pytest.fixture(params=["here", pytest.param("Ray", marks=pytest.mark.slow)])
+def stage(request, tmp_path):
+    """A function of faults: the engine under which they happen."""
+    if request.param == "here":
+        start, die = Here, forgotten
+    else:
+        start, die = request.getfixturevalue("ray_engine"), killed
+    return lambda *faults: Stage(start, die, tmp_path / "notes", faults)
+
+
+def train(config, out, engine):
+    return session.begin(config, out, cache=out.parent / "cache", talk=quiet, engine=engine)
+
+
+def events(out, event):
+    return [line for line in read_journal(out / "journal.jsonl") if line["event"] == event]
+
+
+def checkpoints(out):
+    return CheckpointFolder(out / "checkpoints")
+
+
+def test_a_run_whose_workers_die_is_the_undisturbed_one_bit_by_bit(config, stage, tmp_path):
+    """Each dies once, before its step has moved anything; on Ray or in this process alike."""
+    engine = stage(
+        Fault("worker 0", f"push to {ENCODER}", 4),
+        Fault("worker 1", "step", 7),
+    )
+    outcome = train(config, tmp_path / "broken", engine)
+    assert engine.victims() == ["worker 0", "worker 1"]
+    whole = train(config, tmp_path / "whole", Stage(Here, forgotten, tmp_path / "others"))
+    assert outcome == whole
+    told = {
+        (line["step"], line["process"]): line for line in events(tmp_path / "broken", "restart")
+    }
+    assert told.keys() == {(5, "worker 0"), (10, "worker 1")}
+    assert {line["rolled_back_updates"] for line in told.values()} == {0}
+    judged = [
+        [{k: v for k, v in line.items() if "seconds" not in k} for line in events(out, "evaluate")]
+        for out in (tmp_path / "broken", tmp_path / "whole")
+    ]
+    assert judged[0] == judged[1]
+    for step in SAVED:
+        one, other = (checkpoints(tmp_path / run).load(step) for run in ("broken", "whole"))
+        assert one.state == other.state
+        assert one.tensors.keys() == other.tensors.keys()
+        for name, tensor in one.tensors.items():
+            assert torch.equal(tensor, other.tensors[name]), name
+    for name in ("server 0", "server 1", ENCODER):
+        applied = story(engine.notes(name), SAVED).applied
+        assert list(applied.values()) == [list(range(STEPS))]  # one process, each step once
+
+
+def test_servers_that_die_come_back_and_the_journal_says_what_was_lost(
+    config, stage, tmp_path, monkeypatch, request
+):
+    """Whenever it happens: before there is a checkpoint, and while one is saved."""
+    faults = [
+        Fault(ENCODER, "state"),  # the first checkpoint is being saved
+        Fault("worker", "push to server 1", 9),  # server 0 has been told
+        Fault("server 1", "save", 10, "after"),  # its rows are in a checkpoint that is not whole
+        Fault("server 0", "perish"),  # has begun again from the last but one, see below
+    ]
+    if request.node.callspec.params["stage"] == "here":  # each takes Ray five seconds
+        faults += [
+            Fault("server 1", "push", 0),  # nothing is saved yet, and nothing lost
+            Fault("server 0", "push", 7, "after"),  # nobody has heard of it
+            Fault(ENCODER, "push", 12),
+        ]
+    engine = stage(*faults)
+    inner = job.set_restore_point
+
+    def set_restore_point(path, step):
+        if step == 15:
+            engine.peers["server"].call(0, "perish").answer()
+        inner(path, step)
+
+    monkeypatch.setattr(job, "set_restore_point", set_restore_point)
+    service = replace(config.service, max_staleness=3)
+    out = tmp_path / "run"
+    outcome = train(replace(config, service=service), out, engine)
+    victims = engine.victims()
+    assert None not in victims
+    assert (outcome.ending, outcome.step) == ("finished", STEPS)
+    assert checkpoints(out).steps() == SAVED
+
+    told = {(line["process"], line["step"]): line for line in events(out, "restart")}
+    assert len(told) == len(events(out, "restart")) == len(engine.faults)
+    found = {place: line["rolled_back_updates"] for place, line in told.items()}
+    expected = {(victims[1], 10): 0}
+    for name in ("server 0", "server 1", ENCODER):
+        restarts = story(engine.notes(name), SAVED).restarts
+        expected |= {(name.removesuffix(" server 0"), step): n for step, n in restarts.items()}
+    assert found == expected
+    assert found["encoder", 5] == found["server 1", 10] == found["server 0", 20] == EVERY
+
+    states = [note for note in engine.notes(ENCODER) if note["what"] == "state"]
+    for step, note in zip(SAVED, states, strict=True):  # what was saved is of the same process
+        tensors = checkpoints(out).load(step).tensors
+        for name, value in note["sums"].items():
+            assert float(tensors[f"model.{name}"].sum()) == pytest.approx(value, abs=1e-5)
+
+
+class Driver:
+    """`tapas` with `arguments` in `folder`, which has saved a checkpoint of its own by now."""
+
+    def __init__(self, folder, *arguments):
+        environment = {k: v for k, v in ENVIRONMENT.items() if k != "PYTHONWARNINGS"}
+        self.names = folder / "processes"
+        self.names.unlink(missing_ok=True)
+        self.found = checkpoints(folder / "run").steps()
+        self.process = Forked(
+            *arguments, work=named_tapas, cwd=folder, env=environment, before=os.setpgrp
+        )
+        self.folder, self.done = folder, None
+
+    def __enter__(self):
+        with ExitStack() as stack:
+            stack.push(self)
+            wait_until(self._has_saved, 120)
+            stack.pop_all()
+        self.everyone = processes_below(self.process.pid)
+        assert len(self.everyone) > 5  # Ray's own beside two servers, an encoder's, and a worker
+        return self
+
+    def __exit__(self, *_):
+        if self.done is None:
+            self.process.process.kill()
+            self.process.end(60)
+
+    def _has_saved(self):
+        assert self.process.is_alive(), self.process.err.read_text()
+        return checkpoints(self.folder / "run").steps()[-1:] > self.found[-1:]
+
+    def pid_of(self, name):
+        return int(re.search(rf"^{name} \(pid (\d+) ", self.names.read_text(), re.M)[1])
+
+    def end(self, code):
+        """What it said, when nobody is left."""
+        self.done = self.process.end(60)
+        assert self.done.returncode == code, self.done.stderr
+        assert "Traceback" not in self.done.stderr
+        wait_until(lambda: not any(map(is_alive, self.everyone)), 30)
+        return self.done.stderr.splitlines()
+
+
+@pytest.mark.slow
+def test_a_server_that_hangs_a_killed_driver_and_ctrl_c_leave_a_run_that_goes_on(file, tmp_path):
+    pytest.importorskip("ray")
+    settings = ("loop.evaluate_every=10", "loop.patience=99999", f"loop.peer_seconds={PATIENCE}")
+    begin = (
+        *("train", file, "--out", "run", "--cache", "cache", "--threads", 1, "--steps", 100_000),
+        *("--dim", 4, "--batch", 5, "--samples", 9, "--servers", 2),
+        *(part for setting in settings for part in ("--set", setting)),
+    )
+    with Driver(tmp_path, *begin) as driver:
+        os.kill(pid := driver.pid_of("server 1"), signal.SIGSTOP)
+        assert driver.end(code=1)[-1] == (
+            f"tapas: server 1 (pid {pid} on host 127.0.0.1) has not answered for {PATIENCE} s: it "
+            "hangs, or its host is cut off."
+        )
+
+    with Driver(tmp_path, "train", "--resume", "run") as driver:
+        os.kill(driver.process.pid, signal.SIGKILL)
+        said = driver.end(code=-signal.SIGKILL)
+        assert said[0] == f"Going on from step {driver.found[-1]:,}."
+
+    with Driver(tmp_path, "train", "--resume", "run") as driver:
+        os.killpg(driver.process.pid, signal.SIGINT)
+        going_on, training, stopping, stopped, go_on = driver.end(code=130)
+        assert going_on == f"Going on from step {driver.found[-1]:,}."
+        assert training.endswith("1 workers, 2 servers, staleness at most 1.")
+        assert stopping == "Stopping after this step, with a checkpoint."
+        step = checkpoints(tmp_path / "run").steps()[-1]
+        assert stopped.startswith(f"Stopped at step {step:,}, as asked. Best MAP@20 ")
+        assert go_on == "Go on with `tapas train --resume run`."
+
+    asked = iter([False, True])
+    engine = Stage(Here, forgotten, tmp_path / "notes")  # whatever runs them now
+    outcome = session.resume(
+        tmp_path / "run", talk=quiet, engine=engine, asked_to_stop=lambda: next(asked)
+    )
+    assert outcome.step > step
+    judged = [line["step"] for line in events(tmp_path / "run", "evaluate")]
+    assert judged == sorted(set(judged))
