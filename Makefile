@@ -47,6 +47,7 @@ evidence: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,demo]"
 	$(BIN)/tapas paper figure-3 --data "$(DATA)"
 	$(BIN)/tapas paper table-1 --data "$(DATA)"
+	$(BIN)/tapas paper table-1
 	$(BIN)/tapas paper sweeps --data "$(DATA)"
 
 $(READY): pyproject.toml setup.py constraints.txt $(wildcard src/tapas/native/*.h src/tapas/native/*.cpp)
