@@ -35,8 +35,8 @@ from tapas.training.run_folder import (
     write_config,
 )
 from tapas.training.service.job import Engine
-from tapas.training.service.row_server import table_specs
 from tapas.training.service.serving import serve
+from tapas.training.service.training_server import table_specs
 from tapas.training.steps import OwnSteps
 from tapas.training.team import Team
 from tapas.training.trainer import Outcome, Tick, Trainer

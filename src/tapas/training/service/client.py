@@ -13,7 +13,7 @@ from tapas.training.building import TablePlan, build_model, check_device
 from tapas.training.config import TrainConfig
 from tapas.training.model import SequenceModel
 from tapas.training.run_folder import RunFolder
-from tapas.training.service.row_server import table_specs
+from tapas.training.service.training_server import table_specs
 
 
 def build_client(

@@ -27,7 +27,7 @@ from tapas.training.service.accounts import ENCODER, Account, Load, Rollbacks, S
 from tapas.training.service.client import build_client
 from tapas.training.service.encoder_server import cut, start_encoder
 from tapas.training.service.restoring import set_restore_point
-from tapas.training.service.row_server import start_server
+from tapas.training.service.training_server import start_server
 from tapas.training.service.worker import SLOTS, Taken, start_worker
 
 LOOK_SECONDS = 1.0  # between two looks at what is under way

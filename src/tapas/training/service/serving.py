@@ -6,12 +6,13 @@ from dataclasses import replace
 from functools import partial
 
 from tapas.data.splits import Split
+from tapas.errors import PeerError
 from tapas.training.checkpoint import Checkpoint, CheckpointFolder
 from tapas.training.journal import Journal
 from tapas.training.model import SequenceModel
 from tapas.training.run_folder import RunFolder
 from tapas.training.service.job import Engine, Job
-from tapas.training.service.row_server import table_specs
+from tapas.training.service.training_server import table_specs
 from tapas.training.trainer import Outcome, Tick, Trainer
 from tapas.training.validation import judge_of, training_words
 
@@ -35,8 +36,8 @@ def serve(
     config, begun = run.config, checkpoint.step if checkpoint else 0
     service = config.service
     talk(
-        f"{training_words(config, split)}, {service.workers} workers, {service.servers} servers, "
-        f"staleness at most {service.max_staleness}."
+        f"{training_words(config, split)}, {counted(service.workers, 'worker')}, "
+        f"{counted(service.servers, 'server')}, staleness at most {service.max_staleness}."
     )
     with Journal(run.path, resume_at=begun) as journal:
         job = Job(run, split, engine, restore=checkpoint.step if checkpoint else None)
@@ -53,8 +54,16 @@ def serve(
             if checkpoint is not None:
                 trainer.resume(checkpoint)
             return trainer.run(on_tick=watch, asked_to_stop=asked_to_stop)
+        except PeerError as error:
+            saved = run.checkpoints.steps()
+            left = f"What was saved at step {saved[-1]:,} is there" if saved else "Nothing is saved"
+            raise PeerError(f"{error} {left}: go on with --resume.", error.ranks) from error
         finally:
             job.close()
+
+
+def counted(number: int, thing: str) -> str:
+    return f"{number} {thing}" + ("" if number == 1 else "s")
 
 
 @contextmanager

@@ -270,7 +270,8 @@ def test_what_was_rolled_back_is_told_even_if_a_server_hangs_then(file, tmp_path
     config = replace(
         configs(file)["own inputs"], service=ServiceConfig(servers=2, workers=1, max_staleness=0)
     )
-    with pytest.raises(PeerError, match=r"^server 0 hangs\.$"):
+    words = r"^server 0 hangs\. What was saved at step 5 is there: go on with --resume\.$"
+    with pytest.raises(PeerError, match=words):
         train(config, tmp_path / "run", engine=start, asked_to_stop=kill_then_hang)
     events = [
         (e["event"], e.get("process"), e.get("rolled_back_updates"))

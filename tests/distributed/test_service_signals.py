@@ -1,0 +1,129 @@
+"""`tapas train` with servers, from a shell: one hangs, the driver is killed, somebody says stop."""
+
+import os
+import re
+import signal
+from contextlib import ExitStack
+
+import pytest
+from distributed.mortals import (
+    Here,
+    Stage,
+    forgotten,
+    is_alive,
+    named_tapas,
+    processes_below,
+    wait_until,
+)
+from forked import Forked
+from oracle.journeys import ENVIRONMENT, write_chain
+
+from tapas.training import session
+from tapas.training.checkpoint import CheckpointFolder
+from tapas.training.journal import read_journal
+
+PATIENCE = 4  # seconds
+
+
+@pytest.fixture
+def file(tmp_path):
+    return write_chain(tmp_path / "chain.parquet", num_users=19, num_items=53, num_baskets=6)
+
+
+def quiet(words):
+    pass
+
+
+def events(out, event):
+    return [line for line in read_journal(out / "journal.jsonl") if line["event"] == event]
+
+
+def checkpoints(out):
+    return CheckpointFolder(out / "checkpoints")
+
+
+class Driver:
+    """`tapas` with `arguments` in `folder`, which has saved a checkpoint of its own by now."""
+
+    def __init__(self, folder, *arguments):
+        environment = {k: v for k, v in ENVIRONMENT.items() if k != "PYTHONWARNINGS"}
+        self.names = folder / "processes"
+        self.names.unlink(missing_ok=True)
+        self.found = checkpoints(folder / "run").steps()
+        self.process = Forked(
+            *arguments, work=named_tapas, cwd=folder, env=environment, before=os.setpgrp
+        )
+        self.folder, self.done = folder, None
+
+    def __enter__(self):
+        with ExitStack() as stack:
+            stack.push(self)
+            wait_until(self._has_saved, 120)
+            stack.pop_all()
+        self.everyone = processes_below(self.process.pid)
+        assert len(self.everyone) > 5  # Ray's own beside two servers, an encoder's, and a worker
+        return self
+
+    def __exit__(self, *_):
+        if self.done is None:
+            self.process.process.kill()
+            self.process.end(60)
+
+    def _has_saved(self):
+        assert self.process.is_alive(), self.process.err.read_text()
+        return checkpoints(self.folder / "run").steps()[-1:] > self.found[-1:]
+
+    def pid_of(self, name):
+        return int(re.search(rf"^{name} \(pid (\d+) ", self.names.read_text(), re.M)[1])
+
+    def end(self, code):
+        """What it said, when nobody is left."""
+        self.done = self.process.end(60)
+        assert self.done.returncode == code, self.done.stderr
+        assert "Traceback" not in self.done.stderr
+        wait_until(lambda: not any(map(is_alive, self.everyone)), 30)
+        return self.done.stderr.splitlines()
+
+
+@pytest.mark.slow
+def test_a_server_that_hangs_a_killed_driver_and_ctrl_c_leave_a_run_that_goes_on(file, tmp_path):
+    pytest.importorskip("ray")
+    settings = ("loop.evaluate_every=10", "loop.patience=99999", f"loop.peer_seconds={PATIENCE}")
+    begin = (
+        *("train", file, "--out", "run", "--cache", "cache", "--threads", 1, "--steps", 100_000),
+        *("--dim", 4, "--batch", 5, "--samples", 9, "--servers", 2),
+        *(part for setting in settings for part in ("--set", setting)),
+    )
+    with Driver(tmp_path, *begin) as driver:
+        os.kill(pid := driver.pid_of("server 1"), signal.SIGSTOP)
+        said = driver.end(code=1)[-1]
+        step = checkpoints(tmp_path / "run").steps()[-1]
+        assert said == (
+            f"tapas: server 1 (pid {pid} on host 127.0.0.1) has not answered for {PATIENCE} s: it "
+            f"hangs, or its host is cut off. What was saved at step {step:,} is there: go on with "
+            "--resume."
+        )
+
+    with Driver(tmp_path, "train", "--resume", "run") as driver:
+        os.kill(driver.process.pid, signal.SIGKILL)
+        said = driver.end(code=-signal.SIGKILL)
+        assert said[0] == f"Going on from step {driver.found[-1]:,}."
+
+    with Driver(tmp_path, "train", "--resume", "run") as driver:
+        os.killpg(driver.process.pid, signal.SIGINT)
+        going_on, training, stopping, stopped, go_on = driver.end(code=130)
+        assert going_on == f"Going on from step {driver.found[-1]:,}."
+        assert training.endswith("1 worker, 2 servers, staleness at most 1.")
+        assert stopping == "Stopping after this step, with a checkpoint."
+        step = checkpoints(tmp_path / "run").steps()[-1]
+        assert stopped.startswith(f"Stopped at step {step:,}, as asked. Best MAP@20 ")
+        assert go_on == "Go on with `tapas train --resume run`."
+
+    asked = iter([False, True])
+    engine = Stage(Here, forgotten, tmp_path / "notes")  # whatever runs them now
+    outcome = session.resume(
+        tmp_path / "run", talk=quiet, engine=engine, asked_to_stop=lambda: next(asked)
+    )
+    assert outcome.step > step
+    judged = [line["step"] for line in events(tmp_path / "run", "evaluate")]
+    assert judged == sorted(set(judged))
