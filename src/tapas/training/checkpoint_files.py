@@ -147,7 +147,7 @@ def offer_of(finished: Mapping[int, Path]) -> str:
     """What to take instead of a checkpoint that is damaged."""
     if (other := newest_whole(finished)) is not None:
         return f"Step {other} is whole: take it with --step {other}."
-    return "No other checkpoint is whole: start again without --resume."
+    return "No other checkpoint is whole: start again without --resume, in another --out."
 
 
 def dense(name: str, tensor: Tensor) -> Tensor:

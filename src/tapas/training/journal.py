@@ -61,6 +61,14 @@ class Journal:
                 if isinstance(value, int | float):
                     self._scalars.add_scalar(f"{event}/{name}", value, global_step=int(step))
 
+    def check(self) -> None:
+        """An error if the file is no longer where it was: what is written now would be lost."""
+        if not self.path.exists():
+            raise UsageError(
+                f"{self.path} is gone: the folder was moved or deleted. Go on with --resume where "
+                "it is now."
+            )
+
     def close(self) -> None:
         """Let go of the files. Safe to call twice."""
         self._file.close()
@@ -99,6 +107,9 @@ class NoJournal(Journal):
         pass
 
     def write(self, step: int, event: str, **numbers: Value) -> None:
+        pass
+
+    def check(self) -> None:
         pass
 
     def close(self) -> None:

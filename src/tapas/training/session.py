@@ -115,9 +115,6 @@ def resume(
         run = replace(run, config=replace(run.config, service=resolve_service(service)))
     check_service(run.config, team, engine)
     check_layout(run.config, run.log.num_items)
-    if service is not None and team.leads:
-        with only_one(folder):
-            write_config(run)
     torch.set_num_threads(run.num_threads)  # sums over threads are sums in another order
     split = split_log(run.log, run.config.split)
     if run.config.service.servers:
@@ -126,6 +123,8 @@ def resume(
             if run.checkpoints.steps() or step is not None:
                 servers = run.config.service.servers  # who check the files of rows
                 checkpoint = load_rest(run.checkpoints, step, part=servers, parts=servers + 1)
+            if service is not None:
+                write_config(run)  # which all processes read
             talk(_going_on(checkpoint))
             return serve(run, split, checkpoint, talk, watch, asked_to_stop, engine)
     parts = build(run.config, run.log, split, team)
@@ -135,6 +134,8 @@ def resume(
             checkpoint = read_checkpoint(run.checkpoints, parts.model, step, team.ranks)
             if team.ranks is not None:
                 team.ranks.last_checkpoint = f"step {checkpoint.step} in {run.checkpoints.folder}"
+        if service is not None and team.leads:
+            write_config(run)
         talk(_going_on(checkpoint))
         return _train(run, split, parts, checkpoint, team, talk, watch, asked_to_stop)
 

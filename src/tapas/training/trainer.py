@@ -141,6 +141,7 @@ class Trainer:
         return self.progress.evaluations_since_best >= self.loop.patience
 
     def _save(self, *, best: bool) -> None:
+        self.journal.check()  # or a folder that is no run would be made in its place
         progress = {name: getattr(self.progress, name) for name in Progress.__slots__}
         step = self.progress.step
         self.steps.save(self.checkpoints, step, {"progress": progress}, best=best)

@@ -297,7 +297,7 @@ def test_a_missing_file_is_named_and_with_none_whole_left_it_says_so(folder):
     file.unlink()
     words = (
         f"{file} cannot be read: No such file or directory. "
-        "No other checkpoint is whole: start again without --resume."
+        "No other checkpoint is whole: start again without --resume, in another --out."
     )
     with pytest.raises(DataError, match=re.escape(words)):
         folder.load()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from oracle.journeys import chain_log
 
-from tapas import DataError
+from tapas import DataError, UsageError
 from tapas.data.log_source import LogSource
 from tapas.data.splits import SplitConfig, split_log
 from tapas.training.building import build
@@ -185,6 +185,19 @@ def test_training_learns_the_chain(parts, tmp_path, make):
     trainer.run()
     losses = [line["train_loss"] for line in read_journal(tmp_path / "journal.jsonl")]
     assert losses[-1] < losses[0] - 0.5
+
+
+def test_a_run_that_was_moved_away_is_not_made_again(make, tmp_path):
+    """A checkpoint in a folder without a run would be the newest, and nobody's."""
+    trainer = make(Script(0.1, 0.2))
+    moved = tmp_path.with_name("moved")
+    trainer.judge = lambda model: (tmp_path.rename(moved), {"map@20": 0.1})[1]
+    with pytest.raises(
+        UsageError, match=r"journal\.jsonl is gone: the folder was moved or deleted"
+    ):
+        trainer.run()
+    assert not tmp_path.exists()
+    moved.rename(tmp_path)
 
 
 def test_a_loop_with_open_ends_is_refused(make):

@@ -179,6 +179,16 @@ def test_processes_are_told_absolute_folders(file, tmp_path, monkeypatch):
     assert set(seen) == {tmp_path / "run"}
 
 
+def test_a_resume_that_is_refused_changes_nothing(file, tmp_path):
+    config = replace(configs(file)["own inputs"], service=ServiceConfig(servers=2))
+    train(config, tmp_path / "run", engine=engine, asked_to_stop=after(3))
+    before = (tmp_path / "run" / "config.toml").read_bytes()
+    for service in (ServiceConfig(servers=3), ServiceConfig()):
+        with pytest.raises(UsageError, match=r"^no checkpoint of step 41 in "):
+            session.resume(tmp_path / "run", step=41, talk=quiet, engine=engine, service=service)
+        assert (tmp_path / "run" / "config.toml").read_bytes() == before
+
+
 def test_more_servers_than_classes_are_refused_before_anything_is_made(file, tmp_path):
     config = replace(configs(file)["own inputs"], service=ServiceConfig(servers=54))
     words = r"^cannot spread 53 classes over 54 shards\. Use at most 53\.$"
