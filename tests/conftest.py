@@ -37,6 +37,13 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 @pytest.fixture(autouse=True)
+def _one_thread_again():
+    """A command that was run in this process may have taken all cores."""
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
 def _ambient_randomness_is_not_used():
     """The library must never touch torch's global generator."""
     before = torch.random.get_rng_state()
