@@ -124,7 +124,7 @@ def table_1(
 
 
 ABOUT = {
-    "table-1": ("r=8 costs about 10 % more time than r=1; gradients are less often stale.", "22")
+    "table-1": ("r=8 costs about 10 % more time than r=1; gradients are less often stale.", "18")
 }
 
 

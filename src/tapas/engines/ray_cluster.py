@@ -10,8 +10,8 @@ from pathlib import Path
 from tapas.errors import UsageError
 
 MAKE_A_TOKEN = (
-    "Make one with `ray get-auth-token --generate`, copy ~/.ray/auth_token to every host, and set "
-    "RAY_AUTH_MODE=token where the cluster is started."
+    "Make a token with `ray get-auth-token --generate`, copy ~/.ray/auth_token to every host, and "
+    "set RAY_AUTH_MODE=token where the cluster is started."
 )
 TOKEN = {"RAY_AUTH_MODE": "token"}
 NOT_OURS = ("RAY_ADDRESS", "RAY_REDIS_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")

@@ -4,7 +4,16 @@ import pytest
 import torch
 from contracts.tables import served
 
-from tapas import LazyAdam, LocalTable, Priority, RowwiseAdagrad, TapasSoftmax, Top, stream
+from tapas import (
+    LazyAdam,
+    LocalTable,
+    Priority,
+    RowwiseAdagrad,
+    TapasSoftmax,
+    Top,
+    UsageError,
+    stream,
+)
 from tapas.tables.peers import InProcess
 from tapas.tables.post import Post
 from tapas.tables.served import ServedTable
@@ -82,6 +91,17 @@ def test_a_state_goes_from_servers_to_one_process_and_back_to_other_servers():
     for table in (one, fewer):
         assert all(map(torch.equal, table.rows(ids), many.rows(ids)))
     assert fewer.get_extra_state() == many.get_extra_state() | {"num_shards": 2}
+
+
+def test_shards_and_servers_must_be_as_many():
+    spec = TableSpec(C, D, 3, RowwiseAdagrad())
+    servers = [RowServer(j, {"rows": spec.shard(j)}) for j in range(2)]
+    with pytest.raises(UsageError) as error:
+        ServedTable(Post(InProcess("server", servers)), "rows", spec)
+    assert str(error.value) == (
+        "the rows of 'rows' are in 3 shards, but there are 2 servers. One shard goes to each "
+        "server."
+    )
 
 
 def test_a_step_is_two_round_trips_however_many_targets():

@@ -17,7 +17,7 @@ from tapas.whole_file import whole_file
 
 MORE = 8  # r, and the larger n over the smaller
 RULES = ("top", "priority")  # the paper's, ours
-ROUNDS = 5
+ROUNDS = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

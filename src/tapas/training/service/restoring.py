@@ -18,11 +18,11 @@ def restore_point(run: Path) -> int | None:
     file = run / FILE
     try:
         step = json.loads(file.read_text(encoding="utf-8"))["step"]
+        return None if step is None else int(step)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{file} is damaged: {error}. Go on with --resume.") from error
-    return None if step is None else int(step)
 
 
 def set_restore_point(run: Path, step: int | None) -> None:

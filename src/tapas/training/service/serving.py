@@ -12,7 +12,6 @@ from tapas.training.journal import Journal
 from tapas.training.model import SequenceModel
 from tapas.training.run_folder import RunFolder
 from tapas.training.service.job import Engine, Job
-from tapas.training.service.training_server import table_specs
 from tapas.training.trainer import Outcome, Tick, Trainer
 from tapas.training.validation import judge_of, training_words
 
@@ -27,8 +26,6 @@ def serve(
     engine: Engine | None,
 ) -> Outcome:
     """Train `run` to its end with processes that `engine` starts; by default Ray, here."""
-    for spec in table_specs(run.config, run.log.num_items).values():
-        spec.layout()  # more servers than classes are refused before any is started
     if engine is None:
         with on_ray() as started:
             return serve(run, split, checkpoint, talk, watch, asked_to_stop, started)

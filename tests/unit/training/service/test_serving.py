@@ -9,7 +9,7 @@ import pytest
 import torch
 from oracle.journeys import write_chain
 
-from tapas import PeerError, UsageError
+from tapas import DataError, PeerError, UsageError
 from tapas.data.log_source import LogSource
 from tapas.tables.peers import InProcess
 from tapas.tables.placement import Placement
@@ -26,6 +26,7 @@ from tapas.training.config import (
 )
 from tapas.training.journal import read_journal
 from tapas.training.run_folder import open_run
+from tapas.training.service.restoring import restore_point, set_restore_point
 
 LOOP = LoopConfig(steps=12, evaluate_every=5, batch=7, patience=99, checkpoint_seconds=1e9)
 
@@ -136,6 +137,33 @@ def test_steps_ahead_stop_at_an_evaluation_and_are_settled_when_asked(file, tmp_
     assert (outcome.ending, outcome.step) == ("asked", 5)
     events = [(e["step"], e["event"]) for e in read_journal(tmp_path / "run" / "journal.jsonl")]
     assert events == [(5, "evaluate"), (5, "service")]
+
+
+def test_a_setting_that_servers_cannot_keep_is_refused(file):
+    config = configs(file)["own inputs"]
+    with pytest.raises(UsageError) as error:
+        replace(config, service=ServiceConfig(servers=2), loop=replace(LOOP, background_saves=True))
+    assert str(error.value) == (
+        "loop.background_saves is not for servers, which write their own rows: leave it out."
+    )
+    with pytest.raises(UsageError) as error:
+        ServiceConfig(servers=2, start_seconds=0)
+    assert str(error.value) == "service.start_seconds must be between 1 and 1e+06, got 0."
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"step": "x"}'])
+def test_a_damaged_restore_point_is_named(tmp_path, content):
+    (tmp_path / "restore.json").write_text(content)
+    with pytest.raises(DataError, match=r"restore\.json is damaged: .* Go on with --resume\.$"):
+        restore_point(tmp_path)
+
+
+@pytest.mark.parametrize("step", [None, 0, 40])
+def test_a_restore_point_is_what_was_set_last(tmp_path, step):
+    assert restore_point(tmp_path) is None
+    for each in (7, step):
+        set_restore_point(tmp_path, each)
+    assert restore_point(tmp_path) == step
 
 
 def test_workers_without_servers_are_refused():
