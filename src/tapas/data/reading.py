@@ -7,12 +7,13 @@ import csv
 import glob
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
 
+from tapas.data.interruptions import signals_wait
 from tapas.errors import DataError, UsageError
 
 COMPRESSED = (".gz", ".zst")
@@ -55,11 +56,10 @@ def column_names(path: Path) -> list[str]:
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty: it has no rows and no columns. Leave it out.")
     if kind == "parquet":
-        return _caught(path, pl.scan_parquet(path, glob=False)).collect_schema().names()
+        return _caught(path, _scan(pl.scan_parquet, path)).collect_schema().names()
     if kind == "csv":
-        header = _collected(path, pl.scan_csv(path, infer_schema=False, separator=separator(path),
-                            glob=False, n_rows=0))  # fmt: skip
-        return header.columns
+        options = {"infer_schema": False, "separator": separator(path), "n_rows": 0}
+        return _collected(path, _scan(pl.scan_csv, path, **options)).columns
     names: dict[str, None] = {}
     for row, line in zip(range(PEEK), _records(path), strict=False):
         record, problem = _parse(line)
@@ -79,16 +79,18 @@ def read_frame(path: Path, columns: list[str], *, skip_bad_rows: bool) -> Frame:
     """The `columns` of `path`. A record that cannot be parsed is an error, or left out."""
     kind = kind_of(path)
     if kind == "parquet":
-        return Frame(_collected(path, pl.scan_parquet(path, glob=False).select(columns)), [], True)
+        return Frame(_collected(path, _scan(pl.scan_parquet, path).select(columns)), [], True)
     texts = dict.fromkeys(columns, pl.String())
     try:
         if kind == "csv":
-            scan = pl.scan_csv(path, infer_schema=False, separator=separator(path), glob=False)
+            scan = _scan(pl.scan_csv, path, infer_schema=False, separator=separator(path))
             # polars misses surplus values unless it reads every column: ask for all, keep few
             blank = pl.all_horizontal(pl.all().is_null()).alias(BLANK)
             rows = scan.select(*columns, blank).collect(engine="streaming").drop(BLANK)
         else:
-            rows = pl.scan_ndjson(glob.escape(str(path)), schema=texts).collect()
+            with signals_wait():
+                scan = pl.scan_ndjson(glob.escape(str(path)), schema=texts)
+            rows = scan.collect()
         return Frame(rows, [], False)
     except (pl.exceptions.PolarsError, OSError) as error:
         reason = str(error).splitlines()[0]
@@ -158,11 +160,16 @@ def _lines(path: Path) -> Iterator[str]:
     """The file's lines, block by block."""
     start, size = 0, 1000
     while True:
-        block = _collected(path, pl.scan_lines(path, glob=False).slice(start, size))
+        block = _collected(path, _scan(pl.scan_lines, path).slice(start, size))
         yield from block.to_series()
         if block.height < size:
             return
         start, size = start + size, min(16 * size, 1 << 22)
+
+
+def _scan(scan: Callable[..., pl.LazyFrame], path: Path, **options: object) -> pl.LazyFrame:
+    with signals_wait():
+        return scan(path, glob=False, **options)
 
 
 def _collected(path: Path, frame: pl.LazyFrame) -> pl.DataFrame:

@@ -1,0 +1,69 @@
+"""Signals wait for the end of a short call that could not stand them."""
+
+import signal
+import threading
+
+import pytest
+
+from tapas.data.interruptions import signals_wait
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_handler_runs_after_the_block_and_not_within(number):
+    told = []
+    before = signal.signal(number, lambda *_: told.append("handler"))
+    try:
+        with signals_wait():
+            signal.raise_signal(number)
+            told.append("block")
+        assert told == ["block", "handler"]
+        signal.raise_signal(number)
+        assert told == ["block", "handler", "handler"]
+    finally:
+        signal.signal(number, before)
+
+
+def test_ctrl_c_is_raised_once_the_block_is_done():
+    done = []
+
+    def interrupted():
+        with signals_wait():
+            signal.raise_signal(signal.SIGINT)
+            done.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert done == [True]
+
+
+def test_a_signal_is_not_lost_where_the_block_fails():
+    def failing():
+        with signals_wait():
+            signal.raise_signal(signal.SIGINT)
+            raise ValueError("a bad file")
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        failing()
+    assert isinstance(caught.value.__context__, ValueError)
+
+
+def test_a_signal_that_kills_is_left_to_kill():
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with signals_wait():
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_another_thread_reads_without_touching_handlers():
+    found = []
+
+    def read():
+        with signals_wait():
+            found.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join()
+    assert found == [signal.getsignal(signal.SIGINT)]
