@@ -109,3 +109,14 @@ def check_positive(name: str, value: int) -> int:
     if value < 1:
         raise UsageError(f"{name} must be at least 1, got {value}.")
     return value
+
+
+def check_samples(num_samples: int, num_classes: int) -> int:
+    """`num_samples` as an int, or an error: that many distinct classes must be there."""
+    num_samples = check_positive("num_samples", num_samples)
+    if num_samples > num_classes:
+        raise UsageError(
+            f"num_samples is {num_samples}, but there are only {num_classes} classes. "
+            "With so few, plain cross_entropy is exact and faster."
+        )
+    return num_samples

@@ -203,6 +203,11 @@ class Mirrored:
         rows = self.table.lookup(ids)
         return self._told(rows)[0] if rows.requires_grad else rows
 
+    def live_rows(self, ids):
+        self._tell("live_rows", self.no_ids)
+        rows = self.table.live_rows(ids)
+        return self._told(*rows) if rows[0].requires_grad else rows
+
     def sampled_logits(self, query, target, kept):
         self._tell("sampled_logits", self.no_query, target[:0], kept)
         return self._told(*self.table.sampled_logits(query, target, kept))

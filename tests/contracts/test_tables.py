@@ -246,11 +246,31 @@ def test_lookup_gives_rows_whose_gradients_move_them_in_backward(make):
     torch.testing.assert_close(everything(other), everything(table), rtol=1e-6, atol=1e-7)
 
 
+def test_live_rows_have_biases_whose_gradients_move_them_too(make):
+    table, other = make(SGD(lr=0.5)), make(SGD(lr=0.5))
+    ids = torch.tensor([4, 9, 4, 30])
+    weight, bias = table.live_rows(ids)
+    assert all(map(torch.equal, (weight.detach(), bias.detach()), table.rows(ids)))
+    pull, push = draw(4, D, name="pull"), draw(4, name="push")
+    ((weight * pull).sum() + (bias * push).sum()).backward()
+    other.update(ids, pull, push)
+    torch.testing.assert_close(everything(other), everything(table), rtol=1e-6, atol=1e-7)
+
+
+def test_live_rows_of_which_only_the_weights_are_used_leave_biases_alone(make):
+    table, other = make(SGD(lr=0.5)), make(SGD(lr=0.5))
+    ids, pull = torch.tensor([7, 2]), draw(2, D, name="pull")
+    (table.live_rows(ids)[0] * pull).sum().backward()
+    other.update(ids, pull, torch.zeros(2))
+    torch.testing.assert_close(everything(other), everything(table), rtol=1e-6, atol=1e-7)
+
+
 def test_a_frozen_table_is_looked_up_and_does_not_move(make):
     table = make().requires_grad_(False)
     before = everything(table)
     rows = table.lookup(torch.tensor([1, 2]))
     assert not rows.requires_grad
+    assert not any(part.requires_grad for part in table.live_rows(torch.tensor([1, 2])))
     assert same(before, everything(table))
 
 

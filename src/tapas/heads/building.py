@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tapas.errors import UsageError
 from tapas.proposals import Proposal, Uniform
+from tapas.shapes import check_samples
 from tapas.tables import ClassTable, LocalTable, RowOptimizer, RowwiseAdagrad
 
 DEFAULT_ROW_OPTIMIZER = RowwiseAdagrad(lr=0.1)
@@ -54,11 +55,7 @@ def build_table(
         )
     else:
         _check_given_table(table, num_classes, dim, options)
-    if num_samples > table.num_classes:
-        raise UsageError(
-            f"num_samples is {num_samples}, but there are only {table.num_classes} classes. "
-            "With so few, plain cross_entropy is exact and faster."
-        )
+    check_samples(num_samples, table.num_classes)
     if table.num_shards > num_samples:
         raise UsageError(
             f"num_shards is {table.num_shards}, but only num_samples={num_samples} classes are "

@@ -1,9 +1,9 @@
 """The settings of a TAPAS head, checked once and never changed."""
 
 from dataclasses import dataclass, field
-from operator import index
 
 from tapas.errors import UsageError
+from tapas.heads.base import check_reduction, check_seed
 from tapas.schedule import Constant, Schedule
 from tapas.selection import Priority, Selection
 from tapas.shapes import check_positive
@@ -25,15 +25,7 @@ class TapasConfig:
     def __post_init__(self) -> None:
         for name in ("num_samples", "presample_factor"):
             object.__setattr__(self, name, check_positive(name, getattr(self, name)))
-        try:  # a plain int: torch.load refuses numpy's in a checkpoint
-            object.__setattr__(self, "seed", index(self.seed))
-        except TypeError:
-            raise UsageError(f"seed must be a whole number, got {self.seed!r}.") from None
-        for name, known in (
-            ("correction", ("proposal", "none")),
-            ("reduction", ("mean", "sum", "none")),
-        ):
-            if getattr(self, name) not in known:
-                raise UsageError(
-                    f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}."
-                )
+        object.__setattr__(self, "seed", check_seed(self.seed))
+        check_reduction(self.reduction)
+        if self.correction not in ("proposal", "none"):
+            raise UsageError(f"correction must be one of proposal, none, got {self.correction!r}.")

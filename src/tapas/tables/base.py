@@ -3,8 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from math import isfinite
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -14,17 +13,13 @@ from tapas.compiling import outside_graphs
 from tapas.errors import UsageError
 from tapas.rng import check_generator
 from tapas.selection import Selection
-from tapas.shapes import (
-    all_finite,
-    check_ids,
-    check_integer,
-    check_positive,
-    check_query,
-    check_shape,
-)
+from tapas.shapes import check_ids, check_shape
+from tapas.tables.checks import check_gradient
 from tapas.tables.gradients import lookup, sampled_logits
 from tapas.tables.meeting import Meeting
 from tapas.tables.second_pass import Question, SecondPass, second_pass_of, uncorrected
+
+GiveBack: TypeAlias = Callable[[Tensor, Tensor], None]  # of gradients (N, D) and (N,)
 
 
 class ClassTable(nn.Module, ABC):
@@ -32,8 +27,8 @@ class ClassTable(nn.Module, ABC):
 
     Everything else speaks to classes through these verbs, so a head never knows whether
     its rows are in this process, on another rank, or on a server. Ids are global:
-    0 <= id < num_classes everywhere. Nothing here is differentiated but `sampled_logits`
-    and `lookup`.
+    0 <= id < num_classes everywhere. Nothing here is differentiated but `sampled_logits`,
+    `lookup` and `live_rows`.
     """
 
     num_classes: int
@@ -140,13 +135,17 @@ class ClassTable(nn.Module, ABC):
     def read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """`rows` without the check of `ids` and inside no_grad, for callers who see to both."""
 
-    def borrow(self, ids: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:
-        """Weights (N, D) of `ids` (N,), and what takes their gradients (N, D) later."""
+    def borrow(self, ids: Tensor, *, biases: bool) -> tuple[Tensor, Tensor, GiveBack]:
+        """Weights (N, D) and biases (N,) of `ids` (N,), and what takes their gradients later.
 
-        def give_back(grad: Tensor) -> None:
-            self.receive(ids, grad, grad.new_zeros(ids.shape[0]))
+        Where `biases` are not asked for, they and their gradients are all 0.
+        """
 
-        return self.read(ids)[0], give_back
+        def give_back(weight_grad: Tensor, bias_grad: Tensor) -> None:
+            self.receive(ids, weight_grad, bias_grad)
+
+        weight, bias = self.read(ids)
+        return weight, bias if biases else torch.zeros_like(bias), give_back
 
     @abstractmethod
     def write(self, ids: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> None:
@@ -264,34 +263,22 @@ class ClassTable(nn.Module, ABC):
         """
         with self.together():
             flat = check_ids("ids", ids, self.num_classes).to(self.device).reshape(-1)
-            return lookup(self, flat).view(*ids.shape, self.dim)
+            return lookup(self, flat, biases=False)[0].view(*ids.shape, self.dim)
+
+    @outside_graphs
+    def live_rows(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """`rows` of `ids` (N,), through which `backward` sends them their gradients.
+
+        For losses that are no function of a softmax's sum. Rows travel to whoever asks. One
+        call is one update: ask for all that a loss needs at once.
+        """
+        with self.together():
+            check_shape({}, ids=(ids, "N"))
+            flat = check_ids("ids", ids, self.num_classes).to(self.device)
+            return lookup(self, flat, biases=True)
 
     def flush(self) -> None:
         """Return once every earlier `update` is visible to `rows`."""
 
     def close(self) -> None:
         """Release processes and sockets. Safe to call twice."""
-
-
-def check_gradient(weight_grad: Tensor, bias_grad: Tensor) -> None:
-    total = float(weight_grad.sum()) + float(bias_grad.sum())
-    if not (isfinite(total) or (all_finite(weight_grad) and all_finite(bias_grad))):
-        raise UsageError(
-            "the gradient of the class rows holds NaN or inf; no row was changed. Lower the "
-            "learning rate, or drop loss scaling: the head computes in float32."
-        )
-
-
-def check_top(
-    table: ClassTable, query: Tensor, k: int, exclude: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """What `top` is asked, as (B, D) float32 and (B, E) int64, or an error."""
-    query = check_query(query, table.dim)
-    check_positive("k", k)
-    if k > table.num_classes:
-        raise UsageError(f"k is {k}, but there are only {table.num_classes} classes.")
-    if exclude is not None:
-        check_shape({"B": query.shape[0]}, exclude=(exclude, "B E"))
-        exclude = check_integer("exclude", exclude).to(table.device)
-        check_ids("exclude", exclude.clamp(min=0), table.num_classes)
-    return query, exclude

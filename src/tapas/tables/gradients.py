@@ -139,27 +139,43 @@ def _sparse(ids: Tensor, grad: Tensor, shape: torch.Size, dtype: torch.dtype) ->
     return torch.sparse_coo_tensor(ids[None], grad.to(dtype), shape, check_invariants=False)
 
 
-def lookup(table: "ClassTable", ids: Tensor) -> Tensor:
-    """Weights (N, D) of `ids` (N,); see `ClassTable.lookup`."""
+def lookup(table: "ClassTable", ids: Tensor, *, biases: bool) -> tuple[Tensor, Tensor]:
+    """Weights (N, D) and biases (N,) of `ids` (N,); see `ClassTable.live_rows`."""
     weight: Tensor | None = table._parameters.get("weight")
+    bias = table._parameters.get("bias") if biases else None
     if weight is None:
         weight = NOTHING if table.frozen else ANCHOR
-    rows: Tensor = _Lookup.apply(weight, table, ids)  # type: ignore[no-untyped-call]
-    return rows
+    found: tuple[Tensor, Tensor] = _Lookup.apply(weight, bias, table, ids, biases)  # type: ignore[no-untyped-call]
+    return found
 
 
 class _Lookup(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, table: "ClassTable", ids: Tensor) -> Tensor:
-        ctx.sparse = None if weight.dim() == 0 else (weight.shape, weight.dtype)
-        rows, ctx.give_back = table.borrow(ids)
+    def forward(
+        ctx: Any,
+        weight: Tensor,
+        bias: Tensor | None,
+        table: "ClassTable",
+        ids: Tensor,
+        biases: bool,
+    ) -> tuple[Tensor, Tensor]:
+        is_parameter = weight.dim() > 0
+        ctx.sparse = [
+            (p.shape, p.dtype) if is_parameter and p is not None else None for p in (weight, bias)
+        ]
+        rows, row_biases, ctx.give_back = table.borrow(ids, biases=biases)
         ctx.save_for_backward(ids)
-        return rows
+        return rows, row_biases
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        if ctx.sparse is not None:
-            return _sparse(ctx.saved_tensors[0], grad, *ctx.sparse), None, None
-        ctx.give_back(grad.float())
-        return None, None, None
+    def backward(ctx: Any, weight_grad: Tensor, bias_grad: Tensor) -> tuple[Any, ...]:
+        if ctx.sparse[0] is None:
+            ctx.give_back(weight_grad.float(), bias_grad.float())
+            return (None,) * 5
+        (ids,) = ctx.saved_tensors
+        sparse = [
+            None if like is None else _sparse(ids, grad, *like)
+            for grad, like in zip((weight_grad, bias_grad), ctx.sparse, strict=True)
+        ]
+        return *sparse, None, None, None

@@ -19,7 +19,8 @@ from tapas.shapes import (
     check_query,
     check_shape,
 )
-from tapas.tables.base import ClassTable, check_top
+from tapas.tables.base import ClassTable
+from tapas.tables.checks import check_top
 from tapas.tables.exhaustive import best_classes, log_of_all
 from tapas.tables.placement import Placement
 from tapas.tables.rounding import round_to_bfloat16

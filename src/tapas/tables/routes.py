@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tapas.tables.base import ClassTable, check_gradient
+from tapas.tables.base import ClassTable, GiveBack
+from tapas.tables.checks import check_gradient
 from tapas.tables.placement import Placement
 from tapas.tables.ranks import Ranks
 
@@ -64,20 +65,27 @@ def deliver(
 
 
 def borrow(
-    shard: ClassTable, ids: Tensor, placement: Placement, ranks: Ranks
-) -> tuple[Tensor, Callable[[Tensor], None]]:
-    """Weights (N, D) of `ids`, and what sends their gradients the same way, without ids again."""
+    shard: ClassTable, ids: Tensor, placement: Placement, ranks: Ranks, *, biases: bool
+) -> tuple[Tensor, Tensor, GiveBack]:
+    """Rows of `ids`, and what sends their gradients the same way, without ids again."""
     distinct, where = torch.unique(ids, return_inverse=True)
     route = Route.find("lookup", distinct, placement, ranks)
-    rows = route.back(shard.read(route.slots)[0]).index_select(0, where)
+    weight, bias = shard.read(route.slots)
+    packed = torch.cat([weight, bias[:, None]], dim=1) if biases else weight
+    rows = route.back(packed).index_select(0, where)
 
-    def give_back(grad: Tensor) -> None:
+    def give_back(weight_grad: Tensor, bias_grad: Tensor) -> None:
+        grad = torch.cat([weight_grad, bias_grad[:, None]], dim=1) if biases else weight_grad
         with ranks.together():
-            check_gradient(grad, grad[:, 0])
+            check_gradient(grad, bias_grad)
             ranks.announce("gradients of lookup")
         summed = grad.new_zeros(len(distinct), grad.shape[1]).index_add_(0, where, grad)
         summed = route.there(summed.div_(ranks.size))  # the losses of ranks are averaged
         if route.total:
-            shard.receive(route.slots, summed, summed.new_zeros(len(summed)))
+            split = summed[:, : shard.dim].contiguous()
+            last = summed[:, -1].contiguous() if biases else summed.new_zeros(len(summed))
+            shard.receive(route.slots, split, last)
 
-    return rows, give_back
+    if biases:
+        return rows[:, :-1].contiguous(), rows[:, -1].contiguous(), give_back
+    return rows, rows.new_zeros(len(rows)), give_back

@@ -13,7 +13,8 @@ from torch import Tensor
 from tapas.candidates import Candidates
 from tapas.errors import UsageError
 from tapas.shapes import check_positive, check_query
-from tapas.tables.base import ClassTable, check_top
+from tapas.tables.base import ClassTable
+from tapas.tables.checks import check_top
 from tapas.tables.gradients import sampled_logits
 from tapas.tables.meeting import Meeting
 from tapas.tables.messages import Scored, array_of, tensor_of

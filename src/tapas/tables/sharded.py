@@ -18,7 +18,8 @@ from tapas.candidates import Candidates
 from tapas.errors import UsageError
 from tapas.shapes import check_positive, check_query
 from tapas.tables import meeting as meetings
-from tapas.tables.base import ClassTable, check_gradient, check_top
+from tapas.tables.base import ClassTable, GiveBack
+from tapas.tables.checks import check_gradient, check_top
 from tapas.tables.exhaustive import best_by_id, log_of_all
 from tapas.tables.gradients import sampled_logits
 from tapas.tables.local import start_bias
@@ -152,8 +153,8 @@ class ShardedTable(ClassTable):
         found = route.back(torch.cat([weight, bias[:, None]], dim=1))[where]
         return found[:, :-1], found[:, -1]
 
-    def borrow(self, ids: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:
-        return borrow(self.shard, ids, self.placement, self.ranks)
+    def borrow(self, ids: Tensor, *, biases: bool) -> tuple[Tensor, Tensor, GiveBack]:
+        return borrow(self.shard, ids, self.placement, self.ranks, biases=biases)
 
     def write(self, ids: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> None:
         deliver(self.shard.write, ids, weight_grad, bias_grad, self.placement, self.ranks)

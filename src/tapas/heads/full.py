@@ -1,0 +1,28 @@
+"""Full softmax: the exact loss over all classes, and its gradient for every row.
+
+    loss_b = log sum_c exp(s_bc) - s_by
+
+Nothing is drawn. The (B, C) scores never exist at once; beside the rows themselves a step
+holds their gradient, (C, D).
+"""
+
+import torch
+
+from tapas.candidates import Candidates
+from tapas.heads.flat import SharedSample
+from tapas.tables.meeting import Meeting
+
+
+class FullSoftmax(SharedSample):
+    """What all others approximate; the right choice for few classes."""
+
+    method = "full"
+    bibtex = ()
+
+    @property
+    def scores_per_example(self) -> float:
+        return self.num_classes
+
+    def candidates(self, meeting: Meeting) -> Candidates:
+        every = torch.arange(self.num_classes, device=self.table.device)
+        return Candidates(every, torch.zeros(self.num_classes, device=self.table.device))
