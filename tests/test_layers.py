@@ -29,13 +29,14 @@ LAYERS = [
     {"heads", "engines"},
     {"training", "retrieval"},
     {"paper"},
+    {"comparison"},
     {"cli"},
 ]
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
 ONLY_IN = {  # library: the folders that may import it
     "typer": {"cli"},
     "rich": {"cli"},
-    "matplotlib": {"drawing", "training", "paper"},
+    "matplotlib": {"drawing", "training", "paper", "comparison"},
     "ray": {"engines"},
     "polars": {"data"},
 }

@@ -15,7 +15,7 @@ from tapas.metrics import (
     recall_at_k,
     reciprocal_rank,
 )
-from tapas.proposals import Bigram, LogUniform, Mixture, Proposal, Squashed, Uniform
+from tapas.proposals import Bigram, LogUniform, Mixture, Proposal, Relabelled, Squashed, Uniform
 from tapas.rng import stream
 from tapas.schedule import Anneal, Constant, Schedule
 from tapas.selection import PoolView, Priority, Selection, Top
@@ -49,6 +49,7 @@ __all__ = [
     "PoolView",
     "Priority",
     "Proposal",
+    "Relabelled",
     "RowOptimizer",
     "RowwiseAdagrad",
     "Schedule",

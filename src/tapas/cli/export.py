@@ -90,7 +90,7 @@ def export(
 
 
 def _rows(model: "SequenceModel") -> tuple[torch.Tensor, torch.Tensor]:
-    weight, bias = model.head.table.rows(torch.arange(model.head.num_classes))
+    weight, bias = model.class_rows.rows(torch.arange(model.head.num_classes))
     return weight, bias
 
 
@@ -104,7 +104,7 @@ def _safetensors(folder: "RunFolder", model: "SequenceModel", to: Path) -> dict[
     from tapas.retrieval import export_embeddings
 
     export_embeddings(to, *_rows(model), _keys(folder))
-    return {"items": model.head.num_classes, "dim": model.head.table.dim}
+    return {"items": model.head.num_classes, "dim": model.head.dim}
 
 
 def _parquet(folder: "RunFolder", model: "SequenceModel", to: Path) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def _parquet(folder: "RunFolder", model: "SequenceModel", to: Path) -> dict[str,
 
     weight, bias = _rows(model)
     write_frame(to, {"key": _keys(folder), "vector": weight.numpy(), "bias": bias.numpy()})
-    return {"items": model.head.num_classes, "dim": model.head.table.dim}
+    return {"items": model.head.num_classes, "dim": model.head.dim}
 
 
 def _queries(folder: "RunFolder", model: "SequenceModel") -> torch.Tensor:

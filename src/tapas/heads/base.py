@@ -103,7 +103,7 @@ class Head(nn.Module, ABC):
         """The exact softmax loss over all classes, whatever `forward` trains by."""
         with self._together():
             batch = self._prepare(query, target, weight)
-            mean_size = self._mean_size(len(batch.query))
+            mean_size = self.mean_size(len(batch.query))
         check_somebody(mean_size)
         log_prob = self.log_prob(batch.query, batch.target.clamp(min=0))
         loss = -log_prob if batch.weight is None else -log_prob * batch.weight
@@ -132,6 +132,11 @@ class Head(nn.Module, ABC):
         )
 
     @property
+    def wants_context(self) -> bool:
+        """Whether `forward` looks at the previous class of each example."""
+        return False
+
+    @property
     def _may_be_empty(self) -> bool:
         """Whether others may have examples where this process has none."""
         return False
@@ -140,7 +145,7 @@ class Head(nn.Module, ABC):
     def _together(self) -> AbstractContextManager[None]:
         """`ClassTable.together` of the head's rows."""
 
-    def _mean_size(self, size: int) -> float:
+    def mean_size(self, size: int) -> float:
         """The mean over ranks of what each calls its `size`."""
         return size
 

@@ -78,7 +78,7 @@ class FlatHead(Head):
     def _together(self) -> AbstractContextManager[None]:
         return self.table.together()
 
-    def _mean_size(self, size: int) -> float:
+    def mean_size(self, size: int) -> float:
         return self.table.mean_size(size)
 
     def _draws(self, *names: str) -> torch.Generator:
@@ -138,6 +138,6 @@ class OwnRows(FlatHead):
 
     def _losses(self, batch: Batch, context: Tensor | None) -> tuple[Tensor, float]:
         with self.table.together():
-            mean_size = self._mean_size(len(batch.query))
+            mean_size = self.mean_size(len(batch.query))
         check_somebody(mean_size)
         return self.losses(batch, context), mean_size

@@ -24,6 +24,7 @@ class Proposal(ABC):
     """
 
     num_classes: int
+    wants_context: bool = False  # whether `given` looks at the previous classes of a batch
 
     @abstractmethod
     def draw(self, k: int, *, generator: torch.Generator) -> Tensor:

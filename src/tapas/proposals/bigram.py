@@ -30,6 +30,8 @@ class Bigram(Proposal):
     back to the unigram.
     """
 
+    wants_context = True
+
     def __init__(
         self,
         previous: Tensor,

@@ -23,6 +23,7 @@ class Mixture(Proposal):
         if len(set(sizes)) > 1:
             raise UsageError(f"the parts of a mixture must share num_classes, got {sizes}.")
         self.num_classes = sizes[0]
+        self.wants_context = any(part.wants_context for part in self.parts)
         given = list(weights) if weights is not None else [1.0] * len(self.parts)
         if len(given) != len(self.parts) or not all(0 < w < float("inf") for w in given):
             raise UsageError(

@@ -16,10 +16,6 @@ from tapas.data.splits import Split
 from tapas.data.windows import Windows
 from tapas.encoders import Encoder, GRUEncoder, MeanEncoder, TransformerEncoder
 from tapas.errors import UsageError
-from tapas.heads import TapasSoftmax
-from tapas.proposals import Squashed
-from tapas.schedule import Anneal, Schedule
-from tapas.selection import Priority, Selection, Top
 from tapas.tables import (
     SGD,
     Adagrad,
@@ -31,18 +27,17 @@ from tapas.tables import (
     ShardedTable,
 )
 from tapas.training.config import (
-    HeadConfig,
     ModelConfig,
     OptimizerConfig,
     ServiceConfig,
     TrainConfig,
 )
+from tapas.training.head_building import MOST_SAMPLES, Feed, Needs, build_head
 from tapas.training.model import SequenceModel
 from tapas.training.planning import Plan, Workload, check_fits, plan
 from tapas.training.repeats import Repeats, start_at_zero
 from tapas.training.team import Team
 
-MOST_SAMPLES = 1_000
 EVALUATIONS = 10
 HEAD, INPUTS, RATE = "model.head.table", "model.own_inputs", "model.repeats.rate"
 
@@ -75,13 +70,14 @@ def build(config: TrainConfig, log: EventLog, split: Split, team: Team | None = 
     device = check_device(config.loop.device)
     if device.type == "cpu":
         check_fits(plan_of(config, split.train_counts, team))
-    model = build_model(config, split.train_counts, team).to(device)
+    feed = Feed(windows, log, split.train_end)
+    model = build_model(config, split.train_counts, team, feed=feed).to(device)
     return Parts(config, windows, model, build_optimizer(config.optimizer, learned_by(model)))
 
 
 def learned_by(model: SequenceModel) -> dict[str, nn.Parameter]:
     """What the optimizer of the encoder moves, by the names that `model` has for it."""
-    inside = ("encoder.", "repeats.")
+    inside = ("encoder.", "repeats.", "head.")
     return {name: p for name, p in model.named_parameters() if name.startswith(inside)}
 
 
@@ -104,7 +100,7 @@ def prepare(config: TrainConfig, log: EventLog, split: Split) -> tuple[TrainConf
 def resolve(config: TrainConfig, num_classes: int, windows: Windows) -> TrainConfig:
     """`config` with a number wherever one was left to us."""
     head, loop = config.head, config.loop
-    if head.samples is None:
+    if head.samples is None and "samples" in head.the_method.options:
         head = dataclasses.replace(head, samples=min(MOST_SAMPLES, max(1, num_classes // 8)))
     steps = loop.steps or max(1, round(loop.epochs * windows.steps_per_epoch))
     every = loop.evaluate_every or min(
@@ -129,12 +125,12 @@ def workload_of(
 ) -> Workload:
     """What `tapas plan` would be asked about a resolved `config`, at most."""
     positions = config.model.history if config.head.positions == "all" else 1
-    encoder = build_encoder(config.model, config.loop.seed)
+    encoder, method = build_encoder(config.model, config.loop.seed), config.head.the_method
     return Workload(
         num_classes=len(train_counts),
         dim=config.model.dim,
-        num_samples=config.head.samples or 1,
-        presample_factor=config.head.presample,
+        num_samples=len(train_counts) if method.looks_at_all else config.head.samples or 1,
+        presample_factor=config.head.presample if method.name == "tapas" else 1,
         batch=config.loop.batch * positions,
         targets=config.head.next_items,
         ranks=team.size if team is not None else 1,
@@ -159,7 +155,7 @@ def plan_of(config: TrainConfig, train_counts: NDArray[np.int64], team: Team | N
 def table_plans(config: TrainConfig) -> dict[str, TablePlan]:
     """The tables of a model, by name."""
     dim, seed = config.model.dim, config.loop.seed
-    plans = {HEAD: TablePlan(dim, seed, has_bias=True)}
+    plans = {HEAD: TablePlan(dim, seed, has_bias=True)} if config.head.the_method.has_rows else {}
     if config.model.inputs == "own":
         plans[INPUTS] = TablePlan(dim, seed + 1, has_bias=False)
     if config.model.repeats:
@@ -173,8 +169,13 @@ def build_model(
     team: Team | None = None,
     *,
     make: MakeTable | None = None,
+    feed: Feed | None = None,
 ) -> SequenceModel:
-    """With tables that `make` makes, or with those of this process or of the ranks of `team`."""
+    """With tables that `make` makes, or with those of this process or of the ranks of `team`.
+
+    `feed` is what is trained on, for methods that look at it; needed for training alone.
+    """
+    check_ranks(config, team)
     num_classes, dim, seed = len(train_counts), config.model.dim, config.loop.seed
     rows = build_row_optimizer(config.optimizer)
 
@@ -197,14 +198,17 @@ def build_model(
         return table
 
     tables = {name: (make or own_table)(name, plan) for name, plan in table_plans(config).items()}
-    head = TapasSoftmax(
-        table=tables[HEAD],
-        num_samples=config.head.samples or min(MOST_SAMPLES, num_classes),
-        presample_factor=config.head.presample,
-        temperature=_temperature(config.head, config.loop.steps or 1),
-        proposal=Squashed(train_counts, alpha=config.head.alpha, beta=config.head.beta),
-        selection=build_selection(config.head),
-        seed=seed,
+    head = build_head(
+        Needs(
+            config=config.head,
+            counts=train_counts,
+            dim=dim,
+            seed=seed,
+            steps=config.loop.steps or 1,
+            table=tables.get(HEAD),
+            row_optimizer=rows,
+            feed=feed,
+        )
     )
     repeats = None
     if config.model.repeats:
@@ -218,13 +222,6 @@ def build_model(
         target_decay=config.head.target_decay,
         repeats=repeats,
     )
-
-
-def build_selection(config: HeadConfig) -> Selection:
-    rule = Priority() if config.selection == "priority" else Top()
-    if config.score_queries is None:
-        return rule
-    return dataclasses.replace(rule, score_queries=config.score_queries)
 
 
 def check_device(name: str) -> torch.device:
@@ -271,6 +268,15 @@ def build_row_optimizer(config: OptimizerConfig) -> RowOptimizer:
     return kinds[config.rows](lr=config.rows_lr, weight_decay=config.weight_decay)
 
 
+def check_ranks(config: TrainConfig, team: Team | None) -> None:
+    """An error if ranks cannot share what the method learns."""
+    if team is not None and team.ranks is not None and not config.head.the_method.has_rows:
+        raise UsageError(
+            f"the method '{config.head.method}' keeps its rows in one process: start it without "
+            "torchrun."
+        )
+
+
 def build_optimizer(
     config: OptimizerConfig, learned: Mapping[str, nn.Parameter]
 ) -> torch.optim.Optimizer:
@@ -280,9 +286,3 @@ def build_optimizer(
             parameters, lr=config.encoder_lr, weight_decay=config.weight_decay
         )
     return torch.optim.AdamW(parameters, lr=config.encoder_lr, weight_decay=config.weight_decay)
-
-
-def _temperature(config: HeadConfig, steps: int) -> float | Schedule:
-    if config.anneal_to is None:
-        return config.temperature
-    return Anneal(start=config.temperature, end=config.anneal_to, steps=steps)

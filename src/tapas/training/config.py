@@ -14,6 +14,8 @@ from typing import Any
 from tapas.data.log_source import LogSource
 from tapas.data.splits import SplitConfig
 from tapas.errors import UsageError, pick
+from tapas.training.config_checks import at_least, one_of, within
+from tapas.training.head_config import HeadConfig as HeadConfig
 
 JSON = str | int | float | bool | None | list[str]
 
@@ -34,46 +36,11 @@ class ModelConfig:
     repeats: bool = False  # part of the probability is copied from the history
 
     def __post_init__(self) -> None:
-        _one_of("model.encoder", self.encoder, ("mean", "gru", "transformer"))
-        _one_of("model.inputs", self.inputs, ("own", "shared"))
+        one_of("model.encoder", self.encoder, ("mean", "gru", "transformer"))
+        one_of("model.inputs", self.inputs, ("own", "shared"))
         for name in ("dim", "history", "layers", "attention_heads"):
-            _at_least(f"model.{name}", getattr(self, name), 1)
-        _within("model.dropout", self.dropout, 0, 0.95)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeadConfig:
-    """The two passes; see `TapasSoftmax`."""
-
-    samples: int | None = None  # n; left out: 1,000, or an eighth of few classes
-    presample: int = 8  # r; 1 is sampled softmax
-    selection: str = "priority"  # or "top", the paper's
-    temperature: float = 1.0
-    anneal_to: float | None = None  # the temperature falls to this in a straight line over the run
-    alpha: float = 0.75  # squash exponent of the training frequencies that pass 1 draws by
-    beta: float | None = None  # floor of squashed frequencies; left out: that of a class seen once
-    score_queries: int | None = None  # queries that score; left out: 64 for priority, all for top
-    next_items: int = 5  # targets of one position
-    target_decay: float = 1.0  # weight of each further target against the one before it
-    positions: str = "all"  # predict from all baskets of a stretch, or from the "last"
-
-    def __post_init__(self) -> None:
-        if self.samples is not None:
-            _at_least("head.samples", self.samples, 1)
-        _at_least("head.presample", self.presample, 1)
-        _at_least("head.next_items", self.next_items, 1)
-        if self.score_queries is not None:
-            _at_least("head.score_queries", self.score_queries, 1)
-        if self.beta is not None:
-            _within("head.beta", self.beta, 1e-300, 1)
-        _one_of("head.selection", self.selection, ("priority", "top"))
-        _one_of("head.positions", self.positions, ("all", "last"))
-        _within("head.alpha", self.alpha, 0, 1)
-        _within("head.target_decay", self.target_decay, 1e-6, 1)
-        for name in ("temperature", "anneal_to"):
-            value = getattr(self, name)
-            if value is not None:
-                _within(f"head.{name}", value, 1e-6, 1e6)
+            at_least(f"model.{name}", getattr(self, name), 1)
+        within("model.dropout", self.dropout, 0, 0.95)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,13 +55,13 @@ class OptimizerConfig:
     clip: float | None = 1.0  # norm of the encoder's gradient, at most
 
     def __post_init__(self) -> None:
-        _one_of("optimizer.rows", self.rows, ("rowwise-adagrad", "adagrad", "lazy-adam", "sgd"))
-        _one_of("optimizer.encoder", self.encoder, ("adamw", "adagrad"))
-        _within("optimizer.rows_lr", self.rows_lr, 1e-12, 1e6)
-        _within("optimizer.encoder_lr", self.encoder_lr, 1e-12, 1e6)
-        _within("optimizer.weight_decay", self.weight_decay, 0, 1e6)
+        one_of("optimizer.rows", self.rows, ("rowwise-adagrad", "adagrad", "lazy-adam", "sgd"))
+        one_of("optimizer.encoder", self.encoder, ("adamw", "adagrad"))
+        within("optimizer.rows_lr", self.rows_lr, 1e-12, 1e6)
+        within("optimizer.encoder_lr", self.encoder_lr, 1e-12, 1e6)
+        within("optimizer.weight_decay", self.weight_decay, 0, 1e6)
         if self.clip is not None:
-            _within("optimizer.clip", self.clip, 1e-12, 1e12)
+            within("optimizer.clip", self.clip, 1e-12, 1e12)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,15 +84,15 @@ class LoopConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _within("loop.epochs", self.epochs, 1e-9, 1e9)
+        within("loop.epochs", self.epochs, 1e-9, 1e9)
         for name in ("steps", "evaluate_every"):
             if getattr(self, name) is not None:
-                _at_least(f"loop.{name}", getattr(self, name), 1)
+                at_least(f"loop.{name}", getattr(self, name), 1)
         for name in ("batch", "patience", "validation_examples", "keep"):
-            _at_least(f"loop.{name}", getattr(self, name), 1)
-        _within("loop.checkpoint_seconds", self.checkpoint_seconds, 0, 1e9)
-        _within("loop.peer_seconds", self.peer_seconds, 0.1, 1e6)
-        _one_of("loop.precision", self.precision, ("float32", "bfloat16"))
+            at_least(f"loop.{name}", getattr(self, name), 1)
+        within("loop.checkpoint_seconds", self.checkpoint_seconds, 0, 1e9)
+        within("loop.peer_seconds", self.peer_seconds, 0.1, 1e6)
+        one_of("loop.precision", self.precision, ("float32", "bfloat16"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,11 +105,11 @@ class ServiceConfig:
     start_seconds: float = 600.0  # for a process to start, and to draw or load its rows
 
     def __post_init__(self) -> None:
-        _at_least("service.servers", self.servers, 0)
-        _at_least("service.workers", self.workers, 1)
-        _within("service.start_seconds", self.start_seconds, 1, 1e6)
+        at_least("service.servers", self.servers, 0)
+        at_least("service.workers", self.workers, 1)
+        within("service.start_seconds", self.start_seconds, 1, 1e6)
         if self.max_staleness is not None:
-            _at_least("service.max_staleness", self.max_staleness, 0)
+            at_least("service.max_staleness", self.max_staleness, 0)
         if not self.servers and (self.workers > 1 or self.max_staleness is not None):
             raise UsageError("workers need servers to keep the rows: add --servers 2, say.")
 
@@ -164,6 +131,22 @@ class TrainConfig:
             raise UsageError(
                 "loop.background_saves is not for servers, which write their own rows: leave it "
                 "out."
+            )
+        method = self.head.the_method
+        if self.service.servers and (method.keeps_state or not method.has_rows):
+            what = "learns beside its rows" if method.has_rows else "has no rows for servers"
+            raise UsageError(
+                f"the method '{method.name}' {what}: train it in one process, without --servers."
+            )
+        if self.model.inputs == "shared" and not method.has_rows:
+            raise UsageError(
+                f"the method '{method.name}' has no rows of classes for the encoder to share: use "
+                "model.inputs 'own'."
+            )
+        if self.model.repeats and not method.estimates_softmax:
+            raise UsageError(
+                "model.repeats weighs copies against the probability that the softmax gives, which "
+                f"the method '{method.name}' does not estimate. Use 'tapas', 'sampled' or 'full'."
             )
         if self.model.repeats and self.head.selection == "top" and self.head.presample > 1:
             raise UsageError(
@@ -264,17 +247,3 @@ def _typed(name: str, value: Any, wanted: Any) -> Any:
         want = " or ".join(human[k] for k in ("bool", "int", "float", "str") if k in kinds)
         raise UsageError(f"{name} must be {want}, got {value!r}.")
     return value
-
-
-def _one_of(name: str, value: str, options: tuple[str, ...]) -> None:
-    pick(name, value, dict.fromkeys(options))
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise UsageError(f"{name} must be at least {least}, got {value}.")
-
-
-def _within(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:  # NaN is not
-        raise UsageError(f"{name} must be between {low:g} and {high:g}, got {value!r}.")

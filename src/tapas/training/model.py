@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from tapas.data.windows import SequenceBatch
 from tapas.encoders import Encoder, last_state
 from tapas.errors import UsageError
-from tapas.heads import TapasSoftmax
+from tapas.heads import FlatHead, Head, SharedSample, TapasSoftmax
 from tapas.tables import ClassTable
 from tapas.training.repeats import Copies, Repeats
 
@@ -25,7 +25,7 @@ class SequenceModel(nn.Module):
     def __init__(
         self,
         encoder: Encoder,
-        head: TapasSoftmax,
+        head: Head,
         *,
         inputs: ClassTable | None = None,
         encoder_dtype: torch.dtype = torch.float32,
@@ -36,15 +36,37 @@ class SequenceModel(nn.Module):
         self.encoder, self.head, self.own_inputs = encoder, head, inputs
         self.repeats = repeats
         self.encoder_dtype, self.target_decay = encoder_dtype, target_decay
-        if not self.inputs.dim == encoder.dim == head.table.dim:
+        if not self.inputs.dim == encoder.dim == head.dim:
             raise UsageError(
                 f"inputs, encoder and head have {self.inputs.dim}, {encoder.dim} and "
-                f"{head.table.dim} dimensions; expected one number."
+                f"{head.dim} dimensions; expected one number."
+            )
+        if repeats is not None and not isinstance(head, SharedSample):
+            raise UsageError(
+                f"copies are weighed against probabilities, which the loss of {head.method} does "
+                "not estimate. Leave `repeats` out, or use TapasSoftmax."
             )
 
     @property
     def inputs(self) -> ClassTable:
-        return self.head.table if self.own_inputs is None else self.own_inputs
+        return self.class_rows if self.own_inputs is None else self.own_inputs
+
+    @property
+    def class_rows(self) -> ClassTable:
+        """The rows of the softmax, one for each class, if its method has such."""
+        if isinstance(self.head, FlatHead):
+            return self.head.table
+        raise UsageError(
+            f"the method '{self.head.method}' has no rows of classes, for an encoder to read or "
+            "for an index. `tapas recommend` works all the same."
+        )
+
+    @property
+    def two_passes(self) -> TapasSoftmax:
+        """The head, where it is TAPAS."""
+        if isinstance(self.head, TapasSoftmax):
+            return self.head
+        raise UsageError(f"the method of this model is '{self.head.method}'; expected 'tapas'.")
 
     def states(
         self, items: Tensor, lengths: Tensor, *, generator: torch.Generator | None = None
@@ -80,14 +102,15 @@ class SequenceModel(nn.Module):
         query = states.flatten(0, 1).index_select(0, places)
         if self.repeats is None:
             weight = None if self.target_decay == 1 else decaying(batch.target, self.target_decay)
-            loss: Tensor = self.head(query, batch.target, weight)
+            before = items.reshape(-1)[places] if self.head.wants_context else None
+            loss: Tensor = self.head(query, batch.target, weight, context=before)
             return loss
         target = batch.target.to(device)
-        softmax = self.head.sampled_log_prob(query, target)
+        softmax = self.head.sampled_log_prob(query, target)  # type: ignore[operator]
         copies: Copies = self.repeats(query, x, items, places)
         log_prob = copies.log_prob(softmax, target).masked_fill(target < 0, 0.0)
         cost = -(log_prob * decaying(target, self.target_decay)).sum(dim=1)
-        mean_size = self.head.table.mean_size(len(cost))
+        mean_size = self.head.mean_size(len(cost))
         return cost.mean() if mean_size == len(cost) else cost.sum() / mean_size
 
     @torch.no_grad()
@@ -114,7 +137,7 @@ class SequenceModel(nn.Module):
 class Outlook:
     """B histories as a model has read them; ranks and judges over all classes, exactly."""
 
-    head: TapasSoftmax
+    head: Head
     query: Tensor  # (B, D)
     copies: Copies | None  # None for a model that does not repeat
 

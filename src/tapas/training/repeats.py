@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tapas.heads import TapasSoftmax
+from tapas.heads import Head
 from tapas.shapes import check_positive
 from tapas.tables import ClassTable, LocalTable, RowOptimizer
 from tapas.tables.ranking import merge
@@ -38,7 +38,7 @@ class Copies:
         return self._mix(softmax, torch.stack(copied, dim=1))
 
     def top(
-        self, head: TapasSoftmax, query: Tensor, k: int, exclude: Tensor | None = None
+        self, head: Head, query: Tensor, k: int, exclude: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """The k best classes: log p and ids, (Q, k) each, else as `head.top`."""
         _, best = head.top(query, k, exclude=exclude)

@@ -6,7 +6,7 @@ import torch
 
 from tapas.data.splits import Points, Split, targets_of
 from tapas.rng import stream
-from tapas.training.config import TrainConfig
+from tapas.training.config import HeadConfig, TrainConfig
 from tapas.training.judging import findable, quick_judge
 from tapas.training.model import SequenceModel
 from tapas.training.run_folder import RunFolder
@@ -39,8 +39,16 @@ def training_words(config: TrainConfig, split: Split) -> str:
     return (
         f"Training on {int(split.train_counts.sum()):,} events, {len(split.train_counts):,} "
         f"classes: {config.loop.steps:,} steps of {config.loop.batch}, "
-        f"n = {config.head.samples:,}, r = {config.head.presample}, {config.head.selection}"
+        f"{head_words(config.head)}"
     )
+
+
+def head_words(head: HeadConfig) -> str:
+    """The method, and the sizes that it samples with."""
+    sizes = [] if head.samples is None else [f"n = {head.samples:,}"]
+    if head.method == "tapas":
+        return ", ".join([*sizes, f"r = {head.presample}", head.selection])
+    return ", ".join([head.the_method.title, *sizes])
 
 
 def some_points(points: Points, most: int, seed: int) -> Points:

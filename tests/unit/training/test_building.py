@@ -13,8 +13,9 @@ from tapas.data.splits import SplitConfig, split_log
 from tapas.encoders import GRUEncoder, MeanEncoder, TransformerEncoder
 from tapas.selection import Priority, Top
 from tapas.tables import SGD, Adagrad, LazyAdam, RowwiseAdagrad
-from tapas.training.building import build, build_selection, check_device
+from tapas.training.building import build, check_device
 from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, OptimizerConfig, TrainConfig
+from tapas.training.head_building import build_selection
 
 ENCODERS = {"mean": MeanEncoder, "gru": GRUEncoder, "transformer": TransformerEncoder}
 CONFIG = TrainConfig(

@@ -88,7 +88,7 @@ def _seconds_of_a_step(parts: Parts, budget: float, number: int) -> tuple[float,
 @torch.no_grad()
 def count_rows(parts: Parts) -> Rows:
     """Distinct class rows of one batch."""
-    head, batch = parts.model.head, parts.windows.batch(0)
+    head, batch = parts.model.two_passes, parts.windows.batch(0)
     states = parts.model.states(batch.items, batch.lengths)
     query = states.view(-1, states.shape[2])[batch.places]
     kept = head.sample(query, batch.target).ids

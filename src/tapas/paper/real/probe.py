@@ -20,9 +20,9 @@ def look(
     `query` (B, D), `target` (B, L) negative for padding, `bucket_of` (C,) from 0 to 3. O(C).
     """
     found: dict[str, float] = asdict(
-        model.head.diagnose(query, target.masked_fill(target < 0, -100))
+        model.two_passes.diagnose(query, target.masked_fill(target < 0, -100))
     )
-    table = model.head.table
+    table = model.class_rows
     partition = table.log_partition(query)
     mass, height = (torch.zeros(4, dtype=torch.float64, device=query.device) for _ in range(2))
     for start in range(0, table.num_classes, CLASSES_PER_CHUNK):

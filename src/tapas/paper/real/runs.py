@@ -103,7 +103,7 @@ def build_run(run: RealRun, place: Place, log: EventLog, split: Split) -> Parts:
     """The model of `run`, its batches and its optimizer."""
     parts = build(run.config(place, log.num_items), log, split)
     if run.method in CURES:
-        head = parts.model.head
+        head = parts.model.two_passes
         head.config = dataclasses.replace(head.config, selection=CURES[run.method])
     return parts
 

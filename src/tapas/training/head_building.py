@@ -1,0 +1,128 @@
+"""From the [head] of a configuration to a head."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tapas.data.event_log import EventLog
+from tapas.data.windows import Windows
+from tapas.heads import FullSoftmax, Head, SampledSoftmax, TapasSoftmax
+from tapas.proposals import Bigram, LogUniform, Proposal, Relabelled, Squashed
+from tapas.schedule import Anneal, Schedule
+from tapas.selection import Priority, Selection, Top
+from tapas.tables import ClassTable, RowOptimizer
+from tapas.training.head_config import HeadConfig
+
+MOST_SAMPLES = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What is trained on, for methods that look at more of it than one batch."""
+
+    windows: Windows
+    log: EventLog
+    train_end: NDArray[np.int64]  # (U,) where each user's training events end
+
+    def upcoming(self, step: int) -> Tensor:
+        """Targets of training step `step`, (N, L)."""
+        return self.windows.batch(step).target
+
+    def pairs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Classes that followed one another in training: previous, next and how often, (P,)."""
+        items, offsets = np.asarray(self.log.items, dtype=np.int64), np.asarray(self.log.offsets)
+        end = np.repeat(self.train_end, np.diff(offsets))  # of the training of each event's user
+        place = np.flatnonzero(np.arange(1, len(items) + 1) < end)
+        code = items[place] * self.log.num_items + items[place + 1]
+        pair, count = np.unique(code, return_counts=True)
+        previous, following = np.divmod(pair, self.log.num_items)
+        return torch.from_numpy(previous), torch.from_numpy(following), torch.from_numpy(count)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Needs:
+    """All that a head may be built from."""
+
+    config: HeadConfig
+    counts: NDArray[np.int64]  # (C,) how often training has each class
+    dim: int
+    seed: int
+    steps: int  # of the run
+    table: ClassTable | None  # the rows of the classes; None for a method without
+    row_optimizer: RowOptimizer
+    feed: Feed | None  # None where nothing is trained
+
+    @property
+    def rows(self) -> ClassTable:
+        if self.table is None:
+            raise ValueError(f"{self.config.method} needs a table")
+        return self.table
+
+    @property
+    def num_samples(self) -> int:
+        return min(self.config.samples or MOST_SAMPLES, len(self.counts))
+
+    def proposal(self) -> Proposal:
+        config = self.config
+        squashed = Squashed(self.counts, alpha=config.alpha, beta=config.beta)
+        if config.proposal == "squashed":
+            return squashed
+        if config.proposal == "log-uniform":
+            by_rank = np.argsort(-self.counts, kind="stable")
+            return Relabelled(LogUniform(len(self.counts)), torch.from_numpy(by_rank))
+        if self.feed is None:  # nothing is drawn where nothing is trained
+            return squashed
+        return Bigram(*self.feed.pairs(), unigram=squashed)
+
+
+def build_head(needs: Needs) -> Head:
+    """The head that `needs.config` names."""
+    return _BUILDERS[needs.config.method](needs)
+
+
+def _tapas(needs: Needs) -> Head:
+    config = needs.config
+    return TapasSoftmax(
+        table=needs.rows,
+        num_samples=needs.num_samples,
+        presample_factor=config.presample,
+        temperature=_temperature(config, needs.steps),
+        proposal=needs.proposal(),
+        selection=build_selection(config),
+        seed=needs.seed,
+    )
+
+
+def build_selection(config: HeadConfig) -> Selection:
+    rule = Priority() if config.selection == "priority" else Top()
+    if config.score_queries is None:
+        return rule
+    return dataclasses.replace(rule, score_queries=config.score_queries)
+
+
+def _temperature(config: HeadConfig, steps: int) -> float | Schedule:
+    if config.anneal_to is None:
+        return config.temperature
+    return Anneal(start=config.temperature, end=config.anneal_to, steps=steps)
+
+
+def _full(needs: Needs) -> Head:
+    return FullSoftmax(needs.rows, seed=needs.seed)
+
+
+def _sampled(needs: Needs) -> Head:
+    return SampledSoftmax(
+        needs.rows, num_samples=needs.num_samples, proposal=needs.proposal(), seed=needs.seed
+    )
+
+
+_BUILDERS: dict[str, Callable[[Needs], Head]] = {
+    "tapas": _tapas,
+    "full": _full,
+    "sampled": _sampled,
+}
