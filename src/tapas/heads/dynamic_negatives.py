@@ -1,0 +1,96 @@
+"""Dynamic negative sampling (Zhang et al. 2013; Rendle and Freudenthaler 2014), with a softmax.
+
+For each batch draw a pool of r*n classes from Q; every example keeps the n that it scores
+highest itself, its own targets aside:
+
+    loss_b = log( exp(s_by) + sum over k in top_n(pool, b) of exp(s_bk) ) - s_by
+
+Biased on purpose: nothing is corrected for how classes were drawn or kept, so all gradient
+goes to what ranks highest, and classes that no example ranks high are never pushed down.
+TAPAS keeps one set for the whole batch and weighs it back.
+"""
+
+import torch
+from torch import Tensor
+
+from tapas.candidates import mute
+from tapas.heads.batch import Batch
+from tapas.heads.building import build_proposal
+from tapas.heads.flat import OwnRows
+from tapas.losses import sampled_softmax_loss
+from tapas.losses.hard_negatives import log_sum_without, own_logits
+from tapas.proposals import Proposal
+from tapas.shapes import check_positive, check_samples
+from tapas.tables import ClassTable
+
+SCORES_AT_ONCE = 1 << 24  # of examples by classes of the pool
+
+
+class DynamicNegatives(OwnRows):
+    """The highest scored of a pool, for each example by itself.
+
+    Args:
+        num_samples: n, classes that an example keeps.
+        presample_factor: r; the pool has min(r*n, num_classes) classes. 1 keeps all of it.
+        proposal: Q; uniform when left out.
+
+    The rows of the whole pool are asked for at once; those that nobody keeps get a gradient
+    of 0.
+    """
+
+    method = "dynamic-negatives"
+    bibtex = ("zhang2013optimizing", "rendle2014improving")
+
+    def __init__(
+        self,
+        table: ClassTable,
+        *,
+        num_samples: int = 64,
+        presample_factor: int = 16,
+        proposal: Proposal | None = None,
+        reduction: str = "mean",
+        ignore_index: int = -100,
+        seed: int = 0,
+    ):
+        super().__init__(table, reduction=reduction, ignore_index=ignore_index, seed=seed)
+        self.num_samples = check_samples(num_samples, self.num_classes)
+        self.presample_factor = check_positive("presample_factor", presample_factor)
+        self.proposal = build_proposal(proposal, self.num_classes)
+
+    @property
+    def scores_per_example(self) -> float:
+        return self._pool_size
+
+    @property
+    def _pool_size(self) -> int:
+        return min(self.presample_factor * self.num_samples, self.num_classes)
+
+    def losses(self, batch: Batch, context: Tensor | None) -> Tensor:
+        query, target = batch.query, batch.target
+        proposal = self.proposal.given(context)
+        pool = proposal.sample(self._pool_size, generator=self._draws()).ids.to(target.device)
+        own = target[target >= 0]
+        weight, bias = self.table.live_rows(torch.cat([own, pool]))
+        positive = own_logits(query, target, weight[: len(own)], bias[: len(own)])
+        size = max(1, SCORES_AT_ONCE // len(pool))
+        log_sum = [
+            self._hardest(some, weight[len(own) :], bias[len(own) :], pool, mine)
+            for some, mine in zip(torch.split(query, size), torch.split(target, size), strict=True)
+        ]
+        return sampled_softmax_loss(positive, torch.cat(log_sum), batch.weight, batch.counted)
+
+    def _hardest(
+        self, query: Tensor, weight: Tensor, bias: Tensor, pool: Tensor, own: Tensor
+    ) -> Tensor:
+        """(B,) log of the sum over what each of `query` (B, D) keeps of the pool's rows (K, D)."""
+        logit = torch.addmm(bias, query, weight.t())
+        score = logit.detach().clone()
+        mute(score, pool, own)
+        kept = score.topk(self.num_samples, dim=1, sorted=False)
+        return log_sum_without(logit.gather(1, kept.indices), kept.values.isneginf())
+
+    def extra_repr(self) -> str:
+        return (
+            f"num_samples={self.num_samples}, presample_factor={self.presample_factor}, "
+            f"proposal={self.proposal!r}"
+        )

@@ -1,0 +1,85 @@
+"""Generalised binary cross-entropy, of gSASRec (Petrov and Macdonald, RecSys 2023).
+
+    alpha  = n / C                                           share of the classes sampled
+    beta   = alpha * ( t * (1 - 1/alpha) + 1/alpha ) = 1 - t * (1 - alpha)
+    loss_b = sum_l w_bl * ( beta * softplus(-s_bl) + sum_k softplus(s_bk) )
+
+Few negatives beside every positive teach a model that everything is likely. A positive that
+counts only beta makes up for it: at t = 1 the sampled loss is alpha times that of one-vs-all,
+in expectation, and sigmoid(s) is calibrated; t = 0 is plain binary cross-entropy.
+
+The paper draws the negatives of each example from the C - 1 others, so that its alpha is
+n / (C - 1). Here the batch shares n distinct of all C classes, and those that are targets of
+an example are left out for it: any other class is met at the rate n / C. The paper's constant
+factor 1 / (n + 1) is left out.
+"""
+
+from torch import Tensor
+
+from tapas.errors import UsageError
+from tapas.heads.batch import Batch
+from tapas.heads.nce import NoiseHead
+from tapas.losses.binary import binary_loss, leave_out, noise_cost
+from tapas.proposals import Proposal
+from tapas.shapes import check_samples, number
+from tapas.tables import ClassTable
+
+
+class GBCE(NoiseHead):
+    """`num_samples` distinct classes for each batch; `calibration` is t, between 0 and 1.
+
+    The theory is that of uniform negatives, which is what no `proposal` gives. With another,
+    alpha stays the share of classes sampled, and scores of often drawn classes are lower.
+    As in `OneVsAll`, scores are no softmax logits.
+    """
+
+    method = "gbce"
+    bibtex = ("petrov2023gsasrec",)
+
+    def __init__(
+        self,
+        table: ClassTable,
+        *,
+        num_samples: int,
+        calibration: float = 0.75,
+        proposal: Proposal | None = None,
+        reduction: str = "mean",
+        ignore_index: int = -100,
+        seed: int = 0,
+    ):
+        super().__init__(
+            table,
+            num_samples=num_samples,
+            proposal=proposal,
+            reduction=reduction,
+            ignore_index=ignore_index,
+            seed=seed,
+        )
+        check_samples(num_samples, self.num_classes)
+        if not 0 <= number(calibration) <= 1:
+            raise UsageError(
+                f"calibration must be between 0 and 1, got {calibration!r}. 0 is plain binary "
+                "cross-entropy, 1 makes up for the sampling in full."
+            )
+        self.calibration = float(calibration)
+
+    @property
+    def scores_per_example(self) -> float:
+        return self.num_samples
+
+    @property
+    def beta(self) -> float:
+        """What a positive counts."""
+        return 1 - self.calibration * (1 - self.num_samples / self.num_classes)
+
+    def draw(self, source: Proposal) -> Tensor:
+        return source.sample(self.num_samples, generator=self._draws()).ids
+
+    def losses(self, batch: Batch, context: Tensor | None) -> Tensor:
+        noise = self.noise(batch, context)
+        positive, negative = self.scores(batch, noise.ids)
+        others = leave_out(negative, noise.ids, batch.target)
+        return binary_loss(positive, noise_cost(others), batch.weight, pull=self.beta)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, calibration={self.calibration:g}"

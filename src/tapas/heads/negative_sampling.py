@@ -1,0 +1,71 @@
+"""Negative sampling, the loss of word2vec (Mikolov, Sutskever, Chen, Corrado, Dean 2013).
+
+    loss_b = sum_l w_bl * ( softplus(-s_bl) + k * mean_{j=1..n} softplus(s_bj) )
+
+The paper draws k classes from Q for each example. Here the batch shares n draws and each
+example weighs them as k: the same loss in expectation, with less noise in it the more are
+shared. Draws that are targets of the example are left out of its mean, which still divides
+by n.
+"""
+
+from torch import Tensor
+
+from tapas.errors import UsageError
+from tapas.heads.batch import Batch
+from tapas.heads.nce import NoiseHead
+from tapas.losses.binary import binary_loss, leave_out, noise_cost
+from tapas.proposals import Proposal
+from tapas.shapes import number
+from tapas.tables import ClassTable
+
+
+class NegativeSampling(NoiseHead):
+    """`num_samples` draws for each batch from `proposal`, which weigh as `negatives` (k) each.
+
+    The paper's Q is `Squashed(counts, alpha=0.75)`; uniform when left out.
+
+    It estimates no probability. At the optimum s_c = log(p_c / (1 - p_c)) - log(k q_c), for
+    rare classes the pointwise mutual information of query and class less log k (Levy and
+    Goldberg 2014): `top` and `log_prob` use s as it is, and so rank by p / q, not by p,
+    unless Q is uniform.
+    """
+
+    method = "negative-sampling"
+    bibtex = ("mikolov2013distributed", "levy2014neural")
+
+    def __init__(
+        self,
+        table: ClassTable,
+        *,
+        num_samples: int,
+        negatives: float = 5.0,
+        proposal: Proposal | None = None,
+        reduction: str = "mean",
+        ignore_index: int = -100,
+        seed: int = 0,
+    ):
+        super().__init__(
+            table,
+            num_samples=num_samples,
+            proposal=proposal,
+            reduction=reduction,
+            ignore_index=ignore_index,
+            seed=seed,
+        )
+        if not 0 < number(negatives) < float("inf"):
+            raise UsageError(
+                f"negatives must be a finite number above 0, got {negatives!r}. It is what all "
+                "draws of a batch weigh against one target; the paper takes 5 to 20, or 2 to 5 "
+                "for large data."
+            )
+        self.negatives = float(negatives)
+
+    def losses(self, batch: Batch, context: Tensor | None) -> Tensor:
+        noise = self.noise(batch, context)
+        positive, negative = self.scores(batch, noise.ids)
+        others = leave_out(negative, noise.ids, batch.target)
+        each = noise.times * (self.negatives / self.num_samples)
+        return binary_loss(positive, noise_cost(others, each), batch.weight)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, negatives={self.negatives:g}"

@@ -1,0 +1,46 @@
+"""One-vs-all: a logistic regression for each class, all trained on every example.
+
+    loss_b = sum_l w_bl * ( softplus(-s_bl) + sum_{c not b's own} softplus(s_bc) )
+
+Rifkin and Klautau (2004) defend it. Nothing is drawn. The (B, C) scores never exist at once;
+a step holds a copy of all rows and their gradient, (C, D) each.
+"""
+
+import torch
+from torch import Tensor
+
+from tapas.heads.batch import Batch
+from tapas.heads.flat import OwnRows
+from tapas.losses.binary import all_classes_cost, binary_loss
+
+
+class OneVsAll(OwnRows):
+    """sigmoid(s_c) learns the chance that class c is a target, whatever the other classes do.
+
+    `top` ranks by these scores. They are no softmax logits: `log_prob` and `full_loss` are the
+    exact softmax of what was learned, which is not calibrated as one. At the optimum
+    s_c = log p_c - log(1 - p_c), whose softmax exaggerates the frequent classes.
+    """
+
+    method = "one-vs-all"
+    bibtex = ("rifkin2004defense",)
+
+    @property
+    def scores_per_example(self) -> float:
+        return self.num_classes
+
+    def losses(self, batch: Batch, context: Tensor | None) -> Tensor:
+        every = torch.arange(self.num_classes, device=self.table.device)
+        weight, bias = self.table.live_rows(every)
+        positive = own_scores(batch, weight, bias)
+        pushed = all_classes_cost(batch.query, weight, bias, batch.target)
+        return binary_loss(positive, pushed, batch.weight)
+
+
+def own_scores(batch: Batch, weight: Tensor, bias: Tensor) -> Tensor:
+    """(B, L) scores of the targets, of the rows of all classes by id; class 0's for padding."""
+    own = batch.target.clamp(min=0)
+    flat = own.reshape(-1)
+    rows = weight.index_select(0, flat).view(*own.shape, weight.shape[1])
+    score = (rows * batch.query[:, None]).sum(dim=2)
+    return score + bias.index_select(0, flat).view(own.shape)

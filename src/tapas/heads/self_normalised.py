@@ -1,0 +1,136 @@
+"""Self-normalisation with infrequent normalisers (Devlin et al. 2014; Andreas and Klein 2015).
+
+    loss_b = sum_l w_bl * ( r_b * ( log Z_b + penalty * (log Z_b)^2 ) - s_bl )
+    log Z_b = log sum_c exp(s_bc)             over all classes
+
+The penalty keeps log Z near 0, so that s itself is close to a log-probability. Then few
+examples need their normaliser: a random `share` of each batch, m of B, has r_b = B / m, the
+others have r_b = 0 and cost no more than their targets' scores. In expectation over the choice
+it is the loss of the whole batch. share = 1 and penalty = 0 is full softmax.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+import tapas.native as native
+from tapas.errors import UsageError
+from tapas.heads.batch import Batch
+from tapas.heads.flat import OwnRows
+from tapas.heads.one_vs_all import own_scores
+from tapas.shapes import number
+from tapas.tables import ClassTable
+
+SCORES_PER_CHUNK = 1 << 18  # floats of a (B, chunk) block of scores: what stays in a cache
+
+
+class SelfNormalised(OwnRows):
+    """Exact normalisers, over all classes, for a random `share` of every batch.
+
+    Once trained, a score is about a log-probability without any sum: `top`'s scores are, and
+    their distance from `log_prob` says how near. An example's own loss may be negative, as
+    most come without a normaliser; judge by `full_loss`. A step holds a copy of all rows and
+    their gradient, (C, D) each, as one update of a row must know of all that pulls it.
+    """
+
+    method = "self-normalised"
+    bibtex = ("andreas2015when", "devlin2014fast")
+
+    def __init__(
+        self,
+        table: ClassTable,
+        *,
+        penalty: float = 0.1,
+        share: float = 0.1,
+        reduction: str = "mean",
+        ignore_index: int = -100,
+        seed: int = 0,
+    ):
+        super().__init__(table, reduction=reduction, ignore_index=ignore_index, seed=seed)
+        if not 0 <= number(penalty) < math.inf:
+            raise UsageError(
+                f"penalty must be a finite number of at least 0, got {penalty!r}. It weighs the "
+                "square of log Z; 0 leaves the normalisers free."
+            )
+        if not 0 < number(share) <= 1:
+            raise UsageError(
+                f"share must be above 0 and at most 1, got {share!r}. It is the part of each "
+                "batch that is normalised; without any, scores would grow for ever."
+            )
+        self.penalty, self.share = float(penalty), float(share)
+        self._num_steps, self._num_scores = 0, 0.0
+
+    @property
+    def scores_per_example(self) -> float:
+        """The mean over a batch, of whose examples most compute none."""
+        return self._num_scores / self._num_steps if self._num_steps else math.nan
+
+    def losses(self, batch: Batch, context: Tensor | None) -> Tensor:
+        every = torch.arange(self.num_classes, device=self.table.device)
+        weight, bias = self.table.live_rows(every)
+        chosen = self.chosen(len(batch.query)).to(self.table.device)
+        if len(chosen) and self.training and torch.is_grad_enabled():
+            self._num_steps += 1
+            self._num_scores += self.num_classes * len(chosen) / len(batch.query)
+        log_z: Tensor = _LogPartition.apply(  # type: ignore[no-untyped-call]
+            batch.query.index_select(0, chosen), weight, bias
+        )
+        ratio = len(batch.query) / max(1, len(chosen))
+        cost = batch.query.new_zeros(len(batch.query)).index_copy(
+            0, chosen, ratio * (log_z + self.penalty * log_z.square())
+        )
+        loss = cost[:, None] - own_scores(batch, weight, bias)
+        return (loss if batch.weight is None else loss * batch.weight).sum(dim=1)
+
+    def chosen(self, num_examples: int) -> Tensor:
+        """(m,) the examples of this step's batch that are normalised, at least one of any."""
+        num_chosen = min(num_examples, max(1, round(self.share * num_examples)))
+        order = torch.randperm(num_examples, generator=self._draws("normalised"), device="cpu")
+        return order[:num_chosen].sort().values
+
+    def extra_repr(self) -> str:
+        return f"penalty={self.penalty:g}, share={self.share:g}"
+
+
+class _LogPartition(torch.autograd.Function):
+    """(B,) log of the sum over all rows (C, D) of exp(score), never with all scores at once."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        log_z = query.new_full((len(query),), -torch.inf)
+        if native.readable(weight, query, bias):
+            log_z = native.log_sum(weight, bias, query)
+        else:
+            for part, offset in _chunks(query, weight, bias):
+                score = torch.addmm(offset, query, part.t())
+                log_z = torch.logaddexp(log_z, score.logsumexp(dim=1))
+        ctx.save_for_backward(query, weight, bias, log_z)
+        return log_z
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, weight, bias, log_z = ctx.saved_tensors
+        if native.readable(weight, query, bias, grad):
+            every = torch.arange(len(weight), device=weight.device)
+            nobody = torch.full((len(query), 1), -1, device=weight.device)
+            return native.gradients(weight, bias, query, every, nobody, log_sum=log_z, scale=grad)
+        query_grad, pushed, pushed_bias = torch.zeros_like(query), [], []
+        with torch.autocast(query.device.type, enabled=False):
+            for part, offset in _chunks(query, weight, bias):
+                score = torch.addmm(offset, query, part.t())
+                pull = score.sub_(log_z[:, None]).exp_().mul_(grad[:, None])
+                query_grad.addmm_(pull, part)
+                pushed.append(pull.t() @ query)
+                pushed_bias.append(pull.sum(dim=0))
+        return query_grad, torch.cat(pushed), torch.cat(pushed_bias)
+
+
+def _chunks(query: Tensor, weight: Tensor, bias: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+    """Rows and biases of some classes at a time."""
+    size = max(1, SCORES_PER_CHUNK // max(1, len(query)))
+    return zip(torch.split(weight, size), torch.split(bias, size), strict=True)

@@ -1,0 +1,147 @@
+"""Losses that ask of each class by itself: is it one of the example's targets or not?
+
+    yes:  -log sigmoid(s)       = softplus(-s)
+    no:   -log(1 - sigmoid(s))  = softplus(s)
+
+    loss_b = sum_l w_bl * ( pull * softplus(-s_bl) + pushed_b )
+
+`pushed_b` is what the "no" of all other classes, or of a sample of them, costs the example.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import softplus
+
+from tapas.candidates import find, mute
+from tapas.shapes import check_shape
+
+SCORES_PER_CHUNK = 1 << 18  # floats of a (B, chunk) block of scores: what stays in a cache
+
+
+def binary_loss(
+    positive: Tensor, pushed: Tensor, weight: Tensor | None = None, *, pull: float = 1.0
+) -> Tensor:
+    """Every target's "yes", and for each of them the cost of all that is not.
+
+    Args:
+        positive: (B, L) scores of the example's own targets, finite for padding too.
+        pushed:   (B,)   what saying "no" to the others costs.
+        weight:   (B, L) weight of each target, 0 for padding; 1 if left out.
+        pull:     how often a "yes" counts against one "no".
+
+    Returns: (B,) loss in nats.
+
+    >>> binary_loss(torch.zeros(1, 1), noise_cost(torch.zeros(1, 3)))  # four coin tosses
+    tensor([2.7726])
+    """
+    sizes = check_shape({}, positive=(positive, "B L"), pushed=(pushed, "B"))
+    cost = softplus(-positive).mul(pull) + pushed[:, None]
+    if weight is None:
+        return cost.sum(dim=1)
+    check_shape(sizes, weight=(weight, "B L"))
+    return (cost * weight).sum(dim=1)
+
+
+def noise_cost(negative: Tensor, times: Tensor | None = None) -> Tensor:
+    """sum_k times_k * softplus(n_bk), (B,), of `negative` (B, K); -inf is left out.
+
+    `times` (K,) is how often each candidate counts; once if left out.
+
+    >>> noise_cost(torch.tensor([[0.0, -torch.inf]]))  # one coin toss
+    tensor([0.6931])
+    """
+    sizes = check_shape({}, negative=(negative, "B K"))
+    if times is not None:
+        check_shape(sizes, times=(times, "K"))
+    cost: Tensor = _NoiseCost.apply(negative, times)  # type: ignore[no-untyped-call]
+    return cost
+
+
+def leave_out(score: Tensor, ids: Tensor, own: Tensor) -> Tensor:
+    """`score` (B, K) with -inf where the class `ids` (K,), rising, is one of the row's `own`.
+
+    `own` (B, L), negative is padding. `score` itself changes; no gradient passes what is left
+    out.
+    """
+    place, found = find(ids, own)
+    example = found.nonzero()[:, 0]
+    return score.index_put_((example, place[found]), score.new_tensor(-torch.inf))
+
+
+def all_classes_cost(query: Tensor, weight: Tensor, bias: Tensor, own: Tensor) -> Tensor:
+    """sum over all classes c but the example's own of softplus(query_b . weight_c + bias_c), (B,).
+
+    Args:
+        query:  (B, D)
+        weight: (C, D) rows of all classes, by id.
+        bias:   (C,)
+        own:    (B, L) classes to leave out; negative is padding.
+
+    The (B, C) scores never exist at once: `backward` computes them again, a chunk at a time.
+
+    >>> rows, own = torch.zeros(4, 2), torch.tensor([[1]])
+    >>> all_classes_cost(torch.ones(1, 2), rows, torch.zeros(4), own)  # three coin tosses
+    tensor([2.0794])
+    """
+    check_shape(
+        {}, query=(query, "B D"), weight=(weight, "C D"), bias=(bias, "C"), own=(own, "B L")
+    )
+    cost: Tensor = _AllClassesCost.apply(query, weight, bias, own)  # type: ignore[no-untyped-call]
+    return cost
+
+
+class _NoiseCost(torch.autograd.Function):
+    """Autograd would keep two matrices (B, K), and look at each twice."""
+
+    @staticmethod
+    def forward(ctx: Any, negative: Tensor, times: Tensor | None) -> Tensor:
+        ctx.save_for_backward(negative, times)
+        cost = softplus(negative)
+        return cost.sum(dim=1) if times is None else cost.mv(times)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        negative, times = ctx.saved_tensors
+        share = torch.sigmoid(negative).mul_(grad[:, None])
+        return (share if times is None else share.mul_(times)), None
+
+
+class _AllClassesCost(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, weight: Tensor, bias: Tensor, own: Tensor) -> Tensor:
+        ctx.save_for_backward(query, weight, bias, own)
+        total = query.new_zeros(len(query))
+        for _, _, score in _scores(query, weight, bias, own):
+            total += softplus(score).sum(dim=1)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        query, weight, bias, own = ctx.saved_tensors
+        query_grad = torch.zeros_like(query)
+        weight_grad, bias_grad = torch.empty_like(weight), torch.empty_like(bias)
+        with torch.autocast(query.device.type, enabled=False):
+            for start, stop, score in _scores(query, weight, bias, own):
+                share = score.sigmoid_().mul_(grad[:, None])
+                query_grad.addmm_(share, weight[start:stop])
+                torch.mm(share.t(), query, out=weight_grad[start:stop])
+                torch.sum(share, dim=0, out=bias_grad[start:stop])
+        return query_grad, weight_grad, bias_grad, None
+
+
+def _scores(
+    query: Tensor, weight: Tensor, bias: Tensor, own: Tensor
+) -> Iterator[tuple[int, int, Tensor]]:
+    """First class, the one after the last, and the scores (B, chunk) of each chunk of classes."""
+    size = max(1, SCORES_PER_CHUNK // max(1, len(query)))
+    for start in range(0, len(weight), size):
+        stop = min(start + size, len(weight))
+        score = torch.addmm(bias[start:stop], query, weight[start:stop].t())
+        mute(score, torch.arange(start, stop, device=own.device), own)
+        yield start, stop, score

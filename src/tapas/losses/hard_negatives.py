@@ -1,0 +1,41 @@
+"""Logits of each example's own targets, and log sums over classes of its own choice.
+
+For softmax heads whose examples do not all look at the same classes; together they are what
+`sampled_softmax_loss` asks for.
+"""
+
+import torch
+from torch import Tensor
+
+from tapas.shapes import check_shape
+
+
+def own_logits(query: Tensor, target: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """(B, L) logits of the targets, -inf for padding.
+
+    Args:
+        query:  (B, D)
+        target: (B, L) class ids, negative is padding.
+        weight: (N, D) rows of those targets that are not padding, in the order of reading.
+        bias:   (N,)
+
+    >>> one, pad = torch.ones(1, 2), torch.tensor([[7, -1]])
+    >>> own_logits(one, pad, torch.tensor([[3.0, 4.0]]), torch.zeros(1))
+    tensor([[7., -inf]])
+    """
+    check_shape({}, query=(query, "B D"), weight=(weight, "N D"), bias=(bias, "N"))
+    example = (target >= 0).nonzero()[:, 0]
+    logit = (query.index_select(0, example) * weight).sum(dim=1) + bias
+    empty = logit.new_full(target.shape, -torch.inf)
+    return empty.masked_scatter(target >= 0, logit)
+
+
+def log_sum_without(logit: Tensor, own: Tensor) -> Tensor:
+    """Log of the sum of exp(logit) over the last dimension, without what is `own` (same shape).
+
+    Where nothing is left it is -inf, with a gradient of 0.
+
+    >>> log_sum_without(torch.zeros(4), torch.tensor([False, False, False, True]))  # log 3
+    tensor(1.0986)
+    """
+    return logit.masked_fill(own, -torch.inf).logsumexp(dim=-1)

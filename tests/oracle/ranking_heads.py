@@ -1,0 +1,106 @@
+"""WARP, dynamic negatives and bucketed softmax, one example and one class at a time."""
+
+import math
+
+import numpy as np
+from oracle.selection import log_sum_exp
+
+
+def real_targets(target):
+    """The distinct classes of one example's `target` (L,), negative is padding."""
+    return {int(class_id) for class_id in target if class_id >= 0}
+
+
+def walk(drawn, start, block):
+    """`drawn` in the order of a search that begins at `start`: round the blocks, and round each."""
+    num_blocks = math.ceil(len(drawn) / block)
+    order = []
+    for i in range(num_blocks):
+        for j in range(block):
+            place = (start // block + i) % num_blocks * block + (start + j) % block
+            if place < len(drawn):
+                order.append(int(drawn[place]))
+    return order
+
+
+def search(logits, target_id, own, tries):
+    """The first of `tries` that violates the margin and what rank it speaks for, or None."""
+    num_tries = 0
+    for class_id in tries:
+        if class_id in own:
+            continue
+        num_tries += 1
+        if num_tries > len(logits) - len(own):
+            return None
+        if logits[class_id] > logits[target_id] - 1:
+            return class_id, (len(logits) - len(own)) // num_tries
+    return None
+
+
+def warp(logits, target, weight, tries):
+    """(B,) losses and the pairs (b, target, violator, factor) they are made of.
+
+    logits (B, C), target and weight (B, L), tries[b][l] the ids in the order they were drawn.
+    """
+    losses, pairs = np.zeros(len(logits)), []
+    for b in range(len(logits)):
+        own = real_targets(target[b])
+        for column, class_id in enumerate(target[b]):
+            if class_id < 0 or weight[b][column] == 0:
+                continue
+            found = search(logits[b], class_id, own, tries[b][column])
+            if found is not None:
+                violator, rank = found
+                factor = weight[b][column] * sum(1 / i for i in range(1, rank + 1))
+                losses[b] += factor * (1 - logits[b][class_id] + logits[b][violator])
+                pairs.append((b, int(class_id), violator, factor))
+    return losses, pairs
+
+
+def softmax_beside(logits, target, weight, kept):
+    """(B,) weighted cross-entropy over each example's targets and the classes `kept[b]`."""
+    losses = []
+    for b in range(len(logits)):
+        terms = [float(logits[b][c]) for c in real_targets(target[b]) | set(kept[b])]
+        partition = log_sum_exp(terms)
+        loss = 0.0
+        for column, class_id in enumerate(target[b]):
+            if class_id >= 0:
+                loss += weight[b][column] * (partition - float(logits[b][class_id]))
+        losses.append(loss)
+    return losses
+
+
+def hardest(logits, target, pool, keep):
+    """For each example the `keep` of `pool` with the largest logits, its own targets aside."""
+    kept = []
+    for b in range(len(logits)):
+        others = [int(c) for c in pool if int(c) not in real_targets(target[b])]
+        kept.append(sorted(others, key=lambda c: -logits[b][c])[:keep])
+    return kept
+
+
+def buckets(query, weight, bias, mixture, num_queries, num_classes):
+    """Members and classes of each bucket, of directions `mixture` (n_b, B) times query (B, D)."""
+    usual = np.mean([np.linalg.norm(row) for row in query])
+    found = []
+    for row in mixture:
+        direction = row @ query
+        members = sorted(range(len(query)), key=lambda b: -(direction @ query[b]))[:num_queries]
+        direction = direction / np.linalg.norm(direction) * usual
+        score = weight @ direction + bias
+        classes = sorted(range(len(weight)), key=lambda c: -score[c])[:num_classes]
+        found.append((members, classes))
+    return found
+
+
+def softmax_in_buckets(logits, target, weight, found):
+    """(B,) the largest loss of an example over its buckets, 0 without one; and its classes."""
+    losses, classes_of = [0.0] * len(logits), [None] * len(logits)
+    for b in range(len(logits)):
+        for members, classes in found:
+            if b in members:
+                (loss,) = softmax_beside([logits[b]], [target[b]], [weight[b]], [classes])
+                if classes_of[b] is None or loss > losses[b]:
+                    losses[b], classes_of[b] = loss, classes
+    return losses, classes_of

@@ -1,0 +1,289 @@
+"""WARP against its definition, one try at a time; its rank estimate against the exact law."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from oracle import ranking_heads as oracle
+
+import tapas
+from tapas.heads import warp
+from tapas.heads.batch import prepare
+from tapas.heads.warp import WARP, first_above
+from tapas.losses.warp import harmonic, warp_loss
+
+B, L, C, D = 6, 3, 41, 5
+TRIES = 45  # more than one block, and not a multiple of one
+TARGET = torch.tensor(
+    [[1, 5, 30], [7, 7, 2], [0, -100, -100], [4, 3, -100], [9, 9, 9], [-100, 12, 40]]
+)
+WEIGHT = torch.tensor(
+    [[0.5, 1.0, 2.0], [1.0, 0.25, 3.0], [1.5, 9, 9], [0, 2, 9], [1, 2, 3], [9, 0.3, 0.7]]
+)
+
+
+def make(tries=TRIES, scale=3.0, num_classes=C, **options):
+    table = tapas.LocalTable(num_classes, D, row_optimizer=options.pop("row_optimizer", None))
+    with torch.no_grad():
+        table.bias.copy_(torch.randn(num_classes, generator=tapas.stream(0, "bias")))
+        table.weight.mul_(scale)
+    return WARP(table, tries=tries, **({"seed": 3} | options))
+
+
+def queries(size=B, seed=0):
+    return torch.randn(size, D, generator=tapas.stream(seed, "query"))
+
+
+def draws_of(head, target, step=0):
+    """The circle of draws and where each real target begins, in the order that the head draws."""
+    generator = tapas.stream(head.seed, "draws", step)
+    drawn = torch.randint(head.num_classes, (head.tries,), generator=generator)
+    places = math.ceil(head.tries / warp.BLOCK) * warp.BLOCK
+    real = target >= 0
+    begin = torch.randint(places, (int(real.sum()),), generator=generator)
+    return drawn, torch.zeros_like(target).masked_scatter(real, begin)
+
+
+def expected(head, query, target, weight):
+    drawn, start = draws_of(head, target)
+    tries = [[oracle.walk(drawn, int(s), warp.BLOCK) for s in row] for row in start]
+    logits = (query @ head.table.weight.T + head.table.bias).detach().double().numpy()
+    return oracle.warp(logits, target.numpy(), weight.numpy(), tries)
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0, 9.0])
+@pytest.mark.parametrize("tries", [1, 7, TRIES, 200])
+def test_the_loss_is_that_of_the_definition(tries, scale):
+    head, query = make(tries, scale, reduction="none"), queries()
+    want, _ = expected(head, query, TARGET, WEIGHT)
+    got = head(query, TARGET, WEIGHT).detach().double().numpy()
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_the_batch_cut_in_pieces_is_the_same(monkeypatch):
+    query = queries()
+    want = make(reduction="none")(query, TARGET, WEIGHT)
+    monkeypatch.setattr(warp, "SCORES_AT_ONCE", 4 * TRIES)
+    torch.testing.assert_close(make(reduction="none")(query, TARGET, WEIGHT), want)
+
+
+def test_gradients_reach_the_query_the_target_and_the_violator_alone():
+    head, query = make(reduction="sum"), queries().requires_grad_()
+    head(query, TARGET, WEIGHT).backward()
+    _, pairs = expected(head, query.detach(), TARGET, WEIGHT)
+    rows = head.table.weight.detach()
+    query_grad, row_grad = torch.zeros(B, D), torch.zeros(C, D)
+    bias_grad = torch.zeros(C)
+    for b, own, violator, factor in pairs:
+        query_grad[b] += factor * (rows[violator] - rows[own])
+        row_grad[violator] += factor * query[b].detach()
+        row_grad[own] -= factor * query[b].detach()
+        bias_grad[violator] += factor
+        bias_grad[own] -= factor
+    torch.testing.assert_close(query.grad, query_grad)
+    torch.testing.assert_close(head.table.weight.grad.to_dense(), row_grad)
+    torch.testing.assert_close(head.table.bias.grad.to_dense(), bias_grad)
+    touched = {own for _, own, _, _ in pairs} | {violator for _, _, violator, _ in pairs}
+    assert set(head.table.weight.grad.coalesce().indices()[0].tolist()) == touched
+
+
+def test_without_a_violator_there_is_no_loss_and_no_row_moves():
+    head = make(row_optimizer=tapas.LazyAdam(lr=0.1))
+    query, target = queries().requires_grad_(), torch.zeros(B, dtype=torch.int64)
+    head(query, target).backward()
+    query.grad = None
+    head.table.bias[0] = 100.0
+    before = {name: value.clone() for name, value in head.table.named_buffers()}
+    loss = head(query, target)
+    assert loss.item() == 0
+    loss.backward()
+    assert not query.grad.any()
+    for name, value in head.table.named_buffers():  # momentum would move a row that is touched
+        assert torch.equal(value, before[name]), name
+
+
+def test_violators_violate_and_are_never_targets_of_the_example():
+    head = make(tries=9)
+    batch = head._prepare(queries(), TARGET, WEIGHT)
+    logits = (batch.query @ head.table.weight.T + head.table.bias).detach()
+    seen = 0
+    for step in range(50):
+        head.step = step
+        example, column, violator, rank = head._violations(batch)
+        own = batch.target[example, column]
+        assert bool((logits[example, violator] > logits[example, own] - 1 - 1e-5).all())
+        assert not bool((batch.target[example] == violator[:, None]).any())
+        assert int(rank.min()) >= 1
+        seen += len(rank)
+    assert seen > 100
+
+
+def test_a_rank_of_less_than_one_class_is_no_violation():
+    """Two other classes, one of which violates: a third try says that none does."""
+    head = make(tries=40, num_classes=3)
+    with torch.no_grad():
+        head.table.weight.zero_()
+        head.table.bias.copy_(torch.tensor([0.0, 0.0, -9.0]))
+    batch = head._prepare(torch.zeros(1, D), torch.tensor([0]), None)
+    ranks = []
+    for step in range(60):
+        head.step = step
+        ranks.append(head._violations(batch).rank)
+    assert set(torch.cat(ranks).tolist()) == {1, 2}
+    assert min(len(rank) for rank in ranks) == 0
+
+
+STEPS, FEW_TRIES = 1_000, 12
+
+
+@pytest.fixture(scope="module")
+def violations():
+    """Violators and rank estimates of one target whose violators are known, step by step."""
+    num_classes, high = 23, [3, 8, 11, 20]
+    table = tapas.LocalTable(num_classes, D, row_optimizer=None)
+    with torch.no_grad():
+        table.weight.zero_()
+        table.bias.fill_(-5.0)
+        table.bias[torch.tensor([0, *high])] = 0.5  # class 0 is the target
+    head = WARP(table, tries=FEW_TRIES, seed=5)
+    batch = head._prepare(torch.zeros(1, D), torch.tensor([0]), None)
+    found = []
+    for step in range(STEPS):
+        head.step = step
+        found.append(head._violations(batch))
+    return num_classes, high, found
+
+
+def test_the_rank_estimate_and_the_give_ups_follow_the_geometric_law(violations):
+    steps, tries = STEPS, FEW_TRIES
+    num_classes, high, found = violations
+    others, p = num_classes - 1, len(high) / (num_classes - 1)
+    law = {n: (1 - p) ** (n - 1) * p for n in range(1, tries + 1)}
+    # a draw of the target itself is passed by, so that walks end after fewer than 12 at times
+    mean = chance = square = 0.0
+    for drawn_own in range(tries + 1):
+        odds = math.comb(tries, drawn_own) / num_classes**drawn_own
+        odds *= (1 - 1 / num_classes) ** (tries - drawn_own)
+        for n in range(1, tries - drawn_own + 1):
+            weight = float(harmonic(torch.tensor(others // n)))
+            mean += odds * law[n] * weight
+            square += odds * law[n] * weight**2
+            chance += odds * law[n]
+    got = [float(harmonic(each.rank[0])) if len(each.rank) else 0.0 for each in found]
+    # two comparisons at 4.2 standard errors: a correct search fails 1 seed in 18,000
+    error = math.sqrt((square - mean**2) / steps)
+    assert abs(np.mean(got) - mean) < 4.2 * error
+    share = sum(len(each.rank) for each in found) / steps
+    assert abs(share - chance) < 4.2 * math.sqrt(chance * (1 - chance) / steps)
+
+
+def test_each_violating_class_is_found_equally_often(violations):
+    _, high, found = violations
+    ids = torch.cat([each.violator for each in found])
+    count = torch.stack([(ids == class_id).sum() for class_id in high]).double()
+    assert int(count.sum()) == len(ids)
+    even = len(ids) / len(high)
+    # chi-square of 3 degrees: above 22.0 for 1 correct search in 15,000
+    assert float(((count - even) ** 2 / even).sum()) < 22.0
+
+
+@pytest.mark.parametrize("num_columns", [1, 2, 3])
+def test_the_walk_is_that_of_the_definition_over_all_starts(num_columns):
+    width = num_columns * warp.BLOCK
+    score = torch.randn(2, width, generator=tapas.stream(0, "score"))
+    score[0, ::5] = -torch.inf
+    start = torch.arange(width).repeat(2)
+    example = torch.arange(2).repeat_interleave(width)
+    bar = torch.linspace(0.0, 3.5, 2 * width)
+    found, place, passed = first_above(score, example, start, bar)
+    want = []
+    for i in range(2 * width):
+        order = oracle.walk(range(width), int(start[i]), warp.BLOCK)
+        assert sorted(order) == list(range(width))
+        value = [float(score[example[i], c]) for c in order]
+        end = next((n for n, v in enumerate(value) if v > bar[i]), None)
+        if end is not None:
+            counted = sum(v != -math.inf for v in value[: end + 1])
+            want.append((i, order[end], counted))
+    assert list(zip(found.tolist(), place.tolist(), passed.tolist(), strict=True)) == want
+    assert 0 < len(want) < 2 * width
+
+
+def test_the_harmonic_numbers_are_sums_of_fractions():
+    k = torch.tensor([0, 1, 2, 3, 10, 1000])
+    want = [sum(1 / i for i in range(1, n + 1)) for n in k.tolist()]
+    torch.testing.assert_close(harmonic(k), torch.tensor(want, dtype=torch.float64))
+    assert float(harmonic(torch.tensor(10**9))) == pytest.approx(math.log(1e9) + 0.5772156654)
+
+
+def test_a_rounded_margin_never_makes_a_loss_negative():
+    assert float(warp_loss(torch.tensor([2.0]), torch.tensor([0.99]), torch.tensor([3]))) == 0
+
+
+def test_a_rank_without_examples_asks_for_rows_all_the_same():
+    head, query = make(), queries()[:0].requires_grad_()
+    asked = []
+    inner = head.table.live_rows
+    head.table.live_rows = lambda ids: asked.append(ids) or inner(ids)
+    batch = prepare(
+        query, TARGET[:0], None, num_classes=C, dim=D, ignore_index=-100, may_be_empty=True
+    )
+    loss = head.losses(batch, None)
+    assert loss.shape == (0,)
+    loss.sum().backward()
+    assert len(asked) == 1
+
+
+def test_weights_scale_and_a_weight_of_zero_leaves_a_target_out():
+    query = queries()
+    want = make(reduction="none")(query, TARGET, WEIGHT)
+    torch.testing.assert_close(make(reduction="none")(query, TARGET, 2 * WEIGHT), 2 * want)
+    head = make(reduction="none")
+    assert not head(query, TARGET, torch.zeros_like(WEIGHT)).any()
+
+
+def test_an_example_that_owns_every_class_has_no_loss():
+    head = make(num_classes=3)
+    assert head(queries(1), torch.tensor([[0, 1, 2]])).item() == 0
+
+
+def test_the_same_step_draws_the_same_and_another_one_others():
+    query = queries()
+    one, two = make(), make()
+    losses = [one(query, TARGET), two(query, TARGET), two(query, TARGET)]
+    assert torch.equal(losses[0], losses[1])
+    assert not torch.equal(losses[1], losses[2])
+    three = make()
+    three.load_state_dict(one.state_dict())
+    assert torch.equal(three(query, TARGET), losses[2])
+
+
+def test_logits_of_ten_thousand_stay_finite():
+    head = make(row_optimizer=tapas.SGD(lr=0.1))
+    with torch.no_grad():
+        head.table.bias.copy_(torch.linspace(1e4, -1e4, C))
+    query = queries().requires_grad_()
+    loss = head(query, torch.full((B,), C - 1))
+    loss.backward()
+    assert float(loss.detach()) > 1e4
+    assert bool(loss.isfinite())
+    assert bool(query.grad.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("tries", "words"),
+    [
+        (0, r"tries must be at least 1, got 0\."),
+        (1.5, r"tries must be a whole number, got 1\.5\."),
+    ],
+)
+def test_bad_tries_are_told(tries, words):
+    with pytest.raises(tapas.UsageError, match=words):
+        make(tries)
+
+
+def test_it_says_what_it_is():
+    head = make()
+    assert head.scores_per_example == TRIES
+    assert "tries=45" in repr(head)

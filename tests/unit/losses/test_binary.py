@@ -1,0 +1,148 @@
+"""Yes-or-no losses against plain loops, and a sum over all classes that is never held at once."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given as drawn_from
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from oracle.binary import one_vs_all, softplus
+
+from tapas import UsageError, stream
+from tapas.losses import binary
+from tapas.losses.binary import all_classes_cost, binary_loss, leave_out, noise_cost
+
+B, L, K, C, D = 5, 3, 7, 31, 3
+EXTREMES = st.sampled_from([-1e4, -50.0, 0.0, 0.5, 50.0, 1e4])
+
+
+def draw(*shape, name):
+    return torch.randn(*shape, generator=stream(0, name))
+
+
+@drawn_from(
+    positive=arrays(np.float32, (B, L), elements=EXTREMES),
+    negative=arrays(np.float32, (B, K), elements=EXTREMES),
+    weight=arrays(np.float32, (B, L), elements=st.sampled_from([0.0, 0.25, 3.0])),
+    times=arrays(np.float32, (K,), elements=st.sampled_from([0.0, 1.0, 2.5])),
+    pull=st.sampled_from([0.25, 1.0]),
+)
+def test_the_loss_is_that_of_the_loops_and_stable_up_to_ten_thousand(
+    positive, negative, weight, times, pull
+):
+    own, other = (torch.from_numpy(x).requires_grad_() for x in (positive, negative))
+    pushed = noise_cost(other, torch.from_numpy(times))
+    loss = binary_loss(own, pushed, torch.from_numpy(weight), pull=pull)
+    want = [
+        sum(
+            weight[b][i]
+            * (
+                pull * softplus(-float(positive[b][i]))
+                + sum(times[k] * softplus(float(negative[b][k])) for k in range(K))
+            )
+            for i in range(L)
+        )
+        for b in range(B)
+    ]
+    np.testing.assert_allclose(loss.detach().numpy(), want, rtol=1e-5)
+    own_grad, other_grad = torch.autograd.grad(loss.sum(), (own, other))
+    whole = torch.from_numpy(weight)
+    np.testing.assert_allclose(own_grad, -pull * whole * torch.sigmoid(-own.detach()), atol=1e-6)
+    total = whole.sum(dim=1, keepdim=True) * torch.from_numpy(times)
+    np.testing.assert_allclose(other_grad, total * torch.sigmoid(other.detach()), atol=1e-5)
+
+
+def test_without_weights_and_times_everything_counts_once():
+    own, other = draw(B, L, name="own"), draw(B, K, name="other")
+    got = binary_loss(own, noise_cost(other))
+    want = binary_loss(own, noise_cost(other, torch.ones(K)), torch.ones(B, L))
+    torch.testing.assert_close(got, want)
+
+
+def test_what_is_left_out_costs_nothing_and_has_no_gradient():
+    logit = draw(B, K, name="logit").requires_grad_()
+    ids = torch.tensor([2, 3, 5, 8, 13, 21, 30])
+    own = torch.tensor([[3, 30, -1], [4, 4, 4], [2, 2, -1], [-1, -1, -1], [21, 6, 8]])
+    hit = (own[:, :, None] == ids).any(dim=1)
+    score = leave_out(logit * 1.0, ids, own)
+    assert torch.equal(score.isneginf(), hit)
+    noise_cost(score).sum().backward()
+    torch.testing.assert_close(logit.grad, torch.sigmoid(logit.detach()).masked_fill(hit, 0.0))
+
+
+def test_of_no_candidates_nothing_is_left_out():
+    none = torch.zeros(B, 0)
+    assert leave_out(none, torch.empty(0).long(), torch.zeros(B, L).long()).shape == (B, 0)
+    assert torch.equal(noise_cost(none), torch.zeros(B))
+
+
+@pytest.mark.parametrize("scores", [1, 4 * B, 1 << 18])
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+def test_all_classes_in_chunks_are_those_of_autograd_at_once(monkeypatch, scores, scale):
+    monkeypatch.setattr(binary, "SCORES_PER_CHUNK", scores)
+    inputs = [
+        draw(*shape, name=name).mul(size).requires_grad_()
+        for name, shape, size in (("q", (B, D), scale), ("w", (C, D), 1.0), ("b", (C,), 1.0))
+    ]
+    own = torch.tensor([[4, 30], [-1, -1], [0, -1], [8, 8], [7, 29]])
+    query, weight, bias = inputs
+    grad = draw(B, name="grad")
+    got = all_classes_cost(query, weight, bias, own)
+    mine = (own[:, :, None] == torch.arange(C)).any(dim=1)
+    scored = query @ weight.t() + bias
+    want = torch.nn.functional.softplus(scored).masked_fill(mine, 0.0).sum(dim=1)
+    torch.testing.assert_close(got, want)
+    pairs = zip(
+        torch.autograd.grad((got * grad).sum(), inputs),
+        torch.autograd.grad((want * grad).sum(), inputs),
+        strict=True,
+    )
+    for one, other in pairs:
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5 * scale)
+
+
+def test_no_chunk_holds_more_scores_than_it_may(monkeypatch):
+    monkeypatch.setattr(binary, "SCORES_PER_CHUNK", 4 * B + 1)
+    sizes = []
+    inner = binary.mute
+    monkeypatch.setattr(binary, "mute", lambda s, *rest: sizes.append(s.numel()) or inner(s, *rest))
+    rows = torch.zeros(C, D, requires_grad=True)
+    own = torch.zeros(B, 1).long()
+    all_classes_cost(torch.zeros(B, D), rows, torch.zeros(C), own).sum().backward()
+    assert max(sizes) == 4 * B
+    assert sum(sizes) == 2 * B * C  # once forward and once backward
+
+
+def test_all_classes_and_one_target_are_one_vs_all():
+    score, target = draw(B, C, name="score"), torch.tensor([[4], [9], [0], [30], [4]])
+    identity = torch.eye(C)
+    pushed = all_classes_cost(score, identity, torch.zeros(C), target)
+    got = binary_loss(score.gather(1, target), pushed)
+    want = one_vs_all(score.double().tolist(), target.tolist(), [[1.0]] * B)
+    np.testing.assert_allclose(got.numpy(), want, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda: binary_loss(torch.zeros(5, 2), torch.zeros(4)),
+            r"^pushed has shape \(4,\); expected \(B=5\)\.$",
+        ),
+        (
+            lambda: binary_loss(torch.zeros(5, 2), torch.zeros(5), torch.zeros(5, 3)),
+            r"^weight has shape \(5, 3\); expected \(B=5, L=2\)\.$",
+        ),
+        (
+            lambda: noise_cost(torch.zeros(5, 2), torch.zeros(5)),
+            r"^times has shape \(5,\); expected \(K=2\)\.$",
+        ),
+        (
+            lambda: all_classes_cost(*(torch.zeros(5, 2),) * 2, torch.zeros(2), torch.zeros(5, 1)),
+            r"^bias has shape \(2,\); expected \(C=5\)\.$",
+        ),
+    ],
+)
+def test_a_wrong_shape_is_told(call, words):
+    with pytest.raises(UsageError, match=words):
+        call()
