@@ -15,7 +15,7 @@ import torch
 from oracle.proposals import chance_of
 from scipy import stats
 
-from tapas import Bigram, LogUniform, Mixture, Proposal, Squashed, Uniform, stream
+from tapas import Bigram, LogUniform, Mixture, Proposal, Relabelled, Squashed, Uniform, stream
 from tapas.errors import UsageError
 from tapas.proposals import base
 
@@ -83,6 +83,7 @@ PROPOSALS = {
     "mixture": lambda n: Mixture([LogUniform(n), Squashed(holes(n)), Uniform(n)], [3, 1, 2]),
     "bigram": lambda n: bigram(n).given(BATCH),
     "mixture of a bigram": lambda n: Mixture([bigram(n), Uniform(n)], [4, 1]).given(BATCH),
+    "relabelled": lambda n: Relabelled(LogUniform(n), torch.arange(n).roll(5).flip(0)),
     "a user's own": Ramp,
 }
 

@@ -7,6 +7,8 @@ Own targets count once and exactly; everything else is weighted by the inverse o
 expected count, so that the sum estimates the true partition sum without bias.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -14,6 +16,8 @@ from torch.nn import functional
 import tapas.native as native
 from tapas.candidates import mute
 from tapas.shapes import check_shape
+
+HELD_AT_ONCE = 1 << 24  # scores, 64 MB; a larger matrix is computed in blocks of classes, and again
 
 
 def kept_log_sum(
@@ -35,6 +39,8 @@ def kept_log_sum(
         return native.log_sum(weight, offset, query, ids=ids, own=own), None
     if not len(ids):
         return query.new_full((len(query),), -torch.inf), query.new_zeros(len(query), 0)
+    if len(query) * len(ids) > HELD_AT_ONCE:
+        return _log_sum_by_blocks(query, weight, offset, ids, own), None
     logit = torch.addmm(offset, query, weight.t())
     mute(logit, ids, own)
     # softmax is one fused pass; the largest entry gives the sum back without underflow
@@ -62,17 +68,64 @@ def kept_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients by query (B, D), weight (K, D) and offset (K,), for a `grad` (B,) of log_sum.
 
-    The other arguments and results are those of `kept_log_sum`. A native kernel computes the
-    shares again, a block at a time, which costs less than to keep them.
+    The other arguments and results are those of `kept_log_sum`. Without `share`, shares are
+    computed again, a block at a time: a native kernel does so faster than to read them, and a
+    large (B, K) matrix would not fit.
     """
     if share is None:
-        return native.gradients(weight, offset, query, ids, own, log_sum=log_sum, scale=grad)
+        if native.readable(weight, query, offset):
+            return native.gradients(weight, offset, query, ids, own, log_sum=log_sum, scale=grad)
+        return _gradients_by_blocks(query, weight, offset, ids, own, log_sum=log_sum, grad=grad)
     column = grad[:, None]
     return (
         torch.mm(share, weight).mul_(column),
         torch.mm(share.t(), column * query),
         torch.mv(share.t(), grad),
     )
+
+
+def _blocks(
+    query: Tensor, weight: Tensor, offset: Tensor, ids: Tensor, own: Tensor
+) -> Iterator[tuple[slice, Tensor]]:
+    """Places of some of the kept classes, and their logits (B, block), -inf for own classes."""
+    size = max(HELD_AT_ONCE // len(query), 1)
+    for start in range(0, len(ids), size):
+        block = slice(start, start + size)
+        logit = torch.addmm(offset[block], query, weight[block].t())
+        mute(logit, ids[block], own)
+        yield block, logit
+
+
+def _log_sum_by_blocks(
+    query: Tensor, weight: Tensor, offset: Tensor, ids: Tensor, own: Tensor
+) -> Tensor:
+    log_sum = query.new_full((len(query),), -torch.inf)
+    for _, logit in _blocks(query, weight, offset, ids, own):
+        log_sum = torch.logaddexp(log_sum, logit.logsumexp(dim=1))
+    return log_sum
+
+
+def _gradients_by_blocks(
+    query: Tensor,
+    weight: Tensor,
+    offset: Tensor,
+    ids: Tensor,
+    own: Tensor,
+    *,
+    log_sum: Tensor,
+    grad: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    column, total = grad[:, None], log_sum[:, None]
+    total = total.masked_fill(total.isneginf(), 0.0)  # exp(-inf - 0): nothing left, no share
+    pull = column * query
+    query_grad = torch.zeros_like(query)
+    weight_grad, offset_grad = torch.empty_like(weight), torch.empty_like(offset)
+    for block, logit in _blocks(query, weight, offset, ids, own):
+        share = logit.sub_(total).exp_()
+        query_grad.addmm_(share, weight[block])
+        torch.mm(share.t(), pull, out=weight_grad[block])
+        torch.mv(share.t(), grad, out=offset_grad[block])
+    return query_grad.mul_(column), weight_grad, offset_grad
 
 
 def sampled_softmax_loss(

@@ -1,0 +1,141 @@
+"""Adaptive importance sampling (Bengio and Senécal 2008): Q learns what the model thinks.
+
+    loss_b = log( exp(s_by) + sum_k exp(s_bk - log pi_k) ) - s_by        k drawn from Q_t
+    w_bk   = exp(s_bk - log pi_k)                     importance weights, without own targets
+    p_bk   = w_bk / sum_j w_bj                        estimates the model: Q_t moves towards it
+    ESS_b  = (sum_k w_bk)^2 / sum_k (1 - pi_k) w_bk^2, at most the number drawn
+
+Q_t is a mixture of uniform, unigram and bigram (previous class = `context`); without context,
+or without pairs to begin with, of the first two. The effective sample size decides how many
+are drawn. pi_k is the chance of class k to be drawn: one that comes for certain adds nothing
+to the variance, and where all are rare this is the ESS of the paper.
+
+The paper draws blocks until the ESS of this very sample suffices, which favours samples of
+large ESS. Here the ESS of earlier steps decides, and so does Q_t hang on earlier steps alone:
+given these, expected counts are exact and the sum is unbiased.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from tapas.candidates import Candidates, mute
+from tapas.errors import UsageError
+from tapas.heads.flat import SharedSample
+from tapas.proposals.ngram_mixture import NgramMixture
+from tapas.shapes import check_positive, check_samples, number
+from tapas.tables import ClassTable
+from tapas.tables.meeting import Meeting
+
+SCORING = 64  # examples of a batch that Q is moved by
+
+
+class AdaptiveImportance(SharedSample):
+    """At most `num_samples` classes from a proposal that follows the model.
+
+    Args:
+        num_samples: the most that a batch draws, and what the first ones do.
+        min_ess: effective sample size to reach; a quarter of `num_samples` if left out.
+        counts: (C,) how often each class was seen: the unigram to begin with.
+        pairs: (previous, following, counts), (N,) each: the bigram to begin with, whose rows
+            are moved within these pairs. It wants the `context` of every batch.
+        rate: by how much a step moves Q.
+        refresh_every: steps for which Q and the number of draws stand still. Then what was
+            learnt is taken over, in O(C + pairs); the number at most doubles or halves.
+
+    Memory is O(C + pairs). 64 examples of each batch score the sample once more, to move Q. All
+    ranks compute Q from the same numbers, and compare it.
+    """
+
+    method = "adaptive-importance"
+    bibtex = ("bengio2008adaptive",)
+
+    num_drawn: Tensor  # () how many classes the present steps draw
+    ess_heard: Tensor  # (2,) sum of the mean ESS of each step since the last refresh, and steps
+
+    def __init__(
+        self,
+        table: ClassTable,
+        *,
+        num_samples: int,
+        min_ess: float | None = None,
+        counts: Tensor | None = None,
+        pairs: tuple[Tensor, Tensor, Tensor] | None = None,
+        rate: float = 0.01,
+        refresh_every: int = 32,
+        reduction: str = "mean",
+        ignore_index: int = -100,
+        seed: int = 0,
+    ):
+        super().__init__(table, reduction=reduction, ignore_index=ignore_index, seed=seed)
+        self.num_samples = check_samples(num_samples, self.num_classes)
+        self.min_ess = max(num_samples / 4, 1.0) if min_ess is None else float(number(min_ess))
+        if not 1 <= self.min_ess <= num_samples:
+            raise UsageError(
+                f"min_ess must be between 1 and num_samples ({num_samples}), got {min_ess!r}: so "
+                "many draws are worth no more. Raise num_samples or lower min_ess."
+            )
+        if not 0 < number(rate) <= 1:
+            raise UsageError(f"rate must be above 0 and at most 1, got {rate!r}. Try 0.01.")
+        self.refresh_every = check_positive("refresh_every", refresh_every)
+        self.ngrams = NgramMixture(
+            self.num_classes, counts=counts, pairs=pairs, rate=float(rate), device=table.device
+        )
+        self._num_steps, self._num_scores = 0, 0.0
+        self.register_buffer("num_drawn", torch.tensor(self.num_samples, device=table.device))
+        self.register_buffer("ess_heard", torch.zeros(2, dtype=torch.float64, device=table.device))
+
+    @property
+    def scores_per_example(self) -> float:
+        """Those of the examples that move Q spread over all."""
+        return self._num_scores / self._num_steps if self._num_steps else math.nan
+
+    def candidates(self, meeting: Meeting) -> Candidates:
+        proposal = self.ngrams.given(meeting.context)
+        return proposal.sample(int(self.num_drawn), generator=self._draws())
+
+    def _logits(self, meeting: Meeting) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            kept = self.candidates(meeting).to(self.table.device)
+        if self.training and torch.is_grad_enabled():
+            self._adapt(meeting, kept)
+        return self.table.logits_of(meeting, kept)
+
+    @torch.no_grad()
+    def _adapt(self, meeting: Meeting, kept: Candidates) -> None:
+        """Tell Q what the model thinks of the sample; now and then, take it over."""
+        size = len(meeting.query)
+        few = min(size, SCORING)
+        chosen = torch.arange(few, device=meeting.query.device) * size // few  # of all ranks
+        share = self._shares(meeting.query[chosen], meeting.target[chosen], kept)
+        context = None if meeting.context is None else meeting.context[chosen]
+        self.ngrams.hear(kept.ids, share, context)
+        variance = share.square() @ -torch.expm1(kept.log_q)  # relative, of each example's sum
+        self.ess_heard[0] += float(variance.reciprocal().clamp(max=len(kept)).mean())
+        self.ess_heard[1] += 1
+        self._num_steps += 1
+        self._num_scores += len(kept) * (1 + few / size)
+        if (self.step + 1) % self.refresh_every == 0:
+            self._refresh()
+
+    def _shares(self, query: Tensor, own: Tensor, kept: Candidates) -> Tensor:
+        """p (A, K), rows of 0 where an example owns all that was drawn."""
+        weight, bias = self.table.rows(kept.ids)
+        logit = torch.addmm(bias - kept.log_q, query.detach(), weight.t())
+        mute(logit, kept.ids, own)
+        nothing = logit.amax(dim=1, keepdim=True).isneginf()
+        return torch.softmax(logit, dim=1).masked_fill_(nothing, 0.0)
+
+    def _refresh(self) -> None:
+        self.ngrams.refresh()
+        drawn, (total, steps) = int(self.num_drawn), self.ess_heard.tolist()
+        wanted = drawn * self.min_ess * steps / total  # ESS grows with the number of draws
+        wanted = min(max(wanted, drawn / 2, self.min_ess), 2 * drawn, self.num_samples)
+        self.num_drawn.fill_(math.ceil(wanted))
+        self.ess_heard.zero_()
+        if self.table.num_ranks > 1:
+            self.table.agree("the adapted proposal", (int(self.num_drawn), self.ngrams.checksum()))
+
+    def extra_repr(self) -> str:
+        return f"num_samples={self.num_samples}, min_ess={self.min_ess:g}"

@@ -1,0 +1,154 @@
+"""In-batch softmax with logQ (Yi et al. 2019), and mixed negatives (Yang et al. 2020).
+
+    loss_b = log( exp(s_by) + sum_k exp(s_bk - log p_k) ) - s_by      k: targets of the batch
+
+Frequent classes are often in a batch; p_k, the chance of class k to be in one, takes that back.
+It is a streaming estimate: A_k is the step in which k was last seen, B_k the smoothed number
+of steps from one time to the next, and p_k = 1 / B_k.
+
+    B_k <- (1 - rate) B_k + rate (step - A_k);   A_k <- step          for every k of the batch
+
+Where targets come independently, step - A_k is 1 / p_k on average, whatever came before; so is
+B_k, the weight that class k is given when it comes. The sum is then unbiased.
+
+Mixed, `num_samples` classes drawn from a proposal stand beside those of the batch, as a class
+that nobody takes is otherwise never a negative. With e_k = 1 - (1 - q_k)^n, roughly the chance
+to be drawn, and pi_k the expected count that comes with a draw, class k has the weight
+
+    1 / (p_k + e_k) if it is in the batch   +   e_k / (p_k + e_k) / pi_k if it was drawn
+
+(the balance heuristic), 1 on average. The chance to be in the union, 1 - (1 - p_k)(1 - pi_k),
+would do as well, but for a class that was not drawn pi_k is known only roughly.
+"""
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tapas.candidates import Candidates, find
+from tapas.errors import UsageError
+from tapas.heads.building import build_proposal
+from tapas.heads.flat import SharedSample
+from tapas.proposals import Proposal
+from tapas.shapes import check_samples, number
+from tapas.tables import ClassTable
+from tapas.tables.meeting import Meeting
+
+
+class InBatchSoftmax(SharedSample):
+    """Everybody's targets as negatives for the others, each weighted by how rarely it comes.
+
+    Args:
+        rate: by how much one sight of a class moves its estimate.
+
+    The first sight of a class counts as a wait since the start, so that early estimates of rare
+    classes are too frequent. Beside its own targets, an example meets those of one example
+    less than the estimate supposes, a bias of 1 in B. Classes that are never a target are never
+    pushed away: see `MixedSoftmax`. The estimate takes 8 bytes for each class, on every rank.
+    """
+
+    method = "in-batch"
+    bibtex: ClassVar[tuple[str, ...]] = ("yi2019sampling",)
+
+    last_seen: Tensor  # (C,) int32: A, -1 before the first time
+    gap: Tensor  # (C,) float32: B, 0 before the first time
+
+    def __init__(
+        self,
+        table: ClassTable,
+        *,
+        rate: float = 0.01,
+        reduction: str = "mean",
+        ignore_index: int = -100,
+        seed: int = 0,
+    ):
+        super().__init__(table, reduction=reduction, ignore_index=ignore_index, seed=seed)
+        if not 0 < number(rate) <= 1:
+            raise UsageError(f"rate must be above 0 and at most 1, got {rate!r}. Try 0.01.")
+        self.rate = float(rate)
+        self._num_steps, self._num_scores = 0, 0
+        size, device = self.num_classes, table.device
+        self.register_buffer("last_seen", torch.full((size,), -1, dtype=torch.int32, device=device))
+        self.register_buffer("gap", torch.zeros(size, dtype=torch.float32, device=device))
+
+    @property
+    def scores_per_example(self) -> float:
+        return self._num_scores / self._num_steps if self._num_steps else math.nan
+
+    def candidates(self, meeting: Meeting) -> Candidates:
+        met = self._distinct(meeting)
+        return Candidates(met, -self._gap_at_sight(met).log())
+
+    def _logits(self, meeting: Meeting) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            kept = self.candidates(meeting).to(self.table.device)
+        if self.training and torch.is_grad_enabled():
+            self._num_steps, self._num_scores = self._num_steps + 1, self._num_scores + len(kept)
+            met = self._distinct(meeting)
+            self.gap[met] = self._gap_at_sight(met)
+            self.last_seen[met] = self.step
+        return self.table.logits_of(meeting, kept)
+
+    def _distinct(self, meeting: Meeting) -> Tensor:
+        """Targets of all examples, rising, padding left out."""
+        ids: Tensor = torch.unique(meeting.target.to(self.gap.device))
+        return ids[ids >= 0]
+
+    def _gap_at_sight(self, ids: Tensor) -> Tensor:
+        """B of `ids` (N,) with what is learnt from meeting them in this step."""
+        waited, gap = (self.step - self.last_seen[ids]).float(), self.gap[ids]
+        return torch.where(gap > 0, torch.lerp(gap, waited, self.rate), waited)
+
+    def extra_repr(self) -> str:
+        return f"rate={self.rate:g}"
+
+
+class MixedSoftmax(InBatchSoftmax):
+    """The targets of the batch, and `num_samples` classes from `proposal`; uniform if left out."""
+
+    method = "mixed"
+    bibtex = ("yang2020mixed", "yi2019sampling")
+
+    def __init__(
+        self,
+        table: ClassTable,
+        *,
+        num_samples: int,
+        proposal: Proposal | None = None,
+        rate: float = 0.01,
+        reduction: str = "mean",
+        ignore_index: int = -100,
+        seed: int = 0,
+    ):
+        super().__init__(
+            table, rate=rate, reduction=reduction, ignore_index=ignore_index, seed=seed
+        )
+        self.num_samples = check_samples(num_samples, self.num_classes)
+        self.proposal = build_proposal(proposal, self.num_classes)
+
+    def candidates(self, meeting: Meeting) -> Candidates:
+        proposal = self.proposal.given(meeting.context)
+        drawn = proposal.sample(self.num_samples, generator=self._draws())
+        if len(drawn) == self.num_classes:  # all of them for certain: nothing to add
+            return drawn
+        met = self._distinct(meeting)
+        ids = torch.unique(torch.cat([met.cpu(), drawn.ids]))
+        was_met, _ = find(ids, met.cpu())
+        was_drawn, _ = find(ids, drawn.ids)
+        gap = self._known_gap(ids.to(self.gap.device)).cpu()
+        gap[was_met] = self._gap_at_sight(met).cpu()
+        chance = -torch.expm1(self.num_samples * proposal.log_miss(ids))  # e
+        weight = torch.zeros_like(chance)
+        weight[was_met] = 1.0
+        weight[was_drawn] += chance[was_drawn] / drawn.log_q.double().exp()
+        return Candidates(ids, ((1 / gap + chance) / weight).log().float())
+
+    def _known_gap(self, ids: Tensor) -> Tensor:
+        """B of `ids` (N,); of one never seen, the steps that it has not been seen for."""
+        gap = self.gap[ids]
+        return gap.where(gap > 0, gap.new_tensor(self.step + 1))
+
+    def extra_repr(self) -> str:
+        return f"num_samples={self.num_samples}, proposal={self.proposal!r}, rate={self.rate:g}"

@@ -1,0 +1,127 @@
+"""Partitioned vocabulary (Jean et al. 2015): each part of the corpus has its own few classes.
+
+    loss_b = log( sum_{k in V'} exp(s_bk) ) - s_by,       V' = the distinct targets of the part
+
+Training examples are cut, in the order they come, into parts; a part ends with the step in
+which its distinct targets reach `num_samples`. All steps of a part share V', from which Q is
+uniform, so that the correction is the same for all classes and cancels.
+"""
+
+import math
+from collections.abc import Callable
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from tapas.candidates import Candidates
+from tapas.errors import UsageError
+from tapas.heads.flat import SharedSample
+from tapas.shapes import check_ids, check_integer, check_samples
+from tapas.tables import ClassTable
+from tapas.tables.meeting import Meeting
+
+LONGEST_PART = 10_000  # steps; data that goes round may never show so many classes
+
+
+class PartitionedSoftmax(SharedSample):
+    """A softmax over the classes that the examples of some hundred steps have as targets.
+
+    Args:
+        num_samples: distinct targets that end a part. V' is larger by what its last step adds.
+        upcoming: `upcoming(step)` is the targets of training step `step`, of all ranks, in any
+            shape, negative or `ignore_index` for padding; None after the last one. It must
+            answer the same whenever it is asked, also after a resume.
+
+    What is learnt is a softmax restricted to V': the partition sum of all classes is not
+    estimated, and classes outside V' rise unhindered until a part of theirs. A part is at most
+    10,000 steps long, where targets are too few to fill one. A target outside V', if `upcoming`
+    has not told of it, still counts in its own example.
+    """
+
+    method = "partitioned"
+    bibtex = ("jean2015large",)
+
+    def __init__(
+        self,
+        table: ClassTable,
+        *,
+        num_samples: int,
+        upcoming: Callable[[int], Tensor | None],
+        reduction: str = "mean",
+        ignore_index: int = -100,
+        seed: int = 0,
+    ):
+        super().__init__(table, reduction=reduction, ignore_index=ignore_index, seed=seed)
+        self.num_samples = check_samples(num_samples, self.num_classes)
+        if not callable(upcoming):
+            raise UsageError(
+                "upcoming must be a function from a step to the targets of that step, got "
+                f"{upcoming!r}. For a list of batches: lambda step: targets[step % len(targets)]."
+            )
+        self.upcoming = upcoming
+        self.part_start = 0  # step that the present part began with
+        self._part: tuple[int, Tensor] | None = None
+        self._num_steps, self._num_scores = 0, 0
+
+    @property
+    def scores_per_example(self) -> float:
+        return self._num_scores / self._num_steps if self._num_steps else math.nan
+
+    def candidates(self, meeting: Meeting) -> Candidates:
+        _, ids = self.part
+        return Candidates(ids, torch.zeros(len(ids), dtype=torch.float32, device=ids.device))
+
+    @property
+    def part(self) -> tuple[int, Tensor]:
+        """The step after the present part, and its V': (K,) ids, rising."""
+        if self._part is None:
+            self._part = self._look_ahead(self.part_start)
+        return self._part
+
+    def _logits(self, meeting: Meeting) -> tuple[Tensor, Tensor]:
+        if self.training and torch.is_grad_enabled():
+            if not self.part_start <= self.step < self.part[0]:
+                self.part_start, self._part = self.step, None
+            self._num_steps += 1
+            self._num_scores += len(self.part[1])
+        return super()._logits(meeting)
+
+    def _look_ahead(self, start: int) -> tuple[int, Tensor]:
+        with self.table.together():
+            seen = torch.zeros(self.num_classes, dtype=torch.bool, device="cpu")
+            count, end = 0, start
+            while count < self.num_samples and end - start < LONGEST_PART:
+                targets = self._targets_of(end)
+                if targets is None:
+                    break
+                count += int((~seen[targets]).sum())
+                seen[targets] = True
+                end += 1
+            if end == start:
+                raise UsageError(
+                    f"upcoming({start}) is None, the end of training, but step {start} is to be "
+                    "trained. Let it answer for every step, or stop there."
+                )
+            ids = seen.nonzero()[:, 0]
+            self.table.agree(f"the part from step {start}", (end, crc32(ids.numpy().tobytes())))
+        return end, ids.to(self.table.device)
+
+    def _targets_of(self, step: int) -> Tensor | None:
+        """Distinct classes of `step`, or None after the last one."""
+        told = self.upcoming(step)
+        if told is None:
+            return None
+        ids = torch.unique(check_integer(f"upcoming({step})", told).cpu())
+        ids = ids[(ids >= 0) & (ids != self.ignore_index)]
+        return check_ids(f"upcoming({step})", ids, self.num_classes)
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {**super().get_extra_state(), "part_start": self.part_start}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        super().set_extra_state(state)
+        self.part_start, self._part = state["part_start"], None
+
+    def extra_repr(self) -> str:
+        return f"num_samples={self.num_samples}"

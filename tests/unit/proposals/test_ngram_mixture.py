@@ -1,0 +1,218 @@
+"""The mixture that follows what it is told of, against plain loops."""
+
+import copy
+import io
+
+import numpy as np
+import pytest
+import torch
+from oracle.proposals import chance_of, squashed
+from oracle.sampling_heads import Ngrams
+
+from tapas import UsageError, stream
+from tapas.proposals.ngram_mixture import NgramMixture
+
+C, RATE = 13, 0.1
+COUNTS = torch.tensor([5, 0, 3, 1, 40, 2, 2, 9, 0, 1, 1, 6, 3])
+PAIRS = [(4, 7, 3.0), (4, 0, 1.0), (0, 4, 2.0), (4, 7, 2.0), (11, 2, 9.0), (11, 11, 1.0)]
+EVERY = torch.arange(C)
+
+
+def make(pairs=PAIRS, **options):
+    given = None
+    if pairs is not None:
+        given = tuple(torch.tensor(column) for column in zip(*pairs, strict=True))
+    return NgramMixture(C, pairs=given, **({"counts": COUNTS, "rate": RATE} | options))
+
+
+def oracle(pairs=PAIRS):
+    return Ngrams(squashed(COUNTS.tolist(), 1.0), pairs, RATE)
+
+
+def prob(mixture, contexts):
+    given = None if contexts is None else torch.tensor(contexts)
+    return mixture.given(given).log_prob(EVERY).exp()
+
+
+def told(step, size=6, kept=5):
+    """Estimates (6, 5) of a few classes, and contexts with and without rows."""
+    ids = torch.randperm(C, generator=stream(0, "ids", step))[:kept].sort().values
+    share = torch.randn(size, kept, generator=stream(0, "share", step)).mul(2).softmax(dim=1)
+    context = torch.tensor([4, 0, 4, 11, -1, 5])[:size]
+    return ids, share, context
+
+
+def agree(mixture, slow):
+    for contexts in ([4], [0, 11, 4, 4], [-1, 4, 6], [5]):
+        want = torch.tensor([slow.prob(contexts, y) for y in range(C)]).double()
+        torch.testing.assert_close(prob(mixture, contexts), want, rtol=1e-5, atol=1e-8)
+    want = torch.tensor([slow.base(y) for y in range(C)]).double()
+    torch.testing.assert_close(prob(mixture, None), want, rtol=1e-5, atol=1e-8)
+
+
+def test_it_begins_as_even_shares_of_uniform_and_unigram_and_of_these_and_the_bigram():
+    agree(make(), oracle())
+    torch.testing.assert_close(prob(make(None), [4]), prob(make(), None))
+    alike = prob(make(None, counts=None), None)
+    torch.testing.assert_close(alike, torch.full((C,), 1 / C).double())
+
+
+def test_what_it_was_told_moves_it_as_the_loops_say():
+    mixture, slow = make(), oracle()
+    for refresh in range(4):
+        for step in range(3):
+            ids, share, context = told(3 * refresh + step)
+            mixture.hear(ids, share, context)
+            slow.hear(ids, share, context.tolist())
+        mixture.refresh()
+        slow.refresh()
+        agree(mixture, slow)
+        assert float(prob(mixture, [4, -1]).sum()) == pytest.approx(1)
+    assert mixture.shares.tolist() != pytest.approx([0.5, 0.5], abs=0.02)
+
+
+def test_without_pairs_or_context_the_unigram_moves_alone():
+    mixture, slow = make(None), oracle([])
+    paired = make()
+    for step in range(3):
+        ids, share, _ = told(step)
+        mixture.hear(ids, share, None)
+        paired.hear(ids, share, None)
+        slow.hear(ids, share, [-1] * len(share))
+    before = paired.pair_mass.clone()
+    for one in (mixture, paired, slow):
+        one.refresh()
+    want = torch.tensor([slow.base(y) for y in range(C)]).double()
+    torch.testing.assert_close(prob(mixture, [4]), want, rtol=1e-5, atol=1e-8)
+    torch.testing.assert_close(prob(paired, None), want, rtol=1e-5, atol=1e-8)
+    assert torch.equal(paired.pair_mass, before)
+    assert float(paired.shares[1]) == 0.5
+
+
+def test_it_stands_still_until_it_is_refreshed():
+    mixture = make()
+    before = prob(mixture, [4, 0])
+    mixture.hear(*told(0))
+    assert torch.equal(prob(mixture, [4, 0]), before)
+    mixture.refresh()
+    assert not torch.equal(prob(mixture, [4, 0]), before)
+    after = prob(mixture, [4, 0])
+    mixture.refresh()  # with nothing heard
+    assert torch.equal(prob(mixture, [4, 0]), after)
+
+
+def test_the_divergence_from_what_it_is_told_falls_by_the_pace_of_each_refresh():
+    """KL(p || U) is convex in U: a step of size r towards p leaves at most 1 - r of it."""
+    model = torch.randn(C, generator=stream(1, "model")).mul(2).softmax(dim=0)
+    mixture = make(None)
+
+    def apart(other):
+        return float((model.double() * (model.double() / other).log()).sum())
+
+    left, whole = apart(mixture.unigram.double()), apart(prob(mixture, None))
+    for _ in range(12):
+        for _ in range(4):
+            mixture.hear(EVERY, model[None], None)
+        mixture.refresh()
+        now = apart(mixture.unigram.double())
+        assert now <= (1 - RATE) ** 4 * left * (1 + 1e-4)
+        assert apart(prob(mixture, None)) < whole
+        left, whole = now, apart(prob(mixture, None))
+    assert 0.05 <= float(mixture.shares[0]) < 0.1  # the unigram knows all
+
+
+def test_a_bigram_that_explains_everything_takes_over_and_leaves_a_rest():
+    mixture = make()
+    exact = torch.zeros(1, C)
+    exact[0, 7] = 1.0
+    for _ in range(60):
+        mixture.hear(EVERY, exact, torch.tensor([4]))
+        mixture.refresh()
+    assert float(mixture.shares[1]) > 0.5
+    assert prob(mixture, [4])[7] > 0.97
+    assert bool((prob(mixture, [4]) > 0).all())
+    elsewhere = torch.zeros(1, C)
+    elsewhere[0, 3] = 1.0
+    for _ in range(200):
+        mixture.hear(EVERY, elsewhere, torch.tensor([4]))
+        mixture.refresh()
+    assert float(mixture.shares[1]) == pytest.approx(0.001)
+    assert bool(prob(mixture, [4]).isfinite().all())
+
+
+def test_a_row_that_has_lost_all_its_mass_is_still_a_row():
+    mixture, elsewhere = make(rate=1.0), torch.zeros(1, C)
+    elsewhere[0, 3] = 1.0
+    mixture.hear(EVERY, elsewhere, torch.tensor([4]))
+    mixture.refresh()
+    assert not mixture.pair_mass[1:3].any()  # those after class 4
+    assert float(prob(mixture, [4]).sum()) == pytest.approx(1)
+
+
+def test_draws_follow_the_moved_mixture():
+    mixture = make()
+    for step in range(9):
+        mixture.hear(*told(step))
+    mixture.refresh()
+    proposal = mixture.given(torch.tensor([4, 0, -1]))
+    drawn = proposal.draw(40_000, generator=stream(0, "draws"))
+    # a correct one fails 1 seed in 1,000
+    counts = np.bincount(drawn.numpy(), minlength=C)
+    assert chance_of(counts, prob(mixture, [4, 0, -1]).numpy()) > 1e-3
+
+
+def test_estimates_of_nothing_leave_the_unigram_as_it_is():
+    mixture = make()
+    ids, share, context = told(0)
+    mixture.hear(ids, torch.zeros_like(share), context)
+    before = mixture.unigram.clone()
+    mixture.refresh()
+    assert torch.equal(mixture.unigram, before)
+    assert bool(prob(mixture, [4]).isfinite().all())
+
+
+def test_a_saved_mixture_goes_on_where_it_was():
+    whole, first, second = make(), make(), make()
+    second.given(None)  # what is kept of the old Q must be forgotten
+    for step in range(6):
+        for one in (whole, first) if step < 4 else (whole,):
+            one.hear(*told(step))
+            if step % 3 == 2:
+                one.refresh()
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    second.load_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(prob(second, [4, 0]), prob(first, [4, 0]))
+    for one in (second, copy.deepcopy(first)):
+        for step in range(4, 6):
+            one.hear(*told(step))
+        one.refresh()
+        assert torch.equal(prob(one, [4, 0]), prob(whole, [4, 0]))
+        assert one.checksum() == whole.checksum()
+    assert make().checksum() != whole.checksum()
+
+
+def test_the_state_of_other_pairs_is_refused():
+    state = make([(2, 7, 3.0), *PAIRS[1:]]).state_dict()
+    other = make([(3, 7, 3.0), *PAIRS[1:]])
+    words = "this state was adapted with other pairs than the mixture has. Pass the pairs that it"
+    with pytest.raises(UsageError, match=words):
+        other.load_state_dict(state)
+
+
+def test_no_pairs_at_all_are_no_bigram():
+    none = torch.zeros(0, dtype=torch.int64)
+    mixture = NgramMixture(C, pairs=(none, none, none.float()), counts=COUNTS)
+    torch.testing.assert_close(prob(mixture, [4]), prob(make(None), None))
+
+
+def test_bad_pairs_and_counts_are_told():
+    with pytest.raises(
+        UsageError, match=r"pairs must be a tuple \(previous, following, counts\), got list of 2\."
+    ):
+        NgramMixture(C, pairs=[EVERY, EVERY])
+    with pytest.raises(UsageError, match="following holds class 13; expected ids from 0 to 12"):
+        make([(0, 13, 1.0)])
+    with pytest.raises(UsageError, match="num_classes is 13 but counts has 2 entries"):
+        make(counts=torch.ones(2))
