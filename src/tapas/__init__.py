@@ -3,7 +3,7 @@
 from tapas.candidates import Candidates
 from tapas.engines import join_ranks
 from tapas.errors import DataError, PeerError, TapasError, UsageError
-from tapas.heads import Diagnosis, TapasConfig, TapasSoftmax
+from tapas.heads import Diagnosis, TapasConfig, TapasSoftmax, citation
 from tapas.losses import sampled_softmax_loss
 from tapas.metrics import (
     average_precision_at_k,
@@ -63,6 +63,7 @@ __all__ = [
     "Uniform",
     "UsageError",
     "average_precision_at_k",
+    "citation",
     "join_ranks",
     "mean_average_precision_at_k",
     "mean_precision_at_k",

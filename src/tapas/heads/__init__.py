@@ -1,21 +1,52 @@
-"""Heads: everything from query to loss."""
+"""Heads: everything from query to loss. One published method in each file."""
 
+from tapas.heads.adaptive import AdaptiveSoftmax
+from tapas.heads.adaptive_importance import AdaptiveImportance
 from tapas.heads.base import Head
+from tapas.heads.citations import citation
 from tapas.heads.config import TapasConfig
 from tapas.heads.diagnostics import Diagnosis
+from tapas.heads.dynamic_negatives import DynamicNegatives
 from tapas.heads.flat import FlatHead, OwnRows, SharedSample
 from tapas.heads.full import FullSoftmax
+from tapas.heads.gbce import GBCE
+from tapas.heads.huffman import HuffmanSoftmax
+from tapas.heads.in_batch import InBatchSoftmax, MixedSoftmax
+from tapas.heads.nce import NCE
+from tapas.heads.negative_sampling import NegativeSampling
+from tapas.heads.one_vs_all import OneVsAll
+from tapas.heads.partitioned import PartitionedSoftmax
 from tapas.heads.sampled import SampledSoftmax
+from tapas.heads.scalable_cross_entropy import ScalableCrossEntropy
+from tapas.heads.self_normalised import SelfNormalised
 from tapas.heads.tapas import TapasSoftmax
+from tapas.heads.two_level import TwoLevelSoftmax
+from tapas.heads.warp import WARP
 
 __all__ = [
+    "GBCE",
+    "NCE",
+    "WARP",
+    "AdaptiveImportance",
+    "AdaptiveSoftmax",
     "Diagnosis",
+    "DynamicNegatives",
     "FlatHead",
     "FullSoftmax",
     "Head",
+    "HuffmanSoftmax",
+    "InBatchSoftmax",
+    "MixedSoftmax",
+    "NegativeSampling",
+    "OneVsAll",
     "OwnRows",
+    "PartitionedSoftmax",
     "SampledSoftmax",
+    "ScalableCrossEntropy",
+    "SelfNormalised",
     "SharedSample",
     "TapasConfig",
     "TapasSoftmax",
+    "TwoLevelSoftmax",
+    "citation",
 ]

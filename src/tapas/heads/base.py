@@ -109,6 +109,10 @@ class Head(nn.Module, ABC):
         loss = -log_prob if batch.weight is None else -log_prob * batch.weight
         return batch.reduce(loss.sum(dim=1), self.reduction, mean_size)
 
+    def papers(self) -> tuple[str, ...]:
+        """Keys of what to cite for a head as this one is set up."""
+        return self.bibtex
+
     def get_extra_state(self) -> dict[str, int]:
         return {"step": self.step, "seed": self.seed}
 

@@ -19,7 +19,7 @@ from tapas.precision import in_float32
 from tapas.proposals import Proposal
 from tapas.rng import stream
 from tapas.schedule import Schedule, as_schedule, check_temperature
-from tapas.selection import Selection, as_selection
+from tapas.selection import Priority, Selection, as_selection
 from tapas.shapes import check_query
 from tapas.tables import ClassTable, RowOptimizer
 from tapas.tables.meeting import Meeting
@@ -107,6 +107,10 @@ class TapasSoftmax(SharedSample):
         value = self.config.temperature(self.step)
         check_temperature("temperature", value)
         return float(value)
+
+    def papers(self) -> tuple[str, ...]:
+        priority = isinstance(self.config.selection, Priority) and self.config.presample_factor > 1
+        return (*self.bibtex, "duffield2007priority") if priority else self.bibtex
 
     @property
     def scores_per_example(self) -> float:

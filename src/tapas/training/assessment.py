@@ -13,6 +13,7 @@ from tapas.errors import UsageError, pick
 from tapas.training.baselines import CoOccurrence, MostPopular, OwnMostFrequent
 from tapas.training.building import build_model
 from tapas.training.evaluation import TOP, Interval, Scores, compare, judge, measure
+from tapas.training.head_building import Feed
 from tapas.training.judging import findable, rank_points
 from tapas.training.model import SequenceModel
 from tapas.training.model_checkpoint import load_model_state, read_checkpoint
@@ -46,7 +47,8 @@ def load_model(
         raise UsageError(
             f"{run.path} has no checkpoint yet. `tapas train --resume {run.path}` makes one."
         )
-    model = build_model(run.config, split.train_counts, team)
+    feed = Feed(None, run.log, split.train_end)
+    model = build_model(run.config, split.train_counts, team, feed=feed)
     step = run.checkpoints.best() if step is None else step
     checkpoint = read_checkpoint(run.checkpoints, model, step, team.ranks)
     load_model_state(model, checkpoint)

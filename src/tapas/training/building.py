@@ -173,7 +173,7 @@ def build_model(
 ) -> SequenceModel:
     """With tables that `make` makes, or with those of this process or of the ranks of `team`.
 
-    `feed` is what is trained on, for methods that look at it; needed for training alone.
+    `feed` is what the run trains on, for methods that look at it.
     """
     check_ranks(config, team)
     num_classes, dim, seed = len(train_counts), config.model.dim, config.loop.seed
@@ -207,7 +207,7 @@ def build_model(
             steps=config.loop.steps or 1,
             table=tables.get(HEAD),
             row_optimizer=rows,
-            feed=feed,
+            log=feed,
         )
     )
     repeats = None

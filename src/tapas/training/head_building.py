@@ -11,7 +11,28 @@ from torch import Tensor
 
 from tapas.data.event_log import EventLog
 from tapas.data.windows import Windows
-from tapas.heads import FullSoftmax, Head, SampledSoftmax, TapasSoftmax
+from tapas.errors import UsageError
+from tapas.heads import (
+    GBCE,
+    NCE,
+    WARP,
+    AdaptiveImportance,
+    AdaptiveSoftmax,
+    DynamicNegatives,
+    FullSoftmax,
+    Head,
+    HuffmanSoftmax,
+    InBatchSoftmax,
+    MixedSoftmax,
+    NegativeSampling,
+    OneVsAll,
+    PartitionedSoftmax,
+    SampledSoftmax,
+    ScalableCrossEntropy,
+    SelfNormalised,
+    TapasSoftmax,
+    TwoLevelSoftmax,
+)
 from tapas.proposals import Bigram, LogUniform, Proposal, Relabelled, Squashed
 from tapas.schedule import Anneal, Schedule
 from tapas.selection import Priority, Selection, Top
@@ -23,14 +44,16 @@ MOST_SAMPLES = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """What is trained on, for methods that look at more of it than one batch."""
+    """What a run trains on, for methods that look at more of it than one batch."""
 
-    windows: Windows
+    windows: Windows | None  # None where nothing is trained
     log: EventLog
     train_end: NDArray[np.int64]  # (U,) where each user's training events end
 
     def upcoming(self, step: int) -> Tensor:
         """Targets of training step `step`, (N, L)."""
+        if self.windows is None:
+            raise UsageError("a partitioned vocabulary looks ahead at batches: there are none.")
         return self.windows.batch(step).target
 
     def pairs(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,7 +78,13 @@ class Needs:
     steps: int  # of the run
     table: ClassTable | None  # the rows of the classes; None for a method without
     row_optimizer: RowOptimizer
-    feed: Feed | None  # None where nothing is trained
+    log: Feed | None  # None where no method needs it: servers
+
+    @property
+    def feed(self) -> Feed:
+        if self.log is None:
+            raise ValueError(f"{self.config.method} needs what it is trained on")
+        return self.log
 
     @property
     def rows(self) -> ClassTable:
@@ -75,8 +104,6 @@ class Needs:
         if config.proposal == "log-uniform":
             by_rank = np.argsort(-self.counts, kind="stable")
             return Relabelled(LogUniform(len(self.counts)), torch.from_numpy(by_rank))
-        if self.feed is None:  # nothing is drawn where nothing is trained
-            return squashed
         return Bigram(*self.feed.pairs(), unigram=squashed)
 
 
@@ -111,18 +138,88 @@ def _temperature(config: HeadConfig, steps: int) -> float | Schedule:
     return Anneal(start=config.temperature, end=config.anneal_to, steps=steps)
 
 
-def _full(needs: Needs) -> Head:
-    return FullSoftmax(needs.rows, seed=needs.seed)
-
-
-def _sampled(needs: Needs) -> Head:
-    return SampledSoftmax(
-        needs.rows, num_samples=needs.num_samples, proposal=needs.proposal(), seed=needs.seed
+def _adaptive_importance(needs: Needs) -> Head:
+    return AdaptiveImportance(
+        needs.rows,
+        num_samples=needs.num_samples,
+        min_ess=min(needs.config.min_ess, needs.num_samples),
+        counts=torch.from_numpy(needs.counts),
+        pairs=needs.feed.pairs(),
+        seed=needs.seed,
     )
+
+
+def _partitioned(needs: Needs) -> Head:
+    return PartitionedSoftmax(
+        needs.rows,
+        num_samples=needs.num_samples,
+        upcoming=needs.feed.upcoming,
+        seed=needs.seed,
+    )
+
+
+def _dynamic_negatives(needs: Needs) -> Head:
+    kept = min(needs.config.hardest, needs.num_samples)
+    return DynamicNegatives(
+        needs.rows,
+        num_samples=kept,
+        presample_factor=needs.num_samples // kept,
+        proposal=needs.proposal(),
+        seed=needs.seed,
+    )
+
+
+def _drawing(kind: Callable[..., Head], *options: str) -> Callable[[Needs], Head]:
+    """Builds `kind`, which draws `num_samples` from `proposal`; `options` go by their names."""
+
+    def build(needs: Needs) -> Head:
+        own = {name: getattr(needs.config, name) for name in options}
+        size, proposal = needs.num_samples, needs.proposal()
+        return kind(needs.rows, num_samples=size, proposal=proposal, **own, seed=needs.seed)
+
+    return build
+
+
+def _with_rows(kind: Callable[..., Head], *options: str) -> Callable[[Needs], Head]:
+    def build(needs: Needs) -> Head:
+        own = {name: getattr(needs.config, name) for name in options}
+        return kind(needs.rows, **own, seed=needs.seed)
+
+    return build
+
+
+def _without_rows(kind: Callable[..., Head], **options: str) -> Callable[[Needs], Head]:
+    """Builds `kind`, which keeps rows of its own; `options` are ours by its names for them."""
+
+    def build(needs: Needs) -> Head:
+        own = {theirs: getattr(needs.config, ours) for theirs, ours in options.items()}
+        rows = {"row_optimizer": needs.row_optimizer, "seed": needs.seed}
+        return kind(needs.counts, needs.dim, **own, **rows)
+
+    return build
+
+
+def _sce(needs: Needs) -> Head:
+    return ScalableCrossEntropy(needs.rows, bucket_classes=needs.num_samples, seed=needs.seed)
 
 
 _BUILDERS: dict[str, Callable[[Needs], Head]] = {
     "tapas": _tapas,
-    "full": _full,
-    "sampled": _sampled,
+    "full": _with_rows(FullSoftmax),
+    "one-vs-all": _with_rows(OneVsAll),
+    "sampled": _drawing(SampledSoftmax),
+    "in-batch": _with_rows(InBatchSoftmax, "rate"),
+    "mixed": _drawing(MixedSoftmax, "rate"),
+    "adaptive-importance": _adaptive_importance,
+    "partitioned": _partitioned,
+    "huffman": _without_rows(HuffmanSoftmax),
+    "two-level": _without_rows(TwoLevelSoftmax, num_clusters="clusters"),
+    "adaptive": _without_rows(AdaptiveSoftmax),
+    "nce": _drawing(NCE),
+    "negative-sampling": _drawing(NegativeSampling, "negatives"),
+    "self-normalised": _with_rows(SelfNormalised, "penalty", "share"),
+    "warp": _with_rows(WARP, "tries"),
+    "dynamic-negatives": _dynamic_negatives,
+    "sce": _sce,
+    "gbce": _drawing(GBCE, "calibration"),
 }

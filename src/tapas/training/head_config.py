@@ -31,7 +31,7 @@ class HeadConfig:
     negatives: float = 5.0  # negative-sampling: noise classes that weigh against each target
     penalty: float = 0.1  # self-normalised: of the squared log of the partition sum
     share: float = 0.1  # self-normalised: examples of a batch that are normalised
-    tries: int = 100  # warp: draws for one that violates the margin
+    tries: int = 1024  # warp: draws for one that violates the margin
     hardest: int = 64  # dynamic-negatives: of the samples, those that an example keeps
     calibration: float = 0.75  # gbce: t, from 0 (as sampled) to 1 (fully calibrated)
     next_items: int = 5  # targets of one position

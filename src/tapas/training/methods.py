@@ -123,7 +123,7 @@ _ALL = (
         name="sce",
         title="Scalable cross-entropy",
         paper="Mezentsev et al. 2024",
-        options=("samples",),
+        options=("samples",),  # classes of a bucket
     ),
     Method(
         name="gbce",

@@ -1,0 +1,243 @@
+"""Adaptive softmax (Grave et al. 2017): frequent classes in full, rare ones in smaller tails.
+
+    p(y | q) = p_head(y | q)                                    if y is frequent
+             = p_head(token_i | q) * p_i(y | proj_i q)          if y is in tail i
+
+p_head is a softmax over the frequent classes and one token for each tail; p_i one over the
+classes of tail i, in max(1, D // div^(i+1)) dimensions. Most examples never leave the head.
+
+The same numbers as torch.nn.AdaptiveLogSoftmaxWithLoss for the same weights, but ids may come in
+any order, examples may have several targets, and only rows that a batch needs are touched: a tail
+without a target is not.
+"""
+
+from collections.abc import Sequence
+from itertools import combinations, pairwise
+from operator import index
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from tapas.candidates import Candidates, first_mentions
+from tapas.errors import UsageError
+from tapas.heads.building import DEFAULT_ROW_OPTIMIZER
+from tapas.heads.tree import Counts, TreeHead, check_counts, check_start
+from tapas.heads.tree_search import best_of_parts, part_of
+from tapas.losses import target_costs
+from tapas.rng import stream
+from tapas.shapes import number
+from tapas.tables import LocalTable, RowOptimizer
+from tapas.tables.exhaustive import log_of_all
+
+MOST_TAILS = 3  # that default cutoffs make; the paper finds little beyond a few
+PER_SCORE = 32  # multiplications that take as long as what a score costs beside its product
+SMALLEST_TAIL = 4  # dimensions below which default cutoffs make no further tail
+
+
+class AdaptiveSoftmax(TreeHead):
+    """A softmax over the frequent classes, and one over each tail of rarer and rarer ones.
+
+    Args:
+        counts: (C,) how often each class was seen; ids need not be sorted by it.
+        cutoffs: rising numbers from 1 to C - 1: the head has the `cutoffs[0]` most frequent
+            classes, tail i those from rank cutoffs[i] up to cutoffs[i + 1]. When left out, the
+            ones that cost least on average, see `cheapest_cutoffs`.
+        div_value: each tail has so many times fewer dimensions than the one before it.
+        start_at_frequencies: biases start at the log of (count + 1), of a tail's token at the
+            log of the sum over its classes. Else at 0.
+
+    Rows are moved by `row_optimizer`; the projections `proj.0`, ... are parameters like those of
+    an encoder, for the optimizer that moves these.
+    """
+
+    method = "adaptive"
+    bibtex = ("grave2017efficient",)
+
+    part_of_class: Tensor  # (C,) 0 for the head, 1 + i for tail i
+    place_of: Tensor  # (C,) row in the table of that part, rising with the id
+    class_at: Tensor  # (C,) classes of the head, then of each tail, by rising id
+
+    def __init__(
+        self,
+        counts: Counts,
+        dim: int,
+        *,
+        cutoffs: Sequence[int] | None = None,
+        div_value: float = 4.0,
+        start_at_frequencies: bool = True,
+        row_optimizer: RowOptimizer | None = DEFAULT_ROW_OPTIMIZER,
+        bias: bool = True,
+        reduction: str = "mean",
+        ignore_index: int = -100,
+        seed: int = 0,
+        device: torch.device | str | None = None,
+    ):
+        seen = check_counts(counts)
+        check_start(bias, start_at_frequencies)
+        super().__init__(len(seen), dim, reduction=reduction, ignore_index=ignore_index, seed=seed)
+        if not 1 <= number(div_value) < np.inf:
+            raise UsageError(f"div_value must be a finite number of at least 1, got {div_value!r}.")
+        self.div_value = float(div_value)
+        falling = np.argsort(-seen, kind="stable")
+        if cutoffs is None:
+            cutoffs = cheapest_cutoffs(seen[falling], dim, self.div_value)
+        self.cutoffs = check_cutoffs(cutoffs, len(seen))
+        parts = np.split(falling, self.cutoffs)
+        ordered = [np.sort(part) for part in parts]
+        part_of_class, place_of = np.empty_like(falling), np.empty_like(falling)
+        for part, ids in enumerate(ordered):
+            part_of_class[ids], place_of[ids] = part, np.arange(len(ids))
+        arrays = {
+            "part_of_class": part_of_class,
+            "place_of": place_of,
+            "class_at": np.concatenate(ordered),
+        }
+        for name, array in arrays.items():
+            self.register_buffer(name, torch.from_numpy(array).to(device), persistent=False)
+
+        def table(name: str, width: int, mass: NDArray[np.floating]) -> LocalTable:
+            return LocalTable(
+                len(mass),
+                width,
+                row_optimizer=row_optimizer,
+                bias=torch.from_numpy(np.log(mass)) if start_at_frequencies else bias,
+                seed=stream(self.seed, name).initial_seed(),
+                device=device,
+            )
+
+        masses = [seen[ids] + 1.0 for ids in ordered]
+        tokens = np.array([mass.sum() for mass in masses[1:]], np.float64)
+        self.head = table("head", dim, np.concatenate([masses[0], tokens]))
+        widths = [tail_dim(dim, self.div_value, i) for i in range(len(tokens))]
+        self.tails = nn.ModuleList(
+            table(f"tail {i}", widths[i], masses[1 + i]) for i in range(len(tokens))
+        )
+        self.proj = nn.ParameterList(
+            nn.Parameter(draw_projection(width, dim, self.seed, i).to(device))
+            for i, width in enumerate(widths)
+        )
+        sizes = np.array([0, *(len(ids) for ids in ordered[1:])])
+        weighed = seen if seen.any() else seen + 1
+        self._mean_tail = float((weighed * sizes[part_of_class]).sum() / weighed.sum())
+
+    @property
+    def scores_per_example(self) -> float:
+        """All of the head, and the classes of a target's tail, the mean by counts."""
+        return self.head.num_classes + self._mean_tail
+
+    @property
+    def device(self) -> torch.device:
+        return self.head.device
+
+    def layout(self) -> Tensor:
+        return self.part_of_class
+
+    def costs(self, query: Tensor, target: Tensor) -> Tensor:
+        real = target >= 0
+        ids = target.clamp(min=0)
+        part, place = self.part_of_class[ids].masked_fill(~real, -1), self.place_of[ids]
+        token = self.cutoffs[0] + part - 1
+        in_head = torch.where(part > 0, token, place).masked_fill(~real, -1)
+        cost = _softmax_costs(self.head, query, in_head)
+        for i in range(len(self.tails)):
+            mine = part == 1 + i
+            who = mine.any(dim=1).nonzero()[:, 0]
+            if len(who):
+                own = place[who].masked_fill(~mine[who], -1)
+                small = self._project(query.index_select(0, who), i)
+                cost = cost.index_add(0, who, _softmax_costs(self._tail(i), small, own))
+        return cost
+
+    def _project(self, query: Tensor, i: int) -> Tensor:
+        return torch.mm(query, self.proj[i].float().t())
+
+    def _tail(self, i: int) -> LocalTable:
+        return cast(LocalTable, self.tails[i])
+
+    def best(self, query: Tensor, k: int, exclude: Tensor) -> tuple[Tensor, Tensor]:
+        """The head first, then tails by falling probability, while one may hold a better class."""
+        n = self.cutoffs[0]
+        weight, bias = self.head.rows(torch.arange(self.head.num_classes, device=self.device))
+        frequent = log_of_all(weight[:n], bias[:n], query)
+        tokens = query @ weight[n:].t() + bias[n:]
+        bound = torch.cat([frequent[:, None], tokens], dim=1).log_softmax(dim=1)
+        ids = exclude.clamp(min=0)
+        part, place = self.part_of_class[ids].masked_fill(exclude < 0, -1), self.place_of[ids]
+        classes = self.class_at.tensor_split(self.cutoffs)
+
+        def look(g: int, who: Tensor) -> tuple[Tensor, Tensor]:
+            table = self.head if g == 0 else self._tail(g - 1)
+            small = query[who] if g == 0 else self._project(query[who], g - 1)
+            return part_of(
+                table, 0, len(classes[g]), small, bound[who, g], k,
+                exclude=place[who].masked_fill(part[who] != g, -1), ids=classes[g],
+            )  # fmt: skip
+
+        return best_of_parts(bound, look, k)
+
+    def extra_repr(self) -> str:
+        return f"cutoffs={self.cutoffs}, div_value={self.div_value:g}"
+
+
+def _softmax_costs(table: LocalTable, query: Tensor, target: Tensor) -> Tensor:
+    """-log p of `target` (B, L) in a softmax over all rows of `table`; 0 for padding, -1."""
+    every = torch.arange(table.num_classes, device=table.device)
+    kept = Candidates(every, torch.zeros(len(every), device=table.device))
+    counted = first_mentions(target) & (target >= 0)
+    return target_costs(*table.sampled_logits(query, target, kept), counted)
+
+
+def tail_dim(dim: int, div_value: float, i: int) -> int:
+    """Dimensions of tail i."""
+    return max(1, int(dim // div_value ** (i + 1)))
+
+
+def draw_projection(width: int, dim: int, seed: int, i: int) -> Tensor:
+    """(width, D) as nn.Linear starts."""
+    bound = dim**-0.5
+    return torch.empty(width, dim).uniform_(-bound, bound, generator=stream(seed, "proj", i))
+
+
+def cheapest_cutoffs(counts: NDArray[np.int64], dim: int, div_value: float) -> list[int]:
+    """Of the powers of 2, those that cost least for a target, the mean by counts.
+
+        (D + e) * (head + tails) + sum_i share_i * ( (d_i + e) * size_i + D * d_i )
+
+    counts multiplications; e stands for the exponential, and what else a score costs. `counts`
+    (C,) must fall. There are as many tails, up to 3, as have at least 4 dimensions, and at least
+    one.
+    """
+    num_classes = len(counts)
+    seen_before = np.concatenate([[0.0], (counts + 1.0).cumsum()])
+    share = seen_before / seen_before[-1]
+    widths = [tail_dim(dim, div_value, i) for i in range(MOST_TAILS)]
+    most = max(1, sum(width >= SMALLEST_TAIL for width in widths))
+    grid = [
+        1 << power for power in range((num_classes - 1).bit_length()) if 1 << power < num_classes
+    ]
+
+    def cost(cuts: tuple[int, ...]) -> float:
+        total = float((dim + PER_SCORE) * (cuts[0] + len(cuts)))
+        for width, (start, stop) in zip(widths, pairwise([*cuts, num_classes]), strict=False):
+            mine = (width + PER_SCORE) * (stop - start) + dim * width
+            total += float(share[stop] - share[start]) * mine
+        return total
+
+    tried = [cuts for tails in range(1, most + 1) for cuts in combinations(grid, tails)]
+    return list(tried[int(np.argmin([cost(cuts) for cuts in tried]))])
+
+
+def check_cutoffs(cutoffs: Sequence[int], num_classes: int) -> list[int]:
+    try:
+        given = [index(cut) for cut in cutoffs]
+    except TypeError:
+        given = []
+    if not given or any(a >= b for a, b in pairwise([0, *given, num_classes])):
+        raise UsageError(
+            f"cutoffs must be rising whole numbers from 1 to {num_classes - 1}, one fewer than "
+            f"there are classes, got {cutoffs!r}. Leave them out for cutoffs by cost."
+        )
+    return given

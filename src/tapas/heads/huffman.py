@@ -1,0 +1,176 @@
+"""Hierarchical softmax (Morin and Bengio 2005) over a Huffman tree (Mikolov et al. 2013).
+
+    log p(y | q) = sum over nodes n on the way from the root to y of
+                   log sigmoid( +(q . row_n + bias_n) )    where the way goes left, - where right
+
+C - 1 inner nodes have a row each, classes have none. Frequent classes sit near the root: a step
+computes as many scores for a target as a Huffman code has bits for it.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from tapas.heads.building import DEFAULT_ROW_OPTIMIZER
+from tapas.heads.tree import Counts, TreeHead, check_counts, check_start
+from tapas.heads.tree_search import best_leaves
+from tapas.tables import LocalTable, RowOptimizer
+
+
+class HuffmanSoftmax(TreeHead):
+    """A binary decision at every inner node of a tree in which frequent classes are near.
+
+    Args:
+        counts: (C,) how often each class was seen; ids need not be sorted by it.
+        start_at_frequencies: biases start such that p(y) = (count_y + 1) / sum of these, for
+            every query, as rows start at 0. Else every decision starts even.
+    """
+
+    method = "huffman"
+    bibtex = ("morin2005hierarchical", "mikolov2013distributed")
+
+    down: Tensor  # (C - 1, 2) what is left and right of a node: a node, or C - 1 + a class
+    up: Tensor  # (2C - 1,) of a node or C - 1 + a class: 2 * parent + 1 if right; root -1
+
+    def __init__(
+        self,
+        counts: Counts,
+        dim: int,
+        *,
+        start_at_frequencies: bool = True,
+        row_optimizer: RowOptimizer | None = DEFAULT_ROW_OPTIMIZER,
+        bias: bool = True,
+        reduction: str = "mean",
+        ignore_index: int = -100,
+        seed: int = 0,
+        device: torch.device | str | None = None,
+    ):
+        seen = check_counts(counts)
+        check_start(bias, start_at_frequencies)
+        super().__init__(len(seen), dim, reduction=reduction, ignore_index=ignore_index, seed=seed)
+        tree = huffman_tree(seen)
+        self.register_buffer("down", torch.from_numpy(tree.down).to(device), persistent=False)
+        self.register_buffer("up", torch.from_numpy(tree.up).to(device), persistent=False)
+        self.nodes = _Nodes(
+            len(seen) - 1,
+            dim,
+            row_optimizer=row_optimizer,
+            bias=torch.from_numpy(tree.log_odds(seen + 1)) if start_at_frequencies else bias,
+            seed=seed,
+            device=device,
+        )
+        self._mean_depth = tree.mean_depth(seen if seen.any() else seen + 1)
+
+    @property
+    def scores_per_example(self) -> float:
+        """Nodes on the way to a target, the mean by counts."""
+        return self._mean_depth
+
+    @property
+    def device(self) -> torch.device:
+        return self.nodes.device
+
+    def layout(self) -> Tensor:
+        return self.down
+
+    def costs(self, query: Tensor, target: Tensor) -> Tensor:
+        example, column = (target >= 0).nonzero(as_tuple=True)
+        way, edge = self.ways(target[example, column])
+        rows, bias = self.nodes.live_rows(edge >> 1)
+        logit = (rows * query.index_select(0, example[way])).sum(dim=1) + bias
+        # -log sigmoid(x) = softplus(-x)
+        cost = functional.softplus(torch.where((edge & 1).bool(), logit, -logit))
+        place = (example * target.shape[1] + column)[way]
+        return query.new_zeros(target.numel()).index_add(0, place, cost).view(target.shape)
+
+    def ways(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """All steps on the way to each of `ids` (N,): whose way it is, and 2 * node + (is right).
+
+        Both (P,), by step from the leaf up.
+        """
+        at, edges = ids + len(self.down), []
+        while True:
+            edge = self.up.index_select(0, at)
+            if not bool((edge >= 0).any()):
+                break
+            edges.append(edge)
+            at = (edge >> 1).clamp_(min=0)  # who has arrived waits at the root
+        every = torch.stack(edges, dim=1)
+        owner, step = (every >= 0).nonzero(as_tuple=True)
+        return owner, every[owner, step]
+
+    def best(self, query: Tensor, k: int, exclude: Tensor) -> tuple[Tensor, Tensor]:
+        return best_leaves(self.nodes, self.down, query, k, exclude)
+
+
+class _Nodes(LocalTable):
+    """Rows of inner nodes, which start at 0."""
+
+    def draw_rows(self, weight: Tensor) -> None:
+        weight.zero_()
+
+
+class Tree(NamedTuple):
+    """A binary tree over classes; inner nodes are numbered from the root, 0, by falling count."""
+
+    down: NDArray[np.int64]  # (C - 1, 2), as in the head
+    up: NDArray[np.int64]  # (2C - 1,)
+
+    def below(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(2C - 1,) the sum of `counts` (C,) below each inner node; then `counts` themselves."""
+        level, levels = np.zeros(1, np.int64), []
+        while len(level):
+            levels.append(level)
+            level = self.down[level].reshape(-1)
+            level = level[level < len(self.down)]
+        below = np.concatenate([np.zeros(len(self.down), np.int64), counts])
+        for level in reversed(levels):
+            below[level] = below[self.down[level]].sum(axis=1)
+        return below
+
+    def log_odds(self, counts: NDArray[np.int64]) -> NDArray[np.float64]:
+        """(C - 1,) log of what is below the left of each inner node, over the right."""
+        log = np.log(self.below(counts)[self.down])
+        odds: NDArray[np.float64] = log[:, 0] - log[:, 1]
+        return odds
+
+    def mean_depth(self, counts: NDArray[np.int64]) -> float:
+        """Nodes on the way to a class, the mean by `counts` (C,)."""
+        return float(self.below(counts)[: len(self.down)].sum() / counts.sum())
+
+
+def huffman_tree(counts: NDArray[np.int64]) -> Tree:
+    """The tree with the shortest mean way by `counts` (C,), in O(C log C).
+
+    Merged nodes come out by rising count, so two sorted queues do in place of a heap. Of equal
+    counts the class goes before the node, and the lower id first, which makes the tree the same
+    everywhere and as flat as it can be.
+    """
+    num_nodes = len(counts) - 1
+    order = np.argsort(counts, kind="stable")
+    leaves = [*counts[order].tolist(), 2**63]  # above all: no class is left
+    merged: list[int] = []
+    pairs: list[int] = []  # places: a leaf's in `order`, or C + that of a merged node
+    leaf = node = 0
+    for count in range(num_nodes):
+        total = 0
+        for _ in range(2):
+            if node == count or leaves[leaf] <= merged[node]:
+                total += leaves[leaf]
+                pairs.append(leaf)
+                leaf += 1
+            else:
+                total += merged[node]
+                pairs.append(num_nodes + 1 + node)
+                node += 1
+        merged.append(total)
+    place = np.array(pairs, np.int64).reshape(num_nodes, 2)[::-1]  # the root comes last
+    is_leaf = place <= num_nodes
+    down = np.where(is_leaf, num_nodes + order[np.minimum(place, num_nodes)], 2 * num_nodes - place)
+    up = np.full(2 * num_nodes + 1, -1, np.int64)
+    up[down.reshape(-1)] = np.arange(2 * num_nodes)
+    return Tree(np.ascontiguousarray(down), up)

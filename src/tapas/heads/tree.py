@@ -1,0 +1,155 @@
+"""Heads that decide in several steps: what trees and clusters of classes have in common.
+
+    p(y | q) = p(first step of y | q) * p(second step of y | q, first) * ...
+
+Each step is normalised over its own few choices, so that the whole is over all classes, and
+log-probabilities are exact at the cost of the steps on the way to y. Rows belong to choices,
+not always to classes, and are kept in tables of their own.
+
+Several targets of one example are looked at singly: its loss is sum_l w_l * -log p(y_l | q).
+"""
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tapas.errors import UsageError
+from tapas.heads.base import Head
+from tapas.heads.batch import Batch
+from tapas.precision import in_float32
+from tapas.shapes import check_ids, check_integer, check_positive, check_query
+from tapas.tables import ClassTable
+
+Counts: TypeAlias = Tensor | NDArray[np.generic]
+MOST_COUNTED = 2**62  # all counts together: beyond it sums of int64 overflow
+
+
+class TreeHead(Head):
+    """A head over tables of its own, built from class counts. A class's score is its log p.
+
+    A saved state only fits a head that was built from the same counts and options: the state
+    knows which class is where and refuses another head.
+    """
+
+    @abstractmethod
+    def costs(self, query: Tensor, target: Tensor) -> Tensor:
+        """-log p of `target` (B, L) given `query` (B, D), (B, L); 0 for padding, which is -1.
+
+        `backward` through it moves the rows on the way to the targets, each once.
+        """
+
+    @abstractmethod
+    def best(self, query: Tensor, k: int, exclude: Tensor) -> tuple[Tensor, Tensor]:
+        """`top` of checked, flat queries (B, D) without `exclude` (B, E)."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where the rows are."""
+
+    @abstractmethod
+    def layout(self) -> Tensor:
+        """What says which class is where; two heads whose layouts differ share no state."""
+
+    def _losses(self, batch: Batch, context: Tensor | None) -> tuple[Tensor, float]:
+        cost = self.costs(batch.query, batch.target)
+        if batch.weight is not None:
+            cost = cost * batch.weight
+        return cost.sum(dim=1), len(batch.query)
+
+    @in_float32
+    @torch.no_grad()
+    def log_prob(self, query: Tensor, ids: Tensor) -> Tensor:
+        flat = check_query(query, self.dim)
+        wanted = check_ids("ids", self._flat("ids", ids, query), self.num_classes)
+        if not wanted.numel():
+            return flat.new_zeros(ids.shape)
+        return -self.costs(flat, wanted.to(flat.device)).view(ids.shape)
+
+    @in_float32
+    @torch.no_grad()
+    def top(self, query: Tensor, k: int, *, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        flat = check_query(query, self.dim)
+        if check_positive("k", k) > self.num_classes:
+            raise UsageError(f"k is {k}, but there are only {self.num_classes} classes.")
+        banned = torch.empty(len(flat), 0, dtype=torch.int64, device=flat.device)
+        if exclude is not None:
+            banned = check_integer("exclude", self._flat("exclude", exclude, query))
+            check_ids("exclude", banned.clamp(min=0), self.num_classes)
+        score, ids = self.best(flat, k, banned.to(flat.device))
+        return score.view(*query.shape[:-1], k), ids.view(*query.shape[:-1], k)
+
+    def tables(self) -> list[ClassTable]:
+        return [part for part in self.modules() if isinstance(part, ClassTable)]
+
+    def accumulate(self) -> AbstractContextManager[None]:
+        return self._accumulating()
+
+    @contextmanager
+    def _accumulating(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for table in self.tables():
+                stack.enter_context(table.accumulate())
+            yield
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """False freezes the rows; without it they move in `backward`, in `eval()`, too."""
+        for table in self.tables():
+            table.requires_grad_(requires_grad)
+        return super().requires_grad_(requires_grad)
+
+    def _together(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {**super().get_extra_state(), "layout": self._fingerprint()}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        if state["layout"] != self._fingerprint():
+            raise UsageError(
+                "this state is of a head with other counts or options: its rows would belong to "
+                "other classes. Build the head from the counts and options it was saved with."
+            )
+        super().set_extra_state(state)
+
+    def _fingerprint(self) -> int:
+        words = self.layout().cpu().numpy().tobytes()
+        return int.from_bytes(hashlib.blake2b(words, digest_size=7).digest(), "little")
+
+
+def check_counts(counts: Counts) -> NDArray[np.int64]:
+    """(C,) whole numbers of at least 0, for at least two classes, or an error."""
+    given: Any = counts.detach().cpu().numpy() if isinstance(counts, Tensor) else counts
+    if not isinstance(given, np.ndarray) or given.ndim != 1 or given.dtype.kind not in "iuf":
+        what = f"shape {given.shape}" if isinstance(given, np.ndarray) else type(given).__name__
+        raise UsageError(
+            f"counts must be a tensor or array of numbers, one for each class, got {what}."
+        )
+    if len(given) < 2:
+        raise UsageError(f"counts are of {len(given)} classes; expected at least 2 to choose from.")
+    with np.errstate(invalid="ignore"):  # inf % 1
+        bad = np.flatnonzero(~((given >= 0) & (given <= MOST_COUNTED) & (given % 1 == 0)))
+    if len(bad):
+        raise UsageError(
+            f"counts[{bad[0]}] is {given[bad[0]]}; expected whole numbers of at least 0, how often "
+            "each class was seen."
+        )
+    if float(given.sum(dtype=np.float64)) > MOST_COUNTED:
+        raise UsageError(f"counts sum to {given.sum(dtype=np.float64):g}, above 2^62. Scale them.")
+    whole: NDArray[np.int64] = given.astype(np.int64)
+    return whole
+
+
+def check_start(bias: bool, start_at_frequencies: bool) -> None:
+    if start_at_frequencies and not bias:
+        raise UsageError(
+            "start_at_frequencies needs biases to start from, but bias is False. Pass "
+            "start_at_frequencies=False, too."
+        )

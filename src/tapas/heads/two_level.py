@@ -1,0 +1,197 @@
+"""Two-level softmax (Goodman 2001): first the cluster of a class, then the class in it.
+
+    p(y | q) = p(cluster of y | q) * p(y | cluster of y, q)
+
+Both are softmaxes, the first over all clusters, the second over one cluster's classes. With about
+sqrt(C) clusters of about sqrt(C) classes a target costs O(sqrt(C)) scores.
+
+Classes are put into clusters by frequency (Mikolov et al. 2011): sorted by falling count, then
+cut into pieces of equal mass, so that frequent classes sit in small clusters.
+"""
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tapas.candidates import Candidates, first_mentions
+from tapas.errors import UsageError, pick
+from tapas.heads.building import DEFAULT_ROW_OPTIMIZER
+from tapas.heads.tree import Counts, TreeHead, check_counts, check_start
+from tapas.heads.tree_search import best_of_parts, part_of
+from tapas.losses import target_costs
+from tapas.losses.grouped_softmax import grouped_softmax_costs
+from tapas.rng import stream
+from tapas.shapes import check_positive
+from tapas.tables import LocalTable, RowOptimizer
+
+LARGEST = 4  # times the mean size: a cluster of more classes is cut further
+
+
+class TwoLevelSoftmax(TreeHead):
+    """A softmax over clusters and one over the classes of the target's cluster.
+
+    Args:
+        counts: (C,) how often each class was seen; ids need not be sorted by it.
+        num_clusters: about how many; sqrt(C) when left out. Pieces of equal mass would put
+            most rare classes in one, so those above 4 times the mean size are cut further; a
+            class that fills several pieces leaves fewer.
+        assignment: "frequency", or "random" by `seed` in clusters of equal size.
+        start_at_frequencies: biases start at the log of (count + 1), of a cluster at the log
+            of the sum over its classes. Else at 0.
+    """
+
+    method = "two-level"
+    bibtex = ("goodman2001classes", "mikolov2011extensions")
+
+    cluster_of: Tensor  # (C,) by class
+    place_of: Tensor  # (C,) row of each class: one cluster after the other, in each by rising id
+    class_at: Tensor  # (C,) the inverse
+    first: Tensor  # (G + 1,) where the rows of each cluster begin
+
+    def __init__(
+        self,
+        counts: Counts,
+        dim: int,
+        *,
+        num_clusters: int | None = None,
+        assignment: str = "frequency",
+        start_at_frequencies: bool = True,
+        row_optimizer: RowOptimizer | None = DEFAULT_ROW_OPTIMIZER,
+        bias: bool = True,
+        reduction: str = "mean",
+        ignore_index: int = -100,
+        seed: int = 0,
+        device: torch.device | str | None = None,
+    ):
+        seen = check_counts(counts)
+        check_start(bias, start_at_frequencies)
+        super().__init__(len(seen), dim, reduction=reduction, ignore_index=ignore_index, seed=seed)
+        wanted = round(math.sqrt(len(seen))) if num_clusters is None else num_clusters
+        if check_positive("num_clusters", wanted) > len(seen):
+            raise UsageError(
+                f"num_clusters is {wanted}, but there are only {len(seen)} classes. Leave it out "
+                "for the square root of that."
+            )
+        self.assignment = assignment
+        assign = pick("assignment", assignment, {"frequency": by_frequency, "random": at_random})
+        cluster_of = assign(seen, wanted, self.seed)
+        class_at = np.argsort(cluster_of, kind="stable")
+        sizes = np.bincount(cluster_of)
+        self._sizes = sizes.tolist()
+        arrays = {
+            "cluster_of": cluster_of,
+            "place_of": np.argsort(class_at),
+            "class_at": class_at,
+            "first": np.concatenate([[0], sizes.cumsum()]),
+        }
+        for name, array in arrays.items():
+            self.register_buffer(name, torch.from_numpy(array).to(device), persistent=False)
+        mass = np.bincount(cluster_of, weights=seen + 1.0)
+        for name, start in (("clusters", mass), ("classes", seen[class_at] + 1.0)):
+            table = LocalTable(
+                len(start),
+                dim,
+                row_optimizer=row_optimizer,
+                bias=torch.from_numpy(np.log(start)) if start_at_frequencies else bias,
+                seed=stream(self.seed, name).initial_seed(),
+                device=device,
+            )
+            self.add_module(name, table)
+        weighed = seen if seen.any() else seen + 1
+        self._mean_cluster = float((weighed * sizes[cluster_of]).sum() / weighed.sum())
+
+    clusters: LocalTable  # (G, D)
+    classes: LocalTable  # (C, D) at `place_of`
+
+    @property
+    def num_clusters(self) -> int:
+        return self.clusters.num_classes
+
+    @property
+    def scores_per_example(self) -> float:
+        """All clusters, and the classes of a target's, the mean by counts."""
+        return self.num_clusters + self._mean_cluster
+
+    @property
+    def device(self) -> torch.device:
+        return self.classes.device
+
+    def layout(self) -> Tensor:
+        return self.cluster_of
+
+    def costs(self, query: Tensor, target: Tensor) -> Tensor:
+        real = target >= 0
+        cluster = self.cluster_of[target.clamp(min=0)].masked_fill(~real, -1)
+        counted = first_mentions(cluster) & real  # two targets may share a cluster
+        every = torch.arange(self.num_clusters, device=self.device)
+        kept = Candidates(every, torch.zeros(len(every), device=self.device))
+        first = target_costs(*self.clusters.sampled_logits(query, cluster, kept), counted)
+        example, column = real.nonzero(as_tuple=True)
+        second = self._inside(query, example, cluster[example, column], target[example, column])
+        return first.index_put((example, column), second, accumulate=True)
+
+    def _inside(self, query: Tensor, example: Tensor, cluster: Tensor, ids: Tensor) -> Tensor:
+        """-log p(class | cluster) of each of `ids` (P,), of `example` (P,)."""
+        cluster, order = cluster.sort()
+        visited, num_targets = torch.unique_consecutive(cluster, return_counts=True)
+        first = self.first[visited]
+        num_rows = self.first[visited + 1] - first
+        shift = (first - num_rows.cumsum(0) + num_rows).repeat_interleave(num_rows)
+        rows, bias = self.classes.live_rows(torch.arange(len(shift), device=shift.device) + shift)
+        own = self.place_of[ids[order]] - self.first[cluster]
+        cost = grouped_softmax_costs(
+            query.index_select(0, example[order]),
+            rows,
+            bias,
+            own,
+            num_targets=num_targets.tolist(),
+            num_rows=num_rows.tolist(),
+        )
+        return torch.empty_like(cost).index_copy(0, order, cost)
+
+    def best(self, query: Tensor, k: int, exclude: Tensor) -> tuple[Tensor, Tensor]:
+        """Clusters by falling probability, until none can hold a better class than those found."""
+        weight, bias = self.clusters.rows(torch.arange(self.num_clusters, device=self.device))
+        bound = (query @ weight.t() + bias).log_softmax(dim=1)
+        banned = torch.where(exclude >= 0, self.place_of[exclude.clamp(min=0)], -1)
+
+        def look(g: int, who: Tensor) -> tuple[Tensor, Tensor]:
+            first, last = int(self.first[g]), int(self.first[g + 1])
+            return part_of(
+                self.classes, first, last, query[who], bound[who, g], k,
+                exclude=banned[who], ids=self.class_at,
+            )  # fmt: skip
+
+        return best_of_parts(bound, look, k)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_clusters} clusters, assignment={self.assignment!r}"
+
+
+def by_frequency(counts: NDArray[np.int64], num_clusters: int, seed: int) -> NDArray[np.int64]:
+    """(C,) cluster of each class: pieces of equal mass of the classes by falling count.
+
+    Pieces of more than `LARGEST` times the mean size are cut into equal parts. `seed` has no say.
+    """
+    order = np.argsort(-counts, kind="stable")
+    mass = counts[order] + 1.0
+    piece = ((mass.cumsum() - mass) * (num_clusters / mass.sum())).astype(np.int64)
+    _, piece, sizes = np.unique(piece, return_inverse=True, return_counts=True)
+    most = LARGEST * -(-len(counts) // num_clusters)
+    parts = -(-sizes // most)
+    inside = np.arange(len(counts)) - (sizes.cumsum() - sizes)[piece]
+    cut = inside * parts[piece] // sizes[piece]
+    cluster_of = np.empty_like(order)
+    cluster_of[order] = (parts.cumsum() - parts)[piece] + cut
+    return cluster_of
+
+
+def at_random(counts: NDArray[np.int64], num_clusters: int, seed: int) -> NDArray[np.int64]:
+    """(C,) cluster of each class, drawn such that sizes differ by 1 at most."""
+    order = torch.randperm(len(counts), generator=stream(seed, "clusters")).numpy()
+    cluster_of = np.empty_like(order)
+    cluster_of[order] = np.arange(len(counts)) * num_clusters // len(counts)
+    return cluster_of

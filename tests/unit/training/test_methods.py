@@ -1,0 +1,251 @@
+"""Every method is built as it is configured, trains, and comes back from a checkpoint."""
+
+import re
+from dataclasses import fields, replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from oracle.journeys import chain_log
+
+from tapas import UsageError
+from tapas.data.log_source import LogSource
+from tapas.data.splits import SplitConfig, split_log
+from tapas.heads.citations import BIBTEX
+from tapas.proposals import Bigram, LogUniform, Relabelled, Squashed
+from tapas.training.building import build, build_model
+from tapas.training.citing import CLASSES, cite, papers_of
+from tapas.training.config import (
+    HeadConfig,
+    LoopConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ServiceConfig,
+    TrainConfig,
+)
+from tapas.training.head_building import Feed
+from tapas.training.methods import METHODS
+from tapas.training.model_checkpoint import load_checkpoint, save_checkpoint
+from tapas.training.steps import step
+from tapas.training.validation import head_words
+
+OF_ALL = {"method", "next_items", "target_decay", "positions"}
+CONFIG = TrainConfig(
+    log=LogSource(files=("x.parquet",)),
+    model=ModelConfig(encoder="mean", dim=6, history=7),
+    optimizer=OptimizerConfig(rows_lr=0.3),
+    loop=LoopConfig(batch=6, seed=11),
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    log = chain_log(tmp_path_factory.mktemp("log"), num_users=30, num_items=40, num_baskets=6)
+    return log, split_log(log, SplitConfig())
+
+
+def of_method(method, **options):
+    samples = {"samples": 7} if "samples" in METHODS[method].options else {}
+    return replace(CONFIG, head=HeadConfig(method=method, **(samples | options)))
+
+
+def says(words):
+    return pytest.raises(UsageError, match="^" + re.escape(words) + "$")
+
+
+def take(parts, numbers):
+    for number in numbers:
+        step(parts.model, parts.optimizer, parts.windows.batch(number), seed=11, number=number,
+             clip=1.0)  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_trains_and_goes_on_from_a_checkpoint(method, data, tmp_path):
+    straight, broken = (build(of_method(method), *data) for _ in range(2))
+    assert type(straight.model.head) is CLASSES[method]
+    assert straight.model.head.seed == 11
+    take(straight, range(5))
+    take(broken, range(3))
+    save_checkpoint(tmp_path, 3, broken.model, broken.optimizer)
+    again = build(of_method(method), *data)
+    assert load_checkpoint(tmp_path, again.model, again.optimizer) == (3, {})
+    take(again, range(3, 5))
+    mine, theirs = (m.model.state_dict() for m in (straight, again))
+    assert mine.keys() == theirs.keys()
+    for name, value in mine.items():
+        same = torch.equal(value, theirs[name]) if isinstance(value, torch.Tensor) else True
+        assert same, name
+    assert straight.model.head.step == again.model.head.step == 5
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_model_is_built_for_evaluation_without_batches(method, data):
+    log, split = data
+    trained = build(of_method(method), log, split)
+    take(trained, range(2))
+    feed = Feed(None, log, split.train_end)
+    model = build_model(trained.config, split.train_counts, feed=feed).eval()
+    model.load_state_dict(trained.model.state_dict())
+    items, lengths = torch.tensor([[1, 2, 3]]), torch.tensor([3])
+    trained.model.eval()
+    for one, two in zip(
+        model.after(items, lengths).top(5), trained.model.after(items, lengths).top(5), strict=True
+    ):
+        assert torch.equal(one, two)
+
+
+def test_all_that_a_head_has_to_learn_is_learned(data):
+    """Projections of an adaptive softmax are no rows: the encoder's optimizer moves them."""
+    parts = build(of_method("adaptive"), *data)
+    dense = {n for n, _ in parts.model.named_parameters() if n.startswith("head.")}
+    assert dense
+    learned = {id(p) for group in parts.optimizer.param_groups for p in group["params"]}
+    assert all(id(p) in learned for n, p in parts.model.named_parameters() if n in dense)
+
+
+def test_every_option_is_read_by_somebody_and_exists():
+    known = {field.name for field in fields(HeadConfig)}
+    read = {option for method in METHODS.values() for option in method.options}
+    assert read == known - OF_ALL
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("rate", 0.02), ("min_ess", 3.0), ("negatives", 2.0), ("penalty", 0.5), ("share", 0.25),
+     ("tries", 9), ("calibration", 0.5)],
+)  # fmt: skip
+def test_an_option_reaches_the_heads_that_read_it(option, value, data):
+    for method in METHODS.values():
+        if option in method.options:
+            head = build(of_method(method.name, **{option: value}), *data).model.head
+            assert getattr(head, option) == value, method.name
+
+
+def test_sizes_reach_their_heads(data):
+    dynamic = build(of_method("dynamic-negatives", hardest=2), *data).model.head
+    assert (dynamic.num_samples, dynamic.presample_factor) == (2, 3)
+    assert build(of_method("two-level", clusters=4), *data).model.head.num_clusters == 4
+    for method in ("sampled", "nce", "gbce", "mixed", "partitioned", "adaptive-importance"):
+        assert build(of_method(method), *data).model.head.num_samples == 7
+
+
+def test_an_option_of_another_method_is_refused():
+    with says("head.presample is no option of the method 'nce', but of tapas. Leave it out."):
+        HeadConfig(method="nce", presample=4)
+    with says("head.samples is no option of the method 'full', but of tapas, sampled, mixed, "
+              "adaptive-importance, partitioned, nce, negative-sampling, dynamic-negatives, sce, "
+              "gbce. Leave it out."):  # fmt: skip
+        HeadConfig(method="full", samples=5)
+
+
+def test_a_misspelt_method_is_told_its_name():
+    with pytest.raises(UsageError) as error:
+        HeadConfig(method="hufman")
+    assert str(error.value).startswith("unknown head.method 'hufman'. Did you mean 'huffman'?")
+
+
+@pytest.mark.parametrize("method", [m.name for m in METHODS.values() if m.keeps_state])
+def test_what_learns_beside_its_rows_is_not_for_servers(method):
+    with says(f"the method '{method}' learns beside its rows: train it in one process, without "
+              "--servers."):  # fmt: skip
+        replace(of_method(method), service=ServiceConfig(servers=2))
+
+
+def test_a_bigram_is_not_for_servers():
+    with says(
+        "head.proposal 'bigram' is counted from the whole log, which workers do not read: use "
+        "'squashed', or train without --servers."
+    ):
+        replace(of_method("nce", proposal="bigram"), service=ServiceConfig(servers=2))
+
+
+@pytest.mark.parametrize("method", ["huffman", "two-level", "adaptive"])
+def test_trees_are_for_one_process_and_inputs_of_their_own(method):
+    with says(f"the method '{method}' has no rows for servers: train it in one process, without "
+              "--servers."):  # fmt: skip
+        replace(of_method(method), service=ServiceConfig(servers=2))
+    with says(f"the method '{method}' has no rows of classes for the encoder to share: use "
+              "model.inputs 'own'."):  # fmt: skip
+        replace(of_method(method), model=ModelConfig(inputs="shared"))
+
+
+def test_copies_are_weighed_against_probabilities_alone():
+    with says(
+        "model.repeats weighs copies against the probability that the softmax gives, which the "
+        "method 'warp' does not estimate. Use 'tapas', 'sampled' or 'full'."
+    ):
+        replace(of_method("warp"), model=ModelConfig(repeats=True))
+
+
+def test_proposals_are_as_named(data):
+    log, split = data
+    assert type(build(of_method("nce"), log, split).model.head.proposal) is Squashed
+    ranked = build(of_method("nce", proposal="log-uniform"), log, split).model.head.proposal
+    assert type(ranked) is Relabelled
+    assert type(ranked.base) is LogUniform
+    most = ranked.log_prob(torch.arange(log.num_items)).argmax()
+    assert split.train_counts[most] == split.train_counts.max()
+    bigram = build(of_method("sampled", proposal="bigram"), log, split)
+    assert type(bigram.model.head.proposal) is Bigram
+    assert bigram.model.head.wants_context
+    take(bigram, range(2))
+
+
+def test_pairs_are_those_of_training_alone(data):
+    log, split = data
+    previous, following, count = Feed(None, log, split.train_end).pairs()
+    wanted = {}
+    for user in range(log.num_users):
+        events = log.items[log.offsets[user] : split.train_end[user]].tolist()
+        for pair in pairwise(events):
+            wanted[pair] = wanted.get(pair, 0) + 1
+    found = zip(previous.tolist(), following.tolist(), strict=True)
+    assert dict(zip(found, count.tolist(), strict=True)) == wanted
+    assert int(count.sum()) == int(np.maximum(split.train_end - log.offsets[:-1] - 1, 0).sum())
+
+
+def test_contexts_are_the_items_that_queries_come_from(data):
+    parts = build(of_method("sampled", proposal="bigram"), *data)
+    seen = []
+    head, forward = parts.model.head, parts.model.head.forward
+    head.forward = lambda *args, context=None: (
+        seen.append(context) or forward(*args, context=context)
+    )
+    batch = parts.windows.batch(0)
+    parts.model.loss(batch)
+    assert torch.equal(seen[0], batch.items.reshape(-1)[batch.places])
+
+
+def test_a_run_says_its_method():
+    assert head_words(HeadConfig(samples=1_000)) == "n = 1,000, r = 8, priority"
+    assert head_words(HeadConfig(method="huffman")) == "Hierarchical softmax, Huffman tree"
+    assert head_words(HeadConfig(method="nce", samples=50)) == "NCE, n = 50"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_paper_is_known(method):
+    keys = papers_of(of_method(method).head)
+    assert (method == "full") == (not keys)
+    for key in keys:
+        assert BIBTEX[key].startswith("@")
+        assert f"{{{key}," in BIBTEX[key]
+    head = CLASSES[method]
+    assert set(head.bibtex) <= set(keys)
+
+
+def test_the_citation_of_a_run_names_method_rule_and_optimizer():
+    found = re.findall(r"@\w+\{(\w+),", cite(CONFIG))
+    assert found == ["bai2017tapas", "duffield2007priority", "duchi2011adaptive"]
+    top = replace(CONFIG, head=HeadConfig(selection="top"), optimizer=OptimizerConfig(rows="sgd"))
+    assert re.findall(r"@\w+\{(\w+),", cite(top)) == ["bai2017tapas"]
+
+
+def test_bibtex_is_balanced_and_used():
+    used = {key for kind in CLASSES.values() for key in kind.bibtex}
+    used |= {"duffield2007priority", "duchi2011adaptive", "kingma2015adam"}
+    assert used == set(BIBTEX)
+    for entry in BIBTEX.values():
+        assert entry.count("{") == entry.count("}")
+        for wanted in ("title = ", "author = ", "year = "):
+            assert wanted in entry
