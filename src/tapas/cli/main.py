@@ -5,6 +5,8 @@ from typing import Annotated
 import typer
 
 from tapas.cli.checkpoint import app as checkpoint
+from tapas.cli.cite import cite
+from tapas.cli.compare import compare
 from tapas.cli.demo import demo
 from tapas.cli.evaluate import evaluate
 from tapas.cli.export import export
@@ -55,6 +57,8 @@ app.command()(train)
 app.command()(evaluate)
 app.command()(recommend)
 app.command()(export)
+app.command()(compare)
+app.command()(cite)
 app.command()(demo)
 app.command("four-ways")(four_ways)
 app.command()(info)

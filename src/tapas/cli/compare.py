@@ -1,0 +1,242 @@
+"""`tapas compare`: every method on one log, in equal time, and which one to use."""
+
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from tapas.cli.compare_settings import build_comparison
+from tapas.cli.endings import one_line_endings
+from tapas.cli.log_options import (
+    AsJson,
+    Cache,
+    Files,
+    Group,
+    Item,
+    MinCount,
+    Rare,
+    SkipBadRows,
+    Text,
+    Time,
+    User,
+    cache_folder,
+    source_table,
+    talk,
+)
+from tapas.cli.progress import run_bars
+from tapas.cli.results_folder import ResultsFolder
+from tapas.cli.train import _parse_settings
+from tapas.comparison.asked import duration
+from tapas.comparison.config import CompareConfig, parse_classes, parse_duration
+from tapas.comparison.contenders import CONTENDERS, pick_contenders
+
+if TYPE_CHECKING:
+    from tapas.comparison.results import Comparison
+
+WORKERS = min(2, os.cpu_count() or 1)  # each holds a model, and judges it over all classes
+WIDE = 160  # letters, for a file or a pipe
+
+
+def compare(
+    files: Files = None,
+    made_up: Annotated[
+        bool,
+        typer.Option(
+            "--synthetic", help="The built-in log, whose true distribution is known: bias, too."
+        ),
+    ] = False,
+    methods: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Some of --list, with commas, or all. Default: all."),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Training time of each method in all, such as 90s, 10m or 1h. Default: 10m.",
+        ),
+    ] = None,
+    classes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBERS",
+            help="For the time of a step over the number of classes. Default: 1e4,1e5,1e6.",
+        ),
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="n of all that sample. Default: 1,000, or an eighth of few classes."
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(metavar="N", help="Final runs of each method. Default: 3.")
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option(metavar="N", help="Settings tried for each method. Default: 4.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Where results are kept, and found again.")
+    ] = Path("compare"),
+    workers: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Runs side by side, one thread each.")
+    ] = WORKERS,
+    user: User = None,
+    item: Item = None,
+    time: Time = None,
+    text: Text = None,
+    group: Group = None,
+    min_count: MinCount = None,
+    rare: Rare = None,
+    skip_bad_rows: SkipBadRows = False,
+    cache: Cache = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="SECTION.NAME=VALUE",
+            help="A setting of all methods: of model, split or optimizer, or loop.batch.",
+        ),
+    ] = None,
+    seconds_only: Annotated[
+        bool,
+        typer.Option("--quick", help="A small made-up log and a second each: to see the report."),
+    ] = False,
+    draw: Annotated[
+        bool, typer.Option("--draw", help="Only write the report, from the results in --out.")
+    ] = False,
+    show_list: Annotated[
+        bool, typer.Option("--list", help="Print the methods, and what is tuned, and stop.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare every method on one log, in equal time, and say which to use.
+
+    All share log, split, encoder, batches, optimizers and n. Half of --budget goes to a search
+    of the same number of trials, judged on validation points; half to the final runs, judged on
+    test points. Times are steps at the pace that a method has alone on the machine, so that
+    runs may go side by side.
+
+    You get a table and a rule here, and README.md, report.html and two figures in --out. Stop it
+    at any moment: the same command goes on.
+    """
+    with one_line_endings():
+        if show_list:
+            _print_contenders(as_json)
+            return
+        logging.getLogger("matplotlib").setLevel(logging.ERROR)
+        if not draw:
+            log = source_table(files, user, item, time, text, group, min_count, rare, skip_bad_rows)
+            given: dict[str, Any] = {
+                "budget_seconds": None if budget is None else parse_duration(budget),
+                "classes": None if classes is None else parse_classes(classes),
+                "samples": samples,
+                "seeds": seeds,
+                "trials": trials,
+                "contenders": None if methods is None else pick_contenders(methods),
+            }
+            given = {name: value for name, value in given.items() if value is not None}
+            config = build_comparison(
+                log, made_up, seconds_only, given, _parse_settings(settings or [])
+            )
+            if config.log is not None:
+                config.log.paths()  # a file that is missing is told before a folder is made
+            ResultsFolder(out)
+            _compare(config, out, cache_folder(cache), workers)
+        _report(out, as_json)
+
+
+def _print_contenders(as_json: bool) -> None:
+    rows: list[dict[str, Any]] = []
+    for each in CONTENDERS.values():
+        tuned = ["rows_lr"]
+        if each.knob is not None:
+            tuned.append(f"{each.knob} ({', '.join(f'{value:g}' for value in each.values)})")
+        rows.append({"name": each.name, "title": each.title, "paper": each.paper, "tuned": tuned})
+    if as_json:
+        typer.echo(json.dumps({"methods": rows}))
+        return
+    table = [[row["name"], row["title"], row["paper"], ", ".join(row["tuned"])] for row in rows]
+    _print_table(("--methods", "", "paper", "tuned"), table, right=False)
+
+
+def _compare(config: CompareConfig, out: Path, cache: Path, workers: int) -> None:
+    from tapas.comparison.comparing import compare as run_comparison
+
+    talk(expected_words(config, workers))
+    try:
+        with _terminated(), run_bars() as follow:
+            run_comparison(config, out, cache=cache, talk=talk, progress=follow, workers=workers)
+    except (KeyboardInterrupt, SystemExit):
+        talk(f"What is done is kept in {out}: the same command goes on.")
+        raise
+
+
+def expected_words(config: CompareConfig, workers: int) -> str:
+    """How long it will take, about."""
+    number = len(config.contenders)
+    seconds = number * config.budget_seconds / workers
+    side = f", {workers} side by side" if workers > 1 else ""
+    methods = f"{number} method{'s' if number > 1 else ''}"
+    return (
+        f"{methods} at {duration(config.budget_seconds)} of training each{side}: about "
+        f"{duration(seconds)}; reading, judging and measuring come on top."
+    )
+
+
+@contextmanager
+def _terminated() -> Iterator[None]:
+    """SIGTERM ends the processes that train, too, and not this one alone."""
+
+    def end(number: int, frame: object) -> None:
+        talk("tapas: stopped by SIGTERM.")
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _report(out: Path, as_json: bool) -> None:
+    from tapas.comparison.report import as_document, write_report
+    from tapas.comparison.results import read_comparison
+
+    comparison = read_comparison(out)
+    files = write_report(comparison)
+    ResultsFolder(out).write(files)
+    if as_json:
+        typer.echo(json.dumps(as_document(comparison)))
+    else:
+        _print(comparison)
+    talk(f"Wrote {', '.join(str(out / name) for name in files)}.")
+
+
+def _print(comparison: "Comparison") -> None:
+    from tapas.comparison.rule import make_rule
+    from tapas.comparison.summary import SHORT, short_rows
+
+    _print_table(SHORT, short_rows(comparison), right=True)
+    for words in make_rule(comparison).sentences:
+        typer.echo(words)
+
+
+def _print_table(heading: Sequence[str], rows: Sequence[Sequence[str]], *, right: bool) -> None:
+    """As wide as the terminal; elsewhere as wide as it must be."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for place, words in enumerate(heading):
+        table.add_column(words, justify="right" if right and place else "left")
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False, width=None if sys.stdout.isatty() else WIDE).print(table)

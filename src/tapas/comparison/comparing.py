@@ -1,0 +1,167 @@
+"""The stages of a comparison, each over a ledger: stop it anywhere, and it goes on there.
+
+out/
+  settings.json     what was asked, the log, the machine
+  pace.jsonl        seconds of a step of each contender, alone on the machine
+  runs.jsonl        trials on validation points, final runs and references on test points
+  step_times.jsonl  the head alone, over the number of classes
+  bias.jsonl        made-up logs: what each estimator gets wrong where the truth is known
+
+A line with "skipped" says why something was not run, one with "diverged" that it failed.
+"""
+
+import dataclasses
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tapas.comparison.bias import bias_runs, measure_bias
+from tapas.comparison.config import CompareConfig
+from tapas.comparison.pace import measure_paces, pace_runs, paces
+from tapas.comparison.plan import Plan
+from tapas.comparison.runs import execute, open_scene
+from tapas.comparison.step_times import measure_step_times
+from tapas.data.event_log import EventLog
+from tapas.errors import DataError, UsageError
+from tapas.paper.crew import finish
+from tapas.paper.ledger import Ledger
+from tapas.version import __version__
+from tapas.whole_file import whole_file
+
+SETTINGS, PACE, RUNS = "settings.json", "pace.jsonl", "runs.jsonl"
+STEP_TIMES, BIAS = "step_times.jsonl", "bias.jsonl"
+MACHINE = "machine"  # the part of the settings that may differ when a comparison goes on
+Follow = Callable[[str], Callable[[int, int], None]]  # of a stage: done, in all
+
+
+def compare(
+    config: CompareConfig,
+    out: Path,
+    *,
+    cache: Path,
+    talk: Callable[[str], None] = lambda words: None,
+    progress: Follow = lambda stage: lambda done, total: None,
+    workers: int = 1,
+) -> None:
+    """Do what is missing in `out`; returns when all of its files are there.
+
+    Paces and step times are measured one at a time; all else goes `workers` side by side,
+    which changes no result, as the number of steps of a run is decided by the paces.
+    """
+    threads = torch.get_num_threads()
+    try:
+        _compare(config, out, cache, talk, progress, workers)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _compare(
+    config: CompareConfig,
+    out: Path,
+    cache: Path,
+    talk: Callable[[str], None],
+    progress: Follow,
+    workers: int,
+) -> None:
+    make_folder(out)
+    talk("reading the log")
+    log = open_scene(config, cache).log
+    check_settings(out / SETTINGS, config, log)
+    num_samples = config.num_samples(log.num_items)
+
+    measured, wanted = Ledger(out / PACE), pace_runs(config, num_samples)
+    measure_paces(measured, wanted, config, cache, progress("pace"))
+    plan = Plan(config, num_samples, paces(measured, wanted))
+
+    ledger, go = Ledger(out / RUNS), partial(execute, config=config, cache=cache)
+    for run, words in plan.too_slow().values():
+        talk(f"{run.contender}: {words}")
+        if run not in ledger:
+            ledger.add({"key": run.key(), "run": dataclasses.asdict(run), "skipped": words})
+    finish(ledger, plan.references(), go, progress("references"), workers=workers)
+    finish(ledger, plan.searches(), go, progress("search"), workers=workers)
+    finish(ledger, plan.finals(ledger), go, progress("seeds"), workers=workers)
+
+    measure_step_times(Ledger(out / STEP_TIMES), config, progress("step times"))
+    if config.made is not None:
+        estimators = bias_runs(config)
+        finish(Ledger(out / BIAS), estimators, measure_bias, progress("bias"), workers=workers)
+
+
+def make_folder(out: Path) -> None:
+    """An error before any work if nothing can be written there."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe = out / f".probe.{os.getpid()}"
+        probe.write_bytes(b"?")
+        probe.unlink()
+    except OSError as error:
+        is_file = isinstance(error, FileExistsError | NotADirectoryError)
+        reason = "a file is in the way" if is_file else error.strerror or str(error)
+        raise UsageError(
+            f"cannot write into {out}: {reason}. Choose another folder with --out."
+        ) from error
+
+
+def settings(config: CompareConfig, log: EventLog) -> dict[str, Any]:
+    """All that decides results, plain enough for JSON, and the machine; no paths of files."""
+    found = dataclasses.asdict(config)
+    if config.log is not None:
+        found["log"]["files"] = [Path(file).name for file in config.log.files]
+    found["num_samples"] = config.num_samples(log.num_items)
+    found["sizes"] = {"events": log.num_events, "items": log.num_items, "users": log.num_users}
+    found[MACHINE] = {
+        "cores": os.cpu_count(),
+        "tapas": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "commit": _commit(),
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(found))
+    return plain
+
+
+def check_settings(path: Path, config: CompareConfig, log: EventLog) -> None:
+    """Write them the first time; results of other settings are never taken for these."""
+    mine = settings(config, log)
+    if not path.exists():
+        with whole_file(path) as unfinished:
+            unfinished.write_text(json.dumps(mine, indent=1) + "\n")
+        return
+    try:
+        before = json.loads(path.read_text())
+    except ValueError:
+        before = None
+    if not isinstance(before, dict):
+        raise DataError(
+            f"{path} cannot be read as the settings of the results beside it. Restore it, or move "
+            "the folder away."
+        )
+    other = [name for name in mine if name != MACHINE and before.get(name) != mine[name]]
+    if other:
+        raise UsageError(
+            f"the results in {path.parent} were made with another {', '.join(other)}. Choose "
+            "another folder with --out, or move them away."
+        )
+
+
+def _commit() -> str | None:
+    """Of the source tree that this runs from, if it is one."""
+    tree = Path(__file__).parents[3]
+    if not (tree / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"],
+            cwd=tree, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,220 @@
+"""What a comparison is: frozen, checked, written beside its results."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tapas.comparison.contenders import CONTENDERS, MOST_TRIALS, by_name
+from tapas.data.log_source import LogSource
+from tapas.data.splits import SplitConfig
+from tapas.data.synthetic_log import SyntheticLogConfig
+from tapas.errors import UsageError
+from tapas.shapes import check_positive
+from tapas.training.config import LoopConfig, ModelConfig, OptimizerConfig, TrainConfig
+
+MOST_SAMPLES = 1_000
+LEAST_CLASSES = 100
+MADE = SyntheticLogConfig(
+    num_users=40_000,
+    num_items=100_000,
+    num_groups=500,
+    baskets_per_user=6,
+    items_per_basket=5,
+    exponent=0.7,  # the top 20 % of the items take about 60 % of the events, as in the paper
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompareConfig:
+    """One log, one encoder, one budget; who takes part, and how it is judged.
+
+    The same for all contenders: log, split, encoder, dimension, batches and their order,
+    optimizer family, n, budget in seconds of training and number of trials. `budget_seconds`
+    are for each contender, at its own pace on one thread: half for its trials, which are
+    judged on validation points alone, half for its seeds, which are judged on test points.
+    """
+
+    log: LogSource | None = None  # left out: the log that `made` makes
+    made: SyntheticLogConfig | None = None
+    split: SplitConfig = field(default_factory=SplitConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)  # rows_lr is tuned
+    batch: int = 64  # stretches of history
+    contenders: tuple[str, ...] = tuple(CONTENDERS)
+    budget_seconds: float = 600.0
+    samples: int | None = None  # n; left out: 1,000, or an eighth of few classes
+    trials: int = 4
+    seeds: int = 3
+    least_steps: int = 20  # of a trial and of a seed; who cannot take so many is too slow
+    classes: tuple[int, ...] = (10_000, 100_000, 1_000_000)  # for step times; () for none
+    points: int = 3_000  # judged at the end of a run
+    curve_points: int = 1_000  # judged along the way, the first of these
+    search_points: int = 1_500  # of validation
+    pace_rounds: int = 3
+    pace_seconds: float = 1.0  # of steps, for each contender and round
+    step_examples: int = 256  # of a step of the head alone
+    step_repeats: int = 15
+    fresh_processes: bool = True  # one for each step time, so that memory is its own
+    bias_samples: tuple[int, ...] = (16, 64)  # n, for the bias of estimators; () for none
+    bias_steps: int = 4_000
+
+    def __post_init__(self) -> None:
+        if (self.log is None) == (self.made is None):
+            raise UsageError(
+                "a comparison needs one log: name files, or ask for the made-up one with "
+                "--synthetic."
+            )
+        if not self.contenders:
+            raise UsageError("no method to compare. Name some with --methods.")
+        if not 0 < self.budget_seconds < math.inf:
+            raise UsageError(
+                f"the budget must be a time above 0, got {self.budget_seconds!r} seconds. Give "
+                "--budget 10m, say."
+            )
+        for name in (
+            "batch", "trials", "seeds", "least_steps", "points", "curve_points", "search_points",
+            "pace_rounds", "step_examples", "step_repeats", "bias_steps",
+        ):  # fmt: skip
+            check_positive(name, getattr(self, name))
+        if self.samples is not None:
+            check_positive("samples", self.samples)
+        if self.trials > MOST_TRIALS:
+            raise UsageError(
+                f"trials must be at most {MOST_TRIALS}, got {self.trials}: there are no more "
+                "settings in the fixed list of every method."
+            )
+        if self.model.repeats:
+            raise UsageError(
+                "model.repeats mixes copies into the softmax, which few methods can. Leave it "
+                "out: methods are compared without."
+            )
+        for contender in by_name(self.contenders):
+            if self.model.inputs == "shared" and not contender.the_method.has_rows:
+                raise UsageError(
+                    f"the encoder cannot read the rows of '{contender.name}', which has none for "
+                    "a class. Set model.inputs to 'own', or leave that method out."
+                )
+            for trial in contender.trials(self.trials):
+                contender.head(self.samples or 1, trial.knob)  # an error before hours of work
+
+    @property
+    def trial_seconds(self) -> float:
+        """Training time of each trial of each contender."""
+        return self.budget_seconds / 2 / self.trials
+
+    @property
+    def final_seconds(self) -> float:
+        """Training time of each seed of each contender."""
+        return self.budget_seconds / 2 / self.seeds
+
+    def num_samples(self, num_classes: int) -> int:
+        """n with `num_classes` classes."""
+        if self.samples is not None:
+            return min(self.samples, num_classes)
+        return min(MOST_SAMPLES, max(1, num_classes // 8))
+
+    def train_config(
+        self,
+        source: LogSource,
+        num_samples: int,
+        *,
+        contender: str,
+        rows_lr: float,
+        knob: float | None,
+        steps: int,
+        seed: int,
+    ) -> TrainConfig:
+        """One run, as `tapas train` would take it."""
+        optimizer = dataclasses.replace(self.optimizer, rows_lr=rows_lr)
+        return TrainConfig(
+            log=source,
+            split=self.split,
+            model=self.model,
+            head=CONTENDERS[contender].head(num_samples, knob),
+            optimizer=optimizer,
+            loop=LoopConfig(batch=self.batch, steps=max(1, steps), seed=seed),
+        )
+
+
+def synthetic(**changes: object) -> CompareConfig:
+    """The comparison on the made-up log, whose true distribution is known."""
+    given: dict[str, object] = {
+        "made": MADE,
+        "split": SplitConfig(kind="group"),
+        "model": ModelConfig(history=30),
+        "batch": 80,
+    }
+    return CompareConfig(**(given | changes))  # type: ignore[arg-type]
+
+
+def quick(**changes: object) -> CompareConfig:
+    """A comparison of seconds: a small made-up log, few contenders, short runs."""
+    given: dict[str, object] = {
+        "made": SyntheticLogConfig(
+            num_users=300, num_items=2_000, num_groups=20, baskets_per_user=8
+        ),
+        "split": SplitConfig(kind="last"),
+        "model": ModelConfig(dim=8, history=20),
+        "batch": 8,
+        "contenders": ("full", "sampled", "tapas"),
+        "budget_seconds": 0.4,
+        "samples": 16,
+        "trials": 2,
+        "seeds": 2,
+        "least_steps": 1,
+        "classes": (200, 400),
+        "points": 60,
+        "curve_points": 40,
+        "search_points": 40,
+        "pace_rounds": 2,
+        "pace_seconds": 0.02,
+        "step_examples": 16,
+        "step_repeats": 3,
+        "fresh_processes": False,
+        "bias_samples": (16,),
+        "bias_steps": 40,
+    }
+    return CompareConfig(**(given | changes))  # type: ignore[arg-type]
+
+
+_UNITS: Mapping[str, float] = {"": 1, "s": 1, "m": 60, "h": 3_600}
+
+
+def parse_duration(words: str) -> float:
+    """Seconds of "90s", "10m", "1h", or of a plain number of seconds.
+
+    >>> parse_duration("10m"), parse_duration("1.5h"), parse_duration("600")
+    (600.0, 5400.0, 600.0)
+    """
+    found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([smh]?)\s*", words)
+    seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
+    if not 0 < seconds < math.inf:
+        raise UsageError(
+            f"cannot read '{words}' as a time above 0. Write 90s, 10m, 1h, or a number of seconds."
+        )
+    return seconds
+
+
+def parse_classes(words: str) -> tuple[int, ...]:
+    """Numbers of classes, rising: "1e4,1e5" is (10000, 100000).
+
+    >>> parse_classes("1e5, 20000")
+    (20000, 100000)
+    """
+    found = set()
+    for word in filter(None, (part.strip() for part in words.split(","))):
+        try:
+            number = float(word.replace("_", ""))
+        except ValueError:
+            number = math.nan
+        if not (number >= LEAST_CLASSES and number < 1e10 and number.is_integer()):
+            raise UsageError(
+                f"cannot read '{word}' as a number of classes. Write whole numbers from "
+                f"{LEAST_CLASSES} on with commas between them, such as 1e4,1e5,1e6."
+            )
+        found.add(int(number))
+    if not found:
+        raise UsageError(f"'{words}' names no number of classes. Write 1e4,1e5,1e6, say.")
+    return tuple(sorted(found))

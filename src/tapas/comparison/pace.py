@@ -1,0 +1,126 @@
+"""How long a step of every contender takes, measured before anything else runs.
+
+A step is: make the batch, loss, backward, update of rows and encoder; one thread. Contenders
+are measured in turns, round after round, so that a machine that slows down slows all of
+them; each is built anew for its turn, so that only one is in memory. The pace is the median
+over the rounds of the median step.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tapas.comparison.config import CompareConfig
+from tapas.comparison.contenders import by_name
+from tapas.comparison.peak_memory import forget_peak, peak_bytes
+from tapas.comparison.runs import CompareRun, Scene, build_run, open_scene
+from tapas.errors import UsageError
+from tapas.paper.ledger import Ledger
+from tapas.training.steps import step
+
+WARM_UP = 3  # steps that are not counted
+LEAST = 3  # steps that are
+PATIENCE = 4  # times the seconds of a turn; a slower contender gets fewer steps
+
+
+@dataclass(frozen=True, slots=True)
+class PaceRun:
+    """The pace of one contender."""
+
+    contender: str
+    num_samples: int
+
+    def key(self) -> str:
+        return f"pace of {self.contender}"
+
+
+def pace_runs(config: CompareConfig, num_samples: int) -> list[PaceRun]:
+    return [PaceRun(contender.name, num_samples) for contender in by_name(config.contenders)]
+
+
+def measure_paces(
+    ledger: Ledger,
+    runs: Sequence[PaceRun],
+    config: CompareConfig,
+    cache: Path,
+    progress: Callable[[int, int], None],
+) -> None:
+    """Measure what the ledger lacks. A contender that cannot be built is noted as skipped."""
+    todo = ledger.missing(runs)
+    if not todo:
+        return
+    torch.set_num_threads(1)
+    scene = open_scene(config, cache)
+    found: dict[str, dict[str, Any]] = {run.key(): {"step_seconds": []} for run in todo}
+    for turn in range(config.pace_rounds):
+        for place, run in enumerate(todo):
+            mine = found[run.key()]
+            if "skipped" not in mine:
+                _take_turn(run, turn, mine, config, scene)
+            progress(turn * len(todo) + place + 1, config.pace_rounds * len(todo))
+    for run in todo:
+        ledger.add({"key": run.key(), "run": asdict(run), **found[run.key()]})
+
+
+def _take_turn(
+    run: PaceRun, turn: int, found: dict[str, Any], config: CompareConfig, scene: Scene
+) -> None:
+    """Add one median to `found`."""
+    first = by_name([run.contender])[0].trials(1)[0]
+    training = CompareRun(
+        contender=run.contender,
+        rows_lr=first.rows_lr,
+        knob=first.knob,
+        num_samples=run.num_samples,
+        steps=1_000,
+        seed=turn,
+    )
+    forget_peak()
+    try:
+        parts = build_run(training, config, scene)
+    except UsageError as refusal:  # too large for this machine, say: the others go on
+        found |= {"skipped": str(refusal)}
+        return
+
+    def take(number: int) -> float:
+        start = time.perf_counter()
+        batch = parts.windows.batch(number)
+        clip = parts.config.optimizer.clip
+        step(parts.model, parts.optimizer, batch, seed=turn, number=number, clip=clip)
+        return time.perf_counter() - start
+
+    found["step_seconds"].append(round(median_step(take, config.pace_seconds), 7))
+    found["peak_bytes"] = peak_bytes()
+    found["scores_per_example"] = float(parts.model.head.scores_per_example)
+
+
+def median_step(take: Callable[[int], float], seconds: float) -> float:
+    """Median of the steps that fit into `seconds`, after a warm-up; `take(i)` is the i-th's time.
+
+    At least 3 are counted, unless they are so slow that 4 times `seconds` are over before.
+    """
+    warm = 0.0
+    for number in range(WARM_UP):
+        warm += take(number)
+        if warm > seconds:
+            break
+    taken: list[float] = []
+    while sum(taken) < seconds or len(taken) < LEAST:
+        taken.append(take(number + 1 + len(taken)))
+        if sum(taken) > PATIENCE * seconds:
+            break
+    return statistics.median(taken)
+
+
+def paces(ledger: Ledger, runs: Sequence[PaceRun]) -> dict[str, float]:
+    """Seconds of a step of each contender that could be built."""
+    return {
+        run.contender: statistics.median(ledger[run]["step_seconds"])
+        for run in runs
+        if run in ledger and "skipped" not in ledger[run]
+    }

@@ -1,0 +1,115 @@
+"""What is run: as many steps as the contender's pace allows in a time that is equal for all.
+
+    steps of a trial  =  budget / 2 / trials / pace
+    steps of a seed   =  budget / 2 / seeds / pace
+
+Steps are decided before training, so that runs may go side by side without one gaining or
+losing. The choice among trials sees validation results only.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tapas.comparison.config import CompareConfig
+from tapas.comparison.contenders import CONTENDERS, Trial, by_name
+from tapas.comparison.runs import REFERENCES, VALIDATION, CompareRun
+from tapas.errors import DataError
+from tapas.paper.ledger import Ledger
+from tapas.paper.real.references import TRUTH
+
+SEARCH_SEED = 1_000  # never among the seeds of a result
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The runs of a comparison; what is known of them is read from a ledger."""
+
+    config: CompareConfig
+    num_samples: int  # n
+    paces: Mapping[str, float]  # seconds of a step; of contenders that could be built
+
+    def trial_steps(self, name: str) -> int:
+        return int(self.config.trial_seconds / self.paces[name])
+
+    def final_steps(self, name: str) -> int:
+        return int(self.config.final_seconds / self.paces[name])
+
+    def is_too_slow(self, name: str) -> bool:
+        return min(self.trial_steps(name), self.final_steps(name)) < self.config.least_steps
+
+    def running(self) -> list[str]:
+        """Contenders whose steps are enough to be judged."""
+        return [
+            name
+            for name in self.config.contenders
+            if name in self.paces and not self.is_too_slow(name)
+        ]
+
+    def too_slow(self) -> dict[str, tuple[CompareRun, str]]:
+        """The others, each with the run that is not done, and why."""
+        found = {}
+        for name in self.config.contenders:
+            if name in self.paces and self.is_too_slow(name):
+                steps, pace = self.trial_steps(name), self.paces[name]
+                seconds, least = self.config.trial_seconds, self.config.least_steps
+                if steps >= least:
+                    steps, seconds = self.final_steps(name), self.config.final_seconds
+                words = (
+                    f"too slow for this budget: a step takes {pace:.3g} s, and a run of "
+                    f"{seconds:.3g} s has {steps} of at least {least}"
+                )
+                first = CONTENDERS[name].trials(1)[0]
+                found[name] = (self._trial(name, first), words)
+        return found
+
+    def searches(self) -> list[CompareRun]:
+        """The same number of trials for each contender."""
+        return [
+            self._trial(contender.name, trial)
+            for contender in by_name(self.running())
+            for trial in contender.trials(self.config.trials)
+        ]
+
+    def best(self, ledger: Ledger, name: str) -> Trial | None:
+        """The trial with the highest MAP@20 on validation points; None if all diverged."""
+        scores = {}
+        for trial in CONTENDERS[name].trials(self.config.trials):
+            run = self._trial(name, trial)
+            if run not in ledger:
+                raise DataError(
+                    f"the search of '{name}' is not finished; the same command continues where "
+                    "it stopped."
+                )
+            if "diverged" not in ledger[run]:
+                scores[trial] = float(ledger[run]["map@20"])
+        return max(scores, key=scores.__getitem__) if scores else None
+
+    def finals(self, ledger: Ledger) -> list[CompareRun]:
+        """Seeds outermost, so that an interrupted comparison has whole seeds."""
+        chosen = {name: self.best(ledger, name) for name in self.running()}
+        return [
+            self._run(name, trial, self.final_steps(name), seed)
+            for seed in range(self.config.seeds)
+            for name, trial in chosen.items()
+            if trial is not None
+        ]
+
+    def references(self) -> list[CompareRun]:
+        """What needs no training."""
+        known = [name for name in REFERENCES if name != TRUTH or self.config.made is not None]
+        return [CompareRun(contender=name) for name in known]
+
+    def _trial(self, name: str, trial: Trial) -> CompareRun:
+        run = self._run(name, trial, self.trial_steps(name), SEARCH_SEED)
+        return replace(run, points=VALIDATION)
+
+    def _run(self, name: str, trial: Trial, steps: int, seed: int) -> CompareRun:
+        return CompareRun(
+            contender=name,
+            rows_lr=trial.rows_lr,
+            knob=trial.knob,
+            num_samples=self.num_samples if CONTENDERS[name].draws else 0,
+            steps=steps,
+            step_seconds=self.paces[name],
+            seed=seed,
+        )

@@ -1,0 +1,217 @@
+"""Everything that a comparison says, for README.md, report.html and --json."""
+
+from typing import Any
+
+from tapas.comparison.asked import budget_words, command_of, log_words
+from tapas.comparison.figures import draw_quality, draw_step_times
+from tapas.comparison.page import (
+    Command,
+    Grid,
+    Heading,
+    Part,
+    Picture,
+    Words,
+    as_html,
+    as_markdown,
+)
+from tapas.comparison.results import Comparison, measured_times
+from tapas.comparison.rule import make_rule
+from tapas.comparison.side_tables import (
+    BIAS_HEADING,
+    BIAS_WORDS,
+    bias_rows,
+    break_even_heading,
+    break_even_rows,
+)
+from tapas.comparison.summary import (
+    EXCESS_HEADING,
+    HEADING,
+    REFERENCE_HEADING,
+    excess_rows,
+    loss_of,
+    quality,
+    ranked,
+    recall_of,
+    reference_rows,
+    table_rows,
+)
+
+README, PAGE = "README.md", "report.html"
+QUALITY, STEP_TIME = "quality-over-time.png", "step-time.png"
+TITLE = "Which method, for this data?"
+HOW_TO_READ = (
+    "MAP@20, precision@1, recall@20 and the loss of the full softmax (in nats) are exact, over all "
+    "classes, on test points, with 95 % intervals: blocks of users and seeds are resampled "
+    "together. “Against the best” is the difference in MAP@20, resampled in pairs, as all were "
+    "judged at the same points with the same seeds; an interval that holds 0 is no difference. The "
+    "best was picked by these numbers, which flatters it a little. Head: the fewest classes with "
+    "half of the training events; tail: those after the fewest with 90 %. Scores per example: "
+    "classes whose logit is computed for one position. Peak memory is that of the process that "
+    "trained, log and encoder included, before judging.",
+)
+EQUAL = (
+    "Equal for all: log, split, encoder, dimension, the batches of a seed and their order, "
+    "optimizer family, n for all that sample, the number of trials, and the training time. "
+    "The pace of a method is the median time of a whole step, batch and encoder included, on one "
+    "thread, measured alone on the machine in turns; time divided by pace is its number of steps. "
+    "So runs can go side by side without one gaining or losing.",
+    "Half of the time goes to the search: the learning rate of the rows and at most one knob of "
+    "the method, from lists fixed in advance, judged by MAP@20 on validation points with a seed of "
+    "its own; a diverged trial counts as 0. Half goes to the final runs, which alone see test "
+    "points.",
+)
+
+
+def write_report(comparison: Comparison) -> dict[str, bytes]:
+    """The files of the report, by name; a figure without data is left out."""
+    pictures = {}
+    if any(each.curve for each in comparison.standings):
+        pictures[QUALITY] = draw_quality(comparison)
+    if any(measured_times(each) for each in comparison.standings):
+        pictures[STEP_TIME] = draw_step_times(comparison)
+    parts = make_parts(comparison)
+    return {
+        README: as_markdown(TITLE, parts).encode(),
+        PAGE: as_html(TITLE, parts, pictures).encode(),
+        **pictures,
+    }
+
+
+def make_parts(comparison: Comparison) -> list[Part]:
+    """The report from top to bottom."""
+    settings = comparison.settings
+    return [
+        Words(f"{log_words(settings)} {budget_words(settings)}"),
+        Command(command_of(settings)),
+        *(Words(words, "rule") for words in make_rule(comparison).sentences),
+        Heading("Quality over time"),
+        *_quality_parts(comparison),
+        *_reference_parts(comparison),
+        *_step_time_parts(comparison),
+        *_bias_parts(comparison),
+        Heading("What was equal"),
+        *(Words(words) for words in EQUAL),
+        *_cut_parts(comparison),
+        Heading("Where it ran"),
+        Words(_machine_words(settings)),
+    ]
+
+
+def as_document(comparison: Comparison) -> dict[str, Any]:
+    """The same for programs: numbers by contender, the best first, and the rule."""
+    rule = make_rule(comparison)
+    found = []
+    for each in ranked(comparison):
+        loss, best = loss_of(each), each.finals[0]["run"]
+        found.append(
+            {
+                "name": each.name,
+                "map@20": quality(each)._asdict(),
+                "loss": None if loss is None else loss._asdict(),
+                "recall": {name: recall_of(each, name) for name in ("head", "middle", "tail")},
+                "seeds": len(each.finals),
+                "steps": best["steps"],
+                "step_seconds": each.step_seconds,
+                "scores_per_example": each.scores_per_example,
+                "peak_bytes": each.peak_bytes,
+                "rows_lr": best["rows_lr"],
+                "knob": None if each.knob is None else {each.knob: best["knob"]},
+                "break_even_classes": _finite(comparison.break_even(each.name)),
+                "state": each.state or None,
+            }
+        )
+    without = {each.name: each.state for each in comparison.standings if not each.finals}
+    return {
+        "methods": found,
+        "without_result": without,
+        "references": {each.title: each.result["map@20"] for each in comparison.references},
+        "rule": {
+            "choice": rule.choice,
+            "as_good": list(rule.as_good),
+            "words": " ".join(rule.sentences),
+        },
+    }
+
+
+def _finite(number: float | None) -> float | None:
+    return None if number is None or number == float("inf") else number
+
+
+def _quality_parts(comparison: Comparison) -> list[Part]:
+    parts: list[Part] = []
+    if any(each.curve for each in comparison.standings):
+        parts.append(Picture(QUALITY, "MAP@20 on test points over seconds of training"))
+    return [*parts, Grid(HEADING, table_rows(comparison)), *(Words(w, "note") for w in HOW_TO_READ)]
+
+
+def _reference_parts(comparison: Comparison) -> list[Part]:
+    if not comparison.references:
+        return []
+    parts: list[Part] = [
+        Heading("What needs no training"),
+        Words("Judged at the same test points. A method that does not beat counting is no use."),
+        Grid(REFERENCE_HEADING, reference_rows(comparison)),
+    ]
+    excess = excess_rows(comparison)
+    if excess:
+        parts += [
+            Words(
+                "The log is made up, and its true distribution is known: the loss above that of "
+                "the truth, on the same targets, is how far a model is from it, in nats "
+                "(Kullback-Leibler divergence)."
+            ),
+            Grid(EXCESS_HEADING, excess),
+        ]
+    return parts
+
+
+def _step_time_parts(comparison: Comparison) -> list[Part]:
+    if not any(measured_times(each) for each in comparison.standings):
+        return []
+    return [
+        Heading("Time of a step over the number of classes"),
+        Picture(STEP_TIME, "time of a step over the number of classes"),
+        Grid(break_even_heading(comparison), break_even_rows(comparison)),
+        Words(
+            "The head alone, with random queries and Zipf's frequencies: loss, backward, update of "
+            "rows; medians on one thread. Break-even: from so many classes on a step of the full "
+            "softmax takes longer.",
+            "note",
+        ),
+    ]
+
+
+def _bias_parts(comparison: Comparison) -> list[Part]:
+    if not comparison.bias:
+        return []
+    return [
+        Heading("The bias of each estimator"),
+        *(Words(words) for words in BIAS_WORDS),
+        Grid(BIAS_HEADING, bias_rows(comparison)),
+    ]
+
+
+def _cut_parts(comparison: Comparison) -> list[Part]:
+    """All that was left out, and why."""
+    lines = [f"{each.title}: {each.state}." for each in comparison.standings if each.state]
+    for each in comparison.standings:
+        lost = sum("diverged" in trial for trial in each.trials)
+        if lost:
+            lines.append(f"{each.title}: {lost} of {len(each.trials)} trials diverged.")
+        for time in each.step_times.values():
+            if time.skipped is not None:
+                lines.append(
+                    f"{each.title}, step time with {time.num_classes:,} classes: {time.skipped}."
+                )
+    if not lines:
+        return [Heading("What was cut"), Words("Nothing: every method ran as planned.")]
+    return [Heading("What was cut"), *(Words(line) for line in lines)]
+
+
+def _machine_words(settings: Any) -> str:
+    machine = settings.get("machine", {})
+    versions = [f"{name} {machine[name]}" for name in ("tapas", "torch", "python", "commit")
+                if machine.get(name)]  # fmt: skip
+    cores = machine.get("cores")
+    where = f"{cores} core{'s' if cores != 1 else ''}; " if cores else ""
+    return f"{where}{', '.join(versions)}. Every number is in the .jsonl files beside this page."

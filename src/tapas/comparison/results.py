@@ -1,0 +1,211 @@
+"""What a comparison has left in its folder, read into records.
+
+What is missing stays missing: a contender without results has none here, and says why if
+the files do. Nothing is trained or measured in this module.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+from tapas.comparison.comparing import BIAS, PACE, RUNS, SETTINGS, STEP_TIMES
+from tapas.comparison.contenders import CONTENDERS
+from tapas.comparison.runs import REFERENCES, TEST, VALIDATION
+from tapas.comparison.step_times import break_even, median_of
+from tapas.errors import DataError
+from tapas.paper.ledger import Ledger, Result
+from tapas.paper.real.references import TRUTH
+
+FULL = "full"
+UNKNOWN = "#555555"
+
+
+class Moment(NamedTuple):
+    """A moment of the final runs, over the seeds that did not diverge."""
+
+    seconds: float  # of training, at the contender's own pace
+    quality: float  # mean MAP@20
+    low: float  # the lowest and the highest of the seeds
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """A step of the head alone with one number of classes; `seconds` is None where skipped."""
+
+    num_classes: int
+    seconds: float | None
+    peak_bytes: int | None
+    skipped: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """All that is known of one contender."""
+
+    name: str
+    title: str
+    colour: str
+    knob: str | None = None  # what is tuned beside the learning rate of the rows
+    pace: Result | None = None
+    trials: tuple[Result, ...] = ()  # on validation points, diverged ones too
+    finals: tuple[Result, ...] = ()  # on test points, one for each seed that did not diverge
+    diverged_seeds: tuple[int, ...] = ()
+    num_seeds: int = 1  # that were asked for
+    skipped: str | None = None  # why it has not been trained
+    step_times: Mapping[int, StepTime] = field(default_factory=dict)
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Median over the rounds of measuring, of a whole step alone on the machine."""
+        rounds = (self.pace or {}).get("step_seconds")
+        return median(rounds) if rounds else None
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Of the process that trained it, the most of its seeds."""
+        known = [r["peak_bytes"] for r in self.finals if r.get("peak_bytes") is not None]
+        return max(known) if known else None
+
+    @property
+    def scores_per_example(self) -> float | None:
+        """Classes that are scored for each position, at the end of its last seed."""
+        known = [r["scores_per_example"] for r in (self.pace or {}, *self.finals)
+                 if r.get("scores_per_example") is not None]  # fmt: skip
+        return float(known[-1]) if known else None
+
+    @property
+    def curve(self) -> list[Moment]:
+        """MAP@20 at the moments that all its final runs have."""
+        found = []
+        for points in zip(*(result["curve"] for result in self.finals), strict=False):
+            values = [float(point["map@20"]) for point in points]
+            seconds = fmean(float(point["seconds"]) for point in points)
+            found.append(Moment(seconds, fmean(values), min(values), max(values)))
+        return found
+
+    @property
+    def state(self) -> str:
+        """Why there is no result, or what is wrong with it; empty if all is well."""
+        if self.skipped is not None:
+            return self.skipped
+        if self.trials and all("diverged" in trial for trial in self.trials) and not self.finals:
+            return "every trial of the search diverged"
+        done = len(self.finals) + len(self.diverged_seeds)
+        if self.diverged_seeds:
+            return f"{len(self.diverged_seeds)} of {done} seeds diverged"
+        if done < self.num_seeds:
+            return f"{done} of {self.num_seeds} seeds done" if done else "not finished"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Lists that need no training: counting, or the truth itself."""
+
+    title: str
+    result: Result
+
+    @property
+    def is_truth(self) -> bool:
+        return self.title == TRUTH
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A folder of results: contenders in the order of the settings."""
+
+    settings: Mapping[str, Any]
+    standings: tuple[Standing, ...]
+    references: tuple[Reference, ...] = ()
+    bias: tuple[Result, ...] = ()
+
+    def break_even(self, name: str) -> float | None:
+        """Classes from which on a step of the full softmax takes longer than one of `name`.
+
+        The smallest number that was measured if it does so there already, inf if it never
+        does, None if that is not known.
+        """
+        times = {each.name: measured_times(each) for each in self.standings}
+        full, other = times.get(FULL, {}), times.get(name, {})
+        if name == FULL or not full.keys() & other.keys():
+            return None
+        return break_even(full, other)
+
+
+def measured_times(standing: Standing) -> dict[int, float]:
+    """Seconds of a step of the head alone by number of classes, where it was measured."""
+    times = standing.step_times.values()
+    return {time.num_classes: time.seconds for time in times if time.seconds is not None}
+
+
+def read_comparison(folder: Path) -> Comparison:
+    """What `tapas compare` has written into `folder`, however far it has come."""
+    settings = _read_settings(folder / SETTINGS)
+    paces, runs, times, bias = (
+        list(Ledger(folder / name).results.values()) for name in (PACE, RUNS, STEP_TIMES, BIAS)
+    )
+    names = settings["contenders"]
+    return Comparison(
+        settings,
+        tuple(
+            _standing(name, settings["seeds"], *(_of(name, some) for some in (paces, runs, times)))
+            for name in names
+        ),
+        tuple(Reference(title, result) for title in REFERENCES for result in _of(title, runs)[-1:]),
+        tuple(line for name in names for line in _of(name, bias)),
+    )
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise DataError(
+            f"{path.parent} holds no comparison ({path.name} is not there). Begin one with "
+            "`tapas compare LOG`, or name its folder with --out."
+        ) from None
+    except ValueError:
+        settings = None
+    if not isinstance(settings, dict) or not {"contenders", "seeds"} <= settings.keys():
+        raise DataError(
+            f"{path} cannot be read as the settings of the results beside it. Restore it, or move "
+            "the folder away."
+        )
+    return settings
+
+
+def _of(name: str, lines: Iterable[Result]) -> list[Result]:
+    return [line for line in lines if line["run"].get("contender") == name]
+
+
+def _standing(
+    name: str, num_seeds: int, paces: list[Result], runs: list[Result], times: list[Result]
+) -> Standing:
+    known = CONTENDERS.get(name)  # an older folder may name one that is gone
+    finals = {r["run"]["seed"]: r for r in runs if r["run"]["points"] == TEST}  # the latest
+    reasons = [line["skipped"] for line in (*paces, *runs) if "skipped" in line]
+    return Standing(
+        name=name,
+        title=name if known is None else known.title,
+        colour=UNKNOWN if known is None else known.colour,
+        knob=None if known is None else known.knob,
+        pace=paces[-1] if paces else None,
+        trials=tuple(r for r in runs if r["run"]["points"] == VALIDATION and "skipped" not in r),
+        finals=tuple(finals[seed] for seed in sorted(finals) if "diverged" not in finals[seed]),
+        diverged_seeds=tuple(seed for seed in sorted(finals) if "diverged" in finals[seed]),
+        num_seeds=num_seeds,
+        skipped=reasons[-1] if reasons else None,
+        step_times={
+            line["run"]["num_classes"]: StepTime(
+                line["run"]["num_classes"],
+                median_of(line),
+                line.get("peak_bytes"),
+                line.get("skipped"),
+            )
+            for line in times
+        },
+    )

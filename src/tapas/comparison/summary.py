@@ -1,0 +1,252 @@
+"""The numbers of a comparison in one table: a row for each contender, the best MAP@20 first.
+
+Intervals are those of `tapas.paper.real.intervals`: seeds and blocks of users are resampled
+together, and contenders in pairs, as all were judged with the same seeds at the same points.
+"""
+
+from collections.abc import Callable, Sequence
+from statistics import fmean
+
+from tapas.comparison.results import Comparison, Reference, Standing
+from tapas.paper.ledger import Result
+from tapas.paper.real.intervals import Estimate, estimate, gap
+
+BUCKETS = ("head", "middle", "tail")
+NONE = "–"
+HEADING = (
+    "",
+    "MAP@20",
+    "against the best",
+    "precision@1",
+    "recall@20",
+    "loss, nats",
+    "recall of head / middle / tail",
+    "steps",
+    "ms a step",
+    "scores per example",
+    "peak memory",
+    "rows_lr",
+    "knob",
+)
+SHORT = ("", "MAP@20", "against the best", "loss", "tail recall", "steps", "ms a step", "memory")
+REFERENCE_HEADING = (
+    "",
+    "MAP@20",
+    "precision@1",
+    "recall@20",
+    "loss, nats",
+    "recall of head / middle / tail",
+)
+EXCESS_HEADING = ("", "loss, nats", "above the truth, nats")
+
+
+def ranked(comparison: Comparison) -> list[Standing]:
+    """Those with final results, by falling MAP@20."""
+    judged = [each for each in comparison.standings if each.finals]
+    return sorted(judged, key=lambda each: -fmean(r["map@20"] for r in each.finals))
+
+
+def best_of(judged: Sequence[Standing]) -> Standing:
+    """The first without a diverged seed: of the others, only lucky seeds are left."""
+    return next((each for each in judged if not each.diverged_seeds), judged[0])
+
+
+def quality(standing: Standing) -> Estimate:
+    """MAP@20 on the test points."""
+    return estimate(standing.finals, "map@20")
+
+
+def loss_of(standing: Standing) -> Estimate | None:
+    """Loss of the full softmax on the test points, in nats."""
+    if not all("loss" in result["blocks"] for result in standing.finals):
+        return None
+    return estimate(standing.finals, "loss")
+
+
+def gap_to(standing: Standing, other: Standing) -> Estimate | None:
+    """MAP@20 of one less that of the other, in pairs; None without a seed that both have."""
+    seeds = [{result["run"]["seed"] for result in each.finals} for each in (standing, other)]
+    return gap(standing.finals, other.finals, "map@20") if seeds[0] & seeds[1] else None
+
+
+def beaten_by(standing: Standing, reference: Reference) -> bool:
+    """Whether a reference that counts is clearly better; the truth may be."""
+    return not reference.is_truth and gap_to_reference(standing, reference, "map@20").below
+
+
+def gap_to_reference(standing: Standing, reference: Reference, metric: str) -> Estimate:
+    """Of the contender less that of the reference, which is the same for every seed."""
+    fixed = [{**reference.result, "run": result["run"]} for result in standing.finals]
+    return gap(standing.finals, fixed, metric)
+
+
+def recall_of(standing: Standing, bucket: str) -> float | None:
+    """Share of the targets of a bucket that are found in 20 places; the mean over seeds."""
+    known = [result["buckets"][bucket]["recall"] for result in standing.finals]
+    return None if None in known or not known else fmean(known)
+
+
+def targets_of(standing: Standing, bucket: str) -> int:
+    """Targets of the test points that lie in a bucket."""
+    return max((result["buckets"][bucket]["targets"] for result in standing.finals), default=0)
+
+
+def table_rows(comparison: Comparison) -> list[list[str]]:
+    """Under `HEADING`; contenders without results come last and say why."""
+    judged = ranked(comparison)
+    rows = [_row(each, best_of(judged)) for each in judged]
+    for each in comparison.standings:
+        if not each.finals:
+            cost = [_milliseconds(each), _scores(each), NONE, NONE, NONE]
+            rows.append([each.title, _why(each), *[NONE] * 6, *cost])
+    return rows
+
+
+def short_rows(comparison: Comparison) -> list[list[str]]:
+    """Under `SHORT`, for a terminal."""
+    judged = ranked(comparison)
+    rows = []
+    for each in judged:
+        loss = loss_of(each)
+        rows.append(
+            [
+                _title(each),
+                quality(each).words(),
+                _against(each, best_of(judged)),
+                NONE if loss is None else f"{loss.mean:.3f}",
+                _percent(recall_of(each, "tail")),
+                _steps(each),
+                _milliseconds(each),
+                _memory(each),
+            ]
+        )
+    for each in comparison.standings:
+        if not each.finals:
+            rows.append([each.title, _why(each), *[NONE] * 4, _milliseconds(each), NONE])
+    return rows
+
+
+def reference_rows(comparison: Comparison) -> list[list[str]]:
+    """Under `REFERENCE_HEADING`: what needs no training."""
+    rows = []
+    for each in comparison.references:
+        found = each.result
+        loss = found.get("loss")
+        rows.append(
+            [
+                each.title,
+                estimate([found], "map@20").words(),
+                _number(found.get("precision@1")),
+                _number(found.get("recall@20")),
+                NONE if loss is None else f"{loss:.3f}",
+                _recalls(lambda bucket, r=found: r["buckets"][bucket]["recall"]),  # type: ignore[misc]
+            ]
+        )
+    return rows
+
+
+def excess_rows(comparison: Comparison) -> list[list[str]]:
+    """Under `EXCESS_HEADING`: loss above that of the truth, the least first; only if it is known.
+
+    On the same points, so that it is the mean divergence from the truth, up to the chance of
+    which targets were drawn.
+    """
+    truth = next((each for each in comparison.references if each.is_truth), None)
+    if truth is None:
+        return []
+    found = []
+    for each in ranked(comparison):
+        loss = loss_of(each)
+        if loss is not None:
+            found.append((gap_to_reference(each, truth, "loss"), loss, each))
+    found.sort(key=lambda entry: entry[0].mean)
+    return [[_title(each), f"{loss.mean:.3f}", gap.words(3)] for gap, loss, each in found]
+
+
+def _row(standing: Standing, best: Standing) -> list[str]:
+    finals, loss = standing.finals, loss_of(standing)
+    return [
+        _title(standing),
+        quality(standing).words(),
+        _against(standing, best),
+        _number(_mean(finals, "precision@1")),
+        _number(_mean(finals, "recall@20")),
+        NONE if loss is None else loss.words(3),
+        _recalls(lambda bucket: recall_of(standing, bucket)),
+        _steps(standing),
+        _milliseconds(standing),
+        _scores(standing),
+        _memory(standing),
+        f"{finals[0]['run']['rows_lr']:g}",
+        _knob(standing),
+    ]
+
+
+def _title(standing: Standing) -> str:
+    return f"{standing.title} ({standing.state})" if standing.state else standing.title
+
+
+def _why(standing: Standing) -> str:
+    """In a cell: up to the colon; the rest is said below."""
+    return standing.state.partition(":")[0]
+
+
+def _against(standing: Standing, best: Standing) -> str:
+    if standing is best:
+        return "best"
+    found = gap_to(standing, best)
+    return NONE if found is None else found.words(sign=True)
+
+
+def _mean(finals: Sequence[Result], name: str) -> float | None:
+    known = [result[name] for result in finals if result.get(name) is not None]
+    return fmean(known) if len(known) == len(finals) else None
+
+
+def _number(value: float | None) -> str:
+    return NONE if value is None else f"{value:.4f}"
+
+
+def _percent(value: float | None) -> str:
+    return NONE if value is None else f"{100 * value:.1f} %"
+
+
+def _recalls(recall: Callable[[str], float | None]) -> str:
+    return " / ".join(_percent(recall(bucket)).removesuffix(" %") for bucket in BUCKETS) + " %"
+
+
+def _steps(standing: Standing) -> str:
+    return f"{standing.finals[0]['run']['steps']:,}"
+
+
+def _milliseconds(standing: Standing) -> str:
+    seconds = standing.step_seconds
+    return NONE if seconds is None else _three_digits(1000 * seconds)
+
+
+def time_words(seconds: float) -> str:
+    """
+    >>> time_words(0.0000431), time_words(0.0123), time_words(0.25), time_words(2.5)
+    ('0.0431 ms', '12.3 ms', '250 ms', '2.5 s')
+    """
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{_three_digits(1000 * seconds)} ms"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.3g}" if value < 1_000 else f"{value:,.0f}"
+
+
+def _scores(standing: Standing) -> str:
+    scores = standing.scores_per_example
+    return NONE if scores is None else _three_digits(scores)
+
+
+def _memory(standing: Standing) -> str:
+    return NONE if standing.peak_bytes is None else f"{standing.peak_bytes / 1e6:,.0f} MB"
+
+
+def _knob(standing: Standing) -> str:
+    value = standing.finals[0]["run"].get("knob")
+    if standing.knob is None or value is None:
+        return NONE
+    return f"{standing.knob} = {value if isinstance(value, str) else f'{value:g}'}"

@@ -1,0 +1,83 @@
+"""`tapas cite` and runs of other methods than TAPAS, as users meet them."""
+
+import json
+import re
+
+import pytest
+from oracle.journeys import TINY, invoke, last_line, names, write_chain
+
+pytestmark = pytest.mark.slow
+
+
+def keys(text):
+    return re.findall(r"@\w+\{(\w+),", text)
+
+
+@pytest.fixture
+def log(at):
+    return write_chain(at / "log.parquet", num_users=30, num_items=60)
+
+
+def trained(*settings):
+    flags = [part for setting in settings for part in ("--set", setting)]
+    return invoke("train", "log.parquet", "--out", "out", "--cache", "cache", *TINY, *flags)
+
+
+def test_a_run_is_cited(at, log):
+    assert trained().returncode == 0
+    done = invoke("cite", "out")
+    assert done.returncode == 0
+    assert keys(done.stdout) == ["bai2017tapas", "duffield2007priority", "duchi2011adaptive"]
+
+
+@pytest.mark.parametrize(
+    ("method", "cited"),
+    [("huffman", "morin2005hierarchical"), ("partitioned", "jean2015large"),
+     ("adaptive-importance", "bengio2008adaptive")],
+)  # fmt: skip
+def test_another_method_makes_the_whole_journey(at, log, method, cited):
+    done = trained(f"head.method={method}")
+    assert done.returncode == 0, done.stderr
+    assert f'method = "{method}"' in (at / "out" / "config.toml").read_text()
+    assert invoke("train", "--resume", "out").returncode == 0
+    scores = json.loads(invoke("evaluate", "out", "--json").stdout)
+    assert scores["scores"]["model"]["num_examples"] > 0
+    done = invoke("recommend", "out", "--user", "u1", "--top", 3)
+    assert done.returncode == 0, done.stderr
+    assert keys(invoke("cite", "out").stdout)[0] == cited
+
+
+def test_a_tree_has_no_rows_to_export(at, log):
+    assert trained("head.method=huffman").returncode == 0
+    assert last_line(invoke("export", "out", "--to", "rows.parquet")) == (
+        "the method 'huffman' has no rows of classes, for an encoder to read or for an index. "
+        "`tapas recommend` works all the same."
+    )
+    assert "rows.parquet" not in names(at)
+
+
+def test_an_option_of_another_method_is_told(at, log):
+    done = trained("head.method=nce", "head.presample=4")
+    assert last_line(done) == (
+        "head.presample is no option of the method 'nce', but of tapas. Leave it out."
+    )
+
+
+def test_a_folder_that_is_no_run_is_told(at):
+    (at / "empty").mkdir()
+    assert "empty" in last_line(invoke("cite", "empty"))
+
+
+def test_a_comparison_is_cited(at):
+    (at / "compare").mkdir()
+    settings = {"contenders": ["full", "nce", "tapas-top"], "optimizer": {"rows": "lazy-adam"}}
+    (at / "compare" / "settings.json").write_text(json.dumps(settings))
+    done = invoke("cite", "compare")
+    assert keys(done.stdout) == [
+        "gutmann2012noise", "mnih2012fast", "bai2017tapas", "kingma2015adam"
+    ]  # fmt: skip
+    (at / "compare" / "settings.json").write_text("{}")
+    assert last_line(invoke("cite", "compare")) == (
+        "compare/settings.json cannot be read as the settings of a comparison: 'contenders'. "
+        "Restore it from a copy."
+    )

@@ -1,0 +1,221 @@
+"""`tapas compare` as a stranger uses it: on a small log and the made-up one, stopped, and wrong."""
+
+import json
+import re
+import shutil
+import signal
+from functools import partial
+
+import pytest
+from forked import Forked
+from oracle.comparison_results import comparison, standing
+from oracle.journeys import ENVIRONMENT, invoke, last_line, names, tapas, write_chain
+
+from tapas.cli import compare_settings
+from tapas.cli.compare import _print, expected_words
+from tapas.comparison.config import CompareConfig, quick, synthetic
+from tapas.comparison.contenders import CONTENDERS
+
+FILES = [
+    "README.md", "bias.jsonl", "pace.jsonl", "quality-over-time.png", "report.html", "runs.jsonl",
+    "settings.json", "step-time.png", "step_times.jsonl",
+]  # fmt: skip
+QUICK = ("compare", "--quick", "--cache", "cache", "--workers", 1)
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """The made-up log, once."""
+    folder = tmp_path_factory.mktemp("compared")
+    return folder, tapas(*QUICK, "--methods", "full,tapas", cwd=folder)
+
+
+@pytest.fixture
+def results(compared, at):
+    """A finished comparison that may be spoilt."""
+    shutil.copytree(compared[0] / "compare", at / "compare")
+    return at / "compare"
+
+
+@pytest.mark.slow
+def test_a_table_a_rule_and_a_report(compared):
+    folder, done = compared
+    assert done.returncode == 0, done.stderr
+    assert names(folder / "compare") == FILES
+    heading, *_ = [line for line in done.stdout.splitlines() if line.strip()]
+    assert heading.split()[:4] == ["MAP@20", "against", "the", "best"]
+    for title in ("Full softmax", "TAPAS, priority"):
+        assert re.search(rf"^ +{title} +0\.\d{{4}} \(0\.\d{{4}} to 0\.\d{{4}}\)", done.stdout, re.M)
+    assert "the best of all" in done.stdout or "too thin" in done.stdout or "Use " in done.stdout
+    assert "2 methods at " in done.stderr
+    assert "of training each: about " in done.stderr
+    assert "Wrote compare/README.md, compare/report.html, compare/quality-over-time.png" in (
+        done.stderr
+    )
+    page = (folder / "compare" / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 2
+    assert "The bias of each estimator" in page
+    assert "the true distribution" in page
+
+
+@pytest.mark.slow
+def test_the_same_again_does_nothing_again_and_says_the_same(results, compared, at):
+    lines = (results / "runs.jsonl").read_text()
+    shutil.copytree(compared[0] / "cache", at / "cache")
+    again = invoke(*QUICK, "--methods", "full,tapas")
+    assert again.stdout == compared[1].stdout
+    assert (results / "runs.jsonl").read_text() == lines
+    (results / "README.md").unlink()
+    drawn = invoke("compare", "--draw")
+    assert drawn.stdout == compared[1].stdout
+    assert names(results) == FILES
+
+
+@pytest.mark.slow
+def test_one_json_object(results):
+    done = invoke("compare", "--draw", "--json")
+    found = json.loads(done.stdout)
+    assert {each["name"] for each in found["methods"]} == {"full", "tapas"}
+    assert found["rule"].keys() == {"choice", "as_good", "words"}
+
+
+@pytest.mark.slow
+def test_other_settings_want_another_folder(results, compared, at):
+    shutil.copytree(compared[0] / "cache", at / "cache")
+    words = last_line(invoke(*QUICK, "--methods", "full", "--seeds", 1))
+    assert words == (
+        "the results in compare were made with another contenders, seeds. Choose another folder "
+        "with --out, or move them away."
+    )
+
+
+@pytest.mark.slow
+def test_a_log_of_ones_own(at, monkeypatch):
+    write_chain(at / "log.csv", num_users=40, num_items=60)
+    little = {"points": 60, "curve_points": 40, "search_points": 40, "pace_rounds": 1}
+    little |= {"pace_seconds": 0.02, "step_repeats": 1, "fresh_processes": False, "least_steps": 1}
+    monkeypatch.setattr(compare_settings, "CompareConfig", partial(CompareConfig, **little))
+    done = invoke(
+        "compare", "log.csv", "--methods", "full,sampled", "--budget", "1s", "--seeds", 1,
+        "--trials", 1, "--samples", 8, "--classes", 200, "--set", "model.dim=4",
+        "--set", "split.kind=last", "--set", "split.validation=2", "--set", "split.test=2",
+        "--set", "loop.batch=8", "--cache", "cache", "--out", "there", "--json", "--workers", 1,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {each["name"] for each in found["methods"]} == {"full", "sampled"}
+    assert found["references"].keys() == {"most popular", "the user's favourites", "co-occurrence"}
+    assert names(at / "there") == [name for name in FILES if name != "bias.jsonl"]
+    page = (at / "there" / "README.md").read_text()
+    assert page.startswith("# Which method, for this data?\n\nlog.csv: ")
+    assert str(at) not in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "code", "words"),
+    [(signal.SIGINT, 130, "stopped by Ctrl-C."), (signal.SIGTERM, 143, "stopped by SIGTERM.")],
+)
+def test_what_is_done_is_kept_when_it_is_stopped(at, number, code, words):
+    command = (*QUICK, "--budget", "1h", "--methods", "full,tapas")
+    running = Forked(*command, cwd=at, env=ENVIRONMENT)
+    running.wait_for("reading the log")
+    while not (at / "compare" / "pace.jsonl").exists():
+        assert running.is_alive()
+    running.send_signal(number)
+    done = running.end()
+    assert done.returncode == code, done.stderr
+    assert f"tapas: {words}" in done.stderr
+    assert "What is done is kept in compare: the same command goes on." in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_the_list_of_methods():
+    done = invoke("compare", "--list")
+    assert done.returncode == 0
+    rows = [line.split() for line in done.stdout.splitlines()[3:] if line.strip()]
+    assert [row[0] for row in rows] == list(CONTENDERS)
+    assert re.search(
+        r"tapas-top +TAPAS, the paper's rule +Bai, Goldman, Zhang 2017 +rows_lr, alpha \(0.75, ",
+        done.stdout,
+    )
+    found = json.loads(invoke("compare", "--list", "--json").stdout)["methods"]
+    assert found[0] == {
+        "name": "full", "title": "Full softmax", "paper": CONTENDERS["full"].paper,
+        "tuned": ["rows_lr"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "no log given. Try `tapas compare purchases.parquet --budget 1m`, or --synthetic."),
+        (
+            ("--synthetic", "x.csv"),
+            "--synthetic makes a log of its own: leave out LOG and the options that say how to "
+            "read it.",
+        ),
+        (("--quick", "--user", "who"), "--quick makes a log of its own: leave out LOG and"),
+        (("x.csv", "--methods", "fulll"), "unknown method 'fulll'. Did you mean 'full'? Known: "),
+        (("x.csv", "--methods", ","), "--methods names no method. Give some of full, one-vs-all, "),
+        (("x.csv", "--budget", "10x"), "cannot read '10x' as a time above 0. Write 90s, 10m, 1h,"),
+        (("x.csv", "--classes", "1e4,many"), "cannot read 'many' as a number of classes. Write"),
+        (("x.csv", "--trials", 99), "trials must be at most 8, got 99"),
+        (("x.csv", "--seeds", 0), "seeds must be "),
+        (("x.csv", "--samples", 0), "samples must be "),
+        (
+            ("x.csv", "--set", "head.alpha=1"),
+            "--set head.alpha: what a method is tried with is fixed in advance, see `tapas compare "
+            "--list`. Use --methods and --samples.",
+        ),
+        (
+            ("x.csv", "--set", "optimizer.rows_lr=1"),
+            "optimizer.rows_lr is searched for every method. Leave it out.",
+        ),
+        (
+            ("x.csv", "--set", "loop.epochs=1"),
+            "--set loop.epochs has no place in a comparison. Known: loop.batch and the names of "
+            "split, model, optimizer.",
+        ),
+        (("x.csv", "--set", "model.dims=8"), "unknown name in [model] 'dims'. Did you mean 'dim'?"),
+        (("x.csv", "--set", "dim=8"), "--set 'dim=8' is not SECTION.NAME=VALUE"),
+        (("x.csv", "--set", "model.repeats=true"), "model.repeats mixes copies into the softmax"),
+        (("--draw",), "compare holds no comparison (settings.json is not there). Begin one with"),
+        (("no-such.csv",), "no file matches 'no-such.csv'. Check the path."),
+    ],
+)
+def test_mistakes_are_told_in_one_line(at, arguments, words):
+    done = invoke("compare", *arguments)
+    assert words in last_line(done)
+
+
+def test_nothing_is_made_before_a_mistake_is_told(at):
+    invoke("compare", "x.csv", "--methods", "fulll")
+    invoke("compare", "x.csv")
+    assert names(at) == []
+
+
+def test_a_file_in_the_way(at):
+    (at / "compare").write_text("mine")
+    assert last_line(invoke("compare", "--quick")) == (
+        "cannot write into compare: a file is in the way. Choose another folder with --out."
+    )
+
+
+def test_how_long_it_will_take_about():
+    assert expected_words(synthetic(budget_seconds=600.0, contenders=("full",) * 21), 2) == (
+        "21 methods at 10 min of training each, 2 side by side: about 1.8 h; reading, judging and "
+        "measuring come on top."
+    )
+    assert expected_words(quick(budget_seconds=1.5, contenders=("full",)), 1) == (
+        "1 method at 1.5 s of training each: about 1.5 s; reading, judging and measuring come on "
+        "top."
+    )
+
+
+def test_the_table_on_a_made_up_result(capsys):
+    _print(comparison(standing("full", 0.1), standing("tapas", 0.2)))
+    said = capsys.readouterr().out
+    assert said.index("TAPAS, priority") < said.index("Full softmax")
+    assert said.rstrip().endswith("is better than that of every other.")

@@ -1,0 +1,8 @@
+"""A folder for made-up logs, filled once."""
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("comparison")

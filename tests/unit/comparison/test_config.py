@@ -1,0 +1,112 @@
+"""The settings of a comparison: what they say, and what they refuse."""
+
+import dataclasses
+
+import pytest
+
+from tapas.comparison.config import CompareConfig, parse_classes, parse_duration, quick, synthetic
+from tapas.data.log_source import LogSource
+from tapas.data.synthetic_log import SyntheticLogConfig
+from tapas.errors import UsageError
+from tapas.training.config import ModelConfig, OptimizerConfig
+
+LOG = LogSource(files=("clicks.csv",))
+
+
+@pytest.mark.parametrize(
+    ("words", "seconds"),
+    [("10m", 600), ("90s", 90), ("1h", 3600), ("600", 600), (" 1.5 h ", 5400), (".5m", 30)],
+)
+def test_durations(words, seconds):
+    assert parse_duration(words) == seconds
+
+
+@pytest.mark.parametrize("words", ["", "0", "0m", "-3s", "10 minutes", "1d", "nan", "1e3", "m"])
+def test_a_time_that_cannot_be_read_is_shown_how_to_write_it(words):
+    with pytest.raises(UsageError) as caught:
+        parse_duration(words)
+    assert str(caught.value) == (
+        f"cannot read '{words}' as a time above 0. Write 90s, 10m, 1h, or a number of seconds."
+    )
+
+
+def test_numbers_of_classes_are_sorted_and_single():
+    assert parse_classes("1e6,1e4, 100_000,1e4") == (10_000, 100_000, 1_000_000)
+
+
+@pytest.mark.parametrize("words", ["many", "99", "1e3.5", "1000.5", "inf", "nan", "-1e4"])
+def test_a_number_of_classes_that_cannot_be(words):
+    with pytest.raises(UsageError) as caught:
+        parse_classes(f"1e4,{words}")
+    assert str(caught.value) == (
+        f"cannot read '{words}' as a number of classes. Write whole numbers from 100 on with "
+        "commas between them, such as 1e4,1e5,1e6."
+    )
+
+
+def test_no_number_of_classes():
+    with pytest.raises(UsageError, match=r"' ,' names no number of classes\. Write 1e4,1e5,1e6"):
+        parse_classes(" ,")
+
+
+def test_half_of_the_budget_is_for_the_search_and_half_for_the_seeds():
+    config = quick(budget_seconds=60.0, trials=4, seeds=3)
+    assert config.trial_seconds * 4 == config.final_seconds * 3 == 30
+
+
+def test_there_is_one_log():
+    words = r"a comparison needs one log: name files, or ask for the made-up one with --synthetic\."
+    with pytest.raises(UsageError, match=words):
+        CompareConfig()
+    with pytest.raises(UsageError, match=words):
+        CompareConfig(log=LOG, made=SyntheticLogConfig())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"contenders": ()}, r"no method to compare\. Name some with --methods\."),
+        ({"contenders": ("tapsa",)}, r"unknown method 'tapsa'\. Did you mean 'tapas'\?"),
+        (
+            {"budget_seconds": 0.0},
+            r"the budget must be a time above 0, got 0\.0 seconds\. Give --b",
+        ),
+        ({"budget_seconds": float("nan")}, r"the budget must be a time above 0, got nan seconds"),
+        ({"trials": 9}, r"trials must be at most 8, got 9: there are no more settings in the"),
+        ({"seeds": 0}, r"seeds must be at least 1, got 0\."),
+        ({"samples": 0}, r"samples must be at least 1, got 0\."),
+        ({"model": ModelConfig(repeats=True)}, r"model\.repeats mixes copies into the softmax"),
+        (
+            {"model": ModelConfig(inputs="shared"), "contenders": ("full", "huffman")},
+            r"the encoder cannot read the rows of 'huffman', which has none for a class\. Set "
+            r"model\.inputs to 'own', or leave that method out\.",
+        ),
+    ],
+)
+def test_what_does_not_go_is_told_before_the_work(changes, words):
+    with pytest.raises(UsageError, match=words):
+        quick(**changes)
+
+
+def test_samples_are_the_same_for_all_and_fit_the_classes():
+    config = CompareConfig(log=LOG)
+    assert [config.num_samples(c) for c in (4, 800, 10_000, 10**6)] == [1, 100, 1_000, 1_000]
+    assert [quick(samples=50).num_samples(c) for c in (20, 800)] == [20, 50]
+
+
+def test_a_run_differs_from_another_contenders_only_in_its_head():
+    config = quick(optimizer=OptimizerConfig(encoder_lr=0.01))
+    runs = [
+        config.train_config(LOG, 8, contender=c, rows_lr=0.7, knob=k, steps=9, seed=3)
+        for c, k in (("full", None), ("sampled", 0.5))
+    ]
+    assert runs[0].head.method == "full"
+    assert (runs[1].head.method, runs[1].head.samples, runs[1].head.alpha) == ("sampled", 8, 0.5)
+    assert dataclasses.replace(runs[1], head=runs[0].head) == runs[0]
+    assert (runs[0].optimizer.rows_lr, runs[0].optimizer.encoder_lr) == (0.7, 0.01)
+    assert (runs[0].loop.steps, runs[0].loop.seed, runs[0].loop.batch) == (9, 3, config.batch)
+
+
+def test_the_made_up_log_is_split_by_users():
+    config = synthetic(seeds=2)
+    assert (config.split.kind, config.seeds, config.made.num_items) == ("group", 2, 100_000)

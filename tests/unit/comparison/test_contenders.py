@@ -1,0 +1,83 @@
+"""The table of contenders: complete, with equal and possible searches."""
+
+import pytest
+
+from tapas.comparison.contenders import (
+    CONTENDERS,
+    MOST_TRIALS,
+    RATES,
+    Trial,
+    by_name,
+    pick_contenders,
+)
+from tapas.drawing.style import COLOURS
+from tapas.errors import UsageError
+from tapas.training.methods import METHODS
+
+
+def test_every_method_takes_part():
+    assert {contender.method for contender in CONTENDERS.values()} == set(METHODS)
+    assert all(name == contender.name for name, contender in CONTENDERS.items())
+    assert set(METHODS) <= set(CONTENDERS)  # the plain one has the name of its method
+
+
+def test_titles_and_colours_tell_them_apart():
+    assert len({contender.title for contender in CONTENDERS.values()}) == len(CONTENDERS)
+    assert len({contender.colour for contender in CONTENDERS.values()}) == len(CONTENDERS)
+
+
+def test_a_method_has_its_colour_of_all_other_figures():
+    mine = {name: CONTENDERS[name].colour for name in ("sampled", "tapas-top", "tapas", "full")}
+    assert list(mine.values()) == list(COLOURS.values())
+
+
+@pytest.mark.parametrize("count", range(1, MOST_TRIALS + 1))
+def test_all_have_the_same_number_of_trials_none_twice(count):
+    for contender in CONTENDERS.values():
+        trials = contender.trials(count)
+        assert len(trials) == len(set(trials)) == count, contender.name
+
+
+@pytest.mark.parametrize("contender", CONTENDERS.values(), ids=lambda c: c.name)
+def test_a_knob_is_an_option_of_its_method_and_every_trial_can_be_built(contender):
+    assert contender.knob is None or contender.knob in contender.the_method.options
+    assert len(contender.values) in ((0,) if contender.knob is None else (2, 4))
+    for trial in contender.trials(MOST_TRIALS):
+        head = contender.head(64, trial.knob)
+        assert head.method == contender.method
+        assert head.next_items == 5
+        assert head.samples == (64 if contender.draws else None)
+        if contender.knob is not None:
+            assert getattr(head, contender.knob) == trial.knob
+
+
+def test_four_trials_are_two_rates_by_two_values_or_four_rates():
+    assert CONTENDERS["sampled"].trials(4) == [
+        Trial(0.3, 0.75), Trial(1.0, 0.75), Trial(0.3, 1.0), Trial(1.0, 1.0)
+    ]  # fmt: skip
+    assert CONTENDERS["full"].trials(4) == [Trial(rate, None) for rate in (0.3, 1.0, 0.1, 3.0)]
+
+
+def test_eight_trials_try_every_value():
+    assert {trial.knob for trial in CONTENDERS["tapas"].trials(8)} == {0.0, 0.5, 0.75, 1.0}
+    assert {trial.rows_lr for trial in CONTENDERS["gbce"].trials(8)} == set(RATES[:4])
+
+
+def test_variants_differ_in_what_they_say():
+    assert CONTENDERS["tapas-top"].head(8, 0.5).selection == "top"
+    assert CONTENDERS["sampled-bigram"].head(8, None).proposal == "bigram"
+    assert CONTENDERS["sampled-log-uniform"].head(8, None).proposal == "log-uniform"
+
+
+def test_methods_are_picked_by_name():
+    assert pick_contenders("tapas, full,tapas") == ("tapas", "full")
+    assert pick_contenders("all") == pick_contenders("full,all") == tuple(CONTENDERS)
+    assert [contender.name for contender in by_name(["nce", "full"])] == ["nce", "full"]
+    assert CONTENDERS["nce"].paper == METHODS["nce"].paper
+
+
+def test_a_misspelt_method_is_told_its_name():
+    with pytest.raises(UsageError, match=r"unknown method 'sampeld'\. Did you mean 'sampled'\?"):
+        pick_contenders("full,sampeld")
+    with pytest.raises(UsageError, match=r"--methods names no method\. Give some of full, "):
+        pick_contenders(" , ")

@@ -1,0 +1,109 @@
+"""Paces: measured in turns, once, and none is lost."""
+
+import math
+
+import pytest
+
+from tapas.comparison import pace
+from tapas.comparison.config import quick
+from tapas.comparison.pace import PaceRun, measure_paces, median_step, pace_runs, paces
+from tapas.errors import UsageError
+from tapas.paper.ledger import Ledger
+
+CONFIG = quick(pace_rounds=3, contenders=("full", "sampled", "tapas"))
+
+
+def follow(done, total):
+    pass
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    return Ledger(tmp_path / "pace.jsonl")
+
+
+def test_a_step_is_the_median_without_the_warm_up():
+    taken = []
+
+    def take(number):
+        taken.append(number)
+        return 9.0 if number < 3 else float(number)
+
+    assert median_step(take, seconds=100.0) == 8.5  # 3 + 4 + ... + 14 is the first above 100
+    assert taken == list(range(15))
+
+
+def test_at_least_three_steps_count():
+    assert median_step(lambda number: [0, 0, 0, 5.0, 3.0, 4.0][number], seconds=4.0) == 4
+
+
+def test_a_very_slow_contender_is_not_waited_for():
+    asked = []
+    assert median_step(lambda number: asked.append(number) or 60.0, seconds=1.0) == 60
+    assert asked == [0, 1]
+
+
+def test_contenders_take_turns(ledger, cache, monkeypatch):
+    turns = []
+
+    def take_turn(run, turn, found, config, scene):
+        turns.append((turn, run.contender))
+        found["step_seconds"].append(turn + 1.0)
+
+    monkeypatch.setattr(pace, "_take_turn", take_turn)
+    runs = pace_runs(CONFIG, 16)
+    measure_paces(ledger, runs, CONFIG, cache, follow)
+    assert turns == [(turn, name) for turn in range(3) for name in CONFIG.contenders]
+    assert paces(ledger, runs) == dict.fromkeys(CONFIG.contenders, 2.0)
+    turns.clear()
+    measure_paces(Ledger(ledger.path), runs, CONFIG, cache, follow)
+    assert turns == []
+
+
+def test_what_is_measured_is_a_whole_step(ledger, cache):
+    runs, seen = pace_runs(CONFIG, 16), []
+    measure_paces(ledger, runs, CONFIG, cache, lambda done, total: seen.append((done, total)))
+    assert seen == [(done, 9) for done in range(1, 10)]
+    for run in runs:
+        found = ledger[run]
+        assert found["run"] == {"contender": run.contender, "num_samples": 16}
+        assert len(found["step_seconds"]) == 3
+        assert all(0 < seconds < 10 for seconds in found["step_seconds"])
+        assert found["peak_bytes"] is None or found["peak_bytes"] > 10**7
+    assert ledger[runs[1]]["scores_per_example"] == 16
+    assert set(paces(ledger, runs)) == set(CONFIG.contenders)
+
+
+def test_who_cannot_be_built_is_noted_and_the_others_go_on(ledger, cache, monkeypatch):
+    build, refused = pace.build_run, []
+
+    def refuse(run, config, scene):
+        if run.contender == "full":
+            refused.append(run)
+            raise UsageError("this needs more memory than there is.")
+        return build(run, config, scene)
+
+    monkeypatch.setattr(pace, "build_run", refuse)
+    runs = pace_runs(CONFIG, 16)
+    measure_paces(ledger, runs, CONFIG, cache, follow)
+    assert ledger[runs[0]]["skipped"] == "this needs more memory than there is."
+    assert len(refused) == 1  # once is enough
+    found = paces(ledger, runs)
+    assert set(found) == {"sampled", "tapas"}
+    assert all(math.isfinite(seconds) for seconds in found.values())
+
+
+def test_nothing_is_written_of_an_interrupted_measurement(ledger, cache, monkeypatch):
+    def stop(run, turn, found, config, scene):
+        found["step_seconds"].append(1.0)
+        if turn == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(pace, "_take_turn", stop)
+    with pytest.raises(KeyboardInterrupt):
+        measure_paces(ledger, pace_runs(CONFIG, 16), CONFIG, cache, follow)
+    assert not ledger.path.exists()
+
+
+def test_keys_name_the_contender():
+    assert PaceRun("full", 3).key() == "pace of full"

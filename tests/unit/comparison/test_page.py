@@ -1,0 +1,48 @@
+"""One report in two forms: every word is shown as it is, pictures are linked or held within."""
+
+import base64
+import re
+from html import unescape
+
+from tapas.comparison.page import Command, Grid, Heading, Picture, Words, as_html, as_markdown
+
+PARTS = [
+    Words("a <b> & 'co'"),
+    Heading("b <i>"),
+    Command("tapas compare 'x & y' > z"),
+    Grid(("", "c <u>"), [["d | e", "f <s>"], ["g\nh", "<"]]),
+    Picture("p.png", "what 'it' <shows>"),
+    Words("i <b>", "rule"),
+    Words("j", "note"),
+]
+
+
+def test_the_whole_markdown():
+    assert as_markdown("T", PARTS) == (
+        "# T\n\n"
+        "a &lt;b> & 'co'\n\n"
+        "## b &lt;i>\n\n"
+        "```console\n$ tapas compare 'x & y' > z\n```\n\n"
+        "|  | c &lt;u> |\n|---|---:|\n| d \\| e | f &lt;s> |\n| g h | &lt; |\n\n"
+        "![what 'it' <shows>](p.png)\n\n"
+        "> i &lt;b>\n\n"
+        "j\n"
+    )
+
+
+def test_the_page_needs_no_other_file():
+    page = as_html("T", PARTS, {"p.png": b"picture"})
+    assert base64.b64encode(b"picture").decode() in page
+    assert not re.search(r"(src|href)='?(?!'data:)[^>]*\.(png|css|js)", page)
+
+
+def test_no_word_is_taken_for_html():
+    page = as_html("T <b>", PARTS, {"p.png": b"picture"})
+    for tag in ("<b>", "<i>", "<u>", "<s>", "<shows>"):
+        assert tag not in page
+    text = unescape(re.sub(r"<[^>]*>", "\n", page))
+    words = ["T <b>", "a <b> & 'co'", "b <i>", "x & y' > z", "c <u>", "d | e", "f <s>", "i <b>"]
+    places = [text.rindex(word) for word in words]
+    assert places == sorted(places)
+    assert "<p class='rule'>i &lt;b&gt;</p>" in page
+    assert "alt='what &#x27;it&#x27; &lt;shows&gt;'" in page

@@ -1,0 +1,149 @@
+"""Files in, records out: what is missing stays missing, and says why if the files do."""
+
+import json
+import math
+import re
+
+import pytest
+from oracle.comparison_results import (
+    comparison,
+    diverged,
+    pace,
+    result,
+    settings,
+    standing,
+    step_time,
+    step_times,
+    write_lines,
+)
+
+from tapas.comparison.results import read_comparison
+from tapas.errors import DataError
+
+TRIAL = {"points": "validation", "seed": 1_000}
+
+
+def write(folder, names=("full", "tapas"), *, paces=(), runs=(), times=(), bias=(), seeds=2):
+    folder.mkdir(exist_ok=True)
+    (folder / "settings.json").write_text(json.dumps(settings(names, seeds=seeds)))
+    files = {"pace": paces, "runs": runs, "step_times": times, "bias": bias}
+    for name, lines in files.items():
+        if lines:
+            write_lines(folder / f"{name}.jsonl", lines)
+    return read_comparison(folder)
+
+
+def test_a_folder_with_settings_alone(tmp_path):
+    found = write(tmp_path)
+    assert [each.name for each in found.standings] == ["full", "tapas"]
+    for each in found.standings:
+        assert each.state == "not finished"
+        assert (each.finals, each.trials, each.curve) == ((), (), [])
+        assert each.step_seconds is each.peak_bytes is each.scores_per_example is None
+    assert found.references == found.bias == ()
+    assert found.break_even("tapas") is None
+
+
+def test_a_whole_folder(tmp_path):
+    names, runs = ("tapas", "full"), []
+    for name in names:
+        runs += [result(name, 0.1, run=TRIAL), *(result(name, 0.2, seed=s) for s in (1, 0))]
+    runs += [result("the true distribution", 0.4), result("most popular", 0.05)]
+    found = write(
+        tmp_path,
+        names,
+        paces=[pace("full", 0.5), pace("tapas", 0.04)],
+        runs=runs,
+        times=[step_time("full", 1_000, 2.0), step_time("full", 10, 1.0)],
+        bias=[{"key": n, "run": {"contender": n}} for n in ("full", "tapas", "nce")],
+    )
+    ours, full = found.standings
+    assert (ours.title, ours.knob, ours.colour) == ("TAPAS, priority", "alpha", "#b5224f")
+    assert [r["run"]["seed"] for r in ours.finals] == [0, 1]
+    assert [r["run"]["points"] for r in ours.trials] == ["validation"]
+    assert (ours.step_seconds, full.step_seconds) == (0.04, 0.5)  # medians of rounds
+    assert (ours.peak_bytes, ours.scores_per_example) == (500_000_000, 1_000.0)
+    assert ours.state == ""
+    assert {n: t.seconds for n, t in full.step_times.items()} == {1_000: 2.0, 10: 1.0}
+    assert [each.title for each in found.references] == ["most popular", "the true distribution"]
+    assert [each.is_truth for each in found.references] == [False, True]
+    assert [line["key"] for line in found.bias] == ["tapas", "full"]
+
+
+def test_the_curve_is_the_mean_of_the_seeds_with_their_range():
+    a, b = result("nce", 0.1, seed=0), result("nce", 0.3, seed=1)
+    curve = standing("nce", 0, finals=(a, b)).curve
+    assert [p.seconds for p in curve] == [6, 15, 30, 60]
+    assert curve[-1] == pytest.approx((60, 0.2, 0.1, 0.3))
+    assert curve[0] == pytest.approx((6, 0.04, 0.02, 0.06))
+
+
+def test_seeds_that_diverged_are_counted_and_left_out(tmp_path):
+    found = write(tmp_path, runs=[result("full", 0.2), diverged("full", seed=1)])
+    (only, *_) = found.standings
+    assert (len(only.finals), only.diverged_seeds) == (1, (1,))
+    assert only.state == "1 of 2 seeds diverged"
+
+
+def test_a_search_without_a_survivor(tmp_path):
+    lines = [diverged("full", seed=seed, points="validation") for seed in (1_000, 1_001)]
+    assert write(tmp_path, runs=lines).standings[0].state == "every trial of the search diverged"
+
+
+def test_an_interrupted_comparison(tmp_path):
+    found = write(tmp_path, runs=[result("full", 0.2)], seeds=3)
+    assert found.standings[0].state == "1 of 3 seeds done"
+    assert found.standings[1].state == "not finished"
+
+
+@pytest.mark.parametrize("file", ["paces", "runs"])
+def test_a_contender_that_was_not_run_says_why(tmp_path, file):
+    line = {"key": "x", "run": {"contender": "full", "points": "validation"}, "skipped": "slow: 9"}
+    found = write(tmp_path, **{file: [line]}).standings[0]
+    assert found.state == "slow: 9"
+    assert (found.trials, found.finals, found.step_seconds) == ((), (), None)
+
+
+def test_of_two_results_of_one_seed_the_later_counts(tmp_path):
+    runs = [result("full", 0.2), result("full", 0.3, run={"steps": 7})]
+    assert [r["map@20"] for r in write(tmp_path, runs=runs).standings[0].finals] == [0.3]
+
+
+def test_a_contender_of_another_version_keeps_its_name(tmp_path):
+    found = write(tmp_path)
+    text = json.dumps({**found.settings, "contenders": ["gone"]})
+    (tmp_path / "settings.json").write_text(text)
+    assert [each.title for each in read_comparison(tmp_path).standings] == ["gone"]
+
+
+def test_break_even_points():
+    full = standing("full", 0.1, step_times=step_times(0.01, 0.1, 1.0))
+    flat = standing("tapas", 0.1, step_times=step_times(0.1, 0.1, 0.1))
+    faster = standing("nce", 0.1, step_times=step_times(0.001, 0.001, 0.001))
+    never = standing("warp", 0.1, step_times=step_times(3, 3, 3))
+    skipped = standing("sce", 0.1, step_times=step_times("no", "no", "no"))
+    found = comparison(full, flat, faster, never, skipped)
+    assert found.break_even("tapas") == pytest.approx(100_000)
+    assert found.break_even("nce") == 10_000
+    assert found.break_even("warp") == math.inf
+    assert found.break_even("sce") is None
+    assert found.break_even("full") is None
+    assert comparison(flat).break_even("tapas") is None
+
+
+def test_no_comparison_there(tmp_path):
+    words = (
+        f"{tmp_path / 'x'} holds no comparison (settings.json is not there). Begin one with "
+        "`tapas compare LOG`, or name its folder with --out."
+    )
+    with pytest.raises(DataError, match=re.escape(words)):
+        read_comparison(tmp_path / "x")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"seeds": 2}'])
+def test_settings_that_are_none(tmp_path, text):
+    path = tmp_path / "settings.json"
+    path.write_text(text)
+    words = f"{path} cannot be read as the settings of the results beside it. Restore it, or move"
+    with pytest.raises(DataError, match=re.escape(words)):
+        read_comparison(tmp_path)

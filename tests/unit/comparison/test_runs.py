@@ -1,0 +1,165 @@
+"""One run of a comparison: equal batches for all, and no look at points of the other kind."""
+
+import dataclasses
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tapas.comparison import runs
+from tapas.comparison.config import quick
+from tapas.comparison.runs import MOMENTS, CompareRun, build_run, execute, find_log, open_scene
+from tapas.data.log_source import LogSource
+from tapas.errors import DataError, UsageError
+from tapas.paper.real.intervals import estimate
+
+CONFIG = quick()
+RUN = CompareRun(contender="sampled", rows_lr=0.3, knob=0.5, num_samples=16, steps=8,
+                 step_seconds=0.25, seed=0)  # fmt: skip
+CHANGES = {
+    "contender": "tapas", "rows_lr": 0.2, "knob": 1.0, "num_samples": 9, "steps": 9,
+    "step_seconds": 0.5, "seed": 1, "points": "validation",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def result(cache):
+    return execute(RUN, CONFIG, cache)
+
+
+def numbers(result):
+    """All that is not about this machine."""
+    return {k: v for k, v in result.items() if "wall" not in k and k != "peak_bytes"}
+
+
+def test_every_field_is_part_of_the_key():
+    assert set(CHANGES) == {field.name for field in dataclasses.fields(CompareRun)}
+    keys = {replace(RUN, **{name: value}).key() for name, value in CHANGES.items()}
+    assert len(keys | {RUN.key()}) == len(CHANGES) + 1
+
+
+def test_equal_runs_give_equal_numbers(result, cache):
+    assert numbers(execute(replace(RUN), CONFIG, cache)) == numbers(result)
+    other = execute(replace(RUN, seed=1), CONFIG, cache)
+    assert other["loss"] != result["loss"]
+    assert other["blocks"]["points"] == result["blocks"]["points"]
+
+
+def test_a_result_says_all_and_survives_json(result):
+    assert set(result) == {
+        "key", "run", "map@20", "precision@1", "recall@20", "ndcg@10", "loss", "blocks", "buckets",
+        "coverage", "seconds", "wall_seconds", "train_wall_seconds", "peak_bytes",
+        "scores_per_example", "curve", "curve_points",
+    }  # fmt: skip
+    assert json.loads(json.dumps(result)) == result
+    assert CompareRun(**result["run"]) == RUN
+    assert result["seconds"] == 8 * 0.25
+    assert result["scores_per_example"] == 16
+    assert result["peak_bytes"] is None or result["peak_bytes"] > 10**7
+    for metric in ("map@20", "loss", "precision@1", "recall@20"):
+        assert estimate([result], metric).mean == pytest.approx(result[metric], abs=2e-5)
+
+
+def test_the_curve_is_over_time_at_the_contenders_own_pace(result):
+    steps = sorted({max(1, round(8 * moment)) for moment in MOMENTS})
+    assert [at["step"] for at in result["curve"]] == steps
+    assert [at["seconds"] for at in result["curve"]] == [0.25 * step for step in steps]
+    assert result["curve"][-1]["share"] == 1
+    assert sum(result["curve_points"]) == CONFIG.curve_points
+    for at in result["curve"]:
+        assert {"map@20", "loss", "share"} <= set(at)
+
+
+def test_the_same_seed_sees_the_same_batches_whatever_the_method(cache):
+    scene = open_scene(CONFIG, cache)
+    built = [
+        build_run(replace(RUN, contender=name, knob=knob), CONFIG, scene)
+        for name, knob in (("full", None), ("sampled", 0.5), ("tapas", 1.0))
+    ]
+    for number in (0, 5):
+        batches = [parts.windows.batch(number) for parts in built]
+        for batch in batches[1:]:
+            assert torch.equal(batch.items, batches[0].items)
+            assert torch.equal(batch.target, batches[0].target)
+    rows = [parts.model.head.table.weight for parts in built]
+    assert torch.equal(rows[0], rows[1])
+    assert torch.equal(rows[0], rows[2])
+
+
+@pytest.mark.parametrize("points", ["validation", "test"])
+def test_a_run_is_judged_at_points_of_its_kind_alone(points, cache, monkeypatch):
+    split = open_scene(CONFIG, cache).split
+    asked, ranked = [], []
+    spread, rank = runs.spread_points, runs.Judge.rank
+
+    def watched_spread(log, held_out, most, **more):
+        asked.append(held_out)
+        return spread(log, held_out, most, **more)
+
+    def watched_rank(self, model, most):
+        ranked.append(self.points)
+        return rank(self, model, most)
+
+    monkeypatch.setattr(runs, "spread_points", watched_spread)
+    monkeypatch.setattr(runs.Judge, "rank", watched_rank)
+    result = execute(replace(RUN, points=points), CONFIG, cache)
+    assert [held_out is getattr(split, points) for held_out in asked] == [True]
+    mine = getattr(split, points)
+    first = dict(zip(mine.user, mine.point, strict=True))
+    last = dict(zip(mine.user, mine.limit, strict=True))
+    for judged in ranked:
+        inside = [first[u] <= p < last[u] for u, p in zip(judged.user, judged.point, strict=True)]
+        assert all(inside)
+    assert (result["curve"] == []) == (points == "validation")
+
+
+def test_a_diverged_run_is_a_result_of_nothing(cache, monkeypatch):
+    def diverge(*args, **kwargs):
+        raise DataError("the loss is nan at step 0: training has diverged.")
+
+    monkeypatch.setattr(runs, "step", diverge)
+    result = execute(RUN, CONFIG, cache)
+    assert result["map@20"] == 0
+    assert result["diverged"] == "the loss is nan at step 0: training has diverged."
+
+
+def test_a_loss_over_all_classes_that_is_not_finite_is_divergence(cache, monkeypatch):
+    rank = runs.Judge.rank
+    monkeypatch.setattr(
+        runs.Judge, "rank", lambda self, *a: (rank(self, *a)[0], np.array([np.inf]))
+    )
+    assert "full softmax loss is not finite at step 0" in execute(RUN, CONFIG, cache)["diverged"]
+
+
+def test_other_errors_are_no_divergence(cache, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise UsageError("no such thing")
+
+    monkeypatch.setattr(runs, "step", refuse)
+    with pytest.raises(UsageError, match="no such thing"):
+        execute(RUN, CONFIG, cache)
+
+
+@pytest.mark.parametrize("name", runs.REFERENCES)
+def test_references_are_judged_at_the_points_of_all_others(name, cache, result):
+    found = execute(CompareRun(contender=name), CONFIG, cache)
+    assert found["blocks"]["points"] == result["blocks"]["points"]
+    assert ("loss" in found) == (name == runs.TRUTH)
+    assert 0 < found["precision@1"] < 1 or name == "the user's favourites"
+
+
+def test_nobody_knows_the_truth_of_a_log_from_outside(cache):
+    source = find_log(CONFIG, cache)
+    config = replace(CONFIG, made=None, log=source)
+    with pytest.raises(UsageError, match=r"nobody knows the true distribution of this log\."):
+        execute(CompareRun(contender=runs.TRUTH), config, cache)
+    found = execute(CompareRun(contender="most popular"), config, cache)
+    assert found == execute(CompareRun(contender="most popular"), CONFIG, cache)
+
+
+def test_a_missing_file_is_told(cache):
+    config = replace(CONFIG, made=None, log=LogSource(files=("nowhere.csv",)))
+    with pytest.raises(UsageError, match=r"no file matches 'nowhere\.csv'"):
+        find_log(config, cache)
