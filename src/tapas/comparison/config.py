@@ -53,7 +53,7 @@ class CompareConfig:
     curve_points: int = 1_000  # judged along the way, the first of these
     search_points: int = 1_500  # of validation
     pace_rounds: int = 3
-    pace_seconds: float = 1.0  # of steps, for each contender and round
+    pace_seconds: float = 2.0  # of steps, for each contender and round
     step_examples: int = 256  # of a step of the head alone
     step_repeats: int = 15
     fresh_processes: bool = True  # one for each step time, so that memory is its own

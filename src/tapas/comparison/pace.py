@@ -3,7 +3,7 @@
 A step is: make the batch, loss, backward, update of rows and encoder; one thread. Contenders
 are measured in turns, round after round, so that a machine that slows down slows all of
 them; each is built anew for its turn, so that only one is in memory. The pace is the median
-over the rounds of the median step.
+over the rounds of the mean step: some methods do a part of their work every so many steps.
 """
 
 import statistics
@@ -70,7 +70,7 @@ def measure_paces(
 def _take_turn(
     run: PaceRun, turn: int, found: dict[str, Any], config: CompareConfig, scene: Scene
 ) -> None:
-    """Add one median to `found`."""
+    """Add one mean to `found`."""
     first = by_name([run.contender])[0].trials(1)[0]
     training = CompareRun(
         contender=run.contender,
@@ -94,13 +94,13 @@ def _take_turn(
         step(parts.model, parts.optimizer, batch, seed=turn, number=number, clip=clip)
         return time.perf_counter() - start
 
-    found["step_seconds"].append(round(median_step(take, config.pace_seconds), 7))
+    found["step_seconds"].append(round(mean_step(take, config.pace_seconds), 7))
     found["peak_bytes"] = peak_bytes()
     found["scores_per_example"] = float(parts.model.head.scores_per_example)
 
 
-def median_step(take: Callable[[int], float], seconds: float) -> float:
-    """Median of the steps that fit into `seconds`, after a warm-up; `take(i)` is the i-th's time.
+def mean_step(take: Callable[[int], float], seconds: float) -> float:
+    """Mean of the steps that fit into `seconds`, after a warm-up; `take(i)` is the i-th's time.
 
     At least 3 are counted, unless they are so slow that 4 times `seconds` are over before.
     """
@@ -114,7 +114,7 @@ def median_step(take: Callable[[int], float], seconds: float) -> float:
         taken.append(take(number + 1 + len(taken)))
         if sum(taken) > PATIENCE * seconds:
             break
-    return statistics.median(taken)
+    return statistics.fmean(taken)
 
 
 def paces(ledger: Ledger, runs: Sequence[PaceRun]) -> dict[str, float]:
