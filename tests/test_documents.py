@@ -28,6 +28,22 @@ COMMANDS = [
 SIZES = {  # what makes a command of the README quick enough for a test
     "demo": ["--synthetic", "--steps", "2"],
     "train": ["--steps", "3", "--set", "model.dim=8"],
+    "compare": [
+        "--methods",
+        "sampled,tapas",
+        "--budget",
+        "1s",
+        "--trials",
+        "1",
+        "--seeds",
+        "1",
+        "--classes",
+        "1e3",
+        "--samples",
+        "20",
+        "--workers",
+        "1",
+    ],
 }
 
 

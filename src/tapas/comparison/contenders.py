@@ -36,7 +36,7 @@ class Contender:
     title: str
     colour: str  # of its line in every figure
     method: str  # a key of `METHODS`
-    options: tuple[tuple[str, str], ...] = ()  # of `HeadConfig`, beside n and the knob
+    options: tuple[tuple[str, str | float], ...] = ()  # of `HeadConfig`, beside n and the knob
     knob: str | None = None  # of `HeadConfig`; tuned together with the learning rate
     values: tuple[float, ...] = ()  # of the knob: two or four
 
@@ -180,6 +180,7 @@ CONTENDERS = _table(
         title="gBCE",
         colour="#8d96a3",
         method="gbce",
+        options=(("alpha", 0.0),),  # uniform negatives, as its theory wants them
         knob="calibration",
         values=(0.75, 1.0),
     ),

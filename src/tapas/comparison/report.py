@@ -52,7 +52,7 @@ HOW_TO_READ = (
 EQUAL = (
     "Equal for all: log, split, encoder, dimension, the batches of a seed and their order, "
     "optimizer family, n for all that sample, the number of trials, and the training time. "
-    "The pace of a method is the median time of a whole step, batch and encoder included, on one "
+    "The pace of a method is the mean time of a whole step, batch and encoder included, on one "
     "thread, measured alone on the machine in turns; time divided by pace is its number of steps. "
     "So runs can go side by side without one gaining or losing.",
     "Half of the time goes to the search: the learning rate of the rows and at most one knob of "

@@ -91,6 +91,10 @@ class AdaptiveImportance(SharedSample):
         """Those of the examples that move Q spread over all."""
         return self._num_scores / self._num_steps if self._num_steps else math.nan
 
+    @property
+    def wants_context(self) -> bool:
+        return self.ngrams.wants_context
+
     def candidates(self, meeting: Meeting) -> Candidates:
         proposal = self.ngrams.given(meeting.context)
         return proposal.sample(int(self.num_drawn), generator=self._draws())

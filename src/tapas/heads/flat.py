@@ -18,6 +18,7 @@ from tapas.heads.base import Head
 from tapas.heads.batch import Batch, check_somebody
 from tapas.losses import sampled_softmax_loss, target_costs
 from tapas.precision import in_float32
+from tapas.proposals import Proposal
 from tapas.rng import stream
 from tapas.shapes import check_ids, check_query
 from tapas.tables import ClassTable
@@ -70,6 +71,11 @@ class FlatHead(Head):
         """False freezes the rows; without it they move in `backward`, in `eval()`, too."""
         self.table.requires_grad_(requires_grad)
         return super().requires_grad_(requires_grad)
+
+    @property
+    def wants_context(self) -> bool:
+        proposal = getattr(self, "proposal", None)  # of heads that draw from one
+        return isinstance(proposal, Proposal) and proposal.wants_context
 
     @property
     def _may_be_empty(self) -> bool:

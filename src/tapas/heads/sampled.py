@@ -42,10 +42,6 @@ class SampledSoftmax(SharedSample):
     def scores_per_example(self) -> float:
         return self.num_samples
 
-    @property
-    def wants_context(self) -> bool:
-        return self.proposal.wants_context
-
     def candidates(self, meeting: Meeting) -> Candidates:
         proposal = self.proposal.given(meeting.context)
         return proposal.sample(self.num_samples, generator=self._draws())

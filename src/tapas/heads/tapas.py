@@ -122,10 +122,6 @@ class TapasSoftmax(SharedSample):
     def _pool_size(self) -> int:
         return min(self.config.presample_factor * self.config.num_samples, self.num_classes)
 
-    @property
-    def wants_context(self) -> bool:
-        return self.proposal.wants_context
-
     def candidates(self, meeting: Meeting) -> Candidates:
         return self._two_passes(meeting)[1]
 

@@ -79,6 +79,11 @@ class NgramMixture(nn.Module):
         ):
             self.register_buffer(name, value.to(device))
 
+    @property
+    def wants_context(self) -> bool:
+        """Whether there are pairs, of which `given` can make use."""
+        return self._bigram is not None
+
     def given(self, context: Tensor | None) -> Proposal:
         """Q of a batch whose examples have these previous classes, (B,); negative is none."""
         base, bigram = self._freeze()

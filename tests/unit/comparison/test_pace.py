@@ -6,7 +6,7 @@ import pytest
 
 from tapas.comparison import pace
 from tapas.comparison.config import quick
-from tapas.comparison.pace import PaceRun, measure_paces, mean_step, pace_runs, paces
+from tapas.comparison.pace import PaceRun, mean_step, measure_paces, pace_runs, paces
 from tapas.errors import UsageError
 from tapas.paper.ledger import Ledger
 

@@ -186,10 +186,22 @@ def test_proposals_are_as_named(data):
     assert type(ranked.base) is LogUniform
     most = ranked.log_prob(torch.arange(log.num_items)).argmax()
     assert split.train_counts[most] == split.train_counts.max()
-    bigram = build(of_method("sampled", proposal="bigram"), log, split)
-    assert type(bigram.model.head.proposal) is Bigram
-    assert bigram.model.head.wants_context
-    take(bigram, range(2))
+
+
+@pytest.mark.parametrize("method", [m.name for m in METHODS.values() if "proposal" in m.options])
+def test_a_bigram_is_told_what_came_before(method, data):
+    parts = build(of_method(method, proposal="bigram"), *data)
+    assert type(parts.model.head.proposal) is Bigram
+    assert parts.model.head.wants_context
+    take(parts, range(2))
+    assert not build(of_method(method), *data).model.head.wants_context
+
+
+def test_the_mixture_of_n_grams_is_told_what_came_before(data):
+    parts = build(of_method("adaptive-importance"), *data)
+    assert parts.model.head.wants_context
+    take(parts, range(2))
+    assert float(parts.model.head.ngrams.pair_heard.sum()) > 0
 
 
 def test_pairs_are_those_of_training_alone(data):
