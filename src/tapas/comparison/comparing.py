@@ -24,6 +24,7 @@ import torch
 
 from tapas.comparison.bias import bias_runs, measure_bias
 from tapas.comparison.config import CompareConfig
+from tapas.comparison.contenders import by_name
 from tapas.comparison.pace import measure_paces, pace_runs, paces
 from tapas.comparison.plan import Plan
 from tapas.comparison.runs import execute, open_scene
@@ -115,7 +116,15 @@ def settings(config: CompareConfig, log: EventLog) -> dict[str, Any]:
     found = dataclasses.asdict(config)
     if config.log is not None:
         found["log"]["files"] = [Path(file).name for file in config.log.files]
-    found["num_samples"] = config.num_samples(log.num_items)
+    num_samples = config.num_samples(log.num_items)
+    found["num_samples"] = num_samples
+    found["definitions"] = {
+        each.name: [
+            {"rows_lr": trial.rows_lr, **dataclasses.asdict(each.head(num_samples, trial.knob))}
+            for trial in each.trials(config.trials)
+        ]
+        for each in by_name(config.contenders)
+    }
     found["sizes"] = {"events": log.num_events, "items": log.num_items, "users": log.num_users}
     found[MACHINE] = {
         "cores": os.cpu_count(),

@@ -54,8 +54,10 @@ class CompareConfig:
     search_points: int = 1_500  # of validation
     pace_rounds: int = 3
     pace_seconds: float = 2.0  # of steps, for each contender and round
+    settling_steps: int = 130  # before its pace is measured, of a method that adapts
     step_examples: int = 256  # of a step of the head alone
     step_repeats: int = 15
+    step_block: int = 64  # steps whose mean is one reading, of a method that adapts
     fresh_processes: bool = True  # one for each step time, so that memory is its own
     bias_samples: tuple[int, ...] = (16, 64)  # n, for the bias of estimators; () for none
     bias_steps: int = 4_000
@@ -75,7 +77,8 @@ class CompareConfig:
             )
         for name in (
             "batch", "trials", "seeds", "least_steps", "points", "curve_points", "search_points",
-            "pace_rounds", "step_examples", "step_repeats", "bias_steps",
+            "pace_rounds", "settling_steps", "step_examples", "step_repeats", "step_block",
+            "bias_steps",
         ):  # fmt: skip
             check_positive(name, getattr(self, name))
         if self.samples is not None:
@@ -125,14 +128,18 @@ class CompareConfig:
         knob: float | None,
         steps: int,
         seed: int,
+        num_classes: int,
     ) -> TrainConfig:
         """One run, as `tapas train` would take it."""
         optimizer = dataclasses.replace(self.optimizer, rows_lr=rows_lr)
+        head = CONTENDERS[contender].head(num_samples, knob)
+        if head.samples is not None:
+            head = dataclasses.replace(head, samples=min(head.samples, num_classes))
         return TrainConfig(
             log=source,
             split=self.split,
             model=self.model,
-            head=CONTENDERS[contender].head(num_samples, knob),
+            head=head,
             optimizer=optimizer,
             loop=LoopConfig(batch=self.batch, steps=max(1, steps), seed=seed),
         )
@@ -170,8 +177,10 @@ def quick(**changes: object) -> CompareConfig:
         "search_points": 40,
         "pace_rounds": 2,
         "pace_seconds": 0.02,
+        "settling_steps": 3,
         "step_examples": 16,
         "step_repeats": 3,
+        "step_block": 2,
         "fresh_processes": False,
         "bias_samples": (16,),
         "bias_steps": 40,

@@ -17,6 +17,8 @@ from tapas.training.methods import METHODS, Method
 RATES = (0.3, 1.0, 0.1, 3.0, 0.03, 0.6, 0.2, 2.0)  # of the rows; the first ones first
 MOST_TRIALS = len(RATES)
 ALPHAS = (0.75, 1.0, 0.5, 0.0)  # power-raised, unigram, in between, uniform
+UNIFORM_FIRST = (0.0, 0.75, 1.0, 0.5)  # for methods whose papers draw uniformly
+PART = 10  # times n: a partitioned vocabulary's subset is to last for many batches
 NEXT_ITEMS = 5  # targets of one position, as in the paper
 ALL = "all"
 
@@ -39,6 +41,7 @@ class Contender:
     options: tuple[tuple[str, str | float], ...] = ()  # of `HeadConfig`, beside n and the knob
     knob: str | None = None  # of `HeadConfig`; tuned together with the learning rate
     values: tuple[float, ...] = ()  # of the knob: two or four
+    times: int = 1  # samples are so many times n
 
     @property
     def the_method(self) -> Method:
@@ -58,7 +61,7 @@ class Contender:
         given: dict[str, object] = {"method": self.method, "next_items": NEXT_ITEMS}
         given |= dict(self.options)
         if self.draws:
-            given["samples"] = num_samples
+            given["samples"] = self.times * num_samples
         if self.knob is not None and knob is not None:
             given[self.knob] = knob
         return HeadConfig(**given)  # type: ignore[arg-type]
@@ -124,7 +127,7 @@ CONTENDERS = _table(
         colour="#1f4e8c",
         method="mixed",
         knob="alpha",
-        values=ALPHAS,
+        values=UNIFORM_FIRST,
     ),
     Contender(
         name="adaptive-importance",
@@ -137,6 +140,7 @@ CONTENDERS = _table(
         title="Partitioned vocabulary",
         colour="#9e7bb5",
         method="partitioned",
+        times=PART,
     ),
     Contender(
         name="huffman", title="Hierarchical softmax, Huffman", colour="#4a7c2c", method="huffman"
@@ -154,8 +158,8 @@ CONTENDERS = _table(
         title="Negative sampling",
         colour="#d98c5f",
         method="negative-sampling",
-        knob="negatives",
-        values=(5.0, 50.0),
+        knob="alpha",
+        values=(0.75, 0.0),  # its optimum is log p - log q: with uniform noise, log p
     ),
     Contender(
         name="self-normalised",
@@ -172,7 +176,7 @@ CONTENDERS = _table(
         colour="#d1495b",
         method="dynamic-negatives",
         knob="alpha",
-        values=ALPHAS,
+        values=UNIFORM_FIRST,
     ),
     Contender(name="sce", title="Scalable cross-entropy", colour="#00798c", method="sce"),
     Contender(

@@ -94,20 +94,22 @@ def _take_turn(
         step(parts.model, parts.optimizer, batch, seed=turn, number=number, clip=clip)
         return time.perf_counter() - start
 
-    found["step_seconds"].append(round(mean_step(take, config.pace_seconds), 7))
+    contender = by_name([run.contender])[0]
+    warm_up = config.settling_steps if contender.the_method.keeps_state else WARM_UP
+    found["step_seconds"].append(round(mean_step(take, config.pace_seconds, warm_up), 7))
     found["peak_bytes"] = peak_bytes()
     found["scores_per_example"] = float(parts.model.head.scores_per_example)
 
 
-def mean_step(take: Callable[[int], float], seconds: float) -> float:
+def mean_step(take: Callable[[int], float], seconds: float, warm_up: int = WARM_UP) -> float:
     """Mean of the steps that fit into `seconds`, after a warm-up; `take(i)` is the i-th's time.
 
     At least 3 are counted, unless they are so slow that 4 times `seconds` are over before.
     """
     warm = 0.0
-    for number in range(WARM_UP):
+    for number in range(warm_up):
         warm += take(number)
-        if warm > seconds:
+        if warm > PATIENCE * seconds:
             break
     taken: list[float] = []
     while sum(taken) < seconds or len(taken) < LEAST:

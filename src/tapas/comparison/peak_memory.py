@@ -1,6 +1,9 @@
 """The most memory that this process has held since a moment, as the kernel counts it."""
 
+import ctypes
+import gc
 import re
+from contextlib import suppress
 from pathlib import Path
 
 SELF = Path("/proc/self")
@@ -8,7 +11,13 @@ RESET_PEAK = "5"  # of Linux's /proc/self/clear_refs
 
 
 def forget_peak(process: Path = SELF) -> None:
-    """Begin anew at what is held now; does nothing where the kernel keeps no such count."""
+    """Begin anew at what is held now; does nothing where the kernel keeps no such count.
+
+    What is free but was not given back would count as held: it is given back first.
+    """
+    gc.collect()
+    with suppress(OSError, AttributeError):  # not glibc's
+        ctypes.CDLL(None).malloc_trim(0)
     try:
         (process / "clear_refs").write_text(RESET_PEAK)
     except OSError:

@@ -95,6 +95,7 @@ def build_run(run: CompareRun, config: CompareConfig, scene: Scene) -> Parts:
         knob=run.knob,
         steps=run.steps,
         seed=run.seed,
+        num_classes=scene.log.num_items,
     )
     return build(train, scene.log, scene.split)
 

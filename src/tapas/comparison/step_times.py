@@ -1,7 +1,8 @@
 """How the time of a step grows with the number of classes: every head alone, without encoder.
 
 A step is loss, backward and update of the rows, for random queries and targets with Zipf's
-frequencies; one thread. Every measurement has a process of its own, one after the other.
+frequencies; one thread. Every measurement has a process of its own, one after the other. A
+method that adapts does a part of its work every so many steps: its readings are means of many.
 """
 
 import math
@@ -48,7 +49,8 @@ class StepRun:
     num_samples: int
     dim: int
     examples: int  # B
-    repeats: int
+    repeats: int  # readings
+    block: int  # steps whose mean is one reading
 
     def key(self) -> str:
         return f"step of {self.contender} with {self.num_classes} classes"
@@ -63,7 +65,8 @@ def step_runs(config: CompareConfig) -> list[StepRun]:
             num_samples=config.num_samples(num_classes) if contender.draws else 0,
             dim=config.model.dim,
             examples=config.step_examples,
-            repeats=config.step_repeats,
+            repeats=2 if contender.the_method.keeps_state else config.step_repeats,
+            block=config.step_block if contender.the_method.keeps_state else 1,
         )
         for num_classes in config.classes
         for contender in by_name(config.contenders)
@@ -135,7 +138,7 @@ def reason_to_skip(run: StepRun, known: Mapping[int, float | None], free: int) -
 
 
 def time_steps(run: StepRun) -> dict[str, Any]:
-    """Build the head and take steps; the first two are not counted."""
+    """Build the head and take steps; the first two blocks are not counted."""
     torch.set_num_threads(1)
     named = {"key": run.key(), "run": asdict(run)}
     forget_peak()
@@ -146,7 +149,8 @@ def time_steps(run: StepRun) -> dict[str, Any]:
     dense = [parameter for parameter in head.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(dense, lr=1e-3) if dense else None
     taken = []
-    for number in range(WARM_UP + run.repeats):
+    warm_up = WARM_UP * run.block
+    for number in range(warm_up + run.repeats * run.block):
         batch = windows.batch(number)
         query = torch.randn(run.examples, run.dim, generator=stream(0, "queries", number))
         query.requires_grad_()
@@ -163,7 +167,10 @@ def time_steps(run: StepRun) -> dict[str, Any]:
             return {**named, "skipped": words}
     return {
         **named,
-        "step_seconds": [round(seconds, 7) for seconds in taken[WARM_UP:]],
+        "step_seconds": [
+            round(statistics.fmean(taken[start : start + run.block]), 7)
+            for start in range(warm_up, len(taken), run.block)
+        ],
         "peak_bytes": peak_bytes(),
         "scores_per_example": float(head.scores_per_example),
     }
@@ -172,7 +179,8 @@ def time_steps(run: StepRun) -> dict[str, Any]:
 def build_alone(run: StepRun) -> tuple[Head, Windows]:
     """The head of a contender with its first settings, and batches to train it on."""
     contender, counts = CONTENDERS[run.contender], zipf_counts(run.num_classes)
-    feed, windows = zipf_feed(counts, run.examples, (WARM_UP + run.repeats) * run.examples)
+    steps = (WARM_UP + run.repeats) * run.block
+    feed, windows = zipf_feed(counts, run.examples, steps * run.examples)
     rows, table = RowwiseAdagrad(lr=0.1), None
     if contender.the_method.has_rows:
         bias = log_frequency(counts)
@@ -183,7 +191,7 @@ def build_alone(run: StepRun) -> tuple[Head, Windows]:
         counts=counts,
         dim=run.dim,
         seed=0,
-        steps=WARM_UP + run.repeats,
+        steps=steps,
         table=table,
         row_optimizer=rows,
         log=feed,

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from tapas.candidates import Candidates, mute
-from tapas.errors import UsageError
+from tapas.errors import DataError, UsageError
 from tapas.heads.flat import SharedSample
 from tapas.proposals.ngram_mixture import NgramMixture
 from tapas.shapes import check_positive, check_samples, number
@@ -134,6 +134,11 @@ class AdaptiveImportance(SharedSample):
     def _refresh(self) -> None:
         self.ngrams.refresh()
         drawn, (total, steps) = int(self.num_drawn), self.ess_heard.tolist()
+        if not math.isfinite(total):
+            raise DataError(
+                f"the effective sample size is {total} at step {self.step}: training has diverged. "
+                "Lower the learning rate of the rows."
+            )
         wanted = drawn * self.min_ess * steps / total  # ESS grows with the number of draws
         wanted = min(max(wanted, drawn / 2, self.min_ess), 2 * drawn, self.num_samples)
         self.num_drawn.fill_(math.ceil(wanted))

@@ -19,7 +19,7 @@ from tapas.heads.building import build_proposal
 from tapas.heads.flat import OwnRows
 from tapas.losses import sampled_softmax_loss
 from tapas.losses.hard_negatives import log_sum_without, own_logits
-from tapas.proposals import Proposal
+from tapas.proposals import Proposal, Uniform
 from tapas.shapes import check_positive, check_samples
 from tapas.tables import ClassTable
 
@@ -67,7 +67,8 @@ class DynamicNegatives(OwnRows):
 
     def losses(self, batch: Batch, context: Tensor | None) -> Tensor:
         query, target = batch.query, batch.target
-        proposal = self.proposal.given(context)
+        # a rank without examples has no context either, so that any proposal will do
+        proposal = self.proposal.given(context) if len(query) else Uniform(self.num_classes)
         pool = proposal.sample(self._pool_size, generator=self._draws()).ids.to(target.device)
         own = target[target >= 0]
         weight, bias = self.table.live_rows(torch.cat([own, pool]))

@@ -4,6 +4,8 @@ Per batch: draw a pool of r*n classes from Q; score it with the batch and keep n
 cross-entropy on targets and kept classes. r = 1 is sampled softmax.
 """
 
+from math import nan
+
 import torch
 from torch import Tensor
 
@@ -98,6 +100,7 @@ class TapasSoftmax(SharedSample):
             table, reduction=config.reduction, ignore_index=config.ignore_index, seed=config.seed
         )
         self.config = config
+        self._num_steps, self._num_scores = 0, 0.0
         self.proposal = build_proposal(proposal, self.table.num_classes)
         self.table.agree("the head", (self.config, self.proposal))
 
@@ -114,9 +117,8 @@ class TapasSoftmax(SharedSample):
 
     @property
     def scores_per_example(self) -> float:
-        """Of the queries that score the pool; the others compute those of the kept classes."""
-        n, size = self.config.num_samples, self._pool_size
-        return n if size == n else size + n
+        """Those of the queries that score the pool spread over all."""
+        return self._num_scores / self._num_steps if self._num_steps else nan
 
     @property
     def _pool_size(self) -> int:
@@ -127,6 +129,11 @@ class TapasSoftmax(SharedSample):
 
     def _logits(self, meeting: Meeting) -> tuple[Tensor, Tensor]:
         pool, question, generator = self._first_pass(meeting)
+        if self.training and torch.is_grad_enabled():
+            second = len(pool) > self.config.num_samples
+            self._num_steps += 1
+            self._num_scores += self.config.num_samples
+            self._num_scores += second * len(pool) * len(question.query) / len(meeting.query)
         return self.table.sampled(  # one round trip to servers, not two
             meeting,
             pool,

@@ -143,11 +143,6 @@ class TrainConfig:
                 "head.proposal 'bigram' is counted from the whole log, which workers do not read: "
                 "use 'squashed', or train without --servers."
             )
-        if self.service.servers and self.head.proposal == "bigram":
-            raise UsageError(
-                "head.proposal 'bigram' is counted from the whole log, which workers do not read: "
-                "use 'squashed', or train without --servers."
-            )
         if self.model.inputs == "shared" and not method.has_rows:
             raise UsageError(
                 f"the method '{method.name}' has no rows of classes for the encoder to share: use "

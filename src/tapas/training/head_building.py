@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tapas.data.event_log import EventLog
-from tapas.data.windows import Windows
+from tapas.data.windows import Windows, predicting_events
 from tapas.errors import UsageError
 from tapas.heads import (
     GBCE,
@@ -56,12 +56,17 @@ class Feed:
             raise UsageError("a partitioned vocabulary looks ahead at batches: there are none.")
         return self.windows.batch(step).target
 
-    def pairs(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Classes that followed one another in training: previous, next and how often, (P,)."""
-        items, offsets = np.asarray(self.log.items, dtype=np.int64), np.asarray(self.log.offsets)
-        end = np.repeat(self.train_end, np.diff(offsets))  # of the training of each event's user
-        place = np.flatnonzero(np.arange(1, len(items) + 1) < end)
-        code = items[place] * self.log.num_items + items[place + 1]
+    def pairs(self, next_items: int) -> tuple[Tensor, Tensor, Tensor]:
+        """What batches predict from what: previous class, target and how often, (P,) each.
+
+        A basket predicts from its last item; its targets are the next `next_items` events.
+        """
+        log, items = self.log, np.asarray(self.log.items, dtype=np.int64)
+        end = np.repeat(self.train_end, np.diff(log.offsets))  # of the training of an event's user
+        place = np.flatnonzero(predicting_events(log.times, log.offsets, self.train_end))
+        follows = place[:, None] + np.arange(1, next_items + 1)
+        row, column = np.nonzero(follows < end[place][:, None])
+        code = items[place[row]] * log.num_items + items[follows[row, column]]
         pair, count = np.unique(code, return_counts=True)
         previous, following = np.divmod(pair, self.log.num_items)
         return torch.from_numpy(previous), torch.from_numpy(following), torch.from_numpy(count)
@@ -104,7 +109,7 @@ class Needs:
         if config.proposal == "log-uniform":
             by_rank = np.argsort(-self.counts, kind="stable")
             return Relabelled(LogUniform(len(self.counts)), torch.from_numpy(by_rank))
-        return Bigram(*self.feed.pairs(), unigram=squashed)
+        return Bigram(*self.feed.pairs(config.next_items), unigram=squashed)
 
 
 def build_head(needs: Needs) -> Head:
@@ -144,7 +149,7 @@ def _adaptive_importance(needs: Needs) -> Head:
         num_samples=needs.num_samples,
         min_ess=min(needs.config.min_ess, needs.num_samples),
         counts=torch.from_numpy(needs.counts),
-        pairs=needs.feed.pairs(),
+        pairs=needs.feed.pairs(needs.config.next_items),
         seed=needs.seed,
     )
 
@@ -159,7 +164,7 @@ def _partitioned(needs: Needs) -> Head:
 
 
 def _dynamic_negatives(needs: Needs) -> Head:
-    kept = min(needs.config.hardest, needs.num_samples)
+    kept = min(needs.config.hardest, max(1, needs.num_samples // 8))  # of few, or all are hard
     return DynamicNegatives(
         needs.rows,
         num_samples=kept,
@@ -199,10 +204,6 @@ def _without_rows(kind: Callable[..., Head], **options: str) -> Callable[[Needs]
     return build
 
 
-def _sce(needs: Needs) -> Head:
-    return ScalableCrossEntropy(needs.rows, bucket_classes=needs.num_samples, seed=needs.seed)
-
-
 _BUILDERS: dict[str, Callable[[Needs], Head]] = {
     "tapas": _tapas,
     "full": _with_rows(FullSoftmax),
@@ -220,6 +221,6 @@ _BUILDERS: dict[str, Callable[[Needs], Head]] = {
     "self-normalised": _with_rows(SelfNormalised, "penalty", "share"),
     "warp": _with_rows(WARP, "tries"),
     "dynamic-negatives": _dynamic_negatives,
-    "sce": _sce,
+    "sce": _with_rows(ScalableCrossEntropy, "bucket_classes"),
     "gbce": _drawing(GBCE, "calibration"),
 }

@@ -33,6 +33,7 @@ class HeadConfig:
     share: float = 0.1  # self-normalised: examples of a batch that are normalised
     tries: int = 1024  # warp: draws for one that violates the margin
     hardest: int = 64  # dynamic-negatives: of the samples, those that an example keeps
+    bucket_classes: int = 256  # sce: classes of a bucket, the nearest among all
     calibration: float = 0.75  # gbce: t, from 0 (as sampled) to 1 (fully calibrated)
     next_items: int = 5  # targets of one position
     target_decay: float = 1.0  # weight of each further target against the one before it
@@ -42,7 +43,7 @@ class HeadConfig:
         for name in ("samples", "score_queries", "clusters"):
             if getattr(self, name) is not None:
                 at_least(f"head.{name}", getattr(self, name), 1)
-        for name in ("presample", "next_items", "tries", "hardest"):
+        for name in ("presample", "next_items", "tries", "hardest", "bucket_classes"):
             at_least(f"head.{name}", getattr(self, name), 1)
         one_of("head.selection", self.selection, ("priority", "top"))
         one_of("head.positions", self.positions, ("all", "last"))

@@ -123,7 +123,7 @@ _ALL = (
         name="sce",
         title="Scalable cross-entropy",
         paper="Mezentsev et al. 2024",
-        options=("samples",),  # classes of a bucket
+        options=("bucket_classes",),
     ),
     Method(
         name="gbce",

@@ -40,7 +40,7 @@ def test_the_truth_is_a_distribution_with_a_long_tail():
 
 def test_the_log_has_exactly_the_frequencies_of_the_truth():
     feed, _ = TRUTH.feed(BATCH)
-    previous, following, count = feed.pairs()
+    previous, following, count = feed.pairs(1)
     found = np.zeros_like(TRUTH.counts)
     found[previous, following] = count
     assert (found == TRUTH.counts).all()

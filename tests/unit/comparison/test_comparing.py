@@ -106,8 +106,8 @@ def test_it_goes_on_where_it_was_stopped(after, tmp_path, cache, monkeypatch):
     ("changes", "names"),
     [
         ({"budget_seconds": 2.0}, "budget_seconds"),
-        ({"samples": 17, "seeds": 3}, "samples, seeds, num_samples"),
-        ({"contenders": ("full",)}, "contenders"),
+        ({"samples": 17, "seeds": 3}, "samples, seeds, num_samples, definitions"),
+        ({"contenders": ("full",)}, "contenders, definitions"),
     ],
 )
 def test_other_settings_in_the_same_folder_are_refused(changes, names, out, cache):

@@ -97,7 +97,9 @@ def test_samples_are_the_same_for_all_and_fit_the_classes():
 def test_a_run_differs_from_another_contenders_only_in_its_head():
     config = quick(optimizer=OptimizerConfig(encoder_lr=0.01))
     runs = [
-        config.train_config(LOG, 8, contender=c, rows_lr=0.7, knob=k, steps=9, seed=3)
+        config.train_config(
+            LOG, 8, contender=c, rows_lr=0.7, knob=k, steps=9, seed=3, num_classes=500
+        )
         for c, k in (("full", None), ("sampled", 0.5))
     ]
     assert runs[0].head.method == "full"

@@ -46,7 +46,7 @@ def test_a_knob_is_an_option_of_its_method_and_every_trial_can_be_built(contende
         head = contender.head(64, trial.knob)
         assert head.method == contender.method
         assert head.next_items == 5
-        assert head.samples == (64 if contender.draws else None)
+        assert head.samples == (64 * contender.times if contender.draws else None)
         if contender.knob is not None:
             assert getattr(head, contender.knob) == trial.knob
 

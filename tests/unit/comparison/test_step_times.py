@@ -69,7 +69,7 @@ def test_a_feed_of_pairs_predicts_the_second_from_the_first():
     batch = windows.batch(0)
     found = sorted(zip(batch.items[:, 0].tolist(), batch.target[:, 0].tolist(), strict=True))
     assert found == [(0, 4), (1, 2), (1, 2), (3, 4)]
-    previous, following, count = feed.pairs()
+    previous, following, count = feed.pairs(1)
     assert previous.tolist() == [0, 1, 3]
     assert following.tolist() == [4, 2, 4]
     assert count.tolist() == [1, 2, 1]

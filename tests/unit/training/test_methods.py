@@ -1,10 +1,9 @@
 """Every method is built as it is configured, trains, and comes back from a checkpoint."""
 
 import re
+from collections import Counter
 from dataclasses import fields, replace
-from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 from oracle.journeys import chain_log
@@ -113,7 +112,7 @@ def test_every_option_is_read_by_somebody_and_exists():
 @pytest.mark.parametrize(
     ("option", "value"),
     [("rate", 0.02), ("min_ess", 3.0), ("negatives", 2.0), ("penalty", 0.5), ("share", 0.25),
-     ("tries", 9), ("calibration", 0.5)],
+     ("tries", 9), ("calibration", 0.5), ("bucket_classes", 9)],
 )  # fmt: skip
 def test_an_option_reaches_the_heads_that_read_it(option, value, data):
     for method in METHODS.values():
@@ -123,8 +122,10 @@ def test_an_option_reaches_the_heads_that_read_it(option, value, data):
 
 
 def test_sizes_reach_their_heads(data):
-    dynamic = build(of_method("dynamic-negatives", hardest=2), *data).model.head
-    assert (dynamic.num_samples, dynamic.presample_factor) == (2, 3)
+    dynamic = build(of_method("dynamic-negatives", hardest=2, samples=25), *data).model.head
+    assert (dynamic.num_samples, dynamic.presample_factor) == (2, 12)
+    few = build(of_method("dynamic-negatives", samples=20), *data).model.head
+    assert (few.num_samples, few.presample_factor) == (2, 10)
     assert build(of_method("two-level", clusters=4), *data).model.head.num_clusters == 4
     for method in ("sampled", "nce", "gbce", "mixed", "partitioned", "adaptive-importance"):
         assert build(of_method(method), *data).model.head.num_samples == 7
@@ -134,7 +135,7 @@ def test_an_option_of_another_method_is_refused():
     with says("head.presample is no option of the method 'nce', but of tapas. Leave it out."):
         HeadConfig(method="nce", presample=4)
     with says("head.samples is no option of the method 'full', but of tapas, sampled, mixed, "
-              "adaptive-importance, partitioned, nce, negative-sampling, dynamic-negatives, sce, "
+              "adaptive-importance, partitioned, nce, negative-sampling, dynamic-negatives, "
               "gbce. Leave it out."):  # fmt: skip
         HeadConfig(method="full", samples=5)
 
@@ -204,17 +205,21 @@ def test_the_mixture_of_n_grams_is_told_what_came_before(data):
     assert float(parts.model.head.ngrams.pair_heard.sum()) > 0
 
 
-def test_pairs_are_those_of_training_alone(data):
+def test_pairs_are_those_that_batches_predict(data):
+    """All positions of an epoch, each once: their items and targets."""
     log, split = data
-    previous, following, count = Feed(None, log, split.train_end).pairs()
-    wanted = {}
-    for user in range(log.num_users):
-        events = log.items[log.offsets[user] : split.train_end[user]].tolist()
-        for pair in pairwise(events):
-            wanted[pair] = wanted.get(pair, 0) + 1
+    config = replace(of_method("nce"), model=replace(CONFIG.model, history=1_000))
+    windows = build(config, log, split).windows
+    previous, following, count = Feed(windows, log, split.train_end).pairs(5)
+    wanted = Counter()
+    for number in range(windows.num_examples // windows.batch_size):
+        batch = windows.batch(number)
+        before = batch.items.reshape(-1)[batch.places].tolist()
+        for item, targets in zip(before, batch.target.tolist(), strict=True):
+            wanted.update((item, target) for target in targets if target >= 0)
+    assert windows.num_examples % windows.batch_size == 0
     found = zip(previous.tolist(), following.tolist(), strict=True)
     assert dict(zip(found, count.tolist(), strict=True)) == wanted
-    assert int(count.sum()) == int(np.maximum(split.train_end - log.offsets[:-1] - 1, 0).sum())
 
 
 def test_contexts_are_the_items_that_queries_come_from(data):
