@@ -135,7 +135,7 @@ def test_no_row_moves_that_the_method_does_not_look_at(method):
         assert all(bool(rows.all()) for rows in moved.values())
     elif method in FLAT:
         assert bool(moved["table.weight"][TARGET.unique()].any())
-        assert int(moved["table.weight"].sum()) < 120
+        assert int(moved["table.weight"].sum()) < 22  # 6 targets, and 15 at most beside them
     elif method == "huffman":
         assert sum(int(rows.sum()) for rows in moved.values()) < 6 * 14
     else:  # whole clusters, but not all of them

@@ -162,12 +162,22 @@ def _print_contenders(as_json: bool) -> None:
         tuned = ["rows_lr"]
         if each.knob is not None:
             tuned.append(f"{each.knob} ({', '.join(f'{value:g}' for value in each.values)})")
-        rows.append({"name": each.name, "title": each.title, "paper": each.paper, "tuned": tuned})
+        rows.append({"name": each.name, "title": each.title, "paper": each.paper, "tuned": tuned,
+                     "options": list(each.the_method.options)})  # fmt: skip
     if as_json:
         typer.echo(json.dumps({"methods": rows}))
         return
-    table = [[row["name"], row["title"], row["paper"], ", ".join(row["tuned"])] for row in rows]
-    _print_table(("--methods", "", "paper", "tuned"), table, right=False)
+    table = [
+        [
+            row["name"],
+            row["title"],
+            row["paper"],
+            ", ".join(row["tuned"]),
+            ", ".join(row["options"]),
+        ]
+        for row in rows
+    ]
+    _print_table(("--methods", "", "paper", "tuned", "reads of [head]"), table, right=False)
 
 
 def _compare(config: CompareConfig, out: Path, cache: Path, workers: int) -> None:

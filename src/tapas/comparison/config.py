@@ -13,8 +13,8 @@ from tapas.data.synthetic_log import SyntheticLogConfig
 from tapas.errors import UsageError
 from tapas.shapes import check_positive
 from tapas.training.config import LoopConfig, ModelConfig, OptimizerConfig, TrainConfig
+from tapas.training.head_building import default_samples
 
-MOST_SAMPLES = 1_000
 LEAST_CLASSES = 100
 MADE = SyntheticLogConfig(
     num_users=40_000,
@@ -116,7 +116,7 @@ class CompareConfig:
         """n with `num_classes` classes."""
         if self.samples is not None:
             return min(self.samples, num_classes)
-        return min(MOST_SAMPLES, max(1, num_classes // 8))
+        return default_samples(num_classes)
 
     def train_config(
         self,

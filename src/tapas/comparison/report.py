@@ -1,5 +1,6 @@
 """Everything that a comparison says, for README.md, report.html and --json."""
 
+from statistics import fmean
 from typing import Any
 
 from tapas.comparison.asked import budget_words, command_of, log_words
@@ -14,7 +15,7 @@ from tapas.comparison.page import (
     as_html,
     as_markdown,
 )
-from tapas.comparison.results import Comparison, measured_times
+from tapas.comparison.results import Comparison, Standing, measured_times
 from tapas.comparison.rule import make_rule
 from tapas.comparison.side_tables import (
     BIAS_HEADING,
@@ -51,7 +52,8 @@ HOW_TO_READ = (
 )
 EQUAL = (
     "Equal for all: log, split, encoder, dimension, the batches of a seed and their order, "
-    "optimizer family, n for all that sample, the number of trials, and the training time. "
+    "optimizer family, n for all that sample (a partitioned vocabulary's subsets are 10 n, as they "
+    "are to outlast a batch), the number of trials, and the training time. "
     "The pace of a method is the mean time of a whole step, batch and encoder included, on one "
     "thread, measured alone on the machine in turns; time divided by pace is its number of steps. "
     "So runs can go side by side without one gaining or losing.",
@@ -108,6 +110,8 @@ def as_document(comparison: Comparison) -> dict[str, Any]:
                 "name": each.name,
                 "map@20": quality(each)._asdict(),
                 "loss": None if loss is None else loss._asdict(),
+                "precision@1": _mean(each, "precision@1"),
+                "recall@20": _mean(each, "recall@20"),
                 "recall": {name: recall_of(each, name) for name in ("head", "middle", "tail")},
                 "seeds": len(each.finals),
                 "steps": best["steps"],
@@ -131,6 +135,10 @@ def as_document(comparison: Comparison) -> dict[str, Any]:
             "words": " ".join(rule.sentences),
         },
     }
+
+
+def _mean(standing: Standing, name: str) -> float:
+    return fmean(float(result[name]) for result in standing.finals)
 
 
 def _finite(number: float | None) -> float | None:
@@ -174,8 +182,8 @@ def _step_time_parts(comparison: Comparison) -> list[Part]:
         Grid(break_even_heading(comparison), break_even_rows(comparison)),
         Words(
             "The head alone, with random queries and Zipf's frequencies: loss, backward, update of "
-            "rows; medians on one thread. Break-even: from so many classes on a step of the full "
-            "softmax takes longer.",
+            "rows; medians on one thread, of methods that adapt means over 64 steps. Break-even: "
+            "from so many classes on a step of the full softmax takes longer.",
             "note",
         ),
     ]

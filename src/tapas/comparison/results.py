@@ -26,6 +26,7 @@ UNKNOWN = "#555555"
 class Moment(NamedTuple):
     """A moment of the final runs, over the seeds that did not diverge."""
 
+    share: float  # of the run; the same moments for all
     seconds: float  # of training, at the contender's own pace
     quality: float  # mean MAP@20
     low: float  # the lowest and the highest of the seeds
@@ -83,8 +84,8 @@ class Standing:
         found = []
         for points in zip(*(result["curve"] for result in self.finals), strict=False):
             values = [float(point["map@20"]) for point in points]
-            seconds = fmean(float(point["seconds"]) for point in points)
-            found.append(Moment(seconds, fmean(values), min(values), max(values)))
+            share, seconds = (fmean(float(p[n]) for p in points) for n in ("share", "seconds"))
+            found.append(Moment(share, seconds, fmean(values), min(values), max(values)))
         return found
 
     @property

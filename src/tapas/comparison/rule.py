@@ -5,7 +5,8 @@
                           memory, then who takes the least time for a step
 
 The budget of all is the same time, so that being slow has already been paid for in MAP@20.
-A contender with a diverged seed is never recommended. If all are as good as the best, the
+A full softmax that is the best is chosen outright: it is exact. A contender with a diverged
+seed is never recommended. If all are as good as the best, the
 budget was too small to tell, and the rule says so.
 """
 
@@ -25,7 +26,7 @@ from tapas.comparison.summary import (
 )
 
 NEAR = 0.95  # of the best MAP@20: who is there is nearly done
-CLEAR = 3.0  # standard errors; two equal shares are told apart once in 370 by chance
+CLEAR = 3.0  # standard errors of independent targets, which those of one user are not: a hint
 SIMILAR = 1.1  # memory within a tenth is the same
 
 
@@ -64,9 +65,13 @@ def make_rule(comparison: Comparison) -> Rule:
     return Rule(chosen.name, names, (*sentences, *_warnings(comparison, best)))
 
 
-def seconds_to(standing: Standing, level: float) -> float:
-    """Training seconds at which its mean curve first reaches `level`; endless if it never does."""
-    return next((p.seconds for p in standing.curve if p.quality >= level), math.inf)
+def reach(standing: Standing, level: float) -> tuple[float, float]:
+    """Share and seconds of training at which its mean curve first reaches `level`, or endless.
+
+    Seconds are whole steps, and so never quite those of another; shares are the same for all.
+    """
+    there = (p for p in standing.curve if p.quality >= level)
+    return next(((p.share, p.seconds) for p in there), (math.inf, math.inf))
 
 
 def _behind(standing: Standing, best: Standing) -> bool:
@@ -79,12 +84,12 @@ def _first(as_good: Sequence[Standing], best: Standing) -> tuple[Standing, str]:
     level = _level(best)
 
     def order(each: Standing) -> tuple[float, float, float]:
-        return seconds_to(each, level), _size(each), each.step_seconds or math.inf
+        return reach(each, level)[0], _size(each), each.step_seconds or math.inf
 
     first, *others = sorted(as_good, key=order)
-    seconds = seconds_to(first, level)
+    share, seconds = reach(first, level)
     there = f"{100 * NEAR:.0f} % of the best MAP@20 after {_time(seconds)} of training"
-    equals = [each for each in others if seconds_to(each, level) == seconds]
+    equals = [each for each in others if reach(each, level)[0] == share]
     if not others or math.isinf(seconds):
         return first, ""
     if not equals:

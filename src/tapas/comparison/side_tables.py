@@ -58,7 +58,7 @@ def _bias_row(title: str, line: Result) -> list[str]:
     if "skipped" in line:
         return [*row, NONE, NONE, NONE, str(line["skipped"])]
     if "exact" in line:
-        return [*row, "0", NONE, NONE, str(line["exact"])]
+        return [*row, NONE, NONE, NONE, str(line["exact"])]
     pulls = [line["pull"][name] for name in ("head", "middle", "tail")]
     pull = " / ".join(_pull(p["mean"], p["standard_error"]) for p in pulls)
     remark = "" if line["aims_at_softmax"] else "aims elsewhere, by design"

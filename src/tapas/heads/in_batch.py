@@ -9,7 +9,8 @@ of steps from one time to the next, and p_k = 1 / B_k.
     B_k <- (1 - rate) B_k + rate (step - A_k);   A_k <- step          for every k of the batch
 
 Where targets come independently, step - A_k is 1 / p_k on average, whatever came before; so is
-B_k, the weight that class k is given when it comes. The sum is then unbiased.
+B_k, the weight that class k is given when it comes. The sum is then unbiased. An example's own
+target counts once, for certain, and is not corrected, as in every sampled softmax here.
 
 Mixed, `num_samples` classes drawn from a proposal stand beside those of the batch, as a class
 that nobody takes is otherwise never a negative. With e_k = 1 - (1 - q_k)^n, roughly the chance

@@ -20,7 +20,7 @@ from tapas.tables import ClassTable
 
 
 class NegativeSampling(NoiseHead):
-    """`num_samples` draws for each batch from `proposal`, which weigh as `negatives` (k) each.
+    """`num_samples` draws for each batch from `proposal`, which together weigh as `negatives`, k.
 
     The paper's Q is `Squashed(counts, alpha=0.75)`; uniform when left out.
 

@@ -6,7 +6,8 @@
 The penalty keeps log Z near 0, so that s itself is close to a log-probability. Then few
 examples need their normaliser: a random `share` of each batch, m of B, has r_b = B / m, the
 others have r_b = 0 and cost no more than their targets' scores. In expectation over the choice
-it is the loss of the whole batch. share = 1 and penalty = 0 is full softmax.
+it is the loss of the whole batch. share = 1 and penalty = 0 is full softmax. Without the
+likelihood's own log Z, the penalty alone would have to hold the scores.
 """
 
 import math

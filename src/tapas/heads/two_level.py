@@ -80,7 +80,6 @@ class TwoLevelSoftmax(TreeHead):
         cluster_of = assign(seen, wanted, self.seed)
         class_at = np.argsort(cluster_of, kind="stable")
         sizes = np.bincount(cluster_of)
-        self._sizes = sizes.tolist()
         arrays = {
             "cluster_of": cluster_of,
             "place_of": np.argsort(class_at),

@@ -32,7 +32,7 @@ from tapas.training.config import (
     ServiceConfig,
     TrainConfig,
 )
-from tapas.training.head_building import MOST_SAMPLES, Feed, Needs, build_head
+from tapas.training.head_building import Feed, Needs, build_head, default_samples
 from tapas.training.model import SequenceModel
 from tapas.training.planning import Plan, Workload, check_fits, plan
 from tapas.training.repeats import Repeats, start_at_zero
@@ -101,7 +101,7 @@ def resolve(config: TrainConfig, num_classes: int, windows: Windows) -> TrainCon
     """`config` with a number wherever one was left to us."""
     head, loop = config.head, config.loop
     if head.samples is None and "samples" in head.the_method.options:
-        head = dataclasses.replace(head, samples=min(MOST_SAMPLES, max(1, num_classes // 8)))
+        head = dataclasses.replace(head, samples=default_samples(num_classes))
     steps = loop.steps or max(1, round(loop.epochs * windows.steps_per_epoch))
     every = loop.evaluate_every or min(
         max(1, math.ceil(steps / EVALUATIONS)), max(1, windows.steps_per_epoch)

@@ -85,6 +85,13 @@ def _growing(folder: Path, contents: Contents, num_classes: int) -> list[Table]:
         raise UsageError(
             f"{folder} has {size} classes already; --to must be more, got {num_classes}."
         )
+    rows = {name for table in contents.tables.values() for name in table.rows}
+    for name, tensor in contents.tensors.items():
+        if name.startswith("model.head.") and name not in rows and tensor.shape[:1] == (size,):
+            raise UsageError(
+                f"{folder} has {name}, too, a number for each class that the method learns beside "
+                "its rows: such a checkpoint cannot grow. Begin again with more classes."
+            )
     return [table for table in contents.tables.values() if table.num_classes == size]
 
 

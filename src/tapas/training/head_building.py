@@ -42,6 +42,11 @@ from tapas.training.head_config import HeadConfig
 MOST_SAMPLES = 1_000
 
 
+def default_samples(num_classes: int) -> int:
+    """n, where it was left to us."""
+    return min(MOST_SAMPLES, max(1, num_classes // 8))
+
+
 @dataclass(frozen=True, slots=True)
 class Feed:
     """What a run trains on, for methods that look at more of it than one batch."""
@@ -99,7 +104,7 @@ class Needs:
 
     @property
     def num_samples(self) -> int:
-        return min(self.config.samples or MOST_SAMPLES, len(self.counts))
+        return min(self.config.samples or default_samples(len(self.counts)), len(self.counts))
 
     def proposal(self) -> Proposal:
         config = self.config

@@ -59,6 +59,9 @@ def test_the_command_asks_for_these_settings(words, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "_compare", lambda config, *_: asked.append(config))
     monkeypatch.setattr(command, "_report", lambda *_: None)
     _, *arguments = shlex.split(words)
+    for name in ("x.csv", "a b.csv", "c.csv"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert asked == [CONFIGS[words]]

@@ -138,7 +138,7 @@ def test_bias_with_its_chance_and_its_direction():
     assert bias_rows(whole()) == [
         ["TAPAS, priority", "16", "0.2500", "0.1250", "+0.100 / 0 / -0.100", ""],
         ["NCE", "16", "0.5000", "0.0010", "0 / 0 / 0", "aims elsewhere, by design"],
-        ["Hierarchical softmax, Huffman", "–", "0", "–", "–", "normalised"],
+        ["Hierarchical softmax, Huffman", "–", "–", "–", "–", "normalised"],
         ["WARP", "–", "–", "–", "–", "cannot be built"],
     ]
 

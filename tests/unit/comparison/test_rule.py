@@ -6,7 +6,7 @@ import re
 import pytest
 from oracle.comparison_results import comparison, reference, standing, step_times
 
-from tapas.comparison.rule import in_sentence, make_rule, rounded, seconds_to
+from tapas.comparison.rule import in_sentence, make_rule, reach, rounded
 
 
 def said(*standings, **more):
@@ -175,8 +175,25 @@ def test_one_seed_is_said():
 
 def test_times_are_those_of_the_curve():
     entry = standing("tapas", 0.2, rise=(0.1, 0.5, 0.8, 1.0))
-    assert seconds_to(entry, 0.16) == 30
-    assert seconds_to(entry, 0.21) == float("inf")
+    assert reach(entry, 0.16) == (0.5, 30)
+    assert reach(entry, 0.21) == (float("inf"), float("inf"))
+
+
+def test_whole_steps_are_no_difference_in_time():
+    """A moment of 30 s is 29.9 or 30.1 s, as steps are long or short; memory decides then."""
+
+    def at(name, pace, memory):
+        entry = standing(name, 0.2)
+        for final in entry.finals:
+            final["peak_bytes"] = memory
+            for point in final["curve"]:
+                point["seconds"] *= pace
+        return entry
+
+    late, early = at("nce", 1.004, 300_000_000), at("tapas", 0.996, 900_000_000)
+    choice, words = said(late, early, standing("full", 0.1))
+    assert choice == "nce"
+    assert "as others, but with the least memory: 300 MB" in words
 
 
 @pytest.mark.parametrize(
