@@ -1,4 +1,4 @@
-"""The README is run: its Python blocks in order, its commands as they stand."""
+"""The README is run, Python blocks in order and commands as they stand; so is docs/methods.md."""
 
 import os
 import re
@@ -18,7 +18,8 @@ from tapas.training import showcase
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-PYTHON = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+METHODS = (ROOT / "docs" / "methods.md").read_text()
+PYTHON = re.findall(r"```python\n(.*?)```", README + METHODS, flags=re.DOTALL)
 COMMANDS = [
     line.removeprefix("$ ")
     for block in re.findall(r"```console\n(.*?)```", README, flags=re.DOTALL)

@@ -75,6 +75,27 @@ def test_any_leading_shape_is_that_of_its_rows_in_turn(method):
     assert torch.equal(found, flat.view(2, 3))
 
 
+def test_targets_need_not_be_contiguous(method):
+    strided = SEVERAL.T.contiguous().T
+    assert not strided.is_contiguous()
+    assert torch.equal(build(method)(draw(B, D), strided), build(method)(draw(B, D), SEVERAL))
+
+
+def test_a_head_that_was_cast_goes_on(method):
+    head = build(method).to(torch.float64)
+    for _ in range(2):
+        loss = head(draw(B, D), TARGET)
+        loss.backward()
+    assert bool(loss.isfinite())
+
+
+def test_every_step_gives_all_dense_parameters_a_gradient(method):
+    """Or DistributedDataParallel would wait for one."""
+    head = build(method)
+    head(draw(B, D), torch.zeros_like(TARGET)).backward()
+    assert all(p.grad is not None for p in head.parameters() if p.requires_grad)
+
+
 def test_padding_and_repeats_of_the_weight_add_nothing(method):
     single = TARGET[:, None]
     padded = torch.cat([single, torch.full((B, 2), -100)], dim=1)

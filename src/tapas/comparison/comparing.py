@@ -33,6 +33,7 @@ from tapas.data.event_log import EventLog
 from tapas.errors import DataError, UsageError
 from tapas.paper.crew import finish
 from tapas.paper.ledger import Ledger
+from tapas.training.run_folder import only_one
 from tapas.version import __version__
 from tapas.whole_file import whole_file
 
@@ -75,6 +76,19 @@ def _compare(
     talk("reading the log")
     log = open_scene(config, cache).log
     check_settings(out / SETTINGS, config, log)
+    with only_one(out, SETTINGS):
+        _do_stages(config, out, log, cache, talk, progress, workers)
+
+
+def _do_stages(
+    config: CompareConfig,
+    out: Path,
+    log: EventLog,
+    cache: Path,
+    talk: Callable[[str], None],
+    progress: Follow,
+    workers: int,
+) -> None:
     num_samples = config.num_samples(log.num_items)
 
     measured, wanted = Ledger(out / PACE), pace_runs(config, num_samples)
@@ -148,7 +162,7 @@ def check_settings(path: Path, config: CompareConfig, log: EventLog) -> None:
         before = json.loads(path.read_text())
     except ValueError:
         before = None
-    if not isinstance(before, dict):
+    if not isinstance(before, dict) or not mine.keys() & before.keys():
         raise DataError(
             f"{path} cannot be read as the settings of the results beside it. Restore it, or move "
             "the folder away."

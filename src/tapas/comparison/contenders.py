@@ -215,11 +215,9 @@ def pick_contenders(words: str) -> tuple[str, ...]:
         raise UsageError(
             f"--methods names no method. Give some of {', '.join(CONTENDERS)}, or {ALL}."
         )
-    if ALL in wanted:
-        return tuple(CONTENDERS)
     for name in wanted:
-        pick("method", name, CONTENDERS)
-    return tuple(wanted)
+        pick("method", name, {**CONTENDERS, ALL: None})
+    return tuple(CONTENDERS) if ALL in wanted else tuple(wanted)
 
 
 def by_name(names: Sequence[str]) -> list[Contender]:

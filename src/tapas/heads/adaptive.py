@@ -145,7 +145,9 @@ class AdaptiveSoftmax(TreeHead):
         for i in range(len(self.tails)):
             mine = part == 1 + i
             who = mine.any(dim=1).nonzero()[:, 0]
-            if len(who):
+            if not len(who):  # a gradient of 0, or DistributedDataParallel would wait for one
+                cost = cost + 0.0 * self.proj[i].sum()
+            else:
                 own = place[who].masked_fill(~mine[who], -1)
                 small = self._project(query.index_select(0, who), i)
                 cost = cost.index_add(0, who, _softmax_costs(self._tail(i), small, own))

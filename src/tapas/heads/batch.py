@@ -79,7 +79,7 @@ def prepare(
         )
     flat = check_query(query, dim)
     target = check_integer("target", target).to(flat.device)
-    ids = target.reshape(len(flat), -1)
+    ids = target.reshape(len(flat), -1).contiguous()
     low, high = ids.aminmax()
     if int(low) >= 0 > ignore_index and int(high) < num_classes:  # most batches: no padding
         weights = _weights(weight, target, None)

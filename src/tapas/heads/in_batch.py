@@ -88,7 +88,7 @@ class InBatchSoftmax(SharedSample):
         if self.training and torch.is_grad_enabled():
             self._num_steps, self._num_scores = self._num_steps + 1, self._num_scores + len(kept)
             met = self._distinct(meeting)
-            self.gap[met] = self._gap_at_sight(met)
+            self.gap[met] = self._gap_at_sight(met).to(self.gap.dtype)
             self.last_seen[met] = self.step
         return self.table.logits_of(meeting, kept)
 
@@ -99,7 +99,8 @@ class InBatchSoftmax(SharedSample):
 
     def _gap_at_sight(self, ids: Tensor) -> Tensor:
         """B of `ids` (N,) with what is learnt from meeting them in this step."""
-        waited, gap = (self.step - self.last_seen[ids]).float(), self.gap[ids]
+        gap = self.gap[ids].float()
+        waited = (self.step - self.last_seen[ids]).float()
         return torch.where(gap > 0, torch.lerp(gap, waited, self.rate), waited)
 
     def extra_repr(self) -> str:
@@ -148,7 +149,7 @@ class MixedSoftmax(InBatchSoftmax):
 
     def _known_gap(self, ids: Tensor) -> Tensor:
         """B of `ids` (N,); of one never seen, the steps that it has not been seen for."""
-        gap = self.gap[ids]
+        gap = self.gap[ids].float()
         return gap.where(gap > 0, gap.new_tensor(self.step + 1))
 
     def extra_repr(self) -> str:

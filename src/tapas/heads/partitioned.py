@@ -120,6 +120,11 @@ class PartitionedSoftmax(SharedSample):
         return {**super().get_extra_state(), "part_start": self.part_start}
 
     def set_extra_state(self, state: dict[str, int]) -> None:
+        if "part_start" not in state:
+            raise UsageError(
+                "this state is of a head of another method: it knows of no part. Build the head "
+                "that it was saved with."
+            )
         super().set_extra_state(state)
         self.part_start, self._part = state["part_start"], None
 

@@ -112,7 +112,7 @@ class TreeHead(Head):
         return {**super().get_extra_state(), "layout": self._fingerprint()}
 
     def set_extra_state(self, state: dict[str, int]) -> None:
-        if state["layout"] != self._fingerprint():
+        if state.get("layout") != self._fingerprint():
             raise UsageError(
                 "this state is of a head with other counts or options: its rows would belong to "
                 "other classes. Build the head from the counts and options it was saved with."

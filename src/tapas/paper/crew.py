@@ -1,13 +1,16 @@
 """Runs side by side: one process and one thread each, results as they come."""
 
+import ctypes
 import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
 
 from tapas.paper.ledger import Ledger, Result, Run
 
+DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 Progress = Callable[[int, int], None]  # runs done, runs in all
 
 
@@ -48,6 +51,11 @@ def finish(
 
 
 def _quiet() -> None:
-    """Ctrl-C reaches every process of the terminal; the parent alone answers it."""
+    """Ctrl-C reaches every process of the terminal; the parent alone answers it.
+
+    A parent that is killed takes its processes along, where the kernel is Linux.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
     os.environ["OMP_NUM_THREADS"] = "1"

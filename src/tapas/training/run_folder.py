@@ -98,9 +98,12 @@ def write_config(run: RunFolder) -> None:
 
 
 @contextmanager
-def only_one(path: Path) -> Iterator[None]:
-    """Nobody else trains in the run at `path` meanwhile; a process that dies lets go."""
-    descriptor = os.open(path / RECORD, os.O_RDONLY)
+def only_one(path: Path, record: str = RECORD) -> Iterator[None]:
+    """Nobody else trains in the folder `path` meanwhile; a process that dies lets go.
+
+    `record` is a file in it that is there all the time.
+    """
+    descriptor = os.open(path / record, os.O_RDONLY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -116,7 +119,7 @@ def only_one(path: Path) -> Iterator[None]:
 def open_run(path: Path) -> RunFolder:
     try:
         record = json.loads((path / RECORD).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         hint = "" if path.is_dir() else " There is no such folder."
         raise UsageError(
             f"{path} holds no run ({RECORD} is missing).{hint} `tapas train ... --out {path}` "

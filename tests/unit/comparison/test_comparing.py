@@ -10,6 +10,7 @@ from tapas.comparison.comparing import check_settings, compare, make_folder, set
 from tapas.comparison.config import quick
 from tapas.comparison.runs import find_log, open_scene
 from tapas.errors import DataError, UsageError
+from tapas.training.run_folder import only_one
 
 CONFIG = quick(contenders=("full", "sampled"), classes=(200,), bias_steps=5)
 FILES = {"settings.json", "pace.jsonl", "runs.jsonl", "step_times.jsonl", "bias.jsonl"}
@@ -100,6 +101,18 @@ def test_it_goes_on_where_it_was_stopped(after, tmp_path, cache, monkeypatch):
     assert len(done) == len(set(done)) == 12 + 2
     assert (tmp_path / "pace.jsonl").read_text() == paces  # one pace for all of it
     assert {file.name for file in tmp_path.iterdir()} == FILES
+
+
+def test_two_at_once_in_one_folder_are_refused(tmp_path, cache):
+    out = tmp_path / "out"
+    out.mkdir()
+    check_settings(out / "settings.json", CONFIG, open_scene(CONFIG, cache).log)
+    with (
+        only_one(out, "settings.json"),
+        pytest.raises(UsageError, match=r"^another process is training in .*out\. Wait for it"),
+    ):
+        compare(CONFIG, out, cache=cache)
+    assert not (out / "pace.jsonl").exists()
 
 
 @pytest.mark.parametrize(

@@ -81,3 +81,8 @@ def test_a_misspelt_method_is_told_its_name():
         pick_contenders("full,sampeld")
     with pytest.raises(UsageError, match=r"--methods names no method\. Give some of full, "):
         pick_contenders(" , ")
+
+
+def test_a_misspelt_name_beside_all_is_told():
+    with pytest.raises(UsageError, match=r"^unknown method 'nosuch'"):
+        pick_contenders("all,nosuch")

@@ -75,7 +75,7 @@ def test_the_curve_is_the_mean_of_the_seeds_with_their_range():
     curve = standing("nce", 0, finals=(a, b)).curve
     assert [p.seconds for p in curve] == [6, 15, 30, 60]
     assert curve[-1] == pytest.approx((1, 60, 0.2, 0.1, 0.3))
-    assert curve[0] == pytest.approx((6, 0.04, 0.02, 0.06))
+    assert curve[0] == pytest.approx((0.1, 6, 0.04, 0.02, 0.06))
 
 
 def test_seeds_that_diverged_are_counted_and_left_out(tmp_path):
