@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -40,7 +41,7 @@ if __name__ == "__main__":
 
 def alive(pid):
     try:
-        return open(f"/proc/{pid}/stat").read().split(")")[1].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] != "Z"
     except OSError:
         return False
 
