@@ -15,6 +15,7 @@ from tapas.cli import compare_settings
 from tapas.cli.compare import _print, expected_words
 from tapas.comparison.config import CompareConfig, quick, synthetic
 from tapas.comparison.contenders import CONTENDERS
+from tapas.training.methods import METHODS
 
 FILES = [
     "README.md", "bias.jsonl", "pace.jsonl", "quality-over-time.png", "report.html", "runs.jsonl",
@@ -134,8 +135,11 @@ def test_what_is_done_is_kept_when_it_is_stopped(at, number, code, words):
 def test_the_list_of_methods():
     done = invoke("compare", "--list")
     assert done.returncode == 0
-    rows = [line.split() for line in done.stdout.splitlines()[3:] if line.strip()]
-    assert [row[0] for row in rows] == list(CONTENDERS)
+    rows = [line.split() for line in done.stdout.splitlines() if line.strip()]
+    names = [row[0] for row in rows]
+    assert names[2 : 2 + len(CONTENDERS)] == list(CONTENDERS)
+    assert names[-len(METHODS) :] == list(METHODS)
+    assert rows[-1] == ["gbce", "samples,", "proposal,", "alpha,", "beta,", "calibration"]
     assert re.search(
         r"tapas-top +TAPAS, the paper's rule +Bai, Goldman, Zhang 2017 +rows_lr, alpha \(0.75, ",
         done.stdout,
@@ -143,7 +147,7 @@ def test_the_list_of_methods():
     found = json.loads(invoke("compare", "--list", "--json").stdout)["methods"]
     assert found[0] == {
         "name": "full", "title": "Full softmax", "paper": CONTENDERS["full"].paper,
-        "tuned": ["rows_lr"],
+        "tuned": ["rows_lr"], "options": [],
     }  # fmt: skip
 
 

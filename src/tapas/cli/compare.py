@@ -39,6 +39,7 @@ from tapas.cli.train import _parse_settings
 from tapas.comparison.asked import duration
 from tapas.comparison.config import CompareConfig, parse_classes, parse_duration
 from tapas.comparison.contenders import CONTENDERS, pick_contenders
+from tapas.training.methods import METHODS
 
 if TYPE_CHECKING:
     from tapas.comparison.results import Comparison
@@ -167,17 +168,10 @@ def _print_contenders(as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"methods": rows}))
         return
-    table = [
-        [
-            row["name"],
-            row["title"],
-            row["paper"],
-            ", ".join(row["tuned"]),
-            ", ".join(row["options"]),
-        ]
-        for row in rows
-    ]
-    _print_table(("--methods", "", "paper", "tuned", "reads of [head]"), table, right=False)
+    table = [[row["name"], row["title"], row["paper"], ", ".join(row["tuned"])] for row in rows]
+    _print_table(("--methods", "", "paper", "tuned"), table, right=False)
+    reads = [[each.name, ", ".join(each.options) or "nothing"] for each in METHODS.values()]
+    _print_table(("head.method", "reads of [head], beside what all do"), reads, right=False)
 
 
 def _compare(config: CompareConfig, out: Path, cache: Path, workers: int) -> None:

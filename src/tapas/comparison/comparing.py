@@ -39,6 +39,7 @@ from tapas.whole_file import whole_file
 
 SETTINGS, PACE, RUNS = "settings.json", "pace.jsonl", "runs.jsonl"
 STEP_TIMES, BIAS = "step_times.jsonl", "bias.jsonl"
+DEFINITIONS = "definitions"  # of all trials: results of another version are not taken for these
 MACHINE = "machine"  # the part of the settings that may differ when a comparison goes on
 Follow = Callable[[str], Callable[[int, int], None]]  # of a stage: done, in all
 
@@ -132,7 +133,7 @@ def settings(config: CompareConfig, log: EventLog) -> dict[str, Any]:
         found["log"]["files"] = [Path(file).name for file in config.log.files]
     num_samples = config.num_samples(log.num_items)
     found["num_samples"] = num_samples
-    found["definitions"] = {
+    found[DEFINITIONS] = {
         each.name: [
             {"rows_lr": trial.rows_lr, **dataclasses.asdict(each.head(num_samples, trial.knob))}
             for trial in each.trials(config.trials)
@@ -169,6 +170,8 @@ def check_settings(path: Path, config: CompareConfig, log: EventLog) -> None:
         )
     other = [name for name in mine if name != MACHINE and before.get(name) != mine[name]]
     if other:
+        if len(other) > 1:  # which follow from the others
+            other = [name for name in other if name != DEFINITIONS]
         raise UsageError(
             f"the results in {path.parent} were made with another {', '.join(other)}. Choose "
             "another folder with --out, or move them away."
