@@ -19,7 +19,7 @@ from tapas.data.event_log import EventLog
 from tapas.data.log_source import LogSource
 from tapas.data.preparing import prepare_log
 from tapas.data.splits import Split, split_log
-from tapas.data.synthetic_log import SyntheticLogConfig, write_synthetic_log
+from tapas.data.synthetic_log import SyntheticLogConfig, kept_log
 from tapas.errors import DataError, UsageError
 from tapas.paper.real.points import block_sums, spread_points
 from tapas.paper.real.references import COUNTING, TRUTH, rank_by_counting, rank_by_truth
@@ -27,7 +27,6 @@ from tapas.paper.real.runs import Judge
 from tapas.training.building import Parts, build
 from tapas.training.evaluation import measure
 from tapas.training.steps import step
-from tapas.whole_file import whole_file
 
 MOMENTS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)  # of a run, when it is judged
 REFERENCES = (*COUNTING, TRUTH)
@@ -67,13 +66,7 @@ def find_log(config: CompareConfig, cache: Path) -> LogSource:
     if config.log is not None:
         config.log.paths()
         return config.log
-    made = config.made or SyntheticLogConfig()
-    name = hashlib.blake2b(repr(made).encode(), digest_size=8).hexdigest()
-    path = cache / f"made-{name}.parquet"
-    if not path.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as unfinished:
-            write_synthetic_log(unfinished, made)
+    path = kept_log(config.made or SyntheticLogConfig(), cache)
     return LogSource(files=(str(path),), user="user", item="item", time="time")
 
 

@@ -9,6 +9,7 @@ cycle, else of any group. So
 and a model that reads the last basket can learn all there is to know.
 """
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from tapas.errors import UsageError
 from tapas.shapes import check_positive
+from tapas.whole_file import whole_file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,3 +79,14 @@ def _zipf(
 
 def group_words(key: str | int, num_groups: int) -> str:
     return f"item {key} of group {int(key) % num_groups}"
+
+
+def kept_log(config: SyntheticLogConfig, cache: Path) -> Path:
+    """The file of a made-up log in `cache`, written the first time."""
+    name = hashlib.blake2b(repr(config).encode(), digest_size=8).hexdigest()
+    path = cache / f"made-{name}.parquet"
+    if not path.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as unfinished:
+            write_synthetic_log(unfinished, config)
+    return path

@@ -6,7 +6,6 @@ distribution is known, stand in for it.
 """
 
 import dataclasses
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +16,9 @@ from tapas.data.groceries import PACKAGE, find_groceries
 from tapas.data.log_source import LogSource
 from tapas.data.preparing import prepare_log
 from tapas.data.splits import SplitConfig
-from tapas.data.synthetic_log import SyntheticLogConfig, write_synthetic_log
+from tapas.data.synthetic_log import SyntheticLogConfig, kept_log
 from tapas.errors import UsageError, pick
 from tapas.training.config import ModelConfig
-from tapas.whole_file import whole_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ class RealSet:
     def find(self, place: Place) -> LogSource:
         """The source with the path of its file, or an error that says how to get it."""
         if self.made is not None:
-            return dataclasses.replace(self.source, files=(str(_make(self.made, place)),))
+            return dataclasses.replace(self.source, files=(str(kept_log(self.made, place.cache)),))
         if self.source.files == (PACKAGE,):
             groceries = find_groceries()
             if groceries is None:
@@ -99,17 +97,6 @@ class RealSet:
             search_points=40,
             made=made,
         )
-
-
-def _make(made: SyntheticLogConfig, place: Place) -> Path:
-    """The file of a made-up log, written once."""
-    name = hashlib.blake2b(repr(made).encode(), digest_size=8).hexdigest()
-    path = place.cache / f"made-{name}.parquet"
-    if not path.exists():
-        place.cache.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as unfinished:
-            write_synthetic_log(unfinished, made)
-    return path
 
 
 _MADE = LogSource(files=("made",), user="user", item="item", time="time")

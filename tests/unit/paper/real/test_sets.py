@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tapas.data import synthetic_log
 from tapas.data.groceries import Groceries
 from tapas.errors import UsageError
 from tapas.paper.real import sets
@@ -99,7 +100,7 @@ def written(monkeypatch):
         paths.append(path)
         path.write_text("whole")
 
-    monkeypatch.setattr(sets, "write_synthetic_log", write)
+    monkeypatch.setattr(synthetic_log, "write_synthetic_log", write)
     return paths
 
 
@@ -119,7 +120,7 @@ def test_a_log_half_made_is_not_there(somewhere, monkeypatch, trouble):
         path.write_text("ha")
         raise trouble("in the middle")
 
-    monkeypatch.setattr(sets, "write_synthetic_log", fail)
+    monkeypatch.setattr(synthetic_log, "write_synthetic_log", fail)
     with pytest.raises((trouble, UsageError)):
         SMALL.find(somewhere)
     assert list(somewhere.cache.iterdir()) == []
@@ -136,12 +137,12 @@ def test_two_processes_that_make_a_log_at_once_do_no_harm(somewhere, monkeypatch
     def write(path, config):
         path.write_text("ha")
         monkeypatch.setattr(os, "getpid", lambda: number + 1)
-        monkeypatch.setattr(sets, "write_synthetic_log", other)
+        monkeypatch.setattr(synthetic_log, "write_synthetic_log", other)
         found = Path(SMALL.find(somewhere).files[0])
         assert found.read_text() == "whole"
         assert path.read_text() == "ha"
         path.write_text("whole")
 
-    monkeypatch.setattr(sets, "write_synthetic_log", write)
+    monkeypatch.setattr(synthetic_log, "write_synthetic_log", write)
     assert Path(SMALL.find(somewhere).files[0]).read_text() == "whole"
     assert len(list(somewhere.cache.iterdir())) == 1
