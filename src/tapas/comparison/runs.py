@@ -26,9 +26,11 @@ from tapas.paper.real.references import COUNTING, TRUTH, rank_by_counting, rank_
 from tapas.paper.real.runs import Judge
 from tapas.training.building import Parts, build
 from tapas.training.evaluation import measure
+from tapas.training.model import SequenceModel
 from tapas.training.steps import step
 
 MOMENTS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)  # of a run, when it is judged
+STOP_POINTS = 750  # of validation: by them a run chooses its best moment
 REFERENCES = (*COUNTING, TRUTH)
 VALIDATION, TEST = "validation", "test"
 
@@ -96,7 +98,8 @@ def build_run(run: CompareRun, config: CompareConfig, scene: Scene) -> Parts:
 def execute(run: CompareRun, config: CompareConfig, cache: Path) -> dict[str, Any]:
     """Train and judge. One thread, so that runs can go side by side.
 
-    A trial sees validation points alone, a final run test points alone.
+    A trial sees validation points alone. A final run keeps its best moment by validation
+    points, as training keeps its best checkpoint, and is judged there on test points.
     """
     torch.set_num_threads(1)
     scene = open_scene(config, cache)
@@ -109,7 +112,16 @@ def execute(run: CompareRun, config: CompareConfig, cache: Path) -> dict[str, An
         return _refer(run, config, scene, judged)
     started = time.perf_counter()
     try:
-        found = _train(run, config, scene, judged)
+        parts = build_run(run, config, scene)
+        if run.points == TEST:
+            stop = spread_points(scene.log, scene.split.validation, STOP_POINTS)
+            found = _final(run, config, parts, judged, Judge(
+                scene.log, scene.split, stop, config.model.history
+            ))  # fmt: skip
+        else:
+            train_seconds = _take(parts, run, 0, run.steps)
+            found = _judged(parts.model, judged)
+            found |= {"train_wall_seconds": round(train_seconds, 2), "curve": []}
     except (DataError, UsageError) as diverged:  # a finding, too: these settings are no good
         if "finite" not in str(diverged) and "diverged" not in str(diverged):
             raise
@@ -123,42 +135,65 @@ def execute(run: CompareRun, config: CompareConfig, cache: Path) -> dict[str, An
     }
 
 
-def _train(run: CompareRun, config: CompareConfig, scene: Scene, judged: Judge) -> dict[str, Any]:
-    forget_peak()
-    parts = build_run(run, config, scene)
-    model, optimizer, clip = parts.model, parts.optimizer, parts.config.optimizer.clip
-    moments = {max(1, round(run.steps * m)): m for m in MOMENTS} if run.points == TEST else {}
-    moments[run.steps] = 1.0
-    few = min(config.curve_points, len(judged.points))
-    curve: list[dict[str, Any]] = []
-    peak, train_seconds = None, 0.0
-    for number in range(run.steps):
-        start = time.perf_counter()
+def _take(parts: Parts, run: CompareRun, first: int, last: int) -> float:
+    """Steps `first` to `last`; how long they took."""
+    start, clip = time.perf_counter(), parts.config.optimizer.clip
+    for number in range(first, last):
         batch = parts.windows.batch(number)
-        step(model, optimizer, batch, seed=run.seed, number=number, clip=clip)
-        train_seconds += time.perf_counter() - start
-        if number + 1 not in moments:
-            continue
-        if not curve:  # judging takes memory of its own, which is not the method's
-            peak = peak_bytes()
-        whole = number + 1 == run.steps
-        ranked, loss = judged.rank(model, len(judged.points) if whole else few)
-        if not np.isfinite(loss).all():
-            raise DataError(f"the full softmax loss is not finite at step {number}: diverged.")
-        curve.append({
-            "share": moments[number + 1],
-            "step": number + 1,
-            "seconds": round((number + 1) * run.step_seconds, 3),
-            **judged.few(ranked, loss, few),
-        })  # fmt: skip
+        step(parts.model, parts.optimizer, batch, seed=run.seed, number=number, clip=clip)
+    return time.perf_counter() - start
+
+
+def _final(
+    run: CompareRun, config: CompareConfig, parts: Parts, judged: Judge, stop: Judge
+) -> dict[str, Any]:
+    """Train, looking at MOMENTS; judged as it was at the best of them."""
+    forget_peak()
+    model, few = parts.model, min(config.curve_points, len(judged.points))
+    moments = {max(1, round(run.steps * m)): m for m in MOMENTS} | {run.steps: 1.0}
+    curve: list[dict[str, Any]] = []
+    best: tuple[float, float, dict[str, Tensor]] | None = None
+    peak, train_seconds, done = None, 0.0, 0
+    for number, share in sorted(moments.items()):
+        train_seconds += _take(parts, run, done, number)
+        done = number
+        peak = peak or peak_bytes()  # judging takes memory of its own, which is not the method's
+        valid = stop.few(*_rank(model, stop, len(stop.points)), len(stop.points))["map@20"]
+        found = judged.few(*_rank(model, judged, few), few)
+        seconds = round(number * run.step_seconds, 3)
+        told = {"share": share, "step": number, "seconds": seconds, "validation": valid}
+        curve.append(told | found)
+        if best is None or valid > best[0]:
+            best = (valid, share, _tensors(model))
+    if best is None:
+        raise ValueError("a run has at least one moment")
+    model.load_state_dict(best[2], strict=False)
     return {
-        **scores(judged, ranked, loss),
+        **_judged(model, judged),
+        "best_share": best[1],
         "train_wall_seconds": round(train_seconds, 2),
         "peak_bytes": peak,
         "scores_per_example": float(model.head.scores_per_example),
-        "curve": curve if run.points == TEST else [],
+        "curve": curve,
         "curve_points": judged.block_sizes(few),
     }
+
+
+def _tensors(model: SequenceModel) -> dict[str, Tensor]:
+    """A copy of all that judging looks at."""
+    state = model.state_dict()
+    return {name: value.clone() for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def _rank(model: SequenceModel, judged: Judge, most: int) -> tuple[Tensor, NDArray[np.float64]]:
+    ranked, loss = judged.rank(model, most)
+    if not np.isfinite(loss).all():
+        raise DataError("the full softmax loss is not finite: training has diverged.")
+    return ranked, loss
+
+
+def _judged(model: SequenceModel, judged: Judge) -> dict[str, Any]:
+    return scores(judged, *_rank(model, judged, len(judged.points)))
 
 
 def _refer(run: CompareRun, config: CompareConfig, scene: Scene, judged: Judge) -> dict[str, Any]:

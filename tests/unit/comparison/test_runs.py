@@ -51,7 +51,7 @@ def test_a_result_says_all_and_survives_json(result):
     assert set(result) == {
         "key", "run", "map@20", "precision@1", "recall@20", "ndcg@10", "loss", "blocks", "buckets",
         "coverage", "seconds", "wall_seconds", "train_wall_seconds", "peak_bytes",
-        "scores_per_example", "curve", "curve_points",
+        "scores_per_example", "curve", "curve_points", "best_share",
     }  # fmt: skip
     assert json.loads(json.dumps(result)) == result
     assert CompareRun(**result["run"]) == RUN
@@ -69,7 +69,30 @@ def test_the_curve_is_over_time_at_the_contenders_own_pace(result):
     assert result["curve"][-1]["share"] == 1
     assert sum(result["curve_points"]) == CONFIG.curve_points
     for at in result["curve"]:
-        assert {"map@20", "loss", "share"} <= set(at)
+        assert {"map@20", "loss", "share", "validation"} <= set(at)
+
+
+def test_a_run_is_judged_as_it_was_at_its_best_moment_by_validation(cache, monkeypatch):
+    """The rows are spoiled after the third moment: what was best before is what is judged."""
+    scene = open_scene(CONFIG, cache)
+    take, calls = runs.step, []
+
+    def spoil(model, *args, **kwargs):
+        calls.append(True)
+        if len(calls) == 4:
+            with torch.no_grad():
+                model.head.table.weight.zero_()
+                model.head.table.bias.copy_(torch.arange(scene.log.num_items) * 1e-3)
+        return take(model, *args, **kwargs)
+
+    monkeypatch.setattr(runs, "step", spoil)
+    spoilt = execute(replace(RUN, rows_lr=1e-6), CONFIG, cache)
+    first = next(at for at in spoilt["curve"] if at["step"] == 3)
+    valid = [at["validation"] for at in spoilt["curve"]]
+    best = max(range(len(valid)), key=lambda i: (valid[i], -i))
+    assert spoilt["best_share"] == spoilt["curve"][best]["share"]
+    assert spoilt["best_share"] < 1
+    assert first["validation"] > valid[-1]
 
 
 def test_the_same_seed_sees_the_same_batches_whatever_the_method(cache):
@@ -105,7 +128,12 @@ def test_a_run_is_judged_at_points_of_its_kind_alone(points, cache, monkeypatch)
     monkeypatch.setattr(runs, "spread_points", watched_spread)
     monkeypatch.setattr(runs.Judge, "rank", watched_rank)
     result = execute(replace(RUN, points=points), CONFIG, cache)
-    assert [held_out is getattr(split, points) for held_out in asked] == [True]
+    if points == "validation":  # a trial never sees test points
+        assert [held_out is split.validation for held_out in asked] == [True]
+    else:
+        assert [held_out is split.test for held_out in asked] == [True, False]
+        assert asked[1] is split.validation  # by which it chooses its best moment
+        ranked = ranked[-1:]  # by which it is judged
     mine = getattr(split, points)
     first = dict(zip(mine.user, mine.point, strict=True))
     last = dict(zip(mine.user, mine.limit, strict=True))
@@ -130,7 +158,10 @@ def test_a_loss_over_all_classes_that_is_not_finite_is_divergence(cache, monkeyp
     monkeypatch.setattr(
         runs.Judge, "rank", lambda self, *a: (rank(self, *a)[0], np.array([np.inf]))
     )
-    assert "full softmax loss is not finite at step 0" in execute(RUN, CONFIG, cache)["diverged"]
+    assert (
+        "full softmax loss is not finite: training has diverged"
+        in execute(RUN, CONFIG, cache)["diverged"]
+    )
 
 
 def test_other_errors_are_no_divergence(cache, monkeypatch):
