@@ -8,6 +8,14 @@ import pytest
 from tapas.data.interruptions import signals_wait
 
 
+@pytest.fixture(autouse=True)
+def _ctrl_c_is_heard():
+    """A test run that was started in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_handler_runs_after_the_block_and_not_within(number):
     told = []
