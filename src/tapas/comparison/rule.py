@@ -166,10 +166,11 @@ def _growth(chosen: Standing, comparison: Comparison) -> list[str]:
         number = comparison.break_even(chosen.name)
         if number is None or math.isinf(number):
             return []
-        return [
-            f"Its head is faster than that of the full softmax from about {rounded(number):,} "
-            "classes on."
-        ]
+        fewest = min(chosen.step_times)
+        when = f"from about {rounded(number):,} classes on"
+        if number <= fewest:
+            when = f"with {fewest:,} classes already, the fewest that were tried"
+        return [f"Its head is faster than that of the full softmax {when}."]
     known = [(comparison.break_even(each.name), each) for each in comparison.standings]
     faster = [(n, each) for n, each in known if n is not None and not math.isinf(n)]
     if not faster:

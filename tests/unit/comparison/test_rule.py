@@ -4,7 +4,7 @@ import dataclasses
 import re
 
 import pytest
-from oracle.comparison_results import comparison, reference, standing, step_times
+from oracle.comparison_results import CLASSES, comparison, reference, standing, step_times
 
 from tapas.comparison.rule import in_sentence, make_rule, reach, rounded
 
@@ -216,3 +216,13 @@ def test_titles_with_commas_are_told_apart():
 def test_two_digits_count():
     assert rounded(999_999.0) == 1_000_000
     assert rounded(12_700.0) == 13_000
+
+
+def test_a_head_that_is_faster_with_the_fewest_classes_is_said_to_be():
+    full = standing("full", 0.1, step_times=step_times(0.02, 0.2, 2.0))
+    ours = standing("tapas", 0.2, step_times=step_times(0.01, 0.01, 0.01))
+    _, words = said(full, ours)
+    assert (
+        f"faster than that of the full softmax with {CLASSES[0]:,} classes already, the fewest "
+        "that were tried."
+    ) in words
