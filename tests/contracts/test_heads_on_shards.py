@@ -13,24 +13,25 @@ from tapas.tables.server import RowServer
 from tapas.tables.shard import TableSpec
 
 OPTIMIZER = SGD(lr=0.3)
-STEPS = 3
-SIZES = (5, 2)  # examples of each rank
+SIZES = ((5, 2), (3, 4), (7, 0))  # examples of each rank, step by step; one may have none
+B = 7
 # what a rank draws for its own examples alone is not what one process draws for all
 OWN_DRAWS = {"warp", "sce", "self-normalised"}
 
 
 def example(step):
     generator = stream(step, "examples")
-    query = torch.randn(sum(SIZES), D, generator=generator)
-    target = torch.randint(C, (sum(SIZES), 2), generator=generator)
+    query = torch.randn(B, D, generator=generator)
+    target = torch.randint(C, (B, 2), generator=generator)
     target[1, 1] = -100
     return query, target
 
 
-def train(head, part=slice(None)):
-    """Losses of some steps, and all rows after them."""
+def train(head, rank=None):
+    """Losses of some steps, and all rows after them; of all examples, or of those of a rank."""
     losses = []
-    for step in range(STEPS):
+    for step, (first, _) in enumerate(SIZES):
+        part = slice(None) if rank is None else slice(first) if rank == 0 else slice(first, None)
         query, target = (each[part] for each in example(step))
         loss = head(query, target)
         loss.backward()
@@ -56,11 +57,10 @@ def test_on_servers(method):
 
 def on_ranks(ranks):
     """For each method, what this rank finds of its own examples."""
-    part = slice(0, SIZES[0]) if ranks.rank == 0 else slice(SIZES[0], None)
     found = {}
     for method, build in FLAT.items():
         table = ShardedTable(C, D, row_optimizer=OPTIMIZER, group=ranks)
-        found[method] = train(build(table, seed=2), part)
+        found[method] = train(build(table, seed=2), ranks.rank)
     return found
 
 

@@ -35,7 +35,7 @@ from tapas.cli.log_options import (
 )
 from tapas.cli.progress import run_bars
 from tapas.cli.results_folder import ResultsFolder
-from tapas.cli.train import _parse_settings
+from tapas.cli.settings_flag import parse_settings
 from tapas.comparison.asked import duration
 from tapas.comparison.config import CompareConfig, parse_classes, parse_duration
 from tapas.comparison.contenders import CONTENDERS, pick_contenders
@@ -148,7 +148,7 @@ def compare(
             }
             given = {name: value for name, value in given.items() if value is not None}
             config = build_comparison(
-                log, made_up, seconds_only, given, _parse_settings(settings or [])
+                log, made_up, seconds_only, given, parse_settings(settings or [])
             )
             if config.log is not None:
                 config.log.paths()  # a file that is missing is told before a folder is made

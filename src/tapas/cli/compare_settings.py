@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from tapas.cli.train import Layer
+from tapas.cli.settings_flag import Layer
 from tapas.comparison.config import CompareConfig, quick, synthetic
 from tapas.errors import UsageError
 from tapas.training.config import JSON, build_config

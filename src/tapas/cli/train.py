@@ -32,13 +32,12 @@ from tapas.cli.log_options import (
 )
 from tapas.cli.progress import progress_bar
 from tapas.cli.ranks import begun_again, default_threads, remember_run, team_of_this_job
+from tapas.cli.settings_flag import Layer, parse_settings
 from tapas.cli.stopping import stop_when_asked
 from tapas.errors import UsageError
 from tapas.training.config import JSON, ServiceConfig, build_config, read_toml
 from tapas.training.run_folder import RECORD, open_run
 from tapas.training.trainer import Outcome, Tick
-
-Layer = dict[str, dict[str, JSON]]
 
 
 def train(
@@ -177,7 +176,7 @@ def train(
             wanted = [
                 read_toml(config) if config is not None else {},
                 flags,
-                _parse_settings(settings or []),
+                parse_settings(settings or []),
             ]
             if not any(layer.get("log", {}).get("files") for layer in wanted):
                 raise UsageError(
@@ -254,24 +253,6 @@ def _report(folder: Path, outcome: Outcome, as_json: bool) -> None:
         talk(f"Go on with `tapas train --resume {folder}`.")
         return
     talk(f"Next: `tapas evaluate {folder}`, `tapas recommend {folder} --user ...`.")
-
-
-def _parse_settings(settings: list[str]) -> Layer:
-    """SECTION.NAME=VALUE, the value as TOML has it; a bare word is a string."""
-    import tomllib
-
-    layer: Layer = {}
-    for setting in settings:
-        name, equals, value = setting.partition("=")
-        section, dot, key = name.strip().partition(".")
-        if not (equals and dot and key):
-            raise UsageError(f"--set {setting!r} is not SECTION.NAME=VALUE, as in head.alpha=0.5.")
-        try:
-            parsed = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            parsed = value
-        layer.setdefault(section, {})[key] = parsed
-    return layer
 
 
 def _refuse_with_resume(flags: Layer, **others: object) -> None:

@@ -59,29 +59,18 @@ def compare(
     which changes no result, as the number of steps of a run is decided by the paces.
     """
     threads = torch.get_num_threads()
+    out.mkdir(parents=True, exist_ok=True)
+    talk("reading the log")
+    log = open_scene(config, cache).log
+    check_settings(out / SETTINGS, config, log)
     try:
-        _compare(config, out, cache, talk, progress, workers)
+        with only_one(out, SETTINGS):
+            _compare(config, out, log, cache, talk, progress, workers)
     finally:
         torch.set_num_threads(threads)
 
 
 def _compare(
-    config: CompareConfig,
-    out: Path,
-    cache: Path,
-    talk: Callable[[str], None],
-    progress: Follow,
-    workers: int,
-) -> None:
-    make_folder(out)
-    talk("reading the log")
-    log = open_scene(config, cache).log
-    check_settings(out / SETTINGS, config, log)
-    with only_one(out, SETTINGS):
-        _do_stages(config, out, log, cache, talk, progress, workers)
-
-
-def _do_stages(
     config: CompareConfig,
     out: Path,
     log: EventLog,
@@ -109,21 +98,6 @@ def _do_stages(
     if config.made is not None:
         estimators = bias_runs(config)
         finish(Ledger(out / BIAS), estimators, measure_bias, progress("bias"), workers=workers)
-
-
-def make_folder(out: Path) -> None:
-    """An error before any work if nothing can be written there."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        probe = out / f".probe.{os.getpid()}"
-        probe.write_bytes(b"?")
-        probe.unlink()
-    except OSError as error:
-        is_file = isinstance(error, FileExistsError | NotADirectoryError)
-        reason = "a file is in the way" if is_file else error.strerror or str(error)
-        raise UsageError(
-            f"cannot write into {out}: {reason}. Choose another folder with --out."
-        ) from error
 
 
 def settings(config: CompareConfig, log: EventLog) -> dict[str, Any]:

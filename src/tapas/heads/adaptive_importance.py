@@ -82,14 +82,8 @@ class AdaptiveImportance(SharedSample):
         self.ngrams = NgramMixture(
             self.num_classes, counts=counts, pairs=pairs, rate=float(rate), device=table.device
         )
-        self._num_steps, self._num_scores = 0, 0.0
         self.register_buffer("num_drawn", torch.tensor(self.num_samples, device=table.device))
         self.register_buffer("ess_heard", torch.zeros(2, dtype=torch.float64, device=table.device))
-
-    @property
-    def scores_per_example(self) -> float:
-        """Those of the examples that move Q spread over all."""
-        return self._num_scores / self._num_steps if self._num_steps else math.nan
 
     @property
     def wants_context(self) -> bool:
@@ -102,7 +96,8 @@ class AdaptiveImportance(SharedSample):
     def _logits(self, meeting: Meeting) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             kept = self.candidates(meeting).to(self.table.device)
-        if self.training and torch.is_grad_enabled():
+        self._note_scores(len(kept) * (1 + min(1.0, SCORING / len(meeting.query))))
+        if self._is_training():
             self._adapt(meeting, kept)
         return self.table.logits_of(meeting, kept)
 
@@ -118,8 +113,6 @@ class AdaptiveImportance(SharedSample):
         variance = share.square() @ -torch.expm1(kept.log_q)  # relative, of each example's sum
         self.ess_heard[0] += float(variance.reciprocal().clamp(max=len(kept)).mean())
         self.ess_heard[1] += 1
-        self._num_steps += 1
-        self._num_scores += len(kept) * (1 + few / size)
         if (self.step + 1) % self.refresh_every == 0:
             self._refresh()
 

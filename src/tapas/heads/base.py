@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
+from math import nan
 from operator import index
 from typing import ClassVar
 
@@ -42,6 +43,7 @@ class Head(nn.Module, ABC):
         self.num_classes, self.dim = num_classes, dim
         self.reduction, self.ignore_index = reduction, ignore_index
         self.seed, self.step = check_seed(seed), 0
+        self._num_scores, self._num_scored = 0.0, 0
         check_reduction(reduction)
 
     @outside_graphs
@@ -86,12 +88,17 @@ class Head(nn.Module, ABC):
         """Exact log-probability of `ids` (..., L) given `query` (..., D), over all classes."""
 
     @property
-    @abstractmethod
     def scores_per_example(self) -> float:
         """How many scores a training step computes for each example, its own targets aside.
 
         Where steps differ, the mean of those since the head was built; NaN before the first.
         """
+        return self._num_scores / self._num_scored if self._num_scored else nan
+
+    def _note_scores(self, number: float) -> None:
+        """This step computes `number` scores for an example; counted if it is training."""
+        if self._is_training():
+            self._num_scores, self._num_scored = self._num_scores + number, self._num_scored + 1
 
     @abstractmethod
     def accumulate(self) -> AbstractContextManager[None]:
@@ -153,8 +160,12 @@ class Head(nn.Module, ABC):
         """The mean over ranks of what each calls its `size`."""
         return size
 
+    def _is_training(self) -> bool:
+        """Whether this call is a step: what a head learns beside its rows moves then alone."""
+        return self.training and torch.is_grad_enabled()
+
     def _count_step(self) -> None:
-        if self.training and torch.is_grad_enabled():
+        if self._is_training():
             self.step += 1
 
     def _flat(self, name: str, ids: Tensor, query: Tensor) -> Tensor:

@@ -122,6 +122,15 @@ def narrow(context: Tensor | None, batch: Batch) -> Tensor | None:
     return context.reshape(-1) if batch.places is None else context.reshape(-1)[batch.places]
 
 
+def own_scores(batch: Batch, weight: Tensor, bias: Tensor) -> Tensor:
+    """(B, L) scores of the targets, of the rows of all classes by id; class 0's for padding."""
+    own = batch.target.clamp(min=0)
+    flat = own.reshape(-1)
+    rows = weight.index_select(0, flat).view(*own.shape, weight.shape[1])
+    score = (rows * batch.query[:, None]).sum(dim=2)
+    return score + bias.index_select(0, flat).view(own.shape)
+
+
 def _nothing(query: Tensor, num_targets: int, weight: Tensor | None, shape: torch.Size) -> Batch:
     """No example, with tensors as wide as those of a batch that has some."""
     several = num_targets > 1

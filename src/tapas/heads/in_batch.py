@@ -22,7 +22,6 @@ to be drawn, and pi_k the expected count that comes with a draw, class k has the
 would do as well, but for a class that was not drawn pi_k is known only roughly.
 """
 
-import math
 from typing import ClassVar
 
 import torch
@@ -69,14 +68,9 @@ class InBatchSoftmax(SharedSample):
         if not 0 < number(rate) <= 1:
             raise UsageError(f"rate must be above 0 and at most 1, got {rate!r}. Try 0.01.")
         self.rate = float(rate)
-        self._num_steps, self._num_scores = 0, 0
         size, device = self.num_classes, table.device
         self.register_buffer("last_seen", torch.full((size,), -1, dtype=torch.int32, device=device))
         self.register_buffer("gap", torch.zeros(size, dtype=torch.float32, device=device))
-
-    @property
-    def scores_per_example(self) -> float:
-        return self._num_scores / self._num_steps if self._num_steps else math.nan
 
     def candidates(self, meeting: Meeting) -> Candidates:
         met = self._distinct(meeting)
@@ -85,8 +79,8 @@ class InBatchSoftmax(SharedSample):
     def _logits(self, meeting: Meeting) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             kept = self.candidates(meeting).to(self.table.device)
-        if self.training and torch.is_grad_enabled():
-            self._num_steps, self._num_scores = self._num_steps + 1, self._num_scores + len(kept)
+        self._note_scores(len(kept))
+        if self._is_training():
             met = self._distinct(meeting)
             self.gap[met] = self._gap_at_sight(met).to(self.gap.dtype)
             self.last_seen[met] = self.step

@@ -52,12 +52,6 @@ class NoiseHead(OwnRows):
         super().__init__(table, reduction=reduction, ignore_index=ignore_index, seed=seed)
         self.num_samples = check_positive("num_samples", num_samples)
         self.proposal = build_proposal(proposal, self.num_classes)
-        self._num_steps = self._num_scores = 0
-
-    @property
-    def scores_per_example(self) -> float:
-        """A class that was drawn twice is scored once."""
-        return self._num_scores / self._num_steps if self._num_steps else math.nan
 
     def draw(self, source: Proposal) -> Tensor:
         """The draws of this step, repeats allowed, on the CPU."""
@@ -72,8 +66,8 @@ class NoiseHead(OwnRows):
             source = Uniform(self.num_classes)
             draws = torch.empty(0, dtype=torch.int64, device="cpu")
         ids, times = torch.unique(draws, return_counts=True)
-        if len(ids) and self.training and torch.is_grad_enabled():
-            self._num_steps, self._num_scores = self._num_steps + 1, self._num_scores + len(ids)
+        if len(ids):  # one that was drawn twice is scored once
+            self._note_scores(len(ids))
         return Noise(source, ids.to(self.table.device), times.to(self.table.device).float())
 
     def scores(self, batch: Batch, ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ a step holds a copy of all rows and their gradient, (C, D) each.
 import torch
 from torch import Tensor
 
-from tapas.heads.batch import Batch
+from tapas.heads.batch import Batch, own_scores
 from tapas.heads.flat import OwnRows
 from tapas.losses.binary import all_classes_cost, binary_loss
 
@@ -35,12 +35,3 @@ class OneVsAll(OwnRows):
         positive = own_scores(batch, weight, bias)
         pushed = all_classes_cost(batch.query, weight, bias, batch.target)
         return binary_loss(positive, pushed, batch.weight)
-
-
-def own_scores(batch: Batch, weight: Tensor, bias: Tensor) -> Tensor:
-    """(B, L) scores of the targets, of the rows of all classes by id; class 0's for padding."""
-    own = batch.target.clamp(min=0)
-    flat = own.reshape(-1)
-    rows = weight.index_select(0, flat).view(*own.shape, weight.shape[1])
-    score = (rows * batch.query[:, None]).sum(dim=2)
-    return score + bias.index_select(0, flat).view(own.shape)

@@ -7,7 +7,6 @@ which its distinct targets reach `num_samples`. All steps of a part share V', fr
 uniform, so that the correction is the same for all classes and cancels.
 """
 
-import math
 from collections.abc import Callable
 from zlib import crc32
 
@@ -62,11 +61,6 @@ class PartitionedSoftmax(SharedSample):
         self.upcoming = upcoming
         self.part_start = 0  # step that the present part began with
         self._part: tuple[int, Tensor] | None = None
-        self._num_steps, self._num_scores = 0, 0
-
-    @property
-    def scores_per_example(self) -> float:
-        return self._num_scores / self._num_steps if self._num_steps else math.nan
 
     def candidates(self, meeting: Meeting) -> Candidates:
         _, ids = self.part
@@ -80,11 +74,10 @@ class PartitionedSoftmax(SharedSample):
         return self._part
 
     def _logits(self, meeting: Meeting) -> tuple[Tensor, Tensor]:
-        if self.training and torch.is_grad_enabled():
+        if self._is_training():
             if not self.part_start <= self.step < self.part[0]:
                 self.part_start, self._part = self.step, None
-            self._num_steps += 1
-            self._num_scores += len(self.part[1])
+            self._note_scores(len(self.part[1]))
         return super()._logits(meeting)
 
     def _look_ahead(self, start: int) -> tuple[int, Tensor]:

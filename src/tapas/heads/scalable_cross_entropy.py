@@ -13,7 +13,7 @@ its targets are not touched. Published code takes the mean over the queries in b
 it is over all examples, as for every head.
 """
 
-from math import ceil, nan, sqrt
+from math import ceil, sqrt
 
 import torch
 from torch import Tensor
@@ -57,16 +57,12 @@ class ScalableCrossEntropy(OwnRows):
                 check_positive(name, value)
         self.num_buckets, self.bucket_queries = num_buckets, bucket_queries
         self.bucket_classes = check_positive("bucket_classes", bucket_classes)
-        self._num_scores, self._num_examples = 0, 0
-
-    @property
-    def scores_per_example(self) -> float:
-        """With those of the search for the classes of buckets, which looks at all."""
-        return self._num_scores / self._num_examples if self._num_examples else nan
 
     def losses(self, batch: Batch, context: Tensor | None) -> Tensor:
         members, classes = self._buckets(batch.query.detach())
-        self._count_scores(len(batch.query), members, classes)
+        if len(members):  # with the search for the classes of buckets, which looks at all
+            inside = members.numel() * classes.shape[1]
+            self._note_scores((len(classes) * self.num_classes + inside) / len(batch.query))
         places, slot = torch.unique(members, return_inverse=True)
         target = batch.target[places]
         own = target[target >= 0]
@@ -102,12 +98,6 @@ class ScalableCrossEntropy(OwnRows):
         usual = query.norm(dim=1).mean() if size else query.new_zeros(())
         num_classes = min(self.bucket_classes, self.num_classes)
         return members, self.table.top(direction * (usual / length), num_classes)[1]
-
-    def _count_scores(self, num_examples: int, members: Tensor, classes: Tensor) -> None:
-        if self.training and torch.is_grad_enabled():
-            inside = members.numel() * classes.shape[1]
-            self._num_scores += len(classes) * self.num_classes + inside
-            self._num_examples += num_examples
 
     def extra_repr(self) -> str:
         names = ("num_buckets", "bucket_queries", "bucket_classes")

@@ -20,9 +20,8 @@ from torch.autograd.function import once_differentiable
 
 import tapas.native as native
 from tapas.errors import UsageError
-from tapas.heads.batch import Batch
+from tapas.heads.batch import Batch, own_scores
 from tapas.heads.flat import OwnRows
-from tapas.heads.one_vs_all import own_scores
 from tapas.shapes import number
 from tapas.tables import ClassTable
 
@@ -63,20 +62,13 @@ class SelfNormalised(OwnRows):
                 "batch that is normalised; without any, scores would grow for ever."
             )
         self.penalty, self.share = float(penalty), float(share)
-        self._num_steps, self._num_scores = 0, 0.0
-
-    @property
-    def scores_per_example(self) -> float:
-        """The mean over a batch, of whose examples most compute none."""
-        return self._num_scores / self._num_steps if self._num_steps else math.nan
 
     def losses(self, batch: Batch, context: Tensor | None) -> Tensor:
         every = torch.arange(self.num_classes, device=self.table.device)
         weight, bias = self.table.live_rows(every)
         chosen = self.chosen(len(batch.query)).to(self.table.device)
-        if len(chosen) and self.training and torch.is_grad_enabled():
-            self._num_steps += 1
-            self._num_scores += self.num_classes * len(chosen) / len(batch.query)
+        if len(chosen):  # the mean over a batch, of whose examples most compute none
+            self._note_scores(self.num_classes * len(chosen) / len(batch.query))
         log_z: Tensor = _LogPartition.apply(  # type: ignore[no-untyped-call]
             batch.query.index_select(0, chosen), weight, bias
         )

@@ -4,8 +4,6 @@ Per batch: draw a pool of r*n classes from Q; score it with the batch and keep n
 cross-entropy on targets and kept classes. r = 1 is sampled softmax.
 """
 
-from math import nan
-
 import torch
 from torch import Tensor
 
@@ -100,7 +98,6 @@ class TapasSoftmax(SharedSample):
             table, reduction=config.reduction, ignore_index=config.ignore_index, seed=config.seed
         )
         self.config = config
-        self._num_steps, self._num_scores = 0, 0.0
         self.proposal = build_proposal(proposal, self.table.num_classes)
         self.table.agree("the head", (self.config, self.proposal))
 
@@ -112,13 +109,14 @@ class TapasSoftmax(SharedSample):
         return float(value)
 
     def papers(self) -> tuple[str, ...]:
-        priority = isinstance(self.config.selection, Priority) and self.config.presample_factor > 1
-        return (*self.bibtex, "duffield2007priority") if priority else self.bibtex
+        is_priority = isinstance(self.config.selection, Priority)
+        return self.papers_of(self.config.presample_factor, is_priority=is_priority)
 
-    @property
-    def scores_per_example(self) -> float:
-        """Those of the queries that score the pool spread over all."""
-        return self._num_scores / self._num_steps if self._num_steps else nan
+    @classmethod
+    def papers_of(cls, presample_factor: int, *, is_priority: bool) -> tuple[str, ...]:
+        """The paper's, and that of priority sampling where a second pass uses it."""
+        both = is_priority and presample_factor > 1
+        return (*cls.bibtex, "duffield2007priority") if both else cls.bibtex
 
     @property
     def _pool_size(self) -> int:
@@ -129,11 +127,9 @@ class TapasSoftmax(SharedSample):
 
     def _logits(self, meeting: Meeting) -> tuple[Tensor, Tensor]:
         pool, question, generator = self._first_pass(meeting)
-        if self.training and torch.is_grad_enabled():
-            second = len(pool) > self.config.num_samples
-            self._num_steps += 1
-            self._num_scores += self.config.num_samples
-            self._num_scores += second * len(pool) * len(question.query) / len(meeting.query)
+        second = len(pool) if len(pool) > self.config.num_samples else 0
+        scoring = len(question.query) / len(meeting.query)  # others score the kept classes alone
+        self._note_scores(self.config.num_samples + second * scoring)
         return self.table.sampled(  # one round trip to servers, not two
             meeting,
             pool,

@@ -25,10 +25,10 @@ def cite(config: TrainConfig) -> str:
 
 def papers_of(head: HeadConfig) -> tuple[str, ...]:
     """Keys of what a head with this configuration is made of."""
-    keys = CLASSES[head.method].bibtex
-    if head.method == "tapas" and head.presample > 1 and head.selection == "priority":
-        return (*keys, "duffield2007priority")
-    return keys
+    kind = CLASSES[head.method]
+    if issubclass(kind, heads.TapasSoftmax):
+        return kind.papers_of(head.presample, is_priority=head.selection == "priority")
+    return kind.bibtex
 
 
 def optimizer_papers(optimizer: OptimizerConfig) -> tuple[str, ...]:

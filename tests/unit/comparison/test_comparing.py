@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tapas.comparison import comparing
-from tapas.comparison.comparing import check_settings, compare, make_folder, settings
+from tapas.comparison.comparing import check_settings, compare, settings
 from tapas.comparison.config import quick
 from tapas.comparison.contenders import CONTENDERS
 from tapas.comparison.runs import find_log, open_scene
@@ -153,13 +153,6 @@ def test_damaged_settings_are_told(tmp_path, cache):
     (tmp_path / "settings.json").write_text("{")
     with pytest.raises(DataError, match=r"settings\.json cannot be read as the settings of the re"):
         compare(CONFIG, tmp_path, cache=cache)
-
-
-def test_a_folder_that_cannot_be_is_told_before_the_work(tmp_path):
-    (tmp_path / "file").write_text("")
-    words = r"file: a file is in the way\. Choose another folder with --out\."
-    with pytest.raises(UsageError, match=words):
-        make_folder(tmp_path / "file")
 
 
 def test_who_is_too_slow_is_said_and_written(tmp_path, cache, monkeypatch):

@@ -8,7 +8,6 @@ from torch.nn import functional
 
 import tapas
 from tapas.heads import dynamic_negatives
-from tapas.heads.batch import prepare
 from tapas.heads.dynamic_negatives import DynamicNegatives
 from tapas.losses.hard_negatives import log_sum_without, own_logits
 
@@ -129,20 +128,6 @@ def test_a_row_optimizer_moves_rows_as_torch_would():
     with torch.no_grad():
         moved = twin.table.weight - 0.1 * twin.table.weight.grad.to_dense()
     torch.testing.assert_close(head.table.weight, moved)
-
-
-def test_a_rank_without_examples_asks_for_rows_all_the_same():
-    head, query = make(), queries()[:0].requires_grad_()
-    asked = []
-    inner = head.table.live_rows
-    head.table.live_rows = lambda ids: asked.append(ids) or inner(ids)
-    batch = prepare(
-        query, TARGET[:0], None, num_classes=C, dim=D, ignore_index=-100, may_be_empty=True
-    )
-    loss = head.losses(batch, None)
-    assert loss.shape == (0,)
-    loss.sum().backward()
-    assert len(asked) == 1
 
 
 def test_weights_scale_the_loss():

@@ -9,7 +9,6 @@ from oracle import ranking_heads as oracle
 
 import tapas
 from tapas.heads import warp
-from tapas.heads.batch import prepare
 from tapas.heads.warp import WARP, first_above
 from tapas.losses.warp import harmonic, warp_loss
 
@@ -219,20 +218,6 @@ def test_the_harmonic_numbers_are_sums_of_fractions():
 
 def test_a_rounded_margin_never_makes_a_loss_negative():
     assert float(warp_loss(torch.tensor([2.0]), torch.tensor([0.99]), torch.tensor([3]))) == 0
-
-
-def test_a_rank_without_examples_asks_for_rows_all_the_same():
-    head, query = make(), queries()[:0].requires_grad_()
-    asked = []
-    inner = head.table.live_rows
-    head.table.live_rows = lambda ids: asked.append(ids) or inner(ids)
-    batch = prepare(
-        query, TARGET[:0], None, num_classes=C, dim=D, ignore_index=-100, may_be_empty=True
-    )
-    loss = head.losses(batch, None)
-    assert loss.shape == (0,)
-    loss.sum().backward()
-    assert len(asked) == 1
 
 
 def test_weights_scale_and_a_weight_of_zero_leaves_a_target_out():
