@@ -22,6 +22,7 @@ LAYERS = [
         "compiling",
         "permutation",
         "whole_file",
+        "interruptions",
         "native",
     },
     {"proposals", "selection", "losses", "metrics", "encoders", "data", "drawing"},

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import polars as pl
 
-from tapas.data.interruptions import signals_wait
 from tapas.errors import DataError, UsageError
+from tapas.interruptions import signals_wait
 
 COMPRESSED = (".gz", ".zst")
 KNOWN = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv", ".txt": "csv",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from tapas.errors import DataError
+from tapas.interruptions import signals_wait
 
 Result = dict[str, Any]
 
@@ -48,11 +49,11 @@ class Ledger:
         """Append one line and see it on the disk before it counts."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         whole = not self.path.exists() or self.path.read_bytes()[-1:] in (b"", b"\n")
-        with self.path.open("a") as file:
+        with signals_wait(), self.path.open("a") as file:
             file.write(("" if whole else "\n") + json.dumps(result) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        self.results[result["key"]] = result
+            self.results[result["key"]] = result
 
 
 def _read(path: Path) -> Iterator[Result]:

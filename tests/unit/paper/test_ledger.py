@@ -1,7 +1,9 @@
 """Results survive what happens to files."""
 
 import json
+import os
 import re
+import signal
 
 import pytest
 
@@ -44,6 +46,28 @@ def test_a_line_cut_short_is_done_again_and_the_next_one_is_whole(tmp_path):
     assert other not in torn
     torn.add(result(other))
     assert other in Ledger(path)
+
+
+def test_a_line_is_whole_and_its_file_closed_before_a_signal_is_heard(tmp_path, monkeypatch):
+    path, fsync = tmp_path / "results.jsonl", os.fsync
+
+    def told_to_stop(descriptor):
+        signal.raise_signal(signal.SIGTERM)
+        fsync(descriptor)
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    monkeypatch.setattr(os, "fsync", told_to_stop)
+    ledger = Ledger(path)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ledger.add(result(RUN))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert RUN in ledger
+    assert RUN in Ledger(path)
 
 
 def test_a_file_that_is_no_ledger_is_named_with_its_line(tmp_path):

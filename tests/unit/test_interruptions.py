@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tapas.data.interruptions import signals_wait
+from tapas.interruptions import signals_wait
 
 
 @pytest.fixture(autouse=True)

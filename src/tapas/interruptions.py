@@ -11,8 +11,8 @@ from types import FrameType
 def signals_wait() -> Iterator[None]:
     """Handlers of Ctrl-C and SIGTERM run at the end of the block, not within it.
 
-    For short calls into polars: its Rust code panics, with a page of backtrace, where a handler
-    raises in the Python that it calls in turn.
+    For short work that must not be cut in two: a line that is appended to a file, or a call into
+    polars, whose Rust code panics where a handler raises in the Python that it calls in turn.
     """
     if threading.current_thread() is not threading.main_thread():  # others never run handlers
         yield
