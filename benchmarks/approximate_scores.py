@@ -272,7 +272,7 @@ class MadeUpTask:
             num_samples=self.num_samples,
             proposal=tapas.Squashed(counts, alpha=0.75),
             bias=(counts / counts.sum()).log(),
-            row_optimizer=tapas.RowwiseAdagrad(lr=0.3),
+            row_optimizer=tapas.optim.RowwiseAdagrad.fused(lr=0.3),
             seed=seed,
         )
         start = torch.randn(self.num_groups, self.dim, generator=tapas.stream(seed, "groups"))

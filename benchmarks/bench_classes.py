@@ -35,7 +35,7 @@ def make_step(num_classes: int):
         num_samples=N,
         presample_factor=R,
         proposal=tapas.Squashed((ids, counts), num_classes=num_classes, alpha=0.75),
-        row_optimizer=tapas.RowwiseAdagrad(lr=0.1),
+        row_optimizer=tapas.optim.RowwiseAdagrad.fused(lr=0.1),
     )
     query = torch.randn(B, D, generator=tapas.stream(0, "query")).requires_grad_()
 

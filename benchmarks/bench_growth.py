@@ -96,7 +96,7 @@ def ours(sizes: Sizes, data: list[tuple[Tensor, Tensor]]) -> dict[str, Step]:
     counts = (10 * SEEN / torch.arange(1, seen + 1)).long() + 1
     options = {
         "table": tapas.LocalTable(
-            sizes.C, sizes.D, row_optimizer=tapas.RowwiseAdagrad(lr=LEARNING_RATE)
+            sizes.C, sizes.D, row_optimizer=tapas.optim.RowwiseAdagrad.fused(lr=LEARNING_RATE)
         ),
         "num_samples": sizes.n,
         "presample_factor": sizes.r,

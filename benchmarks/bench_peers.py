@@ -1,7 +1,7 @@
 """How does a step of our head compare with what people use today?  B=1024, D=64, C=500,000.
 
 A step is loss, gradients of queries and rows, and update of the rows, from queries and targets
-in memory. Ours has row-wise Adagrad, as it is by default, the peers the Adagrad that they have;
+in memory. Ours has the README's row-wise Adagrad, the peers the Adagrad that they have;
 "ours, Adagrad" is the same head with theirs. Each contender is a process of its own and they take
 turns. Before it is measured, each learns a toy by heart. `--check` does only that. The peers are
 in peers/; TensorFlow lives in an environment of its own, .venv-peers, which the first run
@@ -48,6 +48,7 @@ def tensorflow(num_samples: int, optimizer: str) -> Entry:
 
 ENTRIES = {
     OURS: ours(num_samples=1000),
+    "ours n=1000 r=8, fused": ours(num_samples=1000, fused=True),
     "ours n=1000 r=1": ours(num_samples=1000, presample_factor=1),
     "ours n=1000 r=8, top": ours(num_samples=1000, selection="top"),
     "ours n=1000 r=8, Adagrad": ours(num_samples=1000, row_optimizer="Adagrad"),

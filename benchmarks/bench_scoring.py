@@ -57,8 +57,10 @@ Call = Callable[[], object]
 def contenders(pool_size: int) -> dict[str, tuple[Call, int]]:
     """What is timed for every variant, and how many steps it stands for."""
     keep, few = pool_size // R, tapas.Priority().score_queries
-    exact = tapas.LocalTable(NUM_CLASSES, DIM, row_optimizer=tapas.SGD())
-    half = tapas.LocalTable(NUM_CLASSES, DIM, row_optimizer=tapas.SGD(), dtype=torch.bfloat16)
+    exact = tapas.LocalTable(NUM_CLASSES, DIM, row_optimizer=tapas.optim.SGD.fused())
+    half = tapas.LocalTable(
+        NUM_CLASSES, DIM, row_optimizer=tapas.optim.SGD.fused(), dtype=torch.bfloat16
+    )
     small = tapas.LocalTable(NUM_CLASSES, approximate.project(exact.weight[:1]).shape[1])
     small.requires_grad_(False)
     whole, scale = approximate.to_int8(exact.weight)

@@ -22,7 +22,7 @@ def contenders(
     num_queries: int, pool_size: int, dim: int
 ) -> tuple[dict[str, Callable[[], None]], dict[str, str]]:
     """What is timed, and the chunk that either floor chose."""
-    table = tapas.LocalTable(NUM_CLASSES, dim, row_optimizer=tapas.SGD())
+    table = tapas.LocalTable(NUM_CLASSES, dim, row_optimizer=tapas.optim.SGD.fused())
     query = torch.randn(num_queries, dim, generator=tapas.stream(0, "query"))
     own = torch.randint(NUM_CLASSES, (num_queries, 1), generator=tapas.stream(0, "own"))
     pool = tapas.Uniform(NUM_CLASSES).sample(pool_size, generator=tapas.stream(0, "pool"))

@@ -72,7 +72,7 @@ def config(batch: int, num_samples: int) -> Any:
 
 
 def head_step(batch: int, num_samples: int, team: Team) -> Step:
-    options: dict[str, Any] = {"row_optimizer": tapas.RowwiseAdagrad(lr=0.1)}
+    options: dict[str, Any] = {"row_optimizer": tapas.optim.RowwiseAdagrad.fused(lr=0.1)}
     table = (
         tapas.LocalTable(C, D, **options)
         if team.ranks is None

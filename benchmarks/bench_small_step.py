@@ -89,7 +89,7 @@ def main() -> None:
             num_samples=N,
             presample_factor=R,
             selection=rule,
-            row_optimizer=tapas.RowwiseAdagrad(lr=LR),
+            row_optimizer=tapas.optim.RowwiseAdagrad.fused(lr=LR),
         )
         asking = query.clone().requires_grad_()
 

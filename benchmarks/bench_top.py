@@ -1,6 +1,6 @@
 """How far are exact answers over all classes from their floor?  1,000 queries, C=10^6, D=64.
 
-`LocalTable.top` (the 20 best of all classes) and `log_partition` against the bare matrix product
+`LocalTable.topk` (the 20 best of all classes) and `log_partition` against the bare matrix product
 into a scratch block, in the chunks that it likes best: a few sizes are tried first. Target: the
 top 20 take at most 1.3 times the product.
 """
@@ -36,14 +36,14 @@ def product(
 
 
 def main() -> None:
-    table = tapas.LocalTable(C, D, row_optimizer=tapas.SGD())
+    table = tapas.LocalTable(C, D, row_optimizer=tapas.optim.SGD.fused())
     query = torch.randn(B, D, generator=tapas.stream(0, "query"))
     tried = {str(shape): product(table, query, shape, C // 8) for shape in SHAPES}
     shape = SHAPES[list(tried).index(fastest(tried))]
     seconds = interleave(
         {
             "product": product(table, query, shape, C),
-            f"top {K}": lambda: table.top(query, K),
+            f"top {K}": lambda: table.topk(query, K),
             "log partition": lambda: table.log_partition(query),
         },
         repeats=1 if quick() else 5,

@@ -23,8 +23,15 @@ from profiling import profile_summary
 
 import tapas
 from tapas.data.windows import SequenceBatch
-from tapas.training.building import build_model, build_optimizer
-from tapas.training.config import build_config
+from tapas.training.building import (
+    TablePlan,
+    build_model,
+    build_optimizer,
+    learned_by,
+    log_frequency,
+)
+from tapas.training.config import TrainConfig, build_config
+from tapas.training.model import SequenceModel
 
 B, C, D, HISTORY, R = 1000, 500_000, 64, 30, 8
 SAMPLES = (1000, 8000)
@@ -46,7 +53,8 @@ def batches() -> list[SequenceBatch]:
     return [SequenceBatch(items[i], lengths, places, target[i]) for i in range(BATCHES)]
 
 
-def make_step(head: dict[str, object], data: list[SequenceBatch]) -> Step:
+def make_model(head: dict[str, object], *, fused: bool = True) -> tuple[TrainConfig, SequenceModel]:
+    """The model of `tapas train`; without `fused` its rows wait for an optimizer."""
     config = build_config(
         {
             "log": {"files": ["none.parquet"]},  # the data is made up here
@@ -56,8 +64,19 @@ def make_step(head: dict[str, object], data: list[SequenceBatch]) -> Step:
         }
     )
     counts = (10 * C / np.arange(1, C + 1)).astype(np.int64)
-    model = build_model(config, counts)
-    optimizer = build_optimizer(config.optimizer, model.encoder)
+    if fused:
+        return config, build_model(config, counts)
+
+    def waiting(name: str, plan: TablePlan) -> tapas.LocalTable:
+        bias = plan.has_bias and log_frequency(counts)
+        return tapas.LocalTable(C, plan.dim, bias=bias, seed=plan.seed)
+
+    return config, build_model(config, counts, make=waiting)
+
+
+def make_step(head: dict[str, object], data: list[SequenceBatch]) -> Step:
+    config, model = make_model(head)
+    optimizer = build_optimizer(config.optimizer, learned_by(model))
     parameters, clip = list(model.encoder.parameters()), config.optimizer.clip
     turn = 0
 

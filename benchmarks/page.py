@@ -35,6 +35,11 @@ THEMES = {
         "How does a step of our head compare with what people use today?",
         sections.peers,
     ),
+    "optimizers": Theme(
+        "bench_optimizers.py",
+        "What does it cost that an optimizer moves the rows, against the fused update?",
+        sections.optimizers,
+    ),
     "second-pass": Theme(
         "bench_second_pass.py",
         "How far is the second pass from its floor, the bare gather and matrix product?",

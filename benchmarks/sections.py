@@ -130,6 +130,19 @@ def servers(record: Record) -> str:
     return f"{words}\n\n{table(head.split(' | '), rows)}"
 
 
+def optimizers(record: Record) -> str:
+    rows = (
+        (
+            name,
+            timing(found["fused"]),
+            timing(found["optimizer"]),
+            f"{ratio(found['optimizer'], found['fused'])} ×",
+        )
+        for name, found in record["results"]["seconds"].items()
+    )
+    return table(("step", "fused", "by an optimizer", "optimizer / fused"), rows)
+
+
 def second_pass(record: Record) -> str:
     parts = []
     for shape, seconds in record["results"]["seconds"].items():

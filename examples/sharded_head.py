@@ -37,18 +37,21 @@ def main() -> None:
         torch.manual_seed(0)  # encoders start alike on all ranks; DDP would see to it, too
         encoder = DistributedDataParallel(nn.Linear(DIM, DIM))
         head = tapas.TapasSoftmax(
-            table=tapas.ShardedTable(NUM_CLASSES, DIM, row_optimizer=tapas.RowwiseAdagrad(lr=0.2)),
+            table=tapas.ShardedTable(NUM_CLASSES, DIM),
             num_samples=500,
         )
         model = nn.ModuleDict({"encoder": encoder.module, "head": head})
-        optimizer = torch.optim.AdamW(encoder.parameters(), lr=1e-2)
+        optimizer = tapas.optim.Combined(
+            torch.optim.AdamW(encoder.parameters(), lr=1e-2),
+            tapas.optim.RowwiseAdagrad(head, lr=0.2),
+        )
 
         done = load_checkpoint(arguments.folder, model, optimizer)
         for step in range(done[0] if done else 0, arguments.steps):
             x, target = examples(step, ranks.rank, ranks.size)
             optimizer.zero_grad()
             loss = head(encoder(x), target)
-            loss.backward()  # rows move here, each on its rank; DDP averages gradients
+            loss.backward()  # DDP averages gradients of the encoder; those of rows stay put
             optimizer.step()
             if (step + 1) % 50 == 0:
                 save_checkpoint(arguments.folder, step + 1, model, optimizer)
@@ -58,7 +61,7 @@ def main() -> None:
         # exact answers over all classes, each rank for its own inputs
         x, target = examples(arguments.steps, ranks.rank, ranks.size)
         with torch.no_grad():
-            _, best = head.top(encoder(x), k=5)
+            _, best = head.topk(encoder(x), k=5)
             exact = head.full_loss(encoder(x), target)
         found = (best == target[:, None]).any(dim=1).float().mean()
         if ranks.rank == 0:

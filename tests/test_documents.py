@@ -1,4 +1,4 @@
-"""The README is run, Python blocks in order and commands as they stand; so is docs/methods.md."""
+"""The README is run, Python blocks in order and commands as they stand; so are two other pages."""
 
 import os
 import re
@@ -18,8 +18,8 @@ from tapas.training import showcase
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-METHODS = (ROOT / "docs" / "methods.md").read_text()
-PYTHON = re.findall(r"```python\n(.*?)```", README + METHODS, flags=re.DOTALL)
+PAGES = [(ROOT / "docs" / name).read_text() for name in ("pytorch.md", "methods.md")]
+PYTHON = re.findall(r"```python\n(.*?)```", "".join([README, *PAGES]), flags=re.DOTALL)
 COMMANDS = [
     line.removeprefix("$ ")
     for block in re.findall(r"```console\n(.*?)```", README, flags=re.DOTALL)

@@ -1,5 +1,6 @@
 """Softmax models over a hundred thousand to a billion classes, trained with TAPAS."""
 
+from tapas import optim
 from tapas.candidates import Candidates
 from tapas.engines import join_ranks
 from tapas.errors import DataError, PeerError, TapasError, UsageError
@@ -19,21 +20,10 @@ from tapas.proposals import Bigram, LogUniform, Mixture, Proposal, Relabelled, S
 from tapas.rng import stream
 from tapas.schedule import Anneal, Constant, Schedule
 from tapas.selection import PoolView, Priority, Selection, Top
-from tapas.tables import (
-    SGD,
-    Adagrad,
-    ClassTable,
-    LazyAdam,
-    LocalTable,
-    RowOptimizer,
-    RowwiseAdagrad,
-    ShardedTable,
-)
+from tapas.tables import ClassTable, LocalTable, ShardedTable
 from tapas.version import __version__ as __version__
 
 __all__ = [
-    "SGD",
-    "Adagrad",
     "Anneal",
     "Bigram",
     "Candidates",
@@ -41,7 +31,6 @@ __all__ = [
     "Constant",
     "DataError",
     "Diagnosis",
-    "LazyAdam",
     "LocalTable",
     "LogUniform",
     "Mixture",
@@ -50,8 +39,6 @@ __all__ = [
     "Priority",
     "Proposal",
     "Relabelled",
-    "RowOptimizer",
-    "RowwiseAdagrad",
     "Schedule",
     "Selection",
     "ShardedTable",
@@ -68,6 +55,7 @@ __all__ = [
     "mean_average_precision_at_k",
     "mean_precision_at_k",
     "ndcg_at_k",
+    "optim",
     "precision_at_k",
     "rank_classes",
     "recall_at_k",

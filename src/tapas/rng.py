@@ -19,6 +19,17 @@ def stream(seed: int, *path: str | int) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(key, "little") >> 1)
 
 
+def check_seed(seed: int) -> int:
+    """`seed` as a plain int that a checkpoint can hold."""
+    try:
+        whole = index(seed)
+    except TypeError:
+        raise UsageError(f"seed must be a whole number, got {seed!r}.") from None
+    if not -(2**63) <= whole < 2**63:
+        raise UsageError(f"seed must be below 2^63, got {whole}.")
+    return whole
+
+
 def check_generator(generator: torch.Generator) -> None:
     """Draws are made on the CPU, so that one seed gives the same ids on every device."""
     if not isinstance(generator, torch.Generator):

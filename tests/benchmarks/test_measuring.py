@@ -37,11 +37,6 @@ def test_importing_a_benchmark_does_no_work(load, name, capsys):
     assert not loose
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_no_file_grows_past_three_hundred_lines(name):
-    assert len((FOLDER / name).read_text().splitlines()) <= 300
-
-
 def test_every_benchmark_has_a_place_on_the_page(load):
     files = {theme.file for theme in load("page").THEMES.values()}
     assert {file for file in FILES if file.startswith("bench_")} <= files

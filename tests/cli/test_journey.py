@@ -96,7 +96,8 @@ def test_train_leaves_a_run_and_says_how_it_went(training, run):
     assert 0 < outcome["best"] <= 1
     talk = said(training)
     assert "Split by time, cut at " in talk
-    assert ", 200 classes: 80 steps of 16, n = 25, r = 8, priority.\n" in talk
+    words = "n = 25, r = 8, priority; rows move in `backward`, by rowwise-adagrad"
+    assert f", 200 classes: 80 steps of 16, {words}.\n" in talk
     assert talk.endswith("Next: `tapas evaluate run`, `tapas recommend run --user ...`.\n")
     assert sorted(path.name for path in run.iterdir()) == [
         "checkpoints", "config.toml", "journal.jsonl", "log", "run.json", "tensorboard"

@@ -2,7 +2,7 @@
 
 import torch
 
-from tapas import SGD, LocalTable, RowwiseAdagrad, Squashed, TapasSoftmax
+from tapas import LocalTable, Squashed, TapasSoftmax
 from tapas.heads.adaptive import AdaptiveSoftmax
 from tapas.heads.adaptive_importance import AdaptiveImportance
 from tapas.heads.dynamic_negatives import DynamicNegatives
@@ -19,6 +19,7 @@ from tapas.heads.scalable_cross_entropy import ScalableCrossEntropy
 from tapas.heads.self_normalised import SelfNormalised
 from tapas.heads.two_level import TwoLevelSoftmax
 from tapas.heads.warp import WARP
+from tapas.optim import SGD, RowwiseAdagrad, anchors
 
 C, D = 31, 6
 N = 5  # classes that a method samples
@@ -36,30 +37,32 @@ def counts(num_classes):
 
 
 FLAT = {  # by method; the table goes first
-    "full": lambda table, **o: FullSoftmax(table, **o),
-    "one-vs-all": lambda table, **o: OneVsAll(table, **o),
-    "sampled": lambda table, **o: SampledSoftmax(table, num_samples=N, **proposal(table), **o),
-    "in-batch": lambda table, **o: InBatchSoftmax(table, **o),
-    "mixed": lambda table, **o: MixedSoftmax(table, num_samples=N, **proposal(table), **o),
+    "full": lambda table, **o: FullSoftmax(table=table, **o),
+    "one-vs-all": lambda table, **o: OneVsAll(table=table, **o),
+    "sampled": lambda table, **o: SampledSoftmax(
+        table=table, num_samples=N, **proposal(table), **o
+    ),
+    "in-batch": lambda table, **o: InBatchSoftmax(table=table, **o),
+    "mixed": lambda table, **o: MixedSoftmax(table=table, num_samples=N, **proposal(table), **o),
     "adaptive-importance": lambda table, **o: AdaptiveImportance(
-        table, counts=counts(table.num_classes), num_samples=N, min_ess=2.0, **o
+        table=table, counts=counts(table.num_classes), num_samples=N, min_ess=2.0, **o
     ),
     "partitioned": lambda table, **o: PartitionedSoftmax(
-        table, num_samples=N, upcoming=upcoming(table.num_classes), **o
+        table=table, num_samples=N, upcoming=upcoming(table.num_classes), **o
     ),
-    "nce": lambda table, **o: NCE(table, num_samples=N, **proposal(table), **o),
+    "nce": lambda table, **o: NCE(table=table, num_samples=N, **proposal(table), **o),
     "negative-sampling": lambda table, **o: NegativeSampling(
-        table, num_samples=N, **proposal(table), **o
+        table=table, num_samples=N, **proposal(table), **o
     ),
-    "self-normalised": lambda table, **o: SelfNormalised(table, share=0.5, **o),
-    "warp": lambda table, **o: WARP(table, tries=40, **o),
+    "self-normalised": lambda table, **o: SelfNormalised(table=table, share=0.5, **o),
+    "warp": lambda table, **o: WARP(table=table, tries=40, **o),
     "dynamic-negatives": lambda table, **o: DynamicNegatives(
-        table, num_samples=2, presample_factor=3, **proposal(table), **o
+        table=table, num_samples=2, presample_factor=3, **proposal(table), **o
     ),
     "sce": lambda table, **o: ScalableCrossEntropy(
-        table, num_buckets=3, bucket_queries=4, bucket_classes=N, **o
+        table=table, num_buckets=3, bucket_queries=4, bucket_classes=N, **o
     ),
-    "gbce": lambda table, **o: GBCE(table, num_samples=N, **proposal(table), **o),
+    "gbce": lambda table, **o: GBCE(table=table, num_samples=N, **proposal(table), **o),
     "tapas": lambda table, **o: TapasSoftmax(
         table=table, num_samples=N, presample_factor=2, **proposal(table), **o
     ),
@@ -76,7 +79,7 @@ def proposal(table):
     return {"proposal": Squashed(counts(table.num_classes))}
 
 
-def build(method, row_optimizer=SGD(lr=0.5), *, num_classes=C, dim=D, start=0.3, **options):  # noqa: B008
+def build(method, row_optimizer=SGD.fused(lr=0.5), *, num_classes=C, dim=D, start=0.3, **options):  # noqa: B008
     """A head of `method` over a table of its own, whose rows are random."""
     if method in FLAT:
         table = LocalTable(num_classes, dim, row_optimizer=row_optimizer, seed=4)
@@ -90,6 +93,11 @@ def build(method, row_optimizer=SGD(lr=0.5), *, num_classes=C, dim=D, start=0.3,
     return head
 
 
+def dense_of(head):
+    """What an optimizer of the encoder would move of a head."""
+    return [p for p in head.parameters() if p.requires_grad and p not in anchors(head)]
+
+
 def tables_of(head):
     return [module for module in head.modules() if isinstance(module, LocalTable)]
 
@@ -100,4 +108,4 @@ def everything(head):
     return {k: v.clone() for k, v in state.items() if isinstance(v, torch.Tensor)}
 
 
-ADAGRAD = RowwiseAdagrad(lr=0.5)
+ADAGRAD = RowwiseAdagrad.fused(lr=0.5)

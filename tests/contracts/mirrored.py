@@ -1,4 +1,4 @@
-"""A table on several ranks that is used like a table of one process.
+"""A table on several ranks that is used like a table of one process, and its optimizer.
 
 Rank 0 is this process. The others make each of its calls at the same time, as a meeting wants
 it, with no ids and no examples of their own, and are asked for their rows only when all are to
@@ -43,7 +43,7 @@ def group(rank, size, file):
 
 @contextmanager
 def mirrored(num_ranks, num_classes, dim):
-    """Yields a function of the row optimizer that builds tables on so many ranks."""
+    """Yields a function that builds tables on so many ranks, by a formula that is fused or not."""
     others = followers(num_ranks)
     with tempfile.TemporaryDirectory() as folder:
         others.tell("open", f"{folder}/store")
@@ -74,7 +74,7 @@ class Followers:
     def tell(self, command, *args):
         self.heard()
         if command == "open":
-            self.tables, self.graphs = count(), count()
+            self.tables, self.graphs = count(), {}
         for pipe in self.pipes:
             pipe.send_bytes(pickle.dumps((command, args)))
         self.waiting = True
@@ -134,8 +134,9 @@ class Follower:
             generator = torch.Generator().set_state(generator)
         self.tables[number].select(*args, generator=generator, **options)
 
-    def backward(self, graph):
-        sum(out.sum() for out in self.graphs[graph]).backward()
+    def backward(self, graphs):
+        """One pass, as that of rank 0 is: its meetings are those of the youngest graph first."""
+        sum(out.sum() for graph in graphs for out in self.graphs[graph]).backward()
 
     def enter(self, number):
         block = self.tables[number].accumulate()
@@ -146,11 +147,67 @@ class Follower:
         with suppress(KeyError):
             self.blocks.pop().__exit__(KeyError if error else None, None, None)
 
-    def state(self, number):
-        return dict(self.tables[number].state_dict())
-
     def load(self, number, states):
         self.tables[number].load_state_dict(states[self.rank])
+
+    def run(self, number, function, args):
+        return function(self.tables[number], *args)
+
+
+# What every rank does with the table that it has; see `Mirrored.on_every_rank`.
+
+
+def attach(table, kind, numbers):
+    """Tables know their optimizer only as long as somebody else does."""
+    table.stepper = kind(table, **numbers)
+
+
+def step(table):
+    table.stepper.step()
+
+
+def zero_grad(table):
+    table.stepper.zero_grad()
+
+
+def state_of(table):
+    return dict(table.state_dict())
+
+
+def remembered_of(table):
+    """What has been made for the optimizer of these rows."""
+    return dict(table.gradients.state)
+
+
+def optimizer_state_of(table):
+    """What that optimizer saves; to be the same."""
+    return dict(table.stepper.state.get(table.gradients.anchor, {}))
+
+
+def waiting_of(table):
+    """All gradients that wait, (N, D) and (N,) of the rows here; None if there are none."""
+    if (found := table.gradients.summed()) is None:
+        return None
+    weight = torch.zeros(table.num_rows, table.dim).index_copy_(0, found.ids, found.weight)
+    return weight, torch.zeros(table.num_rows).index_copy_(0, found.ids, found.bias)
+
+
+def anchor_grad_of(table):
+    grad = table.gradients.anchor.grad
+    return None if grad is None else float(grad)
+
+
+def scale_anchor(table, factor):
+    table.gradients.anchor.grad.mul_(factor)
+
+
+RANK = -3  # its place among the numbers of a ShardedTable's state
+
+
+def with_rank(numbers, rank):
+    numbers = numbers.clone()
+    numbers[RANK] = rank
+    return numbers
 
 
 class Mirrored:
@@ -158,7 +215,8 @@ class Mirrored:
 
     exact_reads = ShardedTable.exact_reads
 
-    def __init__(self, others, num_classes, dim, optimizer):
+    def __init__(self, others, num_classes, dim, formula, fused=True):
+        optimizer = formula if fused else None
         others.tell("build", num_classes, dim, optimizer)
         self.table = ShardedTable(num_classes, dim, row_optimizer=optimizer)
         self.others, self.number = others, next(others.tables)
@@ -181,13 +239,9 @@ class Mirrored:
         self._tell("update", self.no_ids, self.no_query, torch.empty(0))
         self.table.update(ids, weight_grad, bias_grad)
 
-    def write(self, ids, weight_grad, bias_grad):
-        self._tell("write", self.no_ids, self.no_query, torch.empty(0))
-        self.table.write(ids, weight_grad, bias_grad)
-
-    def top(self, query, k, *, exclude=None):
-        self._tell("top", self.no_query, k)
-        return self.table.top(query, k, exclude=exclude)
+    def topk(self, query, k, *, exclude=None):
+        self._tell("topk", self.no_query, k)
+        return self.table.topk(query, k, exclude=exclude)
 
     def log_partition(self, query):
         self._tell("log_partition", self.no_query)
@@ -210,7 +264,8 @@ class Mirrored:
 
     def sampled_logits(self, query, target, kept):
         self._tell("sampled_logits", self.no_query, target[:0], kept)
-        return self._told(*self.table.sampled_logits(query, target, kept))
+        answers = self.table.sampled_logits(query, target, kept)
+        return self._told(*answers) if answers[0].requires_grad else answers
 
     def _told(self, *outputs):
         """`outputs` whose backward pass takes the others along.
@@ -218,8 +273,24 @@ class Mirrored:
         Rows move by the gradient of the mean of all ranks' losses: the loss of one process is
         that mean if rank 0 has as many times the loss.
         """
-        tell = partial(self.others.tell, "backward", next(self.others.graphs))
-        return Told.apply(tell, self.others.num_ranks, *outputs)
+        graphs = self.others.graphs
+        outputs = Told.apply(self.others, *outputs)
+        graphs[len(graphs)] = outputs[0].grad_fn
+        return outputs
+
+    def attach(self, kind, numbers):
+        self.on_every_rank(attach, kind, numbers)
+        return Together(self)
+
+    def on_every_rank(self, function, *args):
+        """What `function` says of each rank's own table, in the order of ranks."""
+        self.others.tell("run", self.number, function, args)
+        return [function(self.table, *args), *self.others.heard()]
+
+    def by_class(self, parts):
+        """(C, ...) of what every rank has of its rows."""
+        parts = torch.cat(parts)
+        return torch.empty_like(parts).index_copy_(0, torch.cat(self._ids()), parts)
 
     @contextmanager
     def accumulate(self):
@@ -238,23 +309,32 @@ class Mirrored:
         return self
 
     def state_dict(self):
-        """Of all ranks, class by class."""
-        self.others.tell("state", self.number)
-        states = [dict(self.table.state_dict()), *self.others.heard()]
+        """Of all ranks, class by class; whose rows they are is then of no rank."""
+        return self.joined(self.on_every_rank(state_of))
+
+    def joined(self, states):
+        """One state of those of all ranks, whose numbers agree but for the rank."""
         whole = {}
         for name, mine in states[0].items():
-            if not isinstance(mine, torch.Tensor):  # of all ranks, hence of none
-                whole[name] = {key: value for key, value in mine.items() if key != "rank"}
+            parts = [state[name] for state in states]
+            if name == "layout":  # of an optimizer's state: whose rows these are
+                assert [int(part[0]) for part in parts] == list(range(self.num_ranks))
+            elif name == "_extra_state":  # numbers that agree, but for the rank
+                assert [int(part[RANK]) for part in parts] == list(range(self.num_ranks))
+                whole[name] = mine.clone()
+                assert all(torch.equal(mine, with_rank(part, 0)) for part in parts)
+            elif mine.dim():
+                whole[name] = self.by_class(parts)
             else:
-                parts = torch.cat([state[name] for state in states])
-                whole[name] = torch.empty_like(parts)
-                whole[name][torch.cat(self._ids())] = parts
+                assert all(torch.equal(mine, part) for part in parts), name
+                whole[name] = mine
         return whole
 
     def load_state_dict(self, whole):
         states = [
-            {k: v[ids] if isinstance(v, torch.Tensor) else v for k, v in whole.items()}
-            for ids in self._ids()
+            {name: part[ids] for name, part in whole.items() if name != "_extra_state"}
+            | {"_extra_state": with_rank(whole["_extra_state"], rank)}
+            for rank, ids in enumerate(self._ids())
         ]
         self.others.tell("load", self.number, states)
         self.table.load_state_dict(states[0])
@@ -263,13 +343,36 @@ class Mirrored:
         return [self.table.placement.ids_of(rank) for rank in range(self.others.num_ranks)]
 
 
+class Together:
+    """The optimizers of all ranks, each of which has its part of the rows."""
+
+    def __init__(self, table):
+        self.table = table
+
+    def step(self):
+        self.table.on_every_rank(step)
+
+    def zero_grad(self):
+        self.table.on_every_rank(zero_grad)
+
+
 class Told(torch.autograd.Function):
+    """As many times the gradient as there are ranks; the others begin the pass with the first."""
+
     @staticmethod
-    def forward(ctx, tell, num_ranks, *outputs):
-        ctx.tell, ctx.num_ranks = tell, num_ranks
+    def forward(ctx, others, *outputs):
+        ctx.others = others
         return tuple(out.view_as(out) for out in outputs)
 
     @staticmethod
     def backward(ctx, *grads):
-        ctx.tell()
-        return None, None, *(ctx.num_ranks * grad for grad in grads)
+        graphs = ctx.others.graphs
+        mine = [
+            number
+            for number, node in graphs.items()
+            if node is not None and torch._C._will_engine_execute_node(node)
+        ]
+        if mine:  # none are left after the first of this pass
+            graphs.update(dict.fromkeys(mine))
+            ctx.others.tell("backward", mine)
+        return None, *(ctx.others.num_ranks * grad for grad in grads)

@@ -1,12 +1,15 @@
 """The class tables under contract, and ways to look at any of them through its verbs."""
 
 from contextlib import nullcontext
+from dataclasses import asdict
 
 import pytest
 import torch
-from contracts.mirrored import mirrored
+from contracts import mirrored
+from contracts.mirrored import Mirrored
 
-from tapas import Adagrad, LocalTable, Priority, stream
+from tapas import LocalTable, Priority, optim, stream
+from tapas.optim import Adagrad
 from tapas.tables.peers import InProcess
 from tapas.tables.post import Post
 from tapas.tables.served import ServedTable
@@ -17,31 +20,34 @@ B, C, D, P = 5, 31, 3, 17
 
 
 def shards(num_shards):
-    return nullcontext(
-        lambda optimizer: LocalTable(C, D, row_optimizer=optimizer, num_shards=num_shards)
-    )
+    def build(formula, fused=True):
+        optimizer = formula if fused else None
+        return LocalTable(C, D, row_optimizer=optimizer, num_shards=num_shards)
+
+    return nullcontext(build)
 
 
 def served(num_servers):
     """Servers without their processes: what they say and do is the same."""
 
-    def build(optimizer):
-        spec = TableSpec(C, D, num_servers, optimizer)
+    def build(formula, fused=True):
+        spec = TableSpec(C, D, num_servers, formula)
         servers = [RowServer(j, {"rows": spec.shard(j)}) for j in range(num_servers)]
-        return ServedTable(Post(InProcess("server", servers)), "rows", spec)
+        return ServedTable(Post(InProcess("server", servers)), "rows", spec, fused=fused)
 
     return nullcontext(build)
 
 
-# A backend is a context with a function of the row optimizer; a further one is a further line.
+# A backend is a context with a function of a formula, by which rows move in `backward` if it is
+# fused, or else in the steps of an optimizer; a further one is a further line.
 CONTEXTS = {
     "local": lambda: shards(1),
     "2 shards": lambda: shards(2),
     "3 shards": lambda: shards(3),
     "1 server": lambda: served(1),
     "3 servers": lambda: served(3),
-    "1 rank": lambda: mirrored(1, C, D),
-    "3 ranks": lambda: mirrored(3, C, D),
+    "1 rank": lambda: mirrored.mirrored(1, C, D),
+    "3 ranks": lambda: mirrored.mirrored(3, C, D),
 }
 BACKENDS = [pytest.param(name, marks=[pytest.mark.slow] * (name == "3 ranks")) for name in CONTEXTS]
 
@@ -51,8 +57,8 @@ def builder(backend):
     tables = []
     with CONTEXTS[backend]() as build_one:
 
-        def build(optimizer=Adagrad()):  # noqa: B008
-            tables.append(build_one(optimizer))
+        def build(formula=Adagrad.fused(), *, fused=True):  # noqa: B008
+            tables.append(build_one(formula, fused))
             return tables[-1]
 
         yield build
@@ -64,11 +70,52 @@ def draw(*shape, name="draw"):
     return torch.randn(*shape, generator=stream(0, name))
 
 
+def attach(table, formula):
+    """The optimizer of `tapas.optim` that has the name and the numbers of `formula`."""
+    kind, numbers = getattr(optim, formula.name), asdict(formula)
+    if isinstance(table, Mirrored):
+        return table.attach(kind, numbers)
+    mirrored.attach(table, kind, numbers)
+    return table.stepper
+
+
+def on_every_rank(table, function, *args):
+    """What `function` says of the table on each rank; functions for it are in `mirrored`."""
+    if isinstance(table, Mirrored):
+        return table.on_every_rank(function, *args)
+    return [function(table, *args)]
+
+
+def remembered(table):
+    """What an optimizer has for the rows, class by class; servers keep it with the rows."""
+    states = on_every_rank(table, mirrored.remembered_of)
+    return table.joined(states) if isinstance(table, Mirrored) else states[0]
+
+
+def waiting(table):
+    """Gradients (C, D) and (C,) that wait for a step; None if no rank has any."""
+    found = on_every_rank(table, mirrored.waiting_of)
+    if None in found:
+        assert not any(found), "some ranks have gradients that wait, and some have none"
+        return None
+    if isinstance(table, Mirrored):
+        return tuple(map(table.by_class, zip(*found, strict=True)))
+    return found[0]
+
+
 def everything(table):
     """Rows, biases and optimizer state, class by class: {name: (C, ...)}."""
     table.flush()
-    state = {k: v.clone() for k, v in table.state_dict().items() if isinstance(v, torch.Tensor)}
+    state = {**table.state_dict(), **remembered(table)}
+    state = {name: part.clone() for name, part in state.items() if part.dim() and len(part) == C}
     return state | dict(zip(("rows", "biases"), table.rows(torch.arange(C)), strict=True))
+
+
+def num_updates(table):
+    """Steps of the rows so far, whoever has counted them."""
+    numbers = table.state_dict()["_extra_state"]
+    counted = numbers[1] if len(numbers) in (3, 6) else 0  # of fused tables: seed, updates, lr
+    return int(remembered(table).get("step", counted))
 
 
 def same(before, after, but=()):

@@ -5,6 +5,7 @@ import io
 import re
 
 import pytest
+import safetensors.torch
 import torch
 from contracts.heads import (
     ADAGRAD,
@@ -15,12 +16,14 @@ from contracts.heads import (
     C,
     D,
     build,
+    dense_of,
     everything,
     tables_of,
 )
 
-from tapas import SGD, DataError, UsageError, stream
+from tapas import DataError, UsageError, stream
 from tapas.heads import FullSoftmax, Head
+from tapas.optim import SGD, RowwiseAdagrad
 
 B = 7
 TARGET = torch.tensor([4, 9, 30, 3, 4, 0, 17])
@@ -141,7 +144,7 @@ def test_logits_of_ten_thousands_stay_finite(method):
 
 def test_no_row_moves_that_the_method_does_not_look_at(method):
     """2,003 classes; weight decay would move a row whose gradient is 0."""
-    head = build(method, SGD(lr=0.5, weight_decay=0.1), num_classes=2_003)
+    head = build(method, SGD.fused(lr=0.5, weight_decay=0.1), num_classes=2_003)
     before = everything(head)
     target = TARGET if method in FLAT else torch.zeros_like(TARGET)  # the most frequent class
     head(draw(B, D), target).backward()
@@ -205,13 +208,20 @@ def test_a_head_goes_on_from_its_state_as_if_nothing_had_happened(method):
     assert all(map(torch.equal, everything(one).values(), everything(two).values()))
 
 
-def test_the_state_of_another_seed_is_refused(method):
-    state = build(method, seed=5).state_dict()
-    with says(
-        "this state was drawn with seed 5, the head has seed 6. Build the head with seed=5 to "
-        "resume."
-    ):
-        build(method, seed=6).load_state_dict(state)
+def test_a_state_brings_its_seed_along(method):
+    """Or a resumed run would draw other classes than the one that was stopped."""
+    one, two = build(method, seed=5), build(method, seed=6)
+    two.load_state_dict(one.state_dict())
+    assert two.seed == 5
+    assert torch.equal(one(draw(B, D), TARGET), two(draw(B, D), TARGET))
+
+
+def test_all_of_a_state_are_tensors_that_safetensors_can_hold(method):
+    one, two = build(method, ADAGRAD), build(method, ADAGRAD)
+    one(draw(B, D), SEVERAL).backward()
+    two.load_state_dict(safetensors.torch.load(safetensors.torch.save(one.state_dict())))
+    assert all(map(torch.equal, everything(one).values(), everything(two).values()))
+    assert two.step == 1
 
 
 def test_probabilities_of_all_classes_sum_to_one(method):
@@ -228,7 +238,7 @@ def test_probabilities_of_all_classes_sum_to_one(method):
 def test_the_top_is_the_most_probable(method, k):
     head = build(method)
     log_prob = head.log_prob(draw(B, D), torch.arange(C).expand(B, C))
-    score, ids = head.top(draw(B, D), k)
+    score, ids = head.topk(draw(B, D), k)
     assert (score.shape, ids.shape) == ((B, k), (B, k))
     assert bool((score.diff(dim=1) <= 0).all())
     # in exact arithmetic the order is that of the probabilities
@@ -240,8 +250,8 @@ def test_the_top_is_the_most_probable(method, k):
 
 def test_excluded_classes_are_left_out_of_the_top(method):
     head, query = build(method), draw(2, 2, D)
-    _, best = head.top(query, 3)
-    score, ids = head.top(query, C, exclude=torch.cat([best, torch.full((2, 2, 1), -1)], dim=2))
+    _, best = head.topk(query, 3)
+    score, ids = head.topk(query, C, exclude=torch.cat([best, torch.full((2, 2, 1), -1)], dim=2))
     assert (score.shape, ids.shape) == ((2, 2, C), (2, 2, C))
     assert bool((ids[..., C - 3 :] == -1).all())
     assert bool(score[..., C - 3 :].isneginf().all())
@@ -254,7 +264,7 @@ def test_equal_scores_come_by_rising_id(method):
         with torch.no_grad():
             table.weight.zero_()
             table.bias.zero_()
-    score, ids = head.top(draw(1, D), C)
+    score, ids = head.topk(draw(1, D), C)
     for value in score.unique():
         tied = ids[score == value]
         assert tied.tolist() == sorted(tied.tolist())
@@ -285,23 +295,44 @@ def test_accumulated_passes_are_one_update(method):
     torch.testing.assert_close(everything(one), everything(two), rtol=1e-5, atol=1e-6)
 
 
-def test_without_a_row_optimizer_torch_optim_moves_the_same_rows(method):
-    own, given = build(method, SGD(lr=0.5)), build(method, None)
-    optimizer = torch.optim.SGD([p for t in tables_of(given) for p in t.parameters()], lr=0.5)
-    own(draw(B, D), SEVERAL).backward()
-    given(draw(B, D), SEVERAL).backward()
-    optimizer.step()
-    for mine, theirs in zip(tables_of(own), tables_of(given), strict=True):
-        torch.testing.assert_close(mine.weight, theirs.weight.detach(), rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(mine.bias, theirs.bias.detach(), rtol=1e-5, atol=1e-6)
+def test_an_optimizer_of_rows_moves_them_as_the_fused_update_does(method):
+    """To the bit: gradients are summed in the same order, whoever applies them."""
+    fused, given = build(method, ADAGRAD), build(method, None)
+    optimizer = RowwiseAdagrad(given, lr=ADAGRAD.lr)
+    for step in range(3):
+        query = draw(B, D, name=f"query {step}")
+        fused(query, SEVERAL).backward()
+        optimizer.zero_grad()
+        given(query, SEVERAL).backward()
+        optimizer.step()
+    for mine, theirs in zip(tables_of(fused), tables_of(given), strict=True):
+        assert torch.equal(mine.weight, theirs.weight)
+        assert torch.equal(mine.bias, theirs.bias)
+        assert torch.equal(mine.weight_sum, theirs.gradients.state["weight_sum"])
+
+
+def test_rows_that_nobody_moves_are_told(method):
+    head = build(method, None)
+    head(draw(B, D), TARGET).backward()
+    with says("the class rows have gradients from an earlier backward pass, and no optimizer"):
+        head(draw(B, D), TARGET)
+
+
+def test_looking_at_gradients_moves_nothing(method):
+    head, query = build(method), draw(B, D).requires_grad_()
+    before = everything(head)
+    (grad,) = torch.autograd.grad(head(query, TARGET), query)
+    assert bool(grad.abs().sum() > 0)
+    after = everything(head)
+    changed = [n for n in before if not torch.equal(before[n], after[n])]
+    assert not [name for name in changed if "weight" in name or "bias" in name]
 
 
 def test_each_context_learns_its_own_class(method):
     """Six contexts, one-hot, and one class for each: no other answer fits."""
     head = build(method, ADAGRAD, num_classes=12)
     query, answer = torch.eye(D), torch.tensor([11, 2, 7, 3, 0, 5])
-    dense = [p for n, p in head.named_parameters() if "table" not in n and p.requires_grad]
-    optimizer = torch.optim.Adam(dense, lr=0.02) if dense else None
+    optimizer = torch.optim.Adam(dense_of(head), lr=0.02) if dense_of(head) else None
     for _ in range(150):
         loss = head(3 * query, answer)
         if optimizer:
@@ -309,7 +340,7 @@ def test_each_context_learns_its_own_class(method):
         loss.backward()
         if optimizer:
             optimizer.step()
-    assert torch.equal(head.top(3 * query, 1)[1][:, 0], answer)
+    assert torch.equal(head.topk(3 * query, 1)[1][:, 0], answer)
 
 
 def test_a_learned_head_prefers_what_came_more_often(method):
@@ -317,8 +348,7 @@ def test_a_learned_head_prefers_what_came_more_often(method):
     head = build(method, ADAGRAD, num_classes=12)
     query = 3 * torch.eye(D)[[0, 1, 0, 1, 0, 1, 0, 1, 0, 1]]
     target = torch.tensor([2, 7, 2, 7, 2, 7, 2, 7, 5, 9])
-    dense = [p for n, p in head.named_parameters() if "table" not in n and p.requires_grad]
-    optimizer = torch.optim.Adam(dense, lr=0.02) if dense else None
+    optimizer = torch.optim.Adam(dense_of(head), lr=0.02) if dense_of(head) else None
     for _ in range(200):
         loss = head(query, target)
         if optimizer:
@@ -326,7 +356,7 @@ def test_a_learned_head_prefers_what_came_more_often(method):
         loss.backward()
         if optimizer:
             optimizer.step()
-    assert head.top(query[:2], 2)[1].tolist() == [[2, 5], [7, 9]]
+    assert head.topk(query[:2], 2)[1].tolist() == [[2, 5], [7, 9]]
 
 
 def test_how_many_scores_a_step_computes_is_known(method):
@@ -351,11 +381,11 @@ BAD = [
     (lambda head: head(draw(B, D), TARGET[:3]), "target has shape (3,); expected (7) or (7, L)"),
     (lambda head: head(draw(0, D), TARGET[:0]), "the batch is empty"),
     (lambda head: head(draw(B, D), torch.full((B,), -100)), "every target is ignore_index"),
-    (lambda head: head(draw(B, D), TARGET, -torch.ones(B)), "weight holds -1"),
-    (lambda head: head.top(draw(B, D), C + 1), f"k is {C + 1}, but there are only {C} classes."),
-    (lambda head: head.top(draw(B, D), 0), "k must be at least 1, got 0."),
+    (lambda head: head(draw(B, D), TARGET, -torch.ones(B)), "target_weight holds -1"),
+    (lambda head: head.topk(draw(B, D), C + 1), f"k is {C + 1}, but there are only {C} classes."),
+    (lambda head: head.topk(draw(B, D), 0), "k must be at least 1, got 0."),
     (
-        lambda head: head.top(draw(B, D), 2, exclude=torch.zeros(3, 1).long()),
+        lambda head: head.topk(draw(B, D), 2, exclude=torch.zeros(3, 1).long()),
         "exclude has shape (3, 1); expected one row of ids for each query of (7, 6). Pad rows",
     ),
     (
@@ -385,4 +415,4 @@ def test_bad_options_are_told(method):
 
 def test_rows_must_be_a_table():
     with says("table must be a ClassTable such as tapas.LocalTable(...), got 3."):
-        FullSoftmax(3)
+        FullSoftmax(table=3)

@@ -5,14 +5,15 @@ import torch
 from contracts.heads import FLAT, C, D
 from ranks import run_ranks
 
-from tapas import SGD, LocalTable, ShardedTable, stream
+from tapas import LocalTable, ShardedTable, stream
+from tapas.optim import SGD
 from tapas.tables.peers import InProcess
 from tapas.tables.post import Post
 from tapas.tables.served import ServedTable
 from tapas.tables.server import RowServer
 from tapas.tables.shard import TableSpec
 
-OPTIMIZER = SGD(lr=0.3)
+OPTIMIZER = SGD.fused(lr=0.3)
 SIZES = ((5, 2), (3, 4), (7, 0))  # examples of each rank, step by step; one may have none
 B = 7
 # what a rank draws for its own examples alone is not what one process draws for all

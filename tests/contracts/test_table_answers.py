@@ -10,7 +10,8 @@ from oracle.selection import log_sum_exp, logit
 from oracle.tables import top
 
 import tapas
-from tapas import SGD, Adagrad, Candidates, LazyAdam, UsageError, stream
+from tapas import Candidates, UsageError, stream
+from tapas.optim import SGD, Adagrad, LazyAdam
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -68,7 +69,7 @@ def test_select_draws_one_number_for_each_class_of_the_pool_from_the_generator_a
 def test_nothing_but_sampled_logits_is_differentiated(make):
     table, query = make(), draw(B, D).requires_grad_()
     pool = Candidates(torch.arange(P), torch.zeros(P))
-    answers = [*table.rows(torch.arange(3)), *table.top(query, 3), table.log_partition(query)]
+    answers = [*table.rows(torch.arange(3)), *table.topk(query, 3), table.log_partition(query)]
     for rule in (tapas.Top(), tapas.Priority()):
         answers += [select(table, query, pool, 7, rule=rule).log_q]
     assert not any(answer.requires_grad for answer in answers)
@@ -82,10 +83,10 @@ def integers(*shape, name):
 @pytest.mark.parametrize(
     "dtype", [None, torch.int64, torch.int32, torch.int16, torch.uint8], ids=str
 )
-def test_top_is_exact_with_ties_by_rising_id_and_without_the_excluded(make, k, dtype):
+def test_topk_is_exact_with_ties_by_rising_id_and_without_the_excluded(make, k, dtype):
     """Rows of -1, 0 and 1 in three dimensions: every score is shared by many classes."""
     weight, bias = integers(C, D, name="rows"), integers(C, name="bias")
-    table = set_rows(make(SGD(lr=1.0)), weight, bias)
+    table = set_rows(make(SGD.fused(lr=1.0)), weight, bias)
     query = integers(B, D, name="query")
     exclude = None
     if dtype is not None:
@@ -95,7 +96,7 @@ def test_top_is_exact_with_ties_by_rising_id_and_without_the_excluded(make, k, d
             exclude[:, 7:9] = -100
         exclude = exclude.to(dtype)
     want = top((query @ weight.t() + bias).numpy(), k, exclude)
-    score, ids = table.top(query, k, exclude=exclude)
+    score, ids = table.topk(query, k, exclude=exclude)
     assert (score.dtype, ids.dtype) == (torch.float32, torch.int64)
     np.testing.assert_array_equal(ids.numpy(), want[1])
     np.testing.assert_array_equal(score.numpy(), want[0])
@@ -104,7 +105,7 @@ def test_top_is_exact_with_ties_by_rising_id_and_without_the_excluded(make, k, d
 def test_where_fewer_than_k_remain_ids_end_in_minus_one_and_scores_in_minus_infinity(make):
     exclude = torch.arange(C).repeat(2, 1)
     exclude[1, [5, 30]] = -1
-    score, ids = make().top(draw(2, D), 3, exclude=exclude)
+    score, ids = make().topk(draw(2, D), 3, exclude=exclude)
     assert ids[0].tolist() == [-1, -1, -1]
     assert sorted(ids[1].tolist()) == [-1, 5, 30]
     assert torch.equal(score.isneginf(), ids == -1)
@@ -130,15 +131,15 @@ def test_where_fewer_than_k_remain_ids_end_in_minus_one_and_scores_in_minus_infi
         ),
     ],
 )
-def test_a_bad_question_to_top_is_told_what_is_wrong(make, k, exclude, words):
+def test_a_bad_question_to_topk_is_told_what_is_wrong(make, k, exclude, words):
     with pytest.raises(UsageError) as error:
-        make().top(draw(B, D), k, exclude=exclude)
+        make().topk(draw(B, D), k, exclude=exclude)
     assert str(error.value) == words
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e4])
 def test_log_partition_is_exact(make, scale):
-    table = make(SGD(lr=1.0))
+    table = make(SGD.fused(lr=1.0))
     set_rows(table, draw(C, D, name="rows"), draw(C, name="bias"))
     query = scale * draw(B, D)
     logits = logit(query.tolist(), *(part.tolist() for part in table.rows(torch.arange(C))))
@@ -147,14 +148,14 @@ def test_log_partition_is_exact(make, scale):
     torch.testing.assert_close(table.log_partition(query), want)
 
 
-def test_top_and_log_partition_of_no_query_are_empty(make):
+def test_topk_and_log_partition_of_no_query_are_empty(make):
     table = make()
-    assert [part.shape for part in table.top(draw(0, D), 3)] == [(0, 3), (0, 3)]
+    assert [part.shape for part in table.topk(draw(0, D), 3)] == [(0, 3), (0, 3)]
     assert table.log_partition(draw(0, D)).shape == (0,)
 
 
 def test_sampled_logits_are_small_and_send_the_rows_their_gradients(make):
-    table, query = make(SGD(lr=1.0)), draw(B, D).requires_grad_()
+    table, query = make(SGD.fused(lr=1.0)), draw(B, D).requires_grad_()
     target = torch.tensor([[4, 30], [4, -1], [6, 7], [8, 8], [-1, 2]])
     kept = Candidates(torch.tensor([4, 5, 20]), draw(3))
     before = everything(table)
@@ -172,8 +173,58 @@ def test_sampled_logits_are_small_and_send_the_rows_their_gradients(make):
     torch.testing.assert_close(before["rows"][30] - after["rows"][30], query[0].detach())
 
 
+KEPT = Candidates(torch.tensor([4, 5, 20]), torch.zeros(3))
+BAD_LOGITS = [
+    (
+        torch.tensor([[4], [31], [6], [8], [2]]),
+        KEPT,
+        "target holds class 31; expected ids from 0 to 30 (num_classes=31).",
+    ),
+    (torch.tensor([[4], [3]]), KEPT, "target has shape (2, 1); expected (B=5, L)."),
+    (
+        torch.zeros(B, 1),
+        KEPT,
+        "target has dtype torch.float32; expected int64 class ids. Convert before the ids ever "
+        "pass through a float.",
+    ),
+    (
+        torch.zeros(B, 1, dtype=torch.int64),
+        Candidates(torch.tensor([4, 5, 31]), torch.zeros(3)),
+        "kept.ids holds class 31; expected ids from 0 to 30 (num_classes=31).",
+    ),
+    *(
+        (
+            torch.zeros(B, 1, dtype=torch.int64),
+            Candidates(torch.tensor(ids), torch.zeros(3)),
+            "kept.ids must be distinct and rise: an example's own target is looked up among them. "
+            "Sort them with their log_q.",
+        )
+        for ids in ([4, 20, 5], [4, 5, 5])
+    ),
+]
+
+
+@pytest.mark.parametrize(("target", "kept", "words"), BAD_LOGITS)
+def test_targets_and_candidates_are_checked(make, target, kept, words):
+    with pytest.raises(UsageError) as error:
+        make().sampled_logits(draw(B, D), target, kept)
+    assert str(error.value) == words
+
+
+def test_targets_of_32_bits_are_targets(make):
+    target = torch.tensor([[4, 30], [4, -1], [6, 7], [8, 8], [-1, 2]])
+    tables = make(SGD.fused(lr=1.0)), make(SGD.fused(lr=1.0))
+    for table, given in zip(tables, (target, target.int()), strict=True):
+        positive, log_sum = table.sampled_logits(draw(B, D), given, KEPT)
+        (positive.masked_fill(target < 0, 0.0).sum() + log_sum.sum()).backward()
+    assert not same(everything(make(SGD.fused(lr=1.0))), everything(tables[0]))
+    assert same(*map(everything, tables))
+
+
 @pytest.mark.parametrize(
-    "optimizer", [SGD(), Adagrad(), LazyAdam(), tapas.RowwiseAdagrad()], ids=repr
+    "optimizer",
+    [SGD.fused(), Adagrad.fused(), LazyAdam.fused(), tapas.optim.RowwiseAdagrad.fused()],
+    ids=repr,
 )
 def test_a_saved_table_goes_on_as_if_it_had_never_stopped(make, optimizer):
     table, other = make(optimizer), make(optimizer)

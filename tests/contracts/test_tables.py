@@ -2,14 +2,43 @@
 
 import pytest
 import torch
-from contracts.tables import BACKENDS, C, D, builder, draw, everything, same
+from contracts import mirrored
+from contracts.tables import (
+    BACKENDS,
+    B,
+    C,
+    D,
+    attach,
+    builder,
+    draw,
+    everything,
+    num_updates,
+    on_every_rank,
+    same,
+    waiting,
+)
 
-from tapas import SGD, Adagrad, LazyAdam, UsageError
+from tapas import Candidates, UsageError, stream
+from tapas.optim import SGD, Adagrad, LazyAdam, RowwiseAdagrad
+
+EITHER_WAY = pytest.mark.parametrize("fused", [True, False], ids=["fused", "step"])
+NOT_FINITE = (
+    "the gradient of the class rows holds NaN or inf; no row was changed. Lower the learning rate, "
+    "clip gradients, or use a torch.amp.GradScaler, which leaves out such a step."
+)
 
 
 @pytest.fixture(params=BACKENDS)
 def make(request):
     yield from builder(request.param)
+
+
+def a_table(make, formula, fused):
+    """A table that `update` moves by `formula`: its own, or that of an optimizer."""
+    table = make(formula, fused=fused)
+    if not fused:
+        attach(table, formula)
+    return table
 
 
 def test_rows_are_float32_and_may_repeat(make):
@@ -65,9 +94,10 @@ def test_gradients_of_the_wrong_shape_are_told_both_shapes(make):
     assert str(error.value) == "bias_grad has shape (3,); expected (N=2)."
 
 
-def test_a_repeated_id_is_one_update_with_the_summed_gradient(make):
+@EITHER_WAY
+def test_a_repeated_id_is_one_update_with_the_summed_gradient(make, fused):
     """Adagrad is not linear: two steps, or the sum of two squares, would end elsewhere."""
-    table, reference = make(Adagrad(lr=0.3)), make(Adagrad(lr=0.3))
+    table, reference = (a_table(make, Adagrad.fused(lr=0.3), fused) for _ in range(2))
     ids, grad, bias_grad = torch.tensor([4, 9, 4, 30, 4]), draw(5, D), draw(5, name="bias")
     table.update(ids, grad, bias_grad)
     once = [torch.stack([g[ids == c].sum(0) for c in (4, 9, 30)]) for g in (grad, bias_grad)]
@@ -75,9 +105,12 @@ def test_a_repeated_id_is_one_update_with_the_summed_gradient(make):
     torch.testing.assert_close(everything(table), everything(reference))
 
 
-@pytest.mark.parametrize("optimizer", [SGD(weight_decay=0.1), LazyAdam(lr=0.1)], ids=repr)
-def test_only_the_rows_named_move(make, optimizer):
-    table = make(optimizer)
+@pytest.mark.parametrize(
+    "optimizer", [SGD.fused(weight_decay=0.1), LazyAdam.fused(lr=0.1)], ids=repr
+)
+@EITHER_WAY
+def test_only_the_rows_named_move(make, optimizer, fused):
+    table = a_table(make, optimizer, fused)
     table.update(torch.arange(C), draw(C, D), draw(C))
     before = everything(table)
     table.update(torch.tensor([7, 0, 7]), draw(3, D, name="g"), draw(3, name="b"))
@@ -87,8 +120,9 @@ def test_only_the_rows_named_move(make, optimizer):
         assert not (before[name][[0, 7]] == after[name][[0, 7]]).any(), name
 
 
-def test_an_update_of_nothing_changes_nothing(make):
-    table, reference = make(LazyAdam()), make(LazyAdam())
+@EITHER_WAY
+def test_an_update_of_nothing_changes_nothing(make, fused):
+    table, reference = (a_table(make, LazyAdam.fused(), fused) for _ in range(2))
     table.update(torch.arange(0), torch.zeros(0, D), torch.zeros(0))
     assert same(everything(table), everything(reference))
     for one in (table, reference):  # the count of updates, which Adam's scale hangs on, stood still
@@ -96,49 +130,73 @@ def test_an_update_of_nothing_changes_nothing(make):
     assert same(everything(table), everything(reference))
 
 
+@EITHER_WAY
 @pytest.mark.parametrize("part", [0, 1], ids=["weight", "bias"])
 @pytest.mark.parametrize(
     "bad", [[torch.nan, 0], [torch.inf, 0], [torch.inf, -torch.inf], [1e39, 0]]
 )
-def test_a_gradient_that_is_not_finite_is_an_error_and_moves_nothing(make, part, bad):
-    table = make()
+def test_a_gradient_that_is_not_finite_is_an_error_and_moves_nothing(make, part, bad, fused):
+    table = a_table(make, Adagrad.fused(), fused)
     before = everything(table)
     grads = [draw(4, D).double(), draw(4).double()]
     grads[part][1:3] = torch.tensor(bad, dtype=torch.float64).view(2, *[1] * (1 - part))
     with pytest.raises(UsageError) as error:
         table.update(torch.tensor([5, 6, 7, 8]), *grads)
-    assert str(error.value) == (
-        "the gradient of the class rows holds NaN or inf; no row was changed. Lower the learning "
-        "rate, or drop loss scaling: the head computes in float32."
-    )
+    assert str(error.value) == NOT_FINITE
     assert same(before, everything(table))
 
 
-def test_half_precision_gradients_that_are_finite_are_no_error(make):
+@EITHER_WAY
+def test_half_precision_gradients_that_are_finite_are_no_error(make, fused):
     """Their sum is beyond float16 while each is well inside."""
-    table, reference = make(SGD()), make(SGD())
+    table, reference = (a_table(make, SGD.fused(), fused) for _ in range(2))
     grad = torch.full((4, D), 3e4)
     table.update(torch.arange(4), grad.half(), torch.zeros(4).half())
     reference.update(torch.arange(4), grad, torch.zeros(4))
     assert same(everything(table), everything(reference))
 
 
-def test_write_is_update_and_read_is_rows(make):
-    table, reference = make(), make()
-    ids, grads = torch.tensor([4, 9, 4]), (draw(3, D), draw(3))
-    table.write(ids, *grads)
-    reference.update(ids, *grads)
-    assert same(everything(table), everything(reference))
-    with table.accumulate():  # only `update` waits for the end of the block
-        table.write(ids, *grads)
-        reference.update(ids, *grads)
-        assert same(everything(table), everything(reference))
-    for read, row in zip(table.read(ids), reference.rows(ids), strict=True):
+def test_read_is_rows(make):
+    """Also while updates are held back."""
+    table, ids = make(), torch.tensor([4, 9, 4])
+    with table.accumulate():
+        table.update(ids, draw(3, D), draw(3))
+        for read, row in zip(table.read(ids), table.rows(ids), strict=True):
+            assert torch.equal(read, row)
+    for read, row in zip(table.read(ids), table.rows(ids), strict=True):
         assert torch.equal(read, row)
 
 
+def test_an_update_that_nothing_moves_is_told(make):
+    table = make(fused=False)
+    before = everything(table)
+    with pytest.raises(UsageError) as error:
+        table.update(torch.tensor([3]), torch.ones(1, D), torch.ones(1))
+    assert str(error.value) == (
+        "nothing moves these rows yet. Make an optimizer for them, "
+        "tapas.optim.RowwiseAdagrad(table, lr=0.1), or build the table with "
+        "row_optimizer=tapas.optim.RowwiseAdagrad.fused(lr=0.1)."
+    )
+    assert same(before, everything(table))
+
+
+def test_an_update_is_a_step_of_its_own_beside_what_waits(make):
+    """What a backward pass has left is neither applied nor lost."""
+    table, reference = make(SGD.fused(lr=0.5), fused=False), make(SGD.fused(lr=0.5))
+    optimizer = attach(table, SGD.fused(lr=0.5))
+    ids, pull = torch.tensor([4, 9]), whole_numbers(2, D, name="pull")
+    (table.lookup(ids) * pull).sum().backward()
+    by_hand = torch.tensor([9, 30]), whole_numbers(2, D, name="hand"), torch.ones(2)
+    table.update(*by_hand)
+    reference.update(*by_hand)
+    assert same_rows(table, reference)
+    optimizer.step()
+    reference.update(ids, pull, torch.zeros(2))
+    assert same_rows(table, reference)
+
+
 def test_reads_see_every_earlier_update_after_flush_and_at_once_if_declared(make):
-    table = make(SGD(lr=1.0))
+    table = make(SGD.fused(lr=1.0))
     assert isinstance(type(table).exact_reads, bool)
     weight, _ = table.rows(torch.tensor([6]))
     table.update(torch.tensor([6]), torch.ones(1, D), torch.zeros(1))
@@ -215,8 +273,9 @@ def test_a_bad_gradient_in_the_block_spoils_the_whole_block(make):
             table.update(torch.tensor([4]), torch.ones(1, D), torch.ones(1))
             table.update(torch.tensor([9]), torch.full((1, D), torch.nan), torch.ones(1))
 
-    with pytest.raises(UsageError, match="holds NaN or inf; no row was changed"):
+    with pytest.raises(UsageError) as error:
         spoiled()
+    assert str(error.value) == NOT_FINITE
     assert same(before, everything(table))
 
 
@@ -234,7 +293,7 @@ def test_blocks_do_not_nest_and_the_outer_one_survives_the_attempt(make):
 
 
 def test_lookup_gives_rows_whose_gradients_move_them_in_backward(make):
-    table, other = make(SGD(lr=0.5)), make(SGD(lr=0.5))
+    table, other = make(SGD.fused(lr=0.5)), make(SGD.fused(lr=0.5))
     ids = torch.tensor([[4, 9], [4, 30]])
     rows = table.lookup(ids)
     assert rows.shape == (2, 2, D)
@@ -247,7 +306,7 @@ def test_lookup_gives_rows_whose_gradients_move_them_in_backward(make):
 
 
 def test_live_rows_have_biases_whose_gradients_move_them_too(make):
-    table, other = make(SGD(lr=0.5)), make(SGD(lr=0.5))
+    table, other = make(SGD.fused(lr=0.5)), make(SGD.fused(lr=0.5))
     ids = torch.tensor([4, 9, 4, 30])
     weight, bias = table.live_rows(ids)
     assert all(map(torch.equal, (weight.detach(), bias.detach()), table.rows(ids)))
@@ -258,15 +317,16 @@ def test_live_rows_have_biases_whose_gradients_move_them_too(make):
 
 
 def test_live_rows_of_which_only_the_weights_are_used_leave_biases_alone(make):
-    table, other = make(SGD(lr=0.5)), make(SGD(lr=0.5))
+    table, other = make(SGD.fused(lr=0.5)), make(SGD.fused(lr=0.5))
     ids, pull = torch.tensor([7, 2]), draw(2, D, name="pull")
     (table.live_rows(ids)[0] * pull).sum().backward()
     other.update(ids, pull, torch.zeros(2))
     torch.testing.assert_close(everything(other), everything(table), rtol=1e-6, atol=1e-7)
 
 
-def test_a_frozen_table_is_looked_up_and_does_not_move(make):
-    table = make().requires_grad_(False)
+@EITHER_WAY
+def test_a_frozen_table_is_looked_up_and_does_not_move(make, fused):
+    table = a_table(make, Adagrad.fused(), fused).requires_grad_(False)
     before = everything(table)
     rows = table.lookup(torch.tensor([1, 2]))
     assert not rows.requires_grad
@@ -288,3 +348,215 @@ def test_looking_up_an_unknown_id_is_told(make):
     with pytest.raises(UsageError) as error:
         make().lookup(torch.tensor([31]))
     assert str(error.value) == "ids holds class 31; expected ids from 0 to 30 (num_classes=31)."
+
+
+FORMULAS = pytest.mark.parametrize(
+    "formula",
+    [
+        SGD.fused(lr=0.5, weight_decay=0.1),
+        Adagrad.fused(lr=0.5),
+        RowwiseAdagrad.fused(lr=0.5, initial_sum=0.1),
+        LazyAdam.fused(lr=0.1, betas=(0.8, 0.9)),
+    ],
+    ids=lambda formula: formula.name,
+)
+
+
+def whole_numbers(*shape, name):
+    """Gradients whose sums, thirds of three times and halves are exact in any order."""
+    return torch.randint(-4, 5, shape, generator=stream(0, name)).float() * 2
+
+
+def same_rows(table, other):
+    """Whether rows and biases are equal, whatever else is known of them."""
+    found, want = everything(table), everything(other)
+    return all(torch.equal(found[name], want[name]) for name in ("rows", "biases"))
+
+
+def looked_up(table, step):
+    return (table.lookup(torch.tensor([[4, 9], [4, 30]])) * draw(2, 2, D, name=f"l{step}")).sum()
+
+
+def live(table, step):
+    weight, bias = table.live_rows(torch.tensor([9, 2, 9, 17]))
+    return (weight * draw(4, D, name=f"w{step}")).sum() + (bias * draw(4, name=f"b{step}")).sum()
+
+
+def sampled(table, step):
+    target = torch.tensor([[4, 30], [4, -1], [6, 7], [8, 8], [-1, 2]])
+    kept = Candidates(torch.tensor([4, 5, 17, 20]), draw(4))
+    query = draw(B, D, name=f"q{step}").requires_grad_()
+    positive, log_sum = table.sampled_logits(query, target, kept)
+    return positive.masked_fill(target < 0, 0.0).sum() + log_sum.sum()
+
+
+VERBS = {"lookup": [looked_up], "live_rows": [live], "sampled_logits": [sampled]}
+VERBS["all in one pass"] = [looked_up, sampled, live, looked_up]
+
+
+@FORMULAS
+@pytest.mark.parametrize("verbs", VERBS)
+def test_steps_of_an_optimizer_end_with_the_rows_and_the_state_of_the_fused_table(
+    make, formula, verbs
+):
+    """To the bit: gradients are summed in the same order, whoever applies them."""
+    fused, table = make(formula), make(formula, fused=False)
+    optimizer = attach(table, formula)
+    for step in range(3):
+        sum(verb(fused, step) for verb in VERBS[verbs]).backward()
+        optimizer.zero_grad()
+        before = everything(table)
+        sum(verb(table, step) for verb in VERBS[verbs]).backward()
+        assert same(before, everything(table))  # rows wait for the step
+        optimizer.step()
+    assert same(everything(fused), everything(table))
+    assert num_updates(fused) == num_updates(table) == 3
+    made, saved = (
+        on_every_rank(table, function)
+        for function in (mirrored.remembered_of, mirrored.optimizer_state_of)
+    )
+    for one, other in zip(made, saved, strict=True):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_zero_grad_drops_what_waits(make):
+    table = make(LazyAdam.fused(), fused=False)
+    optimizer = attach(table, LazyAdam.fused())
+    before = everything(table)
+    live(table, 0).backward()
+    assert waiting(table) is not None
+    optimizer.zero_grad()
+    assert waiting(table) is None
+    assert set(on_every_rank(table, mirrored.anchor_grad_of)) == {None}
+    optimizer.step()
+    assert same(before, everything(table))
+    assert num_updates(table) == 0  # Adam's scale hangs on it
+
+
+def test_a_second_step_without_zero_grad_applies_the_gradient_again(make):
+    """As in torch, which keeps `.grad` until somebody drops it."""
+    table, reference = make(fused=False), make()
+    optimizer = attach(table, Adagrad.fused())
+    ids = torch.tensor([4, 9, 4])
+    pull, push = whole_numbers(3, D, name="pull"), whole_numbers(3, name="push")
+    weight, bias = table.live_rows(ids)
+    ((weight * pull).sum() + (bias * push).sum()).backward()
+    for _ in range(2):
+        optimizer.step()
+        reference.update(ids, pull, push)
+        assert same(everything(table), everything(reference))
+    assert num_updates(table) == num_updates(reference) == 2
+
+
+def test_two_backward_passes_and_one_step_are_one_update_with_the_sum(make):
+    """Adagrad is not linear: two updates, or the sum of two squares, would end elsewhere."""
+    table, reference = make(fused=False), make()
+    optimizer = attach(table, Adagrad.fused())
+    ids, grads = torch.tensor([[4, 9, 4], [9, 30, 2]]), whole_numbers(2, 3, D, name="pull")
+    for mine, pull in zip(ids, grads, strict=True):
+        (table.lookup(mine) * pull).sum().backward()
+    optimizer.step()
+    reference.update(ids.flatten(), grads.flatten(0, 1), torch.zeros(6))
+    assert same(everything(table), everything(reference))
+    assert num_updates(table) == 1
+
+
+def test_the_anchor_has_the_norm_of_all_that_waits_on_every_rank(make):
+    """Of each id's sum, after one pass and after two; what waits is what the losses ask for."""
+    table = make(fused=False)
+    attach(table, Adagrad.fused())
+    ids, want = torch.tensor([4, 9, 4, 30]), torch.zeros(C, D + 1)
+    for number in range(2):
+        pull = whole_numbers(4, D + 1, name=f"pull {number}")
+        weight, bias = table.live_rows(ids - number)
+        ((weight * pull[:, :D]).sum() + (bias * pull[:, D]).sum()).backward()
+        want.index_add_(0, ids - number, pull)
+        norms = torch.tensor(on_every_rank(table, mirrored.anchor_grad_of))
+        torch.testing.assert_close(norms, want.norm().expand(len(norms)))
+        assert all(map(torch.equal, waiting(table), (want[:, :D], want[:, D])))
+
+
+def test_half_the_anchor_is_half_the_step(make):
+    """That is how clipping and unscaling reach the rows; ranks scale alike."""
+    table, reference = make(SGD.fused(lr=0.5), fused=False), make(SGD.fused(lr=0.5))
+    optimizer = attach(table, SGD.fused(lr=0.5))
+    ids = torch.tensor([4, 9, 4])
+    pull, push = whole_numbers(3, D, name="pull"), whole_numbers(3, name="push")
+    weight, bias = table.live_rows(ids)
+    ((weight * pull).sum() + (bias * push).sum()).backward()
+    on_every_rank(table, mirrored.scale_anchor, 0.5)
+    optimizer.step()
+    reference.update(ids, pull / 2, push / 2)
+    assert same(everything(table), everything(reference))
+
+
+def test_what_is_added_to_a_scaled_gradient_is_added_to_what_was_left_of_it(make):
+    table, reference = make(fused=False), make()
+    optimizer = attach(table, Adagrad.fused())
+    ids, pull = torch.tensor([4, 9, 30]), whole_numbers(3, D, name="pull")
+    (table.lookup(ids) * pull).sum().backward()
+    on_every_rank(table, mirrored.scale_anchor, 0.5)
+    (table.lookup(ids) * pull).sum().backward()
+    optimizer.step()
+    reference.update(ids, 1.5 * pull, torch.zeros(3))
+    assert same(everything(table), everything(reference))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("part", [0, 1], ids=["weight", "bias"])
+def test_a_step_with_a_gradient_that_is_not_finite_is_refused_and_moves_nothing(make, part, bad):
+    """One entry of one row; on ranks, only one of them has that row."""
+    table, reference = make(fused=False), make()
+    optimizer = attach(table, Adagrad.fused())
+    before, ids = everything(table), torch.tensor([4, 9, 30, 2, 17])
+    pulls = [whole_numbers(5, D, name="pull"), whole_numbers(5, name="push")]
+    spoilt = [pull.clone() for pull in pulls]
+    spoilt[part].view(5, -1)[1, -1] = bad
+    for pull, push in (spoilt, pulls):
+        weight, bias = table.live_rows(ids)
+        ((weight * pull).sum() + (bias * push).sum()).backward()
+        with pytest.raises(UsageError) as error:
+            optimizer.step()
+        assert str(error.value) == NOT_FINITE
+        assert same(before, everything(table))
+    assert num_updates(table) == 0
+    optimizer.zero_grad()  # else it would stay: what was added to it is spoilt, too
+    weight, bias = table.live_rows(ids)
+    ((weight * pulls[0]).sum() + (bias * pulls[1]).sum()).backward()
+    optimizer.step()
+    reference.update(ids, *pulls)
+    assert same(everything(table), everything(reference))
+
+
+@pytest.mark.parametrize("verb", [looked_up, live, sampled])
+def test_a_frozen_table_queues_nothing(make, verb):
+    """Queries get their gradients all the same; a thawed table learns again."""
+    table = make(fused=False).requires_grad_(False)
+    optimizer = attach(table, Adagrad.fused())
+    before, loss = everything(table), verb(table, 0)
+    assert loss.requires_grad == (verb is sampled)
+    if loss.requires_grad:
+        loss.backward()
+    assert waiting(table) is None
+    assert set(on_every_rank(table, mirrored.anchor_grad_of)) == {None}
+    optimizer.step()
+    assert same(before, everything(table))
+    table.requires_grad_(True)
+    verb(table, 0).backward()
+    assert waiting(table) is not None
+    optimizer.step()
+    assert not same_rows(table, make())
+
+
+def test_updates_of_an_optimizer_are_not_held_back_by_accumulate(make):
+    """Every step of it is one update anyway."""
+    table, reference = make(fused=False), make()
+    optimizer = attach(table, Adagrad.fused())
+    ids, pull = torch.tensor([3, 5]), whole_numbers(2, D, name="pull")
+    with table.accumulate():
+        (table.lookup(ids) * pull).sum().backward()
+        optimizer.step()
+        reference.update(ids, pull, torch.zeros(2))
+        assert same(everything(table), everything(reference))
+    assert same(everything(table), everything(reference))

@@ -8,6 +8,7 @@ import torch
 from ranks import run_ranks
 
 from tapas import LocalTable, Priority, ShardedTable, TapasSoftmax, Top, native, stream
+from tapas.optim import RowwiseAdagrad
 
 C, NUM_QUERIES = 31, 11
 DEALS = {  # queries of each rank
@@ -68,9 +69,9 @@ def ask(table, case, mine, names):
     """Every question of `names` about the examples of the slice `mine`."""
     query, exclude, target = (part[mine] for part in queries(case))
     questions = {
-        **{f"top {k}": lambda k=k: table.top(query, k) for k in (1, 7, 20, C)},
+        **{f"top {k}": lambda k=k: table.topk(query, k) for k in (1, 7, 20, C)},
         **{
-            f"top {k} without some": lambda k=k: table.top(query, k, exclude=exclude)
+            f"top {k} without some": lambda k=k: table.topk(query, k, exclude=exclude)
             for k in (1, 7, 20, C)
         },
         "log_partition": lambda: table.log_partition(query),
@@ -95,7 +96,7 @@ def part_of(deal, rank):
 def on_ranks(ranks):
     answers = {}
     for case, (_, dim) in CASES.items():
-        table = ShardedTable(C, dim, seed=4)
+        table = ShardedTable(C, dim, seed=4, row_optimizer=RowwiseAdagrad.fused(lr=0.1))
         fill(table.shard, case, table.placement.ids_of(ranks.rank))
         for deal in DEALS[ranks.size]:
             answers[case, deal] = ask(table, case, part_of(deal, ranks.rank), None)
@@ -141,7 +142,7 @@ def test_the_rows_do_tie_across_shards_and_across_the_edge():
     for case in CASES:
         table = local(case, 3)
         query = queries(case)[0]
-        score, ids = table.top(query, C)
+        score, ids = table.topk(query, C)
         shard = table.placement.shard(ids)
         for k in (1, 7, 20):
             across = (score[:, k - 1] == score[:, k]) & (shard[:, k - 1] != shard[:, k])

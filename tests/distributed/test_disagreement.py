@@ -7,7 +7,8 @@ import torch
 from distributed.telling import GOOD, TARGET, C, D, M, a_head, told
 from ranks import run_ranks
 
-from tapas import SGD, ShardedTable, UsageError, join_ranks
+from tapas import ShardedTable, UsageError, join_ranks
+from tapas.optim import SGD, RowwiseAdagrad
 
 
 def other_step(head):
@@ -18,6 +19,14 @@ def other_step(head):
 def without_gradients(head):
     with torch.no_grad():
         head(GOOD, TARGET)
+
+
+def with_frozen_rows(head):
+    head.requires_grad_(False)
+    try:
+        head(GOOD, TARGET)
+    finally:
+        head.requires_grad_(True)
 
 
 ALIKE = "Start all of them alike."
@@ -38,28 +47,35 @@ DISAGREEMENTS = {
         None,
     ),
     "another k": (
-        lambda head: head.top(GOOD, 3),
-        lambda head: head.top(GOOD, 4),
-        rf"the ranks disagree on `top` \(rank 0: 3, rank 1: 4, rank 2: 3\)\. {ALIKE}",
+        lambda head: head.topk(GOOD, 3),
+        lambda head: head.topk(GOOD, 4),
+        rf"the ranks disagree on `topk` \(rank 0: 3, rank 1: 4, rank 2: 3\)\. {ALIKE}",
         None,
     ),
     "no gradients": (
         lambda head: head(GOOD, TARGET),
         without_gradients,
-        r"the ranks disagree on gradients \(1\) and context \(2\) \(rank 0: 1, rank 1: 0, rank 2: "
-        rf"1\)\. {ALIKE}",
+        r"the ranks disagree on gradients \(1\), context \(2\) and rows that are not frozen \(4\) "
+        rf"\(rank 0: 5, rank 1: 0, rank 2: 5\)\. {ALIKE}",
         None,
     ),
     "context": (
         lambda head: head(GOOD, TARGET),
         lambda head: head(GOOD, TARGET, context=TARGET),
-        r"the ranks disagree on gradients \(1\) and context \(2\) \(rank 0: 1, rank 1: 3, rank 2: "
-        rf"1\)\. {ALIKE}",
+        r"the ranks disagree on gradients \(1\), context \(2\) and rows that are not frozen \(4\) "
+        rf"\(rank 0: 5, rank 1: 7, rank 2: 5\)\. {ALIKE}",
+        None,
+    ),
+    "frozen rows": (
+        lambda head: head(GOOD, TARGET),
+        with_frozen_rows,
+        r"the ranks disagree on gradients \(1\), context \(2\) and rows that are not frozen \(4\) "
+        rf"\(rank 0: 5, rank 1: 1, rank 2: 5\)\. {ALIKE}",
         None,
     ),
     **{
         f"a table with {name}": (
-            lambda head: ShardedTable(C, D),
+            lambda head: ShardedTable(C, D, row_optimizer=RowwiseAdagrad.fused(lr=0.1)),
             lambda head, options=options: ShardedTable(**({"num_classes": C, "dim": D} | options)),
             r"the ranks disagree on the table, here by checksum \(rank 0: (\d+), rank 1: (?!\1,)"
             rf"\d+, rank 2: \1\)\. {ALIKE}",
@@ -69,7 +85,7 @@ DISAGREEMENTS = {
             "more classes": {"num_classes": C + 1},
             "more dimensions": {"dim": D + 1},
             "another seed": {"seed": 1},
-            "another optimizer": {"row_optimizer": SGD(lr=0.3)},
+            "another optimizer": {"row_optimizer": SGD.fused(lr=0.3)},
             "another placement": {"placement": "contiguous"},
             "another dtype": {"dtype": torch.bfloat16},
             "no bias": {"bias": False},
@@ -94,7 +110,7 @@ ALL_ALIKE = {
         "the batch is empty: there is no query to sample for.",
     ),
     "fewer classes than ranks": (
-        lambda head: ShardedTable(2, D),
+        lambda head: ShardedTable(2, D, row_optimizer=RowwiseAdagrad.fused(lr=0.1)),
         "cannot spread 2 classes over 3 shards. Use at most 2.",
     ),
 }
@@ -136,7 +152,7 @@ def test_what_no_rank_can_do_is_the_error_of_all(answers, name):
 
 def test_without_ranks_there_is_no_sharded_table():
     with pytest.raises(UsageError) as error:
-        ShardedTable(C, D)
+        ShardedTable(C, D, row_optimizer=RowwiseAdagrad.fused(lr=0.1))
     assert str(error.value) == (
         "there are no ranks to share a table: torch.distributed is not initialized. Start the "
         "program with torchrun, and call tapas.join_ranks() first."

@@ -1,7 +1,8 @@
 """Encoders of many makes in front of a table on three ranks: the rows end as in one process.
 
 DDP, FSDP2 and torch.compile know nothing of the table, nor it of them; also where a whole model
-is wrapped, head and all, and where the encoder reads its inputs from the table.
+is wrapped, head and all, and where the encoder reads its inputs from the table. Rows are moved by
+an optimizer on every rank, whose gradients are clipped with those of the encoder, or in `backward`.
 """
 
 import warnings
@@ -13,7 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from tapas import LocalTable, RowwiseAdagrad, ShardedTable, TapasSoftmax, stream
+from tapas import LocalTable, ShardedTable, TapasSoftmax, UsageError, stream
+from tapas.optim import Combined, RowwiseAdagrad, anchors
 
 C, D, M, BATCH, STEPS = 53, 5, 3, 17, 3
 PARTS = [(5, 4, 8), (0, 13, 4), (17, 0, 0)]  # examples of each rank, step by step
@@ -76,7 +78,9 @@ def encoder_in_fsdp(table):
 
 
 def whole_in_fsdp(table):
-    return fully_shard(Model(table), mesh=init_device_mesh("cpu", (M,)))
+    model = Model(table)
+    mesh = init_device_mesh("cpu", (M,))
+    return fully_shard(model, mesh=mesh, ignored_params=anchors(model))
 
 
 def reading_in_ddp(table):
@@ -99,43 +103,61 @@ def batch(step):
     return items, torch.randint(0, C, (BATCH,), generator=generator)
 
 
-def train(model, table, part):
-    moved = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(moved, lr=0.1)
+def optimizer_of(model, table):
+    dense = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    return dense if table.row_optimizer else Combined(dense, RowwiseAdagrad(table, lr=0.1))
+
+
+def train(model, table, part, *, clip):
+    optimizer = optimizer_of(model, table)
     losses = []
     for step in range(STEPS):
         items, target = batch(step)
         loss = model(items[part(step)], target[part(step)])
         losses.append(float(loss.detach()))
         optimizer.zero_grad()
-        with table.accumulate():  # of what is read and what is told apart, one update
-            loss.backward()
+        loss.backward()
+        if clip:  # by the norm of encoder and rows together
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
         optimizer.step()
     return losses
 
 
 def dense(model):
-    """Parameters in the order of the model, in one piece each."""
-    values = [p.detach() for p in model.parameters()]
+    """Parameters in the order of the model, in one piece each, but for rows."""
+    named = model.named_parameters()
+    values = [p.detach() for name, p in named if ".table." not in name]
     return [p.full_tensor() if hasattr(p, "full_tensor") else p for p in values]
+
+
+WAYS = {  # a fused update, and whether gradients are clipped
+    "in backward": (RowwiseAdagrad.fused(lr=0.1), False),
+    "by an optimizer": (None, False),
+    "by an optimizer, clipped": (None, True),
+}
+CASES = [
+    (name, way) for name in MAKES for way in WAYS
+    if not ("clipped" in way and "FSDP2" in name)  # torch cannot clip DTensors and others as one
+]  # fmt: skip
 
 
 def on_ranks(ranks):
     answers = {}
     # what torch.compile looks at when a graph breaks
     warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
-    for name, (make, _, _) in MAKES.items():
-        table = ShardedTable(C, D, seed=1)
-        model = make(table)
+    for name, way in CASES:
+        update, clip = WAYS[way]
+        table = ShardedTable(C, D, seed=1, row_optimizer=update)
+        model = MAKES[name][0](table)
         assert not any("table" in name for name, _ in model.named_buffers())
 
         def part(step):
             start = sum(PARTS[step][: ranks.rank])
             return slice(start, start + PARTS[step][ranks.rank])
 
-        losses = train(model, table, part)
+        losses = train(model, table, part, clip=clip)
         rows = table.rows(torch.arange(C) if ranks.rank == 0 else torch.arange(0))
-        answers[name] = losses, rows, dense(model)
+        answers[name, way] = losses, rows, dense(model)
     return answers
 
 
@@ -145,19 +167,60 @@ def answers():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MAKES)
-def test_rows_and_encoder_are_those_of_one_process(answers, name):
+@pytest.mark.parametrize(("name", "way"), CASES)
+def test_rows_and_encoder_are_those_of_one_process(answers, name, way):
     _, trains_inputs, reads_table = MAKES[name]
-    table = LocalTable(C, D, seed=1, num_shards=M, row_optimizer=RowwiseAdagrad(lr=0.1))
+    update, clip = WAYS[way]
+    table = LocalTable(C, D, seed=1, num_shards=M, row_optimizer=update)
     model = Model(table, reads_table=reads_table)
     model.inputs.requires_grad_(trains_inputs)
     start = table.rows(torch.arange(C))[0]
-    losses = train(model, table, lambda step: slice(None))
+    losses = train(model, table, lambda step: slice(None), clip=clip)
     close = {"rtol": 2e-4, "atol": 2e-5}
-    mean = torch.tensor([answer[name][0] for answer in answers]).mean(dim=0)
+    mean = torch.tensor([answer[name, way][0] for answer in answers]).mean(dim=0)
     torch.testing.assert_close(mean, torch.tensor(losses), **close)
     rows = table.rows(torch.arange(C))
     assert float((rows[0] - start).abs().max()) > 0.1  # they have moved, and far
-    torch.testing.assert_close(answers[0][name][1], rows, **close)
+    torch.testing.assert_close(answers[0][name, way][1], rows, **close)
     for answer in answers:
-        torch.testing.assert_close(answer[name][2], dense(model), **close)
+        torch.testing.assert_close(answer[name, way][2], dense(model), **close)
+
+
+def refused(ranks):
+    """What two ranks are told of a table that is no shared one, and of an anchor that FSDP took."""
+    told = {}
+    for name, wrap in (("alone", lambda m: m), ("DDP", DistributedDataParallel)):
+        model = wrap(Model(LocalTable(C, D, seed=1)))
+        with pytest.raises(UsageError) as error:
+            model(*batch(0))
+        told[name] = str(error.value)
+    model = Model(LocalTable(C, D, seed=1))
+    with torch.no_grad():
+        model(*batch(0))  # to look at it is no harm
+    model.requires_grad_(False)
+    model(*batch(0))
+    own = Model(LocalTable(C, D, seed=1, independent_ranks=True))
+    own(*batch(0)).backward()
+    taken = fully_shard(Model(ShardedTable(C, D)), mesh=init_device_mesh("cpu", (ranks.size,)))
+    with pytest.raises(UsageError) as error:
+        taken(*batch(0))
+    told["FSDP2"] = str(error.value)
+    return told
+
+
+@pytest.mark.slow
+def test_rows_of_one_process_are_not_trained_by_several():
+    """DDP would keep those of rank 0 and drop the updates of all others, without a word."""
+    alone = (
+        "this table is in one process, but torch.distributed has 2 ranks: each would train rows of "
+        "its own. Share them, TapasSoftmax(table=tapas.ShardedTable(num_classes, dim), ...); or, "
+        "if every rank trains a model of its own, build the table with LocalTable(..., "
+        "independent_ranks=True)."
+    )
+    taken = (
+        "the anchor of the class rows was replaced by another parameter, as FSDP does: their "
+        "gradients would be lost. Leave it out: fully_shard(model, "
+        "ignored_params=tapas.optim.anchors(model))."
+    )
+    for told in run_ranks(2, refused):
+        assert told == {"alone": alone, "DDP": alone, "FSDP2": taken}

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from ranks import CONTEXT
 
 from tapas import PeerError, ShardedTable, TapasSoftmax, join_ranks, stream
+from tapas.optim import RowwiseAdagrad
 from tapas.tables import blame
 
 C, D, M, FATAL_STEP = 31, 3, 3, 3
@@ -56,7 +57,7 @@ def fail(how, folder):
 
 
 def train(ranks, victim, how, where, folder):
-    table = ShardedTable(C, D)
+    table = ShardedTable(C, D, row_optimizer=RowwiseAdagrad.fused(lr=0.1))
     head = TapasSoftmax(table=table, num_samples=7, presample_factor=2)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(D, D))
     for step in range(100_000):

@@ -6,6 +6,7 @@ from distributed.telling import GOOD, TARGET, C, D, M, a_head, draw, told
 from ranks import run_ranks
 
 from tapas import ShardedTable
+from tapas.optim import RowwiseAdagrad
 
 
 def nan_at(row):
@@ -18,7 +19,7 @@ GRAD = torch.ones(2, D)
 OUT_OF_RANGE = "holds class 31; expected ids from 0 to 30 (num_classes=31)."
 BAD_GRADIENT = (
     "the gradient of the class rows holds NaN or inf; no row was changed. Lower the learning rate, "
-    "or drop loss scaling: the head computes in float32."
+    "clip gradients, or use a torch.amp.GradScaler, which leaves out such a step."
 )
 BAD_ROW = (
     "query row 1 holds NaN or inf. The encoder has diverged or its input is bad: look at that "
@@ -71,16 +72,16 @@ REFUSALS = {
         "rows",
     ),
     "a query that cannot be ranked": (
-        lambda head: head.top(GOOD, 3),
-        lambda head: head.top(nan_at(1), 3),
+        lambda head: head.topk(GOOD, 3),
+        lambda head: head.topk(nan_at(1), 3),
         f"DataError: {BAD_ROW}",
-        "top",
+        "topk",
     ),
     "too many of the best": (
-        lambda head: head.table.top(GOOD, 3),
-        lambda head: head.table.top(GOOD, 32),
+        lambda head: head.table.topk(GOOD, 3),
+        lambda head: head.table.topk(GOOD, 32),
         "UsageError: k is 32, but there are only 31 classes.",
-        "top",
+        "topk",
     ),
     "a query without a partition sum": (
         lambda head: head.table.log_partition(GOOD),
@@ -114,14 +115,15 @@ REFUSALS = {
     ),
     "no row optimizer": (
         lambda head: ShardedTable(C, D),
-        lambda head: ShardedTable(C, D, row_optimizer=None),
-        "UsageError: row_optimizer must be one such as tapas.SGD(lr=0.1), got None: the rows of a "
-        "shard are moved where they live.",
+        lambda head: ShardedTable(C, D, row_optimizer=0.1),
+        "UsageError: row_optimizer must be a fused one, such as "
+        "tapas.optim.RowwiseAdagrad.fused(lr=0.1), or None for rows that an optimizer of "
+        "tapas.optim moves, got 0.1.",
         "agree on the table",
     ),
     "an unknown placement": (
-        lambda head: ShardedTable(C, D),
-        lambda head: ShardedTable(C, D, placement="x"),
+        lambda head: ShardedTable(C, D, row_optimizer=RowwiseAdagrad.fused(lr=0.1)),
+        lambda head: ShardedTable(C, D, placement="x", row_optimizer=RowwiseAdagrad.fused(lr=0.1)),
         "UsageError: placement must be random or contiguous, got 'x'.",
         "agree on the table",
     ),

@@ -36,9 +36,9 @@ TABLE, OTHER = "model.head.table", "model.own_inputs"
 EXTRA = {"num_updates": 7, "seed": 5, "num_shards": 2, "placement": "random"}
 STATE = {
     "extra": {
-        "head.table._extra_state": EXTRA,
-        "own_inputs._extra_state": EXTRA | {"seed": 6, "placement": "contiguous"},
-        "head._extra_state": {"step": 9},
+        "head.table.numbers": EXTRA,
+        "own_inputs.numbers": EXTRA | {"seed": 6, "placement": "contiguous"},
+        "head.numbers": {"step": 9},
     }
 }
 

@@ -8,7 +8,7 @@ import pytest
 from contracts import test_table_answers, test_tables
 from contracts.tables import C, D
 
-from tapas import Adagrad
+from tapas.optim import Adagrad
 from tapas.tables.post import Post
 from tapas.tables.served import ServedTable
 from tapas.tables.server import RowServer
@@ -69,11 +69,11 @@ def shelves():
 
 @pytest.fixture
 def make(shelves):
-    def build(optimizer=Adagrad()):  # noqa: B008
-        key, spec = next(KEYS), TableSpec(C, D, NUM_SERVERS, optimizer)
+    def build(formula=Adagrad.fused(), *, fused=True):  # noqa: B008
+        key, spec = next(KEYS), TableSpec(C, D, NUM_SERVERS, formula)
         for j in range(NUM_SERVERS):
             shelves.call(j, "put", key, spec).answer()
-        return ServedTable(Post(Shelved(shelves, key)), "rows", spec)
+        return ServedTable(Post(Shelved(shelves, key)), "rows", spec, fused=fused)
 
     return build
 

@@ -8,19 +8,8 @@ import pytest
 import torch
 from ranks import run_ranks
 
-from tapas import (
-    SGD,
-    Adagrad,
-    LazyAdam,
-    LocalTable,
-    Priority,
-    RowwiseAdagrad,
-    ShardedTable,
-    Squashed,
-    TapasSoftmax,
-    Top,
-    stream,
-)
+from tapas import LocalTable, Priority, ShardedTable, Squashed, TapasSoftmax, Top, stream
+from tapas.optim import SGD, Adagrad, LazyAdam, RowwiseAdagrad
 
 C, D, STEPS = 103, 5, 4
 COUNTS = [1 + 400 // (c + 1) for c in range(C)]
@@ -28,15 +17,15 @@ SETTINGS = {
     "priority": {"head": {"num_samples": 23, "presample_factor": 3}},
     "few score": {
         "head": {"num_samples": 19, "presample_factor": 4, "selection": Priority(score_queries=5)},
-        "table": {"row_optimizer": Adagrad(lr=0.2, weight_decay=0.01)},
+        "table": {"row_optimizer": Adagrad.fused(lr=0.2, weight_decay=0.01)},
     },
     "top": {
         "head": {"num_samples": 13, "presample_factor": 3, "selection": Top(), "temperature": 0.7},
-        "table": {"row_optimizer": LazyAdam(lr=0.03)},
+        "table": {"row_optimizer": LazyAdam.fused(lr=0.03)},
     },
     "no second pass": {
         "head": {"num_samples": 37, "presample_factor": 1},
-        "table": {"row_optimizer": SGD(lr=0.3)},
+        "table": {"row_optimizer": SGD.fused(lr=0.3)},
     },
     "whole pool, tiny keep": {"head": {"num_samples": 4, "presample_factor": 90}},
     "contiguous": {
@@ -48,6 +37,10 @@ SETTINGS = {
         "table": {"bias": torch.linspace(-2, 1, C)},
     },
 }
+
+
+def table_options(setting):
+    return {"row_optimizer": RowwiseAdagrad.fused(lr=0.1)} | setting.get("table", {})
 
 
 def examples(step, num_targets):
@@ -91,15 +84,14 @@ def train(head, encoder, num_targets, part, scale=1.0):
         loss = head(encoder(x[mine]), target[mine], weight[mine])
         losses.append(float(loss.detach()))
         optimizer.zero_grad()
-        with head.accumulate():
-            (loss * scale).backward()
+        (loss * scale).backward()
         optimizer.step()
     return losses
 
 
 def everything(table, shard):
     """Rows, biases and states with the ids they belong to."""
-    return {k: v.clone() for k, v in shard.state_dict().items() if isinstance(v, torch.Tensor)}
+    return {k: v.clone() for k, v in shard.row_tensors().items()}
 
 
 def on_ranks(ranks, names):
@@ -107,7 +99,7 @@ def on_ranks(ranks, names):
     for name in names:
         for num_targets in (1, 3):
             setting = SETTINGS[name]
-            table = ShardedTable(C, D, seed=3, **setting.get("table", {}))
+            table = ShardedTable(C, D, seed=3, **table_options(setting))
             head = TapasSoftmax(table=table, proposal=Squashed(COUNTS), seed=3, **setting["head"])
             encoder = torch.nn.parallel.DistributedDataParallel(an_encoder())
             losses = train(head, encoder, num_targets, lambda s: cut(ranks.size, ranks.rank, s))
@@ -124,8 +116,7 @@ def on_ranks(ranks, names):
 
 def on_one(name, num_targets, num_shards):
     setting = SETTINGS[name]
-    options = {"row_optimizer": RowwiseAdagrad(lr=0.1)} | setting.get("table", {})
-    table = LocalTable(C, D, seed=3, num_shards=num_shards, **options)
+    table = LocalTable(C, D, seed=3, num_shards=num_shards, **table_options(setting))
     head = TapasSoftmax(table=table, proposal=Squashed(COUNTS), seed=3, **setting["head"])
     encoder = an_encoder()
     # ranks average their losses; a sum over all examples is so many times that

@@ -11,6 +11,7 @@ import torch
 from ranks import run_ranks
 
 from tapas import ShardedTable, TapasSoftmax, stream
+from tapas.optim import RowwiseAdagrad
 
 C, D, L, B = 5_003, 48, 3, 1_536  # B examples of all ranks, a number that 2 and 3 divide
 ACKED_AT = 120  # tcpi_bytes_acked, 64 bits, in Linux's struct tcp_info
@@ -44,7 +45,7 @@ def settled():
 
 
 def on_ranks(ranks):
-    table = ShardedTable(C, D)
+    table = ShardedTable(C, D, row_optimizer=RowwiseAdagrad.fused(lr=0.1))
     head = TapasSoftmax(table=table, num_samples=97, presample_factor=3)
     mine = B // ranks.size
     query = torch.randn(mine, D, generator=stream(0, ranks.rank)).requires_grad_()

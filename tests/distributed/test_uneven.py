@@ -4,7 +4,8 @@ import pytest
 import torch
 from ranks import run_ranks
 
-from tapas import Bigram, LocalTable, RowwiseAdagrad, ShardedTable, TapasSoftmax, Uniform, stream
+from tapas import Bigram, LocalTable, ShardedTable, TapasSoftmax, Uniform, stream
+from tapas.optim import RowwiseAdagrad
 
 C, D, M = 31, 3, 2
 
@@ -44,7 +45,9 @@ def on_ranks(ranks):
     answers = {}
     for name in SHAPES:
         for with_context in (False, True):
-            head = head_on(ShardedTable(C, D), with_context)
+            head = head_on(
+                ShardedTable(C, D, row_optimizer=RowwiseAdagrad.fused(lr=0.1)), with_context
+            )
             query, target, previous = examples(name, ranks.rank)
             query.requires_grad_()
             loss = head(query, target, context=previous if with_context else None)
@@ -78,7 +81,7 @@ def answers():
 @pytest.mark.parametrize("with_context", [False, True])
 @pytest.mark.parametrize("name", SHAPES)
 def test_all_of_them_are_one_batch(answers, name, with_context):
-    table = LocalTable(C, D, num_shards=M, row_optimizer=RowwiseAdagrad(lr=0.1))
+    table = LocalTable(C, D, num_shards=M, row_optimizer=RowwiseAdagrad.fused(lr=0.1))
     head = head_on(table, with_context)
     query, target, weight, previous = together(name)
     query.requires_grad_()

@@ -9,6 +9,7 @@ import math
 import numpy as np
 import torch
 from oracle.selection import log_sum_exp
+from oracle.tables import dense_gradients
 
 import tapas
 
@@ -89,10 +90,10 @@ def slope(function, array, *, by=1e-5):
     return found
 
 
-def sparse_table(**options):
-    """Rows that are parameters, with biases that are not all 0."""
+def biased_table(**options):
+    """Rows whose gradients wait, with biases that are not all 0."""
     bias = torch.randn(C, generator=tapas.stream(0, "bias"))
-    return tapas.LocalTable(C, D, row_optimizer=None, bias=bias, **options)
+    return tapas.LocalTable(C, D, bias=bias, **options)
 
 
 def check_against(head, losses):
@@ -102,22 +103,20 @@ def check_against(head, losses):
     """
     query = torch.randn(B, D, generator=tapas.stream(0, "query")).requires_grad_()
     target = TARGET.t().contiguous().t()  # strides of any kind are fine
-    got = head(query, target, weight=WEIGHT)
+    got = head(query, target, target_weight=WEIGHT)
     pull = torch.rand(B, generator=tapas.stream(0, "pull"))
     (got * pull).sum().backward()
-    inputs = [query, head.table.weight, head.table.bias]
-    values = [x.detach().double().numpy() for x in inputs]
+    values = [x.detach().double().numpy() for x in (query, head.table.weight, head.table.bias)]
 
     def each(query, weight, bias):
         return losses(query @ weight.T + bias, TARGET.tolist(), WEIGHT.tolist())
 
     np.testing.assert_allclose(got.detach().numpy(), each(*values), rtol=1e-5, atol=1e-5)
-    for i, leaf in enumerate(inputs):
+    for i, grad in enumerate((query.grad, *dense_gradients(head.table))):
 
         def total(value, i=i):
             return float(np.dot(each(*values[:i], value, *values[i + 1 :]), pull.double().numpy()))
 
-        grad = leaf.grad.to_dense() if leaf.grad.is_sparse else leaf.grad
         want = slope(total, values[i])
         np.testing.assert_allclose(grad.numpy(), want, rtol=1e-4, atol=1e-5)
 

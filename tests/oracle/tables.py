@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import torch
 
 
 def sum_repeated(ids, grad):
@@ -14,7 +15,7 @@ def sum_repeated(ids, grad):
 
 
 class SlowRows:
-    """One block of rows (C, W) and a row optimizer, spelled out for each row by its name."""
+    """One block of rows (C, W) and the formula of a step, spelled out for each row by its name."""
 
     def __init__(self, rows, optimizer, *, decays=True):
         self.rows = np.asarray(rows, float).copy()
@@ -26,7 +27,7 @@ class SlowRows:
         self.num_updates += 1
         for class_id, g in sum_repeated(ids, grad).items():
             row = self.rows[class_id]
-            move = getattr(self, type(self.optimizer).__name__)
+            move = getattr(self, self.optimizer.name)
             self.rows[class_id] = row - self.optimizer.lr * move(class_id, g + self.decay * row)
 
     def SGD(self, class_id, g):  # noqa: N802
@@ -44,12 +45,23 @@ class SlowRows:
         return g / (math.sqrt(total) + self.optimizer.eps)
 
     def LazyAdam(self, class_id, g):  # noqa: N802
-        b1, b2, t = self.optimizer.beta1, self.optimizer.beta2, self.num_updates
+        (b1, b2), t = self.optimizer.betas, self.num_updates
         mean, square = self.memory.get(class_id, (0.0, 0.0))
         mean, square = b1 * mean + (1 - b1) * g, b2 * square + (1 - b2) * g**2
         self.memory[class_id] = (mean, square)
         scale = math.sqrt(1 - b2**t) / (1 - b1**t)
         return scale * mean / (np.sqrt(square) + self.optimizer.eps)
+
+
+def dense_gradients(table):
+    """(C, D) and (C,) what waits for an optimizer of the rows; 0 where nothing does."""
+    weight, bias = torch.zeros(table.num_classes, table.dim), torch.zeros(table.num_classes)
+    waiting = table.gradients.summed()
+    if waiting is not None:
+        for class_id, row, number in zip(*waiting, strict=True):
+            weight[class_id] += row
+            bias[class_id] += number
+    return weight, bias
 
 
 def top(scores, k, exclude=None):

@@ -132,7 +132,7 @@ def _faiss(folder: "RunFolder", model: "SequenceModel", to: Path, kind: str) -> 
     built = build_index(*_rows(model), kind, query=query)
     built.save(to)
     k = min(NEIGHBOURS, model.head.num_classes)
-    _, exact = model.head.top(query, k)
+    _, exact = model.head.topk(query, k)
     recall = measured_recall(built, query, exact, k)
     return {"index": kind, f"recall@{k}": round(recall, 4), "queries": len(query)}
 

@@ -46,11 +46,13 @@ def _open_run(path: Path, step: int | None) -> Source:
     model, _ = load_model(run, step)
     never = run.log.item_keys.rare_id
 
-    def top(after: Outlook, k: int, exclude: Tensor | None) -> tuple[Tensor, Tensor]:
+    def topk(after: Outlook, k: int, exclude: Tensor | None) -> tuple[Tensor, Tensor]:
         exclude = _with(exclude, len(after.query), never)
-        return after.top(min(k, model.head.num_classes), exclude)
+        return after.topk(min(k, model.head.num_classes), exclude)
 
-    recommender = Recommender(encode=model.after, top=top, history_length=run.config.model.history)
+    recommender = Recommender(
+        encode=model.after, topk=topk, history_length=run.config.model.history
+    )
     return Source(recommender, run.log.item_keys, run.log)
 
 
@@ -79,11 +81,11 @@ def _open_export(path: Path) -> Source:
         table.weight.copy_(embeddings.weight)
         table.bias.copy_(embeddings.bias)
 
-    def top(query: Tensor, k: int, exclude: Tensor | None) -> tuple[Tensor, Tensor]:
+    def topk(query: Tensor, k: int, exclude: Tensor | None) -> tuple[Tensor, Tensor]:
         exclude = _with(exclude, len(query), keys.rare_id)
-        return table.top(query, min(k, num_classes), exclude=exclude)
+        return table.topk(query, min(k, num_classes), exclude=exclude)
 
-    recommender = Recommender(encode=encoder, top=top, history_length=encoder.history_length)
+    recommender = Recommender(encode=encoder, topk=topk, history_length=encoder.history_length)
     return Source(recommender, keys, None)
 
 

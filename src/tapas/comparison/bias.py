@@ -35,8 +35,9 @@ from tapas.comparison.step_times import pairs_feed
 from tapas.data.windows import Windows
 from tapas.errors import UsageError
 from tapas.heads import Head
+from tapas.optim import SGD
 from tapas.rng import stream
-from tapas.tables import SGD, LocalTable
+from tapas.tables import LocalTable
 from tapas.training.evaluation import bucket_classes
 from tapas.training.head_building import Feed, Needs, build_head
 
@@ -123,7 +124,7 @@ def measure_bias(run: BiasRun) -> dict[str, Any]:
 def at_the_truth(run: BiasRun, truth: Truth) -> tuple[Head, LocalTable, Windows]:
     """A head whose logits are the true log-probabilities; its rows never move."""
     num_contexts, num_classes = truth.counts.shape
-    table = LocalTable(num_classes, num_contexts)  # gradients of rows can be read
+    table = LocalTable(num_classes, num_contexts)  # whose gradients wait, to be read
     with torch.no_grad():
         table.weight.copy_(truth.log_prob.T)
     contender, (feed, windows) = CONTENDERS[run.contender], truth.feed(BATCH)
@@ -134,7 +135,7 @@ def at_the_truth(run: BiasRun, truth: Truth) -> tuple[Head, LocalTable, Windows]
         seed=0,
         steps=run.steps,
         table=table,
-        row_optimizer=SGD(lr=1.0),  # the table's own are none
+        row_optimizer=SGD.fused(lr=1.0),  # the table's own are none
         log=feed,
     )
     return build_head(needs), table, windows
@@ -154,7 +155,7 @@ def gradients(
         loss = head(query, target, weight, context=before)
         (loss * len(target) if weight is not None else loss).backward()
         gradient = _dense(table).double().T - at_rest
-        table.weight.grad = table.bias.grad = None
+        head.zero_grad()
         if number >= settling:
             yield gradient
 
@@ -188,10 +189,8 @@ def _drawn_batch(truth: Truth, windows: Windows) -> Take:
 
 
 def _dense(table: LocalTable) -> Tensor:
-    gradient = table.weight.grad
-    if gradient is None:
-        return torch.zeros_like(table.weight)
-    return gradient.to_dense() if gradient.is_sparse else gradient
+    dense, found = torch.zeros_like(table.weight), table.gradients.summed()
+    return dense if found is None else dense.index_copy_(0, found.ids, found.weight)
 
 
 def summarise(each: Iterator[Tensor], truth: Truth) -> dict[str, Any]:

@@ -26,10 +26,11 @@ from tapas.data.event_log import EventLog
 from tapas.data.windows import Windows
 from tapas.errors import UsageError
 from tapas.heads import Head
+from tapas.optim import RowwiseAdagrad, anchors
 from tapas.paper.crew import finish
 from tapas.paper.ledger import Ledger
 from tapas.rng import stream
-from tapas.tables import LocalTable, RowwiseAdagrad
+from tapas.tables import LocalTable
 from tapas.training.building import log_frequency
 from tapas.training.free_memory import available_memory
 from tapas.training.head_building import Feed, Needs, build_head
@@ -146,7 +147,7 @@ def time_steps(run: StepRun) -> dict[str, Any]:
         head, windows = build_alone(run)
     except UsageError as refusal:
         return {**named, "skipped": str(refusal)}
-    dense = [parameter for parameter in head.parameters() if parameter.requires_grad]
+    dense = [p for p in head.parameters() if p.requires_grad and p not in anchors(head)]
     optimizer = torch.optim.AdamW(dense, lr=1e-3) if dense else None
     taken = []
     warm_up = WARM_UP * run.block
@@ -156,8 +157,7 @@ def time_steps(run: StepRun) -> dict[str, Any]:
         query.requires_grad_()
         context = batch.items[:, 0] if head.wants_context else None
         start = time.perf_counter()
-        with head.accumulate():
-            head(query, batch.target, context=context).backward()
+        head(query, batch.target, context=context).backward()
         if optimizer is not None:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -181,7 +181,7 @@ def build_alone(run: StepRun) -> tuple[Head, Windows]:
     contender, counts = CONTENDERS[run.contender], zipf_counts(run.num_classes)
     steps = (WARM_UP + run.repeats) * run.block
     feed, windows = zipf_feed(counts, run.examples, steps * run.examples)
-    rows, table = RowwiseAdagrad(lr=0.1), None
+    rows, table = RowwiseAdagrad.fused(lr=0.1), None
     if contender.the_method.has_rows:
         bias = log_frequency(counts)
         table = LocalTable(run.num_classes, run.dim, row_optimizer=rows, bias=bias)

@@ -3,6 +3,7 @@
 from tapas.heads.adaptive import AdaptiveSoftmax
 from tapas.heads.adaptive_importance import AdaptiveImportance
 from tapas.heads.base import Head
+from tapas.heads.batch import ids_of_multi_hot
 from tapas.heads.citations import citation
 from tapas.heads.config import TapasConfig
 from tapas.heads.diagnostics import Diagnosis
@@ -49,4 +50,5 @@ __all__ = [
     "TapasSoftmax",
     "TwoLevelSoftmax",
     "citation",
+    "ids_of_multi_hot",
 ]

@@ -23,13 +23,13 @@ from torch import Tensor, nn
 
 from tapas.candidates import Candidates, first_mentions
 from tapas.errors import UsageError
-from tapas.heads.building import DEFAULT_ROW_OPTIMIZER
 from tapas.heads.tree import Counts, TreeHead, check_counts, check_start
 from tapas.heads.tree_search import best_of_parts, part_of
 from tapas.losses import target_costs
+from tapas.optim.row_updates import RowUpdate
 from tapas.rng import stream
 from tapas.shapes import number
-from tapas.tables import LocalTable, RowOptimizer
+from tapas.tables import LocalTable
 from tapas.tables.exhaustive import log_of_all
 
 MOST_TAILS = 3  # that default cutoffs make; the paper finds little beyond a few
@@ -68,7 +68,7 @@ class AdaptiveSoftmax(TreeHead):
         cutoffs: Sequence[int] | None = None,
         div_value: float = 4.0,
         start_at_frequencies: bool = True,
-        row_optimizer: RowOptimizer | None = DEFAULT_ROW_OPTIMIZER,
+        row_optimizer: RowUpdate | None = None,
         bias: bool = True,
         reduction: str = "mean",
         ignore_index: int = -100,
@@ -146,7 +146,8 @@ class AdaptiveSoftmax(TreeHead):
             mine = part == 1 + i
             who = mine.any(dim=1).nonzero()[:, 0]
             if not len(who):  # a gradient of 0, or DistributedDataParallel would wait for one
-                cost = cost + 0.0 * self.proj[i].sum()
+                nothing = self.proj[i].sum() + self._tail(i).gradients.anchor.sum()
+                cost = cost + 0.0 * nothing
             else:
                 own = place[who].masked_fill(~mine[who], -1)
                 small = self._project(query.index_select(0, who), i)
@@ -189,7 +190,7 @@ def _softmax_costs(table: LocalTable, query: Tensor, target: Tensor) -> Tensor:
     every = torch.arange(table.num_classes, device=table.device)
     kept = Candidates(every, torch.zeros(len(every), device=table.device))
     counted = first_mentions(target) & (target >= 0)
-    return target_costs(*table.sampled_logits(query, target, kept), counted)
+    return target_costs(*table.logits_of(table.meet(query, target), kept), counted)
 
 
 def tail_dim(dim: int, div_value: float, i: int) -> int:

@@ -16,16 +16,16 @@ given these, expected counts are exact and the sum is unbiased.
 """
 
 import math
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from tapas.candidates import Candidates, mute
 from tapas.errors import DataError, UsageError
-from tapas.heads.flat import SharedSample
+from tapas.heads.flat import FlatOptions, SharedSample
 from tapas.proposals.ngram_mixture import NgramMixture
 from tapas.shapes import check_positive, check_samples, number
-from tapas.tables import ClassTable
 from tapas.tables.meeting import Meeting
 
 SCORING = 64  # examples of a batch that Q is moved by
@@ -56,7 +56,8 @@ class AdaptiveImportance(SharedSample):
 
     def __init__(
         self,
-        table: ClassTable,
+        num_classes: int | None = None,
+        dim: int | None = None,
         *,
         num_samples: int,
         min_ess: float | None = None,
@@ -64,11 +65,9 @@ class AdaptiveImportance(SharedSample):
         pairs: tuple[Tensor, Tensor, Tensor] | None = None,
         rate: float = 0.01,
         refresh_every: int = 32,
-        reduction: str = "mean",
-        ignore_index: int = -100,
-        seed: int = 0,
+        **options: Unpack[FlatOptions],
     ):
-        super().__init__(table, reduction=reduction, ignore_index=ignore_index, seed=seed)
+        super().__init__(num_classes, dim, **options)
         self.num_samples = check_samples(num_samples, self.num_classes)
         self.min_ess = max(num_samples / 4, 1.0) if min_ess is None else float(number(min_ess))
         if not 1 <= self.min_ess <= num_samples:
@@ -80,10 +79,12 @@ class AdaptiveImportance(SharedSample):
             raise UsageError(f"rate must be above 0 and at most 1, got {rate!r}. Try 0.01.")
         self.refresh_every = check_positive("refresh_every", refresh_every)
         self.ngrams = NgramMixture(
-            self.num_classes, counts=counts, pairs=pairs, rate=float(rate), device=table.device
+            self.num_classes, counts=counts, pairs=pairs, rate=float(rate), device=self.table.device
         )
-        self.register_buffer("num_drawn", torch.tensor(self.num_samples, device=table.device))
-        self.register_buffer("ess_heard", torch.zeros(2, dtype=torch.float64, device=table.device))
+        self.register_buffer("num_drawn", torch.tensor(self.num_samples, device=self.table.device))
+        self.register_buffer(
+            "ess_heard", torch.zeros(2, dtype=torch.float64, device=self.table.device)
+        )
 
     @property
     def wants_context(self) -> bool:

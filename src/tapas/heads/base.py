@@ -1,30 +1,35 @@
 """What every head promises: from queries to a loss, and from queries to classes."""
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager
-from math import nan
-from operator import index
-from typing import ClassVar
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from math import inf, nan
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tapas.compiling import outside_graphs
 from tapas.errors import UsageError
+from tapas.exact_state import ExactState
 from tapas.heads.batch import Batch, check_somebody, narrow, prepare
 from tapas.precision import in_float32
+from tapas.rng import check_seed
 from tapas.shapes import check_tensor
+from tapas.tables import ClassTable
 
 REDUCTIONS = ("mean", "sum", "none")
+MOST_SCALE = 4096  # a GradScaler begins at 65536; nobody weighs a loss by so much
 
 
-class Head(nn.Module, ABC):
+class Head(ExactState, ABC):
     """A way to learn, and to ask, which of `num_classes` classes goes with a query (B, D).
 
     `forward` is the training loss, each method's own; the verbs below it are exact whatever the
-    method, and look at all classes. Rows that a step does not touch do not move. `step` counts
+    method, and look at all classes. `backward` leaves gradients for the rows that the loss has
+    touched; an optimizer of `tapas.optim` moves them, and no other row, in its step. `step` counts
     training calls (those with gradients on, in training mode); all draws are named by (seed,
-    step), so that a resumed run repeats them.
+    step), so that a resumed run repeats them, and torch.manual_seed has no say.
     """
 
     method: ClassVar[str]  # its name in a configuration
@@ -52,7 +57,7 @@ class Head(nn.Module, ABC):
         self,
         query: Tensor,
         target: Tensor,
-        weight: Tensor | None = None,
+        target_weight: Tensor | None = None,
         *,
         context: Tensor | None = None,
     ) -> Tensor:
@@ -61,22 +66,40 @@ class Head(nn.Module, ABC):
         Args:
             query:   (..., D) encoder outputs.
             target:  (...,) or (..., L) class ids; `ignore_index` is padding.
-            weight:  the shape of `target`. Left out, an example's targets share 1 evenly.
+            target_weight: the shape of `target`. Left out, an example's targets share 1 evenly.
             context: previous class of each example, for methods that look at it.
         """
         with self._together():
-            batch = self._prepare(query, target, weight)
+            self._refuse_backward()
+            batch = self._prepare(query, target, target_weight)
             context = narrow(context, batch)
         loss, mean_size = self._losses(batch, context)
         self._count_step()
-        return batch.reduce(loss, self.reduction, mean_size)
+        return self._guarded(batch.reduce(loss, self.reduction, mean_size))
+
+    def _refuse_backward(self) -> None:
+        if torch._C._current_graph_task_id() != -1:
+            raise UsageError(
+                "the head was called inside of a backward pass, as torch.utils.checkpoint does: it "
+                "would draw other classes than the first time. Checkpoint the encoder, not the "
+                "head, which keeps no (B, C) scores."
+            )
+
+    def _guarded(self, loss: Tensor) -> Tensor:
+        """`loss`, whose gradient must not be scaled where rows move at once."""
+        fused = any(table.row_optimizer is not None for table in self.tables())
+        if fused and loss.requires_grad:
+            loss.register_hook(check_scale)  # type: ignore[no-untyped-call]
+        return loss
 
     @abstractmethod
     def _losses(self, batch: Batch, context: Tensor | None) -> tuple[Tensor, float]:
         """(B,) the loss of each example, and the mean over ranks of B."""
 
     @abstractmethod
-    def top(self, query: Tensor, k: int, *, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def topk(
+        self, query: Tensor, k: int, *, exclude: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The k best of all classes for `query` (..., D): scores and ids, (..., k).
 
         Exact; equal scores by rising id. `exclude` (..., E) are classes to leave
@@ -100,16 +123,35 @@ class Head(nn.Module, ABC):
         if self._is_training():
             self._num_scores, self._num_scored = self._num_scores + number, self._num_scored + 1
 
-    @abstractmethod
-    def accumulate(self) -> AbstractContextManager[None]:
-        """Several backward passes, one update of the rows at the end of the block."""
+    def tables(self) -> list[ClassTable]:
+        """All that hold rows of this head."""
+        return [part for part in self.modules() if isinstance(part, ClassTable)]
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Several backward passes, one fused update of the rows at the end of the block.
+
+        Rows that an optimizer moves wait for its step anyway.
+        """
+        with ExitStack() as stack:
+            for table in self.tables():
+                stack.enter_context(table.accumulate())
+            yield
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Also drops the gradients of rows, as their optimizer's `zero_grad` does."""
+        for table in self.tables():
+            table.gradients.discard()
+        super().zero_grad(set_to_none)
 
     @in_float32
     @torch.no_grad()
-    def full_loss(self, query: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
+    def full_loss(
+        self, query: Tensor, target: Tensor, target_weight: Tensor | None = None
+    ) -> Tensor:
         """The exact softmax loss over all classes, whatever `forward` trains by."""
         with self._together():
-            batch = self._prepare(query, target, weight)
+            batch = self._prepare(query, target, target_weight)
             mean_size = self.mean_size(len(batch.query))
         check_somebody(mean_size)
         log_prob = self.log_prob(batch.query, batch.target.clamp(min=0))
@@ -120,16 +162,11 @@ class Head(nn.Module, ABC):
         """Keys of what to cite for a head as this one is set up."""
         return self.bibtex
 
-    def get_extra_state(self) -> dict[str, int]:
+    def state_numbers(self) -> dict[str, int | float]:
         return {"step": self.step, "seed": self.seed}
 
-    def set_extra_state(self, state: dict[str, int]) -> None:
-        if state["seed"] != self.seed:
-            raise UsageError(
-                f"this state was drawn with seed {state['seed']}, the head has seed "
-                f"{self.seed}. Build the head with seed={state['seed']} to resume."
-            )
-        self.step = state["step"]
+    def load_state_numbers(self, numbers: dict[str, Any]) -> None:
+        self.step, self.seed = numbers["step"], numbers["seed"]
 
     def _prepare(self, query: Tensor, target: Tensor, weight: Tensor | None) -> Batch:
         return prepare(
@@ -180,11 +217,16 @@ class Head(nn.Module, ABC):
         return ids.reshape(query.shape[:-1].numel(), ids.shape[-1])
 
 
-def check_seed(seed: int) -> int:
-    try:  # a plain int: torch.load refuses numpy's in a checkpoint
-        return index(seed)
-    except TypeError:
-        raise UsageError(f"seed must be a whole number, got {seed!r}.") from None
+def check_scale(grad: Tensor) -> None:
+    """`grad` of a loss whose rows move by it at once; see `RowOptimizer.fused`."""
+    most = abs(float(grad)) if grad.dim() == 0 else float(grad.abs().max()) if len(grad) else 0.0
+    if MOST_SCALE <= most < inf:  # what is not finite is told by the rows
+        raise UsageError(
+            f"the gradient that arrives at the loss is {most:g}: it was scaled, as by a "
+            "torch.amp.GradScaler, and a fused row_optimizer would move rows by that. Use "
+            "tapas.optim.RowwiseAdagrad(head), whose step unscales, or do not scale: the head "
+            "computes in float32."
+        )
 
 
 def check_reduction(reduction: str) -> None:

@@ -55,6 +55,8 @@ def prepare(
     """
     check_tensor("query", query)
     check_tensor("target", target)
+    if weight is not None:
+        check_tensor("target_weight", weight)
     shape = query.shape[:-1]
     if target.shape == shape:
         target = target.unsqueeze(-1)
@@ -78,6 +80,7 @@ def prepare(
             f"target has shape {tuple(target.shape)}: no example has a target. Skip such a batch."
         )
     flat = check_query(query, dim)
+    _refuse_multi_hot(target, num_classes, ignore_index)
     target = check_integer("target", target).to(flat.device)
     ids = target.reshape(len(flat), -1).contiguous()
     low, high = ids.aminmax()
@@ -104,6 +107,44 @@ def prepare(
     return Batch(flat, ids, weights, counted, places, shape)
 
 
+def _refuse_multi_hot(target: Tensor, num_classes: int, ignore_index: int) -> None:
+    """One flag for each class is not a list of classes; as int64 it would teach 0 and 1."""
+    if target.shape[-1] != num_classes or num_classes <= 2:
+        return
+    if bool(((target == 0) | (target == 1)).all()):
+        raise UsageError(
+            f"target has shape {tuple(target.shape)} and holds only 0 and 1: it looks multi-hot. "
+            f"Pass class ids, (..., L), padded with {ignore_index}: "
+            "tapas.heads.ids_of_multi_hot(target) makes them."
+        )
+    if target.is_floating_point():
+        raise UsageError(
+            f"target has shape {tuple(target.shape)} and {target.dtype}: probabilities of all "
+            "classes are not supported. Pass the ids of the few that matter, (..., L), and their "
+            "probabilities as target_weight."
+        )
+
+
+def ids_of_multi_hot(multi_hot: Tensor, *, ignore_index: int = -100) -> Tensor:
+    """(..., L) rising ids of the classes that are set in `multi_hot` (..., C), padded.
+
+    >>> ids_of_multi_hot(torch.tensor([[0, 1, 0, 1], [0, 0, 1, 0]]))
+    tensor([[   1,    3],
+            [   2, -100]])
+    """
+    check_tensor("multi_hot", multi_hot)
+    if multi_hot.dim() == 0 or not multi_hot.shape[-1]:
+        raise UsageError(f"multi_hot has shape {tuple(multi_hot.shape)}; expected (..., C).")
+    flat = multi_hot.reshape(-1, multi_hot.shape[-1]) != 0
+    row, ids = flat.nonzero(as_tuple=True)
+    count = flat.sum(dim=1)
+    column = torch.arange(len(row), device=row.device) - (count.cumsum(0) - count)[row]
+    width = int(count.max()) if len(count) else 0
+    found = torch.full((len(flat), width), ignore_index, device=flat.device)
+    found[row, column] = ids
+    return found.view(*multi_hot.shape[:-1], width)
+
+
 def check_somebody(size: float) -> None:
     """One rank may come without examples, as long as another has some."""
     if not size:
@@ -114,6 +155,7 @@ def narrow(context: Tensor | None, batch: Batch) -> Tensor | None:
     """The previous class of each of the batch's examples, (B,), of one for each that came."""
     if context is None:
         return None
+    check_tensor("context", context)
     if context.shape != batch.shape:
         raise UsageError(
             f"context has shape {tuple(context.shape)}; expected {tuple(batch.shape)}, the "
@@ -156,20 +198,22 @@ def _weights(weight: Tensor | None, target: Tensor, padding: Tensor | None) -> T
             return share.expand(target.numel() // num_targets, num_targets)
         real = (~padding).float()
         return real / real.sum(dim=1, keepdim=True).clamp(min=1)
-    check_tensor("weight", weight)
     if weight.requires_grad:
         raise UsageError(
-            "weight requires a gradient, which the head does not give. Detach it, or use "
+            "target_weight requires a gradient, which the head does not give. Detach it, or use "
             "reduction='none' and multiply."
         )
     if weight.shape != target.shape:
         raise UsageError(
-            f"weight has shape {tuple(weight.shape)}; expected {tuple(target.shape)}, as target."
+            f"target_weight has shape {tuple(weight.shape)}; expected {tuple(target.shape)}, as "
+            "target."
         )
     flat = weight.to(target.device, torch.float32).reshape(-1, num_targets)
     if padding is not None:
         flat = flat.masked_fill(padding, 0.0)
     if not bool((flat.isfinite() & (flat >= 0)).all()):
         bad = flat[~(flat.isfinite() & (flat >= 0))][0]
-        raise UsageError(f"weight holds {float(bad):g}; expected finite numbers of at least 0.")
+        raise UsageError(
+            f"target_weight holds {float(bad):g}; expected finite numbers of at least 0."
+        )
     return flat

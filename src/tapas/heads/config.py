@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from tapas.errors import UsageError
-from tapas.heads.base import check_reduction, check_seed
+from tapas.heads.base import check_reduction
+from tapas.rng import check_seed
 from tapas.schedule import Constant, Schedule
 from tapas.selection import Priority, Selection
 from tapas.shapes import check_positive

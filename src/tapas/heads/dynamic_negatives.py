@@ -10,18 +10,18 @@ goes to what ranks highest, and classes that no example ranks high are never pus
 TAPAS keeps one set for the whole batch and weighs it back.
 """
 
+from typing import Unpack
+
 import torch
 from torch import Tensor
 
 from tapas.candidates import mute
 from tapas.heads.batch import Batch
-from tapas.heads.building import build_proposal
-from tapas.heads.flat import OwnRows
+from tapas.heads.flat import FlatOptions, OwnRows, build_proposal
 from tapas.losses import sampled_softmax_loss
 from tapas.losses.hard_negatives import log_sum_without, own_logits
 from tapas.proposals import Proposal, Uniform
 from tapas.shapes import check_positive, check_samples
-from tapas.tables import ClassTable
 
 SCORES_AT_ONCE = 1 << 24  # of examples by classes of the pool
 
@@ -43,16 +43,15 @@ class DynamicNegatives(OwnRows):
 
     def __init__(
         self,
-        table: ClassTable,
+        num_classes: int | None = None,
+        dim: int | None = None,
         *,
         num_samples: int = 64,
         presample_factor: int = 16,
         proposal: Proposal | None = None,
-        reduction: str = "mean",
-        ignore_index: int = -100,
-        seed: int = 0,
+        **options: Unpack[FlatOptions],
     ):
-        super().__init__(table, reduction=reduction, ignore_index=ignore_index, seed=seed)
+        super().__init__(num_classes, dim, **options)
         self.num_samples = check_samples(num_samples, self.num_classes)
         self.presample_factor = check_positive("presample_factor", presample_factor)
         self.proposal = build_proposal(proposal, self.num_classes)

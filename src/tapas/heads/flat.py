@@ -6,50 +6,83 @@ OwnRows        anything else: a loss of the rows that it asks for
 
 from abc import abstractmethod
 from contextlib import AbstractContextManager
-from typing import Self
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
 from tapas.candidates import Candidates
 from tapas.compiling import outside_graphs
-from tapas.errors import UsageError
+from tapas.errors import UsageError, pick
 from tapas.heads.base import Head
 from tapas.heads.batch import Batch, check_somebody
 from tapas.losses import sampled_softmax_loss, target_costs
+from tapas.optim.row_updates import RowUpdate
 from tapas.precision import in_float32
-from tapas.proposals import Proposal
+from tapas.proposals import Proposal, Uniform
 from tapas.rng import stream
 from tapas.shapes import check_ids, check_query
-from tapas.tables import ClassTable
+from tapas.tables import ClassTable, LocalTable
 from tapas.tables.meeting import Meeting
 
 
+class LossOptions(TypedDict, total=False):
+    """What every head can be told."""
+
+    reduction: str
+    ignore_index: int
+    seed: int
+
+
+class FlatOptions(LossOptions, total=False):
+    """What a head with one row for each class can be told, beside its method's own options."""
+
+    table: ClassTable | None
+    row_optimizer: RowUpdate | None
+    bias: bool | Tensor
+    dtype: torch.dtype
+    num_shards: int
+    device: torch.device | str | None
+
+
 class FlatHead(Head):
-    """A head over the rows of `table`, wherever they live; a class's score is its logit."""
+    """A head with one row for each class, wherever it lives; a class's score is its logit.
+
+    Args:
+        num_classes, dim: size of a `LocalTable` of its own; or leave both out and pass `table`.
+        table: the rows, such as tapas.ShardedTable(num_classes, dim).
+        row_optimizer: left out, an optimizer of `tapas.optim` moves the rows in its `step`. A
+            fused one, tapas.optim.RowwiseAdagrad.fused(lr=0.1), moves them inside `backward`.
+        bias, dtype, num_shards, device: of its own table; see `LocalTable`.
+        reduction: "mean", "sum" or "none", as in torch.
+        ignore_index: target that is padding.
+        seed: of all draws, and of where rows of its own table start.
+    """
 
     def __init__(
-        self, table: ClassTable, *, reduction: str = "mean", ignore_index: int = -100, seed: int = 0
+        self,
+        num_classes: int | None = None,
+        dim: int | None = None,
+        **options: Unpack[FlatOptions],
     ):
-        if not isinstance(table, ClassTable):
-            raise UsageError(
-                f"table must be a ClassTable such as tapas.LocalTable(...), got {table!r}."
-            )
-        super().__init__(
-            table.num_classes,
-            table.dim,
-            reduction=reduction,
-            ignore_index=ignore_index,
-            seed=seed,
-        )
+        for name in options:
+            pick(f"option of {type(self).__name__}", name, dict.fromkeys(_OPTIONS))
+        loss = {name: options[name] for name in LossOptions.__annotations__ if name in options}  # type: ignore[literal-required]
+        table = _table_of(num_classes, dim, dict(options))
+        super().__init__(table.num_classes, table.dim, **loss)
         self.table = table
 
+    def tables(self) -> list[ClassTable]:
+        return [self.table]
+
     @in_float32
-    def top(self, query: Tensor, k: int, *, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def topk(
+        self, query: Tensor, k: int, *, exclude: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         with self.table.together():
             flat = check_query(query, self.dim)
             banned = None if exclude is None else self._flat("exclude", exclude, query)
-            score, ids = self.table.top(flat, k, exclude=banned)
+            score, ids = self.table.topk(flat, k, exclude=banned)
         return score.view(*query.shape[:-1], k), ids.view(*query.shape[:-1], k)
 
     @in_float32
@@ -63,14 +96,6 @@ class FlatHead(Head):
         logit = torch.einsum("bld,bd->bl", weight, flat)
         logit += bias.view_as(wanted)
         return (logit - self.table.log_partition(flat)[:, None]).view(ids.shape)
-
-    def accumulate(self) -> AbstractContextManager[None]:
-        return self.table.accumulate()
-
-    def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """False freezes the rows; without it they move in `backward`, in `eval()`, too."""
-        self.table.requires_grad_(requires_grad)
-        return super().requires_grad_(requires_grad)
 
     @property
     def wants_context(self) -> bool:
@@ -112,11 +137,13 @@ class SharedSample(FlatHead):
     def sampled_log_prob(self, query: Tensor, target: Tensor) -> Tensor:
         """Log-probability of each target as `forward` estimates it, its shape; 0 for padding."""
         with self.table.together():
+            self._refuse_backward()
             batch = self._prepare(query, target, None)
         cost = target_costs(*self._logits(self._meet(batch, None)), batch.counted)
         self._count_step()
         real = (target != self.ignore_index).to(cost.device)
-        return -cost.new_zeros(target.shape).masked_scatter(real, cost[batch.target >= 0])
+        found = -cost.new_zeros(target.shape).masked_scatter(real, cost[batch.target >= 0])
+        return self._guarded(found)
 
     def _meet(self, batch: Batch, context: Tensor | None) -> Meeting:
         """All examples that are looked at together, those of this process among them."""
@@ -147,3 +174,50 @@ class OwnRows(FlatHead):
             mean_size = self.mean_size(len(batch.query))
         check_somebody(mean_size)
         return self.losses(batch, context), mean_size
+
+
+_OPTIONS = (*LossOptions.__annotations__, *FlatOptions.__annotations__)
+_OF_TABLE = ("row_optimizer", "bias", "dtype", "num_shards", "device")
+
+
+def _table_of(num_classes: int | None, dim: int | None, options: dict[str, Any]) -> ClassTable:
+    """The table passed, or a `LocalTable` by `options`."""
+    table = options.get("table")
+    own = {name: options[name] for name in _OF_TABLE if name in options}
+    if isinstance(num_classes, ClassTable):
+        raise UsageError("pass a table by its name: table=...")
+    if table is None:
+        if num_classes is None or dim is None:
+            raise UsageError("pass num_classes and dim, or a table.")
+        return LocalTable(num_classes, dim, seed=options.get("seed", 0), **own)
+    if not isinstance(table, ClassTable):
+        raise UsageError(
+            f"table must be a ClassTable such as tapas.LocalTable(...), got {table!r}."
+        )
+    if own:
+        raise UsageError(
+            f"{', '.join(own)} cannot be passed beside a table, which has its own. "
+            "Pass them to the table."
+        )
+    for name, given in (("num_classes", num_classes), ("dim", dim)):
+        if given not in (None, getattr(table, name)):
+            raise UsageError(
+                f"{name} is {given}, but the table has {getattr(table, name)}. Leave it out."
+            )
+    return table
+
+
+def build_proposal(proposal: Proposal | None, num_classes: int) -> Proposal:
+    """The proposal passed, or the uniform one, over just the classes of the table."""
+    if proposal is None:
+        return Uniform(num_classes)
+    if not isinstance(proposal, Proposal):
+        raise UsageError(
+            f"proposal must be one such as tapas.Squashed(counts), got {type(proposal).__name__}."
+        )
+    if proposal.num_classes != num_classes:
+        raise UsageError(
+            f"the proposal is over {proposal.num_classes} classes, the table has {num_classes}. "
+            "Build both from one number."
+        )
+    return proposal

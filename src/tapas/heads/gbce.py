@@ -14,15 +14,17 @@ an example are left out for it: any other class is met at the rate n / C. The pa
 factor 1 / (n + 1) is left out.
 """
 
+from typing import Unpack
+
 from torch import Tensor
 
 from tapas.errors import UsageError
 from tapas.heads.batch import Batch
+from tapas.heads.flat import FlatOptions
 from tapas.heads.nce import NoiseHead
 from tapas.losses.binary import binary_loss, leave_out, noise_cost
 from tapas.proposals import Proposal
 from tapas.shapes import check_samples, number
-from tapas.tables import ClassTable
 
 
 class GBCE(NoiseHead):
@@ -38,23 +40,15 @@ class GBCE(NoiseHead):
 
     def __init__(
         self,
-        table: ClassTable,
+        num_classes: int | None = None,
+        dim: int | None = None,
         *,
         num_samples: int,
         calibration: float = 0.75,
         proposal: Proposal | None = None,
-        reduction: str = "mean",
-        ignore_index: int = -100,
-        seed: int = 0,
+        **options: Unpack[FlatOptions],
     ):
-        super().__init__(
-            table,
-            num_samples=num_samples,
-            proposal=proposal,
-            reduction=reduction,
-            ignore_index=ignore_index,
-            seed=seed,
-        )
+        super().__init__(num_classes, dim, num_samples=num_samples, proposal=proposal, **options)
         check_samples(num_samples, self.num_classes)
         if not 0 <= number(calibration) <= 1:
             raise UsageError(

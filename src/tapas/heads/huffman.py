@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from tapas.heads.building import DEFAULT_ROW_OPTIMIZER
 from tapas.heads.tree import Counts, TreeHead, check_counts, check_start
 from tapas.heads.tree_search import best_leaves
-from tapas.tables import LocalTable, RowOptimizer
+from tapas.optim.row_updates import RowUpdate
+from tapas.tables import LocalTable
 
 
 class HuffmanSoftmax(TreeHead):
@@ -42,7 +42,7 @@ class HuffmanSoftmax(TreeHead):
         dim: int,
         *,
         start_at_frequencies: bool = True,
-        row_optimizer: RowOptimizer | None = DEFAULT_ROW_OPTIMIZER,
+        row_optimizer: RowUpdate | None = None,
         bias: bool = True,
         reduction: str = "mean",
         ignore_index: int = -100,

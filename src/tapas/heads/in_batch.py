@@ -22,18 +22,16 @@ to be drawn, and pi_k the expected count that comes with a draw, class k has the
 would do as well, but for a class that was not drawn pi_k is known only roughly.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor
 
 from tapas.candidates import Candidates, find
 from tapas.errors import UsageError
-from tapas.heads.building import build_proposal
-from tapas.heads.flat import SharedSample
+from tapas.heads.flat import FlatOptions, SharedSample, build_proposal
 from tapas.proposals import Proposal
 from tapas.shapes import check_samples, number
-from tapas.tables import ClassTable
 from tapas.tables.meeting import Meeting
 
 
@@ -57,18 +55,17 @@ class InBatchSoftmax(SharedSample):
 
     def __init__(
         self,
-        table: ClassTable,
+        num_classes: int | None = None,
+        dim: int | None = None,
         *,
         rate: float = 0.01,
-        reduction: str = "mean",
-        ignore_index: int = -100,
-        seed: int = 0,
+        **options: Unpack[FlatOptions],
     ):
-        super().__init__(table, reduction=reduction, ignore_index=ignore_index, seed=seed)
+        super().__init__(num_classes, dim, **options)
         if not 0 < number(rate) <= 1:
             raise UsageError(f"rate must be above 0 and at most 1, got {rate!r}. Try 0.01.")
         self.rate = float(rate)
-        size, device = self.num_classes, table.device
+        size, device = self.num_classes, self.table.device
         self.register_buffer("last_seen", torch.full((size,), -1, dtype=torch.int32, device=device))
         self.register_buffer("gap", torch.zeros(size, dtype=torch.float32, device=device))
 
@@ -109,18 +106,15 @@ class MixedSoftmax(InBatchSoftmax):
 
     def __init__(
         self,
-        table: ClassTable,
+        num_classes: int | None = None,
+        dim: int | None = None,
         *,
         num_samples: int,
         proposal: Proposal | None = None,
         rate: float = 0.01,
-        reduction: str = "mean",
-        ignore_index: int = -100,
-        seed: int = 0,
+        **options: Unpack[FlatOptions],
     ):
-        super().__init__(
-            table, rate=rate, reduction=reduction, ignore_index=ignore_index, seed=seed
-        )
+        super().__init__(num_classes, dim, rate=rate, **options)
         self.num_samples = check_samples(num_samples, self.num_classes)
         self.proposal = build_proposal(proposal, self.num_classes)
 

@@ -14,17 +14,16 @@ counts twice.
 
 import math
 from dataclasses import dataclass
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from tapas.heads.batch import Batch
-from tapas.heads.building import build_proposal
-from tapas.heads.flat import OwnRows
+from tapas.heads.flat import FlatOptions, OwnRows, build_proposal
 from tapas.losses.binary import binary_loss, noise_cost
 from tapas.proposals import Proposal, Uniform
 from tapas.shapes import check_positive
-from tapas.tables import ClassTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +40,14 @@ class NoiseHead(OwnRows):
 
     def __init__(
         self,
-        table: ClassTable,
+        num_classes: int | None = None,
+        dim: int | None = None,
         *,
         num_samples: int,
         proposal: Proposal | None = None,
-        reduction: str = "mean",
-        ignore_index: int = -100,
-        seed: int = 0,
+        **options: Unpack[FlatOptions],
     ):
-        super().__init__(table, reduction=reduction, ignore_index=ignore_index, seed=seed)
+        super().__init__(num_classes, dim, **options)
         self.num_samples = check_positive("num_samples", num_samples)
         self.proposal = build_proposal(proposal, self.num_classes)
 

@@ -8,15 +8,17 @@ shared. Draws that are targets of the example are left out of its mean, which st
 by n.
 """
 
+from typing import Unpack
+
 from torch import Tensor
 
 from tapas.errors import UsageError
 from tapas.heads.batch import Batch
+from tapas.heads.flat import FlatOptions
 from tapas.heads.nce import NoiseHead
 from tapas.losses.binary import binary_loss, leave_out, noise_cost
 from tapas.proposals import Proposal
 from tapas.shapes import number
-from tapas.tables import ClassTable
 
 
 class NegativeSampling(NoiseHead):
@@ -26,7 +28,7 @@ class NegativeSampling(NoiseHead):
 
     It estimates no probability. At the optimum s_c = log(p_c / (1 - p_c)) - log(k q_c), for
     rare classes the pointwise mutual information of query and class less log k (Levy and
-    Goldberg 2014): `top` and `log_prob` use s as it is, and so rank by p / q, not by p,
+    Goldberg 2014): `topk` and `log_prob` use s as it is, and so rank by p / q, not by p,
     unless Q is uniform.
     """
 
@@ -35,23 +37,15 @@ class NegativeSampling(NoiseHead):
 
     def __init__(
         self,
-        table: ClassTable,
+        num_classes: int | None = None,
+        dim: int | None = None,
         *,
         num_samples: int,
         negatives: float = 5.0,
         proposal: Proposal | None = None,
-        reduction: str = "mean",
-        ignore_index: int = -100,
-        seed: int = 0,
+        **options: Unpack[FlatOptions],
     ):
-        super().__init__(
-            table,
-            num_samples=num_samples,
-            proposal=proposal,
-            reduction=reduction,
-            ignore_index=ignore_index,
-            seed=seed,
-        )
+        super().__init__(num_classes, dim, num_samples=num_samples, proposal=proposal, **options)
         if not 0 < number(negatives) < float("inf"):
             raise UsageError(
                 f"negatives must be a finite number above 0, got {negatives!r}. It is what all "

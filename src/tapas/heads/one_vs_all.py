@@ -17,7 +17,7 @@ from tapas.losses.binary import all_classes_cost, binary_loss
 class OneVsAll(OwnRows):
     """sigmoid(s_c) learns the chance that class c is a target, whatever the other classes do.
 
-    `top` ranks by these scores. They are no softmax logits: `log_prob` and `full_loss` are the
+    `topk` ranks by these scores. They are no softmax logits: `log_prob` and `full_loss` are the
     exact softmax of what was learned, which is not calibrated as one. At the optimum
     s_c = log p_c - log(1 - p_c), whose softmax exaggerates the frequent classes.
     """

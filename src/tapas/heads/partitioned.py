@@ -8,6 +8,7 @@ uniform, so that the correction is the same for all classes and cancels.
 """
 
 from collections.abc import Callable
+from typing import Any, Unpack
 from zlib import crc32
 
 import torch
@@ -15,9 +16,8 @@ from torch import Tensor
 
 from tapas.candidates import Candidates
 from tapas.errors import UsageError
-from tapas.heads.flat import SharedSample
+from tapas.heads.flat import FlatOptions, SharedSample
 from tapas.shapes import check_ids, check_integer, check_samples
-from tapas.tables import ClassTable
 from tapas.tables.meeting import Meeting
 
 LONGEST_PART = 10_000  # steps; data that goes round may never show so many classes
@@ -43,15 +43,14 @@ class PartitionedSoftmax(SharedSample):
 
     def __init__(
         self,
-        table: ClassTable,
+        num_classes: int | None = None,
+        dim: int | None = None,
         *,
         num_samples: int,
         upcoming: Callable[[int], Tensor | None],
-        reduction: str = "mean",
-        ignore_index: int = -100,
-        seed: int = 0,
+        **options: Unpack[FlatOptions],
     ):
-        super().__init__(table, reduction=reduction, ignore_index=ignore_index, seed=seed)
+        super().__init__(num_classes, dim, **options)
         self.num_samples = check_samples(num_samples, self.num_classes)
         if not callable(upcoming):
             raise UsageError(
@@ -109,17 +108,12 @@ class PartitionedSoftmax(SharedSample):
         ids = ids[(ids >= 0) & (ids != self.ignore_index)]
         return check_ids(f"upcoming({step})", ids, self.num_classes)
 
-    def get_extra_state(self) -> dict[str, int]:
-        return {**super().get_extra_state(), "part_start": self.part_start}
+    def state_numbers(self) -> dict[str, int | float]:
+        return {**super().state_numbers(), "part_start": self.part_start}
 
-    def set_extra_state(self, state: dict[str, int]) -> None:
-        if "part_start" not in state:
-            raise UsageError(
-                "this state is of a head of another method: it knows of no part. Build the head "
-                "that it was saved with."
-            )
-        super().set_extra_state(state)
-        self.part_start, self._part = state["part_start"], None
+    def load_state_numbers(self, numbers: dict[str, Any]) -> None:
+        super().load_state_numbers(numbers)
+        self.part_start, self._part = numbers["part_start"], None
 
     def extra_repr(self) -> str:
         return f"num_samples={self.num_samples}"

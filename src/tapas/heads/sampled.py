@@ -6,12 +6,12 @@ Subtracting the log expected counts makes the sum an unbiased estimate of the pa
 function; the loss and its gradient approach those of the full softmax as n grows.
 """
 
+from typing import Unpack
+
 from tapas.candidates import Candidates
-from tapas.heads.building import build_proposal
-from tapas.heads.flat import SharedSample
+from tapas.heads.flat import FlatOptions, SharedSample, build_proposal
 from tapas.proposals import Proposal
 from tapas.shapes import check_samples
-from tapas.tables import ClassTable
 from tapas.tables.meeting import Meeting
 
 
@@ -26,15 +26,14 @@ class SampledSoftmax(SharedSample):
 
     def __init__(
         self,
-        table: ClassTable,
+        num_classes: int | None = None,
+        dim: int | None = None,
         *,
         num_samples: int,
         proposal: Proposal | None = None,
-        reduction: str = "mean",
-        ignore_index: int = -100,
-        seed: int = 0,
+        **options: Unpack[FlatOptions],
     ):
-        super().__init__(table, reduction=reduction, ignore_index=ignore_index, seed=seed)
+        super().__init__(num_classes, dim, **options)
         self.num_samples = check_samples(num_samples, self.num_classes)
         self.proposal = build_proposal(proposal, self.num_classes)
 

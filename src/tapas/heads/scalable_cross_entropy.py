@@ -14,16 +14,16 @@ it is over all examples, as for every head.
 """
 
 from math import ceil, sqrt
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from tapas.heads.batch import Batch
-from tapas.heads.flat import OwnRows
+from tapas.heads.flat import FlatOptions, OwnRows
 from tapas.losses import sampled_softmax_loss
 from tapas.losses.hard_negatives import log_sum_without, own_logits
 from tapas.shapes import check_positive
-from tapas.tables import ClassTable
 
 BUCKETS_PER_ROOT = 2.0  # n_b = b_x = 2 * sqrt(B): four places in buckets for each example
 
@@ -42,16 +42,15 @@ class ScalableCrossEntropy(OwnRows):
 
     def __init__(
         self,
-        table: ClassTable,
+        num_classes: int | None = None,
+        dim: int | None = None,
         *,
         num_buckets: int | None = None,
         bucket_queries: int | None = None,
         bucket_classes: int = 256,
-        reduction: str = "mean",
-        ignore_index: int = -100,
-        seed: int = 0,
+        **options: Unpack[FlatOptions],
     ):
-        super().__init__(table, reduction=reduction, ignore_index=ignore_index, seed=seed)
+        super().__init__(num_classes, dim, **options)
         for name, value in (("num_buckets", num_buckets), ("bucket_queries", bucket_queries)):
             if value is not None:
                 check_positive(name, value)
@@ -97,7 +96,7 @@ class ScalableCrossEntropy(OwnRows):
         length = direction.norm(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
         usual = query.norm(dim=1).mean() if size else query.new_zeros(())
         num_classes = min(self.bucket_classes, self.num_classes)
-        return members, self.table.top(direction * (usual / length), num_classes)[1]
+        return members, self.table.topk(direction * (usual / length), num_classes)[1]
 
     def extra_repr(self) -> str:
         names = ("num_buckets", "bucket_queries", "bucket_classes")

@@ -12,7 +12,7 @@ likelihood's own log Z, the penalty alone would have to hold the scores.
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -21,9 +21,9 @@ from torch.autograd.function import once_differentiable
 import tapas.native as native
 from tapas.errors import UsageError
 from tapas.heads.batch import Batch, own_scores
-from tapas.heads.flat import OwnRows
+from tapas.heads.flat import FlatOptions, OwnRows
+from tapas.losses.sampled_softmax import sums_by_blocks
 from tapas.shapes import number
-from tapas.tables import ClassTable
 
 SCORES_PER_CHUNK = 1 << 18  # floats of a (B, chunk) block of scores: what stays in a cache
 
@@ -31,7 +31,7 @@ SCORES_PER_CHUNK = 1 << 18  # floats of a (B, chunk) block of scores: what stays
 class SelfNormalised(OwnRows):
     """Exact normalisers, over all classes, for a random `share` of every batch.
 
-    Once trained, a score is about a log-probability without any sum: `top`'s scores are, and
+    Once trained, a score is about a log-probability without any sum: `topk`'s scores are, and
     their distance from `log_prob` says how near. An example's own loss may be negative, as
     most come without a normaliser; judge by `full_loss`. A step holds a copy of all rows and
     their gradient, (C, D) each, as one update of a row must know of all that pulls it.
@@ -42,15 +42,14 @@ class SelfNormalised(OwnRows):
 
     def __init__(
         self,
-        table: ClassTable,
+        num_classes: int | None = None,
+        dim: int | None = None,
         *,
         penalty: float = 0.1,
         share: float = 0.1,
-        reduction: str = "mean",
-        ignore_index: int = -100,
-        seed: int = 0,
+        **options: Unpack[FlatOptions],
     ):
-        super().__init__(table, reduction=reduction, ignore_index=ignore_index, seed=seed)
+        super().__init__(num_classes, dim, **options)
         if not 0 <= number(penalty) < math.inf:
             raise UsageError(
                 f"penalty must be a finite number of at least 0, got {penalty!r}. It weighs the "
@@ -94,29 +93,29 @@ class _LogPartition(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        log_z = query.new_full((len(query),), -torch.inf)
         if native.readable(weight, query, bias):
-            log_z = native.log_sum(weight, bias, query)
+            log_z, sums = native.log_sum(weight, bias, query)
         else:
-            for part, offset in _chunks(query, weight, bias):
-                score = torch.addmm(offset, query, part.t())
-                log_z = torch.logaddexp(log_z, score.logsumexp(dim=1))
-        ctx.save_for_backward(query, weight, bias, log_z)
+            chunks = _chunks(query, weight, bias)
+            scores = (torch.addmm(offset, query, part.t()) for part, offset in chunks)
+            log_z, sums = sums_by_blocks(query, scores)
+        ctx.save_for_backward(query, weight, bias, sums)
         return log_z
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, weight, bias, log_z = ctx.saved_tensors
+        query, weight, bias, sums = ctx.saved_tensors
         if native.readable(weight, query, bias, grad):
             every = torch.arange(len(weight), device=weight.device)
             nobody = torch.full((len(query), 1), -1, device=weight.device)
-            return native.gradients(weight, bias, query, every, nobody, log_sum=log_z, scale=grad)
+            return native.gradients(weight, bias, query, every, nobody, sums=sums, scale=grad)
         query_grad, pushed, pushed_bias = torch.zeros_like(query), [], []
+        reference, scale = sums[0, :, None], (sums[1] * grad)[:, None]
         with torch.autocast(query.device.type, enabled=False):
             for part, offset in _chunks(query, weight, bias):
                 score = torch.addmm(offset, query, part.t())
-                pull = score.sub_(log_z[:, None]).exp_().mul_(grad[:, None])
+                pull = score.sub_(reference).exp_().mul_(scale)
                 query_grad.addmm_(pull, part)
                 pushed.append(pull.t() @ query)
                 pushed_bias.append(pull.sum(dim=0))

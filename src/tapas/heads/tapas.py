@@ -4,24 +4,25 @@ Per batch: draw a pool of r*n classes from Q; score it with the batch and keep n
 cross-entropy on targets and kept classes. r = 1 is sampled softmax.
 """
 
+import dataclasses
+from typing import Any, Unpack
+
 import torch
 from torch import Tensor
 
 from tapas.candidates import Candidates
 from tapas.errors import UsageError
 from tapas.heads.batch import Batch, narrow
-from tapas.heads.building import DEFAULT_ROW_OPTIMIZER, TableOptions, build_proposal, build_table
 from tapas.heads.config import TapasConfig
 from tapas.heads.diagnostics import Diagnosis, diagnose
-from tapas.heads.flat import SharedSample
+from tapas.heads.flat import FlatOptions, LossOptions, SharedSample, build_proposal
 from tapas.heads.second_pass import question_of
 from tapas.precision import in_float32
 from tapas.proposals import Proposal
 from tapas.rng import stream
 from tapas.schedule import Schedule, as_schedule, check_temperature
 from tapas.selection import Priority, Selection, as_selection
-from tapas.shapes import check_query
-from tapas.tables import ClassTable, RowOptimizer
+from tapas.shapes import check_query, check_samples
 from tapas.tables.meeting import Meeting
 from tapas.tables.second_pass import Question, uncorrected
 
@@ -33,13 +34,12 @@ class TapasSoftmax(SharedSample):
         num_classes, dim: size of the class table; leave both out when you pass `table`.
         num_samples: n, classes kept for the loss.
         presample_factor: r; the pool has min(r*n, num_classes) classes. 1 is sampled softmax.
-        temperature: tau of the second pass, a number or a schedule. Never touches the loss.
+        temperature: tau of the second pass, a number or a schedule. Never touches the loss. Lower
+            it with "top" alone: "priority" stays unbiased, but its variance grows without bound.
         proposal: Q of the first pass; uniform when left out.
         selection: "priority" (unbiased), "top" (the paper's), or a `Selection` of yours.
-        row_optimizer: moves touched rows in `backward`; None gives sparse gradients to
-            `table.weight` and `table.bias` for torch.optim.
         correction: "proposal" subtracts log expected counts from the logits; "none" does not.
-        bias, dtype, num_shards: see `LocalTable`.
+        options: `table`, `row_optimizer`, `bias`, `seed` and so on; see `FlatHead`.
 
     The step counts training calls (those with gradients on, in training mode). Draws are
     named by (seed, step), so that a resumed run repeats them and `sample` shows just what
@@ -59,44 +59,25 @@ class TapasSoftmax(SharedSample):
         temperature: float | Schedule = 1.0,
         proposal: Proposal | None = None,
         selection: str | Selection = "priority",
-        row_optimizer: RowOptimizer | None = DEFAULT_ROW_OPTIMIZER,
         correction: str = "proposal",
-        reduction: str = "mean",
-        ignore_index: int = -100,
-        seed: int = 0,
-        bias: bool | Tensor = True,
-        dtype: torch.dtype = torch.float32,
-        num_shards: int = 1,
-        device: torch.device | str | None = None,
-        table: ClassTable | None = None,
+        **options: Unpack[FlatOptions],
     ):
+        loss = {name: options[name] for name in LossOptions.__annotations__ if name in options}  # type: ignore[literal-required]
         config = TapasConfig(
             num_samples=num_samples,
             presample_factor=presample_factor,
             temperature=as_schedule(temperature),
             selection=as_selection(selection),
             correction=correction,
-            reduction=reduction,
-            ignore_index=ignore_index,
-            seed=seed,
+            **loss,
         )
-        table = build_table(
-            table,
-            num_classes,
-            dim,
-            num_samples=num_samples,
-            seed=seed,
-            options=TableOptions(
-                row_optimizer=row_optimizer,
-                bias=bias,
-                dtype=dtype,
-                num_shards=num_shards,
-                device=device,
-            ),
-        )
-        super().__init__(
-            table, reduction=config.reduction, ignore_index=config.ignore_index, seed=config.seed
-        )
+        super().__init__(num_classes, dim, **options)
+        check_samples(num_samples, self.num_classes)
+        if self.table.num_shards > num_samples:
+            raise UsageError(
+                f"num_shards is {self.table.num_shards}, but only num_samples={num_samples} "
+                "classes are kept: some shards would keep none. Keep at least one for each shard."
+            )
         self.config = config
         self.proposal = build_proposal(proposal, self.table.num_classes)
         self.table.agree("the head", (self.config, self.proposal))
@@ -117,6 +98,10 @@ class TapasSoftmax(SharedSample):
         """The paper's, and that of priority sampling where a second pass uses it."""
         both = is_priority and presample_factor > 1
         return (*cls.bibtex, "duffield2007priority") if both else cls.bibtex
+
+    def load_state_numbers(self, numbers: dict[str, Any]) -> None:
+        super().load_state_numbers(numbers)
+        self.config = dataclasses.replace(self.config, seed=self.seed)
 
     @property
     def _pool_size(self) -> int:
@@ -169,7 +154,7 @@ class TapasSoftmax(SharedSample):
     def _first_pass(self, meeting: Meeting) -> tuple[Candidates, Question, torch.Generator]:
         """S' of this step, by what the second pass shall score it, and from where it draws."""
         config, size = self.config, self._pool_size
-        generator = stream(config.seed, "draws", self.step)
+        generator = stream(self.seed, "draws", self.step)
         pool = self.proposal.given(meeting.context).sample(size, generator=generator)
         question = question_of(meeting, size, config, self.temperature, generator=generator)
         return pool.to(self.table.device), question, generator

@@ -11,9 +11,8 @@ Several targets of one example are looked at singly: its loss is sum_l w_l * -lo
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, Self, TypeAlias
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -25,7 +24,6 @@ from tapas.heads.base import Head
 from tapas.heads.batch import Batch
 from tapas.precision import in_float32
 from tapas.shapes import check_ids, check_integer, check_positive, check_query
-from tapas.tables import ClassTable
 
 Counts: TypeAlias = Tensor | NDArray[np.generic]
 MOST_COUNTED = 2**62  # all counts together: beyond it sums of int64 overflow
@@ -42,12 +40,12 @@ class TreeHead(Head):
     def costs(self, query: Tensor, target: Tensor) -> Tensor:
         """-log p of `target` (B, L) given `query` (B, D), (B, L); 0 for padding, which is -1.
 
-        `backward` through it moves the rows on the way to the targets, each once.
+        `backward` through it leaves gradients for the rows on the way to the targets.
         """
 
     @abstractmethod
     def best(self, query: Tensor, k: int, exclude: Tensor) -> tuple[Tensor, Tensor]:
-        """`top` of checked, flat queries (B, D) without `exclude` (B, E)."""
+        """`topk` of checked, flat queries (B, D) without `exclude` (B, E)."""
 
     @property
     @abstractmethod
@@ -75,7 +73,9 @@ class TreeHead(Head):
 
     @in_float32
     @torch.no_grad()
-    def top(self, query: Tensor, k: int, *, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def topk(
+        self, query: Tensor, k: int, *, exclude: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         flat = check_query(query, self.dim)
         if check_positive("k", k) > self.num_classes:
             raise UsageError(f"k is {k}, but there are only {self.num_classes} classes.")
@@ -86,38 +86,19 @@ class TreeHead(Head):
         score, ids = self.best(flat, k, banned.to(flat.device))
         return score.view(*query.shape[:-1], k), ids.view(*query.shape[:-1], k)
 
-    def tables(self) -> list[ClassTable]:
-        return [part for part in self.modules() if isinstance(part, ClassTable)]
-
-    def accumulate(self) -> AbstractContextManager[None]:
-        return self._accumulating()
-
-    @contextmanager
-    def _accumulating(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for table in self.tables():
-                stack.enter_context(table.accumulate())
-            yield
-
-    def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """False freezes the rows; without it they move in `backward`, in `eval()`, too."""
-        for table in self.tables():
-            table.requires_grad_(requires_grad)
-        return super().requires_grad_(requires_grad)
-
     def _together(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def get_extra_state(self) -> dict[str, int]:
-        return {**super().get_extra_state(), "layout": self._fingerprint()}
+    def state_numbers(self) -> dict[str, int | float]:
+        return {**super().state_numbers(), "layout": self._fingerprint()}
 
-    def set_extra_state(self, state: dict[str, int]) -> None:
-        if state.get("layout") != self._fingerprint():
+    def load_state_numbers(self, numbers: dict[str, Any]) -> None:
+        if numbers["layout"] != self._fingerprint():
             raise UsageError(
                 "this state is of a head with other counts or options: its rows would belong to "
                 "other classes. Build the head from the counts and options it was saved with."
             )
-        super().set_extra_state(state)
+        super().load_state_numbers(numbers)
 
     def _fingerprint(self) -> int:
         words = self.layout().cpu().numpy().tobytes()

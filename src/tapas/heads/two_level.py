@@ -18,14 +18,14 @@ from torch import Tensor
 
 from tapas.candidates import Candidates, first_mentions
 from tapas.errors import UsageError, pick
-from tapas.heads.building import DEFAULT_ROW_OPTIMIZER
 from tapas.heads.tree import Counts, TreeHead, check_counts, check_start
 from tapas.heads.tree_search import best_of_parts, part_of
 from tapas.losses import target_costs
 from tapas.losses.grouped_softmax import grouped_softmax_costs
+from tapas.optim.row_updates import RowUpdate
 from tapas.rng import stream
 from tapas.shapes import check_positive
-from tapas.tables import LocalTable, RowOptimizer
+from tapas.tables import LocalTable
 
 LARGEST = 4  # times the mean size: a cluster of more classes is cut further
 
@@ -59,7 +59,7 @@ class TwoLevelSoftmax(TreeHead):
         num_clusters: int | None = None,
         assignment: str = "frequency",
         start_at_frequencies: bool = True,
-        row_optimizer: RowOptimizer | None = DEFAULT_ROW_OPTIMIZER,
+        row_optimizer: RowUpdate | None = None,
         bias: bool = True,
         reduction: str = "mean",
         ignore_index: int = -100,
@@ -127,7 +127,9 @@ class TwoLevelSoftmax(TreeHead):
         counted = first_mentions(cluster) & real  # two targets may share a cluster
         every = torch.arange(self.num_clusters, device=self.device)
         kept = Candidates(every, torch.zeros(len(every), device=self.device))
-        first = target_costs(*self.clusters.sampled_logits(query, cluster, kept), counted)
+        first = target_costs(
+            *self.clusters.logits_of(self.clusters.meet(query, cluster), kept), counted
+        )
         example, column = real.nonzero(as_tuple=True)
         second = self._inside(query, example, cluster[example, column], target[example, column])
         return first.index_put((example, column), second, accumulate=True)

@@ -15,18 +15,17 @@ circle is scored by one product, and the rows it takes are read once, wherever t
 The paper also bounds the norms of rows; here the row optimizer's weight decay can stand in.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from tapas.heads.batch import Batch
-from tapas.heads.flat import OwnRows
+from tapas.heads.flat import FlatOptions, OwnRows
 from tapas.losses.hard_negatives import own_logits
 from tapas.losses.warp import warp_loss
 from tapas.shapes import check_positive
-from tapas.tables import ClassTable
 
 SCORES_AT_ONCE = 1 << 24  # of examples by draws
 BLOCK = 32  # draws that a search passes at one look
@@ -54,14 +53,13 @@ class WARP(OwnRows):
 
     def __init__(
         self,
-        table: ClassTable,
+        num_classes: int | None = None,
+        dim: int | None = None,
         *,
         tries: int = 1024,
-        reduction: str = "mean",
-        ignore_index: int = -100,
-        seed: int = 0,
+        **options: Unpack[FlatOptions],
     ):
-        super().__init__(table, reduction=reduction, ignore_index=ignore_index, seed=seed)
+        super().__init__(num_classes, dim, **options)
         self.tries = check_positive("tries", tries)
 
     @property

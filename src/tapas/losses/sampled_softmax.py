@@ -7,7 +7,8 @@ Own targets count once and exactly; everything else is weighted by the inverse o
 expected count, so that the sum estimates the true partition sum without bias.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -20,9 +21,22 @@ from tapas.shapes import check_shape
 HELD_AT_ONCE = 1 << 24  # scores, 64 MB; a larger matrix is computed in blocks of classes, and again
 
 
+class Shares(NamedTuple):
+    """The share of each kept class in its example's sum: the gradient of log_sum by the logits.
+
+    One of the two is there. Without `matrix`, shares are computed again, a block at a time: a
+    native kernel does so faster than to read them, and a large (B, K) matrix would not fit. They
+    are not taken from log_sum, since rounding that to float32 would change all of them alike, by
+    3e-5 where it is a thousand.
+    """
+
+    matrix: Tensor | None  # (B, K), 0 where nothing is left to sum
+    sums: Tensor | None  # (2, B) reference and inverse: share = exp(logit - reference) * inverse
+
+
 def kept_log_sum(
     query: Tensor, weight: Tensor, offset: Tensor, ids: Tensor, own: Tensor
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Shares]:
     """Log of the estimated sum over the kept classes, and each one's share of it.
 
     Args:
@@ -32,15 +46,18 @@ def kept_log_sum(
         ids:    (K,)   the kept classes, distinct and rising.
         own:    (B, L) classes of the example itself, which are left out of its sum.
 
-    Returns: log_sum (B,), -inf where nothing is left, and share (B, K), its gradient with
-    respect to the logits; or None, where `kept_gradients` need not be told.
+    Returns: log_sum (B,), -inf where nothing is left, and its shares for `kept_gradients`.
     """
     if native.readable(weight, query, offset):
-        return native.log_sum(weight, offset, query, ids=ids, own=own), None
+        log_sum, sums = native.log_sum(weight, offset, query, ids=ids, own=own)
+        return log_sum, Shares(None, sums)
     if not len(ids):
-        return query.new_full((len(query),), -torch.inf), query.new_zeros(len(query), 0)
+        nothing = query.new_full((len(query),), -torch.inf)
+        return nothing, Shares(query.new_zeros(len(query), 0), None)
     if len(query) * len(ids) > HELD_AT_ONCE:
-        return _log_sum_by_blocks(query, weight, offset, ids, own), None
+        blocks = _blocks(query, weight, offset, ids, own)
+        log_sum, sums = sums_by_blocks(query, (logit for _, logit in blocks))
+        return log_sum, Shares(None, sums)
     logit = torch.addmm(offset, query, weight.t())
     mute(logit, ids, own)
     # softmax is one fused pass; the largest entry gives the sum back without underflow
@@ -48,11 +65,11 @@ def kept_log_sum(
     most = logit.gather(1, peak)
     share = torch.softmax(logit, dim=1, out=logit)
     log_sum = most - share.gather(1, peak).log_()
-    if own.shape[1] >= ids.shape[0]:  # only then can an example own all that was kept
-        empty = most.isneginf()
+    empty = most.isneginf()  # an example may own all that was kept, and a bias may be -inf
+    if query.device.type != "cpu" or bool(empty.any()):  # to ask a GPU is to wait for it
         log_sum.masked_fill_(empty, -torch.inf)
         share.masked_fill_(empty, 0.0)
-    return log_sum[:, 0], share
+    return log_sum[:, 0], Shares(share, None)
 
 
 def kept_gradients(
@@ -62,21 +79,19 @@ def kept_gradients(
     ids: Tensor,
     own: Tensor,
     *,
-    log_sum: Tensor,
-    share: Tensor | None,
+    shares: Shares,
     grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients by query (B, D), weight (K, D) and offset (K,), for a `grad` (B,) of log_sum.
 
-    The other arguments and results are those of `kept_log_sum`. Without `share`, shares are
-    computed again, a block at a time: a native kernel does so faster than to read them, and a
-    large (B, K) matrix would not fit.
+    The other arguments and `shares` are those of `kept_log_sum`.
     """
-    if share is None:
+    sums = shares.sums
+    if sums is not None:
         if native.readable(weight, query, offset):
-            return native.gradients(weight, offset, query, ids, own, log_sum=log_sum, scale=grad)
-        return _gradients_by_blocks(query, weight, offset, ids, own, log_sum=log_sum, grad=grad)
-    column = grad[:, None]
+            return native.gradients(weight, offset, query, ids, own, sums=sums, scale=grad)
+        return _gradients_by_blocks(query, weight, offset, ids, own, sums=sums, grad=grad)
+    share, column = cast(Tensor, shares.matrix), grad[:, None]
     return (
         torch.mm(share, weight).mul_(column),
         torch.mm(share.t(), column * query),
@@ -96,13 +111,20 @@ def _blocks(
         yield block, logit
 
 
-def _log_sum_by_blocks(
-    query: Tensor, weight: Tensor, offset: Tensor, ids: Tensor, own: Tensor
-) -> Tensor:
-    log_sum = query.new_full((len(query),), -torch.inf)
-    for _, logit in _blocks(query, weight, offset, ids, own):
-        log_sum = torch.logaddexp(log_sum, logit.logsumexp(dim=1))
-    return log_sum
+def sums_by_blocks(query: Tensor, blocks: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """log_sum (B,) and `sums` (2, B), as in `Shares`, of logits in blocks (B, some), overwritten.
+
+    Of `query` (B, D) only the length, the dtype and the device matter.
+    """
+    peak = query.new_full((len(query),), -torch.inf)
+    reference = total = query.new_zeros(len(query))
+    for logit in blocks:
+        before, peak = peak, torch.maximum(peak, logit.amax(dim=1))
+        reference = peak.masked_fill(peak.isneginf(), 0.0)  # exp(-inf - 0): nothing yet, not NaN
+        more = logit.sub_(reference[:, None]).exp_().sum(dim=1)
+        total = total * (before - reference).exp() + more
+    inverse = total.reciprocal().masked_fill(total == 0, 0.0)
+    return reference + total.log(), torch.stack([reference, inverse])
 
 
 def _gradients_by_blocks(
@@ -112,20 +134,20 @@ def _gradients_by_blocks(
     ids: Tensor,
     own: Tensor,
     *,
-    log_sum: Tensor,
+    sums: Tensor,
     grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    column, total = grad[:, None], log_sum[:, None]
-    total = total.masked_fill(total.isneginf(), 0.0)  # exp(-inf - 0): nothing left, no share
-    pull = column * query
+    reference, inverse = sums
+    scale = grad * inverse
+    pull = scale[:, None] * query
     query_grad = torch.zeros_like(query)
     weight_grad, offset_grad = torch.empty_like(weight), torch.empty_like(offset)
     for block, logit in _blocks(query, weight, offset, ids, own):
-        share = logit.sub_(total).exp_()
-        query_grad.addmm_(share, weight[block])
-        torch.mm(share.t(), pull, out=weight_grad[block])
-        torch.mv(share.t(), grad, out=offset_grad[block])
-    return query_grad.mul_(column), weight_grad, offset_grad
+        mass = logit.sub_(reference[:, None]).exp_()
+        query_grad.addmm_(mass, weight[block])
+        torch.mm(mass.t(), pull, out=weight_grad[block])
+        torch.mv(mass.t(), scale, out=offset_grad[block])
+    return query_grad.mul_(scale[:, None]), weight_grad, offset_grad
 
 
 def sampled_softmax_loss(

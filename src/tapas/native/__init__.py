@@ -10,6 +10,7 @@ from tapas.native.kernels import (
     mean_share,
     mix,
     permute,
+    sum_rows,
     top,
     update,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "reaches",
     "readable",
     "state",
+    "sum_rows",
     "switched_off",
     "top",
     "update",

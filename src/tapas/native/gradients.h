@@ -45,10 +45,10 @@ struct Gradients {
   Padded query;         // (queries, dim), of one thread
 };
 
-// Adds to the gradients what rows start .. stop contribute: the term of row p in the sum of query
-// q, divided by that sum, times scale[q].
+// Adds to the gradients what rows start .. stop contribute: exp(score - reference[q]) * scale[q]
+// of row p and query q. The inverse of the query's sum is part of its scale.
 static void gradients_of_rows(const Rows& rows, const Panels& panels, const Padded& queries,
-                              const Own& own, int64_t start, int64_t stop, const float* log2_sum,
+                              const Own& own, int64_t start, int64_t stop, const float* reference,
                               const float* scale, Gradients& to) {
   const int64_t dim = rows.table.dim, width = queries.width;
   std::vector<float> tiles(SIDE * SIDE), block(SIDE * dim), offset(SIDE);
@@ -59,7 +59,7 @@ static void gradients_of_rows(const Rows& rows, const Panels& panels, const Padd
     std::fill(row_grad.values.begin(), row_grad.values.end(), 0.0f);
     for (int64_t i = 0; i < SIDE; ++i) {
       // a row that is not there has no mass: its score is -inf
-      offset[i] = i < count ? (rows.offset ? rows.offset[at + i] * LOG2_E : 0.0f) : -INFINITY;
+      offset[i] = i < count ? (rows.offset ? rows.offset[at + i] : 0.0f) : -INFINITY;
       if (i < count) rows.table.copy(rows.id(at + i), &block[i * dim]);
       std::copy_n(&block[i * dim], dim, flat[i]);
     }
@@ -71,8 +71,8 @@ static void gradients_of_rows(const Rows& rows, const Panels& panels, const Padd
       const int64_t wide = std::min(SIDE / PANEL, panels.count - first / PANEL);
       for (int64_t j = 0; j < wide; ++j) {
         const int64_t panel = first / PANEL + j;
-        const float *sums = log2_sum + panel * PANEL, *scales = scale + panel * PANEL;
-        const Floats far[WIDE] = {load(sums), load(sums + LANES)};
+        const float *references = reference + panel * PANEL, *scales = scale + panel * PANEL;
+        const Floats far[WIDE] = {load(references), load(references + LANES)};
         const Floats times[WIDE] = {load(scales), load(scales + LANES)};
         for (int64_t t = 0; t < SIDE / HIGH; ++t) {
           Floats score[HIGH][WIDE];
@@ -82,7 +82,7 @@ static void gradients_of_rows(const Rows& rows, const Panels& panels, const Padd
           for (int r = 0; r < HIGH; ++r) {
             Floats sum = load(&mass[(t * HIGH + r) * LANES]);
             for (int w = 0; w < WIDE; ++w) {
-              const Floats share = exp2_of(score[r][w] - far[w]) * times[w];
+              const Floats share = exp2_of(score[r][w] - far[w], LOG2_E) * times[w];
               store(&tiles[(t * HIGH + r) * SIDE + j * PANEL + w * LANES], share);
               sum += share;
             }

@@ -2,7 +2,7 @@
 //
 // Plain C functions on addresses, without Python and without torch, loaded with ctypes: nothing is
 // needed to build them but a compiler. Each has a slow, obvious double in PyTorch that the tests
-// compare it with. Scores are in units of log 2 inside; what goes out is in nats.
+// compare it with. What goes out is in nats.
 #include "best.h"
 #include "draws.h"
 #include "gradients.h"
@@ -14,7 +14,7 @@ using namespace tapas;
 #define PUBLIC extern "C" __attribute__((visibility("default")))
 
 // What the Python side compares before it calls anything else.
-PUBLIC int tapas_interface() { return 2; }
+PUBLIC int tapas_interface() { return 3; }
 
 // Whether this CPU has the instructions that were compiled in.
 PUBLIC int tapas_usable() {
@@ -25,39 +25,44 @@ PUBLIC int tapas_usable() {
 #endif
 }
 
-// log_sum[q] = log sum_p exp(row_p . query_q + offset_p) over the rows that are not the query's own.
+// log_sum[q] = log sum_p exp(row_p . query_q + offset_p) over the rows that are not the query's
+// own, and the reference and the inverse of each sum, 0 of nothing, which tapas_gradients needs.
 PUBLIC void tapas_log_sum(const void* table, int half, int64_t dim, const float* offset,
                           int64_t count, const float* query, int64_t queries,
                           const int64_t* sorted_ids, const int64_t* own, int64_t per_query,
-                          int threads, float* log_sum) {
+                          int threads, float* log_sum, float* reference, float* inverse) {
   const Rows rows{{table, half != 0, dim}, nullptr, offset, count};
   const int64_t step = queries_at_once(dim);
   for (int64_t first = 0; first < queries; first += step) {
     const int64_t last = std::min(first + step, queries);
-    const Panels panels(query, first, last, dim, LOG2_E);
+    const Panels panels(query, first, last, dim, 1.0f);
     const Own mine(sorted_ids, count, own, first, last, per_query);
     const Sums found = mass_of_rows(rows, panels, mine, LOG2_E, threads, nullptr, 0);
-    for (int64_t q = first; q < last; ++q) log_sum[q] = found.log_sum(q - first);
+    for (int64_t q = first; q < last; ++q) {
+      log_sum[q] = found.log_sum(q - first);
+      reference[q] = found.moved(q - first);
+      inverse[q] = found.inverse(q - first, reference[q]);
+    }
   }
 }
 
-// Gradients of sum_q scale[q] * log_sum[q], as tapas_log_sum has it, with respect to rows (count,
-// dim), offsets (count) and queries (queries, dim).
+// Gradients of sum_q scale[q] * log_sum[q] with respect to rows (count, dim), offsets (count) and
+// queries (queries, dim); tapas_log_sum gave `reference` and `inverse`.
 PUBLIC void tapas_gradients(const void* table, int half, int64_t dim, const float* offset,
                             int64_t count, const float* query, int64_t queries,
                             const int64_t* sorted_ids, const int64_t* own, int64_t per_query,
-                            const float* log_sum, const float* scale, int threads, float* row_grad,
-                            float* offset_grad, float* query_grad) {
+                            const float* reference, const float* inverse, const float* scale,
+                            int threads, float* row_grad, float* offset_grad, float* query_grad) {
   const Rows rows{{table, half != 0, dim}, nullptr, offset, count};
-  const Panels panels(query, 0, queries, dim, LOG2_E);
+  const Panels panels(query, 0, queries, dim, 1.0f);
   const Own mine(sorted_ids, count, own, 0, queries, per_query);
   Padded flat(queries, dim);
-  // an infinite sum leaves no share to a lane without a query
-  std::vector<float> log2_sum(panels.count * PANEL, INFINITY), times(panels.count * PANEL, 0.0f);
+  // an infinite reference leaves no share to a lane without a query
+  std::vector<float> far(panels.count * PANEL, INFINITY), times(panels.count * PANEL, 0.0f);
   for (int64_t q = 0; q < queries; ++q) {
     std::copy_n(query + q * dim, dim, flat[q]);
-    log2_sum[q] = log_sum[q] == -INFINITY ? INFINITY : log_sum[q] * LOG2_E;
-    times[q] = scale[q];
+    far[q] = reference[q];
+    times[q] = inverse[q] * scale[q];
   }
   threads = useful_threads(count, queries, dim, threads);
   std::vector<Gradients> found;
@@ -68,7 +73,7 @@ PUBLIC void tapas_gradients(const void* table, int half, int64_t dim, const floa
 #pragma omp for schedule(static, 1)
     for (int part = 0; part < threads; ++part) {
       const Stretch piece = stretch(count, SIDE, part, threads);
-      gradients_of_rows(rows, panels, flat, mine, piece.start, piece.stop, log2_sum.data(),
+      gradients_of_rows(rows, panels, flat, mine, piece.start, piece.stop, far.data(),
                         times.data(), found[part]);
     }
 #pragma omp for
@@ -92,12 +97,13 @@ PUBLIC void tapas_mean_share(const void* table, int half, int64_t dim, const int
   std::fill_n(share, count, 0.0f);
   for (int64_t first = 0; first < queries; first += width) {
     const int64_t last = std::min(first + width, queries);
-    const Panels panels(query, first, last, dim, scale * LOG2_E);
+    const Panels panels(query, first, last, dim, 1.0f);
     const Own mine(sorted_ids, count, own, first, last, per_query);
     const Sums found =
         mass_of_rows(rows, panels, mine, scale * LOG2_E, threads, scratch, width);
     std::vector<float> inverse(panels.count * PANEL, 0.0f);
-    for (int64_t q = 0; q < last - first; ++q) inverse[q] = found.inverse(q) / queries;
+    for (int64_t q = 0; q < last - first; ++q)
+      inverse[q] = found.inverse(q, found.reference[q]) / queries;
     const int parts = useful_threads(count, panels.queries, panels.dim, threads);
 #pragma omp parallel for num_threads(parts) schedule(static, 1)
     for (int part = 0; part < parts; ++part)
@@ -263,6 +269,32 @@ PUBLIC void tapas_update(int rule, const float* numbers, float* rows, int64_t nu
       move_row(rule, numbers, groups.id(g), dim, sum.data(), rows, first_state, second_state);
     }
   }
+}
+
+// The gradients of rows (count, dim) and of offsets (count), summed where an id of `ids` repeats:
+// distinct ids, rising, with their sums, and the sum of all their squares. Returns how many.
+PUBLIC int64_t tapas_sum_rows(const int64_t* ids, int64_t count, int64_t num_rows, int64_t dim,
+                              const float* grad, const float* offset_grad, int threads,
+                              int64_t* found_ids, float* sum, float* offset_sum, double* square) {
+  const Groups groups(ids, count, num_rows);
+  const int64_t found = groups.count();
+  double total = 0.0;
+  threads = useful_threads(count, 64, dim, threads);
+#pragma omp parallel for num_threads(threads) schedule(static, 1) reduction(+ : total)
+  for (int part = 0; part < threads; ++part)
+    for (int64_t g = found * part / threads; g < found * (part + 1) / threads; ++g) {
+      found_ids[g] = groups.id(g);
+      groups.sum(g, grad, dim, sum + g * dim);
+      groups.sum(g, offset_grad, 1, offset_sum + g);
+      double here = static_cast<double>(offset_sum[g]) * offset_sum[g];
+      for (int64_t d = 0; d < dim; ++d) {
+        const double x = sum[g * dim + d];
+        here += x * x;
+      }
+      total += here;
+    }
+  *square = total;
+  return found;
 }
 
 #if defined(__x86_64__)

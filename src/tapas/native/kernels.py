@@ -6,12 +6,15 @@ Inputs are float32 but for class rows, which may be bfloat16. Nothing is differe
 import torch
 from torch import Tensor
 
+from tapas.compiling import outside_graphs
+from tapas.errors import UsageError
 from tapas.native.library import library
 
 QUERIES = 64  # normalised at once, at least
 MOST_QUERIES = 512  # and at most
 SCRATCH = 1 << 22  # floats of the matrix they are normalised in, if that holds more
 MOST_RANKED = 512  # k up to which `top` is worth it
+STATE = {0: (), 1: ("wide",), 2: ("narrow",), 3: ("wide", "wide")}  # of each rule in updates.h
 
 
 def log_sum(
@@ -21,8 +24,8 @@ def log_sum(
     *,
     ids: Tensor | None = None,
     own: Tensor | None = None,
-) -> Tensor:
-    """Log of the sum over the rows of exp(query . row + offset), (B,); -inf of nothing.
+) -> tuple[Tensor, Tensor]:
+    """Log of the sum over the rows of exp(query . row + offset), and what shares are taken from.
 
     Args:
         weight: (K, D) rows.
@@ -30,10 +33,13 @@ def log_sum(
         query:  (B, D)
         ids:    (K,) rising classes of the rows, and
         own:    (B, L) classes of each query itself, which are left out of its sum.
+
+    Returns: log_sum (B,), -inf of nothing, and `sums` (2, B), a reference and an inverse for each
+    query: the share of a row in its sum is exp(score - reference) * inverse, 0 of nothing.
     """
     weight, query = _plain(weight), query.contiguous()
     offset, ids, own = (x if x is None else x.contiguous() for x in (offset, ids, own))
-    total = query.new_empty(len(query))
+    total, sums = query.new_empty(len(query)), query.new_empty(2, len(query))
     library().tapas_log_sum(
         *_table(weight),
         _address(offset),
@@ -45,21 +51,22 @@ def log_sum(
         0 if own is None else own.shape[1],
         torch.get_num_threads(),
         total.data_ptr(),
+        *(part.data_ptr() for part in sums),
     )
-    return total
+    return total, sums
 
 
 def gradients(
     weight: Tensor, offset: Tensor, query: Tensor, ids: Tensor, own: Tensor,
-    *, log_sum: Tensor, scale: Tensor,
+    *, sums: Tensor, scale: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Of (scale * log_sum).sum(), by query (B, D), rows (K, D) and offset (K,).
 
-    `log_sum` (B,) is what the function of that name gave for the same arguments; `scale` (B,).
+    `sums` (2, B) is what `log_sum` gave for the same arguments; `scale` (B,).
     """
     weight, query = _plain(weight), query.contiguous()
     offset, ids, own = offset.contiguous(), ids.contiguous(), own.contiguous()
-    log_sum, scale = log_sum.contiguous(), scale.contiguous()
+    sums, scale = sums.contiguous(), scale.contiguous()
     query_grad, offset_grad = torch.empty_like(query), torch.empty_like(offset)
     row_grad = query.new_empty(weight.shape)
     library().tapas_gradients(
@@ -71,7 +78,7 @@ def gradients(
         ids.data_ptr(),
         own.data_ptr(),
         own.shape[1],
-        log_sum.data_ptr(),
+        *(part.data_ptr() for part in sums),
         scale.data_ptr(),
         torch.get_num_threads(),
         row_grad.data_ptr(),
@@ -172,6 +179,7 @@ def top(
     return score, rows
 
 
+@outside_graphs  # addresses of what a compiler pretends to have lead nowhere
 def update(
     rule: int, numbers: tuple[float, ...], rows: Tensor, ids: Tensor, grad: Tensor,
     state: list[Tensor],
@@ -179,8 +187,19 @@ def update(
     """One optimizer step of `rows` (C, W) at `ids` (N,) with gradients `grad` (N, W), in place.
 
     Gradients of a repeated id are summed. `rule` and `numbers` are as in updates.h; `state`
-    is what the rule remembers, in its order.
+    is what the rule remembers, in its order: (C, W) or (C, 1) each.
     """
+    # the kernel believes what it is given: a narrower state would be written beyond its end
+    wanted = [(len(rows), grad.shape[1] if kind == "wide" else 1) for kind in STATE[rule]]
+    if [tuple(part.shape) for part in state] != wanted or rows.numel() != len(rows) * grad.shape[1]:
+        raise UsageError(
+            f"the row optimizer's state has shapes {[tuple(part.shape) for part in state]}; "
+            f"expected {wanted} for rows of shape {tuple(rows.shape)}. No row was changed."
+        )
+    _check_gradients(ids, grad, len(rows))
+    floats = [rows, *state]
+    if not all(part.dtype == torch.float32 and part.is_contiguous() for part in floats):
+        raise UsageError("rows and their state must be contiguous float32. No row was changed.")
     ids, grad = ids.contiguous(), grad.contiguous()
     given = torch.tensor(numbers, dtype=torch.float32)
     first, second = (*(_address(part) for part in state), None, None)[:2]
@@ -198,6 +217,36 @@ def update(
         torch.get_num_threads(),
     )
     torch.autograd.graph.increment_version(rows)  # autograd must know that rows have moved
+
+
+@outside_graphs
+def sum_rows(
+    ids: Tensor, grad: Tensor, offset_grad: Tensor, num_rows: int
+) -> tuple[Tensor, Tensor, Tensor, float]:
+    """`grad` (N, W) and `offset_grad` (N,) summed where one of `ids` (N,) repeats.
+
+    Returns: distinct ids (U,), rising, their sums (U, W) and (U,), and the sum of all squares.
+    """
+    _check_gradients(ids, grad, num_rows)
+    if offset_grad.shape != ids.shape or offset_grad.dtype != torch.float32:
+        raise UsageError(f"gradients of biases must be float32 {tuple(ids.shape)}.")
+    ids, grad, offset_grad = ids.contiguous(), grad.contiguous(), offset_grad.contiguous()
+    found, total, offset_total = (torch.empty_like(part) for part in (ids, grad, offset_grad))
+    square = torch.zeros(1, dtype=torch.float64)
+    size = library().tapas_sum_rows(
+        ids.data_ptr(),
+        len(ids),
+        num_rows,
+        grad.shape[1],
+        grad.data_ptr(),
+        offset_grad.data_ptr(),
+        torch.get_num_threads(),
+        found.data_ptr(),
+        total.data_ptr(),
+        offset_total.data_ptr(),
+        square.data_ptr(),
+    )
+    return found[:size], total[:size], offset_total[:size], float(square)
 
 
 def alias(uniform: Tensor, threshold: Tensor, partner: Tensor) -> Tensor:
@@ -263,6 +312,20 @@ def permute(ids: Tensor, half: int, keys: Tensor, size: int, *, backwards: bool)
         out.data_ptr(),
     )
     return out
+
+
+def _check_gradients(ids: Tensor, grad: Tensor, num_rows: int) -> None:
+    """The kernels believe what they are given: an id too high would be written beyond all rows."""
+    ok = ids.dtype == torch.int64 and grad.dtype == torch.float32 and len(grad) == len(ids)
+    if ok and len(ids):
+        low, high = ids.aminmax()
+        ok = int(low) >= 0 and int(high) < num_rows
+    if not ok:
+        raise UsageError(
+            f"gradients of rows must be float32, one for each of their int64 ids from 0 to "
+            f"{num_rows - 1}; got {grad.dtype} {tuple(grad.shape)} for {ids.dtype} "
+            f"{tuple(ids.shape)}. No row was changed."
+        )
 
 
 def _plain(weight: Tensor) -> Tensor:

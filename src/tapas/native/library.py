@@ -9,16 +9,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-INTERFACE = 2  # raised with every change of SIGNATURES, here and in kernels.cpp
+INTERFACE = 3  # raised with every change of SIGNATURES, here and in kernels.cpp
 ADDRESS, SIZE, NUMBER, FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
 TABLE = [ADDRESS, FLAG, SIZE]  # rows, whether they are bfloat16, D
 SIGNATURES = {
     "tapas_log_sum": [
-        *TABLE, ADDRESS, SIZE, ADDRESS, SIZE, ADDRESS, ADDRESS, SIZE, FLAG, ADDRESS,
+        *TABLE, ADDRESS, SIZE, ADDRESS, SIZE, ADDRESS, ADDRESS, SIZE, FLAG, ADDRESS, ADDRESS,
+        ADDRESS,
     ],
     "tapas_gradients": [
-        *TABLE, ADDRESS, SIZE, ADDRESS, SIZE, ADDRESS, ADDRESS, SIZE, ADDRESS, ADDRESS, FLAG,
-        ADDRESS, ADDRESS, ADDRESS,
+        *TABLE, ADDRESS, SIZE, ADDRESS, SIZE, ADDRESS, ADDRESS, SIZE, ADDRESS, ADDRESS, ADDRESS,
+        FLAG, ADDRESS, ADDRESS, ADDRESS,
     ],
     "tapas_mean_share": [
         *TABLE, ADDRESS, ADDRESS, SIZE, ADDRESS, SIZE, ADDRESS, ADDRESS, SIZE, NUMBER, FLAG,
@@ -32,6 +33,9 @@ SIGNATURES = {
     ],
     "tapas_update": [
         FLAG, ADDRESS, ADDRESS, SIZE, SIZE, ADDRESS, SIZE, ADDRESS, ADDRESS, ADDRESS, FLAG,
+    ],
+    "tapas_sum_rows": [
+        ADDRESS, SIZE, SIZE, SIZE, ADDRESS, ADDRESS, FLAG, ADDRESS, ADDRESS, ADDRESS, ADDRESS,
     ],
     "tapas_alias": [ADDRESS, SIZE, ADDRESS, ADDRESS, SIZE, FLAG, ADDRESS],
     "tapas_mix": [
@@ -57,7 +61,7 @@ def load(folder: Path) -> tuple[ctypes.CDLL | None, str]:
         for name, types in SIGNATURES.items():
             function = getattr(library, name)
             function.argtypes, function.restype = types, None
-        library.tapas_distinct.restype = SIZE
+        library.tapas_distinct.restype = library.tapas_sum_rows.restype = SIZE
     except (OSError, AttributeError) as error:
         return None, f"absent: {found.name} cannot be loaded ({error})."
     if library.tapas_interface() != INTERFACE:

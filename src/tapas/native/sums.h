@@ -56,10 +56,10 @@ static ALWAYS Floats higher(Floats x, Floats most) {
 
 // The highest score of every query among rows start .. stop, joined with what is in `peak`.
 static void peaks(const Rows& rows, const Panels& panels, const Own& own, int64_t start,
-                  int64_t stop, float scale, float* peak) {
+                  int64_t stop, float* peak) {
   Block block(rows);
   for (int64_t at = start; at < stop; at += block.size) {
-    block.read(rows, at, std::min(at + block.size, stop), scale);
+    block.read(rows, at, std::min(at + block.size, stop), 1.0f);
     for (int64_t i = 0; i < block.count; i += HIGH) {
       const auto [low, high] = own.between(at + i, at + i + HIGH);
       for (int64_t j = 0; j < panels.count; ++j) {
@@ -78,17 +78,17 @@ static void peaks(const Rows& rows, const Panels& panels, const Own& own, int64_
   }
 }
 
-// mass[p, q] = 2^(score_pq - reference_q) for rows start .. stop, and its sum over them added to
-// total[q]. False if a score is too far above its reference.
+// mass[p, q] = 2^(unit * (score_pq - reference_q)) for rows start .. stop, and its sum over them
+// added to total[q]. False if a score is too far above its reference.
 static bool exponentials(const Rows& rows, const Panels& panels, const Own& own, int64_t start,
-                         int64_t stop, float scale, const float* reference, float* mass,
+                         int64_t stop, float unit, const float* reference, float* mass,
                          int64_t stride, double* total) {
   Block block(rows);
-  Ints beyond = {};
+  Floats highest = {};
   std::vector<std::pair<int64_t, int64_t>> mine(block.size / HIGH);
   const int64_t each = HIGH / std::max<int64_t>(1, panels.count) + 1;
   for (int64_t at = start; at < stop; at += block.size) {
-    block.read(rows, at, std::min(at + block.size, stop), scale);
+    block.read(rows, at, std::min(at + block.size, stop), 1.0f);
     for (int64_t t = 0; t < block.tiles(); ++t)
       mine[t] = own.between(at + t * HIGH, at + (t + 1) * HIGH);
     for (int64_t j = 0; j < panels.count; ++j) {
@@ -107,8 +107,8 @@ static bool exponentials(const Rows& rows, const Panels& panels, const Own& own,
           if (r >= real) break;
           for (int w = 0; w < WIDE; ++w) {
             const Floats x = score[r][w] - far[w];
-            beyond |= x > FAR;
-            score[r][w] = exp2_of(x);
+            highest = x > highest ? x : highest;
+            score[r][w] = exp2_of(x, unit);
             sum[w] += score[r][w];
           }
         }
@@ -125,7 +125,7 @@ static bool exponentials(const Rows& rows, const Panels& panels, const Own& own,
         total[j * PANEL + lane] += sum[lane / LANES][lane % LANES];
     }
   }
-  return !any(beyond);
+  return !any(highest > FAR / unit);
 }
 
 struct Stretch {
@@ -145,22 +145,34 @@ static int useful_threads(int64_t rows, int64_t queries, int64_t dim, int thread
   return static_cast<int>(std::min<int64_t>(threads, most));
 }
 
-// What mass_of_rows finds out about every query (panels * 16 entries).
+// What mass_of_rows finds out about every query (panels * 16 entries). The share of a row in its
+// sum is 2^(unit * (score - reference)) * inverse. It is never taken from the log of the sum: where
+// that is a thousand, rounding it to a float changes all shares by up to 3e-5.
 struct Sums {
+  float unit;
   std::vector<float> reference;
   std::vector<double> total;
   std::vector<char> empty;  // 1 where nothing is left to sum
 
+  double log_total(int64_t q) const { return std::log2(total[q]) / unit; }
   float log_sum(int64_t q) const {
-    return empty[q] ? -INFINITY : static_cast<float>((reference[q] + std::log2(total[q])) * LN_2);
+    return empty[q] ? -INFINITY : static_cast<float>(reference[q] + log_total(q));
   }
-  float inverse(int64_t q) const { return empty[q] ? 0.0f : static_cast<float>(1.0 / total[q]); }
+  // The inverse of a sum far above its reference, times a small gradient, may be below any float.
+  // With the reference moved it is near 1. By a whole number, which often costs no rounding.
+  float moved(int64_t q) const {
+    return empty[q] ? 0.0f : static_cast<float>(reference[q] + std::floor(log_total(q)));
+  }
+  float inverse(int64_t q, float moved) const {
+    const double step = static_cast<double>(moved) - reference[q];
+    return empty[q] ? 0.0f : static_cast<float>(std::exp2(unit * step) / total[q]);
+  }
 };
 
-// mass[p, q] = 2^(score_pq - reference_q), if it is wanted, and its sums over all rows.
-static Sums mass_of_rows(const Rows& rows, const Panels& panels, const Own& own, float scale,
+// mass[p, q] = 2^(unit * (score_pq - reference_q)), if it is wanted, and its sums over all rows.
+static Sums mass_of_rows(const Rows& rows, const Panels& panels, const Own& own, float unit,
                          int threads, float* mass, int64_t stride) {
-  Sums found;
+  Sums found{unit, {}, {}, {}};
   std::vector<float>& reference = found.reference;
   std::vector<double>& total = found.total;
   std::vector<char>& empty = found.empty;
@@ -169,7 +181,7 @@ static Sums mass_of_rows(const Rows& rows, const Panels& panels, const Own& own,
   threads = useful_threads(rows.count, panels.queries, panels.dim, threads);
   reference.assign(width, -INFINITY);
   // any score near the highest will do for a reference: look at a few, and at all only if need be
-  peaks(rows, panels, own, 0, std::min<int64_t>(rows.count, 2 * HIGH), scale, reference.data());
+  peaks(rows, panels, own, 0, std::min<int64_t>(rows.count, 2 * HIGH), reference.data());
   for (int attempt = 0; attempt < 2; ++attempt) {
     for (float& r : reference)
       if (r == -INFINITY) r = 0.0f;  // all of the few are its own; or no query at all
@@ -178,7 +190,7 @@ static Sums mass_of_rows(const Rows& rows, const Panels& panels, const Own& own,
 #pragma omp parallel for num_threads(threads) schedule(static, 1) reduction(&& : near)
     for (int part = 0; part < threads; ++part) {
       const Stretch mine = stretch(rows.count, rows_at_once(panels.dim), part, threads);
-      near = exponentials(rows, panels, own, mine.start, mine.stop, scale, reference.data(), mass,
+      near = exponentials(rows, panels, own, mine.start, mine.stop, unit, reference.data(), mass,
                           stride, &totals[part * width]) && near;
     }
     total.assign(width, 0.0);
@@ -191,7 +203,7 @@ static Sums mass_of_rows(const Rows& rows, const Panels& panels, const Own& own,
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (int part = 0; part < threads; ++part) {
       const Stretch mine = stretch(rows.count, rows_at_once(panels.dim), part, threads);
-      peaks(rows, panels, own, mine.start, mine.stop, scale, &most[part * width]);
+      peaks(rows, panels, own, mine.start, mine.stop, &most[part * width]);
     }
     reference.assign(width, -INFINITY);
     for (int part = 0; part < threads; ++part)
@@ -230,7 +242,7 @@ static bool block_scores(const Block& block, const Panels& panels, const float* 
         for (int w = 0; w < WIDE; ++w) {
           const Floats x = tile[r][w] - far;
           beyond |= x > FAR;
-          tile[r][w] = exp2_of(x);
+          tile[r][w] = exp2_of(x, 1.0f);
         }
       }
       if (real < PANEL)

@@ -47,13 +47,14 @@ static ALWAYS Floats load(const float* from) {
 
 static ALWAYS void store(float* to, Floats x) { memcpy(to, &x, sizeof x); }
 
-// 2^x to two units in the last place; 0 below 2^-126; NaN stays NaN.
-static ALWAYS Floats exp2_of(Floats x) {
+// 2^(unit * x) to two units in the last place; 0 below about 2^-125; NaN stays NaN. The product of
+// a large x would be rounded by more than that: it goes into fused operations as it is.
+static ALWAYS Floats exp2_of(Floats x, float unit) {
   const Floats shift = splat(12582912.0f);  // 1.5 * 2^23: what is added to it is rounded
-  const Ints vanishes = x < -126.0f;
-  Floats rounded = x + shift;
+  Floats rounded = x * unit + shift;
+  const Ints vanishes = rounded < shift - 125.0f;
   Bits whole = (Bits)rounded << 23;
-  Floats f = x - (rounded - shift);
+  Floats f = x * unit - (rounded - shift);
   Floats p = splat(0.00132764608f);
   p = p * f + 0.00967554096f;
   p = p * f + 0.0555071346f;

@@ -1,4 +1,4 @@
-// Row optimizers: the same four as in tables/row_optimizers.py, on one row at a time.
+// Row updates: the same four as in optim/row_updates.py, on one row at a time.
 #pragma once
 
 #include <cmath>

@@ -11,9 +11,10 @@ import time
 import torch
 
 from tapas.losses import sampled_softmax_loss
+from tapas.optim import Adagrad
 from tapas.proposals import Uniform
 from tapas.rng import stream
-from tapas.tables import Adagrad, LocalTable
+from tapas.tables import LocalTable
 
 BATCH, DIM, NUM_CLASSES = 32, 50, 10_000
 
@@ -23,7 +24,7 @@ def gradient_cost(repeats: int = 400, warmup: int = 50) -> dict[str, float]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        table = LocalTable(NUM_CLASSES, DIM, row_optimizer=Adagrad())
+        table = LocalTable(NUM_CLASSES, DIM, row_optimizer=Adagrad.fused())
         query = torch.randn(BATCH, DIM, generator=stream(0, "query")).requires_grad_()
         target = torch.randint(NUM_CLASSES, (BATCH, 1), generator=stream(0, "target"))
         kept = {

@@ -13,12 +13,14 @@ from torch.nn import functional
 
 from tapas.errors import UsageError
 from tapas.heads import TapasSoftmax
+from tapas.optim import Adagrad
+from tapas.optim.row_updates import AdagradUpdate
 from tapas.paper.shards.looks import look
 from tapas.paper.tasks import Split, Task, load_task
 from tapas.proposals import Squashed
 from tapas.rng import stream
 from tapas.schedule import Anneal, Schedule
-from tapas.tables import Adagrad, LocalTable
+from tapas.tables import LocalTable
 from tapas.tables.placement import Placement
 
 QUERIES_PER_CHUNK = 1000
@@ -148,7 +150,7 @@ def _build(run: Run, task: Task) -> tuple[nn.Module, TapasSoftmax, LocalTable]:
     table = LocalTable(
         task.num_classes,
         dim,
-        row_optimizer=Adagrad(lr=run.lr, weight_decay=run.l2),
+        row_optimizer=Adagrad.fused(lr=run.lr, weight_decay=run.l2),
         num_shards=run.num_shards,
         seed=run.seed,
     )
@@ -169,7 +171,7 @@ class _Adagrad:
     """Dense Adagrad for the encoder, with the same start as the rows' and no overhead."""
 
     def __init__(self, parameters: list[nn.Parameter], lr: float):
-        self.rule = Adagrad(lr=lr)
+        self.rule = AdagradUpdate(lr=lr)
         start = self.rule.initial_sum
         self.moved = [(p, torch.full_like(p, start)) for p in parameters]
 
@@ -177,5 +179,5 @@ class _Adagrad:
     def step(self) -> None:
         for parameter, total in self.moved:
             if parameter.grad is not None:
-                self.rule.step(parameter.data, parameter.grad, {"sum": total}, 0)
+                self.rule.apply(parameter.data, parameter.grad, {"sum": total}, 0)
                 parameter.grad = None

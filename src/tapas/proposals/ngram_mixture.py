@@ -11,13 +11,15 @@ to be told costs what is told.
 """
 
 from copy import copy
+from typing import Any
 from zlib import crc32
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tapas.candidates import find
 from tapas.errors import UsageError
+from tapas.exact_state import ExactState
 from tapas.proposals.base import Proposal
 from tapas.proposals.bigram import Bigram
 from tapas.proposals.squashed import Squashed
@@ -28,7 +30,7 @@ LEAST_PAIRS = 0.001  # share of the bigram, which at 0 could not be told of anyt
 LEAST_MASS = 1e-12  # of a pair, before its row is scaled to 1
 
 
-class NgramMixture(nn.Module):
+class NgramMixture(ExactState):
     """The mixture over `num_classes` classes, as buffers: O(C + pairs) numbers.
 
     Args:
@@ -170,12 +172,12 @@ class NgramMixture(nn.Module):
             self._frozen = base, bigram
         return self._frozen
 
-    def get_extra_state(self) -> dict[str, int]:
+    def state_numbers(self) -> dict[str, int | float]:
         return {"pairs": 0 if self._bigram is None else crc32(repr(_names(self._bigram)).encode())}
 
-    def set_extra_state(self, state: dict[str, int]) -> None:
+    def load_state_numbers(self, numbers: dict[str, Any]) -> None:
         self._frozen = None
-        if state != self.get_extra_state():
+        if numbers != self.state_numbers():
             raise UsageError(
                 "this state was adapted with other pairs than the mixture has. Pass the pairs that "
                 "it was saved with."

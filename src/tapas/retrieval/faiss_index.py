@@ -33,7 +33,7 @@ class FaissIndex:
         self.index = index
         self.num_classes, self.dim = int(index.ntotal), int(index.d) - 1
 
-    def top(self, query: Tensor, k: int, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def topk(self, query: Tensor, k: int, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The k best classes for each row of `query` (B, D): scores and ids, (B, k).
 
         Equal scores come in any order. `exclude` (B, E) are classes to leave out of a row
@@ -118,7 +118,7 @@ def load_index(path: Path) -> FaissIndex:
 
 def measured_recall(index: FaissIndex, query: Tensor, exact_ids: Tensor, k: int) -> float:
     """Mean share of the first k of `exact_ids` (B, >= k) that the index finds among its k."""
-    _, ids = index.top(query, k)
+    _, ids = index.topk(query, k)
     return float(recall_at_k(ids, exact_ids[:, :k].cpu(), k).mean())
 
 

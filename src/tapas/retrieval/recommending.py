@@ -14,20 +14,20 @@ from tapas.shapes import check_positive
 BATCH = 256
 
 Encode = Callable[[Tensor, Tensor], Any]
-Top = Callable[[Any, int, Tensor | None], tuple[Tensor, Tensor]]
+TopK = Callable[[Any, int, Tensor | None], tuple[Tensor, Tensor]]
 
 
 class Recommender:
     """Histories in, ranked class ids out; from a run or from an export.
 
     `encode(items, lengths)` turns (B, T = history_length) int64 ids, the oldest first and
-    from column 0 on, zeros behind, and (B,) lengths into what `top` ranks by: queries (B, D),
-    or a model's whole reading. `top(query, k, exclude)` gives scores and ids, (B, k) each,
+    from column 0 on, zeros behind, and (B,) lengths into what `topk` ranks by: queries (B, D),
+    or a model's whole reading. `topk(query, k, exclude)` gives scores and ids, (B, k) each,
     without the classes in `exclude` (B, E), if any, where -1 is padding.
     """
 
-    def __init__(self, *, encode: Encode, top: Top, history_length: int):
-        self.encode, self.top = encode, top
+    def __init__(self, *, encode: Encode, topk: TopK, history_length: int):
+        self.encode, self.topk = encode, topk
         self.history_length = check_positive("history_length", history_length)
 
     def recommend(
@@ -58,7 +58,7 @@ class Recommender:
             with torch.no_grad():
                 query = self.encode(_stack(recent, self.history_length, 0), lengths)
                 exclude = _stack(seen, max(map(len, seen)), -1) if exclude_seen else None
-                yield self.top(query, k, exclude)
+                yield self.topk(query, k, exclude)
 
 
 def _stack(rows: Sequence[NDArray[np.integer]], width: int, padding: int) -> Tensor:

@@ -91,10 +91,9 @@ def mean_share(view: PoolView) -> Tensor:
                 offset /= view.temperature
             torch.addmm(offset, query[first:last], weight.t(), out=logit[:, part])
         mute(logit, view.ids, view.own[first:last])
-        can_own_all = view.own.shape[1] >= size  # such a query has no say
-        silent = logit.isneginf().all(dim=1) if can_own_all else None
+        # a query that owns the whole pool, or for which nothing in it can be, has no say
+        silent = logit.amax(dim=1, keepdim=True).isneginf()
         torch.softmax(logit, dim=1, out=logit)
-        if silent is not None:
-            logit[silent] = 0.0
+        logit.masked_fill_(silent, 0.0)
         share += logit.sum(dim=0)
     return share.div_(num_queries)

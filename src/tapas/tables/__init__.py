@@ -2,16 +2,10 @@
 
 from tapas.tables.base import ClassTable
 from tapas.tables.local import LocalTable
-from tapas.tables.row_optimizers import SGD, Adagrad, LazyAdam, RowOptimizer, RowwiseAdagrad
 from tapas.tables.sharded import ShardedTable
 
 __all__ = [
-    "SGD",
-    "Adagrad",
     "ClassTable",
-    "LazyAdam",
     "LocalTable",
-    "RowOptimizer",
-    "RowwiseAdagrad",
     "ShardedTable",
 ]

@@ -1,20 +1,22 @@
 """The seam of the library: one weight row and one bias per class, wherever they live."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, ClassVar, Self, TypeAlias
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tapas.candidates import Candidates
 from tapas.compiling import outside_graphs
 from tapas.errors import UsageError
+from tapas.exact_state import ExactState
+from tapas.optim.gradient_queue import GradientQueue, RowGradients
+from tapas.optim.row_updates import RowUpdate
 from tapas.rng import check_generator
 from tapas.selection import Selection
-from tapas.shapes import check_ids, check_shape
-from tapas.tables.checks import check_gradient
+from tapas.shapes import check_ids, check_integer, check_query, check_shape
 from tapas.tables.gradients import lookup, sampled_logits
 from tapas.tables.meeting import Meeting
 from tapas.tables.second_pass import Question, SecondPass, second_pass_of, uncorrected
@@ -22,7 +24,7 @@ from tapas.tables.second_pass import Question, SecondPass, second_pass_of, uncor
 GiveBack: TypeAlias = Callable[[Tensor, Tensor], None]  # of gradients (N, D) and (N,)
 
 
-class ClassTable(nn.Module, ABC):
+class ClassTable(ExactState, ABC):
     """One weight row and one bias per class, wherever they happen to live.
 
     Everything else speaks to classes through these verbs, so a head never knows whether
@@ -38,17 +40,68 @@ class ClassTable(nn.Module, ABC):
     def __init__(self, num_classes: int, dim: int):
         super().__init__()
         self.num_classes, self.dim = num_classes, dim
-        self.frozen = False
-        self._held: list[tuple[Tensor, Tensor, Tensor]] | None = None
+        self.gradients = GradientQueue(self)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy taken inside `accumulate` is outside of it, or it would wait for ever."""
-        return {**self.__dict__, "_held": None}
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if not self.gradients.serves:  # a shallow copy shares the queue of the original
+            self.gradients.serve(self)
 
-    def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """False freezes the rows, also those that no torch optimizer knows of."""
-        self.frozen = not requires_grad
-        return super().requires_grad_(requires_grad)
+    @property
+    @abstractmethod
+    def row_optimizer(self) -> RowUpdate | None:
+        """What moves rows in `backward`; None where they wait for an optimizer's step."""
+
+    @property
+    @abstractmethod
+    def has_bias(self) -> bool:
+        """Whether there are biases; where not they are 0 and have no gradient."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that are kept in this process."""
+        return self.num_classes
+
+    @abstractmethod
+    def move_rows(
+        self, update: RowUpdate, gradients: RowGradients, state: dict[str, Tensor] | None
+    ) -> None:
+        """One step by `update` of the rows named, whose gradients are finite.
+
+        `state` is that of an optimizer, which is filled in its first step; with None it is the
+        table's own, of the fused option. Gradients of a repeated id are summed.
+        """
+
+    def check_update(self, update: RowUpdate) -> None:
+        """An error if the rows cannot be moved by `update`."""
+
+    def row_state_shapes(self, update: RowUpdate) -> dict[str, tuple[int, ...]]:
+        """What an optimizer's state of these rows holds, by name."""
+        return {}
+
+    def check_row_state(self, update: RowUpdate, state: Mapping[str, Tensor]) -> None:
+        """An error if `state`, an optimizer's, is not what `update` remembers of these rows."""
+        found = {name: tuple(getattr(part, "shape", ())) for name, part in state.items()}
+        if state and found != (wanted := self.row_state_shapes(update)):
+            raise UsageError(
+                f"this state is not that of a {update.name} for these rows: it has {found}, "
+                f"expected {wanted}."
+            )
+        for name, part in state.items():
+            whole = name in ("step", "layout")
+            if not isinstance(part, Tensor) or part.is_meta or part.is_floating_point() == whole:
+                raise UsageError(
+                    f"{name} of an optimizer's state of rows is no such tensor: {part!r}."
+                )
+            if name == "step" and int(part) < 0:
+                raise UsageError(f"an optimizer's state of rows has made {int(part)} steps.")
+
+    def sum_over_ranks(self, value: float, formula: Callable[[], str]) -> float:
+        """The sum of `value` over all ranks, whose optimizers must have the same `formula`."""
+        return value
+
+    def check_training(self) -> None:
+        """An error if the rows cannot be trained in this process."""
 
     @property
     def num_shards(self) -> int:
@@ -135,24 +188,23 @@ class ClassTable(nn.Module, ABC):
     def read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """`rows` without the check of `ids` and inside no_grad, for callers who see to both."""
 
-    def borrow(self, ids: Tensor, *, biases: bool) -> tuple[Tensor, Tensor, GiveBack]:
+    def borrow(self, ids: Tensor, *, biases: bool, trains: bool) -> tuple[Tensor, Tensor, GiveBack]:
         """Weights (N, D) and biases (N,) of `ids` (N,), and what takes their gradients later.
 
-        Where `biases` are not asked for, they and their gradients are all 0.
+        Where `biases` are not asked for, they and their gradients are all 0. `trains` is whether
+        gradients will come.
         """
 
         def give_back(weight_grad: Tensor, bias_grad: Tensor) -> None:
-            self.receive(ids, weight_grad, bias_grad)
+            self.gradients.add(ids, weight_grad, bias_grad)
 
         weight, bias = self.read(ids)
         return weight, bias if biases else torch.zeros_like(bias), give_back
 
     @abstractmethod
-    def write(self, ids: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> None:
-        """`update` without checks and without waiting for the end of `accumulate`."""
-
-    @abstractmethod
-    def top(self, query: Tensor, k: int, *, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def topk(
+        self, query: Tensor, k: int, *, exclude: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The k best classes for each row of `query` (B, D): scores and ids, (B, k).
 
         Exact; equal scores by rising id. `exclude` (B, E) are classes to leave out of a
@@ -190,39 +242,25 @@ class ClassTable(nn.Module, ABC):
             ids = check_ids("ids", ids, self.num_classes)
             if not ids.numel() and self.num_ranks == 1:
                 return
-            self.receive(
-                ids.to(self.device),
-                weight_grad.detach().to(self.device, torch.float32),
-                bias_grad.detach().to(self.device, torch.float32),
+            # copies: the caller is free to reuse its own before an `accumulate` ends
+            self._update(
+                RowGradients(
+                    ids.to(self.device, copy=True),
+                    weight_grad.detach().to(self.device, torch.float32, copy=True),
+                    bias_grad.detach().to(self.device, torch.float32, copy=True),
+                )
             )
 
-    def receive(self, ids: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> None:
-        """`update` for callers who know shapes and ids to be good."""
-        check_gradient(weight_grad, bias_grad)
-        if self._held is None:
-            self.write(ids, weight_grad, bias_grad)
-        else:  # copies: the caller is free to reuse its own
-            self._held.append((ids.clone(), weight_grad.clone(), bias_grad.clone()))
+    def _update(self, gradients: RowGradients) -> None:
+        self.gradients.update(gradients)
 
     def accumulate(self) -> AbstractContextManager[None]:
-        """Hold back every `update` inside and apply them as one at the end.
+        """Hold back every fused update inside and apply them as one at the end.
 
-        After an exception nothing of what was held is applied.
+        After an exception nothing of what was held is applied. Rows that an optimizer moves wait
+        for its step anyway.
         """
-        return self._accumulating()
-
-    @contextmanager
-    def _accumulating(self) -> Iterator[None]:
-        if self._held is not None:
-            raise UsageError("this table is accumulating already; leave that block first.")
-        self._held = []
-        try:
-            yield
-            held, self._held = self._held, None
-            if held:
-                self.receive(*(torch.cat(part) for part in zip(*held, strict=True)))
-        finally:
-            self._held = None
+        return self.gradients.hold()
 
     def sampled_logits(
         self, query: Tensor, target: Tensor, kept: Candidates
@@ -233,6 +271,17 @@ class ClassTable(nn.Module, ABC):
         log of the weighted sum over the kept classes that are not its own, (B,).
         `backward` through them sends the rows their gradients.
         """
+        with self.together():
+            query = check_query(query, self.dim)
+            check_shape({"B": len(query)}, target=(target, "B L"))
+            target = check_integer("target", target).to(self.device).contiguous()
+            check_ids("target", target.clamp(min=0), self.num_classes)
+            ids = check_ids("kept.ids", kept.ids, self.num_classes)
+            if bool((ids[1:] <= ids[:-1]).any()):
+                raise UsageError(
+                    "kept.ids must be distinct and rise: an example's own target is looked up "
+                    "among them. Sort them with their log_q."
+                )
         return self.logits_of(self.meet(query, target), kept)
 
     def meet(
@@ -253,26 +302,44 @@ class ClassTable(nn.Module, ABC):
 
     def logits_of(self, meeting: Meeting, kept: Candidates) -> tuple[Tensor, Tensor]:
         """`sampled_logits` of the examples that this process brought to the meeting."""
-        return sampled_logits(self, meeting.query, meeting.target, kept)
+        return sampled_logits(self.gradients, self.read, meeting.query, meeting.target, kept)
+
+    def _refuse_backward(self) -> None:
+        fused = self.row_optimizer is not None and torch.is_grad_enabled()
+        if fused and torch._C._current_graph_task_id() != -1:
+            raise UsageError(
+                "rows that move in `backward` were looked up inside of a backward pass, as "
+                "torch.utils.checkpoint does: they may have moved since the first time. Leave "
+                "row_optimizer out and use tapas.optim, or look rows up outside of the checkpoint."
+            )
 
     @outside_graphs
-    def lookup(self, ids: Tensor) -> Tensor:
-        """Weights (..., D) of `ids` (...,), float32, as inputs of a model.
+    def lookup(self, ids: Tensor, *, padding_idx: int | None = None) -> Tensor:
+        """Weights (..., D) of `ids` (...,), float32, as inputs of a model: tied weights.
 
-        `backward` through them sends the rows their gradients; biases take no part.
+        `backward` through them sends the rows their gradients; biases take no part. `padding_idx`,
+        as in nn.Embedding, is a vector of 0 without a gradient; it need not be a class.
         """
         with self.together():
-            flat = check_ids("ids", ids, self.num_classes).to(self.device).reshape(-1)
-            return lookup(self, flat, biases=False)[0].view(*ids.shape, self.dim)
+            self._refuse_backward()
+            flat = check_integer("ids", ids).to(self.device).reshape(-1)
+            if not isinstance(padding_idx, int | None):
+                raise UsageError(f"padding_idx must be a whole number, got {padding_idx!r}.")
+            place = None if padding_idx is None else (flat != padding_idx).nonzero()[:, 0]
+            real = check_ids("ids", flat if place is None else flat[place], self.num_classes)
+            rows = lookup(self, real, biases=False)[0]
+        if place is not None:
+            rows = rows.new_zeros(len(flat), self.dim).index_copy(0, place, rows)
+        return rows.view(*ids.shape, self.dim)
 
     @outside_graphs
     def live_rows(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """`rows` of `ids` (N,), through which `backward` sends them their gradients.
 
-        For losses that are no function of a softmax's sum. Rows travel to whoever asks. One
-        call is one update: ask for all that a loss needs at once.
+        For losses that are no function of a softmax's sum. Rows travel to whoever asks.
         """
         with self.together():
+            self._refuse_backward()
             check_shape({}, ids=(ids, "N"))
             flat = check_ids("ids", ids, self.num_classes).to(self.device)
             return lookup(self, flat, biases=True)

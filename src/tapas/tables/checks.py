@@ -1,13 +1,11 @@
 """What tables refuse, in the words of all of them."""
 
-from math import isfinite
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from tapas.errors import UsageError
 from tapas.shapes import (
-    all_finite,
     check_ids,
     check_integer,
     check_positive,
@@ -19,19 +17,10 @@ if TYPE_CHECKING:
     from tapas.tables.base import ClassTable
 
 
-def check_gradient(weight_grad: Tensor, bias_grad: Tensor) -> None:
-    total = float(weight_grad.sum()) + float(bias_grad.sum())
-    if not (isfinite(total) or (all_finite(weight_grad) and all_finite(bias_grad))):
-        raise UsageError(
-            "the gradient of the class rows holds NaN or inf; no row was changed. Lower the "
-            "learning rate, or drop loss scaling: the head computes in float32."
-        )
-
-
-def check_top(
+def check_topk(
     table: "ClassTable", query: Tensor, k: int, exclude: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """What `top` is asked, as (B, D) float32 and (B, E) int64, or an error."""
+    """What `topk` is asked, as (B, D) float32 and (B, E) int64, or an error."""
     query = check_query(query, table.dim)
     check_positive("k", k)
     if k > table.num_classes:

@@ -91,7 +91,7 @@ def _look(
 def log_of_all(weight: Tensor, bias: Tensor | None, query: Tensor) -> Tensor:
     """log sum_c exp(query . weight_c + bias_c), (B,)."""
     if native.readable(weight, query):
-        return native.log_sum(weight, None if bias is None else bias.float(), query)
+        return native.log_sum(weight, None if bias is None else bias.float(), query)[0]
     total = query.new_full((len(query),), -torch.inf)
     for start, stop in chunks(len(weight), len(query)):
         total = torch.logaddexp(total, _scores(weight, bias, query, start, stop).logsumexp(dim=1))

@@ -1,8 +1,7 @@
-"""Logits of target and kept classes, whose backward pass sends the rows their gradients.
+"""Logits of target and kept classes, whose backward pass hands the rows their gradients.
 
 One autograd node from the query to the two tensors that a sampled loss needs. A row is
-read once, its gradient is written once: to the table's own row optimizer, or as a sparse
-gradient to the table's parameters for torch.optim.
+read once, and its gradient goes to the table's `GradientQueue`, if the pass reaches its anchor.
 """
 
 from collections.abc import Callable
@@ -13,36 +12,25 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tapas.candidates import Candidates
-from tapas.losses import kept_gradients, kept_log_sum
+from tapas.compiling import outside_graphs
+from tapas.losses import Shares, kept_gradients, kept_log_sum
+from tapas.optim.gradient_queue import GradientQueue
 
 if TYPE_CHECKING:
     from tapas.tables.base import ClassTable
 
 Read: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
 
-# nothing upstream may require a gradient, yet backward must reach the rows
-ANCHOR = torch.zeros((), device="cpu", requires_grad=True)
-NOTHING = torch.zeros((), device="cpu")
-
 
 def sampled_logits(
-    table: "ClassTable",
-    query: Tensor,
-    target: Tensor,
-    kept: Candidates,
-    *,
-    read: Read | None = None,
+    queue: GradientQueue, read: Read, query: Tensor, target: Tensor, kept: Candidates
 ) -> tuple[Tensor, Tensor]:
     """(B, L) own logits and (B,) log of the kept sum; see `ClassTable.sampled_logits`.
 
-    `read` has the rows already, if somebody has fetched them.
+    `read` gives weights and biases of ids; their gradients go to `queue` under the same ids.
     """
-    weight: Tensor | None = table._parameters.get("weight")
-    bias = table._parameters.get("bias")
-    if weight is None:
-        weight = NOTHING if table.frozen else ANCHOR
     positive, log_sum = _SampledLogits.apply(  # type: ignore[no-untyped-call]
-        query, weight, bias, table, target, kept, read or table.read
+        query, queue.input(), queue, target, kept, read
     )
     return positive, log_sum
 
@@ -52,9 +40,8 @@ class _SampledLogits(torch.autograd.Function):
     def forward(
         ctx: Any,
         query: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        table: "ClassTable",
+        anchor: Tensor,
+        queue: GradientQueue,
         target: Tensor,
         kept: Candidates,
         read: Read,
@@ -75,13 +62,9 @@ class _SampledLogits(torch.autograd.Function):
         if padding is not None:
             positive.masked_fill_(padding.view_as(target), -torch.inf)
         offset = biases[num_own:] - kept.log_q
-        log_sum, share = kept_log_sum(query, kept_rows, offset, kept.ids, target)
-        ctx.table = table
-        # parameters get sparse gradients; without a bias parameter it is the anchor alone
-        ctx.sparse = None if bias is None else [(p.shape, p.dtype) for p in (weight, bias)]
-        ctx.save_for_backward(
-            query, own_rows, kept_rows, offset, ids, target, log_sum, share, padding
-        )
+        log_sum, shares = kept_log_sum(query, kept_rows, offset, kept.ids, target)
+        ctx.queue, ctx.read = queue, read  # which keeps the table, as a graph keeps parameters
+        ctx.save_for_backward(query, own_rows, kept_rows, offset, ids, target, padding, *shares)
         return positive, log_sum
 
     @staticmethod
@@ -94,8 +77,9 @@ class _SampledLogits(torch.autograd.Function):
             return _send_gradients(ctx, positive_grad, log_sum_grad)
 
 
+@outside_graphs  # compiled autograd would leave out what is done beside the gradients
 def _send_gradients(ctx: Any, positive_grad: Tensor, log_sum_grad: Tensor) -> tuple[Any, ...]:
-    query, own_rows, kept_rows, offset, ids, target, log_sum, share, padding = ctx.saved_tensors
+    query, own_rows, kept_rows, offset, ids, target, padding, *shares = ctx.saved_tensors
     single = own_rows.shape[1] == 1
     query_grad, pushed, pushed_bias = kept_gradients(
         query,
@@ -103,8 +87,7 @@ def _send_gradients(ctx: Any, positive_grad: Tensor, log_sum_grad: Tensor) -> tu
         offset,
         ids[target.numel() :],
         target,
-        log_sum=log_sum,
-        share=share,
+        shares=Shares(*shares),
         grad=log_sum_grad,
     )
     if ctx.needs_input_grad[0]:
@@ -112,70 +95,51 @@ def _send_gradients(ctx: Any, positive_grad: Tensor, log_sum_grad: Tensor) -> tu
             query_grad.addcmul_(positive_grad, own_rows.view_as(query))
         else:
             query_grad += (positive_grad[:, :, None] * own_rows).sum(dim=1)
-    if single:
-        pulled = positive_grad * query
-    else:
-        pulled = (positive_grad[:, :, None] * query[:, None, :]).view(-1, query.shape[1])
-    weight_grad = torch.cat([pulled, pushed])
-    bias_grad = torch.cat([positive_grad.reshape(-1), pushed_bias])
-    if padding is not None:
-        # a padded target is not a touched row: Adam and weight decay would move it
-        real = torch.cat([~padding, padding.new_ones(len(pushed))])
-        ids, weight_grad, bias_grad = ids[real], weight_grad[real], bias_grad[real]
-    if ctx.sparse is None:
-        if ctx.needs_input_grad[1]:
-            ctx.table.receive(ids, weight_grad, bias_grad)
-        return query_grad, *[None] * 6
-    sparse = [
-        _sparse(ids, grad, *like) if needed else None
-        for grad, like, needed in zip(
-            (weight_grad, bias_grad), ctx.sparse, ctx.needs_input_grad[1:3], strict=True
-        )
-    ]
-    return query_grad, *sparse, *[None] * 4
-
-
-def _sparse(ids: Tensor, grad: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    return torch.sparse_coo_tensor(ids[None], grad.to(dtype), shape, check_invariants=False)
+    if not ctx.needs_input_grad[1]:
+        return query_grad, *[None] * 5
+    accumulates = ctx.queue.accumulates()
+    if accumulates:
+        if single:
+            pulled = positive_grad * query
+        else:
+            pulled = (positive_grad[:, :, None] * query[:, None, :]).view(-1, query.shape[1])
+        weight_grad = torch.cat([pulled, pushed])
+        bias_grad = torch.cat([positive_grad.reshape(-1), pushed_bias])
+        if padding is not None:
+            # a padded target is not a touched row: Adam and weight decay would move it
+            real = torch.cat([~padding, padding.new_ones(len(pushed))])
+            ids, weight_grad, bias_grad = ids[real], weight_grad[real], bias_grad[real]
+        ctx.queue.add(ids, weight_grad, bias_grad)
+    return query_grad, ctx.queue.anchor_grad(accumulates, positive_grad, log_sum_grad), *[None] * 4
 
 
 def lookup(table: "ClassTable", ids: Tensor, *, biases: bool) -> tuple[Tensor, Tensor]:
     """Weights (N, D) and biases (N,) of `ids` (N,); see `ClassTable.live_rows`."""
-    weight: Tensor | None = table._parameters.get("weight")
-    bias = table._parameters.get("bias") if biases else None
-    if weight is None:
-        weight = NOTHING if table.frozen else ANCHOR
-    found: tuple[Tensor, Tensor] = _Lookup.apply(weight, bias, table, ids, biases)  # type: ignore[no-untyped-call]
+    found: tuple[Tensor, Tensor] = _Lookup.apply(  # type: ignore[no-untyped-call]
+        table.gradients.input(), table, ids, biases
+    )
     return found
 
 
 class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        weight: Tensor,
-        bias: Tensor | None,
-        table: "ClassTable",
-        ids: Tensor,
-        biases: bool,
+        ctx: Any, anchor: Tensor, table: "ClassTable", ids: Tensor, biases: bool
     ) -> tuple[Tensor, Tensor]:
-        is_parameter = weight.dim() > 0
-        ctx.sparse = [
-            (p.shape, p.dtype) if is_parameter and p is not None else None for p in (weight, bias)
-        ]
-        rows, row_biases, ctx.give_back = table.borrow(ids, biases=biases)
-        ctx.save_for_backward(ids)
+        trains = ctx.needs_input_grad[0]
+        rows, row_biases, ctx.give_back = table.borrow(ids, biases=biases, trains=trains)
+        ctx.table, ctx.queue = table, table.gradients  # the graph keeps both, as torch does
         return rows, row_biases
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, weight_grad: Tensor, bias_grad: Tensor) -> tuple[Any, ...]:
-        if ctx.sparse[0] is None:
-            ctx.give_back(weight_grad.float(), bias_grad.float())
-            return (None,) * 5
-        (ids,) = ctx.saved_tensors
-        sparse = [
-            None if like is None else _sparse(ids, grad, *like)
-            for grad, like in zip((weight_grad, bias_grad), ctx.sparse, strict=True)
-        ]
-        return *sparse, None, None, None
+        return _give_back(ctx, weight_grad, bias_grad)
+
+
+@outside_graphs
+def _give_back(ctx: Any, weight_grad: Tensor, bias_grad: Tensor) -> tuple[Any, ...]:
+    accumulates = ctx.queue.accumulates()
+    if accumulates:
+        ctx.give_back(weight_grad.float().resolve_neg(), bias_grad.float().resolve_neg())
+    return ctx.queue.anchor_grad(accumulates, weight_grad, bias_grad), None, None, None

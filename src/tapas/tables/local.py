@@ -1,9 +1,9 @@
 """The class table of one process, which can also behave like m shards."""
 
+import dataclasses
 import math
 from collections.abc import Callable
-from operator import index
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,10 @@ import tapas.native as native
 from tapas.candidates import Candidates
 from tapas.errors import UsageError
 from tapas.native.memory import prefer_huge_pages
-from tapas.rng import stream
+from tapas.optim.gradient_queue import RowGradients
+from tapas.optim.rounding import round_to_bfloat16
+from tapas.optim.row_updates import RowUpdate, StateSpec
+from tapas.rng import check_seed, stream
 from tapas.shapes import (
     all_finite,
     check_positive,
@@ -20,21 +23,21 @@ from tapas.shapes import (
     check_shape,
 )
 from tapas.tables.base import ClassTable
-from tapas.tables.checks import check_top
+from tapas.tables.checks import check_topk
 from tapas.tables.exhaustive import best_classes, log_of_all
 from tapas.tables.placement import Placement
-from tapas.tables.rounding import round_to_bfloat16
-from tapas.tables.row_optimizers import RowOptimizer, native_rule
+from tapas.tables.ranks import num_processes
 from tapas.tables.second_pass import Question, SecondPass, joined, keep_of, share_of
+
+PARTS = ("weight", "bias")
 
 
 class LocalTable(ClassTable):
     """All rows in this process.
 
     Args:
-        row_optimizer: moves the rows in `backward`, touched ones only. None makes `weight`
-            and `bias` parameters with sparse gradients, for torch.optim.SGD, Adagrad or
-            SparseAdam.
+        row_optimizer: None leaves the rows to an optimizer of `tapas.optim`. A fused one, such
+            as tapas.optim.RowwiseAdagrad.fused(lr=0.1), moves them inside `backward`.
         dtype: of the rows; bfloat16 rows are rounded stochastically when they move.
             Optimizer state and all arithmetic are float32.
         bias: True (start at 0), False, or the (C,) values to start at; the log of the
@@ -42,6 +45,14 @@ class LocalTable(ClassTable):
         num_shards: emulate so many shards: each keeps the best n/m of its part of the
             pool, as the distributed engines do.
         placement: of classes on shards, "random" by `seed` or "contiguous"; see `Placement`.
+        seed: of where rows start, and of how bfloat16 rows are rounded; torch.manual_seed has no
+            say. Two tables of one model want two seeds.
+        device: of the rows; torch's default device if left out.
+        independent_ranks: allow training though torch.distributed has several ranks, each of
+            which then has rows of its own. `ShardedTable` shares them.
+
+    Rows are parameters without a gradient of their own, so that they count, are averaged and are
+    saved with the rest of a model; `gradients.anchor` is what freezes them.
     """
 
     exact_reads = True
@@ -51,46 +62,105 @@ class LocalTable(ClassTable):
         num_classes: int,
         dim: int,
         *,
-        row_optimizer: RowOptimizer | None = None,
+        row_optimizer: RowUpdate | None = None,
         dtype: torch.dtype = torch.float32,
         bias: bool | Tensor = True,
         num_shards: int = 1,
         placement: str = "random",
         seed: int = 0,
         device: torch.device | str | None = None,
+        independent_ranks: bool = False,
     ):
         super().__init__(check_positive("num_classes", num_classes), check_positive("dim", dim))
         if dtype not in (torch.float32, torch.bfloat16):
             raise UsageError(f"dtype must be float32 or bfloat16, got {dtype}.")
-        if not isinstance(row_optimizer, RowOptimizer | None):
-            raise UsageError(
-                "row_optimizer must be one such as tapas.SGD(lr=0.1), or None for sparse "
-                f"gradients, got {row_optimizer!r}."
-            )
-        self.row_optimizer = row_optimizer
-        self.num_updates = 0
-        self.seed = index(seed)
+        self._row_optimizer = check_row_optimizer(row_optimizer)
+        self._num_updates = 0
+        self.seed, self.independent_ranks = check_seed(seed), independent_ranks
         self.placement = Placement(num_classes, num_shards, seed=seed, kind=placement)
-        weight = torch.empty(num_classes, dim, dtype=dtype, device="cpu")
-        prefer_huge_pages(weight)
-        self.draw_rows(weight)
-        self.has_bias = bias is not False
+        device = torch.get_default_device() if device is None else torch.device(device)
+        on_meta = device.type == "meta"  # sizes alone: nothing is drawn
+        weight = torch.empty(num_classes, dim, dtype=dtype, device=device if on_meta else "cpu")
+        if not on_meta:
+            prefer_huge_pages(weight)
+            self.draw_rows(weight)
+        self._has_bias = bias is not False
         start = start_bias(bias, num_classes)
         for name, value in (("weight", weight.to(device)), ("bias", start.to(device, dtype))):
-            if row_optimizer is None:
-                self.register_parameter(name, nn.Parameter(value))
-                continue
-            self.register_buffer(name, value)
-            for key, spec in row_optimizer.state_specs().items():
-                width = value[:1].numel() if spec.wide else 1
-                state = value.new_empty((len(value), width), dtype=torch.float32)
-                prefer_huge_pages(state)
-                self.register_buffer(f"{name}_{key}", state.fill_(spec.initial))
-        if row_optimizer is None and not self.has_bias:
-            self.bias.requires_grad_(False)
+            self.register_parameter(name, nn.Parameter(value, requires_grad=False))
+        self.gradients.to(device)
+        if row_optimizer is not None:
+            for name, state in self._new_state(row_optimizer).items():
+                self.register_buffer(name, state)
 
-    weight: Tensor  # (C, D)
-    bias: Tensor  # (C,), or (0,) without biases
+    @property
+    def weight(self) -> Tensor:
+        """(C, D) the rows themselves, without what autograd knows of them.
+
+        To have an embedding share them, use `lookup`; to change them, write into it.
+        """
+        return self._stored("weight")
+
+    @property
+    def bias(self) -> Tensor:
+        """(C,), or (0,) without biases."""
+        return self._stored("bias")
+
+    def _stored(self, name: str) -> Tensor:
+        parameter = self._parameters.get(name)
+        if parameter is None:
+            raise AttributeError(name)
+        return parameter.detach()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in PARTS and isinstance(value, nn.Parameter):
+            own = self._parameters.get(name)
+            if own is not None and own.is_meta:  # a loader fills in what was built without values
+                value = nn.Parameter(value.detach(), requires_grad=False)
+            if value.requires_grad:
+                raise UsageError(
+                    f"the {name} of a class table cannot be a parameter that another module "
+                    "trains, too. To share rows, have the model read its inputs from the table, "
+                    f"head.table.lookup(ids); to set them, head.table.{name}.copy_(values)."
+                )
+            if own is not None and (value.shape, value.dtype) != (own.shape, own.dtype):
+                raise UsageError(
+                    f"{name} has shape {tuple(value.shape)} and {value.dtype}; expected "
+                    f"{tuple(own.shape)} and {own.dtype}, as the table was built."
+                )
+        super().__setattr__(name, value)
+
+    @property
+    def has_bias(self) -> bool:
+        return self._has_bias
+
+    @property
+    def row_optimizer(self) -> RowUpdate | None:
+        return self._row_optimizer
+
+    @row_optimizer.setter
+    def row_optimizer(self, update: RowUpdate | None) -> None:
+        before, update = self._row_optimizer, check_row_optimizer(update)
+        if before is None or update is None:
+            raise UsageError(
+                "whether rows move in `backward` is decided when the table is built. Build it "
+                f"with row_optimizer={'...' if before is None else 'None'} instead."
+            )
+        if layout(update.state_specs()) != layout(before.state_specs()):
+            raise UsageError(
+                f"the rows have the state of {before.name}, which {update.name} cannot go on "
+                "from. Build the table with it; `table.row_optimizer.lr = 0.05` changes a number."
+            )
+        self._row_optimizer = update
+
+    @property
+    def num_updates(self) -> int:
+        """Steps of the rows so far, by the fused update or by the present optimizer."""
+        return self._num_updates or int(self.gradients.state.get("step", 0))
+
+    @num_updates.setter
+    def num_updates(self, count: int) -> None:
+        self._num_updates = count
 
     def draw_rows(self, weight: Tensor) -> None:
         """Fill `weight` (C, D) with what rows start at."""
@@ -99,7 +169,8 @@ class LocalTable(ClassTable):
 
     @property
     def device(self) -> torch.device:
-        return self.weight.device
+        weight = self._parameters.get("weight")
+        return (self.weight if weight is None else weight).device
 
     @property
     def num_shards(self) -> int:
@@ -141,91 +212,157 @@ class LocalTable(ClassTable):
             read=self.read,
         )
 
-    def write(self, ids: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> None:
-        if self.row_optimizer is None:
-            raise UsageError(
-                "this table has no row optimizer: its rows are parameters, moved by torch.optim. "
-                "Pass row_optimizer=tapas.RowwiseAdagrad() for rows that `update` moves."
-            )
-        self.num_updates += 1
-        rule = native_rule(self.row_optimizer, self.num_updates)
-        if rule is not None and native.writable(*self.buffers(recurse=False)):
-            self._move_natively(*rule, "weight", ids, weight_grad)
+    def move_rows(
+        self, update: RowUpdate, gradients: RowGradients, state: dict[str, Tensor] | None
+    ) -> None:
+        if state is None:
+            own = self._state_buffers(update)
+            found = {name: tuple(part.shape) for name, part in own.items()}
+            wanted = self.row_state_shapes(update)
+            if any(wanted[name] != shape for name, shape in found.items()):
+                raise UsageError(
+                    f"the state of these rows has {found}, expected {wanted} for {update.name}. No "
+                    "row was changed."
+                )
+            self._num_updates += 1
+            self._move_all(update, gradients, own, self._num_updates)
+            return
+        if not state:
+            step = torch.zeros((), dtype=torch.int64, device="cpu")
+            state.update({"step": step, **self._new_state(update)})
+        state["step"] += 1
+        self._move_all(update, gradients, state, int(state["step"]))
+
+    def row_state_shapes(self, update: RowUpdate) -> dict[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = {"step": ()}
+        num_biases, one = (self.num_classes, 1) if self.has_bias else (0, 0)
+        for key, spec in update.state_specs().items():
+            shapes[f"weight_{key}"] = (self.num_classes, self.dim if spec.wide else 1)
+            shapes[f"bias_{key}"] = (num_biases, one if spec.wide else 1)
+        return shapes
+
+    def _new_state(self, update: RowUpdate) -> dict[str, Tensor]:
+        """What `update` remembers of every row and bias, where it starts."""
+        shapes, found = self.row_state_shapes(update), {}
+        for part in ("weight", "bias"):
+            for key, spec in update.state_specs().items():
+                shape = shapes[f"{part}_{key}"]
+                state = torch.empty(shape, dtype=torch.float32, device=self.device)
+                prefer_huge_pages(state)
+                found[f"{part}_{key}"] = state.fill_(spec.initial)
+        return found
+
+    def _state_buffers(self, update: RowUpdate) -> dict[str, Tensor]:
+        """The same where it is now, of the fused option."""
+        names = self.row_state_shapes(update).keys() - {"step"}
+        return {name: getattr(self, name) for name in names}
+
+    def row_tensors(self) -> dict[str, Tensor]:
+        """Rows, biases and the state of a fused update, by name: (C, ...) each."""
+        return {"weight": self.weight, "bias": self.bias, **dict(self.named_buffers())}
+
+    @torch.no_grad()
+    def _move_all(
+        self, update: RowUpdate, gradients: RowGradients, state: dict[str, Tensor], step: int
+    ) -> None:
+        ids, weight_grad, bias_grad = gradients
+        rule, keys = update.native(step), update.state_specs()
+        of_weight = [state[f"weight_{key}"] for key in keys]
+        of_bias = [state[f"bias_{key}"] for key in keys]
+        weight, bias = self.weight, self.bias
+        if rule is not None and native.writable(weight, bias, *of_weight, *of_bias):
+            native.update(*rule, weight, ids, weight_grad, of_weight)
             if self.has_bias:
                 kind, (lr, _, *rest) = rule  # a bias does not decay
-                self._move_natively(kind, (lr, 0.0, *rest), "bias", ids, bias_grad[:, None])
+                native.update(kind, (lr, 0.0, *rest), bias, ids, bias_grad[:, None], of_bias)
             return
         # Adagrad and Adam are not linear: gradients of a repeated id are summed first
         ids, slot = torch.unique(ids, return_inverse=True)
-        self._move("weight", ids, slot, weight_grad, self.row_optimizer)
+        self._move("weight", ids, slot, weight_grad, update, state, step)
         if self.has_bias:
-            self._move("bias", ids, slot, bias_grad[:, None], self.row_optimizer)
-
-    def _move_natively(
-        self, kind: int, numbers: tuple[float, ...], name: str, ids: Tensor, grad: Tensor
-    ) -> None:
-        keys = self.row_optimizer.state_specs() if self.row_optimizer else ()
-        state = [getattr(self, f"{name}_{key}") for key in keys]
-        native.update(kind, numbers, getattr(self, name), ids, grad, state)
+            self._move("bias", ids, slot, bias_grad[:, None], update, state, step)
 
     def _move(
-        self, name: str, ids: Tensor, slot: Tensor, grad: Tensor, optimizer: RowOptimizer
+        self,
+        name: str,
+        ids: Tensor,
+        slot: Tensor,
+        grad: Tensor,
+        update: RowUpdate,
+        state: dict[str, Tensor],
+        step: int,
     ) -> None:
         """One step of the rows `ids` (N,) of `name`; row i of `grad` belongs to ids[slot[i]]."""
         grad = grad.new_zeros(len(ids), grad.shape[1]).index_add_(0, slot, grad)
-        stored = getattr(self, name).view(self.num_classes, -1)
+        stored = self._stored(name).view(self.num_classes, -1)
         rows = stored.index_select(0, ids).float()
-        state = {key: getattr(self, f"{name}_{key}") for key in optimizer.state_specs()}
-        touched = {key: whole.index_select(0, ids) for key, whole in state.items()}
-        if optimizer.weight_decay and name == "weight":
-            grad.add_(rows, alpha=optimizer.weight_decay)
-        optimizer.step(rows, grad, touched, self.num_updates)
+        whole = {key: state[f"{name}_{key}"] for key in update.state_specs()}
+        touched = {key: part.index_select(0, ids) for key, part in whole.items()}
+        if update.weight_decay and name == "weight":
+            grad.add_(rows, alpha=update.weight_decay)
+        update.apply(rows, grad, touched, step)
         if stored.dtype == torch.bfloat16:
-            rows = round_to_bfloat16(rows, stream(self.seed, "rounding", name, self.num_updates))
+            rows = round_to_bfloat16(rows, stream(self.seed, "rounding", name, step))
         stored.index_copy_(0, ids, rows.to(stored.dtype))
-        for key, whole in state.items():
-            whole.index_copy_(0, ids, touched[key])
+        for key, part in whole.items():
+            part.index_copy_(0, ids, touched[key])
+
+    def check_training(self) -> None:
+        if "weight" not in self._parameters:  # it is under another name then
+            raise UsageError(
+                "the rows of a class table cannot be parametrized, as by weight_norm: what moves "
+                "them would write into a copy. Leave the table out, or build it anew."
+            )
+        for rows in self._parameters.values():
+            if rows is not None and rows.requires_grad:  # thawed; only the anchor has a gradient
+                rows.requires_grad = False
+        if (size := num_processes()) > 1 and not self.independent_ranks:
+            raise UsageError(
+                f"this table is in one process, but torch.distributed has {size} ranks: each would "
+                "train rows of its own. Share them, TapasSoftmax(table=tapas.ShardedTable("
+                "num_classes, dim), ...); or, if every rank trains a model of its own, build the "
+                "table with LocalTable(..., independent_ranks=True)."
+            )
 
     @torch.no_grad()
-    def top(self, query: Tensor, k: int, *, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        query, exclude = check_top(self, query, k, exclude)
-        return best_classes(self.weight.detach(), self.stored_bias(), query, k, exclude)
+    def topk(
+        self, query: Tensor, k: int, *, exclude: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        query, exclude = check_topk(self, query, k, exclude)
+        return best_classes(self.weight, self.stored_bias(), query, k, exclude)
 
     @torch.no_grad()
     def log_partition(self, query: Tensor) -> Tensor:
         query = check_query(query, self.dim)
-        return log_of_all(self.weight.detach(), self.stored_bias(), query)
+        return log_of_all(self.weight, self.stored_bias(), query)
 
     def stored_bias(self) -> Tensor | None:
-        return self.bias.detach() if self.has_bias else None
+        return self.bias if self.has_bias else None
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "LocalTable":
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """A cast, as by `model.bfloat16()`, is one of the rows: their state stays float32."""
-        if fn(self.weight.detach()[:0]).dtype == torch.float16:
+        if fn(self.weight[:0]).dtype == torch.float16:
             raise UsageError(
                 "class rows cannot be float16: small updates would be lost. Use bfloat16, whose "
                 "updates are rounded stochastically, or leave the head out of `.half()`."
             )
-        state = {k: v for k, v in self._buffers.items() if k not in ("weight", "bias")}
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, before in state.items():
-            after = self._buffers[name]
-            if before is not None and after is not None and after.dtype != before.dtype:
-                self._buffers[name] = before.to(after.device)
-        return self
+        return super()._apply(fn, recurse)
 
-    def get_extra_state(self) -> dict[str, Any]:
+    def state_numbers(self) -> dict[str, int | float]:
+        if self._row_optimizer is None:
+            return {"seed": self.seed}
         return {
-            "num_updates": self.num_updates,
-            "seed": self.seed,
-            "num_shards": self.placement.num_shards,
-            "placement": self.placement.kind,
-        }
+            "seed": self.seed, "num_updates": self._num_updates, "lr": self._row_optimizer.lr
+        }  # fmt: skip
 
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        self.num_updates, self.seed = state["num_updates"], state["seed"]
-        kind = state.get("placement", "random")  # version 0.1 knew no other
-        self.placement = Placement(self.num_classes, state["num_shards"], seed=self.seed, kind=kind)
+    def load_state_numbers(self, numbers: dict[str, Any]) -> None:
+        self.seed, mine = numbers["seed"], self.placement
+        self.placement = Placement(
+            self.num_classes, mine.num_shards, seed=self.seed, kind=mine.kind
+        )
+        if self._row_optimizer is not None:
+            self._num_updates = numbers["num_updates"]
+            self._row_optimizer = dataclasses.replace(self._row_optimizer, lr=numbers["lr"])
 
     def extra_repr(self) -> str:
         shards = f", {self.placement.num_shards} shards" if self.placement.num_shards > 1 else ""
@@ -233,6 +370,20 @@ class LocalTable(ClassTable):
             f"{self.num_classes} classes, dim={self.dim}, {self.weight.dtype}{shards}, "
             f"row_optimizer={self.row_optimizer}"
         )
+
+
+def check_row_optimizer(update: RowUpdate | None) -> RowUpdate | None:
+    if not isinstance(update, RowUpdate | None):
+        raise UsageError(
+            "row_optimizer must be a fused one, such as tapas.optim.RowwiseAdagrad.fused(lr=0.1), "
+            f"or None for rows that an optimizer of tapas.optim moves, got {update!r}."
+        )
+    # a copy: two tables that were given one formula have learning rates of their own
+    return None if update is None else dataclasses.replace(update)
+
+
+def layout(specs: dict[str, StateSpec]) -> dict[str, bool]:
+    return {key: spec.wide for key, spec in specs.items()}
 
 
 def start_bias(bias: bool | Tensor, num_classes: int) -> Tensor:

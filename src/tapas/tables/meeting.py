@@ -18,9 +18,11 @@ from torch.autograd.function import once_differentiable
 from tapas.candidates import Candidates
 from tapas.errors import PeerError
 from tapas.shapes import check_integer
-from tapas.tables.gradients import ANCHOR
 from tapas.tables.ranking import merge
 from tapas.tables.ranks import Ranks
+
+# a rank whose own queries want no gradient must send those of others home all the same
+ANCHOR = torch.zeros((), device="cpu", requires_grad=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,21 +86,24 @@ def meet(
     context: Tensor | None = None,
     *,
     agreed: int = 0,
+    trains: bool = False,
 ) -> Meeting:
     """The examples of all ranks, of `query` (B, D), `target` (B, L) and `context` (B,) here.
 
-    B and L may differ from rank to rank; `agreed` may not.
+    B and L may differ from rank to rank; `agreed` and whether it `trains` rows may not.
     """
     if target is None:
         target = torch.empty(len(query), 0, dtype=torch.int64, device=query.device)
     if context is not None:
         context = check_integer("context", context)
-    flags = int(query.requires_grad) + 2 * int(torch.is_grad_enabled()) + 4 * (context is not None)
-    heard = ranks.announce(verb, len(query), target.shape[1] * 8 + flags, agreed)
+    has_context = context is not None
+    flags = int(query.requires_grad) + 2 * torch.is_grad_enabled() + 4 * has_context + 8 * trains
+    heard = ranks.announce(verb, len(query), target.shape[1] * 16 + flags, agreed)
     check_agreement(f"`{verb}`", [row[2] for row in heard])
-    check_agreement("gradients (1) and context (2)", [row[1] // 2 % 4 for row in heard])
+    told = "gradients (1), context (2) and rows that are not frozen (4)"
+    check_agreement(told, [row[1] // 2 % 8 for row in heard])
     sizes = tuple(row[0] for row in heard)
-    width = max(row[1] // 8 for row in heard)
+    width = max(row[1] // 16 for row in heard)
     # one message of 32-bit words: a query, its targets and its context
     own = target.new_full((len(target), width), -1)
     own[:, : target.shape[1]] = target

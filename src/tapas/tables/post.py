@@ -8,15 +8,23 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tapas.errors import UsageError
+from tapas.optim.row_updates import RowUpdate
 from tapas.tables.messages import Floats, Ids, Receipt, Stamp, incarnation
 from tapas.tables.peers import Call, Peers
 
-Gradients = tuple[Ids, Floats, Floats]  # (N,), (N, D) and (N,) of one table, for one server
+
+class Gradients(NamedTuple):
+    """Of one table, for one server."""
+
+    ids: Ids  # (N,)
+    weight: Floats  # (N, D)
+    bias: Floats  # (N,), or (0,) for a table without biases
+    update: RowUpdate | None = None  # its present numbers; None: those that the server has
 
 
 @dataclass(slots=True)

@@ -240,6 +240,13 @@ class Ranks:
         return blame(error, self.group, self._store, self.rank, self.size, last_checkpoint=last)
 
 
+def num_processes() -> int:
+    """How many torch.distributed has, whether or not they share a table."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return 1
+
+
 _met: list[Ranks] = []  # whoever asks for all ranks gets the same counters and checkpoint
 
 

@@ -5,6 +5,7 @@ rows; each server scores its part and answers with its n/m classes and their row
 rows of the targets that it has. Loss and gradients are computed here, and gradients travel back.
 """
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -12,14 +13,17 @@ from torch import Tensor
 
 from tapas.candidates import Candidates
 from tapas.errors import UsageError
+from tapas.exact_state import unpack
+from tapas.optim.gradient_queue import RowGradients
+from tapas.optim.row_updates import RowUpdate
 from tapas.shapes import check_positive, check_query
 from tapas.tables.base import ClassTable
-from tapas.tables.checks import check_top
+from tapas.tables.checks import check_topk
 from tapas.tables.gradients import sampled_logits
 from tapas.tables.meeting import Meeting
 from tapas.tables.messages import Scored, array_of, tensor_of
 from tapas.tables.peers import ask_all
-from tapas.tables.post import Post
+from tapas.tables.post import Gradients, Post
 from tapas.tables.ranking import merge
 from tapas.tables.second_pass import Question, SecondPass, joined, share_of, uncorrected
 from tapas.tables.shard import TableSpec
@@ -27,6 +31,11 @@ from tapas.tables.shard import TableSpec
 
 class ServedTable(ClassTable):
     """Rows on servers, reached by `post`; on each they are the shard of `name`.
+
+    Args:
+        fused: gradients are pushed at the end of `backward`, and moved by the formula of `spec`.
+            False leaves them to an optimizer of the same kind in `tapas.optim`. Learning rates
+            travel with every push; what is remembered of the rows is on the servers either way.
 
     What other workers push, and what this one has pushed but not heard of, reads may miss;
     `flush` waits for the latter.
@@ -40,6 +49,7 @@ class ServedTable(ClassTable):
         name: str,
         spec: TableSpec,
         *,
+        fused: bool = True,
         device: torch.device | str = "cpu",
     ):
         super().__init__(
@@ -53,11 +63,16 @@ class ServedTable(ClassTable):
         self.post = post  # that of all tables of a model
         self.name, self.spec, self.placement = name, spec, spec.layout()
         self.rows_in_state = True  # False leaves them out of `state_dict`: servers save them
-        self._device = torch.device(device)
+        self.fused, self._device = fused, torch.device(device)
+        self.gradients.to(self._device)
 
     @property
     def device(self) -> torch.device:
         return self._device
+
+    @property
+    def row_optimizer(self) -> RowUpdate | None:
+        return self.spec.row_optimizer if self.fused else None
 
     @property
     def num_shards(self) -> int:
@@ -92,11 +107,11 @@ class ServedTable(ClassTable):
             kept = self._kept(found)
             rows = _Fetched(wanted, parts, found, self.dim, self.device)
         return sampled_logits(
-            self,
+            self.gradients,
+            rows.read,
             meeting.query,
             meeting.target,
             kept if corrected else uncorrected(kept),
-            read=rows.read,
         )
 
     def _score(self, ask: SecondPass, wanted: list[Tensor]) -> list[Scored]:
@@ -145,7 +160,18 @@ class ServedTable(ClassTable):
             weight[parts[number]], bias[parts[number]] = tensor_of(rows), tensor_of(biases)
         return weight[where].to(self.device), bias[where].to(self.device)
 
-    def write(self, ids: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> None:
+    def check_update(self, update: RowUpdate) -> None:
+        if type(update) is not type(self.spec.row_optimizer):
+            raise UsageError(
+                f"the servers move '{self.name}' by {self.spec.row_optimizer.name}, not by "
+                f"{update.name}: what it remembers is on the servers. Build both alike."
+            )
+
+    def move_rows(
+        self, update: RowUpdate, gradients: RowGradients, state: dict[str, Tensor] | None
+    ) -> None:
+        ids, weight_grad, bias_grad = gradients
+        sent = dataclasses.replace(update)  # as it is now: it may be changed under way
         # summed here: fewer rows travel, and Adagrad and Adam want the sum
         distinct, where = torch.unique(ids.cpu(), return_inverse=True)
         weight = torch.zeros(len(distinct), self.dim).index_add_(0, where, weight_grad.cpu())
@@ -155,18 +181,21 @@ class ServedTable(ClassTable):
         self.post.push(
             self.name,
             [
-                (
+                Gradients(
                     array_of(distinct[part]),
                     array_of(weight[part]),
                     array_of(bias[part] if self.has_bias else bias),
+                    sent,
                 )
                 for part in self._split(distinct)
             ],
         )
 
     @torch.no_grad()
-    def top(self, query: Tensor, k: int, *, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        query, exclude = check_top(self, query, k, exclude)
+    def topk(
+        self, query: Tensor, k: int, *, exclude: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        query, exclude = check_topk(self, query, k, exclude)
         share = self.post.share
         request = (
             self.name,
@@ -174,7 +203,7 @@ class ServedTable(ClassTable):
             k,
             None if exclude is None else share(array_of(exclude)),
         )
-        answers = self.post.ask("top", dict.fromkeys(range(self.num_shards), request)).values()
+        answers = self.post.ask("topk", dict.fromkeys(range(self.num_shards), request)).values()
         value = torch.cat([tensor_of(found[0]) for found in answers], dim=1)
         ids = torch.cat([tensor_of(found[1]) for found in answers], dim=1)
         last = torch.iinfo(torch.int64).max  # nothing is no class, and comes last
@@ -219,7 +248,10 @@ class ServedTable(ClassTable):
         self.flush()
         states = ask_all(self.post.servers, "state", (self.name,))
         own = {prefix + name for name in states[0][0]}
-        num_updates = state_dict[f"{prefix}_extra_state"]["num_updates"]
+        numbers = state_dict.get(f"{prefix}_extra_state")
+        count = states[0][1]
+        if numbers is not None:
+            count = unpack(numbers, self.state_numbers(), type(self).__name__)["num_updates"]
         if missing := sorted(own - state_dict.keys()):
             lists[0].extend(missing)
         else:
@@ -229,21 +261,21 @@ class ServedTable(ClassTable):
                 for name in states[0][0]:
                     whole = state_dict[prefix + name]
                     part[name] = array_of((whole[ids] if len(whole) else whole).float())
-                self.post.servers.call(number, "load", self.name, part, num_updates).answer()
+                self.post.servers.call(number, "load", self.name, part, int(count)).answer()
         rest = {k: v for k, v in state_dict.items() if k not in own}
         super()._load_from_state_dict(rest, prefix, local_metadata, strict, *lists)
 
-    def get_extra_state(self) -> dict[str, Any]:
-        """What a `LocalTable` with as many shards would say."""
+    def state_numbers(self) -> dict[str, int | float]:
+        """What a fused `LocalTable` would say; servers are told with their rows."""
         return {
-            "num_updates": max(ask_all(self.post.servers, "num_updates", (self.name,))),
             "seed": self.spec.seed,
-            "num_shards": self.num_shards,
-            "placement": self.spec.placement,
+            "num_updates": max(ask_all(self.post.servers, "num_updates", (self.name,))),
+            "lr": self.spec.row_optimizer.lr,
         }
 
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Servers have been told with their rows."""
+    def load_state_numbers(self, numbers: dict[str, Any]) -> None:
+        update = dataclasses.replace(self.spec.row_optimizer, lr=numbers["lr"])
+        self.spec = self.spec._replace(row_optimizer=update)
 
     def extra_repr(self) -> str:
         return (

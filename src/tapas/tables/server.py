@@ -18,6 +18,8 @@ from torch import Tensor
 
 from tapas.candidates import Candidates
 from tapas.errors import UsageError
+from tapas.optim.gradient_queue import RowGradients
+from tapas.optim.row_updates import RowUpdate
 from tapas.selection import Selection
 from tapas.tables.exhaustive import best_by_id, log_of_all
 from tapas.tables.ledger import Ledger
@@ -31,6 +33,7 @@ from tapas.tables.messages import (
     incarnation,
     tensor_of,
 )
+from tapas.tables.post import Gradients
 from tapas.tables.second_pass import Question
 from tapas.tables.shard import Shard
 from tapas.tables.turns import Turns
@@ -102,9 +105,9 @@ class RowServer:
         sequence: int,
         settled: int,
         seen: int | None,
-        gradients: Mapping[str, tuple[Ids, Floats, Floats]],
+        gradients: Mapping[str, Gradients],
     ) -> Receipt:
-        """Move rows by `gradients`, (N,), (N, D) and (N,) for each table, unless done before.
+        """Move rows by the `gradients` of each table, unless done before.
 
         Every push of the worker with a sequence below `settled` has been heard of and will not
         come again; `seen` is the oldest version that this one was computed from, if it was from
@@ -115,15 +118,18 @@ class RowServer:
             if (earlier := self.ledger.find(worker, sequence, self._stamp())) is not None:
                 return earlier
             slots = {
-                table: self._slots(table, tensor_of(part[0])) for table, part in gradients.items()
+                table: self._slots(table, tensor_of(part.ids)) for table, part in gradients.items()
             }
+            updates = {table: self._update(table, part) for table, part in gradients.items()}
+            for table, part in gradients.items():
+                self._check_shapes(table, part)
             rows = collided = 0
             seen = self.version if seen is None else seen
             staleness = max(0, self.version - seen)
             self.version += 1
-            for table, (_, weight_grad, bias_grad) in gradients.items():
-                shard = self._shard(table)
-                shard.write(slots[table], tensor_of(weight_grad), tensor_of(bias_grad))
+            for table, part in gradients.items():
+                found = RowGradients(slots[table], tensor_of(part.weight), tensor_of(part.bias))
+                self._shard(table).move_rows(updates[table], found, None)
                 moved, at = self._moved[table], slots[table].numpy()
                 rows += len(at)
                 collided += int(np.count_nonzero(moved[at] > seen))
@@ -134,11 +140,11 @@ class RowServer:
             receipt = Receipt(True, staleness, rows, collided, self._stamp())
             return self.ledger.enter(worker, sequence, receipt)
 
-    def top(
+    def topk(
         self, table: str, query: Floats, k: int, exclude: Ids | None
     ) -> tuple[Floats, Ids, Stamp]:
         """The k best classes of this shard (fewer if it has fewer): scores and ids, (B, k)."""
-        with self._turn("top"):
+        with self._turn("topk"):
             shard = self._shard(table)
             banned = None if exclude is None else tensor_of(exclude)
             if banned is not None:
@@ -163,20 +169,40 @@ class RowServer:
             value = log_of_all(shard.weight, shard.stored_bias(), tensor_of(query))
             return value.numpy(), self._stamp()
 
+    def _check_shapes(self, table: str, part: Gradients) -> None:
+        shard, size = self._shard(table), len(part.ids)
+        found = (part.weight.shape, part.weight.dtype, part.bias.shape, part.bias.dtype)
+        floats = np.dtype(np.float32)
+        if found != ((size, shard.dim), floats, (size if shard.has_bias else 0,), floats):
+            raise UsageError(
+                f"a push to '{table}' has gradients {found} for {size} ids; expected float32, "
+                f"({size}, {shard.dim}) and one for each bias. Nothing was changed."
+            )
+
+    def _update(self, table: str, part: Gradients) -> RowUpdate:
+        """By what the rows are moved: the numbers that came along, or those of this server."""
+        own: Any = self._shard(table).row_optimizer  # shards of servers are fused
+        if part.update is not None and type(part.update) is not type(own):
+            raise UsageError(
+                f"'{table}' on server {self.number} is moved by {own.name}, got a push for "
+                f"{part.update.name}. Nothing was changed."
+            )
+        return part.update or own
+
     def state(self, table: str) -> tuple[dict[str, NDArray[Any]], int]:
         """All tensors of a shard in the order of its rows, float32, and its number of updates."""
         with self._turn("state"):
             shard = self._shard(table)
             return {
                 name: array_of(value.to(torch.float32, copy=True))  # rows move on before it leaves
-                for name, value in shard.named_buffers()
+                for name, value in shard.row_tensors().items()
             }, shard.num_updates
 
     def load(self, table: str, tensors: Mapping[str, NDArray[Any]], num_updates: int) -> None:
         """Put back what `state` gave."""
         with self._turn("load"):
             shard = self._shard(table)
-            for name, value in shard.named_buffers():
+            for name, value in shard.row_tensors().items():
                 value.copy_(tensor_of(tensors[name]))
             shard.num_updates = num_updates
 

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tapas.optim.row_updates import RowUpdate
 from tapas.rng import stream
 from tapas.tables.local import LocalTable
 from tapas.tables.placement import Placement
-from tapas.tables.row_optimizers import RowOptimizer
 
 NUMBERS_PER_BLOCK = 1 << 22  # drawn at once
 
@@ -28,7 +28,7 @@ class Shard(LocalTable):
         number: int,
         dim: int,
         *,
-        row_optimizer: RowOptimizer,
+        row_optimizer: RowUpdate | None,
         dtype: torch.dtype,
         bias: bool | Tensor,
         device: torch.device | str | None,
@@ -87,7 +87,7 @@ class TableSpec(NamedTuple):
     num_classes: int
     dim: int
     num_shards: int
-    row_optimizer: RowOptimizer
+    row_optimizer: RowUpdate
     placement: str = "random"
     seed: int = 0
     dtype: torch.dtype = torch.float32

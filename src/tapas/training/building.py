@@ -16,16 +16,8 @@ from tapas.data.splits import Split
 from tapas.data.windows import Windows
 from tapas.encoders import Encoder, GRUEncoder, MeanEncoder, TransformerEncoder
 from tapas.errors import UsageError
-from tapas.tables import (
-    SGD,
-    Adagrad,
-    ClassTable,
-    LazyAdam,
-    LocalTable,
-    RowOptimizer,
-    RowwiseAdagrad,
-    ShardedTable,
-)
+from tapas.optim import SGD, Adagrad, LazyAdam, RowOptimizer, RowUpdate, RowwiseAdagrad, anchors
+from tapas.tables import ClassTable, LocalTable, ShardedTable
 from tapas.training.config import (
     ModelConfig,
     OptimizerConfig,
@@ -77,8 +69,9 @@ def build(config: TrainConfig, log: EventLog, split: Split, team: Team | None = 
 
 def learned_by(model: SequenceModel) -> dict[str, nn.Parameter]:
     """What the optimizer of the encoder moves, by the names that `model` has for it."""
-    inside = ("encoder.", "repeats.", "head.")
-    return {name: p for name, p in model.named_parameters() if name.startswith(inside)}
+    rows = anchors(model)
+    named = model.named_parameters()
+    return {name: p for name, p in named if p.requires_grad and p not in rows}
 
 
 def prepare(config: TrainConfig, log: EventLog, split: Split) -> tuple[TrainConfig, Windows]:
@@ -258,14 +251,14 @@ def build_encoder(config: ModelConfig, seed: int) -> Encoder:
     )
 
 
-def build_row_optimizer(config: OptimizerConfig) -> RowOptimizer:
+def build_row_optimizer(config: OptimizerConfig) -> RowUpdate:
     kinds: dict[str, type[RowOptimizer]] = {
         "rowwise-adagrad": RowwiseAdagrad,
         "adagrad": Adagrad,
         "lazy-adam": LazyAdam,
         "sgd": SGD,
     }
-    return kinds[config.rows](lr=config.rows_lr, weight_decay=config.weight_decay)
+    return kinds[config.rows].fused(lr=config.rows_lr, weight_decay=config.weight_decay)
 
 
 def check_ranks(config: TrainConfig, team: Team | None) -> None:

@@ -35,7 +35,7 @@ def write_shards(folder: Path, number: int, tables: Mapping[str, Shard]) -> "Par
     held: dict[str, Pieces] = {}
     for prefix, shard in tables.items():
         start, total = shard.whole.start(shard.number), shard.whole.num_classes
-        for name, rows in shard.named_buffers():
+        for name, rows in shard.row_tensors().items():
             if len(rows):
                 held[f"{prefix}.{name}"] = Piece(rows, start, total)
             elif number == 0:  # a table without biases has none, and says so once

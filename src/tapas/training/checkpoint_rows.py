@@ -20,7 +20,7 @@ from tapas.tables.placement import Placement
 from tapas.training.checkpoint_files import TENSORS, is_sharded
 
 READ_BYTES = 64 * 2**20  # of rows that are looked through at once for those of a shard
-EXTRA = "_extra_state"
+EXTRA = "numbers"
 
 
 @dataclass(frozen=True, slots=True)

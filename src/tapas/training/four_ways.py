@@ -28,11 +28,12 @@ from tapas.data import Examples, LongTail, LongTailConfig
 from tapas.errors import UsageError
 from tapas.heads import TapasSoftmax
 from tapas.metrics import average_precision_at_k, precision_at_k
+from tapas.optim import Adagrad
 from tapas.proposals import Squashed
 from tapas.proposals.alias import AliasTable
 from tapas.rng import stream
 from tapas.shapes import check_positive
-from tapas.tables import Adagrad, LocalTable
+from tapas.tables import LocalTable
 
 METHODS = ("sampled softmax", "TAPAS top", "TAPAS priority", "full softmax")
 RANKED = 20  # the k of MAP@k
@@ -137,7 +138,7 @@ class FullSoftmax(nn.Module):
         """Mean loss of `query` (B, D) with `target` (B,)."""
         return cross_entropy(self.linear(query), target)
 
-    def top(self, query: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def topk(self, query: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Scores and ids of the k best classes for `query` (B, D): (B, k)."""
         best = self.linear(query).topk(k)
         return best.values, best.indices
@@ -170,7 +171,7 @@ class Learner:
         """The best RANKED of all classes for each row of `x` (B, d): (B, RANKED)."""
         size = QUERIES_PER_CHUNK
         chunks = (x[start : start + size] for start in range(0, len(x), size))
-        return torch.cat([self.head.top(self.encoder(rows), RANKED)[1] for rows in chunks])
+        return torch.cat([self.head.topk(self.encoder(rows), RANKED)[1] for rows in chunks])
 
 
 def build_encoder(config: FourWaysConfig) -> nn.Sequential:
@@ -204,7 +205,7 @@ def build_head(method: str, config: FourWaysConfig, task: LongTail) -> TapasSoft
         presample_factor=1 if method == "sampled softmax" else config.presample_factor,
         selection="top" if method == "TAPAS top" else "priority",
         proposal=Squashed(task.frequency),
-        row_optimizer=Adagrad(lr=config.row_lr, initial_sum=INITIAL_SUM),
+        row_optimizer=Adagrad.fused(lr=config.row_lr, initial_sum=INITIAL_SUM),
         bias=log_frequency,
         seed=config.seed,
     )

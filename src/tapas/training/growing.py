@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from tapas.errors import UsageError
-from tapas.tables import LazyAdam, LocalTable, RowwiseAdagrad
+from tapas.optim import LazyAdam, RowwiseAdagrad
+from tapas.tables import LocalTable
 from tapas.training.building import build_row_optimizer
 from tapas.training.checkpoint_files import is_sharded, read_record
 from tapas.training.checkpoint_rows import Table
@@ -66,7 +67,7 @@ def grow(
 def default_starts(folder: Path) -> dict[str, float]:
     """Where row optimizer state starts: in the run that `folder` is of, or by default."""
     run = folder.absolute().parent.parent
-    known = [RowwiseAdagrad(), LazyAdam()]
+    known = [RowwiseAdagrad.fused(), LazyAdam.fused()]
     if (run / RECORD).exists():
         known.append(build_row_optimizer(build_config(read_toml(run / CONFIG)).optimizer))
     return {key: spec.initial for each in known for key, spec in each.state_specs().items()}
@@ -109,4 +110,4 @@ def _fresh(
     drawn = LocalTable(
         num_classes, old.shape[1], dtype=old.dtype, bias=False, seed=table.extra["seed"]
     )
-    return drawn.weight.detach()[len(old) :]
+    return drawn.weight[len(old) :]

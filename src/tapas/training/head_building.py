@@ -33,10 +33,11 @@ from tapas.heads import (
     TapasSoftmax,
     TwoLevelSoftmax,
 )
+from tapas.optim import RowUpdate
 from tapas.proposals import Bigram, LogUniform, Proposal, Relabelled, Squashed
 from tapas.schedule import Anneal, Schedule
 from tapas.selection import Priority, Selection, Top
-from tapas.tables import ClassTable, RowOptimizer
+from tapas.tables import ClassTable
 from tapas.training.head_config import HeadConfig
 
 MOST_SAMPLES = 1_000
@@ -87,7 +88,7 @@ class Needs:
     seed: int
     steps: int  # of the run
     table: ClassTable | None  # the rows of the classes; None for a method without
-    row_optimizer: RowOptimizer
+    row_optimizer: RowUpdate
     log: Feed | None  # None where no method needs it: servers
 
     @property
@@ -150,7 +151,7 @@ def _temperature(config: HeadConfig, steps: int) -> float | Schedule:
 
 def _adaptive_importance(needs: Needs) -> Head:
     return AdaptiveImportance(
-        needs.rows,
+        table=needs.rows,
         num_samples=needs.num_samples,
         min_ess=min(needs.config.min_ess, needs.num_samples),
         counts=torch.from_numpy(needs.counts),
@@ -161,7 +162,7 @@ def _adaptive_importance(needs: Needs) -> Head:
 
 def _partitioned(needs: Needs) -> Head:
     return PartitionedSoftmax(
-        needs.rows,
+        table=needs.rows,
         num_samples=needs.num_samples,
         upcoming=needs.feed.upcoming,
         seed=needs.seed,
@@ -171,7 +172,7 @@ def _partitioned(needs: Needs) -> Head:
 def _dynamic_negatives(needs: Needs) -> Head:
     kept = min(needs.config.hardest, max(1, needs.num_samples // 8))  # of few, or all are hard
     return DynamicNegatives(
-        needs.rows,
+        table=needs.rows,
         num_samples=kept,
         presample_factor=needs.num_samples // kept,
         proposal=needs.proposal(),
@@ -185,7 +186,7 @@ def _drawing(kind: Callable[..., Head], *options: str) -> Callable[[Needs], Head
     def build(needs: Needs) -> Head:
         own = {name: getattr(needs.config, name) for name in options}
         size, proposal = needs.num_samples, needs.proposal()
-        return kind(needs.rows, num_samples=size, proposal=proposal, **own, seed=needs.seed)
+        return kind(table=needs.rows, num_samples=size, proposal=proposal, **own, seed=needs.seed)
 
     return build
 
@@ -193,7 +194,7 @@ def _drawing(kind: Callable[..., Head], *options: str) -> Callable[[Needs], Head
 def _with_rows(kind: Callable[..., Head], *options: str) -> Callable[[Needs], Head]:
     def build(needs: Needs) -> Head:
         own = {name: getattr(needs.config, name) for name in options}
-        return kind(needs.rows, **own, seed=needs.seed)
+        return kind(table=needs.rows, **own, seed=needs.seed)
 
     return build
 

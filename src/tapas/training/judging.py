@@ -61,7 +61,7 @@ def rank_points(
 
 def top_padded(after: Outlook, k: int, seen: Tensor | None) -> Tensor:
     """(B, k) best ids, also where there are fewer than k classes."""
-    _, ids = after.top(min(k, after.head.num_classes), seen)
+    _, ids = after.topk(min(k, after.head.num_classes), seen)
     return torch.nn.functional.pad(ids.cpu(), (0, k - ids.shape[1]), value=-1)
 
 

@@ -141,14 +141,14 @@ class Outlook:
     query: Tensor  # (B, D)
     copies: Copies | None  # None for a model that does not repeat
 
-    def top(self, k: int, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def topk(self, k: int, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The k best classes of each history, (B, k), as `head.top`.
 
         Scores are logits, or log-probabilities of a model that repeats.
         """
         if self.copies is None:
-            return self.head.top(self.query, k, exclude=exclude)
-        return self.copies.top(self.head, self.query, k, exclude)
+            return self.head.topk(self.query, k, exclude=exclude)
+        return self.copies.topk(self.head, self.query, k, exclude)
 
     def log_prob(self, ids: Tensor) -> Tensor:
         """Exact log-probability of `ids` (B, L)."""

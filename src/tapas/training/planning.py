@@ -10,17 +10,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tapas.errors import UsageError, pick
+from tapas.optim import SGD, Adagrad, LazyAdam, RowUpdate, RowwiseAdagrad
 from tapas.shapes import check_positive
-from tapas.tables import SGD, Adagrad, LazyAdam, RowOptimizer, RowwiseAdagrad
 from tapas.tables.ranks import HEADER
 from tapas.training.free_memory import available_memory as available_memory
 
 ROW_BYTES = {"float32": 4, "bfloat16": 2}
-OPTIMIZERS: dict[str, RowOptimizer] = {
-    "rowwise-adagrad": RowwiseAdagrad(),
-    "adagrad": Adagrad(),
-    "lazy-adam": LazyAdam(),
-    "sgd": SGD(),
+OPTIMIZERS: dict[str, RowUpdate] = {
+    "rowwise-adagrad": RowwiseAdagrad.fused(),
+    "adagrad": Adagrad.fused(),
+    "lazy-adam": LazyAdam.fused(),
+    "sgd": SGD.fused(),
 }
 PROCESS_BYTES = 350_000_000  # an allowance: Python, torch, and the holes that malloc leaves
 POOL_BYTES = 200  # for a class of the pool: draws, ids, places, counts, noise, scores

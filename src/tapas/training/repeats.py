@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tapas.heads import Head
+from tapas.optim import RowUpdate
 from tapas.shapes import check_positive
-from tapas.tables import ClassTable, LocalTable, RowOptimizer
+from tapas.tables import ClassTable, LocalTable
 from tapas.tables.ranking import merge
 
 AGE_PACE = 10  # ages are few and shared by all events: they move so much faster than an encoder
@@ -37,11 +38,11 @@ class Copies:
         copied = [(self.share * (self.items == one[:, None])).sum(1) for one in ids.unbind(1)]
         return self._mix(softmax, torch.stack(copied, dim=1))
 
-    def top(
+    def topk(
         self, head: Head, query: Tensor, k: int, exclude: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """The k best classes: log p and ids, (Q, k) each, else as `head.top`."""
-        _, best = head.top(query, k, exclude=exclude)
+        _, best = head.topk(query, k, exclude=exclude)
         past, copied = self._distinct()
         if exclude is not None:
             past = past.masked_fill(_within(past, exclude.to(past.device), head.num_classes), -1)
@@ -88,7 +89,7 @@ class Repeats(nn.Module):
         dim: int,
         *,
         history: int,
-        row_optimizer: RowOptimizer | None = None,
+        row_optimizer: RowUpdate | None = None,
         seed: int = 0,
         rate: ClassTable | None = None,
     ):

@@ -119,10 +119,9 @@ def step(
     team = team or Team()
     name = ("dropout", number) if team.ranks is None else ("dropout", number, team.rank)
     optimizer.zero_grad(set_to_none=True)
-    with model.head.accumulate():  # inputs and softmax may share their rows
-        loss = model.loss(team.part(batch), generator=stream(seed, *name))
-        value = finite(float(loss.detach()), number)
-        loss.backward()  # type: ignore[no-untyped-call]
+    loss = model.loss(team.part(batch), generator=stream(seed, *name))
+    value = finite(float(loss.detach()), number)
+    loss.backward()  # type: ignore[no-untyped-call]  # rows move at its end, each once
     learned = (p for group in optimizer.param_groups for p in group["params"])
     value = team.average_gradients(learned, value)
     if clip is not None:

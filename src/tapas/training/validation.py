@@ -39,7 +39,7 @@ def training_words(config: TrainConfig, split: Split) -> str:
     return (
         f"Training on {int(split.train_counts.sum()):,} events, {len(split.train_counts):,} "
         f"classes: {config.loop.steps:,} steps of {config.loop.batch}, "
-        f"{head_words(config.head)}"
+        f"{head_words(config.head)}; rows move in `backward`, by {config.optimizer.rows}"
     )
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tapas import DataError, UsageError, stream
-from tapas.heads.batch import check_somebody, prepare
+from tapas.heads.batch import check_somebody, ids_of_multi_hot, prepare
 
 C, D = 31, 3
 
@@ -121,6 +121,21 @@ def test_the_mean_over_ranks_of_their_means_is_the_mean_over_examples():
         means.append(batch.reduce(part, "mean", sum(sizes) / 3))
     torch.testing.assert_close(torch.stack(means).mean(), loss.mean())
     assert torch.equal(batch.reduce(part, "mean", 3.0), part.mean())
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32], ids=str)
+@pytest.mark.parametrize("shape", [(5,), (2, 3), (0,), (4, 0)], ids=str)
+def test_flags_of_classes_are_read_as_lists_of_them(dtype, shape):
+    drawn = torch.rand(*shape, C, generator=stream(0, "flags")) < 0.2
+    drawn.view(-1, C)[:1] = False  # somebody has none
+    ids = ids_of_multi_hot(drawn.to(dtype), ignore_index=-7)
+    want = []
+    for row in drawn.view(-1, C).tolist():
+        want.append([class_id for class_id, flag in enumerate(row) if flag])
+    width = max([len(row) for row in want], default=0)
+    assert ids.dtype == torch.int64
+    assert ids.shape == (*shape, width)
+    assert ids.view(len(want), width).tolist() == [row + [-7] * (width - len(row)) for row in want]
 
 
 def test_nobody_with_an_example_is_an_error():

@@ -15,7 +15,11 @@ B, C, D = 6, 50, 4
 
 
 def make(**options):
-    defaults = {"num_samples": 10, "presample_factor": 2, "row_optimizer": tapas.SGD(lr=1.0)}
+    defaults = {
+        "num_samples": 10,
+        "presample_factor": 2,
+        "row_optimizer": tapas.optim.SGD.fused(lr=1.0),
+    }
     return tapas.TapasSoftmax(C, D, **(defaults | options))
 
 
@@ -34,7 +38,7 @@ def test_every_answer_is_the_same_inside_autocast(selection):
 
     def answers(head):
         kept = head.sample(query, target)
-        score, ids = head.top(query, 5)
+        score, ids = head.topk(query, 5)
         numbers = [kept.log_q, score, head.log_prob(query, ids), head.full_loss(query, target)]
         asking = query.clone().requires_grad_()
         diagnosis = head.diagnose(query, target)
@@ -66,16 +70,16 @@ def default_dtype(dtype):
 def test_torchs_default_dtype_changes_nothing(dtype, selection, proposal):
     query, target = batch()
     options = {"selection": selection, "proposal": proposal}
-    want = make(**options, row_optimizer=tapas.Adagrad())
+    want = make(**options, row_optimizer=tapas.optim.Adagrad.fused())
     loss = want(query, target)
     loss.backward()
     with default_dtype(dtype):
-        head = make(**options, row_optimizer=tapas.Adagrad())
+        head = make(**options, row_optimizer=tapas.optim.Adagrad.fused())
         assert head.table.weight_sum.dtype == torch.float32
         got = head(query, target)
         got.backward()
         assert torch.equal(got, loss)
-        assert torch.equal(head.top(query, 3)[1], want.top(query, 3)[1])
+        assert torch.equal(head.topk(query, 3)[1], want.topk(query, 3)[1])
     assert torch.equal(head.table.weight, want.table.weight)
 
 
@@ -125,10 +129,10 @@ def test_classes_to_exclude_come_one_row_for_each_query():
     query, _ = batch()
     head = make()
     with says("exclude has shape (12,); expected one row of ids for each query of (6, 4)."):
-        head.top(query, 3, exclude=torch.arange(12))
+        head.topk(query, 3, exclude=torch.arange(12))
     with says("exclude has shape (3, 2, 1); expected one row of ids for each query of (2, 3, 4)."):
-        head.top(query.view(2, 3, D), 3, exclude=torch.zeros(3, 2, 1).long())
-    assert head.top(query[:0], 3, exclude=torch.zeros(0, 4).long())[0].shape == (0, 3)
+        head.topk(query.view(2, 3, D), 3, exclude=torch.zeros(3, 2, 1).long())
+    assert head.topk(query[:0], 3, exclude=torch.zeros(0, 4).long())[0].shape == (0, 3)
 
 
 @pytest.mark.parametrize("bias", [np.arange(C) / C, [i / C for i in range(C)]])
@@ -145,7 +149,7 @@ def test_options_of_the_table_are_not_dropped_beside_a_table():
         tapas.TapasSoftmax(
             table=tapas.LocalTable(C, D),
             num_samples=10,
-            row_optimizer=tapas.SGD(),
+            row_optimizer=tapas.optim.SGD.fused(),
             dtype=torch.bfloat16,
             bias=False,
         )
@@ -183,8 +187,8 @@ def test_a_frozen_head_moves_no_row_and_thaws_again():
 
 def test_weights_that_want_a_gradient_are_refused():
     query, target = batch()
-    with says("weight requires a gradient, which the head does not give. Detach it, or use"):
-        make()(query, target, weight=torch.ones(B, requires_grad=True))
+    with says("target_weight requires a gradient, which the head does not give. Detach it, or use"):
+        make()(query, target, target_weight=torch.ones(B, requires_grad=True))
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), None])
@@ -200,8 +204,21 @@ TYPES = [
     (lambda q, y: make().sample(q.tolist()), "query must be a torch.Tensor, got list."),
     (lambda q, y: make().table.rows([1, 2]), "ids must be a torch.Tensor, got list."),
     (lambda q, y: make(proposal="uniform"), "proposal must be one such as tapas.Squashed(counts)"),
-    (lambda q, y: make(row_optimizer="sgd"), "row_optimizer must be one such as tapas.SGD(lr=0.1)"),
-    (lambda q, y: make(row_optimizer=tapas.SGD), "row_optimizer must be one such as"),
+    (
+        lambda q, y: make(row_optimizer="sgd"),
+        "row_optimizer must be a fused one, such as tapas.optim.RowwiseAdagrad.fused(lr=0.1), or "
+        "None for rows that an optimizer of tapas.optim moves, got 'sgd'.",
+    ),
+    (
+        lambda q, y: make(row_optimizer=tapas.optim.SGD),
+        "row_optimizer must be a fused one, such as tapas.optim.RowwiseAdagrad.fused(lr=0.1), or "
+        "None for rows that an optimizer of tapas.optim moves, got <class",
+    ),
+    (
+        lambda q, y: make(row_optimizer=tapas.optim.SGD(make(row_optimizer=None), lr=0.1)),
+        "row_optimizer must be a fused one, such as tapas.optim.RowwiseAdagrad.fused(lr=0.1), or "
+        "None for rows that an optimizer of tapas.optim moves, got SGD (",
+    ),
     (lambda q, y: make(temperature=tapas.Anneal), "temperature must be a finite number above 0"),
     (lambda q, y: make(seed=1.5), "seed must be a whole number, got 1.5."),
     (lambda q, y: make(bias=None), "bias must be True, False or the (C,) values to start at"),
@@ -228,7 +245,9 @@ def test_numpys_numbers_are_numbers_and_their_checkpoint_loads():
     file = io.BytesIO()
     torch.save(head.state_dict(), file)
     file.seek(0)
-    make(seed=3).load_state_dict(torch.load(file, weights_only=True))
+    other = make(seed=4)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    assert other.seed == 3
     assert tapas.Squashed([1, 2], alpha=np.float32(0.75)).alpha == 0.75
 
 

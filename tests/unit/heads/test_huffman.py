@@ -85,7 +85,7 @@ def test_loss_and_log_prob_are_those_of_a_walk():
 
 
 def test_only_nodes_on_the_way_to_a_target_move():
-    head = make(row_optimizer=tapas.LazyAdam(lr=0.1, weight_decay=0.1))
+    head = make(row_optimizer=tapas.optim.LazyAdam.fused(lr=0.1, weight_decay=0.1))
     before = head.nodes.weight.clone()
     head(queries(2), torch.tensor([[4, -100], [9, 4]])).backward()
     moved = (head.nodes.weight != before).any(dim=1).nonzero()[:, 0].tolist()
@@ -102,7 +102,7 @@ def test_a_search_that_prunes_does_not_look_at_all_nodes():
         head.nodes.weight.normal_(0, 5, generator=tapas.stream(0, "rows"))
     read, seen = head.nodes.read, []
     head.nodes.read = lambda ids: seen.append(len(ids)) or read(ids)
-    ids = head.top(queries(1), 3)[1]
+    ids = head.topk(queries(1), 3)[1]
     log_p = head.log_prob(queries(1), torch.arange(2000)[None])
     assert torch.equal(ids, log_p.topk(3).indices)
     assert sum(seen[:-1]) < 1000
@@ -110,7 +110,10 @@ def test_a_search_that_prunes_does_not_look_at_all_nodes():
 
 def test_a_batch_learns_its_targets():
     """D + 1 queries can be split in any way by a plane, so every node can get all of them right."""
-    head, query = HuffmanSoftmax(torch.ones(C), D, row_optimizer=tapas.SGD(lr=2.0)), queries()
+    head, query = (
+        HuffmanSoftmax(torch.ones(C), D, row_optimizer=tapas.optim.SGD.fused(lr=2.0)),
+        queries(),
+    )
     target = torch.tensor([3, 3, 17, 28, 0])
     losses = []
     for _ in range(200):
@@ -118,4 +121,4 @@ def test_a_batch_learns_its_targets():
         loss.backward()
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.05 * losses[0]
-    assert head.top(query, 1)[1][:, 0].tolist() == target.tolist()
+    assert head.topk(query, 1)[1][:, 0].tolist() == target.tolist()

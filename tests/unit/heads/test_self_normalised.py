@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from oracle import binary as oracle
-from oracle.binary import TARGET, WEIGHT, B, C, D, check_against, nobody, sparse_table
+from oracle.binary import TARGET, WEIGHT, B, C, D, biased_table, check_against, nobody
 
 import tapas
 from tapas.errors import UsageError
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("kernels")
 
 
 def make(table=None, **options):
-    return SelfNormalised(table or sparse_table(), **({"share": 0.4, "seed": 3} | options))
+    return SelfNormalised(table=table or biased_table(), **({"share": 0.4, "seed": 3} | options))
 
 
 @pytest.mark.parametrize("share", [0.01, 0.4, 1.0])
@@ -33,15 +33,17 @@ def test_loss_and_gradients_are_those_of_the_loops(monkeypatch, share, chunk):
 
 def test_everybody_normalised_without_a_penalty_is_full_softmax():
     query = torch.randn(B, D, generator=tapas.stream(0, "q"))
-    got = make(share=1.0, penalty=0.0)(query, TARGET, weight=WEIGHT)
-    torch.testing.assert_close(got, FullSoftmax(sparse_table())(query, TARGET, weight=WEIGHT))
+    got = make(share=1.0, penalty=0.0)(query, TARGET, target_weight=WEIGHT)
+    torch.testing.assert_close(
+        got, FullSoftmax(table=biased_table())(query, TARGET, target_weight=WEIGHT)
+    )
 
 
 def test_a_share_costs_noise_and_no_bias():
     query = torch.randn(B, D, generator=tapas.stream(0, "q"))
-    whole = make(share=1.0)(query, TARGET, weight=WEIGHT)
+    whole = make(share=1.0)(query, TARGET, target_weight=WEIGHT)
     steps, head = 500, make()
-    loss = torch.stack([head(query, TARGET, weight=WEIGHT).detach() for _ in range(steps)])
+    loss = torch.stack([head(query, TARGET, target_weight=WEIGHT).detach() for _ in range(steps)])
     # at 4 standard errors a correct share fails 1 seed in 16,000
     assert (loss.mean() - whole).abs() < 4 * loss.std() / math.sqrt(steps)
     assert loss.std() > 0
@@ -50,12 +52,12 @@ def test_a_share_costs_noise_and_no_bias():
 @pytest.mark.parametrize("num_shards", [1, 3])
 def test_a_step_is_one_update_with_the_whole_gradient(num_shards):
     """Adagrad is not linear: the pull of targets and the push of the rest must come together."""
-    rule = tapas.Adagrad(lr=0.1)
+    rule = tapas.optim.Adagrad.fused(lr=0.1)
     table = tapas.LocalTable(C, D, row_optimizer=rule, num_shards=num_shards)
     head, before = make(table, reduction="sum"), table.weight.clone()
     chosen = head.chosen(B).tolist()
     query = torch.randn(B, D, generator=tapas.stream(0, "query"))
-    head(query, TARGET, weight=WEIGHT).backward()
+    head(query, TARGET, target_weight=WEIGHT).backward()
     assert table.num_updates == 1
 
     def total(weight):
@@ -77,25 +79,40 @@ def test_the_penalty_brings_the_normalisers_to_one_and_keeps_the_answers():
     entropy = float(-(p * p.log()).sum(dim=1).mean())
     log_z = {}
     for penalty, share in ((0.0, 1.0), (1.0, 1.0), (1.0, 0.5)):
-        table = tapas.LocalTable(11, 4, row_optimizer=tapas.RowwiseAdagrad(lr=0.3))
-        head = SelfNormalised(table, penalty=penalty, share=share)
+        table = tapas.LocalTable(11, 4, row_optimizer=tapas.optim.RowwiseAdagrad.fused(lr=0.3))
+        head = SelfNormalised(table=table, penalty=penalty, share=share)
         for _ in range(500):
-            head(query, target, weight=p).backward()
+            head(query, target, target_weight=p).backward()
         log_z[penalty, share] = float(table.log_partition(query).abs().mean())
         if share == 1.0:
-            assert float(head.full_loss(query, target, weight=p)) - entropy < 1e-3
+            assert float(head.full_loss(query, target, target_weight=p)) - entropy < 1e-3
     assert log_z[1.0, 1.0] < 1e-2
     # without a penalty it stays where it began, near log 11; the choice of two shakes it a bit
     assert log_z[1.0, 0.5] < log_z[0.0, 1.0] / 10
     assert log_z[0.0, 1.0] > 1
 
 
+@pytest.mark.parametrize("chunk", [7, 1 << 18])
+@pytest.mark.parametrize("height", [1e3, -1e5])
+def test_shares_of_the_normaliser_add_up_to_one_wherever_the_scores_are(monkeypatch, height, chunk):
+    """Biases in eighths and no rows, so that scores are exact; each bias gets its shares."""
+    monkeypatch.setattr(self_normalised, "SCORES_PER_CHUNK", chunk)
+    bias = (height + torch.arange(C) / 8).requires_grad_()
+    log_z = self_normalised._LogPartition.apply(torch.ones(B, D), torch.zeros(C, D), bias)
+    want = bias.detach().double()
+    torch.testing.assert_close(log_z.double(), want.logsumexp(0).expand(B), rtol=2e-7, atol=0.0)
+    log_z.sum().backward()
+    torch.testing.assert_close(
+        bias.grad.double(), B * torch.softmax(want, dim=0), rtol=1e-6, atol=0.0
+    )
+
+
 def test_extreme_scores_stay_finite():
     head = make(reduction="none")
     query = torch.full((B, D), 3e4, requires_grad=True)
-    loss = head(query, TARGET, weight=WEIGHT)
+    loss = head(query, TARGET, target_weight=WEIGHT)
     loss.sum().backward()
-    for part in (loss, query.grad, head.table.weight.grad.to_dense()):
+    for part in (loss, query.grad, head.table.gradients.summed().weight):
         assert bool(part.isfinite().all())
 
 
@@ -126,7 +143,7 @@ def test_a_rank_without_examples_pushes_nothing():
     loss = head.losses(nobody(head), None)
     assert loss.shape == (0,)
     loss.sum().backward()
-    assert not head.table.weight.grad.to_dense().any()
+    assert not head.table.gradients.summed().weight.any()
     assert math.isnan(head.scores_per_example)
 
 

@@ -98,7 +98,7 @@ def test_biases_start_at_the_frequencies():
 
 
 def test_only_classes_of_the_targets_clusters_move():
-    head = make(row_optimizer=tapas.LazyAdam(lr=0.1, weight_decay=0.1))
+    head = make(row_optimizer=tapas.optim.LazyAdam.fused(lr=0.1, weight_decay=0.1))
     before, clusters = head.classes.weight.clone(), head.clusters.weight.clone()
     head(queries(2), torch.tensor([[4, -100], [9, 4]])).backward()
     moved = (head.classes.weight != before).any(dim=1)[head.place_of].nonzero()[:, 0].tolist()
@@ -125,7 +125,7 @@ def test_a_search_that_prunes_does_not_look_into_all_clusters(monkeypatch):
     monkeypatch.setattr(
         module, "part_of", lambda *a, **o: visits.append(len(a[3])) or part_of(*a, **o)
     )
-    ids = head.top(queries(), 3)[1]
+    ids = head.topk(queries(), 3)[1]
     log_p = head.log_prob(queries(), torch.arange(900).expand(B, -1))
     assert torch.equal(ids, log_p.topk(3).indices)
     assert sum(visits) < B * head.num_clusters / 2

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from oracle import ranking_heads as oracle
+from oracle.tables import dense_gradients
 
 import tapas
 from tapas.heads import warp
@@ -27,7 +28,7 @@ def make(tries=TRIES, scale=3.0, num_classes=C, **options):
     with torch.no_grad():
         table.bias.copy_(torch.randn(num_classes, generator=tapas.stream(0, "bias")))
         table.weight.mul_(scale)
-    return WARP(table, tries=tries, **({"seed": 3} | options))
+    return WARP(table=table, tries=tries, **({"seed": 3} | options))
 
 
 def queries(size=B, seed=0):
@@ -81,24 +82,25 @@ def test_gradients_reach_the_query_the_target_and_the_violator_alone():
         bias_grad[violator] += factor
         bias_grad[own] -= factor
     torch.testing.assert_close(query.grad, query_grad)
-    torch.testing.assert_close(head.table.weight.grad.to_dense(), row_grad)
-    torch.testing.assert_close(head.table.bias.grad.to_dense(), bias_grad)
+    torch.testing.assert_close(dense_gradients(head.table), (row_grad, bias_grad))
     touched = {own for _, own, _, _ in pairs} | {violator for _, _, violator, _ in pairs}
-    assert set(head.table.weight.grad.coalesce().indices()[0].tolist()) == touched
+    assert set(head.table.gradients.summed().ids.tolist()) == touched
 
 
 def test_without_a_violator_there_is_no_loss_and_no_row_moves():
-    head = make(row_optimizer=tapas.LazyAdam(lr=0.1))
+    head = make(row_optimizer=tapas.optim.LazyAdam.fused(lr=0.1))
     query, target = queries().requires_grad_(), torch.zeros(B, dtype=torch.int64)
     head(query, target).backward()
     query.grad = None
     head.table.bias[0] = 100.0
-    before = {name: value.clone() for name, value in head.table.named_buffers()}
+    before = {name: value.clone() for name, value in head.table.row_tensors().items()}
+    assert len(before) == 6
     loss = head(query, target)
     assert loss.item() == 0
     loss.backward()
     assert not query.grad.any()
-    for name, value in head.table.named_buffers():  # momentum would move a row that is touched
+    # momentum would move a row that is touched
+    for name, value in head.table.row_tensors().items():
         assert torch.equal(value, before[name]), name
 
 
@@ -145,7 +147,7 @@ def violations():
         table.weight.zero_()
         table.bias.fill_(-5.0)
         table.bias[torch.tensor([0, *high])] = 0.5  # class 0 is the target
-    head = WARP(table, tries=FEW_TRIES, seed=5)
+    head = WARP(table=table, tries=FEW_TRIES, seed=5)
     batch = head._prepare(torch.zeros(1, D), torch.tensor([0]), None)
     found = []
     for step in range(STEPS):
@@ -245,7 +247,7 @@ def test_the_same_step_draws_the_same_and_another_one_others():
 
 
 def test_logits_of_ten_thousand_stay_finite():
-    head = make(row_optimizer=tapas.SGD(lr=0.1))
+    head = make(row_optimizer=tapas.optim.SGD.fused(lr=0.1))
     with torch.no_grad():
         head.table.bias.copy_(torch.linspace(1e4, -1e4, C))
     query = queries().requires_grad_()

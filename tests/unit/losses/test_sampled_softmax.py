@@ -23,13 +23,11 @@ def draw(*shape, name):
 
 def sum_and_share(*given):
     """Log sum (B,) and share (B, K)."""
-    log_sum, share = kept_log_sum(*given)
+    log_sum, shares = kept_log_sum(*given)
+    share = shares.matrix
     if share is None:  # native: one query's sum at a time, the gradient by offset is its share
         share = torch.stack(
-            [
-                kept_gradients(*given, log_sum=log_sum, share=None, grad=one)[2]
-                for one in torch.eye(len(log_sum))
-            ]
+            [kept_gradients(*given, shares=shares, grad=one)[2] for one in torch.eye(len(log_sum))]
         )
     return log_sum, share
 
@@ -42,8 +40,8 @@ def test_gradients_are_those_of_autograd():
     logit[torch.tensor([0, 0, 3]), torch.tensor([1, 5, 2])] = -torch.inf
     want = torch.autograd.grad((grad * logit.logsumexp(dim=1)).sum(), (query, weight, offset))
     given = [x.detach() for x in (query, weight, offset)] + [torch.arange(K), own]
-    log_sum, share = kept_log_sum(*given)
-    got = kept_gradients(*given, log_sum=log_sum, share=share, grad=grad)
+    _, shares = kept_log_sum(*given)
+    got = kept_gradients(*given, shares=shares, grad=grad)
     for one, other in zip(got, want, strict=True):
         torch.testing.assert_close(one, other)
 

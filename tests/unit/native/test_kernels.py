@@ -62,12 +62,12 @@ def a_case(num_rows, num_queries, dim, scale=1.0):
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_the_log_sum_is_that_of_numpy(size, scale, threads):
     weight, query, offset, ids, own = a_case(*size, scale)
-    log_sum = native.log_sum(weight, offset, query, ids=ids, own=own)
+    log_sum, _ = native.log_sum(weight, offset, query, ids=ids, own=own)
     logit = without_own(scores(query, weight, offset), ids, own)
     # float32 scores carry a relative error of 1e-7 times the terms they are summed from
     far = 1e-5 + 2e-6 * np.abs(logit[np.isfinite(logit)]).max(initial=0)
     np.testing.assert_allclose(log_sum.numpy(), log_sum_exp(logit, 1), atol=far, rtol=1e-6)
-    alone = native.log_sum(weight, None, query)
+    alone, _ = native.log_sum(weight, None, query)
     want = log_sum_exp(scores(query, weight, offset * 0), 1)
     np.testing.assert_allclose(alone.numpy(), want, atol=far, rtol=1e-6)
 
@@ -75,9 +75,9 @@ def test_the_log_sum_is_that_of_numpy(size, scale, threads):
 @pytest.mark.parametrize("size", [*SIZES, (1000, 49, 16)], ids=str)
 def test_the_gradients_of_the_log_sum_are_those_of_numpy(size, threads):
     weight, query, offset, ids, own = a_case(*size)
-    log_sum = native.log_sum(weight, offset, query, ids=ids, own=own)
+    _, sums = native.log_sum(weight, offset, query, ids=ids, own=own)
     scale = draw(size[1], name="scale")
-    got = native.gradients(weight, offset, query, ids, own, log_sum=log_sum, scale=scale)
+    got = native.gradients(weight, offset, query, ids, own, sums=sums, scale=scale)
     logit = without_own(scores(query, weight, offset), ids, own)
     left = np.isfinite(logit).any(axis=1)
     share = np.where(left[:, None], softmax(np.where(left[:, None], logit, 0)), 0)
@@ -140,11 +140,10 @@ def test_bfloat16_rows_are_read_as_the_numbers_they_are(rows, queries, dim, k):
     places = torch.arange(rows)
     own = torch.full((queries, 1), -1)
     for weight in (half, half.float()):
+        log_sum, sums = native.log_sum(weight, bias, query)
         got = (
-            native.log_sum(weight, bias, query),
-            *native.gradients(
-                weight, bias, query, places, own, log_sum=torch.zeros(queries), scale=query[:, 0]
-            ),
+            log_sum,
+            *native.gradients(weight, bias, query, places, own, sums=sums, scale=query[:, 0]),
             native.batch_score(weight, places, bias, query, temperature=1.0),
             native.mean_share(weight, places, bias, query, places, own, temperature=1.0),
             *native.top(weight, bias, query, k, None),
@@ -177,31 +176,53 @@ def test_scores_that_rise_without_end_neither_overflow_nor_vanish():
     query, weight = torch.zeros(3, 2), torch.zeros(len(offset), 2)
     nobody = torch.full((3, 1), -1)
     for raised in (offset, -offset, offset.flip(0) - 9000):
-        log_sum = native.log_sum(weight, raised, query)
+        log_sum, sums = native.log_sum(weight, raised, query)
         np.testing.assert_allclose(log_sum.numpy(), [float(raised.max())] * 3, rtol=1e-6)
         _, _, share = native.gradients(
-            weight, raised, query, torch.arange(100), nobody, log_sum=log_sum, scale=torch.ones(3)
+            weight, raised, query, torch.arange(100), nobody, sums=sums, scale=torch.ones(3)
         )
         want = 3.0 * (raised == raised.max()).numpy()
-        np.testing.assert_allclose(share.numpy(), want, rtol=1e-3, atol=1e-20)
+        np.testing.assert_allclose(share.numpy(), want, rtol=1e-6, atol=1e-20)
     rising = torch.arange(0, 5000, 50.0)[:, None]
     ones = torch.ones(1, 1)
     score = native.batch_score(ones, torch.zeros(1).long(), torch.zeros(1), rising, temperature=1.0)
     np.testing.assert_allclose(score.numpy(), [4950.0], rtol=1e-6)
 
 
-def test_first_rows_that_are_all_a_querys_own_are_no_reference():
-    """Twelve of its own at 0, the rest at -300, whose exponentials vanish beside 0."""
-    offset = torch.full((30,), -300.0)
-    offset[:12] = 0.0
+@pytest.mark.parametrize("depth", [-300.0, -65.0])
+def test_first_rows_that_are_all_a_querys_own_are_no_reference(depth):
+    """Twelve of its own at 0: exponentials of the rest, or of the least of it, vanish beside 0."""
+    offset = torch.full((30,), depth)
+    offset[:12], offset[12] = 0.0, depth - 23
     own = torch.arange(12)[None]
     rows, query = torch.zeros(30, 1), torch.zeros(1, 1)
-    log_sum = native.log_sum(rows, offset, query, ids=torch.arange(30), own=own)
-    np.testing.assert_allclose(log_sum.numpy(), [np.log(18) - 300], rtol=1e-6)
+    log_sum, sums = native.log_sum(rows, offset, query, ids=torch.arange(30), own=own)
+    np.testing.assert_allclose(log_sum.numpy(), [np.log(17) + depth], rtol=1e-6)
     _, _, share = native.gradients(
-        rows, offset, query, torch.arange(30), own, log_sum=log_sum, scale=torch.ones(1)
+        rows, offset, query, torch.arange(30), own, sums=sums, scale=torch.ones(1)
     )
-    np.testing.assert_allclose(share.numpy(), np.where(np.arange(30) < 12, 0, 1 / 18), rtol=1e-4)
+    want = np.where(np.arange(30) < 12, 0, 1 / 17)
+    want[12] = np.exp(-23) / 17
+    np.testing.assert_allclose(share.numpy(), want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("height", [0.0, 44.0, 1e3, -1e5])
+@pytest.mark.parametrize("size", [*SIZES, (1000, 49, 16)], ids=str)
+def test_shares_add_up_to_one_wherever_the_scores_are(size, height, threads):
+    """In eighths, so that scores are exact, and some of them far above the first."""
+    num_rows, num_queries, dim = size
+    weight = torch.randint(-2, 3, (num_rows, dim), generator=stream(0, "w")).float()
+    query = torch.randint(-2, 3, (num_queries, dim), generator=stream(0, "q")) / 8
+    offset = torch.zeros(num_rows)
+    offset[num_rows // 2 :] = height
+    own = torch.full((num_queries, 1), -1)
+    _, sums = native.log_sum(weight, offset, query)
+    _, _, share = native.gradients(
+        weight, offset, query, torch.arange(num_rows), own, sums=sums, scale=torch.ones(num_queries)
+    )
+    want = softmax(scores(query, weight, offset)).sum(axis=0)
+    np.testing.assert_allclose(share.numpy(), want, rtol=2e-6, atol=1e-35)
+    np.testing.assert_allclose(share.double().sum(), num_queries, rtol=1e-6)
 
 
 @pytest.mark.parametrize("height", [88.75, 266.0, 443.0, -88.75])
@@ -211,12 +232,12 @@ def test_lanes_without_a_query_leave_no_trace(height, num_queries):
     weight, offset = torch.zeros(7, 2), torch.zeros(7)
     offset[3] = height
     query, own = torch.ones(num_queries, 2), torch.full((num_queries, 1), -1)
-    log_sum = native.log_sum(weight, offset, query)
+    _, sums = native.log_sum(weight, offset, query)
     _, rows, share = native.gradients(
-        weight, offset, query, torch.arange(7), own, log_sum=log_sum, scale=torch.ones(num_queries)
+        weight, offset, query, torch.arange(7), own, sums=sums, scale=torch.ones(num_queries)
     )
     assert rows.isfinite().all()
-    np.testing.assert_allclose(share.sum(), num_queries, rtol=1e-4)
+    np.testing.assert_allclose(share.sum(), num_queries, rtol=1e-6)
 
 
 @pytest.mark.parametrize("at", [0, 5, 40], ids="row {}".format)
@@ -224,7 +245,7 @@ def test_a_diverged_row_shows(at):
     weight, query = draw(41, 3, name="w"), draw(5, 3, name="q")
     weight[at] = NAN
     places, own = torch.arange(41), torch.full((5, 1), -1)
-    assert native.log_sum(weight, None, query).isnan().all()
+    assert native.log_sum(weight, None, query)[0].isnan().all()
     bias = torch.zeros(41)
     score = native.batch_score(weight, places, bias, query, temperature=1.0)
     assert score.isnan().nonzero().tolist() == [[at]]
@@ -238,9 +259,9 @@ def test_a_diverged_row_shows(at):
 
 def test_no_queries_and_no_rows_are_answered():
     query, weight = torch.zeros(0, 3), draw(7, 3, name="w")
-    assert native.log_sum(weight, None, query).shape == (0,)
+    assert native.log_sum(weight, None, query)[0].shape == (0,)
     assert native.top(weight, None, query, 2, None)[1].shape == (0, 2)
-    assert native.log_sum(weight[:0], None, torch.zeros(2, 3)).tolist() == [-INF, -INF]
+    assert native.log_sum(weight[:0], None, torch.zeros(2, 3))[0].tolist() == [-INF, -INF]
     score, rows = native.top(weight[:1], None, torch.ones(1, 3), 2, None)
     assert rows.tolist() == [[0, -1]]
     assert score[0, 1] == -INF
@@ -250,7 +271,7 @@ def test_millions_of_small_terms_beside_a_large_one_add_up():
     """Each block of them is below what a float32 sum of 1 can notice."""
     offset = torch.full((3_000_000,), -31 * np.log(2))
     offset[0] = 0.0
-    log_sum = native.log_sum(torch.zeros(len(offset), 1), offset, torch.zeros(1, 1))
+    log_sum, _ = native.log_sum(torch.zeros(len(offset), 1), offset, torch.zeros(1, 1))
     np.testing.assert_allclose(log_sum.numpy(), np.log1p(3e6 * 2.0**-31), rtol=1e-3)
 
 

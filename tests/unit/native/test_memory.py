@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tapas import LocalTable, RowwiseAdagrad
+from tapas import LocalTable
 from tapas.native import memory
+from tapas.optim import RowwiseAdagrad
 
 SMAPS = Path("/proc/self/smaps")
 THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -27,7 +28,7 @@ def flags_at(address):
 @pytest.mark.skipif(not (SMAPS.exists() and THP.exists()), reason="no such pages here")
 def test_a_large_table_is_asked_for_in_huge_pages(monkeypatch):
     monkeypatch.setattr(memory, "WORTH_IT", 8 << 20)
-    table = LocalTable(40_000, 64, row_optimizer=RowwiseAdagrad())
+    table = LocalTable(40_000, 64, row_optimizer=RowwiseAdagrad.fused())
     middle = table.weight.data_ptr() + table.weight.numel() * 2
     assert "hg" in flags_at(middle)
 

@@ -120,7 +120,7 @@ def test_a_recommender_runs_on_an_exported_encoder(attentive):
     encoder = load_encoder(path)
     recommender = Recommender(
         encode=encoder,
-        top=lambda query, k, exclude: query.topk(k, dim=1),
+        topk=lambda query, k, exclude: query.topk(k, dim=1),
         history_length=encoder.history_length,
     )
     items, _ = example(4)

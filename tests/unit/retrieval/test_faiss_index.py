@@ -35,7 +35,7 @@ def index(request):
 def test_the_exact_index_is_exact():
     weight, bias = model()
     want, ids = exact(queries(), weight, bias)
-    got, found = build_index(weight, bias).top(queries(), K)
+    got, found = build_index(weight, bias).topk(queries(), K)
     assert torch.equal(found, ids)
     torch.testing.assert_close(got, want)
 
@@ -43,7 +43,7 @@ def test_the_exact_index_is_exact():
 def test_an_index_finds_nearly_all_and_scores_are_true(index):
     weight, bias = model()
     _, want = exact(queries(), weight, bias)
-    scores, ids = index.top(queries(), K)
+    scores, ids = index.topk(queries(), K)
     assert (scores.dtype, ids.dtype) == (torch.float32, torch.int64)
     torch.testing.assert_close(scores, (queries() @ weight.T + bias).gather(1, ids))
     # tuned to 95 % on 200 other queries; these 380 places are not independent
@@ -52,7 +52,7 @@ def test_an_index_finds_nearly_all_and_scores_are_true(index):
 
 
 def test_recall_is_the_share_of_the_exact_list_that_is_found(index):
-    _, ids = index.top(queries(), K)
+    _, ids = index.topk(queries(), K)
     assert measured_recall(index, queries(), ids, K) == 1
     ids[:, :5] = torch.arange(C, C + 5)
     assert measured_recall(index, queries(), ids, K) == pytest.approx(0.75)
@@ -64,7 +64,7 @@ def test_excluded_classes_are_replaced_by_the_next_best():
     _, ids = exact(queries(), weight, bias, K + 3)
     exclude = torch.cat([ids[:, [0, 4, 7]], torch.full((B, 2), -1)], dim=1)
     exclude[0] = -1
-    scores, got = index.top(queries(), K, exclude)
+    scores, got = index.topk(queries(), K, exclude)
     for row in range(B):
         barred = exclude[row].tolist()
         assert got[row].tolist() == [c for c in ids[row].tolist() if c not in barred][:K]
@@ -74,7 +74,7 @@ def test_excluded_classes_are_replaced_by_the_next_best():
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_list_longer_than_the_classes_ends_in_padding(kind):
     index = build_index(*model(5), kind)
-    scores, ids = index.top(queries(), 7, torch.tensor([[2, -1]]).expand(B, 2))
+    scores, ids = index.topk(queries(), 7, torch.tensor([[2, -1]]).expand(B, 2))
     assert ids.shape == scores.shape == (B, 7)
     assert all(sorted(row) == [-1, -1, -1, 0, 1, 3, 4] for row in ids.tolist())
     assert bool((ids[:, 4:] == -1).all())
@@ -84,7 +84,7 @@ def test_a_list_longer_than_the_classes_ends_in_padding(kind):
 def test_what_is_saved_is_what_is_loaded(index, tmp_path):
     index.save(tmp_path / "classes.faiss")
     loaded = load_index(tmp_path / "classes.faiss")
-    for got, want in zip(loaded.top(queries(), K), index.top(queries(), K), strict=True):
+    for got, want in zip(loaded.topk(queries(), K), index.topk(queries(), K), strict=True):
         assert torch.equal(got, want)
     assert [p.name for p in tmp_path.iterdir()] == ["classes.faiss"]
 
@@ -120,7 +120,7 @@ def test_bad_input_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"the number of classes must be at least 1, got 0"):
         build_index(weight[:0], bias[:0])
     with pytest.raises(UsageError, match=r"query has shape \(19, 6\); expected \(\.\.\., D=7\)"):
-        build_index(weight, bias).top(queries()[:, :6], 2)
+        build_index(weight, bias).topk(queries()[:, :6], 2)
     with pytest.raises(UsageError, match=r"there is no file .*none\.faiss\."):
         load_index(tmp_path / "none.faiss")
     (tmp_path / "bad.faiss").write_bytes(b"not an index")

@@ -21,7 +21,7 @@ class Recorder:
         self.seen.append((items, lengths))
         return items.sum(dim=1, keepdim=True).float()
 
-    def top(self, query, k, exclude):
+    def topk(self, query, k, exclude):
         self.excluded.append(exclude)
         barred = [[]] * len(query) if exclude is None else exclude.tolist()
         ids = [[c for c in range(C) if c not in row][:k] for row in barred]
@@ -35,7 +35,7 @@ def recorder():
 
 @pytest.fixture
 def recommender(recorder):
-    return Recommender(encode=recorder.encode, top=recorder.top, history_length=T)
+    return Recommender(encode=recorder.encode, topk=recorder.topk, history_length=T)
 
 
 def test_the_model_sees_the_last_items_left_aligned_and_zeros_behind(recommender, recorder):
@@ -71,7 +71,7 @@ def test_a_table_ranks_for_it():
         table.weight.copy_(torch.eye(5))
     recommender = Recommender(
         encode=lambda items, lengths: torch.eye(5)[items[range(len(items)), lengths - 1]],
-        top=lambda query, k, exclude: table.top(query, k, exclude=exclude),
+        topk=lambda query, k, exclude: table.topk(query, k, exclude=exclude),
         history_length=T,
     )
     histories = [np.array([1, 3]), np.array([4])]
@@ -89,11 +89,11 @@ def test_what_encode_makes_of_a_batch_goes_to_top_as_it_is():
         made.append((items, lengths))
         return made[-1]
 
-    def top(reading, k, exclude):
+    def topk(reading, k, exclude):
         assert reading is made[-1]
         return torch.zeros(len(reading[0]), k), reading[0][:, :k]
 
-    recommender = Recommender(encode=encode, top=top, history_length=T)
+    recommender = Recommender(encode=encode, topk=topk, history_length=T)
     histories = [np.array([5, 6])] * 300
     _, ids = recommender.recommend(histories, 2, exclude_seen=False)
     assert ids.tolist() == [[5, 6]] * 300
@@ -121,4 +121,4 @@ def test_bad_histories_are_named(recommender):
     with pytest.raises(UsageError, match=r"k must be at least 1, got 0"):
         recommend(good, 0)
     with pytest.raises(UsageError, match=r"history_length must be at least 1, got 0"):
-        Recommender(encode=None, top=None, history_length=0)
+        Recommender(encode=None, topk=None, history_length=0)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tapas import SGD, Candidates, LazyAdam, LocalTable, UsageError, stream
+from tapas import Candidates, LocalTable, UsageError, stream
+from tapas.optim import SGD, Adagrad, LazyAdam, RowwiseAdagrad
 
 pytestmark = pytest.mark.usefixtures("kernels")
 B, C, D = 5, 31, 3
@@ -40,6 +41,14 @@ def dense(query, weight, bias, target, kept):
     return positive, candidate.masked_fill(own, -torch.inf).logsumexp(dim=1)
 
 
+def dense_of(table):
+    """What waits for a step, as the gradients of all rows (C, D) and biases (C,)."""
+    ids, weight, bias = table.gradients.summed()
+    assert ids.tolist() == sorted(set(ids.tolist()))
+    assert weight.dtype == bias.dtype == torch.float32
+    return torch.zeros(C, D).index_copy_(0, ids, weight), torch.zeros(C).index_copy_(0, ids, bias)
+
+
 def weighted(positive, log_sum):
     """A sum in which every entry pulls differently; padding has no pull."""
     positive = positive.masked_fill(positive.isneginf(), 0.0)
@@ -47,17 +56,17 @@ def weighted(positive, log_sum):
     return (pull[0] * positive).sum() + (pull[1] * log_sum).sum()
 
 
-def reference(table, target, kept=KEPT):
+def reference(table, target, kept=KEPT, name="query"):
     """The answers and the gradients of query, rows and biases, all dense."""
-    leaves = [draw(B, D, name="query"), *table.rows(torch.arange(C))]
+    leaves = [draw(B, D, name=name), *table.rows(torch.arange(C))]
     leaves = [leaf.clone().requires_grad_() for leaf in leaves]
     answers = dense(*leaves, target, kept)
     return answers, torch.autograd.grad(weighted(*answers), leaves)
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_row_optimizers_get_the_gradient_of_the_dense_table(target, bias):
-    table = a_table(SGD(lr=1.0), bias)
+def test_fused_updates_get_the_gradient_of_the_dense_table(target, bias):
+    table = a_table(SGD.fused(lr=1.0), bias)
     answers, (query_grad, weight_grad, bias_grad) = reference(table, target)
     before = [part.clone() for part in table.rows(torch.arange(C))]
     query = draw(B, D, name="query").requires_grad_()
@@ -71,60 +80,91 @@ def test_row_optimizers_get_the_gradient_of_the_dense_table(target, bias):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_parameters_get_the_gradient_of_the_dense_table_as_a_sparse_one(target, bias):
+def test_the_gradient_of_the_dense_table_waits_for_a_step(target, bias):
     table = a_table(None, bias)
     answers, (query_grad, weight_grad, bias_grad) = reference(table, target)
+    before = [part.clone() for part in table.rows(torch.arange(C))]
     query = draw(B, D, name="query").requires_grad_()
     got = table.sampled_logits(query, target, KEPT)
     torch.testing.assert_close(got, answers)
     weighted(*got).backward()
     torch.testing.assert_close(query.grad, query_grad)
-    assert table.weight.grad.is_sparse
-    torch.testing.assert_close(table.weight.grad.to_dense(), weight_grad)
-    touched = set(KEPT.ids.tolist()) | {t for t in target.flatten().tolist() if t >= 0}
-    assert set(table.weight.grad.coalesce().indices()[0].tolist()) == touched
+    torch.testing.assert_close(dense_of(table)[0], weight_grad)
     if bias:
-        assert table.bias.grad.is_sparse
-        torch.testing.assert_close(table.bias.grad.to_dense(), bias_grad)
-    else:
-        assert table.bias.grad is None
+        torch.testing.assert_close(dense_of(table)[1], bias_grad)
+    touched = set(KEPT.ids.tolist()) | {t for t in target.flatten().tolist() if t >= 0}
+    assert set(table.gradients.summed().ids.tolist()) == touched
+    assert all(map(torch.equal, table.rows(torch.arange(C)), before))
+    assert all(p.grad is None for p in (table._parameters["weight"], table._parameters["bias"]))
 
 
-def test_sparse_gradients_add_up_over_several_backward_passes(target):
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_anchor_has_the_norm_of_all_gradients_that_wait(target, bias):
+    """As of a dense table: one without biases has no gradients of biases."""
+    table = a_table(None, bias)
+    _, (_, *grads) = reference(table, target)
+    grads = grads if bias else grads[:1]
+    weighted(*table.sampled_logits(draw(B, D, name="query"), target, KEPT)).backward()
+    norm = torch.cat([grad.flatten() for grad in grads]).norm()
+    torch.testing.assert_close(table.gradients.anchor.grad, norm[None])
+
+
+def test_gradients_add_up_over_several_backward_passes(target):
     table = a_table()
+    optimizer = SGD(table)
     for _ in range(2):
         weighted(*table.sampled_logits(draw(B, D, name="query"), target, KEPT)).backward()
     _, (_, weight_grad, bias_grad) = reference(table, target)
-    torch.testing.assert_close(table.weight.grad.to_dense(), 2 * weight_grad)
-    torch.testing.assert_close(table.bias.grad.to_dense(), 2 * bias_grad)
+    torch.testing.assert_close(dense_of(table), (2 * weight_grad, 2 * bias_grad))
+    optimizer.zero_grad()
+    assert table.gradients.summed() is None
 
 
-def test_sparse_gradients_are_of_the_dtype_of_their_rows():
+def test_gradients_of_bfloat16_rows_wait_in_float32():
+    """`dense_of` looks at their dtype; each is summed before anything is rounded."""
     table = a_table(dtype=torch.bfloat16)
+    _, (_, *grads) = reference(table, TARGETS["one"])
     weighted(*table.sampled_logits(draw(B, D, name="query"), TARGETS["one"], KEPT)).backward()
-    assert table.weight.grad.dtype == table.bias.grad.dtype == torch.bfloat16
+    torch.testing.assert_close(dense_of(table), tuple(grads))
 
 
-def test_torch_optim_moves_parameters_as_the_row_optimizer_moves_rows(target):
-    mine, parameters = a_table(SGD(lr=0.3)), a_table()
-    optimizer = torch.optim.SGD(parameters.parameters(), lr=0.3)
-    for table in (mine, parameters):
-        weighted(*table.sampled_logits(draw(B, D, name="query"), target, KEPT)).backward()
+@pytest.mark.parametrize("kind", [SGD, Adagrad, RowwiseAdagrad, LazyAdam])
+def test_an_optimizer_moves_rows_as_its_fused_update_does(target, kind):
+    """To the bit, also with three calls in one backward pass."""
+    fused, given = a_table(kind.fused(lr=0.3)), a_table()
+    optimizer = kind(given, lr=0.3)
+    for table in (fused, given):
+        parts = [
+            weighted(*table.sampled_logits(draw(B, D, name=f"query {n}"), target, KEPT))
+            for n in range(3)
+        ]
+        sum(parts).backward()
     optimizer.step()
-    for row, parameter in zip(
-        mine.rows(torch.arange(C)), parameters.rows(torch.arange(C)), strict=True
-    ):
-        torch.testing.assert_close(row, parameter)
+    found, want = ({**t.row_tensors(), **t.gradients.state} for t in (given, fused))
+    assert int(found.pop("step")) == 1
+    assert found.keys() == want.keys()
+    for name, part in want.items():
+        assert torch.equal(found[name], part), name
+
+
+@pytest.mark.parametrize("height", [1e3, -1e5])
+def test_shares_of_the_kept_sum_add_up_to_one_wherever_the_logits_are(height):
+    """Biases get the shares themselves; a class's own logit takes no part here."""
+    table = LocalTable(C, D, bias=torch.full((C,), height) + torch.arange(C) / 8)
+    _, log_sum = table.sampled_logits(draw(B, D, name="query"), TARGETS["several"], KEPT)
+    log_sum.sum().backward()
+    total = table.gradients.summed().bias.double().sum()
+    torch.testing.assert_close(total, torch.tensor(B).double(), rtol=1e-6, atol=0.0)
 
 
 def test_padding_never_touches_row_zero():
     """Adam with moments of its own, and weight decay, would move it even without a gradient."""
-    table = a_table(LazyAdam(lr=0.1, weight_decay=0.1))
+    table = a_table(LazyAdam.fused(lr=0.1, weight_decay=0.1))
     table.update(torch.arange(C), draw(C, D), draw(C))
-    before = {name: value.clone() for name, value in table.named_buffers()}
+    before = {name: value.clone() for name, value in table.row_tensors().items()}
     query = draw(B, D, name="query").requires_grad_()
     weighted(*table.sampled_logits(query, TARGETS["padded"], KEPT)).backward()
-    for name, value in table.named_buffers():
+    for name, value in table.row_tensors().items():
         assert torch.equal(value[0], before[name][0]), name
         assert not torch.equal(value[4], before[name][4]), name
     assert bool(query.grad.isfinite().all())
@@ -141,7 +181,7 @@ def test_a_padded_entry_sends_no_gradient_into_its_query():
 
 def test_an_example_that_owns_all_that_was_kept_has_nothing_left_to_sum():
     """Its log is -inf and no gradient, NaN least of all, flows from it."""
-    table = a_table(SGD(lr=1.0))
+    table = a_table(SGD.fused(lr=1.0))
     kept = Candidates(torch.tensor([4, 8]), torch.zeros(2))
     target = torch.tensor([[4, 8], [8, 4], [4, 4], [4, -1], [1, 2]])
     query = draw(B, D, name="query").requires_grad_()
@@ -156,14 +196,14 @@ def test_an_example_that_owns_all_that_was_kept_has_nothing_left_to_sum():
 
 
 def test_rows_move_although_no_query_wants_a_gradient(target):
-    table = a_table(SGD(lr=1.0))
+    table = a_table(SGD.fused(lr=1.0))
     before = table.weight.clone()
     weighted(*table.sampled_logits(draw(B, D, name="query"), target, KEPT)).backward()
     assert not torch.equal(table.weight[KEPT.ids], before[KEPT.ids])
 
 
 def test_without_gradients_nothing_moves(target):
-    table = a_table(SGD(lr=1.0))
+    table = a_table(SGD.fused(lr=1.0))
     before = table.weight.clone()
     with torch.no_grad():
         positive, log_sum = table.sampled_logits(draw(B, D, name="query"), target, KEPT)
@@ -172,10 +212,101 @@ def test_without_gradients_nothing_moves(target):
     assert torch.equal(table.weight, before)
 
 
+NOT_FINITE = (
+    "the gradient of the class rows holds NaN or inf; no row was changed. Lower the learning rate, "
+    "clip gradients, or use a torch.amp.GradScaler, which leaves out such a step."
+)
+
+
 def test_a_gradient_that_is_not_finite_is_told_in_backward_and_moves_nothing():
-    table = a_table(SGD())
+    table = a_table(SGD.fused())
     before = table.weight.clone()
     positive, _ = table.sampled_logits(draw(B, D, name="query"), TARGETS["one"], KEPT)
-    with pytest.raises(UsageError, match="the gradient of the class rows holds NaN or inf"):
+    with pytest.raises(UsageError) as error:
         (positive.sum() * torch.inf).backward()
+    assert str(error.value) == NOT_FINITE
     assert torch.equal(table.weight, before)
+
+
+def test_a_gradient_that_is_not_finite_is_told_in_the_step_that_waits_for_it():
+    """Not in `backward`: a GradScaler must be able to look at it and leave the step out."""
+    table = a_table()
+    optimizer = SGD(table)
+    before = table.weight.clone()
+    positive, _ = table.sampled_logits(draw(B, D, name="query"), TARGETS["one"], KEPT)
+    (positive.sum() * torch.inf).backward()
+    assert not table.gradients.anchor.grad.isfinite().any()
+    with pytest.raises(UsageError) as error:
+        optimizer.step()
+    assert str(error.value) == NOT_FINITE
+    assert torch.equal(table.weight, before)
+    optimizer.zero_grad()
+    optimizer.step()  # nothing is left of it
+    assert torch.equal(table.weight, before)
+
+
+def test_fused_rows_move_once_at_the_end_of_a_backward_pass(target):
+    """Adagrad is not linear: two calls of one pass are one update with the sum of both."""
+    table, other = a_table(Adagrad.fused(lr=0.3)), a_table(Adagrad.fused(lr=0.3))
+    parts = [table.sampled_logits(draw(B, D, name=n), target, KEPT) for n in ("one", "two")]
+    (weighted(*parts[0]) + weighted(*parts[1])).backward()
+    assert table.num_updates == 1
+    grads = [reference(other, target, name=name)[1][1:] for name in ("one", "two")]
+    total = [sum(part) for part in zip(*grads, strict=True)]
+    touched = total[0].any(dim=1).nonzero()[:, 0]
+    other.update(touched, total[0][touched], total[1][touched])
+    torch.testing.assert_close(table.row_tensors(), other.row_tensors())
+
+
+BAD = [
+    (
+        torch.tensor([[4], [31], [4], [29], [30]]),
+        KEPT,
+        "target holds class 31; expected ids from 0 to 30 (num_classes=31).",
+    ),
+    (torch.tensor([4, 7, 4, 29, 30]), KEPT, "target has shape (5,); expected (B=5, L)."),
+    (torch.tensor([[4], [7]]), KEPT, "target has shape (2, 1); expected (B=5, L)."),
+    (
+        torch.zeros(B, 1),
+        KEPT,
+        "target has dtype torch.float32; expected int64 class ids. Convert before the ids ever "
+        "pass through a float.",
+    ),
+    (
+        TARGETS["one"],
+        Candidates(torch.tensor([3, 31]), torch.zeros(2)),
+        "kept.ids holds class 31; expected ids from 0 to 30 (num_classes=31).",
+    ),
+    (
+        TARGETS["one"],
+        Candidates(torch.tensor([3, 8, 4]), torch.zeros(3)),
+        "kept.ids must be distinct and rise: an example's own target is looked up among them. "
+        "Sort them with their log_q.",
+    ),
+    (
+        TARGETS["one"],
+        Candidates(torch.tensor([3, 4, 4]), torch.zeros(3)),
+        "kept.ids must be distinct and rise: an example's own target is looked up among them. "
+        "Sort them with their log_q.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("target", "kept", "words"), BAD)
+def test_bad_targets_and_candidates_are_told_before_native_code_reads_them(target, kept, words):
+    with pytest.raises(UsageError) as error:
+        a_table().sampled_logits(draw(B, D, name="query"), target, kept)
+    assert str(error.value) == words
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.int8], ids=str)
+def test_targets_of_any_integer_type_are_read_as_what_they_are(target, dtype):
+    tables = a_table(SGD.fused(lr=1.0)), a_table(SGD.fused(lr=1.0))
+    found = [
+        table.sampled_logits(draw(B, D, name="query"), given, KEPT)
+        for table, given in zip(tables, (target, target.to(dtype)), strict=True)
+    ]
+    assert all(map(torch.equal, *found))
+    for answers in found:
+        weighted(*answers).backward()
+    assert torch.equal(tables[0].weight, tables[1].weight)

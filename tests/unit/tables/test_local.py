@@ -7,21 +7,11 @@ import pytest
 import torch
 from oracle.tables import SlowRows
 
-from tapas import (
-    SGD,
-    Adagrad,
-    Candidates,
-    DataError,
-    LazyAdam,
-    LocalTable,
-    RowwiseAdagrad,
-    Top,
-    UsageError,
-    stream,
-)
+from tapas import Candidates, DataError, LocalTable, Top, UsageError, stream
+from tapas.optim import SGD, Adagrad, LazyAdam, RowwiseAdagrad
 
 B, C, D = 5, 31, 3
-OPTIMIZERS = [SGD(), Adagrad(), RowwiseAdagrad(), LazyAdam()]
+OPTIMIZERS = [SGD.fused(), Adagrad.fused(), RowwiseAdagrad.fused(), LazyAdam.fused()]
 
 
 def draw(*shape, name="draw"):
@@ -32,8 +22,11 @@ def step(table, ids=(4, 9, 4)):
     table.update(torch.tensor(ids), draw(len(ids), D), draw(len(ids), name="bias"))
 
 
-def tensors(table):
-    return {k: v for k, v in table.state_dict().items() if isinstance(v, torch.Tensor)}
+def equal(one, other):
+    """Whether all that they save is the same: rows, biases, what is remembered, and numbers."""
+    one, other = one.state_dict(), other.state_dict()
+    assert one.keys() == other.keys()
+    return all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize(
@@ -70,31 +63,44 @@ def test_a_bad_option_is_refused(options, words):
 )
 def test_a_bad_query_is_refused_by_every_verb_that_takes_all_classes(query, error, words):
     table = LocalTable(C, D)
-    for verb in (lambda q: table.top(q, 2), table.log_partition):
+    for verb in (lambda q: table.topk(q, 2), table.log_partition):
         with pytest.raises(error) as caught:
             verb(query)
         assert str(caught.value).startswith(words)
 
 
-@pytest.mark.parametrize("verb", ["update", "write"])
-def test_rows_that_are_parameters_are_not_moved_by_hand(verb):
+def test_rows_without_an_optimizer_are_not_moved_by_hand():
     table = LocalTable(C, D)
+    before = table.weight.clone()
     with pytest.raises(UsageError) as error:
-        getattr(table, verb)(torch.tensor([3]), torch.ones(1, D), torch.ones(1))
+        table.update(torch.tensor([3]), torch.ones(1, D), torch.ones(1))
     assert str(error.value) == (
-        "this table has no row optimizer: its rows are parameters, moved by torch.optim. "
-        "Pass row_optimizer=tapas.RowwiseAdagrad() for rows that `update` moves."
+        "nothing moves these rows yet. Make an optimizer for them, "
+        "tapas.optim.RowwiseAdagrad(table, lr=0.1), or build the table with "
+        "row_optimizer=tapas.optim.RowwiseAdagrad.fused(lr=0.1)."
     )
+    assert torch.equal(table.weight, before)
 
 
-def test_rows_are_parameters_without_a_row_optimizer_and_buffers_with_one():
-    assert {name for name, _ in LocalTable(C, D).named_parameters()} == {"weight", "bias"}
-    assert not list(LocalTable(C, D).named_buffers())
-    table = LocalTable(C, D, row_optimizer=LazyAdam())
-    assert not list(table.parameters())
-    assert {n for n, _ in table.named_buffers()} == {
-        f"{part}{state}" for part in ("weight", "bias") for state in ("", "_mean", "_square")
+@pytest.mark.parametrize("row_optimizer", [None, LazyAdam.fused()], ids=["step", "fused"])
+def test_rows_are_parameters_without_a_gradient_and_fused_state_are_buffers(row_optimizer):
+    """Only the anchor wants one: it stands for all rows, whoever moves them."""
+    table = LocalTable(C, D, row_optimizer=row_optimizer)
+    parameters = dict(table.named_parameters())
+    assert {name: tuple(p.shape) for name, p in parameters.items()} == {
+        "weight": (C, D),
+        "bias": (C,),
+        "gradients.anchor": (1,),
     }
+    assert [n for n, p in parameters.items() if p.requires_grad] == ["gradients.anchor"]
+    moments = {f"{part}_{key}" for part in ("weight", "bias") for key in ("mean", "square")}
+    assert {n for n, _ in table.named_buffers()} == (moments if row_optimizer else set())
+    tensors = table.row_tensors()
+    assert tensors.keys() == {"weight", "bias"} | (moments if row_optimizer else set())
+    assert not any(part.requires_grad for part in tensors.values())
+    for name in ("weight", "bias"):  # the rows themselves, not copies of them
+        assert type(getattr(table, name)) is torch.Tensor
+        assert tensors[name].data_ptr() == parameters[name].data_ptr()
 
 
 def test_rows_start_as_those_of_a_linear_layer_and_hang_on_the_seed_alone():
@@ -109,7 +115,7 @@ def test_rows_start_as_those_of_a_linear_layer_and_hang_on_the_seed_alone():
     assert not torch.equal(weight, LocalTable(999, D, seed=4).weight)
 
 
-@pytest.mark.parametrize("row_optimizer", [None, Adagrad()], ids=["parameters", "buffers"])
+@pytest.mark.parametrize("row_optimizer", [None, Adagrad.fused()], ids=["step", "fused"])
 def test_a_bias_starts_at_zero_or_at_what_was_given_or_is_not_there(row_optimizer):
     everyone = torch.arange(C)
     start = draw(C, name="bias")
@@ -121,15 +127,15 @@ def test_a_bias_starts_at_zero_or_at_what_was_given_or_is_not_there(row_optimize
     without = LocalTable(C, D, row_optimizer=row_optimizer, bias=False)
     assert torch.equal(without.rows(everyone)[1], torch.zeros(C))
     query = draw(B, D)
-    torch.testing.assert_close(without.top(query, 1)[0][:, 0], (query @ without.weight.T).amax(1))
+    torch.testing.assert_close(without.topk(query, 1)[0][:, 0], (query @ without.weight.T).amax(1))
     torch.testing.assert_close(
         without.log_partition(query), (query @ without.weight.T).logsumexp(1)
     )
 
 
 def test_without_a_bias_its_gradients_go_nowhere():
-    table = LocalTable(C, D, row_optimizer=Adagrad(), bias=False)
-    reference = SlowRows(table.weight, Adagrad())
+    table = LocalTable(C, D, row_optimizer=Adagrad.fused(), bias=False)
+    reference = SlowRows(table.weight, Adagrad.fused())
     step(table)
     reference.update([4, 9, 4], draw(3, D).tolist())
     torch.testing.assert_close(table.weight, torch.tensor(reference.rows).float())
@@ -143,15 +149,56 @@ def test_a_copy_goes_its_own_way_and_the_same_way(dtype, optimizer):
     step(table)
     twin, kept = copy.deepcopy(table), copy.deepcopy(table)
     step(table)
-    assert all(torch.equal(v, tensors(kept)[k]) for k, v in tensors(twin).items())
+    assert equal(twin, kept)
     step(twin)
-    assert all(torch.equal(v, tensors(table)[k]) for k, v in tensors(twin).items())
+    assert equal(twin, table)
     assert not torch.equal(twin.weight, kept.weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("optimizer", [SGD, Adagrad, RowwiseAdagrad, LazyAdam])
+def test_a_copy_of_rows_and_their_optimizer_goes_its_own_way_and_the_same_way(dtype, optimizer):
+    def go_on(table, stepper):
+        stepper.zero_grad()
+        weight, bias = table.live_rows(torch.tensor([4, 9, 4]))
+        ((weight * draw(3, D)).sum() + (bias * draw(3, name="bias")).sum()).backward()
+        stepper.step()
+
+    table = LocalTable(C, D, dtype=dtype, num_shards=3)
+    pair = table, optimizer(table)
+    go_on(*pair)
+    (twin, stepper), (kept, _) = copy.deepcopy(pair), copy.deepcopy(pair)
+    assert twin.gradients.optimizer is stepper is not pair[1]
+    go_on(*pair)
+    assert equal(twin, kept)
+    go_on(twin, stepper)
+    assert equal(twin, table)
+    states = pair[1].state[table.gradients.anchor], stepper.state[twin.gradients.anchor]
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert int(states[1]["step"]) == twin.num_updates == 2
+    assert not torch.equal(twin.weight, kept.weight)
+
+
+@pytest.mark.parametrize("optimizer", [SGD, Adagrad, RowwiseAdagrad, LazyAdam])
+def test_what_an_optimizer_remembers_of_updates_by_hand_is_in_its_state(optimizer):
+    """Or it would be lost between saving and loading, and in a copy of both."""
+    table, other = LocalTable(C, D), LocalTable(C, D)
+    first, second = optimizer(table), optimizer(other)
+    step(table)
+    other.load_state_dict(table.state_dict())
+    second.load_state_dict(first.state_dict())
+    for one in (table, other):
+        step(one)
+    assert table.num_updates == other.num_updates == 2
+    assert equal(table, other)
 
 
 def test_a_state_brings_its_seed_and_with_it_the_shard_of_every_class():
     """What a rule keeps on shards hangs on where the classes live."""
-    saved, other = (LocalTable(C, D, row_optimizer=SGD(), num_shards=3, seed=s) for s in (1, 2))
+    saved, other = (
+        LocalTable(C, D, row_optimizer=SGD.fused(), num_shards=3, seed=s) for s in (1, 2)
+    )
     everyone = torch.arange(C)
     assert not torch.equal(saved.placement.shard(everyone), other.placement.shard(everyone))
     file = io.BytesIO()
@@ -168,24 +215,42 @@ def test_a_cast_of_the_model_casts_the_rows_and_leaves_the_state_float32(optimiz
     """`model.bfloat16()` reaches the table too; a sum of squares in bfloat16 soon stands still."""
     table = LocalTable(C, D, row_optimizer=optimizer)
     step(table)
-    state = {k: v for k, v in tensors(table).items() if "_" in k}
+    state = {k: v for k, v in table.row_tensors().items() if "_" in k}
     torch.nn.Sequential(table).to(dtype)
     assert table.weight.dtype == table.bias.dtype == dtype
     for _ in range(2):
-        assert all(v.dtype == torch.float32 for k, v in tensors(table).items() if "_" in k)
-        assert all(torch.equal(v, tensors(table)[k]) for k, v in state.items())
+        assert all(v.dtype == torch.float32 for k, v in table.row_tensors().items() if "_" in k)
+        assert all(torch.equal(v, table.row_tensors()[k]) for k, v in state.items())
         step(table, ids=(4, 9, 4))
         state = {}
     assert [part.dtype for part in table.rows(torch.arange(2))] == [torch.float32] * 2
 
 
+def test_a_cast_of_the_model_leaves_what_waits_and_what_an_optimizer_remembers_float32():
+    table = LocalTable(C, D)
+    optimizer = LazyAdam(table)
+    step(table)
+    table.lookup(torch.tensor([4, 9])).sum().backward()
+    waiting, state = table.gradients.summed(), dict(table.gradients.state)
+    torch.nn.Sequential(table).bfloat16()
+    assert table.weight.dtype == table.bias.dtype == torch.bfloat16
+    assert table.gradients.anchor.dtype == table.gradients.anchor.grad.dtype == torch.float32
+    assert all(map(torch.equal, table.gradients.summed(), waiting))
+    assert all(torch.equal(part, state[name]) for name, part in table.gradients.state.items())
+    before = table.weight.clone()
+    optimizer.step()
+    assert torch.equal((table.weight != before).any(dim=1).nonzero()[:, 0], torch.tensor([4, 9]))
+    assert {part.dtype for n, part in state.items() if n != "step"} == {torch.float32}
+
+
 def test_a_table_says_what_it_is():
-    assert repr(LocalTable(C, D, row_optimizer=SGD(lr=0.5), num_shards=3)) == (
-        "LocalTable(31 classes, dim=3, torch.float32, 3 shards, "
-        "row_optimizer=SGD(lr=0.5, weight_decay=0.0))"
+    assert repr(LocalTable(C, D, row_optimizer=SGD.fused(lr=0.5), num_shards=3)) == (
+        "LocalTable(\n  31 classes, dim=3, torch.float32, 3 shards, "
+        "row_optimizer=SGD(lr=0.5, weight_decay=0.0)\n  (gradients): GradientQueue()\n)"
     )
     assert repr(LocalTable(C, D)) == (
-        "LocalTable(31 classes, dim=3, torch.float32, row_optimizer=None)"
+        "LocalTable(\n  31 classes, dim=3, torch.float32, row_optimizer=None\n"
+        "  (gradients): GradientQueue()\n)"
     )
 
 
@@ -193,7 +258,7 @@ def test_bfloat16_rows_are_read_and_ranked_in_float32():
     table = LocalTable(C, 257, dtype=torch.bfloat16)
     query = draw(B, 257)
     scores = query @ table.weight.detach().float().t()
-    torch.testing.assert_close(table.top(query, 1)[0][:, 0], scores.amax(dim=1))
+    torch.testing.assert_close(table.topk(query, 1)[0][:, 0], scores.amax(dim=1))
     torch.testing.assert_close(table.log_partition(query), scores.logsumexp(dim=1))
     assert [part.dtype for part in table.rows(torch.arange(2))] == [torch.float32] * 2
     kept = Candidates(torch.arange(C), torch.zeros(C))
@@ -205,12 +270,12 @@ def test_ranking_in_blocks_of_queries_is_ranking_at_once(monkeypatch):
     table = LocalTable(C, D)
     query = torch.randn(5, D, generator=stream(0, "query"))
     exclude = torch.randint(-1, C, (5, 4), generator=stream(0, "exclude"))
-    whole = table.top(query, 6, exclude=exclude)
+    whole = table.topk(query, 6, exclude=exclude)
     monkeypatch.setattr("tapas.tables.exhaustive.QUERIES_PER_BLOCK", 2)
-    parts = table.top(query, 6, exclude=exclude)
+    parts = table.topk(query, 6, exclude=exclude)
     assert torch.equal(parts[1], whole[1])
     torch.testing.assert_close(parts[0], whole[0])
-    assert table.top(query[:0], 6)[1].shape == (0, 6)
+    assert table.topk(query[:0], 6)[1].shape == (0, 6)
 
 
 def test_contiguous_shards_each_keep_their_share_of_their_stretch_of_ids():
@@ -229,20 +294,50 @@ def test_contiguous_shards_each_keep_their_share_of_their_stretch_of_ids():
     assert kept.ids.tolist() == [8, 9, 10, 19, 20, 29, 30]
 
 
-def test_a_state_brings_its_placement_and_one_of_version_0_1_is_random():
+def test_a_state_is_tensors_alone_and_no_number_is_rounded():
+    table = LocalTable(C, D, row_optimizer=SGD.fused(lr=1 / 3), seed=2**62 + 1)
+    step(table)
+    state = table.state_dict()
+    assert state.keys() == {"weight", "bias", "_extra_state"}
+    assert (state["_extra_state"].shape, state["_extra_state"].dtype) == ((3,), torch.int64)
+    other = LocalTable(C, D, row_optimizer=SGD.fused())
+    other.load_state_dict(state)
+    assert (other.seed, other.num_updates, other.row_optimizer.lr) == (2**62 + 1, 1, 1 / 3)
+    waiting = LocalTable(C, D, seed=4).state_dict()
+    assert waiting["_extra_state"].tolist() == [4]
+
+
+def test_a_state_leaves_shards_and_their_placement_as_they_were_built():
+    """Only the seed decides with them where a class lives, and that the state brings."""
     table = LocalTable(C, D, num_shards=3, placement="contiguous", seed=4)
-    state = table.get_extra_state()
-    assert state == {"num_updates": 0, "seed": 4, "num_shards": 3, "placement": "contiguous"}
-    other = LocalTable(C, D)
+    other = LocalTable(C, D, num_shards=2, placement="random", seed=1)
     other.load_state_dict(table.state_dict())
-    ids = torch.arange(C)
-    assert other.get_extra_state() == state
-    assert torch.equal(other.placement.shard(ids), table.placement.shard(ids))
-    del state["placement"]
-    table.set_extra_state(state)
-    old = LocalTable(C, D, num_shards=3, seed=4)
-    assert table.get_extra_state() == old.get_extra_state()
-    assert torch.equal(table.placement.shard(ids), old.placement.shard(ids))
+    assert (other.num_shards, other.placement.kind, other.seed) == (2, "random", 4)
+    ids, built = torch.arange(C), LocalTable(C, D, num_shards=2, seed=4)
+    assert torch.equal(other.placement.shard(ids), built.placement.shard(ids))
+    table.load_state_dict(other.state_dict())
+    assert (table.num_shards, table.placement.kind) == (3, "contiguous")
+    assert table.placement.shard(ids).tolist() == sorted(table.placement.shard(ids).tolist())
     with pytest.raises(UsageError) as error:
         LocalTable(C, D, placement="x")
     assert str(error.value) == "placement must be random or contiguous, got 'x'."
+
+
+@pytest.mark.parametrize(
+    ("spoil", "found"),
+    [(lambda n: n[:2], "torch.int64, (2,)"), (lambda n: n.float(), "torch.float32, (3,)")],
+)
+def test_numbers_that_were_cut_or_cast_are_told_and_not_taken(spoil, found):
+    table = LocalTable(C, D, row_optimizer=SGD.fused(lr=0.5), seed=3)
+    step(table)
+    state = table.state_dict()
+    state["_extra_state"] = spoil(state["_extra_state"])
+    other = LocalTable(C, D, row_optimizer=SGD.fused())
+    with pytest.raises(UsageError) as error:
+        other.load_state_dict(state)
+    assert str(error.value) == (
+        "the state of this LocalTable has other numbers than seed, num_updates, lr: its "
+        f"_extra_state is {found}; expected int64, (3,). It was cast, or is of another kind of "
+        "head, table or optimizer: build what it was saved from."
+    )
+    assert (other.seed, other.num_updates, other.row_optimizer.lr) == (0, 0, 0.1)

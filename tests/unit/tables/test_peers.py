@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from tapas import LazyAdam, Priority, Top, UsageError, stream
+from tapas import Priority, Top, UsageError, stream
 from tapas.candidates import Candidates
+from tapas.optim import LazyAdam, RowUpdate
 from tapas.tables.messages import array_of, tensor_of
 from tapas.tables.peers import InProcess, ask_all
-from tapas.tables.post import Post
+from tapas.tables.post import Gradients, Post
 from tapas.tables.second_pass import Question
 from tapas.tables.served import ServedTable
 from tapas.tables.server import RowServer
@@ -107,7 +108,7 @@ def arrays(value):
         return [array for part in value.values() for array in arrays(part)]
     if isinstance(value, tuple):
         return [array for part in value for array in arrays(part)]
-    assert isinstance(value, str | int | float | bool | None | Top | Priority), value
+    assert isinstance(value, str | int | float | bool | None | Top | Priority | RowUpdate), value
     return []
 
 
@@ -125,7 +126,7 @@ class Memory(InProcess):
 
 
 def a_table(peers_type, **spec):
-    spec = TableSpec(C, D, 3, LazyAdam(lr=0.1), seed=2, **spec)
+    spec = TableSpec(C, D, 3, LazyAdam.fused(lr=0.1), seed=2, **spec)
     servers = [RowServer(j, {"rows": spec.shard(j)}) for j in range(3)]
     return ServedTable(Post(peers_type("server", servers)), "rows", spec)
 
@@ -147,14 +148,13 @@ def use(table, rule):
     exclude = torch.tensor([[1, 2], [-1, 30], [3, -1], [0, 0]])
     state = table.state_dict()
     table.load_state_dict(state)
-    state = [value for value in state.values() if isinstance(value, torch.Tensor)]
     found = table.rows(torch.tensor([3, 3, 30]))
     return [
         *found,
-        *table.top(query, 4, exclude=exclude),
-        *table.top(query, C),
+        *table.topk(query, 4, exclude=exclude),
+        *table.topk(query, C),
         table.log_partition(query),
-        *state,
+        *state.values(),
         own.detach(),
         query.grad,
     ]
@@ -167,14 +167,14 @@ def test_arrays_that_cannot_be_written_to_are_as_good_as_others(rule, has_bias):
     memory = a_table(Memory, has_bias=has_bias)
     got, want = use(memory, rule), use(a_table(InProcess, has_bias=has_bias), rule)
     assert all(map(torch.equal, got, want))
-    verbs = {"score", "rows", "push", "top", "log_partition", "state", "num_updates", "load"}
+    verbs = {"score", "rows", "push", "topk", "log_partition", "state", "num_updates", "load"}
     assert memory.post.servers.verbs == verbs
 
 
 @pytest.fixture
 def answered():
     """A server with all classes, what each of its verbs answers, and a push that moves all."""
-    spec = TableSpec(C, D, 1, LazyAdam(lr=0.1))
+    spec = TableSpec(C, D, 1, LazyAdam.fused(lr=0.1))
     server, ids = RowServer(0, {"rows": spec.shard(0)}), np.arange(C)
     query, zeros = np.ones((B, D), np.float32), np.zeros(C, np.float32)
     ask = ("rows", query, ids[:B, None], True, 1.0, Top(), ids, zeros, zeros[:0])
@@ -182,15 +182,15 @@ def answered():
         "rows": server.rows("rows", ids),
         "score": server.score(*ask, 5, ids[:2]),
         "score of nothing": server.score(*ask, None, ids[:2]),
-        "top": server.top("rows", query, 4, None),
+        "topk": server.topk("rows", query, 4, None),
         "log_partition": server.log_partition("rows", query),
         "state": server.state("rows"),
     }
     grad = np.ones((C, D), np.float32)
-    return server, answers, (0, 0, 0, 0, {"rows": (ids, grad, grad[:, 0])})
+    return server, answers, (0, 0, 0, 0, {"rows": Gradients(ids, grad, grad[:, 0])})
 
 
-VERBS = ["rows", "score", "score of nothing", "top", "log_partition", "state"]
+VERBS = ["rows", "score", "score of nothing", "topk", "log_partition", "state"]
 
 
 @pytest.mark.parametrize("verb", VERBS)

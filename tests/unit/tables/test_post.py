@@ -6,11 +6,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapas import SGD, LocalTable, Priority, Top, UsageError, stream
+from tapas import LocalTable, Priority, Top, UsageError, stream
 from tapas.candidates import Candidates
+from tapas.optim import SGD
 from tapas.tables.messages import Stamp
 from tapas.tables.peers import InProcess
-from tapas.tables.post import Post, num_bytes
+from tapas.tables.post import Gradients, Post, num_bytes
 from tapas.tables.second_pass import Question
 from tapas.tables.served import ServedTable
 from tapas.tables.server import RowServer
@@ -19,7 +20,7 @@ from tapas.training.planning import Workload, traffic_designs
 
 C, D, M = 31, 5, 3
 LR = 0.5  # and gradients are whole numbers: sums are exact in any order
-SPEC = TableSpec(C, D, M, SGD(lr=LR), seed=4)
+SPEC = TableSpec(C, D, M, SGD.fused(lr=LR), seed=4)
 PLACES = [SPEC.layout().ids_of(j).numpy() for j in range(M)]
 BILLION = 1_000_000_000
 
@@ -76,7 +77,7 @@ def versions(peers):
 def ones(counts=(1, 2, 0)):
     """Gradients of the first few classes of each server."""
     return [
-        (PLACES[j][:n], np.ones((n, D), np.float32), np.ones(n, np.float32))
+        Gradients(PLACES[j][:n], np.ones((n, D), np.float32), np.ones(n, np.float32))
         for j, n in enumerate(counts)
     ]
 
@@ -281,7 +282,7 @@ def test_bytes_are_those_of_algorithm_2(rule, peers):
         keep,
         Question(query.detach(), target, True, 1.0, rule),
     )
-    local = LocalTable(C, D, row_optimizer=SGD(), num_shards=M, seed=4)
+    local = LocalTable(C, D, row_optimizer=SGD.fused(), num_shards=M, seed=4)
     kept = local.second_pass(*drawn, generator=stream(0, "keep")).ids
     touched = len(torch.cat([kept, target.reshape(-1)]).unique())
 
@@ -314,6 +315,24 @@ def test_bytes_are_those_of_algorithm_2(rule, peers):
     assert asked + answered + pushed == planned + uncounted - shared * row
 
 
+def test_numbers_of_an_optimizer_travel_with_every_push_and_are_no_bytes_of_arrays():
+    """As they are at that moment: they may be changed between steps, in both ways."""
+    posts = [Post(servers(Slow)) for _ in range(2)]
+    spec = SPEC._replace(row_optimizer=SGD.fused(lr=LR))  # whose number is changed below
+    fused, given = (
+        ServedTable(post, "rows", spec, fused=is_fused)
+        for post, is_fused in zip(posts, (True, False), strict=True)
+    )
+    optimizer = SGD(given, lr=LR)
+    for lr in (LR, 2 * LR):
+        optimizer.param_groups[0]["lr"] = fused.row_optimizer.lr = lr
+        for table in (fused, given):
+            table.update(torch.arange(4), torch.ones(4, D), torch.ones(4))
+    sent = [[push.args[4]["rows"].update for push in post.servers.pushes] for post in posts]
+    assert sent[0] == sent[1] == [SGD.fused(lr=LR)] * M + [SGD.fused(lr=2 * LR)] * M
+    assert posts[0].traffic == posts[1].traffic
+
+
 def test_bytes_are_those_of_arrays_wherever_they_are():
     message = ("rows", 3, None, np.zeros((2, 3), np.float32), {"a": [np.zeros(5, np.int64)]})
     assert num_bytes(message) == 2 * 3 * 4 + 5 * 8
@@ -338,7 +357,7 @@ class Echo:
 
 @pytest.mark.parametrize("placement", ["contiguous", "random"])
 def test_ids_of_a_billion_classes_reach_the_right_server_as_they_are(placement):
-    spec = TableSpec(BILLION, 1, 2, SGD(), placement=placement)
+    spec = TableSpec(BILLION, 1, 2, SGD.fused(), placement=placement)
     echoes = [Echo(), Echo()]
     table = ServedTable(Post(InProcess("server", echoes)), "rows", spec)
     ids = torch.tensor([BILLION - 1, BILLION - 2, 16_777_217, 16_777_216, BILLION - 1])
@@ -346,7 +365,8 @@ def test_ids_of_a_billion_classes_reach_the_right_server_as_they_are(placement):
     table.update(ids, torch.ones(5, 1), torch.ones(5))
     sent = {}
     for number, echo in enumerate(echoes):
-        ((found, grad, _),) = echo.pushed
+        ((found, grad, _, update),) = echo.pushed
+        assert update == spec.row_optimizer
         assert spec.layout().shard(torch.from_numpy(found)).tolist() == [number] * len(found)
         sent |= dict(zip(found.tolist(), grad[:, 0].tolist(), strict=True))
     assert sent == {BILLION - 1: 2, BILLION - 2: 1, 16_777_217: 1, 16_777_216: 1}

@@ -61,7 +61,7 @@ def test_the_table_ranks_like_a_sort_in_chunks_of_any_size(weight, query, exclud
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tapas.tables.exhaustive.SCORES_PER_CHUNK", chunk * len(query))
         assert exhaustive.chunks(17, len(query))[0] == (0, chunk)
-        score, ids = table.top(torch.from_numpy(query), k, exclude=torch.from_numpy(exclude))
+        score, ids = table.topk(torch.from_numpy(query), k, exclude=torch.from_numpy(exclude))
         partition = table.log_partition(torch.from_numpy(query))
     scores = query @ weight.T
     want = top(scores, k, exclude)
@@ -75,7 +75,7 @@ def test_more_queries_than_fit_are_still_ranked_one_class_at_a_time(chunk, monke
     monkeypatch.setattr("tapas.tables.exhaustive.SCORES_PER_CHUNK", chunk)
     table = LocalTable(31, 3)
     query = torch.eye(3).repeat(3, 1)
-    _, ids = table.top(query, 31)
+    _, ids = table.topk(query, 31)
     want = top((query @ table.weight.detach().t()).numpy(), 31)
     np.testing.assert_array_equal(ids.numpy(), want[1])
 
@@ -85,7 +85,7 @@ def test_a_diverged_class_is_ranked_first_so_that_it_shows(monkeypatch):
     table.weight.data[17] = torch.nan
     for chunk in (1, 4, 100):
         monkeypatch.setattr("tapas.tables.exhaustive.SCORES_PER_CHUNK", chunk)
-        score, ids = table.top(torch.ones(1, 3), 2)
+        score, ids = table.topk(torch.ones(1, 3), 2)
         assert int(ids[0, 0]) == 17
         assert bool(score[0, 0].isnan())
 

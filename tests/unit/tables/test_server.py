@@ -10,15 +10,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapas import SGD, Top, UsageError, native
+from tapas import Top, UsageError, native
+from tapas.optim import SGD, RowwiseAdagrad
+from tapas.optim.gradient_queue import RowGradients
 from tapas.tables.messages import Receipt
+from tapas.tables.post import Gradients
 from tapas.tables.server import RowServer
 from tapas.tables.shard import Shard, TableSpec
 
 C, D, NUMBER = 31, 3, 1
 LR = 0.5  # and gradients are whole numbers: sums are exact in any order
-ROWS = TableSpec(C, D, 3, SGD(lr=LR))
-INPUTS = TableSpec(C, 2, 3, SGD(lr=LR), seed=5, has_bias=False)
+ROWS = TableSpec(C, D, 3, SGD.fused(lr=LR))
+INPUTS = TableSpec(C, 2, 3, SGD.fused(lr=LR), seed=5, has_bias=False)
 SPECS = {"rows": ROWS, "inputs": INPUTS}
 IDS = {name: spec.layout().ids_of(NUMBER).numpy() for name, spec in SPECS.items()}
 BILLION = 1_000_000_000
@@ -40,7 +43,8 @@ def gradients(key, size=3):
         ids = draw.permutation(IDS[name])[: draw.integers(size + 1)]
         shape = (len(ids), spec.dim)
         bias = draw.integers(-9, 9, len(ids) if spec.has_bias else 0)
-        found[name] = (ids, draw.integers(-9, 9, shape).astype(np.float32), bias.astype(np.float32))
+        weight = draw.integers(-9, 9, shape).astype(np.float32)
+        found[name] = Gradients(ids, weight, bias.astype(np.float32))
     return found
 
 
@@ -63,7 +67,7 @@ class SlowServer:
         """Rows pushed, and how many of them were among the pushes after version `seen`."""
         staleness, later = max(0, len(self.history) - seen), self.history[seen:]
         rows = collided = 0
-        for name, (ids, weight, bias) in grads.items():
+        for name, (ids, weight, bias, _) in grads.items():
             for place, class_id in enumerate(ids):
                 at = list(IDS[name]).index(class_id)
                 self.rows[name][0][at] -= LR * weight[place]
@@ -211,7 +215,7 @@ def test_after_a_restart_repeats_are_told_apart_by_the_checkpoint():
 def test_what_is_settled_is_forgotten():
     """Else a long run would fill the memory with receipts."""
     server, ones = a_server(), np.ones((len(IDS["rows"]), D), np.float32)
-    grads = {"rows": (IDS["rows"], ones, ones[:, 0])}
+    grads = {"rows": Gradients(IDS["rows"], ones, ones[:, 0])}
     first = [server.push(0, k, max(0, k - 3), k, grads) for k in range(9)]
     assert {receipt.rows for receipt in first} == {len(IDS["rows"])}
     again = [server.push(0, k, 0, 0, grads) for k in range(9)]
@@ -231,13 +235,43 @@ def test_a_push_that_fails_moves_nothing_and_may_come_again():
     assert server.status()["staleness"] == {0: 1}
 
 
-@pytest.mark.parametrize("verb", ["rows", "score", "top", "log_partition", "state", "num_updates"])
+def test_a_push_may_bring_numbers_of_its_own_which_are_not_those_of_the_next():
+    """An optimizer of a worker has a schedule; what a server was built with stays as it was."""
+    server, ids = a_server(), IDS["rows"]
+    ones = np.ones((len(ids), D), np.float32)
+    for sequence, (update, moved) in enumerate(
+        [(SGD.fused(lr=0.25), 0.25), (None, LR), (SGD.fused(lr=0), 0.0), (None, LR)]
+    ):
+        before = server.rows("rows", ids)
+        grads = {"rows": Gradients(ids, ones, ones[:, 0], update)}
+        assert server.push(0, sequence, 0, 0, grads).fresh
+        after = server.rows("rows", ids)
+        assert (after[0] == before[0] - moved).all()
+        assert (after[1] == before[1] - moved).all()
+    assert server.num_updates("rows") == 4
+    assert server.shards["rows"].row_optimizer == SGD.fused(lr=LR)
+
+
+def test_a_push_for_another_formula_is_told_and_moves_no_table():
+    server, good = a_server(), gradients(1)
+    bad = good | {"inputs": good["inputs"]._replace(update=RowwiseAdagrad.fused())}
+    with pytest.raises(UsageError) as error:
+        server.push(0, 0, 0, 0, bad)
+    assert str(error.value) == (
+        "'inputs' on server 1 is moved by SGD, got a push for RowwiseAdagrad. Nothing was changed."
+    )
+    SlowServer().check(server)
+    assert server.version == 0
+    assert server.push(0, 0, 0, 0, good).fresh
+
+
+@pytest.mark.parametrize("verb", ["rows", "score", "topk", "log_partition", "state", "num_updates"])
 def test_a_table_that_a_server_does_not_have_is_told(verb):
     ids, query = IDS["rows"], np.ones((2, D), np.float32)
     args = {
         "rows": (ids,),
         "score": (query, ids[:2, None], True, 1.0, Top(), ids, query[:, 0], query[:, 0], 1, ids),
-        "top": (query, 1, None),
+        "topk": (query, 1, None),
         "log_partition": (query,),
     }
     server = a_server()
@@ -251,7 +285,8 @@ def test_a_class_of_another_server_is_told_and_moves_nothing(verb):
     """Workers that place classes otherwise than servers would write into foreign memory."""
     server, foreign = a_server(), ROWS.layout().ids_of(2).numpy()[:1]
     ones = np.ones((1, D), np.float32)
-    args = ("rows", foreign) if verb == "rows" else (0, 0, 0, 0, {"rows": (foreign, ones, ones[0])})
+    grads = {"rows": Gradients(foreign, ones, ones[0])}
+    args = ("rows", foreign) if verb == "rows" else (0, 0, 0, 0, grads)
     words = rf"class {foreign[0]} of 'rows' is not on server 1"
     with native.switched_off(), pytest.raises(UsageError, match=words):
         getattr(server, verb)(*args)
@@ -264,18 +299,18 @@ def test_threads_take_turns_and_never_see_a_push_half_done(monkeypatch):
     server, ids = a_server(), IDS["rows"]
     shard, ones = server.shards["rows"], np.ones((len(ids), D), np.float32)
 
-    def write_slowly(slots, weight, bias):
-        for place in torch.randperm(len(slots), generator=torch.Generator()).split(4):
-            Shard.write(shard, slots[place], weight[place], bias[place])
+    def move_slowly(update, gradients, state):
+        for place in torch.randperm(len(gradients.ids), generator=torch.Generator()).split(4):
+            Shard.move_rows(shard, update, RowGradients(*(x[place] for x in gradients)), state)
             time.sleep(1e-4)  # whoever waits for the lock, or for nothing, may run
 
-    monkeypatch.setattr(shard, "write", write_slowly)
+    monkeypatch.setattr(shard, "move_rows", move_slowly)
     torn, reads = [], Counter()
 
     def push(worker):
         for k in range(20):
             for _ in range(2):
-                server.push(worker, k, 0, 0, {"rows": (ids, ones, ones[:, 0])})
+                server.push(worker, k, 0, 0, {"rows": Gradients(ids, ones, ones[:, 0])})
 
     def read(_):
         while server.version < 40:
@@ -334,18 +369,19 @@ def test_queues_and_seconds_are_counted_and_told_while_others_wait(monkeypatch):
 def test_the_last_of_a_billion_classes(placement, monkeypatch):
     """Ids that float32 cannot tell apart; ten rows, of so many servers."""
     monkeypatch.setattr(Shard, "draw_rows", lambda self, weight: weight.zero_())
-    spec = TableSpec(BILLION, D, BILLION // 10, SGD(lr=LR), placement=placement)
+    spec = TableSpec(BILLION, D, BILLION // 10, SGD.fused(lr=LR), placement=placement)
     number = BILLION // 10 - 1
     server, ids = RowServer(number, {"rows": spec.shard(number)}), spec.layout().ids_of(number)
     assert placement == "random" or ids.tolist() == list(range(BILLION - 10, BILLION))
     ids = ids.sort().values.numpy()
     ones = np.ones((2, D), np.float32)
-    assert server.push(0, 0, 0, 0, {"rows": (ids[[9, 4]], -ones, -ones[:, 0])}).rows == 2
+    grads = {"rows": Gradients(ids[[9, 4]], -ones, -ones[:, 0])}
+    assert server.push(0, 0, 0, 0, grads).rows == 2
     weight, bias, _ = server.rows("rows", ids)
     assert weight[:, 0].tolist() == bias.tolist() == [0.5 * (i in (4, 9)) for i in range(10)]
-    assert server.top("rows", ones, 3, None)[1][1].tolist() == ids[[4, 9, 0]].tolist()
+    assert server.topk("rows", ones, 3, None)[1][1].tolist() == ids[[4, 9, 0]].tolist()
     banned = np.array([[-1, 3], [ids[4], 7]])
-    assert server.top("rows", ones, 1, banned)[1][:, 0].tolist() == ids[[4, 9]].tolist()
+    assert server.topk("rows", ones, 1, banned)[1][:, 0].tolist() == ids[[4, 9]].tolist()
     zeros = np.zeros(10, np.float32)
     ask = ("rows", ones, banned, True, 1.0, Top(), ids, zeros, zeros[:0], 2, ids[:1])
     assert server.score(*ask).ids.tolist() == ids[[4, 9]].tolist()

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tapas import Adagrad, LocalTable
+from tapas import LocalTable
+from tapas.optim import Adagrad
 from tapas.tables.placement import Placement
 from tapas.tables.shard import Shard
 
@@ -15,7 +16,7 @@ def a_shard(number, num_shards=3, *, kind="random", dtype=torch.float32, bias=Tr
         Placement(C, num_shards, seed=7, kind=kind),
         number,
         D,
-        row_optimizer=Adagrad(),
+        row_optimizer=Adagrad.fused(),
         dtype=dtype,
         bias=bias,
         device=None,
@@ -52,7 +53,7 @@ def test_large_blocks_are_those_of_one_draw():
                 placement,
                 1,
                 dim,
-                row_optimizer=Adagrad(),
+                row_optimizer=Adagrad.fused(),
                 dtype=torch.float32,
                 bias=False,
                 device=None,

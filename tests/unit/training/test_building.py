@@ -11,8 +11,8 @@ from tapas import UsageError
 from tapas.data.log_source import LogSource
 from tapas.data.splits import SplitConfig, split_log
 from tapas.encoders import GRUEncoder, MeanEncoder, TransformerEncoder
+from tapas.optim import SGD, Adagrad, LazyAdam, RowwiseAdagrad
 from tapas.selection import Priority, Top
-from tapas.tables import SGD, Adagrad, LazyAdam, RowwiseAdagrad
 from tapas.training.building import build, check_device
 from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, OptimizerConfig, TrainConfig
 from tapas.training.head_building import build_selection
@@ -76,7 +76,7 @@ def test_rows_of_head_and_inputs_move_by_the_same_rule_from_other_starts(data, n
     model = build(config, *data).model
     for table in (model.head.table, model.own_inputs):
         rule = table.row_optimizer
-        assert type(rule) is kind
+        assert type(rule) is kind.formula
         assert (rule.lr, rule.weight_decay) == (0.3, 0.01)
     assert not torch.equal(model.head.table.weight, model.own_inputs.weight)
 

@@ -11,9 +11,10 @@ import pytest
 import torch
 from ranks import CONTEXT
 
-from tapas import DataError, LazyAdam, LocalTable, RowwiseAdagrad, UsageError
+from tapas import DataError, LocalTable, UsageError
 from tapas.engines.piece_plans import Writer
 from tapas.errors import PeerError
+from tapas.optim import LazyAdam, RowwiseAdagrad
 from tapas.rng import stream
 from tapas.tables.placement import Placement
 from tapas.tables.shard import Shard
@@ -28,8 +29,8 @@ from tapas.training.resharding import describe, merge, reshard
 C, D, SERVERS = 23, 3, (1, 2, 3, 5)
 HEAD, INPUTS = "model.head.table", "model.own_inputs"
 OPTIONS = {
-    HEAD: {"row_optimizer": RowwiseAdagrad(lr=0.5), "bias": True, "dtype": torch.float32},
-    INPUTS: {"row_optimizer": LazyAdam(), "bias": False, "dtype": torch.bfloat16},
+    HEAD: {"row_optimizer": RowwiseAdagrad.fused(lr=0.5), "bias": True, "dtype": torch.float32},
+    INPUTS: {"row_optimizer": LazyAdam.fused(), "bias": False, "dtype": torch.bfloat16},
 }
 ORDERS = {HEAD: (4, "random"), INPUTS: (5, "contiguous")}
 
@@ -39,7 +40,7 @@ def whole_tensors() -> dict[str, torch.Tensor]:
     draws, found = stream(0, "rows"), {}
     for prefix, (seed, kind) in ORDERS.items():
         table = LocalTable(C, D, seed=seed, placement=kind, **OPTIONS[prefix])
-        for name, held in table.named_buffers():
+        for name, held in table.row_tensors().items():
             found[f"{prefix}.{name}"] = torch.randn(held.shape, generator=draws).to(held.dtype)
     return found
 
@@ -52,7 +53,7 @@ def dense_tensors() -> dict[str, torch.Tensor]:
 
 def state(num_shards: int) -> dict:
     extra = {
-        f"{prefix.removeprefix('model.')}._extra_state": {
+        f"{prefix.removeprefix('model.')}.numbers": {
             "num_updates": 7,
             "seed": seed,
             "num_shards": num_shards,
@@ -76,7 +77,7 @@ def tables_of(number: int, num_servers: int) -> dict[str, Shard]:
     found = {}
     for prefix, rows in wanted(number, num_servers).items():
         shard = Shard(rows.placement, number, D, device=None, **OPTIONS[prefix])
-        for name, held in shard.named_buffers():
+        for name, held in shard.row_tensors().items():
             given = whole_tensors()[f"{prefix}.{name}"]
             held.copy_(given[rows.placement.ids_of(number)] if len(held) else given)
         found[prefix] = shard

@@ -8,7 +8,8 @@ import torch
 from tapas import TapasSoftmax, UsageError
 from tapas.data.windows import SequenceBatch
 from tapas.encoders import GRUEncoder, MeanEncoder, TransformerEncoder
-from tapas.tables import SGD, LocalTable
+from tapas.optim import SGD
+from tapas.tables import LocalTable
 from tapas.training.model import SequenceModel, decaying
 
 NUM_ITEMS, DIM, WIDTH = 11, 6, 5
@@ -27,7 +28,7 @@ BATCH = SequenceBatch(
 
 def build(encoder="gru", *, own=True, weight_decay=0.0, **options):
     """Every class is kept, so that the sampled loss is the exact one."""
-    rows = SGD(lr=0.5, weight_decay=weight_decay)
+    rows = SGD.fused(lr=0.5, weight_decay=weight_decay)
     head = TapasSoftmax(
         NUM_ITEMS, DIM, num_samples=NUM_ITEMS, presample_factor=1, row_optimizer=rows, seed=2
     )

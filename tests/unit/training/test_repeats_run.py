@@ -11,7 +11,7 @@ from oracle.journeys import chain_log, write_chain
 from tapas import UsageError
 from tapas.data.log_source import LogSource
 from tapas.data.splits import SplitConfig, split_log, targets_of
-from tapas.tables import SGD
+from tapas.optim import SGD
 from tapas.training import session
 from tapas.training.assessment import assess, load_model
 from tapas.training.building import build
@@ -67,10 +67,11 @@ def test_repeats_are_as_configured_and_the_optimizer_moves_them(data):
     parts = build(config, *data)
     repeats = parts.model.repeats
     assert (repeats.history, repeats.rate.num_classes) == (6, data[0].num_items)
-    assert type(repeats.rate.row_optimizer) is SGD
+    assert type(repeats.rate.row_optimizer) is SGD.formula
     assert repeats.rate.row_optimizer.lr == 0.3
     (group,) = parts.optimizer.param_groups
-    learned = [*parts.model.encoder.parameters(), *repeats.parameters()]
+    own = [repeats.age, repeats.key, repeats.gate, repeats.gate_bias]
+    learned = [*parts.model.encoder.parameters(), *own]
     assert [id(p) for p in group["params"]] == [id(p) for p in learned]
 
 

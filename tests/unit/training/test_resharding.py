@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from tapas import DataError, LazyAdam, LocalTable, RowwiseAdagrad, UsageError
+from tapas import DataError, LocalTable, UsageError
 from tapas.engines import pieces
+from tapas.optim import LazyAdam, RowwiseAdagrad
 from tapas.rng import stream
 from tapas.tables.placement import Placement
 from tapas.training import checkpoint_rows, growing, resharding
 from tapas.training.checkpoint import CheckpointFolder
 from tapas.training.checkpoint_rows import ShardRows
 from tapas.training.growing import grow
+from tapas.training.model_checkpoint import load_model_state, model_state
 from tapas.training.repeats import Repeats
 from tapas.training.resharding import describe, find_checkpoint, merge, reshard
 
@@ -30,13 +32,15 @@ class Model(torch.nn.Module):
         super().__init__()
         self.head = torch.nn.Module()
         self.head.table = LocalTable(
-            num_classes, D, row_optimizer=RowwiseAdagrad(lr=0.5), seed=4, placement="random"
+            num_classes, D, row_optimizer=RowwiseAdagrad.fused(lr=0.5), seed=4, placement="random"
         )
         self.own_inputs = LocalTable(
-            num_classes, D, row_optimizer=LazyAdam(), dtype=torch.bfloat16, bias=False, seed=5,
-            placement="contiguous",
+            num_classes, D, row_optimizer=LazyAdam.fused(), dtype=torch.bfloat16, bias=False,
+            seed=5, placement="contiguous",
         )  # fmt: skip
-        self.repeats = Repeats(num_classes, D, history=4, row_optimizer=RowwiseAdagrad(), seed=6)
+        self.repeats = Repeats(
+            num_classes, D, history=4, row_optimizer=RowwiseAdagrad.fused(), seed=6
+        )
         for table in (self.head.table, self.own_inputs, self.repeats.rate) if moved else ():
             draws = stream(0, "move")
             grad = torch.randn(C, table.dim, generator=draws)
@@ -44,9 +48,7 @@ class Model(torch.nn.Module):
 
 
 def save(model: Model, folder: Path, step: int = 7) -> Path:
-    whole = model.state_dict()
-    tensors = {f"model.{k}": v for k, v in whole.items() if isinstance(v, torch.Tensor)}
-    extra = {k: v for k, v in whole.items() if not isinstance(v, torch.Tensor)}
+    tensors, extra = model_state(model)
     return CheckpointFolder(folder).save(step, tensors, {"extra": extra}, best=True)
 
 
@@ -85,8 +87,8 @@ def test_resharded_and_merged_it_is_the_same_file(single, tmp_path, num_ranks):
     assert (back / name).read_bytes() == (single / name).read_bytes()
     assert len(list(there.glob("*.distcp"))) == num_ranks
     extra = json.loads((back / "state.json").read_text())["state"]["extra"]
-    assert extra["own_inputs._extra_state"]["num_shards"] == num_ranks
-    assert extra["own_inputs._extra_state"]["placement"] == "contiguous"
+    assert extra["own_inputs.numbers"]["num_shards"] == num_ranks
+    assert extra["own_inputs.numbers"]["placement"] == "contiguous"
 
 
 @pytest.mark.parametrize("stored", ["single", "sharded"])
@@ -148,8 +150,9 @@ def test_grown_it_is_old_rows_and_a_fresh_table(single, tmp_path, layout):
             start = tensor.min().expand(41)
         assert torch.equal(after[C:], start[C:]), name
     again = Model(41, moved=False)
-    extra = json.loads((out / "state.json").read_text())["state"]["extra"]
-    again.load_state_dict({k.removeprefix("model."): v for k, v in grown.items()} | extra)
+    load_model_state(again, CheckpointFolder(out.parent).load(7))
+    assert torch.equal(again.head.table.weight, grown["model.head.table.weight"])
+    assert again.head.table.num_updates == 1
 
 
 def test_a_start_may_be_given_and_an_unknown_one_is_asked_for(single, tmp_path, monkeypatch):

@@ -74,7 +74,7 @@ def load_rows(run: RunFolder, step: int, number: int, shards: dict[str, Shard]) 
     parts = run.config.service.servers + 1  # the last is that of the encoder
     found = load_shard(run.checkpoints, step, wanted, part=number, parts=parts)
     for name, shard in shards.items():
-        for key, rows in shard.named_buffers():
+        for key, rows in shard.row_tensors().items():
             if len(rows):  # a table without biases has none
                 rows.copy_(found.tensors[f"{name}.{key}"])
         extra = found.state["extra"][f"{name.removeprefix('model.')}.{EXTRA}"]

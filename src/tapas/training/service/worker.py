@@ -10,7 +10,6 @@ a server has died under it, draws the same and pushes under the same tag.
 
 import threading
 import time
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -103,12 +102,9 @@ class Worker:
         seed, clip = self.config.loop.seed, self.config.optimizer.clip
         slot.model.head.step = number
         with slot.post.one_push(number, settled=settled):
-            with ExitStack() as stack:
-                for table in slot.tables:  # each is pushed once, whatever reads it how often
-                    stack.enter_context(table.accumulate())
-                loss = slot.model.loss(batch, generator=stream(seed, "dropout", number))
-                value = finite(float(loss.detach()), number)
-                loss.backward()  # type: ignore[no-untyped-call]
+            loss = slot.model.loss(batch, generator=stream(seed, "dropout", number))
+            value = finite(float(loss.detach()), number)
+            loss.backward()  # type: ignore[no-untyped-call]  # each table is pushed at its end
             if clip is not None:
                 torch.nn.utils.clip_grad_norm_(slot.model.encoder.parameters(), clip)
             gradient = flat(p.grad for p in slot.learned.values())

@@ -2,8 +2,9 @@
 
 import torch
 
-from tapas import SGD, LocalTable, stream
-from tapas.tables.rounding import round_to_bfloat16
+from tapas import LocalTable, stream
+from tapas.optim import SGD
+from tapas.optim.rounding import round_to_bfloat16
 
 N, DRAWS = 31, 4000
 
@@ -51,7 +52,7 @@ def test_infinity_and_nan_survive():
 
 
 def test_a_float32_table_does_not_round():
-    table = LocalTable(3, 2, row_optimizer=SGD(lr=1.0))
+    table = LocalTable(3, 2, row_optimizer=SGD.fused(lr=1.0))
     before = table.weight.clone()
     table.update(torch.tensor([1]), torch.full((1, 2), 1e-4), torch.zeros(1))
     assert torch.equal(table.weight[1], before[1] - 1e-4)
@@ -67,7 +68,9 @@ def test_the_block_that_is_rounded_stays_as_it_was():
 def test_a_thousand_steps_below_the_spacing_arrive_on_average():
     """From 1 by 0.0001 to 1.1, where neighbours are 0.0078 apart: to nearest none would move."""
     num_rows, dim, steps, lr = 61, 7, 1000, 1e-4
-    table = LocalTable(num_rows, dim, row_optimizer=SGD(lr=lr), dtype=torch.bfloat16, bias=True)
+    table = LocalTable(
+        num_rows, dim, row_optimizer=SGD.fused(lr=lr), dtype=torch.bfloat16, bias=True
+    )
     table.weight.fill_(1.0)
     table.bias.fill_(1.0)
     assert torch.equal((table.weight.float() + lr).bfloat16(), table.weight)
@@ -83,7 +86,7 @@ def test_a_thousand_steps_below_the_spacing_arrive_on_average():
 
 def test_the_rounding_hangs_on_the_seed_and_the_count_of_updates_alone():
     def moved(seed, skip=0):
-        table = LocalTable(N, 3, row_optimizer=SGD(lr=1e-4), dtype=torch.bfloat16, seed=seed)
+        table = LocalTable(N, 3, row_optimizer=SGD.fused(lr=1e-4), dtype=torch.bfloat16, seed=seed)
         table.weight.fill_(1.0)
         table.num_updates = skip
         table.update(torch.arange(N), -torch.ones(N, 3), torch.zeros(N))

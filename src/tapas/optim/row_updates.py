@@ -1,0 +1,171 @@
+"""What one step does to the rows that it touches: four formulas and their numbers.
+
+Each is a function on a block of touched rows (N, W): the class rows with W = D, the
+biases with W = 1. Repeated ids have been summed before. Weight decay is coupled L2 (as
+in torch.optim.SGD and Adagrad): it is added to the gradient of the rows a step touches,
+when it touches them, and never to biases; an untouched row does not decay.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from tapas.errors import UsageError
+from tapas.shapes import number
+
+LARGEST, SMALLEST = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """One piece of optimizer state: as wide as its row, or one number for the row."""
+
+    wide: bool
+    initial: float = 0.0
+
+
+@dataclass(kw_only=True)
+class RowUpdate(ABC):
+    """A formula with its numbers, which may be changed between steps: `update.lr = 0.05`."""
+
+    name: ClassVar[str]  # of the optimizer in `tapas.optim` that steps by it
+    lr: float = 0.1
+    weight_decay: float = 0.0
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "name" or name not in self.__dataclass_fields__:
+            known = [field.name for field in fields(self)]
+            raise AttributeError(f"{self.name} has no number '{name}'. It has: {', '.join(known)}.")
+        object.__setattr__(self, name, self._check(name, value))
+
+    def _check(self, name: str, value: Any) -> Any:
+        """`value` as a number that `name` may be; all but `eps` may be 0."""
+        if isinstance(value, Tensor) and value.numel() == 1:
+            value = float(value)
+        given = number(value)
+        least = SMALLEST if name == "eps" else 0.0
+        if not least <= given <= LARGEST:  # of float32, in which rows are computed
+            bound = "above 0" if name == "eps" else "of at least 0"
+            raise UsageError(f"{self.name}.{name} must be a finite number {bound}, got {value!r}.")
+        return given
+
+    @abstractmethod
+    def state_specs(self) -> dict[str, StateSpec]:
+        """What it remembers for every row."""
+
+    @abstractmethod
+    def apply(self, rows: Tensor, grad: Tensor, state: dict[str, Tensor], step: int) -> None:
+        """Move `rows` (N, W) against `grad` (N, W) in place, and `state` with them.
+
+        `step` counts this table's updates from 1.
+        """
+
+    def native(self, step: int) -> tuple[int, tuple[float, ...]] | None:
+        """What native/updates.h calls this formula, and its numbers; None if it has no kernel."""
+        return None
+
+    def __repr__(self) -> str:
+        told = ", ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
+        return f"{self.name}({told})"
+
+
+@dataclass(kw_only=True, repr=False)
+class SGDUpdate(RowUpdate):
+    """row -= lr * g"""
+
+    name = "SGD"
+
+    def state_specs(self) -> dict[str, StateSpec]:
+        return {}
+
+    def apply(self, rows: Tensor, grad: Tensor, state: dict[str, Tensor], step: int) -> None:
+        rows.add_(grad, alpha=-self.lr)
+
+    def native(self, step: int) -> tuple[int, tuple[float, ...]] | None:
+        return (0, (self.lr, self.weight_decay)) if type(self) is SGDUpdate else None
+
+
+@dataclass(kw_only=True, repr=False)
+class AdagradUpdate(RowUpdate):
+    """sum += g^2;  row -= lr * g / (sqrt(sum) + eps)        (Duchi, Hazan, Singer 2011)"""
+
+    name = "Adagrad"
+    initial_sum: float = 1e-6
+    eps: float = 1e-10
+
+    def state_specs(self) -> dict[str, StateSpec]:
+        return {"sum": StateSpec(wide=True, initial=self.initial_sum)}
+
+    def apply(self, rows: Tensor, grad: Tensor, state: dict[str, Tensor], step: int) -> None:
+        total = state["sum"].addcmul_(grad, grad)
+        rows.addcdiv_(grad, total.sqrt().add_(self.eps), value=-self.lr)
+
+    def native(self, step: int) -> tuple[int, tuple[float, ...]] | None:
+        numbers = (self.lr, self.weight_decay, self.eps)
+        return (1, numbers) if type(self) is AdagradUpdate else None
+
+
+@dataclass(kw_only=True, repr=False)
+class RowwiseAdagradUpdate(AdagradUpdate):
+    """Adagrad with one sum for the whole row: sum += mean(g^2). D times less state."""
+
+    name = "RowwiseAdagrad"
+
+    def state_specs(self) -> dict[str, StateSpec]:
+        return {"sum": StateSpec(wide=False, initial=self.initial_sum)}
+
+    def apply(self, rows: Tensor, grad: Tensor, state: dict[str, Tensor], step: int) -> None:
+        norm = torch.linalg.vector_norm(grad, dim=1, keepdim=True)
+        total = state["sum"].addcmul_(norm, norm, value=1 / grad.shape[1])
+        rows.addcdiv_(grad, total.sqrt().add_(self.eps), value=-self.lr)
+
+    def native(self, step: int) -> tuple[int, tuple[float, ...]] | None:
+        numbers = (self.lr, self.weight_decay, self.eps)
+        return (2, numbers) if type(self) is RowwiseAdagradUpdate else None
+
+
+@dataclass(kw_only=True, repr=False)
+class LazyAdamUpdate(RowUpdate):
+    """Adam whose moments move only when their row is touched, as torch.optim.SparseAdam.
+
+    m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
+    row -= lr * sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps)     t: the table's updates
+    """
+
+    name = "LazyAdam"
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    def _check(self, name: str, value: Any) -> Any:
+        if name != "betas":
+            return super()._check(name, value)
+        given = [number(beta) for beta in value] if isinstance(value, Sequence) else []
+        if len(given) != 2 or not all(0 <= beta < 1 for beta in given):
+            raise UsageError(f"LazyAdam.betas must be two numbers in [0, 1), got {value!r}.")
+        return tuple(given)
+
+    def state_specs(self) -> dict[str, StateSpec]:
+        return {"mean": StateSpec(wide=True), "square": StateSpec(wide=True)}
+
+    def apply(self, rows: Tensor, grad: Tensor, state: dict[str, Tensor], step: int) -> None:
+        mean = state["mean"].lerp_(grad, 1 - self.betas[0])
+        square = state["square"].mul_(self.betas[1]).addcmul_(grad, grad, value=1 - self.betas[1])
+        length = self.lr * self.correction(step)
+        rows.addcdiv_(mean, square.sqrt().add_(self.eps), value=-length)
+
+    def correction(self, step: int) -> float:
+        """Of the learning rate, for moments that begin at 0."""
+        return math.sqrt(1 - self.betas[1] ** step) / (1 - self.betas[0] ** step)
+
+    def native(self, step: int) -> tuple[int, tuple[float, ...]] | None:
+        if type(self) is not LazyAdamUpdate:
+            return None
+        beta1, beta2 = self.betas
+        moments = (1 - beta1, beta2, 1 - beta2, self.correction(step))
+        return 3, (self.lr, self.weight_decay, self.eps, *moments)

@@ -1,0 +1,215 @@
+"""save_checkpoint with optimizers of rows: any number of ranks goes on where any other stopped."""
+
+import pytest
+import torch
+from ranks import run_ranks
+
+from tapas import LocalTable, PeerError, ShardedTable, TapasSoftmax, UsageError, stream
+from tapas.optim import Adagrad, Combined, LazyAdam, RowwiseAdagrad
+from tapas.training import load_checkpoint, save_checkpoint
+
+pytestmark = pytest.mark.slow
+C, D, BATCH, MIDDLE, STEPS = 41, 4, 12, 3, 6
+KINDS = {"rowwise": RowwiseAdagrad, "adagrad": Adagrad, "adam": LazyAdam}
+SETTINGS = [("rowwise", True), ("adagrad", False), ("adam", True)]  # and whether there are biases
+
+
+def build(table, kind):
+    encoder = torch.nn.utils.skip_init(torch.nn.Linear, D, D)  # without ambient randomness
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=stream(0, "encoder")))
+    head = TapasSoftmax(table=table, num_samples=C, seed=1)  # all: shards keep the same
+    model = torch.nn.ModuleDict({"encoder": encoder, "head": head})
+    dense = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    optimizer = Combined(dense, KINDS[kind](head, lr=0.2))
+    return model, optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+
+def batch(step):
+    generator = stream(0, "batch", step)
+    x = torch.randn(BATCH, D, generator=generator)
+    return x, torch.randint(0, C, (BATCH,), generator=generator)
+
+
+def train(model, optimizer, scheduler, first, last, *, rank=0, size=1):
+    part = slice(BATCH * rank // size, BATCH * (rank + 1) // size)
+    for step in range(first, last):
+        x, target = batch(step)
+        optimizer.zero_grad()
+        model["head"](model["encoder"](x[part]), target[part]).backward()
+        for parameter in model["encoder"].parameters():  # as DDP does
+            if size > 1:
+                torch.distributed.all_reduce(parameter.grad)
+                parameter.grad /= size
+        optimizer.step()
+        scheduler.step()
+
+
+def whole_run(kind, bias):
+    table = LocalTable(C, D, seed=1, bias=bias)
+    parts = build(table, kind)
+    train(*parts, 0, STEPS)
+    return table.rows(torch.arange(C)), parts
+
+
+def on_ranks(ranks, folder, first, last):
+    answers = {}
+    for kind, bias in SETTINGS:
+        table = ShardedTable(C, D, seed=1, bias=bias)
+        model, optimizer, scheduler = build(table, kind)
+        here = f"{folder}/{kind}"
+        if first:
+            step, state = load_checkpoint(here, model, optimizer)
+            assert step == first
+            scheduler.load_state_dict(state["scheduler"])
+        train(model, optimizer, scheduler, first, last, rank=ranks.rank, size=ranks.size)
+        save_checkpoint(here, last, model, optimizer, state={"scheduler": scheduler.state_dict()})
+        every = torch.arange(C) if ranks.rank == 0 else torch.arange(0)
+        answers[kind] = table.rows(every), [g["lr"] for g in optimizer.param_groups]
+    return answers
+
+
+@pytest.mark.parametrize(("first", "then"), [(2, 3), (3, 1), (1, 2)])
+def test_a_run_that_changes_its_number_of_ranks_ends_as_one_process(tmp_path, first, then):
+    run_ranks(first, on_ranks, str(tmp_path), 0, MIDDLE)
+    answers = run_ranks(then, on_ranks, str(tmp_path), MIDDLE, STEPS)
+    for kind, bias in SETTINGS:
+        want, (_, optimizer, _) = whole_run(kind, bias)
+        rows, rates = answers[0][kind]
+        torch.testing.assert_close(rows, want, rtol=1e-4, atol=1e-5)
+        assert rates == [group["lr"] for group in optimizer.param_groups]
+
+
+@pytest.mark.parametrize(("kind", "bias"), SETTINGS)
+def test_one_process_goes_on_to_the_bit_also_from_ranks(tmp_path, kind, bias):
+    want, _ = whole_run(kind, bias)
+    parts = build(LocalTable(C, D, seed=1, bias=bias), kind)
+    train(*parts, 0, MIDDLE)
+    state = {"scheduler": parts[2].state_dict()}
+    save_checkpoint(tmp_path, MIDDLE, *parts[:2], state=state)
+    again = build(table := LocalTable(C, D, seed=1, bias=bias), kind)
+    _, state = load_checkpoint(tmp_path, *again[:2])
+    again[2].load_state_dict(state["scheduler"])
+    train(*again, MIDDLE, STEPS)
+    assert all(map(torch.equal, table.rows(torch.arange(C)), want))
+
+
+def test_a_checkpoint_before_the_first_step_has_no_state_and_loads(tmp_path):
+    parts = build(LocalTable(C, D, seed=1), "adam")
+    save_checkpoint(tmp_path, 0, *parts[:2])
+    again = build(table := LocalTable(C, D, seed=1), "adam")
+    assert load_checkpoint(tmp_path, *again[:2]) == (0, {})
+    assert table.num_updates == 0
+    train(*again, 0, 1)
+    assert table.num_updates == 1
+
+
+def shared_on_ranks(ranks, folder):
+    """Two heads on one table: saved once, loaded under both names."""
+    found = []
+    for _ in range(2):
+        table = ShardedTable(C, D, seed=1)
+        heads = [TapasSoftmax(table=table, num_samples=C, seed=seed) for seed in (1, 2)]
+        model = torch.nn.ModuleList(heads)
+        optimizer = RowwiseAdagrad(model, lr=0.2)
+        if found:
+            load_checkpoint(folder, model, optimizer)
+        x, target = batch(0)
+        part = slice(BATCH * ranks.rank // ranks.size, BATCH * (ranks.rank + 1) // ranks.size)
+        for head in heads:
+            optimizer.zero_grad()
+            head(x[part], target[part]).backward()
+            optimizer.step()
+        if not found:
+            save_checkpoint(folder, 1, model, optimizer)
+        found.append(heads[1].step)
+    return int(optimizer.state[table.gradients.anchor]["step"]), found[1]
+
+
+def test_heads_that_share_a_table_are_saved_and_loaded(tmp_path):
+    assert run_ranks(2, shared_on_ranks, str(tmp_path)) == [(4, 2), (4, 2)]
+
+
+def test_optimizers_of_another_kind_or_order_are_refused_before_anything_is_loaded(tmp_path):
+    parts = build(LocalTable(C, D, seed=1), "adagrad")
+    train(*parts, 0, 2)
+    save_checkpoint(tmp_path, 2, *parts[:2])
+    for kind, swapped in (("adam", False), ("adagrad", True)):
+        model, optimizer, _ = build(table := LocalTable(C, D, seed=1), kind)
+        if swapped:
+            optimizer = Combined(*reversed(optimizer.optimizers))
+        before = table.weight.clone()
+        with pytest.raises(UsageError, match=r"step 2 is of the optimizers .* Nothing was loaded"):
+            load_checkpoint(tmp_path, model, optimizer)
+        assert torch.equal(table.weight, before)
+
+
+def test_an_optimizer_of_rows_that_was_not_passed_is_told(tmp_path):
+    model, optimizer, _ = build(LocalTable(C, D, seed=1), "adam")
+    dense, rows = optimizer.optimizers
+    with pytest.raises(UsageError) as error:
+        save_checkpoint(tmp_path, 0, model, dense)
+    assert str(error.value) == (
+        "the rows of head.table are moved by a LazyAdam, which was not passed: its learning rate "
+        "and state would be lost. Pass all optimizers: [dense, rows]."
+    )
+    save_checkpoint(tmp_path, 0, model, [dense, rows])
+    assert load_checkpoint(tmp_path, model, [dense, rows]) == (0, {})
+
+
+def lookup_of_one(ranks):
+    """One rank's rows are frozen, or its loss leaves out what it has looked up."""
+    told = []
+    table = ShardedTable(C, D, seed=1)
+    table.gradients.anchor.requires_grad_(ranks.rank == 0)
+    try:
+        table.lookup(torch.arange(3))
+    except PeerError as error:
+        told.append(str(error))
+    return told
+
+
+def test_ranks_that_differ_in_what_is_frozen_hear_it_in_a_lookup():
+    for told in run_ranks(2, lookup_of_one):
+        assert told == [
+            "the ranks disagree on `lookup` of rows that are not frozen (1) (rank 0: 1, rank 1: "
+            "0). Start all of them alike."
+        ]
+
+
+def other_rates(ranks):
+    table = ShardedTable(C, D, seed=1)
+    optimizer = Adagrad(table, lr=0.1 * (1 + ranks.rank))
+    told = []
+    try:
+        table.lookup(torch.arange(3)).sum().backward()
+        optimizer.step()
+    except PeerError as error:
+        told.append(str(error))
+    return told
+
+
+def test_ranks_whose_optimizers_differ_hear_it():
+    for (told,) in run_ranks(2, other_rates):
+        assert "the ranks disagree on the optimizer of the rows, here by checksum" in told
+
+
+def state_of_another(ranks):
+    table = ShardedTable(2 * C, D, seed=1)  # parts of one size
+    optimizer = Adagrad(table, lr=0.1)
+    table.lookup(torch.arange(3)).sum().backward()
+    optimizer.step()
+    states = [optimizer.state_dict()]
+    torch.distributed.broadcast_object_list(states, src=0)
+    try:
+        optimizer.load_state_dict(states[0])
+    except UsageError as error:
+        return str(error)
+    return "loaded"
+
+
+def test_the_optimizer_state_of_another_rank_is_refused():
+    zero, one = run_ranks(2, state_of_another)
+    assert zero == "loaded"
+    assert one.startswith("this optimizer state is of rows of another rank or layout")

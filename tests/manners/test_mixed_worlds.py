@@ -1,0 +1,456 @@
+"""Heads in models of all kinds: the rows end as those of a dense model."""
+
+import copy
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+from manners.reference import B, C, D, Dense, Model, batch, draw, head_of, layer, same
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import tapas
+from tapas.heads import AdaptiveSoftmax, FullSoftmax, InBatchSoftmax
+from tapas.optim import SGD, Adagrad, Combined, LazyAdam, RowwiseAdagrad
+
+WAYS = ["optimizer", "fused"]
+
+
+def with_rows(way, *, lr=0.3, kind=Adagrad):
+    """A head of a way to move its rows, and what makes the optimizer of a model with it."""
+    head = head_of(kind.fused(lr=lr) if way == "fused" else None)
+
+    def optimizer_of(model):
+        dense = torch.optim.SGD(model.parameters(), lr=lr)
+        return dense if way == "fused" else Combined(dense, kind(model, lr=lr))
+
+    return head, optimizer_of
+
+
+def train(model, optimizer, numbers=range(3)):
+    for number in numbers:
+        optimizer.zero_grad()
+        model(*batch(number)).backward()
+        optimizer.step()
+    return model
+
+
+def dense_optimizer(dense, lr=0.3):
+    """Adagrad for rows as ours begins, SGD for the rest."""
+    rows = [p for name, p in dense.named_parameters() if "encoder" not in name]
+    rest = [p for name, p in dense.named_parameters() if "encoder" in name]
+    return Combined(
+        torch.optim.SGD(rest, lr=lr),
+        torch.optim.Adagrad(rows, lr=lr, initial_accumulator_value=1e-6),
+    )
+
+
+class Tied(nn.Module):
+    """A bag of items, read from the rows that are predicted; -1 is padding."""
+
+    def __init__(self, head=None):
+        super().__init__()
+        self.encoder, self.head = layer(), head
+        if head is None:
+            table = head_of().table
+            self.weight = nn.Parameter(table.weight.clone())
+            self.bias = nn.Parameter(table.bias.clone())
+
+    def forward(self, items, target):
+        if self.head is not None:
+            x = self.head.table.lookup(items, padding_idx=-1)
+            return self.head(torch.tanh(self.encoder(x.sum(dim=1))), target)
+        x = self.weight[items.clamp(min=0)] * (items >= 0)[:, :, None]
+        logits = torch.tanh(self.encoder(x.sum(dim=1))) @ self.weight.t() + self.bias
+        return nn.functional.cross_entropy(logits, target)
+
+    def rows(self):
+        found = self if self.head is None else self.head.table
+        return found.weight.detach().clone(), found.bias.detach().clone()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_tied_weights_are_those_of_dense_tied_cross_entropy(way):
+    """Every row is moved once a step, by what it predicts and by what is read from it."""
+    head, optimizer_of = with_rows(way)
+    ours, dense = Tied(head), Tied()
+    pairs = [(ours, optimizer_of(ours)), (dense, dense_optimizer(dense))]
+    for number in range(3):
+        items = torch.randint(C, (B, 3), generator=tapas.stream(0, "items", number))
+        items[0, 2] = -1
+        for model, optimizer in pairs:
+            optimizer.zero_grad()
+            model(items, batch(number)[1]).backward()
+            optimizer.step()
+    # Adagrad divides by the root of the sum: rows that no gradient has reached differ by rounding
+    same(ours, dense, rtol=1e-4, atol=1e-5)
+    assert ours.head.table.num_updates == 3
+
+
+def test_padding_in_a_lookup_is_zero_and_may_be_a_class():
+    table = tapas.LocalTable(C, D, row_optimizer=SGD.fused(lr=1.0))
+    before = table.weight.clone()
+    x = table.lookup(torch.tensor([[0, 4], [4, 7]]), padding_idx=0)
+    assert torch.equal(x[0, 0], torch.zeros(D))
+    assert torch.equal(x[1].detach(), before[[4, 7]])
+    x.sum().backward()
+    assert torch.equal(table.weight[[0, 1]], before[[0, 1]])
+    torch.testing.assert_close(table.weight[4], before[4] - 2)
+    assert table.lookup(torch.tensor([-1, -1]), padding_idx=-1).abs().sum() == 0
+    with pytest.raises(tapas.UsageError, match="ids holds class -1; expected ids from 0 to 22"):
+        table.lookup(torch.tensor([-1, 3]))
+
+
+class TwoHeads(nn.Module):
+    def __init__(self, one, two):
+        super().__init__()
+        self.encoder, self.one, self.two = layer(), one, two
+
+    def forward(self, x, target):
+        hidden = torch.tanh(self.encoder(x))
+        return self.one(hidden, target) + 0.5 * self.two(hidden, (target + 1) % C)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_several_heads_in_one_model(way):
+    (one, optimizer_of), (two, _) = with_rows(way), with_rows(way)
+    ours = TwoHeads(one, two)
+    first, second = Dense(), Dense()
+    optimizer = optimizer_of(ours)
+    encoder = torch.optim.SGD(first.encoder.parameters(), lr=0.3)
+    rows = [p for d in (first, second) for p in (d.weight, d.bias)]
+    adagrad = torch.optim.Adagrad(rows, lr=0.3, initial_accumulator_value=1e-6)
+    for number in range(3):
+        x, target = batch(number)
+        optimizer.zero_grad()
+        ours(x, target).backward()
+        optimizer.step()
+        hidden = torch.tanh(first.encoder(x))
+        losses = [
+            nn.functional.cross_entropy(hidden @ d.weight.t() + d.bias, t)
+            for d, t in ((first, target), (second, (target + 1) % C))
+        ]
+        for one_of in (encoder, adagrad):
+            one_of.zero_grad()
+        (losses[0] + 0.5 * losses[1]).backward()
+        for one_of in (encoder, adagrad):
+            one_of.step()
+    for head, dense in ((ours.one, first), (ours.two, second)):
+        torch.testing.assert_close(head.table.weight, dense.weight.detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours.encoder.weight, first.encoder.weight)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_head_called_at_every_step_of_a_sequence_is_one_update(way):
+    head, optimizer_of = with_rows(way)
+    ours, dense = Model(head), Dense()
+    for model, optimizer in ((ours, optimizer_of(ours)), (dense, dense_optimizer(dense))):
+        optimizer.zero_grad()
+        sum(model(*batch(number)) for number in range(10)).backward()
+        optimizer.step()
+    same(ours, dense, rtol=1e-4, atol=1e-5)
+    assert ours.head.table.num_updates == 1
+
+
+def test_two_heads_may_share_a_table():
+    table = tapas.LocalTable(C, D)
+    one, two = FullSoftmax(table=table), tapas.TapasSoftmax(table=table, num_samples=C)
+    optimizer = SGD([one, two], lr=1.0)
+    before, (x, target) = table.weight.clone(), batch()
+    (one(x, target) + two(x, target)).backward()
+    optimizer.step()
+    weight = before.clone().requires_grad_()
+    (2 * nn.functional.cross_entropy(x @ weight.t(), target)).backward()
+    torch.testing.assert_close(table.weight, before - weight.grad)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_loss_that_is_thrown_away_leaves_nothing_behind(way):
+    head, optimizer_of = with_rows(way)
+    ours, dense = Model(head), Dense()
+    optimizer = optimizer_of(ours)
+    ours(*batch(7))
+    train(ours, optimizer)
+    same(ours, train(dense, dense_optimizer(dense)), rtol=1e-4, atol=1e-5)
+
+
+class Interrupted(torch.autograd.Function):
+    """Fails in `backward`, on the way from the head to the encoder."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise KeyboardInterrupt
+
+
+def test_a_backward_pass_that_fails_leaves_nothing_behind():
+    head, optimizer_of = with_rows("optimizer")
+    ours, dense = Model(head), Dense()
+    optimizer = optimizer_of(ours)
+    x, target = batch(7)
+    loss = ours.head(Interrupted.apply(ours.encoder(x)), target)
+    with pytest.raises(KeyboardInterrupt):
+        loss.backward()
+    before = ours.rows()
+    optimizer.zero_grad()
+    optimizer.step()
+    assert all(map(torch.equal, ours.rows(), before))
+    train(ours, optimizer)
+    same(ours, train(dense, dense_optimizer(dense)), rtol=1e-4, atol=1e-5)
+
+
+def test_two_models_in_two_threads_end_as_alone():
+    def run(results, key):
+        head = tapas.TapasSoftmax(C, D, num_samples=5, presample_factor=2, seed=key)
+        model = Model(head)
+        optimizer = Combined(
+            torch.optim.AdamW(model.parameters(), lr=0.1), RowwiseAdagrad(model, lr=0.1)
+        )
+        train(model, optimizer, range(20))
+        results[key] = model.rows()
+
+    alone, together = {}, {}
+    for key in range(2):
+        run(alone, key)
+    threads = [threading.Thread(target=run, args=(together, key)) for key in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for key in range(2):
+        assert all(map(torch.equal, together[key], alone[key]))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_average_of_a_model_averages_its_rows(way):
+    """`AveragedModel` averages parameters; rows are some."""
+    head, optimizer_of = with_rows(way)
+    ours, dense = Model(head), Dense()
+    averages = []
+    for model, optimizer in ((ours, optimizer_of(ours)), (dense, dense_optimizer(dense))):
+        average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+        for number in range(4):
+            train(model, optimizer, [number])
+            average.update_parameters(model)
+        averages.append(average.module)
+    same(*averages, rtol=1e-4, atol=1e-5)
+    assert not torch.equal(averages[0].rows()[0], ours.rows()[0])
+    scores, _ = averages[0].head.topk(draw(2, D), 3)
+    assert scores.shape == (2, 3)
+
+
+def test_an_average_of_buffers_too_leaves_the_state_of_an_optimizer_alone():
+    model = Model()
+    optimizer = Adagrad(model, lr=0.1)
+    average = AveragedModel(model, use_buffers=True, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    train(model, optimizer)
+    before = model.head.table.gradients.state["weight_sum"].clone()
+    average.update_parameters(model)
+    assert torch.equal(model.head.table.gradients.state["weight_sum"], before)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_model_is_gone_with_its_last_name(way):
+    """Rows may be most of the memory: they must not wait for Python to look for cycles."""
+    head, optimizer_of = with_rows(way)
+    model = Model(head)
+    optimizer = optimizer_of(model)
+    train(model, optimizer)
+    rows = weakref.ref(model.head.table)
+    gc.disable()
+    try:
+        del model, head, optimizer, optimizer_of
+        assert rows() is None
+    finally:
+        gc.enable()
+
+
+def test_an_optimizer_keeps_its_rows_alive_as_torch_keeps_parameters():
+    model = Model()
+    optimizer = SGD(model, lr=0.1)
+    model(*batch()).backward()
+    rows = weakref.ref(model.head.table)
+    before = rows().weight.clone()
+    del model
+    optimizer.step()
+    assert not torch.equal(rows().weight, before)
+
+
+def test_rows_count_as_parameters():
+    model = Model()
+    assert sum(p.numel() for p in model.head.parameters()) == C * D + C + 1
+    assert [p.shape for p in model.head.parameters() if p.requires_grad] == [(1,)]
+
+
+def test_a_cast_to_bfloat16_rounds_rows_and_nothing_else():
+    head = InBatchSoftmax(C, D)
+    optimizer = Adagrad(head, lr=0.1)
+    x, target = batch()
+    head(x, target).backward()
+    optimizer.step()
+    nn.Sequential(head).bfloat16()
+    assert head.table.weight.dtype == torch.bfloat16
+    assert head.gap.dtype == torch.float32
+    assert head.table.gradients.anchor.dtype == torch.float32
+    assert head.table.gradients.state["weight_sum"].dtype == torch.float32
+    optimizer.zero_grad()
+    head(x, target).backward()
+    optimizer.step()
+
+
+def test_a_move_between_backward_and_step_takes_the_gradients_along():
+    model = Model()
+    optimizer = Adagrad(model, lr=0.1)
+    train(model, optimizer, [0])
+    model(*batch(1)).backward()
+    model.to("meta")
+    queue = model.head.table.gradients
+    assert {part.device.type for part in queue._summed} == {"meta"}
+    assert queue.state["weight_sum"].device.type == "meta"
+    assert queue.state["step"].device.type == "cpu"
+
+
+@pytest.mark.parametrize("how", ["assign", "to_empty"])
+def test_a_model_that_began_on_meta_trains_when_its_state_was_loaded(how):
+    state = Model().state_dict()
+    with torch.device("meta"):
+        head = tapas.TapasSoftmax(C, D, num_samples=C)
+    model = Model(head)
+    if how == "to_empty":
+        model.to_empty(device="cpu")
+    model.load_state_dict(state, assign=how == "assign")
+    optimizer = Combined(torch.optim.SGD(model.parameters(), lr=0.3), SGD(model, lr=0.3))
+    dense = Dense()
+    train(model, optimizer)
+    same(model, train(dense, torch.optim.SGD(dense.parameters(), lr=0.3)))
+
+
+def test_a_shallow_copy_that_is_dropped_leaves_the_table_alone():
+    model = Model()
+    optimizer = SGD(model, lr=0.1)
+    copy.copy(model.head.table)
+    train(model, optimizer)
+
+
+def test_a_head_may_be_gone_before_its_loss():
+    head = head_of()
+    table = weakref.ref(head.table)
+    x = draw(B, D).requires_grad_()
+    loss = head(x, batch()[1])
+    del head
+    loss.backward()
+    assert bool(x.grad.abs().sum() > 0)
+    del loss
+    assert table() is None
+
+
+def test_a_checkpoint_inside_of_a_checkpoint_loses_no_gradient():
+    """Reentrant: one backward pass inside another, both of which reach the table."""
+    head, dense = head_of(), Dense()
+    optimizer = SGD(head, lr=1.0)
+    items = torch.arange(B)
+
+    def block(x):
+        return x + head.table.lookup(items)
+
+    x = draw(B, D).requires_grad_()
+    inner = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=True)
+    head(inner + head.table.lookup(items + 1), batch()[1]).backward()
+    optimizer.step()
+    read = x.detach() + dense.weight[items] + dense.weight[items + 1]
+    logits = read @ dense.weight.t() + dense.bias
+    nn.functional.cross_entropy(logits, batch()[1]).backward()
+    torch.testing.assert_close(head.table.weight, dense.weight.detach() - dense.weight.grad)
+
+
+def test_backward_passes_in_several_threads_are_all_counted():
+    head = head_of()
+    optimizer = SGD(head, lr=1.0)
+    before = head.table.weight.clone()
+    losses = [head(*batch(number)) for number in range(4)]
+    threads = [threading.Thread(target=loss.backward) for loss in losses]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    optimizer.step()
+    weight = before.clone().requires_grad_()
+    bias = draw(C, name="bias")
+    for number in range(4):
+        x, target = batch(number)
+        nn.functional.cross_entropy(x @ weight.t() + bias, target).backward()
+    torch.testing.assert_close(head.table.weight, before - weight.grad)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("kind", [SGD, Adagrad, RowwiseAdagrad, LazyAdam])
+def test_a_compiled_step_of_an_optimizer_is_an_eager_one(kind):
+    torch.compiler.reset()
+    rows = []
+    for compiled in (False, True):
+        model = Model()
+        optimizer = kind(model, lr=0.1)
+        step = torch.compile(optimizer.step, backend="aot_eager") if compiled else optimizer.step
+        for number in range(2):
+            optimizer.zero_grad()
+            model(*batch(number)).backward()
+            step()
+        rows.append(model.rows())
+    assert all(map(torch.equal, *rows))
+
+
+def test_the_default_device_is_where_rows_begin():
+    with torch.device("meta"):
+        head = tapas.TapasSoftmax(10**9, 64, num_samples=5)
+    assert head.table.weight.is_meta
+    assert head.table.gradients.anchor.is_meta
+
+
+def test_every_head_trains_with_one_combined_optimizer():
+    """Adaptive softmax has projections beside its rows."""
+    head = AdaptiveSoftmax(torch.arange(C), 8, cutoffs=[5])
+    optimizer = Combined(
+        torch.optim.AdamW(head.parameters(), lr=0.01), RowwiseAdagrad(head, lr=0.1)
+    )
+    before = [p.detach().clone() for p in head.parameters() if p.dim() == 2]
+    for number in range(2):
+        optimizer.zero_grad()
+        head(draw(B, 8), batch(number)[1]).backward()
+        optimizer.step()
+    after = [p.detach() for p in head.parameters() if p.dim() == 2]
+    assert not any(map(torch.equal, before, after))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("compiled_autograd", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_compiled_it_ends_with_the_rows_of_an_eager_model(way, compiled_autograd):
+    from torch._dynamo import config
+
+    torch.compiler.reset()
+    rows = []
+    for compiled in (False, True):
+        head, optimizer_of = with_rows(way)
+        model = Model(head)
+        optimizer = optimizer_of(model)
+
+        def whole(x, target, model=model):
+            loss = model(x, target)
+            loss.backward()
+
+        called = torch.compile(whole, backend="aot_eager") if compiled else whole
+        with config.patch(compiled_autograd=compiled_autograd):
+            for number in range(2):
+                optimizer.zero_grad()
+                called(*batch(number))
+                optimizer.step()
+        rows.append(model.rows())
+    torch.testing.assert_close(*rows)
+    assert not torch.equal(rows[0][0], head_of().table.weight)

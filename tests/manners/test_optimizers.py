@@ -1,0 +1,408 @@
+"""Optimizers of rows in torch's own training loops: the same rows as a dense model's."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import safetensors.torch
+import torch
+from manners.reference import C, D, Dense, Model, batch, head_of, same
+from torch.nn.utils import clip_grad_norm_
+
+import tapas
+from tapas.optim import SGD, Adagrad, Combined, LazyAdam, RowwiseAdagrad
+
+KINDS = {
+    "sgd": (lambda rows: SGD(rows, lr=0.3), lambda p: torch.optim.SGD(p, lr=0.3)),
+    "adagrad": (
+        lambda rows: Adagrad(rows, lr=0.3, initial_sum=0.01),
+        lambda p: torch.optim.Adagrad(p, lr=0.3, initial_accumulator_value=0.01),
+    ),
+    "adam": (
+        lambda rows: LazyAdam(rows, lr=0.03, betas=(0.8, 0.9)),
+        lambda p: torch.optim.Adam(p, lr=0.03, betas=(0.8, 0.9)),
+    ),
+}
+
+
+def pair(kind="sgd"):
+    """Our model and the dense one, each with one optimizer for all of it."""
+    ours, dense = Model(), Dense()
+    rows, whole = KINDS[kind]
+    combined = Combined(whole(list(ours.parameters())), rows(ours.head))
+    return ours, combined, dense, whole(list(dense.parameters()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_plain_steps_are_those_of_the_dense_model(kind):
+    ours, mine, dense, theirs = pair(kind)
+    for number in range(4):
+        for model, optimizer in ((ours, mine), (dense, theirs)):
+            optimizer.zero_grad()
+            model(*batch(number)).backward()
+            optimizer.step()
+    # torch adds Adam's eps to another term
+    same(ours, dense, **({"rtol": 1e-4, "atol": 1e-5} if kind == "adam" else {}))
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad"])
+@pytest.mark.parametrize("clip", [None, 0.05])
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_accumulation_clipping_and_loss_scaling_are_those_of_the_dense_model(
+    kind, clip, scaled, parts
+):
+    ours, mine, dense, theirs = pair(kind)
+    for model, optimizer in ((ours, mine), (dense, theirs)):
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
+        for number in range(3):
+            for part in range(parts):
+                loss = model(*batch(10 * number + part)) / parts
+                scaler.scale(loss).backward()
+            if clip:
+                scaler.unscale_(optimizer)
+                norm = clip_grad_norm_(model.parameters(), clip)
+                assert float(norm) > clip
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    same(ours, dense)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("who", ["optimizer", "model", "encoder's optimizer"])
+def test_whoever_zeroes_gradients_drops_those_of_rows(set_to_none, who):
+    ours, mine, dense, theirs = pair()
+    apart = torch.optim.SGD(ours.parameters(), lr=0.3)  # lists the anchor, too
+    zero = {"optimizer": mine, "model": ours, "encoder's optimizer": apart}[who]
+    ours(*batch(1)).backward()
+    zero.zero_grad(set_to_none=set_to_none)
+    for model, optimizer in ((ours, mine), (dense, theirs)):
+        model(*batch(2)).backward()
+        optimizer.step()
+    same(ours, dense)
+
+
+def test_a_second_step_without_zero_grad_applies_the_gradient_again():
+    ours, mine, dense, theirs = pair("adagrad")
+    for model, optimizer in ((ours, mine), (dense, theirs)):
+        model(*batch()).backward()
+        optimizer.step()
+        optimizer.step()
+        model(*batch(1)).backward()  # on top of the first
+        optimizer.step()
+    same(ours, dense)
+
+
+def test_a_step_behind_the_models_zero_grad_does_nothing():
+    ours, mine, _, _ = pair()
+    ours(*batch()).backward()
+    before = ours.rows()
+    ours.zero_grad()
+    mine.step()
+    assert all(map(torch.equal, ours.rows(), before))
+
+
+def test_a_step_without_a_backward_pass_does_nothing():
+    ours = Model()
+    before = ours.rows()
+    optimizer = LazyAdam(ours, lr=0.1)
+    optimizer.step()
+    optimizer.zero_grad()
+    optimizer.step()
+    assert all(map(torch.equal, ours.rows(), before))
+    assert not optimizer.state
+
+
+@pytest.mark.parametrize("way", ["retain_graph", "two calls in one loss", "a list of losses"])
+def test_several_passes_and_calls_are_one_step(way):
+    """Adagrad tells one step by a sum from several."""
+    ours, mine, dense, theirs = pair("adagrad")
+    for model, optimizer in ((ours, mine), (dense, theirs)):
+        first, second = model(*batch(1)), model(*batch(2))
+        if way == "retain_graph":
+            first.backward(retain_graph=True)
+            first.backward()
+        elif way == "two calls in one loss":
+            (first + 0.5 * second).backward()
+        else:
+            torch.autograd.backward([first, second])
+        optimizer.step()
+    same(ours, dense)
+    assert ours.head.table.num_updates == 1
+
+
+def test_autograd_grad_queues_nothing_and_backward_on_inputs_neither():
+    ours = Model()
+    optimizer = SGD(ours, lr=1.0)
+    x, target = batch()
+    x.requires_grad_()
+    torch.autograd.grad(ours(x, target), x)
+    ours(x, target).backward(inputs=[x])
+    assert ours.head.table.gradients.summed() is None
+    before = ours.rows()
+    optimizer.step()
+    assert all(map(torch.equal, ours.rows(), before))
+    ours(x, target).backward()  # what the others looked at is not in here either
+    optimizer.step()
+    dense = Dense()
+    dense(*batch()).backward()
+    torch.testing.assert_close(ours.rows()[0], dense.weight.detach() - dense.weight.grad)
+
+
+def test_the_anchor_itself_can_be_asked_for_and_nothing_moves():
+    ours = Model()
+    anchor = ours.head.table.gradients.anchor
+    (grad,) = torch.autograd.grad(ours(*batch()), anchor)
+    assert grad.shape == (1,)
+    assert ours.head.table.gradients.summed() is None
+
+
+FREEZE = {
+    "model.requires_grad_": lambda model: model.requires_grad_(False),
+    "head.requires_grad_": lambda model: model.head.requires_grad_(False),
+    "every parameter": lambda model: [
+        setattr(p, "requires_grad", False) for p in model.parameters()
+    ],
+    "the table": lambda model: model.head.table.requires_grad_(False),
+}
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("way", FREEZE)
+def test_every_usual_way_of_freezing_freezes_the_rows(way, fused):
+    model = Model(head_of(SGD.fused(lr=1.0) if fused else None))
+    FREEZE[way](model)
+    optimizer = None if fused else SGD(model, lr=1.0)
+    before = model.rows()
+    x, target = batch()
+    loss = model(x.requires_grad_(), target)
+    loss.backward()
+    if optimizer:
+        optimizer.step()
+    assert all(map(torch.equal, model.rows(), before))
+    assert bool(x.grad.abs().sum() > 0)
+    model.requires_grad_(True)
+    model(x, target).backward()
+    if optimizer:
+        optimizer.step()
+    assert not torch.equal(model.rows()[0], before[0])
+
+
+def test_a_table_without_biases_can_be_frozen_and_thawed():
+    head = tapas.TapasSoftmax(C, D, num_samples=5, bias=False)
+    optimizer = LazyAdam(head, lr=0.1)
+    head.requires_grad_(False).requires_grad_(True)
+    x, target = batch()
+    before = head.table.weight.clone()
+    head(x, target).backward()
+    optimizer.step()
+    assert not torch.equal(head.table.weight, before)
+
+
+def test_schedulers_reach_rows_and_encoder():
+    ours, mine, dense, theirs = pair()
+    for model, optimizer in ((ours, mine), (dense, theirs)):
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+        for number in range(3):
+            optimizer.zero_grad()
+            model(*batch(number)).backward()
+            optimizer.step()
+            scheduler.step()
+    assert [group["lr"] for group in mine.param_groups] == [0.3 / 8] * 2
+    same(ours, dense)
+
+
+@pytest.mark.parametrize("kind", [SGD, Adagrad, RowwiseAdagrad, LazyAdam])
+def test_a_warm_up_from_a_learning_rate_of_0_starts_where_it_is(kind):
+    model = Model()
+    optimizer = kind(model, lr=0.0)
+    before = model.rows()
+    model(*batch()).backward()
+    optimizer.step()
+    assert all(map(torch.equal, model.rows(), before))
+
+
+def test_groups_have_numbers_of_their_own():
+    one, two = Model(), Model()
+    optimizer = SGD([{"params": one.head, "lr": 0.1}, {"params": [two]}], lr=0.2)
+    optimizer.add_param_group({"params": (three := Model()).head.table, "lr": 0.4})
+    moved = []
+    for model in (one, two, three):
+        before = model.rows()[0]
+        model(*batch()).backward()
+        moved.append(before)
+    optimizer.step()
+    steps = [
+        before - model.rows()[0] for before, model in zip(moved, (one, two, three), strict=True)
+    ]
+    torch.testing.assert_close(steps[1], 2 * steps[0])
+    torch.testing.assert_close(steps[2], 4 * steps[0])
+
+
+def test_a_closure_is_called_once_with_gradients_on():
+    ours, mine, dense, theirs = pair()
+    for model, optimizer in ((ours, mine), (dense, theirs)):
+        calls = []
+
+        def closure(model=model, optimizer=optimizer, calls=calls):
+            calls.append(torch.is_grad_enabled())
+            optimizer.zero_grad()
+            loss = model(*batch())
+            loss.backward()
+            return loss
+
+        assert float(optimizer.step(closure).detach()) > 0
+        assert calls == [True]
+    same(ours, dense)
+
+
+def train(model, optimizer, first, last):
+    losses = []
+    for number in range(first, last):
+        optimizer.zero_grad()
+        loss = model(*batch(number))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return torch.stack(losses)
+
+
+def saved(thing):
+    file = io.BytesIO()
+    torch.save(thing.state_dict(), file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("kind", [SGD, Adagrad, RowwiseAdagrad, LazyAdam])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_resumed_run_is_bit_identical(kind, dtype):
+    def make():
+        head = tapas.TapasSoftmax(C, D, num_samples=4, presample_factor=3, dtype=dtype, seed=2)
+        model = Model(head)
+        parts = torch.optim.AdamW(model.parameters(), lr=0.01), kind(model, lr=0.05)
+        optimizer = Combined(*parts)
+        return model, optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+    whole, optimizer, scheduler = make()
+    train(whole, optimizer, 0, 2)
+    scheduler.step()
+    want = train(whole, optimizer, 2, 5)
+
+    first, optimizer, scheduler = make()
+    train(first, optimizer, 0, 2)
+    scheduler.step()
+    second, other, again = make()
+    second.load_state_dict(saved(first))
+    other.load_state_dict(saved(optimizer))
+    again.load_state_dict(scheduler.state_dict())
+    assert [group["lr"] for group in other.param_groups] == pytest.approx([0.009, 0.045])
+    assert torch.equal(train(second, other, 2, 5), want)
+    assert all(map(torch.equal, second.rows(), whole.rows()))
+    assert second.head.step == 5
+
+
+def test_the_learning_rate_of_a_fused_update_is_part_of_the_state():
+    one, two = head_of(RowwiseAdagrad.fused(lr=0.1)), head_of(RowwiseAdagrad.fused(lr=0.1))
+    one.table.row_optimizer.lr = 0.001
+    two.load_state_dict(one.state_dict())
+    assert two.table.row_optimizer.lr == 0.001
+
+
+def test_a_model_without_its_optimizer_is_saved_without_its_state():
+    model = Model()
+    optimizer = LazyAdam(model, lr=0.1)
+    train(model, optimizer, 0, 1)
+    state = safetensors.torch.load(safetensors.torch.save(model.state_dict()))
+    assert {name for name in state if name.startswith("head.")} == {
+        "head._extra_state", "head.table.weight", "head.table.bias", "head.table._extra_state"
+    }  # fmt: skip
+    fresh = Model()
+    fresh.load_state_dict(state)
+    assert all(map(torch.equal, fresh.rows(), model.rows()))
+
+
+def test_loading_copies_the_state_so_that_two_optimizers_do_not_share_it():
+    one, two = Model(), Model()
+    mine, other = Adagrad(one, lr=0.1), Adagrad(two, lr=0.1)
+    train(one, mine, 0, 1)
+    other.load_state_dict(mine.state_dict())
+    before = one.head.table.gradients.state["weight_sum"].clone()
+    train(two, other, 1, 2)
+    assert torch.equal(one.head.table.gradients.state["weight_sum"], before)
+
+
+def test_a_copy_of_a_model_has_no_optimizer_and_nothing_that_waits():
+    model = Model()
+    optimizer = SGD(model, lr=0.1)
+    model(*batch()).backward()
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert twin.head.table.gradients.summed() is None
+        assert twin.head.table.gradients.optimizer is None
+        own = SGD(twin, lr=0.1)
+        train(twin, own, 0, 2)
+    optimizer.zero_grad()
+    train(model, optimizer, 0, 2)
+    assert all(map(torch.equal, model.rows(), twin.rows()))
+
+
+def test_a_model_and_its_optimizer_pickled_together_go_on_together():
+    model = Model()
+    optimizer = RowwiseAdagrad(model, lr=0.1)
+    train(model, optimizer, 0, 2)
+    twin, other = pickle.loads(pickle.dumps((model, optimizer)))
+    assert torch.equal(train(twin, other, 2, 4), train(model, optimizer, 2, 4))
+    assert all(map(torch.equal, model.rows(), twin.rows()))
+
+
+def test_one_optimizer_has_the_groups_and_the_state_of_both():
+    model = Model()
+    dense, rows = torch.optim.AdamW(model.parameters(), lr=0.01), RowwiseAdagrad(model.head, lr=0.1)
+    optimizer = Combined(dense, rows)
+    assert optimizer.param_groups[0] is dense.param_groups[0]
+    assert optimizer.param_groups[1] is rows.param_groups[0]
+    anchor = model.head.table.gradients.anchor
+    assert not any(p is anchor for p in dense.param_groups[0]["params"])
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    train(model, optimizer, 0, 1)
+    assert anchor in optimizer.state
+    state = optimizer.state_dict()
+    assert len(state["param_groups"]) == 2
+    (number,) = state["param_groups"][1]["params"]
+    assert state["state"][number]["weight_sum"].shape == (C, 1)
+    assert repr(optimizer).startswith("Combined(AdamW (")
+
+
+def test_names_of_parameters_go_with_them():
+    model = Model()
+    dense = torch.optim.AdamW(model.named_parameters(), lr=0.01)
+    Combined(dense, SGD(model))
+    (group,) = dense.param_groups
+    assert group["param_names"] == ["encoder.weight", "encoder.bias"]
+    assert len(group["params"]) == 2
+
+
+def test_state_of_an_optimizer_that_lists_rows_is_not_made_for_them():
+    model = Model()
+    optimizer = Combined(
+        torch.optim.Adagrad(model.parameters()), Adagrad(model)
+    )  # makes it at once
+    train(model, optimizer, 0, 1)
+    sizes = [
+        part.numel() for state in optimizer.optimizers[0].state.values() for part in state.values()
+    ]
+    assert max(sizes) == D * D
+
+
+def test_bfloat16_rows_move_in_steps_smaller_than_their_spacing():
+    model = Model(head_of(dtype=torch.bfloat16))
+    optimizer = SGD(model, lr=1e-3)
+    before = model.rows()[0]
+    for number in range(50):
+        optimizer.zero_grad()
+        model(*batch(number)).backward()
+        optimizer.step()
+    moved = (model.rows()[0].float() - before.float()).abs()
+    assert 0 < float(moved.mean()) < 0.05

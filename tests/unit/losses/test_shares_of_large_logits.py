@@ -1,0 +1,103 @@
+"""Gradients of the kept sum against float64, however large the logits are.
+
+All numbers are small whole ones times a power of two, so that a logit is the same in float32 and
+in float64, in whatever order it is summed: what is left to differ is the softmax.
+"""
+
+import math
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from tapas import native, stream
+from tapas.losses import kept_gradients, kept_log_sum, sampled_softmax
+
+B, L, K = 37, 2, 211
+HEIGHTS = [1, 30, 300, 1e3, 1e4, 1e5]
+
+
+@pytest.fixture(params=["native", "matrix", "blocks"])
+def way(request, monkeypatch):
+    """The three ways to the same gradients."""
+    if request.param == "native" and native.state() != "in use on CPUs":
+        pytest.skip(f"native kernels are {native.state()}")
+    if request.param == "blocks":
+        monkeypatch.setattr(sampled_softmax, "HELD_AT_ONCE", 50 * B)
+    with nullcontext() if request.param == "native" else native.switched_off():
+        yield request.param
+
+
+def whole(*shape, name):
+    return torch.randint(-4, 5, shape, generator=stream(0, name)).float()
+
+
+def given(dim, height, kind):
+    """Logits that differ by `height`, or that differ by a few and are all near plus or minus it."""
+    spread = height if kind == "apart" else 3
+    unit = 2.0 ** round(math.log2(spread / (20 / 3 * math.sqrt(dim))))  # 20/3: variance of `whole`
+    query, weight = unit * whole(B, dim, name="query"), whole(K, dim, name="weight")
+    offset = unit * whole(K, name="offset")
+    if kind == "together":
+        weight[:, 0] = 1.0
+        query[:, 0] = unit * round(height / unit) * (1 - 2 * (torch.arange(B) % 2))
+    ids = torch.arange(K) * 3 + 1
+    own = ids[torch.randint(K, (B, L), generator=stream(0, "own"))]
+    own[0], own[1, 1] = -1, 0  # padding, and a class that nobody has drawn
+    return query, weight, offset, ids, own
+
+
+def both(numbers, grad):
+    log_sum, shares = kept_log_sum(*numbers)
+    return log_sum, kept_gradients(*numbers, shares=shares, grad=grad)
+
+
+@pytest.mark.parametrize("kind", ["together", "apart"])
+@pytest.mark.parametrize("height", HEIGHTS)
+@pytest.mark.parametrize("dim", [64, 1024])
+def test_gradients_are_those_of_float64(way, dim, height, kind):
+    query, weight, offset, ids, own = numbers = given(dim, height, kind)
+    grad = 0.5 + torch.rand(B, generator=stream(0, "grad"))
+    log_sum, got = both(numbers, grad)
+    logit = query.double() @ weight.double().t() + offset
+    assert torch.equal(torch.addmm(offset, query, weight.t()).double(), logit)
+    logit = logit.masked_fill((own[:, :, None] == ids).any(dim=1), -torch.inf)
+    torch.testing.assert_close(log_sum.double(), logit.logsumexp(dim=1), rtol=2e-7, atol=1e-6)
+    torch.testing.assert_close(got[2].double().sum(), grad.double().sum(), rtol=1e-6, atol=0.0)
+    pull = torch.softmax(logit, dim=1) * grad[:, None]
+    for one, left, right in (
+        (got[0], pull, weight),
+        (got[1], pull.t(), query),
+        (got[2], pull.t(), torch.ones(B)),
+    ):
+        error = (one.double() - left @ right.double()).abs()
+        # Of the terms that are summed. A float32 exponential is off by 2e-7, that of a number near
+        # -87, where it begins to vanish, by 1e-6; and 211 terms are added up.
+        assert bool((error <= 2e-6 * (left @ right.double().abs()) + 1e-35).all())
+
+
+def test_a_confident_example_keeps_its_small_gradient(way):
+    """The sum is far above the first scores, and only a small part of the loss."""
+    query, weight, offset, ids, own = given(64, 1, "apart")
+    offset[100] = 44.0
+    own[:] = -1
+    _, (_, _, got) = both((query, weight, offset, ids, own), torch.full((B,), 1e-30))
+    torch.testing.assert_close(got[100], torch.tensor(B * 1e-30), rtol=1e-6, atol=0.0)
+
+
+def test_nothing_but_classes_that_cannot_be_is_a_sum_of_nothing(way):
+    query, weight, offset, ids, own = given(64, 1, "apart")
+    log_sum, gradients = both((query, weight, offset - torch.inf, ids, own), torch.ones(B))
+    assert bool(log_sum.isneginf().all())
+    assert not any(bool(x.any()) for x in gradients)
+
+
+def test_the_owner_of_the_only_class_that_can_be_has_a_sum_of_nothing(way):
+    query, weight, offset, ids, own = given(64, 1, "apart")
+    only, owner = 20, torch.arange(B) == 5
+    offset[torch.arange(K) != only] = -torch.inf
+    own[:], own[owner, 1] = -1, ids[only]
+    log_sum, (query_grad, _, offset_grad) = both((query, weight, offset, ids, own), torch.ones(B))
+    assert torch.equal(log_sum.isneginf(), owner)
+    assert torch.equal(query_grad, weight[only] * ~owner[:, None])
+    assert torch.equal(offset_grad, (B - 1) * torch.eye(K)[only])
