@@ -1,0 +1,164 @@
+"""Heads that are not where the encoder is, or not all in one place, train as if they were."""
+
+import pytest
+import torch
+from contracts.heads import HEADS, build
+from contracts.heads import C as CLASSES
+from contracts.heads import D as DIM
+from forked import Forked
+from manners.reference import C, Dense, batch, head_of, layer
+from second_device import NAME, use_second_device
+from torch import nn
+
+import tapas
+from tapas.optim import Adagrad, Combined, LazyAdam, RowwiseAdagrad
+
+ON = ("cpu", NAME)
+
+
+def alone(work, *args):
+    """`work(*args)` in a process that has a second device; its failure is this test's."""
+    done = Forked(work, *args, work=_with_second_device).end()
+    assert done.returncode == 0, done.stderr
+
+
+def _with_second_device(work, *args):
+    kept = use_second_device()
+    work(*args)
+    del kept
+
+
+class Spread(nn.Module):
+    """An encoder and a head on the CPU, another head on `device`."""
+
+    def __init__(self, device, row_optimizer=None):
+        super().__init__()
+        self.encoder = layer()
+        self.one, self.two = head_of(row_optimizer), head_of(row_optimizer)
+        self.two.to(device)
+
+    def forward(self, x, target):
+        hidden, there = torch.tanh(self.encoder(x)), self.two.table.device
+        other = ((target + 1) % C).to(there)
+        return self.one(hidden, target) + 0.5 * self.two(hidden.to(there), other).cpu()
+
+    def rows(self):
+        return [part.cpu() for head in (self.one, self.two) for part in _stored(head.table)]
+
+
+def _stored(table):
+    return table.weight, table.bias
+
+
+def _two_heads_end_as_dense_ones(way):
+    ours = Spread(NAME, Adagrad.fused(lr=0.3) if way == "fused" else None)
+    assert (ours.one.table.device.type, ours.two.table.device.type) == ON
+    rest = torch.optim.SGD(ours.encoder.parameters(), lr=0.3)
+    optimizer = rest if way == "fused" else Combined(rest, Adagrad(ours, lr=0.3))
+    encoder, first, second = layer(), Dense(), Dense()
+    rows = [p for dense in (first, second) for p in (dense.weight, dense.bias)]
+    reference = Combined(
+        torch.optim.SGD(encoder.parameters(), lr=0.3),
+        torch.optim.Adagrad(rows, lr=0.3, initial_accumulator_value=1e-6),
+    )
+    for number in range(3):
+        x, target = batch(number)
+        hidden = torch.tanh(encoder(x))
+        one, two = (
+            nn.functional.cross_entropy(hidden @ dense.weight.t() + dense.bias, own)
+            for dense, own in ((first, target), (second, (target + 1) % C))
+        )
+        for loss, steps in ((ours(x, target), optimizer), (one + 0.5 * two, reference)):
+            steps.zero_grad()
+            loss.backward()
+            steps.step()
+    close = {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(ours.rows(), [row.detach() for row in rows], **close)
+    torch.testing.assert_close(ours.encoder.weight, encoder.weight, **close)
+
+
+@pytest.mark.parametrize("way", ["optimizer", "fused"])
+def test_heads_on_two_devices_end_as_dense_ones(way):
+    alone(_two_heads_end_as_dense_ones, way)
+
+
+def _clipped_and_scaled(device):
+    model = Spread(device)
+    optimizer = Combined(
+        torch.optim.SGD(model.encoder.parameters(), lr=0.3), RowwiseAdagrad(model, lr=0.3)
+    )
+    for number in range(3):
+        optimizer.zero_grad()
+        (1024 * model(*batch(number))).backward()
+        with torch.no_grad():  # as a GradScaler does, one kernel for each device
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad.mul_(1 / 1024)
+        norms = [p.grad.norm().cpu() for g in optimizer.param_groups for p in g["params"]]
+        total = torch.stack(norms).norm()
+        for group in optimizer.param_groups:
+            torch.nn.utils.clip_grads_with_norm_(group["params"], 0.5, total)
+        optimizer.step()
+    return [*model.rows(), model.encoder.weight.detach()]
+
+
+def _two_devices_are_one():
+    torch.testing.assert_close(*map(_clipped_and_scaled, ON), rtol=1e-4, atol=1e-5)
+
+
+def test_unscaling_and_clipping_reach_rows_on_every_device():
+    alone(_two_devices_are_one)
+
+
+def _moved_between_backward_and_step():
+    model = Spread("cpu")
+    optimizer = LazyAdam(model, lr=0.1)
+    model(*batch()).backward()
+    before = model.rows()
+    model.two.to(NAME)
+    with pytest.raises(
+        tapas.UsageError,
+        match=r"^the table has another anchor than when this optimizer was made, as after to_empty\. "
+        r"Make the optimizer when the rows are where they stay\.$",
+    ):
+        optimizer.step()
+    torch.testing.assert_close(model.rows(), before, rtol=0, atol=0)
+    optimizer = LazyAdam(model, lr=0.1)
+    optimizer.zero_grad()
+    model(*batch()).backward()
+    optimizer.step()
+    assert not torch.equal(model.rows()[2], before[2])
+
+
+def test_a_table_that_moves_between_backward_and_step_moves_no_row():
+    """Where a device cannot take over a parameter as it is, torch makes a new one, as for XLA."""
+    alone(_moved_between_backward_and_step)
+
+
+def _every_head():
+    wrong = []
+    for method in HEADS:
+        found = []
+        for device in ON:
+            head = build(method, row_optimizer=None).to(device)
+            optimizer = RowwiseAdagrad(head, lr=0.5)
+            for step in range(2):
+                generator = tapas.stream(0, "queries", step)
+                query = torch.randn(7, DIM, generator=generator).to(device).requires_grad_()
+                target = torch.randint(CLASSES, (7,), generator=generator).to(device)
+                optimizer.zero_grad()
+                head(query, target).backward()
+                optimizer.step()
+            scores, ids = head.topk(query, k=4)
+            answers = (query.grad, scores, head.log_prob(query, ids))
+            rows = [part for table in head.tables() for part in _stored(table)]
+            found.append([part.detach().cpu() for part in (*answers, ids, *rows)])
+        try:
+            torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+        except AssertionError as error:
+            wrong.append(f"{method}: {error}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_head_computes_on_another_device_what_it_computes_on_the_cpu():
+    alone(_every_head)
