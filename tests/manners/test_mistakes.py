@@ -2,6 +2,7 @@
 
 import re
 from collections import defaultdict
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -260,6 +261,19 @@ class TestSwappingTheFusedUpdate:
         with pytest.raises(UsageError, match="whether rows move in `backward` is decided when"):
             table.row_optimizer = after
 
+    @pytest.mark.parametrize("kernels", ["native", "torch"])
+    def test_a_state_that_was_assigned_in_another_shape_moves_nothing(self, kernels):
+        head = head_of(Adagrad.fused(lr=0.1))
+        head.table.weight_sum = torch.zeros(C, 1)
+        before = head.table.weight.clone(), head.table.bias.clone()
+        refused = pytest.raises(UsageError, match=r"expected .* No row was changed\.$")
+        with refused, nullcontext() if kernels == "native" else tapas.native.switched_off():
+            head(*batch()).backward()
+        assert torch.equal(head.table.weight, before[0])
+        assert torch.equal(head.table.bias, before[1])
+        assert head.table.num_updates == 0
+        assert not bool(head.table.weight_sum.any())
+
     def test_kernels_refuse_a_state_of_another_shape(self):
         if tapas.native.state() != "in use on CPUs":
             pytest.skip("no kernels")
@@ -421,23 +435,51 @@ def test_fused_rows_are_not_looked_up_inside_of_a_backward_pass():
         out.sum().backward()
 
 
+GROUP = "a group of SGD must be a dict with 'params', a head or a table, got "
+
+
 @pytest.mark.parametrize(
-    "call",
+    ("call", "words"),
     [
-        lambda: SGD(None),
-        lambda: SGD([{"lr": 1.0}]),
-        lambda: SGD([{"params": Model()}, Model()]),
-        lambda: SGD(Model(), lr=torch.ones(2)),
-        lambda: SGD(Model(), lr=1e39),
-        lambda: Adagrad(Model(), eps=1e-46),
-        lambda: head_of()(*batch(), [1.0] * B),
-        lambda: head_of()(*batch(), context=[1] * B),
-        lambda: ids_of_multi_hot(torch.tensor(1)),
-        lambda: tapas.LocalTable(C, D).lookup(torch.arange(3), padding_idx="x"),
+        (
+            lambda: SGD(None),
+            "SGD moves the rows of heads and tables, got NoneType. Pass the head itself, not its "
+            "parameters.",
+        ),
+        (lambda: SGD([{"lr": 1.0}]), GROUP + "{'lr': 1.0}."),
+        (lambda: SGD([{"params": Model()}, Model()]), GROUP + "a Model."),
+        (
+            lambda: SGD(Model(), lr=torch.ones(2)),
+            "SGD.lr must be a finite number of at least 0, got tensor([1., 1.]).",
+        ),
+        (
+            lambda: SGD(Model(), lr=1e39),
+            "SGD.lr must be a finite number of at least 0, got 1e+39, which float32 cannot hold.",
+        ),
+        (
+            lambda: Adagrad(Model(), eps=1e-46),
+            "Adagrad.eps must be a finite number above 0, got 1e-46, which float32 cannot hold.",
+        ),
+        (
+            lambda: head_of()(*batch(), [1.0] * B),
+            "target_weight must be a torch.Tensor, got list. torch.as_tensor makes one.",
+        ),
+        (
+            lambda: head_of()(*batch(), context=[1] * B),
+            "context must be a torch.Tensor, got list. torch.as_tensor makes one.",
+        ),
+        (
+            lambda: ids_of_multi_hot(torch.tensor(1)),
+            "multi_hot has shape (); expected (..., C).",
+        ),
+        (
+            lambda: tapas.LocalTable(C, D).lookup(torch.arange(3), padding_idx="x"),
+            "padding_idx must be a whole number, got 'x'.",
+        ),
     ],
 )
-def test_what_is_plainly_wrong_gets_words(call):
-    with pytest.raises(UsageError):
+def test_what_is_plainly_wrong_gets_words(call, words):
+    with says(words):
         call()
 
 

@@ -2,6 +2,7 @@
 
 from tapas.native.kernels import (
     MOST_RANKED,
+    Biases,
     alias,
     batch_score,
     distinct,
@@ -18,6 +19,7 @@ from tapas.native.library import reaches, readable, state, switched_off, writabl
 
 __all__ = [
     "MOST_RANKED",
+    "Biases",
     "alias",
     "batch_score",
     "distinct",

@@ -14,7 +14,7 @@ using namespace tapas;
 #define PUBLIC extern "C" __attribute__((visibility("default")))
 
 // What the Python side compares before it calls anything else.
-PUBLIC int tapas_interface() { return 3; }
+PUBLIC int tapas_interface() { return 4; }
 
 // Whether this CPU has the instructions that were compiled in.
 PUBLIC int tapas_usable() {
@@ -248,10 +248,17 @@ PUBLIC int64_t tapas_distinct(const int64_t* draws, int64_t count, int64_t k, in
 }
 
 // One optimizer step of the rows named by `ids` (count), whose gradients (count, dim) are summed
-// where an id repeats. See updates.h for `rule`, `numbers` and the state of each.
-PUBLIC void tapas_update(int rule, const float* numbers, float* rows, int64_t num_rows, int64_t dim,
-                         const int64_t* ids, int64_t count, const float* grad, float* first_state,
-                         float* second_state, int threads) {
+// where an id repeats, and of their offsets, if there are any, which do not decay. See updates.h
+// for `rule`, `numbers` and the state of each. Returns 0, and has moved nothing, if there is no row
+// for an id.
+PUBLIC int tapas_update(int rule, const float* numbers, int64_t num_rows, const int64_t* ids,
+                        int64_t count, int64_t dim, float* rows, const float* grad,
+                        float* first_state, float* second_state, float* offsets,
+                        const float* offset_grad, float* first_of_offsets,
+                        float* second_of_offsets, int threads) {
+  if (!all_below(ids, count, num_rows)) return 0;
+  const Moving wide{dim, rows, grad, first_state, second_state};
+  const Moving narrow{1, offsets, offset_grad, first_of_offsets, second_of_offsets};
   const Groups groups(ids, count, num_rows);
   const int64_t found = groups.count();
   threads = useful_threads(count, 64, dim, threads);
@@ -259,23 +266,28 @@ PUBLIC void tapas_update(int rule, const float* numbers, float* rows, int64_t nu
   for (int part = 0; part < threads; ++part) {
     std::vector<float> sum(dim);
     for (int64_t g = found * part / threads; g < found * (part + 1) / threads; ++g) {
-      if (g + 8 < found) {  // rows lie anywhere in memory: ask for them in time
-        const int64_t next = groups.id(g + 8);
-        prefetch_row(rows, next, dim);
-        if (first_state) prefetch_row(first_state, next, rule == ROWWISE_ADAGRAD ? 1 : dim);
-        if (second_state) prefetch_row(second_state, next, dim);
+      if (g + 8 < found) {
+        wide.prefetch(rule, groups.id(g + 8));
+        if (offsets) narrow.prefetch(rule, groups.id(g + 8));
       }
       groups.sum(g, grad, dim, sum.data());
-      move_row(rule, numbers, groups.id(g), dim, sum.data(), rows, first_state, second_state);
+      move_row(rule, numbers, numbers[1], groups.id(g), sum.data(), wide);
+      if (offsets) {
+        groups.sum(g, offset_grad, 1, sum.data());
+        move_row(rule, numbers, 0.0f, groups.id(g), sum.data(), narrow);
+      }
     }
   }
+  return 1;
 }
 
 // The gradients of rows (count, dim) and of offsets (count), summed where an id of `ids` repeats:
-// distinct ids, rising, with their sums, and the sum of all their squares. Returns how many.
+// distinct ids, rising, with their sums, and the sum of all their squares. Returns how many, or -1
+// if there is no row for an id.
 PUBLIC int64_t tapas_sum_rows(const int64_t* ids, int64_t count, int64_t num_rows, int64_t dim,
                               const float* grad, const float* offset_grad, int threads,
                               int64_t* found_ids, float* sum, float* offset_sum, double* square) {
+  if (!all_below(ids, count, num_rows)) return -1;
   const Groups groups(ids, count, num_rows);
   const int64_t found = groups.count();
   double total = 0.0;

@@ -3,6 +3,9 @@
 Inputs are float32 but for class rows, which may be bfloat16. Nothing is differentiated.
 """
 
+from ctypes import addressof, c_double, c_float
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -39,19 +42,20 @@ def log_sum(
     """
     weight, query = _plain(weight), query.contiguous()
     offset, ids, own = (x if x is None else x.contiguous() for x in (offset, ids, own))
-    total, sums = query.new_empty(len(query)), query.new_empty(2, len(query))
+    num_queries = query.shape[0]
+    total, sums = query.new_empty(num_queries), query.new_empty(2, num_queries)
     library().tapas_log_sum(
         *_table(weight),
         _address(offset),
-        len(weight),
+        weight.shape[0],
         query.data_ptr(),
-        len(query),
+        query.shape[0],
         _address(ids),
         _address(own),
         0 if own is None else own.shape[1],
         torch.get_num_threads(),
         total.data_ptr(),
-        *(part.data_ptr() for part in sums),
+        *_both(sums),
     )
     return total, sums
 
@@ -72,13 +76,13 @@ def gradients(
     library().tapas_gradients(
         *_table(weight),
         offset.data_ptr(),
-        len(weight),
+        weight.shape[0],
         query.data_ptr(),
-        len(query),
+        query.shape[0],
         ids.data_ptr(),
         own.data_ptr(),
         own.shape[1],
-        *(part.data_ptr() for part in sums),
+        *_both(sums),
         scale.data_ptr(),
         torch.get_num_threads(),
         row_grad.data_ptr(),
@@ -99,7 +103,7 @@ def mean_share(
     """
     weight, query, own = _plain(weight), query.contiguous(), own.contiguous()
     places, offset, ids = places.contiguous(), offset.contiguous(), ids.contiguous()
-    num_queries, size = len(query), len(places)
+    num_queries, size = query.shape[0], places.shape[0]
     width = min(max(QUERIES, SCRATCH // max(1, size)), MOST_QUERIES, -(-num_queries // 16) * 16)
     width -= width % 16
     scratch = query.new_empty(size * width)
@@ -129,14 +133,14 @@ def batch_score(
     """log sum_a exp((query_a . weight[places] + bias) / temperature), (P,)."""
     weight, query = _plain(weight), query.contiguous()
     places, bias = places.contiguous(), bias.contiguous()
-    score = query.new_empty(len(places))
+    score = query.new_empty(places.shape)
     library().tapas_batch_score(
         *_table(weight),
         places.data_ptr(),
         bias.data_ptr(),
-        len(places),
+        *places.shape,
         query.data_ptr(),
-        len(query),
+        query.shape[0],
         1 / temperature,
         torch.get_num_threads(),
         score.data_ptr(),
@@ -179,44 +183,54 @@ def top(
     return score, rows
 
 
+class Biases(NamedTuple):
+    """What moves beside the rows in one `update`."""
+
+    values: Tensor  # (C,)
+    grad: Tensor  # (N,)
+    state: list[Tensor]  # (C, 1) each
+
+
 @outside_graphs  # addresses of what a compiler pretends to have lead nowhere
 def update(
     rule: int, numbers: tuple[float, ...], rows: Tensor, ids: Tensor, grad: Tensor,
-    state: list[Tensor],
+    state: list[Tensor], biases: Biases | None = None,
 ) -> None:  # fmt: skip
     """One optimizer step of `rows` (C, W) at `ids` (N,) with gradients `grad` (N, W), in place.
 
     Gradients of a repeated id are summed. `rule` and `numbers` are as in updates.h; `state`
-    is what the rule remembers, in its order: (C, W) or (C, 1) each.
+    is what the rule remembers, in its order: (C, W) or (C, 1) each. `biases` do not decay.
     """
     # the kernel believes what it is given: a narrower state would be written beyond its end
-    wanted = [(len(rows), grad.shape[1] if kind == "wide" else 1) for kind in STATE[rule]]
-    if [tuple(part.shape) for part in state] != wanted or rows.numel() != len(rows) * grad.shape[1]:
-        raise UsageError(
-            f"the row optimizer's state has shapes {[tuple(part.shape) for part in state]}; "
-            f"expected {wanted} for rows of shape {tuple(rows.shape)}. No row was changed."
-        )
-    _check_gradients(ids, grad, len(rows))
-    floats = [rows, *state]
-    if not all(part.dtype == torch.float32 and part.is_contiguous() for part in floats):
-        raise UsageError("rows and their state must be contiguous float32. No row was changed.")
-    ids, grad = ids.contiguous(), grad.contiguous()
-    given = torch.tensor(numbers, dtype=torch.float32)
-    first, second = (*(_address(part) for part in state), None, None)[:2]
-    library().tapas_update(
+    num_rows, (num_ids, dim) = rows.shape[0], grad.shape
+    _check_state(rule, rows, num_rows, dim, state)
+    _check_gradients(ids, grad, num_rows)
+    addresses = [rows.data_ptr(), (grad := grad.contiguous()).data_ptr(), *_two(state)]
+    if biases is None:
+        addresses += [None] * 4
+    else:
+        values, bias_grad, of_biases = biases
+        _check_state(rule, values, num_rows, 1, of_biases)
+        _check_gradients(ids, bias_grad, num_rows)
+        bias_grad = bias_grad.contiguous()
+        addresses += [values.data_ptr(), bias_grad.data_ptr(), *_two(of_biases)]
+    ids = ids.contiguous()
+    done = library().tapas_update(
         rule,
-        given.data_ptr(),
-        rows.data_ptr(),
-        len(rows),
-        grad.shape[1],
+        (c_float * len(numbers))(*numbers),
+        num_rows,
         ids.data_ptr(),
-        len(ids),
-        grad.data_ptr(),
-        first,
-        second,
+        num_ids,
+        dim,
+        *addresses,
         torch.get_num_threads(),
     )
-    torch.autograd.graph.increment_version(rows)  # autograd must know that rows have moved
+    if not done:
+        raise _bad_gradients(ids, grad, num_rows)
+    # autograd must know that they have moved
+    torch.autograd.graph.increment_version(rows)
+    if biases is not None:
+        torch.autograd.graph.increment_version(biases.values)
 
 
 @outside_graphs
@@ -232,10 +246,10 @@ def sum_rows(
         raise UsageError(f"gradients of biases must be float32 {tuple(ids.shape)}.")
     ids, grad, offset_grad = ids.contiguous(), grad.contiguous(), offset_grad.contiguous()
     found, total, offset_total = (torch.empty_like(part) for part in (ids, grad, offset_grad))
-    square = torch.zeros(1, dtype=torch.float64)
+    square = c_double()
     size = library().tapas_sum_rows(
         ids.data_ptr(),
-        len(ids),
+        *ids.shape,
         num_rows,
         grad.shape[1],
         grad.data_ptr(),
@@ -244,9 +258,11 @@ def sum_rows(
         found.data_ptr(),
         total.data_ptr(),
         offset_total.data_ptr(),
-        square.data_ptr(),
+        addressof(square),
     )
-    return found[:size], total[:size], offset_total[:size], float(square)
+    if size < 0:
+        raise _bad_gradients(ids, grad, num_rows)
+    return found[:size], total[:size], offset_total[:size], square.value
 
 
 def alias(uniform: Tensor, threshold: Tensor, partner: Tensor) -> Tensor:
@@ -314,18 +330,42 @@ def permute(ids: Tensor, half: int, keys: Tensor, size: int, *, backwards: bool)
     return out
 
 
-def _check_gradients(ids: Tensor, grad: Tensor, num_rows: int) -> None:
-    """The kernels believe what they are given: an id too high would be written beyond all rows."""
-    ok = ids.dtype == torch.int64 and grad.dtype == torch.float32 and len(grad) == len(ids)
-    if ok and len(ids):
-        low, high = ids.aminmax()
-        ok = int(low) >= 0 and int(high) < num_rows
-    if not ok:
+def _check_state(rule: int, rows: Tensor, num_rows: int, dim: int, state: list[Tensor]) -> None:
+    wanted = [(num_rows, dim if kind == "wide" else 1) for kind in STATE[rule]]
+    if [part.shape for part in state] != wanted or rows.numel() != num_rows * dim:
         raise UsageError(
-            f"gradients of rows must be float32, one for each of their int64 ids from 0 to "
-            f"{num_rows - 1}; got {grad.dtype} {tuple(grad.shape)} for {ids.dtype} "
-            f"{tuple(ids.shape)}. No row was changed."
+            f"the row optimizer's state has shapes {[tuple(part.shape) for part in state]}; "
+            f"expected {wanted} for rows of shape {tuple(rows.shape)}. No row was changed."
         )
+    for part in (rows, *state):
+        if part.dtype != torch.float32 or not part.is_contiguous():
+            raise UsageError("rows and their state must be contiguous float32. No row was changed.")
+
+
+def _check_gradients(ids: Tensor, grad: Tensor, num_rows: int) -> None:
+    """All but the range of ids, which the kernel looks at before it writes."""
+    if ids.dtype != torch.int64 or grad.dtype != torch.float32 or grad.shape[:1] != ids.shape:
+        raise _bad_gradients(ids, grad, num_rows)
+
+
+def _bad_gradients(ids: Tensor, grad: Tensor, num_rows: int) -> UsageError:
+    return UsageError(
+        f"gradients of rows must be float32, one for each of their int64 ids from 0 to "
+        f"{num_rows - 1}; got {grad.dtype} {tuple(grad.shape)} for {ids.dtype} "
+        f"{tuple(ids.shape)}. No row was changed."
+    )
+
+
+def _two(state: list[Tensor]) -> list[int | None]:
+    """Addresses of what a rule remembers, of which it is two things at the most."""
+    found = [part.data_ptr() for part in state]
+    return [*found, None, None][:2]
+
+
+def _both(sums: Tensor) -> tuple[int, int]:
+    """Addresses of the two rows of `sums` (2, B) float32."""
+    start = sums.data_ptr()
+    return start, start + 4 * sums.shape[1]
 
 
 def _plain(weight: Tensor) -> Tensor:

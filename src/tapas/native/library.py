@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-INTERFACE = 3  # raised with every change of SIGNATURES, here and in kernels.cpp
+INTERFACE = 4  # raised with every change of SIGNATURES, here and in kernels.cpp
 ADDRESS, SIZE, NUMBER, FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
 TABLE = [ADDRESS, FLAG, SIZE]  # rows, whether they are bfloat16, D
+PLAIN = (Tensor, torch.nn.Parameter)
 SIGNATURES = {
     "tapas_log_sum": [
         *TABLE, ADDRESS, SIZE, ADDRESS, SIZE, ADDRESS, ADDRESS, SIZE, FLAG, ADDRESS, ADDRESS,
@@ -32,7 +33,7 @@ SIGNATURES = {
         *TABLE, ADDRESS, SIZE, ADDRESS, SIZE, SIZE, ADDRESS, ADDRESS, FLAG, ADDRESS, ADDRESS,
     ],
     "tapas_update": [
-        FLAG, ADDRESS, ADDRESS, SIZE, SIZE, ADDRESS, SIZE, ADDRESS, ADDRESS, ADDRESS, FLAG,
+        FLAG, ADDRESS, SIZE, ADDRESS, SIZE, SIZE, *[ADDRESS] * 8, FLAG,
     ],
     "tapas_sum_rows": [
         ADDRESS, SIZE, SIZE, SIZE, ADDRESS, ADDRESS, FLAG, ADDRESS, ADDRESS, ADDRESS, ADDRESS,
@@ -62,6 +63,7 @@ def load(folder: Path) -> tuple[ctypes.CDLL | None, str]:
             function = getattr(library, name)
             function.argtypes, function.restype = types, None
         library.tapas_distinct.restype = library.tapas_sum_rows.restype = SIZE
+        library.tapas_update.restype = FLAG
     except (OSError, AttributeError) as error:
         return None, f"absent: {found.name} cannot be loaded ({error})."
     if library.tapas_interface() != INTERFACE:
@@ -88,14 +90,12 @@ def library() -> ctypes.CDLL:
 
 def reaches(*tensors: Tensor) -> bool:
     """Whether the kernels can be used on `tensors`: plain ones, in this machine's memory."""
-    return (
-        _library is not None
-        and not _off
-        and all(
-            type(t) in (Tensor, torch.nn.Parameter) and t.device.type == "cpu" and not t.is_neg()
-            for t in tensors
-        )
-    )
+    if _library is None or _off:
+        return False
+    for t in tensors:  # noqa: SIM110 (every step asks this of a dozen tensors)
+        if type(t) not in PLAIN or not t.is_cpu or t.is_neg():
+            return False
+    return True
 
 
 def readable(weight: Tensor, *numbers: Tensor) -> bool:

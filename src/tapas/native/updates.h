@@ -8,6 +8,13 @@
 
 namespace tapas {
 
+// Nothing may be written where there is no row.
+static inline bool all_below(const int64_t* ids, int64_t count, int64_t bound) {
+  bool below = true;
+  for (int64_t i = 0; i < count; ++i) below &= static_cast<uint64_t>(ids[i]) < static_cast<uint64_t>(bound);
+  return below;
+}
+
 // Which places of a list of ids belong together.
 class Groups {
  public:
@@ -38,17 +45,34 @@ class Groups {
 
 enum Rule { SGD = 0, ADAGRAD = 1, ROWWISE_ADAGRAD = 2, LAZY_ADAM = 3 };
 
-static inline void prefetch_row(const float* rows, int64_t id, int64_t dim) {
-  for (int64_t d = 0; d < dim; d += 16) __builtin_prefetch(rows + id * dim + d, 1);
-}
+// What moves: rows (num_rows, dim), gradients of those named by ids (count, dim), and what the rule
+// remembers of each row.
+struct Moving {
+  int64_t dim;
+  float* rows;
+  const float* grad;
+  float *first_state, *second_state;
+
+  void prefetch(int rule, int64_t id) const {  // rows lie anywhere in memory: ask for them in time
+    touch(rows, id, dim);
+    if (first_state) touch(first_state, id, rule == ROWWISE_ADAGRAD ? 1 : dim);
+    if (second_state) touch(second_state, id, dim);
+  }
+
+ private:
+  static void touch(const float* rows, int64_t id, int64_t dim) {
+    for (int64_t d = 0; d < dim; d += 16) __builtin_prefetch(rows + id * dim + d, 1);
+  }
+};
 
 // numbers: learning rate, weight decay, then
 //   Adagrad, row-wise Adagrad: eps
 //   lazy Adam:                 eps, 1 - beta1, beta2, 1 - beta2, correction of the learning rate
-static inline void move_row(int rule, const float* numbers, int64_t id, int64_t dim, float* grad,
-                            float* rows, float* first_state, float* second_state) {
-  float* row = rows + id * dim;
-  const float lr = numbers[0], decay = numbers[1];
+static inline void move_row(int rule, const float* numbers, float decay, int64_t id, float* grad,
+                            const Moving& what) {
+  const int64_t dim = what.dim;
+  float *row = what.rows + id * dim, *first_state = what.first_state;
+  const float lr = numbers[0];
   if (decay != 0.0f)
     for (int64_t d = 0; d < dim; ++d) grad[d] += decay * row[d];
   if (rule == SGD) {
@@ -66,7 +90,7 @@ static inline void move_row(int rule, const float* numbers, int64_t id, int64_t 
     const float step = lr / (std::sqrt(first_state[id]) + numbers[2]);
     for (int64_t d = 0; d < dim; ++d) row[d] -= step * grad[d];
   } else {
-    float *mean = first_state + id * dim, *variance = second_state + id * dim;
+    float *mean = first_state + id * dim, *variance = what.second_state + id * dim;
     const float eps = numbers[2], step = lr * numbers[6];
     for (int64_t d = 0; d < dim; ++d) {
       mean[d] += numbers[3] * (grad[d] - mean[d]);

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
 
 import tapas.native as native
 from tapas.compiling import outside_graphs
@@ -165,24 +164,27 @@ class GradientQueue(nn.Module):
         """The anchor, for an autograd Function whose `backward` hands its gradients to `add`."""
         self.follow()
         if self._pending and torch._C._current_graph_task_id() == -1:
-            me = (
-                threading.get_ident()
-            )  # which is in no pass: what it has left is of one that failed
-            with self._lock:
-                for key in [key for key in self._pending if key[0] == me]:
-                    del self._pending[key]
-        if torch.is_grad_enabled() and self.anchor.requires_grad:
-            self._check_use()
-        return self.anchor
+            self._forget_failed()
+        anchor = self.anchor
+        if torch.is_grad_enabled() and anchor.requires_grad:
+            self._check_use(anchor)
+        return anchor
 
-    def _check_use(self) -> None:
-        if self._hooked is None or self._hooked() is not self.anchor:
+    def _forget_failed(self) -> None:
+        """This thread is in no backward pass: what it has left here is of one that failed."""
+        me = threading.get_ident()
+        with self._lock:
+            for key in [key for key in self._pending if key[0] == me]:
+                del self._pending[key]
+
+    def _check_use(self, anchor: Tensor) -> None:
+        if self._hooked is None or self._hooked() is not anchor:
             raise UsageError(
                 "the anchor of the class rows was replaced by another parameter, as FSDP does: "
                 "their gradients would be lost. Leave it out: fully_shard(model, "
                 "ignored_params=tapas.optim.anchors(model))."
             )
-        if self.anchor._backward_hooks and not self._warned:
+        if anchor._backward_hooks and not self._warned:
             self._warned = True
             warnings.warn(
                 "the anchor of the class rows has a hook, which sees a gradient of 0 and can "
@@ -209,16 +211,16 @@ class GradientQueue(nn.Module):
         """The optimizer of `tapas.optim` that was made last for these rows, while it lives."""
         return None if self._optimizer is None else self._optimizer()
 
-    def accumulates(self) -> bool | None:
-        """Whether the backward pass under way reaches the anchor.
+    @staticmethod
+    def accumulates(anchor: Any) -> bool | None:
+        """Whether the backward pass under way reaches the anchor, whose node of the graph it is.
 
         `torch.autograd.grad` of something else, and `backward(inputs=...)` without it, do not:
         they look at gradients and must not move rows. None if it is the anchor's gradient that
         `autograd.grad` was asked for.
         """
         try:
-            node = get_gradient_edge(self.anchor).node
-            return bool(torch._C._will_engine_execute_node(node))
+            return bool(torch._C._will_engine_execute_node(anchor))
         except RuntimeError:
             return None
 

@@ -72,9 +72,11 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if not isinstance(param_group, dict) or "params" not in param_group:
+            is_dict = isinstance(param_group, dict)
+            found = f"{param_group!r}" if is_dict else f"a {type(param_group).__name__}"
             raise UsageError(
                 f"a group of {type(self).__name__} must be a dict with 'params', a head or a "
-                f"table, got {param_group!r}."
+                f"table, got {found}."
             )
         queues = self._queues_of(param_group["params"])
         update = self._update({**self.defaults, **param_group})

@@ -51,7 +51,10 @@ class RowUpdate(ABC):
         least = SMALLEST if name == "eps" else 0.0
         if not least <= given <= LARGEST:  # of float32, in which rows are computed
             bound = "above 0" if name == "eps" else "of at least 0"
-            raise UsageError(f"{self.name}.{name} must be a finite number {bound}, got {value!r}.")
+            beyond = ", which float32 cannot hold" if 0 < given < math.inf else ""
+            raise UsageError(
+                f"{self.name}.{name} must be a finite number {bound}, got {value!r}{beyond}."
+            )
         return given
 
     @abstractmethod

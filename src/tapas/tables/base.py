@@ -147,6 +147,8 @@ class ClassTable(ExactState, ABC):
     ) -> Candidates:
         """`select`, with what the pool is scored by in one piece."""
         with self.together():
+            check_generator(generator)
+            check_shape({"D": self.dim}, query=(question.query, "A D"), own=(question.own, "A L"))
             ask = self._ask(pool, keep, question, generator)
             return ask.pool if ask.is_settled else self.union(self.pick(ask))
 
@@ -171,8 +173,7 @@ class ClassTable(ExactState, ABC):
     def _ask(
         self, pool: Candidates, keep: int, question: Question, generator: torch.Generator
     ) -> SecondPass:
-        check_generator(generator)
-        check_shape({"D": self.dim}, query=(question.query, "A D"), own=(question.own, "A L"))
+        # by a proposal of anybody's
         pool = Candidates(check_ids("pool", pool.ids, self.num_classes), pool.log_q)
         return second_pass_of(pool.to(self.device), keep, question, generator)
 

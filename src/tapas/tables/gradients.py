@@ -97,7 +97,7 @@ def _send_gradients(ctx: Any, positive_grad: Tensor, log_sum_grad: Tensor) -> tu
             query_grad += (positive_grad[:, :, None] * own_rows).sum(dim=1)
     if not ctx.needs_input_grad[1]:
         return query_grad, *[None] * 5
-    accumulates = ctx.queue.accumulates()
+    accumulates = ctx.queue.accumulates(ctx.next_functions[1][0])
     if accumulates:
         if single:
             pulled = positive_grad * query
@@ -139,7 +139,7 @@ class _Lookup(torch.autograd.Function):
 
 @outside_graphs
 def _give_back(ctx: Any, weight_grad: Tensor, bias_grad: Tensor) -> tuple[Any, ...]:
-    accumulates = ctx.queue.accumulates()
+    accumulates = ctx.queue.accumulates(ctx.next_functions[0][0])
     if accumulates:
         ctx.give_back(weight_grad.float().resolve_neg(), bias_grad.float().resolve_neg())
     return ctx.queue.anchor_grad(accumulates, weight_grad, bias_grad), None, None, None

@@ -216,22 +216,15 @@ class LocalTable(ClassTable):
         self, update: RowUpdate, gradients: RowGradients, state: dict[str, Tensor] | None
     ) -> None:
         if state is None:
-            own = self._state_buffers(update)
-            found = {name: tuple(part.shape) for name, part in own.items()}
-            wanted = self.row_state_shapes(update)
-            if any(wanted[name] != shape for name, shape in found.items()):
-                raise UsageError(
-                    f"the state of these rows has {found}, expected {wanted} for {update.name}. No "
-                    "row was changed."
-                )
-            self._num_updates += 1
-            self._move_all(update, gradients, own, self._num_updates)
+            step = self._num_updates + 1
+            self._move_all(update, gradients, self._state_buffers(update), step)
+            self._num_updates = step
             return
         if not state:
-            step = torch.zeros((), dtype=torch.int64, device="cpu")
-            state.update({"step": step, **self._new_state(update)})
+            begin = torch.zeros((), dtype=torch.int64, device="cpu")
+            state.update({"step": begin, **self._new_state(update)})
+        self._move_all(update, gradients, state, int(state["step"]) + 1)
         state["step"] += 1
-        self._move_all(update, gradients, state, int(state["step"]))
 
     def row_state_shapes(self, update: RowUpdate) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {"step": ()}
@@ -254,8 +247,11 @@ class LocalTable(ClassTable):
 
     def _state_buffers(self, update: RowUpdate) -> dict[str, Tensor]:
         """The same where it is now, of the fused option."""
-        names = self.row_state_shapes(update).keys() - {"step"}
-        return {name: getattr(self, name) for name in names}
+        return {
+            name: getattr(self, name)
+            for key in update.state_specs()
+            for name in (f"weight_{key}", f"bias_{key}")
+        }
 
     def row_tensors(self) -> dict[str, Tensor]:
         """Rows, biases and the state of a fused update, by name: (C, ...) each."""
@@ -271,11 +267,16 @@ class LocalTable(ClassTable):
         of_bias = [state[f"bias_{key}"] for key in keys]
         weight, bias = self.weight, self.bias
         if rule is not None and native.writable(weight, bias, *of_weight, *of_bias):
-            native.update(*rule, weight, ids, weight_grad, of_weight)
-            if self.has_bias:
-                kind, (lr, _, *rest) = rule  # a bias does not decay
-                native.update(kind, (lr, 0.0, *rest), bias, ids, bias_grad[:, None], of_bias)
+            biases = native.Biases(bias, bias_grad, of_bias) if self.has_bias else None
+            native.update(*rule, weight, ids, weight_grad, of_weight, biases)
             return
+        wanted = self.row_state_shapes(update)
+        found = {name: tuple(part.shape) for name, part in state.items() if name in wanted}
+        if any(wanted[name] != shape for name, shape in found.items()):
+            raise UsageError(
+                f"the state of these rows has {found}, expected {wanted} for {update.name}. No "
+                "row was changed."
+            )
         # Adagrad and Adam are not linear: gradients of a repeated id are summed first
         ids, slot = torch.unique(ids, return_inverse=True)
         self._move("weight", ids, slot, weight_grad, update, state, step)
