@@ -1,0 +1,41 @@
+"""Results that are committed stay valid: their keys are those that the code of today would give.
+
+A key that came out differently would make finished runs, hours of them, be run again.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tapas.comparison.bias import BiasRun
+from tapas.comparison.pace import PaceRun
+from tapas.comparison.runs import CompareRun
+from tapas.comparison.step_times import StepRun
+from tapas.paper.real.runs import RealRun
+from tapas.paper.runs import Run
+from tapas.paper.system.plan import Round, System
+
+RESULTS = Path(__file__).parents[1] / "results"
+KINDS = {  # of the lines of a ledger, by its folder or its name
+    "real-data": RealRun,
+    "system": lambda system, number: Round(System(**system), number),
+    "pace.jsonl": PaceRun,
+    "step_times.jsonl": StepRun,
+    "bias.jsonl": BiasRun,
+    "runs.jsonl": CompareRun,
+    "results.jsonl": Run,
+}
+LEDGERS = sorted(RESULTS.rglob("*.jsonl"))
+
+
+@pytest.mark.parametrize("path", LEDGERS, ids=lambda path: str(path.relative_to(RESULTS)))
+def test_every_key_is_that_of_its_run(path):
+    kind = KINDS.get(path.parent.name) or KINDS[path.name]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines
+    assert [kind(**line["run"]).key() for line in lines] == [line["key"] for line in lines]
+
+
+def test_all_ledgers_are_looked_at():
+    assert sum(len(path.read_text().splitlines()) for path in LEDGERS) == 1017
