@@ -40,15 +40,15 @@ bench: $(READY)
 	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
 
 figures: $(READY)
-	for study in $(STUDIES); do $(BIN)/tapas paper $$study || exit 1; done
-	$(BIN)/tapas paper claims
+	for study in $(STUDIES); do $(BIN)/python -m experiments $$study || exit 1; done
+	$(BIN)/python -m experiments claims
 
 evidence: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,demo]"
-	$(BIN)/tapas paper figure-3 --data "$(DATA)"
-	$(BIN)/tapas paper table-1 --data "$(DATA)"
-	$(BIN)/tapas paper table-1
-	$(BIN)/tapas paper sweeps --data "$(DATA)"
+	$(BIN)/python -m experiments figure-3 --data "$(DATA)"
+	$(BIN)/python -m experiments table-1 --data "$(DATA)"
+	$(BIN)/python -m experiments table-1
+	$(BIN)/python -m experiments sweeps --data "$(DATA)"
 
 $(READY): pyproject.toml setup.py constraints.txt $(wildcard src/tapas/native/*.h src/tapas/native/*.cpp)
 	python3 -m venv $(VENV)

@@ -31,12 +31,12 @@ from torch import Tensor
 
 import tapas
 import tapas.native as native
+from experiments.real.cells import R
+from experiments.real.runs import NEXT, RealRun, prepare
+from experiments.real.sets import Place
 from tapas.cli.log_options import cache_folder
-from tapas.paper.real.plan import R
-from tapas.paper.real.points import spread_points
-from tapas.paper.real.runs import Judge, RealRun, prepare
-from tapas.paper.real.sets import Place
-from tapas.paper.statistics import STUDENT
+from tapas.evaluation.intervals import STUDENT
+from tapas.evaluation.points import PointEvaluator, spread_points
 from tapas.training.steps import step
 from tapas.whole_file import whole_file
 
@@ -155,7 +155,7 @@ def train_one(run: RealRun, variant: Variant, place: Place) -> dict[str, Any]:
 
     train_on(run.steps)
     points = spread_points(log, split.test, run.real_set.points)
-    judge = Judge(log, split, points, run.real_set.model.history)
+    judge = PointEvaluator(log, split, points, NEXT, run.real_set.model.history)
     scores = judge.scores(*judge.rank(model, len(points)))
     kept = {name: scores[name] for name in ("map@20", "loss", "recall@20")}
     if variant == variants()[DEFAULT] and run.seed == SEEDS[-1]:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import tapas
-from tapas.training import load_checkpoint, save_checkpoint
+from tapas.training.model_checkpoint import load_checkpoint, save_checkpoint
 
 NUM_CLASSES, DIM, BATCH = 100_000, 32, 256
 

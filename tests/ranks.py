@@ -17,7 +17,7 @@ TIMEOUT_SECONDS = 30
 CONTEXT = mp.get_context("forkserver")  # imports happen once, not on every rank
 PRELOAD = ["torch", "torch._dynamo", "pytest", "tapas.cli.main"]  # DDP needs dynamo
 PRELOAD += [  # what commands import when they are called
-    "torch.utils.tensorboard", "tapas.training.session", "tapas.paper.curves"
+    "torch.utils.tensorboard", "tapas.training.session", "experiments.synthetic.figures"
 ]  # fmt: skip
 CONTEXT.set_forkserver_preload(PRELOAD)
 

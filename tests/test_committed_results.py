@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tapas.comparison.bias import BiasRun
+from experiments.estimators.bias import BiasRun
+from experiments.estimators.step_times import StepRun
+from experiments.real.runs import RealRun
+from experiments.synthetic.runs import Run
+from experiments.system.config import Round, System
 from tapas.comparison.pace import PaceRun
 from tapas.comparison.runs import CompareRun
-from tapas.comparison.step_times import StepRun
-from tapas.paper.real.runs import RealRun
-from tapas.paper.runs import Run
-from tapas.paper.system.plan import Round, System
 
 RESULTS = Path(__file__).parents[1] / "results"
 KINDS = {  # of the lines of a ledger, by its folder or its name

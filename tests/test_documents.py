@@ -38,8 +38,6 @@ SIZES = {  # what makes a command of the README quick enough for a test
         "1",
         "--seeds",
         "1",
-        "--classes",
-        "1e3",
         "--samples",
         "20",
         "--workers",

@@ -10,6 +10,7 @@ import pytest
 import tapas
 
 PACKAGE = Path(tapas.__file__).parent
+EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 LAYERS = [
     {
         "errors",
@@ -31,7 +32,7 @@ LAYERS = [
     {"tables"},
     {"heads", "engines"},
     {"training", "retrieval"},
-    {"paper"},
+    {"evaluation"},
     {"comparison"},
     {"cli"},
 ]
@@ -39,12 +40,11 @@ RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
 ONLY_IN = {  # library: the folders that may import it
     "typer": {"cli"},
     "rich": {"cli"},
-    "matplotlib": {"drawing", "training", "paper", "comparison"},
+    "matplotlib": {"drawing", "training", "comparison"},
     "ray": {"engines"},
     "polars": {"data"},
 }
-FILES = sorted(p for p in PACKAGE.rglob("*.py") if p.name != "__main__.py" and p.parent != PACKAGE)
-FOUNDATIONS = sorted(p for p in PACKAGE.glob("*.py") if not p.name.startswith("__"))
+FILES = sorted(p for p in PACKAGE.rglob("*.py") if p.parent != PACKAGE or p.name[0] != "_")
 
 
 def imports(file: Path) -> set[str]:
@@ -59,37 +59,55 @@ def imports(file: Path) -> set[str]:
     return found
 
 
+IMPORTS = {file: imports(file) for file in FILES}
+
+
 def place(file: Path) -> str:
     return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-@pytest.mark.parametrize("file", FILES + FOUNDATIONS, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_imports_point_down(file):
-    me = place(file)
-    for name in imports(file):
-        if not name.startswith("tapas"):
-            continue
-        assert name != "tapas", f"{file} imports the package itself; import the part it needs"
-        other = name.split(".")[1]
-        same_floor = me in LAYERS[0] and other in LAYERS[0]
-        assert other == me or RANK[other] < RANK[me] or same_floor, (
-            f"{file} ({me}) imports {other}, which is not below it"
-        )
+def is_below(name: str, me: str) -> bool:
+    """Whether module `name` of the package may be imported in the folder or file `me`."""
+    if name == "tapas":  # the package itself: import the part that is needed
+        return False
+    other = name.split(".")[1]
+    return other == me or RANK[other] < RANK[me] or {other, me} <= LAYERS[0]
 
 
-@pytest.mark.parametrize("file", FILES + FOUNDATIONS, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_heavy_libraries_stay_where_they_belong(file):
-    for name in imports(file):
-        allowed = ONLY_IN.get(name.split(".")[0])
-        assert allowed is None or place(file) in allowed, f"{file} imports {name}"
+def test_imports_point_down():
+    offenders = [
+        f"{file.relative_to(PACKAGE)} imports {name}"
+        for file, names in IMPORTS.items()
+        for name in names
+        if name.split(".")[0] == "tapas" and not is_below(name, place(file))
+    ]
+    assert offenders == []
+
+
+def test_the_package_knows_nothing_of_experiments_and_benchmarks():
+    outside = {"experiments", "benchmarks", "tests", "measuring"}
+    offenders = [
+        file for file, names in IMPORTS.items() for n in names if n.split(".")[0] in outside
+    ]
+    assert offenders == []
+
+
+def test_heavy_libraries_stay_where_they_belong():
+    offenders = [
+        f"{file.relative_to(PACKAGE)} imports {name}"
+        for file, names in IMPORTS.items()
+        for name in names
+        if place(file) not in ONLY_IN.get(name.split(".")[0], {place(file)})
+    ]
+    assert offenders == []
 
 
 def test_ranks_meet_in_few_places():
     """torch.distributed is imported where ranks meet, and nowhere else."""
     found = {
         str(file.relative_to(PACKAGE))
-        for file in FILES + FOUNDATIONS
-        if any(name.startswith("torch.distributed") for name in imports(file))
+        for file, names in IMPORTS.items()
+        if any(name.startswith("torch.distributed") for name in names)
     }
     assert {place for place in found if not place.startswith("engines/")} == {
         "tables/ranks.py",
@@ -109,11 +127,14 @@ def test_importing_tapas_loads_nothing_heavy():
 
 def test_no_file_has_a_name_that_says_nothing():
     banned = {"utils", "helpers", "common", "manager", "misc", "new", "v2"}
-    named = {part for p in PACKAGE.rglob("*.py") for part in p.stem.split("_")}
-    assert not banned & named
+    files = [*FILES, *EXPERIMENTS.rglob("*.py")]
+    assert not banned & {part for file in files for part in file.stem.split("_")}
 
 
 def test_user_facing_checks_are_never_assert():
-    for file in PACKAGE.rglob("*.py"):
-        tree = ast.parse(file.read_text())
-        assert not any(isinstance(node, ast.Assert) for node in ast.walk(tree)), file
+    offenders = [
+        file
+        for file in (*FILES, *EXPERIMENTS.rglob("*.py"))
+        if any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(file.read_text())))
+    ]
+    assert offenders == []

@@ -27,3 +27,8 @@ def test_what_is_absent_is_told_with_the_cure(monkeypatch):
         f"{'native kernels':<20}switched off",
         f"{'no-such-package':<20}absent; needed for flying: pip install no-such-package",
     ]
+
+
+def test_the_version_is_one_line():
+    ended = CliRunner().invoke(app, ["--version"])
+    assert (ended.exit_code, ended.stdout) == (0, f"tapas {tapas.__version__}\n")

@@ -8,12 +8,11 @@ import numpy as np
 
 from tapas.comparison.config import synthetic
 from tapas.comparison.contenders import CONTENDERS
-from tapas.comparison.results import Comparison, Reference, Standing, StepTime
-from tapas.paper.real.points import NUM_BLOCKS
+from tapas.comparison.results import Comparison, Reference, Standing
+from tapas.evaluation.points import NUM_BLOCKS
 
 POINTS_EACH = 10.0  # of a block of users
 SHARES = (0.1, 0.25, 0.5, 1.0)
-CLASSES = (10_000, 100_000, 1_000_000)
 SECONDS = 60.0  # of a final run
 TAIL_TARGETS = 1_000
 
@@ -79,15 +78,6 @@ def pace(name, seconds=0.05):
     }  # fmt: skip
 
 
-def step_time(name, num_classes, seconds):
-    """`seconds` may be words: why it was skipped."""
-    run = {"contender": name, "num_classes": num_classes}
-    line = {"key": f"{name} {num_classes}", "run": run}
-    if isinstance(seconds, str):
-        return {**line, "skipped": seconds}
-    return {**line, "step_seconds": [seconds, seconds, 2 * seconds], "peak_bytes": 10**8}
-
-
 def write_lines(path: Path, lines) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -124,13 +114,3 @@ def reference(title, quality, loss=None):
     if loss is None:
         del found["loss"], found["blocks"]["loss"]
     return Reference(title, found)
-
-
-def step_times(*seconds):
-    """Of a head with the numbers of `CLASSES`; words for what was skipped."""
-    return {
-        number: StepTime(number, None, None, value)
-        if isinstance(value, str)
-        else StepTime(number, value, 10**8, None)
-        for number, value in zip(CLASSES, seconds, strict=True)
-    }

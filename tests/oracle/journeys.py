@@ -9,8 +9,10 @@ from typing import Any
 
 import polars as pl
 from forked import Forked
+from typer import Typer
 from typer.testing import CliRunner
 
+from experiments.__main__ import app as experiments
 from tapas.cli.main import app
 from tapas.data.event_log import EventLog
 from tapas.data.log_source import LogSource
@@ -71,7 +73,21 @@ def tapas(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str
     return Forked(*arguments, env=ENVIRONMENT, **options).end()
 
 
-def invoke(*arguments: object) -> subprocess.CompletedProcess[str]:
+def experiment(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """`python -m experiments` likewise."""
+    return Forked(*arguments, work=experiments_main, env=ENVIRONMENT, **options).end()
+
+
+def experiments_main(*arguments: object) -> None:
+    sys.argv = ["experiments", *map(str, arguments)]
+    experiments(prog_name="python -m experiments")
+
+
+def invoke_experiment(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return invoke(*arguments, app=experiments)
+
+
+def invoke(*arguments: object, app: Typer = app) -> subprocess.CompletedProcess[str]:
     """The same in this process: for what needs no process of its own."""
     ended = CliRunner().invoke(app, [str(argument) for argument in arguments])
     if ended.exception is not None and not isinstance(ended.exception, SystemExit):

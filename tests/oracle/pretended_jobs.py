@@ -1,7 +1,7 @@
 """Servers and workers that only pretend: their numbers follow from n, r and rule."""
 
-from tapas.paper.system.jobs import Stretch
-from tapas.paper.system.plan import System
+from experiments.system.config import System
+from experiments.system.measure import Stretch
 
 SMALL = System().quick()
 SECONDS = {  # of a step, by n / 16, rule, r: the paper's steps a second for the paper's rule

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from tapas.paper.ledger import Ledger
-from tapas.paper.real.plan import ALPHAS, FIRST_ALPHA, LRS, SAMPLED, SMALL_CELLS, Plan
-from tapas.paper.real.points import NUM_BLOCKS
-from tapas.paper.real.sets import GROCERY
+from experiments.real.cells import ALPHAS, FIRST_ALPHA, LRS, SAMPLED, SMALL_CELLS, Plan
+from experiments.real.sets import GROCERY
+from tapas.comparison.ledger import Ledger
+from tapas.evaluation.points import NUM_BLOCKS
 
 BUCKETS = {
     "head": {"recall": 0.5, "share": 0.7, "targets": 50},

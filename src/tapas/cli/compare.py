@@ -37,7 +37,7 @@ from tapas.cli.progress import run_bars
 from tapas.cli.results_folder import ResultsFolder
 from tapas.cli.settings_flag import parse_settings
 from tapas.comparison.asked import duration
-from tapas.comparison.config import CompareConfig, parse_classes, parse_duration
+from tapas.comparison.config import CompareConfig, parse_duration
 from tapas.comparison.contenders import CONTENDERS, pick_contenders
 from tapas.training.methods import METHODS
 
@@ -52,9 +52,7 @@ def compare(
     files: Files = None,
     made_up: Annotated[
         bool,
-        typer.Option(
-            "--synthetic", help="The built-in log, whose true distribution is known: bias, too."
-        ),
+        typer.Option("--synthetic", help="The built-in log, whose true distribution is known."),
     ] = False,
     methods: Annotated[
         str | None,
@@ -65,13 +63,6 @@ def compare(
         typer.Option(
             metavar="TIME",
             help="Training time of each method in all, such as 90s, 10m or 1h. Default: 10m.",
-        ),
-    ] = None,
-    classes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NUMBERS",
-            help="For the time of a step over the number of classes. Default: 1e4,1e5,1e6.",
         ),
     ] = None,
     samples: Annotated[
@@ -128,7 +119,7 @@ def compare(
     test points. Times are steps at the pace that a method has alone on the machine, so that
     runs may go side by side.
 
-    You get a table and a rule here, and README.md, report.html and two figures in --out. Stop it
+    You get a table and a rule here, and README.md, report.html and a figure in --out. Stop it
     at any moment: the same command goes on.
     """
     with one_line_endings():
@@ -140,7 +131,6 @@ def compare(
             log = source_table(files, user, item, time, text, group, min_count, rare, skip_bad_rows)
             given: dict[str, Any] = {
                 "budget_seconds": None if budget is None else parse_duration(budget),
-                "classes": None if classes is None else parse_classes(classes),
                 "samples": samples,
                 "seeds": seeds,
                 "trials": trials,

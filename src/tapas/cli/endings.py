@@ -28,7 +28,7 @@ def one_line_endings() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(
             error, BrokenPipeError
-        ):  # as in `tapas paper list | head -1`: nobody reads on
+        ):  # as in `python -m experiments list | head -1`: nobody reads on
             raise typer.Exit(FAILED) from None
         _end(f"cannot write the output: {error.strerror or error}.", FAILED)
     except (MemoryError, RuntimeError) as error:

@@ -10,10 +10,8 @@ from tapas.cli.compare import compare
 from tapas.cli.demo import demo
 from tapas.cli.evaluate import evaluate
 from tapas.cli.export import export
-from tapas.cli.four_ways import four_ways
 from tapas.cli.info import info
 from tapas.cli.inspect import inspect
-from tapas.cli.paper import app as paper
 from tapas.cli.plan import plan
 from tapas.cli.recommend import recommend
 from tapas.cli.train import train
@@ -60,7 +58,5 @@ app.command()(export)
 app.command()(compare)
 app.command()(cite)
 app.command()(demo)
-app.command("four-ways")(four_ways)
 app.command()(info)
 app.add_typer(checkpoint)
-app.add_typer(paper)

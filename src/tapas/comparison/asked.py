@@ -52,8 +52,6 @@ def command_of(settings: Settings) -> str:
     for name in ("samples", "seeds", "trials"):
         if settings.get(name) != base[name]:
             words += [f"--{name}", str(settings[name])]
-    if settings["classes"] != base["classes"]:
-        words += ["--classes", ",".join(map(str, settings["classes"]))]
     for section in ("split", "model", "optimizer"):
         for name, value in settings[section].items():
             if value != base[section].get(name):

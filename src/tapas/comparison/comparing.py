@@ -1,11 +1,9 @@
 """The stages of a comparison, each over a ledger: stop it anywhere, and it goes on there.
 
 out/
-  settings.json     what was asked, the log, the machine
-  pace.jsonl        seconds of a step of each contender, alone on the machine
-  runs.jsonl        trials on validation points, final runs and references on test points
-  step_times.jsonl  the head alone, over the number of classes
-  bias.jsonl        made-up logs: what each estimator gets wrong where the truth is known
+  settings.json  what was asked, the log, the machine
+  pace.jsonl     seconds of a step of each contender, alone on the machine
+  runs.jsonl     trials on validation points, final runs and references on test points
 
 A line with "skipped" says why something was not run, one with "diverged" that it failed.
 """
@@ -22,23 +20,20 @@ from typing import Any
 
 import torch
 
-from tapas.comparison.bias import bias_runs, measure_bias
 from tapas.comparison.config import CompareConfig
 from tapas.comparison.contenders import by_name
+from tapas.comparison.ledger import Ledger
 from tapas.comparison.pace import measure_paces, pace_runs, paces
 from tapas.comparison.plan import Plan
+from tapas.comparison.process_pool import finish
 from tapas.comparison.runs import execute, open_scene
-from tapas.comparison.step_times import measure_step_times
 from tapas.data.event_log import EventLog
 from tapas.errors import DataError, UsageError
-from tapas.paper.crew import finish
-from tapas.paper.ledger import Ledger
 from tapas.training.run_folder import only_one
 from tapas.version import __version__
 from tapas.whole_file import whole_file
 
 SETTINGS, PACE, RUNS = "settings.json", "pace.jsonl", "runs.jsonl"
-STEP_TIMES, BIAS = "step_times.jsonl", "bias.jsonl"
 DEFINITIONS = "definitions"  # of all trials: results of another version are not taken for these
 MACHINE = "machine"  # the part of the settings that may differ when a comparison goes on
 Follow = Callable[[str], Callable[[int, int], None]]  # of a stage: done, in all
@@ -55,7 +50,7 @@ def compare(
 ) -> None:
     """Do what is missing in `out`; returns when all of its files are there.
 
-    Paces and step times are measured one at a time; all else goes `workers` side by side,
+    Paces are measured one at a time; all else goes `workers` side by side,
     which changes no result, as the number of steps of a run is decided by the paces.
     """
     threads = torch.get_num_threads()
@@ -93,11 +88,6 @@ def _compare(
     finish(ledger, plan.references(), go, progress("references"), workers=workers)
     finish(ledger, plan.searches(), go, progress("search"), workers=workers)
     finish(ledger, plan.finals(ledger), go, progress("seeds"), workers=workers)
-
-    measure_step_times(Ledger(out / STEP_TIMES), config, progress("step times"))
-    if config.made is not None:
-        estimators = bias_runs(config)
-        finish(Ledger(out / BIAS), estimators, measure_bias, progress("bias"), workers=workers)
 
 
 def settings(config: CompareConfig, log: EventLog) -> dict[str, Any]:

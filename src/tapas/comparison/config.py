@@ -15,7 +15,6 @@ from tapas.shapes import check_positive
 from tapas.training.config import LoopConfig, ModelConfig, OptimizerConfig, TrainConfig
 from tapas.training.head_building import default_samples
 
-LEAST_CLASSES = 100
 MADE = SyntheticLogConfig(
     num_users=40_000,
     num_items=100_000,
@@ -48,19 +47,12 @@ class CompareConfig:
     trials: int = 4
     seeds: int = 3
     least_steps: int = 20  # of a trial and of a seed; who cannot take so many is too slow
-    classes: tuple[int, ...] = (10_000, 100_000, 1_000_000)  # for step times; () for none
     points: int = 3_000  # judged at the end of a run
     curve_points: int = 1_000  # judged along the way, the first of these
     search_points: int = 1_500  # of validation
     pace_rounds: int = 3
     pace_seconds: float = 2.0  # of steps, for each contender and round
     settling_steps: int = 130  # before its pace is measured, of a method that adapts
-    step_examples: int = 256  # of a step of the head alone
-    step_repeats: int = 15
-    step_block: int = 64  # steps whose mean is one reading, of a method that adapts
-    fresh_processes: bool = True  # one for each step time, so that memory is its own
-    bias_samples: tuple[int, ...] = (16, 64)  # n, for the bias of estimators; () for none
-    bias_steps: int = 4_000
 
     def __post_init__(self) -> None:
         if (self.log is None) == (self.made is None):
@@ -77,8 +69,7 @@ class CompareConfig:
             )
         for name in (
             "batch", "trials", "seeds", "least_steps", "points", "curve_points", "search_points",
-            "pace_rounds", "settling_steps", "step_examples", "step_repeats", "step_block",
-            "bias_steps",
+            "pace_rounds", "settling_steps",
         ):  # fmt: skip
             check_positive(name, getattr(self, name))
         if self.samples is not None:
@@ -171,19 +162,12 @@ def quick(**changes: object) -> CompareConfig:
         "trials": 2,
         "seeds": 2,
         "least_steps": 1,
-        "classes": (200, 400),
         "points": 60,
         "curve_points": 40,
         "search_points": 40,
         "pace_rounds": 2,
         "pace_seconds": 0.02,
         "settling_steps": 3,
-        "step_examples": 16,
-        "step_repeats": 3,
-        "step_block": 2,
-        "fresh_processes": False,
-        "bias_samples": (16,),
-        "bias_steps": 40,
     }
     return CompareConfig(**(given | changes))  # type: ignore[arg-type]
 
@@ -204,26 +188,3 @@ def parse_duration(words: str) -> float:
             f"cannot read '{words}' as a time above 0. Write 90s, 10m, 1h, or a number of seconds."
         )
     return seconds
-
-
-def parse_classes(words: str) -> tuple[int, ...]:
-    """Numbers of classes, rising: "1e4,1e5" is (10000, 100000).
-
-    >>> parse_classes("1e5, 20000")
-    (20000, 100000)
-    """
-    found = set()
-    for word in filter(None, (part.strip() for part in words.split(","))):
-        try:
-            number = float(word.replace("_", ""))
-        except ValueError:
-            number = math.nan
-        if not (number >= LEAST_CLASSES and number < 1e10 and number.is_integer()):
-            raise UsageError(
-                f"cannot read '{word}' as a number of classes. Write whole numbers from "
-                f"{LEAST_CLASSES} on with commas between them, such as 1e4,1e5,1e6."
-            )
-        found.add(int(number))
-    if not found:
-        raise UsageError(f"'{words}' names no number of classes. Write 1e4,1e5,1e6, say.")
-    return tuple(sorted(found))

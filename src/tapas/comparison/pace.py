@@ -17,10 +17,10 @@ import torch
 
 from tapas.comparison.config import CompareConfig
 from tapas.comparison.contenders import by_name
+from tapas.comparison.ledger import Ledger
 from tapas.comparison.peak_memory import forget_peak, peak_bytes
 from tapas.comparison.runs import CompareRun, Scene, build_run, open_scene
 from tapas.errors import UsageError
-from tapas.paper.ledger import Ledger
 from tapas.training.steps import step
 
 WARM_UP = 3  # steps that are not counted

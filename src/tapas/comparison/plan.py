@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 from tapas.comparison.config import CompareConfig
 from tapas.comparison.contenders import CONTENDERS, Trial, by_name
+from tapas.comparison.ledger import Ledger
 from tapas.comparison.runs import REFERENCES, VALIDATION, CompareRun
 from tapas.errors import DataError
-from tapas.paper.ledger import Ledger
-from tapas.paper.real.references import TRUTH
+from tapas.evaluation.references import TRUTH
 
 SEARCH_SEED = 1_000  # never among the seeds of a result
 

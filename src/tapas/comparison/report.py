@@ -4,7 +4,7 @@ from statistics import fmean
 from typing import Any
 
 from tapas.comparison.asked import budget_words, command_of, log_words
-from tapas.comparison.figures import draw_quality, draw_step_times
+from tapas.comparison.figures import draw_quality
 from tapas.comparison.page import (
     Command,
     Grid,
@@ -15,15 +15,8 @@ from tapas.comparison.page import (
     as_html,
     as_markdown,
 )
-from tapas.comparison.results import Comparison, Standing, measured_times
+from tapas.comparison.results import Comparison, Standing
 from tapas.comparison.rule import make_rule
-from tapas.comparison.side_tables import (
-    BIAS_HEADING,
-    BIAS_WORDS,
-    bias_rows,
-    break_even_heading,
-    break_even_rows,
-)
 from tapas.comparison.summary import (
     EXCESS_HEADING,
     HEADING,
@@ -38,7 +31,7 @@ from tapas.comparison.summary import (
 )
 
 README, PAGE = "README.md", "report.html"
-QUALITY, STEP_TIME = "quality-over-time.png", "step-time.png"
+QUALITY = "quality-over-time.png"
 TITLE = "Which method, for this data?"
 HOW_TO_READ = (
     "MAP@20, precision@1, recall@20 and the loss of the full softmax (in nats) are exact, over all "
@@ -70,8 +63,6 @@ def write_report(comparison: Comparison) -> dict[str, bytes]:
     pictures = {}
     if any(each.curve for each in comparison.standings):
         pictures[QUALITY] = draw_quality(comparison)
-    if any(measured_times(each) for each in comparison.standings):
-        pictures[STEP_TIME] = draw_step_times(comparison)
     parts = make_parts(comparison)
     return {
         README: as_markdown(TITLE, parts).encode(),
@@ -90,8 +81,6 @@ def make_parts(comparison: Comparison) -> list[Part]:
         Heading("Quality over time"),
         *_quality_parts(comparison),
         *_reference_parts(comparison),
-        *_step_time_parts(comparison),
-        *_bias_parts(comparison),
         Heading("What was equal"),
         *(Words(words) for words in EQUAL),
         *_cut_parts(comparison),
@@ -121,7 +110,6 @@ def as_document(comparison: Comparison) -> dict[str, Any]:
                 "peak_bytes": each.peak_bytes,
                 "rows_lr": best["rows_lr"],
                 "knob": None if each.knob is None else {each.knob: best["knob"]},
-                "break_even_classes": _finite(comparison.break_even(each.name)),
                 "state": each.state or None,
             }
         )
@@ -140,10 +128,6 @@ def as_document(comparison: Comparison) -> dict[str, Any]:
 
 def _mean(standing: Standing, name: str) -> float:
     return fmean(float(result[name]) for result in standing.finals)
-
-
-def _finite(number: float | None) -> float | None:
-    return None if number is None or number == float("inf") else number
 
 
 def _quality_parts(comparison: Comparison) -> list[Part]:
@@ -174,32 +158,6 @@ def _reference_parts(comparison: Comparison) -> list[Part]:
     return parts
 
 
-def _step_time_parts(comparison: Comparison) -> list[Part]:
-    if not any(measured_times(each) for each in comparison.standings):
-        return []
-    return [
-        Heading("Time of a step over the number of classes"),
-        Picture(STEP_TIME, "time of a step over the number of classes"),
-        Grid(break_even_heading(comparison), break_even_rows(comparison)),
-        Words(
-            "The head alone, with random queries and Zipf's frequencies: loss, backward, update of "
-            "rows; medians on one thread, of methods that adapt means over 64 steps. Break-even: "
-            "from so many classes on a step of the full softmax takes longer.",
-            "note",
-        ),
-    ]
-
-
-def _bias_parts(comparison: Comparison) -> list[Part]:
-    if not comparison.bias:
-        return []
-    return [
-        Heading("The bias of each estimator"),
-        *(Words(words) for words in BIAS_WORDS),
-        Grid(BIAS_HEADING, bias_rows(comparison)),
-    ]
-
-
 def _cut_parts(comparison: Comparison) -> list[Part]:
     """All that was left out, and why."""
     lines = [f"{each.title}: {each.state}." for each in comparison.standings if each.state]
@@ -207,11 +165,6 @@ def _cut_parts(comparison: Comparison) -> list[Part]:
         lost = sum("diverged" in trial for trial in each.trials)
         if lost:
             lines.append(f"{each.title}: {lost} of {len(each.trials)} trials diverged.")
-        for time in each.step_times.values():
-            if time.skipped is not None:
-                lines.append(
-                    f"{each.title}, step time with {time.num_classes:,} classes: {time.skipped}."
-                )
     if not lines:
         return [Heading("What was cut"), Words("Nothing: every method ran as planned.")]
     return [Heading("What was cut"), *(Words(line) for line in lines)]

@@ -6,18 +6,17 @@ the files do. Nothing is trained or measured in this module.
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from tapas.comparison.comparing import BIAS, PACE, RUNS, SETTINGS, STEP_TIMES
+from tapas.comparison.comparing import PACE, RUNS, SETTINGS
 from tapas.comparison.contenders import CONTENDERS
+from tapas.comparison.ledger import Ledger, Result
 from tapas.comparison.runs import REFERENCES, TEST, VALIDATION
-from tapas.comparison.step_times import break_even, median_of
 from tapas.errors import DataError
-from tapas.paper.ledger import Ledger, Result
-from tapas.paper.real.references import TRUTH
+from tapas.evaluation.references import TRUTH
 
 FULL = "full"
 UNKNOWN = "#555555"
@@ -34,16 +33,6 @@ class Moment(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class StepTime:
-    """A step of the head alone with one number of classes; `seconds` is None where skipped."""
-
-    num_classes: int
-    seconds: float | None
-    peak_bytes: int | None
-    skipped: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class Standing:
     """All that is known of one contender."""
 
@@ -57,7 +46,6 @@ class Standing:
     diverged_seeds: tuple[int, ...] = ()
     num_seeds: int = 1  # that were asked for
     skipped: str | None = None  # why it has not been trained
-    step_times: Mapping[int, StepTime] = field(default_factory=dict)
 
     @property
     def step_seconds(self) -> float | None:
@@ -122,42 +110,20 @@ class Comparison:
     settings: Mapping[str, Any]
     standings: tuple[Standing, ...]
     references: tuple[Reference, ...] = ()
-    bias: tuple[Result, ...] = ()
-
-    def break_even(self, name: str) -> float | None:
-        """Classes from which on a step of the full softmax takes longer than one of `name`.
-
-        The smallest number that was measured if it does so there already, inf if it never
-        does, None if that is not known.
-        """
-        times = {each.name: measured_times(each) for each in self.standings}
-        full, other = times.get(FULL, {}), times.get(name, {})
-        if name == FULL or not full.keys() & other.keys():
-            return None
-        return break_even(full, other)
-
-
-def measured_times(standing: Standing) -> dict[int, float]:
-    """Seconds of a step of the head alone by number of classes, where it was measured."""
-    times = standing.step_times.values()
-    return {time.num_classes: time.seconds for time in times if time.seconds is not None}
 
 
 def read_comparison(folder: Path) -> Comparison:
     """What `tapas compare` has written into `folder`, however far it has come."""
     settings = _read_settings(folder / SETTINGS)
-    paces, runs, times, bias = (
-        list(Ledger(folder / name).results.values()) for name in (PACE, RUNS, STEP_TIMES, BIAS)
-    )
+    paces, runs = (list(Ledger(folder / name).results.values()) for name in (PACE, RUNS))
     names = settings["contenders"]
     return Comparison(
         settings,
         tuple(
-            _standing(name, settings["seeds"], *(_of(name, some) for some in (paces, runs, times)))
+            _standing(name, settings["seeds"], *(_of(name, some) for some in (paces, runs)))
             for name in names
         ),
         tuple(Reference(title, result) for title in REFERENCES for result in _of(title, runs)[-1:]),
-        tuple(line for name in names for line in _of(name, bias)),
     )
 
 
@@ -183,9 +149,7 @@ def _of(name: str, lines: Iterable[Result]) -> list[Result]:
     return [line for line in lines if line["run"].get("contender") == name]
 
 
-def _standing(
-    name: str, num_seeds: int, paces: list[Result], runs: list[Result], times: list[Result]
-) -> Standing:
+def _standing(name: str, num_seeds: int, paces: list[Result], runs: list[Result]) -> Standing:
     known = CONTENDERS.get(name)  # an older folder may name one that is gone
     finals = {r["run"]["seed"]: r for r in runs if r["run"]["points"] == TEST}  # the latest
     reasons = [line["skipped"] for line in (*paces, *runs) if "skipped" in line]
@@ -200,13 +164,4 @@ def _standing(
         diverged_seeds=tuple(seed for seed in sorted(finals) if "diverged" in finals[seed]),
         num_seeds=num_seeds,
         skipped=reasons[-1] if reasons else None,
-        step_times={
-            line["run"]["num_classes"]: StepTime(
-                line["run"]["num_classes"],
-                median_of(line),
-                line.get("peak_bytes"),
-                line.get("skipped"),
-            )
-            for line in times
-        },
     )

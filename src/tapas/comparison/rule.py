@@ -61,7 +61,6 @@ def make_rule(comparison: Comparison) -> Rule:
     sentences = [_use(chosen, best, as_good, why)]
     sentences += _others(chosen, as_good)
     sentences += _tail(chosen, sound)
-    sentences += _growth(chosen, comparison)
     return Rule(chosen.name, names, (*sentences, *_warnings(comparison, best)))
 
 
@@ -160,28 +159,6 @@ def _tail(chosen: Standing, sound: Sequence[Standing]) -> list[str]:
     ]
 
 
-def _growth(chosen: Standing, comparison: Comparison) -> list[str]:
-    """What becomes of the choice with other numbers of classes."""
-    if chosen.name != FULL:
-        number = comparison.break_even(chosen.name)
-        if number is None or math.isinf(number):
-            return []
-        fewest = min(chosen.step_times)
-        when = f"from about {rounded(number):,} classes on"
-        if number <= fewest:
-            when = f"with {fewest:,} classes already, the fewest that were tried"
-        return [f"Its head is faster than that of the full softmax {when}."]
-    known = [(comparison.break_even(each.name), each) for each in comparison.standings]
-    faster = [(n, each) for n, each in known if n is not None and not math.isinf(n)]
-    if not faster:
-        return []
-    number, first = min(faster, key=lambda pair: pair[0])
-    return [
-        f"With more classes look again: the head of {in_sentence(first)} is faster from about "
-        f"{rounded(number):,} on."
-    ]
-
-
 def _warnings(comparison: Comparison, best: Standing) -> list[str]:
     said = []
     rivals = [each.title for each in comparison.references if beaten_by(best, each)]
@@ -196,15 +173,6 @@ def _warnings(comparison: Comparison, best: Standing) -> list[str]:
     if lost:
         said.append(f"Not recommended because a seed diverged: {_list(lost)}.")
     return said
-
-
-def rounded(number: float) -> int:
-    """Two digits that count, as no more are known.
-
-    >>> rounded(12_345.6)
-    12000
-    """
-    return int(float(f"{number:.1e}"))
 
 
 def in_sentence(standing: Standing) -> str:

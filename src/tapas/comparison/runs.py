@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tapas.comparison.config import CompareConfig
+from tapas.comparison.contenders import NEXT_ITEMS
 from tapas.comparison.peak_memory import forget_peak, peak_bytes
 from tapas.data.event_log import EventLog
 from tapas.data.log_source import LogSource
 from tapas.data.preparing import prepare_log
-from tapas.data.splits import Split, split_log
+from tapas.data.splits import Points, Split, split_log
 from tapas.data.synthetic_log import SyntheticLogConfig, kept_log
 from tapas.errors import DataError, UsageError
-from tapas.paper.real.points import block_sums, spread_points
-from tapas.paper.real.references import COUNTING, TRUTH, rank_by_counting, rank_by_truth
-from tapas.paper.real.runs import Judge
+from tapas.evaluation.points import PointEvaluator, block_sums, spread_points
+from tapas.evaluation.references import COUNTING, TRUTH, rank_by_counting, rank_by_truth
 from tapas.training.building import Parts, build
 from tapas.training.evaluation import measure
 from tapas.training.model import SequenceModel
@@ -107,7 +107,7 @@ def execute(run: CompareRun, config: CompareConfig, cache: Path) -> dict[str, An
         points = spread_points(scene.log, scene.split.test, config.points)
     else:
         points = spread_points(scene.log, scene.split.validation, config.search_points)
-    judged = Judge(scene.log, scene.split, points, config.model.history)
+    judged = _evaluator(scene, points, config)
     if run.contender in REFERENCES:
         return _refer(run, config, scene, judged)
     started = time.perf_counter()
@@ -115,9 +115,7 @@ def execute(run: CompareRun, config: CompareConfig, cache: Path) -> dict[str, An
         parts = build_run(run, config, scene)
         if run.points == TEST:
             stop = spread_points(scene.log, scene.split.validation, STOP_POINTS)
-            found = _final(run, config, parts, judged, Judge(
-                scene.log, scene.split, stop, config.model.history
-            ))  # fmt: skip
+            found = _final(run, config, parts, judged, _evaluator(scene, stop, config))
         else:
             train_seconds = _take(parts, run, 0, run.steps)
             found = _judged(parts.model, judged)
@@ -135,6 +133,10 @@ def execute(run: CompareRun, config: CompareConfig, cache: Path) -> dict[str, An
     }
 
 
+def _evaluator(scene: Scene, points: Points, config: CompareConfig) -> PointEvaluator:
+    return PointEvaluator(scene.log, scene.split, points, NEXT_ITEMS, config.model.history)
+
+
 def _take(parts: Parts, run: CompareRun, first: int, last: int) -> float:
     """Steps `first` to `last`; how long they took."""
     start, clip = time.perf_counter(), parts.config.optimizer.clip
@@ -145,7 +147,11 @@ def _take(parts: Parts, run: CompareRun, first: int, last: int) -> float:
 
 
 def _final(
-    run: CompareRun, config: CompareConfig, parts: Parts, judged: Judge, stop: Judge
+    run: CompareRun,
+    config: CompareConfig,
+    parts: Parts,
+    judged: PointEvaluator,
+    stop: PointEvaluator,
 ) -> dict[str, Any]:
     """Train, looking at MOMENTS; judged as it was at the best of them."""
     forget_peak()
@@ -185,18 +191,22 @@ def _tensors(model: SequenceModel) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in state.items() if isinstance(value, Tensor)}
 
 
-def _rank(model: SequenceModel, judged: Judge, most: int) -> tuple[Tensor, NDArray[np.float64]]:
+def _rank(
+    model: SequenceModel, judged: PointEvaluator, most: int
+) -> tuple[Tensor, NDArray[np.float64]]:
     ranked, loss = judged.rank(model, most)
     if not np.isfinite(loss).all():
         raise DataError("the full softmax loss is not finite: training has diverged.")
     return ranked, loss
 
 
-def _judged(model: SequenceModel, judged: Judge) -> dict[str, Any]:
+def _judged(model: SequenceModel, judged: PointEvaluator) -> dict[str, Any]:
     return scores(judged, *_rank(model, judged, len(judged.points)))
 
 
-def _refer(run: CompareRun, config: CompareConfig, scene: Scene, judged: Judge) -> dict[str, Any]:
+def _refer(
+    run: CompareRun, config: CompareConfig, scene: Scene, judged: PointEvaluator
+) -> dict[str, Any]:
     """Lists that need no training, at the points of all other runs."""
     loss = None
     if run.contender == TRUTH:
@@ -208,8 +218,10 @@ def _refer(run: CompareRun, config: CompareConfig, scene: Scene, judged: Judge) 
     return {"key": run.key(), "run": asdict(run), **scores(judged, ranked, loss)}
 
 
-def scores(judged: Judge, ranked: Tensor, loss: NDArray[np.float64] | None) -> dict[str, Any]:
-    """`Judge.scores`, and precision@1 and recall@20 by block, too."""
+def scores(
+    judged: PointEvaluator, ranked: Tensor, loss: NDArray[np.float64] | None
+) -> dict[str, Any]:
+    """`PointEvaluator.scores`, and precision@1 and recall@20 by block, too."""
     found = judged.scores(ranked, loss)
     values = measure(ranked, torch.from_numpy(judged.target))
     for name in ("precision@1", "recall@20"):

@@ -1,15 +1,15 @@
 """The numbers of a comparison in one table: a row for each contender, the best MAP@20 first.
 
-Intervals are those of `tapas.paper.real.intervals`: seeds and blocks of users are resampled
+Intervals are those of `tapas.evaluation.intervals`: seeds and blocks of users are resampled
 together, and contenders in pairs, as all were judged with the same seeds at the same points.
 """
 
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
+from tapas.comparison.ledger import Result
 from tapas.comparison.results import Comparison, Reference, Standing
-from tapas.paper.ledger import Result
-from tapas.paper.real.intervals import Estimate, estimate, gap
+from tapas.evaluation.intervals import Estimate, estimate, gap
 
 BUCKETS = ("head", "middle", "tail")
 NONE = "–"

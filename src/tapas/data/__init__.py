@@ -1,4 +1,4 @@
-"""Data with a known answer, and logs of who took what when.
+"""Logs of who took what when: read, prepared, split and cut into batches.
 
 What needs polars is loaded when it is first asked for.
 """
@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from tapas.data.log_source import LogSource
-from tapas.data.long_tail import ClassDraws, Examples, LongTail, LongTailConfig
 
 if TYPE_CHECKING:
     from tapas.data.event_log import EventLog
@@ -16,12 +15,8 @@ if TYPE_CHECKING:
     from tapas.data.vocabulary import Vocabulary
 
 __all__ = [
-    "ClassDraws",
     "EventLog",
-    "Examples",
     "LogSource",
-    "LongTail",
-    "LongTailConfig",
     "Points",
     "Split",
     "SplitConfig",

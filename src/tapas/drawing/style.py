@@ -1,6 +1,7 @@
 """One look for every figure: direct labels, one colour for each method, grey for baselines."""
 
 import io
+from textwrap import fill
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -14,6 +15,7 @@ COLOURS = {  # one colour for each method; grey is the baseline that needs no sa
 }
 INK = "#333333"
 FAINT = "#999999"
+NOTE = "#666666"
 LABEL_GAP = 0.05  # least distance between two labels, as a part of the height of a panel
 
 
@@ -83,3 +85,11 @@ def label_ends(axes: Axes, labels: list[tuple[str, float, str]]) -> None:
                 "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 0,
             },
         )  # fmt: skip
+
+
+def add_words(figure: Figure, title: str, note: str) -> None:
+    """A title above all panels, a note below."""
+    left, tall = 0.2 / figure.get_figwidth(), figure.get_figheight()
+    figure.text(left, 1 - 0.28 / tall, title, fontsize=14, color=INK, va="center", weight="bold")
+    folded = fill(note, round(15 * figure.get_figwidth()))  # letters of this size in an inch
+    figure.text(left, 0.1 / tall, folded, fontsize=8.5, color=NOTE, va="bottom")

@@ -29,10 +29,10 @@ CONFIGS = {
         log=LogSource(files=("x.csv",)), contenders=("full", "nce"), budget_seconds=7_200, seeds=1
     ),
     "tapas compare 'a b.csv' c.csv --user who --min-count 3 --rare drop --methods all "
-    "--budget 90s --samples 7 --trials 2 --classes 1000,2000 --set split.kind=last "
+    "--budget 90s --samples 7 --trials 2 --set split.kind=last "
     "--set split.validation=5 --set split.test=5 --set model.encoder=mean "
     "--set model.dim=8 --set optimizer.clip=2.5 --set loop.batch=9": CompareConfig(
-        log=LOG, budget_seconds=90, samples=7, trials=2, classes=(1_000, 2_000), batch=9,
+        log=LOG, budget_seconds=90, samples=7, trials=2, batch=9,
         split=SplitConfig(kind="last"), model=ModelConfig(encoder="mean", dim=8),
         optimizer=OptimizerConfig(clip=2.5),
     ),

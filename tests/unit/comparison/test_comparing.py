@@ -15,8 +15,8 @@ from tapas.errors import DataError, UsageError
 from tapas.training.run_folder import only_one
 
 pytestmark = pytest.mark.slow
-CONFIG = quick(contenders=("full", "sampled"), classes=(200,), bias_steps=5)
-FILES = {"settings.json", "pace.jsonl", "runs.jsonl", "step_times.jsonl", "bias.jsonl"}
+CONFIG = quick(contenders=("full", "sampled"))
+FILES = {"settings.json", "pace.jsonl", "runs.jsonl"}
 
 
 def lines(file):
@@ -47,8 +47,6 @@ def test_every_contender_has_its_trials_its_seeds_and_the_references(out):
     }  # fmt: skip
     assert len({result["key"] for result in runs}) == len(runs)
     assert len(lines(out / "pace.jsonl")) == 2
-    assert len(lines(out / "step_times.jsonl")) == 2
-    assert len(lines(out / "bias.jsonl")) == 2
 
 
 def test_no_model_is_better_than_the_truth_by_its_loss(out):
@@ -73,17 +71,16 @@ def test_once_more_does_nothing(out, cache, monkeypatch):
     def never(run, **more):
         raise AssertionError(f"{run} is done again")
 
-    for name in ("execute", "measure_bias"):
-        monkeypatch.setattr(comparing, name, never)
+    monkeypatch.setattr(comparing, "execute", never)
     compare(CONFIG, out, cache=cache)
     assert {file.name: file.read_bytes() for file in out.iterdir()} == before
 
 
 @pytest.mark.parametrize("after", [1, 9])
 def test_it_goes_on_where_it_was_stopped(after, tmp_path, cache, monkeypatch):
-    """Stopped at a reference, a trial, a seed or an estimator: what was done is not done again."""
+    """Stopped at a reference, a trial or a seed: what was done is not done again."""
     done, stopping = [], [after]
-    execute, measure_bias = comparing.execute, comparing.measure_bias
+    execute = comparing.execute
 
     def stop_or(go):
         def wrapped(run, **more):
@@ -95,13 +92,12 @@ def test_it_goes_on_where_it_was_stopped(after, tmp_path, cache, monkeypatch):
         return wrapped
 
     monkeypatch.setattr(comparing, "execute", stop_or(execute))
-    monkeypatch.setattr(comparing, "measure_bias", stop_or(measure_bias))
     with pytest.raises(KeyboardInterrupt):
         compare(CONFIG, tmp_path, cache=cache)
     paces = (tmp_path / "pace.jsonl").read_text()
     stopping.clear()
     compare(CONFIG, tmp_path, cache=cache)
-    assert len(done) == len(set(done)) == 12 + 2
+    assert len(done) == len(set(done)) == 12
     assert (tmp_path / "pace.jsonl").read_text() == paces  # one pace for all of it
     assert {file.name for file in tmp_path.iterdir()} == FILES
 
@@ -135,7 +131,7 @@ def test_two_at_once_in_one_folder_are_refused(tmp_path, cache):
     ],
 )
 def test_other_settings_in_the_same_folder_are_refused(changes, names, out, cache):
-    given = {"contenders": ("full", "sampled"), "classes": (200,), "bias_steps": 5} | changes
+    given = {"contenders": ("full", "sampled")} | changes
     with pytest.raises(UsageError) as caught:
         compare(quick(**given), out, cache=cache)
     assert str(caught.value) == (
@@ -158,18 +154,17 @@ def test_damaged_settings_are_told(tmp_path, cache):
 def test_who_is_too_slow_is_said_and_written(tmp_path, cache, monkeypatch):
     monkeypatch.setattr(comparing, "paces", lambda *a: {"full": 1.0, "sampled": 0.01})
     said = []
-    config = quick(contenders=("full", "sampled"), classes=(), bias_samples=())
+    config = quick(contenders=("full", "sampled"))
     compare(config, tmp_path, cache=cache, talk=said.append)
     [line] = [r for r in lines(tmp_path / "runs.jsonl") if r["run"]["contender"] == "full"]
     assert line["skipped"].startswith("too slow for this budget: a step takes 1 s, and a run of")
     assert f"full: {line['skipped']}" in said
 
 
-def test_a_log_from_outside_has_no_bias_and_no_path_in_its_settings(tmp_path, cache):
+def test_a_log_from_outside_has_no_truth_and_no_path_in_its_settings(tmp_path, cache):
     source = find_log(CONFIG, cache)
-    config = quick(made=None, log=source, contenders=("full",), classes=(), trials=1, seeds=1)
+    config = quick(made=None, log=source, contenders=("full",), trials=1, seeds=1)
     compare(config, tmp_path, cache=cache)
-    assert "bias.jsonl" not in {file.name for file in tmp_path.iterdir()}
     assert str(cache) not in (tmp_path / "settings.json").read_text()
     named = [result["run"]["contender"] for result in lines(tmp_path / "runs.jsonl")]
     assert "the true distribution" not in named
@@ -181,17 +176,16 @@ def test_stages_are_followed(tmp_path, cache):
     def progress(stage):
         return lambda done, total: seen.__setitem__(stage, (done, total))
 
-    config = quick(contenders=("full",), classes=(200,), trials=1, seeds=1, bias_steps=2)
+    config = quick(contenders=("full",), trials=1, seeds=1)
     compare(config, tmp_path, cache=cache, progress=progress)
     assert seen == {
         "pace": (2, 2), "references": (4, 4), "search": (1, 1), "seeds": (1, 1),
-        "step times": (1, 1), "bias": (1, 1),
     }  # fmt: skip
 
 
 def test_threads_are_given_back(tmp_path, cache):
     torch.set_num_threads(2)
-    config = quick(contenders=("full",), classes=(), trials=1, seeds=1, bias_samples=())
+    config = quick(contenders=("full",), trials=1, seeds=1)
     compare(config, tmp_path, cache=cache)
     assert torch.get_num_threads() == 2
 

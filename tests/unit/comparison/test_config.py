@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tapas.comparison.config import CompareConfig, parse_classes, parse_duration, quick, synthetic
+from tapas.comparison.config import CompareConfig, parse_duration, quick, synthetic
 from tapas.data.log_source import LogSource
 from tapas.data.synthetic_log import SyntheticLogConfig
 from tapas.errors import UsageError
@@ -28,25 +28,6 @@ def test_a_time_that_cannot_be_read_is_shown_how_to_write_it(words):
     assert str(caught.value) == (
         f"cannot read '{words}' as a time above 0. Write 90s, 10m, 1h, or a number of seconds."
     )
-
-
-def test_numbers_of_classes_are_sorted_and_single():
-    assert parse_classes("1e6,1e4, 100_000,1e4") == (10_000, 100_000, 1_000_000)
-
-
-@pytest.mark.parametrize("words", ["many", "99", "1e3.5", "1000.5", "inf", "nan", "-1e4"])
-def test_a_number_of_classes_that_cannot_be(words):
-    with pytest.raises(UsageError) as caught:
-        parse_classes(f"1e4,{words}")
-    assert str(caught.value) == (
-        f"cannot read '{words}' as a number of classes. Write whole numbers from 100 on with "
-        "commas between them, such as 1e4,1e5,1e6."
-    )
-
-
-def test_no_number_of_classes():
-    with pytest.raises(UsageError, match=r"' ,' names no number of classes\. Write 1e4,1e5,1e6"):
-        parse_classes(" ,")
 
 
 def test_half_of_the_budget_is_for_the_search_and_half_for_the_seeds():

@@ -7,16 +7,14 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
-from oracle.comparison_results import CLASSES, comparison, reference, standing, step_times
+from oracle.comparison_results import comparison, reference, standing
 
 from tapas.comparison.contenders import CONTENDERS
 from tapas.comparison.figures import (
     PALE,
     draw_quality,
-    draw_step_times,
     outstanding,
     quality_figure,
-    step_times_figure,
 )
 from tapas.errors import DataError
 
@@ -83,15 +81,15 @@ def test_labels_stand_in_the_order_of_their_ends():
 
 
 def test_twenty_labels_at_one_height_do_not_overlap_or_leave_the_figure():
-    crowd = [standing(name, 0.1, step_times=step_times(1, 1, 1)) for name in CONTENDERS]
-    for figure in (quality_figure(comparison(*crowd)), step_times_figure(comparison(*crowd))):
-        figure.canvas.draw()
-        texts = figure.axes[0].texts  # without the lines that lead to them
-        boxes = sorted((Text.get_window_extent(t) for t in texts), key=lambda box: box.y0)
-        assert len(boxes) == len(CONTENDERS)
-        assert all(low.y1 <= high.y0 + 1 for low, high in pairwise(boxes))
-        assert boxes[0].y0 >= 0
-        assert boxes[-1].y1 <= figure.bbox.y1
+    crowd = [standing(name, 0.1) for name in CONTENDERS]
+    figure = quality_figure(comparison(*crowd))
+    figure.canvas.draw()
+    texts = figure.axes[0].texts  # without the lines that lead to them
+    boxes = sorted((Text.get_window_extent(t) for t in texts), key=lambda box: box.y0)
+    assert len(boxes) == len(CONTENDERS)
+    assert all(low.y1 <= high.y0 + 1 for low, high in pairwise(boxes))
+    assert boxes[0].y0 >= 0
+    assert boxes[-1].y1 <= figure.bbox.y1
 
 
 def test_labels_of_a_crowd_at_the_bottom_push_none_of_the_others_out():
@@ -125,66 +123,13 @@ def test_a_contender_without_results_is_not_drawn():
     assert words(figure) == ["0.1000  Full softmax"]
 
 
-def timed(*others):
-    full = standing("full", 0.1, step_times=step_times(0.01, 0.1, 1.0))
-    return comparison(full, *others)
-
-
-def circles(figure):
-    return [
-        (float(line.get_xdata()[0]), float(line.get_ydata()[0]))
-        for line in figure.axes[0].lines
-        if line.get_linestyle() == "None"
-    ]
-
-
-def test_step_times_and_the_circle_where_full_softmax_becomes_slower():
-    figure = step_times_figure(
-        timed(
-            standing("tapas", 0.2, step_times=step_times(0.1, 0.1, 0.1)),
-            standing("nce", 0.2, step_times=step_times(0.001, 0.001, 0.001)),  # always faster
-            standing("warp", 0.2, step_times=step_times(9, 9, 9)),  # never
-        )
-    )
-    assert lines(figure)["#b5224f"] == (list(CLASSES), [0.1] * 3)
-    assert circles(figure) == [pytest.approx((100_000, 0.1))]
-    assert words(figure) == [
-        "1 s  Full softmax", "100 ms  TAPAS, priority", "1 ms  NCE", "9 s  WARP"
-    ]  # fmt: skip
-    assert "Circles: from here on a step of the full softmax takes longer." in note(figure)
-    assert figure.axes[0].get_xscale() == figure.axes[0].get_yscale() == "log"
-
-
-def test_the_circle_lies_on_the_line_of_the_contender():
-    figure = step_times_figure(
-        timed(standing("tapas", 0.2, step_times=step_times(0.02, 0.05, 0.08)))
-    )
-    ((x, y),) = circles(figure)
-    part = np.log(x / 1e4) / np.log(10)
-    assert 0 < part < 1
-    np.testing.assert_allclose(y, 0.02 * (0.05 / 0.02) ** part, rtol=1e-6)
-    np.testing.assert_allclose(y, 0.01 * 10**part, rtol=1e-6)  # and on that of the full softmax
-
-
-def test_what_was_not_measured_is_said():
-    figure = step_times_figure(
-        timed(standing("one-vs-all", 0.1, step_times=step_times(0.01, 0.1, "too slow")))
-    )
-    assert "100 ms  One-vs-all (at 100,000)" in words(figure)
-    assert "Not measured: One-vs-all at 1,000,000." in note(figure)
-    assert "Circles" not in note(figure)
-
-
 def test_nothing_to_draw():
     empty = comparison(standing("full", 0.1, finals=()))
     with pytest.raises(DataError, match=r"nothing to draw: no contender has a final run\."):
         quality_figure(empty)
-    with pytest.raises(DataError, match=r"nothing to draw: no step times were measured\."):
-        step_times_figure(empty)
 
 
 def test_pictures_are_the_same_every_time():
-    found = timed(*field()[1:])
-    for draw in (draw_quality, draw_step_times):
-        assert draw(found).startswith(b"\x89PNG")
-        assert draw(found) == draw(found)
+    found = comparison(*field())
+    assert draw_quality(found).startswith(b"\x89PNG")
+    assert draw_quality(found) == draw_quality(found)

@@ -6,9 +6,9 @@ import pytest
 
 from tapas.comparison import pace
 from tapas.comparison.config import quick
+from tapas.comparison.ledger import Ledger
 from tapas.comparison.pace import PaceRun, mean_step, measure_paces, pace_runs, paces
 from tapas.errors import UsageError
-from tapas.paper.ledger import Ledger
 
 CONFIG = quick(pace_rounds=3, contenders=("full", "sampled", "tapas"))
 

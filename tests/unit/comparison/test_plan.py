@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from tapas.comparison.config import quick
 from tapas.comparison.contenders import Trial
+from tapas.comparison.ledger import Ledger
 from tapas.comparison.plan import SEARCH_SEED, Plan
 from tapas.data.log_source import LogSource
 from tapas.errors import DataError
-from tapas.paper.ledger import Ledger
 
 PACES = {"full": 0.02, "sampled": 0.001, "tapas": 0.003}
 

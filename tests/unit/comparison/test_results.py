@@ -1,19 +1,15 @@
 """Files in, records out: what is missing stays missing, and says why if the files do."""
 
 import json
-import math
 import re
 
 import pytest
 from oracle.comparison_results import (
-    comparison,
     diverged,
     pace,
     result,
     settings,
     standing,
-    step_time,
-    step_times,
     write_lines,
 )
 
@@ -23,10 +19,10 @@ from tapas.errors import DataError
 TRIAL = {"points": "validation", "seed": 1_000}
 
 
-def write(folder, names=("full", "tapas"), *, paces=(), runs=(), times=(), bias=(), seeds=2):
+def write(folder, names=("full", "tapas"), *, paces=(), runs=(), seeds=2):
     folder.mkdir(exist_ok=True)
     (folder / "settings.json").write_text(json.dumps(settings(names, seeds=seeds)))
-    files = {"pace": paces, "runs": runs, "step_times": times, "bias": bias}
+    files = {"pace": paces, "runs": runs}
     for name, lines in files.items():
         if lines:
             write_lines(folder / f"{name}.jsonl", lines)
@@ -40,8 +36,7 @@ def test_a_folder_with_settings_alone(tmp_path):
         assert each.state == "not finished"
         assert (each.finals, each.trials, each.curve) == ((), (), [])
         assert each.step_seconds is each.peak_bytes is each.scores_per_example is None
-    assert found.references == found.bias == ()
-    assert found.break_even("tapas") is None
+    assert found.references == ()
 
 
 def test_a_whole_folder(tmp_path):
@@ -54,8 +49,6 @@ def test_a_whole_folder(tmp_path):
         names,
         paces=[pace("full", 0.5), pace("tapas", 0.04)],
         runs=runs,
-        times=[step_time("full", 1_000, 2.0), step_time("full", 10, 1.0)],
-        bias=[{"key": n, "run": {"contender": n}} for n in ("full", "tapas", "nce")],
     )
     ours, full = found.standings
     assert (ours.title, ours.knob, ours.colour) == ("TAPAS, priority", "alpha", "#b5224f")
@@ -64,10 +57,8 @@ def test_a_whole_folder(tmp_path):
     assert (ours.step_seconds, full.step_seconds) == (0.04, 0.5)  # medians of rounds
     assert (ours.peak_bytes, ours.scores_per_example) == (500_000_000, 1_000.0)
     assert ours.state == ""
-    assert {n: t.seconds for n, t in full.step_times.items()} == {1_000: 2.0, 10: 1.0}
     assert [each.title for each in found.references] == ["most popular", "the true distribution"]
     assert [each.is_truth for each in found.references] == [False, True]
-    assert [line["key"] for line in found.bias] == ["tapas", "full"]
 
 
 def test_the_curve_is_the_mean_of_the_seeds_with_their_range():
@@ -114,21 +105,6 @@ def test_a_contender_of_another_version_keeps_its_name(tmp_path):
     text = json.dumps({**found.settings, "contenders": ["gone"]})
     (tmp_path / "settings.json").write_text(text)
     assert [each.title for each in read_comparison(tmp_path).standings] == ["gone"]
-
-
-def test_break_even_points():
-    full = standing("full", 0.1, step_times=step_times(0.01, 0.1, 1.0))
-    flat = standing("tapas", 0.1, step_times=step_times(0.1, 0.1, 0.1))
-    faster = standing("nce", 0.1, step_times=step_times(0.001, 0.001, 0.001))
-    never = standing("warp", 0.1, step_times=step_times(3, 3, 3))
-    skipped = standing("sce", 0.1, step_times=step_times("no", "no", "no"))
-    found = comparison(full, flat, faster, never, skipped)
-    assert found.break_even("tapas") == pytest.approx(100_000)
-    assert found.break_even("nce") == 10_000
-    assert found.break_even("warp") == math.inf
-    assert found.break_even("sce") is None
-    assert found.break_even("full") is None
-    assert comparison(flat).break_even("tapas") is None
 
 
 def test_no_comparison_there(tmp_path):

@@ -13,7 +13,7 @@ from tapas.comparison.config import quick
 from tapas.comparison.runs import MOMENTS, CompareRun, build_run, execute, find_log, open_scene
 from tapas.data.log_source import LogSource
 from tapas.errors import DataError, UsageError
-from tapas.paper.real.intervals import estimate
+from tapas.evaluation.intervals import estimate
 
 CONFIG = quick()
 RUN = CompareRun(contender="sampled", rows_lr=0.3, knob=0.5, num_samples=16, steps=8,
@@ -115,7 +115,7 @@ def test_the_same_seed_sees_the_same_batches_whatever_the_method(cache):
 def test_a_run_is_judged_at_points_of_its_kind_alone(points, cache, monkeypatch):
     split = open_scene(CONFIG, cache).split
     asked, ranked = [], []
-    spread, rank = runs.spread_points, runs.Judge.rank
+    spread, rank = runs.spread_points, runs.PointEvaluator.rank
 
     def watched_spread(log, held_out, most, **more):
         asked.append(held_out)
@@ -126,7 +126,7 @@ def test_a_run_is_judged_at_points_of_its_kind_alone(points, cache, monkeypatch)
         return rank(self, model, most)
 
     monkeypatch.setattr(runs, "spread_points", watched_spread)
-    monkeypatch.setattr(runs.Judge, "rank", watched_rank)
+    monkeypatch.setattr(runs.PointEvaluator, "rank", watched_rank)
     result = execute(replace(RUN, points=points), CONFIG, cache)
     if points == "validation":  # a trial never sees test points
         assert [held_out is split.validation for held_out in asked] == [True]
@@ -154,9 +154,9 @@ def test_a_diverged_run_is_a_result_of_nothing(cache, monkeypatch):
 
 
 def test_a_loss_over_all_classes_that_is_not_finite_is_divergence(cache, monkeypatch):
-    rank = runs.Judge.rank
+    rank = runs.PointEvaluator.rank
     monkeypatch.setattr(
-        runs.Judge, "rank", lambda self, *a: (rank(self, *a)[0], np.array([np.inf]))
+        runs.PointEvaluator, "rank", lambda self, *a: (rank(self, *a)[0], np.array([np.inf]))
     )
     assert (
         "full softmax loss is not finite: training has diverged"

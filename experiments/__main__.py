@@ -1,0 +1,141 @@
+"""`python -m experiments NAME`: the paper's experiments and ours, and a verdict on every claim."""
+
+import json
+import logging
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from experiments.estimators.command import estimators
+from experiments.four_ways.command import four_ways
+from experiments.overview import all_claims, study_ledger, write_overview
+from experiments.real import command as paper_real
+from experiments.synthetic.experiment import conduct
+from experiments.synthetic.gradient_cost import gradient_cost
+from experiments.synthetic.page import study_page
+from experiments.synthetic.studies import FIGURE_2, STUDIES, Study, find_study
+from experiments.system import command as paper_system
+from tapas.cli.endings import one_line_endings
+from tapas.cli.progress import run_bars
+from tapas.cli.results_folder import ResultsFolder
+
+app = typer.Typer(
+    name="experiments",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="The paper's experiments, with a verdict on every claim.",
+)
+Out = Annotated[
+    Path, typer.Option(metavar="FOLDER", help="Where results are kept; one folder for each study.")
+]
+RESULTS = Path("results")
+
+
+@app.command("list")
+def list_studies() -> None:
+    """Say what can be run, what it is about and how long it takes."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("study", "about", "minutes on 2 cores"):
+        table.add_column(heading)
+    for study in STUDIES.values():
+        table.add_row(study.name, study.claim, study.minutes)
+    for name, (claim, minutes) in {**paper_real.ABOUT, **paper_system.ABOUT}.items():
+        table.add_row(name, claim, minutes)
+    Console(highlight=False).print(table)
+
+
+@app.command()
+def claims(
+    out: Out = RESULTS,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON list on stdout.")] = False,
+) -> None:
+    """Judge every claim of the paper by the results at hand. Trains nothing."""
+    with one_line_endings():
+        rows = all_claims(out)
+        if as_json:
+            typer.echo(json.dumps([asdict(row) for row in rows], indent=1))
+            return
+        table = Table(box=box.SIMPLE_HEAD)
+        for heading in ("claim", "verdict", "evidence"):
+            table.add_column(heading)
+        for row in rows:
+            table.add_row(row.text, row.verdict, row.evidence)
+        Console(highlight=False).print(table)
+
+
+def _command(study: Study) -> None:
+    """One command for each study, because `python -m experiments figure-1` is what people type."""
+
+    def run(
+        out: Out = RESULTS,
+        quick: Annotated[
+            bool,
+            typer.Option("--quick", help="A small version in about a minute, in FOLDER/quick."),
+        ] = False,
+        draw: Annotated[
+            bool, typer.Option("--draw", help="Only draw and write, from the results at hand.")
+        ] = False,
+        workers: Annotated[
+            int, typer.Option(min=1, metavar="N", help="Runs side by side, one thread each.")
+        ] = os.cpu_count() or 1,
+    ) -> None:
+        with one_line_endings():
+            run_study(study.name, out, quick=quick, draw=draw, workers=workers)
+
+    run.__doc__ = (
+        f"{study.title}. {study.claim}\n\nLearning rates and temperatures are searched for on "
+        "validation points, the same search for every method. Every finished run is kept: stop "
+        "it at any moment and the same command continues. "
+        f"About {study.minutes} minutes on two cores."
+    )
+    app.command(study.name)(run)
+
+
+for _study in STUDIES.values():
+    _command(_study)
+for _name, _function in paper_real.COMMANDS.items():
+    app.command(_name)(_function)
+app.command("table-1")(paper_system.table_1)
+app.command()(estimators)
+app.command("four-ways")(four_ways)
+
+
+def run_study(name: str, out: Path, *, quick: bool, draw: bool, workers: int) -> None:
+    """Run what is missing, then draw the figure and write the page."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    from experiments.synthetic.figures import draw_study
+
+    study = find_study(name)
+    if quick:
+        study, out = study.quick(), out / "quick"
+    folder = ResultsFolder(out / name)
+    ledger = study_ledger(out, study)
+    files = {}
+    if not draw:
+        with run_bars() as follow:
+            conduct(study.experiment, ledger, follow, workers=workers)
+        if name == FIGURE_2.name:
+            cost = gradient_cost(repeats=20 if quick else 400)
+            files["gradient_cost.json"] = (json.dumps(cost, indent=1) + "\n").encode()
+            folder.write(files)
+    rows = all_claims(out, quick=quick)
+    page = study_page(study, ledger, rows)
+    folder.write({"figure.png": draw_study(study, ledger), "README.md": page.encode()})
+    write_overview(out, rows)
+    typer.echo(f"Wrote {out / name / 'figure.png'} and {out / name / 'README.md'}.", err=True)
+    for row in rows:
+        if row.study == name:
+            typer.echo(f"{row.verdict}: {row.text} {row.evidence}")
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m experiments")

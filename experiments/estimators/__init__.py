@@ -1,0 +1,1 @@
+"""What needs no log of a user: bias of estimators, and step times over the number of classes."""

@@ -1,0 +1,59 @@
+"""`python -m experiments estimators`: step times over the number of classes, and biases."""
+
+import logging
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from experiments.estimators.bias import bias_runs, measure_bias
+from experiments.estimators.page import BIAS, FIGURE, README, STEP_TIMES, make_page, read_estimators
+from experiments.estimators.step_times import StepTimesConfig, measure_step_times
+from tapas.cli.endings import one_line_endings
+from tapas.cli.progress import run_bars
+from tapas.cli.results_folder import ResultsFolder
+from tapas.comparison.ledger import Ledger
+from tapas.comparison.process_pool import finish
+
+NAME = "estimators"
+QUICK = StepTimesConfig(
+    contenders=("full", "sampled", "tapas"), classes=(200, 400), dim=8, examples=16, repeats=3,
+    block=2, fresh_processes=False,
+)  # fmt: skip
+
+
+def estimators(
+    out: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Where results are kept; one folder a study.")
+    ] = Path("results"),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small version in seconds, in FOLDER/quick.")
+    ] = False,
+    draw: Annotated[
+        bool, typer.Option("--draw", help="Only draw and write, from the results at hand.")
+    ] = False,
+    workers: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Biases measured side by side.")
+    ] = os.cpu_count() or 1,
+) -> None:
+    """What a step of every head costs over the number of classes, and how biased each loss is.
+
+    Step times are measured one at a time, each in a process of its own: leave the machine alone
+    meanwhile. What is finished is kept, and the same command goes on. About 40 minutes.
+    """
+    with one_line_endings():
+        logging.getLogger("matplotlib").setLevel(logging.ERROR)
+        from experiments.estimators.figure import draw_step_times
+
+        place = out / "quick" / NAME if quick else out / NAME
+        folder, config = ResultsFolder(place), QUICK if quick else StepTimesConfig()
+        if not draw:
+            biases = bias_runs(config.contenders, (16,), 40) if quick else bias_runs()
+            with run_bars() as follow:
+                measure_step_times(Ledger(place / STEP_TIMES), config, follow("step times"))
+                ledger = Ledger(place / BIAS)
+                finish(ledger, biases, measure_bias, follow("bias"), workers=workers)
+        found = read_estimators(place)
+        folder.write({README: make_page(found).encode(), FIGURE: draw_step_times(found)})
+        typer.echo(f"Wrote {place / README} and {place / FIGURE}.", err=True)

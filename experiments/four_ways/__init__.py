@@ -1,0 +1,1 @@
+"""One encoder trained four ways over 100,000 classes: the figure of the README."""

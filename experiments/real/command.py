@@ -1,0 +1,253 @@
+"""`figure-3`, `figure-4`, `sweeps` and `table-1 --data`: the real data, on ours."""
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from experiments.overview import (
+    PACES,
+    all_claims,
+    read_evidence,
+    read_paces,
+    real_ledger,
+    write_overview,
+)
+from experiments.real.cells import (
+    Plan,
+    Trial,
+    around_the_default,
+    cures,
+    floors_run,
+    known,
+    larger_floor,
+)
+from experiments.real.pace import ROUNDS, measure_pace
+from experiments.real.page import loss_page, map_page, pace_page, sweeps_page
+from experiments.real.runs import execute, open_set
+from experiments.real.sets import SETS, Place, find_set
+from tapas.cli.endings import one_line_endings
+from tapas.cli.log_options import Cache, cache_folder, talk
+from tapas.cli.progress import run_bars
+from tapas.cli.results_folder import ResultsFolder
+from tapas.comparison.ledger import Ledger, Result
+from tapas.comparison.process_pool import finish
+from tapas.errors import DataError, UsageError
+
+Out = Annotated[
+    Path, typer.Option(metavar="FOLDER", help="Where results are kept; one folder for each study.")
+]
+Data = Annotated[
+    Path,
+    typer.Option(metavar="FOLDER", help="Where the files of the sets are; see docs/evidence.md."),
+]
+Names = Annotated[
+    str, typer.Option("--sets", metavar="NAMES", help=f"Some of {','.join(SETS)}, with commas.")
+]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="A made-up log and few steps, in FOLDER/quick.")
+]
+Draw = Annotated[
+    bool, typer.Option("--draw", help="Only draw and write, from the results at hand.")
+]
+Workers = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Runs side by side, one thread each.")
+]
+WORKERS = min(2, os.cpu_count() or 1)  # each holds a model of up to a gigabyte
+ALL = ",".join(SETS)
+
+
+def figures(
+    out: Out = Path("results"),
+    data: Data = Path("data"),
+    sets: Names = ALL,
+    cache: Cache = None,
+    quick: Quick = False,
+    draw: Draw = False,
+    workers: Workers = WORKERS,
+) -> None:
+    """MAP@20 (figure 3) and full softmax loss (figure 4) on five sets, from the same runs.
+
+    Two sample sizes, r = 1 and 8, both rules, and what they compete with. Every finished run is
+    kept: stop it at any moment and the same command continues. Several hours on two cores for
+    all sets; --sets takes them one by one.
+    """
+    with one_line_endings():
+        if not draw:
+            _train(_plans(sets, out, quick), Place(data, cache_folder(cache)), workers)
+        _write_figures(_home(out, quick), quick=quick)
+
+
+def measure_paces(
+    out: Path, data: Path, sets: str, cache: Path | None, *, quick: bool, draw: bool
+) -> None:
+    """Table 1 in one process: steps a second of every cell of figure 3, measured in turns."""
+    home = _home(out, quick)
+    measured = read_paces(home)
+    for plan, ledger in [] if draw else _plans(sets, out, quick):
+        place = Place(data, cache_folder(cache))
+        rounds = 2 if quick else ROUNDS
+        measured[plan.name] = measure_pace(plan, ledger, place, rounds=rounds)
+        talk(f"measured {plan.name}")
+        text = json.dumps({k: [asdict(p) for p in v] for k, v in measured.items()}, indent=1)
+        ResultsFolder(home / PACES.parent).write({PACES.name: (text + "\n").encode()})
+    _write_figures(home, quick=quick)
+
+
+def sweeps(
+    out: Out = Path("results"),
+    data: Data = Path("data"),
+    sets: Names = "rust",
+    cache: Cache = None,
+    quick: Quick = False,
+    draw: Draw = False,
+    workers: Workers = WORKERS,
+) -> None:
+    """One setting at a time around the default, and attempts to cure the paper's rule."""
+    with one_line_endings():
+        from experiments.real.figures import draw_sweeps
+
+        place, home = Place(data, cache_folder(cache)), _home(out, quick)
+        pages, files = {}, {}
+        for plan, ledger in _plans(sets, out, quick):
+            if not draw:
+                _check_settings(ledger.path.with_suffix(".json"), plan, place)
+            floors = floors_run(ledger) if draw else _floors(plan, ledger, place)
+            trials = [*around_the_default(plan, ledger, floors), *cures(plan, ledger)]
+            if not draw:
+                runs, go = [trial.run for trial in trials], partial(execute, place=place)
+                with run_bars() as follow:
+                    finish(ledger, runs, go, follow(plan.name), workers=workers)
+            pages[plan.name] = known(trials, ledger)
+            panels, starts = _panels(pages[plan.name])
+            files[f"{plan.name}.png"] = draw_sweeps(panels, plan.real_set.title, starts)
+        files["README.md"] = sweeps_page(pages).encode()
+        ResultsFolder(home / "sweeps").write(files)
+        talk(f"Wrote {home / 'sweeps' / 'README.md'}.")
+
+
+COMMANDS = {"figure-3": figures, "figure-4": figures, "sweeps": sweeps}
+ABOUT = {  # what each is about, and minutes on two cores
+    "figure-3": ("MAP@20 rises with r on real data; n=1000, r=8 is as good as n=8000.", "240"),
+    "figure-4": ("The full softmax loss does not get better. The same runs as figure-3.", "240"),
+    "sweeps": ("None: what each setting does, and whether the paper's rule can be cured.", "30"),
+}
+
+
+def _home(out: Path, quick: bool) -> Path:
+    return out / "quick" if quick else out
+
+
+def _plans(names: str, out: Path, quick: bool) -> list[tuple[Plan, Ledger]]:
+    wanted = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    if not wanted:
+        raise UsageError(f"--sets names no set. Known: {ALL}.")
+    home = _home(out, quick)
+    return [(Plan(find_set(name), quick=quick), real_ledger(home, name)) for name in wanted]
+
+
+def _train(plans: Sequence[tuple[Plan, Ledger]], place: Place, workers: int) -> None:
+    for plan, _ in plans:
+        plan.real_set.find(place)  # a file that is missing is told before hours of work
+    go = partial(execute, place=place)
+    with run_bars() as follow:
+        for plan, ledger in plans:
+            talk(f"{plan.name}: reading the log")
+            _check_settings(ledger.path.with_suffix(".json"), plan, place)
+            for stage in plan.stages:
+                name = f"{plan.name}: {stage.__name__.replace('_', ' ')}"
+                finish(ledger, stage(ledger), go, follow(name), workers=workers)
+
+
+def _check_settings(path: Path, plan: Plan, place: Place) -> None:
+    """Results of other data or another model are never taken for these."""
+    settings = plan.real_set.settings(plan.real_set.open(place))
+    if path.exists():
+        try:
+            before = json.loads(path.read_text())
+        except ValueError:
+            before = None
+        if not isinstance(before, dict):
+            raise DataError(
+                f"{path} cannot be read as the settings of the results beside it. Restore it, or "
+                "move both away."
+            )
+        other = [name for name, value in settings.items() if before.get(name) != value]
+        if other:
+            raise UsageError(
+                f"the results beside {path} were made with another {', '.join(other)}. Choose "
+                "another folder with --out, or move them away."
+            )
+        return
+    text = json.dumps(settings, indent=1) + "\n"
+    ResultsFolder(path.parent).write({path.name: text.encode()})
+
+
+def _write_figures(home: Path, *, quick: bool) -> None:
+    """Everything that follows from runs and paces: figures, pages, verdicts."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    from experiments.real.figures import (
+        draw_figure_3,
+        draw_figure_4,
+        draw_sizes,
+        draw_tail,
+        draw_time,
+    )
+
+    found = read_evidence(home, quick=quick)
+    claims = all_claims(home, quick=quick)
+    plans = [(each.plan, each.ledger) for each in found]
+    sizes = {each.name: each.plan.real_set.num_classes for each in found}
+    costs = {each.name: {c: p.cost for c, p in each.paces.items()} for each in found}
+    files: dict[str, dict[str, bytes]] = {
+        "figure-3": {
+            "figure.png": draw_figure_3(plans, sizes),
+            "samples.png": draw_sizes(found),
+            "README.md": map_page(found, claims).encode(),
+        },
+        "figure-4": {
+            "figure.png": draw_figure_4(plans, sizes),
+            "tail.png": draw_tail(plans),
+            "README.md": loss_page(found, claims).encode(),
+        },
+    }
+    if any(costs.values()):
+        files["figure-3"]["time.png"] = draw_time(plans, costs)
+        files["table-1"] = {"README.md": pace_page(found, claims).encode()}
+    for name, content in files.items():
+        ResultsFolder(home / name).write(content)
+        talk(f"Wrote {home / name / 'README.md'}.")
+    write_overview(home, claims)
+    for claim in claims:
+        if claim.study in files:
+            typer.echo(f"{claim.verdict}: {claim.text}: {claim.evidence}")
+
+
+def _floors(plan: Plan, ledger: Ledger, place: Place) -> list[float]:
+    _, split = open_set(plan.real_set, place)
+    return larger_floor(plan, ledger, int(split.train_counts.sum()))
+
+
+Point = tuple[float | str, float, float | None]  # value, MAP@20, loss
+
+
+def _panels(
+    trials: Sequence[tuple[Trial, Result]],
+) -> tuple[dict[str, list[Point]], dict[str, float | str]]:
+    """What is drawn of each setting, and where it starts."""
+    panels: dict[str, list[Point]] = {}
+    starts: dict[str, float | str] = {}
+    for trial, result in trials:
+        value = trial.words if trial.setting in ("score_queries", "beta") else trial.value
+        if trial.is_default:
+            starts[trial.setting] = value
+        if "diverged" not in result:
+            point = (value, result["map@20"], result["loss"])
+            panels.setdefault(trial.setting, []).append(point)
+    return {name: points for name, points in panels.items() if len(points) > 1}, starts

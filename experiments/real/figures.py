@@ -1,0 +1,343 @@
+"""Figures of the real sets, drawn from plans and ledgers alone: nothing is trained here.
+
+Every `draw_*` is the PNG of a Figure that a function beside it makes. What has no results is
+left out; without any results there is a DataError.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.gridspec import GridSpec
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from experiments.real.cells import (
+    CELLS,
+    FULL,
+    PRIORITY,
+    PRIORITY_8,
+    SAMPLED,
+    SAMPLED_8,
+    SAMPLED_64,
+    TOP,
+    TOP_8,
+    Cell,
+    Plan,
+)
+from experiments.real.evidence import Evidence
+from experiments.real.panels import (
+    NAMES,
+    Entry,
+    Label,
+    Sweep,
+    Value,
+    colour_of,
+    found,
+    has_words,
+    lines_of,
+    looked,
+    over_looks,
+    over_steps,
+    over_time,
+    over_values,
+    packed,
+    recommended,
+    share_of_targets,
+)
+from tapas.comparison.ledger import Result
+from tapas.drawing.style import INK, add_words, as_png, blank_figure, label_ends, plain
+from tapas.errors import DataError
+
+Counts = Mapping[str, int]  # classes of a set, by its name
+Costs = Mapping[str, Mapping[Cell, float]]  # Pace.cost, by set and cell
+PANELS = (  # for n and for 8 n: cells, and what they are held against
+    ((SAMPLED, TOP, PRIORITY), (SAMPLED_8, FULL)),
+    ((SAMPLED_8, TOP_8, PRIORITY_8), (SAMPLED_64, FULL)),
+)
+DRAWN = tuple(dict.fromkeys(chain.from_iterable(chain.from_iterable(PANELS))))
+TIMED = (SAMPLED, TOP, PRIORITY, SAMPLED_8, PRIORITY_8)
+WORDS = {"map@20": ("Figure 3: MAP@20", ".4f"), "loss": ("Figure 4: full softmax loss", ".3f")}
+LEFT, BELOW = 0.75, 1.0  # inches around the panels
+SOME = "Along a run, models are judged at some of the test points."
+
+
+def draw_figure_3(plans: Sequence[Entry], num_classes: Counts | None = None) -> bytes:
+    """MAP@20 over training steps: a row for each set, n at the left, 8 n at the right."""
+    return as_png(steps_figure(plans, "map@20", num_classes))
+
+
+def draw_figure_4(plans: Sequence[Entry], num_classes: Counts | None = None) -> bytes:
+    """The same with the full softmax loss."""
+    return as_png(steps_figure(plans, "loss", num_classes))
+
+
+def draw_time(plans: Sequence[Entry], costs: Costs) -> bytes:
+    """MAP@20 against time, in steps of sampled softmax with n: a panel for each set."""
+    return as_png(time_figure(plans, costs))
+
+
+def draw_tail(plans: Sequence[Entry]) -> bytes:
+    """What becomes of rare classes along a run: a row for each set."""
+    return as_png(tail_figure(plans))
+
+
+def draw_sweeps(
+    sweeps: Mapping[str, Sweep], title: str, defaults: Mapping[str, Value] | None = None
+) -> bytes:
+    """MAP@20, and the loss where given, against each swept setting; its default is marked."""
+    return as_png(sweeps_figure(sweeps, title, defaults))
+
+
+def steps_figure(plans: Sequence[Entry], metric: str, num_classes: Counts | None = None) -> Figure:
+    title, form = WORDS[metric]
+    seeds = [[line.num_seeds for line in lines_of(entry, DRAWN, metric)] for entry in plans]
+    drawn = [entry for entry, some in zip(plans, seeds, strict=True) if some]
+    if not drawn:
+        raise nothing_to_draw(plans)
+    most = max(chain.from_iterable(seeds))
+    figure, grid = blank_grid(len(drawn), 2, width=4.4, height=2.9, beside=3.2)
+    for row, entry in enumerate(drawn):
+        shown: list[tuple[Axes, list[Label]]] = []
+        for column, (cells, against) in enumerate(PANELS):
+            own, others = lines_of(entry, cells, metric), lines_of(entry, against, metric)
+            if own or others:
+                axes = figure.add_subplot(grid[row, column], sharey=shown[0][0] if shown else None)
+                words = set_words(entry[0], cells[0].times, num_classes)
+                axes.set_title(words, loc="left", fontsize=11, color=INK)
+                labels = over_steps(axes, entry[0], own, others, form=form, most=most)
+                shown.append((axes, labels))
+        for axes, labels in shown:  # only now is the common height of the panels known
+            label_ends(axes, labels)
+    note = (
+        "TAPAS keeps n of 8 n candidates; dashed: more samples. Settings chosen on validation "
+        f"points. {SOME} {spread_words(most)}{diverged_words(drawn, DRAWN)} "
+        "`python -m experiments figure-3`"
+    )
+    add_words(figure, f"{title} on the test points", note)
+    return figure
+
+
+def time_figure(plans: Sequence[Entry], costs: Costs) -> Figure:
+    drawn = []
+    for entry in plans:
+        known = costs.get(entry[0].name, {})
+        lines = lines_of(entry, [cell for cell in TIMED if cell in known], "map@20")
+        if lines:
+            drawn.append((entry, lines))
+    if not drawn:
+        raise nothing_to_draw(plans, "results with a measured cost")
+    most = max(line.num_seeds for _, lines in drawn for line in lines)
+    columns = min(2, len(drawn))
+    figure, grid = blank_grid(-(-len(drawn) // columns), columns, width=4.4, height=3, beside=3.6)
+    for place, ((plan, _), lines) in enumerate(drawn):
+        axes = figure.add_subplot(grid[divmod(place, columns)])
+        axes.set_title(set_words(plan), loc="left", fontsize=11, color=INK)
+        over_time(axes, plan, lines, costs[plan.name], most=most)
+    diverged = diverged_words([entry for entry, _ in drawn], TIMED)
+    note = (
+        "Time: steps, times the measured cost of one (×), that of sampled softmax with n being 1; "
+        f"dashed: 8 n. {SOME} {spread_words(most)}{diverged} `python -m experiments figure-3`"
+    )
+    add_words(figure, "MAP@20 on the test points against time", note)
+    return figure
+
+
+def _rare(look: Result) -> float:
+    return float(look["mass of tail"] + look["mass of unseen"])
+
+
+LOOKS: dict[str, tuple[str, Callable[[Result], float]]] = {  # title: how to write it, what it is
+    "mass on tail and unseen": (".1%", _rare),
+    "mean log-probability of tail": (".2f", lambda look: float(look["log-probability of tail"])),
+    "cosine to the exact gradient": (".3f", lambda look: float(look["gradient_cosine"])),
+    "kept, of the n highest": (".1%", lambda look: float(look["top_coverage"])),
+}
+
+
+def tail_figure(plans: Sequence[Entry]) -> Figure:
+    rows = [(plan, results) for plan, ledger in plans if (results := looked(plan, ledger))]
+    if not rows:
+        raise nothing_to_draw(plans, "looks into a run of seed 0")
+    columns = len(LOOKS) + 1
+    figure, grid = blank_grid(
+        len(rows), columns, width=2.5, height=2.9, beside=1.95, apart=1.35, above=1.3
+    )
+    for row, (plan, results) in enumerate(rows):
+        panels = [figure.add_subplot(grid[row, column]) for column in range(columns)]
+        for axes, title in zip(panels, (*LOOKS, "recommended: tail and unseen"), strict=True):
+            axes.set_title(title, loc="left", fontsize=10, color=INK)
+        for axes, (form, value) in zip(panels, LOOKS.values(), strict=False):
+            level = share_of_targets(results) if value is _rare else None
+            over_looks(axes, plan, results, value, form, level)
+        recommended(panels[-1], results)
+        panels[0].annotate(
+            set_words(plan), (0, 1), (0, 26), xycoords="axes fraction",
+            textcoords="offset points", fontsize=11, color=INK, weight="bold",
+        )  # fmt: skip
+    note = (
+        "Seed 0. Tail: the rarest classes, with the last tenth of the training events; unseen: "
+        "without any. Lines: at 128 validation points; targets and recommendations: at the test "
+        "points. `python -m experiments figure-3`"
+    )
+    add_words(figure, "Rare classes along a run", note)
+    return figure
+
+
+def sweeps_figure(
+    sweeps: Mapping[str, Sweep], title: str, defaults: Mapping[str, Value] | None = None
+) -> Figure:
+    drawn = {setting: sweep for setting, sweep in sweeps.items() if sweep}
+    if not drawn:
+        raise nothing_to_draw([], "sweeps")
+    metrics = ["MAP@20", "full softmax loss"]
+    if all(loss is None for sweep in drawn.values() for *_, loss in sweep):
+        metrics.pop()
+    places = packed([2 if has_words(sweep) else 1 for sweep in drawn.values()])
+    rows = len(metrics) * (places[-1][0] + 1)
+    columns = max(spot.stop for _, spot in places)
+    figure, grid = blank_grid(rows, columns, width=2.6, height=2.1, beside=0.8)
+    for row, metric in enumerate(metrics):
+        first: Axes | None = None  # of the panels with numbers, which share their heights
+        for (band, spot), (setting, sweep) in zip(places, drawn.items(), strict=True):
+            scored = ((value, loss if row else quality) for value, quality, loss in sweep)
+            points = [(value, score) for value, score in scored if score is not None]
+            if not points:
+                continue
+            own = has_words(sweep)
+            place = grid[band * len(metrics) + row, spot]
+            axes = figure.add_subplot(place, sharey=None if own else first)
+            if own:  # its names need room at the left
+                box, room = axes.get_position(), 2.2 / figure.get_figwidth()
+                axes.set_position((box.x0 + room, box.y0, box.width - room, box.height))
+            else:
+                first = first or axes
+            axes.set_title(f"{setting}: {metric}", loc="left", fontsize=10, color=INK)
+            values, scores = zip(*points, strict=True)
+            marked = (defaults or {}).get(setting)
+            over_values(axes, values, scores, values.index(marked) if marked in values else None)
+    note = "One setting at a time, the others at their defaults (filled); validation points, one "
+    add_words(figure, title, note + "seed.")
+    return figure
+
+
+def set_words(plan: Plan, times: float = 1, num_classes: Counts | None = None) -> str:
+    """Set, number of classes if known, and n."""
+    parts = [plan.real_set.title]
+    if num_classes and plan.name in num_classes:
+        parts.append(f"{num_classes[plan.name]:,} classes")
+    return ", ".join([*parts, f"n={round(times * plan.real_set.num_samples):,}"])
+
+
+def spread_words(most: int) -> str:
+    return f"Mean of {most} seeds, bands from lowest to highest." if most > 1 else "One seed."
+
+
+def diverged_words(entries: Sequence[Entry], cells: Iterable[Cell]) -> str:
+    """A sentence on what is missing from the means; empty if nothing is."""
+    parts = []
+    for plan, ledger in entries:
+        for cell in cells:
+            results = found(plan, ledger, cell)
+            lost = sum("diverged" in result for result in results)
+            if lost:
+                words = cell.words(plan.real_set.num_samples)
+                parts.append(f"{lost} of {len(results)} seeds of '{words}' on {plan.name}")
+    return f" Diverged, hence not drawn: {'; '.join(parts)}." if parts else ""
+
+
+def nothing_to_draw(plans: Sequence[Entry], what: str = "results") -> DataError:
+    names = f" for {', '.join(plan.name for plan, _ in plans)}" if plans else ""
+    return DataError(
+        f"there is nothing to draw: no {what}{names}. `python -m experiments figure-3` runs "
+        "what is missing."
+    )
+
+
+def blank_grid(
+    rows: int,
+    columns: int,
+    *,
+    width: float,
+    height: float,
+    beside: float,
+    apart: float = 0.9,
+    above: float = 0.95,
+) -> tuple[Figure, GridSpec]:
+    """Panels of `width` by `height` inches, `apart` in height, with `beside` for their labels."""
+    whole = LEFT + columns * (width + beside)
+    tall = above + rows * height + (rows - 1) * apart + BELOW
+    figure = blank_figure(whole, tall)
+    grid = figure.add_gridspec(
+        rows, columns, left=LEFT / whole, right=1 - beside / whole, top=1 - above / tall,
+        bottom=BELOW / tall, wspace=beside / width, hspace=apart / height,
+    )  # fmt: skip
+    return figure, grid
+
+
+COLUMNS = 2
+METHODS = ("sampled", "top", "priority")
+
+
+def draw_sizes(sets: Sequence[Evidence]) -> bytes:
+    return as_png(sizes_figure(sets))
+
+
+def sizes_figure(sets: Sequence[Evidence]) -> Figure:
+    """A panel for each set; intervals over users and seeds."""
+    drawn = [each for each in sets if each.has(SAMPLED)]
+    if not drawn:
+        raise nothing_to_draw([(each.plan, each.ledger) for each in sets])
+    rows = -(-len(drawn) // COLUMNS)
+    figure, grid = blank_grid(rows, COLUMNS, width=4.2, height=2.7, beside=2.4)
+    for place, each in enumerate(drawn):
+        axes = figure.add_subplot(grid[place // COLUMNS, place % COLUMNS])
+        mine = each.plan.real_set
+        title = f"{mine.title}, {mine.num_classes:,} classes"
+        axes.set_title(title, loc="left", fontsize=11, color=INK)
+        _against_samples(axes, each)
+    note = (
+        "At the end of a run, test points; intervals of 95 % over users and seeds. TAPAS keeps n "
+        "of 8 n candidates. Settings chosen on validation points. `python -m experiments figure-3`"
+    )
+    add_words(figure, "MAP@20 against the number of samples in the loss", note)
+    return figure
+
+
+def _against_samples(axes: Axes, each: Evidence) -> None:
+    plain(axes)
+    labels, sizes = [], set()
+    n = each.plan.real_set.num_samples
+    for method in METHODS:
+        cells = sorted(c for c in CELLS if c.method == method and each.has(c))
+        if not cells:
+            continue
+        x, scores = [c.num_samples(n) for c in cells], [each.score(c) for c in cells]
+        mean = [score.mean for score in scores]
+        spread = [[s.mean - s.low for s in scores], [s.high - s.mean for s in scores]]
+        axes.errorbar(
+            x, mean, yerr=spread, color=colour_of(cells[0]), marker="o", markersize=4,
+            linewidth=1.8, elinewidth=0.8, capsize=2,
+        )  # fmt: skip
+        labels.append((f"{mean[-1]:.4f}  {NAMES[method]}", mean[-1], colour_of(cells[0])))
+        sizes |= set(x)
+    if each.has(FULL):
+        score = each.score(FULL).mean
+        axes.axhline(score, color=colour_of(FULL), linewidth=1.3, dashes=(4, 2.5))
+        labels.append((f"{score:.4f}  {NAMES['full']}", score, colour_of(FULL)))
+    axes.set_xscale("log")
+    axes.set_xticks(sorted(sizes))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("n, samples in the loss")
+    label_ends_on_log(axes, labels)
+
+
+def label_ends_on_log(axes: Axes, labels: list[tuple[str, float, str]]) -> None:
+    """`label_ends` measures along the axis, which a logarithmic one bends: hence a twin."""
+    twin = axes.twiny()
+    twin.set_xlim(0, 1)
+    twin.set_xticks([])
+    for side in twin.spines.values():
+        side.set_visible(False)
+    label_ends(twin, labels)

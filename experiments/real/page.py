@@ -1,0 +1,298 @@
+"""The pages beside the figures of the real-data experiments, in Markdown, from ledgers alone."""
+
+from collections.abc import Sequence
+
+from experiments.real.cells import (
+    ALPHAS,
+    CELLS,
+    FULL,
+    HALF_CORRECTED,
+    LRS,
+    NOT_CORRECTED,
+    PRIORITY,
+    SEEDS,
+    SMALL_CELLS,
+    Trial,
+)
+from experiments.real.evidence import Evidence
+from experiments.real.goals import goals_table
+from experiments.study_results import Claim
+from experiments.synthetic.page import claims_table
+from tapas.comparison.ledger import Result
+from tapas.evaluation.intervals import estimate
+
+RUNS = "../real-data"
+
+
+def map_page(sets: Sequence[Evidence], claims: Sequence[Claim]) -> str:
+    return _page(
+        "Figure 3: MAP@20 on public data",
+        "figure-3",
+        claims,
+        [
+            "![MAP@20 over training steps](figure.png)",
+            "",
+            "## What this library wants of its own rule",
+            "",
+            *goals_table(sets),
+            "",
+            *(["![MAP@20 over time](time.png)", ""] if any(each.paces for each in sets) else []),
+            "![MAP@20 against the number of samples](samples.png)",
+            "",
+            "## What was found",
+            "",
+            "MAP@20 on test points with 95 % intervals over users and seeds; recall@20 by the "
+            "frequency of what was to be found (head: the fewest classes with half of the training "
+            "events; tail: those after the fewest with 90 %; unseen ones are counted as tail) and "
+            "the share of recommended items that are tail.",
+            "",
+            *[line for each in sets for line in set_section(each)],
+            *settings_section(sets),
+            "",
+            *corrections_section(sets),
+        ],
+    )
+
+
+def loss_page(sets: Sequence[Evidence], claims: Sequence[Claim]) -> str:
+    lines = ["![full softmax loss over training steps](figure.png)", ""]
+    lines += [
+        "Full softmax loss on test points, in nats, with 95 % intervals over users and seeds.",
+        "",
+        *wide_table(sets, "loss", 3),
+        "",
+        "## Where the mass goes",
+        "",
+        "What the model believes at 128 fixed validation points, over training, seed 0: its mass "
+        "on classes of the tail, their mean log-probability, the cosine of the sampled gradient "
+        "with that of the full softmax, and what the sample catches.",
+        "",
+        "![mass on the tail over training steps](tail.png)",
+        "",
+        "At the end of the run, with n samples:",
+        "",
+        *looks_table(sets),
+        "",
+    ]
+    return _page("Figure 4: full softmax loss", "figure-4", claims, lines)
+
+
+def pace_page(sets: Sequence[Evidence], claims: Sequence[Claim]) -> str:
+    lines = [
+        "The paper: 181 steps a second with n=1000, r=1; 173 with r=8; 92 with n=8000, r=1; 81 "
+        "with r=8, on 6 workers and 6 parameter servers with GPUs. Here: one process on "
+        "CPUs; cells measured in turns, round after round; medians, and the range over rounds. "
+        "Times are whole steps: data, encoder, both passes, backward, update.",
+        "",
+    ]
+    for each in sets:
+        if not each.paces:
+            continue
+        n = each.plan.real_set.num_samples
+        lines += [
+            f"## {each.plan.real_set.title}",
+            "",
+            "| cell | steps a second | time of a step against sampled softmax with n | rows scored "
+            "| rows in the loss |",
+            "|---|---|---|---|---|",
+        ]
+        for pace in each.paces.values():
+            rates, ratios = sorted(pace.steps_per_second), sorted(pace.against_sampled)
+            lines.append(
+                f"| {pace.cell.words(n)} | {rates[len(rates) // 2]:.1f} ({rates[0]:.1f} to "
+                f"{rates[-1]:.1f}) | {pace.cost:.2f} × ({ratios[0]:.2f} to {ratios[-1]:.2f}) | "
+                f"{pace.rows.scored:,} | {pace.rows.in_loss:,} |"
+            )
+        lines.append("")
+    return _page("Table 1: steps a second", "table-1", claims, lines)
+
+
+def sweeps_page(found: dict[str, list[tuple[Trial, Result]]]) -> str:
+    """`found`: the trials of each set."""
+    lines = [
+        "# What matters: one setting at a time",
+        "",
+        "Priority with n samples and r=8 as a start, one setting changed at a time; below it the "
+        "paper's rule and attempts to cure it. One seed, validation points: for choosing defaults.",
+        "",
+        "Made by `python -m experiments sweeps`.",
+        "",
+    ]
+    for name, trials in found.items():
+        lines += [f"## {name}", "", f"![one setting at a time]({name}.png)", ""]
+        lines += [
+            "| setting | value | MAP@20 | full softmax loss | tail share of the lists |",
+            "|---|---|---|---|---|",
+        ]
+        for trial, result in trials:
+            value = trial.words + (" (start)" if trial.is_default else "")
+            lines.append(
+                f"| {trial.setting} | {value} | {scores(result)} | {_tail_share(result)} |"
+            )
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _tail_share(result: Result) -> str:
+    if "diverged" in result:
+        return "–"
+    return f"{100 * sum(result['buckets'][b]['share'] for b in ('tail', 'unseen')):.1f} %"
+
+
+def _page(title: str, study: str, claims: Sequence[Claim], lines: Sequence[str]) -> str:
+    mine = [claim for claim in claims if claim.study == study]
+    parts = [
+        f"# {title}",
+        "",
+        f"Made by `python -m experiments {study} --data FOLDER`, from the runs in "
+        f"[{RUNS}]({RUNS}); drawn again by `python -m experiments {study} --draw`. What it "
+        "means is in "
+        "[docs/evidence.md](../../docs/evidence.md).",
+        "",
+        "## Verdicts",
+        "",
+        *claims_table(mine),
+        "",
+        *lines,
+    ]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def set_section(each: Evidence) -> list[str]:
+    mine = each.plan.real_set
+    lines = [
+        f"### {mine.title}: {mine.asks}",
+        "",
+        "| cell | MAP@20 | seeds | recall@20 | NDCG@10 | recall of head, middle, tail | tail share "
+        "| alpha |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for cell in CELLS:
+        if each.has(cell):
+            name = cell.words(mine.num_samples)
+            alpha = "–" if cell == FULL else f"{each.plan.best(each.ledger, cell)[1]:g}"
+            lines.append(_row(name, each.seeds(cell), alpha))
+    for run in each.plan.references(each.ledger):
+        if run in each.ledger:
+            lines.append(_row(run.method, [each.ledger[run]], "–"))
+    return [*lines, ""]
+
+
+def _row(name: str, seeds: Sequence[Result], alpha: str) -> str:
+    recall, ndcg = (sum(r[m] for r in seeds) / len(seeds) for m in ("recall@20", "ndcg@10"))
+    by_bucket = []
+    for names in (("head",), ("middle",), ("tail", "unseen")):
+        asked = sum(r["buckets"][b]["targets"] for r in seeds for b in names)
+        hits = sum(
+            (r["buckets"][b]["recall"] or 0) * r["buckets"][b]["targets"]
+            for r in seeds
+            for b in names
+        )
+        by_bucket.append(f"{hits / asked:.3f}" if asked else "–")
+    share = sum(r["buckets"][b]["share"] for r in seeds for b in ("tail", "unseen")) / len(seeds)
+    score = estimate(seeds, "map@20").words()
+    return (
+        f"| {name} | {score} | {len(seeds)} | {recall:.4f} | {ndcg:.4f} | {', '.join(by_bucket)} | "
+        f"{100 * share:.1f} % | {alpha} |"
+    )
+
+
+def wide_table(sets: Sequence[Evidence], metric: str, digits: int) -> list[str]:
+    names = {"full": "full softmax"}
+    rows = [
+        "| cell | " + " | ".join(each.name for each in sets) + " |",
+        "|---" * (len(sets) + 1) + "|",
+    ]
+    for cell in CELLS:
+        found = [each.score(cell, metric).words(digits) if each.has(cell) else "–" for each in sets]
+        if any(text != "–" for text in found):
+            size = "n" if cell.times == 1 else "n/8" if cell.times < 1 else f"{cell.times}n"
+            name = names.get(
+                cell.method, f"{cell.method}, {size}" + (", r=8" if cell.r > 1 else "")
+            )
+            rows.append(f"| {name} | " + " | ".join(found) + " |")
+    return rows
+
+
+def looks_table(sets: Sequence[Evidence]) -> list[str]:
+    rows = [
+        "| set | rule | mass on the tail | cosine with the full gradient | of the n highest kept "
+        "| effective size of the pool | share of the pool's mass kept |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for each in sets:
+        for cell in SMALL_CELLS:
+            for last in (r["looks"][-1] for r in each.seeds(cell) if r["looks"]):
+                mass = last["mass of tail"] + last["mass of unseen"]
+                rows.append(
+                    f"| {each.name} | {cell.method} | {100 * mass:.1f} % | "
+                    f"{last['gradient_cosine']:.3f} | {100 * last['top_coverage']:.0f} % | "
+                    f"{last['pool_effective_size']:.0f} | {100 * last['kept_mass']:.0f} % |"
+                )
+    return rows
+
+
+def settings_section(sets: Sequence[Evidence]) -> list[str]:
+    lines = [
+        "## Settings and search",
+        "",
+        "Every method of a set has the same batches, encoder, optimizers and learning rates. The "
+        "learning rate of the rows was searched with sampled softmax "
+        f"({', '.join(f'{lr:g}' for lr in LRS)}) and holds for all; alpha was searched for each "
+        f"method with n samples ({', '.join(f'{a:g}' for a in ALPHAS)}) and holds for its other "
+        "sizes. Searches are judged on validation points, with a seed of their own. Drawn seeds: "
+        f"{', '.join(map(str, SEEDS))}; cells with fewer say so. Row-wise Adagrad for rows, AdamW "
+        "(0.002) for the encoder, biases start at the log frequency.",
+        "",
+        "| set | encoder | steps (search) | batch | learning rate | MAP@20 on validation "
+        f"points for alpha = {', '.join(f'{a:g}' for a in ALPHAS)} |",
+        "|---|---|---|---|---|---|",
+    ]
+    for each in sets:
+        if not each.has(SMALL_CELLS[0]):
+            continue
+        mine, lr = each.plan.real_set, each.plan.best_lr(each.ledger)
+        searched = "; ".join(
+            f"{cell.method} "
+            + ", ".join(
+                f"{each.ledger[each.plan.trial(cell, lr, alpha)]['map@20']:.4f}" for alpha in ALPHAS
+            )
+            for cell in SMALL_CELLS
+        )
+        model = f"{mine.model.encoder}, D={mine.model.dim}, history {mine.model.history}"
+        lines.append(
+            f"| {each.name} | {model} | {mine.steps:,} ({mine.search_steps:,}) | {mine.batch} "
+            f"stretches | {lr:g} | {searched} |"
+        )
+    return lines
+
+
+def corrections_section(sets: Sequence[Evidence]) -> list[str]:
+    """Searches of the three rules, and priority with its weights at lower powers."""
+    cells = (*SMALL_CELLS, HALF_CORRECTED, NOT_CORRECTED)
+    lines = [
+        "## How much to correct",
+        "",
+        "MAP@20 and full softmax loss on validation points after a search, one seed, each with the "
+        "settings of its method: between the paper's rule, which never corrects, and priority, "
+        "which does in full, lie weights to the power 1/2 (half corrected) and 0 (not corrected).",
+        "",
+        "| set | " + " | ".join(cell.method for cell in cells) + " |",
+        "|---" * (len(cells) + 1) + "|",
+    ]
+    for each in sets:
+        if each.ledger.missing(each.plan.searches(each.ledger)):
+            continue
+        row = []
+        for cell in cells:
+            searched = PRIORITY if cell in (HALF_CORRECTED, NOT_CORRECTED) else cell
+            run = each.plan.trial(cell, *each.plan.best(each.ledger, searched))
+            row.append(scores(each.ledger[run]).replace(" | ", ", ") if run in each.ledger else "–")
+        lines.append(f"| {each.name} | " + " | ".join(row) + " |")
+    return lines
+
+
+def scores(result: Result) -> str:
+    if "diverged" in result:
+        return "diverged | –"
+    return f"{result['map@20']:.4f} | {result['loss']:.3f}"

@@ -1,0 +1,1 @@
+"""What it costs that every shard keeps its own best n/m."""

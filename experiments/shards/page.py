@@ -1,0 +1,163 @@
+"""What the page of the study on shards says beyond the accuracy of its cells."""
+
+from collections.abc import Sequence
+
+from experiments.shards.claims import PAPER_SIZES, looked_at
+from experiments.shards.overlap import expected_overlap
+from experiments.synthetic.experiment import Cell
+from experiments.synthetic.studies import Study
+from experiments.synthetic.tasks import sizes_of
+from tapas.comparison.ledger import Ledger, Result
+from tapas.evaluation.intervals import Interval, difference
+
+
+def shards_findings(study: Study, ledger: Ledger) -> list[str]:
+    """Markdown, from the ledger alone."""
+    return [
+        *_overlaps(study, ledger),
+        *_costs(study, ledger),
+        *_gradients(study, ledger),
+        *_loads(study, ledger),
+    ]
+
+
+def one_shard(study: Study, ledger: Ledger, rule: str) -> dict[int, list[Result]]:
+    """Results of `rule` on one shard, by n: the models that are looked at on any number."""
+    cells = [c for c in study.experiment.cells if c.method == rule and c.num_shards == 1]
+    return {c.num_samples: study.experiment.results(ledger, c) for c in cells}
+
+
+def change_by_shards(study: Study, ledger: Ledger, cell: Cell, name: str) -> Interval:
+    """`name` of a cell less that of the same cell on one shard, seed by seed."""
+    ours, theirs = (
+        [result[name] for result in study.experiment.results(ledger, each)]
+        for each in (cell, cell.unsharded)
+    )
+    return difference(ours, theirs)
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [headings, ["---"] * len(headings), *rows]
+    return [f"| {' | '.join(line)} |" for line in lines] + [""]
+
+
+def _overlaps(study: Study, ledger: Ledger) -> list[str]:
+    num_classes = sizes_of(study.experiment.task).num_classes
+    by_size = one_shard(study, ledger, "top")
+    random = {n: looked_at(results, "overlap", "random") for n, results in by_size.items()}
+    in_order = {n: looked_at(results, "overlap", "contiguous") for n, results in by_size.items()}
+    headings = ["m"]
+    for n in by_size:
+        headings += [f"n={n:,}: random", "counted", "contiguous"]
+    rows = []
+    for m in max(random.values(), key=len):
+        row = [str(m)]
+        for n in by_size:
+            if m not in random[n]:
+                row += ["–"] * 3
+                continue
+            row += [
+                str(random[n][m]),
+                f"{expected_overlap(num_classes, n, m):.4f}",
+                str(in_order[n][m]) if m in in_order[n] else "–",
+            ]
+        rows.append(row)
+    classes, n, counts = PAPER_SIZES
+    expected = ", ".join(f"{expected_overlap(classes, n, m):.4f} with m={m}" for m in counts)
+    return [
+        "## What the cut leaves out",
+        "",
+        "Part of the best n of the pool (8n classes) that is among the best n/m of their shards; "
+        "models trained with the paper's rule on one shard; draws of queries, pool and placement "
+        f"for each seed: {study.experiment.looks}. *Counted* is the expectation under random "
+        "placement, the same for every model: the number of the best n in a shard is "
+        "hypergeometric, and what exceeds n/m is lost, about sqrt((m-1) / 2πn) of all. "
+        f"At the paper's size (n={n:,}, here of {classes:,} classes) it is {expected}. "
+        "*Contiguous* cuts classes in the order of their frequency.",
+        "",
+        *_table(headings, rows),
+    ]
+
+
+def _costs(study: Study, ledger: Ledger) -> list[str]:
+    num_classes = sizes_of(study.experiment.task).num_classes
+    rows = []
+    for cell in study.experiment.cells:
+        if cell.num_shards == 1:
+            continue
+        accuracy = change_by_shards(study, ledger, cell, "accuracy")
+        loss = change_by_shards(study, ledger, cell, "cross_entropy")
+        own, counted = "–", "–"
+        if cell.method == "top":
+            results = study.experiment.results(ledger, cell)
+            own = str(looked_at(results, "overlap", "random")[cell.num_shards])
+            counted = f"{expected_overlap(num_classes, cell.num_samples, cell.num_shards):.4f}"
+        points = f"{100 * accuracy.mean:+.2f} ± {100 * accuracy.half:.2f}"
+        rows.append([str(cell), points, f"{loss.mean:+.3f} ± {loss.half:.3f}", own, counted])
+    gains = []
+    for n, results in one_shard(study, ledger, "top").items():
+        plain = study.experiment.results(ledger, Cell("sampled", n, 1))
+        gain = difference([r["accuracy"] for r in results], [r["accuracy"] for r in plain])
+        gains.append(f"{100 * gain.mean:+.2f} ± {100 * gain.half:.2f} points with n={n:,}")
+    headings = ["cell", "precision@1, points", "cross-entropy, nats", "own overlap", "counted"]
+    return [
+        "## What it costs",
+        "",
+        "Trained on m shards less trained on one, seed by seed. For scale, the second pass "
+        f"itself is worth (the paper's rule, r=8 less r=1) {', '.join(gains)}.",
+        "",
+        "A placement stays the same from the first step to the last: a class that shares its "
+        "shard with better ones is left out again and again, not once in a while. "
+        "*Own overlap* is measured on the shards that the model was trained on, *counted* is "
+        "what shards that the model does not know would keep. Where shards are drawn anew in "
+        "every step, which no engine can do, as many classes are left out, but others each time.",
+        "",
+        *_table(headings, rows),
+    ]
+
+
+def _gradients(study: Study, ledger: Ledger) -> list[str]:
+    lines = [
+        "## What the kept classes are worth",
+        "",
+        "Of the models trained on one shard, at random placement: the part of the pool's softmax "
+        "mass on the kept classes, and the cosine of the sampled with the exact gradient of the "
+        "queries. Overlap means nothing for priority, which keeps at random and weighs what it "
+        "keeps: its estimate is unbiased in every shard, and only its variance can grow.",
+        "",
+    ]
+    headings, columns = ["m"], []
+    for rule in ("top", "priority"):
+        for n, results in one_shard(study, ledger, rule).items():
+            for name, words in (("kept_mass", "mass"), ("gradient_cosine", "cosine")):
+                headings.append(f"{rule}, n={n:,}: {words}")
+                columns.append(looked_at(results, name, "random"))
+    rows = [
+        [str(m), *(str(column[m]) if m in column else "–" for column in columns)]
+        for m in max(columns, key=len)
+    ]
+    return [*lines, *_table(headings, rows)]
+
+
+def _loads(study: Study, ledger: Ledger) -> list[str]:
+    headings, columns = ["m"], []
+    for n, results in one_shard(study, ledger, "top").items():
+        for kind in ("random", "contiguous"):
+            for name, words in (("pool_load", "scores"), ("row_load", "moves")):
+                headings.append(f"n={n:,}, {kind}: {words}")
+                columns.append(looked_at(results, name, kind))
+    shown = sorted(set.intersection(*map(set, columns)))
+    rows = [[str(m), *(_times(column[m]) for column in columns)] for m in shown]
+    return [
+        "## Load of the shards",
+        "",
+        "The busiest shard of a batch relative to the mean of all: rows that it scores (its part "
+        "of the pool) and rows that it moves (kept classes and distinct targets). Class ids are "
+        "ranks by frequency, the worst case for contiguous placement.",
+        "",
+        *_table(headings, rows),
+    ]
+
+
+def _times(found: Interval) -> str:
+    return f"{found.mean:.2f} ± {found.half:.2f}"

@@ -1,0 +1,117 @@
+"""The page beside a figure: claim, finding with intervals, verdict, settings, command."""
+
+from collections.abc import Sequence
+
+from experiments.shards.page import shards_findings
+from experiments.study_results import Claim
+from experiments.synthetic.experiment import Cell
+from experiments.synthetic.runs import ALPHA
+from experiments.synthetic.studies import Study
+from experiments.synthetic.tasks import has_uniform_labels, sizes_of
+from tapas.comparison.ledger import Ledger
+from tapas.evaluation.intervals import interval
+
+
+def study_page(study: Study, ledger: Ledger, claims: Sequence[Claim]) -> str:
+    """Markdown, from the ledger alone."""
+    experiment = study.experiment
+    found = shards_findings(study, ledger) if study.name == "shards" else []
+    seeds = ", ".join(str(seed) for seed in experiment.seeds)
+    mine = [claim for claim in claims if claim.study == study.name]
+    verdicts = ["## Verdicts", "", *claims_table(mine), ""] if mine else []
+    lines = [
+        f"# {study.title}",
+        "",
+        f"**The paper's claim.** {study.claim}",
+        "",
+        "![precision@1 of every method](figure.png)",
+        "",
+        f"Made by `python -m experiments {study.name}` (about {study.minutes} minutes on two "
+        "cores); drawn again from [results.jsonl](results.jsonl) by "
+        f"`python -m experiments {study.name} --draw`.",
+        "",
+        *verdicts,
+        "## What was found",
+        "",
+        f"At step {experiment.steps:,}, mean of {len(experiment.seeds)} seeds ({seeds}) with 95 % "
+        "intervals (Student's t). Every seed sees the same data; order, start and draws differ.",
+        "",
+        *_results_table(study, ledger),
+        "",
+        *found,
+        "## Settings and search",
+        "",
+        *_settings(study),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def claims_table(claims: Sequence[Claim]) -> list[str]:
+    rows = ["| claim | verdict | evidence |", "|---|---|---|"]
+    return rows + [f"| {c.text} | **{c.verdict}** | {c.evidence} |" for c in claims]
+
+
+def _results_table(study: Study, ledger: Ledger) -> list[str]:
+    timed = study.timed
+    rows = [
+        "| cell | precision@1 | cross-entropy, nats | lr | τ |" + (" ms a step |" if timed else ""),
+        "|---|---|---|---|---|" + ("---|" if timed else ""),
+    ]
+    for cell in study.experiment.cells:
+        results = study.experiment.results(ledger, cell)
+        lr, temperature = study.experiment.best(ledger, cell)
+        accuracy = interval([r["accuracy"] for r in results])
+        loss = interval([r["cross_entropy"] for r in results])
+        pace = sum(r["train_seconds"] for r in results) / len(results) / study.experiment.steps
+        tau = str(temperature) if cell.presample_factor > 1 else "–"
+        rows.append(
+            f"| {_name(cell)} | {accuracy} | {loss.mean:.3f} ± {loss.half:.3f} | {lr:g} | {tau} |"
+            + (f" {1000 * pace:.2f} |" if timed else "")
+        )
+    return rows
+
+
+def _name(cell: Cell) -> str:
+    return (
+        f"sampled softmax, n={cell.num_samples}"
+        if cell.presample_factor == 1 and (cell.method != "full")
+        else str(cell)
+    )
+
+
+def _proposal(study: Study) -> str:
+    if has_uniform_labels(study.experiment.task):
+        return "uniform proposal (labels are uniform)"
+    return f"proposal by training counts to the power {ALPHA:g}"
+
+
+def _settings(study: Study) -> list[str]:
+    experiment = study.experiment
+    rates = ", ".join(f"{lr:g}" for lr in experiment.lrs)
+    others = ", ".join(str(t) for t in experiment.temperatures)
+    sharded = any(cell.num_shards > 1 for cell in experiment.cells)
+    points = sizes_of(experiment.task).num_validation
+    text = [
+        "The paper gives no learning rate, temperature or schedule. Every cell got the same "
+        f"search on {points:,} validation points with a seed of its own and "
+        f"{experiment.search_steps:,} steps: first the learning rate ({rates}) at τ = 1"
+        + (f", then, where there is a second pass, τ ({others})." if others else ".")
+        + (" Many shards take what was found for one." if sharded else ""),
+        "",
+        f"Adagrad (sums start at 1e-6), batches of {experiment.batch}, "
+        f"{experiment.steps:,} steps, {_proposal(study)}, rows start as nn.Linear's.",
+    ]
+    if experiment.l2:
+        text += [
+            "",
+            f"l2 = {experiment.l2:g} on the rows that a step touches, biases excluded: the full "
+            "softmax touches every row in every step and is therefore regularised more often.",
+        ]
+    if study.timed:
+        text += [
+            "",
+            "Times are of runs side by side, one thread each, and only comparable roughly; see "
+            "`benchmarks/` for measurements.",
+        ]
+    return text

@@ -1,0 +1,1 @@
+"""The paper's table 1 with workers and servers."""

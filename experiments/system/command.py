@@ -1,0 +1,189 @@
+"""`table-1`: steps a second with workers and servers; with `--data`, in one process."""
+
+import logging
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from experiments.overview import PACES, all_claims, system_ledger, write_overview
+from experiments.real.command import ALL, Draw, Out, measure_paces
+from experiments.system.claims import STUDY
+from experiments.system.config import ROUNDS, Round, System, check_same_system
+from experiments.system.measure import OpenJob, measure
+from experiments.system.page import RULE_WORDS, rates_table, system_page
+from experiments.system.results import Findings
+from tapas.cli.endings import one_line_endings
+from tapas.cli.log_options import Cache, cache_folder, talk
+from tapas.cli.progress import run_bars
+from tapas.cli.results_folder import ResultsFolder
+from tapas.comparison.ledger import Ledger
+from tapas.comparison.process_pool import finish
+from tapas.errors import UsageError
+
+DEFAULT = System()
+
+
+def _count(words: str, least: int = 1) -> typer.models.OptionInfo:
+    """An option of the system: None, if it was not given."""
+    found: typer.models.OptionInfo = typer.Option(
+        min=least, metavar="N", help=words, show_default=False
+    )
+    return found
+
+
+Servers = Annotated[int | None, _count(f"Processes that own rows. Default: {DEFAULT.servers}.")]
+Workers = Annotated[int | None, _count(f"Processes that train. Default: {DEFAULT.workers}.")]
+Staleness = Annotated[
+    int | None, _count("Steps that one may miss of those before it. Default: 2 x workers - 1.", 0)
+]
+Classes = Annotated[int | None, _count(f"Of the made-up log. Default: {DEFAULT.classes:,}.")]
+Users = Annotated[int | None, _count(f"Likewise. Default: {DEFAULT.users:,}.")]
+Steps = Annotated[
+    int | None, _count(f"Measured, of each cell and round. Default: {DEFAULT.steps}.")
+]
+WarmUp = Annotated[int | None, _count(f"Steps before those. Default: {DEFAULT.warm_up}.")]
+Rounds = Annotated[int | None, _count(f"Visits to every cell. Default: {ROUNDS}.")]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="One process on real sets instead: where their files are. Default with --sets: data.",
+        show_default=False,
+    ),
+]
+Names = Annotated[
+    str | None,
+    typer.Option(
+        "--sets",
+        metavar="NAMES",
+        help=f"The same: some of {ALL}, with commas. Default with --data: all.",
+        show_default=False,
+    ),
+]
+Quick = Annotated[bool, typer.Option("--quick", help="Small and in seconds, in FOLDER/quick.")]
+
+
+def table_1(
+    out: Out = Path("results"),
+    servers: Servers = None,
+    workers: Workers = None,
+    max_staleness: Staleness = None,
+    classes: Classes = None,
+    users: Users = None,
+    steps: Steps = None,
+    warm_up: WarmUp = None,
+    rounds: Rounds = None,
+    data: Data = None,
+    sets: Names = None,
+    cache: Cache = None,
+    quick: Quick = False,
+    draw: Draw = False,
+) -> None:
+    """Steps a second with workers and servers, and how often their gradients are stale.
+
+    n = 1,000 and 8,000 samples, r = 1 and 8, both rules, on a made-up log of 500,000 classes
+    with the statistics of the paper's. Every finished round is kept: stop it at any moment and
+    the same command continues. Wants a quiet machine.
+
+    With --data or --sets: every cell of figure 3 in one process, with the settings that its
+    search found. A few minutes for each set.
+    """
+    with one_line_endings():
+        options = {
+            "servers": servers, "workers": workers, "max_staleness": max_staleness,
+            "classes": classes, "users": users, "steps": steps, "warm_up": warm_up,
+        }  # fmt: skip
+        given = {name: value for name, value in options.items() if value is not None}
+        unused = [*given, *(["rounds"] if rounds is not None else [])]
+        if data is not None or sets is not None:
+            _refuse(unused, "--data and --sets")
+            measure_paces(
+                out, data or Path("data"), ALL if sets is None else sets, cache,
+                quick=quick, draw=draw,
+            )  # fmt: skip
+            return
+        home = out / "quick" if quick else out
+        if draw:
+            _refuse(unused, "--draw")
+            _draw(home, out, quick=quick)
+            return
+        system = _system(given, quick=quick)
+        ResultsFolder(home / STUDY)  # one that cannot be written is told before the work
+        ledger = system_ledger(home)
+        check_same_system(ledger, system)
+        wanted = rounds or (2 if quick else ROUNDS)
+        _run(ledger, [Round(system, number) for number in range(wanted)], cache_folder(cache))
+        _write(home, ledger, quick=quick)
+
+
+ABOUT = {
+    "table-1": ("r=8 costs about 10 % more time than r=1; gradients are less often stale.", "18")
+}
+
+
+def engine() -> OpenJob:
+    """What opens jobs: the one place that knows which engine carries workers and servers."""
+    from experiments.system.on_ray import open_job
+
+    return open_job
+
+
+def _system(given: dict[str, int], *, quick: bool) -> System:
+    if "workers" in given:
+        given = {"max_staleness": 2 * given["workers"] - 1, **given}
+    return replace(DEFAULT.quick() if quick else DEFAULT, **given)
+
+
+def _refuse(names: list[str], other: str) -> None:
+    """Options that would be ignored."""
+    if names:
+        words = ", ".join(f"--{name.replace('_', '-')}" for name in names)
+        raise UsageError(
+            f"{words} cannot go with {other}: only a measurement of workers and servers takes "
+            "that. Leave one of them out."
+        )
+
+
+def _run(ledger: Ledger, rounds: list[Round], cache: Path) -> None:
+    if not ledger.missing(rounds):
+        return
+    go = partial(measure, cache=cache, open_job=engine(), tell=talk)
+    with run_bars() as follow:
+        finish(ledger, rounds, go, follow("rounds"), workers=1)
+
+
+def _draw(home: Path, out: Path, *, quick: bool) -> None:
+    """Both tables, each if it was measured."""
+    paces, ledger = home / PACES, system_ledger(home)
+    if ledger.path.exists() or not paces.exists():
+        _write(home, ledger, quick=quick)
+    if paces.exists():
+        measure_paces(out, Path("data"), ALL, None, quick=quick, draw=True)
+
+
+def _write(home: Path, ledger: Ledger, *, quick: bool) -> None:
+    """Figure, page and overview, from the ledger alone; the tables and verdicts on stdout."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    from experiments.system.figure import draw_system
+
+    found = Findings(ledger)
+    claims = all_claims(home, quick=quick)
+    page = system_page(found, claims).encode()
+    ResultsFolder(home / STUDY).write({"figure.png": draw_system(found), "README.md": page})
+    write_overview(home, claims)
+    talk(f"Wrote {home / STUDY / 'README.md'}.")
+    for rule, words in RULE_WORDS.items():
+        headings, rows = rates_table(found, rule)
+        table = Table(*headings, title=words, box=box.SIMPLE_HEAD)
+        for row in rows:
+            table.add_row(*row)
+        Console(highlight=False).print(table)
+    for claim in claims:
+        if claim.study == STUDY:
+            typer.echo(f"{claim.verdict}: {claim.text}: {claim.evidence}")

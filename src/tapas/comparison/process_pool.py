@@ -1,0 +1,61 @@
+"""Runs side by side: one process and one thread each, results as they come."""
+
+import ctypes
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
+
+from tapas.comparison.ledger import Ledger, Result, Run
+
+DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+Progress = Callable[[int, int], None]  # runs done, runs in all
+
+
+def finish(
+    ledger: Ledger,
+    runs: Iterable[Run],
+    execute: Callable[[Run], Result],
+    progress: Progress,
+    *,
+    workers: int,
+) -> None:
+    """Do what the ledger lacks of `runs`; after an interrupt all that was done is in it."""
+    wanted = {run.key(): run for run in runs}
+    todo = ledger.missing(wanted.values())
+    done = len(wanted) - len(todo)
+    if not todo:
+        return
+    if workers == 1:
+        for run in todo:
+            ledger.add(execute(run))
+            done += 1
+            progress(done, len(wanted))
+        return
+    spawn = multiprocessing.get_context("spawn")  # a fork would copy torch's threads half alive
+    pool = ProcessPoolExecutor(min(workers, len(todo)), mp_context=spawn, initializer=_quiet)
+    try:
+        pending = [pool.submit(execute, run) for run in todo]
+        for future in as_completed(pending):
+            ledger.add(future.result())
+            done += 1
+            progress(done, len(wanted))
+    except BaseException:
+        for process in list((pool._processes or {}).values()):
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _quiet() -> None:
+    """Ctrl-C reaches every process of the terminal; the parent alone answers it.
+
+    A parent that is killed takes its processes along, where the kernel is Linux.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+    os.environ["OMP_NUM_THREADS"] = "1"

@@ -1,0 +1,1 @@
+"""How good lists are: metrics with intervals, beside counting baselines."""

@@ -1,0 +1,144 @@
+"""Means with intervals: over users and seeds by bootstrap, over a few seeds by Student's t."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tapas.errors import UsageError
+
+RESAMPLES = 2_000
+Result = Mapping[str, Any]  # a line of a ledger, with sums over blocks of users
+Floats = NDArray[np.float64]
+
+
+class Estimate(NamedTuple):
+    """A value and the ends of its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def above(self) -> bool:
+        return self.low > 0
+
+    @property
+    def below(self) -> bool:
+        return self.high < 0
+
+    def words(self, digits: int = 4, *, sign: bool = False) -> str:
+        form = f"{'+' if sign else ''}.{digits}f"
+        return f"{self.mean:{form}} ({self.low:{form}} to {self.high:{form}})"
+
+    def percent(self) -> str:
+        return f"{100 * self.mean:+.1f} % ({100 * self.low:+.1f} to {100 * self.high:+.1f})"
+
+
+def estimate(results: Sequence[Result], metric: str) -> Estimate:
+    """Mean of "map@20" or "loss" over the seeds in `results`."""
+    return _interval(_resampled([results], metric)[0])
+
+
+def gap(ours: Sequence[Result], theirs: Sequence[Result], metric: str) -> Estimate:
+    """Mean of ours minus theirs, over the seeds both have."""
+    a, b = _resampled(_paired(ours, theirs), metric)
+    return _interval(a - b)
+
+
+def relative_gap(ours: Sequence[Result], theirs: Sequence[Result], metric: str) -> Estimate:
+    """Ours over theirs, less 1."""
+    a, b = _resampled(_paired(ours, theirs), metric)
+    return _interval(a / b - 1)
+
+
+def share_of_gap(
+    low: Sequence[Result], ours: Sequence[Result], high: Sequence[Result], metric: str
+) -> Estimate | None:
+    """How far `ours` is on the way from `low` to `high`: 0 is no gain, 1 is all of it.
+
+    None where the interval of the way itself reaches 0: there is nothing to close.
+    """
+    a, b, c = _resampled(_paired(low, ours, high), metric)
+    if not _interval(c - a).above:
+        return None
+    return _interval((b - a) / (c - a))
+
+
+def _paired(*groups: Sequence[Result]) -> list[list[Result]]:
+    """The results of the seeds that all groups have, in one order."""
+    by_seed = [{result["run"]["seed"]: result for result in group} for group in groups]
+    common = sorted(set.intersection(*(set(group) for group in by_seed)))
+    if not common:
+        raise UsageError("these methods have no seed in common: there is nothing to compare.")
+    return [[group[seed] for seed in common] for group in by_seed]
+
+
+def _resampled(groups: Sequence[Sequence[Result]], metric: str) -> list[Floats]:
+    """For each group the mean, and after it the means of 2,000 resamples: (2001,) each."""
+    draw = np.random.default_rng(0)
+    points = np.array(groups[0][0]["blocks"]["points"])
+    num_seeds, num_blocks = len(groups[0]), len(points)
+    seeds = draw.integers(num_seeds, size=(RESAMPLES, num_seeds))
+    blocks = draw.integers(num_blocks, size=(RESAMPLES, num_blocks))
+    times = np.stack([(blocks == b).sum(axis=1) for b in range(num_blocks)], axis=1)
+    found = []
+    for group in groups:
+        if any(result["blocks"]["points"] != points.tolist() for result in group):
+            raise UsageError("these results were judged at different points.")
+        sums = np.array([result["blocks"][metric] for result in group])  # (seeds, blocks)
+        whole = sums.mean(axis=0).sum() / points.sum()
+        again = (sums[seeds].mean(axis=1) * times).sum(axis=1) / (times @ points)
+        found.append(np.append(whole, again))
+    return found
+
+
+def _interval(values: Floats) -> Estimate:
+    low, high = np.quantile(values[1:], [0.025, 0.975])
+    return Estimate(float(values[0]), float(low), float(high))
+
+
+# two-sided 95 % points of Student's t for 1 .. 9 degrees of freedom
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+
+class Interval(NamedTuple):
+    """A mean and the half width of its 95 % interval."""
+
+    mean: float
+    half: float
+
+    @property
+    def low(self) -> float:
+        return self.mean - self.half
+
+    @property
+    def high(self) -> float:
+        return self.mean + self.half
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4f} ± {self.half:.4f}"
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Student's 95 % interval of the mean; infinitely wide for a single value."""
+    mean = sum(values) / len(values)
+    if len(values) < 2:
+        return Interval(mean, math.inf)
+    variance = sum((v - mean) ** 2 for v in values) / (len(values) - 1)
+    student = STUDENT[min(len(values) - 2, len(STUDENT) - 1)]
+    return Interval(mean, student * math.sqrt(variance / len(values)))
+
+
+def difference(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
+    """Interval of ours - theirs, seed by seed: both saw the same batches and started alike."""
+    return interval([a - b for a, b in zip(ours, theirs, strict=True)])
+
+
+def moving_average(values: Sequence[float], width: int) -> list[float]:
+    """Centred mean of up to `width` neighbours; narrower at both ends."""
+    half = width // 2
+    windows = (values[max(0, i - half) : i + half + 1] for i in range(len(values)))
+    return [sum(window) / len(window) for window in windows]

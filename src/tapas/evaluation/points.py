@@ -1,0 +1,108 @@
+"""Where models are judged: several points of every held-out user, in blocks for intervals."""
+
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tapas.data.event_log import EventLog
+from tapas.data.splits import Points, Split, targets_of
+from tapas.metrics import ndcg_at_k
+from tapas.rng import stream
+from tapas.training.evaluation import judge, measure
+from tapas.training.judging import rank_points
+from tapas.training.model import SequenceModel
+
+NUM_BLOCKS = 50
+
+
+def spread_points(log: EventLog, held_out: Points, most: int, *, seed: int = 0) -> Points:
+    """About `most` beginnings of baskets inside `held_out`, as many of each user as can be.
+
+    In random order, so that the first of them are as good a sample as all.
+    """
+    if not len(held_out):
+        return held_out
+    draw = np.random.default_rng(stream(seed, "judged points").initial_seed())
+    each = -(-most // len(held_out))
+    user, point, limit = [], [], []
+    for u, first, last in zip(held_out.user, held_out.point, held_out.limit, strict=True):
+        time = log.times[first:last]
+        begins = first + np.flatnonzero(np.append(True, time[1:] != time[:-1]))
+        chosen = draw.permutation(begins)[:each]
+        point.append(chosen)
+        user.append(np.full(len(chosen), u))
+        limit.append(np.full(len(chosen), last))
+    order = draw.permutation(sum(map(len, point)))[:most]
+    parts = (np.concatenate(p).astype(np.int64)[order] for p in (user, point, limit))
+    return Points(*parts)
+
+
+def block_sums(value: NDArray[np.float64], user: NDArray[np.int64]) -> list[float]:
+    """Sums of `value` (P,) over blocks of users, (50,).
+
+    All points of a user fall into one block, so that blocks are independent where the points
+    of one user are not; intervals are made by resampling blocks.
+    """
+    sums = np.bincount(user % NUM_BLOCKS, weights=value, minlength=NUM_BLOCKS)
+    return [round(float(s), 5) for s in sums]
+
+
+class PointEvaluator:
+    """Evaluates models at fixed points, exactly, over all classes; targets are the next L items."""
+
+    def __init__(self, log: EventLog, split: Split, points: Points, num_targets: int, history: int):
+        self.log, self.points, self.history = log, points, history
+        self.target = targets_of(log, points, num_targets)
+        self.train_counts = torch.from_numpy(split.train_counts)
+
+    def rank(self, model: SequenceModel, most: int) -> tuple[Tensor, NDArray[np.float64]]:
+        """Lists (P, 20) and losses (P,) of the first `most` points."""
+        start = np.asarray(self.log.offsets)[self.points.user]
+        ranked, loss = rank_points(
+            model, self.log.items, start[:most], self.points.point[:most], self.target[:most],
+            history=self.history,
+        )  # fmt: skip
+        return ranked, cast(Tensor, loss).double().numpy()
+
+    def few(self, ranked: Tensor, loss: NDArray[np.float64], most: int) -> dict[str, Any]:
+        """MAP@20 and the full softmax loss at the first `most` points; MAP@20 also by block."""
+        found = self._scores(ranked[:most], loss[:most])
+        return {**found, "blocks": found["blocks"]["map@20"]}
+
+    def scores(self, ranked: Tensor, loss: NDArray[np.float64] | None) -> dict[str, Any]:
+        """MAP@20 and loss at all points, with what a recommender engineer asks for."""
+        target = torch.from_numpy(self.target)
+        scores = judge(ranked, target, train_counts=self.train_counts)
+        return {
+            **self._scores(ranked, loss),
+            "recall@20": round(scores.metrics["recall@20"].mean, 6),
+            "ndcg@10": round(float(ndcg_at_k(ranked, target, 10).mean()), 6),
+            "coverage": scores.coverage,
+            "buckets": {
+                name: {
+                    "recall": round(bucket.recall.mean, 6) if bucket.recall else None,
+                    "share": round(bucket.share, 6),
+                    "targets": bucket.num_targets,
+                }
+                for name, bucket in scores.buckets.items()
+            },
+        }
+
+    def _scores(self, ranked: Tensor, loss: NDArray[np.float64] | None) -> dict[str, Any]:
+        size = len(ranked)
+        precision = measure(ranked, torch.from_numpy(self.target[:size]))["map@20"].double().numpy()
+        user = self.points.user[:size]
+        found: dict[str, Any] = {"map@20": round(float(precision.mean()), 6)}
+        blocks = {"points": self.block_sizes(size), "map@20": block_sums(precision, user)}
+        if loss is not None:
+            found["loss"] = round(float(loss.mean()), 5)
+            blocks["loss"] = block_sums(loss, user)
+        return {**found, "blocks": blocks}
+
+    def block_sizes(self, most: int) -> list[float]:
+        """How many of the first `most` points each block has."""
+        user = self.points.user[:most]
+        return block_sums(np.ones(len(user)), user)

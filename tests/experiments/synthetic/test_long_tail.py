@@ -1,0 +1,141 @@
+"""The long-tailed task draws what it says, and knows the best answer."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.synthetic import long_tail
+from experiments.synthetic.long_tail import LongTail, LongTailConfig
+from tapas import UsageError, stream
+from tapas.proposals.alias import AliasTable
+
+C, D, B = 31, 3, 7
+CONFIG = LongTailConfig(num_classes=C, dim=D, noise=0.4)
+
+
+def build(config: LongTailConfig = CONFIG, seed: int = 0) -> LongTail:
+    return LongTail(config, AliasTable, seed=seed)
+
+
+def brute_force_posterior(task: LongTail, x: torch.Tensor) -> np.ndarray:
+    """P(y | x) from its definition, one number at a time."""
+    posterior = np.empty((len(x), C))
+    for b, point in enumerate(x.double().numpy()):
+        for y, centroid in enumerate(task.centroid.double().numpy()):
+            frequency = 1 / (y + 1) ** task.config.exponent
+            distance = sum((p - c) ** 2 for p, c in zip(point, centroid, strict=True))
+            posterior[b, y] = frequency * math.exp(-distance / (2 * task.config.noise**2))
+    return posterior / posterior.sum(axis=1, keepdims=True)
+
+
+def test_frequencies_fall_like_zipf():
+    frequency = build().frequency
+    assert frequency.dtype == torch.float64
+    torch.testing.assert_close(frequency.sum(), torch.tensor(1.0, dtype=torch.float64))
+    torch.testing.assert_close(frequency[0] / frequency, torch.arange(1, C + 1).double())
+
+
+@pytest.mark.parametrize(("num_classes", "share"), [(100_000, 0.87), (300, 0.74)])
+def test_the_head_takes_the_share_that_the_docstring_names(num_classes, share):
+    task = build(LongTailConfig(num_classes=num_classes, dim=1))
+    assert round(task.head_share(0.2), 2) == share
+    assert f"{100 * share:.0f} %" in long_tail.__doc__
+
+
+def test_an_exponent_of_zero_has_no_tail():
+    task = build(dataclasses.replace(CONFIG, exponent=0))
+    torch.testing.assert_close(task.frequency, torch.full((C,), 1 / C, dtype=torch.float64))
+
+
+def test_classes_are_drawn_by_their_frequency():
+    draws = 40_000
+    task = build()
+    seen = torch.bincount(task.sample(draws, generator=stream(0, "draws")).y, minlength=C)
+    expected = task.frequency * draws
+    # chi-square with 30 degrees of freedom is above 70 once in 20,000 seeds
+    assert float(((seen - expected) ** 2 / expected).sum()) < 70
+
+
+def test_inputs_scatter_around_their_centroid():
+    draws = 5_000
+    task = build()
+    examples = task.sample(draws, generator=stream(0, "draws"))
+    z = (examples.x - task.centroid[examples.y]).double() / CONFIG.noise
+    error = 1 / (draws * D) ** 0.5
+    assert abs(float(z.mean())) < 4 * error  # fails 1 seed in 16,000, each
+    assert abs(float(z.square().mean()) - 1) < 4 * math.sqrt(2) * error
+
+
+def test_centroids_have_the_length_that_spread_says():
+    task = build(LongTailConfig(num_classes=2_000, dim=16, spread=3.0))
+    square = task.centroid.double().square().sum(dim=1) / 9  # chi-square over its mean
+    assert abs(float(square.mean()) - 1) < 4 * math.sqrt(2 / 16 / 2_000)
+
+
+def test_bayes_scores_are_the_log_posterior_up_to_a_number_for_each_row():
+    task = build()
+    x = task.sample(B, generator=stream(0, "x")).x
+    got = task.bayes_scores(x).softmax(dim=1).double().numpy()
+    np.testing.assert_allclose(got, brute_force_posterior(task, x), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("scores_per_chunk", [1, 2 * C, 1 << 24])
+def test_bayes_top_is_the_sorted_posterior_however_it_is_chunked(monkeypatch, scores_per_chunk):
+    monkeypatch.setattr(long_tail, "SCORES_PER_CHUNK", scores_per_chunk)
+    task = build()
+    x = task.sample(B, generator=stream(0, "x")).x
+    want = (-brute_force_posterior(task, x)).argsort(axis=1)[:, :5]
+    assert task.bayes_top(x, 5).tolist() == want.tolist()
+
+
+def test_the_best_guess_is_right_as_often_as_its_posterior_says():
+    draws = 5_000
+    task = build()
+    examples = task.sample(draws, generator=stream(1, "draws"))
+    sure = task.bayes_scores(examples.x).double().softmax(dim=1).amax(dim=1)
+    right = (task.bayes_top(examples.x, 1)[:, 0] == examples.y).double()
+    error = ((sure * (1 - sure)).sum()) ** 0.5 / draws
+    assert abs(float(right.mean() - sure.mean())) < 4 * float(error)  # fails 1 seed in 16,000
+
+
+def test_the_same_seed_is_the_same_data():
+    one, same, other = build(seed=5), build(seed=5), build(seed=6)
+    a, b = (task.sample(B, generator=stream(5, "x")) for task in (one, same))
+    assert torch.equal(a.x, b.x)
+    assert torch.equal(a.y, b.y)
+    assert len(a) == B
+    assert not torch.equal(one.centroid, other.centroid)
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ({"num_classes": 0}, "num_classes must be at least 1, got 0."),
+        ({"dim": 2.5}, "dim must be a whole number, got 2.5."),
+        ({"exponent": -1.0}, "exponent must be a finite number of at least 0, got -1.0."),
+        ({"noise": 0.0}, "noise must be a finite number above 0, got 0.0."),
+        ({"spread": math.inf}, "spread must be a finite number above 0, got inf."),
+    ],
+)
+def test_a_bad_config_is_told_what_would_do(bad, words):
+    with pytest.raises(UsageError) as error:
+        LongTailConfig(**bad)
+    assert str(error.value) == words
+
+
+def test_bad_questions_are_told_what_would_do():
+    task = build()
+    x = task.centroid[:B]
+    for ask, words in (
+        (lambda: task.bayes_top(x, C + 1), f"k is {C + 1}, but there are only {C} classes."),
+        (lambda: task.bayes_top(x, 0), "k must be at least 1, got 0."),
+        (lambda: task.bayes_scores(x[:, :2]), "x has shape (7, 2); expected (B=7, d=3)."),
+        (lambda: task.head_share(20), "share must be between 0 and 1, got 20."),
+        (lambda: task.sample(0, generator=stream(0)), "count must be at least 1, got 0."),
+    ):
+        with pytest.raises(UsageError) as error:
+            ask()
+        assert str(error.value) == words

@@ -1,0 +1,26 @@
+"""Ledgers of rounds on servers and workers that only pretend."""
+
+import pytest
+from oracle.pretended_jobs import SMALL, Engine, pretended
+
+from experiments.system.config import Round
+from experiments.system.measure import measure
+from tapas.comparison.ledger import Ledger
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def measured(tmp_path, cache):
+    """A ledger of so many rounds of `answer`; the seed of its config is the round."""
+
+    def make(answer=pretended, rounds=3, system=SMALL):
+        ledger = Ledger(tmp_path / "results.jsonl")
+        for number in range(rounds):
+            ledger.add(measure(Round(system, number), cache, Engine(answer)))
+        return Ledger(ledger.path)
+
+    return make

@@ -1,0 +1,143 @@
+"""What is measured: Table 1's cells, on one log, with one configuration but for the cell."""
+
+import dataclasses
+import re
+
+import polars as pl
+import pytest
+
+from experiments.synthetic.experiment import Cell
+from experiments.system.config import Round, System, check_same_system, finished_rounds
+from tapas import DataError, UsageError
+from tapas.comparison.ledger import Ledger
+from tapas.data.preparing import prepare_log
+from tapas.data.splits import split_log
+from tapas.training.building import build
+
+PAPER = System()
+SMALL = PAPER.quick()
+
+
+def test_the_cells_are_those_of_table_1_with_both_rules():
+    assert PAPER.cells == (
+        Cell("sampled", 1_000, 1),
+        Cell("top", 1_000, 8),
+        Cell("priority", 1_000, 8),
+        Cell("sampled", 8_000, 1),
+        Cell("top", 8_000, 8),
+        Cell("priority", 8_000, 8),
+    )
+    assert (PAPER.servers, PAPER.workers, PAPER.classes) == (6, 6, 500_000)
+
+
+def test_cells_differ_in_n_r_and_rule_alone(tmp_path):
+    configs = {cell: PAPER.config(cell, tmp_path / "log", 3) for cell in PAPER.cells}
+    for cell, config in configs.items():
+        assert config.head.samples == cell.num_samples
+        assert config.head.presample == cell.presample_factor
+        assert config.head.selection == ("priority" if cell.method == "priority" else "top")
+        assert config.head.score_queries is None  # the rule's own: all, or 64
+        assert (config.head.next_items, config.loop.seed) == (5, 3)
+    assert len({repr(_headless(config)) for config in configs.values()}) == 1
+
+
+def _headless(config):
+    head = dataclasses.replace(config.head, samples=1, presample=1, selection="top")
+    return dataclasses.replace(config, head=head)
+
+
+def test_a_batch_is_about_the_papers_and_the_log_can_be_trained_on(cache):
+    """35 users with 30 events on average: 29 of each have a next one."""
+    system = dataclasses.replace(PAPER, classes=8_000, users=2_000)
+    log_file = system.make_log(cache)
+    config = system.config(system.cells[1], log_file, 0)
+    log = prepare_log(config.log, cache)
+    assert log.num_items == 8_000
+    parts = build(config, log, split_log(log, config.split))
+    assert parts.model.head.config.num_samples == 1_000
+    queries = [len(parts.windows.batch(number).places) for number in range(20)]
+    assert 900 < sum(queries) / len(queries) < 1_100
+
+
+def test_a_log_is_made_once_and_named_by_what_decides_it(tmp_path):
+    made = SMALL.make_log(tmp_path)
+    assert pl.read_parquet(made)["item"].n_unique() == 2_000
+    before = made.stat().st_mtime_ns
+    assert SMALL.make_log(tmp_path) == made
+    assert made.stat().st_mtime_ns == before
+    assert dataclasses.replace(SMALL, servers=3).make_log(tmp_path) == made
+    assert dataclasses.replace(SMALL, users=301).make_log(tmp_path) != made
+
+
+def test_every_round_visits_all_cells_and_begins_with_another():
+    firsts = {Round(PAPER, number).cells[0] for number in range(6)}
+    assert firsts == set(PAPER.cells)
+    for number in (0, 4, 11):
+        assert sorted(Round(PAPER, number).cells) == sorted(PAPER.cells)
+
+
+def test_keys_tell_rounds_and_systems_apart():
+    other = dataclasses.replace(PAPER, steps=7)
+    keys = {Round(s, number).key() for s in (PAPER, other) for number in (0, 1)}
+    assert len(keys) == 4
+    assert Round(PAPER, 1).key() == Round(System(), 1).key()
+
+
+def test_rounds_come_back_in_order_with_their_system(measured):
+    ledger = measured(rounds=3)
+    ledger.results = dict(reversed(ledger.results.items()))
+    system, rounds = finished_rounds(ledger)
+    assert system == SMALL
+    assert [each["run"]["number"] for each in rounds] == [0, 1, 2]
+
+
+def test_rounds_of_another_system_are_refused(measured):
+    ledger = measured(rounds=1)
+    check_same_system(ledger, SMALL)
+    words = (
+        f"{ledger.path} was measured with other servers (2 there, 5 here), users (300 there, 9 "
+        "here). Choose another folder with --out, or move it away."
+    )
+    with pytest.raises(UsageError, match=re.escape(words)):
+        check_same_system(ledger, dataclasses.replace(SMALL, servers=5, users=9))
+
+
+def test_an_empty_ledger_suits_every_system(tmp_path):
+    ledger = Ledger(tmp_path / "results.jsonl")
+    check_same_system(ledger, PAPER)
+    with pytest.raises(
+        DataError, match=r"has not been measured. `python -m experiments table-1` does."
+    ):
+        finished_rounds(ledger)
+
+
+def test_a_ledger_with_two_systems_is_told(measured):
+    measured(rounds=1)
+    ledger = measured(rounds=1, system=dataclasses.replace(SMALL, users=200))
+    with pytest.raises(DataError, match=r"has rounds of 2 different systems. Keep those of one."):
+        finished_rounds(ledger)
+
+
+@pytest.mark.parametrize("run", [{}, {"system": {"cores": 3}}, {"system": None}])
+def test_a_ledger_of_something_else_is_told(tmp_path, run):
+    ledger = Ledger(tmp_path / "results.jsonl")
+    ledger.add({"key": "a", "run": run})
+    with pytest.raises(DataError, match=r"is not what `python -m experiments table-1` writes"):
+        finished_rounds(ledger)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"servers": 0}, "servers must be at least 1, got 0."),
+        ({"steps": 0}, "steps must be at least 1, got 0."),
+        ({"max_staleness": -1}, "max_staleness must be at least 0, got -1."),
+        (
+            {"classes": 7_999},
+            "classes must be at least 8,000, the larger number of samples, got 7,999.",
+        ),
+    ],
+)
+def test_a_system_that_cannot_be_is_refused(options, words):
+    with pytest.raises(UsageError, match=re.escape(words)):
+        System(**options)

@@ -1,0 +1,129 @@
+"""Verdicts on the system follow from numbers: pretended jobs with a known answer."""
+
+import pytest
+from oracle.pretended_jobs import SECONDS, pretended
+
+from experiments.system.claims import judge_system_claims
+from tapas.comparison.ledger import Ledger
+
+TEXTS = (
+    "at n=1000",
+    "same at n=8000",
+    "at n=1000",
+    "same at n=8000",
+    "Table 1",
+    "Fewer",
+    "same, p",
+)
+
+
+def verdicts(ledger):
+    claims = judge_system_claims(ledger)
+    assert all(words in claim.text for words, claim in zip(TEXTS, claims, strict=True))
+    assert {claim.study for claim in claims} == {"system"}
+    return claims
+
+
+def cell_of(config):
+    return (config.head.samples // 16, config.head.selection, config.head.presample)
+
+
+def test_the_papers_own_numbers_are_reproduced(measured):
+    top_1, top_8, priority_1, priority_8, table, *_ = verdicts(measured())
+    assert [c.verdict for c in (top_1, top_8, table)] == ["reproduced"] * 3
+    assert top_1.evidence == "n=16: +4.6 % (+4.6 to +4.6) over 3 rounds; the paper +4.6 %"
+    assert top_8.evidence == "n=128: +13.6 % (+13.6 to +13.6) over 3 rounds; the paper +13.6 %"
+    assert priority_1.evidence.startswith("n=16: +50.0 %")
+    assert [c.verdict for c in (priority_1, priority_8)] == ["not", "not"]
+    assert table.evidence == (
+        "181, 173, 92, 81 steps a second (the paper 181, 173, 92, 81); 8 n takes 1.97 × the time "
+        "with r=1 and 2.14 × with r=8 (the paper 1.97 × and 2.14 ×)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("overheads", "verdict"),
+    [((0.1, 0.149, 9), "reproduced"), ((0, 0.16, 0.2), "partly"), ((0, 0.31, 0.32), "not")],
+)
+def test_an_overhead_is_judged_by_its_median(measured, overheads, verdict):
+    def answer(config, steps):
+        found = pretended(config, steps)
+        if cell_of(config) == (1, "top", 8):
+            seconds = steps * SECONDS[1, "top", 1] * (1 + overheads[config.loop.seed])
+            return found._replace(seconds=seconds)
+        return found
+
+    claim = verdicts(measured(answer))[0]
+    assert claim.verdict == verdict
+    assert f"{100 * overheads[1]:+.1f} %" in claim.evidence
+
+
+@pytest.mark.parametrize(
+    ("changed", "verdict"),
+    [
+        ({(8, "top", 1): 1 / 110}, "reproduced"),  # 1.65 times slower
+        ({(8, "top", 1): 1 / 125}, "partly"),  # 1.45 times: the order alone
+        ({(1, "top", 8): 1 / 190}, "partly"),  # r=8 is faster: not the order
+        ({(1, "top", 8): 1 / 91}, "not"),  # out of order, and 8 n only 1.12 times slower at r=8
+    ],
+)
+def test_the_table_is_judged_by_its_order_and_what_n_costs(measured, changed, verdict):
+    def answer(config, steps):
+        found = pretended(config, steps)
+        return found._replace(seconds=steps * changed.get(cell_of(config), found.seconds / steps))
+
+    found = verdicts(measured(answer, rounds=2))[4]
+    assert found.verdict == verdict, found.evidence
+
+
+@pytest.mark.parametrize(
+    ("share", "noise", "verdict"),
+    [
+        (0.2, 0.001, "reproduced"),  # fewer rows, and a smaller part of them
+        (0.3, 0.001, "partly"),  # fewer rows, but a larger part of them
+        (1.0, 0.0, "partly"),  # 26 of 26 against 34.5 of 138
+        (0.2, 0.15, "partly"),  # the share is too noisy to tell, the number is not
+    ],
+)
+def test_collisions_are_judged_by_number_and_share(measured, share, noise, verdict):
+    def answer(config, steps):
+        mine = share + noise * (-1) ** config.loop.seed
+        fewer = config.head.samples == 16 and config.head.presample == 8
+        found = pretended(config, steps, collided=mine if fewer else 0.25)
+        return found._replace(rows_pushed=1_000 * found.rows_pushed,
+                              rows_collided=1_000 * found.rows_collided)  # fmt: skip
+
+    claims = verdicts(measured(answer, rounds=4))[5:]
+    assert [claim.verdict for claim in claims] == [verdict] * 2
+    assert "n=128, r=1: 34,500 of 138,000 rows pushed in a step (25.0 %) with 2.5 updates" in (
+        claims[0].evidence
+    )
+
+
+def test_more_collisions_and_a_larger_share_are_not_it(measured):
+    def answer(config, steps):
+        found = pretended(config, steps)
+        fewer = config.head.samples == 16 and config.head.presample == 8
+        return found._replace(
+            rows_pushed=steps * 900, rows_collided=steps * (500 if fewer else 400)
+        )
+
+    number, priority = verdicts(measured(answer))[5:]
+    assert (number.verdict, priority.verdict) == ("not", "not")
+    assert "difference +100 ± 0 rows a step, +11.1 ± 0.0 points of the share" in number.evidence
+
+
+def test_one_round_has_no_interval(measured):
+    number = verdicts(measured(rounds=1))[5]
+    assert number.verdict == "missing"
+    assert (
+        number.evidence
+        == "one round has no interval. `python -m experiments table-1` measures more."
+    )
+
+
+def test_nothing_measured_is_missing(tmp_path):
+    claims = verdicts(Ledger(tmp_path / "results.jsonl"))
+    assert {(c.verdict, c.evidence) for c in claims} == {
+        ("missing", "the system has not been measured. `python -m experiments table-1` does.")
+    }

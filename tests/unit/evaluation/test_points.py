@@ -1,0 +1,139 @@
+"""Judged points are beginnings of baskets, fairly spread; blocks keep users whole."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from tapas.data.event_log import EventLog
+from tapas.data.splits import Points
+from tapas.evaluation.points import NUM_BLOCKS, block_sums, spread_points
+
+NOBODY = Points(*(np.empty(0, dtype=np.int64) for _ in range(3)))
+
+
+def a_log(users):
+    """`users` are lists of basket sizes. Times go on where the user before has stopped."""
+    times, ends, time = [], [0], 0
+    for sizes in users:
+        for size in sizes:
+            times += [time] * size
+            time += 1
+        time -= 1  # the next user's first basket has the time of this one's last
+        ends.append(len(times))
+    arrays = {"items": np.arange(len(times)), "times": np.array(times), "offsets": np.array(ends)}
+    return EventLog(Path("nowhere"), arrays, {"items": len(times)})
+
+
+def hold_out(users):
+    """All baskets but the first of every user who has two: who, from where and to where."""
+    rows, place = [], 0
+    for user, sizes in enumerate(users):
+        if len(sizes) > 1:
+            rows.append((user, place + sizes[0], place + sum(sizes)))
+        place += sum(sizes)
+    return Points(*np.array(rows, dtype=np.int64).reshape(-1, 3).T)
+
+
+def begins_of(users):
+    """The beginnings of the baskets that `hold_out` holds out, by user."""
+    found, place = {}, 0
+    for user, sizes in enumerate(users):
+        starts = [place + sum(sizes[:b]) for b in range(len(sizes))]
+        if len(sizes) > 1:
+            found[user] = starts[1:]
+        place += sum(sizes)
+    return found
+
+
+def spread(users, most, seed=0):
+    return spread_points(a_log(users), hold_out(users), most, seed=seed)
+
+
+def as_tuples(points):
+    parts = (part.tolist() for part in (points.user, points.point, points.limit))
+    return list(zip(*parts, strict=True))
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=6), min_size=1, max_size=9),
+    st.integers(1, 40),
+)
+def test_points_begin_baskets_of_the_held_out_stretch_as_many_of_each_user_as_can_be(users, most):
+    begins, held_out = begins_of(users), hold_out(users)
+    found = spread(users, most)
+    limit = dict(zip(held_out.user.tolist(), held_out.limit.tolist(), strict=True))
+    for user, point, end in as_tuples(found):
+        assert point in begins[user]
+        assert end == limit[user]
+    assert len(set(found.point.tolist())) == len(found)  # none twice
+    assert {part.dtype for part in (found.user, found.point, found.limit)} == {np.dtype(np.int64)}
+    if not begins:
+        assert len(found) == 0
+        return
+    each = -(-most // len(begins))
+    able = {user: min(each, len(starts)) for user, starts in begins.items()}
+    assert len(found) == min(most, sum(able.values()))
+    counts = {user: found.user.tolist().count(user) for user in begins}
+    assert all(counts[user] <= able[user] for user in begins)
+    if sum(able.values()) <= most:
+        assert counts == able
+
+
+def test_the_order_is_random_and_the_same_every_time():
+    users = [[1, 2, 1, 3, 1]] * 11
+    found = as_tuples(spread(users, 44))
+    assert found == as_tuples(spread(users, 44))
+    assert found != sorted(found)
+    assert sorted(found) == sorted(as_tuples(spread(users, 44, seed=1)))
+    assert found != as_tuples(spread(users, 44, seed=1))
+    few = as_tuples(spread(users, 5))  # fewer than there are users: one of each
+    assert len({user for user, _, _ in few}) == len(few) == 5
+
+
+@pytest.mark.parametrize("most", [3, 7, 28])
+def test_the_first_few_are_a_fair_sample(most):
+    """Every one of 28 beginnings is among the first three equally often.
+
+    A false alarm in 1 of 10,000 seeds for each of three cases. Three of one draw are
+    distinct, which makes chi-square a little smaller than its distribution, never larger.
+    """
+    users = [[2, 1, 3, 1, 2]] * 7
+    draws = 800
+    every = [start for starts in begins_of(users).values() for start in starts]
+    count = dict.fromkeys(every, 0)
+    for seed in range(draws):
+        for point in spread(users, most, seed=seed).point[:3].tolist():
+            count[point] += 1
+    expected = 3 * draws / len(every)
+    square = sum((seen - expected) ** 2 / expected for seen in count.values())
+    assert square < stats.chi2.isf(1e-4, len(every) - 1)
+
+
+def test_nothing_held_out_is_nothing_to_judge():
+    assert len(spread_points(a_log([[1, 1]]), NOBODY, 10)) == 0
+
+
+def test_blocks_add_up_and_keep_a_user_whole():
+    draw = np.random.default_rng(0)
+    user, value = draw.integers(173, size=997), draw.normal(size=997)
+    sums = block_sums(value, user)
+    assert len(sums) == NUM_BLOCKS == 50
+    assert abs(sum(sums) - value.sum()) < NUM_BLOCKS * 1e-5  # rounded to five places
+    for one in (0, 49, 50, 172):
+        alone = block_sums(np.where(user == one, value, 0.0), user)
+        assert np.count_nonzero(alone) == 1
+        assert alone[one % 50] == round(value[user == one].sum(), 5)
+    slow = [0.0] * 50
+    for who, what in zip(user.tolist(), value.tolist(), strict=True):
+        slow[who % 50] += what
+    assert np.allclose(sums, slow, rtol=0, atol=6e-6)
+    order = draw.permutation(997)
+    np.testing.assert_allclose(block_sums(value[order], user[order]), sums, atol=1.1e-5)
+
+
+def test_no_point_is_fifty_empty_blocks():
+    assert block_sums(np.empty(0), NOBODY.user) == [0.0] * 50
