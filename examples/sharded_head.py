@@ -14,7 +14,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import tapas
-from tapas.training.model_checkpoint import load_checkpoint, save_checkpoint
 
 NUM_CLASSES, DIM, BATCH = 100_000, 32, 256
 
@@ -46,7 +45,7 @@ def main() -> None:
             tapas.optim.RowwiseAdagrad(head, lr=0.2),
         )
 
-        done = load_checkpoint(arguments.folder, model, optimizer)
+        done = tapas.load_checkpoint(arguments.folder, model, optimizer)
         for step in range(done[0] if done else 0, arguments.steps):
             x, target = examples(step, ranks.rank, ranks.size)
             optimizer.zero_grad()
@@ -54,7 +53,7 @@ def main() -> None:
             loss.backward()  # DDP averages gradients of the encoder; those of rows stay put
             optimizer.step()
             if (step + 1) % 50 == 0:
-                save_checkpoint(arguments.folder, step + 1, model, optimizer)
+                tapas.save_checkpoint(arguments.folder, step + 1, model, optimizer)
                 if ranks.rank == 0:
                     print(f"step {step + 1}: loss {float(loss.detach()):.3f}", flush=True)
 

@@ -1,5 +1,8 @@
 """Softmax models over a hundred thousand to a billion classes, trained with TAPAS."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from tapas import optim
 from tapas.candidates import Candidates
 from tapas.engines import join_ranks
@@ -22,6 +25,9 @@ from tapas.schedule import Anneal, Constant, Schedule
 from tapas.selection import PoolView, Priority, Selection, Top
 from tapas.tables import ClassTable, LocalTable, ShardedTable
 from tapas.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from tapas.training.model_checkpoint import load_checkpoint, save_checkpoint
 
 __all__ = [
     "Anneal",
@@ -52,6 +58,7 @@ __all__ = [
     "average_precision_at_k",
     "citation",
     "join_ranks",
+    "load_checkpoint",
     "mean_average_precision_at_k",
     "mean_precision_at_k",
     "ndcg_at_k",
@@ -61,5 +68,12 @@ __all__ = [
     "recall_at_k",
     "reciprocal_rank",
     "sampled_softmax_loss",
+    "save_checkpoint",
     "stream",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name in ("load_checkpoint", "save_checkpoint"):  # seldom needed, slow to import
+        return getattr(import_module("tapas.training.model_checkpoint"), name)
+    raise AttributeError(f"module 'tapas' has no attribute '{name}'")

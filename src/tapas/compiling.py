@@ -1,4 +1,4 @@
-"""What `torch.compile` must not look into."""
+"""What `torch.compile` must not look into, and autograd not differentiate twice."""
 
 import sys
 from collections.abc import Callable
@@ -6,6 +6,8 @@ from functools import wraps
 from typing import Any, TypeVar
 
 import torch
+
+from tapas.errors import UsageError
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -25,5 +27,25 @@ def outside_graphs(method: Method) -> Method:
         if not disabled:
             disabled.append(torch.compiler.disable(method))  # type: ignore[no-untyped-call]
         return disabled[0](*args, **options)
+
+    return call  # type: ignore[return-value]
+
+
+def first_derivative(backward: Method) -> Method:
+    """The `backward` of an autograd Function whose result cannot be differentiated again.
+
+    torch's own `once_differentiable` says so only to passes that end where its result was used:
+    `autograd.grad(..., create_graph=True)`, and a Hessian with it, would come out as 0.
+    """
+
+    @wraps(backward)
+    def call(ctx: Any, *grads: Any) -> Any:
+        if torch.is_grad_enabled():
+            raise UsageError(
+                "the gradient of a head cannot be differentiated again: create_graph=True, as of "
+                "a Hessian or a gradient penalty, would leave a term out. Use "
+                "torch.nn.functional.cross_entropy for it."
+            )
+        return backward(ctx, *grads)
 
     return call  # type: ignore[return-value]

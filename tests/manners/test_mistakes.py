@@ -6,6 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from contracts.heads import build
 from manners.reference import B, C, D, Model, batch, draw, head_of
 from torch import nn
 
@@ -117,12 +118,166 @@ def test_gradients_that_were_assigned_by_hand_are_told():
     learned = [p for p in model.parameters() if p.requires_grad]
     for parameter, grad in zip(learned, torch.autograd.grad(model(*batch()), learned), strict=True):
         parameter.grad = grad
-    with says(
-        "anchor.grad was set by hand: it is only the norm of the gradients of class rows, which "
-        "`backward` alone brings. Leave it out, or assign the gradients of the other parameters "
-        "only."
-    ):
+    with says(BY_HAND):
         rows.step()
+
+
+BY_HAND = (
+    "anchor.grad was set by hand: it is only the norm of the gradients of class rows, which "
+    "`backward` alone brings. Change it in place, as `grad.mul_(0.5)` does, or assign the "
+    "gradients of the other parameters only."
+)
+
+
+def learned_by(model):
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def stashed(model, numbers):
+    """Gradients of several batches, summed by hand."""
+    total = None
+    for number in numbers:
+        model.zero_grad()
+        model(*batch(number)).backward()
+        found = [p.grad.clone() for p in learned_by(model)]
+        total = found if total is None else [a + b for a, b in zip(total, found, strict=True)]
+    return total
+
+
+@pytest.mark.parametrize("numbers", [[0], [0, 1]])
+def test_gradients_that_were_put_back_are_told_after_a_backward_pass_too(numbers):
+    """As by hand-made accumulation: rows would move by the last pass, or by an old one."""
+    model = Model()
+    rows = SGD(model, lr=0.1)
+    model(*batch(5)).backward()
+    rows.step()
+    found, before = stashed(model, numbers), model.rows()
+    for parameter, grad in zip(learned_by(model), found, strict=True):
+        parameter.grad = grad
+    with says(BY_HAND):
+        rows.step()
+    assert all(map(torch.equal, model.rows(), before))
+
+
+def test_a_gradient_that_is_halved_in_place_is_that_of_half_a_loss():
+    ours, half = Model(), Model()
+    for model, scale in ((ours, 1.0), (half, 0.5)):
+        rows = SGD(model, lr=0.1)
+        (scale * model(*batch())).backward()
+        if model is ours:
+            for parameter in learned_by(model):
+                parameter.grad.mul_(0.5)
+        rows.step()
+    torch.testing.assert_close(ours.rows(), half.rows())
+
+
+@pytest.mark.parametrize("with_rows", [False, True])
+def test_an_update_by_hand_is_told_in_the_next_call(with_rows):
+    """p.data -= lr * g, of all that autograd.grad was asked for: rows would stay as they are."""
+    model = Model()
+    kept = SGD(model, lr=0.1) if with_rows else None
+    learned = learned_by(model)
+    grads = torch.autograd.grad(model(*batch()), learned)
+    for parameter, grad in zip(learned, grads, strict=True):
+        parameter.data -= 0.1 * grad
+    with says(ANOTHER if with_rows else NOBODY):
+        model(*batch(1))
+    del kept
+
+
+def test_an_optimizer_of_all_parameters_is_caught_where_the_head_is_zeroed_itself():
+    head = head_of()
+    optimizer = torch.optim.AdamW(head.parameters(), lr=0.1)
+    x, target = batch()
+    head(x, target).backward()
+    optimizer.step()
+    head.zero_grad()
+    with says(NOBODY):
+        head(x, target)
+
+
+def test_values_that_all_parameters_are_drawn_anew_with_are_no_optimizer():
+    """for p in model.parameters(): p.uniform_(), as in many a language model."""
+    model = Model()
+    generator = tapas.stream(0, "drawn anew")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-0.1, 0.1, generator=generator)
+    rows = SGD(model, lr=0.1)
+    for number in range(2):
+        rows.zero_grad()
+        model(*batch(number)).backward()
+        rows.step()
+
+
+@pytest.mark.parametrize(
+    "differentiate",
+    [
+        lambda head, x, t: torch.autograd.functional.hessian(lambda q: head(q, t), x),
+        lambda head, x, t: torch.autograd.functional.hvp(lambda q: head(q, t), x, x),
+        lambda head, x, t: torch.autograd.grad(head(x.requires_grad_(), t), x, create_graph=True),
+    ],
+)
+@pytest.mark.parametrize("method", ["tapas", "nce", "two-level", "self-normalised"])
+def test_second_derivatives_are_refused(differentiate, method):
+    """They would be 0, as if the loss were linear."""
+    head = build(method, row_optimizer=None)
+    x, target = draw(4, head.dim), torch.arange(4)
+    with says(
+        "the gradient of a head cannot be differentiated again: create_graph=True, as of a Hessian "
+        "or a gradient penalty, would leave a term out. Use torch.nn.functional.cross_entropy for "
+        "it."
+    ):
+        differentiate(head, x, target)
+
+
+def test_a_head_that_is_trained_in_eval_is_told_once():
+    head = tapas.TapasSoftmax(C, D, num_samples=5).eval()
+    rows = SGD(head, lr=0.1)
+    x, target = batch()
+    head(x, target)  # to look at the loss, with gradients on, is no training
+    head(x, target).backward()
+    rows.step()
+    words = "the head is trained in eval(): every step draws the same classes. Call model.train()"
+    with pytest.warns(UserWarning, match=re.escape(words)):
+        head(x, target)
+    head(x, target).backward()
+    head(x, target)
+
+
+def test_evaluation_between_steps_of_training_is_no_training_in_eval():
+    head = tapas.TapasSoftmax(C, D, num_samples=5)
+    rows = SGD(head, lr=0.1)
+    for number in range(3):
+        rows.zero_grad()
+        head.train()(*batch(number)).backward()
+        rows.step()
+        head.eval()(*batch(number))
+
+
+def test_an_optimizer_of_optimizers_is_flat():
+    model = Model()
+    dense, rows = torch.optim.SGD(model.parameters(), lr=0.1), SGD(model, lr=0.1)
+    joined = Combined(Combined(rows), dense)
+    assert joined.optimizers == (rows, dense)
+    anchor = model.head.table.gradients.anchor
+    assert sum(p is anchor for group in joined.param_groups for p in group["params"]) == 1
+
+
+def test_what_a_combined_optimizer_cannot_do_is_told():
+    model = Model()
+    joined = Combined(SGD(model))
+    for name in ("state", "param_groups"):
+        with says(
+            f"the {name} of a Combined is that of its optimizers. Assign it to one of these, "
+            f"combined.optimizers[0].{name}, or use load_state_dict."
+        ):
+            setattr(joined, name, [])
+    with says(
+        "LBFGS calls the model several times in a step, so that it cannot be joined with others. "
+        "Step it apart from the optimizer of the rows."
+    ):
+        Combined(torch.optim.LBFGS(model.encoder.parameters()), SGD(model))
 
 
 def test_rows_of_another_size_or_type_cannot_be_assigned():
@@ -493,11 +648,27 @@ def test_kernels_are_not_given_ids_or_gradients_that_they_would_write_beyond():
         (good[0].int(), good[1]),
         (torch.tensor([1, 2]), good[1]),
         (good[0], good[1].double()),
+        (good[0].to("meta"), good[1]),
+        (good[0], good[1].to("meta")),
     ):
         with pytest.raises(UsageError, match="gradients of rows must be float32, one for each"):
             tapas.native.update(0, (0.1, 0.0), rows, ids, grad, [])
         with pytest.raises(UsageError, match="gradients of rows must be float32, one for each"):
             tapas.native.sum_rows(ids, grad, grad[:, 0].contiguous(), 7)
+    assert not bool(rows.any())
+
+
+def test_kernels_are_not_given_numbers_or_biases_that_they_would_read_beyond():
+    if tapas.native.state() != "in use on CPUs":
+        pytest.skip("no kernels")
+    rows, ids, grad = torch.zeros(7, 4), torch.tensor([3]), torch.ones(1, 4)
+    with says("rule 3 has 7 numbers, got 2."):
+        tapas.native.update(3, (0.1, 0.0), rows, ids, grad, [rows.clone(), rows.clone()])
+    biases = tapas.native.Biases(torch.zeros(7), torch.ones(1, 1), [])
+    with pytest.raises(UsageError, match="gradients of rows must be float32, one for each"):
+        tapas.native.update(0, (0.1, 0.0), rows, ids, grad, [], biases)
+    with pytest.raises(UsageError, match="gradients of rows must be float32, one for each"):
+        tapas.native.sum_rows(ids, grad, grad[:, 0].contiguous(), -1)
     assert not bool(rows.any())
 
 

@@ -406,3 +406,64 @@ def test_bfloat16_rows_move_in_steps_smaller_than_their_spacing():
         optimizer.step()
     moved = (model.rows()[0].float() - before.float()).abs()
     assert 0 < float(moved.mean()) < 0.05
+
+
+class Counting(torch.optim.SGD):
+    """An optimizer with a state_dict of its own, as some have."""
+
+    count = 3
+
+    def state_dict(self):
+        return {**super().state_dict(), "count": self.count}
+
+    def load_state_dict(self, state_dict):
+        self.count = state_dict["count"]
+        super().load_state_dict(state_dict)
+
+
+def test_parts_save_and_load_by_their_own_ways():
+    def build():
+        model = Model()
+        rows = RowwiseAdagrad(model, lr=0.1)
+        return model, Combined(rows, Counting(model.parameters(), lr=0.1, momentum=0.9))
+
+    model, saved = build()
+    model(*batch()).backward()
+    saved.step()
+    saved.optimizers[1].count = 7
+    told = []
+    saved.register_state_dict_pre_hook(lambda optimizer: told.append("saving"))
+    saved.register_state_dict_post_hook(lambda optimizer, state: told.append("saved"))
+    state = saved.state_dict()
+    _, loaded = build()
+    loaded.register_load_state_dict_pre_hook(lambda optimizer, state: told.append("loading"))
+    loaded.register_load_state_dict_post_hook(lambda optimizer: told.append("loaded"))
+    loaded.load_state_dict(state)
+    assert told == ["saving", "saved", "loading", "loaded"]
+    assert loaded.optimizers[1].count == 7
+    again = loaded.state_dict()
+    assert again["param_groups"] == state["param_groups"]
+    assert again["state"].keys() == state["state"].keys()
+    for number, parts in state["state"].items():
+        torch.testing.assert_close(again["state"][number], parts, rtol=0, atol=0)
+    numbers = [n for group in state["param_groups"] for n in group["params"]]
+    assert numbers == list(range(len(numbers)))
+
+
+@pytest.mark.parametrize(
+    "change", [lambda t: t.bfloat16(), lambda t: t.double().t().contiguous().t()]
+)
+def test_state_that_was_cast_is_float32_again(change):
+    model, other = Model(), Model()
+    saved, loaded = Adagrad(model, lr=0.1), Adagrad(other, lr=0.1)
+    model(*batch()).backward()
+    saved.step()
+    state = saved.state_dict()
+    state["state"][0] = {
+        name: part if name == "step" else change(part) for name, part in state["state"][0].items()
+    }
+    loaded.load_state_dict(state)
+    for name, part in loaded.state[other.head.table.gradients.anchor].items():
+        if name != "step":
+            assert (part.dtype, part.is_contiguous()) == (torch.float32, True)
+            torch.testing.assert_close(part, state["state"][0][name].float())

@@ -1,5 +1,6 @@
 """What every head promises: from queries to a loss, and from queries to classes."""
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -49,6 +50,8 @@ class Head(ExactState, ABC):
         self.reduction, self.ignore_index = reduction, ignore_index
         self.seed, self.step = check_seed(seed), 0
         self._num_scores, self._num_scored = 0.0, 0
+        self._eval_passes: int | None = None  # at the first call in eval() with gradients on
+        self._warned_of_eval = False
         check_reduction(reduction)
 
     @outside_graphs
@@ -204,6 +207,23 @@ class Head(ExactState, ABC):
     def _count_step(self) -> None:
         if self._is_training():
             self.step += 1
+            if self._eval_passes is not None:
+                self._eval_passes = None
+        elif torch.is_grad_enabled() and not self._warned_of_eval:
+            self._watch_eval()
+
+    def _watch_eval(self) -> None:
+        """A warning where calls in eval() are followed by backward passes: all draw alike."""
+        passes = sum(table.gradients.num_passes for table in self.tables())
+        if self._eval_passes is None:
+            self._eval_passes = passes
+        elif passes > self._eval_passes:
+            self._warned_of_eval = True
+            warnings.warn(
+                "the head is trained in eval(): every step draws the same classes. Call "
+                "model.train() first, or torch.no_grad() to evaluate.",
+                stacklevel=2,
+            )
 
     def _flat(self, name: str, ids: Tensor, query: Tensor) -> Tensor:
         """`ids` (..., E), called `name`, one row for each of `query` (..., D), as (B, E)."""

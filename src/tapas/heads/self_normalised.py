@@ -16,9 +16,9 @@ from typing import Any, Unpack
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 import tapas.native as native
+from tapas.compiling import first_derivative
 from tapas.errors import UsageError
 from tapas.heads.batch import Batch, own_scores
 from tapas.heads.flat import FlatOptions, OwnRows
@@ -103,7 +103,7 @@ class _LogPartition(torch.autograd.Function):
         return log_z
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, weight, bias, sums = ctx.saved_tensors
         if native.readable(weight, query, bias, grad):

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import softplus
 
 from tapas.candidates import find, mute
+from tapas.compiling import first_derivative
 from tapas.shapes import check_shape
 
 SCORES_PER_CHUNK = 1 << 18  # floats of a (B, chunk) block of scores: what stays in a cache
@@ -104,7 +104,7 @@ class _NoiseCost(torch.autograd.Function):
         return cost.sum(dim=1) if times is None else cost.mv(times)
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         negative, times = ctx.saved_tensors
         share = torch.sigmoid(negative).mul_(grad[:, None])
@@ -121,7 +121,7 @@ class _AllClassesCost(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         query, weight, bias, own = ctx.saved_tensors
         query_grad = torch.zeros_like(query)

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from tapas.compiling import first_derivative
 from tapas.shapes import check_shape
 
 
@@ -75,7 +75,7 @@ class _GroupedSoftmax(torch.autograd.Function):
         return torch.cat(cost).view(-1).neg_()
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         with torch.autocast(grad.device.type, enabled=False):  # a caller may be inside of it
             return _gradients(ctx, grad)

@@ -17,7 +17,8 @@ QUERIES = 64  # normalised at once, at least
 MOST_QUERIES = 512  # and at most
 SCRATCH = 1 << 22  # floats of the matrix they are normalised in, if that holds more
 MOST_RANKED = 512  # k up to which `top` is worth it
-STATE = {0: (), 1: ("wide",), 2: ("narrow",), 3: ("wide", "wide")}  # of each rule in updates.h
+NUMBERS = {0: 2, 1: 3, 2: 3, 3: 7}  # of each rule in updates.h, and
+STATE = {0: (), 1: ("wide",), 2: ("narrow",), 3: ("wide", "wide")}  # what it remembers of a row
 
 
 def log_sum(
@@ -202,6 +203,8 @@ def update(
     is what the rule remembers, in its order: (C, W) or (C, 1) each. `biases` do not decay.
     """
     # the kernel believes what it is given: a narrower state would be written beyond its end
+    if len(numbers) != NUMBERS[rule]:
+        raise UsageError(f"rule {rule} has {NUMBERS[rule]} numbers, got {len(numbers)}.")
     num_rows, (num_ids, dim) = rows.shape[0], grad.shape
     _check_state(rule, rows, num_rows, dim, state)
     _check_gradients(ids, grad, num_rows)
@@ -212,6 +215,8 @@ def update(
         values, bias_grad, of_biases = biases
         _check_state(rule, values, num_rows, 1, of_biases)
         _check_gradients(ids, bias_grad, num_rows)
+        if bias_grad.dim() != 1:
+            raise _bad_gradients(ids, bias_grad, num_rows)
         bias_grad = bias_grad.contiguous()
         addresses += [values.data_ptr(), bias_grad.data_ptr(), *_two(of_biases)]
     ids = ids.contiguous()
@@ -338,13 +343,14 @@ def _check_state(rule: int, rows: Tensor, num_rows: int, dim: int, state: list[T
             f"expected {wanted} for rows of shape {tuple(rows.shape)}. No row was changed."
         )
     for part in (rows, *state):
-        if part.dtype != torch.float32 or not part.is_contiguous():
+        if part.dtype != torch.float32 or not part.is_contiguous() or not part.is_cpu:
             raise UsageError("rows and their state must be contiguous float32. No row was changed.")
 
 
 def _check_gradients(ids: Tensor, grad: Tensor, num_rows: int) -> None:
     """All but the range of ids, which the kernel looks at before it writes."""
-    if ids.dtype != torch.int64 or grad.dtype != torch.float32 or grad.shape[:1] != ids.shape:
+    fits = ids.dtype == torch.int64 and grad.dtype == torch.float32 and grad.shape[:1] == ids.shape
+    if not fits or num_rows < 0 or not (ids.is_cpu and grad.is_cpu):
         raise _bad_gradients(ids, grad, num_rows)
 
 

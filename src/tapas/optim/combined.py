@@ -1,5 +1,6 @@
 """Several optimizers as one, for training loops and frameworks that step only one."""
 
+from collections import defaultdict
 from collections.abc import Callable
 from itertools import accumulate, compress
 from typing import Any
@@ -22,17 +23,31 @@ class Combined(torch.optim.Optimizer):
     optimizers: `model.parameters()` lists them, too.
     """
 
+    optimizers: tuple[torch.optim.Optimizer, ...]
+
     def __init__(self, *optimizers: torch.optim.Optimizer):
         for one in optimizers:
             if not isinstance(one, torch.optim.Optimizer):
                 raise UsageError(
                     f"Combined joins optimizers, got {type(one).__name__}. Build each one first."
                 )
-        if not optimizers or len({id(one) for one in optimizers}) < len(optimizers):
+            if isinstance(one, torch.optim.LBFGS):
+                raise UsageError(
+                    "LBFGS calls the model several times in a step, so that it cannot be joined "
+                    "with others. Step it apart from the optimizer of the rows."
+                )
+        parts = [
+            part
+            for one in optimizers
+            for part in (one.optimizers if isinstance(one, Combined) else (one,))
+        ]
+        if not parts or len({id(part) for part in parts}) < len(parts):
             raise UsageError("Combined needs optimizers, each once.")
-        self.optimizers = optimizers
-        _leave_anchors_to_rows(optimizers)
+        self.optimizers = tuple(parts)
+        self._is_built = False
+        _leave_anchors_to_rows(self.optimizers)
         super().__init__(self.param_groups, {})
+        self._is_built = True
 
     # The groups and states are those of the parts, which replace them when they load a state.
 
@@ -42,17 +57,26 @@ class Combined(torch.optim.Optimizer):
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        pass
+        self._refuse_assignment("param_groups")
 
     @property
     def state(self) -> Any:
-        return {
-            parameter: state for one in self.optimizers for parameter, state in one.state.items()
-        }
+        """By parameter, of all parts; to change one, change that of its part."""
+        found: dict[Any, Any] = defaultdict(dict)
+        for one in self.optimizers:
+            found.update(one.state)
+        return found
 
     @state.setter
     def state(self, state: Any) -> None:
-        pass
+        self._refuse_assignment("state")
+
+    def _refuse_assignment(self, name: str) -> None:
+        if self._is_built:  # torch's own constructor begins with empty ones
+            raise UsageError(
+                f"the {name} of a Combined is that of its optimizers. Assign it to one of these, "
+                f"combined.optimizers[0].{name}, or use load_state_dict."
+            )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if any(param_group is group for group in self.param_groups):
@@ -78,7 +102,43 @@ class Combined(torch.optim.Optimizer):
         for one in self.optimizers:
             one.zero_grad(set_to_none)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Those of the parts as one: parameters are numbered on, what else they have is kept."""
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        found: dict[str, Any] = {"state": {}, "param_groups": [], "others": []}
+        first = 0
+        for one in self.optimizers:
+            part = one.state_dict()
+            state, groups = part.pop("state"), part.pop("param_groups")
+            found["state"] |= {first + number: value for number, value in state.items()}
+            for group in groups:
+                found["param_groups"].append(
+                    {**group, "params": [first + number for number in group["params"]]}
+                )
+            found["others"].append(part)
+            first += sum(len(group["params"]) for group in groups)
+        if not any(found["others"]):
+            del found["others"]  # as most have none
+        for after in self._optimizer_state_dict_post_hooks.values():
+            found = after(self, found) or found
+        return found
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load all parts, or none if the state of one is refused."""
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = before(self, state_dict) or state_dict
+        parts = self._parts_of(state_dict)
+        for one, part in zip(self.optimizers, parts, strict=True):
+            if isinstance(one, RowOptimizer):
+                one._check_loaded(part)
+        for one, part in zip(self.optimizers, parts, strict=True):
+            one.load_state_dict(part)
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    def _parts_of(self, state_dict: dict[str, Any]) -> list[dict[str, Any]]:
+        """The state of each part, in its own numbers."""
         sizes = [len(one.param_groups) for one in self.optimizers]
         groups = state_dict["param_groups"]
         if len(groups) != sum(sizes):
@@ -86,29 +146,41 @@ class Combined(torch.optim.Optimizer):
                 f"this state has {len(groups)} parameter groups; expected {sum(sizes)}, those of "
                 f"{', '.join(type(one).__name__ for one in self.optimizers)}."
             )
-        parts = []
-        for stop, size in zip(accumulate(sizes), sizes, strict=True):
+        others = state_dict.get("others") or [{} for _ in sizes]
+        parts, first = [], 0
+        for one, stop, size, other in zip(
+            self.optimizers, accumulate(sizes), sizes, others, strict=True
+        ):
             mine = groups[stop - size : stop]
-            numbers = {number for group in mine for number in group["params"]}
-            state = {k: v for k, v in state_dict["state"].items() if k in numbers}
-            parts.append({"state": state, "param_groups": mine})
-        for one, part in zip(self.optimizers, parts, strict=True):
             found, own = (
-                [len(group["params"]) for group in groups]
-                for groups in (part["param_groups"], one.param_groups)
+                [len(group["params"]) for group in some] for some in (mine, one.param_groups)
             )
             if found != own:
                 raise UsageError(
                     f"this state has {found} parameters in the groups of the "
                     f"{type(one).__name__}, expected {own}. Nothing was loaded."
                 )
-            if isinstance(one, RowOptimizer):
-                one._check_loaded(part)
-        for one, part in zip(self.optimizers, parts, strict=True):
-            one.load_state_dict(part)
+            last = first + sum(found)
+            parts.append(
+                {
+                    **other,
+                    "state": {
+                        number - first: value
+                        for number, value in state_dict["state"].items()
+                        if first <= number < last
+                    },
+                    "param_groups": [
+                        {**group, "params": [number - first for number in group["params"]]}
+                        for group in mine
+                    ],
+                }
+            )
+            first = last
+        return parts
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"optimizers": self.optimizers, "defaults": self.defaults}
+        kept = ("optimizers", "defaults", "_is_built")
+        return {name: self.__dict__[name] for name in kept}
 
     def __repr__(self) -> str:
         return f"Combined({', '.join(map(repr, self.optimizers))})"
@@ -130,5 +202,4 @@ def _leave_anchors_to_rows(optimizers: tuple[torch.optim.Optimizer, ...]) -> Non
                     group[name] = list(compress(group[name], keep))
     for one in of_rows:
         for queue in one._queues.values():
-            with torch.no_grad():
-                queue.anchor.zero_()  # the others may have moved it
+            queue.forget_marks()

@@ -30,6 +30,18 @@ if TYPE_CHECKING:
     from tapas.optim.optimizers import RowOptimizer
 
 ROUNDING = 1e-6  # a mean over ranks of equal norms may differ from each by so much
+NOBODY = (
+    "the class rows have gradients from an earlier backward pass, and no optimizer to take them: "
+    "the rows would never move. Make one beside that of the encoder, "
+    "tapas.optim.RowwiseAdagrad(head, lr=0.1), and step both; or both as one, "
+    "tapas.optim.Combined(...). To train no rows, head.requires_grad_(False)."
+)
+ANOTHER = (
+    "another optimizer moves the table's anchor, too: it lists model.parameters(). A GradScaler "
+    "would unscale the rows twice, and its zero_grad drops their gradients before they are used. "
+    "Give it encoder.parameters(), or join both: "
+    "tapas.optim.Combined(torch.optim.AdamW(model.parameters()), tapas.optim.RowwiseAdagrad(head))."
+)
 NOT_FINITE = (
     "the gradient of the class rows holds NaN or inf; no row was changed. Lower the learning rate, "
     "clip gradients, or use a torch.amp.GradScaler, which leaves out such a step."
@@ -116,7 +128,9 @@ class GradientQueue(nn.Module):
     _pending: dict[
         tuple[int, int], list[RowGradients]
     ]  # of passes that have not reached the anchor
-    _value: float  # of the anchor when `_summed` was made; only an optimizer changes it
+    _mark: float | None  # of the anchor at the first call; who lists it in an optimizer changes it
+    _grad: "weakref.ref[Tensor] | None"  # anchor.grad as it was when `_norm` was written to it
+    num_passes: int  # backward passes that have brought gradients
     _warned: bool
     _summed: RowGradients | None
     _norm: float  # of `_summed`, as it was written to anchor.grad
@@ -167,6 +181,8 @@ class GradientQueue(nn.Module):
             self._forget_failed()
         anchor = self.anchor
         if torch.is_grad_enabled() and anchor.requires_grad:
+            if anchor.grad is None:
+                self._summed = None  # somebody's zero_grad; its memory goes, too
             self._check_use(anchor)
         return anchor
 
@@ -192,14 +208,26 @@ class GradientQueue(nn.Module):
                 "after backward.",
                 stacklevel=2,
             )
-        self.rows.check_training()
-        if self.waits and self.rows.row_optimizer is None and self.optimizer is None:
-            raise UsageError(
-                "the class rows have gradients from an earlier backward pass, and no optimizer to "
-                "take them: the rows would never move. Make one beside that of the encoder, "
-                "tapas.optim.RowwiseAdagrad(head, lr=0.1), and step both; or both as one, "
-                "tapas.optim.Combined(...). To train no rows, head.requires_grad_(False)."
-            )
+        rows = self.rows
+        rows.check_training()
+        if rows.row_optimizer is not None:
+            return
+        moved = self._was_moved(anchor)
+        if self.optimizer is None and (moved or self.waits):
+            raise UsageError(NOBODY)
+        if moved:
+            raise UsageError(ANOTHER)
+
+    def _was_moved(self, anchor: Tensor) -> bool:
+        """Whether something has moved the anchor since it was first looked at.
+
+        Its value tells. To ask a GPU for that is to wait for it; there its version must do, which
+        a write to `anchor.data` does not change.
+        """
+        mark = float(anchor.detach()) if anchor.is_cpu else float(anchor._version)
+        if self._mark is None:
+            self._mark = mark
+        return mark != self._mark
 
     @property
     def waits(self) -> bool:
@@ -253,6 +281,7 @@ class GradientQueue(nn.Module):
         with self._lock:
             found = self._pending.pop(_this_pass(), [])
             if found:
+                self.num_passes += 1
                 self._take(anchor, found)
 
     def _take(self, anchor: Tensor, found: list[RowGradients]) -> None:
@@ -263,9 +292,9 @@ class GradientQueue(nn.Module):
         if self._summed is not None and float(grad) != 0:  # 0: somebody's zero_grad
             found.insert(0, self._summed.times(self._factor(float(grad))))
         self._summed, square = sum_rows(found, self.rows.num_rows)
-        self._applied, self._value = False, float(anchor.detach())
+        self._applied = False
         grad.fill_(math.sqrt(self.rows.sum_over_ranks(square, self._formula)))
-        self._norm = float(grad)
+        self._norm, self._grad = float(grad), weakref.ref(grad)
 
     def _formula(self) -> str:
         """Of the optimizer, in words that ranks can compare."""
@@ -304,25 +333,33 @@ class GradientQueue(nn.Module):
 
     def ready(self) -> RowGradients | None:
         """`summed`, for a step; an error if it is not finite, or another optimizer has it, too."""
-        if self.waits and float(self.anchor) != self._value:
-            raise UsageError(
-                "another optimizer moves the table's anchor, too: it lists model.parameters(). A "
-                "GradScaler would unscale the rows twice, and its zero_grad drops their gradients "
-                "before they are used. Give it encoder.parameters(), or join "
-                "both: tapas.optim.Combined(torch.optim.AdamW(model.parameters()), "
-                "tapas.optim.RowwiseAdagrad(head))."
-            )
-        if self._summed is None and self.anchor.grad is not None and float(self.anchor.grad) != 0:
+        if self.waits and self._was_moved(self.anchor):
+            raise UsageError(ANOTHER)
+        if self._is_by_hand(self.anchor.grad):
             raise UsageError(
                 "anchor.grad was set by hand: it is only the norm of the gradients of class rows, "
-                "which `backward` alone brings. Leave it out, or assign the gradients of the other "
-                "parameters only."
+                "which `backward` alone brings. Change it in place, as `grad.mul_(0.5)` does, or "
+                "assign the gradients of the other parameters only."
             )
         if self._summed is None or self.anchor.grad is None:
             return None
         if not (math.isfinite(self._norm) and math.isfinite(float(self.anchor.grad))):
             raise UsageError(NOT_FINITE)
         return self.summed()
+
+    def forget_marks(self) -> None:
+        """Another optimizer may have moved the anchor; from now on it should not."""
+        self._mark = None
+
+    def _is_by_hand(self, grad: Tensor | None) -> bool:
+        """Whether `grad` is another tensor than the one that the norm was written to.
+
+        DistributedDataParallel may have put it into a bucket, where it is a part of a larger one.
+        """
+        if grad is None or (self._grad is not None and self._grad() is grad):
+            return False
+        in_bucket = grad.untyped_storage().nbytes() > grad.nbytes
+        return float(grad) != 0 and (self._summed is None or not in_bucket)
 
     def applied(self) -> None:
         """A step has been made with what waits; it stays for as long as torch keeps a `.grad`."""
@@ -363,6 +400,8 @@ class GradientQueue(nn.Module):
             super()._apply(lambda t: torch.zeros(1, device=device) if t.is_meta else t.to(device))  # type: ignore[no-untyped-call]
             if self._hooked is None or self._hooked() is not self.anchor:
                 self._set_hook()
+            self._mark = None
+            self._grad = None if self.anchor.grad is None else weakref.ref(self.anchor.grad)
             if self._summed is not None:
                 self._summed = RowGradients(*(part.to(device) for part in self._summed))
             for name, part in self.state.items():
@@ -396,7 +435,9 @@ def _nothing_waits() -> dict[str, Any]:
         "_held": None,
         "_optimizer": None,
         "_hooked": None,
-        "_value": 0.0,
+        "_mark": None,
+        "_grad": None,
+        "num_passes": 0,
         "_warned": False,
         "state": {},
     }

@@ -58,8 +58,7 @@ class RowOptimizer(torch.optim.Optimizer):
     def _attach(self, queue: GradientQueue) -> None:
         queue._optimizer = weakref.ref(self)
         queue.state = self.state.get(queue.anchor, {})
-        with torch.no_grad():
-            queue.anchor.zero_()  # another optimizer may have moved it
+        queue.forget_marks()
 
     @classmethod
     def fused(cls, **numbers: Any) -> RowUpdate:
@@ -198,7 +197,9 @@ class RowOptimizer(torch.optim.Optimizer):
             # copies, as two optimizers must not move one state; torch would round whole numbers
             if given := saved.get(anchor):
                 self.state[anchor] = {
-                    name: part.clone() if name in WHOLE else part.to(anchor.device, copy=True)
+                    name: part.clone()
+                    if name in WHOLE
+                    else part.to(anchor.device, torch.float32, copy=True).contiguous()
                     for name, part in given.items()
                 }
             if queue.optimizer is self:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from tapas.candidates import Candidates
-from tapas.compiling import outside_graphs
+from tapas.compiling import first_derivative, outside_graphs
 from tapas.losses import Shares, kept_gradients, kept_log_sum
 from tapas.optim.gradient_queue import GradientQueue
 
@@ -68,7 +67,7 @@ class _SampledLogits(torch.autograd.Function):
         return positive, log_sum
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx: Any, positive_grad: Tensor, log_sum_grad: Tensor) -> tuple[Any, ...]:
         device = positive_grad.device.type
         if not torch.is_autocast_enabled(device):
@@ -132,7 +131,7 @@ class _Lookup(torch.autograd.Function):
         return rows, row_biases
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx: Any, weight_grad: Tensor, bias_grad: Tensor) -> tuple[Any, ...]:
         return _give_back(ctx, weight_grad, bias_grad)
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from tapas.candidates import Candidates
+from tapas.compiling import first_derivative
 from tapas.errors import PeerError
 from tapas.shapes import check_integer
 from tapas.tables.ranking import merge
@@ -50,7 +50,7 @@ class Gathered(torch.autograd.Function):
         return whole.clone()
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         # the sum over shards of what each found for each example, times the number of ranks
         # by which `SentHome` has divided
@@ -68,7 +68,7 @@ class SentHome(torch.autograd.Function):
         return bring_home(ranks, found, sizes)
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         most = max(ctx.sizes)
         parts = grad.new_zeros(ctx.ranks.size, most, grad.shape[2])
@@ -145,7 +145,7 @@ class LogOfSums(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (share,) = ctx.saved_tensors
         result: Tensor = share * grad

@@ -46,7 +46,7 @@ class ShardedTable(ClassTable):
         group: the ranks that share the table; by default all.
 
     Rows are neither parameters nor buffers, so that no wrapper of a model (DDP, FSDP) takes
-    them for something to be made equal on all ranks. `tapas.training.save_checkpoint` saves them.
+    them for something to be made equal on all ranks. `tapas.save_checkpoint` saves them.
     """
 
     exact_reads = True
@@ -203,7 +203,7 @@ class ShardedTable(ClassTable):
             raise UsageError(
                 "this optimizer state is of rows of another rank or layout (rank, ranks, "
                 f"placement, seed): {state['layout'].tolist()}, here {self.layout().tolist()}. "
-                "Load what the same rank has saved, or use tapas.training.save_checkpoint."
+                "Load what the same rank has saved, or use tapas.save_checkpoint."
             )
 
     def sum_over_ranks(self, value: float, formula: Callable[[], str]) -> float:
@@ -301,7 +301,7 @@ class ShardedTable(ClassTable):
         if given != own:
             raise UsageError(
                 f"these rows are those of another rank or layout: {given}, here {own}. Load "
-                "what the same rank has saved, or use tapas.training.save_checkpoint."
+                "what the same rank has saved, or use tapas.save_checkpoint."
             )
         self.shard.load_state_numbers({**numbers, "seed": self.shard.seed})
 
