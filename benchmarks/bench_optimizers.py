@@ -14,7 +14,7 @@ from measuring import interleave, ratio, ratio_target, spread, write_record
 
 import tapas
 from tapas.optim import Adagrad, Combined, LazyAdam, RowOptimizer, RowwiseAdagrad
-from tapas.training.building import build_optimizer, learned_by
+from tapas.training.build import build_optimizer, learned_by
 
 C, D, N, R, LR = 500_000, 64, 1000, 8, 0.1
 BATCH_SIZES = {1024: 100, 64: 300}  # and how often each is repeated

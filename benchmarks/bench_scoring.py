@@ -34,11 +34,11 @@ import tapas.native as native
 from experiments.real.cells import R
 from experiments.real.runs import NEXT, RealRun, prepare
 from experiments.real.sets import Place
-from tapas.cli.log_options import cache_folder
+from tapas.atomic_file import whole_file
+from tapas.cli.options import cache_folder
 from tapas.evaluation.intervals import STUDENT
 from tapas.evaluation.points import PointEvaluator, spread_points
-from tapas.training.steps import step
-from tapas.whole_file import whole_file
+from tapas.training.step import step
 
 POOLS, DIM, BATCH, NUM_CLASSES = (64_000, 8_000), 64, 1024, 500_000
 QUALITY = Path(__file__).parent / "scoring_quality.json"

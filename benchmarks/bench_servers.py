@@ -30,19 +30,19 @@ from measuring import Target, interleave, ratio_quartiles, spread, write_record
 from sections import percent
 
 import tapas
-from tapas.engines.ray_peers import RayPeers
-from tapas.engines.ray_session import join_ray
 from tapas.heads.config import TapasConfig
 from tapas.heads.second_pass import question_of
 from tapas.optim.gradient_queue import RowGradients
 from tapas.schedule import as_schedule
 from tapas.selection import as_selection
-from tapas.tables.peers import Peers, ask_all
-from tapas.tables.post import Post
-from tapas.tables.served import ServedTable
+from tapas.servers.channel import Post
+from tapas.servers.peers import Peers, ask_all
+from tapas.servers.ray_peers import RayPeers
+from tapas.servers.ray_session import join_ray
+from tapas.servers.served_table import ServedTable
+from tapas.servers.worker import SLOTS
 from tapas.tables.shard import TableSpec
-from tapas.training.planning import Workload, traffic_designs
-from tapas.training.service.worker import SLOTS
+from tapas.training.memory_plan import Workload, traffic_designs
 
 C, D, B, R = 500_000, 64, 1000, 8
 SERVERS = (2, 6)  # one for each core of a small machine; the paper's

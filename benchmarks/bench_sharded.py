@@ -25,12 +25,12 @@ from measuring import interleave, ratio, ratio_target, spread, write_record
 
 import tapas
 from tapas.data.windows import SequenceBatch
-from tapas.tables.ranks import Ranks
-from tapas.training import steps
-from tapas.training.building import build_model, build_optimizer, learned_by, workload_of
+from tapas.distributed.collectives import Ranks
+from tapas.training import step as steps
+from tapas.training.build import build_model, build_optimizer, learned_by, workload_of
 from tapas.training.config import build_config
-from tapas.training.planning import Workload, plan
-from tapas.training.team import Team
+from tapas.training.memory_plan import Workload, plan
+from tapas.training.parallel import Team
 
 C, D, HISTORY, R = 500_000, 64, 30, 8
 HEAD, TRAINING = "head step", "training step"

@@ -12,13 +12,13 @@ from pathlib import Path
 import torch
 from measuring import Target, quartiles, quick, write_record
 
-from tapas.data.log_source import LogSource
-from tapas.data.preparing import prepare_log
+from tapas.comparison.synthetic_log import SyntheticLogConfig, write_synthetic_log
+from tapas.data.prepare import prepare_log
+from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig, split_log
-from tapas.data.synthetic_log import SyntheticLogConfig, write_synthetic_log
 from tapas.losses import sampled_softmax_loss
 from tapas.rng import stream
-from tapas.training.building import Parts, build
+from tapas.training.build import Parts, build
 from tapas.training.config import build_config
 
 CLASSES, STEPS, WARMUP = 500_000, 60, 10

@@ -23,7 +23,7 @@ from profiling import profile_summary
 
 import tapas
 from tapas.data.windows import SequenceBatch
-from tapas.training.building import (
+from tapas.training.build import (
     TablePlan,
     build_model,
     build_optimizer,

@@ -11,11 +11,11 @@ from torch import Tensor
 
 import tapas
 from tapas.candidates import Candidates
-from tapas.tables.messages import Floats, Ids, Scored, tensor_of
-from tapas.tables.peers import Call, Peers
+from tapas.servers.messages import Floats, Ids, Scored, tensor_of
+from tapas.servers.peers import Call, Peers
+from tapas.servers.row_server import RowServer
+from tapas.servers.served_table import ServedTable, _Fetched
 from tapas.tables.second_pass import SecondPass
-from tapas.tables.served import ServedTable, _Fetched
-from tapas.tables.server import RowServer
 from tapas.tables.shard import TableSpec
 
 

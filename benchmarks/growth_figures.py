@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 from measuring import two_digits
 
-from tapas.drawing.style import COLOURS, INK, as_png, blank_figure, plain, spread
+from tapas.comparison.figure_style import COLOURS, INK, as_png, blank_figure, plain, spread
 
 COLOUR = {
     "TAPAS priority": COLOURS["TAPAS priority"],

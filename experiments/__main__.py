@@ -21,9 +21,9 @@ from experiments.synthetic.gradient_cost import gradient_cost
 from experiments.synthetic.page import study_page
 from experiments.synthetic.studies import FIGURE_2, STUDIES, Study, find_study
 from experiments.system import command as paper_system
-from tapas.cli.endings import one_line_endings
+from tapas.atomic_file import ResultsFolder
+from tapas.cli.exit_codes import one_line_endings
 from tapas.cli.progress import run_bars
-from tapas.cli.results_folder import ResultsFolder
 
 app = typer.Typer(
     name="experiments",

@@ -14,7 +14,7 @@ from experiments.synthetic.page import claims_table
 from experiments.synthetic.studies import STUDIES, Study, fit_quick
 from experiments.system.claims import STUDY as SYSTEM
 from experiments.system.claims import judge_system_claims
-from tapas.cli.results_folder import ResultsFolder
+from tapas.atomic_file import ResultsFolder
 from tapas.comparison.ledger import Ledger
 from tapas.errors import DataError
 

@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from tapas.tables.ranks import Ranks
+from tapas.distributed.collectives import Ranks
 
 TIMEOUT_SECONDS = 30
 CONTEXT = mp.get_context("forkserver")  # imports happen once, not on every rank
 PRELOAD = ["torch", "torch._dynamo", "pytest", "tapas.cli.main"]  # DDP needs dynamo
 PRELOAD += [  # what commands import when they are called
-    "torch.utils.tensorboard", "tapas.training.session", "experiments.synthetic.figures"
+    "torch.utils.tensorboard", "tapas.training.run", "tapas.comparison.figures"
 ]  # fmt: skip
 CONTEXT.set_forkserver_preload(PRELOAD)
 

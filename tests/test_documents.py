@@ -13,8 +13,8 @@ import polars as pl
 import pytest
 from forked import Forked, torchrun
 
-from tapas.data.synthetic_log import SyntheticLogConfig
-from tapas.training import showcase
+from tapas.comparison import demo as showcase
+from tapas.comparison.synthetic_log import SyntheticLogConfig
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

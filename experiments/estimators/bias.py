@@ -33,12 +33,12 @@ from experiments.estimators.step_times import pairs_feed
 from tapas.comparison.contenders import CONTENDERS, by_name
 from tapas.data.windows import Windows
 from tapas.errors import UsageError
+from tapas.evaluation.scores import bucket_classes
 from tapas.heads import Head
 from tapas.optim import SGD
 from tapas.rng import stream
 from tapas.tables import LocalTable
-from tapas.training.evaluation import bucket_classes
-from tapas.training.head_building import Feed, Needs, build_head
+from tapas.training.build import Feed, Needs, build_head
 
 NUM_CONTEXTS, NUM_CLASSES = 8, 200
 EVENTS_PER_CONTEXT = 4_000

@@ -10,9 +10,9 @@ import typer
 from experiments.estimators.bias import bias_runs, measure_bias
 from experiments.estimators.page import BIAS, FIGURE, README, STEP_TIMES, make_page, read_estimators
 from experiments.estimators.step_times import StepTimesConfig, measure_step_times
-from tapas.cli.endings import one_line_endings
+from tapas.atomic_file import ResultsFolder
+from tapas.cli.exit_codes import one_line_endings
 from tapas.cli.progress import run_bars
-from tapas.cli.results_folder import ResultsFolder
 from tapas.comparison.ledger import Ledger
 from tapas.comparison.process_pool import finish
 

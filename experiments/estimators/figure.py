@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from experiments.estimators.page import COMMAND, Estimators, Timed
+from tapas.comparison.figure_style import add_words, as_png
 from tapas.comparison.figures import ALWAYS, PALE_WORDS, Label, draw_line, label_beside, panel
-from tapas.comparison.summary import time_words
-from tapas.drawing.style import add_words, as_png
+from tapas.comparison.tables import time_words
 from tapas.errors import DataError
 
 

@@ -10,7 +10,7 @@ from tapas.comparison.contenders import CONTENDERS
 from tapas.comparison.ledger import Ledger, Result
 from tapas.comparison.page import Command, Grid, Heading, Part, Picture, Words, as_markdown
 from tapas.comparison.results import FULL
-from tapas.comparison.summary import NONE, time_words
+from tapas.comparison.tables import NONE, time_words
 
 STEP_TIMES, BIAS = "step_times.jsonl", "bias.jsonl"
 README, FIGURE = "README.md", "step-time.png"

@@ -30,9 +30,8 @@ from tapas.heads import Head
 from tapas.optim import RowwiseAdagrad, anchors
 from tapas.rng import stream
 from tapas.tables import LocalTable
-from tapas.training.building import log_frequency
-from tapas.training.free_memory import available_memory
-from tapas.training.head_building import Feed, Needs, build_head, default_samples
+from tapas.training.build import Feed, Needs, build_head, default_samples, log_frequency
+from tapas.training.memory_plan import available_memory
 
 WARM_UP = 2
 LONGEST_STEP = 20.0  # seconds

@@ -26,8 +26,8 @@ from experiments.four_ways.training import (
     train_four_ways,
 )
 from experiments.synthetic.long_tail import LongTailConfig
-from tapas.cli.endings import one_line_endings
-from tapas.cli.results_folder import ResultsFolder
+from tapas.atomic_file import ResultsFolder
+from tapas.cli.exit_codes import one_line_endings
 from tapas.version import __version__
 
 FEWEST_CLASSES = 200

@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from experiments.four_ways.training import FourWaysResult, MethodResult
-from tapas.drawing.style import COLOURS, INK, as_png, blank_figure, label_ends, plain
+from tapas.comparison.figure_style import COLOURS, INK, as_png, blank_figure, label_ends, plain
 
 
 def draw_four_ways(result: FourWaysResult) -> bytes:

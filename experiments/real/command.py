@@ -32,10 +32,10 @@ from experiments.real.pace import ROUNDS, measure_pace
 from experiments.real.page import loss_page, map_page, pace_page, sweeps_page
 from experiments.real.runs import execute, open_set
 from experiments.real.sets import SETS, Place, find_set
-from tapas.cli.endings import one_line_endings
-from tapas.cli.log_options import Cache, cache_folder, talk
+from tapas.atomic_file import ResultsFolder
+from tapas.cli.exit_codes import one_line_endings
+from tapas.cli.options import Cache, cache_folder, talk
 from tapas.cli.progress import run_bars
-from tapas.cli.results_folder import ResultsFolder
 from tapas.comparison.ledger import Ledger, Result
 from tapas.comparison.process_pool import finish
 from tapas.errors import DataError, UsageError

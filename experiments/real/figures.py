@@ -45,8 +45,8 @@ from experiments.real.panels import (
     recommended,
     share_of_targets,
 )
+from tapas.comparison.figure_style import INK, add_words, as_png, blank_figure, label_ends, plain
 from tapas.comparison.ledger import Result
-from tapas.drawing.style import INK, add_words, as_png, blank_figure, label_ends, plain
 from tapas.errors import DataError
 
 Counts = Mapping[str, int]  # classes of a set, by its name

@@ -15,8 +15,8 @@ from experiments.real.cells import PAPER_CELLS, SAMPLED, SAMPLED_2, SAMPLED_4, C
 from experiments.real.runs import build_run, open_set
 from experiments.real.sets import Place
 from tapas.comparison.ledger import Ledger
-from tapas.training.building import Parts
-from tapas.training.steps import step
+from tapas.training.build import Parts
+from tapas.training.step import step
 
 ROUNDS = 5
 SECONDS = 1.0  # of steps, for each cell and round

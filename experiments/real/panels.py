@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
 
 from experiments.real.cells import SEEDS, SMALL_CELLS, Cell, Plan
+from tapas.comparison.figure_style import COLOURS, INK, label_ends, plain
 from tapas.comparison.ledger import Ledger, Result
-from tapas.drawing.style import COLOURS, INK, label_ends, plain
 from tapas.errors import DataError
 
 Entry = tuple[Plan, Ledger]

@@ -19,11 +19,11 @@ from tapas.data.windows import gather
 from tapas.errors import DataError, UsageError
 from tapas.evaluation.points import PointEvaluator, spread_points
 from tapas.evaluation.references import COUNTING, TRUTH, rank_by_counting, rank_by_truth
-from tapas.training.building import Parts, build
+from tapas.evaluation.scores import bucket_classes
+from tapas.training.build import Parts, build
 from tapas.training.config import HeadConfig, LoopConfig, OptimizerConfig, TrainConfig
-from tapas.training.evaluation import bucket_classes
 from tapas.training.model import SequenceModel
-from tapas.training.steps import step
+from tapas.training.step import step
 
 METHODS = ("full", "sampled", "top", "priority", *CURES, *COUNTING, TRUTH)
 NEXT = 5  # items to predict, as in the paper

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tapas.comparison.groceries import PACKAGE, find_groceries
+from tapas.comparison.synthetic_log import SyntheticLogConfig, kept_log
 from tapas.data.event_log import EventLog
-from tapas.data.groceries import PACKAGE, find_groceries
-from tapas.data.log_source import LogSource
-from tapas.data.preparing import prepare_log
+from tapas.data.prepare import prepare_log
+from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig
-from tapas.data.synthetic_log import SyntheticLogConfig, kept_log
 from tapas.errors import UsageError, pick
 from tapas.training.config import ModelConfig
 

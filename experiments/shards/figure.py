@@ -10,8 +10,8 @@ from experiments.shards.page import change_by_shards, one_shard
 from experiments.synthetic.experiment import Cell
 from experiments.synthetic.studies import Study
 from experiments.synthetic.tasks import sizes_of
+from tapas.comparison.figure_style import COLOURS, FAINT, INK, blank_figure, label_ends, plain
 from tapas.comparison.ledger import Ledger
-from tapas.drawing.style import COLOURS, FAINT, INK, blank_figure, label_ends, plain
 from tapas.evaluation.intervals import Interval
 
 Label = tuple[str, float, str]  # text, height, colour

@@ -10,8 +10,8 @@ from experiments.shards.figure import shards_figure
 from experiments.synthetic.experiment import Cell
 from experiments.synthetic.studies import Study
 from experiments.synthetic.tasks import Sizes, load_task, network_task
+from tapas.comparison.figure_style import COLOURS, INK, as_png, blank_figure, label_ends, plain
 from tapas.comparison.ledger import Ledger
-from tapas.drawing.style import COLOURS, INK, as_png, blank_figure, label_ends, plain
 from tapas.evaluation.intervals import interval, moving_average
 
 LEFT_OUT = 2_500  # first steps, as in the paper

@@ -18,10 +18,10 @@ from experiments.system.config import ROUNDS, Round, System, check_same_system
 from experiments.system.measure import OpenJob, measure
 from experiments.system.page import RULE_WORDS, rates_table, system_page
 from experiments.system.results import Findings
-from tapas.cli.endings import one_line_endings
-from tapas.cli.log_options import Cache, cache_folder, talk
+from tapas.atomic_file import ResultsFolder
+from tapas.cli.exit_codes import one_line_endings
+from tapas.cli.options import Cache, cache_folder, talk
 from tapas.cli.progress import run_bars
-from tapas.cli.results_folder import ResultsFolder
 from tapas.comparison.ledger import Ledger
 from tapas.comparison.process_pool import finish
 from tapas.errors import UsageError

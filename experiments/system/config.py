@@ -7,13 +7,13 @@ from pathlib import Path
 
 from experiments.synthetic.experiment import Cell
 from experiments.system.viewing_log import ViewingLogConfig, write_viewing_log
+from tapas.atomic_file import whole_file
 from tapas.comparison.ledger import Ledger, Result
-from tapas.data.log_source import LogSource
+from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig
 from tapas.errors import DataError, UsageError
 from tapas.shapes import check_positive
 from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, TrainConfig
-from tapas.whole_file import whole_file
 
 MORE = 8  # r, and the larger n over the smaller
 RULES = ("top", "priority")  # the paper's, ours

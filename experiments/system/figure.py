@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from experiments.synthetic.experiment import Cell
 from experiments.system.config import MORE, RULES
 from experiments.system.results import Findings, paper_rates, sampled, spread
-from tapas.drawing.style import COLOURS, FAINT, INK, as_png, blank_figure, plain
+from tapas.comparison.figure_style import COLOURS, FAINT, INK, as_png, blank_figure, plain
 from tapas.evaluation.intervals import interval
 
 METHODS = {  # as the colours are called

@@ -6,14 +6,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from experiments.system.measure import Stretch
-from tapas.data.preparing import prepare_log
+from tapas.data.prepare import prepare_log
 from tapas.data.splits import split_log
-from tapas.training.building import prepare
+from tapas.servers.accounting import Account
+from tapas.servers.job import Job
+from tapas.servers.run import on_ray
+from tapas.training.build import prepare
 from tapas.training.config import ServiceConfig, TrainConfig
 from tapas.training.run_folder import create_run
-from tapas.training.service.accounts import Account
-from tapas.training.service.job import Job
-from tapas.training.service.serving import on_ray
 
 
 class RayJob:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from tapas import optim
 from tapas.candidates import Candidates
-from tapas.engines import join_ranks
+from tapas.distributed import ShardedTable, join_ranks
 from tapas.errors import DataError, PeerError, TapasError, UsageError
 from tapas.heads import Diagnosis, TapasConfig, TapasSoftmax, citation
 from tapas.losses import sampled_softmax_loss
@@ -23,11 +23,11 @@ from tapas.proposals import Bigram, LogUniform, Mixture, Proposal, Relabelled, S
 from tapas.rng import stream
 from tapas.schedule import Anneal, Constant, Schedule
 from tapas.selection import PoolView, Priority, Selection, Top
-from tapas.tables import ClassTable, LocalTable, ShardedTable
+from tapas.tables import ClassTable, LocalTable
 from tapas.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from tapas.training.model_checkpoint import load_checkpoint, save_checkpoint
+    from tapas.checkpoints.model import load_checkpoint, save_checkpoint
 
 __all__ = [
     "Anneal",
@@ -75,5 +75,5 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name in ("load_checkpoint", "save_checkpoint"):  # seldom needed, slow to import
-        return getattr(import_module("tapas.training.model_checkpoint"), name)
+        return getattr(import_module("tapas.checkpoints.model"), name)
     raise AttributeError(f"module 'tapas' has no attribute '{name}'")

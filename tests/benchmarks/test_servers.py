@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import tapas
-from tapas.tables.peers import InProcess
-from tapas.tables.post import Post
-from tapas.tables.served import ServedTable
+from tapas.servers.channel import Post
+from tapas.servers.peers import InProcess
+from tapas.servers.served_table import ServedTable
 from tapas.tables.shard import TableSpec
 
 C, D, B, N, SERVERS = 997, 5, 23, 31, 3

@@ -11,7 +11,7 @@ from forked import Forked
 from oracle.comparison_results import comparison, standing
 from oracle.journeys import ENVIRONMENT, invoke, last_line, names, tapas, write_chain
 
-from tapas.cli import compare_settings
+from tapas.cli import compare as compare_settings
 from tapas.cli.compare import _print, expected_words
 from tapas.comparison.config import CompareConfig, quick, synthetic
 from tapas.comparison.contenders import CONTENDERS

@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from tapas.cli.main import app
-from tapas.data.synthetic_log import SyntheticLogConfig, group_words
-from tapas.training import showcase
+from tapas.comparison import demo as showcase
+from tapas.comparison.synthetic_log import SyntheticLogConfig, group_words
 from tapas.training.run_folder import open_run
 
 SMALL = SyntheticLogConfig(num_users=60, num_items=300, num_groups=6, baskets_per_user=12)

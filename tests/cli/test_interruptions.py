@@ -22,9 +22,9 @@ from oracle.journeys import (
     write_chain,
 )
 
-from tapas.data import preparing
-from tapas.training import session
-from tapas.training.checkpoint import CheckpointFolder
+from tapas.checkpoints.folder import CheckpointFolder
+from tapas.data import prepare as preparing
+from tapas.training import run as session
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,8 @@ from oracle.journeys import invoke, last_line, write_chain
 
 from tapas.cli import plan as command
 from tapas.cli.plan import amount_of_memory, whole_number
-from tapas.training import planning
-from tapas.training.planning import Workload, traffic_designs
+from tapas.training import memory_plan as planning
+from tapas.training.memory_plan import Workload, traffic_designs
 
 SIZES = ("--classes", "1e6", "--dim", 32, "--samples", "1,000", "--batch", 400, "--ranks", 4)
 WORKLOAD = Workload(

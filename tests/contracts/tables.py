@@ -10,10 +10,10 @@ from contracts.mirrored import Mirrored
 
 from tapas import LocalTable, Priority, optim, stream
 from tapas.optim import Adagrad
-from tapas.tables.peers import InProcess
-from tapas.tables.post import Post
-from tapas.tables.served import ServedTable
-from tapas.tables.server import RowServer
+from tapas.servers.channel import Post
+from tapas.servers.peers import InProcess
+from tapas.servers.row_server import RowServer
+from tapas.servers.served_table import ServedTable
 from tapas.tables.shard import TableSpec
 
 B, C, D, P = 5, 31, 3, 17

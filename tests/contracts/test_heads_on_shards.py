@@ -7,10 +7,10 @@ from ranks import run_ranks
 
 from tapas import LocalTable, ShardedTable, stream
 from tapas.optim import SGD
-from tapas.tables.peers import InProcess
-from tapas.tables.post import Post
-from tapas.tables.served import ServedTable
-from tapas.tables.server import RowServer
+from tapas.servers.channel import Post
+from tapas.servers.peers import InProcess
+from tapas.servers.row_server import RowServer
+from tapas.servers.served_table import ServedTable
 from tapas.tables.shard import TableSpec
 
 OPTIMIZER = SGD.fused(lr=0.3)

@@ -9,9 +9,9 @@ import time
 
 from forked import tapas_main
 
-from tapas.cli import stopping
-from tapas.tables import blame
-from tapas.training import steps
+from tapas.cli import signals as stopping
+from tapas.distributed import peer_failure as blame
+from tapas.training import step as steps
 
 inner = steps.step
 

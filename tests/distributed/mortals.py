@@ -17,8 +17,8 @@ from uuid import uuid4
 
 from forked import tapas_main
 
-from tapas.tables.peers import InProcess
-from tapas.training.service import serving
+from tapas.servers import run as serving
+from tapas.servers.peers import InProcess
 
 
 class Fault(NamedTuple):

@@ -5,8 +5,8 @@ import torch
 from ranks import run_ranks
 
 from tapas import LocalTable, PeerError, ShardedTable, TapasSoftmax, UsageError, stream
+from tapas.checkpoints.model import load_checkpoint, save_checkpoint
 from tapas.optim import Adagrad, Combined, LazyAdam, RowwiseAdagrad
-from tapas.training.model_checkpoint import load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.slow
 C, D, BATCH, MIDDLE, STEPS = 41, 4, 12, 3, 6

@@ -18,10 +18,10 @@ import pytest
 from tapas import PeerError, UsageError
 
 ray = pytest.importorskip("ray")
-from tapas.engines import ray_calls, ray_peers  # noqa: E402
-from tapas.engines.ray_cluster import accepts_anybody  # noqa: E402
-from tapas.engines.ray_peers import RayPeers  # noqa: E402
-from tapas.engines.ray_session import join_ray  # noqa: E402
+from tapas.servers import ray_calls, ray_peers  # noqa: E402
+from tapas.servers.ray_cluster import accepts_anybody  # noqa: E402
+from tapas.servers.ray_peers import RayPeers  # noqa: E402
+from tapas.servers.ray_session import join_ray  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -110,7 +110,7 @@ def slow_to_build(folder, seconds):
 # what a driver of its own does: a session, then another one, in which it is killed
 DRIVER = """
 import os, signal, sys, time
-from tapas.engines.ray_session import join_ray
+from tapas.servers.ray_session import join_ray
 before = dict(os.environ), signal.getsignal(signal.SIGTERM)
 with join_ray():
     inside = dict(os.environ)
@@ -126,7 +126,7 @@ with join_ray():
 JOINER = """
 import sys
 from tapas import UsageError
-from tapas.engines.ray_session import join_ray
+from tapas.servers.ray_session import join_ray
 try:
     with join_ray(sys.argv[1], timeout_seconds=20) as session:
         print("joined", session.address, session.is_ours)

@@ -13,22 +13,24 @@ import torch.distributed as dist
 from ranks import run_ranks
 
 from tapas import DataError, UsageError
-from tapas.engines import piece_plans, pieces
-from tapas.engines.pieces import (
+from tapas.checkpoints import files as checkpoint_files
+from tapas.checkpoints import folder as checkpoint
+from tapas.checkpoints import piece_plans, pieces
+from tapas.checkpoints import saving as checkpoint_saving
+from tapas.checkpoints.folder import CheckpointFolder
+from tapas.checkpoints.pieces import (
     Piece,
     group_apart,
     load_pieces,
     save_pieces_later,
     stored_shapes,
 )
+from tapas.checkpoints.rows import ShardRows
+from tapas.distributed import peer_failure as blame
+from tapas.distributed.collectives import Ranks
 from tapas.errors import PeerError
 from tapas.rng import stream
-from tapas.tables import blame
 from tapas.tables.placement import Placement
-from tapas.tables.ranks import Ranks
-from tapas.training import checkpoint, checkpoint_files, checkpoint_saving
-from tapas.training.checkpoint import CheckpointFolder
-from tapas.training.checkpoint_rows import ShardRows
 
 pytestmark = pytest.mark.slow
 C, D, SAVERS, LOADERS = 31, 3, (1, 2, 3, 4), (1, 2, 3, 5)

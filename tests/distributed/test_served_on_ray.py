@@ -9,14 +9,14 @@ from contracts import test_table_answers, test_tables
 from contracts.tables import C, D
 
 from tapas.optim import Adagrad
-from tapas.tables.post import Post
-from tapas.tables.served import ServedTable
-from tapas.tables.server import RowServer
+from tapas.servers.channel import Post
+from tapas.servers.row_server import RowServer
+from tapas.servers.served_table import ServedTable
 from tapas.tables.shard import TableSpec
 
 ray = pytest.importorskip("ray")
-from tapas.engines.ray_peers import RayPeers  # noqa: E402
-from tapas.engines.ray_session import join_ray  # noqa: E402
+from tapas.servers.ray_peers import RayPeers  # noqa: E402
+from tapas.servers.ray_session import join_ray  # noqa: E402
 
 pytestmark = pytest.mark.slow
 NUM_SERVERS = 2

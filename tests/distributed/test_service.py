@@ -17,13 +17,14 @@ from distributed.mortals import (
 from oracle.journeys import invoke, last_line, write_chain
 
 from tapas import UsageError
-from tapas.data.log_source import LogSource
-from tapas.training import session
-from tapas.training.checkpoint import CheckpointFolder
+from tapas.checkpoints.folder import CheckpointFolder
+from tapas.data.source import LogSource
+from tapas.servers import job
+from tapas.servers import run as serving
+from tapas.training import run as session
 from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, ServiceConfig, TrainConfig
 from tapas.training.journal import read_journal
-from tapas.training.service import job, serving
-from tapas.training.team import Team
+from tapas.training.parallel import Team
 
 STEPS, EVERY = 20, 5
 SAVED = list(range(EVERY, STEPS + 1, EVERY))

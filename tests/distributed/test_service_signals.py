@@ -18,8 +18,8 @@ from distributed.mortals import (
 from forked import Forked
 from oracle.journeys import ENVIRONMENT, write_chain
 
-from tapas.training import session
-from tapas.training.checkpoint import CheckpointFolder
+from tapas.checkpoints.folder import CheckpointFolder
+from tapas.training import run as session
 from tapas.training.journal import read_journal
 
 PATIENCE = 4  # seconds

@@ -12,14 +12,14 @@ from oracle.journeys import ENVIRONMENT, invoke, write_chain
 from ranks import run_ranks
 
 from tapas import UsageError, join_ranks
-from tapas.cli import ranks as cli_ranks
-from tapas.data.log_source import LogSource
-from tapas.engines.torchrun import started_by_torchrun
+from tapas.checkpoints.folder import CheckpointFolder
+from tapas.cli import torchrun as cli_ranks
+from tapas.data.source import LogSource
+from tapas.distributed.torchrun import started_by_torchrun
+from tapas.evaluation.evaluate import assess
 from tapas.tables.placement import Placement
-from tapas.training import session
-from tapas.training.assessment import assess
-from tapas.training.building import build
-from tapas.training.checkpoint import CheckpointFolder
+from tapas.training import run as session
+from tapas.training.build import build
 from tapas.training.config import (
     HeadConfig,
     LoopConfig,
@@ -30,8 +30,8 @@ from tapas.training.config import (
     read_toml,
 )
 from tapas.training.journal import read_journal
+from tapas.training.parallel import Team
 from tapas.training.run_folder import open_run
-from tapas.training.team import Team
 
 pytestmark = pytest.mark.slow
 STEPS = 12

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from experiments.__main__ import app as experiments
 from tapas.cli.main import app
 from tapas.data.event_log import EventLog
-from tapas.data.log_source import LogSource
-from tapas.data.preparing import prepare_log
+from tapas.data.prepare import prepare_log
+from tapas.data.source import LogSource
 
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "COLUMNS")},

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from tapas.cli.endings import FAILED, one_line_endings
-from tapas.cli.log_options import AsJson, talk
+from tapas.cli.exit_codes import FAILED, one_line_endings
+from tapas.cli.options import AsJson, talk
 from tapas.errors import UsageError
 
 app = typer.Typer(
@@ -33,7 +33,7 @@ Out = Annotated[
 def info(path: At, step: Step = None, as_json: AsJson = False) -> None:
     """Say what a checkpoint holds, and whether it is whole. Ends with 1 if it is not."""
     with one_line_endings():
-        from tapas.training.resharding import describe, find_checkpoint
+        from tapas.checkpoints.describe import describe, find_checkpoint
 
         found = describe(find_checkpoint(path, step))
         if as_json:
@@ -64,7 +64,7 @@ def merge(path: At, out: Out, step: Step = None) -> None:
     Needs memory for all of it at once. The source is not touched.
     """
     with one_line_endings():
-        from tapas.training import resharding
+        from tapas.checkpoints import describe as resharding
 
         resharding.merge(found := resharding.find_checkpoint(path, step), out)
         talk(f"Wrote {out} from {found}, for one process.")
@@ -83,7 +83,7 @@ def reshard(
     Needs memory for all of it at once. The source is not touched.
     """
     with one_line_endings():
-        from tapas.training import resharding
+        from tapas.checkpoints import describe as resharding
 
         resharding.reshard(found := resharding.find_checkpoint(path, step), out, ranks)
         talk(f"Wrote {out} from {found}, for {ranks} rank{'' if ranks == 1 else 's'}.")
@@ -111,8 +111,8 @@ def grow(
     Needs memory for all of it at once. The source is not touched.
     """
     with one_line_endings():
-        from tapas.training.growing import grow as grown
-        from tapas.training.resharding import find_checkpoint
+        from tapas.checkpoints.describe import find_checkpoint
+        from tapas.checkpoints.grow import grow as grown
 
         starts = dict(map(_start, initial or ()))
         used = grown(found := find_checkpoint(path, step), out, to, starts)

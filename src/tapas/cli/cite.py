@@ -1,11 +1,68 @@
 """`tapas cite`: whom to thank."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tapas.cli.endings import one_line_endings
+import tapas.heads as heads
+from tapas.cli.exit_codes import one_line_endings
+from tapas.comparison.contenders import by_name
+from tapas.comparison.stages import SETTINGS
+from tapas.errors import DataError
+from tapas.heads.citations import bibtex_of
+from tapas.training.config import HeadConfig, OptimizerConfig, TrainConfig
+
+ROW_OPTIMIZERS = {
+    "rowwise-adagrad": ("duchi2011adaptive",),
+    "adagrad": ("duchi2011adaptive",),
+    "lazy-adam": ("kingma2015adam",),
+    "sgd": (),
+}
+CLASSES = {
+    kind.method: kind
+    for kind in vars(heads).values()
+    if isinstance(kind, type) and issubclass(kind, heads.Head) and hasattr(kind, "method")
+}
+
+
+def cite_run(config: TrainConfig) -> str:
+    """BibTeX for the method of a run and for the optimizer of its rows."""
+    return bibtex_of((*papers_of(config.head), *optimizer_papers(config.optimizer)))
+
+
+def papers_of(head: HeadConfig) -> tuple[str, ...]:
+    """Keys of what a head with this configuration is made of."""
+    kind = CLASSES[head.method]
+    if issubclass(kind, heads.TapasSoftmax):
+        return kind.papers_of(head.presample, is_priority=head.selection == "priority")
+    return kind.bibtex
+
+
+def optimizer_papers(optimizer: OptimizerConfig) -> tuple[str, ...]:
+    return ROW_OPTIMIZERS[optimizer.rows]
+
+
+def is_comparison(folder: Path) -> bool:
+    return (folder / SETTINGS).is_file()
+
+
+def cite_comparison(folder: Path) -> str:
+    """BibTeX for all methods of the comparison in `folder`, and for the optimizer of its rows."""
+    try:
+        settings = json.loads((folder / SETTINGS).read_text())
+        contenders = by_name(settings["contenders"])
+        optimizer = OptimizerConfig(rows=settings["optimizer"]["rows"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{folder / SETTINGS} cannot be read as the settings of a comparison: {error}. Restore "
+            "it from a copy."
+        ) from None
+    heads = [contender.head(1, None) for contender in contenders]
+    return bibtex_of(
+        [key for head in heads for key in papers_of(head)] + [*optimizer_papers(optimizer)]
+    )
 
 
 def cite(
@@ -15,8 +72,6 @@ def cite(
 ) -> None:
     """Print BibTeX for the methods that a run, or a comparison, used."""
     with one_line_endings():
-        from tapas.comparison.citing import cite_comparison, is_comparison
-        from tapas.training.citing import cite as cite_run
         from tapas.training.run_folder import open_run
 
         if is_comparison(run):

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,14 +16,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tapas.cli.compare_settings import build_comparison
-from tapas.cli.endings import one_line_endings
-from tapas.cli.log_options import (
+from tapas.atomic_file import ResultsFolder
+from tapas.cli.exit_codes import one_line_endings
+from tapas.cli.options import (
     AsJson,
     Cache,
     Files,
     Group,
     Item,
+    Layer,
     MinCount,
     Rare,
     SkipBadRows,
@@ -30,19 +32,77 @@ from tapas.cli.log_options import (
     Time,
     User,
     cache_folder,
+    parse_settings,
     source_table,
     talk,
 )
 from tapas.cli.progress import run_bars
-from tapas.cli.results_folder import ResultsFolder
-from tapas.cli.settings_flag import parse_settings
-from tapas.comparison.asked import duration
-from tapas.comparison.config import CompareConfig, parse_duration
+from tapas.comparison.command import duration
+from tapas.comparison.config import CompareConfig, parse_duration, quick, synthetic
 from tapas.comparison.contenders import CONTENDERS, pick_contenders
+from tapas.errors import UsageError
+from tapas.training.config import JSON, build_config
 from tapas.training.methods import METHODS
 
 if TYPE_CHECKING:
     from tapas.comparison.results import Comparison
+
+
+SETTABLE = ("split", "model", "optimizer")
+
+
+def build_comparison(
+    log: dict[str, JSON], made_up: bool, is_quick: bool, given: dict[str, Any], layer: Layer
+) -> CompareConfig:
+    """The comparison that was asked for; what is wrong is told before any work."""
+    if (made_up or is_quick) and log:
+        raise UsageError(
+            f"{'--synthetic' if made_up else '--quick'} makes a log of its own: leave out LOG and "
+            "the options that say how to read it."
+        )
+    if not (made_up or is_quick or log.get("files")):
+        raise UsageError(
+            "no log given. Try `tapas compare purchases.parquet --budget 1m`, or --synthetic."
+        )
+    _check_settable(layer)
+    if is_quick:
+        base = quick()
+    elif made_up:
+        base = synthetic()
+    else:
+        base = None
+    start: Layer = {"log": log or {"files": ["made-up"]}}
+    if base is not None:
+        start["model"] = _table(base.model)
+        start["split"] = {"kind": base.split.kind}  # how much is held out follows from it
+        start["loop"] = {"batch": base.batch}
+    built = build_config(start, layer)
+    given |= {name: getattr(built, name) for name in SETTABLE} | {"batch": built.loop.batch}
+    if is_quick:
+        return quick(**given)
+    return synthetic(**given) if made_up else CompareConfig(log=built.log, **given)
+
+
+def _table(section: Any) -> dict[str, JSON]:
+    return {name: value for name, value in asdict(section).items() if value is not None}
+
+
+def _check_settable(layer: Layer) -> None:
+    for section, table in layer.items():
+        for name in table:
+            if section == "head":
+                raise UsageError(
+                    f"--set head.{name}: what a method is tried with is fixed in advance, see "
+                    "`tapas compare --list`. Use --methods and --samples."
+                )
+            if (section, name) == ("optimizer", "rows_lr"):
+                raise UsageError("optimizer.rows_lr is searched for every method. Leave it out.")
+            if section not in SETTABLE and (section, name) != ("loop", "batch"):
+                raise UsageError(
+                    f"--set {section}.{name} has no place in a comparison. Known: loop.batch and "
+                    f"the names of {', '.join(SETTABLE)}."
+                )
+
 
 WORKERS = min(2, os.cpu_count() or 1)  # each holds a model, and judges it over all classes
 WIDE = 160  # letters, for a file or a pipe
@@ -165,7 +225,7 @@ def _print_contenders(as_json: bool) -> None:
 
 
 def _compare(config: CompareConfig, out: Path, cache: Path, workers: int) -> None:
-    from tapas.comparison.comparing import compare as run_comparison
+    from tapas.comparison.stages import compare as run_comparison
 
     talk(expected_words(config, workers))
     try:
@@ -218,8 +278,8 @@ def _report(out: Path, as_json: bool) -> None:
 
 
 def _print(comparison: "Comparison") -> None:
-    from tapas.comparison.rule import make_rule
-    from tapas.comparison.summary import SHORT, short_rows
+    from tapas.comparison.recommendation import make_rule
+    from tapas.comparison.tables import SHORT, short_rows
 
     _print_table(SHORT, short_rows(comparison), right=True)
     for words in make_rule(comparison).sentences:

@@ -10,17 +10,17 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tapas.cli.endings import one_line_endings
-from tapas.cli.log_options import AsJson, talk
+from tapas.atomic_file import ResultsFolder
+from tapas.cli.exit_codes import one_line_endings
+from tapas.cli.options import AsJson, talk
 from tapas.cli.progress import Move, progress_bar
-from tapas.cli.results_folder import ResultsFolder
 from tapas.errors import UsageError
 from tapas.training.trainer import Tick
 
 if TYPE_CHECKING:
-    from tapas.training.report_page import Person
+    from tapas.comparison.demo import Found
+    from tapas.comparison.demo_page import Person
     from tapas.training.run_folder import RunFolder
-    from tapas.training.showcase import Found
 
 
 def demo(
@@ -56,7 +56,7 @@ def demo(
                 f"{out} exists and is not an empty folder. Remove it, or choose another --out."
             )
         folder = ResultsFolder(out)
-        from tapas.training import showcase
+        from tapas.comparison import demo as showcase
 
         shop = showcase.find_shop(out, synthetic)
         talk(shop.name)
@@ -90,7 +90,7 @@ def _quiet(words: str) -> None:
 
 
 def _print(found: "Found", people: list["Person"]) -> None:
-    from tapas.training.showcase import HEADING, REPEATS, remarks, table_rows
+    from tapas.comparison.demo import HEADING, REPEATS, remarks, table_rows
 
     console = Console(highlight=False)
     table = Table(box=box.SIMPLE_HEAD)

@@ -11,11 +11,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tapas.cli.endings import one_line_endings
-from tapas.cli.log_options import AsJson
+from tapas.cli.exit_codes import one_line_endings
+from tapas.cli.options import AsJson
 from tapas.cli.progress import progress_bar
-from tapas.cli.ranks import team_of_this_job
-from tapas.training.evaluation import Interval
+from tapas.cli.torchrun import team_of_this_job
+from tapas.evaluation.scores import Interval
 
 
 def evaluate(
@@ -48,7 +48,7 @@ def evaluate(
     Under torchrun all ranks share the work, and each loads its part of the rows.
     """
     with one_line_endings():
-        from tapas.training.assessment import assess
+        from tapas.evaluation.evaluate import assess
         from tapas.training.run_folder import open_run
 
         folder = open_run(run)

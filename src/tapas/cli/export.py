@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 import typer
 
-from tapas.cli.endings import one_line_endings
-from tapas.cli.log_options import AsJson, talk
-from tapas.cli.sources import EXPORT_FORMAT, EXPORT_RECORD
+from tapas.cli.exit_codes import one_line_endings
+from tapas.cli.model_source import EXPORT_FORMAT, EXPORT_RECORD
+from tapas.cli.options import AsJson, talk
 from tapas.errors import UsageError
 from tapas.version import __version__
 
@@ -53,7 +53,7 @@ def export(
     no vector can: files hold its softmax alone, and a folder is refused.
     """
     with one_line_endings():
-        from tapas.training.assessment import load_model
+        from tapas.evaluation.evaluate import load_model
         from tapas.training.run_folder import open_run
 
         writers: dict[str, Writer] = {
@@ -108,7 +108,7 @@ def _safetensors(folder: "RunFolder", model: "SequenceModel", to: Path) -> dict[
 
 
 def _parquet(folder: "RunFolder", model: "SequenceModel", to: Path) -> dict[str, Any]:
-    from tapas.data.frames import write_frame
+    from tapas.data.small_tables import write_frame
 
     weight, bias = _rows(model)
     write_frame(to, {"key": _keys(folder), "vector": weight.numpy(), "bias": bias.numpy()})
@@ -139,7 +139,7 @@ def _faiss(folder: "RunFolder", model: "SequenceModel", to: Path, kind: str) -> 
 
 def _encoder(folder: "RunFolder", model: "SequenceModel", to: Path) -> dict[str, Any]:
     from tapas.retrieval import export_encoder
-    from tapas.retrieval.query_module import QueryModule
+    from tapas.retrieval.encoder_export import QueryModule
 
     history = folder.config.model.history
     weight, _ = model.inputs.rows(torch.arange(model.inputs.num_classes))

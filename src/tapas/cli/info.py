@@ -7,8 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 import typer
 
-from tapas.cli.endings import one_line_endings
-from tapas.cli.log_options import AsJson
+from tapas.cli.exit_codes import one_line_endings
+from tapas.cli.options import AsJson
 from tapas.version import __version__
 
 EXTRAS = {  # package: what it is for

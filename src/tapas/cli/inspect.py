@@ -5,8 +5,8 @@ import json
 
 import typer
 
-from tapas.cli.endings import one_line_endings
-from tapas.cli.log_options import (
+from tapas.cli.exit_codes import one_line_endings
+from tapas.cli.options import (
     AsJson,
     Cache,
     Files,
@@ -43,9 +43,9 @@ def inspect(
     The log is read just as `train` would read it, so that what is wrong shows here first.
     """
     with one_line_endings():
-        from tapas.data.describing import describe, reading_words
-        from tapas.data.log_source import LogSource
-        from tapas.data.preparing import prepare_log
+        from tapas.data.description import describe, reading_words
+        from tapas.data.prepare import prepare_log
+        from tapas.data.source import LogSource
 
         table = source_table(files, user, item, time, text, group, min_count, rare, skip_bad_rows)
         if not files:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tapas.cli.endings import FAILED, one_line_endings
-from tapas.cli.log_options import AsJson
+from tapas.cli.exit_codes import FAILED, one_line_endings
+from tapas.cli.options import AsJson
 from tapas.errors import TapasError
 
 if TYPE_CHECKING:
-    from tapas.training.planning import Plan, Workload
+    from tapas.training.memory_plan import Plan, Workload
 
 UNITS = {
     **{f"{letter}B".lower(): 1000**power for power, letter in enumerate(("", *"kMGTP"))},
@@ -95,13 +95,13 @@ def plan(
     Exit code 1 if it does not fit, with the reason and with changes that would make it fit.
     """
     with one_line_endings():
-        from tapas.training.planning import (
+        from tapas.training.memory_plan import (
             Workload,
             available_memory,
             check_fits,
             traffic_designs,
         )
-        from tapas.training.planning import plan as plan_of
+        from tapas.training.memory_plan import plan as plan_of
 
         workload = Workload(
             num_classes=classes,
@@ -147,7 +147,7 @@ def _as_json(planned: "Plan", available: int, designs: dict[str, int]) -> str:
 
 def _as_text(planned: "Plan", available: int, designs: dict[str, int]) -> Iterable[str]:
     """Parts of nothing are left out."""
-    from tapas.training.planning import in_units
+    from tapas.training.memory_plan import in_units
 
     memory = {**planned.memory, "total": planned.memory_bytes, "free": available}
     traffic = {**planned.traffic, "total": planned.traffic_bytes}
@@ -163,7 +163,7 @@ def _as_text(planned: "Plan", available: int, designs: dict[str, int]) -> Iterab
 
 def designs_table() -> str:
     """Traffic of one step by three designs, as docs/scaling.md shows it."""
-    from tapas.training.planning import traffic_designs
+    from tapas.training.memory_plan import traffic_designs
 
     lines = [
         "| D | m | rows to the worker | Algorithm 2 | no rows (ours) | ours, each rank sends "
@@ -182,8 +182,8 @@ def designs_table() -> str:
 
 def billion_table() -> str:
     """Memory and traffic of a rank for a billion classes, as docs/scaling.md shows it."""
-    from tapas.training.planning import in_units
-    from tapas.training.planning import plan as plan_of
+    from tapas.training.memory_plan import in_units
+    from tapas.training.memory_plan import plan as plan_of
 
     kinds = [
         ("float32", "rowwise-adagrad"),
@@ -213,7 +213,7 @@ def billion_table() -> str:
 
 
 def _at_scale(**changed: Any) -> "Workload":
-    from tapas.training.planning import Workload
+    from tapas.training.memory_plan import Workload
 
     usual = {
         "num_classes": BILLION,

@@ -7,9 +7,9 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from tapas.cli.endings import one_line_endings
-from tapas.cli.log_options import AsJson, talk
-from tapas.cli.sources import Source, open_source
+from tapas.cli.exit_codes import one_line_endings
+from tapas.cli.model_source import Source, open_source
+from tapas.cli.options import AsJson, talk
 from tapas.errors import UsageError
 
 
@@ -60,7 +60,7 @@ def recommend(
         if (users is None) != (out is None):
             raise UsageError("--users FILE and --out FILE go together.")
         if out is not None:
-            from tapas.data.frames import check_ending
+            from tapas.data.small_tables import check_ending
 
             check_ending(out)
         opened = open_source(source, step)
@@ -118,7 +118,7 @@ def _for_many(
     exclude_seen: bool,
     as_json: bool,
 ) -> None:
-    from tapas.data.frames import read_keys, write_frame
+    from tapas.data.small_tables import read_keys, write_frame
 
     keys = read_keys(users, column)
     if not keys:

@@ -13,13 +13,14 @@ from typing import Annotated
 import torch
 import typer
 
-from tapas.cli.endings import one_line_endings
-from tapas.cli.log_options import (
+from tapas.cli.exit_codes import one_line_endings
+from tapas.cli.options import (
     AsJson,
     Cache,
     Files,
     Group,
     Item,
+    Layer,
     MinCount,
     Rare,
     SkipBadRows,
@@ -27,13 +28,13 @@ from tapas.cli.log_options import (
     Time,
     User,
     cache_folder,
+    parse_settings,
     source_table,
     talk,
 )
 from tapas.cli.progress import progress_bar
-from tapas.cli.ranks import begun_again, default_threads, remember_run, team_of_this_job
-from tapas.cli.settings_flag import Layer, parse_settings
-from tapas.cli.stopping import stop_when_asked
+from tapas.cli.signals import stop_when_asked
+from tapas.cli.torchrun import begun_again, default_threads, remember_run, team_of_this_job
 from tapas.errors import UsageError
 from tapas.training.config import JSON, ServiceConfig, build_config, read_toml
 from tapas.training.run_folder import RECORD, open_run
@@ -153,7 +154,7 @@ def train(
             "service": {"servers": servers, "workers": workers, "max_staleness": max_staleness},
         }
         flags = {s: {k: v for k, v in t.items() if v is not None} for s, t in flags.items()}
-        from tapas.training import session
+        from tapas.training import run as session
 
         other = flags.pop("service") if resume is not None else {}
         if resume is not None:
@@ -206,7 +207,7 @@ def train(
                 )
 
             if ray_address is not None:
-                from tapas.training.service.serving import on_ray
+                from tapas.servers.run import on_ray
 
                 if not service.servers:
                     raise UsageError(

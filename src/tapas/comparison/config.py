@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tapas.comparison.contenders import CONTENDERS, MOST_TRIALS, by_name
-from tapas.data.log_source import LogSource
+from tapas.comparison.synthetic_log import SyntheticLogConfig
+from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig
-from tapas.data.synthetic_log import SyntheticLogConfig
 from tapas.errors import UsageError
 from tapas.shapes import check_positive
+from tapas.training.build import default_samples
 from tapas.training.config import LoopConfig, ModelConfig, OptimizerConfig, TrainConfig
-from tapas.training.head_building import default_samples
 
 MADE = SyntheticLogConfig(
     num_users=40_000,

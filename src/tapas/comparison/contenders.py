@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tapas.errors import UsageError, pick
-from tapas.training.head_config import HeadConfig
+from tapas.training.config import HeadConfig
 from tapas.training.methods import METHODS, Method
 
 RATES = (0.3, 1.0, 0.1, 3.0, 0.03, 0.6, 0.2, 2.0)  # of the rows; the first ones first

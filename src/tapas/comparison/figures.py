@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from tapas.comparison.figure_style import FAINT, INK, add_words, as_png, blank_figure, plain, spread
 from tapas.comparison.results import Comparison
-from tapas.comparison.summary import ranked
-from tapas.drawing.style import FAINT, INK, add_words, as_png, blank_figure, plain, spread
+from tapas.comparison.tables import ranked
 from tapas.errors import DataError
 
 ALWAYS = ("full", "sampled", "tapas", "tapas-top")

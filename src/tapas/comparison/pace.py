@@ -21,7 +21,7 @@ from tapas.comparison.ledger import Ledger
 from tapas.comparison.peak_memory import forget_peak, peak_bytes
 from tapas.comparison.runs import CompareRun, Scene, build_run, open_scene
 from tapas.errors import UsageError
-from tapas.training.steps import step
+from tapas.training.step import step
 
 WARM_UP = 3  # steps that are not counted
 LEAST = 3  # steps that are

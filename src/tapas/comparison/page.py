@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from tapas.training.report_page import STYLE
+from tapas.comparison.demo_page import STYLE
 
 MORE_STYLE = """
 body { max-width: 72rem } .wide { overflow-x: auto } .wide table { font-size: .85em }

@@ -3,7 +3,7 @@
 from statistics import fmean
 from typing import Any
 
-from tapas.comparison.asked import budget_words, command_of, log_words
+from tapas.comparison.command import budget_words, command_of, log_words
 from tapas.comparison.figures import draw_quality
 from tapas.comparison.page import (
     Command,
@@ -15,9 +15,9 @@ from tapas.comparison.page import (
     as_html,
     as_markdown,
 )
+from tapas.comparison.recommendation import make_rule
 from tapas.comparison.results import Comparison, Standing
-from tapas.comparison.rule import make_rule
-from tapas.comparison.summary import (
+from tapas.comparison.tables import (
     EXCESS_HEADING,
     HEADING,
     REFERENCE_HEADING,

@@ -11,10 +11,10 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from tapas.comparison.comparing import PACE, RUNS, SETTINGS
 from tapas.comparison.contenders import CONTENDERS
 from tapas.comparison.ledger import Ledger, Result
 from tapas.comparison.runs import REFERENCES, TEST, VALIDATION
+from tapas.comparison.stages import PACE, RUNS, SETTINGS
 from tapas.errors import DataError
 from tapas.evaluation.references import TRUTH
 

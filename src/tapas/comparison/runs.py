@@ -16,18 +16,18 @@ from torch import Tensor
 from tapas.comparison.config import CompareConfig
 from tapas.comparison.contenders import NEXT_ITEMS
 from tapas.comparison.peak_memory import forget_peak, peak_bytes
+from tapas.comparison.synthetic_log import SyntheticLogConfig, kept_log
 from tapas.data.event_log import EventLog
-from tapas.data.log_source import LogSource
-from tapas.data.preparing import prepare_log
+from tapas.data.prepare import prepare_log
+from tapas.data.source import LogSource
 from tapas.data.splits import Points, Split, split_log
-from tapas.data.synthetic_log import SyntheticLogConfig, kept_log
 from tapas.errors import DataError, UsageError
 from tapas.evaluation.points import PointEvaluator, block_sums, spread_points
 from tapas.evaluation.references import COUNTING, TRUTH, rank_by_counting, rank_by_truth
-from tapas.training.building import Parts, build
-from tapas.training.evaluation import measure
+from tapas.evaluation.scores import measure
+from tapas.training.build import Parts, build
 from tapas.training.model import SequenceModel
-from tapas.training.steps import step
+from tapas.training.step import step
 
 MOMENTS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)  # of a run, when it is judged
 STOP_POINTS = 750  # of validation: by them a run chooses its best moment

@@ -6,11 +6,11 @@ What needs polars is loaded when it is first asked for.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from tapas.data.log_source import LogSource
+from tapas.data.source import LogSource
 
 if TYPE_CHECKING:
     from tapas.data.event_log import EventLog
-    from tapas.data.preparing import prepare_log
+    from tapas.data.prepare import prepare_log
     from tapas.data.splits import Points, Split, SplitConfig, split_log, targets_of
     from tapas.data.vocabulary import Vocabulary
 
@@ -32,7 +32,7 @@ _LATER = {
     "Split": "splits",
     "SplitConfig": "splits",
     "Vocabulary": "vocabulary",
-    "prepare_log": "preparing",
+    "prepare_log": "prepare",
     "split_log": "splits",
     "targets_of": "splits",
 }

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from tapas.data.log_source import LogSource
+from tapas.data.source import LogSource
 from tapas.errors import UsageError
 
 # names in lower case without _ - . and spaces, likeliest first

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from tapas.data.event_log import EventLog
 from tapas.data.splits import Points, Split, targets_of
+from tapas.evaluation.ranked_lists import rank_points
+from tapas.evaluation.scores import judge, measure
 from tapas.metrics import ndcg_at_k
 from tapas.rng import stream
-from tapas.training.evaluation import judge, measure
-from tapas.training.judging import rank_points
 from tapas.training.model import SequenceModel
 
 NUM_BLOCKS = 50

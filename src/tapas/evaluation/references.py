@@ -5,11 +5,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tapas.comparison.synthetic_log import SyntheticLogConfig
 from tapas.data.event_log import EventLog
 from tapas.data.splits import Points, Split
-from tapas.data.synthetic_log import SyntheticLogConfig
-from tapas.training.baselines import Baseline, CoOccurrence, MostPopular, OwnMostFrequent
-from tapas.training.evaluation import TOP
+from tapas.evaluation.baselines import Baseline, CoOccurrence, MostPopular, OwnMostFrequent
+from tapas.evaluation.scores import TOP
 
 POPULAR, FAVOURITES, FOLLOWERS = "most popular", "the user's favourites", "co-occurrence"
 TRUTH = "the true distribution"

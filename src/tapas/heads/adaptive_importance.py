@@ -26,7 +26,7 @@ from tapas.errors import DataError, UsageError
 from tapas.heads.flat import FlatOptions, SharedSample
 from tapas.proposals.ngram_mixture import NgramMixture
 from tapas.shapes import check_positive, check_samples, number
-from tapas.tables.meeting import Meeting
+from tapas.tables.ranks import GlobalBatch
 
 SCORING = 64  # examples of a batch that Q is moved by
 
@@ -90,11 +90,11 @@ class AdaptiveImportance(SharedSample):
     def wants_context(self) -> bool:
         return self.ngrams.wants_context
 
-    def candidates(self, meeting: Meeting) -> Candidates:
+    def candidates(self, meeting: GlobalBatch) -> Candidates:
         proposal = self.ngrams.given(meeting.context)
         return proposal.sample(int(self.num_drawn), generator=self._draws())
 
-    def _logits(self, meeting: Meeting) -> tuple[Tensor, Tensor]:
+    def _logits(self, meeting: GlobalBatch) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             kept = self.candidates(meeting).to(self.table.device)
         self._note_scores(len(kept) * (1 + min(1.0, SCORING / len(meeting.query))))
@@ -103,7 +103,7 @@ class AdaptiveImportance(SharedSample):
         return self.table.logits_of(meeting, kept)
 
     @torch.no_grad()
-    def _adapt(self, meeting: Meeting, kept: Candidates) -> None:
+    def _adapt(self, meeting: GlobalBatch, kept: Candidates) -> None:
         """Tell Q what the model thinks of the sample; now and then, take it over."""
         size = len(meeting.query)
         few = min(size, SCORING)

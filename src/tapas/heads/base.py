@@ -10,14 +10,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from tapas.compiling import outside_graphs
 from tapas.errors import UsageError
 from tapas.exact_state import ExactState
 from tapas.heads.batch import Batch, check_somebody, narrow, prepare
-from tapas.precision import in_float32
 from tapas.rng import check_seed
 from tapas.shapes import check_tensor
 from tapas.tables import ClassTable
+from tapas.torch_modes import in_float32, outside_graphs
 
 REDUCTIONS = ("mean", "sum", "none")
 MOST_SCALE = 4096  # a GradScaler begins at 65536; nobody weighs a loss by so much

@@ -12,18 +12,17 @@ import torch
 from torch import Tensor
 
 from tapas.candidates import Candidates
-from tapas.compiling import outside_graphs
 from tapas.errors import UsageError, pick
 from tapas.heads.base import Head
 from tapas.heads.batch import Batch, check_somebody
 from tapas.losses import sampled_softmax_loss, target_costs
 from tapas.optim.row_updates import RowUpdate
-from tapas.precision import in_float32
 from tapas.proposals import Proposal, Uniform
 from tapas.rng import stream
 from tapas.shapes import check_ids, check_query
 from tapas.tables import ClassTable, LocalTable
-from tapas.tables.meeting import Meeting
+from tapas.tables.ranks import GlobalBatch
+from tapas.torch_modes import in_float32, outside_graphs
 
 
 class LossOptions(TypedDict, total=False):
@@ -121,7 +120,7 @@ class SharedSample(FlatHead):
     """Softmax cross-entropy on targets and `candidates`, which the examples of a batch share."""
 
     @abstractmethod
-    def candidates(self, meeting: Meeting) -> Candidates:
+    def candidates(self, meeting: GlobalBatch) -> Candidates:
         """The classes to put beside the targets of this step, and how often each is expected.
 
         Anywhere; the same on every rank. May look at `meeting.query.detach()`.
@@ -145,14 +144,14 @@ class SharedSample(FlatHead):
         found = -cost.new_zeros(target.shape).masked_scatter(real, cost[batch.target >= 0])
         return self._guarded(found)
 
-    def _meet(self, batch: Batch, context: Tensor | None) -> Meeting:
+    def _meet(self, batch: Batch, context: Tensor | None) -> GlobalBatch:
         """All examples that are looked at together, those of this process among them."""
         with self.table.together():
             meeting = self.table.meet(batch.query, batch.target, context, step=self.step)
         check_somebody(len(meeting.query))
         return meeting
 
-    def _logits(self, meeting: Meeting) -> tuple[Tensor, Tensor]:
+    def _logits(self, meeting: GlobalBatch) -> tuple[Tensor, Tensor]:
         """Own logits and the log of the kept sum."""
         with torch.no_grad():
             kept = self.candidates(meeting).to(self.table.device)

@@ -10,7 +10,7 @@ import torch
 
 from tapas.candidates import Candidates
 from tapas.heads.flat import SharedSample
-from tapas.tables.meeting import Meeting
+from tapas.tables.ranks import GlobalBatch
 
 
 class FullSoftmax(SharedSample):
@@ -23,6 +23,6 @@ class FullSoftmax(SharedSample):
     def scores_per_example(self) -> float:
         return self.num_classes
 
-    def candidates(self, meeting: Meeting) -> Candidates:
+    def candidates(self, meeting: GlobalBatch) -> Candidates:
         every = torch.arange(self.num_classes, device=self.table.device)
         return Candidates(every, torch.zeros(self.num_classes, device=self.table.device))

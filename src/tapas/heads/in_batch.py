@@ -32,7 +32,7 @@ from tapas.errors import UsageError
 from tapas.heads.flat import FlatOptions, SharedSample, build_proposal
 from tapas.proposals import Proposal
 from tapas.shapes import check_samples, number
-from tapas.tables.meeting import Meeting
+from tapas.tables.ranks import GlobalBatch
 
 
 class InBatchSoftmax(SharedSample):
@@ -69,11 +69,11 @@ class InBatchSoftmax(SharedSample):
         self.register_buffer("last_seen", torch.full((size,), -1, dtype=torch.int32, device=device))
         self.register_buffer("gap", torch.zeros(size, dtype=torch.float32, device=device))
 
-    def candidates(self, meeting: Meeting) -> Candidates:
+    def candidates(self, meeting: GlobalBatch) -> Candidates:
         met = self._distinct(meeting)
         return Candidates(met, -self._gap_at_sight(met).log())
 
-    def _logits(self, meeting: Meeting) -> tuple[Tensor, Tensor]:
+    def _logits(self, meeting: GlobalBatch) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             kept = self.candidates(meeting).to(self.table.device)
         self._note_scores(len(kept))
@@ -83,7 +83,7 @@ class InBatchSoftmax(SharedSample):
             self.last_seen[met] = self.step
         return self.table.logits_of(meeting, kept)
 
-    def _distinct(self, meeting: Meeting) -> Tensor:
+    def _distinct(self, meeting: GlobalBatch) -> Tensor:
         """Targets of all examples, rising, padding left out."""
         ids: Tensor = torch.unique(meeting.target.to(self.gap.device))
         return ids[ids >= 0]
@@ -118,7 +118,7 @@ class MixedSoftmax(InBatchSoftmax):
         self.num_samples = check_samples(num_samples, self.num_classes)
         self.proposal = build_proposal(proposal, self.num_classes)
 
-    def candidates(self, meeting: Meeting) -> Candidates:
+    def candidates(self, meeting: GlobalBatch) -> Candidates:
         proposal = self.proposal.given(meeting.context)
         drawn = proposal.sample(self.num_samples, generator=self._draws())
         if len(drawn) == self.num_classes:  # all of them for certain: nothing to add

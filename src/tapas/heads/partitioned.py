@@ -18,7 +18,7 @@ from tapas.candidates import Candidates
 from tapas.errors import UsageError
 from tapas.heads.flat import FlatOptions, SharedSample
 from tapas.shapes import check_ids, check_integer, check_samples
-from tapas.tables.meeting import Meeting
+from tapas.tables.ranks import GlobalBatch
 
 LONGEST_PART = 10_000  # steps; data that goes round may never show so many classes
 
@@ -61,7 +61,7 @@ class PartitionedSoftmax(SharedSample):
         self.part_start = 0  # step that the present part began with
         self._part: tuple[int, Tensor] | None = None
 
-    def candidates(self, meeting: Meeting) -> Candidates:
+    def candidates(self, meeting: GlobalBatch) -> Candidates:
         _, ids = self.part
         return Candidates(ids, torch.zeros(len(ids), dtype=torch.float32, device=ids.device))
 
@@ -72,7 +72,7 @@ class PartitionedSoftmax(SharedSample):
             self._part = self._look_ahead(self.part_start)
         return self._part
 
-    def _logits(self, meeting: Meeting) -> tuple[Tensor, Tensor]:
+    def _logits(self, meeting: GlobalBatch) -> tuple[Tensor, Tensor]:
         if self._is_training():
             if not self.part_start <= self.step < self.part[0]:
                 self.part_start, self._part = self.step, None

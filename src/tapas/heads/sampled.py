@@ -12,7 +12,7 @@ from tapas.candidates import Candidates
 from tapas.heads.flat import FlatOptions, SharedSample, build_proposal
 from tapas.proposals import Proposal
 from tapas.shapes import check_samples
-from tapas.tables.meeting import Meeting
+from tapas.tables.ranks import GlobalBatch
 
 
 class SampledSoftmax(SharedSample):
@@ -41,7 +41,7 @@ class SampledSoftmax(SharedSample):
     def scores_per_example(self) -> float:
         return self.num_samples
 
-    def candidates(self, meeting: Meeting) -> Candidates:
+    def candidates(self, meeting: GlobalBatch) -> Candidates:
         proposal = self.proposal.given(meeting.context)
         return proposal.sample(self.num_samples, generator=self._draws())
 

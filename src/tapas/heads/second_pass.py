@@ -3,12 +3,12 @@
 import torch
 
 from tapas.heads.config import TapasConfig
-from tapas.tables.meeting import Meeting
+from tapas.tables.ranks import GlobalBatch
 from tapas.tables.second_pass import Question
 
 
 def question_of(
-    meeting: Meeting,
+    meeting: GlobalBatch,
     pool_size: int,
     config: TapasConfig,
     temperature: float,

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 import tapas.native as native
-from tapas.compiling import first_derivative
 from tapas.errors import UsageError
 from tapas.heads.batch import Batch, own_scores
 from tapas.heads.flat import FlatOptions, OwnRows
 from tapas.losses.sampled_softmax import sums_by_blocks
 from tapas.shapes import number
+from tapas.torch_modes import first_derivative
 
 SCORES_PER_CHUNK = 1 << 18  # floats of a (B, chunk) block of scores: what stays in a cache
 

@@ -17,14 +17,14 @@ from tapas.heads.config import TapasConfig
 from tapas.heads.diagnostics import Diagnosis, diagnose
 from tapas.heads.flat import FlatOptions, LossOptions, SharedSample, build_proposal
 from tapas.heads.second_pass import question_of
-from tapas.precision import in_float32
 from tapas.proposals import Proposal
 from tapas.rng import stream
 from tapas.schedule import Schedule, as_schedule, check_temperature
 from tapas.selection import Priority, Selection, as_selection
 from tapas.shapes import check_query, check_samples
-from tapas.tables.meeting import Meeting
+from tapas.tables.ranks import GlobalBatch
 from tapas.tables.second_pass import Question, uncorrected
+from tapas.torch_modes import in_float32
 
 
 class TapasSoftmax(SharedSample):
@@ -107,10 +107,10 @@ class TapasSoftmax(SharedSample):
     def _pool_size(self) -> int:
         return min(self.config.presample_factor * self.config.num_samples, self.num_classes)
 
-    def candidates(self, meeting: Meeting) -> Candidates:
+    def candidates(self, meeting: GlobalBatch) -> Candidates:
         return self._two_passes(meeting)[1]
 
-    def _logits(self, meeting: Meeting) -> tuple[Tensor, Tensor]:
+    def _logits(self, meeting: GlobalBatch) -> tuple[Tensor, Tensor]:
         pool, question, generator = self._first_pass(meeting)
         second = len(pool) if len(pool) > self.config.num_samples else 0
         scoring = len(question.query) / len(meeting.query)  # others score the kept classes alone
@@ -145,13 +145,13 @@ class TapasSoftmax(SharedSample):
 
     def _meet_all(
         self, query: Tensor, target: Tensor, context: Tensor | None
-    ) -> tuple[Batch, Meeting]:
+    ) -> tuple[Batch, GlobalBatch]:
         with self.table.together():
             batch = self._prepare(query, target, None)
             context = narrow(context, batch)
         return batch, self._meet(batch, context)
 
-    def _first_pass(self, meeting: Meeting) -> tuple[Candidates, Question, torch.Generator]:
+    def _first_pass(self, meeting: GlobalBatch) -> tuple[Candidates, Question, torch.Generator]:
         """S' of this step, by what the second pass shall score it, and from where it draws."""
         config, size = self.config, self._pool_size
         generator = stream(self.seed, "draws", self.step)
@@ -159,7 +159,7 @@ class TapasSoftmax(SharedSample):
         question = question_of(meeting, size, config, self.temperature, generator=generator)
         return pool.to(self.table.device), question, generator
 
-    def _two_passes(self, meeting: Meeting) -> tuple[Candidates, Candidates]:
+    def _two_passes(self, meeting: GlobalBatch) -> tuple[Candidates, Candidates]:
         """S' and S of this step."""
         pool, question, generator = self._first_pass(meeting)
         kept = self.table.second_pass(pool, self.config.num_samples, question, generator=generator)

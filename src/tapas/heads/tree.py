@@ -22,8 +22,8 @@ from torch import Tensor
 from tapas.errors import UsageError
 from tapas.heads.base import Head
 from tapas.heads.batch import Batch
-from tapas.precision import in_float32
 from tapas.shapes import check_ids, check_integer, check_positive, check_query
+from tapas.torch_modes import in_float32
 
 Counts: TypeAlias = Tensor | NDArray[np.generic]
 MOST_COUNTED = 2**62  # all counts together: beyond it sums of int64 overflow

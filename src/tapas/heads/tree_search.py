@@ -13,8 +13,7 @@ from torch.nn import functional
 
 from tapas.candidates import find
 from tapas.tables import LocalTable
-from tapas.tables.exhaustive import best_classes, log_of_all
-from tapas.tables.ranking import merge
+from tapas.tables.exhaustive import best_classes, log_of_all, merge
 
 NOBODY = torch.iinfo(torch.int64).max  # sorts behind all classes
 QUERIES_PER_BLOCK = 256  # searched together

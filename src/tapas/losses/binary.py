@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from tapas.candidates import find, mute
-from tapas.compiling import first_derivative
 from tapas.shapes import check_shape
+from tapas.torch_modes import first_derivative
 
 SCORES_PER_CHUNK = 1 << 18  # floats of a (B, chunk) block of scores: what stays in a cache
 

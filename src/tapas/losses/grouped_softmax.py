@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tapas.compiling import first_derivative
 from tapas.shapes import check_shape
+from tapas.torch_modes import first_derivative
 
 
 def grouped_softmax_costs(

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tapas.compiling import outside_graphs
 from tapas.errors import UsageError
 from tapas.native.library import library
+from tapas.torch_modes import outside_graphs
 
 QUERIES = 64  # normalised at once, at least
 MOST_QUERIES = 512  # and at most

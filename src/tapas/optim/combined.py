@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from tapas.compiling import outside_graphs
 from tapas.errors import UsageError
 from tapas.optim.optimizers import RowOptimizer
+from tapas.torch_modes import outside_graphs
 
 
 class Combined(torch.optim.Optimizer):

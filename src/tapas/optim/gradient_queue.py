@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 
 import tapas.native as native
-from tapas.compiling import outside_graphs
 from tapas.errors import UsageError
 from tapas.optim.row_updates import RowUpdate
+from tapas.torch_modes import outside_graphs
 
 if TYPE_CHECKING:
     from tapas.optim.optimizers import RowOptimizer

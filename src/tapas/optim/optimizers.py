@@ -9,7 +9,6 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from tapas.compiling import outside_graphs
 from tapas.errors import UsageError
 from tapas.optim.gradient_queue import GradientQueue, RowGradients, RowStore, queues_in
 from tapas.optim.row_updates import (
@@ -19,6 +18,7 @@ from tapas.optim.row_updates import (
     RowwiseAdagradUpdate,
     SGDUpdate,
 )
+from tapas.torch_modes import outside_graphs
 
 _names_of = cache(lambda formula: [field.name for field in fields(formula)])
 WHOLE = ("step", "layout")  # numbers of a state, on the CPU

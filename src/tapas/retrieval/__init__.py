@@ -1,9 +1,9 @@
 """From a trained model to recommendations, here or in somebody else's system."""
 
+from tapas.retrieval.embeddings import Embeddings, export_embeddings, load_embeddings
 from tapas.retrieval.encoder_export import ExportedEncoder, export_encoder, load_encoder
-from tapas.retrieval.exporting import Embeddings, export_embeddings, load_embeddings
 from tapas.retrieval.faiss_index import FaissIndex, build_index, load_index, measured_recall
-from tapas.retrieval.recommending import Recommender
+from tapas.retrieval.recommender import Recommender
 
 __all__ = [
     "Embeddings",

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tapas.atomic_file import check_exists, whole_file
 from tapas.errors import DataError, UsageError, pick
 from tapas.metrics import recall_at_k
 from tapas.shapes import all_finite, check_integer, check_positive, check_query, check_shape
-from tapas.whole_file import check_exists, whole_file
 
 WANTED_RECALL = 0.95
 TUNED_AT = 20  # the k whose recall is wanted

@@ -2,10 +2,8 @@
 
 from tapas.tables.base import ClassTable
 from tapas.tables.local import LocalTable
-from tapas.tables.sharded import ShardedTable
 
 __all__ = [
     "ClassTable",
     "LocalTable",
-    "ShardedTable",
 ]

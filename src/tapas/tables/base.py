@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from tapas.candidates import Candidates
-from tapas.compiling import outside_graphs
 from tapas.errors import UsageError
 from tapas.exact_state import ExactState
 from tapas.optim.gradient_queue import GradientQueue, RowGradients
@@ -18,8 +17,9 @@ from tapas.rng import check_generator
 from tapas.selection import Selection
 from tapas.shapes import check_ids, check_integer, check_query, check_shape
 from tapas.tables.gradients import lookup, sampled_logits
-from tapas.tables.meeting import Meeting
+from tapas.tables.ranks import GlobalBatch
 from tapas.tables.second_pass import Question, SecondPass, second_pass_of, uncorrected
+from tapas.torch_modes import outside_graphs
 
 GiveBack: TypeAlias = Callable[[Tensor, Tensor], None]  # of gradients (N, D) and (N,)
 
@@ -154,7 +154,7 @@ class ClassTable(ExactState, ABC):
 
     def sampled(
         self,
-        meeting: Meeting,
+        meeting: GlobalBatch,
         pool: Candidates,
         keep: int,
         question: Question,
@@ -287,12 +287,12 @@ class ClassTable(ExactState, ABC):
 
     def meet(
         self, query: Tensor, target: Tensor, context: Tensor | None = None, *, step: int = 0
-    ) -> Meeting:
+    ) -> GlobalBatch:
         """The examples that are looked at together: `query` (B, D), `target` (B, L) of every rank.
 
         One process meets nobody. Ranks must agree on `step`.
         """
-        return Meeting(query, target, context, (len(query),), target.shape[1])
+        return GlobalBatch(query, target, context, (len(query),), target.shape[1])
 
     def agree(self, what: str, value: object) -> None:
         """An error if ranks differ in `value`, of which the words are compared."""
@@ -301,7 +301,7 @@ class ClassTable(ExactState, ABC):
         """The mean over ranks of what each calls its `size`."""
         return size
 
-    def logits_of(self, meeting: Meeting, kept: Candidates) -> tuple[Tensor, Tensor]:
+    def logits_of(self, meeting: GlobalBatch, kept: Candidates) -> tuple[Tensor, Tensor]:
         """`sampled_logits` of the examples that this process brought to the meeting."""
         return sampled_logits(self.gradients, self.read, meeting.query, meeting.target, kept)
 

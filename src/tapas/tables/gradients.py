@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from tapas.candidates import Candidates
-from tapas.compiling import first_derivative, outside_graphs
 from tapas.losses import Shares, kept_gradients, kept_log_sum
 from tapas.optim.gradient_queue import GradientQueue
+from tapas.torch_modes import first_derivative, outside_graphs
 
 if TYPE_CHECKING:
     from tapas.tables.base import ClassTable

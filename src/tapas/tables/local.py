@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import tapas.native as native
@@ -13,8 +14,7 @@ from tapas.candidates import Candidates
 from tapas.errors import UsageError
 from tapas.native.memory import prefer_huge_pages
 from tapas.optim.gradient_queue import RowGradients
-from tapas.optim.rounding import round_to_bfloat16
-from tapas.optim.row_updates import RowUpdate, StateSpec
+from tapas.optim.row_updates import RowUpdate, StateSpec, round_to_bfloat16
 from tapas.rng import check_seed, stream
 from tapas.shapes import (
     all_finite,
@@ -26,7 +26,6 @@ from tapas.tables.base import ClassTable
 from tapas.tables.checks import check_topk
 from tapas.tables.exhaustive import best_classes, log_of_all
 from tapas.tables.placement import Placement
-from tapas.tables.ranks import num_processes
 from tapas.tables.second_pass import Question, SecondPass, joined, keep_of, share_of
 
 PARTS = ("weight", "bias")
@@ -401,3 +400,10 @@ def start_bias(bias: bool | Tensor, num_classes: int) -> Tensor:
             "of frequencies, give classes never seen a count: counts.clamp(min=1)."
         )
     return start
+
+
+def num_processes() -> int:
+    """How many torch.distributed has, whether or not they share a table."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return 1

@@ -10,7 +10,7 @@ from tapas.encoders import Encoder, last_state
 from tapas.errors import UsageError
 from tapas.heads import FlatHead, Head, SharedSample, TapasSoftmax
 from tapas.tables import ClassTable
-from tapas.training.repeats import Copies, Repeats
+from tapas.training.copy_part import Copies, Repeats
 
 
 class SequenceModel(nn.Module):

@@ -21,12 +21,12 @@ from pathlib import Path
 
 import torch
 
+from tapas.atomic_file import whole_file
+from tapas.checkpoints.folder import CheckpointFolder
 from tapas.data.event_log import EventLog
 from tapas.errors import DataError, UsageError
-from tapas.training.checkpoint import CheckpointFolder
 from tapas.training.config import TrainConfig, as_toml, build_config, read_toml
 from tapas.version import __version__
-from tapas.whole_file import whole_file
 
 FORMAT = 1
 RECORD, CONFIG, LOG, CHECKPOINTS = "run.json", "config.toml", "log", "checkpoints"

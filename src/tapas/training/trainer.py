@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tapas.training.checkpoint import Checkpoint, CheckpointFolder
+from tapas.checkpoints.folder import Checkpoint, CheckpointFolder
 from tapas.training.config import LoopConfig
 from tapas.training.journal import Journal
 from tapas.training.model import SequenceModel
-from tapas.training.steps import Steps
-from tapas.training.team import Team
+from tapas.training.parallel import Team
+from tapas.training.step import Steps
 
 REPORT_EVERY = 20  # steps
 

@@ -5,12 +5,12 @@ from collections.abc import Callable
 import torch
 
 from tapas.data.splits import Points, Split, targets_of
+from tapas.evaluation.ranked_lists import findable, quick_judge
 from tapas.rng import stream
 from tapas.training.config import HeadConfig, TrainConfig
-from tapas.training.judging import findable, quick_judge
 from tapas.training.model import SequenceModel
+from tapas.training.parallel import Team
 from tapas.training.run_folder import RunFolder
-from tapas.training.team import Team
 
 
 def judge_of(

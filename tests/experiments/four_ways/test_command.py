@@ -17,7 +17,7 @@ from experiments.__main__ import app
 from experiments.four_ways import command as four_ways
 from experiments.four_ways.training import METHODS, FourWaysConfig, train_four_ways
 from experiments.synthetic.long_tail import LongTailConfig
-from tapas.cli.results_folder import ResultsFolder
+from tapas.atomic_file import ResultsFolder
 from tapas.errors import UsageError
 
 pytestmark = pytest.mark.slow

@@ -21,7 +21,7 @@ from experiments.four_ways.training import (
 )
 from experiments.synthetic.long_tail import LongTailConfig
 from tapas import UsageError, stream
-from tapas.drawing.style import spread
+from tapas.comparison.figure_style import spread
 
 TINY = FourWaysConfig(
     task=LongTailConfig(num_classes=61, dim=5),

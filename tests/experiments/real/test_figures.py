@@ -37,8 +37,8 @@ from experiments.real.figures import (
 from experiments.real.panels import found, lines_of
 from experiments.real.runs import BUCKETS, MOMENTS, execute
 from experiments.real.sets import GROCERY, LINUX, RUST
+from tapas.comparison.figure_style import COLOURS, as_png
 from tapas.comparison.ledger import Ledger
-from tapas.drawing.style import COLOURS, as_png
 from tapas.errors import DataError
 
 COSTS = {"grocery": {SAMPLED: 1.0}}

@@ -12,7 +12,7 @@ from experiments.real.pace import MEASURED, count_rows, measure_pace
 from experiments.real.runs import prepare
 from experiments.real.sets import RUST
 from tapas.comparison.ledger import Ledger
-from tapas.training.steps import step
+from tapas.training.step import step
 
 PLAN = Plan(RUST, quick=True)
 

@@ -9,7 +9,7 @@ import torch
 from experiments.real.cells import SAMPLED, Plan
 from experiments.real.runs import execute, open_set
 from experiments.real.sets import GROCERY, SYNTHETIC
-from tapas.data.synthetic_log import SyntheticLogConfig
+from tapas.comparison.synthetic_log import SyntheticLogConfig
 from tapas.errors import UsageError
 from tapas.evaluation.points import spread_points
 from tapas.evaluation.references import COUNTING, TRUTH, rank_by_counting, rank_by_truth

@@ -7,8 +7,8 @@ import pytest
 
 from experiments.real import sets
 from experiments.real.sets import GROCERY, RUST, SETS, SYNTHETIC, Place, find_set
-from tapas.data import synthetic_log
-from tapas.data.groceries import Groceries
+from tapas.comparison import synthetic_log
+from tapas.comparison.groceries import Groceries
 from tapas.errors import UsageError
 
 

@@ -10,9 +10,9 @@ from experiments.synthetic.experiment import Cell
 from experiments.system.config import Round, System, check_same_system, finished_rounds
 from tapas import DataError, UsageError
 from tapas.comparison.ledger import Ledger
-from tapas.data.preparing import prepare_log
+from tapas.data.prepare import prepare_log
 from tapas.data.splits import split_log
-from tapas.training.building import build
+from tapas.training.build import build
 
 PAPER = System()
 SMALL = PAPER.quick()

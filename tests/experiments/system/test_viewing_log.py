@@ -8,8 +8,8 @@ import pytest
 
 from experiments.system.viewing_log import TEETH, ViewingLogConfig, popularity, write_viewing_log
 from tapas import UsageError
-from tapas.data.log_source import LogSource
-from tapas.data.preparing import prepare_log
+from tapas.data.prepare import prepare_log
+from tapas.data.source import LogSource
 
 USERS, ITEMS, INTERESTS, HABIT = 3_000, 400, 7, 0.8
 CONFIG = ViewingLogConfig(

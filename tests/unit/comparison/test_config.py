@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from tapas.comparison.config import CompareConfig, parse_duration, quick, synthetic
-from tapas.data.log_source import LogSource
-from tapas.data.synthetic_log import SyntheticLogConfig
+from tapas.comparison.synthetic_log import SyntheticLogConfig
+from tapas.data.source import LogSource
 from tapas.errors import UsageError
 from tapas.training.config import ModelConfig, OptimizerConfig
 

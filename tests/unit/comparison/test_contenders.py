@@ -10,7 +10,7 @@ from tapas.comparison.contenders import (
     by_name,
     pick_contenders,
 )
-from tapas.drawing.style import COLOURS
+from tapas.comparison.figure_style import COLOURS
 from tapas.errors import UsageError
 from tapas.training.methods import METHODS
 

@@ -11,7 +11,7 @@ import torch
 from tapas.comparison import runs
 from tapas.comparison.config import quick
 from tapas.comparison.runs import MOMENTS, CompareRun, build_run, execute, find_log, open_scene
-from tapas.data.log_source import LogSource
+from tapas.data.source import LogSource
 from tapas.errors import DataError, UsageError
 from tapas.evaluation.intervals import estimate
 

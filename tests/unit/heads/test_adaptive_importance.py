@@ -12,7 +12,7 @@ from oracle.tables import dense_gradients
 import tapas
 from tapas.heads import adaptive_importance
 from tapas.heads.adaptive_importance import AdaptiveImportance
-from tapas.tables.meeting import Meeting
+from tapas.tables.ranks import GlobalBatch
 
 B, L, C, D, N = 7, 3, 43, 4, 11
 TARGET = torch.tensor(
@@ -41,7 +41,7 @@ def queries(seed=0):
 
 def meeting_of(query, target=TARGET, context=None):
     target = target.masked_fill(target < 0, -1)
-    return Meeting(query, target, context, (len(query),), target.shape[1])
+    return GlobalBatch(query, target, context, (len(query),), target.shape[1])
 
 
 def logits_of(head, query):

@@ -10,7 +10,7 @@ from oracle.tables import dense_gradients
 
 import tapas
 from tapas.heads.in_batch import InBatchSoftmax, MixedSoftmax
-from tapas.tables.meeting import Meeting
+from tapas.tables.ranks import GlobalBatch
 
 B, L, C, D, N = 5, 3, 31, 4, 7
 PROPOSAL = tapas.Squashed(torch.arange(1, C + 1), alpha=0.5)
@@ -44,7 +44,7 @@ def targets(step, *shape):
 
 def meeting_of(query, target, context=None):
     target = target.masked_fill(target < 0, -1)
-    return Meeting(query, target, context, (len(query),), target.shape[1])
+    return GlobalBatch(query, target, context, (len(query),), target.shape[1])
 
 
 def test_losses_and_estimates_are_those_of_the_loops():

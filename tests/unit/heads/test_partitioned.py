@@ -10,7 +10,7 @@ from oracle.tables import dense_gradients
 import tapas
 from tapas.heads import partitioned
 from tapas.heads.partitioned import PartitionedSoftmax
-from tapas.tables.meeting import Meeting
+from tapas.tables.ranks import GlobalBatch
 
 B, L, C, D, N, STEPS = 5, 3, 61, 4, 23, 17
 
@@ -46,7 +46,7 @@ def queries(step=0):
 
 
 def kept_by(head):
-    return head.candidates(Meeting(queries(), BATCHES[0], None, (B,), L))
+    return head.candidates(GlobalBatch(queries(), BATCHES[0], None, (B,), L))
 
 
 def test_losses_are_those_of_the_loops_over_the_classes_of_each_part():

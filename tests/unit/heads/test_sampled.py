@@ -9,7 +9,7 @@ from oracle.tables import dense_gradients
 
 import tapas
 from tapas.heads.sampled import SampledSoftmax
-from tapas.tables.meeting import Meeting
+from tapas.tables.ranks import GlobalBatch
 
 B, L, C, D, N = 5, 3, 31, 4, 7
 TARGET = torch.tensor([[1, 5, 30], [7, 7, 2], [0, -100, -100], [4, 3, -100], [9, 9, 9]])
@@ -29,7 +29,7 @@ def queries():
 
 
 def sample_of(head, query, target):
-    return head.candidates(Meeting(query, target, None, (len(query),), target.shape[1]))
+    return head.candidates(GlobalBatch(query, target, None, (len(query),), target.shape[1]))
 
 
 def test_the_loss_is_that_of_the_loops_for_what_it_draws():
@@ -104,7 +104,7 @@ def test_a_bigram_hears_the_context():
     pairs = torch.tensor([4, 4, 4]), torch.tensor([9, 17, 30]), torch.full((3,), 1e9)
     proposal = tapas.Bigram(*pairs, unigram=tapas.Uniform(C), kappa=1e-6)
     head = make(num_samples=3, proposal=proposal)
-    meeting = Meeting(queries(), TARGET, torch.full((B,), 4), (B,), L)
+    meeting = GlobalBatch(queries(), TARGET, torch.full((B,), 4), (B,), L)
     assert head.candidates(meeting).ids.tolist() == [9, 17, 30]
     with pytest.raises(tapas.UsageError, match="pass context=previous to the head"):
         head(queries(), TARGET)

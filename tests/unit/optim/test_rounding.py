@@ -4,7 +4,7 @@ import torch
 
 from tapas import LocalTable, stream
 from tapas.optim import SGD
-from tapas.optim.rounding import round_to_bfloat16
+from tapas.optim.row_updates import round_to_bfloat16
 
 N, DRAWS = 31, 4000
 

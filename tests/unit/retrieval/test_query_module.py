@@ -8,7 +8,7 @@ import torch
 from tapas import TapasSoftmax, stream
 from tapas.encoders import GRUEncoder, MeanEncoder, TransformerEncoder
 from tapas.retrieval import export_encoder, load_encoder
-from tapas.retrieval.query_module import QueryModule
+from tapas.retrieval.encoder_export import QueryModule
 from tapas.training.model import SequenceModel
 
 C, T, D = 23, 7, 8

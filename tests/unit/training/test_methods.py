@@ -9,12 +9,13 @@ import torch
 from oracle.journeys import chain_log
 
 from tapas import UsageError
-from tapas.data.log_source import LogSource
+from tapas.checkpoints.model import load_checkpoint, save_checkpoint
+from tapas.cli.cite import CLASSES, cite, papers_of
+from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig, split_log
 from tapas.heads.citations import BIBTEX
 from tapas.proposals import Bigram, LogUniform, Relabelled, Squashed
-from tapas.training.building import build, build_model
-from tapas.training.citing import CLASSES, cite, papers_of
+from tapas.training.build import Feed, build, build_model
 from tapas.training.config import (
     HeadConfig,
     LoopConfig,
@@ -23,10 +24,8 @@ from tapas.training.config import (
     ServiceConfig,
     TrainConfig,
 )
-from tapas.training.head_building import Feed
 from tapas.training.methods import METHODS
-from tapas.training.model_checkpoint import load_checkpoint, save_checkpoint
-from tapas.training.steps import step
+from tapas.training.step import step
 from tapas.training.validation import head_words
 
 OF_ALL = {"method", "next_items", "target_decay", "positions"}

@@ -9,13 +9,14 @@ import torch
 from oracle.journeys import chain_log, write_chain
 
 from tapas import UsageError
-from tapas.data.log_source import LogSource
+from tapas.checkpoints.folder import CheckpointFolder
+from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig, split_log, targets_of
+from tapas.evaluation.evaluate import assess, load_model
+from tapas.evaluation.ranked_lists import rank_points
 from tapas.optim import SGD
-from tapas.training import session
-from tapas.training.assessment import assess, load_model
-from tapas.training.building import build
-from tapas.training.checkpoint import CheckpointFolder
+from tapas.training import run as session
+from tapas.training.build import build
 from tapas.training.config import (
     HeadConfig,
     LoopConfig,
@@ -25,7 +26,6 @@ from tapas.training.config import (
     as_toml,
     build_config,
 )
-from tapas.training.judging import rank_points
 from tapas.training.run_folder import open_run
 
 CONFIG = TrainConfig(

@@ -14,9 +14,9 @@ from forked import Forked
 from oracle.journeys import ENVIRONMENT, tapas, write_chain
 
 from tapas import UsageError
-from tapas.data.log_source import LogSource
-from tapas.training import session
-from tapas.training.checkpoint import CheckpointFolder
+from tapas.checkpoints.folder import CheckpointFolder
+from tapas.data.source import LogSource
+from tapas.training import run as session
 from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, OptimizerConfig, TrainConfig
 from tapas.training.journal import read_journal
 

@@ -11,7 +11,7 @@ import pytest
 from oracle.journeys import chain_log
 
 from tapas import DataError, UsageError
-from tapas.data.log_source import LogSource
+from tapas.data.source import LogSource
 from tapas.training.config import LoopConfig, TrainConfig
 from tapas.training.run_folder import check_free, create_run, only_one, open_run
 from tapas.version import __version__

@@ -9,13 +9,13 @@ import torch
 from oracle.journeys import chain_log
 
 from tapas import DataError, UsageError
-from tapas.data.log_source import LogSource
+from tapas.checkpoints.folder import CheckpointFolder
+from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig, split_log
-from tapas.training.building import build
-from tapas.training.checkpoint import CheckpointFolder
+from tapas.training.build import build
 from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, OptimizerConfig, TrainConfig
 from tapas.training.journal import Journal, read_journal
-from tapas.training.steps import OwnSteps
+from tapas.training.step import OwnSteps
 from tapas.training.trainer import Trainer
 
 LOOP = LoopConfig(steps=20, evaluate_every=2, batch=4, patience=2, keep=3, checkpoint_seconds=1e9)

@@ -1,0 +1,1 @@
+"""Checkpoints: saved whole or not at all, for any number of processes."""

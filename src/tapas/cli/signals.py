@@ -1,0 +1,71 @@
+"""Ctrl-C and SIGTERM: a training run ends after its step, with a checkpoint."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tapas.cli.options import talk
+from tapas.training.parallel import Team
+
+PATIENCE_SECONDS = 15  # for a rank's step to end; torchrun kills after 30
+
+
+@dataclass(slots=True)
+class Asked:
+    """Whether a signal has asked to stop, and whether there is anything to save yet."""
+
+    signal: int | None = None
+    training: bool = False
+    heard: bool = False  # the loop knows
+
+    parent: int | None = None  # of a rank: without torchrun there is nobody to stop it
+
+    def to_stop(self) -> bool:
+        orphaned = self.parent is not None and os.getppid() != self.parent
+        self.heard = self.signal is not None or orphaned
+        return self.heard
+
+
+@contextmanager
+def stop_when_asked(team: Team) -> Iterator[Asked]:
+    """A signal is noted, for the loop to end well; a second one ends at once.
+
+    Ranks note any number, as torchrun repeats a signal; one whose step does not end, because
+    it hangs, ends before torchrun has to kill it.
+    """
+    asked = Asked(parent=None if team.ranks is None else os.getppid())
+
+    def note(number: int, frame: object) -> None:
+        if asked.signal is not None and team.ranks is not None:
+            return
+        if asked.signal is not None or not asked.training:
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            talk("tapas: stopped by SIGTERM.")
+            raise SystemExit(128 + number)
+        asked.signal = number
+        if team.leads:
+            talk("Stopping after this step, with a checkpoint.")
+        if team.ranks is not None:
+            signal.alarm(PATIENCE_SECONDS)
+
+    def lose_patience(number: int, frame: object) -> None:
+        if not asked.heard:
+            talk(
+                f"tapas: rank {team.rank} has not ended its step in {PATIENCE_SECONDS} s: stopped."
+            )
+            raise SystemExit(128 + (asked.signal or number))
+
+    handlers = {signal.SIGINT: note, signal.SIGTERM: note}
+    if team.ranks is not None:
+        handlers[signal.SIGALRM] = lose_patience
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield asked
+    finally:
+        if team.ranks is not None:
+            signal.alarm(0)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,61 @@
+"""A command as one rank of a job that torchrun has started, or alone."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tapas.distributed.torchrun import (
+    join_ranks,
+    num_restarts,
+    remember,
+    remembered,
+    started_by_torchrun,
+)
+from tapas.training.config import TrainConfig, build_config, read_toml
+from tapas.training.parallel import Team
+from tapas.training.run_folder import CONFIG, RECORD
+
+
+@contextmanager
+def team_of_this_job(folder: Path, config: TrainConfig | None) -> Iterator[Team]:
+    """All ranks, if torchrun started this process; without `config`, that of the run counts."""
+    if not started_by_torchrun():
+        yield Team()
+        return
+    if config is None and (folder / CONFIG).exists():
+        config = build_config(read_toml(folder / CONFIG))
+    seconds = {} if config is None else {"timeout_seconds": config.loop.peer_seconds}
+    with join_ranks(**seconds) as ranks:
+        yield Team(ranks)
+
+
+def begun_again(folder: Path) -> bool:
+    """Whether torchrun has started this job anew, and an earlier attempt has made the run."""
+    return (
+        started_by_torchrun()
+        and num_restarts() > 0
+        and (folder / RECORD).exists()
+        and remembered(_word(folder))
+    )
+
+
+def remember_run(team: Team, folder: Path) -> None:
+    """For `begun_again`: a run of another job must not be gone on with."""
+    if team.ranks is not None:
+        remember(team.ranks, _word(folder))
+
+
+def _word(folder: Path) -> str:
+    return f"run {folder.resolve()}"
+
+
+def default_threads() -> int:
+    """All cores; for a rank, what torchrun has set, or its share of the cores of its host."""
+    cores = os.cpu_count() or 1
+    if not started_by_torchrun():
+        return cores
+    set_by_torchrun = os.environ.get("OMP_NUM_THREADS", "")
+    if set_by_torchrun.isdigit() and int(set_by_torchrun) > 0:
+        return int(set_by_torchrun)
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

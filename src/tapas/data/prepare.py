@@ -1,0 +1,162 @@
+"""From a source to a prepared log, once: an unchanged source is opened at once."""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from tapas.atomic_file import sync
+from tapas.data.event_log import DESCRIPTION, FORMAT_VERSION, EventLog, write_log
+from tapas.data.event_order import Arranged, arrange
+from tapas.data.raw_events import gather
+from tapas.data.source import LogSource
+from tapas.data.vocabulary import Vocabulary
+from tapas.errors import DataError, UsageError
+
+UNFINISHED = ".unfinished-"
+LEFT_FOR_GOOD_SECONDS = 24 * 3600
+
+
+def _silence(text: str) -> None:
+    pass
+
+
+def prepare_log(
+    source: LogSource, cache: Path, *, talk: Callable[[str], None] = _silence
+) -> EventLog:
+    """The log of `source`, sorted and memory-mapped, in a folder of `cache` named by its content.
+
+    The same source with unchanged files is opened at once. A build that fails or is killed
+    leaves nothing that looks finished. `talk` is told what is going on.
+    """
+    cache = Path(cache)
+    folder = cache / source.content_key(FORMAT_VERSION)
+    if (folder / DESCRIPTION).exists():
+        return EventLog.open(folder)
+    arrays, vocabularies, report = _build(source, talk)
+    num_bytes = sum(array.nbytes for array in arrays.values())
+    unfinished: Path | None = None
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        _clear_leftovers(cache)
+        unfinished = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=cache))
+        talk(f"writing {num_bytes / 1e6:,.0f} MB")
+        write_log(unfinished, arrays, vocabularies, report)
+        for file in unfinished.iterdir():
+            sync(file)
+        sync(unfinished)
+        if not (folder / DESCRIPTION).exists():  # or another process was faster
+            unfinished.rename(folder)
+            sync(cache)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise UsageError(
+            f"the prepared log could not be written to {cache}: {error}. About "
+            f"{num_bytes / 1e6:,.0f} MB are needed; nothing was left behind. Free some space or "
+            "name another folder."
+        ) from error
+    finally:
+        if unfinished is not None:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    return EventLog.open(folder)
+
+
+def _clear_leftovers(cache: Path) -> None:
+    """What a killed build left behind a day ago or more; a younger one may still be at work."""
+    for folder in cache.glob(f"{UNFINISHED}*"):
+        with suppress(OSError):
+            if time.time() - folder.stat().st_mtime > LEFT_FOR_GOOD_SECONDS:
+                shutil.rmtree(folder)
+
+
+def _build(
+    source: LogSource, talk: Callable[[str], None]
+) -> tuple[dict[str, NDArray[Any]], dict[str, Vocabulary], dict[str, object]]:
+    """Arrays, vocabularies and report of a log, in memory."""
+    gathered = gather(source, talk)
+    user_keys, item_keys, report = gathered.user.keys, gathered.item.keys, gathered.report
+    talk(f"sorting {len(gathered.time):,} events")
+    user, item, time = gathered.user.codes, gathered.item.codes, gathered.time
+    del gathered
+    events, num_repeated = arrange(user, time, item)
+    del user, item, time
+    report["repeated_events"] = num_repeated
+    item_keys = _treat_rare(source, events, item_keys, report)
+    counts = np.bincount(events.item, minlength=item_keys.len())
+    order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]  # ties by key
+    num_items = len(order)
+    table = np.zeros(len(counts), dtype=np.int32 if num_items < 2**31 else np.int64)
+    table[order] = np.arange(num_items)
+    starts = np.append(0, 1 + np.flatnonzero(events.user[1:] != events.user[:-1]))
+    offsets = np.append(starts, len(events.user)).astype(np.int64)
+    lengths = np.diff(offsets)
+    arrays = {"items": table[events.item], "times": events.time, "offsets": offsets}
+    vocabularies = {
+        "item": Vocabulary(item_keys.gather(pl.Series(order)), counts[order]),
+        "user": Vocabulary(user_keys.gather(pl.Series(events.user[starts])), lengths, kind="user"),
+    }
+    report |= {
+        "events": len(events.item),
+        "users": len(lengths),
+        "items": num_items,
+        "users_with_one_event": int(np.count_nonzero(lengths == 1)),
+        "longest": int(lengths.max()),
+        "events_in_baskets": len(events.item) - _num_alone(events.first),
+        "first_time": int(events.time.min()),
+        "last_time": int(events.time.max()),
+    }
+    report["notes"] = _notes(report)
+    return arrays, vocabularies, report
+
+
+def _treat_rare(
+    source: LogSource, events: Arranged, keys: pl.Series, report: dict[str, object]
+) -> pl.Series:
+    """Drop or fold the rare items among `events`; the keys of the codes afterwards."""
+    counts = np.bincount(events.item, minlength=keys.len())
+    rare = (counts > 0) & (counts < source.min_count)
+    report |= {"rare": source.rare, "rare_items": int(np.count_nonzero(rare))}
+    report["rare_events"] = int(counts[rare].sum())
+    if source.rare == "keep" or not rare.any():
+        return keys
+    is_rare = rare[events.item]
+    if source.rare == "drop":
+        if is_rare.all():
+            raise DataError(
+                f"every item is seen less than {source.min_count} times (min_count): dropping them "
+                f"leaves nothing. Lower min_count; the most frequent is seen {counts.max()} times."
+            )
+        events.keep(~is_rare)
+        return keys
+    events.item[is_rare] = keys.len()
+    rows = np.flatnonzero(is_rare)
+    basket = np.cumsum(events.first)[rows]
+    again = np.zeros(len(events.item), dtype=np.bool_)
+    again[rows[1:]] = basket[1:] == basket[:-1]
+    events.keep(~again)  # a basket is a set: it holds the rare class once
+    return pl.concat([keys, pl.Series(keys.name, [None], dtype=keys.dtype)])
+
+
+def _num_alone(first: NDArray[np.bool_]) -> int:
+    """Number of events that are the only one of their basket."""
+    return int(np.count_nonzero(np.diff(np.append(np.flatnonzero(first), len(first))) == 1))
+
+
+def _notes(report: dict[str, object]) -> list[str]:
+    """What a user should know before training on this log."""
+    notes = []
+    if report["users"] == 1:
+        notes.append("there is only one user: name another user column if that is not meant")
+    if report["longest"] == 1:
+        notes.append("every user has a single event: there is no next item to learn")
+    if report["items"] == 1:
+        notes.append("there is only one item: nothing to choose from")
+    if report["time_kind"] == "file order":
+        notes.append("no time column: the order of the file is taken as the order of events")
+    return notes

@@ -1,0 +1,208 @@
+"""The batch of all ranks, on every rank, and the way of its answers home.
+
+Forward, queries are gathered and each example's two or three numbers go back to its rank;
+backward, gradients take the same two roads the other way round. What each rank computes from
+its own examples is averaged over ranks, as DistributedDataParallel averages the gradients of
+an encoder: rows move by the gradient of that average, and a query is handed the gradient of
+its own rank's loss.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tapas.candidates import Candidates
+from tapas.distributed.collectives import Ranks
+from tapas.errors import PeerError
+from tapas.shapes import check_integer
+from tapas.tables.exhaustive import merge
+from tapas.tables.ranks import GlobalBatch
+from tapas.torch_modes import first_derivative
+
+# a rank whose own queries want no gradient must send those of others home all the same
+ANCHOR = torch.zeros((), device="cpu", requires_grad=True)
+
+
+class Gathered(torch.autograd.Function):
+    """(G, D) queries of all ranks in turn, of (B, D) here; padding between them is left out."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, query: Tensor, whole: Tensor, sizes: Any, ranks: Ranks):  # type: ignore[no-untyped-def]
+        ctx.sizes, ctx.ranks = sizes, ranks
+        return whole.clone()
+
+    @staticmethod
+    @first_derivative
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        # the sum over shards of what each found for each example, times the number of ranks
+        # by which `SentHome` has divided
+        received = ctx.ranks.exchange("query gradients", pad(grad, ctx.sizes))
+        mine = received[:, : ctx.sizes[ctx.ranks.rank]].sum(dim=0).mul_(ctx.ranks.size)
+        return None, mine, None, None, None
+
+
+class SentHome(torch.autograd.Function):
+    """(m, B, W) what every shard found for the examples here, of (G, W) found here for all."""
+
+    @staticmethod
+    def forward(ctx: Any, found: Tensor, sizes: Any, ranks: Ranks):  # type: ignore[no-untyped-def]
+        ctx.sizes, ctx.ranks = sizes, ranks
+        return bring_home(ranks, found, sizes)
+
+    @staticmethod
+    @first_derivative
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        most = max(ctx.sizes)
+        parts = grad.new_zeros(ctx.ranks.size, most, grad.shape[2])
+        parts[:, : grad.shape[1]] = grad
+        ctx.ranks.announce("backward")
+        received = unpad(ctx.ranks.exchange("gradients of answers", parts), ctx.sizes)
+        return received.div_(ctx.ranks.size), None, None
+
+
+def meet(
+    ranks: Ranks,
+    verb: str,
+    query: Tensor,
+    target: Tensor | None = None,
+    context: Tensor | None = None,
+    *,
+    agreed: int = 0,
+    trains: bool = False,
+) -> GlobalBatch:
+    """The examples of all ranks, of `query` (B, D), `target` (B, L) and `context` (B,) here.
+
+    B and L may differ from rank to rank; `agreed` and whether it `trains` rows may not.
+    """
+    if target is None:
+        target = torch.empty(len(query), 0, dtype=torch.int64, device=query.device)
+    if context is not None:
+        context = check_integer("context", context)
+    has_context = context is not None
+    flags = int(query.requires_grad) + 2 * torch.is_grad_enabled() + 4 * has_context + 8 * trains
+    heard = ranks.announce(verb, len(query), target.shape[1] * 16 + flags, agreed)
+    check_agreement(f"`{verb}`", [row[2] for row in heard])
+    told = "gradients (1), context (2) and rows that are not frozen (4)"
+    check_agreement(told, [row[1] // 2 % 8 for row in heard])
+    sizes = tuple(row[0] for row in heard)
+    width = max(row[1] // 16 for row in heard)
+    # one message of 32-bit words: a query, its targets and its context
+    own = target.new_full((len(target), width), -1)
+    own[:, : target.shape[1]] = target
+    columns = [query.detach(), own.view(torch.float32)]
+    if context is not None:
+        columns.append(context[:, None].view(torch.float32))
+    whole = gather_rows(ranks, torch.cat(columns, dim=1), sizes)
+    dim = query.shape[1]
+    everyone = whole[:, :dim].contiguous()
+    ids = int64_of(whole[:, dim:])
+    if any(row[1] % 2 for row in heard) and torch.is_grad_enabled():
+        everyone = Gathered.apply(ANCHOR, query, everyone, sizes, ranks)  # type: ignore[no-untyped-call]
+    return GlobalBatch(
+        everyone,
+        ids[:, :width].contiguous(),
+        ids[:, width].contiguous() if context is not None else None,
+        sizes,
+        target.shape[1],
+    )
+
+
+def combine(found: Tensor, owner: Tensor, num_targets: int) -> tuple[Tensor, Tensor]:
+    """Own logits and log of the kept sum (B,), of what every shard has `found` (m, B, L+1).
+
+    `owner` (B, L) is the shard of each target, the first `num_targets` of which are real.
+    """
+    positive = found[:, :, :-1].gather(0, owner[None])[0, :, :num_targets]
+    log_sum: Tensor = LogOfSums.apply(found[:, :, -1])  # type: ignore[no-untyped-call]
+    return positive, log_sum
+
+
+class LogOfSums(torch.autograd.Function):
+    """log sum_j exp(part_jb), (B,), of `part` (m, B); all -inf stays so, without a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor) -> Tensor:
+        total = part.logsumexp(dim=0)
+        ctx.save_for_backward((part - total).exp().masked_fill_(total.isneginf(), 0.0))
+        return total
+
+    @staticmethod
+    @first_derivative
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (share,) = ctx.saved_tensors
+        result: Tensor = share * grad
+        return result
+
+
+def bring_home(ranks: Ranks, found: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """(m, B, W) what every shard found for the examples here, of `found` (G, W) here for all."""
+    return ranks.exchange("answers", pad(found, sizes))[:, : sizes[ranks.rank]]
+
+
+def best_of_ranks(
+    ranks: Ranks, value: Tensor, ids: Tensor, k: int, sizes: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
+    """The k best of all shards for the examples here: scores and ids, (B, k).
+
+    `value` and `ids` (G, K) are this shard's best for all examples, K at most k; -inf and -1
+    stand for none.
+    """
+    fill = (0, k - value.shape[1])
+    value = torch.nn.functional.pad(value, fill, value=-torch.inf)
+    ids = torch.nn.functional.pad(ids, fill, value=-1)
+    packed = torch.cat([value[:, :, None], ids.view(torch.float32).view(*ids.shape, 2)], dim=2)
+    found = bring_home(ranks, packed.flatten(1), sizes).transpose(0, 1)  # (B, m, 3k)
+    found = found.reshape(found.shape[0], ranks.size * k, 3)
+    found_ids = int64_of(found[:, :, 1:])[:, :, 0]
+    last = torch.iinfo(torch.int64).max  # nothing is no class, and comes last
+    value, ids = merge(found[:, :, 0], found_ids.masked_fill(found_ids < 0, last), k)
+    return value, ids.masked_fill(value == -torch.inf, -1)
+
+
+def union_of_ranks(ranks: Ranks, here: Candidates, sizes: Sequence[int]) -> Candidates:
+    """The candidates of all ranks, sizes[r] of rank r and `here` of this one, by rising id."""
+    packed = torch.cat([here.ids.view(torch.float32).view(-1, 2), here.log_q[:, None]], dim=1)
+    whole = gather_rows(ranks, packed, sizes)
+    ids, order = int64_of(whole[:, :2])[:, 0].sort()
+    return Candidates(ids, whole[:, 2][order])
+
+
+def gather_rows(ranks: Ranks, rows: Tensor, sizes: Sequence[int]) -> Tensor:
+    """(sum of sizes, ...) the `rows` (sizes[rank], ...) of all ranks, in turn."""
+    padded = rows.new_zeros(max(sizes), *rows.shape[1:])
+    padded[: len(rows)] = rows
+    return unpad(ranks.gather(padded), sizes)
+
+
+def pad(rows: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """(m, most, W) of `rows` (G, W), sizes[r] of which belong to rank r."""
+    most = max(sizes)
+    if min(sizes) == most:
+        return rows.view(len(sizes), most, *rows.shape[1:])
+    parts = rows.new_zeros(len(sizes), most, *rows.shape[1:])
+    for part, mine in zip(parts, torch.split(rows, list(sizes)), strict=True):
+        part[: len(mine)] = mine
+    return parts
+
+
+def unpad(parts: Tensor, sizes: Sequence[int]) -> Tensor:
+    """(G, W) of `parts` (m, most, W)."""
+    if min(sizes) == parts.shape[1]:
+        return parts.flatten(0, 1)
+    return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+
+def int64_of(words: Tensor) -> Tensor:
+    """The whole numbers (..., W) that travelled as `words` (..., 2W) of float32."""
+    # not the other way round: a slice may start at an odd word, or have none
+    whole = words.new_empty(*words.shape[:-1], words.shape[-1] // 2, dtype=torch.int64)
+    whole.view(torch.float32).copy_(words)
+    return whole
+
+
+def check_agreement(name: str, values: list[int]) -> None:
+    if any(value != values[0] for value in values):
+        told = ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
+        raise PeerError(f"the ranks disagree on {name} ({told}). Start all of them alike.")

@@ -1,0 +1,314 @@
+"""The class table of many ranks: each keeps its part of the rows, and no row travels in a step.
+
+Every verb is a meeting: all ranks call it together, each with examples or ids of its own, as
+many as it has, which may be none. `select` alone is asked the same on every rank.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Self
+from zlib import crc32
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tapas.candidates import Candidates
+from tapas.distributed import global_batch as meetings
+from tapas.distributed.collectives import Ranks, ranks_of
+from tapas.distributed.global_batch import SentHome, check_agreement, meet
+from tapas.distributed.row_exchange import Route, borrow, deliver
+from tapas.errors import UsageError
+from tapas.exact_state import bits_float, float_bits
+from tapas.optim.gradient_queue import NOT_FINITE, RowGradients
+from tapas.optim.row_updates import RowUpdate
+from tapas.shapes import check_positive, check_query
+from tapas.tables.base import ClassTable, GiveBack
+from tapas.tables.checks import check_topk
+from tapas.tables.exhaustive import best_by_id, log_of_all
+from tapas.tables.gradients import sampled_logits
+from tapas.tables.local import check_row_optimizer, start_bias
+from tapas.tables.placement import KINDS, Placement
+from tapas.tables.ranks import GlobalBatch
+from tapas.tables.second_pass import SecondPass, share_of
+from tapas.tables.shard import Shard, load_rows
+
+
+class ShardedTable(ClassTable):
+    """Rows spread over the ranks of a torch.distributed group, which must exist.
+
+    Args:
+        row_optimizer: None leaves the rows to an optimizer of `tapas.optim` on every rank, each
+            of which moves what it keeps; a fused one moves them inside `backward`.
+        dtype, bias: as for `LocalTable`; the same on every rank.
+        placement: "random" (by `seed`) spreads frequent classes evenly over shards;
+            "contiguous" leaves ids in their order.
+        group: the ranks that share the table; by default all.
+
+    Rows are neither parameters nor buffers, so that no wrapper of a model (DDP, FSDP) takes
+    them for something to be made equal on all ranks. `tapas.save_checkpoint` saves them.
+    """
+
+    exact_reads = True
+
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        *,
+        row_optimizer: RowUpdate | None = None,
+        dtype: torch.dtype = torch.float32,
+        bias: bool | Tensor = True,
+        placement: str = "random",
+        seed: int = 0,
+        device: torch.device | str | None = None,
+        group: dist.ProcessGroup | Ranks | None = None,
+    ):
+        super().__init__(check_positive("num_classes", num_classes), check_positive("dim", dim))
+        self.ranks = ranks_of(group)
+        with self.ranks.together():
+            check_row_optimizer(row_optimizer)
+            self.placement = Placement(num_classes, self.ranks.size, seed=seed, kind=placement)
+            start = start_bias(bias, num_classes) if isinstance(bias, Tensor) else bias
+            settings = (num_classes, dim, row_optimizer, dtype, placement, seed, bias is not False)
+            self.agree("the table", settings)
+        if isinstance(start, Tensor):
+            start = start[self.placement.ids_of(self.ranks.rank)]
+        self.__dict__["shard"] = Shard(  # a module that `modules()` does not show
+            self.placement,
+            self.ranks.rank,
+            dim,
+            row_optimizer=row_optimizer,
+            dtype=dtype,
+            bias=start,
+            device=device,
+        )
+        self.gradients.to(self.device)
+
+    shard: Shard
+
+    @property
+    def row_optimizer(self) -> RowUpdate | None:
+        return self.shard.row_optimizer
+
+    @row_optimizer.setter
+    def row_optimizer(self, update: RowUpdate | None) -> None:
+        self.shard.row_optimizer = update
+
+    @property
+    def has_bias(self) -> bool:
+        return self.shard.has_bias
+
+    @property
+    def num_rows(self) -> int:
+        return self.shard.num_classes
+
+    @property
+    def device(self) -> torch.device:
+        return self.shard.device
+
+    @property
+    def num_shards(self) -> int:
+        return self.ranks.size
+
+    @property
+    def num_ranks(self) -> int:
+        return self.ranks.size
+
+    def together(self) -> AbstractContextManager[None]:
+        return self.ranks.together()
+
+    def meet(
+        self, query: Tensor, target: Tensor, context: Tensor | None = None, *, step: int = 0
+    ) -> GlobalBatch:
+        self.gradients.input()  # what it refuses is told to those who wait
+        trains = torch.is_grad_enabled() and self.gradients.anchor.requires_grad
+        return meet(self.ranks, "meet", query, target, context, agreed=step, trains=trains)
+
+    def pick(self, ask: SecondPass) -> Candidates:
+        slot, mine = self._slots(ask.pool.ids)
+        here = mine.nonzero()[:, 0]
+        part, noise = ask.part(here)
+        if ask.is_settled:
+            return part
+        share = share_of(ask.keep, self.ranks.size, self.ranks.rank)
+        return self.shard.keep_of(part, slot.index_select(0, here), noise, share, ask.question)
+
+    def union(self, part: Candidates) -> Candidates:
+        heard = self.ranks.announce("select", len(part))
+        return meetings.union_of_ranks(self.ranks, part, tuple(row[0] for row in heard))
+
+    def logits_of(self, meeting: GlobalBatch, kept: Candidates) -> tuple[Tensor, Tensor]:
+        """As in `ClassTable`; of `kept`, each shard takes what it has rows of."""
+        slot, mine = self._slots(kept.ids)
+        slot, order = slot[mine].sort()
+        here = Candidates(slot, kept.log_q[mine][order])
+        target = meeting.target
+        place = self.placement.permute(target.clamp(min=0))
+        owner = self.placement.shard_at(place)
+        foreign = (target < 0) | (owner != self.ranks.rank)
+        slots = (place - self.placement.start(self.ranks.rank)).masked_fill_(foreign, -1)
+        positive, log_sum = sampled_logits(
+            self.gradients, self.shard.read, meeting.query, slots, here
+        )
+        found = torch.cat([positive, log_sum[:, None]], dim=1)
+        found = SentHome.apply(found, meeting.sizes, self.ranks)  # type: ignore[no-untyped-call]
+        before = sum(meeting.sizes[: self.ranks.rank])
+        owner = owner[before : before + meeting.sizes[self.ranks.rank]]
+        return meetings.combine(found, owner, meeting.num_targets)
+
+    def _slots(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows of `ids` in this shard, and which of them it has."""
+        slot = self.placement.permute(ids) - self.placement.start(self.ranks.rank)
+        return slot, (slot >= 0) & (slot < self.shard.num_classes)
+
+    def read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        distinct, where = torch.unique(ids, return_inverse=True)
+        route = Route.find("rows", distinct, self.placement, self.ranks)
+        weight, bias = self.shard.read(route.slots)
+        found = route.back(torch.cat([weight, bias[:, None]], dim=1))[where]
+        return found[:, :-1], found[:, -1]
+
+    def borrow(self, ids: Tensor, *, biases: bool, trains: bool) -> tuple[Tensor, Tensor, GiveBack]:
+        return borrow(
+            self.shard,
+            self.gradients.add,
+            ids,
+            self.placement,
+            self.ranks,
+            biases=biases,
+            trains=trains,
+            moves_at_once=self.row_optimizer is not None,
+        )
+
+    def move_rows(
+        self, update: RowUpdate, gradients: RowGradients, state: dict[str, Tensor] | None
+    ) -> None:
+        self.shard.move_rows(update, gradients, state)
+        if state is not None:
+            state["layout"] = self.layout()
+
+    def layout(self) -> Tensor:
+        """(4,) whose rows these are: rank, number of ranks, placement and its seed."""
+        kind = KINDS.index(self.placement.kind)
+        here = [self.ranks.rank, self.ranks.size, kind, self.placement.seed]
+        return torch.tensor(here, device="cpu")
+
+    def row_state_shapes(self, update: RowUpdate) -> dict[str, tuple[int, ...]]:
+        return {**self.shard.row_state_shapes(update), "layout": (4,)}
+
+    def check_row_state(self, update: RowUpdate, state: Mapping[str, Tensor]) -> None:
+        super().check_row_state(update, state)
+        if state and state["layout"].tolist() != self.layout().tolist():
+            raise UsageError(
+                "this optimizer state is of rows of another rank or layout (rank, ranks, "
+                f"placement, seed): {state['layout'].tolist()}, here {self.layout().tolist()}. "
+                "Load what the same rank has saved, or use tapas.save_checkpoint."
+            )
+
+    def sum_over_ranks(self, value: float, formula: Callable[[], str]) -> float:
+        # as an announcement: a rank that is elsewhere must not have its message taken for this one
+        heard = self.ranks.announce(
+            "norm of gradients", float_bits(value), crc32(formula().encode())
+        )
+        check_agreement("the optimizer of the rows, here by checksum", [row[1] for row in heard])
+        return sum(bits_float(row[0]) for row in heard)
+
+    def _update(self, gradients: RowGradients) -> None:
+        """Bad gradients are refused where they come from, before any row has moved anywhere."""
+        with self.together():
+            if not gradients.is_finite():
+                raise UsageError(NOT_FINITE)
+            here = deliver(gradients, self.placement, self.ranks)
+        if here is not None:
+            self.gradients.update(here)
+
+    @torch.no_grad()
+    def topk(
+        self, query: Tensor, k: int, *, exclude: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        with self.together():
+            query, exclude = check_topk(self, query, k, exclude)
+            whole = meet(self.ranks, "topk", query, exclude, agreed=k)  # they travel as targets do
+        slot, mine = self._slots(whole.target.clamp(min=0))
+        banned = slot.masked_fill(~mine | (whole.target < 0), -1)
+        start = self.placement.start(self.ranks.rank)
+        value, ids = best_by_id(
+            self.shard.weight,
+            self.shard.stored_bias(),
+            whole.query,
+            min(k, self.shard.num_classes),
+            banned if bool((banned >= 0).any()) else None,
+            lambda rows: self.placement.ids_at(rows + start),
+        )
+        return meetings.best_of_ranks(self.ranks, value, ids, k, whole.sizes)
+
+    @torch.no_grad()
+    def log_partition(self, query: Tensor) -> Tensor:
+        with self.together():
+            query = check_query(query, self.dim)
+            whole = meet(self.ranks, "log_partition", query)
+        here = log_of_all(self.shard.weight, self.shard.stored_bias(), whole.query)
+        return meetings.bring_home(self.ranks, here[:, None], whole.sizes)[:, :, 0].logsumexp(dim=0)
+
+    def agree(self, what: str, value: object) -> None:
+        words = re.sub(r" at 0x[0-9a-f]+", "", repr(value))  # of objects without words of their own
+        heard = self.ranks.announce(f"agree on {what}", crc32(words.encode()))
+        check_agreement(f"{what}, here by checksum", [row[0] for row in heard])
+
+    def mean_size(self, size: int) -> float:
+        return sum(row[0] for row in self.ranks.announce("mean_size", size)) / self.ranks.size
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self.shard._apply(fn, recurse)
+        return super()._apply(fn, recurse)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """This rank's rows by the names that a `LocalTable` has for its own."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name, rows in self.row_tensors().items():
+            destination[prefix + name] = rows
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool, *lists: Any
+    ) -> None:
+        own = self.row_tensors()
+        rest = {k: v for k, v in state_dict.items() if k.removeprefix(prefix) not in own}
+        # rows last: those of another rank are refused before any is copied
+        super()._load_from_state_dict(rest, prefix, local_metadata, strict, *lists)
+        load_rows(own, state_dict, prefix, missing=lists[0], errors=lists[2])
+
+    def row_tensors(self) -> dict[str, Tensor]:
+        """Weights, biases and the state of a fused update that are kept here, (N, ...) each, in
+        the order of the placement.
+        """
+        return self.shard.row_tensors()
+
+    def state_numbers(self) -> dict[str, int | float]:
+        """Whose rows these are, and what a `LocalTable` has."""
+        here = {
+            "rank": self.ranks.rank,
+            "num_shards": self.ranks.size,
+            "placement": KINDS.index(self.placement.kind),
+        }
+        return {**self.shard.state_numbers(), "seed": self.placement.seed, **here}
+
+    def load_state_numbers(self, numbers: dict[str, Any]) -> None:
+        names = ("rank", "num_shards", "placement", "seed")
+        given, own = (
+            {name: found[name] for name in names} for found in (numbers, self.state_numbers())
+        )
+        if given != own:
+            raise UsageError(
+                f"these rows are those of another rank or layout: {given}, here {own}. Load "
+                "what the same rank has saved, or use tapas.save_checkpoint."
+            )
+        self.shard.load_state_numbers({**numbers, "seed": self.shard.seed})
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.num_classes} classes, dim={self.dim}, {self.shard.weight.dtype}, "
+            f"{self.placement.kind} rows of rank {self.ranks.rank} of {self.ranks.size}, "
+            f"row_optimizer={self.shard.row_optimizer}"
+        )

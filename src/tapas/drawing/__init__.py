@@ -1,1 +1,0 @@
-"""What all figures of the library share."""

@@ -1,0 +1,94 @@
+"""Class rows as one safetensors file, which any language can read.
+
+weight (C, D)   as trained
+bias   (C,)     as trained; the score of a class is query . weight + bias
+keys   (N,)     uint8: a JSON list in UTF-8 of the C keys, strings or whole numbers
+
+The keys are in the same file so that rows and keys cannot come apart; as a tensor, because
+the header of a safetensors file may not exceed 100 MB.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tapas.atomic_file import check_exists, whole_file
+from tapas.errors import DataError, UsageError
+from tapas.shapes import all_finite, check_shape
+
+FORMAT = "tapas-embeddings-1"
+
+Key = str | int
+
+
+class Embeddings(NamedTuple):
+    """What `export_embeddings` wrote."""
+
+    weight: Tensor  # (C, D)
+    bias: Tensor  # (C,)
+    keys: list[Key]  # the class of each row, as the user calls it
+
+
+def export_embeddings(path: Path, weight: Tensor, bias: Tensor, keys: Sequence[Key]) -> None:
+    """Write `weight` (C, D), `bias` (C,) and C distinct `keys` to `path`, whole or not at all."""
+    sizes = check_shape({}, weight=(weight, "C D"), bias=(bias, "C"))
+    if len(keys) != sizes["C"]:
+        raise UsageError(
+            f"there are {len(keys)} keys for {sizes['C']} classes; one each is needed."
+        )
+    _check_keys(keys)
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if not all_finite(tensor):
+            raise DataError(
+                f"{name} holds NaN or inf. The model has diverged: export an earlier checkpoint."
+            )
+    blob = json.dumps(list(keys), ensure_ascii=False, separators=(",", ":")).encode()
+    tensors = {
+        "weight": weight.detach().cpu().contiguous(),
+        "bias": bias.detach().cpu().contiguous(),
+        "keys": torch.frombuffer(bytearray(blob), dtype=torch.uint8),
+    }
+    if (
+        tensors["weight"].untyped_storage().data_ptr()
+        == tensors["bias"].untyped_storage().data_ptr()
+    ):
+        tensors["bias"] = tensors["bias"].clone()  # safetensors refuses shared memory
+    with whole_file(Path(path), ".safetensors") as unfinished:
+        try:
+            save_file(tensors, unfinished, metadata={"format": FORMAT})
+        except SafetensorError as error:
+            raise OSError(f"safetensors says {error}") from error
+
+
+def load_embeddings(path: Path) -> Embeddings:
+    """Read what `export_embeddings` wrote."""
+    check_exists(Path(path))
+    try:
+        with safe_open(path, framework="pt") as file:
+            found = (file.metadata() or {}).get("format")
+            if found != FORMAT:
+                raise DataError(
+                    f"{path} has format {found}; expected {FORMAT}, as `tapas export` writes it."
+                )
+            weight, bias, blob = (file.get_tensor(name) for name in ("weight", "bias", "keys"))
+    except SafetensorError as error:
+        raise DataError(f"{path} is damaged ({error}). Export it again.") from error
+    return Embeddings(weight, bias, json.loads(blob.numpy().tobytes()))
+
+
+def _check_keys(keys: Sequence[Key]) -> None:
+    seen: dict[Key, int] = {}
+    for place, key in enumerate(keys):
+        if not isinstance(key, str | int) or isinstance(key, bool):
+            raise UsageError(
+                f"key {place} is {key!r}, a {type(key).__name__}; expected str or int. "
+                "A numpy array becomes plain by .tolist()."
+            )
+        if seen.setdefault(key, place) != place:
+            raise DataError(f"key {key!r} names both class {seen[key]} and class {place}.")

@@ -1,0 +1,163 @@
+"""One call of a Ray actor: patience with a peer that starts, none with one that hangs."""
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tapas.errors import PeerError
+from tapas.servers.ray_session import the_ray
+
+if TYPE_CHECKING:
+    from tapas.servers.ray_peers import RayPeers
+
+MAX_DEATHS = 4  # of a peer during one call: then the call itself is what kills it
+LOOK_SECONDS = 0.25  # between two looks at the clock
+KNOCK_SECONDS = 0.1  # between two tries to reach a peer that is being started again
+
+
+class Life(NamedTuple):
+    """One life of a peer: from the start of its process to the end of it."""
+
+    name: str
+    pid: int
+    host: str
+
+
+@dataclass(slots=True)
+class Seen:
+    """What is known of a peer from here."""
+
+    life: Life | None = None
+    is_up: bool = False  # built, and not known to have died since
+    heard: float = -float("inf")  # when it last answered
+    lives: set[str] = field(default_factory=set)
+
+    def hear(self, life: Life, *, is_built: bool) -> None:
+        self.life, self.is_up, self.heard = life, is_built, time.monotonic()
+        self.lives.add(life.name)
+
+
+class RayCall:
+    """A call of one peer, made again whenever the peer's process dies under it."""
+
+    def __init__(self, peers: "RayPeers", number: int, verb: str, args: tuple[Any, ...]):
+        self.number = number
+        self.awaited: Any  # Ray's name for what comes next; None while there is nobody to ask
+        self._pulse: Any
+        self._peers, self._verb, self._args = peers, verb, args
+        self._actor, self._seen = peers._actors[number], peers._seen[number]
+        self._lock = threading.Lock()
+        self._deaths, self._lost_since, self._lost_at = 0, 0.0, 0.0
+        self._outcome: tuple[Any, Exception | None] | None = None
+        self._ask()
+
+    def done(self) -> bool:
+        with self._lock:
+            return self._look(0.0)
+
+    def answer(self) -> Any:
+        with self._lock:
+            while not self._look(LOOK_SECONDS):
+                pass
+            value, error = self._outcome or (None, None)
+        if error is not None:
+            raise error
+        return value
+
+    def _ask(self) -> None:
+        # one tuple: Ray serializes, and stores if it is large, every argument by itself
+        shared = {i: a for i, a in enumerate(self._args) if isinstance(a, the_ray().ObjectRef)}
+        plain = tuple(None if i in shared else a for i, a in enumerate(self._args))
+        self.awaited = self._actor.ask.remote(self._verb, plain, tuple(shared), *shared.values())
+        self._is_asked, self._made = True, time.monotonic()
+        self._pulse, self._is_alive, self._felt = None, False, self._made
+
+    def _knock(self) -> Any:
+        return self._actor.pulse.options(concurrency_group="pulse").remote()
+
+    def _look(self, seconds: float) -> bool:
+        """Wait so long at most for something to happen; whether the outcome is known."""
+        if self._outcome is not None:
+            return True
+        if self.awaited is None:
+            time.sleep(min(seconds, KNOCK_SECONDS))
+            if time.monotonic() < self._lost_at + KNOCK_SECONDS:
+                return False
+            self.awaited, self._is_asked = self._knock(), False
+        ray = the_ray()
+        gone = ray.exceptions.RayActorError, ray.exceptions.ObjectLostError
+        try:
+            life, value, *error = ray.get(self.awaited, timeout=seconds)
+        except ray.exceptions.GetTimeoutError:
+            self._check_patience(ray)
+        except gone as told:
+            self._lost(told, is_final=isinstance(told, ray.exceptions.ActorDiedError))
+        except Exception as told:
+            self._give_up(f"cannot be asked for '{self._verb}': {_first_line(told)}")
+        else:
+            self._seen.hear(life, is_built=self._is_asked or value)
+            if self._is_asked:
+                self._finish(value, error[0])
+            else:
+                self._ask()
+        return self._outcome is not None
+
+    def _lost(self, error: Exception, *, is_final: bool) -> None:
+        """The peer has died, or is not there yet: knock until it is, and ask again."""
+        now, patience, why = time.monotonic(), self._peers.start_seconds, _first_line(error)
+        self._seen.is_up = False
+        if self._is_asked:
+            self._deaths, self._lost_since = self._deaths + 1, now
+        self.awaited, self._lost_at = None, now
+        if is_final and not self._is_asked:
+            self._give_up(f"is gone and is not started again: {why}")
+        elif self._deaths >= MAX_DEATHS:
+            doing = f"it was asked for '{self._verb}'" if self._verb else "it was built"
+            self._give_up(f"has died {self._deaths} times in a row while {doing}: {why}")
+        elif now - self._lost_since > patience:
+            self._give_up(f"has died and is not back after {patience:g} s: {why}")
+
+    def _check_patience(self, ray: Any) -> None:
+        """Give up a peer that is silent for too long; find out before whether it is alive."""
+        seen, limit, start_limit = self._seen, self._peers.seconds, self._peers.start_seconds
+        work_limit = self._peers.work_seconds or limit
+        self._feel_pulse(ray)
+        now = time.monotonic()
+        working = now - max(self._made, seen.heard)
+        silent = min(working, now - self._felt)
+        since = self._made if self._is_asked else self._lost_since
+        if working > work_limit and seen.is_up and self._is_alive:
+            doing = f"has worked on '{self._verb}' for {work_limit:g} s without an answer"
+            self._give_up(f"{doing}. Allow it more seconds if that is what it takes")
+        elif silent > limit and (seen.is_up or self._is_alive):
+            self._give_up(f"has not answered for {limit:g} s: it hangs, or its host is cut off")
+        elif now - since > start_limit and not seen.is_up:
+            self._give_up(f"is not ready after {start_limit:g} s")
+        elif self._is_asked and self._pulse is None and (silent > limit / 2 or not seen.is_up):
+            self._pulse = self._knock()
+
+    def _feel_pulse(self, ray: Any) -> None:
+        if self._pulse is None:
+            return
+        try:
+            life, is_built = ray.get(self._pulse, timeout=0)
+        except ray.exceptions.RayError as told:
+            if not isinstance(told, ray.exceptions.GetTimeoutError):
+                self._pulse = None  # what was asked fails as well
+            return
+        self._pulse, self._is_alive, self._felt = None, True, time.monotonic()
+        if not (self._seen.is_up and is_built and life == self._seen.life):
+            self._seen.hear(life, is_built=is_built)
+
+    def _give_up(self, why: str) -> None:
+        self._finish(None, PeerError(f"{self._peers.describe(self.number)} {why}.", (self.number,)))
+
+    def _finish(self, value: Any, error: Exception | None) -> None:
+        self._outcome = value, error
+        self.awaited = self._pulse = None
+        self._args = ()  # large arrays may go
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

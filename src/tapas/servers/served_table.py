@@ -1,0 +1,320 @@
+"""The class table of workers and servers: the paper's Algorithm 2.
+
+A step of the head is two round trips. Queries and each server's part of the pool travel to the
+rows; each server scores its part and answers with its n/m classes and their rows, and with the
+rows of the targets that it has. Loss and gradients are computed here, and gradients travel back.
+"""
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tapas.candidates import Candidates
+from tapas.errors import UsageError
+from tapas.exact_state import unpack
+from tapas.optim.gradient_queue import RowGradients
+from tapas.optim.row_updates import RowUpdate
+from tapas.servers.channel import Gradients, Post
+from tapas.servers.messages import Scored, array_of, tensor_of
+from tapas.servers.peers import ask_all
+from tapas.shapes import check_positive, check_query
+from tapas.tables.base import ClassTable
+from tapas.tables.checks import check_topk
+from tapas.tables.exhaustive import merge
+from tapas.tables.gradients import sampled_logits
+from tapas.tables.ranks import GlobalBatch
+from tapas.tables.second_pass import Question, SecondPass, joined, share_of, uncorrected
+from tapas.tables.shard import TableSpec
+
+
+class ServedTable(ClassTable):
+    """Rows on servers, reached by `post`; on each they are the shard of `name`.
+
+    Args:
+        fused: gradients are pushed at the end of `backward`, and moved by the formula of `spec`.
+            False leaves them to an optimizer of the same kind in `tapas.optim`. Learning rates
+            travel with every push; what is remembered of the rows is on the servers either way.
+
+    What other workers push, and what this one has pushed but not heard of, reads may miss;
+    `flush` waits for the latter.
+    """
+
+    exact_reads = False
+
+    def __init__(
+        self,
+        post: Post,
+        name: str,
+        spec: TableSpec,
+        *,
+        fused: bool = True,
+        device: torch.device | str = "cpu",
+    ):
+        super().__init__(
+            check_positive("num_classes", spec.num_classes), check_positive("dim", spec.dim)
+        )
+        if spec.num_shards != post.servers.size:
+            raise UsageError(
+                f"the rows of '{name}' are in {spec.num_shards} shards, but there are "
+                f"{post.servers.size} servers. One shard goes to each server."
+            )
+        self.post = post  # that of all tables of a model
+        self.name, self.spec, self.placement = name, spec, spec.layout()
+        self.rows_in_state = True  # False leaves them out of `state_dict`: servers save them
+        self.fused, self._device = fused, torch.device(device)
+        self.gradients.to(self._device)
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @property
+    def row_optimizer(self) -> RowUpdate | None:
+        return self.spec.row_optimizer if self.fused else None
+
+    @property
+    def num_shards(self) -> int:
+        return self.placement.num_shards
+
+    @property
+    def has_bias(self) -> bool:
+        return self.spec.has_bias
+
+    def pick(self, ask: SecondPass) -> Candidates:
+        if ask.is_settled:
+            return ask.pool
+        nothing = [ask.pool.ids[:0].cpu()] * self.num_shards
+        return self._kept(self._score(ask, nothing))
+
+    def sampled(
+        self,
+        meeting: GlobalBatch,
+        pool: Candidates,
+        keep: int,
+        question: Question,
+        *,
+        generator: torch.Generator,
+        corrected: bool = True,
+    ) -> tuple[Tensor, Tensor]:
+        """As in `ClassTable`, in one round trip: the rows of targets ride with the kept."""
+        with torch.no_grad():
+            ask = self._ask(pool, keep, question, generator)
+            wanted = torch.unique(meeting.target[meeting.target >= 0]).cpu()
+            parts = self._split(wanted)
+            found = self._score(ask, [wanted[part] for part in parts])
+            kept = self._kept(found)
+            rows = _Fetched(wanted, parts, found, self.dim, self.device)
+        return sampled_logits(
+            self.gradients,
+            rows.read,
+            meeting.query,
+            meeting.target,
+            kept if corrected else uncorrected(kept),
+        )
+
+    def _score(self, ask: SecondPass, wanted: list[Tensor]) -> list[Scored]:
+        """One round trip: every server's part of the pool, and of the targets that are `wanted`."""
+        query, own, complete, temperature, rule = ask.question
+        share = self.post.share
+        shared = (
+            self.name,
+            share(array_of(query if not ask.is_settled else query[:0])),
+            share(array_of(own if not ask.is_settled else own[:0])),
+            complete,
+            temperature,
+            rule,
+        )
+        pool = Candidates(ask.pool.ids.cpu(), ask.pool.log_q.cpu())
+        ask = ask._replace(pool=pool, noise=ask.noise.cpu())
+        requests = {}
+        for number, places in enumerate(self._split(pool.ids)):
+            part, noise = ask.part(places)
+            requests[number] = (
+                *shared,
+                *map(array_of, (part.ids, part.log_q, noise)),
+                None if ask.is_settled else share_of(ask.keep, self.num_shards, number),
+                array_of(wanted[number]),
+            )
+        return list(self.post.ask("score", requests).values())
+
+    def _kept(self, found: list[Scored]) -> Candidates:
+        parts = [Candidates(tensor_of(each.ids), tensor_of(each.log_q)) for each in found]
+        return joined(parts).to(self.device)
+
+    def _split(self, ids: Tensor) -> list[Tensor]:
+        """Which of `ids` (N,) live on each server, by their places in `ids`."""
+        owner = self.placement.shard(ids)
+        return [(owner == number).nonzero()[:, 0] for number in range(self.num_shards)]
+
+    def read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        distinct, where = torch.unique(ids.cpu(), return_inverse=True)
+        parts = self._split(distinct)
+        answers = self.post.ask(
+            "rows",
+            {j: (self.name, array_of(distinct[part])) for j, part in enumerate(parts) if len(part)},
+        )
+        weight, bias = torch.empty(len(distinct), self.dim), torch.empty(len(distinct))
+        for number, (rows, biases, _) in answers.items():
+            weight[parts[number]], bias[parts[number]] = tensor_of(rows), tensor_of(biases)
+        return weight[where].to(self.device), bias[where].to(self.device)
+
+    def check_update(self, update: RowUpdate) -> None:
+        if type(update) is not type(self.spec.row_optimizer):
+            raise UsageError(
+                f"the servers move '{self.name}' by {self.spec.row_optimizer.name}, not by "
+                f"{update.name}: what it remembers is on the servers. Build both alike."
+            )
+
+    def move_rows(
+        self, update: RowUpdate, gradients: RowGradients, state: dict[str, Tensor] | None
+    ) -> None:
+        ids, weight_grad, bias_grad = gradients
+        sent = dataclasses.replace(update)  # as it is now: it may be changed under way
+        # summed here: fewer rows travel, and Adagrad and Adam want the sum
+        distinct, where = torch.unique(ids.cpu(), return_inverse=True)
+        weight = torch.zeros(len(distinct), self.dim).index_add_(0, where, weight_grad.cpu())
+        bias = torch.zeros(len(distinct) if self.has_bias else 0)
+        if self.has_bias:
+            bias.index_add_(0, where, bias_grad.cpu())
+        self.post.push(
+            self.name,
+            [
+                Gradients(
+                    array_of(distinct[part]),
+                    array_of(weight[part]),
+                    array_of(bias[part] if self.has_bias else bias),
+                    sent,
+                )
+                for part in self._split(distinct)
+            ],
+        )
+
+    @torch.no_grad()
+    def topk(
+        self, query: Tensor, k: int, *, exclude: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        query, exclude = check_topk(self, query, k, exclude)
+        share = self.post.share
+        request = (
+            self.name,
+            share(array_of(query)),
+            k,
+            None if exclude is None else share(array_of(exclude)),
+        )
+        answers = self.post.ask("topk", dict.fromkeys(range(self.num_shards), request)).values()
+        value = torch.cat([tensor_of(found[0]) for found in answers], dim=1)
+        ids = torch.cat([tensor_of(found[1]) for found in answers], dim=1)
+        last = torch.iinfo(torch.int64).max  # nothing is no class, and comes last
+        value, ids = merge(value, ids.masked_fill(ids < 0, last), k)
+        return value.to(self.device), ids.masked_fill(value == -torch.inf, -1).to(self.device)
+
+    @torch.no_grad()
+    def log_partition(self, query: Tensor) -> Tensor:
+        query = check_query(query, self.dim)
+        request = (self.name, self.post.share(array_of(query)))
+        answers = self.post.ask("log_partition", dict.fromkeys(range(self.num_shards), request))
+        parts = torch.stack([tensor_of(found) for found, _ in answers.values()])
+        return parts.logsumexp(dim=0).to(self.device)
+
+    def flush(self) -> None:
+        self.post.flush()
+
+    def close(self) -> None:
+        self.post.servers.close()
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """All rows by id, as a `LocalTable` has them; they must fit here."""
+        self.flush()
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if not self.rows_in_state:
+            return
+        parts = [
+            {k: tensor_of(v) for k, v in found.items()}
+            for found, _ in ask_all(self.post.servers, "state", (self.name,))
+        ]
+        order = torch.cat([self.placement.ids_of(number) for number in range(self.num_shards)])
+        for name in parts[0]:
+            whole = torch.cat([part[name] for part in parts])
+            if len(whole):  # without biases there is nothing to put in order
+                whole[order] = whole.clone()
+            stored = self.spec.dtype if name in ("weight", "bias") else torch.float32
+            destination[prefix + name] = whole.to(stored)
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool, *lists: Any
+    ) -> None:
+        self.flush()
+        states = ask_all(self.post.servers, "state", (self.name,))
+        own = {prefix + name for name in states[0][0]}
+        numbers = state_dict.get(f"{prefix}_extra_state")
+        count = states[0][1]
+        if numbers is not None:
+            count = unpack(numbers, self.state_numbers(), type(self).__name__)["num_updates"]
+        if missing := sorted(own - state_dict.keys()):
+            lists[0].extend(missing)
+        else:
+            for number in range(self.num_shards):
+                ids = self.placement.ids_of(number)
+                part = {}
+                for name in states[0][0]:
+                    whole = state_dict[prefix + name]
+                    part[name] = array_of((whole[ids] if len(whole) else whole).float())
+                self.post.servers.call(number, "load", self.name, part, int(count)).answer()
+        rest = {k: v for k, v in state_dict.items() if k not in own}
+        super()._load_from_state_dict(rest, prefix, local_metadata, strict, *lists)
+
+    def state_numbers(self) -> dict[str, int | float]:
+        """What a fused `LocalTable` would say; servers are told with their rows."""
+        return {
+            "seed": self.spec.seed,
+            "num_updates": max(ask_all(self.post.servers, "num_updates", (self.name,))),
+            "lr": self.spec.row_optimizer.lr,
+        }
+
+    def load_state_numbers(self, numbers: dict[str, Any]) -> None:
+        update = dataclasses.replace(self.spec.row_optimizer, lr=numbers["lr"])
+        self.spec = self.spec._replace(row_optimizer=update)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.num_classes} classes, dim={self.dim}, '{self.name}' on {self.num_shards} "
+            f"servers, row_optimizer={self.spec.row_optimizer}"
+        )
+
+
+class _Fetched:
+    """The rows that one round trip brought: of T targets and K kept classes."""
+
+    def __init__(
+        self,
+        wanted: Tensor,
+        parts: list[Tensor],
+        found: list[Scored],
+        dim: int,
+        device: torch.device,
+    ):
+        """`wanted` (T,) rising; `parts` are the places in it of each server's targets."""
+        kept = [len(each.ids) for each in found]
+        num_own = max(1, len(wanted))  # padding reads a row, whichever
+        self.wanted = wanted.to(device)
+        weight = torch.zeros(num_own + sum(kept), dim)
+        bias = torch.zeros(len(weight))
+        # kept classes come in the order of their ids, as those of the candidates
+        order = torch.cat([tensor_of(each.ids) for each in found]).argsort()
+        place = torch.empty_like(order)
+        place[order] = torch.arange(num_own, num_own + len(order))
+        for part, each, at in zip(parts, found, torch.split(place, kept), strict=True):
+            where = torch.cat([at, part])
+            weight[where], bias[where] = tensor_of(each.rows), tensor_of(each.biases)
+        self.num_own, self.num_kept = num_own, sum(kept)
+        self.weight, self.bias = weight.to(device), bias.to(device)
+
+    def read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Of (N + K,) targets and then the kept classes in their order."""
+        own = torch.searchsorted(self.wanted, ids[: len(ids) - self.num_kept])
+        own = own.clamp_(max=self.num_own - 1)
+        rest = torch.arange(self.num_own, self.num_own + self.num_kept, device=ids.device)
+        place = torch.cat([own, rest])
+        return self.weight.index_select(0, place), self.bias.index_select(0, place)

@@ -1,0 +1,136 @@
+"""A worker: takes steps of training against servers.
+
+    pull the encoder; look up the inputs; encode; draw the pool
+    ask the servers: they score it, and answer with their share and its rows
+    loss, gradients; push those of rows and those of the encoder
+
+Everything in a step is named by its number: a step that is taken again, because the worker or
+a server has died under it, draws the same and pushes under the same tag.
+"""
+
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tapas.data.splits import split_log
+from tapas.data.windows import SequenceBatch, Windows
+from tapas.rng import stream
+from tapas.servers.channel import Post
+from tapas.servers.encoder_server import cut, flat
+from tapas.servers.messages import Receipt, array_of, tensor_of
+from tapas.servers.peers import Peers
+from tapas.servers.worker_model import build_client
+from tapas.training.build import learned_by, prepare
+from tapas.training.config import TrainConfig
+from tapas.training.run_folder import open_run
+from tapas.training.step import finite
+
+SLOTS = 2  # steps of one worker at a time: one computes while the other waits for servers
+
+
+class Taken(NamedTuple):
+    """What became of a step."""
+
+    number: int
+    loss: float
+    rows: list[Receipt]  # of each server
+    encoder: Receipt
+    sent_bytes: int  # to and from all servers
+    received_bytes: int
+    round_trips: int
+    seconds: float
+
+
+class Slot:
+    """One step at a time: a model of its own, and a post of its own."""
+
+    def __init__(
+        self, worker: int, config: TrainConfig, train_counts: NDArray[np.int64], servers: Peers
+    ):
+        self.post = Post(servers, worker)
+        self.model, self.tables = build_client(config, train_counts, self.post)
+        self.learned = learned_by(self.model)
+
+    @torch.no_grad()
+    def load(self, parameters: torch.Tensor) -> None:
+        for mine, given in zip(self.learned.values(), cut(parameters, self.learned), strict=True):
+            mine.copy_(given)
+            mine.grad = torch.zeros_like(mine)
+
+
+class Worker:
+    """Worker `number`, whose steps may be asked for by several threads."""
+
+    def __init__(
+        self,
+        number: int,
+        config: TrainConfig,
+        windows: Windows,
+        train_counts: NDArray[np.int64],
+        servers: Peers,
+        encoder: Peers,
+    ):
+        self.number, self.config, self.windows, self.encoder = number, config, windows, encoder
+        self._slots: SimpleQueue[Slot] = SimpleQueue()
+        self._reading = threading.Lock()
+        for _ in range(SLOTS):
+            self._slots.put(Slot(number, config, train_counts, servers))
+
+    def step(self, number: int, settled: int) -> Taken:
+        """Step `number` of the run, when all before step `settled` are done."""
+        slot = self._slots.get()
+        try:
+            return self._take(slot, number, settled)
+        finally:
+            self._slots.put(slot)
+
+    def _take(self, slot: Slot, number: int, settled: int) -> Taken:
+        begun = time.perf_counter()
+        traffic = slot.post.traffic
+        before = replace(traffic)
+        pulled = self.encoder.call(0, "pull")
+        batch = self._batch(number)
+        parameters, stamp = pulled.answer()
+        slot.load(tensor_of(parameters))
+        seed, clip = self.config.loop.seed, self.config.optimizer.clip
+        slot.model.head.step = number
+        with slot.post.one_push(number, settled=settled):
+            loss = slot.model.loss(batch, generator=stream(seed, "dropout", number))
+            value = finite(float(loss.detach()), number)
+            loss.backward()  # type: ignore[no-untyped-call]  # each table is pushed at its end
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(slot.model.encoder.parameters(), clip)
+            gradient = flat(p.grad for p in slot.learned.values())
+            pushed = self.encoder.call(
+                0, "push", self.number, number, settled, stamp.version, array_of(gradient)
+            )
+        receipt = pushed.answer()
+        return Taken(
+            number,
+            value,
+            slot.post.receipts,
+            receipt,
+            traffic.sent_bytes - before.sent_bytes + parameters.nbytes,  # its gradient is as large
+            traffic.received_bytes - before.received_bytes + parameters.nbytes,
+            traffic.round_trips - before.round_trips,
+            time.perf_counter() - begun,
+        )
+
+    def _batch(self, number: int) -> SequenceBatch:
+        with self._reading:  # windows remember the order of one epoch
+            return self.windows.batch(number)
+
+
+def start_worker(path: Path, number: int, servers: Peers, encoder: Peers) -> Worker:
+    """Worker `number` of the run at `path`."""
+    run = open_run(path)
+    split = split_log(run.log, run.config.split)
+    config, windows = prepare(run.config, run.log, split)
+    return Worker(number, config, windows, split.train_counts, servers, encoder)

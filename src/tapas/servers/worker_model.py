@@ -1,0 +1,42 @@
+"""A model whose rows are on servers, as workers and the driver have it."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tapas.data.splits import split_log
+from tapas.servers.channel import Post
+from tapas.servers.peers import InProcess
+from tapas.servers.served_table import ServedTable
+from tapas.servers.training_server import table_specs
+from tapas.tables import ClassTable
+from tapas.training.build import TablePlan, build_model, check_device
+from tapas.training.config import TrainConfig
+from tapas.training.model import SequenceModel
+from tapas.training.run_folder import RunFolder
+
+
+def build_client(
+    config: TrainConfig,
+    train_counts: NDArray[np.int64],
+    post: Post,
+    device: torch.device | None = None,
+) -> tuple[SequenceModel, list[ServedTable]]:
+    """A model whose rows are on servers, and its tables; on the device of the run if left out."""
+    specs, tables = table_specs(config, len(train_counts)), []
+    device = device or check_device(config.loop.device)
+
+    def make(name: str, plan: TablePlan) -> ClassTable:
+        table = ServedTable(post, name, specs[name], device=device)
+        table.rows_in_state = False  # servers save them
+        tables.append(table)
+        return table
+
+    return build_model(config, train_counts, make=make).to(device), tables
+
+
+def client_of(run: RunFolder) -> SequenceModel:
+    """The same with nobody to ask, on the CPU: for what the encoder starts at."""
+    nobody = Post(InProcess("server", [None] * run.config.service.servers))
+    train_counts = split_log(run.log, run.config.split).train_counts
+    return build_client(run.config, train_counts, nobody, torch.device("cpu"))[0]

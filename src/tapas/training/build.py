@@ -1,0 +1,498 @@
+"""From a configuration and a log to the objects that train; the one place that builds them."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from tapas.data.event_log import EventLog
+from tapas.data.splits import Split
+from tapas.data.windows import Windows, predicting_events
+from tapas.distributed import ShardedTable
+from tapas.encoders import Encoder, GRUEncoder, MeanEncoder, TransformerEncoder
+from tapas.errors import UsageError
+from tapas.heads import (
+    GBCE,
+    NCE,
+    WARP,
+    AdaptiveImportance,
+    AdaptiveSoftmax,
+    DynamicNegatives,
+    FullSoftmax,
+    Head,
+    HuffmanSoftmax,
+    InBatchSoftmax,
+    MixedSoftmax,
+    NegativeSampling,
+    OneVsAll,
+    PartitionedSoftmax,
+    SampledSoftmax,
+    ScalableCrossEntropy,
+    SelfNormalised,
+    TapasSoftmax,
+    TwoLevelSoftmax,
+)
+from tapas.optim import SGD, Adagrad, LazyAdam, RowOptimizer, RowUpdate, RowwiseAdagrad, anchors
+from tapas.proposals import Bigram, LogUniform, Proposal, Relabelled, Squashed
+from tapas.schedule import Anneal, Schedule
+from tapas.selection import Priority, Selection, Top
+from tapas.tables import ClassTable, LocalTable
+from tapas.training.config import (
+    HeadConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ServiceConfig,
+    TrainConfig,
+)
+from tapas.training.copy_part import Repeats, start_at_zero
+from tapas.training.memory_plan import Plan, Workload, check_fits, plan
+from tapas.training.model import SequenceModel
+from tapas.training.parallel import Team
+
+EVALUATIONS = 10
+HEAD, INPUTS, RATE = "model.head.table", "model.own_inputs", "model.repeats.rate"
+
+
+MOST_SAMPLES = 1_000
+
+
+def default_samples(num_classes: int) -> int:
+    """n, where it was left to us."""
+    return min(MOST_SAMPLES, max(1, num_classes // 8))
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What a run trains on, for methods that look at more of it than one batch."""
+
+    windows: Windows | None  # None where nothing is trained
+    log: EventLog
+    train_end: NDArray[np.int64]  # (U,) where each user's training events end
+
+    def upcoming(self, step: int) -> Tensor:
+        """Targets of training step `step`, (N, L)."""
+        if self.windows is None:
+            raise UsageError("a partitioned vocabulary looks ahead at batches: there are none.")
+        return self.windows.batch(step).target
+
+    def pairs(self, next_items: int) -> tuple[Tensor, Tensor, Tensor]:
+        """What batches predict from what: previous class, target and how often, (P,) each.
+
+        A basket predicts from its last item; its targets are the next `next_items` events.
+        """
+        log, items = self.log, np.asarray(self.log.items, dtype=np.int64)
+        end = np.repeat(self.train_end, np.diff(log.offsets))  # of the training of an event's user
+        place = np.flatnonzero(predicting_events(log.times, log.offsets, self.train_end))
+        follows = place[:, None] + np.arange(1, next_items + 1)
+        row, column = np.nonzero(follows < end[place][:, None])
+        code = items[place[row]] * log.num_items + items[follows[row, column]]
+        pair, count = np.unique(code, return_counts=True)
+        previous, following = np.divmod(pair, self.log.num_items)
+        return torch.from_numpy(previous), torch.from_numpy(following), torch.from_numpy(count)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Needs:
+    """All that a head may be built from."""
+
+    config: HeadConfig
+    counts: NDArray[np.int64]  # (C,) how often training has each class
+    dim: int
+    seed: int
+    steps: int  # of the run
+    table: ClassTable | None  # the rows of the classes; None for a method without
+    row_optimizer: RowUpdate
+    log: Feed | None  # None where no method needs it: servers
+
+    @property
+    def feed(self) -> Feed:
+        if self.log is None:
+            raise ValueError(f"{self.config.method} needs what it is trained on")
+        return self.log
+
+    @property
+    def rows(self) -> ClassTable:
+        if self.table is None:
+            raise ValueError(f"{self.config.method} needs a table")
+        return self.table
+
+    @property
+    def num_samples(self) -> int:
+        return min(self.config.samples or default_samples(len(self.counts)), len(self.counts))
+
+    def proposal(self) -> Proposal:
+        config = self.config
+        squashed = Squashed(self.counts, alpha=config.alpha, beta=config.beta)
+        if config.proposal == "squashed":
+            return squashed
+        if config.proposal == "log-uniform":
+            by_rank = np.argsort(-self.counts, kind="stable")
+            return Relabelled(LogUniform(len(self.counts)), torch.from_numpy(by_rank))
+        return Bigram(*self.feed.pairs(config.next_items), unigram=squashed)
+
+
+def build_head(needs: Needs) -> Head:
+    """The head that `needs.config` names."""
+    return _BUILDERS[needs.config.method](needs)
+
+
+def _tapas(needs: Needs) -> Head:
+    config = needs.config
+    return TapasSoftmax(
+        table=needs.rows,
+        num_samples=needs.num_samples,
+        presample_factor=config.presample,
+        temperature=_temperature(config, needs.steps),
+        proposal=needs.proposal(),
+        selection=build_selection(config),
+        seed=needs.seed,
+    )
+
+
+def build_selection(config: HeadConfig) -> Selection:
+    rule = Priority() if config.selection == "priority" else Top()
+    if config.score_queries is None:
+        return rule
+    return dataclasses.replace(rule, score_queries=config.score_queries)
+
+
+def _temperature(config: HeadConfig, steps: int) -> float | Schedule:
+    if config.anneal_to is None:
+        return config.temperature
+    return Anneal(start=config.temperature, end=config.anneal_to, steps=steps)
+
+
+def _adaptive_importance(needs: Needs) -> Head:
+    return AdaptiveImportance(
+        table=needs.rows,
+        num_samples=needs.num_samples,
+        min_ess=min(needs.config.min_ess, needs.num_samples),
+        counts=torch.from_numpy(needs.counts),
+        pairs=needs.feed.pairs(needs.config.next_items),
+        seed=needs.seed,
+    )
+
+
+def _partitioned(needs: Needs) -> Head:
+    return PartitionedSoftmax(
+        table=needs.rows,
+        num_samples=needs.num_samples,
+        upcoming=needs.feed.upcoming,
+        seed=needs.seed,
+    )
+
+
+def _dynamic_negatives(needs: Needs) -> Head:
+    kept = min(needs.config.hardest, max(1, needs.num_samples // 8))  # of few, or all are hard
+    return DynamicNegatives(
+        table=needs.rows,
+        num_samples=kept,
+        presample_factor=needs.num_samples // kept,
+        proposal=needs.proposal(),
+        seed=needs.seed,
+    )
+
+
+def _drawing(kind: Callable[..., Head], *options: str) -> Callable[[Needs], Head]:
+    """Builds `kind`, which draws `num_samples` from `proposal`; `options` go by their names."""
+
+    def build(needs: Needs) -> Head:
+        own = {name: getattr(needs.config, name) for name in options}
+        size, proposal = needs.num_samples, needs.proposal()
+        return kind(table=needs.rows, num_samples=size, proposal=proposal, **own, seed=needs.seed)
+
+    return build
+
+
+def _with_rows(kind: Callable[..., Head], *options: str) -> Callable[[Needs], Head]:
+    def build(needs: Needs) -> Head:
+        own = {name: getattr(needs.config, name) for name in options}
+        return kind(table=needs.rows, **own, seed=needs.seed)
+
+    return build
+
+
+def _without_rows(kind: Callable[..., Head], **options: str) -> Callable[[Needs], Head]:
+    """Builds `kind`, which keeps rows of its own; `options` are ours by its names for them."""
+
+    def build(needs: Needs) -> Head:
+        own = {theirs: getattr(needs.config, ours) for theirs, ours in options.items()}
+        rows = {"row_optimizer": needs.row_optimizer, "seed": needs.seed}
+        return kind(needs.counts, needs.dim, **own, **rows)
+
+    return build
+
+
+_BUILDERS: dict[str, Callable[[Needs], Head]] = {
+    "tapas": _tapas,
+    "full": _with_rows(FullSoftmax),
+    "one-vs-all": _with_rows(OneVsAll),
+    "sampled": _drawing(SampledSoftmax),
+    "in-batch": _with_rows(InBatchSoftmax, "rate"),
+    "mixed": _drawing(MixedSoftmax, "rate"),
+    "adaptive-importance": _adaptive_importance,
+    "partitioned": _partitioned,
+    "huffman": _without_rows(HuffmanSoftmax),
+    "two-level": _without_rows(TwoLevelSoftmax, num_clusters="clusters"),
+    "adaptive": _without_rows(AdaptiveSoftmax),
+    "nce": _drawing(NCE),
+    "negative-sampling": _drawing(NegativeSampling, "negatives"),
+    "self-normalised": _with_rows(SelfNormalised, "penalty", "share"),
+    "warp": _with_rows(WARP, "tries"),
+    "dynamic-negatives": _dynamic_negatives,
+    "sce": _with_rows(ScalableCrossEntropy, "bucket_classes"),
+    "gbce": _drawing(GBCE, "calibration"),
+}
+
+
+class TablePlan(NamedTuple):
+    """One table of a model; its name is the one that checkpoints have for it."""
+
+    dim: int
+    seed: int
+    has_bias: bool  # which starts at the log of the frequencies
+    at_zero: bool = False  # where rows start, not at random
+
+
+MakeTable = Callable[[str, TablePlan], ClassTable]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """All that a trainer needs, and the configuration with nothing left open."""
+
+    config: TrainConfig
+    windows: Windows
+    model: SequenceModel
+    optimizer: torch.optim.Optimizer
+
+
+def build(config: TrainConfig, log: EventLog, split: Split, team: Team | None = None) -> Parts:
+    """On every rank of `team` alike; each builds its part of the rows."""
+    config, windows = prepare(config, log, split)
+    device = check_device(config.loop.device)
+    if device.type == "cpu":
+        check_fits(plan_of(config, split.train_counts, team))
+    feed = Feed(windows, log, split.train_end)
+    model = build_model(config, split.train_counts, team, feed=feed).to(device)
+    return Parts(config, windows, model, build_optimizer(config.optimizer, learned_by(model)))
+
+
+def learned_by(model: SequenceModel) -> dict[str, nn.Parameter]:
+    """What the optimizer of the encoder moves, by the names that `model` has for it."""
+    rows = anchors(model)
+    named = model.named_parameters()
+    return {name: p for name, p in named if p.requires_grad and p not in rows}
+
+
+def prepare(config: TrainConfig, log: EventLog, split: Split) -> tuple[TrainConfig, Windows]:
+    """The configuration with nothing left open, and the batches."""
+    windows = Windows(
+        log.items,
+        log.times,
+        log.offsets,
+        split.train_end,
+        length=config.model.history,
+        next_items=config.head.next_items,
+        positions=config.head.positions,
+        batch_size=config.loop.batch,
+        seed=config.loop.seed,
+    )
+    return resolve(config, log.num_items, windows), windows
+
+
+def resolve(config: TrainConfig, num_classes: int, windows: Windows) -> TrainConfig:
+    """`config` with a number wherever one was left to us."""
+    head, loop = config.head, config.loop
+    if head.samples is None and "samples" in head.the_method.options:
+        head = dataclasses.replace(head, samples=default_samples(num_classes))
+    steps = loop.steps or max(1, round(loop.epochs * windows.steps_per_epoch))
+    every = loop.evaluate_every or min(
+        max(1, math.ceil(steps / EVALUATIONS)), max(1, windows.steps_per_epoch)
+    )
+    loop = dataclasses.replace(
+        loop, steps=steps, evaluate_every=min(every, steps), batch=windows.batch_size
+    )
+    service = resolve_service(config.service)
+    return dataclasses.replace(config, head=head, loop=loop, service=service)
+
+
+def resolve_service(service: ServiceConfig) -> ServiceConfig:
+    if service.servers and service.max_staleness is None:
+        # each worker computes one step while the next one's round trip is under way
+        return dataclasses.replace(service, max_staleness=2 * service.workers - 1)
+    return service
+
+
+def workload_of(
+    config: TrainConfig, train_counts: NDArray[np.int64], team: Team | None = None
+) -> Workload:
+    """What `tapas plan` would be asked about a resolved `config`, at most."""
+    positions = config.model.history if config.head.positions == "all" else 1
+    encoder, method = build_encoder(config.model, config.loop.seed), config.head.the_method
+    return Workload(
+        num_classes=len(train_counts),
+        dim=config.model.dim,
+        num_samples=len(train_counts) if method.looks_at_all else config.head.samples or 1,
+        presample_factor=config.head.presample if method.name == "tapas" else 1,
+        batch=config.loop.batch * positions,
+        targets=config.head.next_items,
+        ranks=team.size if team is not None else 1,
+        optimizer=config.optimizer.rows,
+        inputs=config.model.inputs == "own",
+        input_ids=config.loop.batch * config.model.history,
+        head_classes=int((train_counts > 0).sum()),
+        encoder_parameters=sum(p.numel() for p in encoder.parameters()),
+    )
+
+
+def plan_of(config: TrainConfig, train_counts: NDArray[np.int64], team: Team | None = None) -> Plan:
+    """The plan of a run: what `tapas plan` says, and what training holds beside it."""
+    planned = plan(workload_of(config, train_counts, team))
+    beside = {"counts of classes": train_counts.nbytes}
+    if config.loop.background_saves:
+        tables = ("rows", "biases", "row state", "input rows and state")
+        beside["copy to be saved"] = sum(planned.memory[name] for name in tables)
+    return dataclasses.replace(planned, memory=planned.memory | beside)
+
+
+def table_plans(config: TrainConfig) -> dict[str, TablePlan]:
+    """The tables of a model, by name."""
+    dim, seed = config.model.dim, config.loop.seed
+    plans = {HEAD: TablePlan(dim, seed, has_bias=True)} if config.head.the_method.has_rows else {}
+    if config.model.inputs == "own":
+        plans[INPUTS] = TablePlan(dim, seed + 1, has_bias=False)
+    if config.model.repeats:
+        plans[RATE] = TablePlan(1, seed + 2, has_bias=False, at_zero=True)
+    return plans
+
+
+def build_model(
+    config: TrainConfig,
+    train_counts: NDArray[np.int64],
+    team: Team | None = None,
+    *,
+    make: MakeTable | None = None,
+    feed: Feed | None = None,
+) -> SequenceModel:
+    """With tables that `make` makes, or with those of this process or of the ranks of `team`.
+
+    `feed` is what the run trains on, for methods that look at it.
+    """
+    check_ranks(config, team)
+    num_classes, dim, seed = len(train_counts), config.model.dim, config.loop.seed
+    rows = build_row_optimizer(config.optimizer)
+
+    def own_table(name: str, plan: TablePlan) -> ClassTable:
+        bias = plan.has_bias and log_frequency(train_counts)
+        table: ClassTable
+        if team is None or team.ranks is None:
+            table = LocalTable(num_classes, plan.dim, row_optimizer=rows, bias=bias, seed=plan.seed)
+        else:
+            table = ShardedTable(
+                num_classes,
+                plan.dim,
+                row_optimizer=rows,
+                bias=bias,
+                seed=plan.seed,
+                group=team.ranks,
+            )
+        if plan.at_zero:
+            start_at_zero(table)
+        return table
+
+    tables = {name: (make or own_table)(name, plan) for name, plan in table_plans(config).items()}
+    head = build_head(
+        Needs(
+            config=config.head,
+            counts=train_counts,
+            dim=dim,
+            seed=seed,
+            steps=config.loop.steps or 1,
+            table=tables.get(HEAD),
+            row_optimizer=rows,
+            log=feed,
+        )
+    )
+    repeats = None
+    if config.model.repeats:
+        repeats = Repeats(num_classes, dim, history=config.model.history, rate=tables[RATE])
+    half = config.loop.precision == "bfloat16"
+    return SequenceModel(
+        build_encoder(config.model, seed),
+        head,
+        inputs=tables.get(INPUTS),
+        encoder_dtype=torch.bfloat16 if half else torch.float32,
+        target_decay=config.head.target_decay,
+        repeats=repeats,
+    )
+
+
+def check_device(name: str) -> torch.device:
+    """The device called `name`, if torch can compute on it here."""
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(
+            f"loop.device is '{name}', which torch cannot use here: {reason}. Try 'cpu'."
+        ) from None
+    return device
+
+
+def log_frequency(train_counts: NDArray[np.int64]) -> torch.Tensor:
+    """Where biases start: what a model that knows nothing but frequencies would say, (C,)."""
+    seen = torch.from_numpy(train_counts).double().add_(1)
+    return seen.div_(seen.sum()).log_().float()
+
+
+def build_encoder(config: ModelConfig, seed: int) -> Encoder:
+    if config.encoder == "mean":
+        return MeanEncoder(config.dim, window=config.history, dropout=config.dropout, seed=seed)
+    if config.encoder == "gru":
+        return GRUEncoder(config.dim, num_layers=config.layers, dropout=config.dropout, seed=seed)
+    return TransformerEncoder(
+        config.dim,
+        window=config.history,
+        num_layers=config.layers,
+        num_heads=config.attention_heads,
+        dropout=config.dropout,
+        seed=seed,
+    )
+
+
+def build_row_optimizer(config: OptimizerConfig) -> RowUpdate:
+    kinds: dict[str, type[RowOptimizer]] = {
+        "rowwise-adagrad": RowwiseAdagrad,
+        "adagrad": Adagrad,
+        "lazy-adam": LazyAdam,
+        "sgd": SGD,
+    }
+    return kinds[config.rows].fused(lr=config.rows_lr, weight_decay=config.weight_decay)
+
+
+def check_ranks(config: TrainConfig, team: Team | None) -> None:
+    """An error if ranks cannot share what the method learns."""
+    if team is not None and team.ranks is not None and not config.head.the_method.has_rows:
+        raise UsageError(
+            f"the method '{config.head.method}' keeps its rows in one process: start it without "
+            "torchrun."
+        )
+
+
+def build_optimizer(
+    config: OptimizerConfig, learned: Mapping[str, nn.Parameter]
+) -> torch.optim.Optimizer:
+    parameters = list(learned.values())
+    if config.encoder == "adagrad":
+        return torch.optim.Adagrad(
+            parameters, lr=config.encoder_lr, weight_decay=config.weight_decay
+        )
+    return torch.optim.AdamW(parameters, lr=config.encoder_lr, weight_decay=config.weight_decay)

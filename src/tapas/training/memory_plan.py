@@ -1,0 +1,299 @@
+"""What a run needs, before it starts: the memory of its fullest rank and the bytes it sends.
+
+Letters: C classes of D dimensions on m ranks; a step has B examples with L targets each, draws
+a pool of r*n classes and keeps n of it.
+"""
+
+import math
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tapas.distributed.collectives import HEADER
+from tapas.errors import UsageError, pick
+from tapas.optim import SGD, Adagrad, LazyAdam, RowUpdate, RowwiseAdagrad
+from tapas.shapes import check_positive
+
+
+def available_memory(ranks_per_host: int | None = None, *, root: Path = Path("/")) -> int:
+    """Bytes that this process may still take: what the host and its control groups have free.
+
+    Ranks of one host share it evenly: `ranks_per_host`, left out, is what torchrun says.
+    """
+    if ranks_per_host is None:
+        ranks_per_host = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    check_positive("ranks_per_host", ranks_per_host)
+    return max(0, min((_free_on_host(root), *_free_in_groups(root)))) // ranks_per_host
+
+
+def _free_on_host(root: Path) -> int:
+    found = _numbers(root / "proc/meminfo").get("MemAvailable:")
+    if found is not None:
+        return 1024 * found
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # not Linux: all there is
+
+
+def _free_in_groups(root: Path) -> Iterator[int]:
+    """For each control group with a limit that this process is in, and for those above it."""
+    listed = root / "proc/self/cgroup"
+    for line in listed.read_text().splitlines() if listed.exists() else ():
+        _, kinds, path = line.split(":", 2)
+        if kinds == "":
+            base, names = "", ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in kinds.split(","):
+            base = "memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        top = root / "sys/fs/cgroup" / base
+        inside = top / path.strip("/")
+        for folder in (inside, *inside.parents):
+            limit, used = (_numbers(folder / name).get("") for name in names[:2])
+            if limit is not None and used is not None:  # else "max", or a group not shown here
+                # pages of files that nobody has used lately are given up first
+                yield limit - used + _numbers(folder / "memory.stat").get(names[2], 0)
+            if folder == top:
+                break
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    """The number of each line by the word before it; nothing of a file that cannot be read."""
+    try:
+        found = re.findall(r"^(?:(\S+)\s+)?(\d+)\b", file.read_text(), flags=re.MULTILINE)
+    except OSError:
+        return {}
+    return {name: int(number) for name, number in found}
+
+
+ROW_BYTES = {"float32": 4, "bfloat16": 2}
+OPTIMIZERS: dict[str, RowUpdate] = {
+    "rowwise-adagrad": RowwiseAdagrad.fused(),
+    "adagrad": Adagrad.fused(),
+    "lazy-adam": LazyAdam.fused(),
+    "sgd": SGD.fused(),
+}
+PROCESS_BYTES = 350_000_000  # an allowance: Python, torch, and the holes that malloc leaves
+POOL_BYTES = 200  # for a class of the pool: draws, ids, places, counts, noise, scores
+HEAD_BYTES = 32  # for a class above the proposal's floor: its id, log q and alias bucket
+BUILD_BYTES = 112  # the same while the proposal is built, at the worst moment
+EVERY_CLASS_BYTES = 16  # log q and its miss for all classes, where a quarter is above the floor
+SCORERS = 64  # queries whose scores of the pool are held at once
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """A run as far as memory and traffic go."""
+
+    num_classes: int
+    dim: int
+    num_samples: int
+    presample_factor: int
+    batch: int  # examples (queries) of a step, on all ranks together
+    targets: int = 1
+    ranks: int = 1
+    dtype: str = "float32"  # of the rows, or bfloat16
+    optimizer: str = "rowwise-adagrad"  # of the rows, or adagrad, lazy-adam, sgd
+    inputs: bool = False  # a second table of the same size for the encoder, without biases
+    input_ids: int | None = None  # distinct items the encoder reads in a step; None: one a query
+    head_classes: int | None = None  # classes above the proposal's floor; None: all of them
+    encoder_parameters: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("num_classes", "dim", "num_samples", "presample_factor", "batch", "targets"):
+            check_positive(name, getattr(self, name))
+        if self.num_samples > self.num_classes:
+            raise UsageError(
+                f"num_samples is {self.num_samples:,}, but there are only {self.num_classes:,} "
+                "classes. Lower it."
+            )
+        if not 1 <= self.ranks <= self.num_samples:
+            raise UsageError(
+                f"ranks must be between 1 and num_samples ({self.num_samples:,}), so that each "
+                f"keeps a class at least, got {self.ranks:,}."
+            )
+        pick("dtype", self.dtype, ROW_BYTES)
+        pick("optimizer", self.optimizer, OPTIMIZERS)
+        for name in ("input_ids", "head_classes", "encoder_parameters"):
+            if (getattr(self, name) or 0) < 0:
+                raise UsageError(f"{name} must be at least 0, got {getattr(self, name):,}.")
+
+    @property
+    def head(self) -> int:
+        most = self.num_classes
+        return most if self.head_classes is None else min(self.head_classes, most)
+
+    @property
+    def pool(self) -> int:
+        return min(self.presample_factor * self.num_samples, self.num_classes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """Bytes by what they are for, on the rank that has most to hold."""
+
+    workload: Workload
+    memory: dict[str, int]
+    traffic: dict[str, int]  # sent by a rank in a step
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(self.memory.values())
+
+    @property
+    def traffic_bytes(self) -> int:
+        return sum(self.traffic.values())
+
+
+def plan(workload: Workload) -> Plan:
+    return Plan(workload=workload, memory=_memory(workload), traffic=_traffic(workload))
+
+
+def _memory(w: Workload) -> dict[str, int]:
+    """Tables to the byte; of a step, what torch allocates where no native kernel applies."""
+    num_rows, size = _over(w.num_classes, w.ranks), ROW_BYTES[w.dtype]
+    specs = OPTIMIZERS[w.optimizer].state_specs().values()
+    row_state = sum(4 * num_rows * (w.dim if spec.wide else 1) for spec in specs)
+    bias_state = 4 * num_rows * len(specs)
+    row = 4 * w.dim  # rows are computed with as float32
+    examples = w.ranks * _over(w.batch, w.ranks)  # all of them are gathered on every rank
+    pool_here, kept_here = _over(w.pool, w.ranks), _over(min(w.num_samples, w.pool), w.ranks)
+    by_class = EVERY_CLASS_BYTES * w.num_classes if w.num_classes <= 4 * w.head else 0
+    parts = {
+        "process": PROCESS_BYTES,
+        "rows": num_rows * w.dim * size,
+        "biases": num_rows * size,
+        "row state": row_state + bias_state,
+        "input rows and state": num_rows * w.dim * size + row_state if w.inputs else 0,
+        "proposal": HEAD_BYTES * w.head + by_class,
+        "encoder, gradients, Adam": 16 * w.encoder_parameters,
+        # as gathered, as kept, and gradients on their way out and in
+        "batch": examples * (4 * row + 8 * w.targets + 12 * (w.targets + 1)),
+        "pool": POOL_BYTES * w.pool + pool_here * (row + 4 * SCORERS),
+        # rows as read, their gradients in pieces, joined, and without foreign targets
+        "kept rows and gradients": 4 * row * (kept_here + examples * w.targets),
+        "kept scores": 4 * examples * kept_here,
+    }
+    # before the first step: a proposal is built, then rows, whose biases every rank sees whole
+    steady, proposal = sum(parts.values()), PROCESS_BYTES + BUILD_BYTES * w.head
+    start = 4 * w.num_classes if w.ranks > 1 or w.dtype == "bfloat16" else 0
+    rows = start + sum(
+        parts[name] for name in ("process", "rows", "biases", "row state", "proposal")
+    )
+    parts["building the rows"] = max(0, rows - steady)
+    parts["building the proposal"] = max(0, proposal - max(rows, steady))
+    return parts
+
+
+def _traffic(w: Workload) -> dict[str, int]:
+    """What `Ranks.sent_bytes` counts in a step; shares of uneven batches are filled up."""
+    away, share = w.ranks - 1, _over(w.batch, w.ranks)
+    header = 8 * HEADER * away
+    answers = away * share * 4 * (w.targets + 1)
+    read = _over(w.batch if w.input_ids is None else w.input_ids, w.ranks) if w.inputs else 0
+    return {
+        # of the batch and its backward pass, of reads and theirs; four names of messages
+        "headers": header * (4 if w.inputs else 2) + 4 * 8 * away,
+        "queries and targets": away * share * (4 * w.dim + 8 * w.targets),
+        "answers": answers,
+        "answers' gradients": answers,
+        "query gradients": away * share * 4 * w.dim,
+        # ids there, rows back, gradients there
+        "inputs": math.ceil(read * away / w.ranks) * (8 + 2 * 4 * w.dim),
+        "encoder gradients": 2 * 4 * w.encoder_parameters * away // w.ranks,
+    }
+
+
+def traffic_designs(workload: Workload) -> dict[str, int]:
+    """Bytes on the wire, all senders together, for one step of B examples, by three designs.
+
+    "rows to the worker": one worker reads the rows of pool and targets from m servers, and
+        sends back the gradients of kept rows and targets.
+    "algorithm 2" (the paper's): one worker sends its queries to each of m servers, gets the
+        rows of kept classes and targets, and sends back their gradients.
+    "no rows (ours)": m ranks that are workers and servers; see `plan`.
+
+    Ids of rows are not counted in the first two. Encoder and inputs cost all designs the same
+    and are left out. Without a second pass (r = 1) the pool is what is kept.
+    """
+    w, row = workload, 4 * (workload.dim + 1)
+    own = w.batch * w.targets
+    touched = (min(w.num_samples, w.pool) + own) * row
+    ours = _traffic(replace(w, inputs=False, encoder_parameters=0))
+    return {
+        "rows to the worker": (w.pool + own) * row + touched,
+        "algorithm 2": w.ranks * w.batch * 4 * w.dim + 2 * touched,
+        "no rows (ours)": w.ranks * sum(ours.values()),
+    }
+
+
+def check_fits(planned: Plan, available_bytes: int | None = None) -> None:
+    """An error that says what is too large, and which changes would fit, if the plan does not.
+
+    `available_bytes` is the memory of a rank; left out, what this machine has free.
+    """
+    available = available_memory() if available_bytes is None else available_bytes
+    if planned.memory_bytes <= available:
+        return
+    w = planned.workload
+    part = max(planned.memory, key=planned.memory.__getitem__)
+    cures = "; ".join(_cures(w, available))
+    raise UsageError(
+        f"{w.num_classes:,} classes of {w.dim} dimensions on {w.ranks:,} "
+        f"{'rank' if w.ranks == 1 else 'ranks'} need {in_units(planned.memory_bytes)} a rank, but "
+        f"only {in_units(available)} are free. The largest part: {part}, "
+        f"{in_units(planned.memory[part])}. "
+        + (f"What would fit: {cures}." if cures else "Nothing we know of would fit.")
+    )
+
+
+def _cures(w: Workload, available: int) -> Iterator[str]:
+    def need(**changed: Any) -> int:
+        return plan(replace(w, **changed)).memory_bytes
+
+    def told(words: str, **changed: Any) -> str:
+        return f"{words} ({in_units(need(**changed))})"
+
+    too_few = ranks = w.ranks
+    while ranks < w.num_samples and need(ranks=ranks) > available:
+        too_few, ranks = ranks, min(2 * ranks, w.num_samples)
+    if need(ranks=ranks) <= available:
+        ranks = 1 + _last(too_few, ranks, lambda m: need(ranks=m) > available)
+        yield told(f"{ranks:,} ranks with as much memory each", ranks=ranks)
+    lighter = {"dtype": "bfloat16"} if w.dtype == "float32" else {}
+    if w.optimizer in ("adagrad", "lazy-adam"):
+        lighter["optimizer"] = "rowwise-adagrad"
+    words = {"dtype": "bfloat16 rows", "optimizer": f"rowwise-adagrad instead of {w.optimizer}"}
+    alone = [name for name in lighter if need(**{name: lighter[name]}) <= available]
+    for name in alone:
+        yield told(words[name], **{name: lighter[name]})
+    if not alone and len(lighter) == 2 and need(**lighter) <= available:
+        yield told(" and ".join(words.values()), **lighter)
+    if w.head and need(head_classes=0) <= available:
+        head = _last(0, w.head, lambda h: need(head_classes=h) <= available)
+        yield told(f"a proposal of at most {head:,} classes above its floor", head_classes=head)
+    if need(num_classes=w.num_samples) <= available:
+        most = _last(w.num_samples, w.num_classes, lambda c: need(num_classes=c) <= available)
+        yield told(f"{most:,} classes", num_classes=most)
+
+
+def _last(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """The last whole number below `high` for which `holds`, as it does up to some point."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def in_units(num_bytes: float) -> str:
+    """Three digits and a unit: 5.12 GB is 5.12e9 bytes."""
+    units = ["B", "kB", "MB", "GB", "TB", "PB"]
+    while num_bytes >= 999.5 and len(units) > 1:
+        num_bytes, units = num_bytes / 1000, units[1:]
+    return f"{num_bytes:.3g} {units[0]}"
+
+
+def _over(whole: int, parts: int) -> int:
+    return -(-whole // parts)

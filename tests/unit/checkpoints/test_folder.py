@@ -1,0 +1,601 @@
+"""Checkpoints: whole or not there, whatever is killed, full, torn or saved twice."""
+
+import errno
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapas import DataError, UsageError
+from tapas.checkpoints import files as checkpoint_files
+from tapas.checkpoints import folder as checkpoint
+from tapas.checkpoints.files import separate
+from tapas.checkpoints.folder import Checkpoint, CheckpointFolder
+
+TENSORS, STATE = "tensors.safetensors", "state.json"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return CheckpointFolder(tmp_path / "run" / "checkpoints")
+
+
+def save(folder: CheckpointFolder, *steps: int, best: tuple[int, ...] = ()) -> None:
+    for step in steps:
+        folder.save(step, {"row": torch.full((5,), float(step))}, {"at": step}, best=step in best)
+
+
+def is_right(found: Checkpoint) -> bool:
+    return found.state == {"at": found.step} and found.tensors["row"].tolist() == [found.step] * 5
+
+
+def names(folder: CheckpointFolder) -> list[str]:
+    return sorted(path.name for path in folder.folder.iterdir())
+
+
+def test_what_is_saved_is_loaded(folder):
+    state = {"rate": 0.1, "names": ["a", "ü"], "none": None, "deep": {"on": True, "big": 2**70}}
+    path = folder.save(400, {"row": torch.arange(6.0).view(2, 3)}, state)
+    assert path == folder.folder / "step-00000400"
+    found = folder.load()
+    assert (found.step, found.state) == (400, state)
+    assert torch.equal(found.tensors["row"], torch.arange(6.0).view(2, 3))
+
+
+def test_the_files_say_what_they_are(folder):
+    path = folder.save(400, {"row": torch.zeros(3)}, {"seed": 7}, best=True)
+    record = json.loads((path / STATE).read_text())
+    checked = record.pop("tensors")
+    assert record == {
+        "format": 1,
+        "tapas": checkpoint_files.__version__,
+        "step": 400,
+        "best": True,
+        "state": {"seed": 7},
+    }
+    assert checked["bytes"] == (path / TENSORS).stat().st_size
+    assert len(checked["blake2b"]) == 128
+
+
+def test_everything_is_on_the_disk_before_it_gets_its_name(folder, monkeypatch):
+    done, rename = [], os.rename
+    for module in (checkpoint_files, checkpoint):
+        monkeypatch.setattr(module, "sync", lambda path: done.append(path.name))
+    monkeypatch.setattr(os, "rename", lambda *a: (done.append("renamed"), rename(*a)))
+    save(folder, 4)
+    hidden = f".step-00000004.{os.getpid()}.unfinished"
+    assert done == [TENSORS, STATE, hidden, "renamed", "checkpoints"]
+
+
+def odd_tensors() -> dict[str, torch.Tensor]:
+    base = torch.arange(24.0)
+    number = torch.complex(torch.arange(3.0), torch.ones(3))
+    kinds = [torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool]
+    return {str(kind): torch.tensor([0, 1, 3]).to(kind) for kind in kinds} | {
+        "eight bits": torch.tensor([0.5, -2.0]).to(torch.float8_e4m3fn),
+        "no dimension": torch.tensor(2.5),
+        "empty": torch.empty(0, 3),
+        "empty view": base[5:5],
+        "whole": base,
+        "the same again": base,
+        "part": base[3:9],
+        "overlapping part": base[6:12],
+        "turned": base.view(4, 6).T,
+        "every other": base[::2],
+        "spread": torch.ones(1).expand(5),
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+        "conjugate": number.conj(),
+        "negated": number.conj().imag,
+    }
+
+
+def test_tensors_of_every_kind_come_back_as_they_were(folder):
+    tensors = odd_tensors()
+    folder.save(1, tensors, {})
+    found = folder.load().tensors
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype, name
+        assert found[name].shape == tensor.shape, name
+        assert found[name].tolist() == tensor.tolist(), name
+
+
+def test_tensors_that_stand_alone_are_not_copied():
+    base = torch.arange(24.0)
+    alone = {"a": torch.ones(3), "first": base[:7], "rest": base[7:], "scalar": torch.tensor(1)}
+    apart = separate(alone)
+    assert all(apart[name].data_ptr() == tensor.data_ptr() for name, tensor in alone.items())
+
+
+def test_of_tensors_that_share_memory_the_largest_is_not_copied():
+    base = torch.arange(24.0)
+    apart = separate({"part": base[:7], "whole": base})
+    assert apart["whole"].data_ptr() == base.data_ptr()
+    assert apart["part"].data_ptr() != base.data_ptr()
+
+
+@given(pieces=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=6))
+def test_pieces_of_one_memory_are_apart_afterwards(pieces):
+    base = torch.arange(12.0)
+    tensors = {str(i): base[start:end] for i, (start, end) in enumerate(pieces)}
+    apart = separate(tensors)
+    places = [range(t.data_ptr(), t.data_ptr() + t.nbytes) for t in apart.values() if t.nbytes]
+    for i, one in enumerate(places):
+        assert all(one.stop <= other.start or other.stop <= one.start for other in places[:i])
+    assert all(torch.equal(apart[name], tensor) for name, tensor in tensors.items())
+
+
+def test_changing_what_was_loaded_does_not_change_the_file(folder):
+    save(folder, 1)
+    folder.load().tensors["row"].fill_(9)
+    assert is_right(folder.load())
+
+
+def test_no_tensors_at_all_are_fine(folder):
+    folder.save(0, {}, {})
+    assert folder.load() == Checkpoint(0, {}, {})
+
+
+def test_nan_and_inf_in_the_state_survive(folder):
+    folder.save(0, {}, {"best": -float("inf"), "loss": float("nan")})
+    found = folder.load().state
+    assert found["best"] == -float("inf")
+    assert found["loss"] != found["loss"]
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (
+            {"rows": [1, {"rate": torch.ones(1)}]},
+            "state.rows[1].rate is of type Tensor; expected numbers, text, lists and dicts. "
+            "Convert it, or save it among the tensors.",
+        ),
+        ({"seen": {3: "x"}}, "state.seen has the key 3; expected text. str() makes it so."),
+    ],
+)
+def test_state_that_json_would_change_is_refused_by_its_place(folder, state, words):
+    with pytest.raises(UsageError, match=re.escape(words)):
+        folder.save(1, {}, state)
+    assert not folder.folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("tensor", "kind"),
+    [
+        (torch.zeros(2, dtype=torch.complex128), "torch.complex128, torch.strided, cpu"),
+        (torch.eye(2).to_sparse(), "torch.float32, torch.sparse_coo, cpu"),
+        (torch.zeros(2, device="meta"), "torch.float32, torch.strided, meta"),
+    ],
+)
+def test_a_tensor_that_cannot_be_saved_is_named(folder, tensor, kind):
+    words = (
+        f"tensor 'row' ({kind}) cannot be saved: expected a dense tensor with memory, "
+        "not quantized, complex64 if complex."
+    )
+    with pytest.raises(UsageError, match=re.escape(words)):
+        folder.save(1, {"row": tensor}, {})
+
+
+def test_what_is_no_tensor_is_refused(folder):
+    with pytest.raises(UsageError, match=r"row must be a torch.Tensor, got list\."):
+        folder.save(1, {"row": [1.0]}, {})
+
+
+def test_a_negative_step_and_keeping_none_are_refused(tmp_path, folder):
+    with pytest.raises(UsageError, match=r"step must be at least 0, got -1\."):
+        folder.save(-1, {}, {})
+    with pytest.raises(UsageError, match=r"keep must be at least 1, got 0\."):
+        CheckpointFolder(tmp_path, keep=0)
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_the_last_ones_and_the_best_are_kept(tmp_path, keep):
+    folder = CheckpointFolder(tmp_path, keep=keep)
+    for step in range(0, 80, 10):
+        save(folder, step, best=(10, 30))
+        last = list(range(0, step + 1, 10))[-keep:]
+        best = {step >= 30: 30, 10 <= step < 30: 10}.get(True)
+        assert folder.best() == best
+        assert folder.steps() == sorted({*last, *([best] if best is not None else [])})
+    assert is_right(folder.load(30))
+    assert is_right(folder.load())
+
+
+def test_steps_are_ordered_as_numbers(folder):
+    save(folder, 99_999_999, 100_000_000, 100_000_001)
+    assert folder.steps() == [100_000_000, 100_000_001]
+    assert folder.load().step == 100_000_001
+
+
+def test_saving_a_step_again_replaces_it(folder):
+    save(folder, 200)
+    folder.save(400, {"row": torch.zeros(5)}, {"at": "old"}, best=True)
+    save(folder, 400)
+    assert is_right(folder.load(400))
+    assert folder.best() is None
+    assert names(folder) == ["step-00000200", "step-00000400"]
+
+
+def test_a_run_resumed_earlier_leaves_its_later_checkpoints_behind(tmp_path):
+    folder = CheckpointFolder(tmp_path, keep=3)
+    save(folder, 100, 200, 300, 400, best=(100,))
+    save(folder, 250, best=(250,))
+    assert folder.steps() == [100, 200, 250]
+    assert folder.best() == 250
+    save(folder, 210)
+    assert folder.steps() == [100, 200, 210]
+    assert folder.best() == 100
+    assert folder.load().step == 210
+
+
+def test_other_files_in_the_folder_are_left_alone(folder):
+    folder.folder.mkdir(parents=True)
+    (folder.folder / "notes.txt").write_text("mine")
+    (folder.folder / "step-by-step").mkdir()
+    save(folder, 1, 2, 3)
+    assert names(folder) == ["notes.txt", "step-00000002", "step-00000003", "step-by-step"]
+
+
+def test_no_checkpoint_is_told(folder):
+    words = f"no checkpoint in {folder.folder}. Start without --resume."
+    with pytest.raises(UsageError, match=re.escape(words)):
+        folder.load()
+    assert (folder.steps(), folder.best()) == ([], None)
+    assert not folder.folder.exists()
+
+
+def test_a_step_that_is_not_there_is_told_the_ones_that_are(folder):
+    save(folder, 200, 400)
+    words = f"no checkpoint of step 300 in {folder.folder}. There are: 200, 400."
+    with pytest.raises(UsageError, match=re.escape(words)):
+        folder.load(300)
+
+
+def test_a_truncated_file_is_named_and_the_one_before_is_offered(folder):
+    save(folder, 200, 400)
+    file = folder.folder / "step-00000400" / TENSORS
+    size = file.stat().st_size
+    os.truncate(file, size - 8)
+    words = (
+        f"{file} is damaged: {size - 8:,} bytes, expected {size:,}. "
+        "Step 200 is whole: take it with --step 200."
+    )
+    with pytest.raises(DataError, match=re.escape(words)):
+        folder.load()
+    assert is_right(folder.load(200))
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def test_one_flipped_bit_is_noticed(folder):
+    save(folder, 200, 400)
+    file = folder.folder / "step-00000400" / TENSORS
+    flip(file)
+    words = (
+        f"{file} is damaged: its checksum is not the one it was saved with. "
+        "Step 200 is whole: take it with --step 200."
+    )
+    with pytest.raises(DataError, match=re.escape(words)):
+        folder.load()
+
+
+def test_a_missing_file_is_named_and_with_none_whole_left_it_says_so(folder):
+    save(folder, 200, 400)
+    flip(folder.folder / "step-00000200" / TENSORS)
+    file = folder.folder / "step-00000400" / TENSORS
+    file.unlink()
+    words = (
+        f"{file} cannot be read: No such file or directory. "
+        "No other checkpoint is whole: start again without --resume, in another --out."
+    )
+    with pytest.raises(DataError, match=re.escape(words)):
+        folder.load()
+
+
+@pytest.mark.parametrize(
+    "content", ["", '{"format": 1', "[]", '{"format": 1, "tapas": "0.1"}', "\0"]
+)
+def test_a_damaged_state_is_named_and_is_never_the_best(folder, content):
+    save(folder, 200, 400, best=(200, 400))
+    file = folder.folder / "step-00000400" / STATE
+    file.write_text(content)
+    words = (
+        f"{file} is damaged: not the JSON that was saved. "
+        "Step 200 is whole: take it with --step 200."
+    )
+    with pytest.raises(DataError, match=re.escape(words)):
+        folder.load()
+    assert folder.best() == 200
+
+
+def test_a_run_goes_on_from_the_whole_one_and_replaces_the_damaged(folder):
+    save(folder, 200, 400)
+    (folder.folder / "step-00000400" / STATE).unlink()
+    assert is_right(folder.load(200))
+    save(folder, 400)
+    assert is_right(folder.load())
+
+
+def test_a_format_of_the_future_is_told_both_versions_and_the_cure(folder):
+    save(folder, 200, 400)
+    path = folder.folder / "step-00000400"
+    (path / STATE).write_text('{"format": 3, "tapas": "9.1.0", "elsewhere": true}')
+    words = (
+        f"{path} has checkpoint format 3, written by tapas 9.1.0; this is tapas "
+        f"{checkpoint_files.__version__}, which reads formats up to 2. Upgrade tapas-softmax to "
+        "read it."
+    )
+    with pytest.raises(UsageError, match=re.escape(words)):
+        folder.load()
+
+
+@pytest.mark.parametrize("call", ["save_file", "sync", "fingerprint"])
+def test_a_full_disk_leaves_the_earlier_ones_and_says_how_to_go_on(folder, monkeypatch, call):
+    save(folder, 100, 200, best=(100,))
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoint_files, call, full)
+    words = (
+        f"cannot save checkpoint step 400 into {folder.folder}: No space left on device. "
+        "Checkpoint step 200 is whole. Free some space and go on with --resume."
+    )
+    if call == "fingerprint":  # then nothing can be said of the others either
+        words = "No checkpoint is whole. Free some space and go on with --resume."
+    with pytest.raises(UsageError, match=re.escape(words)):
+        save(folder, 400)
+    monkeypatch.undo()
+    assert names(folder) == ["step-00000100", "step-00000200"]
+    assert is_right(folder.load())
+
+
+def test_a_step_saved_again_is_put_back_if_the_new_one_cannot_take_its_place(folder, monkeypatch):
+    save(folder, 200, 400)
+    rename = os.rename
+
+    def fail(source, target):
+        if str(source).endswith("unfinished"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", fail)
+    words = (
+        f"cannot save checkpoint step 400 into {folder.folder}: Input/output error. Checkpoint "
+        "step 400 is whole. Make sure that it can be written to and go on with --resume."
+    )
+    with pytest.raises(UsageError, match=re.escape(words)):
+        folder.save(400, {}, {"at": "new"})
+    assert names(folder) == ["step-00000200", "step-00000400"]
+    assert is_right(folder.load(400))
+
+
+def test_an_interrupt_leaves_nothing_half_done(folder, monkeypatch):
+    save(folder, 200)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint_files, "sync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        save(folder, 400)
+    assert names(folder) == ["step-00000200"]
+
+
+def test_a_folder_that_is_a_file_is_told(tmp_path):
+    (tmp_path / "run").write_text("")
+    words = (
+        f"cannot save checkpoint step 1 into {tmp_path / 'run'}: File exists. No checkpoint is "
+        "whole. Make sure that it can be written to and go on with --resume."
+    )
+    with pytest.raises(UsageError, match=re.escape(words)):
+        CheckpointFolder(tmp_path / "run").save(1, {}, {})
+
+
+def test_leftovers_of_the_dead_vanish_and_those_of_the_living_stay(folder):
+    save(folder, 1)
+    living = folder.folder / f".step-00000009.{os.getppid()}.unfinished"
+    dead = [
+        folder.folder / f".step-00000009.{2**22 + 1}.{kind}"  # above every pid
+        for kind in ("unfinished", "removed")
+    ]
+    for path in (living, *dead):
+        path.mkdir()
+    save(folder, 2)
+    assert names(folder) == [living.name, "step-00000001", "step-00000002"]
+
+
+def test_a_leftover_of_a_dead_process_with_our_number_is_not_in_the_way(folder):
+    """In a container every run may have the same process id."""
+    save(folder, 1)
+    for kind in ("unfinished", "removed"):
+        (folder.folder / f".step-00000002.{os.getpid()}.{kind}").mkdir()
+    os.rename(folder.folder / "step-00000001", folder._hidden(1, "replaced"))
+    save(folder, 2)
+    assert names(folder) == ["step-00000001", "step-00000002"]
+    assert is_right(folder.load(1))
+
+
+def test_one_moved_aside_by_a_process_that_died_is_loaded_and_then_put_back(folder):
+    save(folder, 200, 400)
+    aside = folder.folder / f".step-00000400.{2**22 + 1}.replaced"
+    os.rename(folder.folder / "step-00000400", aside)
+    assert folder.steps() == [200, 400]
+    assert is_right(folder.load())
+    assert aside.exists()  # a reader changes nothing
+    save(folder, 600)
+    assert names(folder) == ["step-00000400", "step-00000600"]
+
+
+def test_a_save_in_the_background_keeps_what_was_there_when_it_began(folder):
+    row = torch.full((5,), 1.0)
+    for step in (1, 2):
+        path = folder.save(step, {"row": row}, {"at": step}, background=True)
+        row.fill_(step + 1)
+        assert not path.exists()  # it gets its name from the next save, or `finish`
+    assert folder.steps() == [1]
+    folder.finish()
+    folder.finish()
+    assert names(folder) == ["step-00000001", "step-00000002"]
+    assert is_right(folder.load(1))
+    assert is_right(folder.load(2))
+
+
+@pytest.mark.parametrize("end", ["finish", "save"])
+def test_what_went_wrong_in_the_background_is_told_by_the_next_call(folder, monkeypatch, end):
+    save(folder, 1)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint_files, "save_file", full)
+        folder.save(2, {"row": torch.zeros(5)}, {}, background=True)
+        words = (
+            f"cannot save checkpoint step 2 into {folder.folder}: No space left on device. "
+            "Checkpoint step 1 is whole. Free some space and go on with --resume."
+        )
+        with pytest.raises(UsageError, match=re.escape(words)):
+            folder.finish() if end == "finish" else save(folder, 3)
+    assert names(folder) == ["step-00000001"]
+    save(folder, 3)
+    assert is_right(folder.load())
+
+
+TROUBLE = '''
+"""Full disks and sudden deaths, in children of a process that has torch in memory already."""
+import os, resource, shutil, signal, sys, time
+from pathlib import Path
+import torch
+from tapas.rng import stream
+from tapas.checkpoints import folder as checkpoint
+from tapas.checkpoints import files as checkpoint_files
+from tapas.checkpoints.folder import CheckpointFolder
+
+torch.set_num_threads(1)
+os.fsync = lambda _: None  # slow, and what is written outlives its process without it
+root = Path(sys.argv[1])
+
+def content(step, size=3_001):
+    return {"row": torch.full((size,), float(step)), "step": torch.tensor(step)}
+
+def save(folder, step):
+    folder.save(step, content(step), {"at": step}, best=step % 3 == 0)
+
+def check(folder, least):
+    for step in folder.steps():
+        found, want = folder.load(step), content(step)
+        assert found.state == {"at": step}, step
+        assert all(torch.equal(found.tensors[name], want[name]) for name in want), step
+    newest = folder.load().step
+    assert newest >= least, (newest, least)
+    best = max((step for step in folder.steps() if step % 3 == 0), default=None)
+    assert folder.best() == best, (folder.best(), folder.steps())
+    return newest
+
+def child(work):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return pid
+
+def die_at(call, folder):
+    """Save step 5 again, then 6, and vanish just before the n-th call that changes the disk."""
+    left = [call]
+    def deadly(function):
+        def wrapped(*args, **options):
+            left[0] -= 1
+            if left[0] == 0:
+                os._exit(9)
+            return function(*args, **options)
+        return wrapped
+    for module, name in [(os, "rename"), (os, "fsync"), (os, "unlink"), (os, "rmdir"),
+                         (os, "mkdir"), (checkpoint_files, "save_file"),
+                         (checkpoint_files, "fingerprint")]:
+        setattr(module, name, deadly(getattr(module, name)))
+    save(folder, 5)
+    save(folder, 6)
+
+for call in range(1, 200):
+    folder = CheckpointFolder(root / f"call-{call}", keep=1)
+    save(folder, 5)
+    code = os.waitstatus_to_exitcode(os.waitpid(child(lambda: die_at(call, folder)), 0)[1])
+    reached = check(folder, 5)
+    save(folder, 7)
+    assert sorted(os.listdir(folder.folder)) == [
+        f"step-0000000{n}" for n in ([6, 7] if reached == 6 else [7])], os.listdir(folder.folder)
+    shutil.rmtree(folder.folder)
+    if code == 0:
+        break
+print("places to die:", call - 1)
+
+folder, least = CheckpointFolder(root / "killed"), 0
+save(folder, 0)
+def forever():
+    for step in range(least, 10**6):
+        save(folder, step)
+        save(folder, step)
+for wait in torch.rand(8, generator=stream(0, "kills")).tolist():
+    pid = child(forever)
+    time.sleep(0.02 + 0.1 * wait)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    least = check(folder, least)
+    save(folder, least)
+    assert not [name for name in os.listdir(folder.folder) if name.startswith(".")]
+print("reached:", least)
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+folder = CheckpointFolder(root / "full")
+save(folder, 200)
+resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
+for size in (1_000_003, 9_000):  # the tensors are too large, then the state
+    try:
+        folder.save(400, content(400, size), {"text": "x" * 90_000})
+    except Exception as error:
+        print(type(error).__name__, error)
+    assert os.listdir(folder.folder) == ["step-00000200"]
+'''
+
+
+@pytest.fixture(scope="module")
+def trouble(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trouble")
+    command = [sys.executable, "-c", TROUBLE, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_dying_at_any_call_leaves_a_whole_checkpoint(trouble):
+    assert int(trouble[1][0].removeprefix("places to die: ")) > 20
+
+
+@pytest.mark.slow
+def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(trouble):
+    assert int(trouble[1][1].removeprefix("reached: ")) > 0
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_really_full_is_told(trouble):
+    folder, (_, _, *words) = trouble
+    assert words == 2 * [
+        f"UsageError cannot save checkpoint step 400 into {folder / 'full'}: File too large. "
+        "Checkpoint step 200 is whole. Free some space and go on with --resume."
+    ]

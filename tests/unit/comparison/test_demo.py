@@ -1,0 +1,172 @@
+"""What the demo sets for each way, and what it says about numbers that are given."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from tapas.comparison import demo as showcase
+from tapas.comparison.demo import PLAIN, REPEATS, TAPAS, Found, Shop
+from tapas.evaluation.evaluate import Assessment
+from tapas.evaluation.scores import Bucket, Interval, Scores
+from tapas.training.config import as_tables
+
+SHOP = Shop("A shop.", ["shop.parquet"], {})
+
+
+@pytest.mark.parametrize(
+    ("steps", "own", "every"),
+    [(2000, 160, 40), (337, 26, 6), (50, 4, 1), (25, 2, 1), (24, 1, 1), (1, 1, 1)],
+)
+def test_the_third_way_makes_two_steps_for_twenty_five(steps, own, every):
+    assert showcase.steps_of(REPEATS, steps) == (own, every)
+
+
+@pytest.mark.parametrize("name", [PLAIN, TAPAS])
+@pytest.mark.parametrize(("steps", "every"), [(2000, 200), (337, 33), (9, 1)])
+def test_the_first_two_make_the_steps_that_were_asked_for(name, steps, every):
+    assert showcase.steps_of(name, steps) == (steps, every)
+
+
+def differences(first, second, steps=2000):
+    """{section.name: (value of `first`, value of `second`)} where two ways are not the same."""
+    one, other = (as_tables(showcase.way_config(SHOP, way, steps, 7)) for way in (first, second))
+    assert one.keys() == other.keys()
+    return {
+        f"{section}.{name}": (value, other[section].get(name))
+        for section, table in one.items()
+        for name, value in table.items()
+        if value != other[section].get(name)
+    }
+
+
+def test_the_first_two_differ_in_the_second_pass_only():
+    assert differences(PLAIN, TAPAS) == {"head.presample": (1, 8)}
+
+
+def test_the_third_is_the_second_with_repeats_and_a_longer_history():
+    assert differences(TAPAS, REPEATS) == {
+        "model.repeats": (False, True),
+        "model.history": (200, 1_000),
+        "loop.batch": (64, 16),
+        "loop.steps": (2000, 160),
+        "loop.evaluate_every": (200, 40),
+    }
+
+
+def test_the_second_is_what_it_has_always_been():
+    config = showcase.way_config(SHOP, TAPAS, 2000, 7)
+    model, head, loop = config.model, config.head, config.loop
+    assert (model.encoder, model.inputs, model.dim, model.history) == ("mean", "shared", 64, 200)
+    assert not model.repeats
+    assert (head.samples, head.presample, head.selection) == (128, 8, "priority")
+    assert config.optimizer.rows_lr == 0.3
+    assert (loop.batch, loop.steps, loop.evaluate_every, loop.seed) == (64, 2000, 200, 7)
+    assert (loop.patience, loop.validation_examples) == (100, 1_000)
+
+
+def assessment(value, **lead):
+    """Of a model with MAP@20 `value`; `lead` are intervals, "_" stands for a space."""
+    whole = Interval(value, value - 0.01, value + 0.01)
+    scores = Scores(
+        num_examples=1_234,
+        metrics=dict.fromkeys(("map@20", "precision@1", "recall@20"), whole),
+        buckets={"tail": Bucket(3, 4, None, 0.125)},
+        coverage=5,
+    )
+    named = {name.replace("_", " "): Interval(*ends) for name, ends in lead.items()}
+    return Assessment("test", 9, False, 5, {"model": scores}, named, {})
+
+
+BEHIND, AHEAD = (-0.02, -0.03, -0.01), (0.04, 0.03, 0.05)
+OLD = assessment(0.05, popular=BEHIND, own_most_frequent=BEHIND)
+
+
+def found(third, *, second=OLD):
+    ways = {PLAIN: OLD, TAPAS: second, REPEATS: third}
+    return Found(ways, Interval(0.0037, 0.0013, 0.0061), dict.fromkeys(ways, 2.0))
+
+
+def test_ahead_of_every_baseline_names_the_best_of_them():
+    third = assessment(0.08, popular=AHEAD, own_most_frequent=(0.0037, 0.0004, 0.0070))
+    assert showcase.remarks(found(third))[0] == (
+        "The best of our models here, TAPAS with repeats, is ahead of every baseline: MAP@20 "
+        "+0.0037 (+0.0004 to +0.0070) against the best of them, own most frequent, same examples."
+    )
+    assert not any("told apart" in words for words in showcase.remarks(found(third)))
+
+
+@pytest.mark.parametrize("high", [-0.0001, -0.005])
+def test_a_baseline_that_is_ahead_of_our_best_is_told(high):
+    third = assessment(0.08, popular=AHEAD, own_most_frequent=(-0.012, -0.02, high))
+    first, second, *_ = showcase.remarks(found(third))
+    assert first == (
+        "Own most frequent is ahead of the best of our models here, TAPAS with repeats: MAP@20 "
+        f"-0.0120 (-0.0200 to {high:+.4f}) for TAPAS with repeats, same examples."
+    )
+    assert second.startswith("MAP@20 of TAPAS priority minus sampled softmax")
+
+
+@pytest.mark.parametrize("ends", [(0.001, 0.0, 0.002), (-0.001, -0.002, 0.0), (0.0, -0.1, 0.1)])
+def test_an_interval_that_holds_0_is_no_lead_of_either(ends):
+    third = assessment(0.08, popular=AHEAD, own_most_frequent=ends)
+    words = showcase.remarks(found(third))
+    assert words[0].startswith(
+        "Own most frequent is not told apart from the best of our models here, TAPAS with repeats: "
+        f"MAP@20 {ends[0]:+.4f} ("
+    )
+    assert not any("is ahead of" in line for line in words)
+
+
+def test_each_baseline_that_is_not_beaten_has_its_line():
+    third = assessment(0.08, popular=(0.001, -1, 1), own_most_frequent=BEHIND, other=AHEAD)
+    words = showcase.remarks(found(third))
+    assert [line.split(" the best")[0] for line in words[:2]] == [
+        "Popular is not told apart from",
+        "Own most frequent is ahead of",
+    ]
+    assert not any("every baseline" in line or "Other" in line for line in words)
+
+
+def test_one_example_alone_leads_nobody():
+    third = assessment(0.08, popular=(0.5, -math.inf, math.inf))
+    assert "(-inf to +inf)" in showcase.remarks(found(third))[0]
+
+
+def test_the_best_may_be_another_than_the_third():
+    weak, strong = assessment(0.04, popular=BEHIND), assessment(0.06, popular=AHEAD)
+    judged = found(weak, second=strong)
+    assert judged.best == TAPAS
+    words = showcase.remarks(judged)
+    assert words[0].startswith("The best of our models here, TAPAS priority, is ahead of every")
+    assert not any("Popular" in line for line in words)
+
+
+def test_what_is_a_comparison_of_sampling_and_what_is_not():
+    words = showcase.remarks(found(OLD))
+    assert (
+        "MAP@20 of TAPAS priority minus sampled softmax, same examples: +0.0037 (+0.0013 to "
+        "+0.0061). These two differ only in the second pass: same batches, same steps."
+    ) in words
+    assert (
+        "TAPAS with repeats may copy from the history and is trained on longer stretches of it, "
+        "fewer of them: to set it beside the other two is no comparison of sampling."
+    ) in words
+
+
+def test_the_table_has_a_row_for_each_way():
+    rows = showcase.table_rows(found(replace(OLD)))
+    assert [row[0] for row in rows] == [PLAIN, TAPAS, REPEATS]
+    assert {len(row) for row in rows} == {len(showcase.HEADING)}
+    assert rows[2][1:] == ["0.0500 ±0.0100", "0.0500", "0.0500", "12.5%", "2 s"]
+
+
+def test_the_document_says_how_long_each_way_was():
+    third = assessment(0.08, popular=AHEAD)
+    document = json.loads(showcase.as_document(SHOP, found(third), 337, 5))
+    assert document["steps"] == 337
+    assert document["training_steps"] == {PLAIN: 337, TAPAS: 337, REPEATS: 26}
+    assert document["best"] == REPEATS
+    assert document["lead_map@20"] == {"mean": 0.0037, "low": 0.0013, "high": 0.0061}
+    assert document["ways"][REPEATS]["lead"]["popular"]["mean"] == 0.04

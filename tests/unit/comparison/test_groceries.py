@@ -1,0 +1,54 @@
+"""The real log, where it is installed and where it is not."""
+
+from importlib.machinery import ModuleSpec
+
+import polars as pl
+import pytest
+
+from tapas.comparison import groceries
+
+
+def package(tmp_path, *files):
+    spec = ModuleSpec(groceries.PACKAGE, None, is_package=True)
+    spec.submodule_search_locations = [str(tmp_path)]
+    (tmp_path / "data").mkdir()
+    for name in files:
+        (tmp_path / "data" / name).touch()
+    return spec
+
+
+def test_nothing_is_found_where_the_package_is_not_installed(monkeypatch):
+    monkeypatch.setattr(groceries, "find_spec", lambda name: None)
+    assert groceries.find_groceries() is None
+
+
+@pytest.mark.parametrize("files", [(), ("transactions.parquet",)])
+def test_a_package_without_its_files_is_none(tmp_path, monkeypatch, files):
+    spec = package(tmp_path, *files)
+    monkeypatch.setattr(groceries, "find_spec", lambda name: spec)
+    assert groceries.find_groceries() is None
+
+
+def test_the_files_of_the_package_are_found(tmp_path, monkeypatch):
+    spec = package(tmp_path, "transactions.parquet", "products.parquet")
+    monkeypatch.setattr(groceries, "find_spec", lambda name: spec)
+    found = groceries.find_groceries()
+    assert found.products == tmp_path / "data" / "products.parquet"
+
+
+def test_products_are_told_in_words_without_repeats_and_gaps(tmp_path):
+    path = tmp_path / "products.parquet"
+    pl.DataFrame(
+        {
+            "product_id": [7, 8],
+            "product_type": ["APPLE SAUCE", None],
+            "package_size": ["50 OZ", None],
+            "product_category": ["FRUIT ", "GROCERY"],
+            "department": ["GROCERY", "GROCERY"],
+            "brand": ["Private", None],
+        }
+    ).write_parquet(path)
+    assert groceries.product_words(path) == {
+        7: "apple sauce, 50 oz, fruit, grocery, private",
+        8: "grocery",
+    }

@@ -1,0 +1,214 @@
+"""A whole comparison, tiny: all files, resumed anywhere, never mixed with another."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from tapas.comparison import stages as comparing
+from tapas.comparison.config import quick
+from tapas.comparison.contenders import CONTENDERS
+from tapas.comparison.runs import find_log, open_scene
+from tapas.comparison.stages import check_settings, compare, settings
+from tapas.errors import DataError, UsageError
+from tapas.training.run_folder import only_one
+
+pytestmark = pytest.mark.slow
+CONFIG = quick(contenders=("full", "sampled"))
+FILES = {"settings.json", "pace.jsonl", "runs.jsonl"}
+
+
+def lines(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory, cache):
+    folder = tmp_path_factory.mktemp("compare") / "out"
+    compare(CONFIG, folder, cache=cache)
+    return folder
+
+
+def test_all_files_are_there(out):
+    assert {file.name for file in out.iterdir()} == FILES
+
+
+def test_every_contender_has_its_trials_its_seeds_and_the_references(out):
+    runs = lines(out / "runs.jsonl")
+    count = {}
+    for result in runs:
+        kind = (result["run"]["contender"], result["run"]["points"])
+        count[kind] = count.get(kind, 0) + 1
+    assert count == {
+        ("full", "validation"): 2, ("full", "test"): 2, ("sampled", "validation"): 2,
+        ("sampled", "test"): 2, ("most popular", "test"): 1, ("the user's favourites", "test"): 1,
+        ("co-occurrence", "test"): 1, ("the true distribution", "test"): 1,
+    }  # fmt: skip
+    assert len({result["key"] for result in runs}) == len(runs)
+    assert len(lines(out / "pace.jsonl")) == 2
+
+
+def test_no_model_is_better_than_the_truth_by_its_loss(out):
+    loss = {}
+    for result in lines(out / "runs.jsonl"):
+        if "loss" in result and result["run"]["points"] == "test":
+            loss.setdefault(result["run"]["contender"], []).append(result["loss"])
+    assert min(loss["full"] + loss["sampled"]) > loss["the true distribution"][0]
+
+
+def test_settings_say_what_was_asked_and_on_what_machine(out):
+    found = json.loads((out / "settings.json").read_text())
+    assert found["contenders"] == ["full", "sampled"]
+    assert (found["num_samples"], found["budget_seconds"]) == (16, 0.4)
+    assert found["sizes"]["users"] == 300
+    assert set(found["machine"]) == {"cores", "tapas", "torch", "python", "commit"}
+
+
+def test_once_more_does_nothing(out, cache, monkeypatch):
+    before = {file.name: file.read_bytes() for file in out.iterdir()}
+
+    def never(run, **more):
+        raise AssertionError(f"{run} is done again")
+
+    monkeypatch.setattr(comparing, "execute", never)
+    compare(CONFIG, out, cache=cache)
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == before
+
+
+@pytest.mark.parametrize("after", [1, 9])
+def test_it_goes_on_where_it_was_stopped(after, tmp_path, cache, monkeypatch):
+    """Stopped at a reference, a trial or a seed: what was done is not done again."""
+    done, stopping = [], [after]
+    execute = comparing.execute
+
+    def stop_or(go):
+        def wrapped(run, **more):
+            if stopping and len(done) == stopping[0]:
+                raise KeyboardInterrupt
+            done.append(run.key())
+            return go(run, **more)
+
+        return wrapped
+
+    monkeypatch.setattr(comparing, "execute", stop_or(execute))
+    with pytest.raises(KeyboardInterrupt):
+        compare(CONFIG, tmp_path, cache=cache)
+    paces = (tmp_path / "pace.jsonl").read_text()
+    stopping.clear()
+    compare(CONFIG, tmp_path, cache=cache)
+    assert len(done) == len(set(done)) == 12
+    assert (tmp_path / "pace.jsonl").read_text() == paces  # one pace for all of it
+    assert {file.name for file in tmp_path.iterdir()} == FILES
+
+
+def test_results_of_another_definition_are_refused(out, cache, monkeypatch):
+    """A later version may try other settings under the same name."""
+    changed = dataclasses.replace(CONTENDERS["sampled"], values=(0.25, 0.5))
+    monkeypatch.setitem(CONTENDERS, "sampled", changed)
+    with pytest.raises(UsageError, match=r"were made with another definitions\."):
+        compare(CONFIG, out, cache=cache)
+
+
+def test_two_at_once_in_one_folder_are_refused(tmp_path, cache):
+    out = tmp_path / "out"
+    out.mkdir()
+    check_settings(out / "settings.json", CONFIG, open_scene(CONFIG, cache).log)
+    with (
+        only_one(out, "settings.json"),
+        pytest.raises(UsageError, match=r"^another process is training in .*out\. Wait for it"),
+    ):
+        compare(CONFIG, out, cache=cache)
+    assert not (out / "pace.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"budget_seconds": 2.0}, "budget_seconds"),
+        ({"samples": 17, "seeds": 3}, "samples, seeds, num_samples"),
+        ({"contenders": ("full",)}, "contenders"),
+    ],
+)
+def test_other_settings_in_the_same_folder_are_refused(changes, names, out, cache):
+    given = {"contenders": ("full", "sampled")} | changes
+    with pytest.raises(UsageError) as caught:
+        compare(quick(**given), out, cache=cache)
+    assert str(caught.value) == (
+        f"the results in {out} were made with another {names}. Choose another folder with --out, "
+        "or move them away."
+    )
+
+
+def test_another_machine_may_go_on(out, cache, monkeypatch):
+    monkeypatch.setattr(comparing.os, "cpu_count", lambda: 77)
+    check_settings(out / "settings.json", CONFIG, open_scene(CONFIG, cache).log)
+
+
+def test_damaged_settings_are_told(tmp_path, cache):
+    (tmp_path / "settings.json").write_text("{")
+    with pytest.raises(DataError, match=r"settings\.json cannot be read as the settings of the re"):
+        compare(CONFIG, tmp_path, cache=cache)
+
+
+def test_who_is_too_slow_is_said_and_written(tmp_path, cache, monkeypatch):
+    monkeypatch.setattr(comparing, "paces", lambda *a: {"full": 1.0, "sampled": 0.01})
+    said = []
+    config = quick(contenders=("full", "sampled"))
+    compare(config, tmp_path, cache=cache, talk=said.append)
+    [line] = [r for r in lines(tmp_path / "runs.jsonl") if r["run"]["contender"] == "full"]
+    assert line["skipped"].startswith("too slow for this budget: a step takes 1 s, and a run of")
+    assert f"full: {line['skipped']}" in said
+
+
+def test_a_log_from_outside_has_no_truth_and_no_path_in_its_settings(tmp_path, cache):
+    source = find_log(CONFIG, cache)
+    config = quick(made=None, log=source, contenders=("full",), trials=1, seeds=1)
+    compare(config, tmp_path, cache=cache)
+    assert str(cache) not in (tmp_path / "settings.json").read_text()
+    named = [result["run"]["contender"] for result in lines(tmp_path / "runs.jsonl")]
+    assert "the true distribution" not in named
+
+
+def test_stages_are_followed(tmp_path, cache):
+    seen = {}
+
+    def progress(stage):
+        return lambda done, total: seen.__setitem__(stage, (done, total))
+
+    config = quick(contenders=("full",), trials=1, seeds=1)
+    compare(config, tmp_path, cache=cache, progress=progress)
+    assert seen == {
+        "pace": (2, 2), "references": (4, 4), "search": (1, 1), "seeds": (1, 1),
+    }  # fmt: skip
+
+
+def test_threads_are_given_back(tmp_path, cache):
+    torch.set_num_threads(2)
+    config = quick(contenders=("full",), trials=1, seeds=1)
+    compare(config, tmp_path, cache=cache)
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.slow
+def test_side_by_side_gives_the_same_numbers(out, tmp_path, cache):
+    """All but the last two seeds are there already."""
+    for file in out.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    whole = (out / "runs.jsonl").read_text().splitlines()
+    (tmp_path / "runs.jsonl").write_text("\n".join(whole[:-2]) + "\n")
+    compare(CONFIG, tmp_path, cache=cache, workers=2)
+    own = ("wall_seconds", "train_wall_seconds", "peak_bytes")
+
+    def numbers(folder):
+        return {
+            r["key"]: {k: v for k, v in r.items() if k not in own}
+            for r in lines(folder / "runs.jsonl")
+        }
+
+    assert numbers(tmp_path) == numbers(out)
+
+
+def test_settings_are_plain(cache):
+    found = settings(CONFIG, open_scene(CONFIG, cache).log)
+    assert json.loads(json.dumps(found)) == found

@@ -1,0 +1,138 @@
+"""Every cell of the tables, from made-up results."""
+
+import dataclasses
+
+import pytest
+from oracle.comparison_results import comparison, reference, result, standing
+
+from tapas.comparison.tables import (
+    EXCESS_HEADING,
+    HEADING,
+    NONE,
+    REFERENCE_HEADING,
+    SHORT,
+    beaten_by,
+    excess_rows,
+    gap_to,
+    loss_of,
+    quality,
+    ranked,
+    recall_of,
+    reference_rows,
+    short_rows,
+    table_rows,
+    targets_of,
+)
+
+
+def test_the_whole_row_of_the_best():
+    run = {"rows_lr": 0.3, "knob": 0.75, "steps": 12_345}
+    ours = standing("tapas", 0.25, loss=6.5, run=run)
+    row = table_rows(comparison(standing("nce", 0.1), ours))[0]
+    assert dict(zip(HEADING, row, strict=True)) == {
+        "": "TAPAS, priority",
+        "MAP@20": "0.2500 (0.2500 to 0.2500)",
+        "against the best": "best",
+        "precision@1": "0.1250",
+        "recall@20": "0.5000",
+        "loss, nats": "6.500 (6.500 to 6.500)",
+        "recall of head / middle / tail": "50.0 / 20.0 / 10.0 %",
+        "steps": "12,345",
+        "ms a step": "50",
+        "scores per example": "1,000",
+        "peak memory": "500 MB",
+        "rows_lr": "0.3",
+        "knob": "alpha = 0.75",
+    }
+
+
+def test_rows_are_ordered_by_quality_and_those_without_come_last():
+    late = standing("warp", 0.9, finals=(), skipped="too slow for this budget: a step takes 9 s")
+    found = comparison(late, standing("nce", 0.1), standing("full", 0.3), standing("sce", 0.2))
+    assert [each.name for each in ranked(found)] == ["full", "sce", "nce"]
+    rows = table_rows(found)
+    assert [row[0] for row in rows] == ["Full softmax", "Scalable cross-entropy", "NCE", "WARP"]
+    assert rows[-1] == [
+        "WARP", "too slow for this budget", *[NONE] * 6, "50", "1,000", NONE, NONE, NONE
+    ]  # fmt: skip
+    assert {len(row) for row in rows} == {len(HEADING)}
+    short = short_rows(found)
+    assert [row[0] for row in short] == [row[0] for row in rows]
+    assert {len(row) for row in short} == {len(SHORT)}
+    assert short[0] == [
+        "Full softmax", "0.3000 (0.3000 to 0.3000)", "best", "6.000", "10.0 %", "1,200", "50",
+        "500 MB",
+    ]  # fmt: skip
+
+
+def test_what_a_system_does_not_tell_is_left_out():
+    bare = standing("full", 0.3, peak_bytes=None, pace=None, scores_per_example=None)
+    for final in bare.finals:
+        del final["loss"], final["blocks"]["loss"], final["precision@1"]
+    row = dict(zip(HEADING, table_rows(comparison(bare))[0], strict=True))
+    assert loss_of(bare) is None
+    for name in ("loss, nats", "precision@1", "ms a step", "scores per example", "peak memory"):
+        assert row[name] == NONE
+
+
+def test_differences_are_in_pairs():
+    """What all contenders share, such as hard users, is not in the interval of a difference."""
+    ours = standing("tapas", 0.2, noise=0.1)
+    theirs = []
+    for final in ours.finals:
+        blocks = {**final["blocks"], "map@20": [v - 0.5 for v in final["blocks"]["map@20"]]}
+        theirs.append({**final, "blocks": blocks})
+    other = standing("nce", 0, finals=tuple(theirs))
+    assert quality(ours).high - quality(ours).low > 0.02
+    assert gap_to(other, ours) == pytest.approx((-0.05, -0.05, -0.05))
+    row = table_rows(comparison(ours, other))[1]
+    assert row[2] == "-0.0500 (-0.0500 to -0.0500)"
+
+
+def test_without_a_seed_in_common_there_is_no_difference():
+    one = standing("tapas", 0.2, seeds=1)
+    other = standing("nce", 0, finals=(result("nce", 0.1, seed=1),))
+    assert gap_to(other, one) is None
+    assert table_rows(comparison(one, other))[1][2] == NONE
+
+
+def test_the_best_has_no_seed_that_diverged():
+    lucky = standing("nce", 0.9, seeds=1, diverged_seeds=(1,), num_seeds=2)
+    rows = table_rows(comparison(lucky, standing("full", 0.2)))
+    assert [row[0] for row in rows] == ["NCE (1 of 2 seeds diverged)", "Full softmax"]
+    assert [row[2] for row in rows] == ["+0.7000 (+0.7000 to +0.7000)", "best"]
+
+
+def test_recall_is_the_mean_over_seeds_or_unknown():
+    ours = standing("nce", 0, finals=(result("nce", 1, tail=0.1), result("nce", 1, tail=0.3)))
+    assert recall_of(ours, "tail") == pytest.approx(0.2)
+    assert targets_of(ours, "tail") == 1_000
+    assert recall_of(ours, "unseen") is None
+    assert targets_of(dataclasses.replace(ours, finals=()), "tail") == 0
+
+
+def test_references_and_the_distance_from_the_truth():
+    truth = reference("the true distribution", 0.4, 5.0)
+    popular = reference("most popular", 0.05)
+    near, far = standing("nce", 0.1, loss=5.25), standing("full", 0.2, loss=6.5)
+    found = comparison(far, near, references=(popular, truth))
+    assert reference_rows(found) == [
+        ["most popular", "0.0500 (0.0500 to 0.0500)", "0.0250", "0.1000", NONE,
+         "50.0 / 20.0 / 10.0 %"],
+        ["the true distribution", "0.4000 (0.4000 to 0.4000)", "0.2000", "0.8000", "5.000",
+         "50.0 / 20.0 / 10.0 %"],
+    ]  # fmt: skip
+    assert excess_rows(found) == [
+        ["NCE", "5.250", "0.250 (0.250 to 0.250)"],
+        ["Full softmax", "6.500", "1.500 (1.500 to 1.500)"],
+    ]
+    assert len(REFERENCE_HEADING) == len(reference_rows(found)[0])
+    assert len(EXCESS_HEADING) == len(excess_rows(found)[0])
+    assert excess_rows(comparison(near, references=(popular,))) == []
+
+
+def test_only_counting_can_shame_a_method():
+    ours = standing("nce", 0.1, noise=0.05)
+    assert beaten_by(ours, reference("co-occurrence", 0.2))
+    assert not beaten_by(ours, reference("co-occurrence", 0.1))
+    assert not beaten_by(ours, reference("the true distribution", 0.2, 5.0))

@@ -1,0 +1,131 @@
+"""What is said of a log: every number against a plain loop, every sentence word by word."""
+
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapas.data import EventLog, SplitConfig, split_log
+from tapas.data.description import describe, reading_words, split_words
+
+NUM_ITEMS = 6
+LOGS = st.lists(  # for every user the (time, item) of the events
+    st.lists(
+        st.tuples(st.integers(0, 4), st.integers(0, NUM_ITEMS - 1)), min_size=1, max_size=9
+    ),
+    min_size=1,
+    max_size=7,
+)  # fmt: skip
+
+
+def build(users, **report):
+    events = [event for user in users for event in sorted(user)]
+    items = np.array([item for _, item in events], dtype=np.int32)
+    arrays = {
+        "items": items,
+        "times": np.array([time for time, _ in events], dtype=np.int64),
+        "offsets": np.cumsum([0, *map(len, users)]),
+    }
+    log = EventLog("nowhere", arrays, {"items": NUM_ITEMS, "time_kind": "number", **report})
+    counts = -np.sort(-np.bincount(items, minlength=NUM_ITEMS))
+    log.__dict__["item_keys"] = SimpleNamespace(counts=counts)
+    return log
+
+
+@given(LOGS)
+def test_every_number_is_what_a_loop_counts(users):
+    found = describe(build(users))
+    events = [event for user in users for event in user]
+    counts = Counter(item for _, item in events)
+    assert found.num_events == len(events)
+    assert (found.num_users, found.num_items) == (len(users), NUM_ITEMS)
+    num_baskets = sum(len({time for time, _ in user}) for user in users)
+    assert found.num_baskets == num_baskets
+    assert found.items_per_basket == pytest.approx(len(events) / num_baskets)
+    assert found.first_time == str(min(time for time, _ in events))
+    assert found.last_time == str(max(time for time, _ in events))
+    assert found.seen_once == pytest.approx(sum(n == 1 for n in counts.values()) / NUM_ITEMS)
+    assert found.top_fifth == pytest.approx(max(counts.values()) / len(events))
+    repeats = sum(len(user) - len({item for _, item in user}) for user in users)
+    assert found.repeats == pytest.approx(repeats / len(events))
+    low, middle, high = found.events_per_user
+    assert min(map(len, users)) <= low <= middle <= high <= max(map(len, users))
+
+
+def test_what_will_hinder_training_is_said():
+    one = describe(build([[(0, 1), (0, 2)]]))
+    assert one.remarks == (
+        "There is one user only: is --user the right column?",
+        "Every user has all events at one time: there is no next item to learn. Is --time the "
+        "right column?",
+        "With 6 items a full softmax is exact and fast enough; TAPAS pays from about 50,000 on.",
+    )
+    assert len(describe(build([[(0, 1), (1, 2)], [(0, 1)]])).remarks) == 1
+
+
+def report(**found):
+    return {
+        "columns": {"user": "who", "item": "sku", "time": "t"}, "guessed": [], "bad_rows": 0,
+        "bad_examples": [], "repeated_events": 0, "rare": "keep", "rare_items": 0,
+        "rare_events": 0, "notes": [], **found,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ({}, ["Columns: who (user), sku (item), t (time)."]),
+        (
+            {"columns": {"user": "who", "item": "sku", "time": None}, "guessed": ["item"]},
+            ["Columns: who (user), sku (item, guessed)."],
+        ),
+        (
+            {"bad_rows": 1200, "bad_examples": ["a.csv, row 3: sku is empty", "..."]},
+            ["1,200 bad rows were skipped: a.csv, row 3: sku is empty"],
+        ),
+        (
+            {"repeated_events": 7},
+            [
+                "7 events repeated another of the same user, item and time, and were left out.",
+            ],
+        ),
+        (
+            {"rare": "fold", "rare_items": 5, "rare_events": 9},
+            ["5 rare items with 9 events were folded into one class."],
+        ),
+        (
+            {"rare": "drop", "rare_items": 5, "rare_events": 9},
+            ["5 rare items with 9 events were dropped."],
+        ),
+        ({"notes": ["there is only one item"]}, ["There is only one item."]),
+    ],
+)
+def test_how_a_log_was_read_is_said(found, words):
+    said = reading_words(report(**found))
+    assert said[-len(words) :] == words
+    assert said[0].startswith("Columns: who (user)")
+
+
+def test_a_split_says_what_it_holds_out_and_what_cannot_be_learned():
+    users = [[(t, t % 3) for t in range(8)], [(t, 1) for t in range(7)] + [(9, 5)], [(9, 2)]]
+    log = build(users)
+    split = split_log(log, SplitConfig(kind="time", validation=0.2, test=0.15))
+    assert split_words(log, split) == [
+        "Split by time, cut at 5 and 7: 10 events to train on, 2 users to choose by, 2 to judge "
+        "by.",
+        "3 items are never seen in training; 1 of 2 test events are such, and stay among the "
+        "targets.",
+        "1 users have no history before the cut and are not judged.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [("last", "by the last events of each user"), ("group", "by user")]
+)
+def test_other_splits_name_no_cut(kind, words):
+    log = build([[(t, t % 6) for t in range(20)] for _ in range(5)])
+    said = split_words(log, split_log(log, SplitConfig(kind=kind)))
+    assert said[0].startswith(f"Split {words}: ")

@@ -1,0 +1,189 @@
+"""A prepared log is what a plain loop makes of the rows, is made once, and never by halves."""
+
+import errno
+import os
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tapas import DataError, UsageError
+from tapas.data import EventLog, LogSource, prepare_log
+from tapas.data import prepare as preparing
+
+ROWS = st.lists(
+    st.tuples(st.integers(-3, 3), st.sampled_from("abcdef"), st.integers(0, 4)), min_size=1
+)
+
+
+def written(folder: Path, rows) -> str:
+    file = folder / "log.parquet"
+    user, item, time = zip(*rows, strict=True)
+    pl.DataFrame({"user": user, "item": item, "time": time}).write_parquet(file)
+    return str(file)
+
+
+def events(log: EventLog):
+    """[(user, time, {items})], in order."""
+    got = []
+    for u in range(log.num_users):
+        for i in range(log.offsets[u], log.offsets[u + 1]):
+            who, when = log.user_keys.key(u), int(log.times[i])
+            if not got or got[-1][:2] != (who, when):
+                got.append((who, when, []))
+            got[-1][2].append(log.item_keys.key(int(log.items[i])))
+    assert all(len(set(items)) == len(items) for _, _, items in got)
+    return [(who, when, set(items)) for who, when, items in got]
+
+
+def by_loop(rows, min_count=1, rare="keep"):
+    rows = set(rows)
+    count = Counter(item for _, item, _ in rows)
+    baskets: dict[tuple[int, int], set[str]] = {}
+    for user, item, time in rows:
+        if count[item] < min_count and rare != "keep":
+            if rare == "drop":
+                continue
+            item = "(rare)"
+        baskets.setdefault((user, time), set()).add(item)
+    return [(user, time, items) for (user, time), items in sorted(baskets.items())]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+@given(rows=ROWS, rare=st.sampled_from(["keep", "drop", "fold"]), random=st.randoms())
+def test_a_log_is_what_a_loop_makes_of_the_rows(tmp_path, rows, rare, random):
+    options = {"min_count": 3, "rare": rare}
+    want = by_loop(rows, **options)
+    if not want:
+        with pytest.raises(DataError, match="every item is seen less than 3 times"):
+            prepare_log(LogSource(files=(written(tmp_path, rows),), **options), tmp_path / "cache")
+        return
+    log = prepare_log(LogSource(files=(written(tmp_path, rows),), **options), tmp_path / "cache")
+    assert events(log) == want
+    counts = Counter(item for _, _, items in want for item in items)
+    order = sorted(counts, key=lambda item: (-counts[item], item == "(rare)", item))
+    assert log.item_keys.keys(range(log.num_items)) == order
+    assert log.item_keys.counts.tolist() == [counts[item] for item in order]
+    assert log.user_keys.counts.tolist() == np.diff(log.offsets).tolist()
+    assert log.report["repeated_events"] == len(rows) - len(set(rows))
+    random.shuffle(rows)
+    again = prepare_log(LogSource(files=(written(tmp_path, rows),), **options), tmp_path / "cache")
+    assert again.items.tolist() == log.items.tolist()
+
+
+def small(tmp_path: Path, **options) -> LogSource:
+    file = tmp_path / "small.csv"
+    if not file.exists():
+        file.write_text(
+            "user_id,sku,date\n2,x,2024-01-02\n1,y,2024-01-01 10:30:00\n2,y,2024-01-01\n"
+        )
+    return LogSource(files=(str(file),), **options)
+
+
+def test_an_unchanged_source_is_opened_at_once_and_a_changed_one_read_anew(tmp_path):
+    said: list[str] = []
+    source = small(tmp_path)
+    first = prepare_log(source, tmp_path / "cache", talk=said.append)
+    assert said
+    said.clear()
+    assert prepare_log(source, tmp_path / "cache", talk=said.append).folder == first.folder
+    assert not said
+    (tmp_path / "small.csv").write_text("user_id,sku,date\n2,x,2024-01-02\n")
+    assert prepare_log(source, tmp_path / "cache").num_events == 1
+
+
+def test_the_report_says_what_was_read(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text("user_id,sku,date\n2,x,2024-01-02\n2,x,2024-01-02\n1,y,2024-01-01\n")
+    log = prepare_log(LogSource(files=(str(file),)), tmp_path / "cache")
+    report = log.report
+    assert report["columns"] == {"user": "user_id", "item": "sku", "time": "date"}
+    assert report["guessed"] == ["user", "item", "time"]
+    assert (report["rows"], report["repeated_events"], report["bad_rows"]) == (3, 1, 0)
+    assert report["notes"] == ["every user has a single event: there is no next item to learn"]
+    assert report["users_with_one_event"] == 2
+    assert log.format_time(int(str(report["first_time"]))) == "2024-01-01"
+
+
+def test_a_log_of_one_user_in_file_order_says_so(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text("user,item\n1,7\n1,7\n")
+    assert prepare_log(LogSource(files=(str(file),)), tmp_path / "cache").report["notes"] == [
+        "there is only one user: name another user column if that is not meant",
+        "there is only one item: nothing to choose from",
+        "no time column: the order of the file is taken as the order of events",
+    ]
+
+
+def test_a_text_keeps_its_order_and_its_repeats(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text("text\nthe cat and the dog\n")
+    log = prepare_log(LogSource(files=(str(file),), text="text"), tmp_path / "cache")
+    assert log.item_keys.keys(log.items) == ["the", "cat", "and", "the", "dog"]
+
+
+def test_a_full_disk_leaves_nothing_behind_and_says_so(tmp_path, monkeypatch):
+    def full(file, array):
+        Path(file).write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(np, "save", full)
+    words = f"the prepared log could not be written to {tmp_path}/cache: [Errno 28] No space left"
+    with pytest.raises(UsageError, match=re.escape(words)):
+        prepare_log(small(tmp_path), tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_killed_build_is_not_taken_for_a_finished_one(tmp_path, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    def killed(path):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(preparing, "sync", killed)
+        patch.setattr(preparing.shutil, "rmtree", lambda *_, **__: None)  # no time to clean up
+        with pytest.raises(Killed):
+            prepare_log(small(tmp_path), tmp_path / "cache")
+    assert [f.name[:12] for f in (tmp_path / "cache").iterdir()] == [".unfinished-"]
+    assert prepare_log(small(tmp_path), tmp_path / "cache").num_events == 3
+
+
+def test_when_another_process_is_faster_its_log_is_used(tmp_path, monkeypatch):
+    write_log = preparing.write_log
+
+    def overtaken(folder, *rest):
+        monkeypatch.setattr(preparing, "write_log", write_log)
+        prepare_log(small(tmp_path), tmp_path / "cache")
+        write_log(folder, *rest)
+
+    monkeypatch.setattr(preparing, "write_log", overtaken)
+    assert prepare_log(small(tmp_path), tmp_path / "cache").num_events == 3
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_what_a_killed_build_left_long_ago_is_cleared_and_a_young_one_is_not(tmp_path):
+    cache = tmp_path / "cache"
+    for name, age in (("old", 2 * 86_400), ("young", 60)):
+        folder = cache / f"{preparing.UNFINISHED}{name}"
+        folder.mkdir(parents=True)
+        (folder / "items.npy").touch()
+        then = folder.stat().st_mtime - age
+        os.utime(folder, (then, then))
+    prepare_log(LogSource(files=(written(tmp_path, [(1, "a", 1), (1, "b", 2)]),)), cache)
+    left = [path.name for path in cache.glob(f"{preparing.UNFINISHED}*")]
+    assert left == [f"{preparing.UNFINISHED}young"]
+
+
+def test_two_columns_of_one_name_are_told(tmp_path):
+    file = tmp_path / "log.csv"
+    file.write_text("user,item,time,item\n1,a,1,b\n1,b,2,c\n")
+    words = f"{file}: two columns are called 'item'. Rename one of them."
+    with pytest.raises(UsageError, match=re.escape(words)):
+        prepare_log(LogSource(files=(str(file),)), tmp_path / "cache")

@@ -1,0 +1,155 @@
+"""The three baselines against plain loops over one user at a time."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapas import UsageError
+from tapas.evaluation import baselines
+from tapas.evaluation.baselines import CoOccurrence, MostPopular, OwnMostFrequent
+
+C = 11
+
+baskets = st.lists(st.integers(0, C - 1), min_size=1, max_size=3)
+logs = st.lists(st.lists(baskets, max_size=6), min_size=1, max_size=5)
+
+
+def arrays(log):
+    """items, times, offsets of a log written as users of baskets of items."""
+    items = [i for user in log for basket in user for i in basket]
+    times = [t for user in log for t, basket in enumerate(user) for _ in basket]
+    offsets = np.cumsum([0] + [sum(map(len, user)) for user in log])
+    return np.array(items, dtype=np.int32), np.array(times, dtype=np.int64), offsets
+
+
+def train_part(log, offsets, share):
+    """Where training ends for each user, at a basket's end, and the counts up to there."""
+    ends, counts = [], np.zeros(C, dtype=np.int64)
+    for u, user in enumerate(log):
+        seen = [i for basket in user[: int(share * len(user))] for i in basket]
+        ends.append(offsets[u] + len(seen))
+        np.add.at(counts, seen, 1)
+    return np.array(ends, dtype=np.int64), counts
+
+
+def every_point(offsets):
+    pairs = [(u, p) for u in range(len(offsets) - 1) for p in range(offsets[u], offsets[u + 1] + 1)]
+    user, point = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    return user, point
+
+
+def fill(first, counts, barred, k):
+    popular = sorted((c for c in range(C) if counts[c]), key=lambda c: (-counts[c], c))
+    chosen = list(dict.fromkeys(c for c in [*first, *popular] if c not in barred))[:k]
+    return chosen + [-1] * (k - len(chosen))
+
+
+def followers_by_hand(log, ends, offsets, window):
+    follow = [Counter() for _ in range(C)]
+    for u, user in enumerate(log):
+        events = [(t, i) for t, basket in enumerate(user) for i in basket][: ends[u] - offsets[u]]
+        for time, item in events:
+            later = [(t, i) for t, i in events if t > time]
+            next_basket = [e for e in later if e[0] == time + 1]
+            follow[item].update(i for _, i in later[: max(window, len(next_basket))])
+    return follow
+
+
+@given(log=logs, share=st.sampled_from([0, 0.5, 1]), k=st.integers(1, C + 2), exclude=st.booleans())
+def test_every_baseline_is_its_definition(log, share, k, exclude):
+    items, times, offsets = arrays(log)
+    ends, counts = train_part(log, offsets, share)
+    user, point = every_point(offsets)
+    follow = followers_by_hand(log, ends, offsets, window=2)
+    popular = MostPopular(items, offsets, counts).rank(user, point, k, exclude=exclude)
+    own = OwnMostFrequent(items, offsets, counts).rank(user, point, k, exclude=exclude)
+    after = CoOccurrence(items, offsets, counts, times=times, train_end=ends, window=2, keep=C)
+    after = after.rank(user, point, k, exclude=exclude)
+    for row, (u, p) in enumerate(zip(user, point, strict=True)):
+        history = items[offsets[u] : p].tolist()
+        barred = set(history) if exclude else set()
+        assert popular[row].tolist() == fill([], counts, barred, k)
+        often = sorted(set(history), key=lambda c: (-history.count(c), history[::-1].index(c)))
+        assert own[row].tolist() == fill(often, counts, barred, k)
+        last = {items[e] for e in range(offsets[u], p) if times[e] == times[p - 1]}
+        votes = sum((follow[item] for item in last), Counter())
+        best = sorted(votes, key=lambda c: (-votes[c], c))
+        assert after[row].tolist() == fill(best, counts, barred, k)
+
+
+@given(log=logs, size=st.integers(1, 9))
+def test_counting_pairs_in_pieces_changes_nothing(log, size):
+    items, times, offsets = arrays(log)
+    ends, counts = train_part(log, offsets, 1)
+    whole = CoOccurrence(items, offsets, counts, times=times, train_end=ends)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(baselines, "PAIRS_AT_ONCE", size)
+        pieces = CoOccurrence(items, offsets, counts, times=times, train_end=ends)
+    for name in ("starts", "follower", "count"):
+        np.testing.assert_array_equal(getattr(pieces, name), getattr(whole, name))
+
+
+def test_only_the_most_frequent_followers_are_kept():
+    items, times, offsets = arrays([[[0], [1]], [[0], [1]], [[0], [2]], [[0], [3]], [[0]]])
+    counts = np.bincount(items, minlength=C)
+    made = CoOccurrence(items, offsets, counts, times=times, train_end=offsets[1:], keep=2)
+    assert made.follower.tolist() == [1, 2]
+    assert made.count.tolist() == [2, 1]
+
+
+def test_what_comes_after_training_is_never_counted():
+    log = [[[0], [1], [9]], [[0], [1], [9]], [[0]]]
+    items, times, offsets = arrays(log)
+    ends = np.array([2, 5, 7])
+    counts = np.bincount([0, 1, 0, 1, 0], minlength=C)
+    made = CoOccurrence(items, offsets, counts, times=times, train_end=ends)
+    got = made.rank(np.array([2]), np.array([7]), 3)
+    assert got.tolist() == [[1, 0, -1]]
+
+
+def test_nothing_to_rank_is_no_error():
+    items, times, offsets = arrays([[[0], [1]]])
+    counts = np.bincount(items, minlength=C)
+    none = np.empty(0, dtype=np.int64)
+    for made in (
+        MostPopular(items, offsets, counts),
+        CoOccurrence(items, offsets, counts, times=times, train_end=offsets[1:]),
+    ):
+        assert made.rank(none, none, 4).shape == (0, 4)
+
+
+def test_class_ids_that_do_not_fit_the_square_of_an_int32_are_counted_apart():
+    items = np.array([99_999, 70_000, 99_999, 70_000], dtype=np.int32)
+    offsets = np.array([0, 2, 4])
+    counts = np.bincount(items, minlength=100_000)
+    times = np.array([0, 1, 0, 1])
+    made = CoOccurrence(items, offsets, counts, times=times, train_end=offsets[1:])
+    assert made.rank(np.array([0]), np.array([1]), 1).tolist() == [[70_000]]
+
+
+def test_bad_arrays_are_named():
+    items, times, offsets = arrays([[[0], [1]], [[2]]])
+    counts = np.bincount(items, minlength=C)
+    one = np.array([1])
+    with pytest.raises(UsageError, match=r"offsets are from 0 to 2; expected from 0 to 3, len"):
+        MostPopular(items, offsets[:-1], counts)
+    with pytest.raises(UsageError, match=r"offsets are empty; expected from 0 to 3"):
+        MostPopular(items, offsets[:0], counts)
+    with pytest.raises(UsageError, match=r"items hold ids from 0 to 2; expected 0 to 1, a place"):
+        MostPopular(items, offsets, counts[:2])
+    made = MostPopular(items, offsets, counts)
+    with pytest.raises(UsageError, match=r"there are 1 users but 2 points\."):
+        made.rank(one, np.array([2, 3]), 2)
+    with pytest.raises(UsageError, match=r"users are from 2 to 2; expected 0 to 1\."):
+        made.rank(one + 1, one, 2)
+    with pytest.raises(UsageError, match=r"point 1 is not one of user 1, whose events are 2 to 3"):
+        made.rank(one, one, 2)
+    with pytest.raises(UsageError, match=r"k must be at least 1, got 0"):
+        made.rank(one, one + 1, 0)
+    with pytest.raises(UsageError, match=r"lengths 2 and 2; expected 3, one for each event, and 2"):
+        CoOccurrence(items, offsets, counts, times=times[:2], train_end=offsets[1:])
+    with pytest.raises(UsageError, match=r"train_end of user 1 is 1; expected 2 to 3\. It counts"):
+        CoOccurrence(items, offsets, counts, times=times, train_end=np.array([2, 1]))

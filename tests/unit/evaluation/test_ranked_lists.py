@@ -1,0 +1,130 @@
+"""Ranked lists and losses against plain loops over every class."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tapas import TapasSoftmax
+from tapas.encoders import GRUEncoder
+from tapas.evaluation import ranked_lists as judging
+from tapas.evaluation.ranked_lists import findable, quick_judge, rank_points
+from tapas.evaluation.scores import TOP, measure
+from tapas.tables import LocalTable
+from tapas.training.model import SequenceModel
+
+DIM, HISTORY = 5, 4
+ITEMS = np.array([1, 2, 3, 1, 4, 5, 0, 0, 6, 7, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12], dtype=np.int32)
+START = np.array([0, 0, 6, 6, 10])
+POINT = np.array([2, 6, 7, 10, 20])
+TARGET = np.array([[3, 1], [0, -1], [0, 6], [-1, -1], [2, 2]])
+
+
+def build(num_items):
+    inputs = LocalTable(num_items, DIM, bias=False, seed=3)
+    head = TapasSoftmax(num_items, DIM, num_samples=5, seed=2)
+    with torch.no_grad():
+        head.table.weight.copy_(
+            torch.randn(num_items, DIM, generator=torch.Generator().manual_seed(1))
+        )
+        head.table.bias.copy_(torch.linspace(-1, 1, num_items))
+    return SequenceModel(GRUEncoder(DIM, seed=1), head, inputs=inputs)
+
+
+def scores(model, place):
+    """Of every class after ITEMS[START:POINT], one at a time."""
+    recent = ITEMS[START[place] : POINT[place]][-HISTORY:].astype(np.int64)
+    query = model.query(torch.from_numpy(recent)[None], torch.tensor([len(recent)]))[0]
+    weight, bias = model.head.table.rows(torch.arange(model.head.num_classes))
+    return [float(query @ weight[c] + bias[c]) for c in range(model.head.num_classes)]
+
+
+@pytest.fixture(params=[2, 256], ids=["two at once", "all at once"])
+def at_once(request, monkeypatch):
+    monkeypatch.setattr(judging, "QUERIES_AT_ONCE", request.param)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("exclude_seen", [False, True], ids=["keep", "exclude"])
+@pytest.mark.parametrize("num_items", [13, 20, 40])
+def test_lists_are_the_best_of_all_classes(num_items, exclude_seen):
+    model = build(num_items)
+    ranked, _ = rank_points(
+        model, ITEMS, START, POINT, TARGET, history=HISTORY, exclude_seen=exclude_seen
+    )
+    assert ranked.shape == (len(POINT), TOP)
+    for place in range(len(POINT)):
+        score = scores(model, place)
+        seen = set(ITEMS[START[place] : POINT[place]].tolist()) if exclude_seen else set()
+        best = sorted((c for c in range(num_items) if c not in seen), key=lambda c: -score[c])
+        want = (best + [-1] * TOP)[:TOP]
+        assert ranked[place].tolist() == want
+
+
+@pytest.mark.usefixtures("at_once")
+def test_the_loss_is_the_mean_over_an_examples_targets_in_nats():
+    model = build(13)
+    _, loss = rank_points(model, ITEMS, START, POINT, TARGET, history=HISTORY)
+    for place, targets in enumerate(TARGET.tolist()):
+        score = scores(model, place)
+        log_sum = math.log(sum(map(math.exp, score)))
+        each = [log_sum - score[t] for t in targets if t >= 0]
+        want = sum(each) / len(each) if each else math.nan
+        assert float(loss[place]) == pytest.approx(want, rel=1e-4, nan_ok=True)
+
+
+def test_no_loss_is_computed_unless_asked_for():
+    _, loss = rank_points(
+        build(13), ITEMS, START, POINT, TARGET, history=HISTORY, with_loss=False
+    )  # fmt: skip
+    assert loss is None
+
+
+@pytest.mark.usefixtures("at_once")
+def test_progress_ends_with_all_examples():
+    done = []
+    rank_points(build(13), ITEMS, START, POINT, TARGET, history=HISTORY, on_progress=done.append)
+    assert done == ([2, 4, 5] if judging.QUERIES_AT_ONCE == 2 else [5])
+
+
+def test_judging_moves_nothing():
+    model = build(13)
+    before = {k: v.clone() for k, v in model.state_dict().items() if torch.is_tensor(v)}
+    rank_points(model, ITEMS, START, POINT, TARGET, history=HISTORY, exclude_seen=True)
+    assert model.head.step == 0
+    assert all(torch.equal(before[name], model.state_dict()[name]) for name in before)
+
+
+@pytest.mark.parametrize("exclude_seen", [False, True])
+def test_the_quick_judge_gives_means_over_the_examples_with_targets(exclude_seen):
+    model = build(40)
+    numbers = quick_judge(ITEMS, START, POINT, TARGET, history=HISTORY, exclude_seen=exclude_seen)(
+        model
+    )
+    ranked, loss = rank_points(
+        model, ITEMS, START, POINT, TARGET, history=HISTORY, exclude_seen=exclude_seen
+    )
+    judged = [place for place, targets in enumerate(TARGET) if max(targets) >= 0]
+    each = measure(ranked[judged], torch.from_numpy(TARGET[judged]))
+    for name, values in each.items():
+        assert numbers[name] == pytest.approx(sum(values.tolist()) / len(judged))
+    assert numbers["loss"] == pytest.approx(sum(loss[judged].tolist()) / len(judged))
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("exclude_seen", [False, True], ids=["keep", "exclude"])
+def test_a_class_that_is_no_item_is_in_no_list(exclude_seen):
+    model = build(13)
+    options = {"history": HISTORY, "exclude_seen": exclude_seen}
+    ranked, _ = rank_points(model, ITEMS, START, POINT, TARGET, **options)
+    without, _ = rank_points(model, ITEMS, START, POINT, TARGET, never=12, **options)
+    for before, after in zip(ranked.tolist(), without.tolist(), strict=True):
+        left = [item for item in before if item != 12]
+        assert after == (left + [-1] * TOP)[:TOP]
+
+
+def test_what_the_history_holds_is_not_to_be_found_again():
+    left = findable(ITEMS, START, POINT, TARGET)
+    assert left.tolist() == [[3, -1], [0, -1], [-1, 6], [-1, -1], [-1, -1]]
+    assert TARGET[0].tolist() == [3, 1]

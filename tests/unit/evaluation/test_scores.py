@@ -1,0 +1,211 @@
+"""Judging lists: metrics and buckets against loops, intervals against known spreads."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from oracle import metrics as oracle
+
+from tapas import DataError, UsageError, stream
+from tapas.evaluation.scores import Interval, bucket_classes, compare, judge, measure
+
+P, K, L, C = 7, 23, 3, 31
+
+lists = {
+    "ranked": arrays(np.int64, (P, K), elements=st.integers(-1, C - 1)),
+    "target": arrays(np.int64, (P, L), elements=st.just(-1) | st.integers(0, C - 1)),
+    "counts": arrays(np.int64, C, elements=st.integers(0, 9)),
+}
+
+
+def long_lists(num_examples):
+    ranked = torch.rand(num_examples, C, generator=stream(0, "lists")).argsort(dim=1)[:, :K]
+    target = torch.randint(C, (num_examples, L), generator=stream(0, "target"))
+    return ranked, target, torch.arange(C)
+
+
+@given(**lists, k=st.integers(2, 20))
+def test_every_metric_is_the_mean_over_the_examples_that_have_a_target(ranked, target, counts, k):
+    target[0] = [4, -1, 4]
+    tensors = torch.from_numpy(ranked), torch.from_numpy(target)
+    got = judge(*tensors, train_counts=torch.from_numpy(counts), k=k)
+    pairs = [
+        (row, true)
+        for row, true in zip(ranked.tolist(), target.tolist(), strict=True)
+        if max(true) >= 0
+    ]
+    want = {
+        "precision@1": [oracle.precision(*pair, 1) for pair in pairs],
+        f"precision@{k}": [oracle.precision(*pair, k) for pair in pairs],
+        "map@20": [oracle.average_precision(*pair, 20, "possible") for pair in pairs],
+        "map@20-hits": [oracle.average_precision(*pair, 20, "hits") for pair in pairs],
+        "recall@20": [oracle.recall(*pair, 20) for pair in pairs],
+        "ndcg@20": [oracle.ndcg(*pair, 20) for pair in pairs],
+        "mrr@20": [oracle.reciprocal_rank(row[:20], true) for row, true in pairs],
+    }
+    assert got.num_examples == len(pairs)
+    assert {name: i.mean for name, i in got.metrics.items()} == pytest.approx(
+        {name: sum(values) / len(values) for name, values in want.items()}, abs=1e-6
+    )
+    assert all(i.low - 1e-9 <= i.mean <= i.high + 1e-9 for i in got.metrics.values())
+
+
+def buckets_by_hand(counts):
+    """Take classes, most frequent first, until half and until 90 % of the events are held."""
+    order = sorted(range(C), key=lambda c: (-counts[c], c))
+    bucket, held, total = {}, 0, sum(counts)
+    for c in order:
+        name = "head" if 2 * held < total else "middle" if 10 * held < 9 * total else "tail"
+        bucket[c] = name if counts[c] else "unseen"
+        held += counts[c]
+    return bucket
+
+
+@given(**lists)
+def test_buckets_count_targets_hits_and_places(ranked, target, counts):
+    target[0] = [4, -1, 4]
+    got = judge(
+        torch.from_numpy(ranked), torch.from_numpy(target), train_counts=torch.from_numpy(counts)
+    )
+    bucket = buckets_by_hand(counts.tolist())
+    asked, hit, given_ = [], [], []
+    for row, true in zip(ranked[:, :20].tolist(), target.tolist(), strict=True):
+        true = {t for t in true if t >= 0}
+        if true:
+            asked += [bucket[t] for t in true]
+            hit += [bucket[t] for t in true if t in row]
+            given_ += [c for c in row if c >= 0]
+    assert got.coverage == len(set(given_))
+    assert list(got.buckets) == ["head", "middle", "tail", "unseen"]
+    for name, found in got.buckets.items():
+        num_targets = asked.count(name)
+        assert found.num_classes == list(bucket.values()).count(name)
+        assert found.num_targets == num_targets
+        if num_targets:
+            assert found.recall.mean == hit.count(name) / num_targets
+            assert found.recall.low <= found.recall.mean <= found.recall.high
+        else:
+            assert found.recall is None
+        share = [bucket[c] for c in given_].count(name) / max(1, len(given_))
+        assert found.share == pytest.approx(share)
+
+
+def test_the_head_is_the_fewest_classes_that_hold_half():
+    assert bucket_classes(torch.tensor([1, 50, 0, 10, 30, 9])).tolist() == [2, 0, 3, 1, 1, 2]
+    assert bucket_classes(torch.tensor([7])).tolist() == [0]
+    assert bucket_classes(torch.tensor([0, 0])).tolist() == [3, 3]
+
+
+def test_a_target_never_seen_in_training_is_a_miss_that_is_counted():
+    ranked = torch.arange(20).repeat(2, 1)
+    target = torch.tensor([[0, 30], [30, -1]])
+    counts = torch.ones(C).long()
+    counts[30] = 0
+    got = judge(ranked, target, train_counts=counts)
+    assert got.metrics["recall@20"].mean == pytest.approx(0.25)
+    assert got.buckets["unseen"] == dataclasses.replace(
+        got.buckets["unseen"],
+        num_classes=1,
+        num_targets=2,
+        recall=Interval(0.0, 0.0, 0.0),
+        share=0.0,
+    )
+
+
+def test_the_interval_of_a_buckets_recall_is_that_of_hits_over_targets():
+    """400 examples with one head target each, found by half: as wide as a binomial's."""
+    counts = torch.zeros(C).long()
+    counts[[0, 25, 1]] = torch.tensor([9, 9, 2])  # 0 and 25 are the head
+    target = torch.tensor([[0], [25]]).repeat(200, 1)
+    head = judge(torch.arange(20).repeat(400, 1), target, train_counts=counts).buckets["head"]
+    assert (head.num_targets, head.recall.mean) == (400, 0.5)
+    half = 1.96 * (0.5 * 0.5 / 400) ** 0.5
+    # an end of 1,000 resamples is uncertain by 3 % of the width
+    assert head.recall.high - head.recall.low == pytest.approx(2 * half, rel=0.15)
+
+
+def test_the_interval_holds_the_true_mean_about_95_times_in_100():
+    """400 experiments of 60 coins: 95 % +- 4 standard errors of 1.1 %, and one for the skew."""
+    coins = (torch.rand(400, 60, generator=stream(0, "coins")) < 0.3).float()
+    zero = torch.zeros(60)
+    found = [compare(row, zero, seed=i) for i, row in enumerate(coins)]
+    held = sum(i.low <= 0.3 <= i.high for i in found) / len(found)
+    assert 0.895 < held < 1
+
+
+def test_the_interval_is_as_wide_as_the_normal_one_for_many_examples():
+    values = torch.randn(5_000, generator=stream(0, "values"))
+    got = compare(values, torch.zeros(5_000))
+    half = 1.96 * float(values.std()) / 5_000**0.5
+    # an end is a quantile of 1,000 resamples, with a standard error of 4.3 % of `half`
+    assert got.low == pytest.approx(got.mean - half, abs=0.17 * half)
+    assert got.high == pytest.approx(got.mean + half, abs=0.17 * half)
+
+
+def test_pairs_make_small_differences_visible():
+    noise = torch.randn(200, generator=stream(0, "noise"))
+    got = compare(noise + 0.01, noise)
+    assert (got.mean, got.low, got.high) == pytest.approx((0.01, 0.01, 0.01), rel=1e-4)
+
+
+def test_the_same_seed_gives_the_same_interval_and_another_another():
+    ranked, target, counts = long_lists(50)
+    first, again, other = (judge(ranked, target, train_counts=counts, seed=s) for s in (1, 1, 2))
+    assert first == again
+    assert first.metrics["recall@20"].mean == other.metrics["recall@20"].mean
+    assert first.metrics["recall@20"] != other.metrics["recall@20"]
+
+
+def test_an_example_without_a_target_changes_nothing():
+    ranked, target, counts = long_lists(50)
+    want = judge(ranked, target, train_counts=counts, loss=torch.arange(50.0))
+    ranked, target = torch.cat([ranked[:1], ranked]), torch.cat([target[:1] * 0 - 1, target])
+    loss = torch.cat([torch.tensor([math.nan]), torch.arange(50.0)])
+    assert judge(ranked, target, train_counts=counts, loss=loss) == want
+    assert want.metrics["loss"].mean == 24.5
+
+
+def test_measured_values_are_those_compared():
+    ranked, target, _ = long_lists(50)
+    target[3] = -1
+    values = measure(ranked, target)
+    assert all(bool(v[3].isnan()) and int(v.isnan().sum()) == 1 for v in values.values())
+    same = compare(values["ndcg@20"], values["ndcg@20"])
+    assert same == Interval(0.0, 0.0, 0.0)
+
+
+def test_one_example_has_no_end_of_its_interval():
+    got = compare(torch.tensor([0.5]), torch.tensor([0.25]))
+    assert got == Interval(0.25, -math.inf, math.inf)
+    assert str(Interval(0.25, 0.2, 0.3)) == "0.2500 (0.2000 to 0.3000)"
+
+
+def test_scores_are_plain_enough_for_json():
+    ranked, target, counts = long_lists(5)
+    scores = dataclasses.asdict(judge(ranked, target, train_counts=counts))
+    assert json.loads(json.dumps(scores, allow_nan=False)) == scores
+
+
+def test_bad_input_is_named():
+    ranked, target, counts = long_lists(5)
+    with pytest.raises(UsageError, match=r"target holds class 99; expected ids from 0 to 30"):
+        judge(ranked, target * 0 + 99, train_counts=counts)
+    with pytest.raises(UsageError, match=r"k is 20, but ranked holds only 19 ids"):
+        judge(ranked[:, :19], target, train_counts=counts)
+    with pytest.raises(UsageError, match=r"ranked has shape \(4, 23\); expected \(P=5, K\)\."):
+        judge(ranked[:4], target, train_counts=counts)
+    with pytest.raises(UsageError, match=r"no example has a target: there is nothing to judge"):
+        judge(ranked, -torch.ones_like(target), train_counts=counts)
+    loss = torch.tensor([0, 1, math.nan, 3, 4])
+    with pytest.raises(DataError, match=r"loss of example 2 is nan\. The model has diverged"):
+        judge(ranked, target, train_counts=counts, loss=loss)
+    with pytest.raises(UsageError, match=r"example 1 has a value in one of a and b and none in"):
+        compare(torch.zeros(2), torch.tensor([0, math.nan]))
+    with pytest.raises(UsageError, match=r"no example has a value: there is nothing to compare"):
+        compare(torch.tensor([math.nan]), torch.tensor([math.nan]))

@@ -1,0 +1,99 @@
+"""Exported class rows: nothing is lost, and a file is whole or not there."""
+
+import errno
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tapas import DataError, UsageError, stream
+from tapas.retrieval import embeddings as exporting
+from tapas.retrieval.embeddings import export_embeddings, load_embeddings
+
+C, D = 11, 3
+KEYS = ["milk", "Käse", 7, 2**70, "7", "", "line\nbreak", -1, "b", "c", "d"]
+
+
+def rows(dtype=torch.float32):
+    weight = torch.randn(C, D, generator=stream(0, "weight")).to(dtype)
+    return weight, torch.randn(C, generator=stream(0, "bias")).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_and_keys_come_back_as_they_were(tmp_path, dtype):
+    weight, bias = rows(dtype)
+    export_embeddings(tmp_path / "rows.safetensors", weight, bias, KEYS)
+    got = load_embeddings(tmp_path / "rows.safetensors")
+    assert torch.equal(got.weight, weight)
+    assert torch.equal(got.bias, bias)
+    assert got.keys == KEYS
+    assert [p.name for p in tmp_path.iterdir()] == ["rows.safetensors"]
+
+
+def test_parameters_and_views_of_one_memory_are_written_too(tmp_path):
+    whole = torch.randn(C, D + 1, generator=stream(0, "whole"), requires_grad=True)
+    export_embeddings(tmp_path / "a.safetensors", whole[:, :D], whole[:, D], KEYS)
+    assert torch.equal(load_embeddings(tmp_path / "a.safetensors").bias, whole.detach()[:, D])
+    flat = torch.arange(C * (D + 1)).float()
+    export_embeddings(tmp_path / "b.safetensors", flat[: C * D].view(C, D), flat[C * D :], KEYS)
+    got = load_embeddings(tmp_path / "b.safetensors")
+    assert torch.equal(torch.cat([got.weight.flatten(), got.bias]), flat)
+
+
+def test_any_reader_of_safetensors_finds_the_documented_names(tmp_path):
+    export_embeddings(tmp_path / "rows.safetensors", *rows(), KEYS)
+    found = load_file(tmp_path / "rows.safetensors")
+    assert {n: t.dtype for n, t in found.items()} == {
+        "weight": torch.float32,
+        "bias": torch.float32,
+        "keys": torch.uint8,
+    }
+
+
+def test_an_older_file_stays_if_the_new_one_cannot_be_written(tmp_path, monkeypatch):
+    path = tmp_path / "rows.safetensors"
+    weight, bias = rows()
+    export_embeddings(path, weight, bias, KEYS)
+
+    def full(tensors, file, metadata):
+        file.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(exporting, "save_file", full)
+    with pytest.raises(UsageError, match=r"No space left on device\. Free some space or choose"):
+        export_embeddings(path, weight + 1, bias, KEYS)
+    assert torch.equal(load_embeddings(path).weight, weight)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_bad_input_is_named(tmp_path):
+    weight, bias = rows()
+    path = tmp_path / "rows.safetensors"
+    with pytest.raises(UsageError, match=r"there are 10 keys for 11 classes; one each is needed"):
+        export_embeddings(path, weight, bias, KEYS[:-1])
+    with pytest.raises(UsageError, match=r"bias has shape \(10,\); expected \(C=11\)\."):
+        export_embeddings(path, weight, bias[:-1], KEYS)
+    with pytest.raises(UsageError, match=r"key 10 is 1\.5, a float; expected str or int"):
+        export_embeddings(path, weight, bias, [*KEYS[:-1], 1.5])
+    with pytest.raises(DataError, match=r"key 'milk' names both class 0 and class 10\."):
+        export_embeddings(path, weight, bias, [*KEYS[:-1], "milk"])
+    with pytest.raises(DataError, match=r"bias holds NaN or inf\. The model has diverged"):
+        export_embeddings(path, weight, bias / 0, KEYS)
+    with pytest.raises(UsageError, match=r"rows\.pt must end in \.safetensors\. Call it rows\.saf"):
+        export_embeddings(tmp_path / "rows.pt", weight, bias, KEYS)
+    with pytest.raises(UsageError, match=r"there is no folder .*no-such\. Make it first\."):
+        export_embeddings(tmp_path / "no-such" / path.name, weight, bias, KEYS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_not_ours_is_named(tmp_path):
+    path = tmp_path / "rows.safetensors"
+    with pytest.raises(UsageError, match=r"there is no file .*rows\.safetensors\."):
+        load_embeddings(path)
+    export_embeddings(path, *rows(), KEYS)
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(DataError, match=r"rows\.safetensors is damaged \(.*\)\. Export it again\."):
+        load_embeddings(path)
+    save_file({"weight": torch.zeros(2)}, path)
+    with pytest.raises(DataError, match=r"has format None; expected tapas-embeddings-1, as"):
+        load_embeddings(path)

@@ -1,0 +1,372 @@
+"""A worker's post: one push at a time or several on the way, each applied once, bytes counted."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tapas import LocalTable, Priority, Top, UsageError, stream
+from tapas.candidates import Candidates
+from tapas.optim import SGD
+from tapas.servers.channel import Gradients, Post, num_bytes
+from tapas.servers.messages import Stamp
+from tapas.servers.peers import InProcess
+from tapas.servers.row_server import RowServer
+from tapas.servers.served_table import ServedTable
+from tapas.tables.second_pass import Question
+from tapas.tables.shard import TableSpec
+from tapas.training.memory_plan import Workload, traffic_designs
+
+C, D, M = 31, 5, 3
+LR = 0.5  # and gradients are whole numbers: sums are exact in any order
+SPEC = TableSpec(C, D, M, SGD.fused(lr=LR), seed=4)
+PLACES = [SPEC.layout().ids_of(j).numpy() for j in range(M)]
+BILLION = 1_000_000_000
+
+
+class Held:
+    """A push that is on its way until somebody wants to hear of it."""
+
+    def __init__(self, peers, number, args):
+        self.number, self.args = number, args
+        self._make = lambda: InProcess.call(peers, number, "push", *args).answer()
+        self._receipt = None
+
+    def done(self):
+        return self._receipt is not None
+
+    def answer(self):
+        if self._receipt is None:
+            self._receipt = self._make()
+        return self._receipt
+
+
+class Slow(InProcess):
+    """Pushes arrive when they are heard of, or when a test wants them to."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.pushes = []
+
+    def call(self, number, verb, *args):
+        if verb != "push":
+            return super().call(number, verb, *args)
+        self.pushes.append(Held(self, number, args))
+        return self.pushes[-1]
+
+
+class Sealed(InProcess):
+    """What is shared travels under another name, and comes out at the other end."""
+
+    def share(self, value):
+        return lambda: value
+
+    def call(self, number, verb, *args):
+        return super().call(number, verb, *(arg() if callable(arg) else arg for arg in args))
+
+
+def servers(kind=InProcess, names=("rows", "inputs")):
+    return kind("server", [RowServer(j, {n: SPEC.shard(j) for n in names}) for j in range(M)])
+
+
+def versions(peers):
+    return [server.version for server in peers.objects]
+
+
+def ones(counts=(1, 2, 0)):
+    """Gradients of the first few classes of each server."""
+    return [
+        Gradients(PLACES[j][:n], np.ones((n, D), np.float32), np.ones(n, np.float32))
+        for j, n in enumerate(counts)
+    ]
+
+
+def push(post, sequence, parts):
+    """As one of many workers, who cannot say that earlier pushes of others are over."""
+    with post.one_push(sequence, settled=0):
+        post.push("rows", parts)
+    return [(receipt.staleness, receipt.collided) for receipt in post.receipts]
+
+
+def every_row(peers):
+    found = [server.rows("rows", ids) for server, ids in zip(peers.objects, PLACES, strict=True)]
+    return np.concatenate([weight for weight, _, _ in found])
+
+
+def test_all_that_is_pushed_in_a_block_is_one_push_with_a_number():
+    post = Post(servers(Slow), worker=7)
+    with post.one_push(5):
+        post.push("rows", ones())
+        post.push("inputs", ones((0, 0, 3)))
+    assert [push.args[:3] for push in post.servers.pushes] == [(7, 5, 5)] * M
+    assert [list(push.args[4]) for push in post.servers.pushes] == [["rows", "inputs"]] * M
+    assert [receipt.rows for receipt in post.receipts] == [1, 2, 3]
+    assert versions(post.servers) == [1, 1, 1]  # also where nothing moved
+    assert (post.sequence, post.traffic.round_trips) == (6, 1)
+    post.push("rows", ones())
+    assert post.sequence == 7
+
+
+def test_a_push_block_that_fails_sends_nothing():
+    post = Post(servers())
+    before = every_row(post.servers)
+    with pytest.raises(ValueError, match="is shorter"), post.one_push(0):
+        [post.push(name, ones()[:n]) for name, n in (("rows", M), ("inputs", M - 1))]
+    assert versions(post.servers) == [0, 0, 0]
+    assert (post.sequence, post.traffic.round_trips) == (0, 0)
+    post.push("rows", ones())
+    assert versions(post.servers) == [1, 1, 1]
+    assert (every_row(post.servers) != before).any(axis=1).sum() == 3
+
+
+def test_a_block_within_a_block_and_a_table_twice_are_refused():
+    post = Post(servers())
+    with post.one_push(0):
+        post.push("rows", ones())
+        with (
+            pytest.raises(
+                UsageError, match=r"^a push is being made already; leave that block first\.$"
+            ),
+            post.one_push(1),
+        ):
+            pass
+        with pytest.raises(
+            UsageError, match=r"^'rows' is pushed twice in one push\. Accumulate it first\.$"
+        ):
+            post.push("rows", ones())
+    assert [receipt.rows for receipt in post.receipts] == [1, 2, 0]  # the outer one, once
+    assert versions(post.servers) == [1, 1, 1]
+
+
+def test_a_step_that_is_made_again_is_not_applied_again_and_numbers_go_on():
+    post = Post(servers())
+    for sequence in (0, 1, 2, 1):
+        with post.one_push(sequence, settled=0):
+            post.push("rows", ones())
+    assert [receipt.fresh for receipt in post.receipts] == [False] * M
+    post.push("rows", ones())
+    assert [receipt.fresh for receipt in post.receipts] == [True] * M
+    assert versions(post.servers) == [4, 4, 4]
+
+
+def test_a_push_that_says_of_itself_that_it_is_over_is_refused():
+    """Servers would take it for a repeat, and it would be lost."""
+    post = Post(servers())
+    words = r"^push 3 cannot be settled already, but settled is 4\. It must be at most 3\.$"
+    with pytest.raises(UsageError, match=words), post.one_push(3, settled=4):
+        post.push("rows", ones())
+    assert versions(post.servers) == [0, 0, 0]
+
+
+@settings(max_examples=25)
+@given(st.lists(st.integers(0, 2), max_size=12), st.integers(0, 2))
+def test_workers_that_count_for_themselves_lose_nothing(turns, max_unheard):
+    """Push 0 of one comes after push 5 of another."""
+    peers = servers(names=["rows"])
+    posts = [Post(peers, worker, max_unheard=max_unheard) for worker in range(3)]
+    before = every_row(peers)
+    for worker in turns:
+        posts[worker].push("rows", ones((1, 1, 1)))
+    for post in posts:
+        post.flush()
+    assert versions(peers) == [len(turns)] * M
+    moved = before - every_row(peers)
+    np.testing.assert_allclose(moved[0], LR * len(turns), rtol=0, atol=1e-5)  # rounding of rows
+
+
+@pytest.mark.parametrize("stride", [1, 3])
+@pytest.mark.parametrize("max_unheard", [0, 1, 2])
+def test_a_push_on_its_way_is_not_settled(stride, max_unheard):
+    """The servers' answers are lost, pushes come late and in any order: none is dropped."""
+    post = Post(servers(Slow), max_unheard=max_unheard)
+    steps = [stride * k for k in range(5)]
+    for k, step in enumerate(steps):
+        with post.one_push(step):
+            post.push("rows", ones())
+        oldest = steps[max(0, k - max_unheard)]
+        assert {push.args[2] for push in post.servers.pushes[-M:]} <= set(range(oldest + 1))
+    for push in reversed(post.servers.pushes):
+        push.answer()
+    post.flush()
+    assert versions(post.servers) == [5, 5, 5]
+
+
+def test_reads_may_miss_a_push_on_its_way_and_flush_waits_for_it():
+    table = ServedTable(Post(servers(Slow), max_unheard=2), "rows", SPEC)
+    ids, grad = torch.arange(C), torch.ones(C, D)
+    start = table.rows(ids)[0]
+    for applied in (0, 0, 1, 2):  # all but the last two have been heard of
+        table.update(ids, grad, grad[:, 0])
+        torch.testing.assert_close(table.rows(ids)[0], start - LR * applied)
+    table.flush()
+    torch.testing.assert_close(table.rows(ids)[0], start - LR * 4)
+    table.flush()
+    assert versions(table.post.servers) == [4] * M
+
+
+def test_what_went_wrong_with_a_push_is_heard_with_the_next_or_in_flush():
+    words = r"^server 1 has no table 'items'\. It has: inputs, rows\.$"
+    post = Post(servers(Slow), max_unheard=1)
+    bad = ones()
+    for then in ("push", "flush"):
+        with post.one_push(post.sequence):
+            post.push("rows", bad)
+            for j, parcel in enumerate(post._parcel):
+                parcel |= {"items": bad[1]} if j == 1 else {}
+        with pytest.raises(UsageError, match=words):
+            post.push("rows", ones()) if then == "push" else post.flush()
+        post.flush()
+    assert versions(post.servers)[0] == versions(post.servers)[2] == 3
+
+
+def test_an_error_of_one_server_leaves_no_other_unheard():
+    post = Post(servers(Slow))
+    post.servers.objects[0].shards.pop("rows")
+    with pytest.raises(UsageError, match="server 0 has no table 'rows'"):
+        post.push("rows", ones())
+    post.flush()
+    assert versions(post.servers)[1:] == [1, 1]
+
+
+def test_staleness_and_collisions_are_counted_from_the_oldest_read():
+    peers = servers()
+    slow, fast = (ServedTable(Post(peers, worker), "rows", SPEC) for worker in (0, 1))
+    every = torch.arange(C)
+    slow.rows(every)
+    for sequence in range(3):
+        fast.rows(every)
+        assert push(fast.post, sequence, ones((1, 2, 0))) == [(0, 0)] * M
+    slow.rows(every)  # a second look does not make the first one younger
+    assert push(slow.post, 3, ones((2, 1, 1))) == [(3, 1), (3, 1), (3, 0)]
+    slow.rows(every)
+    assert push(slow.post, 4, ones((2, 1, 1))) == [(0, 0)] * M
+
+
+def test_after_a_restart_staleness_is_counted_from_the_first_look_at_the_server_that_is_back():
+    post = Post(servers())
+    table = ServedTable(post, "rows", SPEC)
+    for sequence in range(4):
+        push(post, sequence, ones())
+    table.rows(torch.arange(C))
+    post.servers.objects[1] = RowServer(1, {"rows": SPEC.shard(1)}, settled=4)
+    table.rows(torch.arange(C))
+    push(Post(post.servers, worker=1), 4, ones((2, 0, 0)))
+    push(Post(post.servers, worker=1), 5, ones((0, 1, 0)))
+    assert push(post, 6, ones((2, 2, 0))) == [(2, 2), (2, 1), (2, 0)]
+    assert post.receipts[1].stamp == Stamp(post.servers.objects[1].incarnation, 3)
+
+
+def test_what_was_not_read_is_not_stale():
+    """Nor does a server count, of which a step wanted nothing."""
+    table = ServedTable(Post(servers()), "rows", SPEC)
+    for _ in range(3):
+        table.post.push("rows", ones())
+    table.rows(torch.from_numpy(PLACES[0][:1]))
+    table.post.push("rows", ones((1, 0, 0)))
+    assert [receipt.staleness for receipt in table.post.receipts] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("peers", [InProcess, Sealed])
+@pytest.mark.parametrize("rule", [Top(), Priority(score_queries=None)], ids=repr)
+def test_bytes_are_those_of_algorithm_2(rule, peers):
+    """`traffic_designs` leaves out ids and what is drawn, and takes no row for two targets'."""
+    num_examples, num_targets, keep, factor = 6, 2, 7, 3
+    draw = stream(0, "step")
+    query = torch.randn(num_examples, D, generator=draw, requires_grad=True)
+    target = torch.randint(9, (num_examples, num_targets), generator=draw)
+    num_pool, num_own = keep * factor, len(target.unique())
+    pool = torch.randperm(C, generator=draw)[:num_pool].sort().values
+    drawn = (
+        Candidates(pool, torch.zeros(num_pool)),
+        keep,
+        Question(query.detach(), target, True, 1.0, rule),
+    )
+    local = LocalTable(C, D, row_optimizer=SGD.fused(), num_shards=M, seed=4)
+    kept = local.second_pass(*drawn, generator=stream(0, "keep")).ids
+    touched = len(torch.cat([kept, target.reshape(-1)]).unique())
+
+    table = ServedTable(Post(servers(peers)), "rows", SPEC)
+    own, log_sum = table.sampled(table.meet(query, target), *drawn, generator=stream(0, "keep"))
+    row, traffic = 4 * (D + 1), table.post.traffic
+    pooled = num_pool * (8 + 4 + 4 * rule.random)
+    asked = M * num_examples * (4 * D + 8 * num_targets) + pooled + 8 * num_own
+    answered = 12 * len(kept) + (len(kept) + num_own) * row
+    assert (traffic.sent_bytes, traffic.received_bytes) == (asked, answered)
+    (own.sum() + log_sum.sum()).backward()
+    pushed = touched * (8 + row)
+    assert (traffic.sent_bytes, traffic.received_bytes) == (asked + pushed, answered)
+    assert traffic.round_trips == 2
+
+    workload = Workload(
+        num_classes=C,
+        dim=D,
+        num_samples=keep,
+        presample_factor=factor,
+        batch=num_examples,
+        targets=num_targets,
+        ranks=M,
+    )
+    planned = traffic_designs(workload)["algorithm 2"]
+    uncounted = M * num_examples * 8 * num_targets + pooled
+    uncounted += 8 * num_own + 12 * len(kept) + 8 * touched
+    shared = 2 * (keep + num_examples * num_targets) - (len(kept) + num_own) - touched
+    assert shared > 0
+    assert asked + answered + pushed == planned + uncounted - shared * row
+
+
+def test_numbers_of_an_optimizer_travel_with_every_push_and_are_no_bytes_of_arrays():
+    """As they are at that moment: they may be changed between steps, in both ways."""
+    posts = [Post(servers(Slow)) for _ in range(2)]
+    spec = SPEC._replace(row_optimizer=SGD.fused(lr=LR))  # whose number is changed below
+    fused, given = (
+        ServedTable(post, "rows", spec, fused=is_fused)
+        for post, is_fused in zip(posts, (True, False), strict=True)
+    )
+    optimizer = SGD(given, lr=LR)
+    for lr in (LR, 2 * LR):
+        optimizer.param_groups[0]["lr"] = fused.row_optimizer.lr = lr
+        for table in (fused, given):
+            table.update(torch.arange(4), torch.ones(4, D), torch.ones(4))
+    sent = [[push.args[4]["rows"].update for push in post.servers.pushes] for post in posts]
+    assert sent[0] == sent[1] == [SGD.fused(lr=LR)] * M + [SGD.fused(lr=2 * LR)] * M
+    assert posts[0].traffic == posts[1].traffic
+
+
+def test_bytes_are_those_of_arrays_wherever_they_are():
+    message = ("rows", 3, None, np.zeros((2, 3), np.float32), {"a": [np.zeros(5, np.int64)]})
+    assert num_bytes(message) == 2 * 3 * 4 + 5 * 8
+
+
+class Echo:
+    """Answers with what it was asked for, whatever its size."""
+
+    def __init__(self):
+        self.pushed = []
+
+    def rows(self, table, ids):
+        return (
+            (ids % 1000).astype(np.float32)[:, None],
+            np.zeros(len(ids), np.float32),
+            Stamp("", 0),
+        )
+
+    def push(self, worker, sequence, settled, seen, grads):
+        self.pushed.append(grads["rows"])
+
+
+@pytest.mark.parametrize("placement", ["contiguous", "random"])
+def test_ids_of_a_billion_classes_reach_the_right_server_as_they_are(placement):
+    spec = TableSpec(BILLION, 1, 2, SGD.fused(), placement=placement)
+    echoes = [Echo(), Echo()]
+    table = ServedTable(Post(InProcess("server", echoes)), "rows", spec)
+    ids = torch.tensor([BILLION - 1, BILLION - 2, 16_777_217, 16_777_216, BILLION - 1])
+    assert table.rows(ids)[0][:, 0].tolist() == [999, 998, 217, 216, 999]
+    table.update(ids, torch.ones(5, 1), torch.ones(5))
+    sent = {}
+    for number, echo in enumerate(echoes):
+        ((found, grad, _, update),) = echo.pushed
+        assert update == spec.row_optimizer
+        assert spec.layout().shard(torch.from_numpy(found)).tolist() == [number] * len(found)
+        sent |= dict(zip(found.tolist(), grad[:, 0].tolist(), strict=True))
+    assert sent == {BILLION - 1: 2, BILLION - 2: 1, 16_777_217: 1, 16_777_216: 1}

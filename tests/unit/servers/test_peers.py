@@ -1,0 +1,221 @@
+"""Objects asked by number, and what travels to them: arrays as another process delivers them."""
+
+import numpy as np
+import pytest
+import torch
+
+from tapas import Priority, Top, UsageError, stream
+from tapas.candidates import Candidates
+from tapas.optim import LazyAdam, RowUpdate
+from tapas.servers.channel import Gradients, Post
+from tapas.servers.messages import array_of, tensor_of
+from tapas.servers.peers import InProcess, ask_all
+from tapas.servers.row_server import RowServer
+from tapas.servers.served_table import ServedTable
+from tapas.tables.second_pass import Question
+from tapas.tables.shard import TableSpec
+
+B, C, D = 4, 31, 3
+
+
+class Clerk:
+    """Counts what it is asked."""
+
+    def __init__(self, number):
+        self.number, self.asked = number, []
+
+    def add(self, *values):
+        self.asked.append(values)
+        return self.number, sum(values)
+
+    def fail(self):
+        raise UsageError(f"clerk {self.number} cannot.")
+
+
+def clerks():
+    return InProcess("clerk", [Clerk(number) for number in range(3)])
+
+
+def test_a_call_is_made_once_however_often_its_answer_is_asked_for():
+    peers = clerks()
+    call = peers.call(1, "add", 2, 3)
+    assert peers.objects[1].asked == [(2, 3)]
+    assert call.number == 1
+    assert call.done()
+    assert call.answer() == call.answer() == (1, 5)
+    assert [len(clerk.asked) for clerk in peers.objects] == [0, 1, 0]
+
+
+def test_what_a_verb_raises_is_raised_by_the_answer_not_by_the_call():
+    call = clerks().call(2, "fail")
+    assert call.done()
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"^clerk 2 cannot\.$"):
+            call.answer()
+
+
+def test_all_are_asked_before_the_first_answer_is_heard():
+    peers = clerks()
+    assert ask_all(peers, "add", (1, 1)) == [(0, 2), (1, 2), (2, 2)]
+    with pytest.raises(UsageError, match=r"^clerk 0 cannot\.$"):
+        ask_all(peers, "fail")
+    assert peers.size == 3
+    assert peers.kind == "clerk"
+
+
+def test_waiting_names_calls_that_are_done_and_none_of_none():
+    peers = clerks()
+    calls = [peers.call(number, "add", 1) for number in range(3)]
+    seen = set()
+    while len(seen) < 3:
+        found = peers.any_done([call for call in calls if call.number not in seen], 0.0)
+        assert found
+        assert all(call.done() and call.number not in seen for call in found)
+        seen |= {call.number for call in found}
+    assert peers.any_done([], 0.0) == []
+
+
+def test_what_is_shared_arrives_as_itself_and_closing_twice_is_fine():
+    peers, value = clerks(), np.arange(3)
+    assert int(peers.call(0, "add", peers.share(value)).answer()[1].sum()) == 3
+    peers.close()
+    peers.close()
+
+
+@pytest.mark.parametrize("number", [-1, 3])
+def test_a_peer_that_is_not_there_is_told(number):
+    with pytest.raises(UsageError, match=rf"^there is no clerk {number}: there are 3, from 0\.$"):
+        clerks().call(number, "add", 1)
+
+
+def frozen(value):
+    """`value` with all its arrays read-only, which is how shared memory delivers them."""
+    if isinstance(value, np.ndarray):
+        value = value.copy()
+        value.flags.writeable = False
+    elif isinstance(value, dict):
+        value = {key: frozen(part) for key, part in value.items()}
+    elif isinstance(value, tuple):
+        parts = (frozen(part) for part in value)
+        value = type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value
+
+
+def arrays(value):
+    if isinstance(value, np.ndarray):
+        return [value]
+    if isinstance(value, dict):
+        return [array for part in value.values() for array in arrays(part)]
+    if isinstance(value, tuple):
+        return [array for part in value for array in arrays(part)]
+    assert isinstance(value, str | int | float | bool | None | Top | Priority | RowUpdate), value
+    return []
+
+
+class Memory(InProcess):
+    """Questions and answers go through memory that nobody may write to."""
+
+    verbs = frozenset()
+
+    def call(self, number, verb, *args):
+        assert all(array.flags.c_contiguous for array in arrays(args))
+        call = super().call(number, verb, *frozen(args))
+        call._value = frozen(call._value)
+        self.verbs |= {verb}
+        return call
+
+
+def a_table(peers_type, **spec):
+    spec = TableSpec(C, D, 3, LazyAdam.fused(lr=0.1), seed=2, **spec)
+    servers = [RowServer(j, {"rows": spec.shard(j)}) for j in range(3)]
+    return ServedTable(Post(peers_type("server", servers)), "rows", spec)
+
+
+def use(table, rule):
+    """Every verb once and more, the last answers of each."""
+    query = torch.randn(B, D, generator=stream(0, "query"), requires_grad=True)
+    target = torch.tensor([[0, 30], [5, -1], [5, 7], [12, 0]])
+    pool = torch.arange(0, C, 2)
+    for keep in (7, C):
+        own, log_sum = table.sampled(
+            table.meet(query, target),
+            Candidates(pool, torch.zeros(len(pool))),
+            keep,
+            Question(query.detach(), target, True, 0.7, rule),
+            generator=stream(0, "keep"),
+        )
+        (own[:, 0].sum() + log_sum.sum()).backward()
+    exclude = torch.tensor([[1, 2], [-1, 30], [3, -1], [0, 0]])
+    state = table.state_dict()
+    table.load_state_dict(state)
+    found = table.rows(torch.tensor([3, 3, 30]))
+    return [
+        *found,
+        *table.topk(query, 4, exclude=exclude),
+        *table.topk(query, C),
+        table.log_partition(query),
+        *state.values(),
+        own.detach(),
+        query.grad,
+    ]
+
+
+@pytest.mark.parametrize("rule", [Top(), Priority()], ids=repr)
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_arrays_that_cannot_be_written_to_are_as_good_as_others(rule, has_bias):
+    """Warnings are errors here, and torch warns of tensors over such memory."""
+    memory = a_table(Memory, has_bias=has_bias)
+    got, want = use(memory, rule), use(a_table(InProcess, has_bias=has_bias), rule)
+    assert all(map(torch.equal, got, want))
+    verbs = {"score", "rows", "push", "topk", "log_partition", "state", "num_updates", "load"}
+    assert memory.post.servers.verbs == verbs
+
+
+@pytest.fixture
+def answered():
+    """A server with all classes, what each of its verbs answers, and a push that moves all."""
+    spec = TableSpec(C, D, 1, LazyAdam.fused(lr=0.1))
+    server, ids = RowServer(0, {"rows": spec.shard(0)}), np.arange(C)
+    query, zeros = np.ones((B, D), np.float32), np.zeros(C, np.float32)
+    ask = ("rows", query, ids[:B, None], True, 1.0, Top(), ids, zeros, zeros[:0])
+    answers = {
+        "rows": server.rows("rows", ids),
+        "score": server.score(*ask, 5, ids[:2]),
+        "score of nothing": server.score(*ask, None, ids[:2]),
+        "topk": server.topk("rows", query, 4, None),
+        "log_partition": server.log_partition("rows", query),
+        "state": server.state("rows"),
+    }
+    grad = np.ones((C, D), np.float32)
+    return server, answers, (0, 0, 0, 0, {"rows": Gradients(ids, grad, grad[:, 0])})
+
+
+VERBS = ["rows", "score", "score of nothing", "topk", "log_partition", "state"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_answers_are_copies_that_later_pushes_leave_alone(verb, answered):
+    """They are packed for the way after the next has had its turn."""
+    server, answers, push = answered
+    found = arrays(answers[verb])
+    before = [array.copy() for array in found]
+    assert server.push(*push).fresh
+    assert all(map(np.array_equal, found, before))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_answers_are_contiguous(verb, answered):
+    assert all(array.flags.c_contiguous for array in arrays(answered[1][verb]))
+
+
+def test_a_tensor_of_an_array_is_a_copy_and_an_array_of_a_view_is_its_part_alone():
+    array = np.arange(6, dtype=np.float32)
+    tensor = tensor_of(frozen(array))
+    assert tensor.dtype == torch.float32
+    tensor.add_(1)
+    assert array.tolist() == [0, 1, 2, 3, 4, 5]
+    whole = torch.arange(12, dtype=torch.int64).view(3, 4)
+    column = array_of(whole[:, 1])
+    assert column.flags.c_contiguous
+    assert (column.nbytes, column.dtype) == (3 * 8, np.int64)
+    assert array_of(torch.ones(2, requires_grad=True)).tolist() == [1, 1]

@@ -1,0 +1,48 @@
+"""A cluster is joined only if it is known to ask strangers for a token."""
+
+import pytest
+
+from tapas import UsageError
+from tapas.servers import ray_cluster
+from tapas.servers.ray_cluster import accepts_anybody, check_cluster
+
+ADDRESS = "10.0.0.1:6379"
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    """What a probe with a token is told, and one without."""
+
+    def set_answers(friend, stranger):
+        def speaks(address, timeout_seconds, settings, hidden=()):
+            return friend if settings == ray_cluster.TOKEN else stranger
+
+        monkeypatch.setattr(ray_cluster, "_check_listens", lambda address, seconds: "10.0.0.1")
+        monkeypatch.setattr(ray_cluster, "_has_token", lambda: True)
+        monkeypatch.setattr(ray_cluster, "_speaks", speaks)
+
+    return set_answers
+
+
+def test_one_that_refuses_strangers_is_joined(answers):
+    answers("", "InvalidAuthToken: missing")
+    assert check_cluster(ADDRESS, 1.0) == "10.0.0.1"
+
+
+@pytest.mark.parametrize("stranger", ["", "no answer within 1 s", "ImportError: no module"])
+def test_one_that_lets_strangers_in_or_may_do_so_is_refused(answers, stranger):
+    answers("", stranger)
+    assert accepts_anybody(ADDRESS, 1.0)
+    with pytest.raises(UsageError) as error:
+        check_cluster(ADDRESS, 1.0)
+    assert str(error.value) == (
+        f"the Ray cluster at {ADDRESS} lets anybody in: whoever reaches its ports can run code "
+        "there. Make a token with `ray get-auth-token --generate`, copy ~/.ray/auth_token to every "
+        "host, and set RAY_AUTH_MODE=token where the cluster is started."
+    )
+
+
+def test_what_does_not_answer_as_ray_does_is_told(answers):
+    answers("no answer within 1 s", "")
+    with pytest.raises(UsageError, match=r"does not answer as Ray does: no answer within 1 s\."):
+        check_cluster(ADDRESS, 1.0)

@@ -1,0 +1,387 @@
+"""A server against plain numpy: pushes once, versions, staleness, collisions, turns."""
+
+import threading
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tapas import Top, UsageError, native
+from tapas.optim import SGD, RowwiseAdagrad
+from tapas.optim.gradient_queue import RowGradients
+from tapas.servers.channel import Gradients
+from tapas.servers.messages import Receipt
+from tapas.servers.row_server import RowServer
+from tapas.tables.shard import Shard, TableSpec
+
+C, D, NUMBER = 31, 3, 1
+LR = 0.5  # and gradients are whole numbers: sums are exact in any order
+ROWS = TableSpec(C, D, 3, SGD.fused(lr=LR))
+INPUTS = TableSpec(C, 2, 3, SGD.fused(lr=LR), seed=5, has_bias=False)
+SPECS = {"rows": ROWS, "inputs": INPUTS}
+IDS = {name: spec.layout().ids_of(NUMBER).numpy() for name, spec in SPECS.items()}
+BILLION = 1_000_000_000
+
+
+def a_server(*, settled=0, specs=SPECS):
+    """Server 1 of 3, whose rows start at 0."""
+    shards = {name: spec.shard(NUMBER) for name, spec in specs.items()}
+    for shard in shards.values():
+        shard.weight.zero_()
+    return RowServer(NUMBER, shards, settled=settled)
+
+
+def gradients(key, size=3):
+    """Whole numbers for a few distinct classes of each table."""
+    draw = np.random.default_rng(key)
+    found = {}
+    for name, spec in SPECS.items():
+        ids = draw.permutation(IDS[name])[: draw.integers(size + 1)]
+        shape = (len(ids), spec.dim)
+        bias = draw.integers(-9, 9, len(ids) if spec.has_bias else 0)
+        weight = draw.integers(-9, 9, shape).astype(np.float32)
+        found[name] = Gradients(ids, weight, bias.astype(np.float32))
+    return found
+
+
+def every_row(server):
+    return {name: server.rows(name, ids)[:2] for name, ids in IDS.items()}
+
+
+class SlowServer:
+    """What `RowServer.push` means: a list of what was applied, looked through every time."""
+
+    def __init__(self, settled=0, rows=None):
+        self.settled, self.history = settled, []  # (sequence, {table: ids})
+        zeros = {n: (np.zeros((len(IDS[n]), SPECS[n].dim)), np.zeros(len(IDS[n]))) for n in IDS}
+        self.rows = {name: (w.copy(), b.copy()) for name, (w, b) in (rows or zeros).items()}
+
+    def has(self, sequence):
+        return sequence < self.settled or any(sequence == done for done, _ in self.history)
+
+    def push(self, sequence, seen, grads):
+        """Rows pushed, and how many of them were among the pushes after version `seen`."""
+        staleness, later = max(0, len(self.history) - seen), self.history[seen:]
+        rows = collided = 0
+        for name, (ids, weight, bias, _) in grads.items():
+            for place, class_id in enumerate(ids):
+                at = list(IDS[name]).index(class_id)
+                self.rows[name][0][at] -= LR * weight[place]
+                if len(bias):
+                    self.rows[name][1][at] -= LR * bias[place]
+                rows += 1
+                collided += any(class_id in moved[name] for _, moved in later)
+        self.history.append((sequence, {name: set(part[0]) for name, part in grads.items()}))
+        return staleness, rows, collided
+
+    def check(self, server):
+        for name, (weight, bias) in every_row(server).items():
+            assert np.array_equal(weight, self.rows[name][0])
+            assert np.array_equal(bias, self.rows[name][1])
+
+
+class Job:
+    """Steps of three workers whose pushes are lost, late, repeated; and a server that dies."""
+
+    def __init__(self):
+        self.server, self.slow = a_server(), SlowServer()
+        self.messages, self.unheard, self.receipts = [], set(), {}
+        self.saved, self.lost = (0, SlowServer().rows, {}), set()
+        self.counts, self.staleness = Counter(), Counter()
+
+    @property
+    def settled(self):
+        return min(self.unheard, default=len(self.messages))
+
+    def make(self, number):
+        """The next push, unless the oldest that nobody has heard of is too far behind."""
+        sequence = len(self.messages)
+        if sequence - self.settled < 5:
+            seen = max(0, self.server.version - number % 4)
+            grads = gradients((sequence, number))
+            self.messages.append((sequence % 3, sequence, self.settled, seen, grads))
+            self.unheard.add(sequence)
+
+    def deliver(self, sequence):
+        message, is_fresh = self.messages[sequence], not self.slow.has(sequence)
+        receipt = self.server.push(*message)
+        assert receipt.fresh == is_fresh
+        if is_fresh:
+            found = self.slow.push(sequence, *message[3:])
+            stamp = (self.server.incarnation, len(self.slow.history))
+            assert receipt == Receipt(True, *found, stamp)
+            self.receipts[sequence] = receipt
+            self.staleness[found[0]] += 1
+            self.counts.update(rows=found[1], collided=found[2])
+        elif sequence >= max(self.settled, self.saved[0]):
+            assert receipt == self.receipts[sequence]._replace(fresh=False)
+        self.counts["repeated"] += not is_fresh
+        assert self.server.version == len(self.slow.history)
+
+    def late(self, number, *, is_heard):
+        for sequence in sorted(self.unheard)[number % 5 :][:1]:
+            self.deliver(sequence)
+            self.unheard -= {sequence} if is_heard else set()
+
+    def again(self, number):
+        """A push that has been answered comes once more."""
+        heard = sorted(set(range(len(self.messages))) - self.unheard - self.lost)
+        if heard:
+            self.deliver(heard[number % len(heard)])
+
+    def save(self, number):
+        if not self.unheard:  # before a checkpoint no step is under way
+            state = {name: self.server.state(name) for name in SPECS}
+            state = {n: ({k: v.copy() for k, v in t.items()}, u) for n, (t, u) in state.items()}
+            rows = SlowServer(rows=self.slow.rows).rows
+            self.saved, self.lost = (len(self.messages), rows, state), set()
+
+    def kill(self, number):
+        settled, rows, state = self.saved
+        self.server, self.slow = a_server(settled=settled), SlowServer(settled, rows)
+        for name, (tensors, num_updates) in state.items():
+            self.server.load(name, tensors, num_updates)
+        self.lost |= set(range(settled, len(self.messages))) - self.unheard
+        self.counts, self.staleness = Counter(), Counter()
+        assert self.server.status()["restored"] == settled
+
+    def run(self, events):
+        acts = {
+            "make": self.make,
+            "answered": lambda number: self.late(number, is_heard=True),
+            "answer lost": lambda number: self.late(number, is_heard=False),
+            "again": self.again,
+            "save": self.save,
+            "kill": self.kill,
+        }
+        for act, number in events:
+            acts[act](number)
+        while self.unheard:
+            self.late(0, is_heard=True)
+        self.slow.check(self.server)
+        status = self.server.status()
+        assert status["staleness"] == self.staleness
+        for name in ("rows", "collided", "repeated"):
+            assert status[name] == self.counts[name]
+
+
+NORMAL = ["make", "make", "answered", "answered", "answer lost", "again"]
+
+
+def events(acts):
+    one = st.tuples(st.sampled_from(acts), st.integers(0, 999))
+    return st.lists(one, min_size=5, max_size=40)
+
+
+@settings(max_examples=40)
+@given(events(NORMAL))
+def test_every_push_is_applied_once_whatever_is_lost_repeated_or_late(acts):
+    job, total = Job(), SlowServer()
+    job.run(acts)
+    for _, sequence, _, seen, grads in job.messages:
+        total.push(sequence, seen, grads)
+    total.check(job.server)  # all of them, in another order
+    assert job.server.version == len(job.messages)
+
+
+@settings(max_examples=40)
+@given(events([*NORMAL, "answered", "save", "save", "kill"]))
+def test_a_server_that_comes_back_has_old_pushes_and_takes_those_nobody_heard_of(acts):
+    """Those heard of after the checkpoint are lost: they do not come again."""
+    Job().run(acts)
+
+
+def test_after_a_restart_repeats_are_told_apart_by_the_checkpoint():
+    first, second = a_server(), a_server(settled=4)
+    pushes = [(k % 2, k, 0, k, gradients(k)) for k in range(6)]
+    for push in pushes[:4]:
+        first.push(*push)
+    for name in SPECS:
+        second.load(name, *first.state(name))
+        assert second.num_updates(name) == 4
+    assert [second.push(*push).fresh for push in pushes] == [False] * 4 + [True] * 2
+    assert second.status()["staleness"] == {0: 2}  # computed from versions of the first
+    assert [first.push(*push).fresh for push in pushes] == [False] * 4 + [True] * 2
+    for name, ids in IDS.items():
+        assert all(map(np.array_equal, first.rows(name, ids)[:2], second.rows(name, ids)[:2]))
+    assert (first.version, second.version) == (6, 2)
+    assert first.incarnation != second.incarnation
+
+
+def test_what_is_settled_is_forgotten():
+    """Else a long run would fill the memory with receipts."""
+    server, ones = a_server(), np.ones((len(IDS["rows"]), D), np.float32)
+    grads = {"rows": Gradients(IDS["rows"], ones, ones[:, 0])}
+    first = [server.push(0, k, max(0, k - 3), k, grads) for k in range(9)]
+    assert {receipt.rows for receipt in first} == {len(IDS["rows"])}
+    again = [server.push(0, k, 0, 0, grads) for k in range(9)]
+    assert again[5:] == [receipt._replace(fresh=False) for receipt in first[5:]]
+    assert [receipt[:4] for receipt in again[:5]] == [(False, 0, 0, 0)] * 5
+
+
+def test_a_push_that_fails_moves_nothing_and_may_come_again():
+    server, good = a_server(), gradients(1)
+    with pytest.raises(
+        UsageError, match=r"^server 1 has no table 'items'\. It has: inputs, rows\.$"
+    ):
+        server.push(0, 0, 0, 0, {**good, "items": good["rows"]})
+    SlowServer().check(server)
+    assert server.version == 0
+    assert server.push(0, 0, 0, 0, good).fresh
+    assert server.status()["staleness"] == {0: 1}
+
+
+def test_a_push_may_bring_numbers_of_its_own_which_are_not_those_of_the_next():
+    """An optimizer of a worker has a schedule; what a server was built with stays as it was."""
+    server, ids = a_server(), IDS["rows"]
+    ones = np.ones((len(ids), D), np.float32)
+    for sequence, (update, moved) in enumerate(
+        [(SGD.fused(lr=0.25), 0.25), (None, LR), (SGD.fused(lr=0), 0.0), (None, LR)]
+    ):
+        before = server.rows("rows", ids)
+        grads = {"rows": Gradients(ids, ones, ones[:, 0], update)}
+        assert server.push(0, sequence, 0, 0, grads).fresh
+        after = server.rows("rows", ids)
+        assert (after[0] == before[0] - moved).all()
+        assert (after[1] == before[1] - moved).all()
+    assert server.num_updates("rows") == 4
+    assert server.shards["rows"].row_optimizer == SGD.fused(lr=LR)
+
+
+def test_a_push_for_another_formula_is_told_and_moves_no_table():
+    server, good = a_server(), gradients(1)
+    bad = good | {"inputs": good["inputs"]._replace(update=RowwiseAdagrad.fused())}
+    with pytest.raises(UsageError) as error:
+        server.push(0, 0, 0, 0, bad)
+    assert str(error.value) == (
+        "'inputs' on server 1 is moved by SGD, got a push for RowwiseAdagrad. Nothing was changed."
+    )
+    SlowServer().check(server)
+    assert server.version == 0
+    assert server.push(0, 0, 0, 0, good).fresh
+
+
+@pytest.mark.parametrize("verb", ["rows", "score", "topk", "log_partition", "state", "num_updates"])
+def test_a_table_that_a_server_does_not_have_is_told(verb):
+    ids, query = IDS["rows"], np.ones((2, D), np.float32)
+    args = {
+        "rows": (ids,),
+        "score": (query, ids[:2, None], True, 1.0, Top(), ids, query[:, 0], query[:, 0], 1, ids),
+        "topk": (query, 1, None),
+        "log_partition": (query,),
+    }
+    server = a_server()
+    with pytest.raises(UsageError, match=r"^server 1 has no table 'row'\. It has: inputs, rows\.$"):
+        getattr(server, verb)("row", *args.get(verb, ()))
+    assert len(server.rows("rows", ids)[0]) == len(ids)  # the lock is free again
+
+
+@pytest.mark.parametrize("verb", ["rows", "push"])
+def test_a_class_of_another_server_is_told_and_moves_nothing(verb):
+    """Workers that place classes otherwise than servers would write into foreign memory."""
+    server, foreign = a_server(), ROWS.layout().ids_of(2).numpy()[:1]
+    ones = np.ones((1, D), np.float32)
+    grads = {"rows": Gradients(foreign, ones, ones[0])}
+    args = ("rows", foreign) if verb == "rows" else (0, 0, 0, 0, grads)
+    words = rf"class {foreign[0]} of 'rows' is not on server 1"
+    with native.switched_off(), pytest.raises(UsageError, match=words):
+        getattr(server, verb)(*args)
+    SlowServer().check(server)
+    assert server.version == 0
+
+
+def test_threads_take_turns_and_never_see_a_push_half_done(monkeypatch):
+    """Every push moves all rows by the same: a row is the version times that, or is torn."""
+    server, ids = a_server(), IDS["rows"]
+    shard, ones = server.shards["rows"], np.ones((len(ids), D), np.float32)
+
+    def move_slowly(update, gradients, state):
+        for place in torch.randperm(len(gradients.ids), generator=torch.Generator()).split(4):
+            Shard.move_rows(shard, update, RowGradients(*(x[place] for x in gradients)), state)
+            time.sleep(1e-4)  # whoever waits for the lock, or for nothing, may run
+
+    monkeypatch.setattr(shard, "move_rows", move_slowly)
+    torn, reads = [], Counter()
+
+    def push(worker):
+        for k in range(20):
+            for _ in range(2):
+                server.push(worker, k, 0, 0, {"rows": Gradients(ids, ones, ones[:, 0])})
+
+    def read(_):
+        while server.version < 40:
+            weight, bias, stamp = server.rows("rows", ids)
+            torn.append(not (weight == -LR * stamp.version).all())
+            torn.append(not (bias == -LR * stamp.version).all())
+            reads[stamp.version] += 1
+
+    jobs = [(push, 0), (push, 1), (read, 0), (read, 1)]
+    threads = [threading.Thread(target=work, args=(number,)) for work, number in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=20)
+    assert not any(torn)
+    assert len(reads) > 1  # some between the first push and the last
+    assert server.version == 40
+    assert (server.rows("rows", ids)[0] == -LR * 40).all()
+
+
+def test_queues_and_seconds_are_counted_and_told_while_others_wait(monkeypatch):
+    server, ids = a_server(), IDS["rows"]
+    inside, go_on = threading.Event(), threading.Event()
+
+    def log_partition(*args):
+        inside.set()
+        assert go_on.wait(20)
+        return torch.zeros(1)
+
+    monkeypatch.setattr("tapas.servers.row_server.log_of_all", log_partition)
+    args = ("rows", np.ones((1, D), np.float32))
+    threads = [threading.Thread(target=server.log_partition, args=args)]
+    threads[0].start()
+    assert inside.wait(20)
+    begun = time.perf_counter()
+    for before in (1, 2, 3):
+        threads.append(threading.Thread(target=server.rows, args=("rows", ids)))
+        threads[-1].start()
+        while server.status()["queue"].get(before) != 1:
+            time.sleep(1e-4)
+    assert server.status()["requests"] == {}
+    time.sleep(0.05)
+    go_on.set()
+    held = time.perf_counter() - begun
+    for thread in threads:
+        thread.join(timeout=20)
+    server.rows("rows", ids)
+    status = server.status()
+    assert status["queue"] == {0: 2, 1: 1, 2: 1, 3: 1}
+    assert status["requests"] == {"log_partition": 1, "rows": 4}
+    assert status["busy_seconds"]["log_partition"] >= held
+    assert status["busy_seconds"]["rows"] < held  # waiting is not work
+
+
+@pytest.mark.parametrize("placement", ["contiguous", "random"])
+def test_the_last_of_a_billion_classes(placement, monkeypatch):
+    """Ids that float32 cannot tell apart; ten rows, of so many servers."""
+    monkeypatch.setattr(Shard, "draw_rows", lambda self, weight: weight.zero_())
+    spec = TableSpec(BILLION, D, BILLION // 10, SGD.fused(lr=LR), placement=placement)
+    number = BILLION // 10 - 1
+    server, ids = RowServer(number, {"rows": spec.shard(number)}), spec.layout().ids_of(number)
+    assert placement == "random" or ids.tolist() == list(range(BILLION - 10, BILLION))
+    ids = ids.sort().values.numpy()
+    ones = np.ones((2, D), np.float32)
+    grads = {"rows": Gradients(ids[[9, 4]], -ones, -ones[:, 0])}
+    assert server.push(0, 0, 0, 0, grads).rows == 2
+    weight, bias, _ = server.rows("rows", ids)
+    assert weight[:, 0].tolist() == bias.tolist() == [0.5 * (i in (4, 9)) for i in range(10)]
+    assert server.topk("rows", ones, 3, None)[1][1].tolist() == ids[[4, 9, 0]].tolist()
+    banned = np.array([[-1, 3], [ids[4], 7]])
+    assert server.topk("rows", ones, 1, banned)[1][:, 0].tolist() == ids[[4, 9]].tolist()
+    zeros = np.zeros(10, np.float32)
+    ask = ("rows", ones, banned, True, 1.0, Top(), ids, zeros, zeros[:0], 2, ids[:1])
+    assert server.score(*ask).ids.tolist() == ids[[4, 9]].tolist()

@@ -1,0 +1,318 @@
+"""A run with workers and servers, all in this process: the one that one process would have made."""
+
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from oracle.journeys import write_chain
+
+from tapas import DataError, PeerError, UsageError
+from tapas.data.source import LogSource
+from tapas.evaluation.evaluate import load_model
+from tapas.servers.peers import InProcess
+from tapas.servers.training_server import restore_point, set_restore_point
+from tapas.tables.placement import Placement
+from tapas.training import run as session
+from tapas.training.build import build
+from tapas.training.config import (
+    HeadConfig,
+    LoopConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ServiceConfig,
+    TrainConfig,
+)
+from tapas.training.journal import read_journal
+from tapas.training.run_folder import open_run
+
+LOOP = LoopConfig(steps=12, evaluate_every=5, batch=7, patience=99, checkpoint_seconds=1e9)
+
+
+def quiet(words):
+    pass
+
+
+def engine(kind, makes, **options):
+    return InProcess(kind, [make() for make in makes])
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("chain")
+    return write_chain(folder / "chain.parquet", num_users=19, num_items=53, num_baskets=6)
+
+
+def configs(file):
+    plain = TrainConfig(
+        log=LogSource(files=(str(file),)),
+        model=ModelConfig(dim=4, history=6),
+        head=HeadConfig(samples=11, presample=3, next_items=3),
+        loop=LOOP,
+    )
+    return {
+        "own inputs": plain,
+        "shared inputs, the paper's rule": replace(
+            plain,
+            model=replace(plain.model, inputs="shared", encoder="mean"),
+            head=replace(plain.head, selection="top", presample=2),
+            optimizer=OptimizerConfig(rows="lazy-adam", rows_lr=0.01),
+        ),
+        "repeats": replace(plain, model=replace(plain.model, repeats=True, dropout=0.2)),
+    }
+
+
+@pytest.fixture(params=["own inputs", "shared inputs, the paper's rule", "repeats"])
+def config(request, file):
+    return configs(file)[request.param]
+
+
+def after(num_steps):
+    """Asked to stop once so many are done."""
+    asked = iter([False] * (num_steps - 1) + [True])
+    return lambda: next(asked)
+
+
+def train(config, out, **options):
+    return session.begin(config, out, cache=out.parent / "cache", talk=quiet, **options)
+
+
+@pytest.mark.parametrize(("servers", "workers"), [(1, 1), (3, 1), (2, 3)])
+def test_steps_one_by_one_are_those_of_one_process_with_as_many_shards(
+    config, servers, workers, tmp_path, monkeypatch
+):
+    """However many workers take them: at staleness 0 each sees all that came before it."""
+
+    def build_with_shards(*args):
+        parts = build(*args)
+        for table in parts.model.modules():
+            if hasattr(table, "placement"):
+                table.placement = Placement(table.num_classes, servers, seed=table.seed)
+        return parts
+
+    service = ServiceConfig(servers=servers, workers=workers, max_staleness=0)
+    served = train(replace(config, service=service), tmp_path / "served", engine=engine)
+    monkeypatch.setattr(session, "build", build_with_shards)
+    alone = train(config, tmp_path / "alone")
+    assert served.step == alone.step == 12
+    assert served.best == pytest.approx(alone.best)
+    states = []
+    for name in ("served", "alone"):
+        model, step = load_model(open_run(tmp_path / name), 12)
+        assert step == 12
+        state = model.state_dict()
+        states.append({k: v for k, v in state.items() if isinstance(v, torch.Tensor)})
+    torch.testing.assert_close(states[0], states[1], rtol=1e-4, atol=1e-5)
+    lines = [read_journal(tmp_path / name / "journal.jsonl") for name in ("served", "alone")]
+    judged = [[e["train_loss"] for e in each if e["event"] == "evaluate"] for each in lines]
+    assert judged[0] == pytest.approx(judged[1], rel=1e-4)
+
+
+def test_a_run_that_is_stopped_goes_on_to_the_same_end(file, tmp_path):
+    config = replace(
+        configs(file)["own inputs"],
+        service=ServiceConfig(servers=2, workers=2, max_staleness=0),
+    )
+    outcome = train(config, tmp_path / "stopped", engine=engine, asked_to_stop=after(7))
+    assert (outcome.ending, outcome.step) == ("asked", 7)
+    said = []
+    session.resume(tmp_path / "stopped", talk=said.append, engine=engine)
+    assert said[0] == "Going on from step 7."
+    train(config, tmp_path / "whole", engine=engine)
+    one, other = (
+        load_model(open_run(tmp_path / name), 12)[0].state_dict() for name in ("stopped", "whole")
+    )
+    tensors = [name for name, value in one.items() if isinstance(value, torch.Tensor)]
+    assert all(torch.equal(one[name], other[name]) for name in tensors)
+
+
+def test_steps_ahead_stop_at_an_evaluation_and_are_settled_when_asked(file, tmp_path):
+    """Asked to stop after the first step, with four more under way: those count, too."""
+    config = replace(
+        configs(file)["own inputs"], service=ServiceConfig(servers=2, workers=2, max_staleness=8)
+    )
+    outcome = train(config, tmp_path / "run", engine=engine, asked_to_stop=lambda: True)
+    assert (outcome.ending, outcome.step) == ("asked", 5)
+    events = [(e["step"], e["event"]) for e in read_journal(tmp_path / "run" / "journal.jsonl")]
+    assert events == [(5, "evaluate"), (5, "service")]
+
+
+def test_a_setting_that_servers_cannot_keep_is_refused(file):
+    config = configs(file)["own inputs"]
+    with pytest.raises(UsageError) as error:
+        replace(config, service=ServiceConfig(servers=2), loop=replace(LOOP, background_saves=True))
+    assert str(error.value) == (
+        "loop.background_saves is not for servers, which write their own rows: leave it out."
+    )
+    with pytest.raises(UsageError) as error:
+        ServiceConfig(servers=2, start_seconds=0)
+    assert str(error.value) == "service.start_seconds must be between 1 and 1e+06, got 0."
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"step": "x"}'])
+def test_a_damaged_restore_point_is_named(tmp_path, content):
+    (tmp_path / "restore.json").write_text(content)
+    with pytest.raises(DataError, match=r"restore\.json is damaged: .* Go on with --resume\.$"):
+        restore_point(tmp_path)
+
+
+@pytest.mark.parametrize("step", [None, 0, 40])
+def test_a_restore_point_is_what_was_set_last(tmp_path, step):
+    assert restore_point(tmp_path) is None
+    for each in (7, step):
+        set_restore_point(tmp_path, each)
+    assert restore_point(tmp_path) == step
+
+
+def test_workers_without_servers_are_refused():
+    with pytest.raises(UsageError) as error:
+        ServiceConfig(workers=2)
+    assert str(error.value) == "workers need servers to keep the rows: add --servers 2, say."
+
+
+def test_a_run_goes_on_with_other_numbers_of_servers_and_without_any(file, tmp_path):
+    config = replace(
+        configs(file)["own inputs"],
+        service=ServiceConfig(servers=3, workers=1, max_staleness=0),
+        head=HeadConfig(samples=53, presample=1, next_items=3),  # all classes: no shares to differ
+    )
+    train(config, tmp_path / "whole", engine=engine)
+    train(config, tmp_path / "run", engine=engine, asked_to_stop=after(4))
+    two = ServiceConfig(servers=2, max_staleness=0)
+    session.resume(tmp_path / "run", talk=quiet, engine=engine, service=two, asked_to_stop=after(4))
+    assert open_run(tmp_path / "run").config.service == two
+    assert open_run(tmp_path / "run").checkpoints.steps()[-1] == 8
+    session.resume(tmp_path / "run", talk=quiet, service=ServiceConfig())
+    one, other = (
+        load_model(open_run(tmp_path / name), 12)[0].state_dict() for name in ("run", "whole")
+    )
+    tensors = [name for name, value in one.items() if isinstance(value, torch.Tensor)]
+    for name in tensors:
+        torch.testing.assert_close(one[name], other[name], rtol=1e-4, atol=1e-5)
+
+
+def test_processes_are_told_absolute_folders(file, tmp_path, monkeypatch):
+    """Their own working folder may be another."""
+    seen = []
+
+    def noting(kind, makes, **options):
+        seen.extend(make.args[0] for make in makes)
+        return engine(kind, makes)
+
+    monkeypatch.chdir(tmp_path)
+    config = replace(configs(file)["own inputs"], service=ServiceConfig(servers=2))
+    train(config, Path("run"), engine=noting)
+    assert set(seen) == {tmp_path / "run"}
+
+
+def test_a_resume_that_is_refused_changes_nothing(file, tmp_path):
+    config = replace(configs(file)["own inputs"], service=ServiceConfig(servers=2))
+    train(config, tmp_path / "run", engine=engine, asked_to_stop=after(3))
+    before = (tmp_path / "run" / "config.toml").read_bytes()
+    for service in (ServiceConfig(servers=3), ServiceConfig()):
+        with pytest.raises(UsageError, match=r"^no checkpoint of step 41 in "):
+            session.resume(tmp_path / "run", step=41, talk=quiet, engine=engine, service=service)
+        assert (tmp_path / "run" / "config.toml").read_bytes() == before
+
+
+def test_more_servers_than_classes_are_refused_before_anything_is_made(file, tmp_path):
+    config = replace(configs(file)["own inputs"], service=ServiceConfig(servers=54))
+    words = r"^cannot spread 53 classes over 54 shards\. Use at most 53\.$"
+    with pytest.raises(UsageError, match=words):
+        train(config, tmp_path / "run", engine=engine)
+    assert not (tmp_path / "run").exists()
+    config = replace(config, service=ServiceConfig(servers=2))
+    train(config, tmp_path / "run", engine=engine, asked_to_stop=after(3))
+    before = (tmp_path / "run" / "config.toml").read_bytes()
+    with pytest.raises(UsageError, match=words):
+        session.resume(
+            tmp_path / "run", talk=quiet, engine=engine, service=ServiceConfig(servers=54)
+        )
+    assert (tmp_path / "run" / "config.toml").read_bytes() == before
+
+
+class Later:
+    """Peers whose calls are made when somebody looks, the last one first."""
+
+    def __init__(self, kind, makes):
+        self.inner = InProcess(kind, [make() for make in makes])
+        self.size, self.begun, self.most = len(makes), [], 0
+
+    def call(self, number, verb, *args):
+        self.begun.append(Waiting(self.inner, number, verb, args))
+        self.most = max(self.most, sum(not call.done() for call in self.begun))
+        return self.begun[-1]
+
+    def any_done(self, calls, seconds):
+        calls[-1].answer()
+        return [calls[-1]]
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+class Waiting:
+    def __init__(self, inner, number, verb, args):
+        self.number, self.make, self.made = number, partial(inner.call, number, verb, *args), None
+
+    def done(self):
+        return self.made is not None
+
+    def answer(self):
+        self.made = self.made or self.make()
+        return self.made.answer()
+
+
+@pytest.mark.parametrize(("workers", "staleness"), [(1, 0), (2, 3), (3, 5)])
+def test_no_more_steps_are_under_way_than_staleness_allows(file, tmp_path, workers, staleness):
+    """And the load is even: no worker has two steps more than another."""
+    started = {}
+
+    def lazily(kind, makes, **options):
+        started[kind] = Later(kind, makes) if kind == "worker" else engine(kind, makes)
+        return started[kind]
+
+    service = ServiceConfig(servers=2, workers=workers, max_staleness=staleness)
+    config = replace(
+        configs(file)["own inputs"], service=service, loop=replace(LOOP, evaluate_every=12)
+    )
+    outcome = train(config, tmp_path / "run", engine=lazily)
+    assert outcome.step == 12
+    assert started["worker"].most == staleness + 1
+    steps = Counter(call.number for call in started["worker"].begun)
+    assert sum(steps.values()) == 12
+    assert max(steps.values()) - min(steps.values()) <= 1
+    versions = [server.status()["version"] for server in started["server"].objects]
+    assert versions == [12, 12]
+
+
+def test_what_was_rolled_back_is_told_even_if_a_server_hangs_then(file, tmp_path):
+    """The journal's line of a restart comes before the load of servers, which is asked for."""
+    started = {}
+
+    def start(kind, makes, **options):
+        started[kind] = engine(kind, makes)
+        started[f"{kind} makes"] = makes
+        return started[kind]
+
+    def kill_then_hang():
+        server = started["server"]
+        if server.objects[1].version == 3:
+            server.objects[1] = started["server makes"][1]()  # as after a SIGKILL
+        if server.objects[0].version == 4:
+            server.objects[0].status = lambda: (_ for _ in ()).throw(PeerError("server 0 hangs."))
+        return False
+
+    config = replace(
+        configs(file)["own inputs"], service=ServiceConfig(servers=2, workers=1, max_staleness=0)
+    )
+    words = r"^server 0 hangs\. What was saved at step 5 is there: go on with --resume\.$"
+    with pytest.raises(PeerError, match=words):
+        train(config, tmp_path / "run", engine=start, asked_to_stop=kill_then_hang)
+    events = [
+        (e["event"], e.get("process"), e.get("rolled_back_updates"))
+        for e in read_journal(tmp_path / "run" / "journal.jsonl")
+    ]
+    assert ("restart", "server 1", 3) in events

@@ -1,0 +1,162 @@
+"""The k best of a stream of chunks against sorting everything, where most scores tie."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from oracle.tables import top
+
+from tapas import LocalTable, stream
+from tapas.tables import exhaustive
+from tapas.tables.exhaustive import best_of_chunk, exclusions, merge
+
+pytestmark = pytest.mark.usefixtures("kernels")
+
+
+@st.composite
+def rankings(draw):
+    """Scores of -2 .. 2 and some of -inf, and a k of at most the number of classes."""
+    num_queries, num_classes = draw(st.integers(1, 4)), draw(st.integers(1, 23))
+    few = st.sampled_from([-np.inf, -2.0, -1.0, -0.0, 0.0, 1.0, 2.0])
+    scores = draw(arrays(np.float32, (num_queries, num_classes), elements=few))
+    return scores, draw(st.integers(1, num_classes))
+
+
+@given(rankings())
+def test_the_k_best_of_one_chunk_are_the_first_of_the_tied(ranking):
+    scores, k = ranking
+    value, column = best_of_chunk(torch.from_numpy(scores), k)
+    _, ids = top(scores, k)
+    assert column.sort(dim=1).values.tolist() == np.sort(ids, axis=1).tolist()
+    np.testing.assert_array_equal(np.take_along_axis(scores, column.numpy(), 1), value.numpy())
+
+
+@given(rankings(), st.data())
+def test_merging_any_split_into_chunks_is_the_ranking_of_the_whole(ranking, data):
+    scores, k = ranking
+    num_queries, num_classes = scores.shape
+    size = data.draw(st.integers(1, num_classes), label="chunk")
+    value = torch.full((num_queries, k), -torch.inf)
+    ids = torch.full((num_queries, k), num_classes)
+    for start in data.draw(st.permutations(range(0, num_classes, size)), label="order"):
+        best, column = best_of_chunk(torch.from_numpy(scores[:, start : start + size]), k)
+        value, ids = merge(torch.cat([value, best], 1), torch.cat([ids, column + start], 1), k)
+    want = top(scores, k)
+    np.testing.assert_array_equal(value.numpy(), want[0])
+    np.testing.assert_array_equal(ids.numpy(), want[1])
+
+
+@given(
+    weight=arrays(np.float32, (17, 3), elements=st.sampled_from([-1.0, 0.0, 1.0])),
+    query=arrays(np.float32, (3, 3), elements=st.sampled_from([-1.0, 0.0, 1.0])),
+    exclude=arrays(np.int64, (3, 5), elements=st.integers(-2, 16)),
+    k=st.integers(1, 17),
+    chunk=st.integers(1, 17),
+)
+def test_the_table_ranks_like_a_sort_in_chunks_of_any_size(weight, query, exclude, k, chunk):
+    table = LocalTable(17, 3, bias=False)
+    table.weight.data.copy_(torch.from_numpy(weight))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tapas.tables.exhaustive.SCORES_PER_CHUNK", chunk * len(query))
+        assert exhaustive.chunks(17, len(query))[0] == (0, chunk)
+        score, ids = table.topk(torch.from_numpy(query), k, exclude=torch.from_numpy(exclude))
+        partition = table.log_partition(torch.from_numpy(query))
+    scores = query @ weight.T
+    want = top(scores, k, exclude)
+    np.testing.assert_array_equal(ids.numpy(), want[1])
+    np.testing.assert_array_equal(score.numpy(), want[0])
+    np.testing.assert_allclose(partition.numpy(), np.log(np.exp(scores).sum(axis=1)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 31])
+def test_more_queries_than_fit_are_still_ranked_one_class_at_a_time(chunk, monkeypatch):
+    monkeypatch.setattr("tapas.tables.exhaustive.SCORES_PER_CHUNK", chunk)
+    table = LocalTable(31, 3)
+    query = torch.eye(3).repeat(3, 1)
+    _, ids = table.topk(query, 31)
+    want = top((query @ table.weight.detach().t()).numpy(), 31)
+    np.testing.assert_array_equal(ids.numpy(), want[1])
+
+
+def test_a_diverged_class_is_ranked_first_so_that_it_shows(monkeypatch):
+    table = LocalTable(31, 3)
+    table.weight.data[17] = torch.nan
+    for chunk in (1, 4, 100):
+        monkeypatch.setattr("tapas.tables.exhaustive.SCORES_PER_CHUNK", chunk)
+        score, ids = table.topk(torch.ones(1, 3), 2)
+        assert int(ids[0, 0]) == 17
+        assert bool(score[0, 0].isnan())
+
+
+def test_exclusions_are_sorted_pairs_without_the_padding():
+    ids, row = exclusions(torch.tensor([[7, -1, 3], [3, 9, -100]]))
+    assert sorted(zip(ids.tolist(), row.tolist(), strict=True)) == [(3, 0), (3, 1), (7, 0), (9, 1)]
+    assert ids.tolist() == sorted(ids.tolist())
+    assert [len(part) for part in exclusions(None)] == [0, 0]
+
+
+@given(
+    weight=arrays(np.float32, (23, 2), elements=st.sampled_from([-1.0, 0.0, 1.0])),
+    query=arrays(np.float32, (3, 2), elements=st.sampled_from([-1.0, 0.0, 1.0])),
+    exclude=arrays(np.int64, (3, 5), elements=st.integers(-2, 22)),
+    k=st.integers(1, 23),
+    order=st.permutations(range(23)),
+    most=st.integers(1, 25),
+    biased=st.booleans(),
+)
+def test_rows_in_any_order_are_ranked_by_score_and_then_by_id(
+    weight, query, exclude, k, order, most, biased
+):
+    """Nine different scores at most: the edge of the k best is torn nearly always."""
+    ids = torch.tensor(order) * 7 + 3  # of row 0, row 1, ...
+    bias = torch.from_numpy(weight[:, 0].copy()) if biased else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tapas.native.MOST_RANKED", most)
+        value, got = exhaustive.best_by_id(
+            torch.from_numpy(weight),
+            bias,
+            torch.from_numpy(query),
+            k,
+            torch.from_numpy(exclude),
+            lambda rows: ids[rows],
+        )
+    scores = query @ weight.T + (weight[:, 0] if biased else 0)
+    for b in range(3):
+        left = [row for row in range(23) if row not in exclude[b]]
+        ranked = sorted((-scores[b, row], int(ids[row])) for row in left)[:k]
+        missing = k - len(ranked)
+        assert got[b].tolist() == [i for _, i in ranked] + [-1] * missing
+        assert value[b].tolist() == [-s for s, _ in ranked] + [-np.inf] * missing
+
+
+def test_a_tie_at_the_edge_leaves_the_scores_as_they_were(kernels):
+    """Real numbers: another way to add them up would round otherwise, and shards not tie."""
+    which = torch.randperm(400, generator=stream(0, "which")) % 3
+    weight = torch.randn(3, 65, generator=stream(0, "rows"))[which]
+    query = torch.randn(9, 65, generator=stream(0, "query"))
+    ids = torch.randperm(400, generator=stream(0, "ids"))
+    want, _ = exhaustive.best_classes(weight, None, query, 11, None)
+    value, got = exhaustive.best_by_id(weight, None, query, 10, None, lambda rows: ids[rows])
+    assert torch.equal(value, want[:, :10])
+    if kernels == "native":  # PyTorch may round equal rows differently, by where they stand
+        best = (query @ torch.randn(3, 65, generator=stream(0, "rows")).t()).argmax(dim=1)
+        for b in range(9):
+            assert got[b].tolist() == sorted(ids[which == best[b]].tolist())[:10]
+
+
+def test_what_ties_is_what_ties_at_the_first_look():
+    """The same numbers in other orders: their sums tie or not by how they happen to round."""
+    numbers = torch.randn(65, generator=stream(0, "numbers"))
+    generator = stream(0, "orders")
+    weight = torch.stack([numbers[torch.randperm(65, generator=generator)] for _ in range(300)])
+    query, ids = torch.ones(2, 65), torch.randperm(300, generator=stream(0, "ids"))
+    score, rows = exhaustive.best_classes(weight, None, query, 300, None)
+    assert 2 < len(score[0].unique()) < 100
+    for k in (1, 10, 50, 299):
+        value, got = exhaustive.best_by_id(weight, None, query, k, None, lambda rows: ids[rows])
+        for b in range(2):
+            named = zip((-score[b]).tolist(), ids[rows[b]].tolist(), strict=True)
+            assert got[b].tolist() == [i for _, i in sorted(named)][:k]
+            assert torch.equal(value[b], score[b, :k])

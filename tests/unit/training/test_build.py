@@ -1,0 +1,160 @@
+"""Every setting reaches the object it is for, and what was left open gets a number."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from oracle.journeys import chain_log
+
+from tapas import UsageError
+from tapas.data.source import LogSource
+from tapas.data.splits import SplitConfig, split_log
+from tapas.encoders import GRUEncoder, MeanEncoder, TransformerEncoder
+from tapas.optim import SGD, Adagrad, LazyAdam, RowwiseAdagrad
+from tapas.selection import Priority, Top
+from tapas.training.build import build, build_selection, check_device
+from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, OptimizerConfig, TrainConfig
+
+ENCODERS = {"mean": MeanEncoder, "gru": GRUEncoder, "transformer": TransformerEncoder}
+CONFIG = TrainConfig(
+    log=LogSource(files=("x.parquet",)),
+    model=ModelConfig(dim=6, history=7, layers=2, dropout=0.25),
+    head=HeadConfig(samples=5, presample=3, temperature=2.0, next_items=4, target_decay=0.5),
+    optimizer=OptimizerConfig(rows_lr=0.3, encoder_lr=0.02, weight_decay=0.01),
+    loop=LoopConfig(batch=6, seed=11),
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    log = chain_log(tmp_path_factory.mktemp("log"), num_users=30, num_items=40, num_baskets=6)
+    return log, split_log(log, SplitConfig())
+
+
+def test_windows_are_as_configured(data):
+    windows = build(CONFIG, *data).windows
+    assert (windows.length, windows.next_items, windows.batch_size) == (7, 4, 6)
+    assert (windows.positions, windows.seed) == ("all", 11)
+
+
+@pytest.mark.parametrize(("name", "kind"), ENCODERS.items())
+def test_encoders_are_as_configured(data, name, kind):
+    config = replace(CONFIG, model=replace(CONFIG.model, encoder=name))
+    encoder = build(config, *data).model.encoder
+    assert type(encoder) is kind
+    assert (encoder.dim, encoder.dropout) == (6, 0.25)
+    if kind is not GRUEncoder:
+        assert encoder.window == 7
+    other = build(replace(config, loop=replace(CONFIG.loop, seed=12)), *data).model.encoder
+    weights = zip(encoder.parameters(), other.parameters(), strict=True)
+    assert any(not torch.equal(one, two) for one, two in weights)
+
+
+def test_the_head_is_as_configured(data):
+    log, split = data
+    model = build(CONFIG, log, split).model
+    head = model.head
+    assert (head.num_classes, head.table.dim) == (log.num_items, 6)
+    assert (head.config.num_samples, head.config.presample_factor) == (5, 3)
+    assert (head.config.seed, head.temperature) == (11, 2.0)
+    assert model.target_decay == 0.5
+    annealed = replace(CONFIG.head, anneal_to=0.5)
+    parts = build(replace(CONFIG, head=annealed), log, split)
+    parts.model.head.step = parts.config.loop.steps
+    assert parts.model.head.temperature == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("rowwise-adagrad", RowwiseAdagrad), ("adagrad", Adagrad), ("lazy-adam", LazyAdam),
+     ("sgd", SGD)],
+)  # fmt: skip
+def test_rows_of_head_and_inputs_move_by_the_same_rule_from_other_starts(data, name, kind):
+    config = replace(CONFIG, optimizer=replace(CONFIG.optimizer, rows=name))
+    model = build(config, *data).model
+    for table in (model.head.table, model.own_inputs):
+        rule = table.row_optimizer
+        assert type(rule) is kind.formula
+        assert (rule.lr, rule.weight_decay) == (0.3, 0.01)
+    assert not torch.equal(model.head.table.weight, model.own_inputs.weight)
+
+
+def test_shared_inputs_are_the_rows_of_the_head(data):
+    config = replace(CONFIG, model=replace(CONFIG.model, inputs="shared"))
+    model = build(config, *data).model
+    assert model.own_inputs is None
+    assert model.inputs is model.head.table
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("adamw", torch.optim.AdamW), ("adagrad", torch.optim.Adagrad)]
+)
+def test_the_encoder_moves_by_its_own_rule(data, name, kind):
+    parts = build(replace(CONFIG, optimizer=replace(CONFIG.optimizer, encoder=name)), *data)
+    assert type(parts.optimizer) is kind
+    (group,) = parts.optimizer.param_groups
+    assert (group["lr"], group["weight_decay"]) == (0.02, 0.01)
+    mine = {id(parameter) for parameter in group["params"]}
+    assert mine == {id(parameter) for parameter in parts.model.encoder.parameters()}
+
+
+def test_what_was_left_open_gets_a_number(data):
+    log, split = data
+    open_ends = replace(
+        CONFIG, head=replace(CONFIG.head, samples=None), loop=LoopConfig(epochs=3, batch=10)
+    )
+    parts = build(open_ends, log, split)
+    per_epoch = parts.windows.steps_per_epoch
+    assert parts.config.head.samples == log.num_items // 8
+    assert parts.config.loop.steps == 3 * per_epoch
+    assert 1 <= parts.config.loop.evaluate_every <= per_epoch
+    again = build(parts.config, log, split).config
+    assert again == parts.config
+
+
+def test_a_batch_is_never_more_than_there_is(data):
+    parts = build(replace(CONFIG, loop=LoopConfig(batch=10_000)), *data)
+    assert parts.config.loop.batch == parts.windows.num_examples
+    assert parts.windows.steps_per_epoch == 1
+
+
+@pytest.mark.parametrize("name", ["cuda:99", "abacus"])
+def test_a_device_that_is_not_there_is_told(name):
+    words = rf"loop.device is '{name}', which torch cannot use here: .* Try 'cpu'\."
+    with pytest.raises(UsageError, match=words):
+        check_device(name)
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({}, Priority()),
+        ({"selection": "top"}, Top()),
+        ({"score_queries": 7}, Priority(score_queries=7)),
+        ({"selection": "top", "score_queries": 7}, Top(score_queries=7)),
+    ],
+)
+def test_the_second_pass_is_as_configured(data, options, rule):
+    head = replace(CONFIG.head, **options)
+    assert build_selection(head) == rule
+    assert build(replace(CONFIG, head=head), *data).model.head.config.selection == rule
+
+
+def test_queries_that_score_are_64_for_priority_and_all_for_top_unless_said():
+    assert build_selection(HeadConfig()).score_queries == 64
+    assert build_selection(HeadConfig(selection="top")).score_queries is None
+
+
+def test_the_proposal_is_as_configured(data):
+    """Left out, the floor is the value of a class seen once."""
+    log, split = data
+    total = int(split.train_counts.sum())
+    proposal = build(CONFIG, log, split).model.head.proposal
+    assert (proposal.alpha, proposal.beta) == (0.75, pytest.approx((1 / total) ** 0.75))
+    config = replace(CONFIG, head=replace(CONFIG.head, alpha=0.5, beta=0.125))
+    proposal = build(config, log, split).model.head.proposal
+    assert (proposal.alpha, proposal.beta) == (0.5, 0.125)
+    value = np.maximum((split.train_counts / total) ** 0.5, 0.125)
+    found = proposal.log_prob(torch.arange(log.num_items)).double().exp().numpy()
+    np.testing.assert_allclose(found, value / value.sum(), rtol=1e-6)

@@ -1,0 +1,247 @@
+"""What is copied from histories, against plain loops over events and classes."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tapas import TapasSoftmax, UsageError, stream
+from tapas.data.windows import SequenceBatch
+from tapas.encoders import GRUEncoder, MeanEncoder, TransformerEncoder
+from tapas.optim import SGD
+from tapas.tables import LocalTable
+from tapas.training.copy_part import AGE_PACE, Copies, Repeats
+from tapas.training.model import SequenceModel, decaying
+
+C, D, T = 13, 6, 7
+ITEMS = torch.tensor([[3, 4, 3, 5, 0, 0, 0], [6, 0, 0, 0, 0, 0, 0], [7, 3, 8, 7, 7, 9, 3]])
+LENGTHS = torch.tensor([4, 1, 7])
+BATCH = SequenceBatch(
+    items=ITEMS,
+    lengths=LENGTHS,
+    places=torch.tensor([0, 3, 7, 16, 20]),
+    target=torch.tensor([[4, 3, -100], [3, 3, 12], [6, -100, -100], [2, 8, 4], [7, 11, -100]]),
+)
+ENCODERS = {
+    "mean": lambda: MeanEncoder(D, window=T, seed=1),
+    "gru": lambda: GRUEncoder(D, seed=1),
+    "transformer": lambda: TransformerEncoder(D, window=T, seed=1),
+}
+
+
+def learned(history=T, **options):
+    """Repeats that have something to say, as after training."""
+    repeats = Repeats(C, D, history=history, **options)
+    draw = stream(5, "repeats")
+    with torch.no_grad():
+        for parameter in repeats.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=draw))
+        repeats.age.mul_(0.1)
+        repeats.rate.weight.copy_(torch.randn(C, 1, generator=draw))
+    return repeats
+
+
+def build(encoder="gru", *, own=True, repeats=True, **options):
+    """Every class is kept, so that the sampled loss is the exact one."""
+    rows = SGD.fused(lr=0.5)
+    head = TapasSoftmax(C, D, num_samples=C, presample_factor=1, row_optimizer=rows, seed=2)
+    with torch.no_grad():
+        head.table.weight.copy_(torch.randn(C, D, generator=stream(1, "rows")))
+        head.table.bias.copy_(torch.linspace(-1, 1, C))
+    inputs = LocalTable(C, D, row_optimizer=rows, bias=False, seed=3) if own else None
+    repeats = learned(row_optimizer=rows) if repeats else None
+    return SequenceModel(ENCODERS[encoder](), head, inputs=inputs, repeats=repeats, **options)
+
+
+def age_of(repeats, back):
+    """The line through the learned numbers at 1, 2, 4, ... events."""
+    place = math.log2(min(back + 1, repeats.history))
+    knots = (AGE_PACE * repeats.age.detach().double()).tolist()
+    return float(np.interp(place, range(len(knots)), knots))
+
+
+def probabilities(model, row, last):
+    """(C,) of the mixture after event `last` of `row`, one event at a time."""
+    repeats = model.repeats
+    items = ITEMS[row, : last + 1].tolist()
+    vectors = model.inputs.rows(ITEMS[row, : last + 1])[0].double().numpy()
+    query = model.states(ITEMS, LENGTHS)[row, last].detach().double().numpy()
+    weight, bias = (part.double().numpy() for part in model.head.table.rows(torch.arange(C)))
+    softmax = np.exp(weight @ query + bias)
+    softmax /= softmax.sum()
+    if repeats is None:
+        return softmax
+    key = repeats.key.detach().double().numpy()
+    rate = repeats.rate.weight[:, 0].tolist()
+    score = [
+        query @ key @ vectors[t] / math.sqrt(D) + age_of(repeats, last - t) + rate[item]
+        for t, item in enumerate(items)
+    ]
+    share = np.exp(score) / np.exp(score).sum()
+    gate = query @ repeats.gate.detach().double().numpy() + float(repeats.gate_bias.detach())
+    g = 1 / (1 + math.exp(-gate))
+    mixed = (1 - g) * softmax
+    for part, item in zip(share, items, strict=True):
+        mixed[item] += g * part
+    assert mixed.sum() == pytest.approx(1)
+    return mixed
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own", "shared"])
+@pytest.mark.parametrize("encoder", ENCODERS)
+@pytest.mark.parametrize("decay", [1.0, 0.5])
+def test_the_loss_is_that_of_the_mixture(encoder, own, decay):
+    model = build(encoder, own=own, target_decay=decay)
+    total = 0.0
+    weights = decaying(BATCH.target, decay).tolist()
+    for place, targets, weight in zip(
+        BATCH.places.tolist(), BATCH.target.tolist(), weights, strict=True
+    ):
+        p = probabilities(model, *divmod(place, T))
+        pairs = zip(targets, weight, strict=True)
+        total -= sum(share * math.log(p[target]) for target, share in pairs if target >= 0)
+    assert float(model.loss(BATCH).detach()) == pytest.approx(total / 5, rel=1e-5)
+
+
+def test_it_begins_as_the_count_of_each_item_for_half_of_the_probability():
+    repeats = Repeats(C, D, history=T)
+    x, query = torch.randn(3, T, D, generator=stream(0, "x")), torch.ones(3, D)
+    found = repeats(query, x, ITEMS, torch.tensor([3, 7, 20]))
+    got = found.log_prob(torch.full((3, 2), -torch.inf), torch.tensor([[3, 4], [6, 1], [7, 12]]))
+    want = torch.tensor([[2 / 4, 1 / 4], [1, 0], [3 / 7, 0]]) / 2
+    torch.testing.assert_close(got.exp(), want)
+
+
+@pytest.mark.parametrize("history", [1, 2, 3, 4, 7, 8, 9])
+def test_ages_are_a_line_between_powers_of_two_and_end_with_the_history(history):
+    repeats = learned(history=history)
+    want = [age_of(repeats, back) for back in range(12)]
+    assert repeats._ages(12).tolist() == pytest.approx(want, rel=1e-5, abs=1e-5)
+
+
+def test_what_comes_after_a_query_is_no_part_of_it():
+    model, changed = build(), ITEMS.clone()
+    changed[2, 3:] = 11
+    one, two = (model.repeats(
+        torch.ones(1, D), model.inputs.rows(items.view(-1))[0].view(3, T, D), items,
+        torch.tensor([16]),
+    ) for items in (ITEMS, changed))  # fmt: skip
+    assert torch.equal(one.share, two.share)
+    assert one.items.tolist() == [[7, 3, 8, -1, -1, -1, -1]]
+    assert one.share[0, 3:].tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("k", [1, 4, C])
+@pytest.mark.parametrize("exclude", [None, [[3, 5, -1], [-1, -1, -1], [0, 7, 12]]])
+def test_lists_are_the_best_of_all_classes(k, exclude):
+    model = build()
+    barred = None if exclude is None else torch.tensor(exclude)
+    score, ids = model.after(ITEMS, LENGTHS).topk(k, barred)
+    for row, length in enumerate(LENGTHS.tolist()):
+        p = probabilities(model, row, length - 1)
+        left = [c for c in range(C) if exclude is None or c not in exclude[row]]
+        best = sorted(left, key=lambda c: -p[c])[:k]
+        short = k - len(best)
+        assert ids[row].tolist() == best + [-1] * short
+        want = [math.log(p[c]) for c in best] + [-math.inf] * short
+        assert score[row].tolist() == pytest.approx(want, rel=1e-4)
+
+
+def test_a_copied_item_the_softmax_ranks_last_can_be_first():
+    model = build()
+    with torch.no_grad():
+        model.head.table.bias[6] = -50.0
+        model.repeats.gate_bias.fill_(20.0)
+    _, ids = model.after(ITEMS, LENGTHS).topk(1)
+    assert ids[1].tolist() == [6]
+
+
+def test_equal_probabilities_come_by_rising_id():
+    head = TapasSoftmax(C, D, num_samples=3)
+    with torch.no_grad():
+        head.table.weight.zero_()
+    copies = Copies(
+        items=torch.tensor([[9, 2, -1, 9]]),
+        share=torch.tensor([[0.25, 0.5, 0.0, 0.25]]),
+        gate=torch.zeros(1),
+    )
+    _, ids = copies.topk(head, torch.ones(1, D), 5)
+    assert ids.tolist() == [[2, 9, 0, 1, 3]]
+
+
+def test_log_probabilities_are_exact_and_sum_to_one():
+    model = build()
+    every = torch.arange(C).expand(3, C)
+    got = model.after(ITEMS, LENGTHS).log_prob(every)
+    for row, length in enumerate(LENGTHS.tolist()):
+        want = np.log(probabilities(model, row, length - 1))
+        np.testing.assert_allclose(got[row].numpy(), want, rtol=1e-4)
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own", "shared"])
+def test_gradients_are_those_of_finite_differences(own):
+    model = build(own=own)
+    model.loss(BATCH).backward()
+    fresh = build(own=own)  # backward has moved the rows
+    dense = {n: p for n, p in model.repeats.named_parameters() if "rate" not in n}
+    for name, parameter in dense.items():
+        there = dict(fresh.repeats.named_parameters())[name]
+        for place in range(0, parameter.numel(), 7):
+            losses = []
+            for step in (-1e-2, 1e-2):
+                with torch.no_grad():
+                    there.view(-1)[place] += step
+                    losses.append(float(fresh.loss(BATCH)))
+                    there.view(-1)[place] -= step
+            slope = (losses[1] - losses[0]) / 2e-2
+            assert float(parameter.grad.view(-1)[place]) == pytest.approx(slope, abs=2e-3), name
+
+
+def test_only_rates_of_past_items_move():
+    model = build()
+    before = model.repeats.rate.weight.clone()
+    model.loss(BATCH).backward()
+    moved = (model.repeats.rate.weight != before)[:, 0].nonzero()[:, 0].tolist()
+    # row 1 has a past of one event, whose share is 1 whatever its rate
+    assert moved == [3, 4, 5, 7, 8, 9]
+
+
+def test_targets_never_taken_before_leave_finite_gradients():
+    model = build()
+    target = torch.full_like(BATCH.target, 12)
+    batch = SequenceBatch(BATCH.items, BATCH.lengths, BATCH.places, target)
+    model.loss(batch).backward()
+    assert all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.5])
+def test_without_repeats_every_tensor_is_bit_for_bit_what_the_head_alone_makes(decay):
+    plain, by_hand = (build(repeats=False, target_decay=decay) for _ in range(2))
+    weight = None if decay == 1 else decaying(BATCH.target, decay)
+    for _ in range(3):
+        plain.loss(BATCH).backward()
+        query = by_hand.states(ITEMS, LENGTHS).view(-1, D)[BATCH.places]
+        by_hand.head(query, BATCH.target, weight).backward()
+    mine, theirs = plain.state_dict(), by_hand.state_dict()
+    assert list(mine) == list(theirs)
+    for name, value in mine.items():
+        assert torch.equal(value, theirs[name]), name
+    for one, two in zip(plain.encoder.parameters(), by_hand.encoder.parameters(), strict=True):
+        assert torch.equal(one.grad, two.grad)
+    query = plain.query(ITEMS, LENGTHS)
+    after = plain.after(ITEMS, LENGTHS)
+    assert torch.equal(after.query, query)
+    assert all(map(torch.equal, after.topk(4), plain.head.topk(query, 4)))
+    ids = torch.arange(6).view(3, 2)
+    assert torch.equal(after.log_prob(ids), plain.head.log_prob(query, ids))
+
+
+def test_a_history_of_nothing_is_told():
+    with pytest.raises(UsageError, match=r"history must be at least 1, got 0"):
+        Repeats(C, D, history=0)
+
+
+def test_an_empty_history_has_no_outlook():
+    with pytest.raises(UsageError, match="a history is empty: there is nothing to go on from"):
+        build().after(ITEMS, torch.tensor([4, 0, 7]))

@@ -1,0 +1,328 @@
+"""The plan is what tables hold and ranks send, and a refusal names changes that do fit."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import run_ranks
+
+from tapas import LocalTable, Squashed, TapasSoftmax, UsageError
+from tapas.cli.plan import billion_table, designs_table
+from tapas.distributed.sharded import ShardedTable
+from tapas.tables.placement import Placement
+from tapas.training.memory_plan import (
+    BUILD_BYTES,
+    OPTIMIZERS,
+    PROCESS_BYTES,
+    Workload,
+    available_memory,
+    check_fits,
+    in_units,
+    plan,
+    traffic_designs,
+)
+
+C, D, L, M = 1_003, 7, 2, 3
+SMALL = Workload(
+    num_classes=C, dim=D, num_samples=23, presample_factor=3, batch=11, targets=L, ranks=M
+)
+LARGE = Workload(
+    num_classes=10**9,
+    dim=64,
+    num_samples=10_000,
+    presample_factor=10,
+    batch=1_000,
+    ranks=4,
+    optimizer="lazy-adam",
+    head_classes=10**7,
+)
+GB = 10**9
+
+
+def held(table: torch.nn.Module, *names: str) -> int:
+    return sum(b.nbytes for name, b in table.row_tensors().items() if not names or name in names)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tables_are_planned_to_the_byte(optimizer, dtype):
+    workload = replace(SMALL, ranks=1, optimizer=optimizer, dtype=dtype, inputs=True)
+    memory = plan(workload).memory
+    options = {"row_optimizer": OPTIMIZERS[optimizer], "dtype": getattr(torch, dtype)}
+    table = LocalTable(C, D, **options)
+    assert memory["rows"] == held(table, "weight")
+    assert memory["biases"] == held(table, "bias")
+    assert memory["row state"] == held(table) - held(table, "weight", "bias")
+    assert memory["input rows and state"] == held(LocalTable(C, D, bias=False, **options))
+
+
+def test_the_fullest_rank_is_planned():
+    placement = Placement(C, M)
+    most = max(placement.size(shard) for shard in range(M))
+    assert most * M > C
+    assert plan(SMALL).memory["rows"] == most * D * 4
+
+
+@pytest.mark.parametrize("seen", [C, 300, 251, 250])
+def test_the_proposal_is_planned_to_the_byte(seen):
+    """From a quarter of all classes on it keeps two numbers for each class, too."""
+    counts = torch.ones(C)
+    counts[:seen] += 1 + torch.arange(seen)
+    proposal = Squashed(counts)
+    assert len(proposal.head_ids) == seen
+    kept = {proposal.head_ids, proposal._head_log_prob, proposal._by_class}
+    kept |= {proposal._miss_by_class, proposal._alias.threshold, proposal._alias.partner}
+    size = sum(tensor.nbytes for tensor in kept if tensor is not None)
+    assert plan(replace(SMALL, head_classes=seen)).memory["proposal"] == size
+
+
+def test_a_step_has_room_for_what_it_allocates():
+    """Each line by hand: 12 examples with padding, 8 of 23 kept classes on the fullest rank."""
+    memory = plan(replace(SMALL, encoder_parameters=10)).memory
+    assert memory["batch"] == 12 * (4 * 4 * D + 8 * L + 3 * 4 * (L + 1))
+    assert memory["pool"] == 200 * 69 + 23 * (4 * D + 4 * 64)
+    assert memory["kept rows and gradients"] == 4 * (8 + 12 * L) * D * 4
+    assert memory["kept scores"] == 12 * 8 * 4
+    assert memory["encoder, gradients, Adam"] == 10 * (4 + 4 + 8)
+
+
+def test_a_pool_is_all_classes_at_most():
+    assert (
+        plan(replace(SMALL, presample_factor=10**6)).memory["pool"]
+        == plan(replace(SMALL, presample_factor=44)).memory["pool"]
+    )
+
+
+def test_the_total_is_the_worst_moment_from_building_to_stepping():
+    lasting = ("process", "rows", "biases", "row state", "proposal")
+    for changed in ({}, {"head_classes": None}, {"inputs": True}, {"ranks": 1}):
+        planned = plan(replace(LARGE, **changed))
+        memory = planned.memory
+        building = {name for name in memory if name.startswith("building")}
+        stepping = sum(size for name, size in memory.items() if name not in building)
+        start = 4 * 10**9 if planned.workload.ranks > 1 else 0
+        rows = sum(memory[name] for name in lasting) + start
+        proposal = PROCESS_BYTES + BUILD_BYTES * planned.workload.head
+        assert planned.memory_bytes == max(stepping, rows, proposal)
+
+
+def sent_in_a_step(ranks, workload):
+    table = ShardedTable(C, D, row_optimizer=OPTIMIZERS["sgd"])
+    head = TapasSoftmax(table=table, num_samples=23, presample_factor=3)
+    mine = workload.batch // ranks.size + (ranks.rank < workload.batch % ranks.size)
+    before = table.ranks.sent_bytes
+    head(torch.randn(mine, D, requires_grad=True), torch.randint(C, (mine, L))).backward()
+    return table.ranks.sent_bytes - before
+
+
+def sent_for_inputs(ranks, num_ids):
+    options = {"row_optimizer": OPTIMIZERS["sgd"], "placement": "contiguous"}
+    table = ShardedTable(C, D, bias=False, **options)
+    before = table.ranks.sent_bytes
+    table.lookup(torch.linspace(0, C - 1, num_ids).long()).sum().backward()
+    return table.ranks.sent_bytes - before
+
+
+def sent(ranks, workload, num_ids):
+    return sent_in_a_step(ranks, workload), sent_for_inputs(ranks, num_ids)
+
+
+@pytest.mark.slow
+def test_ranks_send_what_is_planned():
+    """For inputs each rank asks for as many rows of each, 4 of its 12 from itself."""
+    step = plan(SMALL).traffic_bytes
+    with_inputs = plan(replace(SMALL, inputs=True, input_ids=12 * M)).traffic_bytes
+    assert run_ranks(M, sent, SMALL, 12) == [(step, with_inputs - step)] * M
+
+
+def test_the_bytes_of_a_step_by_hand():
+    """B/m = 100 examples go to, and come from, each of 9 others."""
+    traffic = plan(replace(LARGE, ranks=10, encoder_parameters=50)).traffic
+    assert traffic == {
+        "headers": 9 * (2 * 5 * 8 + 4 * 8),
+        "queries and targets": 9 * 100 * (4 * 64 + 8),
+        "answers": 9 * 100 * 2 * 4,
+        "answers' gradients": 9 * 100 * 2 * 4,
+        "query gradients": 9 * 100 * 4 * 64,
+        "inputs": 0,
+        "encoder gradients": 360,
+    }
+    assert plan(replace(LARGE, ranks=1, inputs=True, encoder_parameters=5)).traffic_bytes == 0
+    one_a_query = plan(replace(LARGE, ranks=10, inputs=True)).traffic
+    assert one_a_query["inputs"] == 90 * (8 + 2 * 4 * 64)
+    assert one_a_query["headers"] == traffic["headers"] + 2 * 9 * 5 * 8
+
+
+def test_three_designs_by_hand():
+    workload = replace(LARGE, ranks=10)
+    assert traffic_designs(workload) == {
+        "rows to the worker": (100_000 + 1_000 + 11_000) * 65 * 4,
+        "algorithm 2": 10 * 1_000 * 64 * 4 + 2 * 11_000 * 65 * 4,
+        "no rows (ours)": 10 * plan(workload).traffic_bytes,
+    }
+    assert traffic_designs(workload) == traffic_designs(
+        replace(workload, inputs=True, encoder_parameters=9)
+    )
+    one_pass = traffic_designs(replace(workload, presample_factor=1))
+    assert one_pass["rows to the worker"] == 2 * 11_000 * 65 * 4
+
+
+def test_a_plan_that_fits_is_no_error():
+    planned = plan(LARGE)
+    check_fits(planned, planned.memory_bytes)
+    with pytest.raises(UsageError):
+        check_fits(planned, planned.memory_bytes - 1)
+
+
+def refusal(workload, available):
+    with pytest.raises(UsageError) as caught:
+        check_fits(plan(workload), available)
+    return str(caught.value)
+
+
+def test_a_refusal_names_what_is_too_large_and_what_would_fit():
+    assert refusal(LARGE, 60 * GB) == (
+        "1,000,000,000 classes of 64 dimensions on 4 ranks need 200 GB a rank, but only 60 GB are "
+        "free. The largest part: row state, 130 GB. What would fit: 15 ranks with as much memory "
+        "each (56.7 GB); bfloat16 rows and rowwise-adagrad instead of lazy-adam (39.2 GB); "
+        "298,140,700 classes (60 GB)."
+    )
+    assert "bfloat16" not in refusal(LARGE, 100 * GB)
+    assert "; rowwise-adagrad instead of lazy-adam (71.7 GB); " in refusal(LARGE, 100 * GB)
+    assert "; bfloat16 rows (167 GB); rowwise-adagrad instead" in refusal(LARGE, 170 * GB)
+    assert "on 1 rank need" in refusal(replace(LARGE, ranks=1), 60 * GB)
+
+
+def test_every_cure_of_a_refusal_is_the_least_that_fits():
+    def need(**changed):
+        return plan(replace(LARGE, **changed)).memory_bytes
+
+    assert need(ranks=15) <= 60 * GB < need(ranks=14)
+    assert need(num_classes=298_140_700) <= 60 * GB < need(num_classes=298_140_701)
+    assert min(need(dtype="bfloat16"), need(optimizer="rowwise-adagrad")) > 60 * GB
+    assert need(dtype="bfloat16", optimizer="rowwise-adagrad") <= 60 * GB
+
+
+def test_a_proposal_that_is_too_large_is_not_cured_by_ranks():
+    workload = replace(LARGE, head_classes=None, ranks=50)
+    words = refusal(workload, 64 * GB)
+    assert "ranks with" not in words
+    assert (
+        "The largest part: proposal, 48 GB. What would fit: a proposal of at most "
+        "568,303,571 classes above its floor (64 GB); 568,303,571 classes (64 GB)."
+    ) in words
+    most = plan(replace(workload, head_classes=568_303_571)).memory_bytes
+    assert most <= 64 * GB < plan(replace(workload, head_classes=568_303_572)).memory_bytes
+
+
+def test_nothing_helps_where_a_process_does_not_fit():
+    assert refusal(LARGE, GB // 10).endswith("Nothing we know of would fit.")
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"dim": 0}, r"dim must be at least 1, got 0\."),
+        ({"num_samples": 2_000}, r"num_samples is 2,000, but there are only 1,003 classes\."),
+        ({"ranks": 24}, r"ranks must be between 1 and num_samples \(23\), .*, got 24\."),
+        ({"ranks": 0}, r"ranks must be between 1 and .*, got 0\."),
+        ({"dtype": "float16"}, r"unknown dtype 'float16'\. Did you mean 'bfloat16'\?"),
+        ({"optimizer": "adam"}, r"unknown optimizer 'adam'\. Did you mean 'lazy-adam'\?"),
+        ({"head_classes": -1}, r"head_classes must be at least 0, got -1\."),
+    ],
+)
+def test_a_workload_that_cannot_be_is_an_error(changed, words):
+    with pytest.raises(UsageError, match=words):
+        replace(SMALL, **changed)
+
+
+def host(root: Path, free_kilobytes: int, groups: str, **limits: dict[str, object]) -> Path:
+    """A machine's files: free memory, the groups of this process, and a folder for each group."""
+    files = {
+        "proc/meminfo": f"MemTotal: 99 kB\nMemAvailable:   {free_kilobytes} kB\n",
+        "proc/self/cgroup": groups,
+    }
+    for folder, names in limits.items():
+        files |= {f"sys/fs/cgroup/{folder}/{name}": f"{v}\n" for name, v in names.items()}
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_free_memory_is_that_of_the_host_without_groups(tmp_path):
+    assert available_memory(1, root=host(tmp_path, 5_000, "0::/\n")) == 5_000 * 1024
+
+
+def test_the_tightest_group_decides_and_old_file_pages_are_free(tmp_path):
+    """Of the second version: a group without a limit in one that has a limit."""
+    root = host(
+        tmp_path,
+        5_000,
+        "0::/job/step\n",
+        **{
+            "job/step": {"memory.max": "max", "memory.current": 10},
+            "job": {
+                "memory.max": 1_000_000,
+                "memory.current": 400_000,
+                "memory.stat": "anon 300000\ninactive_file 50000",
+            },
+        },
+    )
+    assert available_memory(1, root=root) == 650_000
+    assert available_memory(4, root=root) == 162_500
+
+
+def test_groups_of_the_first_version_count_too(tmp_path):
+    """A container sees its own group as the root, whatever its path is called outside."""
+    numbers = {
+        "memory.limit_in_bytes": 1_000_000,
+        "memory.usage_in_bytes": 900_000,
+        "memory.stat": "total_inactive_file 1000",
+    }
+    groups = "5:cpu:/outside\n4:hugetlb,memory:/outside\n0::/\n"
+    assert available_memory(1, root=host(tmp_path, 5_000, groups, memory=numbers)) == 101_000
+
+
+def test_ranks_of_a_host_share_its_memory(tmp_path, monkeypatch):
+    root = host(tmp_path, 5_000, "0::/\n")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "5")
+    assert available_memory(root=root) == 1_000 * 1024
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    assert available_memory(root=root) == 5_000 * 1024
+    with pytest.raises(UsageError, match=r"ranks_per_host must be at least 1, got 0\."):
+        available_memory(0, root=root)
+
+
+def test_a_group_that_is_over_its_limit_leaves_nothing(tmp_path):
+    over = {"memory.max": 10, "memory.current": 20}
+    assert available_memory(1, root=host(tmp_path, 5_000, "0::/job\n", job=over)) == 0
+
+
+@pytest.mark.parametrize(
+    ("size", "words"), [(0, "0 B"), (999, "999 B"), (999.6, "1 kB"), (5_120_000, "5.12 MB"),
+                        (64 * GB, "64 GB"), (10**15, "1 PB")],
+)  # fmt: skip
+def test_sizes_have_three_digits(size, words):
+    assert in_units(size) == words
+
+
+def test_the_page_on_scaling_holds_the_tables_of_the_plan():
+    page = (Path(__file__).parents[3] / "docs" / "scaling.md").read_text()
+    assert f"\n\n{designs_table()}\n\n" in page
+    assert f"\n\n{billion_table()}\n\n" in page
+
+
+def test_the_page_on_scaling_says_where_the_designs_cross():
+    def first(dearer: str, cheaper: str) -> int:
+        def designs(ranks: int) -> dict[str, int]:
+            return traffic_designs(replace(LARGE, ranks=ranks))
+
+        return next(m for m in range(2, 200) if designs(m)[dearer] > designs(m)[cheaper])
+
+    standard, paper, ours = traffic_designs(LARGE)
+    page = (Path(__file__).parents[3] / "docs" / "scaling.md").read_text()
+    assert f"from {first(paper, standard)} on it sends more than the standard" in page
+    assert f"From {first(ours, paper)} ranks on it sends more than Algorithm 2" in page
+    assert f"from {first(ours, standard)} on more than the standard" in page
