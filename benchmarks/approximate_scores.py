@@ -140,7 +140,7 @@ def int8_share(
 def projection(dim: int) -> Tensor:
     """(D, D/4), orthogonal columns of length 2: products keep their size on average."""
     small = max(1, dim // SHRINK)
-    full = torch.randn(dim, dim, generator=tapas.stream(0, "projection"), dtype=torch.float64)
+    full = torch.randn(dim, dim, generator=tapas.rng.stream(0, "projection"), dtype=torch.float64)
     return (torch.linalg.qr(full).Q[:, :small] * (dim / small) ** 0.5).float()
 
 
@@ -216,7 +216,7 @@ def compare(
 def _view(
     head: tapas.TapasSoftmax, query: Tensor, own: Tensor, pool: Candidates, rule: ByShare, at: int
 ) -> PoolView:
-    generator = tapas.stream(0, "view", at)
+    generator = tapas.rng.stream(0, "view", at)
     noise = 1 - torch.rand(len(pool), generator=generator)
     chosen = torch.randperm(len(query), generator=generator)[: rule.score_queries]
     weight, bias = head.table.rows(pool.ids)
@@ -249,7 +249,7 @@ def closeness(
     for number in range(steps):
         query, own = (x.detach() for x in draw())
         for name, variant in tried.items():
-            pool = pools[name].sample(size, generator=tapas.stream(0, "pool", number))
+            pool = pools[name].sample(size, generator=tapas.rng.stream(0, "pool", number))
             found[name].append(compare(head, query, own, pool, variant.rule, number))
         train(1)
     return {
@@ -275,13 +275,13 @@ class MadeUpTask:
             row_optimizer=tapas.optim.RowwiseAdagrad.fused(lr=0.3),
             seed=seed,
         )
-        start = torch.randn(self.num_groups, self.dim, generator=tapas.stream(seed, "groups"))
+        start = torch.randn(self.num_groups, self.dim, generator=tapas.rng.stream(seed, "groups"))
         self.group = torch.nn.Parameter(0.5 * start)
         self.optimizer = torch.optim.Adagrad([self.group], lr=0.3)
 
     def draw(self) -> tuple[Tensor, Tensor]:
         """Queries (B, D) and targets (B, 1) of the next batch."""
-        generator = tapas.stream(self.seed, "batch", self.number)
+        generator = tapas.rng.stream(self.seed, "batch", self.number)
         self.number += 1
         told = torch.randint(self.num_groups, (self.batch, 2), generator=generator)
         first = torch.rand(self.batch, generator=generator) < 0.7

@@ -27,8 +27,10 @@ B, D, N, R = 1024, 16, 1000, 8
 
 
 def make_step(num_classes: int):
-    ids = torch.randperm(10**5, generator=tapas.stream(0, "seen"))[:SEEN] * (num_classes // 10**5)
-    counts = torch.randint(1, 1000, (SEEN,), generator=tapas.stream(0, "counts"))
+    ids = torch.randperm(10**5, generator=tapas.rng.stream(0, "seen"))[:SEEN] * (
+        num_classes // 10**5
+    )
+    counts = torch.randint(1, 1000, (SEEN,), generator=tapas.rng.stream(0, "counts"))
     head = tapas.TapasSoftmax(
         num_classes,
         D,
@@ -37,10 +39,10 @@ def make_step(num_classes: int):
         proposal=tapas.Squashed((ids, counts), num_classes=num_classes, alpha=0.75),
         row_optimizer=tapas.optim.RowwiseAdagrad.fused(lr=0.1),
     )
-    query = torch.randn(B, D, generator=tapas.stream(0, "query")).requires_grad_()
+    query = torch.randn(B, D, generator=tapas.rng.stream(0, "query")).requires_grad_()
 
     def step() -> None:
-        generator = tapas.stream(0, "target", head.step)
+        generator = tapas.rng.stream(0, "target", head.step)
         head(query, torch.randint(num_classes, (B,), generator=generator)).backward()
 
     table_bytes = sum(buffer.numel() * buffer.element_size() for buffer in head.buffers())

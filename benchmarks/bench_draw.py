@@ -21,7 +21,7 @@ def proposals() -> dict[str, tapas.Proposal]:
 def main() -> None:
     results: dict[str, dict[str, list[float]]] = {}
     targets = []
-    generator = tapas.stream(0, "draws")
+    generator = tapas.rng.stream(0, "draws")
     for name, proposal in proposals().items():
         # float32 is the generous choice: float64 takes longer
         probability = proposal.log_prob(torch.arange(C)).exp().float()

@@ -66,7 +66,7 @@ QUICK_CLASSES = 10**6  # at most, with --quick
 
 def batches(sizes: Sizes) -> list[tuple[Tensor, Tensor]]:
     """Queries (B, D) and targets (B,) with chance about 1 / (id + 1), as in real logs."""
-    generator = tapas.stream(0, "batches")
+    generator = tapas.rng.stream(0, "batches")
     made = []
     for _ in range(BATCHES):
         query = torch.randn(sizes.B, sizes.D, generator=generator).requires_grad_()

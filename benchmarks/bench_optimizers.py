@@ -37,7 +37,7 @@ def head_step(batch: int, kind: type[RowOptimizer], *, fused: bool) -> Step:
         row_optimizer=kind.fused(lr=LR) if fused else None,
     )
     optimizer = None if fused else kind(head, lr=LR)
-    generator = tapas.stream(0, "batches")
+    generator = tapas.rng.stream(0, "batches")
     query = torch.randn(8, batch, D, generator=generator).requires_grad_()
     target = torch.multinomial(counts.double(), 8 * batch, replacement=True, generator=generator)
     target = target.view(8, batch)

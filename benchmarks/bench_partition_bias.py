@@ -33,8 +33,8 @@ def measure(options: dict[str, object], scale: float) -> tuple[list[float], list
     counts = (1e6 / torch.arange(1, C + 1)).long() + 1
     head = tapas.TapasSoftmax(C, D, proposal=tapas.Squashed(counts, alpha=0.75), **options)
     head.table.weight.mul_(scale)
-    query = torch.randn(B, D, generator=tapas.stream(0, "query"))
-    target = torch.multinomial(counts.double(), B, generator=tapas.stream(0, "target"))
+    query = torch.randn(B, D, generator=tapas.rng.stream(0, "query"))
+    target = torch.multinomial(counts.double(), B, generator=tapas.rng.stream(0, "target"))
     logits = (query @ head.table.weight.T).double()
     exact = logits.logsumexp(dim=1)
     bias, log_bias = [], []

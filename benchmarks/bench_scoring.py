@@ -64,14 +64,14 @@ def contenders(pool_size: int) -> dict[str, tuple[Call, int]]:
     small = tapas.LocalTable(NUM_CLASSES, approximate.project(exact.weight[:1]).shape[1])
     small.requires_grad_(False)
     whole, scale = approximate.to_int8(exact.weight)
-    query = torch.randn(BATCH, DIM, generator=tapas.stream(0, "query"))
-    own = torch.randint(NUM_CLASSES, (BATCH, 1), generator=tapas.stream(0, "own"))
-    pool = tapas.Uniform(NUM_CLASSES).sample(pool_size, generator=tapas.stream(0, "pool"))
-    moved = pool.ids[torch.randperm(pool_size, generator=tapas.stream(0, "moved"))[:keep]]
+    query = torch.randn(BATCH, DIM, generator=tapas.rng.stream(0, "query"))
+    own = torch.randint(NUM_CLASSES, (BATCH, 1), generator=tapas.rng.stream(0, "own"))
+    pool = tapas.Uniform(NUM_CLASSES).sample(pool_size, generator=tapas.rng.stream(0, "pool"))
+    moved = pool.ids[torch.randperm(pool_size, generator=tapas.rng.stream(0, "moved"))[:keep]]
 
     def select(rows: tapas.LocalTable, scoring: Tensor, rule: tapas.Selection) -> None:
         rest = {"rule": rule, "own": own[: len(scoring)], "complete": len(scoring) == BATCH}
-        rows.select(scoring, pool, keep, 1.0, **rest, generator=tapas.stream(0, "keep"))
+        rows.select(scoring, pool, keep, 1.0, **rest, generator=tapas.rng.stream(0, "keep"))
 
     def plain(score_queries: int | None) -> Call:
         rule = tapas.Priority(score_queries=score_queries)
@@ -93,7 +93,7 @@ def contenders(pool_size: int) -> dict[str, tuple[Call, int]]:
         rows = whole.index_select(0, pool.ids), scale.index_select(0, pool.ids)
         offset = exact.bias[pool.ids] - pool.log_q
         share = approximate.int8_share(rows, query[:few], offset, pool.ids, own[:few])
-        noise = 1 - torch.rand(pool_size, generator=tapas.stream(0, "keep"))
+        noise = 1 - torch.rand(pool_size, generator=tapas.rng.stream(0, "keep"))
         (share / noise).topk(keep + 1)
 
     def reused(hold: int) -> Call:

@@ -23,9 +23,9 @@ def contenders(
 ) -> tuple[dict[str, Callable[[], None]], dict[str, str]]:
     """What is timed, and the chunk that either floor chose."""
     table = tapas.LocalTable(NUM_CLASSES, dim, row_optimizer=tapas.optim.SGD.fused())
-    query = torch.randn(num_queries, dim, generator=tapas.stream(0, "query"))
-    own = torch.randint(NUM_CLASSES, (num_queries, 1), generator=tapas.stream(0, "own"))
-    pool = tapas.Uniform(NUM_CLASSES).sample(pool_size, generator=tapas.stream(0, "pool"))
+    query = torch.randn(num_queries, dim, generator=tapas.rng.stream(0, "query"))
+    own = torch.randint(NUM_CLASSES, (num_queries, 1), generator=tapas.rng.stream(0, "own"))
+    pool = tapas.Uniform(NUM_CLASSES).sample(pool_size, generator=tapas.rng.stream(0, "pool"))
 
     def floor(queries: int, chunk: int) -> Callable[[], None]:
         part, scratch = query[:queries].t(), torch.empty(min(chunk, pool_size), queries)
@@ -51,7 +51,7 @@ def contenders(
                 rule=rule,
                 own=own[:queries],
                 complete=queries == num_queries,
-                generator=tapas.stream(0, "keep"),
+                generator=tapas.rng.stream(0, "keep"),
             )
 
         return call

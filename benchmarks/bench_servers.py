@@ -72,7 +72,7 @@ def make_batches(
     )
     made = []
     for number in range(BATCHES):
-        draws = tapas.stream(0, "batch", number)
+        draws = tapas.rng.stream(0, "batch", number)
         query = torch.randn(size, table.dim, generator=draws) / 4
         chance = torch.rand(size, 1, generator=draws, dtype=torch.float64)
         target = torch.expm1(chance * np.log1p(table.num_classes)).long()

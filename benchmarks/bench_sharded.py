@@ -47,7 +47,7 @@ Step = Callable[[], None]
 
 def zipf_ids(shape: tuple[int, ...], purpose: str) -> torch.Tensor:
     """Ids with chance about 1 / (id + 1), as in real logs."""
-    draws = torch.rand(shape, generator=tapas.stream(0, purpose), dtype=torch.float64)
+    draws = torch.rand(shape, generator=tapas.rng.stream(0, purpose), dtype=torch.float64)
     return torch.expm1(draws * np.log1p(C)).long().clamp_(max=C - 1)
 
 
@@ -85,7 +85,7 @@ def head_step(batch: int, num_samples: int, team: Team) -> Step:
         proposal=tapas.Squashed(counts(), alpha=0.75),
     )
     mine = slice(*team.bounds(batch))
-    query = torch.randn(BATCHES, batch, D, generator=tapas.stream(0, "query"))[:, mine] / 4
+    query = torch.randn(BATCHES, batch, D, generator=tapas.rng.stream(0, "query"))[:, mine] / 4
     target = zipf_ids((BATCHES, batch), "target")[:, mine]
     turn = 0
 

@@ -77,8 +77,8 @@ class ByHand:
 
 def main() -> None:
     torch.set_num_threads(1)
-    query = torch.randn(B, D, generator=tapas.stream(0, "query"))
-    target = torch.randint(C, (B,), generator=tapas.stream(0, "target"))
+    query = torch.randn(B, D, generator=tapas.rng.stream(0, "query"))
+    target = torch.randint(C, (B,), generator=tapas.rng.stream(0, "target"))
     results: dict[str, object] = {}
     targets = []
     for rule in ("top", "priority"):

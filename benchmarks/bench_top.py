@@ -37,7 +37,7 @@ def product(
 
 def main() -> None:
     table = tapas.LocalTable(C, D, row_optimizer=tapas.optim.SGD.fused())
-    query = torch.randn(B, D, generator=tapas.stream(0, "query"))
+    query = torch.randn(B, D, generator=tapas.rng.stream(0, "query"))
     tried = {str(shape): product(table, query, shape, C // 8) for shape in SHAPES}
     shape = SHAPES[list(tried).index(fastest(tried))]
     seconds = interleave(

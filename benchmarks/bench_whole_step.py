@@ -42,7 +42,7 @@ Step = Callable[[], None]
 
 def zipf_ids(shape: tuple[int, ...], purpose: str) -> torch.Tensor:
     """Ids with chance about 1 / (id + 1), as in real logs."""
-    draws = torch.rand(shape, generator=tapas.stream(0, purpose), dtype=torch.float64)
+    draws = torch.rand(shape, generator=tapas.rng.stream(0, purpose), dtype=torch.float64)
     return torch.expm1(draws * np.log1p(C)).long().clamp_(max=C - 1)
 
 

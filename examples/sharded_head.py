@@ -20,9 +20,9 @@ NUM_CLASSES, DIM, BATCH = 100_000, 32, 256
 
 def examples(step: int, rank: int, num_ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
     """This rank's part of batch number `step`: each input stands near the vector of its class."""
-    generator = tapas.stream(0, "examples", step, rank)
+    generator = tapas.rng.stream(0, "examples", step, rank)
     target = torch.randint(0, 1_000, (BATCH // num_ranks,), generator=generator)
-    centre = torch.randn(1_000, DIM, generator=tapas.stream(0, "centres"))
+    centre = torch.randn(1_000, DIM, generator=tapas.rng.stream(0, "centres"))
     return centre[target] + torch.randn(len(target), DIM, generator=generator) / 2, target
 
 

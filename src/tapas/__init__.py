@@ -1,28 +1,19 @@
-"""Softmax models over a hundred thousand to a billion classes, trained with TAPAS."""
+"""Softmax models over a hundred thousand to a billion classes, trained with TAPAS.
+
+More is one level down: `tapas.heads` (every method), `tapas.optim`, `tapas.metrics`,
+`tapas.proposals`, `tapas.rng`.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from tapas import optim
-from tapas.candidates import Candidates
+from tapas import heads, metrics, optim, proposals, rng
 from tapas.distributed import ShardedTable, join_ranks
 from tapas.errors import DataError, PeerError, TapasError, UsageError
-from tapas.heads import Diagnosis, TapasConfig, TapasSoftmax, citation
-from tapas.losses import sampled_softmax_loss
-from tapas.metrics import (
-    average_precision_at_k,
-    mean_average_precision_at_k,
-    mean_precision_at_k,
-    ndcg_at_k,
-    precision_at_k,
-    rank_classes,
-    recall_at_k,
-    reciprocal_rank,
-)
-from tapas.proposals import Bigram, LogUniform, Mixture, Proposal, Relabelled, Squashed, Uniform
-from tapas.rng import stream
-from tapas.schedule import Anneal, Constant, Schedule
-from tapas.selection import PoolView, Priority, Selection, Top
+from tapas.heads import FullSoftmax, SampledSoftmax, TapasSoftmax, citation
+from tapas.proposals import LogUniform, Mixture, Proposal, Squashed, Uniform
+from tapas.schedule import Anneal
+from tapas.selection import Priority, Selection, Top
 from tapas.tables import ClassTable, LocalTable
 from tapas.version import __version__ as __version__
 
@@ -31,45 +22,33 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Anneal",
-    "Bigram",
-    "Candidates",
     "ClassTable",
-    "Constant",
     "DataError",
-    "Diagnosis",
+    "FullSoftmax",
     "LocalTable",
     "LogUniform",
     "Mixture",
     "PeerError",
-    "PoolView",
     "Priority",
     "Proposal",
-    "Relabelled",
-    "Schedule",
+    "SampledSoftmax",
     "Selection",
     "ShardedTable",
     "Squashed",
-    "TapasConfig",
     "TapasError",
     "TapasSoftmax",
     "Top",
     "Uniform",
     "UsageError",
-    "average_precision_at_k",
     "citation",
+    "heads",
     "join_ranks",
     "load_checkpoint",
-    "mean_average_precision_at_k",
-    "mean_precision_at_k",
-    "ndcg_at_k",
+    "metrics",
     "optim",
-    "precision_at_k",
-    "rank_classes",
-    "recall_at_k",
-    "reciprocal_rank",
-    "sampled_softmax_loss",
+    "proposals",
+    "rng",
     "save_checkpoint",
-    "stream",
 ]
 
 

@@ -35,7 +35,7 @@ def check_generator(generator: torch.Generator) -> None:
     if not isinstance(generator, torch.Generator):
         raise UsageError(
             f"generator must be a torch.Generator, got {type(generator).__name__}. "
-            "tapas.stream(seed, 'name') makes one."
+            "tapas.rng.stream(seed, 'name') makes one."
         )
     if generator.device.type != "cpu":
         raise UsageError(

@@ -48,7 +48,7 @@ def test_every_variant_is_unbiased(scores):
         variant.rule.pick(replace(view, query=draw(A, D, name="older query")), KEEP)
         estimate = torch.empty(draws, 3, dtype=torch.float64)
         for i in range(draws):
-            noise = 1 - torch.rand(P, generator=tapas.stream(i, "noise"))
+            noise = 1 - torch.rand(P, generator=tapas.rng.stream(i, "noise"))
             kept, log_weight = variant.rule.pick(replace(view, noise=noise), KEEP)
             estimate[i] = mass[:, kept] @ log_weight.double().exp()
         error = (estimate.mean(dim=0) - mass.sum(dim=1)) / (estimate.std(dim=0) / draws**0.5)
@@ -104,9 +104,9 @@ def test_the_projection_is_orthogonal_and_keeps_sizes_on_average(scores):
 
 def test_a_held_pool_comes_again_and_then_no_more(scores):
     held = scores.HeldPool(tapas.Uniform(1000), every=3)
-    pools = [held.sample(20, generator=tapas.stream(0, "pool", i)).ids for i in range(6)]
+    pools = [held.sample(20, generator=tapas.rng.stream(0, "pool", i)).ids for i in range(6)]
     fresh = [
-        tapas.Uniform(1000).sample(20, generator=tapas.stream(0, "pool", i)).ids for i in (0, 3)
+        tapas.Uniform(1000).sample(20, generator=tapas.rng.stream(0, "pool", i)).ids for i in (0, 3)
     ]
     for pool, want in zip(pools, [fresh[0]] * 3 + [fresh[1]] * 3, strict=True):
         assert torch.equal(pool, want)
@@ -159,7 +159,7 @@ def test_the_exact_rule_is_close_to_itself_and_a_blind_one_is_not(scores):
     task = scores.MadeUpTask()
     task.head.table.weight.mul_(20)  # as if it had learned a lot
     query, own = (x.detach() for x in task.draw())
-    pool = task.head.proposal.sample(8 * task.num_samples, generator=tapas.stream(0, "pool"))
+    pool = task.head.proposal.sample(8 * task.num_samples, generator=tapas.rng.stream(0, "pool"))
     exact = scores.compare(task.head, query, own, pool, scores.ByShare(score_queries=None), 0)
     blind = scores.compare(
         task.head, query, own, pool, scores.ByShare(score_queries=1, floor=1.0), 0

@@ -60,7 +60,7 @@ def test_a_round_trip_is_all_that_a_step_asks_and_hears(contenders, clocked, ser
     found = clocked.round_trip(table, batch)
     step = ServedTable(Post(servers), "rows", table.spec)
     meeting = step.meet(torch.zeros(B, D), batch.target)
-    draws = tapas.stream(0, "noise")
+    draws = tapas.rng.stream(0, "noise")
     step.sampled(meeting, batch.ask.pool, N, batch.ask.question, generator=draws)
     assert table.post.traffic == step.post.traffic
     assert len(found.kept) == N

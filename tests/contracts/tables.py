@@ -8,8 +8,9 @@ import torch
 from contracts import mirrored
 from contracts.mirrored import Mirrored
 
-from tapas import LocalTable, Priority, optim, stream
+from tapas import LocalTable, Priority, optim
 from tapas.optim import Adagrad
+from tapas.rng import stream
 from tapas.servers.channel import Post
 from tapas.servers.peers import InProcess
 from tapas.servers.row_server import RowServer

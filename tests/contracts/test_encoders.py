@@ -5,8 +5,9 @@ import re
 import pytest
 import torch
 
-from tapas import UsageError, stream
+from tapas import UsageError
 from tapas.encoders import ENCODERS, GRUEncoder, MeanEncoder, TransformerEncoder, last_state
+from tapas.rng import stream
 
 B, T, D = 5, 7, 6
 

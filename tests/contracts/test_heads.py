@@ -21,9 +21,10 @@ from contracts.heads import (
     tables_of,
 )
 
-from tapas import DataError, UsageError, stream
+from tapas import DataError, UsageError
 from tapas.heads import FullSoftmax, Head
 from tapas.optim import SGD, RowwiseAdagrad
+from tapas.rng import stream
 
 B = 7
 TARGET = torch.tensor([4, 9, 30, 3, 4, 0, 17])

@@ -5,8 +5,9 @@ import torch
 from contracts.heads import FLAT, C, D
 from ranks import run_ranks
 
-from tapas import LocalTable, ShardedTable, stream
+from tapas import LocalTable, ShardedTable
 from tapas.optim import SGD
+from tapas.rng import stream
 from tapas.servers.channel import Post
 from tapas.servers.peers import InProcess
 from tapas.servers.row_server import RowServer

@@ -15,9 +15,10 @@ import torch
 from oracle.proposals import chance_of
 from scipy import stats
 
-from tapas import Bigram, LogUniform, Mixture, Proposal, Relabelled, Squashed, Uniform, stream
+from tapas import LogUniform, Mixture, Proposal, Squashed, Uniform
 from tapas.errors import UsageError
-from tapas.proposals import base
+from tapas.proposals import Bigram, Relabelled, base
+from tapas.rng import stream
 
 C = 31
 SPARSE, DENSE = 7, 9  # 4 * 7 < 31 draws until distinct, 4 * 9 >= 31 races

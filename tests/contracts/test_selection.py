@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tapas import Candidates, LocalTable, PoolView, Priority, Selection, Top, UsageError, stream
-from tapas.selection import as_selection
+from tapas import LocalTable, Priority, Selection, Top, UsageError
+from tapas.candidates import Candidates
+from tapas.rng import stream
+from tapas.selection import PoolView, as_selection
 
 top_rule = importlib.import_module("tapas.selection.top")
 priority_rule = importlib.import_module("tapas.selection.priority")

@@ -10,8 +10,10 @@ from oracle.selection import log_sum_exp, logit
 from oracle.tables import top
 
 import tapas
-from tapas import Candidates, UsageError, stream
+from tapas import UsageError
+from tapas.candidates import Candidates
 from tapas.optim import SGD, Adagrad, LazyAdam
+from tapas.rng import stream
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -56,8 +58,8 @@ def test_select_draws_one_number_for_each_class_of_the_pool_from_the_generator_a
     # the other ranks have spies of their own
     assert len(spy.noise) == P if table.num_ranks == 1 else 0 < len(spy.noise) < P
     for wrong, words in (
-        (7, "got int. tapas.stream(seed, 'name') makes one."),
-        (None, "got NoneType. tapas.stream(seed, 'name') makes one."),
+        (7, "got int. tapas.rng.stream(seed, 'name') makes one."),
+        (None, "got NoneType. tapas.rng.stream(seed, 'name') makes one."),
     ):
         with pytest.raises(UsageError) as error:
             make().select(

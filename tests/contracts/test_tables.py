@@ -18,8 +18,10 @@ from contracts.tables import (
     waiting,
 )
 
-from tapas import Candidates, UsageError, stream
+from tapas import UsageError
+from tapas.candidates import Candidates
 from tapas.optim import SGD, Adagrad, LazyAdam, RowwiseAdagrad
+from tapas.rng import stream
 
 EITHER_WAY = pytest.mark.parametrize("fused", [True, False], ids=["fused", "step"])
 NOT_FINITE = (

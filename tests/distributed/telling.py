@@ -2,8 +2,9 @@
 
 import torch
 
-from tapas import ShardedTable, TapasError, TapasSoftmax, stream
+from tapas import ShardedTable, TapasError, TapasSoftmax
 from tapas.optim import RowwiseAdagrad
+from tapas.rng import stream
 
 C, D, M = 31, 3, 3
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 from ranks import run_ranks
 
-from tapas import LocalTable, Priority, ShardedTable, TapasSoftmax, Top, native, stream
+from tapas import LocalTable, Priority, ShardedTable, TapasSoftmax, Top, native
 from tapas.optim import RowwiseAdagrad
+from tapas.rng import stream
 
 C, NUM_QUERIES = 31, 11
 DEALS = {  # queries of each rank

@@ -8,8 +8,9 @@ import torch
 from ranks import run_ranks
 
 import tapas
-from tapas import LocalTable, PeerError, ShardedTable, TapasSoftmax, UsageError, stream
+from tapas import LocalTable, PeerError, ShardedTable, TapasSoftmax, UsageError
 from tapas.optim import RowwiseAdagrad
+from tapas.rng import stream
 
 pytestmark = pytest.mark.slow
 C, D = 61, 6

@@ -14,8 +14,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from tapas import LocalTable, ShardedTable, TapasSoftmax, UsageError, stream
+from tapas import LocalTable, ShardedTable, TapasSoftmax, UsageError
 from tapas.optim import Combined, RowwiseAdagrad, anchors
+from tapas.rng import stream
 
 C, D, M, BATCH, STEPS = 53, 5, 3, 17, 3
 PARTS = [(5, 4, 8), (0, 13, 4), (17, 0, 0)]  # examples of each rank, step by step

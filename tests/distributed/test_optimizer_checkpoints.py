@@ -4,9 +4,10 @@ import pytest
 import torch
 from ranks import run_ranks
 
-from tapas import LocalTable, PeerError, ShardedTable, TapasSoftmax, UsageError, stream
+from tapas import LocalTable, PeerError, ShardedTable, TapasSoftmax, UsageError
 from tapas.checkpoints.model import load_checkpoint, save_checkpoint
 from tapas.optim import Adagrad, Combined, LazyAdam, RowwiseAdagrad
+from tapas.rng import stream
 
 pytestmark = pytest.mark.slow
 C, D, BATCH, MIDDLE, STEPS = 41, 4, 12, 3, 6

@@ -15,9 +15,10 @@ import torch
 import torch.distributed as dist
 from ranks import CONTEXT
 
-from tapas import PeerError, ShardedTable, TapasSoftmax, join_ranks, stream
+from tapas import PeerError, ShardedTable, TapasSoftmax, join_ranks
 from tapas.distributed import peer_failure as blame
 from tapas.optim import RowwiseAdagrad
+from tapas.rng import stream
 
 C, D, M, FATAL_STEP = 31, 3, 3, 3
 TIMEOUT_SECONDS, GRACE_SECONDS = 4.0, 2.0

@@ -8,8 +8,9 @@ import pytest
 import torch
 from ranks import run_ranks
 
-from tapas import LocalTable, Priority, ShardedTable, Squashed, TapasSoftmax, Top, stream
+from tapas import LocalTable, Priority, ShardedTable, Squashed, TapasSoftmax, Top
 from tapas.optim import SGD, Adagrad, LazyAdam, RowwiseAdagrad
+from tapas.rng import stream
 
 C, D, STEPS = 103, 5, 4
 COUNTS = [1 + 400 // (c + 1) for c in range(C)]

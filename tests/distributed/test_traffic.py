@@ -10,8 +10,9 @@ import pytest
 import torch
 from ranks import run_ranks
 
-from tapas import ShardedTable, TapasSoftmax, stream
+from tapas import ShardedTable, TapasSoftmax
 from tapas.optim import RowwiseAdagrad
+from tapas.rng import stream
 
 C, D, L, B = 5_003, 48, 3, 1_536  # B examples of all ranks, a number that 2 and 3 divide
 ACKED_AT = 120  # tcpi_bytes_acked, 64 bits, in Linux's struct tcp_info

@@ -4,8 +4,10 @@ import pytest
 import torch
 from ranks import run_ranks
 
-from tapas import Bigram, LocalTable, ShardedTable, TapasSoftmax, Uniform, stream
+from tapas import LocalTable, ShardedTable, TapasSoftmax, Uniform
 from tapas.optim import RowwiseAdagrad
+from tapas.proposals import Bigram
+from tapas.rng import stream
 
 C, D, M = 31, 3, 2
 

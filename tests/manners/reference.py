@@ -9,12 +9,12 @@ B, C, D = 6, 23, 5
 
 
 def draw(*shape, name="draw"):
-    return torch.randn(*shape, generator=tapas.stream(0, name))
+    return torch.randn(*shape, generator=tapas.rng.stream(0, name))
 
 
 def batch(number=0, size=B):
     """Inputs (B, D) and classes (B,), some of them twice."""
-    generator = tapas.stream(0, "batch", number)
+    generator = tapas.rng.stream(0, "batch", number)
     x = torch.randn(size, D, generator=generator)
     return x, torch.randint(C // 2, (size,), generator=generator)
 

@@ -145,7 +145,7 @@ def _every_head():
             head = build(method, row_optimizer=None).to(device)
             optimizer = RowwiseAdagrad(head, lr=0.5)
             for step in range(2):
-                generator = tapas.stream(0, "queries", step)
+                generator = tapas.rng.stream(0, "queries", step)
                 query = torch.randn(7, DIM, generator=generator).to(device).requires_grad_()
                 target = torch.randint(CLASSES, (7,), generator=generator).to(device)
                 optimizer.zero_grad()

@@ -199,7 +199,7 @@ def test_an_optimizer_of_all_parameters_is_caught_where_the_head_is_zeroed_itsel
 def test_values_that_all_parameters_are_drawn_anew_with_are_no_optimizer():
     """for p in model.parameters(): p.uniform_(), as in many a language model."""
     model = Model()
-    generator = tapas.stream(0, "drawn anew")
+    generator = tapas.rng.stream(0, "drawn anew")
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.uniform_(-0.1, 0.1, generator=generator)
@@ -803,7 +803,7 @@ def test_all_classes_as_targets_are_no_multi_hot():
 
 def test_targets_of_any_integer_type_are_read_as_what_they_are():
     table = tapas.LocalTable(C, D, bias=draw(C, name="bias"))
-    kept = tapas.Candidates(torch.arange(0, C, 2), torch.zeros(C // 2 + 1))
+    kept = tapas.candidates.Candidates(torch.arange(0, C, 2), torch.zeros(C // 2 + 1))
     query, target = batch()
     want = table.sampled_logits(query, target[:, None], kept)
     for dtype in (torch.int32, torch.int16, torch.uint8):
@@ -819,7 +819,7 @@ def test_candidates_that_do_not_rise_are_refused(ids):
         "them with their log_q."
     ):
         tapas.LocalTable(C, D).sampled_logits(
-            query, target[:, None], tapas.Candidates(torch.tensor(ids), torch.zeros(3))
+            query, target[:, None], tapas.candidates.Candidates(torch.tensor(ids), torch.zeros(3))
         )
 
 

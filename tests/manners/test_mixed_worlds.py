@@ -78,7 +78,7 @@ def test_tied_weights_are_those_of_dense_tied_cross_entropy(way):
     ours, dense = Tied(head), Tied()
     pairs = [(ours, optimizer_of(ours)), (dense, dense_optimizer(dense))]
     for number in range(3):
-        items = torch.randint(C, (B, 3), generator=tapas.stream(0, "items", number))
+        items = torch.randint(C, (B, 3), generator=tapas.rng.stream(0, "items", number))
         items[0, 2] = -1
         for model, optimizer in pairs:
             optimizer.zero_grad()

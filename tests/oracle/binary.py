@@ -92,7 +92,7 @@ def slope(function, array, *, by=1e-5):
 
 def biased_table(**options):
     """Rows whose gradients wait, with biases that are not all 0."""
-    bias = torch.randn(C, generator=tapas.stream(0, "bias"))
+    bias = torch.randn(C, generator=tapas.rng.stream(0, "bias"))
     return tapas.LocalTable(C, D, bias=bias, **options)
 
 
@@ -101,10 +101,10 @@ def check_against(head, losses):
 
     `losses` (score, target, weight) is one of the oracles.
     """
-    query = torch.randn(B, D, generator=tapas.stream(0, "query")).requires_grad_()
+    query = torch.randn(B, D, generator=tapas.rng.stream(0, "query")).requires_grad_()
     target = TARGET.t().contiguous().t()  # strides of any kind are fine
     got = head(query, target, target_weight=WEIGHT)
-    pull = torch.rand(B, generator=tapas.stream(0, "pull"))
+    pull = torch.rand(B, generator=tapas.rng.stream(0, "pull"))
     (got * pull).sum().backward()
     values = [x.detach().double().numpy() for x in (query, head.table.weight, head.table.bias)]
 

@@ -2,7 +2,8 @@
 
 import torch
 
-from tapas import PoolView, stream
+from tapas.rng import stream
+from tapas.selection import PoolView
 
 
 def draw(*shape, name):

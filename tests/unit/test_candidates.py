@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapas import Candidates, UsageError, candidates
-from tapas.candidates import find, first_mentions, mute
+from tapas import UsageError, candidates
+from tapas.candidates import Candidates, find, first_mentions, mute
 
 SOME = Candidates(torch.tensor([2, 5, 3_000_000_000]), torch.tensor([0.0, -1.5, -20.0]))
 

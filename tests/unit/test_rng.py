@@ -5,8 +5,8 @@ import pytest
 import torch
 from oracle.proposals import chance_of
 
-from tapas import UsageError, stream
-from tapas.rng import check_generator
+from tapas import UsageError
+from tapas.rng import check_generator, stream
 
 
 def numbers(generator: torch.Generator) -> list[int]:
@@ -71,7 +71,8 @@ def test_a_generator_on_another_device_is_refused():
 @pytest.mark.parametrize(("wrong", "kind"), [(0, "int"), (None, "NoneType"), ("seed", "str")])
 def test_something_else_in_place_of_a_generator_is_refused(wrong, kind):
     words = (
-        f"generator must be a torch.Generator, got {kind}. tapas.stream(seed, 'name') makes one."
+        f"generator must be a torch.Generator, got {kind}. tapas.rng.stream(seed, 'name') makes "
+        "one."
     )
     with pytest.raises(UsageError, match=re.escape(words)):
         check_generator(wrong)

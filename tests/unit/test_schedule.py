@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapas import Anneal, Constant, Schedule, UsageError
-from tapas.schedule import as_schedule
+from tapas import Anneal, UsageError
+from tapas.schedule import Constant, Schedule, as_schedule
 
 SHAPES = ["linear", "exponential", "cosine"]
 positive = st.floats(1e-30, 1e30)

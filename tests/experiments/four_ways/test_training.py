@@ -20,8 +20,9 @@ from experiments.four_ways.training import (
     train_four_ways,
 )
 from experiments.synthetic.long_tail import LongTailConfig
-from tapas import UsageError, stream
+from tapas import UsageError
 from tapas.comparison.figure_style import spread
+from tapas.rng import stream
 
 TINY = FourWaysConfig(
     task=LongTailConfig(num_classes=61, dim=5),

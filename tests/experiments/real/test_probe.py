@@ -9,7 +9,8 @@ import torch
 
 from experiments.real import runs as probe
 from experiments.real.runs import BUCKETS, look
-from tapas import Squashed, TapasSoftmax, stream
+from tapas import Squashed, TapasSoftmax
+from tapas.rng import stream
 
 B, C, D = 5, 31, 3
 TARGET = torch.tensor([[1, 2], [3, -1], [4, 30], [0, 0], [9, 8]])

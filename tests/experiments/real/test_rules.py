@@ -18,7 +18,8 @@ from oracle import selection as oracle
 from oracle.pool_views import a_view
 
 from experiments.real.selection_rules import CURES, TemperedPriority, TopPerQuery, TopWithFloor
-from tapas import LocalTable, Top, stream
+from tapas import LocalTable, Top
+from tapas.rng import stream
 from tapas.selection import Priority
 
 

@@ -9,8 +9,9 @@ import torch
 
 from experiments.synthetic import long_tail
 from experiments.synthetic.long_tail import LongTail, LongTailConfig
-from tapas import UsageError, stream
+from tapas import UsageError
 from tapas.proposals.alias import AliasTable
+from tapas.rng import stream
 
 C, D, B = 31, 3, 7
 CONFIG = LongTailConfig(num_classes=C, dim=D, noise=0.4)

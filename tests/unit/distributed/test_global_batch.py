@@ -5,8 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapas import PeerError, stream
+from tapas import PeerError
 from tapas.distributed.global_batch import LogOfSums, check_agreement, combine, int64_of, pad, unpad
+from tapas.rng import stream
 from tapas.tables.ranks import GlobalBatch
 
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from oracle import metrics as oracle
 
-from tapas import DataError, UsageError, stream
+from tapas import DataError, UsageError
 from tapas.evaluation.scores import Interval, bucket_classes, compare, judge, measure
+from tapas.rng import stream
 
 P, K, L, C = 7, 23, 3, 31
 

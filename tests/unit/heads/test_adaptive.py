@@ -12,7 +12,7 @@ from tapas.heads.adaptive import AdaptiveSoftmax, cheapest_cutoffs, tail_dim
 B, L, C, D = 6, 3, 31, 8
 CUTOFFS = [5, 14]
 FALLING = 1000 // (torch.arange(C) + 1)
-ORDER = torch.randperm(C, generator=tapas.stream(0, "order"))  # the id of each rank
+ORDER = torch.randperm(C, generator=tapas.rng.stream(0, "order"))  # the id of each rank
 
 
 def make(counts=FALLING, **options):
@@ -21,7 +21,7 @@ def make(counts=FALLING, **options):
 
 
 def queries(num=B):
-    return torch.randn(num, D, generator=tapas.stream(0, "query"))
+    return torch.randn(num, D, generator=tapas.rng.stream(0, "query"))
 
 
 def torch_twin(head, rank_at, *, head_bias):
@@ -67,7 +67,7 @@ def test_sorted_ids_are_those_of_torch(head_bias):
     head = make(bias=head_bias, start_at_frequencies=False)
     if head_bias:
         with torch.no_grad():
-            head.head.bias.normal_(generator=tapas.stream(0, "bias"))
+            head.head.bias.normal_(generator=tapas.rng.stream(0, "bias"))
     twin = torch_twin(head, torch.arange(C).tensor_split(CUTOFFS), head_bias=head_bias)
     compare(head, twin, torch.tensor([0, 4, 5, 13, 14, 30]), torch.arange(C))
     weight_grad, bias_grad = dense_gradients(head.head)
@@ -87,7 +87,7 @@ def test_ids_in_any_order_are_those_of_torch_through_their_ranks():
     twin = torch_twin(
         head, [rank[ids] for ids in head.class_at.tensor_split(CUTOFFS)], head_bias=False
     )
-    compare(head, twin, torch.randint(C, (B,), generator=tapas.stream(0, "target")), rank)
+    compare(head, twin, torch.randint(C, (B,), generator=tapas.rng.stream(0, "target")), rank)
 
 
 @pytest.mark.parametrize("cutoffs", [[1], [30], [5, 14], [1, 2, 3], None], ids=str)
@@ -95,7 +95,7 @@ def test_loss_and_log_prob_are_those_of_the_formula(cutoffs):
     head = make(FALLING[ORDER], cutoffs=cutoffs, reduction="none")
     query = queries()
     target = torch.cat([ORDER[:12].view(4, 3), torch.tensor([[7, 7, 2], [0, -100, -100]])])
-    weight = torch.rand(B, L, generator=tapas.stream(0, "weight"))
+    weight = torch.rand(B, L, generator=tapas.rng.stream(0, "weight"))
     n = head.cutoffs[0]
     parts = [ids.tolist() for ids in head.class_at.tensor_split(head.cutoffs)]
 

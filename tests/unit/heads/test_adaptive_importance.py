@@ -29,14 +29,14 @@ PAIRS = (
 def make(*, num_samples=N, row_optimizer=None, peaked=1.0, **options):
     table = tapas.LocalTable(C, D, row_optimizer=row_optimizer)
     with torch.no_grad():
-        table.weight.copy_(torch.randn(C, D, generator=tapas.stream(0, "rows")))
-        table.bias.copy_(peaked * torch.randn(C, generator=tapas.stream(0, "biases")))
+        table.weight.copy_(torch.randn(C, D, generator=tapas.rng.stream(0, "rows")))
+        table.bias.copy_(peaked * torch.randn(C, generator=tapas.rng.stream(0, "biases")))
     options = {"seed": 3, "rate": 0.1, "refresh_every": 4, **options}
     return AdaptiveImportance(table=table, num_samples=num_samples, **options)
 
 
 def queries(seed=0):
-    return torch.randn(B, D, generator=tapas.stream(seed, "query"))
+    return torch.randn(B, D, generator=tapas.rng.stream(seed, "query"))
 
 
 def meeting_of(query, target=TARGET, context=None):
@@ -50,7 +50,7 @@ def logits_of(head, query):
 
 def test_losses_are_those_of_the_loops_for_what_it_draws():
     head, query = make(reduction="none", pairs=PAIRS), queries()
-    weight = torch.rand(B, L, generator=tapas.stream(0, "weight"))
+    weight = torch.rand(B, L, generator=tapas.rng.stream(0, "weight"))
     rows = head.table.weight.detach(), head.table.bias.detach()
     for step in range(10):
         share = (weight, None, 2 * weight)[step % 3]

@@ -339,5 +339,5 @@ def test_rows_are_not_cast_to_float16():
 
 
 def test_a_transposed_target_is_welcome():
-    target = torch.randint(C, (2, 6), generator=tapas.stream(0, "target"))
+    target = torch.randint(C, (2, 6), generator=tapas.rng.stream(0, "target"))
     assert bool(head()(GOOD, target.t()).isfinite())

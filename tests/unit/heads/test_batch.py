@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from tapas import DataError, UsageError, stream
+from tapas import DataError, UsageError
 from tapas.heads.batch import check_somebody, ids_of_multi_hot, prepare
+from tapas.rng import stream
 
 C, D = 31, 3
 

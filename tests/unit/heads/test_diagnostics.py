@@ -15,7 +15,7 @@ def make(**options):
 
 
 def batch():
-    query = torch.randn(B, D, generator=tapas.stream(0, "query"))
+    query = torch.randn(B, D, generator=tapas.rng.stream(0, "query"))
     return query, torch.tensor([[1, 2], [3, 3], [4, -100], [30, 0], [9, 8]])
 
 
@@ -35,7 +35,7 @@ def test_every_number_is_what_its_definition_says(selection):
     )
     query, target = batch()
     kept = head.sample(query, target)
-    pool = head.proposal.sample(18, generator=tapas.stream(0, "draws", 0))
+    pool = head.proposal.sample(18, generator=tapas.rng.stream(0, "draws", 0))
     logits = query @ head.table.weight.T + head.table.bias
     found = head.diagnose(query, target)
 

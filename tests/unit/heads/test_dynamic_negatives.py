@@ -25,7 +25,7 @@ WEIGHT = torch.tensor(
 def make(num_samples=N, presample_factor=R, **options):
     table = tapas.LocalTable(C, D, row_optimizer=options.pop("row_optimizer", None))
     with torch.no_grad():
-        table.bias.copy_(torch.randn(C, generator=tapas.stream(0, "bias")))
+        table.bias.copy_(torch.randn(C, generator=tapas.rng.stream(0, "bias")))
     options = {"seed": 3} | options
     return DynamicNegatives(
         table=table, num_samples=num_samples, presample_factor=presample_factor, **options
@@ -33,7 +33,7 @@ def make(num_samples=N, presample_factor=R, **options):
 
 
 def queries():
-    return torch.randn(B, D, generator=tapas.stream(0, "query"))
+    return torch.randn(B, D, generator=tapas.rng.stream(0, "query"))
 
 
 def dense(head, query, target, weight, kept):
@@ -53,7 +53,7 @@ def dense(head, query, target, weight, kept):
 
 def kept_by(head, query, target):
     size = min(head.presample_factor * head.num_samples, C)
-    pool = head.proposal.sample(size, generator=tapas.stream(head.seed, "draws", 0)).ids
+    pool = head.proposal.sample(size, generator=tapas.rng.stream(head.seed, "draws", 0)).ids
     logits = (query @ head.table.weight.T + head.table.bias).detach().double().numpy()
     return logits, oracle.hardest(logits, target.numpy(), pool, head.num_samples)
 
@@ -116,7 +116,7 @@ def test_an_example_that_owns_all_that_was_drawn_has_a_gradient_of_zero():
 def test_only_targets_and_the_pool_are_touched():
     head = make()
     head(queries(), TARGET).backward()
-    pool = head.proposal.sample(N * R, generator=tapas.stream(3, "draws", 0)).ids.tolist()
+    pool = head.proposal.sample(N * R, generator=tapas.rng.stream(3, "draws", 0)).ids.tolist()
     touched = set(head.table.gradients.summed().ids.tolist())
     assert touched == set(pool) | {c for c in TARGET.flatten().tolist() if c >= 0}
 

@@ -24,8 +24,8 @@ def make(**options):
 
 
 def batch():
-    query = torch.randn(B, D, generator=tapas.stream(0, "query"))
-    return query, torch.randint(C, (B,), generator=tapas.stream(0, "target"))
+    query = torch.randn(B, D, generator=tapas.rng.stream(0, "query"))
+    return query, torch.randint(C, (B,), generator=tapas.rng.stream(0, "target"))
 
 
 def says(words, kind=tapas.UsageError):
@@ -122,7 +122,7 @@ def test_a_proposal_that_draws_beyond_the_classes_is_told_so():
             return super().draw(k, generator=generator) + 4_900
 
     with says("; expected ids from 0 to 4999."):
-        Beyond(5_000).sample(150, generator=tapas.stream(0))
+        Beyond(5_000).sample(150, generator=tapas.rng.stream(0))
 
 
 def test_classes_to_exclude_come_one_row_for_each_query():
@@ -228,7 +228,9 @@ TYPES = [
         "context has shape (1,); expected (6,), the previous class of every example.",
     ),
     (
-        lambda q, y: tapas.sampled_softmax_loss(torch.zeros(3, 3), torch.zeros(3), torch.ones(3)),
+        lambda q, y: tapas.losses.sampled_softmax_loss(
+            torch.zeros(3, 3), torch.zeros(3), torch.ones(3)
+        ),
         "weight has shape (3,); expected (B=3, L=3).",
     ),
 ]

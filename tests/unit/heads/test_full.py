@@ -17,13 +17,13 @@ B, L, C, D = 5, 3, 31, 4
 def make(**options):
     table = tapas.LocalTable(C, D, row_optimizer=None, num_shards=options.pop("num_shards", 1))
     with torch.no_grad():
-        table.weight.copy_(torch.randn(C, D, generator=tapas.stream(0, "rows")))
-        table.bias.copy_(torch.randn(C, generator=tapas.stream(0, "biases")))
+        table.weight.copy_(torch.randn(C, D, generator=tapas.rng.stream(0, "rows")))
+        table.bias.copy_(torch.randn(C, generator=tapas.rng.stream(0, "biases")))
     return FullSoftmax(table=table, **options)
 
 
 def queries():
-    return torch.randn(B, D, generator=tapas.stream(0, "query"))
+    return torch.randn(B, D, generator=tapas.rng.stream(0, "query"))
 
 
 @pytest.fixture(params=["one matrix", "blocks"])
@@ -52,7 +52,7 @@ def test_it_is_cross_entropy_in_value_and_gradient(num_shards):
 def test_padding_repeats_and_weights_are_those_of_the_loops():
     head, query = make(reduction="none"), queries()
     target = torch.tensor([[1, 5, 30], [7, 7, 2], [0, -100, -100], [4, 3, -100], [9, 9, 9]])
-    weight = torch.rand(B, L, generator=tapas.stream(0, "weight"))
+    weight = torch.rand(B, L, generator=tapas.rng.stream(0, "weight"))
     weight[1, 2] = 0
     rows = head.table.weight.detach(), head.table.bias.detach()
     every = torch.arange(C), torch.zeros(C)

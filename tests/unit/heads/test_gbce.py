@@ -25,7 +25,7 @@ def make(table=None, **options):
 def test_loss_and_gradients_are_those_of_the_loops(calibration, skewed):
     proposal = tapas.Squashed(torch.arange(C) % 7, alpha=0.75) if skewed else tapas.Uniform(C)
     head = make(calibration=calibration, proposal=proposal, reduction="none")
-    sample = proposal.sample(N, generator=tapas.stream(3, "draws", 0)).ids.tolist()
+    sample = proposal.sample(N, generator=tapas.rng.stream(3, "draws", 0)).ids.tolist()
     assert set(sample) & set(TARGET.flatten().tolist())
     check_against(head, lambda *given: oracle.gbce(*given, sample, calibration))
 
@@ -37,7 +37,7 @@ def test_beta_goes_from_plain_cross_entropy_to_the_sampling_rate():
 
 
 def test_all_classes_sampled_are_one_vs_all():
-    query = torch.randn(B, D, generator=tapas.stream(0, "q"))
+    query = torch.randn(B, D, generator=tapas.rng.stream(0, "q"))
     want = OneVsAll(table=biased_table())(query, TARGET, target_weight=WEIGHT)
     torch.testing.assert_close(make(num_samples=C)(query, TARGET, target_weight=WEIGHT), want)
 
@@ -45,7 +45,7 @@ def test_all_classes_sampled_are_one_vs_all():
 def test_with_full_calibration_it_comes_to_rest_at_the_log_odds():
     """Every class is a target as often as it comes, so that all the chance is in the sample."""
     steps, classes = 1_200, 5
-    p = torch.softmax(torch.randn(classes, generator=tapas.stream(0, "p")), dim=0)
+    p = torch.softmax(torch.randn(classes, generator=tapas.rng.stream(0, "p")), dim=0)
     table = tapas.LocalTable(classes, 1, row_optimizer=None, bias=torch.logit(p))
     head = GBCE(table=table, num_samples=2, calibration=1.0, reduction="sum")
     grads = torch.empty(steps, classes)

@@ -10,7 +10,7 @@ from tapas.heads.huffman import HuffmanSoftmax, huffman_tree
 B, L, C, D = 5, 3, 29, 4
 TARGET = torch.tensor([[1, 5, 28], [7, 7, 2], [0, -100, -100], [4, 3, -100], [9, 9, 9]])
 COUNTS = {
-    "random": torch.randint(1000, (C,), generator=tapas.stream(0, "counts")),
+    "random": torch.randint(1000, (C,), generator=tapas.rng.stream(0, "counts")),
     "ties": torch.arange(C) // 7,
     "all zero": torch.zeros(C, dtype=torch.int64),
     "dominant": torch.ones(C, dtype=torch.int64).index_fill(0, torch.tensor([11]), 10**15),
@@ -23,13 +23,13 @@ COUNTS = {
 def make(counts=COUNTS["random"], **options):
     head = HuffmanSoftmax(counts, D, **({"seed": 3} | options))
     with torch.no_grad():
-        head.nodes.weight.normal_(generator=tapas.stream(0, "rows"))
-        head.nodes.bias.normal_(generator=tapas.stream(0, "biases"))
+        head.nodes.weight.normal_(generator=tapas.rng.stream(0, "rows"))
+        head.nodes.bias.normal_(generator=tapas.rng.stream(0, "biases"))
     return head
 
 
 def queries(num=B):
-    return torch.randn(num, D, generator=tapas.stream(0, "query"))
+    return torch.randn(num, D, generator=tapas.rng.stream(0, "query"))
 
 
 @pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
@@ -76,7 +76,7 @@ def test_a_tree_may_start_even():
 
 def test_loss_and_log_prob_are_those_of_a_walk():
     head, query = make(reduction="none", row_optimizer=None), queries()
-    weight = torch.rand(B, L, generator=tapas.stream(0, "weight"))
+    weight = torch.rand(B, L, generator=tapas.rng.stream(0, "weight"))
     log_p = tree_log_probs(query, head.down, head.nodes.weight.detach(), head.nodes.bias.detach())
     want = torch.tensor(weighted_loss(log_p, TARGET, weight), dtype=torch.float32)
     torch.testing.assert_close(head(query, TARGET, weight), want)
@@ -99,7 +99,7 @@ def test_a_search_that_prunes_does_not_look_at_all_nodes():
     counts = torch.full((2000,), 1)
     head = HuffmanSoftmax(counts, D)
     with torch.no_grad():
-        head.nodes.weight.normal_(0, 5, generator=tapas.stream(0, "rows"))
+        head.nodes.weight.normal_(0, 5, generator=tapas.rng.stream(0, "rows"))
     read, seen = head.nodes.read, []
     head.nodes.read = lambda ids: seen.append(len(ids)) or read(ids)
     ids = head.topk(queries(1), 3)[1]

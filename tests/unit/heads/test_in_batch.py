@@ -23,20 +23,22 @@ def rows_of(head):
 def make(method=InBatchSoftmax, *, row_optimizer=None, **options):
     table = tapas.LocalTable(C, D, row_optimizer=row_optimizer)
     with torch.no_grad():
-        table.weight.copy_(torch.randn(C, D, generator=tapas.stream(0, "rows")))
-        table.bias.copy_(torch.randn(C, generator=tapas.stream(0, "biases")))
+        table.weight.copy_(torch.randn(C, D, generator=tapas.rng.stream(0, "rows")))
+        table.bias.copy_(torch.randn(C, generator=tapas.rng.stream(0, "biases")))
     if method is MixedSoftmax:
         options = {"num_samples": N, "proposal": PROPOSAL, "seed": 3, **options}
     return method(table=table, **options)
 
 
 def queries():
-    return torch.randn(B, D, generator=tapas.stream(0, "query"))
+    return torch.randn(B, D, generator=tapas.rng.stream(0, "query"))
 
 
 def targets(step, *shape):
     """Some classes often, with padding and repeats."""
-    target = tapas.LogUniform(C).draw(math.prod(shape), generator=tapas.stream(1, "target", step))
+    target = tapas.LogUniform(C).draw(
+        math.prod(shape), generator=tapas.rng.stream(1, "target", step)
+    )
     target = target.view(shape)
     target[step % len(target), 1:] = -100
     return target
@@ -49,7 +51,7 @@ def meeting_of(query, target, context=None):
 
 def test_losses_and_estimates_are_those_of_the_loops():
     head, query, oracle = make(rate=0.3, reduction="none"), queries(), Waits(0.3)
-    weight = torch.rand(B, L, generator=tapas.stream(0, "weight"))
+    weight = torch.rand(B, L, generator=tapas.rng.stream(0, "weight"))
     for step in range(20):
         target = targets(step, B, L)
         share = (weight, None, 2 * weight)[step % 3]
@@ -71,7 +73,7 @@ def test_a_mixed_sample_weighs_each_class_as_the_loops_do():
     both = 0
     for step in range(20):
         target = targets(step, B, L)
-        drawn = PROPOSAL.sample(N, generator=tapas.stream(3, "draws", step))
+        drawn = PROPOSAL.sample(N, generator=tapas.rng.stream(3, "draws", step))
         drawn = dict(zip(drawn.ids.tolist(), drawn.log_q.exp().tolist(), strict=True))
         kept = head.candidates(meeting_of(query, target))
         loss = head(query, target)
@@ -132,7 +134,7 @@ def test_with_the_right_estimate_the_sum_over_a_sample_is_unbiased(method):
     estimate = torch.empty(draws, B, dtype=torch.float64)
     for step in range(draws):
         head.step = step + 1
-        target = tapas.LogUniform(C).draw(size, generator=tapas.stream(2, "target", step))
+        target = tapas.LogUniform(C).draw(size, generator=tapas.rng.stream(2, "target", step))
         kept = head.candidates(meeting_of(torch.zeros(size, D), target[:, None]))
         estimate[step] = (logits[:, kept.ids] - kept.log_q.double()).exp().sum(dim=1)
     error = (estimate.mean(dim=0) - logits.exp().sum(dim=1)).abs()
@@ -146,7 +148,7 @@ def test_an_estimate_that_learns_as_it_goes_is_unbiased_too():
     chance = (0.05 + 0.9 * torch.linspace(0, 1, 31)).repeat(500)
     head = InBatchSoftmax(num_classes, 1, rate=0.3)
     for step in range(steps):
-        come = torch.rand(num_classes, generator=tapas.stream(0, "come", step)) < chance
+        come = torch.rand(num_classes, generator=tapas.rng.stream(0, "come", step)) < chance
         met = come.nonzero()[:, 0]
         if step < steps - 1:
             head(torch.zeros(1, 1), met[None])
@@ -164,7 +166,7 @@ def test_it_settles_on_the_chance_of_a_class_to_be_in_a_batch():
     prob = tapas.LogUniform(C).log_prob(torch.arange(C)).exp()
     query = torch.zeros(size, D)
     for step in range(steps):
-        head(query, tapas.LogUniform(C).draw(size, generator=tapas.stream(3, "target", step)))
+        head(query, tapas.LogUniform(C).draw(size, generator=tapas.rng.stream(3, "target", step)))
     want = 1 - (1 - prob) ** size
     often = want > 0.3  # 300 sights have washed out the first
     assert int(often.sum()) >= 3
@@ -254,7 +256,7 @@ def test_draws_are_named_by_seed_and_step():
 
 def test_a_bigram_proposal_hears_the_context():
     pairs = torch.tensor([4, 4, 4]), torch.tensor([9, 17, 30]), torch.full((3,), 1e9)
-    proposal = tapas.Bigram(*pairs, unigram=tapas.Uniform(C), kappa=1e-6)
+    proposal = tapas.proposals.Bigram(*pairs, unigram=tapas.Uniform(C), kappa=1e-6)
     head = make(MixedSoftmax, num_samples=3, proposal=proposal)
     meeting = meeting_of(queries(), torch.full((B, 1), 2), torch.full((B,), 4))
     assert head.candidates(meeting).ids.tolist() == [2, 9, 17, 30]

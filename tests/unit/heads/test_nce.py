@@ -25,7 +25,7 @@ def make(table=None, **options):
 
 
 def draws_of(head, step=0):
-    generator = tapas.stream(head.seed, "draws", step)
+    generator = tapas.rng.stream(head.seed, "draws", step)
     return head.proposal.draw(head.num_samples, generator=generator).tolist()
 
 
@@ -41,11 +41,11 @@ def test_loss_and_gradients_are_those_of_the_loops():
 def test_at_the_true_distribution_the_expected_gradient_is_nothing():
     """For any noise, normalised scores are where NCE comes to rest."""
     steps, classes, size = 1_200, 11, 8
-    p = torch.softmax(torch.randn(classes, generator=tapas.stream(0, "p")), dim=0)
+    p = torch.softmax(torch.randn(classes, generator=tapas.rng.stream(0, "p")), dim=0)
     table = tapas.LocalTable(classes, 1, row_optimizer=None, bias=p.log())
     proposal = tapas.Squashed(torch.arange(classes) + 1, alpha=1.0)
     head = NCE(table=table, num_samples=6, proposal=proposal)
-    target = torch.multinomial(p, steps * size, True, generator=tapas.stream(0, "targets"))
+    target = torch.multinomial(p, steps * size, True, generator=tapas.rng.stream(0, "targets"))
     grads = torch.empty(steps, classes)
     for step, mine in enumerate(target.view(steps, size)):
         head.zero_grad()
@@ -62,7 +62,7 @@ def test_only_targets_and_noise_are_touched_and_padding_is_not():
     head = make(table, num_samples=4)
     before = table.weight.clone()
     target = torch.tensor([[17, -100], [19, 17]])
-    head(torch.randn(2, D, generator=tapas.stream(0, "q")), target).backward()
+    head(torch.randn(2, D, generator=tapas.rng.stream(0, "q")), target).backward()
     moved = (before != table.weight).any(dim=1).nonzero()[:, 0].tolist()
     assert moved == sorted({17, 19} | set(draws_of(head)))
     assert 0 not in moved
@@ -70,7 +70,7 @@ def test_only_targets_and_noise_are_touched_and_padding_is_not():
 
 
 def test_draws_are_named_by_seed_and_step():
-    query = torch.randn(B, D, generator=tapas.stream(0, "q"))
+    query = torch.randn(B, D, generator=tapas.rng.stream(0, "q"))
     one, other, stranger = make(), make(), make(seed=4)
     assert torch.equal(one(query, TARGET), other(query, TARGET))
     first, second = make()(query, TARGET), one(query, TARGET)
@@ -81,7 +81,7 @@ def test_draws_are_named_by_seed_and_step():
 
 
 def test_a_saved_head_goes_on_with_the_same_numbers():
-    query = torch.randn(B, D, generator=tapas.stream(0, "q"))
+    query = torch.randn(B, D, generator=tapas.rng.stream(0, "q"))
     one, other = make(), make()
     one(query, TARGET)
     other.load_state_dict(one.state_dict())
@@ -99,15 +99,15 @@ def test_extreme_scores_stay_finite():
 
 
 def test_a_bigram_is_asked_with_the_context():
-    bigram = tapas.Bigram(
+    bigram = tapas.proposals.Bigram(
         torch.tensor([2, 3]), torch.tensor([5, 6]), torch.tensor([9, 9]), unigram=unigram()
     )
     head = make(proposal=bigram, reduction="none")
     context = torch.tensor([2, 3, -1, 2, 2])
     given = bigram.given(context)
-    draws = given.draw(N, generator=tapas.stream(3, "draws", 0)).tolist()
+    draws = given.draw(N, generator=tapas.rng.stream(3, "draws", 0)).tolist()
     log_q = given.log_prob(torch.arange(C)).tolist()
-    query = torch.randn(B, D, generator=tapas.stream(0, "q"))
+    query = torch.randn(B, D, generator=tapas.rng.stream(0, "q"))
     got = head(query, TARGET, target_weight=WEIGHT, context=context)
     score = (query @ head.table.weight.T + head.table.bias).tolist()
     want = oracle.nce(score, TARGET.tolist(), WEIGHT.tolist(), draws, log_q)
@@ -115,7 +115,7 @@ def test_a_bigram_is_asked_with_the_context():
 
 
 def test_scores_are_counted_without_repeats_and_over_training_calls():
-    head, query = make(), torch.randn(B, D, generator=tapas.stream(0, "q"))
+    head, query = make(), torch.randn(B, D, generator=tapas.rng.stream(0, "q"))
     assert math.isnan(head.scores_per_example)
     head.eval()(query, TARGET)
     assert math.isnan(head.scores_per_example)
@@ -126,7 +126,7 @@ def test_scores_are_counted_without_repeats_and_over_training_calls():
 
 
 def test_a_rank_without_examples_has_no_noise_and_no_loss():
-    bigram = tapas.Bigram(*torch.ones(3, 1).long(), unigram=unigram())
+    bigram = tapas.proposals.Bigram(*torch.ones(3, 1).long(), unigram=unigram())
     for proposal in (unigram(), bigram):
         head = make(proposal=proposal)
         loss = head.losses(nobody(head), torch.empty(0).long())

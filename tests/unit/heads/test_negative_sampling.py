@@ -24,7 +24,7 @@ def make(table=None, **options):
 @pytest.mark.parametrize("negatives", [5.0, 0.5])
 def test_loss_and_gradients_are_those_of_the_loops(negatives):
     head = make(negatives=negatives, reduction="none")
-    draws = head.proposal.draw(N, generator=tapas.stream(3, "draws", 0)).tolist()
+    draws = head.proposal.draw(N, generator=tapas.rng.stream(3, "draws", 0)).tolist()
     assert len(set(draws)) < N
     assert set(draws) & set(TARGET.flatten().tolist())
     check_against(head, lambda *given: oracle.negative_sampling(*given, draws, negatives))
@@ -32,13 +32,13 @@ def test_loss_and_gradients_are_those_of_the_loops(negatives):
 
 def test_it_comes_to_rest_at_the_log_odds_less_the_log_of_the_noise():
     steps, classes, size, negatives = 1_200, 11, 8, 3.0
-    p = torch.softmax(torch.randn(classes, generator=tapas.stream(0, "p")), dim=0)
+    p = torch.softmax(torch.randn(classes, generator=tapas.rng.stream(0, "p")), dim=0)
     proposal = tapas.Squashed(torch.arange(classes) + 1, alpha=1.0)
     log_q = proposal.log_prob(torch.arange(classes)).float()
     best = torch.logit(p) - math.log(negatives) - log_q
     table = tapas.LocalTable(classes, 1, row_optimizer=None, bias=best)
     head = NegativeSampling(table=table, num_samples=6, negatives=negatives, proposal=proposal)
-    target = torch.multinomial(p, steps * size, True, generator=tapas.stream(0, "targets"))
+    target = torch.multinomial(p, steps * size, True, generator=tapas.rng.stream(0, "targets"))
     grads = torch.empty(steps, classes)
     for step, mine in enumerate(target.view(steps, size)):
         head.zero_grad()
@@ -49,7 +49,7 @@ def test_it_comes_to_rest_at_the_log_odds_less_the_log_of_the_noise():
 
 
 def test_how_many_are_shared_does_not_change_the_expected_loss():
-    query = torch.randn(B, D, generator=tapas.stream(0, "q"))
+    query = torch.randn(B, D, generator=tapas.rng.stream(0, "q"))
     few, many = (make(num_samples=n, reduction="sum") for n in (3, 400))
     steps, loss = 500, []
     for head in (few, many):

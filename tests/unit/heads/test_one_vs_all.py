@@ -21,7 +21,7 @@ def test_a_step_is_one_update_with_the_whole_gradient(num_shards):
     rule = tapas.optim.Adagrad.fused(lr=0.1)
     table = tapas.LocalTable(C, D, row_optimizer=rule, num_shards=num_shards)
     head, before = OneVsAll(table=table, reduction="sum"), table.weight.clone()
-    query = torch.randn(B, D, generator=tapas.stream(0, "query"))
+    query = torch.randn(B, D, generator=tapas.rng.stream(0, "query"))
     head(query, TARGET, target_weight=WEIGHT).backward()
     assert table.num_updates == 1
 
@@ -36,7 +36,7 @@ def test_a_step_is_one_update_with_the_whole_gradient(num_shards):
 
 def test_at_the_optimum_a_score_is_the_log_odds_of_its_class():
     """Exact: the expected gradient over targets drawn from p is 0 where sigmoid(s) = p."""
-    p = torch.softmax(torch.randn(C, generator=tapas.stream(0, "p")), dim=0)
+    p = torch.softmax(torch.randn(C, generator=tapas.rng.stream(0, "p")), dim=0)
     table = tapas.LocalTable(C, D, row_optimizer=None, bias=torch.logit(p))
     head = OneVsAll(table=table, reduction="sum")
     everyone = torch.arange(C)[None]

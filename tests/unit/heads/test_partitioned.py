@@ -17,7 +17,9 @@ B, L, C, D, N, STEPS = 5, 3, 61, 4, 23, 17
 
 def targets(step):
     """Some classes often, with padding and repeats."""
-    target = tapas.LogUniform(C).draw(B * L, generator=tapas.stream(1, "target", step)).view(B, L)
+    target = (
+        tapas.LogUniform(C).draw(B * L, generator=tapas.rng.stream(1, "target", step)).view(B, L)
+    )
     target[step % B, 1:] = -100
     target[(step + 1) % B, 1] = target[(step + 1) % B, 0]
     return target
@@ -34,15 +36,15 @@ def upcoming(step):
 def make(*, num_samples=N, row_optimizer=None, **options):
     table = tapas.LocalTable(C, D, row_optimizer=row_optimizer)
     with torch.no_grad():
-        table.weight.copy_(torch.randn(C, D, generator=tapas.stream(0, "rows")))
-        table.bias.copy_(torch.randn(C, generator=tapas.stream(0, "biases")))
+        table.weight.copy_(torch.randn(C, D, generator=tapas.rng.stream(0, "rows")))
+        table.bias.copy_(torch.randn(C, generator=tapas.rng.stream(0, "biases")))
     return PartitionedSoftmax(
         table=table, num_samples=num_samples, **({"upcoming": upcoming} | options)
     )
 
 
 def queries(step=0):
-    return torch.randn(B, D, generator=tapas.stream(0, "query", step))
+    return torch.randn(B, D, generator=tapas.rng.stream(0, "query", step))
 
 
 def kept_by(head):
@@ -52,7 +54,7 @@ def kept_by(head):
 def test_losses_are_those_of_the_loops_over_the_classes_of_each_part():
     head = make(reduction="none")
     assert len(PARTS) >= 4
-    weight = torch.rand(B, L, generator=tapas.stream(0, "weight"))
+    weight = torch.rand(B, L, generator=tapas.rng.stream(0, "weight"))
     rows = head.table.weight.detach(), head.table.bias.detach()
     for start, end, classes in PARTS:
         for step in range(start, end):

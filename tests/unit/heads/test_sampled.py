@@ -18,14 +18,14 @@ TARGET = torch.tensor([[1, 5, 30], [7, 7, 2], [0, -100, -100], [4, 3, -100], [9,
 def make(*, num_samples=N, **options):
     table = tapas.LocalTable(C, D, row_optimizer=None)
     with torch.no_grad():
-        table.weight.copy_(torch.randn(C, D, generator=tapas.stream(0, "rows")))
-        table.bias.copy_(torch.randn(C, generator=tapas.stream(0, "biases")))
+        table.weight.copy_(torch.randn(C, D, generator=tapas.rng.stream(0, "rows")))
+        table.bias.copy_(torch.randn(C, generator=tapas.rng.stream(0, "biases")))
     options = {"proposal": tapas.Squashed(torch.arange(C)), "seed": 3, **options}
     return SampledSoftmax(table=table, num_samples=num_samples, **options)
 
 
 def queries():
-    return torch.randn(B, D, generator=tapas.stream(0, "query"))
+    return torch.randn(B, D, generator=tapas.rng.stream(0, "query"))
 
 
 def sample_of(head, query, target):
@@ -34,7 +34,7 @@ def sample_of(head, query, target):
 
 def test_the_loss_is_that_of_the_loops_for_what_it_draws():
     head, query = make(reduction="none"), queries()
-    weight = torch.rand(B, L, generator=tapas.stream(0, "weight"))
+    weight = torch.rand(B, L, generator=tapas.rng.stream(0, "weight"))
     for share in (weight, None, 2 * weight):
         kept = sample_of(head, query, TARGET)
         want = loss_of(
@@ -102,7 +102,7 @@ def test_draws_are_named_by_seed_and_step():
 
 def test_a_bigram_hears_the_context():
     pairs = torch.tensor([4, 4, 4]), torch.tensor([9, 17, 30]), torch.full((3,), 1e9)
-    proposal = tapas.Bigram(*pairs, unigram=tapas.Uniform(C), kappa=1e-6)
+    proposal = tapas.proposals.Bigram(*pairs, unigram=tapas.Uniform(C), kappa=1e-6)
     head = make(num_samples=3, proposal=proposal)
     meeting = GlobalBatch(queries(), TARGET, torch.full((B,), 4), (B,), L)
     assert head.candidates(meeting).ids.tolist() == [9, 17, 30]

@@ -25,16 +25,16 @@ FEW = {"num_buckets": 2, "bucket_queries": 2, "bucket_classes": 7}  # leaves exa
 def make(**options):
     table = tapas.LocalTable(C, D, row_optimizer=options.pop("row_optimizer", None))
     with torch.no_grad():
-        table.bias.copy_(torch.randn(C, generator=tapas.stream(0, "bias")))
+        table.bias.copy_(torch.randn(C, generator=tapas.rng.stream(0, "bias")))
     return ScalableCrossEntropy(table=table, **({"seed": 3} | options))
 
 
 def queries():
-    return torch.randn(B, D, generator=tapas.stream(0, "query"))
+    return torch.randn(B, D, generator=tapas.rng.stream(0, "query"))
 
 
 def expected(head, query, target, weight, *, num_buckets, bucket_queries, bucket_classes):
-    mixture = torch.randn(num_buckets, B, generator=tapas.stream(head.seed, "draws", 0))
+    mixture = torch.randn(num_buckets, B, generator=tapas.rng.stream(head.seed, "draws", 0))
     arrays = [
         value.detach().double().numpy()
         for value in (query, head.table.weight, head.table.bias, mixture)
@@ -118,7 +118,7 @@ def test_an_example_in_no_bucket_has_no_gradient_and_its_rows_are_not_touched():
     assert torch.equal((query.grad == 0).all(dim=1), left_out)
     touched = set(head.table.gradients.summed().ids.tolist())
     covered = TARGET[~left_out].flatten().tolist()
-    mixture = torch.randn(2, B, generator=tapas.stream(3, "draws", 0)).double().numpy()
+    mixture = torch.randn(2, B, generator=tapas.rng.stream(3, "draws", 0)).double().numpy()
     table = head.table
     arrays = [v.detach().double().numpy() for v in (query, table.weight, table.bias)]
     in_buckets = {c for _, ids in oracle.buckets(*arrays, mixture, 2, 7) for c in ids}
@@ -131,7 +131,7 @@ def test_the_length_of_a_direction_does_not_outweigh_the_biases():
     head = make(num_buckets=3, bucket_queries=2, bucket_classes=1)
     with torch.no_grad():
         head.table.bias[17] = 8.0
-    query = torch.randn(500, D, generator=tapas.stream(0, "many"))
+    query = torch.randn(500, D, generator=tapas.rng.stream(0, "many"))
     _, classes = head._buckets(query)
     assert classes.flatten().tolist() == [17, 17, 17]
 

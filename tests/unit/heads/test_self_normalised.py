@@ -32,7 +32,7 @@ def test_loss_and_gradients_are_those_of_the_loops(monkeypatch, share, chunk):
 
 
 def test_everybody_normalised_without_a_penalty_is_full_softmax():
-    query = torch.randn(B, D, generator=tapas.stream(0, "q"))
+    query = torch.randn(B, D, generator=tapas.rng.stream(0, "q"))
     got = make(share=1.0, penalty=0.0)(query, TARGET, target_weight=WEIGHT)
     torch.testing.assert_close(
         got, FullSoftmax(table=biased_table())(query, TARGET, target_weight=WEIGHT)
@@ -40,7 +40,7 @@ def test_everybody_normalised_without_a_penalty_is_full_softmax():
 
 
 def test_a_share_costs_noise_and_no_bias():
-    query = torch.randn(B, D, generator=tapas.stream(0, "q"))
+    query = torch.randn(B, D, generator=tapas.rng.stream(0, "q"))
     whole = make(share=1.0)(query, TARGET, target_weight=WEIGHT)
     steps, head = 500, make()
     loss = torch.stack([head(query, TARGET, target_weight=WEIGHT).detach() for _ in range(steps)])
@@ -56,7 +56,7 @@ def test_a_step_is_one_update_with_the_whole_gradient(num_shards):
     table = tapas.LocalTable(C, D, row_optimizer=rule, num_shards=num_shards)
     head, before = make(table, reduction="sum"), table.weight.clone()
     chosen = head.chosen(B).tolist()
-    query = torch.randn(B, D, generator=tapas.stream(0, "query"))
+    query = torch.randn(B, D, generator=tapas.rng.stream(0, "query"))
     head(query, TARGET, target_weight=WEIGHT).backward()
     assert table.num_updates == 1
 
@@ -74,7 +74,7 @@ def test_a_step_is_one_update_with_the_whole_gradient(num_shards):
 def test_the_penalty_brings_the_normalisers_to_one_and_keeps_the_answers():
     """Four queries with a distribution each, which s = log p fits, with log Z = 0."""
     query = torch.eye(4)
-    p = torch.softmax(torch.randn(4, 11, generator=tapas.stream(0, "p")), dim=1)
+    p = torch.softmax(torch.randn(4, 11, generator=tapas.rng.stream(0, "p")), dim=1)
     target = torch.arange(11).expand(4, 11)
     entropy = float(-(p * p.log()).sum(dim=1).mean())
     log_z = {}
@@ -117,7 +117,7 @@ def test_extreme_scores_stay_finite():
 
 
 def test_a_saved_head_goes_on_with_the_same_numbers():
-    query = torch.randn(B, D, generator=tapas.stream(0, "q"))
+    query = torch.randn(B, D, generator=tapas.rng.stream(0, "q"))
     one, other = make(), make()
     chosen = set()
     for _ in range(5):
@@ -129,7 +129,7 @@ def test_a_saved_head_goes_on_with_the_same_numbers():
 
 
 def test_scores_are_those_of_the_examples_that_are_normalised():
-    head, query = make(), torch.randn(B, D, generator=tapas.stream(0, "q"))
+    head, query = make(), torch.randn(B, D, generator=tapas.rng.stream(0, "q"))
     assert math.isnan(head.scores_per_example)
     head(query, TARGET)  # 2 of 5
     head(query[:1], TARGET[:1])  # 1 of 1

@@ -34,8 +34,8 @@ def make(optimizer="rowwise", **options):
 def run(head, first, last):
     losses = []
     for step in range(first, last):
-        query = torch.randn(B, D, generator=tapas.stream(0, "query", step), requires_grad=True)
-        target = torch.randint(C, (B,), generator=tapas.stream(0, "target", step))
+        query = torch.randn(B, D, generator=tapas.rng.stream(0, "query", step), requires_grad=True)
+        target = torch.randint(C, (B,), generator=tapas.rng.stream(0, "target", step))
         loss = head(query, target)
         loss.backward()
         losses.append(loss.detach())

@@ -20,8 +20,8 @@ def make(**options):
 
 
 def batch(*shape, seed=0):
-    query = torch.randn(*shape, D, generator=tapas.stream(seed, "query"))
-    target = torch.randint(C, shape, generator=tapas.stream(seed, "target"))
+    query = torch.randn(*shape, D, generator=tapas.rng.stream(seed, "query"))
+    target = torch.randint(C, shape, generator=tapas.rng.stream(seed, "target"))
     return query, target
 
 
@@ -34,7 +34,7 @@ def test_presample_factor_one_is_sampled_softmax_bit_for_bit(selection):
     proposal = tapas.Squashed(torch.arange(C), alpha=0.75)
     head = make(presample_factor=1, proposal=proposal, selection=selection, temperature=0.3)
     query, target = batch(B)
-    kept = proposal.sample(N, generator=tapas.stream(3, "draws", 0))
+    kept = proposal.sample(N, generator=tapas.rng.stream(3, "draws", 0))
     rows, biases = head.table.rows(kept.ids)
     own, own_bias = head.table.rows(target)
     log_sum, _ = kept_log_sum(query, rows, biases - kept.log_q, kept.ids, target[:, None])
@@ -61,7 +61,7 @@ def test_several_weighted_targets_are_cross_entropy_with_a_soft_distribution():
     head = make(num_samples=C)
     query, _ = batch(B)
     target = torch.tensor([[1, 5, 30], [7, 7, 2], [0, -100, -100], [4, 3, -100], [9, 9, 9]])
-    weight = torch.rand(B, L, generator=tapas.stream(0, "weight"))
+    weight = torch.rand(B, L, generator=tapas.rng.stream(0, "weight"))
     soft = torch.zeros(B, C)
     for b in range(B):
         for column in range(L):
@@ -173,7 +173,7 @@ def test_exact_log_prob_and_top_agree_with_the_dense_softmax():
     head = make()
     query, _ = batch(2, 3)
     dense = torch.log_softmax(query @ head.table.weight.T + head.table.bias, dim=-1).detach()
-    ids = torch.randint(C, (2, 3, 5), generator=tapas.stream(0, "ids"))
+    ids = torch.randint(C, (2, 3, 5), generator=tapas.rng.stream(0, "ids"))
     torch.testing.assert_close(head.log_prob(query, ids), dense.gather(-1, ids))
     _, best = head.topk(query, k=6)
     want = dense.topk(6)
@@ -201,7 +201,7 @@ def test_logits_of_ten_thousand_stay_finite(selection):
 
 def test_a_bigram_proposal_hears_the_context_of_the_batch():
     after_four = torch.tensor([4, 4, 4]), torch.tensor([9, 17, 30])
-    proposal = tapas.Bigram(
+    proposal = tapas.proposals.Bigram(
         *after_four, torch.tensor([1e9, 1e9, 1e9]), unigram=tapas.Uniform(C), kappa=1e-6
     )
     head = make(num_samples=3, presample_factor=1, proposal=proposal)
@@ -240,7 +240,7 @@ def test_several_virtual_shards_keep_the_union_of_each_ones_share(selection):
 @pytest.mark.parametrize("num_targets", [None, 1, L])
 def test_sampled_log_probabilities_are_what_the_loss_is_made_of(selection, num_targets):
     shape = (B,) if num_targets is None else (B, num_targets)
-    target = torch.randint(C, shape, generator=tapas.stream(4, "target"))
+    target = torch.randint(C, shape, generator=tapas.rng.stream(4, "target"))
     target[1] = -100
     if num_targets == L:
         target[3, 1:] = -100

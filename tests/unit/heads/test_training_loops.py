@@ -17,8 +17,8 @@ def make(**options):
 
 
 def batch(step=0):
-    query = torch.randn(B, D, generator=tapas.stream(0, "query", step))
-    target = torch.randint(C, (B,), generator=tapas.stream(0, "target", step))
+    query = torch.randn(B, D, generator=tapas.rng.stream(0, "query", step))
+    target = torch.randint(C, (B,), generator=tapas.rng.stream(0, "target", step))
     return query, target
 
 
@@ -259,7 +259,7 @@ def test_compiled_it_trains_like_an_eager_one(what, fused):
         layer = torch.nn.utils.skip_init(nn.Linear, D, D)
         with torch.no_grad():
             for parameter in layer.parameters():
-                parameter.uniform_(-0.5, 0.5, generator=tapas.stream(0, "encoder"))
+                parameter.uniform_(-0.5, 0.5, generator=tapas.rng.stream(0, "encoder"))
         model = Model(layer, head)
         if compiled and what == "encoder":
             model.encoder = torch.compile(layer, backend=backend)

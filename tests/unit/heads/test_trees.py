@@ -16,7 +16,7 @@ from tapas.heads.two_level import TwoLevelSoftmax
 
 B, L, C, D = 5, 3, 37, 6
 HEADS = {"huffman": HuffmanSoftmax, "two-level": TwoLevelSoftmax, "adaptive": AdaptiveSoftmax}
-COUNTS = torch.randint(50, (C,), generator=tapas.stream(0, "counts")) ** 2 // 100  # many are 0
+COUNTS = torch.randint(50, (C,), generator=tapas.rng.stream(0, "counts")) ** 2 // 100  # many are 0
 TARGET = torch.tensor([[1, 5, 30], [7, 7, 2], [0, -100, -100], [4, 3, -100], [9, 9, 9]])
 
 
@@ -27,15 +27,15 @@ def make(request):
         head = HEADS[request.param](counts, dim, **(defaults | options))
         for number, table in enumerate(head.tables()):
             with torch.no_grad():
-                table.weight.normal_(0, scale, generator=tapas.stream(0, "rows", number))
-                table.bias.normal_(0, scale, generator=tapas.stream(0, "biases", number))
+                table.weight.normal_(0, scale, generator=tapas.rng.stream(0, "rows", number))
+                table.bias.normal_(0, scale, generator=tapas.rng.stream(0, "biases", number))
         return head
 
     return build
 
 
 def queries(num=B, dim=D):
-    return torch.randn(num, dim, generator=tapas.stream(0, "query"))
+    return torch.randn(num, dim, generator=tapas.rng.stream(0, "query"))
 
 
 def every(head, query):
@@ -72,7 +72,7 @@ def test_top_is_a_sort_of_all_log_probabilities(make, k, excluding):
 
 def test_equal_scores_come_by_rising_id(make):
     """All decisions are even: a tree of 256 classes of nearly equal counts has all at depth 8."""
-    counts = 1000 + torch.randperm(256, generator=tapas.stream(0, "order"))
+    counts = 1000 + torch.randperm(256, generator=tapas.rng.stream(0, "order"))
     head, query = make(counts, scale=0.0), queries()
     log_p = every(head, query)
     assert len(log_p.unique()) < 12
@@ -121,7 +121,7 @@ def test_any_leading_shape_is_answered_in_kind(make):
 
 def test_the_loss_is_the_full_loss_with_several_weighted_targets(make):
     head, query = make(row_optimizer=None), queries()
-    weight = torch.rand(B, L, generator=tapas.stream(0, "weight"))
+    weight = torch.rand(B, L, generator=tapas.rng.stream(0, "weight"))
     log_p = every(head, query).gather(1, TARGET.clamp(min=0))
     want = -(log_p * weight).masked_fill(TARGET < 0, 0.0).sum(dim=1)
     loss = head(query, TARGET, weight)
@@ -150,7 +150,7 @@ def test_gradients_are_those_of_finite_differences(make):
     assert len(wiggled) >= 3
     for name, value, grad in wiggled:
         for place in torch.randint(
-            value.numel(), (12,), generator=tapas.stream(0, "at", name)
+            value.numel(), (12,), generator=tapas.rng.stream(0, "at", name)
         ).tolist():
             ends = []
             for move in (1e-2, -1e-2):
@@ -226,8 +226,8 @@ def test_a_resumed_run_is_bit_identical(make, optimizer):
     def run(head, first, last):
         moved = torch.optim.SGD(head.parameters(), lr=0.1)  # projections, where there are some
         for step in range(first, last):
-            query = torch.randn(B, D, generator=tapas.stream(0, "query", step))
-            target = torch.randint(C, (B,), generator=tapas.stream(0, "target", step))
+            query = torch.randn(B, D, generator=tapas.rng.stream(0, "query", step))
+            target = torch.randint(C, (B,), generator=tapas.rng.stream(0, "target", step))
             loss = head(query, target)
             loss.backward()
             moved.step()
@@ -328,7 +328,7 @@ def test_without_biases_all_is_still_normalised(make):
 
 def test_counts_in_any_order_name_the_same_classes(make):
     """Shuffled ids with shuffled counts start at the same frequencies."""
-    order = torch.randperm(C, generator=tapas.stream(0, "order"))
+    order = torch.randperm(C, generator=tapas.rng.stream(0, "order"))
     counts = torch.arange(C) ** 2
     plain, shuffled = make(counts), make(counts[order])
     assert plain.scores_per_example == pytest.approx(shuffled.scores_per_example)

@@ -10,7 +10,7 @@ from tapas.heads.two_level import LARGEST, TwoLevelSoftmax, by_frequency
 
 B, L, C, D = 5, 3, 31, 4
 TARGET = torch.tensor([[1, 5, 30], [7, 7, 2], [0, -100, -100], [4, 3, -100], [9, 9, 9]])
-COUNTS = 1000 // (torch.randperm(C, generator=tapas.stream(0, "order")) + 1)
+COUNTS = 1000 // (torch.randperm(C, generator=tapas.rng.stream(0, "order")) + 1)
 
 
 def make(counts=COUNTS, **options):
@@ -18,7 +18,7 @@ def make(counts=COUNTS, **options):
 
 
 def queries(num=B):
-    return torch.randn(num, D, generator=tapas.stream(0, "query"))
+    return torch.randn(num, D, generator=tapas.rng.stream(0, "query"))
 
 
 def members(head):
@@ -42,7 +42,7 @@ def test_loss_and_log_prob_are_a_product_of_two_softmaxes(assignment, options):
         options = options | {"start_at_frequencies": False}
     head = make(assignment=assignment, reduction="none", row_optimizer=None, **options)
     query = queries()
-    weight = torch.rand(B, L, generator=tapas.stream(0, "weight"))
+    weight = torch.rand(B, L, generator=tapas.rng.stream(0, "weight"))
     log_p = oracle(head, query)
     want = torch.tensor(weighted_loss(log_p, TARGET, weight), dtype=torch.float32)
     torch.testing.assert_close(head(query, TARGET, weight), want)

@@ -26,18 +26,18 @@ WEIGHT = torch.tensor(
 def make(tries=TRIES, scale=3.0, num_classes=C, **options):
     table = tapas.LocalTable(num_classes, D, row_optimizer=options.pop("row_optimizer", None))
     with torch.no_grad():
-        table.bias.copy_(torch.randn(num_classes, generator=tapas.stream(0, "bias")))
+        table.bias.copy_(torch.randn(num_classes, generator=tapas.rng.stream(0, "bias")))
         table.weight.mul_(scale)
     return WARP(table=table, tries=tries, **({"seed": 3} | options))
 
 
 def queries(size=B, seed=0):
-    return torch.randn(size, D, generator=tapas.stream(seed, "query"))
+    return torch.randn(size, D, generator=tapas.rng.stream(seed, "query"))
 
 
 def draws_of(head, target, step=0):
     """The circle of draws and where each real target begins, in the order that the head draws."""
-    generator = tapas.stream(head.seed, "draws", step)
+    generator = tapas.rng.stream(head.seed, "draws", step)
     drawn = torch.randint(head.num_classes, (head.tries,), generator=generator)
     places = math.ceil(head.tries / warp.BLOCK) * warp.BLOCK
     real = target >= 0
@@ -192,7 +192,7 @@ def test_each_violating_class_is_found_equally_often(violations):
 @pytest.mark.parametrize("num_columns", [1, 2, 3])
 def test_the_walk_is_that_of_the_definition_over_all_starts(num_columns):
     width = num_columns * warp.BLOCK
-    score = torch.randn(2, width, generator=tapas.stream(0, "score"))
+    score = torch.randn(2, width, generator=tapas.rng.stream(0, "score"))
     score[0, ::5] = -torch.inf
     start = torch.arange(width).repeat(2)
     example = torch.arange(2).repeat_interleave(width)

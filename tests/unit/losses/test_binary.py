@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from oracle.binary import one_vs_all, softplus
 
-from tapas import UsageError, stream
+from tapas import UsageError
 from tapas.losses import binary
 from tapas.losses.binary import all_classes_cost, binary_loss, leave_out, noise_cost
+from tapas.rng import stream
 
 B, L, K, C, D = 5, 3, 7, 31, 3
 EXTREMES = st.sampled_from([-1e4, -50.0, 0.0, 0.5, 50.0, 1e4])

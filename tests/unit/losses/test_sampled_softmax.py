@@ -10,8 +10,9 @@ from oracle.losses import sampled_softmax
 from oracle.selection import log_sum_exp
 from torch.nn.functional import cross_entropy
 
-from tapas import UsageError, sampled_softmax_loss, stream
-from tapas.losses import kept_gradients, kept_log_sum, target_costs
+from tapas import UsageError
+from tapas.losses import kept_gradients, kept_log_sum, sampled_softmax_loss, target_costs
+from tapas.rng import stream
 
 pytestmark = pytest.mark.usefixtures("kernels")
 B, L, K, C, D = 5, 3, 7, 31, 3

@@ -10,8 +10,9 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from tapas import native, stream
+from tapas import native
 from tapas.losses import kept_gradients, kept_log_sum, sampled_softmax
+from tapas.rng import stream
 
 B, L, K = 37, 2, 211
 HEIGHTS = [1, 30, 300, 1e3, 1e4, 1e5]

@@ -9,7 +9,8 @@ from hypothesis.extra.numpy import arrays
 from oracle import metrics as oracle
 
 import tapas
-from tapas import UsageError, stream
+from tapas import UsageError
+from tapas.rng import stream
 
 B, N, L, C = 5, 7, 3, 11
 
@@ -31,13 +32,19 @@ def test_every_metric_is_its_definition(ranked, target, k):
     """With padding, lists that end early, and ids repeated on both sides."""
     ranked, target = torch.from_numpy(ranked), torch.from_numpy(target)
     pairs = [
-        (tapas.precision_at_k(ranked, target, k), each(oracle.precision, ranked, target, k)),
-        (tapas.recall_at_k(ranked, target, k), each(oracle.recall, ranked, target, k)),
-        (tapas.ndcg_at_k(ranked, target, k), each(oracle.ndcg, ranked, target, k)),
-        (tapas.reciprocal_rank(ranked, target), each(oracle.reciprocal_rank, ranked, target)),
+        (
+            tapas.metrics.precision_at_k(ranked, target, k),
+            each(oracle.precision, ranked, target, k),
+        ),
+        (tapas.metrics.recall_at_k(ranked, target, k), each(oracle.recall, ranked, target, k)),
+        (tapas.metrics.ndcg_at_k(ranked, target, k), each(oracle.ndcg, ranked, target, k)),
+        (
+            tapas.metrics.reciprocal_rank(ranked, target),
+            each(oracle.reciprocal_rank, ranked, target),
+        ),
     ]
     for normalise in ("possible", "hits"):
-        got = tapas.average_precision_at_k(ranked, target, k, normalise=normalise)
+        got = tapas.metrics.average_precision_at_k(ranked, target, k, normalise=normalise)
         pairs.append((got, each(oracle.average_precision, ranked, target, k, normalise)))
     for got, want in pairs:
         assert (got.shape, got.dtype) == ((B,), torch.float32)
@@ -51,10 +58,10 @@ def test_the_means_are_over_the_examples_that_have_targets(ranked, target, k):
     judged = torch.from_numpy((target >= 0).any(axis=1))
     ranked, target = torch.from_numpy(ranked), torch.from_numpy(target)
     want = each(oracle.precision, ranked, target, k)[judged].double().mean()
-    assert tapas.mean_precision_at_k(ranked, target, k) == pytest.approx(float(want))
+    assert tapas.metrics.mean_precision_at_k(ranked, target, k) == pytest.approx(float(want))
     for normalise in ("possible", "hits"):
         want = each(oracle.average_precision, ranked, target, k, normalise)[judged].double().mean()
-        got = tapas.mean_average_precision_at_k(ranked, target, k, normalise=normalise)
+        got = tapas.metrics.mean_average_precision_at_k(ranked, target, k, normalise=normalise)
         assert isinstance(got, float)
         assert got == pytest.approx(float(want))
 
@@ -74,34 +81,34 @@ def test_the_means_are_over_the_examples_that_have_targets(ranked, target, k):
 )
 def test_average_precision_by_hand_under_both_normalisations(ranked, target, k, possible, hits):
     arguments = torch.tensor([ranked]), torch.tensor([target]), k
-    got = tapas.average_precision_at_k(*arguments)
+    got = tapas.metrics.average_precision_at_k(*arguments)
     torch.testing.assert_close(got, torch.tensor([possible]).float())
-    got = tapas.average_precision_at_k(*arguments, normalise="hits")
+    got = tapas.metrics.average_precision_at_k(*arguments, normalise="hits")
     torch.testing.assert_close(got, torch.tensor([hits]).float())
 
 
 def test_the_other_metrics_by_hand():
     ranked, target = torch.tensor([[7, 3, 9, 5]]), torch.tensor([[9, 5, 8]])
-    assert tapas.precision_at_k(ranked, target, 4).tolist() == [0.5]
-    torch.testing.assert_close(tapas.recall_at_k(ranked, target, 3), torch.tensor([1 / 3]))
-    torch.testing.assert_close(tapas.reciprocal_rank(ranked, target), torch.tensor([1 / 3]))
+    assert tapas.metrics.precision_at_k(ranked, target, 4).tolist() == [0.5]
+    torch.testing.assert_close(tapas.metrics.recall_at_k(ranked, target, 3), torch.tensor([1 / 3]))
+    torch.testing.assert_close(tapas.metrics.reciprocal_rank(ranked, target), torch.tensor([1 / 3]))
     ideal = 1 + 1 / np.log2(3) + 1 / np.log2(4)
     gain = 1 / np.log2(4) + 1 / np.log2(5)
     want = torch.tensor([gain / ideal]).float()
-    torch.testing.assert_close(tapas.ndcg_at_k(ranked, target, 4), want)
+    torch.testing.assert_close(tapas.metrics.ndcg_at_k(ranked, target, 4), want)
 
 
 def test_ids_beyond_float32_are_told_apart():
     """2^24 and 2^24 + 1 are one number in float32."""
     ranked, target = torch.tensor([[2**24, 5]]), torch.tensor([[2**24 + 1]])
-    assert tapas.precision_at_k(ranked, target, 2).tolist() == [0.0]
-    assert tapas.precision_at_k(ranked + 1, target, 2).tolist() == [0.5]
+    assert tapas.metrics.precision_at_k(ranked, target, 2).tolist() == [0.0]
+    assert tapas.metrics.precision_at_k(ranked + 1, target, 2).tolist() == [0.5]
 
 
 def test_padding_of_the_target_never_hits_a_missing_prediction():
     ranked, target = torch.tensor([[-1, 4]]), torch.tensor([[-1, -1]])
-    assert tapas.precision_at_k(ranked, target, 2).tolist() == [0.0]
-    assert bool(tapas.recall_at_k(ranked, target, 2).isnan().all())
+    assert tapas.metrics.precision_at_k(ranked, target, 2).tolist() == [0.0]
+    assert bool(tapas.metrics.recall_at_k(ranked, target, 2).isnan().all())
 
 
 @given(
@@ -110,7 +117,7 @@ def test_padding_of_the_target_never_hits_a_missing_prediction():
     seed=st.integers(0, 3),
 )
 def test_ranked_classes_are_distinct_and_none_left_out_scores_higher(scores, k, seed):
-    ids = tapas.rank_classes(torch.from_numpy(scores), k, seed=seed).numpy()
+    ids = tapas.metrics.rank_classes(torch.from_numpy(scores), k, seed=seed).numpy()
     assert ids.shape == (B, k)
     for b in range(B):
         assert len(set(ids[b].tolist())) == k
@@ -123,12 +130,12 @@ def test_a_model_that_scores_everything_the_same_gets_chance_level():
     num_examples, k = 4000, 3
     target = torch.zeros(num_examples, 1, dtype=torch.int64)
     target[::4, 0] = 6
-    ranked = tapas.rank_classes(torch.zeros(num_examples, C), k, seed=5)
+    ranked = tapas.metrics.rank_classes(torch.zeros(num_examples, C), k, seed=5)
     for value, chance in (
-        (tapas.recall_at_k(ranked, target, k), k / C),
-        (tapas.precision_at_k(ranked, target, k), 1 / C),
-        (tapas.reciprocal_rank(ranked[:, :1], target), 1 / C),
-        (tapas.average_precision_at_k(ranked, target, k), (1 + 1 / 2 + 1 / 3) / C),
+        (tapas.metrics.recall_at_k(ranked, target, k), k / C),
+        (tapas.metrics.precision_at_k(ranked, target, k), 1 / C),
+        (tapas.metrics.reciprocal_rank(ranked[:, :1], target), 1 / C),
+        (tapas.metrics.average_precision_at_k(ranked, target, k), (1 + 1 / 2 + 1 / 3) / C),
     ):
         error = float(value.double().mean()) - chance
         # 4 comparisons at 4.5 standard errors: a fair shuffle fails 1 seed in 37,000
@@ -140,7 +147,7 @@ def test_every_class_is_as_likely_at_every_place_of_a_tie():
     num_examples = 7000
     scores = torch.zeros(num_examples, C)
     scores[:, :7] = 1.0
-    ranked = tapas.rank_classes(scores, C)
+    ranked = tapas.metrics.rank_classes(scores, C)
     count = torch.stack([(ranked == c).sum(dim=0) for c in range(C)]).double()
     assert bool((count[:7, 7:] == 0).all())
     for size, block in ((7, count[:7, :7]), (4, count[7:, 7:])):
@@ -151,12 +158,14 @@ def test_every_class_is_as_likely_at_every_place_of_a_tie():
 
 def test_ties_hang_on_the_seed_alone():
     scores = torch.zeros(B, C)
-    first = tapas.rank_classes(scores, C, seed=1)
-    assert torch.equal(first, tapas.rank_classes(scores, C, seed=1))
-    assert not torch.equal(first, tapas.rank_classes(scores, C, seed=2))
+    first = tapas.metrics.rank_classes(scores, C, seed=1)
+    assert torch.equal(first, tapas.metrics.rank_classes(scores, C, seed=1))
+    assert not torch.equal(first, tapas.metrics.rank_classes(scores, C, seed=2))
     distinct = torch.randn(B, C, generator=stream(0, "scores"))
     for seed in (1, 2):
-        assert torch.equal(tapas.rank_classes(distinct, 4, seed=seed), distinct.topk(4).indices)
+        assert torch.equal(
+            tapas.metrics.rank_classes(distinct, 4, seed=seed), distinct.topk(4).indices
+        )
 
 
 RANKED, TARGET = torch.tensor([[4, 5], [6, 7]]), torch.tensor([[4], [-1]])
@@ -166,39 +175,45 @@ RANKED, TARGET = torch.tensor([[4, 5], [6, 7]]), torch.tensor([[4], [-1]])
     ("call", "words"),
     [
         (
-            lambda: tapas.rank_classes(torch.zeros(2, 3), 4),
+            lambda: tapas.metrics.rank_classes(torch.zeros(2, 3), 4),
             "k is 4, but there are only 3 classes.",
         ),
-        (lambda: tapas.rank_classes(torch.zeros(3), 1), "scores has shape (3,); expected (B, C)."),
-        (lambda: tapas.rank_classes(torch.zeros(2, 3), 0), "k must be at least 1, got 0."),
         (
-            lambda: tapas.rank_classes(torch.tensor([[0.0, torch.nan]]), 1),
+            lambda: tapas.metrics.rank_classes(torch.zeros(3), 1),
+            "scores has shape (3,); expected (B, C).",
+        ),
+        (lambda: tapas.metrics.rank_classes(torch.zeros(2, 3), 0), "k must be at least 1, got 0."),
+        (
+            lambda: tapas.metrics.rank_classes(torch.tensor([[0.0, torch.nan]]), 1),
             "scores hold NaN, which has no rank.",
         ),
         (
-            lambda: tapas.recall_at_k(RANKED, TARGET, 3),
+            lambda: tapas.metrics.recall_at_k(RANKED, TARGET, 3),
             "k is 3, but ranked holds only 2 ids for each example. Rank at least k classes.",
         ),
-        (lambda: tapas.ndcg_at_k(RANKED, TARGET, 1.5), "k must be a whole number, got 1.5."),
         (
-            lambda: tapas.precision_at_k(RANKED, TARGET[0], 1),
+            lambda: tapas.metrics.ndcg_at_k(RANKED, TARGET, 1.5),
+            "k must be a whole number, got 1.5.",
+        ),
+        (
+            lambda: tapas.metrics.precision_at_k(RANKED, TARGET[0], 1),
             "target has shape (1,); expected (B=2, L).",
         ),
         (
-            lambda: tapas.reciprocal_rank(RANKED.float(), TARGET),
+            lambda: tapas.metrics.reciprocal_rank(RANKED.float(), TARGET),
             "ranked has dtype torch.float32; expected int64 class ids. Convert before the ids "
             "ever pass through a float.",
         ),
         (
-            lambda: tapas.average_precision_at_k(RANKED, TARGET, 2, normalise="kaggle"),
+            lambda: tapas.metrics.average_precision_at_k(RANKED, TARGET, 2, normalise="kaggle"),
             "normalise must be 'possible' or 'hits', got 'kaggle'.",
         ),
         (
-            lambda: tapas.mean_precision_at_k(RANKED, TARGET[1:].repeat(2, 1), 2),
+            lambda: tapas.metrics.mean_precision_at_k(RANKED, TARGET[1:].repeat(2, 1), 2),
             "no example has a target: there is nothing to average.",
         ),
         (
-            lambda: tapas.mean_average_precision_at_k(RANKED, TARGET[:, :0], 2),
+            lambda: tapas.metrics.mean_average_precision_at_k(RANKED, TARGET[:, :0], 2),
             "no example has a target: there is nothing to average.",
         ),
     ],

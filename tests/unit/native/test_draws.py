@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import tapas.native as native
-from tapas import Squashed, Uniform, stream
+from tapas import Squashed, Uniform
 from tapas.proposals.alias import AliasTable
+from tapas.rng import stream
 
 pytestmark = pytest.mark.skipif(
     native.state() != "in use on CPUs", reason=f"native kernels are {native.state()}"

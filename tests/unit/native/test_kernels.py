@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from oracle.tables import top as slow_top
 
 import tapas.native as native
-from tapas import stream
+from tapas.rng import stream
 
 pytestmark = pytest.mark.skipif(
     native.state() != "in use on CPUs", reason=f"native kernels are {native.state()}"

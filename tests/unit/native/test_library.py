@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import tapas.native as native
-from tapas import LocalTable, Uniform, stream
+from tapas import LocalTable, Uniform
 from tapas.native import library
 from tapas.optim import SGD
+from tapas.rng import stream
 
 
 def test_a_missing_library_is_told_with_the_cure(tmp_path):

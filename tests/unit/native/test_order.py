@@ -5,8 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapas import native, stream
+from tapas import native
 from tapas.permutation import PRIME, ROUNDS, Permutation
+from tapas.rng import stream
 
 
 def both(order, ids):

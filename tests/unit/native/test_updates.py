@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tapas.native as native
-from tapas import LocalTable, UsageError, stream
+from tapas import LocalTable, UsageError
 from tapas.optim import SGD, Adagrad, LazyAdam, RowwiseAdagrad
 from tapas.optim.gradient_queue import RowGradients, sum_rows
 from tapas.optim.row_updates import SGDUpdate
+from tapas.rng import stream
 
 pytestmark = pytest.mark.skipif(
     native.state() != "in use on CPUs", reason=f"native kernels are {native.state()}"

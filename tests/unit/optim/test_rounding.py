@@ -2,9 +2,10 @@
 
 import torch
 
-from tapas import LocalTable, stream
+from tapas import LocalTable
 from tapas.optim import SGD
 from tapas.optim.row_updates import round_to_bfloat16
+from tapas.rng import stream
 
 N, DRAWS = 31, 4000
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 from oracle.tables import SlowRows
 
-from tapas import LocalTable, UsageError, optim, stream
+from tapas import LocalTable, UsageError, optim
 from tapas.optim import SGD, Adagrad, LazyAdam, RowwiseAdagrad
+from tapas.rng import stream
 
 C, D, N, STEPS = 11, 3, 7, 6
 

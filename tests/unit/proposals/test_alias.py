@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracle.proposals import alias_distribution, chance_of
 
-from tapas import stream
 from tapas.proposals.alias import AliasTable
+from tapas.rng import stream
 
 
 def implied(table: AliasTable) -> np.ndarray:

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from oracle import proposals as slow
 from scipy import stats
 
-from tapas import LogUniform, Mixture, Proposal, Squashed, Uniform, UsageError, stream
+from tapas import LogUniform, Mixture, Proposal, Squashed, Uniform, UsageError
 from tapas.proposals import base
+from tapas.rng import stream
 
 
 @pytest.fixture(autouse=True)
@@ -204,7 +205,9 @@ def test_an_impossible_number_of_samples_is_refused(k, words):
 
 
 def test_a_seed_in_place_of_a_generator_is_refused():
-    words = "generator must be a torch.Generator, got int. tapas.stream(seed, 'name') makes one."
+    words = (
+        "generator must be a torch.Generator, got int. tapas.rng.stream(seed, 'name') makes one."
+    )
     with pytest.raises(UsageError, match=re.escape(words)):
         Uniform(31).sample(3, generator=0)
 

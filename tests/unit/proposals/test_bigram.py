@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracle import proposals as slow
 
-from tapas import Bigram, DataError, LogUniform, Squashed, Uniform, UsageError, stream
+from tapas import DataError, LogUniform, Squashed, Uniform, UsageError
+from tapas.proposals import Bigram
+from tapas.rng import stream
 
 C = 31
 PAIRS = [(4, 7, 3), (4, 30, 1), (0, 7, 2), (11, 0, 5), (4, 7, 2), (30, 30, 0.5)]

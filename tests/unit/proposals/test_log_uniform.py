@@ -8,7 +8,8 @@ import pytest
 import torch
 from oracle import proposals as slow
 
-from tapas import LogUniform, Uniform, UsageError, stream
+from tapas import LogUniform, Uniform, UsageError
+from tapas.rng import stream
 
 HUGE = 3_000_000_000
 

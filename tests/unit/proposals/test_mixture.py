@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracle import proposals as slow
 
-from tapas import Bigram, LogUniform, Mixture, Squashed, Uniform, UsageError, stream
+from tapas import LogUniform, Mixture, Squashed, Uniform, UsageError
+from tapas.proposals import Bigram
+from tapas.rng import stream
 
 C = 31
 COUNTS = [0] * 20 + [50, 9] + [0] * 9

@@ -9,8 +9,9 @@ import torch
 from oracle.proposals import chance_of, squashed
 from oracle.sampling_heads import Ngrams
 
-from tapas import UsageError, stream
+from tapas import UsageError
 from tapas.proposals.ngram_mixture import NgramMixture
+from tapas.rng import stream
 
 C, RATE = 13, 0.1
 COUNTS = torch.tensor([5, 0, 3, 1, 40, 2, 2, 9, 0, 1, 1, 6, 3])

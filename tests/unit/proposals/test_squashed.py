@@ -8,7 +8,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from oracle import proposals as slow
 
-from tapas import DataError, Squashed, UsageError, stream
+from tapas import DataError, Squashed, UsageError
+from tapas.rng import stream
 
 HUGE = 3_000_000_000
 COUNTS = [0, 7, 1, 0, 120, 3, 1, 1, 0, 2, 55]

@@ -6,9 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tapas import DataError, UsageError, stream
+from tapas import DataError, UsageError
 from tapas.retrieval import embeddings as exporting
 from tapas.retrieval.embeddings import export_embeddings, load_embeddings
+from tapas.rng import stream
 
 C, D = 11, 3
 KEYS = ["milk", "Käse", 7, 2**70, "7", "", "line\nbreak", -1, "b", "c", "d"]

@@ -9,8 +9,9 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from tapas import DataError, UsageError, stream
+from tapas import DataError, UsageError
 from tapas.retrieval import Recommender, export_encoder, load_encoder
+from tapas.rng import stream
 
 pytestmark = pytest.mark.slow
 

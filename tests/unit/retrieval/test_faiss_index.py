@@ -5,8 +5,9 @@ import sys
 import pytest
 import torch
 
-from tapas import DataError, UsageError, stream
+from tapas import DataError, UsageError
 from tapas.retrieval import build_index, load_index, measured_recall
+from tapas.rng import stream
 
 faiss = pytest.importorskip("faiss")
 

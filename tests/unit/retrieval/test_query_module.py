@@ -5,10 +5,11 @@ import copy
 import pytest
 import torch
 
-from tapas import TapasSoftmax, stream
+from tapas import TapasSoftmax
 from tapas.encoders import GRUEncoder, MeanEncoder, TransformerEncoder
 from tapas.retrieval import export_encoder, load_encoder
 from tapas.retrieval.encoder_export import QueryModule
+from tapas.rng import stream
 from tapas.training.model import SequenceModel
 
 C, T, D = 23, 7, 8

@@ -6,7 +6,9 @@ import torch
 from oracle import selection as oracle
 from oracle.pool_views import a_view, draw
 
-from tapas import Candidates, LocalTable, Priority, UsageError, stream
+from tapas import LocalTable, Priority, UsageError
+from tapas.candidates import Candidates
+from tapas.rng import stream
 from tapas.selection.priority import CHUNK, QUERIES, mean_share
 
 SIZES = [(1, 1, 2), (5, 3, 17), (QUERIES + 3, 7, 31), (2, 2, CHUNK + 1)]  # queries, dim, pool

@@ -5,7 +5,10 @@ import pytest
 import torch
 from oracle import selection as oracle
 
-from tapas import Candidates, LocalTable, PoolView, Top, UsageError, stream
+from tapas import LocalTable, Top, UsageError
+from tapas.candidates import Candidates
+from tapas.rng import stream
+from tapas.selection import PoolView
 from tapas.selection.base import largest
 from tapas.selection.top import CHUNK, batch_score
 

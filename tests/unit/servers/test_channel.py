@@ -6,9 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapas import LocalTable, Priority, Top, UsageError, stream
+from tapas import LocalTable, Priority, Top, UsageError
 from tapas.candidates import Candidates
 from tapas.optim import SGD
+from tapas.rng import stream
 from tapas.servers.channel import Gradients, Post, num_bytes
 from tapas.servers.messages import Stamp
 from tapas.servers.peers import InProcess

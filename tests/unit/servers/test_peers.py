@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from tapas import Priority, Top, UsageError, stream
+from tapas import Priority, Top, UsageError
 from tapas.candidates import Candidates
 from tapas.optim import LazyAdam, RowUpdate
+from tapas.rng import stream
 from tapas.servers.channel import Gradients, Post
 from tapas.servers.messages import array_of, tensor_of
 from tapas.servers.peers import InProcess, ask_all

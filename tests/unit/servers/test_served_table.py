@@ -4,9 +4,10 @@ import pytest
 import torch
 from contracts.tables import served
 
-from tapas import LocalTable, Priority, TapasSoftmax, Top, UsageError, stream
+from tapas import LocalTable, Priority, TapasSoftmax, Top, UsageError
 from tapas.exact_state import pack
 from tapas.optim import LazyAdam, RowwiseAdagrad
+from tapas.rng import stream
 from tapas.servers.channel import Post
 from tapas.servers.peers import InProcess
 from tapas.servers.row_server import RowServer

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from oracle.tables import top
 
-from tapas import LocalTable, stream
+from tapas import LocalTable
+from tapas.rng import stream
 from tapas.tables import exhaustive
 from tapas.tables.exhaustive import best_of_chunk, exclusions, merge
 

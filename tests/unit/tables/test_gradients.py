@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from tapas import Candidates, LocalTable, UsageError, stream
+from tapas import LocalTable, UsageError
+from tapas.candidates import Candidates
 from tapas.optim import SGD, Adagrad, LazyAdam, RowwiseAdagrad
+from tapas.rng import stream
 
 pytestmark = pytest.mark.usefixtures("kernels")
 B, C, D = 5, 31, 3

@@ -7,8 +7,10 @@ import pytest
 import torch
 from oracle.tables import SlowRows
 
-from tapas import Candidates, DataError, LocalTable, Top, UsageError, stream
+from tapas import DataError, LocalTable, Top, UsageError
+from tapas.candidates import Candidates
 from tapas.optim import SGD, Adagrad, LazyAdam, RowwiseAdagrad
+from tapas.rng import stream
 
 B, C, D = 5, 31, 3
 OPTIMIZERS = [SGD.fused(), Adagrad.fused(), RowwiseAdagrad.fused(), LazyAdam.fused()]

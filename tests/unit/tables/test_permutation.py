@@ -5,8 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapas import UsageError, stream
+from tapas import UsageError
 from tapas.permutation import Permutation
+from tapas.rng import stream
 
 LARGE = 10**9 + 7
 

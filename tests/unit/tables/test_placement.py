@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracle.proposals import chance_of
 
-from tapas import UsageError, stream
+from tapas import UsageError
+from tapas.rng import stream
 from tapas.tables.placement import Placement
 
 HUGE = 3_000_000_000

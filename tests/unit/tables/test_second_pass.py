@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from tapas import Candidates, LocalTable, Priority, Top, stream
+from tapas import LocalTable, Priority, Top
+from tapas.candidates import Candidates
+from tapas.rng import stream
 from tapas.tables.second_pass import Question, keep_of, second_pass_of, share_of
 
 

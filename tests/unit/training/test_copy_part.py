@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from tapas import TapasSoftmax, UsageError, stream
+from tapas import TapasSoftmax, UsageError
 from tapas.data.windows import SequenceBatch
 from tapas.encoders import GRUEncoder, MeanEncoder, TransformerEncoder
 from tapas.optim import SGD
+from tapas.rng import stream
 from tapas.tables import LocalTable
 from tapas.training.copy_part import AGE_PACE, Copies, Repeats
 from tapas.training.model import SequenceModel, decaying

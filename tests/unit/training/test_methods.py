@@ -10,7 +10,7 @@ from oracle.journeys import chain_log
 
 from tapas import UsageError
 from tapas.checkpoints.model import load_checkpoint, save_checkpoint
-from tapas.cli.cite import CLASSES, cite, papers_of
+from tapas.cli.cite import CLASSES, cite_run, papers_of
 from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig, split_log
 from tapas.heads.citations import BIBTEX
@@ -253,10 +253,10 @@ def test_every_paper_is_known(method):
 
 
 def test_the_citation_of_a_run_names_method_rule_and_optimizer():
-    found = re.findall(r"@\w+\{(\w+),", cite(CONFIG))
+    found = re.findall(r"@\w+\{(\w+),", cite_run(CONFIG))
     assert found == ["bai2017tapas", "duffield2007priority", "duchi2011adaptive"]
     top = replace(CONFIG, head=HeadConfig(selection="top"), optimizer=OptimizerConfig(rows="sgd"))
-    assert re.findall(r"@\w+\{(\w+),", cite(top)) == ["bai2017tapas"]
+    assert re.findall(r"@\w+\{(\w+),", cite_run(top)) == ["bai2017tapas"]
 
 
 def test_bibtex_is_balanced_and_used():
