@@ -23,6 +23,7 @@ LAYERS = [
         "permutation",
         "atomic_file",
         "exact_state",
+        "extras",
         "interruptions",
         "native",
     },

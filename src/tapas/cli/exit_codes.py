@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import typer
 
 from tapas.errors import TapasError
+from tapas.extras import how_to_install
 
 FAILED = 1
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -23,12 +24,15 @@ def one_line_endings() -> Iterator[None]:
         _end("stopped by Ctrl-C.", INTERRUPTED)
     except TapasError as error:
         _end(str(error), FAILED)
+    except ModuleNotFoundError as error:
+        words = how_to_install(error.name)
+        if words is None:
+            raise
+        _end(words, FAILED)
     except OSError as error:
         # Python flushes stdout once more at exit, and would complain once more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(
-            error, BrokenPipeError
-        ):  # as in `python -m experiments list | head -1`: nobody reads on
+        if isinstance(error, BrokenPipeError):  # as in `tapas inspect log | head -1`: nobody reads
             raise typer.Exit(FAILED) from None
         _end(f"cannot write the output: {error.strerror or error}.", FAILED)
     except (MemoryError, RuntimeError) as error:

@@ -7,6 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from tapas.data.source import LogSource
+from tapas.errors import UsageError
+from tapas.extras import how_to_install
 
 if TYPE_CHECKING:
     from tapas.data.event_log import EventLog
@@ -40,5 +42,9 @@ _LATER = {
 
 def __getattr__(name: str) -> object:
     if name in _LATER:
-        return getattr(import_module(f"tapas.data.{_LATER[name]}"), name)
+        try:
+            return getattr(import_module(f"tapas.data.{_LATER[name]}"), name)
+        except ModuleNotFoundError as error:
+            words = how_to_install(error.name)
+            raise error if words is None else UsageError(words) from None
     raise AttributeError(f"module 'tapas.data' has no attribute '{name}'")

@@ -1,0 +1,85 @@
+"""What `pip install tapas-softmax` alone can do, and what is said of what it cannot."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tapas.extras import EXTRAS, how_to_install
+
+BLOCK = f"""
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {sorted(EXTRAS)!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Missing())
+"""
+
+
+def without_extras(script, *arguments):
+    return subprocess.run(
+        [sys.executable, "-c", BLOCK + script, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+@pytest.mark.slow
+def test_heads_optimizers_and_checkpoints_need_torch_numpy_and_safetensors_alone(tmp_path):
+    script = """
+import torch, tapas
+encoder, head = torch.nn.Linear(4, 4), tapas.TapasSoftmax(50, 4, num_samples=8)
+model = torch.nn.Sequential(encoder, head)
+rows = tapas.optim.RowwiseAdagrad(head, lr=0.1)
+head(encoder(torch.ones(3, 4)), torch.arange(3)).backward()
+rows.step()
+tapas.save_checkpoint(sys.argv[1], 1, model, rows)
+print(tapas.load_checkpoint(sys.argv[1], model, rows), head.topk(torch.ones(4), 3)[1].shape)
+"""
+    done = without_extras(script, str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    assert "torch.Size([3])" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [["--version"], ["train", "log.csv"]])
+def test_the_command_says_what_to_install(arguments):
+    script = "from tapas.__main__ import main; sys.argv[0] = 'tapas'; main()"
+    done = without_extras(script, *arguments)
+    words = 'tapas: this needs typer. Install it with `pip install "tapas-softmax[train]"`.\n'
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", words)
+
+
+@pytest.mark.slow
+def test_a_log_without_polars_says_what_to_install():
+    done = without_extras("from tapas.data import prepare_log")
+    assert done.returncode == 1
+    words = 'UsageError: this needs polars. Install it with `pip install "tapas-softmax[train]"`.'
+    assert words in done.stderr
+
+
+def test_a_figure_without_matplotlib_says_what_to_install(monkeypatch):
+    import typer
+    from typer.testing import CliRunner
+
+    from tapas.cli.exit_codes import one_line_endings
+
+    app = typer.Typer()
+
+    @app.command()
+    def draw():
+        with one_line_endings():
+            raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib.axes")
+
+    done = CliRunner().invoke(app)
+    assert done.exit_code == 1
+    assert done.stderr == (
+        'tapas: this needs matplotlib. Install it with `pip install "tapas-softmax[plots]"`.\n'
+    )
+
+
+def test_what_no_extra_brings_is_left_to_python():
+    assert how_to_install("numpy") is how_to_install(None) is None
