@@ -46,7 +46,7 @@ class Ranks:
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         if self.rank < 0:
             raise UsageError("this process is not in the group that shares the table.")
-        self._store = self.group.get_group_store()
+        self._store = store_of(self.group)
         self._backend = str(dist.get_backend(self.group))
         self._turns = 0
         self.meetings = 0
@@ -147,7 +147,7 @@ class Ranks:
             return self.exchange("gathered", tensor.expand(self.size, *tensor.shape))
         whole = tensor.new_empty(self.size, *tensor.shape)
         with self.meeting((self.size - 1) * tensor.nbytes):
-            dist.all_gather_single(whole.view(-1), tensor.contiguous().view(-1), group=self.group)
+            all_gather(whole.view(-1), tensor.contiguous().view(-1), group=self.group)
         return whole
 
     def exchange(self, what: str, parts: Tensor) -> Tensor:
@@ -238,6 +238,17 @@ class Ranks:
     def _blame(self, error: RuntimeError) -> PeerError:
         last = self.last_checkpoint
         return blame(error, self.group, self._store, self.rank, self.size, last_checkpoint=last)
+
+
+# names that torch has changed since 2.6, the oldest version that is tested
+all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+
+
+def store_of(group: Any) -> Any:
+    """Where the ranks of `group` leave notes for each other."""
+    if hasattr(group, "get_group_store"):
+        return group.get_group_store()
+    return dist.distributed_c10d._get_process_group_store(group)
 
 
 _met: list[Ranks] = []  # whoever asks for all ranks gets the same counters and checkpoint
