@@ -75,7 +75,6 @@ def is_below(name: str, me: str) -> bool:
 
 STILL_UP = {  # folder: the higher folders that it still imports; nothing may be added
     "checkpoints": {"distributed", "training"},
-    "evaluation": {"checkpoints", "comparison", "training"},
     "training": {"servers"},
 }
 

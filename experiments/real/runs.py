@@ -13,12 +13,13 @@ from torch import Tensor
 
 from experiments.real.selection_rules import CURES
 from experiments.real.sets import Place, RealSet, find_set
+from tapas.comparison.synthetic_log import TRUTH, rank_by_truth
 from tapas.data.event_log import EventLog
 from tapas.data.splits import Split, split_log
 from tapas.data.windows import gather
 from tapas.errors import DataError, UsageError
+from tapas.evaluation.baselines import COUNTING, rank_by_counting
 from tapas.evaluation.points import PointEvaluator, spread_points
-from tapas.evaluation.references import COUNTING, TRUTH, rank_by_counting, rank_by_truth
 from tapas.evaluation.scores import bucket_classes
 from tapas.training.build import Parts, build
 from tapas.training.config import HeadConfig, LoopConfig, OptimizerConfig, TrainConfig

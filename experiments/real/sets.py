@@ -12,13 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from tapas.comparison.groceries import PACKAGE, find_groceries
-from tapas.comparison.synthetic_log import SyntheticLogConfig, kept_log
+from tapas.comparison.synthetic_log import TRUTH, SyntheticLogConfig, kept_log
 from tapas.data.event_log import EventLog
 from tapas.data.prepare import prepare_log
 from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig
 from tapas.errors import UsageError, pick
+from tapas.evaluation.baselines import COUNTING, POPULAR
 from tapas.training.config import ModelConfig
+
+REFERENCES: dict[str, tuple[str, ...]] = {  # what is worth a line on each set
+    "linux": (POPULAR,),
+    "wikipedia": (POPULAR,),
+    "synthetic": (POPULAR, TRUTH),
+    "rust": COUNTING,
+    "grocery": COUNTING,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ def recommended(run, *options):
 def test_recommending_ranks_by_the_mixture_of_the_best_checkpoint(repeating):
     import torch
 
-    from tapas.evaluation.evaluate import load_model
+    from tapas.training.run_evaluation import load_model
     from tapas.training.run_folder import open_run
 
     run = open_run(repeating)

@@ -16,7 +16,6 @@ from tapas.checkpoints.folder import CheckpointFolder
 from tapas.cli import torchrun as cli_ranks
 from tapas.data.source import LogSource
 from tapas.distributed.torchrun import started_by_torchrun
-from tapas.evaluation.evaluate import assess
 from tapas.tables.placement import Placement
 from tapas.training import run as session
 from tapas.training.build import build
@@ -31,6 +30,7 @@ from tapas.training.config import (
 )
 from tapas.training.journal import read_journal
 from tapas.training.parallel import Team
+from tapas.training.run_evaluation import evaluate_run
 from tapas.training.run_folder import open_run
 
 pytestmark = pytest.mark.slow
@@ -77,7 +77,7 @@ def train_on_ranks(ranks, file, folder):
     for name, config in configs(file).items():
         out = folder / name
         session.begin(config, out, cache=folder / "cache", talk=quiet, team=team)
-        found[name] = assess(open_run(out), team=team).scores["model"].metrics
+        found[name] = evaluate_run(open_run(out), team=team)[0].scores["model"].metrics
     return found
     return None
 
@@ -99,7 +99,7 @@ def train_alone(config, folder, num_shards, monkeypatch):
 def test_ranks_train_the_model_that_one_process_trains(file, tmp_path, num_ranks, monkeypatch):
     judged = run_ranks(num_ranks, train_on_ranks, file, tmp_path)
     for name, config in configs(file).items():
-        alone = assess(open_run(tmp_path / name)).scores["model"].metrics
+        alone = evaluate_run(open_run(tmp_path / name))[0].scores["model"].metrics
         for metrics in judged:
             for metric, interval in metrics[name].items():
                 assert interval.mean == pytest.approx(alone[metric].mean, rel=1e-5), metric

@@ -48,7 +48,7 @@ def evaluate(
     Under torchrun all ranks share the work, and each loads its part of the rows.
     """
     with one_line_endings():
-        from tapas.evaluation.evaluate import assess
+        from tapas.training.run_evaluation import evaluate_run
         from tapas.training.run_folder import open_run
 
         folder = open_run(run)
@@ -56,7 +56,7 @@ def evaluate(
             team_of_this_job(run, None) as team,
             progress_bar("ranking", "examples", shown=team.leads) as move,
         ):
-            found = assess(
+            found, at = evaluate_run(
                 folder,
                 part=on,
                 step=step,
@@ -68,7 +68,7 @@ def evaluate(
         if not team.leads:
             return
         if as_json:
-            report = _finite(dataclasses.asdict(found))
+            report = _finite({"step": at, **dataclasses.asdict(found)})
             typer.echo(json.dumps(report, indent=1, allow_nan=False))
             return
         console = Console(highlight=False)
@@ -77,7 +77,7 @@ def evaluate(
         if found.exclude_seen:
             seen = f"left out, also of the targets ({found.split['seen_targets']:,} of them)"
         console.print(
-            f"{scores.num_examples:,} examples of {found.part}, checkpoint step {found.step:,}. "
+            f"{scores.num_examples:,} examples of {found.part}, checkpoint step {at:,}. "
             f"The next {found.num_targets} items are to be found among all items; items taken "
             f"before {seen}."
         )

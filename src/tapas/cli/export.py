@@ -53,7 +53,7 @@ def export(
     no vector can: files hold its softmax alone, and a folder is refused.
     """
     with one_line_endings():
-        from tapas.evaluation.evaluate import load_model
+        from tapas.training.run_evaluation import load_model
         from tapas.training.run_folder import open_run
 
         writers: dict[str, Writer] = {

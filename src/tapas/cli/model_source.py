@@ -38,8 +38,8 @@ def open_source(path: Path, step: int | None = None) -> Source:
 
 
 def _open_run(path: Path, step: int | None) -> Source:
-    from tapas.evaluation.evaluate import load_model
     from tapas.training.model import Outlook
+    from tapas.training.run_evaluation import load_model
     from tapas.training.run_folder import open_run
 
     run = open_run(path)

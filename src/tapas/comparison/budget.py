@@ -14,8 +14,8 @@ from tapas.comparison.config import CompareConfig
 from tapas.comparison.contenders import CONTENDERS, Trial, by_name
 from tapas.comparison.ledger import Ledger
 from tapas.comparison.runs import REFERENCES, VALIDATION, CompareRun
+from tapas.comparison.synthetic_log import TRUTH
 from tapas.errors import DataError
-from tapas.evaluation.references import TRUTH
 
 SEARCH_SEED = 1_000  # never among the seeds of a result
 

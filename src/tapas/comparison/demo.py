@@ -13,13 +13,13 @@ from tapas.comparison.demo_page import Page, Person, draw_curves, render
 from tapas.comparison.groceries import find_groceries, product_words
 from tapas.comparison.synthetic_log import SyntheticLogConfig, group_words, write_synthetic_log
 from tapas.data.prepare import prepare_log
-from tapas.data.splits import split_log, targets_of
-from tapas.evaluation.evaluate import Assessment, assess, load_model
-from tapas.evaluation.ranked_lists import rank_points
+from tapas.data.splits import Points, split_log, targets_of
+from tapas.evaluation.evaluate import Evaluation
+from tapas.evaluation.ranked_lists import ListRules, ranked_lists
 from tapas.evaluation.scores import Interval
-from tapas.evaluation.versus import compare_runs
 from tapas.training import run as session
 from tapas.training.config import JSON, TrainConfig, build_config
+from tapas.training.run_evaluation import compare_runs, evaluate_run, load_model
 from tapas.training.run_folder import RunFolder, open_run
 from tapas.training.trainer import Tick
 
@@ -115,7 +115,7 @@ def train_way(
 class Found:
     """All models judged on the same examples, and the baselines with each."""
 
-    assessments: dict[str, Assessment]
+    assessments: dict[str, Evaluation]
     lead: Interval  # MAP@20 of TAPAS priority minus that of sampled softmax
     seconds: dict[str, float]
 
@@ -125,12 +125,12 @@ class Found:
         return max(self.assessments, key=lambda name: _map_at_20(self.assessments[name]))
 
 
-def _map_at_20(assessment: Assessment) -> float:
+def _map_at_20(assessment: Evaluation) -> float:
     return assessment.scores["model"].metrics["map@20"].mean
 
 
 def judge_ways(runs: dict[str, RunFolder], seconds: dict[str, float]) -> Found:
-    assessments = {name: assess(run) for name, run in runs.items()}
+    assessments = {name: evaluate_run(run)[0] for name, run in runs.items()}
     lead = compare_runs(runs[TAPAS], runs[PLAIN])
     return Found(assessments, lead, seconds)
 
@@ -208,15 +208,9 @@ def some_people(run: RunFolder, words: dict[str | int, str]) -> list[Person]:
     user, point = points.user[middle], points.point[middle]
     target = targets_of(log, points, 10)[middle]
     start = log.offsets[user]
-    ranked, _ = rank_points(
-        model,
-        log.items,
-        start,
-        point,
-        target,
-        history=run.config.model.history,
-        with_loss=False,
-    )
+    rules = ListRules(run.config.model.history)
+    these = Points(user, point, points.limit[middle])
+    ranked, _ = ranked_lists(model, log, these, target, rules, with_loss=False)
 
     def say(ids: Any) -> list[str]:
         keys = log.item_keys.keys(ids)

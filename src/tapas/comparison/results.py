@@ -15,8 +15,8 @@ from tapas.comparison.contenders import CONTENDERS
 from tapas.comparison.ledger import Ledger, Result
 from tapas.comparison.runs import REFERENCES, TEST, VALIDATION
 from tapas.comparison.stages import PACE, RUNS, SETTINGS
+from tapas.comparison.synthetic_log import TRUTH
 from tapas.errors import DataError
-from tapas.evaluation.references import TRUTH
 
 FULL = "full"
 UNKNOWN = "#555555"

@@ -16,14 +16,14 @@ from torch import Tensor
 from tapas.comparison.config import CompareConfig
 from tapas.comparison.contenders import NEXT_ITEMS
 from tapas.comparison.peak_memory import forget_peak, peak_bytes
-from tapas.comparison.synthetic_log import SyntheticLogConfig, kept_log
+from tapas.comparison.synthetic_log import TRUTH, SyntheticLogConfig, kept_log, rank_by_truth
 from tapas.data.event_log import EventLog
 from tapas.data.prepare import prepare_log
 from tapas.data.source import LogSource
 from tapas.data.splits import Points, Split, split_log
 from tapas.errors import DataError, UsageError
+from tapas.evaluation.baselines import COUNTING, rank_by_counting
 from tapas.evaluation.points import PointEvaluator, block_sums, spread_points
-from tapas.evaluation.references import COUNTING, TRUTH, rank_by_counting, rank_by_truth
 from tapas.evaluation.scores import measure
 from tapas.training.build import Parts, build
 from tapas.training.model import SequenceModel

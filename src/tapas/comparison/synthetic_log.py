@@ -15,11 +15,18 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from tapas.atomic_file import whole_file
+from tapas.data.event_log import EventLog
+from tapas.data.splits import Points
 from tapas.errors import UsageError
+from tapas.evaluation.scores import TOP
 from tapas.shapes import check_positive
+
+TRUTH = "the true distribution"  # the name of its lists among the references
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,3 +97,43 @@ def kept_log(config: SyntheticLogConfig, cache: Path) -> Path:
         with whole_file(path) as unfinished:
             write_synthetic_log(unfinished, config)
     return path
+
+
+def rank_by_truth(
+    made: SyntheticLogConfig, log: EventLog, points: Points, target: NDArray[np.int64]
+) -> tuple[Tensor, NDArray[np.float64]]:
+    """The 20 most probable items (P, 20), and the least possible loss of `target` (P, L) in nats.
+
+        P(item | last basket of group g) = habit P(item | g + 1) + (1 - habit) mean_g' P(item | g')
+
+    Up to this: an item counts once in a basket, however often it was drawn. Items that the
+    log never shows cannot be listed.
+    """
+    num_groups = made.num_groups
+    key = np.array(
+        [int(k) for k in log.item_keys.keys(np.arange(log.num_items))]
+    )  # (C,): group + num_groups * rank
+    group, rank = key % num_groups, key // num_groups
+    most = -(-made.num_items // num_groups)
+    weight = 1 / np.arange(1, most + 1) ** made.exponent
+    in_group = -(-(made.num_items - np.arange(num_groups)) // num_groups)
+    share = np.zeros((num_groups, most))  # a rank beyond the end of a group begins it again
+    for g in range(num_groups):
+        np.add.at(share[g], np.arange(most) % in_group[g], weight / weight.sum())
+    chance = share[group, rank]  # P(item | its group)
+    following = (group[log.items[points.point - 1]] + 1) % num_groups
+    elsewhere = (1 - made.habit) / num_groups
+    by_group = [np.flatnonzero(group == g) for g in range(num_groups)]
+    best = [each[np.argsort(-chance[each], kind="stable")][:TOP] for each in by_group]
+    everywhere = np.argsort(-chance, kind="stable")[: 2 * TOP]
+    ranked = np.full((len(points), TOP), -1, dtype=np.int64)
+    for row, g in zip(ranked, following, strict=True):
+        ids = np.unique(np.concatenate([best[g], everywhere]))
+        score = chance[ids] * (made.habit * (group[ids] == g) + elsewhere)
+        chosen = ids[np.argsort(-score, kind="stable")][:TOP]
+        row[: len(chosen)] = chosen
+    wanted = np.maximum(target, 0)
+    p = chance[wanted] * (made.habit * (group[wanted] == following[:, None]) + elsewhere)
+    real = target >= 0
+    loss = -(np.log(p) * real).sum(axis=1) / real.sum(axis=1)
+    return torch.from_numpy(ranked), loss

@@ -8,9 +8,14 @@ where each user's events start. A question is a pair (user, point): what follows
 from abc import ABC, abstractmethod
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from tapas.data.event_log import EventLog
+from tapas.data.splits import Points, Split
 from tapas.errors import UsageError
+from tapas.evaluation.scores import TOP
 from tapas.shapes import check_positive
 
 Ids = NDArray[np.int64]
@@ -208,3 +213,20 @@ def _count_pairs(items: Integers, first: Ids, last: Ids, num_classes: int) -> tu
         counts.append(count)
     pair, which = np.unique(np.concatenate(pairs), return_inverse=True)
     return pair, np.bincount(which, np.concatenate(counts), len(pair)).astype(np.int64)
+
+
+POPULAR, FAVOURITES, FOLLOWERS = "most popular", "the user's favourites", "co-occurrence"
+COUNTING = (POPULAR, FAVOURITES, FOLLOWERS)
+
+
+def rank_by_counting(name: str, log: EventLog, split: Split, points: Points) -> Tensor:
+    """Lists (P, 20) of one of `COUNTING`."""
+    arrays = (log.items, np.asarray(log.offsets), split.train_counts)
+    ranker: Baseline
+    if name == POPULAR:
+        ranker = MostPopular(*arrays)
+    elif name == FAVOURITES:
+        ranker = OwnMostFrequent(*arrays)
+    else:
+        ranker = CoOccurrence(*arrays, times=log.times, train_end=split.train_end)
+    return torch.from_numpy(ranker.rank(points.user, points.point, TOP))

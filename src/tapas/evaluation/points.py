@@ -9,11 +9,10 @@ from torch import Tensor
 
 from tapas.data.event_log import EventLog
 from tapas.data.splits import Points, Split, targets_of
-from tapas.evaluation.ranked_lists import rank_points
+from tapas.evaluation.ranked_lists import ListRules, Predictor, ranked_lists
 from tapas.evaluation.scores import judge, measure
 from tapas.metrics import ndcg_at_k
 from tapas.rng import stream
-from tapas.training.model import SequenceModel
 
 NUM_BLOCKS = 50
 
@@ -58,13 +57,12 @@ class PointEvaluator:
         self.target = targets_of(log, points, num_targets)
         self.train_counts = torch.from_numpy(split.train_counts)
 
-    def rank(self, model: SequenceModel, most: int) -> tuple[Tensor, NDArray[np.float64]]:
+    def rank(self, model: Predictor, most: int) -> tuple[Tensor, NDArray[np.float64]]:
         """Lists (P, 20) and losses (P,) of the first `most` points."""
-        start = np.asarray(self.log.offsets)[self.points.user]
-        ranked, loss = rank_points(
-            model, self.log.items, start[:most], self.points.point[:most], self.target[:most],
-            history=self.history,
-        )  # fmt: skip
+        all_of, some = self.points, slice(most)
+        first = Points(all_of.user[some], all_of.point[some], all_of.limit[some])
+        rules = ListRules(self.history)
+        ranked, loss = ranked_lists(model, self.log, first, self.target[:most], rules)
         return ranked, cast(Tensor, loss).double().numpy()
 
     def few(self, ranked: Tensor, loss: NDArray[np.float64], most: int) -> dict[str, Any]:

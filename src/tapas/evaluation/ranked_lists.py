@@ -1,83 +1,135 @@
 """Exact ranked lists and full softmax losses of a model at the points of a split."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tapas.data.event_log import EventLog
+from tapas.data.splits import Points
 from tapas.data.windows import gather
 from tapas.evaluation.scores import TOP, measure
-from tapas.training.model import Outlook, SequenceModel
-from tapas.training.parallel import Team
 
 QUERIES_AT_ONCE = 256
 Integers = NDArray[np.integer]
 
 
+class Prediction(Protocol):
+    """What a model says of the next item of B histories."""
+
+    @property
+    def num_classes(self) -> int: ...
+
+    def topk(self, k: int, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Scores and ids (B, k) of the best, exact; `exclude` (B, E), negative is padding."""
+
+    def log_prob(self, ids: Tensor) -> Tensor:
+        """Exact log-probabilities of `ids` (B, L)."""
+
+
+class Predictor(Protocol):
+    """A model that can be evaluated."""
+
+    def after(self, items: Tensor, lengths: Tensor) -> Prediction:
+        """Of histories `items` (B, H), the last `lengths` (B,) of which are real."""
+
+
+class WorkSplit(Protocol):
+    """Processes that share the work; each gets all of the answer."""
+
+    def bounds(self, size: int) -> tuple[int, int]:
+        """Which of `size` examples are this process's."""
+
+    def sizes(self, size: int) -> list[int]:
+        """How many of them each process has."""
+
+    def collect(self, rows: Tensor, sizes: list[int]) -> Tensor:
+        """The `rows` of all processes, in turn."""
+
+
+class OneProcess:
+    """All of the work is done here."""
+
+    def bounds(self, size: int) -> tuple[int, int]:
+        return 0, size
+
+    def sizes(self, size: int) -> list[int]:
+        return [size]
+
+    def collect(self, rows: Tensor, sizes: list[int]) -> Tensor:
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class ListRules:
+    """What a list may hold, and how much of a history a model is shown."""
+
+    history: int
+    exclude_seen: bool = False
+    excluded_class: int | None = None  # that is no item, such as all rare ones folded into one
+
+
 @torch.no_grad()
-def rank_points(
-    model: SequenceModel,
-    items: Integers,
-    start: Integers,
-    point: Integers,
+def ranked_lists(
+    model: Predictor,
+    log: EventLog,
+    points: Points,
     target: NDArray[np.int64],
+    rules: ListRules,
     *,
-    history: int,
-    exclude_seen: bool = False,
-    never: int | None = None,
     with_loss: bool = True,
     on_progress: Callable[[int], None] = lambda done: None,
-    team: Team | None = None,
+    work: WorkSplit | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The 20 best items after items[start:point], (P, 20), and the loss of `target` (P, L).
+    """The 20 best items at each of `points`, (P, 20), and the loss of `target` (P, L).
 
-    -1 fills lists that run out of items; `never` is a class that is no item to recommend. The
-    loss is over all classes, in nats, the mean over an example's targets, NaN without any.
-    The ranks of a `team` share the work; each gets all of the answer.
+    -1 fills lists that run out of items. The loss is over all classes, in nats, the mean over an
+    example's targets, NaN without any.
     """
-    team = team or Team()
+    work = work or OneProcess()
+    start, point, items = np.asarray(log.offsets)[points.user], points.point, log.items
     lists, losses = [], []
-    for first in range(0, len(point), QUERIES_AT_ONCE):
-        size = min(QUERIES_AT_ONCE, len(point) - first)
-        part = slice(*(first + bound for bound in team.bounds(size)))
-        recent, lengths, _ = gather(items, start[part], point[part], history)
+    for first in range(0, len(points), QUERIES_AT_ONCE):
+        size = min(QUERIES_AT_ONCE, len(points) - first)
+        part = slice(*(first + bound for bound in work.bounds(size)))
+        recent, lengths, _ = gather(items, start[part], point[part], rules.history)
         after = model.after(torch.from_numpy(recent), torch.from_numpy(lengths))
         seen: Tensor | None = None
-        barred = [] if never is None else [np.array([never])]
-        if exclude_seen:
+        barred = [] if rules.excluded_class is None else [np.array([rules.excluded_class])]
+        if rules.exclude_seen:
             pairs = zip(start[part], point[part], strict=True)
             seen = pad([np.concatenate([np.unique(items[s:p]), *barred]) for s, p in pairs])
         elif barred:
             seen = pad(barred * len(recent))
-        sizes = team.sizes(size)
-        lists.append(team.collect(top_padded(after, TOP, seen), sizes))
+        sizes = work.sizes(size)
+        lists.append(work.collect(top_padded(after, TOP, seen), sizes))
         if with_loss:
-            losses.append(team.collect(_loss(after, torch.from_numpy(target[part])), sizes))
+            losses.append(work.collect(_loss(after, torch.from_numpy(target[part])), sizes))
         on_progress(first + size)
     return torch.cat(lists), torch.cat(losses) if with_loss else None
 
 
-def top_padded(after: Outlook, k: int, seen: Tensor | None) -> Tensor:
+def top_padded(after: Prediction, k: int, seen: Tensor | None) -> Tensor:
     """(B, k) best ids, also where there are fewer than k classes."""
-    _, ids = after.topk(min(k, after.head.num_classes), seen)
+    _, ids = after.topk(min(k, after.num_classes), seen)
     return torch.nn.functional.pad(ids.cpu(), (0, k - ids.shape[1]), value=-1)
 
 
-def _loss(after: Outlook, target: Tensor) -> Tensor:
+def _loss(after: Prediction, target: Tensor) -> Tensor:
     real = (target >= 0).float()
     log_prob = after.log_prob(target.clamp(min=0)).cpu()
     return -(log_prob * real).sum(dim=1) / real.sum(dim=1)
 
 
-def findable(
-    items: Integers, start: Integers, point: Integers, target: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def without_seen(log: EventLog, points: Points, target: NDArray[np.int64]) -> NDArray[np.int64]:
     """`target` without what the history holds: lists that leave it out can never find it."""
-    left = target.copy()
-    for row, s, p in zip(left, start, point, strict=True):
-        row[np.isin(row, items[s:p])] = -1
+    left, start = target.copy(), np.asarray(log.offsets)[points.user]
+    for row, s, p in zip(left, start, points.point, strict=True):
+        row[np.isin(row, log.items[s:p])] = -1
     return left
 
 
@@ -89,34 +141,17 @@ def pad(rows: list[NDArray[np.integer]]) -> Tensor:
     return torch.from_numpy(padded)
 
 
-def quick_judge(
-    items: Integers,
-    start: Integers,
-    point: Integers,
+def mean_scores(
+    model: Predictor,
+    log: EventLog,
+    points: Points,
     target: NDArray[np.int64],
-    *,
-    history: int,
-    exclude_seen: bool,
-    never: int | None = None,
-    team: Team | None = None,
-) -> Callable[[SequenceModel], dict[str, float]]:
-    """What a trainer asks for again and again: means of the metrics at a few points."""
-
-    def judge(model: SequenceModel) -> dict[str, float]:
-        ranked, loss = rank_points(
-            model,
-            items,
-            start,
-            point,
-            target,
-            history=history,
-            exclude_seen=exclude_seen,
-            never=never,
-            team=team,
-        )
-        values = measure(ranked, torch.from_numpy(target))
-        if loss is not None:
-            values["loss"] = loss
-        return {name: float(value.double().nanmean()) for name, value in values.items()}
-
-    return judge
+    rules: ListRules,
+    work: WorkSplit | None = None,
+) -> dict[str, float]:
+    """What training asks for again and again: means of the metrics at a few points."""
+    ranked, loss = ranked_lists(model, log, points, target, rules, work=work)
+    values = measure(ranked, torch.from_numpy(target))
+    if loss is not None:
+        values["loss"] = loss
+    return {name: float(value.double().nanmean()) for name, value in values.items()}

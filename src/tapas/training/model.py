@@ -141,6 +141,10 @@ class Outlook:
     query: Tensor  # (B, D)
     copies: Copies | None  # None for a model that does not repeat
 
+    @property
+    def num_classes(self) -> int:
+        return self.head.num_classes
+
     def topk(self, k: int, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The k best classes of each history, (B, k), as `head.top`.
 

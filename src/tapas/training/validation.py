@@ -5,11 +5,12 @@ from collections.abc import Callable
 import torch
 
 from tapas.data.splits import Points, Split, targets_of
-from tapas.evaluation.ranked_lists import findable, quick_judge
+from tapas.evaluation.ranked_lists import mean_scores, without_seen
 from tapas.rng import stream
 from tapas.training.config import HeadConfig, TrainConfig
 from tapas.training.model import SequenceModel
 from tapas.training.parallel import Team
+from tapas.training.run_evaluation import list_rules
 from tapas.training.run_folder import RunFolder
 
 
@@ -17,22 +18,12 @@ def judge_of(
     run: RunFolder, split: Split, team: Team | None = None
 ) -> Callable[[SequenceModel], dict[str, float]]:
     """Judges a model at some points of the part that is held out for validation."""
-    log, config = run.log, run.config
+    log, config, rules = run.log, run.config, list_rules(run)
     points = some_points(split.validation, config.loop.validation_examples, config.loop.seed)
-    start = log.offsets[points.user]
     target = targets_of(log, points, config.head.next_items)
-    if config.loop.exclude_seen:
-        target = findable(log.items, start, points.point, target)
-    return quick_judge(
-        log.items,
-        start,
-        points.point,
-        target,
-        history=config.model.history,
-        exclude_seen=config.loop.exclude_seen,
-        never=log.item_keys.rare_id,
-        team=team,
-    )
+    if rules.exclude_seen:
+        target = without_seen(log, points, target)
+    return lambda model: mean_scores(model, log, points, target, rules, team)
 
 
 def training_words(config: TrainConfig, split: Split) -> str:

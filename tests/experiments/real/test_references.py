@@ -9,10 +9,10 @@ import torch
 from experiments.real.cells import SAMPLED, Plan
 from experiments.real.runs import execute, open_set
 from experiments.real.sets import GROCERY, SYNTHETIC
-from tapas.comparison.synthetic_log import SyntheticLogConfig
+from tapas.comparison.synthetic_log import TRUTH, SyntheticLogConfig, rank_by_truth
 from tapas.errors import UsageError
+from tapas.evaluation.baselines import COUNTING, rank_by_counting
 from tapas.evaluation.points import spread_points
-from tapas.evaluation.references import COUNTING, TRUTH, rank_by_counting, rank_by_truth
 
 MADE = SyntheticLogConfig(
     num_users=60, num_items=53, num_groups=4, baskets_per_user=7, items_per_basket=2, exponent=0.9

@@ -8,7 +8,7 @@ import pytest
 
 from tapas.comparison import demo as showcase
 from tapas.comparison.demo import PLAIN, REPEATS, TAPAS, Found, Shop
-from tapas.evaluation.evaluate import Assessment
+from tapas.evaluation.evaluate import Evaluation
 from tapas.evaluation.scores import Bucket, Interval, Scores
 from tapas.training.config import as_tables
 
@@ -76,7 +76,7 @@ def assessment(value, **lead):
         coverage=5,
     )
     named = {name.replace("_", " "): Interval(*ends) for name, ends in lead.items()}
-    return Assessment("test", 9, False, 5, {"model": scores}, named, {})
+    return Evaluation("test", False, 5, {"model": scores}, named, {})
 
 
 BEHIND, AHEAD = (-0.02, -0.03, -0.01), (0.04, 0.03, 0.05)

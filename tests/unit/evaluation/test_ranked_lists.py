@@ -1,15 +1,19 @@
 """Ranked lists and losses against plain loops over every class."""
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from tapas import TapasSoftmax
+from tapas.data.event_log import EventLog
+from tapas.data.splits import Points
 from tapas.encoders import GRUEncoder
-from tapas.evaluation import ranked_lists as judging
-from tapas.evaluation.ranked_lists import findable, quick_judge, rank_points
+from tapas.evaluation import ranked_lists as module
+from tapas.evaluation.ranked_lists import ListRules, mean_scores, ranked_lists, without_seen
 from tapas.evaluation.scores import TOP, measure
 from tapas.tables import LocalTable
 from tapas.training.model import SequenceModel
@@ -19,6 +23,13 @@ ITEMS = np.array([1, 2, 3, 1, 4, 5, 0, 0, 6, 7, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12]
 START = np.array([0, 0, 6, 6, 10])
 POINT = np.array([2, 6, 7, 10, 20])
 TARGET = np.array([[3, 1], [0, -1], [0, 6], [-1, -1], [2, 2]])
+LOG = EventLog(
+    Path(), {"items": ITEMS, "times": np.arange(20), "offsets": np.array([0, 6, 10, 20])},
+    {"items": 40},
+)  # fmt: skip
+POINTS = Points(np.array([0, 0, 1, 1, 2]), POINT, POINT)
+RULES = ListRules(HISTORY)
+SEEN_OUT = ListRules(HISTORY, exclude_seen=True)
 
 
 def build(num_items):
@@ -42,7 +53,7 @@ def scores(model, place):
 
 @pytest.fixture(params=[2, 256], ids=["two at once", "all at once"])
 def at_once(request, monkeypatch):
-    monkeypatch.setattr(judging, "QUERIES_AT_ONCE", request.param)
+    monkeypatch.setattr(module, "QUERIES_AT_ONCE", request.param)
 
 
 @pytest.mark.usefixtures("at_once")
@@ -50,9 +61,8 @@ def at_once(request, monkeypatch):
 @pytest.mark.parametrize("num_items", [13, 20, 40])
 def test_lists_are_the_best_of_all_classes(num_items, exclude_seen):
     model = build(num_items)
-    ranked, _ = rank_points(
-        model, ITEMS, START, POINT, TARGET, history=HISTORY, exclude_seen=exclude_seen
-    )
+    rules = ListRules(HISTORY, exclude_seen)
+    ranked, _ = ranked_lists(model, LOG, POINTS, TARGET, rules)
     assert ranked.shape == (len(POINT), TOP)
     for place in range(len(POINT)):
         score = scores(model, place)
@@ -65,7 +75,7 @@ def test_lists_are_the_best_of_all_classes(num_items, exclude_seen):
 @pytest.mark.usefixtures("at_once")
 def test_the_loss_is_the_mean_over_an_examples_targets_in_nats():
     model = build(13)
-    _, loss = rank_points(model, ITEMS, START, POINT, TARGET, history=HISTORY)
+    _, loss = ranked_lists(model, LOG, POINTS, TARGET, RULES)
     for place, targets in enumerate(TARGET.tolist()):
         score = scores(model, place)
         log_sum = math.log(sum(map(math.exp, score)))
@@ -75,36 +85,30 @@ def test_the_loss_is_the_mean_over_an_examples_targets_in_nats():
 
 
 def test_no_loss_is_computed_unless_asked_for():
-    _, loss = rank_points(
-        build(13), ITEMS, START, POINT, TARGET, history=HISTORY, with_loss=False
-    )  # fmt: skip
+    _, loss = ranked_lists(build(13), LOG, POINTS, TARGET, RULES, with_loss=False)
     assert loss is None
 
 
 @pytest.mark.usefixtures("at_once")
 def test_progress_ends_with_all_examples():
     done = []
-    rank_points(build(13), ITEMS, START, POINT, TARGET, history=HISTORY, on_progress=done.append)
-    assert done == ([2, 4, 5] if judging.QUERIES_AT_ONCE == 2 else [5])
+    ranked_lists(build(13), LOG, POINTS, TARGET, RULES, on_progress=done.append)
+    assert done == ([2, 4, 5] if module.QUERIES_AT_ONCE == 2 else [5])
 
 
 def test_judging_moves_nothing():
     model = build(13)
     before = {k: v.clone() for k, v in model.state_dict().items() if torch.is_tensor(v)}
-    rank_points(model, ITEMS, START, POINT, TARGET, history=HISTORY, exclude_seen=True)
+    ranked_lists(model, LOG, POINTS, TARGET, SEEN_OUT)
     assert model.head.step == 0
     assert all(torch.equal(before[name], model.state_dict()[name]) for name in before)
 
 
-@pytest.mark.parametrize("exclude_seen", [False, True])
-def test_the_quick_judge_gives_means_over_the_examples_with_targets(exclude_seen):
+@pytest.mark.parametrize("rules", [RULES, SEEN_OUT], ids=["keep", "exclude"])
+def test_mean_scores_are_over_the_examples_with_targets(rules):
     model = build(40)
-    numbers = quick_judge(ITEMS, START, POINT, TARGET, history=HISTORY, exclude_seen=exclude_seen)(
-        model
-    )
-    ranked, loss = rank_points(
-        model, ITEMS, START, POINT, TARGET, history=HISTORY, exclude_seen=exclude_seen
-    )
+    numbers = mean_scores(model, LOG, POINTS, TARGET, rules)
+    ranked, loss = ranked_lists(model, LOG, POINTS, TARGET, rules)
     judged = [place for place, targets in enumerate(TARGET) if max(targets) >= 0]
     each = measure(ranked[judged], torch.from_numpy(TARGET[judged]))
     for name, values in each.items():
@@ -113,18 +117,17 @@ def test_the_quick_judge_gives_means_over_the_examples_with_targets(exclude_seen
 
 
 @pytest.mark.usefixtures("at_once")
-@pytest.mark.parametrize("exclude_seen", [False, True], ids=["keep", "exclude"])
-def test_a_class_that_is_no_item_is_in_no_list(exclude_seen):
+@pytest.mark.parametrize("rules", [RULES, SEEN_OUT], ids=["keep", "exclude"])
+def test_a_class_that_is_no_item_is_in_no_list(rules):
     model = build(13)
-    options = {"history": HISTORY, "exclude_seen": exclude_seen}
-    ranked, _ = rank_points(model, ITEMS, START, POINT, TARGET, **options)
-    without, _ = rank_points(model, ITEMS, START, POINT, TARGET, never=12, **options)
+    ranked, _ = ranked_lists(model, LOG, POINTS, TARGET, rules)
+    without, _ = ranked_lists(model, LOG, POINTS, TARGET, replace(rules, excluded_class=12))
     for before, after in zip(ranked.tolist(), without.tolist(), strict=True):
         left = [item for item in before if item != 12]
         assert after == (left + [-1] * TOP)[:TOP]
 
 
 def test_what_the_history_holds_is_not_to_be_found_again():
-    left = findable(ITEMS, START, POINT, TARGET)
+    left = without_seen(LOG, POINTS, TARGET)
     assert left.tolist() == [[3, -1], [0, -1], [-1, 6], [-1, -1], [-1, -1]]
     assert TARGET[0].tolist() == [3, 1]

@@ -11,7 +11,6 @@ from oracle.journeys import write_chain
 
 from tapas import DataError, PeerError, UsageError
 from tapas.data.source import LogSource
-from tapas.evaluation.evaluate import load_model
 from tapas.servers.peers import InProcess
 from tapas.servers.training_server import restore_point, set_restore_point
 from tapas.tables.placement import Placement
@@ -26,6 +25,7 @@ from tapas.training.config import (
     TrainConfig,
 )
 from tapas.training.journal import read_journal
+from tapas.training.run_evaluation import load_model
 from tapas.training.run_folder import open_run
 
 LOOP = LoopConfig(steps=12, evaluate_every=5, batch=7, patience=99, checkpoint_seconds=1e9)

@@ -12,8 +12,7 @@ from tapas import UsageError
 from tapas.checkpoints.folder import CheckpointFolder
 from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig, split_log, targets_of
-from tapas.evaluation.evaluate import assess, load_model
-from tapas.evaluation.ranked_lists import rank_points
+from tapas.evaluation.ranked_lists import ListRules, ranked_lists
 from tapas.optim import SGD
 from tapas.training import run as session
 from tapas.training.build import build
@@ -26,6 +25,7 @@ from tapas.training.config import (
     as_toml,
     build_config,
 )
+from tapas.training.run_evaluation import evaluate_run, load_model
 from tapas.training.run_folder import open_run
 
 CONFIG = TrainConfig(
@@ -119,9 +119,7 @@ def test_points_are_ranked_and_judged_by_the_mixture(file, tmp_path, exclude_see
         model.repeats.gate_bias += 3  # copies decide
     log, points = run.log, split_log(run.log, run.config.split).test
     start, target = log.offsets[points.user], targets_of(log, points, 5)
-    ranked, loss = rank_points(
-        model, log.items, start, points.point, target, history=6, exclude_seen=exclude_seen
-    )
+    ranked, loss = ranked_lists(model, log, points, target, ListRules(6, exclude_seen))
     for place, (s, p) in enumerate(zip(start, points.point, strict=True)):
         seen = torch.from_numpy(log.items[s:p].astype(np.int64))
         recent = seen[-6:][None]
@@ -137,4 +135,5 @@ def test_points_are_ranked_and_judged_by_the_mixture(file, tmp_path, exclude_see
             )
         best = [c for c in log_p.argsort(descending=True).tolist() if log_p[c] > -torch.inf]
         assert ranked[place].tolist() == (best + [-1] * 20)[:20]
-    assert assess(run, exclude_seen=exclude_seen).scores["model"].num_examples > 0
+    found, _ = evaluate_run(run, exclude_seen=exclude_seen)
+    assert found.scores["model"].num_examples > 0

@@ -10,11 +10,11 @@ from oracle.journeys import chain_log, write_chain
 from tapas import UsageError
 from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig, split_log, targets_of
-from tapas.evaluation.evaluate import assess, load_model
-from tapas.evaluation.ranked_lists import findable, rank_points
+from tapas.evaluation.ranked_lists import ListRules, ranked_lists, without_seen
 from tapas.evaluation.scores import measure
 from tapas.training import run as session
 from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, TrainConfig
+from tapas.training.run_evaluation import evaluate_run, load_model
 from tapas.training.run_folder import create_run, open_run
 
 
@@ -56,26 +56,23 @@ def test_a_newer_checkpoint_that_is_not_the_best_is_not_taken(run, tmp_path):
     tensors = {name: torch.zeros_like(tensor) for name, tensor in newest.tensors.items()}
     copied.checkpoints.save(99, tensors, newest.state, best=False)
     assert load_model(copied)[1] == best
-    assert assess(copied).step == best
-    assert assess(copied, step=99).step == 99
+    assert evaluate_run(copied)[1] == best
+    assert evaluate_run(copied, step=99)[1] == 99
     assert not load_model(copied, 99)[0].state_dict()["head.table.weight"].any()
 
 
 @pytest.mark.parametrize("part", ["test", "validation"])
 def test_the_model_is_judged_by_its_lists_at_the_points_of_the_part(run, part):
-    found = assess(run, part=part)
+    found, at = evaluate_run(run, part=part)
     split = split_log(run.log, run.config.split)
     points = getattr(split, part)
-    start = run.log.offsets[points.user]
     target = targets_of(run.log, points, 3)
     if run.config.loop.exclude_seen:
-        target = findable(run.log.items, start, points.point, target)
+        target = without_seen(run.log, points, target)
     model, step = load_model(run)
-    ranked, loss = rank_points(
-        model, run.log.items, start, points.point, target,
-        history=5, exclude_seen=run.config.loop.exclude_seen,
-    )  # fmt: skip
-    assert (found.part, found.step, found.num_targets) == (part, step, 3)
+    rules = ListRules(5, run.config.loop.exclude_seen)
+    ranked, loss = ranked_lists(model, run.log, points, target, rules)
+    assert (found.part, at, found.num_targets) == (part, step, 3)
     assert found.exclude_seen == run.config.loop.exclude_seen
     mine = found.scores["model"]
     assert mine.num_examples == int((target >= 0).any(axis=1).sum())
@@ -87,7 +84,7 @@ def test_the_model_is_judged_by_its_lists_at_the_points_of_the_part(run, part):
 
 
 def test_baselines_are_judged_on_the_same_examples_and_leads_are_differences(run):
-    found = assess(run)
+    found, _ = evaluate_run(run)
     assert list(found.scores) == ["model", "most popular", "own most frequent", "co-occurrence"]
     assert {scores.num_examples for scores in found.scores.values()} == {len(
         split_log(run.log, run.config.split).test
@@ -102,18 +99,14 @@ def test_baselines_are_judged_on_the_same_examples_and_leads_are_differences(run
 
 @pytest.mark.parametrize("exclude", [True, False])
 def test_seen_items_are_left_out_or_kept_as_asked_and_it_is_said(run, exclude):
-    found = assess(run, exclude_seen=exclude)
+    found, _ = evaluate_run(run, exclude_seen=exclude)
     assert found.exclude_seen is exclude
     points = split_log(run.log, run.config.split).test
     target = targets_of(run.log, points, 3)
-    start = run.log.offsets[points.user]
     asked = int((target >= 0).sum())
     if exclude:
-        target = findable(run.log.items, start, points.point, target)
-    ranked, _ = rank_points(
-        load_model(run)[0], run.log.items, start, points.point, target,
-        history=5, exclude_seen=exclude,
-    )  # fmt: skip
+        target = without_seen(run.log, points, target)
+    ranked, _ = ranked_lists(load_model(run)[0], run.log, points, target, ListRules(5, exclude))
     assert found.split["seen_targets"] == asked - int((target >= 0).sum())
     want = measure(ranked, torch.from_numpy(target))["map@20"]
     assert found.scores["model"].metrics["map@20"].mean == pytest.approx(float(want.nanmean()))
@@ -127,19 +120,19 @@ def test_seen_items_are_left_out_or_kept_as_asked_and_it_is_said(run, exclude):
 
 def test_the_first_examples_alone_can_be_judged(run):
     done = []
-    found = assess(run, most=4, on_progress=lambda now, total: done.append((now, total)))
+    found, _ = evaluate_run(run, most=4, on_progress=lambda now, total: done.append((now, total)))
     assert {scores.num_examples for scores in found.scores.values()} == {4}
     assert done == [(4, 4)]
 
 
 def test_one_example_has_an_endless_interval(run):
-    metric = assess(run, most=1).scores["model"].metrics["map@20"]
+    metric = evaluate_run(run, most=1)[0].scores["model"].metrics["map@20"]
     assert (metric.low, metric.high) == (-float("inf"), float("inf"))
 
 
 def test_an_unknown_part_is_told_the_known_ones(run):
     with pytest.raises(UsageError) as error:
-        assess(run, part="tset")
+        evaluate_run(run, part="tset")
     assert str(error.value) == "unknown part 'tset'. Did you mean 'test'? Known: test, validation."
 
 
@@ -147,7 +140,7 @@ def test_a_run_without_a_checkpoint_is_told_how_to_get_one(tmp_path):
     log = chain_log(tmp_path, num_users=3, num_items=9, num_baskets=3)
     run = create_run(tmp_path / "run", configured("x.parquet"), log)
     with pytest.raises(UsageError) as error:
-        assess(run, part="validation")
+        evaluate_run(run, part="validation")
     assert str(error.value) == (
         f"{run.path} has no checkpoint yet. `tapas train --resume {run.path}` makes one."
     )
@@ -158,5 +151,5 @@ def test_a_split_without_a_test_part_is_said(tmp_path):
     config = replace(configured("x.parquet"), split=SplitConfig(test=0))
     run = create_run(tmp_path / "run", config, log)
     with pytest.raises(UsageError) as error:
-        assess(run)
+        evaluate_run(run)
     assert str(error.value) == "the split of this run holds nothing out for test."

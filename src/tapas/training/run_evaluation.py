@@ -1,0 +1,90 @@
+"""A finished run: its model at a checkpoint, evaluated, and compared with that of another."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from tapas.checkpoints.model import load_model_state, read_checkpoint
+from tapas.data.splits import split_log
+from tapas.errors import UsageError
+from tapas.evaluation.evaluate import Evaluation, evaluate, held_out
+from tapas.evaluation.ranked_lists import ListRules, ranked_lists
+from tapas.evaluation.scores import TOP, Interval, compare, measure
+from tapas.training.build import Feed, build_model
+from tapas.training.model import SequenceModel
+from tapas.training.parallel import Team
+from tapas.training.run_folder import RunFolder
+
+
+def load_model(
+    run: RunFolder, step: int | None = None, team: Team | None = None
+) -> tuple[SequenceModel, int]:
+    """The model of `run` at checkpoint `step`; None is the best, or the newest if none is.
+
+    Each rank of a `team` loads its part of the rows.
+    """
+    team = team or Team()
+    split = split_log(run.log, run.config.split)
+    if not run.checkpoints.steps():
+        raise UsageError(
+            f"{run.path} has no checkpoint yet. `tapas train --resume {run.path}` makes one."
+        )
+    feed = Feed(None, run.log, split.train_end)
+    model = build_model(run.config, split.train_counts, team, feed=feed)
+    step = run.checkpoints.best() if step is None else step
+    checkpoint = read_checkpoint(run.checkpoints, model, step, team.ranks)
+    load_model_state(model, checkpoint)
+    return model.eval(), checkpoint.step
+
+
+def list_rules(run: RunFolder, exclude_seen: bool | None = None) -> ListRules:
+    """What lists of this run may hold; `exclude_seen` None is what it was trained for."""
+    exclude = run.config.loop.exclude_seen if exclude_seen is None else exclude_seen
+    return ListRules(run.config.model.history, exclude, run.log.item_keys.rare_id)
+
+
+def evaluate_run(
+    run: RunFolder,
+    *,
+    part: str = "test",
+    step: int | None = None,
+    exclude_seen: bool | None = None,
+    most: int | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    team: Team | None = None,
+) -> tuple[Evaluation, int]:
+    """The model of a run beside the baselines, and at which checkpoint it was.
+
+    The ranks of a `team` share rows and work; each gets all of the answer.
+    """
+    split, rules = split_log(run.log, run.config.split), list_rules(run, exclude_seen)
+    num_targets = run.config.head.next_items
+    held_out(run.log, split, rules, part=part, num_targets=num_targets)  # an error before the work
+    model, step = load_model(run, step, team)
+    found = evaluate(
+        model, run.log, split, rules,
+        num_targets=num_targets, part=part, most=most, on_progress=on_progress, work=team,
+    )  # fmt: skip
+    return found, step
+
+
+def compare_runs(first: RunFolder, second: RunFolder) -> Interval:
+    """MAP@20 of `first` minus that of `second` on the test part, resampled in pairs."""
+    values, exclude_seen = [], first.config.loop.exclude_seen
+    for run in (first, second):
+        if run.config.split != first.config.split or not np.array_equal(
+            run.log.offsets, first.log.offsets
+        ):
+            raise UsageError(
+                f"{first.path} and {run.path} were not trained on one log with one split: their "
+                "examples cannot be paired."
+            )
+        rules, split = list_rules(run, exclude_seen), split_log(run.log, run.config.split)
+        num_targets = first.config.head.next_items
+        points, target = held_out(run.log, split, rules, num_targets=num_targets)
+        ranked, _ = ranked_lists(
+            load_model(run)[0], run.log, points, target, rules, with_loss=False
+        )
+        values.append(measure(ranked, torch.from_numpy(target))[f"map@{TOP}"])
+    return compare(*values)
