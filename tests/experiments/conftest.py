@@ -1,8 +1,18 @@
 """A folder to be in, and one for made-up logs."""
 
+from pathlib import Path
+
 import pytest
 
 from experiments.real.sets import Place
+
+
+def pytest_collection_modifyitems(items):
+    """`make check` is for the package; `make test` runs these, too."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture

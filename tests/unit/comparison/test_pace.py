@@ -60,6 +60,7 @@ def test_contenders_take_turns(ledger, cache, monkeypatch):
     assert turns == []
 
 
+@pytest.mark.slow
 def test_what_is_measured_is_a_whole_step(ledger, cache):
     runs, seen = pace_runs(CONFIG, 16), []
     measure_paces(ledger, runs, CONFIG, cache, lambda done, total: seen.append((done, total)))
@@ -74,6 +75,7 @@ def test_what_is_measured_is_a_whole_step(ledger, cache):
     assert set(paces(ledger, runs)) == set(CONFIG.contenders)
 
 
+@pytest.mark.slow
 def test_who_cannot_be_built_is_noted_and_the_others_go_on(ledger, cache, monkeypatch):
     build, refused = pace.build_run, []
 

@@ -40,6 +40,7 @@ def test_every_field_is_part_of_the_key():
     assert len(keys | {RUN.key()}) == len(CHANGES) + 1
 
 
+@pytest.mark.slow
 def test_equal_runs_give_equal_numbers(result, cache):
     assert numbers(execute(replace(RUN), CONFIG, cache)) == numbers(result)
     other = execute(replace(RUN, seed=1), CONFIG, cache)

@@ -105,6 +105,7 @@ def test_a_few_examples_of_the_whole_batch_move_it(monkeypatch):
     assert head.scores_per_example == pytest.approx(N * (1 + 3 / B))
 
 
+@pytest.mark.slow
 def test_at_every_stage_of_q_the_kept_sum_is_unbiased():
     head, query, draws = make(pairs=PAIRS), queries(), 1_500
     for _ in range(40):
@@ -124,6 +125,7 @@ def test_at_every_stage_of_q_the_kept_sum_is_unbiased():
     assert bool((error < 4.5 * estimate.std(dim=0) / math.sqrt(draws)).all())
 
 
+@pytest.mark.slow
 def test_while_it_adapts_the_kept_sum_is_unbiased_too():
     """Q and the number of draws hang on earlier steps: each step is right given these."""
     query, steps, runs = queries(), 8, 80

@@ -42,6 +42,7 @@ def test_all_classes_sampled_are_one_vs_all():
     torch.testing.assert_close(make(num_samples=C)(query, TARGET, target_weight=WEIGHT), want)
 
 
+@pytest.mark.slow
 def test_with_full_calibration_it_comes_to_rest_at_the_log_odds():
     """Every class is a target as often as it comes, so that all the chance is in the sample."""
     steps, classes = 1_200, 5

@@ -38,6 +38,7 @@ def test_loss_and_gradients_are_those_of_the_loops():
     check_against(head, lambda *given: oracle.nce(*given, draws, log_q))
 
 
+@pytest.mark.slow
 def test_at_the_true_distribution_the_expected_gradient_is_nothing():
     """For any noise, normalised scores are where NCE comes to rest."""
     steps, classes, size = 1_200, 11, 8

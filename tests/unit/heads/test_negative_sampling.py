@@ -30,6 +30,7 @@ def test_loss_and_gradients_are_those_of_the_loops(negatives):
     check_against(head, lambda *given: oracle.negative_sampling(*given, draws, negatives))
 
 
+@pytest.mark.slow
 def test_it_comes_to_rest_at_the_log_odds_less_the_log_of_the_noise():
     steps, classes, size, negatives = 1_200, 11, 8, 3.0
     p = torch.softmax(torch.randn(classes, generator=tapas.rng.stream(0, "p")), dim=0)
@@ -48,6 +49,7 @@ def test_it_comes_to_rest_at_the_log_odds_less_the_log_of_the_noise():
     assert bool((grads.mean(dim=0).abs() < 4.5 * grads.std(dim=0) / math.sqrt(steps)).all())
 
 
+@pytest.mark.slow
 def test_how_many_are_shared_does_not_change_the_expected_loss():
     query = torch.randn(B, D, generator=tapas.rng.stream(0, "q"))
     few, many = (make(num_samples=n, reduction="sum") for n in (3, 400))

@@ -39,6 +39,7 @@ def test_everybody_normalised_without_a_penalty_is_full_softmax():
     )
 
 
+@pytest.mark.slow
 def test_a_share_costs_noise_and_no_bias():
     query = torch.randn(B, D, generator=tapas.rng.stream(0, "q"))
     whole = make(share=1.0)(query, TARGET, target_weight=WEIGHT)
@@ -71,6 +72,7 @@ def test_a_step_is_one_update_with_the_whole_gradient(num_shards):
     np.testing.assert_allclose(table.weight.numpy(), want, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_penalty_brings_the_normalisers_to_one_and_keeps_the_answers():
     """Four queries with a distribution each, which s = log p fits, with log Z = 0."""
     query = torch.eye(4)
