@@ -1,6 +1,5 @@
 """One training run on a real set: what it is, and doing it."""
 
-import dataclasses
 import hashlib
 import json
 import time
@@ -100,7 +99,7 @@ def build_run(run: RealRun, place: Place, log: EventLog, split: Split) -> Parts:
     parts = build(run.config(place, log.num_items), log, split)
     if run.method in CURES:
         head = parts.model.two_passes
-        head.config = dataclasses.replace(head.config, selection=CURES[run.method])
+        head.selection = CURES[run.method]
     return parts
 
 

@@ -5,7 +5,6 @@ from tapas.heads.adaptive_importance import AdaptiveImportance
 from tapas.heads.base import Head
 from tapas.heads.batch import ids_of_multi_hot
 from tapas.heads.citations import citation
-from tapas.heads.config import TapasConfig
 from tapas.heads.diagnostics import Diagnosis
 from tapas.heads.dynamic_negatives import DynamicNegatives
 from tapas.heads.flat import FlatHead, OwnRows, SharedSample
@@ -46,7 +45,6 @@ __all__ = [
     "ScalableCrossEntropy",
     "SelfNormalised",
     "SharedSample",
-    "TapasConfig",
     "TapasSoftmax",
     "TwoLevelSoftmax",
     "citation",

@@ -4,8 +4,7 @@ Per batch: draw a pool of r*n classes from Q; score it with the batch and keep n
 cross-entropy on targets and kept classes. r = 1 is sampled softmax.
 """
 
-import dataclasses
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -13,17 +12,16 @@ from torch import Tensor
 from tapas.candidates import Candidates
 from tapas.errors import UsageError
 from tapas.heads.batch import Batch, narrow
-from tapas.heads.config import TapasConfig
 from tapas.heads.diagnostics import Diagnosis, diagnose
-from tapas.heads.flat import FlatOptions, LossOptions, SharedSample, build_proposal
+from tapas.heads.flat import FlatOptions, SharedSample, build_proposal
 from tapas.heads.second_pass import question_of
 from tapas.proposals import Proposal
 from tapas.rng import stream
 from tapas.schedule import Schedule, as_schedule, check_temperature
 from tapas.selection import Priority, Selection, as_selection
-from tapas.shapes import check_query, check_samples
+from tapas.shapes import check_positive, check_query, check_samples
 from tapas.tables.ranks import GlobalBatch
-from tapas.tables.second_pass import Question, uncorrected
+from tapas.tables.second_pass import Question
 from tapas.torch_modes import in_float32
 
 
@@ -38,7 +36,6 @@ class TapasSoftmax(SharedSample):
             it with "top" alone: "priority" stays unbiased, but its variance grows without bound.
         proposal: Q of the first pass; uniform when left out.
         selection: "priority" (unbiased), "top" (the paper's), or a `Selection` of yours.
-        correction: "proposal" subtracts log expected counts from the logits; "none" does not.
         options: `table`, `row_optimizer`, `bias`, `seed` and so on; see `FlatHead`.
 
     The step counts training calls (those with gradients on, in training mode). Draws are
@@ -59,39 +56,32 @@ class TapasSoftmax(SharedSample):
         temperature: float | Schedule = 1.0,
         proposal: Proposal | None = None,
         selection: str | Selection = "priority",
-        correction: str = "proposal",
         **options: Unpack[FlatOptions],
     ):
-        loss = {name: options[name] for name in LossOptions.__annotations__ if name in options}  # type: ignore[literal-required]
-        config = TapasConfig(
-            num_samples=num_samples,
-            presample_factor=presample_factor,
-            temperature=as_schedule(temperature),
-            selection=as_selection(selection),
-            correction=correction,
-            **loss,
-        )
         super().__init__(num_classes, dim, **options)
-        check_samples(num_samples, self.num_classes)
+        self.num_samples = check_samples(num_samples, self.num_classes)
+        self.presample_factor = check_positive("presample_factor", presample_factor)
+        self.schedule, self.selection = as_schedule(temperature), as_selection(selection)
         if self.table.num_shards > num_samples:
             raise UsageError(
                 f"num_shards is {self.table.num_shards}, but only num_samples={num_samples} "
                 "classes are kept: some shards would keep none. Keep at least one for each shard."
             )
-        self.config = config
         self.proposal = build_proposal(proposal, self.table.num_classes)
-        self.table.agree("the head", (self.config, self.proposal))
+        self.table.agree(
+            "the head", (self.extra_repr(), self.reduction, self.ignore_index, self.seed)
+        )
 
     @property
     def temperature(self) -> float:
         """tau at the current step."""
-        value = self.config.temperature(self.step)
+        value = self.schedule(self.step)
         check_temperature("temperature", value)
         return float(value)
 
     def papers(self) -> tuple[str, ...]:
-        is_priority = isinstance(self.config.selection, Priority)
-        return self.papers_of(self.config.presample_factor, is_priority=is_priority)
+        is_priority = isinstance(self.selection, Priority)
+        return self.papers_of(self.presample_factor, is_priority=is_priority)
 
     @classmethod
     def papers_of(cls, presample_factor: int, *, is_priority: bool) -> tuple[str, ...]:
@@ -99,29 +89,24 @@ class TapasSoftmax(SharedSample):
         both = is_priority and presample_factor > 1
         return (*cls.bibtex, "duffield2007priority") if both else cls.bibtex
 
-    def load_state_numbers(self, numbers: dict[str, Any]) -> None:
-        super().load_state_numbers(numbers)
-        self.config = dataclasses.replace(self.config, seed=self.seed)
-
     @property
     def _pool_size(self) -> int:
-        return min(self.config.presample_factor * self.config.num_samples, self.num_classes)
+        return min(self.presample_factor * self.num_samples, self.num_classes)
 
     def candidates(self, meeting: GlobalBatch) -> Candidates:
         return self._two_passes(meeting)[1]
 
     def _logits(self, meeting: GlobalBatch) -> tuple[Tensor, Tensor]:
         pool, question, generator = self._first_pass(meeting)
-        second = len(pool) if len(pool) > self.config.num_samples else 0
+        second = len(pool) if len(pool) > self.num_samples else 0
         scoring = len(question.query) / len(meeting.query)  # others score the kept classes alone
-        self._note_scores(self.config.num_samples + second * scoring)
+        self._note_scores(self.num_samples + second * scoring)
         return self.table.sampled(  # one round trip to servers, not two
             meeting,
             pool,
-            self.config.num_samples,
+            self.num_samples,
             question,
             generator=generator,
-            corrected=self.config.correction == "proposal",
         )
 
     @in_float32
@@ -153,17 +138,19 @@ class TapasSoftmax(SharedSample):
 
     def _first_pass(self, meeting: GlobalBatch) -> tuple[Candidates, Question, torch.Generator]:
         """S' of this step, by what the second pass shall score it, and from where it draws."""
-        config, size = self.config, self._pool_size
+        size = self._pool_size
         generator = stream(self.seed, "draws", self.step)
         pool = self.proposal.given(meeting.context).sample(size, generator=generator)
-        question = question_of(meeting, size, config, self.temperature, generator=generator)
+        question = question_of(
+            meeting, size, self.num_samples, self.selection, self.temperature, generator=generator
+        )
         return pool.to(self.table.device), question, generator
 
     def _two_passes(self, meeting: GlobalBatch) -> tuple[Candidates, Candidates]:
         """S' and S of this step."""
         pool, question, generator = self._first_pass(meeting)
-        kept = self.table.second_pass(pool, self.config.num_samples, question, generator=generator)
-        return pool, kept if self.config.correction == "proposal" else uncorrected(kept)
+        kept = self.table.second_pass(pool, self.num_samples, question, generator=generator)
+        return pool, kept
 
     @in_float32
     def diagnose(
@@ -175,4 +162,8 @@ class TapasSoftmax(SharedSample):
         return diagnose(self.table, batch, pool, kept, self.temperature)
 
     def extra_repr(self) -> str:
-        return f"{self.config}, proposal={self.proposal!r}"
+        return (
+            f"num_samples={self.num_samples}, presample_factor={self.presample_factor}, "
+            f"temperature={self.schedule!r}, selection={self.selection!r}, "
+            f"proposal={self.proposal!r}"
+        )

@@ -56,8 +56,8 @@ def test_the_head_is_as_configured(data):
     model = build(CONFIG, log, split).model
     head = model.head
     assert (head.num_classes, head.table.dim) == (log.num_items, 6)
-    assert (head.config.num_samples, head.config.presample_factor) == (5, 3)
-    assert (head.config.seed, head.temperature) == (11, 2.0)
+    assert (head.num_samples, head.presample_factor) == (5, 3)
+    assert (head.seed, head.temperature) == (11, 2.0)
     assert model.target_decay == 0.5
     annealed = replace(CONFIG.head, anneal_to=0.5)
     parts = build(replace(CONFIG, head=annealed), log, split)
@@ -138,7 +138,7 @@ def test_a_device_that_is_not_there_is_told(name):
 def test_the_second_pass_is_as_configured(data, options, rule):
     head = replace(CONFIG.head, **options)
     assert build_selection(head) == rule
-    assert build(replace(CONFIG, head=head), *data).model.head.config.selection == rule
+    assert build(replace(CONFIG, head=head), *data).model.head.selection == rule
 
 
 def test_queries_that_score_are_64_for_priority_and_all_for_top_unless_said():
