@@ -73,9 +73,9 @@ class RealRun:
             log=mine.find(place),
             split=mine.split,
             model=mine.model,
-            head=HeadConfig(
-                samples=num_classes if self.method == "full" else self.num_samples,
-                presample=self.presample_factor,
+            head=HeadConfig.of(
+                num_samples=num_classes if self.method == "full" else self.num_samples,
+                presample_factor=self.presample_factor,
                 selection="top" if self.method == "top" else "priority",
                 temperature=self.temperature,
                 anneal_to=self.anneal_to,

@@ -14,7 +14,7 @@ from tapas.errors import UsageError, pick
 from tapas.evaluation.baselines import CoOccurrence, MostPopular, OwnMostFrequent
 from tapas.evaluation.ranked_lists import findable, rank_points
 from tapas.evaluation.scores import TOP, Interval, Scores, compare, judge, measure
-from tapas.training.build import Feed, build_model
+from tapas.training.build import TrainingData, build_model
 from tapas.training.model import SequenceModel
 from tapas.training.parallel import Team
 from tapas.training.run_folder import RunFolder
@@ -46,8 +46,8 @@ def load_model(
         raise UsageError(
             f"{run.path} has no checkpoint yet. `tapas train --resume {run.path}` makes one."
         )
-    feed = Feed(None, run.log, split.train_end)
-    model = build_model(run.config, split.train_counts, team, feed=feed)
+    data = TrainingData(None, run.log, split.train_end)
+    model = build_model(run.config, split.train_counts, team, data=data)
     step = run.checkpoints.best() if step is None else step
     checkpoint = read_checkpoint(run.checkpoints, model, step, team.ranks)
     load_model_state(model, checkpoint)

@@ -4,7 +4,8 @@ Per batch: draw a pool of r*n classes from Q; score it with the batch and keep n
 cross-entropy on targets and kept classes. r = 1 is sampled softmax.
 """
 
-from typing import Unpack
+from collections.abc import Mapping
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
@@ -13,12 +14,13 @@ from tapas.candidates import Candidates
 from tapas.errors import UsageError
 from tapas.heads.batch import Batch, narrow
 from tapas.heads.diagnostics import Diagnosis, diagnose
+from tapas.heads.facts import BuildContext, Option, Options, drawn_options
 from tapas.heads.flat import FlatOptions, SharedSample, build_proposal
 from tapas.heads.second_pass import question_of
 from tapas.proposals import Proposal
 from tapas.rng import stream
-from tapas.schedule import Schedule, as_schedule, check_temperature
-from tapas.selection import Priority, Selection, as_selection
+from tapas.schedule import Anneal, Schedule, as_schedule, check_temperature
+from tapas.selection import RULES, Priority, Selection, as_selection
 from tapas.shapes import check_positive, check_query, check_samples
 from tapas.tables.ranks import GlobalBatch
 from tapas.tables.second_pass import Question
@@ -44,7 +46,33 @@ class TapasSoftmax(SharedSample):
     """
 
     method = "tapas"
+    title = "TAPAS"
+    paper = "Bai, Goldman, Zhang 2017"
     bibtex = ("bai2017tapas",)
+    options: ClassVar[Options] = {
+        **drawn_options(),
+        "presample_factor": Option(8, int, low=1, help="r; 1 is sampled softmax"),
+        "selection": Option(
+            "priority", ("priority", "top"), help="rule of the second pass; top is the paper's"
+        ),
+        "temperature": Option(1.0, float, low=1e-6, high=1e6, help="tau of the second pass"),
+        "anneal_to": Option(
+            None,
+            float,
+            low=1e-6,
+            high=1e6,
+            help="the temperature falls to this in a straight line over the run",
+            part_of="temperature",
+        ),
+        "score_queries": Option(
+            None,
+            int,
+            low=1,
+            help="queries that score the pool; left out: 64 for priority, all for top",
+            part_of="selection",
+        ),
+    }
+    estimates_probabilities = True
 
     def __init__(
         self,
@@ -80,14 +108,30 @@ class TapasSoftmax(SharedSample):
         return float(value)
 
     def papers(self) -> tuple[str, ...]:
-        is_priority = isinstance(self.selection, Priority)
-        return self.papers_of(self.presample_factor, is_priority=is_priority)
+        rule = "priority" if isinstance(self.selection, Priority) else ""
+        return self.papers_of({"presample_factor": self.presample_factor, "selection": rule})
 
     @classmethod
-    def papers_of(cls, presample_factor: int, *, is_priority: bool) -> tuple[str, ...]:
+    def papers_of(cls, options: Mapping[str, Any]) -> tuple[str, ...]:
         """The paper's, and that of priority sampling where a second pass uses it."""
-        both = is_priority and presample_factor > 1
+        both = options["selection"] == "priority" and options["presample_factor"] > 1
         return (*cls.bibtex, "duffield2007priority") if both else cls.bibtex
+
+    @classmethod
+    def arguments(cls, options: Mapping[str, Any], context: BuildContext) -> dict[str, Any]:
+        given = super().arguments(options, context)
+        if options["score_queries"] is not None:
+            rule = RULES[options["selection"]]
+            given["selection"] = rule(score_queries=options["score_queries"])
+        if options["anneal_to"] is not None:
+            given["temperature"] = Anneal(
+                start=options["temperature"], end=options["anneal_to"], steps=context.steps
+            )
+        return given
+
+    @classmethod
+    def rows_per_step(cls, options: Mapping[str, Any], num_classes: int) -> tuple[int, int]:
+        return options["num_samples"] or 1, options["presample_factor"]
 
     @property
     def _pool_size(self) -> int:

@@ -33,10 +33,11 @@ def test_the_cells_are_those_of_table_1_with_both_rules():
 def test_cells_differ_in_n_r_and_rule_alone(tmp_path):
     configs = {cell: PAPER.config(cell, tmp_path / "log", 3) for cell in PAPER.cells}
     for cell, config in configs.items():
-        assert config.head.samples == cell.num_samples
-        assert config.head.presample == cell.presample_factor
-        assert config.head.selection == ("priority" if cell.method == "priority" else "top")
-        assert config.head.score_queries is None  # the rule's own: all, or 64
+        options = config.head.options
+        assert options["num_samples"] == cell.num_samples
+        assert options["presample_factor"] == cell.presample_factor
+        assert options["selection"] == ("priority" if cell.method == "priority" else "top")
+        assert options["score_queries"] is None  # the rule's own: all, or 64
         assert (config.head.next_items, config.loop.seed) == (5, 3)
     assert len({repr(_headless(config)) for config in configs.values()}) == 1
 

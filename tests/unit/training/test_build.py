@@ -13,14 +13,16 @@ from tapas.data.splits import SplitConfig, split_log
 from tapas.encoders import GRUEncoder, MeanEncoder, TransformerEncoder
 from tapas.optim import SGD, Adagrad, LazyAdam, RowwiseAdagrad
 from tapas.selection import Priority, Top
-from tapas.training.build import build, build_selection, check_device
+from tapas.training.build import build, check_device
 from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, OptimizerConfig, TrainConfig
 
 ENCODERS = {"mean": MeanEncoder, "gru": GRUEncoder, "transformer": TransformerEncoder}
 CONFIG = TrainConfig(
     log=LogSource(files=("x.parquet",)),
     model=ModelConfig(dim=6, history=7, layers=2, dropout=0.25),
-    head=HeadConfig(samples=5, presample=3, temperature=2.0, next_items=4, target_decay=0.5),
+    head=HeadConfig.of(
+        num_samples=5, presample_factor=3, temperature=2.0, next_items=4, target_decay=0.5
+    ),
     optimizer=OptimizerConfig(rows_lr=0.3, encoder_lr=0.02, weight_decay=0.01),
     loop=LoopConfig(batch=6, seed=11),
 )
@@ -106,7 +108,7 @@ def test_what_was_left_open_gets_a_number(data):
     )
     parts = build(open_ends, log, split)
     per_epoch = parts.windows.steps_per_epoch
-    assert parts.config.head.samples == log.num_items // 8
+    assert parts.config.head.options["num_samples"] == log.num_items // 8
     assert parts.config.loop.steps == 3 * per_epoch
     assert 1 <= parts.config.loop.evaluate_every <= per_epoch
     again = build(parts.config, log, split).config
@@ -136,14 +138,8 @@ def test_a_device_that_is_not_there_is_told(name):
     ],
 )
 def test_the_second_pass_is_as_configured(data, options, rule):
-    head = replace(CONFIG.head, **options)
-    assert build_selection(head) == rule
+    head = CONFIG.head.with_options(**options)
     assert build(replace(CONFIG, head=head), *data).model.head.selection == rule
-
-
-def test_queries_that_score_are_64_for_priority_and_all_for_top_unless_said():
-    assert build_selection(HeadConfig()).score_queries == 64
-    assert build_selection(HeadConfig(selection="top")).score_queries is None
 
 
 def test_the_proposal_is_as_configured(data):
