@@ -43,7 +43,7 @@ class HeadConfig:
     """
 
     method: str = "tapas"
-    options: Mapping[str, JSON] = field(default_factory=dict)
+    options: Mapping[str, JSON] = field(default_factory=dict, hash=False)
     next_items: int = 5  # targets of one position
     target_decay: float = 1.0  # weight of each further target against the one before it
     positions: str = "all"  # predict from all baskets of a stretch, or from the "last"

@@ -43,7 +43,7 @@ def test_cells_differ_in_n_r_and_rule_alone(tmp_path):
 
 
 def _headless(config):
-    head = dataclasses.replace(config.head, samples=1, presample=1, selection="top")
+    head = config.head.with_options(num_samples=1, presample_factor=1, selection="top")
     return dataclasses.replace(config, head=head)
 
 

@@ -57,7 +57,7 @@ def configs(file):
         "shared inputs, the paper's rule": replace(
             plain,
             model=replace(plain.model, inputs="shared", encoder="mean"),
-            head=replace(plain.head, selection="top", presample=2),
+            head=plain.head.with_options(selection="top", presample_factor=2),
             optimizer=OptimizerConfig(rows="lazy-adam", rows_lr=0.01),
         ),
         "repeats": replace(plain, model=replace(plain.model, repeats=True, dropout=0.2)),

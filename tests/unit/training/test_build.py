@@ -61,7 +61,7 @@ def test_the_head_is_as_configured(data):
     assert (head.num_samples, head.presample_factor) == (5, 3)
     assert (head.seed, head.temperature) == (11, 2.0)
     assert model.target_decay == 0.5
-    annealed = replace(CONFIG.head, anneal_to=0.5)
+    annealed = CONFIG.head.with_options(anneal_to=0.5)
     parts = build(replace(CONFIG, head=annealed), log, split)
     parts.model.head.step = parts.config.loop.steps
     assert parts.model.head.temperature == 0.5
@@ -104,7 +104,7 @@ def test_the_encoder_moves_by_its_own_rule(data, name, kind):
 def test_what_was_left_open_gets_a_number(data):
     log, split = data
     open_ends = replace(
-        CONFIG, head=replace(CONFIG.head, samples=None), loop=LoopConfig(epochs=3, batch=10)
+        CONFIG, head=CONFIG.head.with_options(num_samples=None), loop=LoopConfig(epochs=3, batch=10)
     )
     parts = build(open_ends, log, split)
     per_epoch = parts.windows.steps_per_epoch
@@ -148,7 +148,7 @@ def test_the_proposal_is_as_configured(data):
     total = int(split.train_counts.sum())
     proposal = build(CONFIG, log, split).model.head.proposal
     assert (proposal.alpha, proposal.beta) == (0.75, pytest.approx((1 / total) ** 0.75))
-    config = replace(CONFIG, head=replace(CONFIG.head, alpha=0.5, beta=0.125))
+    config = replace(CONFIG, head=CONFIG.head.with_options(alpha=0.5, beta=0.125))
     proposal = build(config, log, split).model.head.proposal
     assert (proposal.alpha, proposal.beta) == (0.5, 0.125)
     value = np.maximum((split.train_counts / total) ** 0.5, 0.125)
