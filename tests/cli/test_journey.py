@@ -268,8 +268,8 @@ def test_settings_come_from_a_file_and_flags_win(place, tmp_path):
     )  # fmt: skip
     assert "Split by the last events of each user: " in said(done)
     written = (tmp_path / "run" / "config.toml").read_text()
-    for line in ('encoder = "transformer"', "dim = 12", "history = 6", "samples = 9", "steps = 4",
-                 "exclude_seen = true", "min_count = 1", 'kind = "last"'):  # fmt: skip
+    for line in ('encoder = "transformer"', "dim = 12", "history = 6", "num_samples = 9",
+                 "steps = 4", "exclude_seen = true", "min_count = 1", 'kind = "last"'):  # fmt: skip
         assert f"\n{line}\n" in written, line
     again = tapas(
         "train", "--config", "run/config.toml", "--threads", 1, "--cache", "cache", "--out",

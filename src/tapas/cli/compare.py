@@ -222,7 +222,7 @@ def _print_contenders(as_json: bool) -> None:
     table = [[row["name"], row["title"], row["paper"], ", ".join(row["tuned"])] for row in rows]
     _print_table(("--methods", "", "paper", "tuned"), table, right=False)
     reads = [[name, ", ".join(kind.options) or "nothing"] for name, kind in METHODS.items()]
-    _print_table(("head.method", "reads of [head], beside what all do"), reads, right=False)
+    _print_table(("head.method", "its options, each head.NAME"), reads, right=False)
 
 
 def _compare(config: CompareConfig, out: Path, cache: Path, workers: int) -> None:

@@ -169,7 +169,8 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     for name, kind in SECTIONS.items():
         if isinstance(before.get(name), dict):
             before[name] = _completed(before[name], kind)
-    with suppress(UsageError, TypeError, AttributeError):  # else they are others, as they stand
+    # what is no table of trials, or names what no method has, differs as it stands
+    with suppress(UsageError, KeyError, TypeError, AttributeError):
         before[DEFINITIONS] = {
             contender: [_completed_trial(trial) for trial in trials]
             for contender, trials in before[DEFINITIONS].items()

@@ -6,6 +6,7 @@ a configuration and of the flags; a configuration is checked against the class i
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,7 +36,7 @@ class Option:
 
     default: Any  # None: a value is chosen when the head is built
     kind: type | tuple[str, ...]  # int, float, or the words that are allowed
-    low: float | None = None
+    low: float | None = None  # the least value; None is no bound
     high: float | None = None
     search: tuple[float, ...] = ()  # values that `tapas compare` tries
     help: str = ""
@@ -55,13 +56,11 @@ class Option:
             words = "a whole number" if self.kind is int else "a number"
             raise UsageError(f"{name} must be {words}, got {value!r}.")
         value = self.kind(value)
-        if self.high is None:
-            if self.low is not None and not value >= self.low:
-                raise UsageError(f"{name} must be at least {self.low:g}, got {value!r}.")
-        elif not (self.low or 0) <= value <= self.high:  # NaN is not
-            raise UsageError(
-                f"{name} must be between {self.low or 0:g} and {self.high:g}, got {value!r}."
-            )
+        low = -inf if self.low is None else self.low
+        high = inf if self.high is None else self.high
+        if not low <= value <= high:  # NaN is not
+            bounds = f"at least {low:g}" if high == inf else f"between {low:g} and {high:g}"
+            raise UsageError(f"{name} must be {bounds}, got {value!r}.")
         return value
 
 

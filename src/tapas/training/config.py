@@ -56,7 +56,7 @@ class HeadConfig:
         one_of("head.positions", self.positions, ("all", "last"))
 
     @classmethod
-    def of(cls, **table: JSON) -> "HeadConfig":
+    def of(cls, /, **table: JSON) -> "HeadConfig":
         """From the names of [head], where options stand beside the rest.
 
         >>> HeadConfig.of(method="nce", num_samples=50, next_items=1).options["num_samples"]

@@ -74,4 +74,7 @@ def test_what_is_unknown_or_other_is_a_difference():
     changed = json.loads(json.dumps(found))
     changed[DEFINITIONS]["warp"][0]["trys"] = 9
     assert differences(changed, now) == [DEFINITIONS]
-    assert differences(found | {DEFINITIONS: 3}, now) == [DEFINITIONS]
+    for wrong in (3, {"warp": 3}, {"warp": [3]}, {"warp": [{"method": "warp"}]}):
+        assert differences(found | {DEFINITIONS: wrong}, now) == [DEFINITIONS]
+    del found[DEFINITIONS]
+    assert differences(found, now) == [DEFINITIONS]

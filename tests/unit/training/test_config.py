@@ -59,6 +59,8 @@ BAD = [
         {"head": {"presample": 9}},
         "unknown name in [head] 'presample'. Did you mean 'presample_factor'? Known: alpha, ann",
     ),
+    ({"head": {"cls": 9}}, "unknown name in [head] 'cls'."),
+    ({"head": {"options": {}}}, "unknown name in [head] 'options'."),
     ({"head": {"next_items": 0}}, "head.next_items must be at least 1, got 0."),
     ({"head": {"next_items": "5"}}, "head.next_items must be a whole number, got '5'."),
     ({"head": {"num_samples": True}}, "head.num_samples must be a whole number, got True."),
