@@ -2,11 +2,13 @@
 
 import inspect
 import re
+import sys
 
 import pytest
 import torch
 from contracts.heads import FLAT, HEADS
 
+import tapas.heads as heads
 from tapas import LocalTable, UsageError
 from tapas.heads import METHODS, FlatHead
 from tapas.heads.citations import BIBTEX
@@ -65,6 +67,26 @@ def test_every_method_is_under_contract():
     assert {name.split(",")[0] for name in FLAT} == {
         name for name, kind in METHODS.items() if issubclass(kind, FlatHead)
     }
+
+
+NEW_FILE = """
+from tapas.heads.full import FullSoftmax
+
+class Again(FullSoftmax):
+    method = "again"
+    title = "Full softmax, again"
+"""
+
+
+def test_a_file_in_the_folder_is_enough(tmp_path, monkeypatch):
+    (tmp_path / "again.py").write_text(NEW_FILE)
+    monkeypatch.setattr(heads, "__path__", [*heads.__path__, str(tmp_path)])
+    try:
+        found = heads._find_methods()
+    finally:
+        del heads.again, sys.modules["tapas.heads.again"]
+    assert found.keys() - METHODS.keys() == {"again"}
+    assert found["again"].title == "Full softmax, again"
 
 
 def context(num_classes=40, **more):
