@@ -158,7 +158,7 @@ class Variant:
 
     def install(self, head: tapas.TapasSoftmax) -> None:
         """Makes `head` score this way."""
-        head.config = replace(head.config, selection=self.rule)
+        head.selection = self.rule
         if self.hold > 1:
             head.proposal = HeldPool(head.proposal, self.hold)
 
@@ -195,7 +195,7 @@ def compare(
     head: tapas.TapasSoftmax, query: Tensor, own: Tensor, pool: Candidates, rule: ByShare, at: int
 ) -> Closeness:
     """`rule` against all queries in float32, for the same pool and noise, which `at` names."""
-    keep = head.config.num_samples
+    keep = head.num_samples
     exact_rule = ByShare(score_queries=None)
     exact, mine = (_view(head, query, own, pool, r, at) for r in (exact_rule, rule))
     wanted, _ = exact_rule.pick(exact, keep)
@@ -243,7 +243,7 @@ def closeness(
 
     `draw()` gives queries (B, D) and targets (B, L), `train(1)` moves on by a step.
     """
-    tried, size = variants(), head.config.presample_factor * head.config.num_samples
+    tried, size = variants(), head.presample_factor * head.num_samples
     pools = {name: HeldPool(head.proposal, variant.hold) for name, variant in tried.items()}
     found: dict[str, list[Closeness]] = {name: [] for name in tried}
     for number in range(steps):

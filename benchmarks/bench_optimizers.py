@@ -58,7 +58,7 @@ def head_step(batch: int, kind: type[RowOptimizer], *, fused: bool) -> Step:
 
 def training_step(*, fused: bool) -> Step:
     data = batches()
-    config, model = make_model({"samples": N, "presample": R}, fused=fused)
+    config, model = make_model({"num_samples": N, "presample_factor": R}, fused=fused)
     dense = build_optimizer(config.optimizer, learned_by(model))
     optimizer = dense if fused else Combined(dense, RowwiseAdagrad(model, lr=LR))
     turn = 0

@@ -30,10 +30,8 @@ from measuring import Target, interleave, ratio_quartiles, spread, write_record
 from sections import percent
 
 import tapas
-from tapas.heads.config import TapasConfig
 from tapas.heads.second_pass import question_of
 from tapas.optim.gradient_queue import RowGradients
-from tapas.schedule import as_schedule
 from tapas.selection import as_selection
 from tapas.servers.channel import Post
 from tapas.servers.peers import Peers, ask_all
@@ -64,12 +62,7 @@ def make_batches(
     table: tapas.LocalTable, proposal: tapas.Proposal, num_samples: int, rule: str, size: int
 ) -> list[Batch]:
     """Made-up queries and Zipf-like targets, `size` of each, and a pool of r*n classes."""
-    config = TapasConfig(
-        num_samples=num_samples,
-        presample_factor=R,
-        temperature=as_schedule(1.0),
-        selection=as_selection(rule),
-    )
+    selection = as_selection(rule)
     made = []
     for number in range(BATCHES):
         draws = tapas.rng.stream(0, "batch", number)
@@ -78,7 +71,7 @@ def make_batches(
         target = torch.expm1(chance * np.log1p(table.num_classes)).long()
         meeting = table.meet(query, target.clamp_(max=table.num_classes - 1))
         pool = proposal.sample(R * num_samples, generator=draws)
-        question = question_of(meeting, len(pool), config, 1.0, generator=draws)
+        question = question_of(meeting, len(pool), num_samples, selection, 1.0, generator=draws)
         made.append(Batch(table._ask(pool, num_samples, question, draws), target))
     return made
 

@@ -63,8 +63,8 @@ def config(batch: int, num_samples: int) -> Any:
             "head": {
                 "next_items": 1,
                 "positions": "last",
-                "samples": num_samples,
-                "presample": R,
+                "num_samples": num_samples,
+                "presample_factor": R,
             },
             "loop": {"batch": batch},
         }

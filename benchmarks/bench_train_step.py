@@ -60,7 +60,7 @@ def main() -> None:
         config = build_config(
             {
                 "log": {"files": [str(path)]},
-                "head": {"samples": 1000, "presample": 8},
+                "head": {"num_samples": 1000, "presample_factor": 8},
                 "loop": {"batch": 256},
             }
         )

@@ -93,11 +93,14 @@ def make_step(head: dict[str, object], data: list[SequenceBatch]) -> Step:
 
 
 def contenders(num_samples: int, scorers: list[int], data: list[SequenceBatch]) -> dict[str, Step]:
-    made: dict[str, dict[str, object]] = {"r=1": {"presample": 1}, DEFAULT: {"presample": R}}
+    made: dict[str, dict[str, object]] = {
+        "r=1": {"presample_factor": 1},
+        DEFAULT: {"presample_factor": R},
+    }
     for number in scorers:
-        made[f"r={R}, priority, {number} score"] = {"presample": R, "score_queries": number}
-    made[f"r={R}, top, all score"] = {"presample": R, "selection": "top"}
-    return {name: make_step({"samples": num_samples, **h}, data) for name, h in made.items()}
+        made[f"r={R}, priority, {number} score"] = {"presample_factor": R, "score_queries": number}
+    made[f"r={R}, top, all score"] = {"presample_factor": R, "selection": "top"}
+    return {name: make_step({"num_samples": num_samples, **h}, data) for name, h in made.items()}
 
 
 def main() -> None:

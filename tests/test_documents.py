@@ -38,7 +38,7 @@ SIZES = {  # what makes a command of the README quick enough for a test
         "1",
         "--seeds",
         "1",
-        "--samples",
+        "--num-samples",
         "20",
         "--workers",
         "1",

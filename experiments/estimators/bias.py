@@ -22,6 +22,7 @@ adaptive softmax compute the loss of their own, normalised probabilities: nothin
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,11 +35,12 @@ from tapas.comparison.contenders import CONTENDERS, by_name
 from tapas.data.windows import Windows
 from tapas.errors import UsageError
 from tapas.evaluation.scores import bucket_classes
-from tapas.heads import Head
+from tapas.heads import FlatHead, Head
+from tapas.heads.facts import BuildContext
 from tapas.optim import SGD
 from tapas.rng import stream
 from tapas.tables import LocalTable
-from tapas.training.build import Feed, Needs, build_head
+from tapas.training.build import TrainingData
 
 NUM_CONTEXTS, NUM_CLASSES = 8, 200
 EVENTS_PER_CONTEXT = 4_000
@@ -46,10 +48,6 @@ TILT = 1.5  # how much contexts differ: standard deviation of log p around the c
 BATCH = 128  # of methods that learn from their batch
 SETTLING = 200  # steps before anything is counted, for methods that adapt
 BUCKETS = ("head", "middle", "tail")
-BY_BATCH = ("in-batch", "mixed", "adaptive-importance", "partitioned", "sce")
-AIMS_ELSEWHERE = (
-    "one-vs-all", "partitioned", "negative-sampling", "warp", "dynamic-negatives", "sce", "gbce"
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,7 @@ class Truth(NamedTuple):
         """(G, C) log p(y | g), float64."""
         return torch.from_numpy(np.log(self.counts / self.counts.sum(axis=1, keepdims=True)))
 
-    def feed(self, batch: int) -> tuple[Feed, Windows]:
+    def feed(self, batch: int) -> tuple[TrainingData, Windows]:
         """Each pair (g, y) as often as it is counted; class g stands for the context g."""
         num_contexts, num_classes = self.counts.shape
         pairs = np.stack(np.divmod(np.arange(num_contexts * num_classes), num_classes), axis=1)
@@ -112,9 +110,9 @@ def measure_bias(run: BiasRun) -> dict[str, Any]:
     found: dict[str, Any] = {
         "key": run.key(),
         "run": asdict(run),
-        "aims_at_softmax": CONTENDERS[run.contender].method not in AIMS_ELSEWHERE,
+        "aims_at_softmax": CONTENDERS[run.contender].kind.targets_softmax,
     }
-    if not CONTENDERS[run.contender].the_method.has_rows:
+    if not issubclass(CONTENDERS[run.contender].kind, FlatHead):
         return {**found, "exact": "normalised by construction"}
     truth = make_truth()
     try:
@@ -131,26 +129,27 @@ def at_the_truth(run: BiasRun, truth: Truth) -> tuple[Head, LocalTable, Windows]
     with torch.no_grad():
         table.weight.copy_(truth.log_prob.T)
     contender, (feed, windows) = CONTENDERS[run.contender], truth.feed(BATCH)
-    needs = Needs(
-        config=contender.head(run.num_samples, contender.trials(1)[0].knob),
-        counts=truth.counts.sum(axis=0),
+    config = contender.head(run.num_samples, contender.trials(1)[0].knob)
+    context = BuildContext(
+        counts=torch.from_numpy(truth.counts.sum(axis=0)),
         dim=num_contexts,
         seed=0,
         steps=run.steps,
         table=table,
         row_optimizer=SGD.fused(lr=1.0),  # the table's own are none
-        log=feed,
+        pairs=partial(feed.pairs, config.next_items),
+        upcoming=feed.upcoming,
     )
-    return build_head(needs), table, windows
+    return contender.kind.from_options(config.options, context), table, windows
 
 
 def gradients(
     run: BiasRun, truth: Truth, head: Head, table: LocalTable, windows: Windows
 ) -> Iterator[Tensor]:
     """(G, C) of each step: the gradient by the logits, its mean over targets taken out."""
-    method = CONTENDERS[run.contender].the_method
-    take = _drawn_batch(truth, windows) if method.name in BY_BATCH else _every_pair(truth)
-    settling = SETTLING if method.keeps_state else 0
+    kind = CONTENDERS[run.contender].kind
+    take = _drawn_batch(truth, windows) if kind.learns_from_batch else _every_pair(truth)
+    settling = SETTLING if kind.learns_state else 0
     for number in range(settling + run.steps):
         context, target, weight, at_rest = take(number)
         query = torch.eye(table.dim)[context]

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,12 @@ from tapas.comparison.process_pool import finish
 from tapas.data.event_log import EventLog
 from tapas.data.windows import Windows
 from tapas.errors import UsageError
-from tapas.heads import Head
+from tapas.heads import FlatHead, Head
+from tapas.heads.facts import BuildContext, default_num_samples
 from tapas.optim import RowwiseAdagrad, anchors
 from tapas.rng import stream
 from tapas.tables import LocalTable
-from tapas.training.build import Feed, Needs, build_head, default_samples, log_frequency
+from tapas.training.build import TrainingData, log_frequency
 from tapas.training.memory_plan import available_memory
 
 WARM_UP = 2
@@ -74,11 +76,11 @@ def step_runs(config: StepTimesConfig) -> list[StepRun]:
         StepRun(
             contender=contender.name,
             num_classes=num_classes,
-            num_samples=default_samples(num_classes) if contender.draws else 0,
+            num_samples=default_num_samples(num_classes) if contender.draws else 0,
             dim=config.dim,
             examples=config.examples,
-            repeats=2 if contender.the_method.keeps_state else config.repeats,
-            block=config.block if contender.the_method.keeps_state else 1,
+            repeats=2 if contender.kind.learns_state else config.repeats,
+            block=config.block if contender.kind.learns_state else 1,
         )
         for num_classes in config.classes
         for contender in by_name(config.contenders)
@@ -193,21 +195,21 @@ def build_alone(run: StepRun) -> tuple[Head, Windows]:
     steps = (WARM_UP + run.repeats) * run.block
     feed, windows = zipf_feed(counts, run.examples, steps * run.examples)
     rows, table = RowwiseAdagrad.fused(lr=0.1), None
-    if contender.the_method.has_rows:
+    if issubclass(contender.kind, FlatHead):
         bias = log_frequency(counts)
         table = LocalTable(run.num_classes, run.dim, row_optimizer=rows, bias=bias)
-    first = contender.trials(1)[0]
-    needs = Needs(
-        config=contender.head(run.num_samples, first.knob),
-        counts=counts,
+    config = contender.head(run.num_samples, contender.trials(1)[0].knob)
+    context = BuildContext(
+        counts=torch.from_numpy(counts),
         dim=run.dim,
         seed=0,
         steps=steps,
         table=table,
         row_optimizer=rows,
-        log=feed,
+        pairs=partial(feed.pairs, config.next_items),
+        upcoming=feed.upcoming,
     )
-    return build_head(needs), windows
+    return contender.kind.from_options(config.options, context), windows
 
 
 def zipf_counts(num_classes: int) -> NDArray[np.int64]:
@@ -218,7 +220,9 @@ def zipf_counts(num_classes: int) -> NDArray[np.int64]:
     return whole
 
 
-def zipf_feed(counts: NDArray[np.int64], batch: int, num_examples: int) -> tuple[Feed, Windows]:
+def zipf_feed(
+    counts: NDArray[np.int64], batch: int, num_examples: int
+) -> tuple[TrainingData, Windows]:
     """`num_examples` users who take one class and then another, both drawn by `counts`."""
     draw = np.random.default_rng(stream(0, "events").initial_seed())
     edges = np.cumsum(counts)
@@ -226,7 +230,9 @@ def zipf_feed(counts: NDArray[np.int64], batch: int, num_examples: int) -> tuple
     return pairs_feed(items.reshape(-1, 2), len(counts), batch)
 
 
-def pairs_feed(pairs: NDArray[np.integer], num_classes: int, batch: int) -> tuple[Feed, Windows]:
+def pairs_feed(
+    pairs: NDArray[np.integer], num_classes: int, batch: int
+) -> tuple[TrainingData, Windows]:
     """Users with two events each, `pairs` (U, 2): the second is to be predicted from the first."""
     offsets = np.arange(0, pairs.size + 1, 2)
     arrays: dict[str, NDArray[Any]] = {
@@ -239,7 +245,7 @@ def pairs_feed(pairs: NDArray[np.integer], num_classes: int, batch: int) -> tupl
         log.items, log.times, log.offsets, offsets[1:],
         length=1, next_items=1, positions="last", batch_size=batch,
     )  # fmt: skip
-    return Feed(windows, log, offsets[1:]), windows
+    return TrainingData(windows, log, offsets[1:]), windows
 
 
 def break_even(slow: Mapping[int, float], fast: Mapping[int, float]) -> float:

@@ -93,5 +93,5 @@ def count_rows(parts: Parts) -> Rows:
     query = states.view(-1, states.shape[2])[batch.places]
     kept = head.sample(query, batch.target).ids
     in_loss = torch.unique(torch.cat([kept, batch.target[batch.target >= 0]]))
-    n, r = head.config.num_samples, head.config.presample_factor
+    n, r = head.num_samples, head.presample_factor
     return Rows(min(n * r, head.num_classes) if r > 1 else 0, len(in_loss))

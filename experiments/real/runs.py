@@ -1,6 +1,5 @@
 """One training run on a real set: what it is, and doing it."""
 
-import dataclasses
 import hashlib
 import json
 import time
@@ -75,9 +74,9 @@ class RealRun:
             log=mine.find(place),
             split=mine.split,
             model=mine.model,
-            head=HeadConfig(
-                samples=num_classes if self.method == "full" else self.num_samples,
-                presample=self.presample_factor,
+            head=HeadConfig.of(
+                num_samples=num_classes if self.method == "full" else self.num_samples,
+                presample_factor=self.presample_factor,
                 selection="top" if self.method == "top" else "priority",
                 temperature=self.temperature,
                 anneal_to=self.anneal_to,
@@ -101,7 +100,7 @@ def build_run(run: RealRun, place: Place, log: EventLog, split: Split) -> Parts:
     parts = build(run.config(place, log.num_items), log, split)
     if run.method in CURES:
         head = parts.model.two_passes
-        head.config = dataclasses.replace(head.config, selection=CURES[run.method])
+        head.selection = CURES[run.method]
     return parts
 
 

@@ -47,7 +47,7 @@ def look(
     table = head.table
     if not isinstance(table, LocalTable):
         raise UsageError(f"virtual shards need a LocalTable, got {type(table).__name__}.")
-    own, num_samples = table.placement, head.config.num_samples
+    own, num_samples = table.placement, head.num_samples
     with _left_as_it_was(head, table):
         batches = list(_draws(encoder, head, table, split, draws))
         if own.num_shards > 1:
@@ -77,7 +77,7 @@ def _left_as_it_was(head: TapasSoftmax, table: LocalTable) -> Iterator[None]:
 
 
 def _seed(head: TapasSoftmax, draw: Draw) -> int:
-    return stream(head.config.seed, "looked at", draw.number).initial_seed()
+    return stream(head.seed, "looked at", draw.number).initial_seed()
 
 
 @torch.no_grad()
@@ -87,7 +87,7 @@ def _draws(
     first = head.step  # pools go on where training stopped
     table.placement = Placement(table.num_classes, 1)
     for number in range(first, first + count):
-        order = stream(head.config.seed, "looked at", "queries", number)
+        order = stream(head.seed, "looked at", "queries", number)
         rows = torch.randint(len(split.y), (QUERIES,), generator=order)
         query, target = encoder(split.x[rows]), split.y[rows]
         head.step = number
@@ -113,14 +113,12 @@ def _measure(
     head.step, table.placement = draw.number, placement
     kept = head.sample(draw.query, draw.target).ids
     diagnosis = head.diagnose(draw.query, draw.target)
-    size = min(head.config.presample_factor * head.config.num_samples, table.num_classes)
-    pool = head.proposal.sample(
-        size, generator=stream(head.config.seed, "looked at", "pool", draw.number)
-    )
+    size = min(head.presample_factor * head.num_samples, table.num_classes)
+    pool = head.proposal.sample(size, generator=stream(head.seed, "looked at", "pool", draw.number))
     rows = torch.cat([kept, torch.unique(draw.target)])
     return {
         "overlap": float(torch.isin(draw.exact, kept).double().mean()),
-        "kept": len(kept) / head.config.num_samples,
+        "kept": len(kept) / head.num_samples,
         "kept_mass": diagnosis.kept_mass,
         "gradient_cosine": diagnosis.gradient_cosine,
         "pool_load": busiest(placement, pool.ids),

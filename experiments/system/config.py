@@ -75,9 +75,9 @@ class System:
             log=LogSource(files=(str(log),), user="user", item="item", time="time"),
             split=SplitConfig(kind="group", validation=0.01, test=0.01),
             model=ModelConfig(encoder="gru", dim=self.dim, history=self.history),
-            head=HeadConfig(
-                samples=cell.num_samples,
-                presample=cell.presample_factor,
+            head=HeadConfig.of(
+                num_samples=cell.num_samples,
+                presample_factor=cell.presample_factor,
                 selection="top" if cell.method == "sampled" else cell.method,
             ),
             loop=LoopConfig(batch=self.batch, steps=self.warm_up + self.steps, seed=seed),

@@ -15,7 +15,7 @@ from oracle.journeys import ENVIRONMENT, chain, installed_tapas, invoke, tapas, 
 pytestmark = pytest.mark.slow
 
 QUICK = (
-    "--threads", 1, "--dim", 16, "--steps", 80, "--batch", 16, "--samples", 25,
+    "--threads", 1, "--dim", 16, "--steps", 80, "--batch", 16, "--num-samples", 25,
     "--set", "optimizer.encoder_lr=0.01", "--set", "model.history=8",
 )  # fmt: skip
 
@@ -262,14 +262,14 @@ def test_settings_come_from_a_file_and_flags_win(place, tmp_path):
         "[loop]\nsteps = 4\nbatch = 8\n[split]\nkind = 'last'\n"
     )
     done = tapas(
-        "train", "--config", "quick.toml", "--dim", 12, "--set", "head.samples=9", "--set",
+        "train", "--config", "quick.toml", "--dim", 12, "--set", "head.num_samples=9", "--set",
         "model.encoder=transformer", "--set", "loop.exclude_seen=true", "--min-count", 1,
         "--threads", 1, "--cache", "cache", "--out", "run", cwd=tmp_path,
     )  # fmt: skip
     assert "Split by the last events of each user: " in said(done)
     written = (tmp_path / "run" / "config.toml").read_text()
-    for line in ('encoder = "transformer"', "dim = 12", "history = 6", "samples = 9", "steps = 4",
-                 "exclude_seen = true", "min_count = 1", 'kind = "last"'):  # fmt: skip
+    for line in ('encoder = "transformer"', "dim = 12", "history = 6", "num_samples = 9",
+                 "steps = 4", "exclude_seen = true", "min_count = 1", 'kind = "last"'):  # fmt: skip
         assert f"\n{line}\n" in written, line
     again = tapas(
         "train", "--config", "run/config.toml", "--threads", 1, "--cache", "cache", "--out",

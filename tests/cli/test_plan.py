@@ -11,7 +11,7 @@ from tapas.cli.plan import amount_of_memory, whole_number
 from tapas.training import memory_plan as planning
 from tapas.training.memory_plan import Workload, traffic_designs
 
-SIZES = ("--classes", "1e6", "--dim", 32, "--samples", "1,000", "--batch", 400, "--ranks", 4)
+SIZES = ("--classes", "1e6", "--dim", 32, "--num-samples", "1,000", "--batch", 400, "--ranks", 4)
 WORKLOAD = Workload(
     num_classes=1_000_000, dim=32, num_samples=1_000, presample_factor=8, batch=400, ranks=4
 )
@@ -67,8 +67,9 @@ def test_json_is_the_plan_in_bytes():
 
 def test_every_option_reaches_the_plan():
     done = invoke(
-        "plan", "--classes", "1e6", "--dim", 32, "--samples", 1_000, "--presample", 3, "--batch", 9,
-        "--targets", 5, "--ranks", 4, "--dtype", "bfloat16", "--optimizer", "adagrad", "--inputs",
+        "plan", "--classes", "1e6", "--dim", 32, "--num-samples", 1_000,
+        "--presample-factor", 3, "--batch", 9, "--targets", 5, "--ranks", 4,
+        "--dtype", "bfloat16", "--optimizer", "adagrad", "--inputs",
         "--head", "1e5", "--encoder-parameters", "2e4", "--memory", "2GB", "--json",
     )  # fmt: skip
     assert Workload(**json.loads(done.stdout)["workload"]) == Workload(

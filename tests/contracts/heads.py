@@ -72,7 +72,6 @@ FLAT = {  # by method; the table goes first
 }
 TREES = {"huffman": HuffmanSoftmax, "two-level": TwoLevelSoftmax, "adaptive": AdaptiveSoftmax}
 HEADS = (*FLAT, *TREES)
-LOOKS_AT_ALL = {"full", "one-vs-all", "self-normalised"}
 
 
 def proposal(table):

@@ -46,7 +46,7 @@ def config(file):
     return TrainConfig(
         log=LogSource(files=(str(file),)),
         model=ModelConfig(dim=4, history=6, dropout=0.2),
-        head=HeadConfig(samples=11, presample=3, next_items=3),
+        head=HeadConfig.of(num_samples=11, presample_factor=3, next_items=3),
         loop=LOOP,
         service=ServiceConfig(servers=2, workers=2, max_staleness=0),
     )

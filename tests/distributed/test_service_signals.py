@@ -91,7 +91,7 @@ def test_a_server_that_hangs_a_killed_driver_and_ctrl_c_leave_a_run_that_goes_on
     settings = ("loop.evaluate_every=10", "loop.patience=99999", f"loop.peer_seconds={PATIENCE}")
     begin = (
         *("train", file, "--out", "run", "--cache", "cache", "--threads", 1, "--steps", 100_000),
-        *("--dim", 4, "--batch", 5, "--samples", 9, "--servers", 2),
+        *("--dim", 4, "--batch", 5, "--num-samples", 9, "--servers", 2),
         *(part for setting in settings for part in ("--set", setting)),
     )
     with Driver(tmp_path, *begin) as driver:

@@ -48,7 +48,7 @@ def configs(file):
     plain = TrainConfig(
         log=LogSource(files=(str(file),)),
         model=ModelConfig(dim=4, history=6),
-        head=HeadConfig(samples=11, presample=3, next_items=3),
+        head=HeadConfig.of(num_samples=11, presample_factor=3, next_items=3),
         loop=LOOP,
     )
     return {
@@ -137,7 +137,7 @@ def training(file, out):
     settings = ("loop.evaluate_every=4", "loop.patience=99", "loop.peer_seconds=3")
     return (
         *("train", file, "--out", out, "--cache", "cache", "--steps", 14, "--dim", 4),
-        *("--batch", 5, "--samples", 9, "--presample", 3),
+        *("--batch", 5, "--num-samples", 9, "--presample-factor", 3),
         *(part for setting in settings for part in ("--set", setting)),
     )
 

@@ -16,9 +16,10 @@ SECONDS = {  # of a step, by n / 16, rule, r: the paper's steps a second for the
 
 def pretended(config, steps, *, slow=1.0, collided=0.25):
     """Pushes n + 10 rows in a step, of which a quarter has collided; misses 1 or 3 updates."""
-    head = config.head
-    seconds = SECONDS[head.samples // SMALL.samples, head.selection, head.presample]
-    rows = steps * (head.samples + 10)
+    options = config.head.options
+    times = options["num_samples"] // SMALL.samples
+    seconds = SECONDS[times, options["selection"], options["presample_factor"]]
+    rows = steps * (options["num_samples"] + 10)
     return Stretch(
         steps=steps,
         seconds=slow * steps * seconds,

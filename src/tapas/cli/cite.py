@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-import tapas.heads as heads
 from tapas.cli.exit_codes import one_line_endings
 from tapas.comparison.contenders import by_name
 from tapas.comparison.stages import SETTINGS
@@ -20,11 +19,6 @@ ROW_OPTIMIZERS = {
     "lazy-adam": ("kingma2015adam",),
     "sgd": (),
 }
-CLASSES = {
-    kind.method: kind
-    for kind in vars(heads).values()
-    if isinstance(kind, type) and issubclass(kind, heads.Head) and hasattr(kind, "method")
-}
 
 
 def cite_run(config: TrainConfig) -> str:
@@ -34,10 +28,7 @@ def cite_run(config: TrainConfig) -> str:
 
 def papers_of(head: HeadConfig) -> tuple[str, ...]:
     """Keys of what a head with this configuration is made of."""
-    kind = CLASSES[head.method]
-    if issubclass(kind, heads.TapasSoftmax):
-        return kind.papers_of(head.presample, is_priority=head.selection == "priority")
-    return kind.bibtex
+    return head.kind.papers_of(head.options)
 
 
 def optimizer_papers(optimizer: OptimizerConfig) -> tuple[str, ...]:

@@ -41,8 +41,8 @@ from tapas.comparison.command import duration
 from tapas.comparison.config import CompareConfig, parse_duration, quick, synthetic
 from tapas.comparison.contenders import CONTENDERS, pick_contenders
 from tapas.errors import UsageError
+from tapas.heads import METHODS
 from tapas.training.config import JSON, build_config
-from tapas.training.methods import METHODS
 
 if TYPE_CHECKING:
     from tapas.comparison.results import Comparison
@@ -93,7 +93,7 @@ def _check_settable(layer: Layer) -> None:
             if section == "head":
                 raise UsageError(
                     f"--set head.{name}: what a method is tried with is fixed in advance, see "
-                    "`tapas compare --list`. Use --methods and --samples."
+                    "`tapas compare --list`. Use --methods and --num-samples."
                 )
             if (section, name) == ("optimizer", "rows_lr"):
                 raise UsageError("optimizer.rows_lr is searched for every method. Leave it out.")
@@ -125,7 +125,7 @@ def compare(
             help="Training time of each method in all, such as 90s, 10m or 1h. Default: 10m.",
         ),
     ] = None,
-    samples: Annotated[
+    num_samples: Annotated[
         int | None,
         typer.Option(
             metavar="N", help="n of all that sample. Default: 1,000, or an eighth of few classes."
@@ -191,7 +191,7 @@ def compare(
             log = source_table(files, user, item, time, text, group, min_count, rare, skip_bad_rows)
             given: dict[str, Any] = {
                 "budget_seconds": None if budget is None else parse_duration(budget),
-                "samples": samples,
+                "samples": num_samples,
                 "seeds": seeds,
                 "trials": trials,
                 "contenders": None if methods is None else pick_contenders(methods),
@@ -213,15 +213,16 @@ def _print_contenders(as_json: bool) -> None:
         tuned = ["rows_lr"]
         if each.knob is not None:
             tuned.append(f"{each.knob} ({', '.join(f'{value:g}' for value in each.values)})")
-        rows.append({"name": each.name, "title": each.title, "paper": each.paper, "tuned": tuned,
-                     "options": list(each.the_method.options)})  # fmt: skip
+        kind = each.kind
+        rows.append({"name": each.name, "title": each.title, "paper": kind.paper, "tuned": tuned,
+                     "options": list(kind.options)})  # fmt: skip
     if as_json:
         typer.echo(json.dumps({"methods": rows}))
         return
     table = [[row["name"], row["title"], row["paper"], ", ".join(row["tuned"])] for row in rows]
     _print_table(("--methods", "", "paper", "tuned"), table, right=False)
-    reads = [[each.name, ", ".join(each.options) or "nothing"] for each in METHODS.values()]
-    _print_table(("head.method", "reads of [head], beside what all do"), reads, right=False)
+    reads = [[name, ", ".join(kind.options) or "nothing"] for name, kind in METHODS.items()]
+    _print_table(("head.method", "its options, each head.NAME"), reads, right=False)
 
 
 def _compare(config: CompareConfig, out: Path, cache: Path, workers: int) -> None:

@@ -54,8 +54,8 @@ def _number(help_text: str, parser: Callable[[str], int] = whole_number) -> Any:
 def plan(
     classes: Annotated[int, _number("Classes; 1e9, 10_000 and 1,000 are numbers, too.")],
     dim: Annotated[int, _number("Size of a class's vector.")] = 64,
-    samples: Annotated[int, _number("n: classes kept for each batch.")] = 1_000,
-    presample: Annotated[
+    num_samples: Annotated[int, _number("n: classes kept for each batch.")] = 1_000,
+    presample_factor: Annotated[
         int, _number("r: r·n classes are drawn and scored. 1: sampled softmax.")
     ] = 8,
     batch: Annotated[int, _number("Examples of a step, on all ranks together.")] = 1_000,
@@ -106,8 +106,8 @@ def plan(
         workload = Workload(
             num_classes=classes,
             dim=dim,
-            num_samples=samples,
-            presample_factor=presample,
+            num_samples=num_samples,
+            presample_factor=presample_factor,
             batch=batch,
             targets=targets,
             ranks=ranks,

@@ -71,10 +71,10 @@ def train(
         str | None, typer.Option(metavar="mean|gru|transformer", help="How histories are read.")
     ] = None,
     dim: Annotated[int | None, typer.Option(metavar="N", help="Size of an item's vector.")] = None,
-    samples: Annotated[
+    num_samples: Annotated[
         int | None, typer.Option(metavar="N", help="n: classes kept for each batch.")
     ] = None,
-    presample: Annotated[
+    presample_factor: Annotated[
         int | None,
         typer.Option(metavar="N", help="r: r·n classes are drawn and scored. 1: sampled softmax."),
     ] = None,
@@ -148,7 +148,11 @@ def train(
         flags: Layer = {
             "log": log_flags,
             "model": {"encoder": encoder, "dim": dim},
-            "head": {"samples": samples, "presample": presample, "selection": selection},
+            "head": {
+                "num_samples": num_samples,
+                "presample_factor": presample_factor,
+                "selection": selection,
+            },
             "loop": {"epochs": epochs, "steps": steps, "batch": batch, "seed": seed},
             "split": {"kind": split},
             "service": {"servers": servers, "workers": workers, "max_staleness": max_staleness},

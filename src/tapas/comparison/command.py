@@ -49,9 +49,9 @@ def command_of(settings: Settings) -> str:
     names = settings["contenders"]
     words += ["--methods", "all" if names == list(CONTENDERS) else ",".join(names)]
     words += ["--budget", _flag_time(settings["budget_seconds"])]
-    for name in ("samples", "seeds", "trials"):
+    for flag, name in (("num-samples", "samples"), ("seeds", "seeds"), ("trials", "trials")):
         if settings.get(name) != base[name]:
-            words += [f"--{name}", str(settings[name])]
+            words += [f"--{flag}", str(settings[name])]
     for section in ("split", "model", "optimizer"):
         for name, value in settings[section].items():
             if value != base[section].get(name):

@@ -11,8 +11,9 @@ from tapas.comparison.synthetic_log import SyntheticLogConfig
 from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig
 from tapas.errors import UsageError
+from tapas.heads import FlatHead
+from tapas.heads.facts import default_num_samples
 from tapas.shapes import check_positive
-from tapas.training.build import default_samples
 from tapas.training.config import LoopConfig, ModelConfig, OptimizerConfig, TrainConfig
 
 MADE = SyntheticLogConfig(
@@ -73,7 +74,7 @@ class CompareConfig:
         ):  # fmt: skip
             check_positive(name, getattr(self, name))
         if self.samples is not None:
-            check_positive("samples", self.samples)
+            check_positive("num_samples", self.samples)
         if self.trials > MOST_TRIALS:
             raise UsageError(
                 f"trials must be at most {MOST_TRIALS}, got {self.trials}: there are no more "
@@ -85,7 +86,7 @@ class CompareConfig:
                 "out: methods are compared without."
             )
         for contender in by_name(self.contenders):
-            if self.model.inputs == "shared" and not contender.the_method.has_rows:
+            if self.model.inputs == "shared" and not issubclass(contender.kind, FlatHead):
                 raise UsageError(
                     f"the encoder cannot read the rows of '{contender.name}', which has none for "
                     "a class. Set model.inputs to 'own', or leave that method out."
@@ -107,7 +108,7 @@ class CompareConfig:
         """n with `num_classes` classes."""
         if self.samples is not None:
             return min(self.samples, num_classes)
-        return default_samples(num_classes)
+        return default_num_samples(num_classes)
 
     def train_config(
         self,
@@ -124,8 +125,9 @@ class CompareConfig:
         """One run, as `tapas train` would take it."""
         optimizer = dataclasses.replace(self.optimizer, rows_lr=rows_lr)
         head = CONTENDERS[contender].head(num_samples, knob)
-        if head.samples is not None:
-            head = dataclasses.replace(head, samples=min(head.samples, num_classes))
+        chosen = head.options.get("num_samples")
+        if isinstance(chosen, int):
+            head = head.with_options(num_samples=min(chosen, num_classes))
         return TrainConfig(
             log=source,
             split=self.split,

@@ -26,17 +26,17 @@ from tapas.training.trainer import Tick
 Layer = dict[str, dict[str, JSON]]
 SETTINGS: Layer = {
     "model": {"encoder": "mean", "inputs": "shared", "dim": 64, "history": 200},
-    "head": {"samples": 128},
+    "head": {"num_samples": 128},
     "optimizer": {"rows_lr": 0.3},
     "loop": {"batch": 64, "patience": 100, "validation_examples": 1_000},
 }
 PLAIN, TAPAS, REPEATS = "sampled softmax", "TAPAS priority", "TAPAS with repeats"
 WAYS: dict[str, Layer] = {  # what each sets beside SETTINGS; PLAIN and TAPAS are the comparison
-    PLAIN: {"head": {"presample": 1}},
-    TAPAS: {"head": {"presample": 8}},
+    PLAIN: {"head": {"presample_factor": 1}},
+    TAPAS: {"head": {"presample_factor": 8}},
     REPEATS: {
         "model": {"repeats": True, "history": 1_000},
-        "head": {"presample": 8},
+        "head": {"presample_factor": 8},
         "loop": {"batch": 16},
     },
 }
@@ -236,13 +236,14 @@ def some_people(run: RunFolder, words: dict[str | int, str]) -> list[Person]:
 def make_page(shop: Shop, found: Found, people: list[Person], runs: dict[str, RunFolder]) -> bytes:
     curves = draw_curves({name: runs[name].path / "journal.jsonl" for name in (PLAIN, TAPAS)})
     config, repeating = runs[TAPAS].config, runs[REPEATS].config
+    options = config.head.options
     page = Page(
         title="What comes next: sampled softmax, TAPAS, and TAPAS with repeats on one log",
         introduction=[
             shop.name,
             f"All models: {config.model.encoder} encoder, {config.model.dim} dimensions, n = "
-            f"{config.head.samples} classes for each step. TAPAS draws "
-            f"{config.head.presample} times as many first and keeps the n that matter.",
+            f"{options['num_samples']} classes for each step. TAPAS draws "
+            f"{options['presample_factor']} times as many first and keeps the n that matter.",
             f"{PLAIN.capitalize()} and {TAPAS}: {_amount(config)}.",
             f"{REPEATS} copies a learned part of the probability from the history: "
             f"{_amount(repeating)}.",

@@ -95,7 +95,7 @@ def _take_turn(
         return time.perf_counter() - start
 
     contender = by_name([run.contender])[0]
-    warm_up = config.settling_steps if contender.the_method.keeps_state else WARM_UP
+    warm_up = config.settling_steps if contender.kind.learns_state else WARM_UP
     found["step_seconds"].append(round(mean_step(take, config.pace_seconds, warm_up), 7))
     found["peak_bytes"] = peak_bytes()
     found["scores_per_example"] = float(parts.model.head.scores_per_example)

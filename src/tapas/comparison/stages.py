@@ -14,6 +14,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,24 @@ from tapas.comparison.ledger import Ledger
 from tapas.comparison.pace import measure_paces, pace_runs, paces
 from tapas.comparison.process_pool import finish
 from tapas.comparison.runs import execute, open_scene
+from tapas.comparison.synthetic_log import SyntheticLogConfig
 from tapas.data.event_log import EventLog
+from tapas.data.source import LogSource
+from tapas.data.splits import SplitConfig
 from tapas.errors import DataError, UsageError
+from tapas.training.config import HeadConfig, ModelConfig, OptimizerConfig
 from tapas.training.run_folder import only_one
 from tapas.version import __version__
 
 SETTINGS, PACE, RUNS = "settings.json", "pace.jsonl", "runs.jsonl"
 DEFINITIONS = "definitions"  # of all trials: results of another version are not taken for these
+SECTIONS = {
+    "log": LogSource,
+    "made": SyntheticLogConfig,
+    "split": SplitConfig,
+    "model": ModelConfig,
+    "optimizer": OptimizerConfig,
+}
 MACHINE = "machine"  # the part of the settings that may differ when a comparison goes on
 Follow = Callable[[str], Callable[[int, int], None]]  # of a stage: done, in all
 
@@ -92,18 +104,7 @@ def _compare(
 
 def settings(config: CompareConfig, log: EventLog) -> dict[str, Any]:
     """All that decides results, plain enough for JSON, and the machine; no paths of files."""
-    found = dataclasses.asdict(config)
-    if config.log is not None:
-        found["log"]["files"] = [Path(file).name for file in config.log.files]
-    num_samples = config.num_samples(log.num_items)
-    found["num_samples"] = num_samples
-    found[DEFINITIONS] = {
-        each.name: [
-            {"rows_lr": trial.rows_lr, **dataclasses.asdict(each.head(num_samples, trial.knob))}
-            for trial in each.trials(config.trials)
-        ]
-        for each in by_name(config.contenders)
-    }
+    found = question(config, config.num_samples(log.num_items))
     found["sizes"] = {"events": log.num_events, "items": log.num_items, "users": log.num_users}
     found[MACHINE] = {
         "cores": os.cpu_count(),
@@ -111,6 +112,22 @@ def settings(config: CompareConfig, log: EventLog) -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "commit": _commit(),
+    }
+    return found
+
+
+def question(config: CompareConfig, num_samples: int) -> dict[str, Any]:
+    """What was asked, and each setting that is tried for each contender."""
+    found = dataclasses.asdict(config)
+    if config.log is not None:
+        found["log"]["files"] = [Path(file).name for file in config.log.files]
+    found["num_samples"] = num_samples
+    found[DEFINITIONS] = {
+        each.name: [
+            {"rows_lr": trial.rows_lr, **each.head(num_samples, trial.knob).as_table()}
+            for trial in each.trials(config.trials)
+        ]
+        for each in by_name(config.contenders)
     }
     plain: dict[str, Any] = json.loads(json.dumps(found))
     return plain
@@ -132,7 +149,7 @@ def check_settings(path: Path, config: CompareConfig, log: EventLog) -> None:
             f"{path} cannot be read as the settings of the results beside it. Restore it, or move "
             "the folder away."
         )
-    other = [name for name in mine if name != MACHINE and before.get(name) != mine[name]]
+    other = differences(before, mine)
     if other:
         if len(other) > 1:  # which follow from the others
             other = [name for name in other if name != DEFINITIONS]
@@ -140,6 +157,37 @@ def check_settings(path: Path, config: CompareConfig, log: EventLog) -> None:
             f"the results in {path.parent} were made with another {', '.join(other)}. Choose "
             "another folder with --out, or move them away."
         )
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Names of settings `now` that were others `before`, the machine aside.
+
+    A name that `before` does not have stands for its default: results stay valid when an option
+    is added that they did not use.
+    """
+    before = _completed(before, CompareConfig)
+    for name, kind in SECTIONS.items():
+        if isinstance(before.get(name), dict):
+            before[name] = _completed(before[name], kind)
+    # what is no table of trials, or names what no method has, differs as it stands
+    with suppress(UsageError, KeyError, TypeError, AttributeError):
+        before[DEFINITIONS] = {
+            contender: [_completed_trial(trial) for trial in trials]
+            for contender, trials in before[DEFINITIONS].items()
+        }
+    return [name for name in now if name != MACHINE and before.get(name) != now[name]]
+
+
+def _completed(table: dict[str, Any], kind: Any) -> dict[str, Any]:
+    """`table` of a `kind` of settings, with the defaults of names that it does not have."""
+    given = {f.name: f.default for f in dataclasses.fields(kind)}
+    defaults = {n: v for n, v in given.items() if v is None or isinstance(v, str | int | float)}
+    return defaults | table
+
+
+def _completed_trial(trial: dict[str, Any]) -> dict[str, Any]:
+    head = HeadConfig.of(**{name: value for name, value in trial.items() if name != "rows_lr"})
+    return {"rows_lr": trial["rows_lr"], **head.as_table()}
 
 
 def _commit() -> str | None:

@@ -1,11 +1,17 @@
-"""Heads: everything from query to loss. One published method in each file."""
+"""Heads: everything from query to loss. One published method in each file.
+
+A class in a file of this folder that names a `method` is one of `METHODS`, and all else that
+must be known about the method stands on the class.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
 
 from tapas.heads.adaptive import AdaptiveSoftmax
 from tapas.heads.adaptive_importance import AdaptiveImportance
 from tapas.heads.base import Head
 from tapas.heads.batch import ids_of_multi_hot
 from tapas.heads.citations import citation
-from tapas.heads.config import TapasConfig
 from tapas.heads.diagnostics import Diagnosis
 from tapas.heads.dynamic_negatives import DynamicNegatives
 from tapas.heads.flat import FlatHead, OwnRows, SharedSample
@@ -24,8 +30,20 @@ from tapas.heads.tapas import TapasSoftmax
 from tapas.heads.two_level import TwoLevelSoftmax
 from tapas.heads.warp import WARP
 
+
+def _find_methods() -> dict[str, type[Head]]:
+    """The methods of this folder by name, in the order of the alphabet."""
+    modules = [import_module(module.name) for module in iter_modules(__path__, f"{__name__}.")]
+    kinds = [kind for module in modules for kind in vars(module).values() if isinstance(kind, type)]
+    named = {k.method: k for k in kinds if issubclass(k, Head) and "method" in vars(k)}
+    return {name: named[name] for name in sorted(named)}
+
+
+METHODS = _find_methods()
+
 __all__ = [
     "GBCE",
+    "METHODS",
     "NCE",
     "WARP",
     "AdaptiveImportance",
@@ -46,7 +64,6 @@ __all__ = [
     "ScalableCrossEntropy",
     "SelfNormalised",
     "SharedSample",
-    "TapasConfig",
     "TapasSoftmax",
     "TwoLevelSoftmax",
     "citation",

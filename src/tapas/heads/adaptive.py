@@ -54,6 +54,8 @@ class AdaptiveSoftmax(TreeHead):
     """
 
     method = "adaptive"
+    title = "Adaptive softmax"
+    paper = "Grave et al. 2017"
     bibtex = ("grave2017efficient",)
 
     part_of_class: Tensor  # (C,) 0 for the head, 1 + i for tail i

@@ -16,13 +16,15 @@ given these, expected counts are exact and the sum is unbiased.
 """
 
 import math
-from typing import Unpack
+from collections.abc import Mapping
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
 
 from tapas.candidates import Candidates, mute
 from tapas.errors import DataError, UsageError
+from tapas.heads.facts import NUM_SAMPLES, BuildContext, Option, Options
 from tapas.heads.flat import FlatOptions, SharedSample
 from tapas.proposals.ngram_mixture import NgramMixture
 from tapas.shapes import check_positive, check_samples, number
@@ -49,7 +51,18 @@ class AdaptiveImportance(SharedSample):
     """
 
     method = "adaptive-importance"
+    title = "Adaptive importance sampling"
+    paper = "Bengio, Senécal 2008"
     bibtex = ("bengio2008adaptive",)
+    options: ClassVar[Options] = {
+        "num_samples": NUM_SAMPLES,
+        "min_ess": Option(
+            50.0, float, low=1, high=1e9, help="effective sample size that a batch shall have"
+        ),
+    }
+    reads = frozenset({"counts", "pairs"})
+    learns_state = True
+    learns_from_batch = True
 
     num_drawn: Tensor  # () how many classes the present steps draw
     ess_heard: Tensor  # (2,) sum of the mean ESS of each step since the last refresh, and steps
@@ -85,6 +98,12 @@ class AdaptiveImportance(SharedSample):
         self.register_buffer(
             "ess_heard", torch.zeros(2, dtype=torch.float64, device=self.table.device)
         )
+
+    @classmethod
+    def arguments(cls, options: Mapping[str, Any], context: BuildContext) -> dict[str, Any]:
+        given = super().arguments(options, context)
+        given["min_ess"] = min(given["min_ess"], given["num_samples"])
+        return given
 
     @property
     def wants_context(self) -> bool:

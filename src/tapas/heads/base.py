@@ -2,10 +2,10 @@
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from math import inf, nan
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from tapas.errors import UsageError
 from tapas.exact_state import ExactState
 from tapas.heads.batch import Batch, check_somebody, narrow, prepare
+from tapas.heads.facts import BuildContext, Options, default_num_samples
 from tapas.rng import check_seed
 from tapas.shapes import check_tensor
 from tapas.tables import ClassTable
@@ -30,10 +31,58 @@ class Head(ExactState, ABC):
     touched; an optimizer of `tapas.optim` moves them, and no other row, in its step. `step` counts
     training calls (those with gradients on, in training mode); all draws are named by (seed,
     step), so that a resumed run repeats them, and torch.manual_seed has no say.
+
+    The facts of a method stand on its class, below. `tapas train`, `tapas compare` and
+    `tapas cite` know a method from them alone.
     """
 
     method: ClassVar[str]  # its name in a configuration
-    bibtex: ClassVar[tuple[str, ...]]  # keys of the papers to cite, see `tapas.heads.citations`
+    title: ClassVar[str]  # its name in a sentence
+    paper: ClassVar[str]  # authors and year; empty for what needs no citation
+    bibtex: ClassVar[tuple[str, ...]]  # keys of the papers to cite, in bibliography.bib
+    options: ClassVar[Options] = {}  # by the constructor's names for them
+    reads: ClassVar[frozenset[str]] = frozenset()  # of a `BuildContext`: counts, pairs, upcoming
+    every_row: ClassVar[bool] = False  # a step reads and moves the rows of all classes
+    learns_state: ClassVar[bool] = False  # beside its rows, in the process that trains
+    learns_from_batch: ClassVar[bool] = False  # what is drawn depends on what is in the batch
+    estimates_probabilities: ClassVar[bool] = False  # in training, of each target, over all classes
+    targets_softmax: ClassVar[bool] = True  # the loss is least where logits are log-probabilities
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any], context: BuildContext) -> Self:
+        """The head that a configuration asks for; `options` has a value for each of its options."""
+        resolved = cls.resolve_options(options, context.num_classes)
+        return cls(**cls.arguments(resolved, context))
+
+    @classmethod
+    def arguments(cls, options: Mapping[str, Any], context: BuildContext) -> dict[str, Any]:
+        """Keywords for the constructor: the options that go by the same name, and what it reads."""
+        plain = {name: options[name] for name in cls.options if not cls.options[name].part_of}
+        read = {name: context.read(name) for name in cls.reads}
+        size = {"num_classes": context.num_classes, "dim": context.dim}
+        return {**size, **plain, **read, "seed": context.seed}
+
+    @classmethod
+    def resolve_options(cls, options: Mapping[str, Any], num_classes: int) -> dict[str, Any]:
+        """`options` with a number of samples that suits `num_classes`, if none was given."""
+        chosen = cls.sample_options(default_num_samples(num_classes))
+        left_out = {name: value for name, value in chosen.items() if options[name] is None}
+        return {**options, **left_out}
+
+    @classmethod
+    def sample_options(cls, num_samples: int) -> dict[str, int]:
+        """Options with which a batch looks at `num_samples` classes; none if it cannot be told."""
+        return {"num_samples": num_samples} if "num_samples" in cls.options else {}
+
+    @classmethod
+    def rows_per_step(cls, options: Mapping[str, Any], num_classes: int) -> tuple[int, int]:
+        """For a memory plan: rows that a step moves, and how many times as many it scores first."""
+        return num_classes if cls.every_row else options.get("num_samples") or 1, 1
+
+    @classmethod
+    def papers_of(cls, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Keys of what to cite for a head with these options."""
+        return cls.bibtex
 
     def __init__(
         self,

@@ -10,19 +10,22 @@ goes to what ranks highest, and classes that no example ranks high are never pus
 TAPAS keeps one set for the whole batch and weighs it back.
 """
 
-from typing import Unpack
+from collections.abc import Mapping
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
 
 from tapas.candidates import mute
 from tapas.heads.batch import Batch
+from tapas.heads.facts import UNIFORM_FIRST, Option, Options, drawn_options
 from tapas.heads.flat import FlatOptions, OwnRows, build_proposal
 from tapas.losses import sampled_softmax_loss
 from tapas.losses.hard_negatives import log_sum_without, own_logits
 from tapas.proposals import Proposal, Uniform
 from tapas.shapes import check_positive, check_samples
 
+MOST_KEPT = 64  # classes for an example, where the number was left open
 SCORES_AT_ONCE = 1 << 24  # of examples by classes of the pool
 
 
@@ -39,7 +42,22 @@ class DynamicNegatives(OwnRows):
     """
 
     method = "dynamic-negatives"
+    title = "Dynamic negative sampling"
+    paper = "Zhang et al. 2013"
     bibtex = ("zhang2013optimizing", "rendle2014improving")
+    options: ClassVar[Options] = {
+        **drawn_options(UNIFORM_FIRST),
+        "num_samples": Option(
+            None, int, low=1, help="n, classes that an example keeps; left out: at most 64"
+        ),
+        "presample_factor": Option(
+            None,
+            int,
+            low=1,
+            help="r; left out: r*n is 1,000, or an eighth of few classes",
+        ),
+    }
+    targets_softmax = False
 
     def __init__(
         self,
@@ -55,6 +73,16 @@ class DynamicNegatives(OwnRows):
         self.num_samples = check_samples(num_samples, self.num_classes)
         self.presample_factor = check_positive("presample_factor", presample_factor)
         self.proposal = build_proposal(proposal, self.num_classes)
+
+    @classmethod
+    def sample_options(cls, num_samples: int) -> dict[str, int]:
+        """All of `num_samples` are the pool; of few an eighth is kept, or all would be hard."""
+        kept = min(MOST_KEPT, max(1, num_samples // 8))
+        return {"num_samples": kept, "presample_factor": num_samples // kept}
+
+    @classmethod
+    def rows_per_step(cls, options: Mapping[str, Any], num_classes: int) -> tuple[int, int]:
+        return (options["num_samples"] or 1) * (options["presample_factor"] or 1), 1
 
     @property
     def scores_per_example(self) -> float:

@@ -5,6 +5,7 @@ OwnRows        anything else: a loss of the rows that it asks for
 """
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, TypedDict, Unpack
 
@@ -15,6 +16,7 @@ from tapas.candidates import Candidates
 from tapas.errors import UsageError, pick
 from tapas.heads.base import Head
 from tapas.heads.batch import Batch, check_somebody
+from tapas.heads.facts import BuildContext
 from tapas.losses import sampled_softmax_loss, target_costs
 from tapas.optim.row_updates import RowUpdate
 from tapas.proposals import Proposal, Uniform
@@ -70,6 +72,15 @@ class FlatHead(Head):
         table = _table_of(num_classes, dim, dict(options))
         super().__init__(table.num_classes, table.dim, **loss)
         self.table = table
+
+    @classmethod
+    def arguments(cls, options: Mapping[str, Any], context: BuildContext) -> dict[str, Any]:
+        given = super().arguments(options, context) | {"table": context.read("table")}
+        if "num_samples" in given:
+            given["num_samples"] = min(given["num_samples"], context.num_classes)
+        if "proposal" in cls.options:
+            given["proposal"] = context.proposal(options)
+        return given
 
     def tables(self) -> list[ClassTable]:
         return [self.table]

@@ -17,7 +17,11 @@ class FullSoftmax(SharedSample):
     """What all others approximate; the right choice for few classes."""
 
     method = "full"
+    title = "Full softmax"
+    paper = ""
     bibtex = ()
+    every_row = True
+    estimates_probabilities = True
 
     @property
     def scores_per_example(self) -> float:

@@ -14,12 +14,13 @@ an example are left out for it: any other class is met at the rate n / C. The pa
 factor 1 / (n + 1) is left out.
 """
 
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 from torch import Tensor
 
 from tapas.errors import UsageError
 from tapas.heads.batch import Batch
+from tapas.heads.facts import Option, Options, drawn_options
 from tapas.heads.flat import FlatOptions
 from tapas.heads.nce import NoiseHead
 from tapas.losses.binary import binary_loss, leave_out, noise_cost
@@ -36,7 +37,21 @@ class GBCE(NoiseHead):
     """
 
     method = "gbce"
+    title = "gBCE"
+    paper = "Petrov, Macdonald 2023"
     bibtex = ("petrov2023gsasrec",)
+    options: ClassVar[Options] = {
+        **drawn_options(search=()),
+        "calibration": Option(
+            0.75,
+            float,
+            low=0,
+            high=1,
+            search=(0.75, 1.0),
+            help="t, from as sampled to exact",
+        ),
+    }
+    targets_softmax = False
 
     def __init__(
         self,

@@ -31,6 +31,8 @@ class HuffmanSoftmax(TreeHead):
     """
 
     method = "huffman"
+    title = "Hierarchical softmax, Huffman tree"
+    paper = "Morin, Bengio 2005"
     bibtex = ("morin2005hierarchical", "mikolov2013distributed")
 
     down: Tensor  # (C - 1, 2) what is left and right of a node: a node, or C - 1 + a class

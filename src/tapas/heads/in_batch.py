@@ -22,6 +22,7 @@ to be drawn, and pi_k the expected count that comes with a draw, class k has the
 would do as well, but for a class that was not drawn pi_k is known only roughly.
 """
 
+from dataclasses import replace
 from typing import ClassVar, Unpack
 
 import torch
@@ -29,10 +30,20 @@ from torch import Tensor
 
 from tapas.candidates import Candidates, find
 from tapas.errors import UsageError
+from tapas.heads.facts import UNIFORM_FIRST, Option, Options, drawn_options
 from tapas.heads.flat import FlatOptions, SharedSample, build_proposal
 from tapas.proposals import Proposal
 from tapas.shapes import check_samples, number
 from tapas.tables.ranks import GlobalBatch
+
+RATE = Option(
+    0.01,
+    float,
+    low=1e-9,
+    high=1,
+    search=(0.01, 0.1),
+    help="by how much one sight of a class moves its estimate",
+)
 
 
 class InBatchSoftmax(SharedSample):
@@ -48,7 +59,12 @@ class InBatchSoftmax(SharedSample):
     """
 
     method = "in-batch"
+    title = "In-batch softmax with logQ"
+    paper = "Yi et al. 2019"
     bibtex: ClassVar[tuple[str, ...]] = ("yi2019sampling",)
+    options: ClassVar[Options] = {"rate": RATE}
+    learns_state = True
+    learns_from_batch = True
 
     last_seen: Tensor  # (C,) int32: A, -1 before the first time
     gap: Tensor  # (C,) float32: B, 0 before the first time
@@ -102,7 +118,13 @@ class MixedSoftmax(InBatchSoftmax):
     """The targets of the batch, and `num_samples` classes from `proposal`; uniform if left out."""
 
     method = "mixed"
+    title = "In-batch and sampled"
+    paper = "Yang et al. 2020"
     bibtex = ("yang2020mixed", "yi2019sampling")
+    options: ClassVar[Options] = {
+        **drawn_options(UNIFORM_FIRST),
+        "rate": replace(RATE, search=()),
+    }
 
     def __init__(
         self,

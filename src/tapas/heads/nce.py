@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from tapas.heads.batch import Batch
+from tapas.heads.facts import drawn_options
 from tapas.heads.flat import FlatOptions, OwnRows, build_proposal
 from tapas.losses.binary import binary_loss, noise_cost
 from tapas.proposals import Proposal, Uniform
@@ -93,7 +94,10 @@ class NCE(NoiseHead):
     """
 
     method = "nce"
+    title = "NCE"
+    paper = "Gutmann, Hyvärinen 2012"
     bibtex = ("gutmann2012noise", "mnih2012fast")
+    options = drawn_options()
 
     def losses(self, batch: Batch, context: Tensor | None) -> Tensor:
         noise = self.noise(batch, context)

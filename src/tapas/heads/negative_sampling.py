@@ -8,12 +8,13 @@ shared. Draws that are targets of the example are left out of its mean, which st
 by n.
 """
 
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 from torch import Tensor
 
 from tapas.errors import UsageError
 from tapas.heads.batch import Batch
+from tapas.heads.facts import Option, Options, drawn_options
 from tapas.heads.flat import FlatOptions
 from tapas.heads.nce import NoiseHead
 from tapas.losses.binary import binary_loss, leave_out, noise_cost
@@ -33,7 +34,17 @@ class NegativeSampling(NoiseHead):
     """
 
     method = "negative-sampling"
+    title = "Negative sampling"
+    paper = "Mikolov et al. 2013"
     bibtex = ("mikolov2013distributed", "levy2014neural")
+    options: ClassVar[Options] = {
+        # the optimum is log p - log q: with uniform noise, log p
+        **drawn_options(search=(0.75, 0.0)),
+        "negatives": Option(
+            5.0, float, low=1e-6, high=1e9, help="what the draws weigh against each target"
+        ),
+    }
+    targets_softmax = False
 
     def __init__(
         self,

@@ -23,7 +23,11 @@ class OneVsAll(OwnRows):
     """
 
     method = "one-vs-all"
+    title = "One-vs-all"
+    paper = "Rifkin, Klautau 2004"
     bibtex = ("rifkin2004defense",)
+    every_row = True
+    targets_softmax = False
 
     @property
     def scores_per_example(self) -> float:

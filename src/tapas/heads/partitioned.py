@@ -8,7 +8,7 @@ uniform, so that the correction is the same for all classes and cancels.
 """
 
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 from zlib import crc32
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tapas.candidates import Candidates
 from tapas.errors import UsageError
+from tapas.heads.facts import NUM_SAMPLES, Options
 from tapas.heads.flat import FlatOptions, SharedSample
 from tapas.shapes import check_ids, check_integer, check_samples
 from tapas.tables.ranks import GlobalBatch
@@ -39,7 +40,14 @@ class PartitionedSoftmax(SharedSample):
     """
 
     method = "partitioned"
+    title = "Partitioned vocabulary"
+    paper = "Jean et al. 2015"
     bibtex = ("jean2015large",)
+    options: ClassVar[Options] = {"num_samples": NUM_SAMPLES}
+    reads = frozenset({"upcoming"})
+    learns_state = True
+    learns_from_batch = True
+    targets_softmax = False
 
     def __init__(
         self,

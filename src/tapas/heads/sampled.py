@@ -9,6 +9,7 @@ function; the loss and its gradient approach those of the full softmax as n grow
 from typing import Unpack
 
 from tapas.candidates import Candidates
+from tapas.heads.facts import drawn_options
 from tapas.heads.flat import FlatOptions, SharedSample, build_proposal
 from tapas.proposals import Proposal
 from tapas.shapes import check_samples
@@ -22,7 +23,11 @@ class SampledSoftmax(SharedSample):
     """
 
     method = "sampled"
+    title = "Sampled softmax"
+    paper = "Bengio, Senécal 2003"
     bibtex = ("bengio2003quick", "jean2015large")
+    options = drawn_options()
+    estimates_probabilities = True
 
     def __init__(
         self,

@@ -14,12 +14,13 @@ it is over all examples, as for every head.
 """
 
 from math import ceil, sqrt
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor
 
 from tapas.heads.batch import Batch
+from tapas.heads.facts import Option, Options
 from tapas.heads.flat import FlatOptions, OwnRows
 from tapas.losses import sampled_softmax_loss
 from tapas.losses.hard_negatives import log_sum_without, own_logits
@@ -38,7 +39,14 @@ class ScalableCrossEntropy(OwnRows):
     """
 
     method = "sce"
+    title = "Scalable cross-entropy"
+    paper = "Mezentsev et al. 2024"
     bibtex = ("mezentsev2024scalable",)
+    options: ClassVar[Options] = {
+        "bucket_classes": Option(256, int, low=1, help="classes of a bucket, the nearest of all"),
+    }
+    learns_from_batch = True
+    targets_softmax = False
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ likelihood's own log Z, the penalty alone would have to hold the scores.
 
 import math
 from collections.abc import Iterable
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from torch import Tensor
 import tapas.native as native
 from tapas.errors import UsageError
 from tapas.heads.batch import Batch, own_scores
+from tapas.heads.facts import Option, Options
 from tapas.heads.flat import FlatOptions, OwnRows
 from tapas.losses.sampled_softmax import sums_by_blocks
 from tapas.shapes import number
@@ -38,7 +39,18 @@ class SelfNormalised(OwnRows):
     """
 
     method = "self-normalised"
+    title = "Self-normalisation"
+    paper = "Andreas, Klein 2015"
     bibtex = ("andreas2015when", "devlin2014fast")
+    options: ClassVar[Options] = {
+        "penalty": Option(
+            0.1, float, low=0, high=1e6, search=(0.1, 1.0), help="of the squared log partition sum"
+        ),
+        "share": Option(
+            0.1, float, low=1e-9, high=1, help="examples of a batch that are normalised"
+        ),
+    }
+    every_row = True
 
     def __init__(
         self,

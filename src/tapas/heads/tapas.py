@@ -4,8 +4,8 @@ Per batch: draw a pool of r*n classes from Q; score it with the batch and keep n
 cross-entropy on targets and kept classes. r = 1 is sampled softmax.
 """
 
-import dataclasses
-from typing import Any, Unpack
+from collections.abc import Mapping
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
@@ -13,17 +13,17 @@ from torch import Tensor
 from tapas.candidates import Candidates
 from tapas.errors import UsageError
 from tapas.heads.batch import Batch, narrow
-from tapas.heads.config import TapasConfig
 from tapas.heads.diagnostics import Diagnosis, diagnose
-from tapas.heads.flat import FlatOptions, LossOptions, SharedSample, build_proposal
+from tapas.heads.facts import BuildContext, Option, Options, drawn_options
+from tapas.heads.flat import FlatOptions, SharedSample, build_proposal
 from tapas.heads.second_pass import question_of
 from tapas.proposals import Proposal
 from tapas.rng import stream
-from tapas.schedule import Schedule, as_schedule, check_temperature
-from tapas.selection import Priority, Selection, as_selection
-from tapas.shapes import check_query, check_samples
+from tapas.schedule import Anneal, Schedule, as_schedule, check_temperature
+from tapas.selection import RULES, Priority, Selection, as_selection
+from tapas.shapes import check_positive, check_query, check_samples
 from tapas.tables.ranks import GlobalBatch
-from tapas.tables.second_pass import Question, uncorrected
+from tapas.tables.second_pass import Question
 from tapas.torch_modes import in_float32
 
 
@@ -38,7 +38,6 @@ class TapasSoftmax(SharedSample):
             it with "top" alone: "priority" stays unbiased, but its variance grows without bound.
         proposal: Q of the first pass; uniform when left out.
         selection: "priority" (unbiased), "top" (the paper's), or a `Selection` of yours.
-        correction: "proposal" subtracts log expected counts from the logits; "none" does not.
         options: `table`, `row_optimizer`, `bias`, `seed` and so on; see `FlatHead`.
 
     The step counts training calls (those with gradients on, in training mode). Draws are
@@ -47,7 +46,33 @@ class TapasSoftmax(SharedSample):
     """
 
     method = "tapas"
+    title = "TAPAS"
+    paper = "Bai, Goldman, Zhang 2017"
     bibtex = ("bai2017tapas",)
+    options: ClassVar[Options] = {
+        **drawn_options(),
+        "presample_factor": Option(8, int, low=1, help="r; 1 is sampled softmax"),
+        "selection": Option(
+            "priority", ("priority", "top"), help="rule of the second pass; top is the paper's"
+        ),
+        "temperature": Option(1.0, float, low=1e-6, high=1e6, help="tau of the second pass"),
+        "anneal_to": Option(
+            None,
+            float,
+            low=1e-6,
+            high=1e6,
+            help="the temperature falls to this in a straight line over the run",
+            part_of="temperature",
+        ),
+        "score_queries": Option(
+            None,
+            int,
+            low=1,
+            help="queries that score the pool; left out: 64 for priority, all for top",
+            part_of="selection",
+        ),
+    }
+    estimates_probabilities = True
 
     def __init__(
         self,
@@ -59,69 +84,73 @@ class TapasSoftmax(SharedSample):
         temperature: float | Schedule = 1.0,
         proposal: Proposal | None = None,
         selection: str | Selection = "priority",
-        correction: str = "proposal",
         **options: Unpack[FlatOptions],
     ):
-        loss = {name: options[name] for name in LossOptions.__annotations__ if name in options}  # type: ignore[literal-required]
-        config = TapasConfig(
-            num_samples=num_samples,
-            presample_factor=presample_factor,
-            temperature=as_schedule(temperature),
-            selection=as_selection(selection),
-            correction=correction,
-            **loss,
-        )
         super().__init__(num_classes, dim, **options)
-        check_samples(num_samples, self.num_classes)
+        self.num_samples = check_samples(num_samples, self.num_classes)
+        self.presample_factor = check_positive("presample_factor", presample_factor)
+        self.schedule, self.selection = as_schedule(temperature), as_selection(selection)
         if self.table.num_shards > num_samples:
             raise UsageError(
                 f"num_shards is {self.table.num_shards}, but only num_samples={num_samples} "
                 "classes are kept: some shards would keep none. Keep at least one for each shard."
             )
-        self.config = config
         self.proposal = build_proposal(proposal, self.table.num_classes)
-        self.table.agree("the head", (self.config, self.proposal))
+        self.table.agree(
+            "the head", (self.extra_repr(), self.reduction, self.ignore_index, self.seed)
+        )
 
     @property
     def temperature(self) -> float:
         """tau at the current step."""
-        value = self.config.temperature(self.step)
+        value = self.schedule(self.step)
         check_temperature("temperature", value)
         return float(value)
 
     def papers(self) -> tuple[str, ...]:
-        is_priority = isinstance(self.config.selection, Priority)
-        return self.papers_of(self.config.presample_factor, is_priority=is_priority)
+        rule = "priority" if isinstance(self.selection, Priority) else ""
+        return self.papers_of({"presample_factor": self.presample_factor, "selection": rule})
 
     @classmethod
-    def papers_of(cls, presample_factor: int, *, is_priority: bool) -> tuple[str, ...]:
+    def papers_of(cls, options: Mapping[str, Any]) -> tuple[str, ...]:
         """The paper's, and that of priority sampling where a second pass uses it."""
-        both = is_priority and presample_factor > 1
+        both = options["selection"] == "priority" and options["presample_factor"] > 1
         return (*cls.bibtex, "duffield2007priority") if both else cls.bibtex
 
-    def load_state_numbers(self, numbers: dict[str, Any]) -> None:
-        super().load_state_numbers(numbers)
-        self.config = dataclasses.replace(self.config, seed=self.seed)
+    @classmethod
+    def arguments(cls, options: Mapping[str, Any], context: BuildContext) -> dict[str, Any]:
+        given = super().arguments(options, context)
+        if options["score_queries"] is not None:
+            rule = RULES[options["selection"]]
+            given["selection"] = rule(score_queries=options["score_queries"])
+        if options["anneal_to"] is not None:
+            given["temperature"] = Anneal(
+                start=options["temperature"], end=options["anneal_to"], steps=context.steps
+            )
+        return given
+
+    @classmethod
+    def rows_per_step(cls, options: Mapping[str, Any], num_classes: int) -> tuple[int, int]:
+        return options["num_samples"] or 1, options["presample_factor"]
 
     @property
     def _pool_size(self) -> int:
-        return min(self.config.presample_factor * self.config.num_samples, self.num_classes)
+        return min(self.presample_factor * self.num_samples, self.num_classes)
 
     def candidates(self, meeting: GlobalBatch) -> Candidates:
         return self._two_passes(meeting)[1]
 
     def _logits(self, meeting: GlobalBatch) -> tuple[Tensor, Tensor]:
         pool, question, generator = self._first_pass(meeting)
-        second = len(pool) if len(pool) > self.config.num_samples else 0
+        second = len(pool) if len(pool) > self.num_samples else 0
         scoring = len(question.query) / len(meeting.query)  # others score the kept classes alone
-        self._note_scores(self.config.num_samples + second * scoring)
+        self._note_scores(self.num_samples + second * scoring)
         return self.table.sampled(  # one round trip to servers, not two
             meeting,
             pool,
-            self.config.num_samples,
+            self.num_samples,
             question,
             generator=generator,
-            corrected=self.config.correction == "proposal",
         )
 
     @in_float32
@@ -153,17 +182,19 @@ class TapasSoftmax(SharedSample):
 
     def _first_pass(self, meeting: GlobalBatch) -> tuple[Candidates, Question, torch.Generator]:
         """S' of this step, by what the second pass shall score it, and from where it draws."""
-        config, size = self.config, self._pool_size
+        size = self._pool_size
         generator = stream(self.seed, "draws", self.step)
         pool = self.proposal.given(meeting.context).sample(size, generator=generator)
-        question = question_of(meeting, size, config, self.temperature, generator=generator)
+        question = question_of(
+            meeting, size, self.num_samples, self.selection, self.temperature, generator=generator
+        )
         return pool.to(self.table.device), question, generator
 
     def _two_passes(self, meeting: GlobalBatch) -> tuple[Candidates, Candidates]:
         """S' and S of this step."""
         pool, question, generator = self._first_pass(meeting)
-        kept = self.table.second_pass(pool, self.config.num_samples, question, generator=generator)
-        return pool, kept if self.config.correction == "proposal" else uncorrected(kept)
+        kept = self.table.second_pass(pool, self.num_samples, question, generator=generator)
+        return pool, kept
 
     @in_float32
     def diagnose(
@@ -175,4 +206,8 @@ class TapasSoftmax(SharedSample):
         return diagnose(self.table, batch, pool, kept, self.temperature)
 
     def extra_repr(self) -> str:
-        return f"{self.config}, proposal={self.proposal!r}"
+        return (
+            f"num_samples={self.num_samples}, presample_factor={self.presample_factor}, "
+            f"temperature={self.schedule!r}, selection={self.selection!r}, "
+            f"proposal={self.proposal!r}"
+        )

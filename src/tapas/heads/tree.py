@@ -11,8 +11,9 @@ Several targets of one example are looked at singly: its loss is sum_l w_l * -lo
 
 import hashlib
 from abc import abstractmethod
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 from tapas.errors import UsageError
 from tapas.heads.base import Head
 from tapas.heads.batch import Batch
+from tapas.heads.facts import BuildContext
 from tapas.shapes import check_ids, check_integer, check_positive, check_query
 from tapas.torch_modes import in_float32
 
@@ -35,6 +37,14 @@ class TreeHead(Head):
     A saved state only fits a head that was built from the same counts and options: the state
     knows which class is where and refuses another head.
     """
+
+    reads: ClassVar[frozenset[str]] = frozenset({"counts"})
+
+    @classmethod
+    def arguments(cls, options: Mapping[str, Any], context: BuildContext) -> dict[str, Any]:
+        given = super().arguments(options, context) | {"row_optimizer": context.row_optimizer}
+        del given["num_classes"]  # which counts tell
+        return given
 
     @abstractmethod
     def costs(self, query: Tensor, target: Tensor) -> Tensor:

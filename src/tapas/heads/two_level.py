@@ -10,6 +10,7 @@ cut into pieces of equal mass, so that frequent classes sit in small clusters.
 """
 
 import math
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from tapas.candidates import Candidates, first_mentions
 from tapas.errors import UsageError, pick
+from tapas.heads.facts import Option, Options
 from tapas.heads.tree import Counts, TreeHead, check_counts, check_start
 from tapas.heads.tree_search import best_of_parts, part_of
 from tapas.losses import target_costs
@@ -44,7 +46,12 @@ class TwoLevelSoftmax(TreeHead):
     """
 
     method = "two-level"
+    title = "Hierarchical softmax, two levels"
+    paper = "Goodman 2001"
     bibtex = ("goodman2001classes", "mikolov2011extensions")
+    options: ClassVar[Options] = {
+        "num_clusters": Option(None, int, low=1, help="left out: about the root of the classes"),
+    }
 
     cluster_of: Tensor  # (C,) by class
     place_of: Tensor  # (C,) row of each class: one cluster after the other, in each by rising id

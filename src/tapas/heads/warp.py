@@ -15,13 +15,14 @@ circle is scored by one product, and the rows it takes are read once, wherever t
 The paper also bounds the norms of rows; here the row optimizer's weight decay can stand in.
 """
 
-from typing import NamedTuple, Unpack
+from typing import ClassVar, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from tapas.heads.batch import Batch
+from tapas.heads.facts import Option, Options
 from tapas.heads.flat import FlatOptions, OwnRows
 from tapas.losses.hard_negatives import own_logits
 from tapas.losses.warp import warp_loss
@@ -49,7 +50,13 @@ class WARP(OwnRows):
     """
 
     method = "warp"
+    title = "WARP"
+    paper = "Weston, Bengio, Usunier 2011"
     bibtex = ("weston2011wsabie",)
+    options: ClassVar[Options] = {
+        "tries": Option(1024, int, low=1, help="draws for one that violates the margin"),
+    }
+    targets_softmax = False
 
     def __init__(
         self,

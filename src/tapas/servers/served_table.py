@@ -25,7 +25,7 @@ from tapas.tables.checks import check_topk
 from tapas.tables.exhaustive import merge
 from tapas.tables.gradients import sampled_logits
 from tapas.tables.ranks import GlobalBatch
-from tapas.tables.second_pass import Question, SecondPass, joined, share_of, uncorrected
+from tapas.tables.second_pass import Question, SecondPass, joined, share_of
 from tapas.tables.shard import TableSpec
 
 
@@ -96,7 +96,6 @@ class ServedTable(ClassTable):
         question: Question,
         *,
         generator: torch.Generator,
-        corrected: bool = True,
     ) -> tuple[Tensor, Tensor]:
         """As in `ClassTable`, in one round trip: the rows of targets ride with the kept."""
         with torch.no_grad():
@@ -111,7 +110,7 @@ class ServedTable(ClassTable):
             rows.read,
             meeting.query,
             meeting.target,
-            kept if corrected else uncorrected(kept),
+            kept,
         )
 
     def _score(self, ask: SecondPass, wanted: list[Tensor]) -> list[Scored]:

@@ -18,7 +18,7 @@ from tapas.selection import Selection
 from tapas.shapes import check_ids, check_integer, check_query, check_shape
 from tapas.tables.gradients import lookup, sampled_logits
 from tapas.tables.ranks import GlobalBatch
-from tapas.tables.second_pass import Question, SecondPass, second_pass_of, uncorrected
+from tapas.tables.second_pass import Question, SecondPass, second_pass_of
 from tapas.torch_modes import outside_graphs
 
 GiveBack: TypeAlias = Callable[[Tensor, Tensor], None]  # of gradients (N, D) and (N,)
@@ -160,15 +160,11 @@ class ClassTable(ExactState, ABC):
         question: Question,
         *,
         generator: torch.Generator,
-        corrected: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """`select` and then `logits_of` what it keeps: all that a step asks of the rows.
-
-        Without `corrected` every kept class counts once, however it was drawn.
-        """
+        """`select` and then `logits_of` what it keeps: all that a step asks of the rows."""
         with torch.no_grad():
             kept = self.pick(self._ask(pool, keep, question, generator))
-        return self.logits_of(meeting, kept if corrected else uncorrected(kept))
+        return self.logits_of(meeting, kept)
 
     def _ask(
         self, pool: Candidates, keep: int, question: Question, generator: torch.Generator

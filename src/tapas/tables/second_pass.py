@@ -58,11 +58,6 @@ def second_pass_of(
     return SecondPass(pool, keep, question, (1 - draws).to(pool.log_q.device))
 
 
-def uncorrected(kept: Candidates) -> Candidates:
-    """Each class once, however it was drawn."""
-    return Candidates(kept.ids, torch.zeros_like(kept.log_q))
-
-
 def joined(parts: Sequence[Candidates]) -> Candidates:
     """The classes of all `parts`, by rising id."""
     ids, order = torch.cat([part.ids for part in parts]).sort()

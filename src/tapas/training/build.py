@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -17,34 +18,11 @@ from tapas.data.windows import Windows, predicting_events
 from tapas.distributed import ShardedTable
 from tapas.encoders import Encoder, GRUEncoder, MeanEncoder, TransformerEncoder
 from tapas.errors import UsageError
-from tapas.heads import (
-    GBCE,
-    NCE,
-    WARP,
-    AdaptiveImportance,
-    AdaptiveSoftmax,
-    DynamicNegatives,
-    FullSoftmax,
-    Head,
-    HuffmanSoftmax,
-    InBatchSoftmax,
-    MixedSoftmax,
-    NegativeSampling,
-    OneVsAll,
-    PartitionedSoftmax,
-    SampledSoftmax,
-    ScalableCrossEntropy,
-    SelfNormalised,
-    TapasSoftmax,
-    TwoLevelSoftmax,
-)
+from tapas.heads import FlatHead
+from tapas.heads.facts import BuildContext
 from tapas.optim import SGD, Adagrad, LazyAdam, RowOptimizer, RowUpdate, RowwiseAdagrad, anchors
-from tapas.proposals import Bigram, LogUniform, Proposal, Relabelled, Squashed
-from tapas.schedule import Anneal, Schedule
-from tapas.selection import Priority, Selection, Top
 from tapas.tables import ClassTable, LocalTable
 from tapas.training.config import (
-    HeadConfig,
     ModelConfig,
     OptimizerConfig,
     ServiceConfig,
@@ -59,16 +37,8 @@ EVALUATIONS = 10
 HEAD, INPUTS, RATE = "model.head.table", "model.own_inputs", "model.repeats.rate"
 
 
-MOST_SAMPLES = 1_000
-
-
-def default_samples(num_classes: int) -> int:
-    """n, where it was left to us."""
-    return min(MOST_SAMPLES, max(1, num_classes // 8))
-
-
 @dataclass(frozen=True, slots=True)
-class Feed:
+class TrainingData:
     """What a run trains on, for methods that look at more of it than one batch."""
 
     windows: Windows | None  # None where nothing is trained
@@ -95,160 +65,6 @@ class Feed:
         pair, count = np.unique(code, return_counts=True)
         previous, following = np.divmod(pair, self.log.num_items)
         return torch.from_numpy(previous), torch.from_numpy(following), torch.from_numpy(count)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Needs:
-    """All that a head may be built from."""
-
-    config: HeadConfig
-    counts: NDArray[np.int64]  # (C,) how often training has each class
-    dim: int
-    seed: int
-    steps: int  # of the run
-    table: ClassTable | None  # the rows of the classes; None for a method without
-    row_optimizer: RowUpdate
-    log: Feed | None  # None where no method needs it: servers
-
-    @property
-    def feed(self) -> Feed:
-        if self.log is None:
-            raise ValueError(f"{self.config.method} needs what it is trained on")
-        return self.log
-
-    @property
-    def rows(self) -> ClassTable:
-        if self.table is None:
-            raise ValueError(f"{self.config.method} needs a table")
-        return self.table
-
-    @property
-    def num_samples(self) -> int:
-        return min(self.config.samples or default_samples(len(self.counts)), len(self.counts))
-
-    def proposal(self) -> Proposal:
-        config = self.config
-        squashed = Squashed(self.counts, alpha=config.alpha, beta=config.beta)
-        if config.proposal == "squashed":
-            return squashed
-        if config.proposal == "log-uniform":
-            by_rank = np.argsort(-self.counts, kind="stable")
-            return Relabelled(LogUniform(len(self.counts)), torch.from_numpy(by_rank))
-        return Bigram(*self.feed.pairs(config.next_items), unigram=squashed)
-
-
-def build_head(needs: Needs) -> Head:
-    """The head that `needs.config` names."""
-    return _BUILDERS[needs.config.method](needs)
-
-
-def _tapas(needs: Needs) -> Head:
-    config = needs.config
-    return TapasSoftmax(
-        table=needs.rows,
-        num_samples=needs.num_samples,
-        presample_factor=config.presample,
-        temperature=_temperature(config, needs.steps),
-        proposal=needs.proposal(),
-        selection=build_selection(config),
-        seed=needs.seed,
-    )
-
-
-def build_selection(config: HeadConfig) -> Selection:
-    rule = Priority() if config.selection == "priority" else Top()
-    if config.score_queries is None:
-        return rule
-    return dataclasses.replace(rule, score_queries=config.score_queries)
-
-
-def _temperature(config: HeadConfig, steps: int) -> float | Schedule:
-    if config.anneal_to is None:
-        return config.temperature
-    return Anneal(start=config.temperature, end=config.anneal_to, steps=steps)
-
-
-def _adaptive_importance(needs: Needs) -> Head:
-    return AdaptiveImportance(
-        table=needs.rows,
-        num_samples=needs.num_samples,
-        min_ess=min(needs.config.min_ess, needs.num_samples),
-        counts=torch.from_numpy(needs.counts),
-        pairs=needs.feed.pairs(needs.config.next_items),
-        seed=needs.seed,
-    )
-
-
-def _partitioned(needs: Needs) -> Head:
-    return PartitionedSoftmax(
-        table=needs.rows,
-        num_samples=needs.num_samples,
-        upcoming=needs.feed.upcoming,
-        seed=needs.seed,
-    )
-
-
-def _dynamic_negatives(needs: Needs) -> Head:
-    kept = min(needs.config.hardest, max(1, needs.num_samples // 8))  # of few, or all are hard
-    return DynamicNegatives(
-        table=needs.rows,
-        num_samples=kept,
-        presample_factor=needs.num_samples // kept,
-        proposal=needs.proposal(),
-        seed=needs.seed,
-    )
-
-
-def _drawing(kind: Callable[..., Head], *options: str) -> Callable[[Needs], Head]:
-    """Builds `kind`, which draws `num_samples` from `proposal`; `options` go by their names."""
-
-    def build(needs: Needs) -> Head:
-        own = {name: getattr(needs.config, name) for name in options}
-        size, proposal = needs.num_samples, needs.proposal()
-        return kind(table=needs.rows, num_samples=size, proposal=proposal, **own, seed=needs.seed)
-
-    return build
-
-
-def _with_rows(kind: Callable[..., Head], *options: str) -> Callable[[Needs], Head]:
-    def build(needs: Needs) -> Head:
-        own = {name: getattr(needs.config, name) for name in options}
-        return kind(table=needs.rows, **own, seed=needs.seed)
-
-    return build
-
-
-def _without_rows(kind: Callable[..., Head], **options: str) -> Callable[[Needs], Head]:
-    """Builds `kind`, which keeps rows of its own; `options` are ours by its names for them."""
-
-    def build(needs: Needs) -> Head:
-        own = {theirs: getattr(needs.config, ours) for theirs, ours in options.items()}
-        rows = {"row_optimizer": needs.row_optimizer, "seed": needs.seed}
-        return kind(needs.counts, needs.dim, **own, **rows)
-
-    return build
-
-
-_BUILDERS: dict[str, Callable[[Needs], Head]] = {
-    "tapas": _tapas,
-    "full": _with_rows(FullSoftmax),
-    "one-vs-all": _with_rows(OneVsAll),
-    "sampled": _drawing(SampledSoftmax),
-    "in-batch": _with_rows(InBatchSoftmax, "rate"),
-    "mixed": _drawing(MixedSoftmax, "rate"),
-    "adaptive-importance": _adaptive_importance,
-    "partitioned": _partitioned,
-    "huffman": _without_rows(HuffmanSoftmax),
-    "two-level": _without_rows(TwoLevelSoftmax, num_clusters="clusters"),
-    "adaptive": _without_rows(AdaptiveSoftmax),
-    "nce": _drawing(NCE),
-    "negative-sampling": _drawing(NegativeSampling, "negatives"),
-    "self-normalised": _with_rows(SelfNormalised, "penalty", "share"),
-    "warp": _with_rows(WARP, "tries"),
-    "dynamic-negatives": _dynamic_negatives,
-    "sce": _with_rows(ScalableCrossEntropy, "bucket_classes"),
-    "gbce": _drawing(GBCE, "calibration"),
-}
 
 
 class TablePlan(NamedTuple):
@@ -279,8 +95,8 @@ def build(config: TrainConfig, log: EventLog, split: Split, team: Team | None = 
     device = check_device(config.loop.device)
     if device.type == "cpu":
         check_fits(plan_of(config, split.train_counts, team))
-    feed = Feed(windows, log, split.train_end)
-    model = build_model(config, split.train_counts, team, feed=feed).to(device)
+    data = TrainingData(windows, log, split.train_end)
+    model = build_model(config, split.train_counts, team, data=data).to(device)
     return Parts(config, windows, model, build_optimizer(config.optimizer, learned_by(model)))
 
 
@@ -310,8 +126,7 @@ def prepare(config: TrainConfig, log: EventLog, split: Split) -> tuple[TrainConf
 def resolve(config: TrainConfig, num_classes: int, windows: Windows) -> TrainConfig:
     """`config` with a number wherever one was left to us."""
     head, loop = config.head, config.loop
-    if head.samples is None and "samples" in head.the_method.options:
-        head = dataclasses.replace(head, samples=default_samples(num_classes))
+    head = head.with_options(**head.kind.resolve_options(head.options, num_classes))
     steps = loop.steps or max(1, round(loop.epochs * windows.steps_per_epoch))
     every = loop.evaluate_every or min(
         max(1, math.ceil(steps / EVALUATIONS)), max(1, windows.steps_per_epoch)
@@ -335,12 +150,13 @@ def workload_of(
 ) -> Workload:
     """What `tapas plan` would be asked about a resolved `config`, at most."""
     positions = config.model.history if config.head.positions == "all" else 1
-    encoder, method = build_encoder(config.model, config.loop.seed), config.head.the_method
+    encoder = build_encoder(config.model, config.loop.seed)
+    rows, factor = config.head.kind.rows_per_step(config.head.options, len(train_counts))
     return Workload(
         num_classes=len(train_counts),
         dim=config.model.dim,
-        num_samples=len(train_counts) if method.looks_at_all else config.head.samples or 1,
-        presample_factor=config.head.presample if method.name == "tapas" else 1,
+        num_samples=rows,
+        presample_factor=factor,
         batch=config.loop.batch * positions,
         targets=config.head.next_items,
         ranks=team.size if team is not None else 1,
@@ -365,7 +181,8 @@ def plan_of(config: TrainConfig, train_counts: NDArray[np.int64], team: Team | N
 def table_plans(config: TrainConfig) -> dict[str, TablePlan]:
     """The tables of a model, by name."""
     dim, seed = config.model.dim, config.loop.seed
-    plans = {HEAD: TablePlan(dim, seed, has_bias=True)} if config.head.the_method.has_rows else {}
+    has_rows = issubclass(config.head.kind, FlatHead)
+    plans = {HEAD: TablePlan(dim, seed, has_bias=True)} if has_rows else {}
     if config.model.inputs == "own":
         plans[INPUTS] = TablePlan(dim, seed + 1, has_bias=False)
     if config.model.repeats:
@@ -379,11 +196,11 @@ def build_model(
     team: Team | None = None,
     *,
     make: MakeTable | None = None,
-    feed: Feed | None = None,
+    data: TrainingData | None = None,
 ) -> SequenceModel:
     """With tables that `make` makes, or with those of this process or of the ranks of `team`.
 
-    `feed` is what the run trains on, for methods that look at it.
+    `data` is what the run trains on, for methods that look at it.
     """
     check_ranks(config, team)
     num_classes, dim, seed = len(train_counts), config.model.dim, config.loop.seed
@@ -408,17 +225,18 @@ def build_model(
         return table
 
     tables = {name: (make or own_table)(name, plan) for name, plan in table_plans(config).items()}
-    head = build_head(
-        Needs(
-            config=config.head,
-            counts=train_counts,
+    head = config.head.kind.from_options(
+        config.head.options,
+        BuildContext(
+            counts=torch.from_numpy(train_counts),
             dim=dim,
             seed=seed,
             steps=config.loop.steps or 1,
-            table=tables.get(HEAD),
             row_optimizer=rows,
-            log=feed,
-        )
+            table=tables.get(HEAD),
+            pairs=None if data is None else partial(data.pairs, config.head.next_items),
+            upcoming=None if data is None else data.upcoming,
+        ),
     )
     repeats = None
     if config.model.repeats:
@@ -480,7 +298,7 @@ def build_row_optimizer(config: OptimizerConfig) -> RowUpdate:
 
 def check_ranks(config: TrainConfig, team: Team | None) -> None:
     """An error if ranks cannot share what the method learns."""
-    if team is not None and team.ranks is not None and not config.head.the_method.has_rows:
+    if team is not None and team.ranks is not None and not issubclass(config.head.kind, FlatHead):
         raise UsageError(
             f"the method '{config.head.method}' keeps its rows in one process: start it without "
             "torchrun."

@@ -14,7 +14,10 @@ from typing import Any
 from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig
 from tapas.errors import UsageError, pick
-from tapas.training.methods import METHODS, Method
+from tapas.heads import METHODS, FlatHead, Head
+from tapas.heads.facts import check_options
+
+JSON = str | int | float | bool | None | list[str]
 
 
 def one_of(name: str, value: str, options: tuple[str, ...]) -> None:
@@ -33,78 +36,53 @@ def within(name: str, value: float, low: float, high: float) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadConfig:
-    """A method and its options; the last three are for all methods.
+    """A method, its own options, and what all methods share.
 
-    An option that the method does not read must be left as it is: nothing is dropped in
-    silence. `tapas compare --list` says which method reads what.
+    `options` are checked against the class of the method, and completed by its defaults. In a
+    TOML file they stand in [head] beside the others. `tapas compare --list` prints them.
     """
 
     method: str = "tapas"
-    samples: int | None = None  # n; left out: 1,000, or an eighth of few classes
-    presample: int = 8  # r; 1 is sampled softmax
-    selection: str = "priority"  # or "top", the paper's
-    temperature: float = 1.0
-    anneal_to: float | None = None  # the temperature falls to this in a straight line over the run
-    score_queries: int | None = None  # queries that score; left out: 64 for priority, all for top
-    proposal: str = "squashed"  # or "log-uniform" by rank, or "bigram" by what came before
-    alpha: float = 0.75  # squash exponent of the training frequencies that classes are drawn by
-    beta: float | None = None  # floor of squashed frequencies; left out: that of a class seen once
-    rate: float = 0.01  # in-batch, mixed: at which frequencies of batches are learned
-    min_ess: float = 50.0  # adaptive-importance: effective sample size that a batch shall have
-    clusters: int | None = None  # two-level; left out: about the root of the number of classes
-    negatives: float = 5.0  # negative-sampling: noise classes that weigh against each target
-    penalty: float = 0.1  # self-normalised: of the squared log of the partition sum
-    share: float = 0.1  # self-normalised: examples of a batch that are normalised
-    tries: int = 1024  # warp: draws for one that violates the margin
-    hardest: int = 64  # dynamic-negatives: of the samples, those that an example keeps
-    bucket_classes: int = 256  # sce: classes of a bucket, the nearest among all
-    calibration: float = 0.75  # gbce: t, from 0 (as sampled) to 1 (fully calibrated)
+    options: Mapping[str, JSON] = field(default_factory=dict, hash=False)
     next_items: int = 5  # targets of one position
     target_decay: float = 1.0  # weight of each further target against the one before it
     positions: str = "all"  # predict from all baskets of a stretch, or from the "last"
 
     def __post_init__(self) -> None:
-        for name in ("samples", "score_queries", "clusters"):
-            if getattr(self, name) is not None:
-                at_least(f"head.{name}", getattr(self, name), 1)
-        for name in ("presample", "next_items", "tries", "hardest", "bucket_classes"):
-            at_least(f"head.{name}", getattr(self, name), 1)
-        one_of("head.selection", self.selection, ("priority", "top"))
+        pick("head.method", self.method, METHODS)
+        object.__setattr__(self, "options", check_options(self.method, self.options, METHODS))
+        at_least("head.next_items", self.next_items, 1)
+        within("head.target_decay", self.target_decay, 1e-6, 1)
         one_of("head.positions", self.positions, ("all", "last"))
-        one_of("head.proposal", self.proposal, ("squashed", "log-uniform", "bigram"))
-        for name, low, high in (
-            ("alpha", 0, 1),
-            ("beta", 1e-300, 1),
-            ("target_decay", 1e-6, 1),
-            ("temperature", 1e-6, 1e6),
-            ("anneal_to", 1e-6, 1e6),
-            ("rate", 1e-9, 1),
-            ("min_ess", 1, 1e9),
-            ("negatives", 1e-6, 1e9),
-            ("penalty", 0, 1e6),
-            ("share", 1e-9, 1),
-            ("calibration", 0, 1),
-        ):
-            if getattr(self, name) is not None:
-                within(f"head.{name}", getattr(self, name), low, high)
-        self._check_unread()
+
+    @classmethod
+    def of(cls, /, **table: JSON) -> "HeadConfig":
+        """From the names of [head], where options stand beside the rest.
+
+        >>> HeadConfig.of(method="nce", num_samples=50, next_items=1).options["num_samples"]
+        50
+        """
+        shared = {f.name: f.type for f in fields(cls) if f.name != "options"}
+        kind = pick("head.method", str(table.get("method", "tapas")), METHODS)
+        for name in table:
+            if not any(name in other.options for other in METHODS.values()):
+                pick("name in [head]", name, {**shared, **kind.options})
+        own = {name: value for name, value in table.items() if name not in shared}
+        rest = {n: _typed(f"head.{n}", v, shared[n]) for n, v in table.items() if n in shared}
+        return cls(options=own, **rest)
+
+    def as_table(self) -> dict[str, JSON]:
+        """What `of` makes the same of."""
+        shared = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "options"}
+        return {"method": self.method, **self.options, **shared}
+
+    def with_options(self, **changes: JSON) -> "HeadConfig":
+        return dataclasses.replace(self, options={**self.options, **changes})
 
     @property
-    def the_method(self) -> Method:
-        return pick("head.method", self.method, METHODS)
-
-    def _check_unread(self) -> None:
-        read = {"method", "next_items", "target_decay", "positions", *self.the_method.options}
-        for option in fields(self):
-            if option.name not in read and getattr(self, option.name) != option.default:
-                readers = [m.name for m in METHODS.values() if option.name in m.options]
-                raise UsageError(
-                    f"head.{option.name} is no option of the method '{self.method}', but of "
-                    f"{', '.join(readers)}. Leave it out."
-                )
-
-
-JSON = str | int | float | bool | None | list[str]
+    def kind(self) -> type[Head]:
+        """The class of the method."""
+        return METHODS[self.method]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,35 +197,36 @@ class TrainConfig:
                 "loop.background_saves is not for servers, which write their own rows: leave it "
                 "out."
             )
-        method = self.head.the_method
-        if self.service.servers and (method.keeps_state or not method.has_rows):
-            what = "learns beside its rows" if method.has_rows else "has no rows for servers"
+        kind, method, options = self.head.kind, self.head.method, self.head.options
+        has_rows = issubclass(kind, FlatHead)
+        if self.service.servers and (kind.learns_state or not has_rows):
+            what = "learns beside its rows" if has_rows else "has no rows for servers"
             raise UsageError(
-                f"the method '{method.name}' {what}: train it in one process, without --servers."
+                f"the method '{method}' {what}: train it in one process, without --servers."
             )
-        if self.service.servers and self.head.proposal == "bigram":
+        if self.service.servers and options.get("proposal") == "bigram":
             raise UsageError(
                 "head.proposal 'bigram' is counted from the whole log, which workers do not read: "
                 "use 'squashed', or train without --servers."
             )
-        if self.model.inputs == "shared" and not method.has_rows:
+        if self.model.inputs == "shared" and not has_rows:
             raise UsageError(
-                f"the method '{method.name}' has no rows of classes for the encoder to share: use "
+                f"the method '{method}' has no rows of classes for the encoder to share: use "
                 "model.inputs 'own'."
             )
-        if self.model.repeats and not method.estimates_softmax:
+        if self.model.repeats and not kind.estimates_probabilities:
             raise UsageError(
                 "model.repeats weighs copies against the probability that the softmax gives, which "
-                f"the method '{method.name}' does not estimate. Use 'tapas', 'sampled' or 'full'."
+                f"the method '{method}' does not estimate. Use 'tapas', 'sampled' or 'full'."
             )
-        if self.model.repeats and self.head.selection == "top" and self.head.presample > 1:
+        is_top = options.get("selection") == "top" and options.get("presample_factor") != 1
+        if self.model.repeats and is_top:
             raise UsageError(
                 "model.repeats weighs copies against the probability that the softmax gives, which "
                 "head.selection 'top' overestimates by design. Use 'priority'."
             )
 
 
-SECTIONS = {part.name: part for part in dataclasses.fields(TrainConfig)}
 _TYPES: dict[str, Any] = {
     "log": LogSource,
     "split": SplitConfig,
@@ -279,20 +258,26 @@ def build_config(*layers: Mapping[str, Mapping[str, JSON]]) -> TrainConfig:
     merged: dict[str, dict[str, JSON]] = {name: {} for name in _TYPES}
     for layer in layers:
         for section, table in layer.items():
-            known = {f.name: f for f in dataclasses.fields(pick("section", section, _TYPES))}
+            kind = pick("section", section, _TYPES)
+            if kind is HeadConfig:  # whose names depend on the method
+                merged[section] |= table
+                continue
+            known = {f.name: f for f in fields(kind)}
             for name, value in table.items():
                 pick(f"name in [{section}]", name, known)
                 merged[section][name] = _typed(f"{section}.{name}", value, known[name].type)
     if "text" in merged["log"]:  # the time of a word is its place: no cut in it means anything
         merged["split"].setdefault("kind", "group")
-    return TrainConfig(**{name: _TYPES[name](**table) for name, table in merged.items()})
+    head = HeadConfig.of(**merged.pop("head"))
+    return TrainConfig(head=head, **{name: _TYPES[name](**t) for name, t in merged.items()})
 
 
 def as_tables(config: TrainConfig) -> dict[str, dict[str, JSON]]:
     """What `build_config` makes the same configuration of; None is left out."""
+    tables = dataclasses.asdict(config) | {"head": config.head.as_table()}
     return {
         name: {k: list(v) if isinstance(v, tuple) else v for k, v in part.items() if v is not None}
-        for name, part in dataclasses.asdict(config).items()
+        for name, part in tables.items()
     }
 
 

@@ -11,7 +11,7 @@ from tapas.errors import UsageError
 from tapas.evaluation.evaluate import Evaluation, evaluate, held_out
 from tapas.evaluation.ranked_lists import ListRules, ranked_lists
 from tapas.evaluation.scores import TOP, Interval, compare, measure
-from tapas.training.build import Feed, build_model
+from tapas.training.build import TrainingData, build_model
 from tapas.training.model import SequenceModel
 from tapas.training.parallel import Team
 from tapas.training.run_folder import RunFolder
@@ -30,8 +30,8 @@ def load_model(
         raise UsageError(
             f"{run.path} has no checkpoint yet. `tapas train --resume {run.path}` makes one."
         )
-    feed = Feed(None, run.log, split.train_end)
-    model = build_model(run.config, split.train_counts, team, feed=feed)
+    data = TrainingData(None, run.log, split.train_end)
+    model = build_model(run.config, split.train_counts, team, data=data)
     step = run.checkpoints.best() if step is None else step
     checkpoint = read_checkpoint(run.checkpoints, model, step, team.ranks)
     load_model_state(model, checkpoint)

@@ -36,10 +36,12 @@ def training_words(config: TrainConfig, split: Split) -> str:
 
 def head_words(head: HeadConfig) -> str:
     """The method, and the sizes that it samples with."""
-    sizes = [] if head.samples is None else [f"n = {head.samples:,}"]
+    letters = {"num_samples": "n", "presample_factor": "r"}
+    found = {letters[name]: value for name, value in head.options.items() if name in letters}
+    sizes = [f"{letter} = {value:,}" for letter, value in found.items() if value is not None]
     if head.method == "tapas":
-        return ", ".join([*sizes, f"r = {head.presample}", head.selection])
-    return ", ".join([head.the_method.title, *sizes])
+        return ", ".join([*sizes, str(head.options["selection"])])
+    return ", ".join([head.kind.title, *sizes])
 
 
 def some_points(points: Points, most: int, seed: int) -> Points:

@@ -19,6 +19,7 @@ from experiments.estimators.bias import (
     summarise,
 )
 from tapas.comparison.contenders import CONTENDERS
+from tapas.heads import METHODS, FlatHead
 
 TRUTH = make_truth()
 
@@ -98,7 +99,7 @@ def test_mass_is_moved_and_not_made():
 
 def test_drawn_batches_cancel_exactly_for_the_full_softmax(monkeypatch):
     """The control variate is the full softmax itself: what is left is 0 in every step."""
-    monkeypatch.setattr(bias, "BY_BATCH", ("full",))
+    monkeypatch.setattr(METHODS["full"], "learns_from_batch", True)
     for gradient in steps_of("full", 0, 5):
         assert float(gradient.abs().sum()) < 1e-5
 
@@ -112,7 +113,7 @@ def test_drawn_batches_have_no_gradient_at_the_truth_over_an_epoch():
 def test_both_ways_of_averaging_over_targets_agree(monkeypatch):
     """Sampled softmax, by all pairs and by drawn batches: the pull of the head."""
     exact = summarise(iter(steps_of("sampled", 16, 300)), TRUTH)["pull"]["head"]
-    monkeypatch.setattr(bias, "BY_BATCH", ("sampled",))
+    monkeypatch.setattr(METHODS["sampled"], "learns_from_batch", True)
     drawn = summarise(iter(steps_of("sampled", 16, 300)), TRUTH)["pull"]["head"]
     error = np.hypot(exact["standard_error"], drawn["standard_error"])
     # the draws of classes are shared, which only brings them closer; 1 in 16,000 fails
@@ -147,7 +148,7 @@ def test_every_contender_has_a_bias_or_none_by_construction(name, monkeypatch):
     found = measure_bias(BiasRun(name, 16, 2))
     assert "exact" in found or np.isfinite(found["bias"])
     assert "skipped" not in found
-    assert ("exact" in found) == (not CONTENDERS[name].the_method.has_rows)
+    assert ("exact" in found) == (not issubclass(CONTENDERS[name].kind, FlatHead))
 
 
 def test_methods_that_adapt_settle_first(monkeypatch):
@@ -165,7 +166,7 @@ def test_trees_estimate_nothing():
 
 
 def test_who_does_not_aim_at_the_softmax_is_marked():
-    aims = {name for name, c in CONTENDERS.items() if c.method not in bias.AIMS_ELSEWHERE}
+    aims = {name for name, c in CONTENDERS.items() if c.kind.targets_softmax}
     assert {"full", "tapas", "nce", "huffman"} <= aims
     assert not {"one-vs-all", "negative-sampling", "warp", "gbce", "sce"} & aims
 

@@ -59,7 +59,7 @@ def test_the_four_are_the_methods_they_are_called():
     task = build_task(TINY)
     heads = {method: Learner(method, TINY, task).head for method in METHODS}
     rules = {
-        name: (type(head.config.selection).__name__, head.config.presample_factor)
+        name: (type(head.selection).__name__, head.presample_factor)
         for name, head in heads.items()
         if name != "full softmax"
     }

@@ -37,7 +37,7 @@ def test_ratios_are_taken_inside_a_round_and_those_of_sampled_softmax_are_1(
 
     def fake(parts, budget, first):
         turn, number = divmod(next(measured), len(MEASURED))
-        order.append((budget, parts.model.head.config.num_samples))
+        order.append((budget, parts.model.head.num_samples))
         assert first == 7 * turn  # goes on where it stopped
         return seconds[MEASURED[number]] * (1 + turn), first + 7
 

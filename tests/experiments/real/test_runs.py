@@ -154,15 +154,15 @@ def test_settings_reach_the_head(place):
     options = {"alpha": 0.5, "beta": 0.03, "temperature": 2.0, "anneal_to": 0.5}
     _, _, parts = prepare(replace(RUN, method="top", score_queries=3, **options), place)
     head = parts.model.head
-    assert (head.config.num_samples, head.config.presample_factor) == (16, 2)
-    assert (head.config.selection.score_queries, head.temperature) == (3, 2.0)
+    assert (head.num_samples, head.presample_factor) == (16, 2)
+    assert (head.selection.score_queries, head.temperature) == (3, 2.0)
     assert (head.proposal.alpha, head.proposal.beta) == (0.5, 0.03)
     assert head.table.row_optimizer.lr == RUN.rows_lr
     assert (parts.windows.batch_size, parts.windows.next_items) == (4, 5)
-    assert (parts.windows.seed, head.config.seed) == (0, 0)
+    assert (parts.windows.seed, head.seed) == (0, 0)
     head.step = RUN.steps
     assert head.temperature == 0.5
-    kinds = {m: type(prepare(replace(RUN, method=m), place)[2].model.head.config.selection).__name__
+    kinds = {m: type(prepare(replace(RUN, method=m), place)[2].model.head.selection).__name__
              for m in ("sampled", "priority", "top", *CURES)}  # fmt: skip
     assert kinds == {
         "sampled": "Priority",

@@ -33,16 +33,17 @@ def test_the_cells_are_those_of_table_1_with_both_rules():
 def test_cells_differ_in_n_r_and_rule_alone(tmp_path):
     configs = {cell: PAPER.config(cell, tmp_path / "log", 3) for cell in PAPER.cells}
     for cell, config in configs.items():
-        assert config.head.samples == cell.num_samples
-        assert config.head.presample == cell.presample_factor
-        assert config.head.selection == ("priority" if cell.method == "priority" else "top")
-        assert config.head.score_queries is None  # the rule's own: all, or 64
+        options = config.head.options
+        assert options["num_samples"] == cell.num_samples
+        assert options["presample_factor"] == cell.presample_factor
+        assert options["selection"] == ("priority" if cell.method == "priority" else "top")
+        assert options["score_queries"] is None  # the rule's own: all, or 64
         assert (config.head.next_items, config.loop.seed) == (5, 3)
     assert len({repr(_headless(config)) for config in configs.values()}) == 1
 
 
 def _headless(config):
-    head = dataclasses.replace(config.head, samples=1, presample=1, selection="top")
+    head = config.head.with_options(num_samples=1, presample_factor=1, selection="top")
     return dataclasses.replace(config, head=head)
 
 
@@ -54,7 +55,7 @@ def test_a_batch_is_about_the_papers_and_the_log_can_be_trained_on(cache):
     log = prepare_log(config.log, cache)
     assert log.num_items == 8_000
     parts = build(config, log, split_log(log, config.split))
-    assert parts.model.head.config.num_samples == 1_000
+    assert parts.model.head.num_samples == 1_000
     queries = [len(parts.windows.batch(number).places) for number in range(20)]
     assert 900 < sum(queries) / len(queries) < 1_100
 

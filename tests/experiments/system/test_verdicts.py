@@ -25,7 +25,8 @@ def verdicts(ledger):
 
 
 def cell_of(config):
-    return (config.head.samples // 16, config.head.selection, config.head.presample)
+    options = config.head.options
+    return (options["num_samples"] // 16, options["selection"], options["presample_factor"])
 
 
 def test_the_papers_own_numbers_are_reproduced(measured):
@@ -88,7 +89,8 @@ def test_the_table_is_judged_by_its_order_and_what_n_costs(measured, changed, ve
 def test_collisions_are_judged_by_number_and_share(measured, share, noise, verdict):
     def answer(config, steps):
         mine = share + noise * (-1) ** config.loop.seed
-        fewer = config.head.samples == 16 and config.head.presample == 8
+        options = config.head.options
+        fewer = (options["num_samples"], options["presample_factor"]) == (16, 8)
         found = pretended(config, steps, collided=mine if fewer else 0.25)
         return found._replace(rows_pushed=1_000 * found.rows_pushed,
                               rows_collided=1_000 * found.rows_collided)  # fmt: skip
@@ -103,7 +105,8 @@ def test_collisions_are_judged_by_number_and_share(measured, share, noise, verdi
 def test_more_collisions_and_a_larger_share_are_not_it(measured):
     def answer(config, steps):
         found = pretended(config, steps)
-        fewer = config.head.samples == 16 and config.head.presample == 8
+        options = config.head.options
+        fewer = (options["num_samples"], options["presample_factor"]) == (16, 8)
         return found._replace(
             rows_pushed=steps * 900, rows_collided=steps * (500 if fewer else 400)
         )

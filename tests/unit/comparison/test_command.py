@@ -29,14 +29,14 @@ CONFIGS = {
         log=LogSource(files=("x.csv",)), contenders=("full", "nce"), budget_seconds=7_200, seeds=1
     ),
     "tapas compare 'a b.csv' c.csv --user who --min-count 3 --rare drop --methods all "
-    "--budget 90s --samples 7 --trials 2 --set split.kind=last "
+    "--budget 90s --num-samples 7 --trials 2 --set split.kind=last "
     "--set split.validation=5 --set split.test=5 --set model.encoder=mean "
     "--set model.dim=8 --set optimizer.clip=2.5 --set loop.batch=9": CompareConfig(
         log=LOG, budget_seconds=90, samples=7, trials=2, batch=9,
         split=SplitConfig(kind="last"), model=ModelConfig(encoder="mean", dim=8),
         optimizer=OptimizerConfig(clip=2.5),
     ),
-    "tapas compare --synthetic --methods all --budget 1m --samples 5 --set model.history=9": (
+    "tapas compare --synthetic --methods all --budget 1m --num-samples 5 --set model.history=9": (
         synthetic(budget_seconds=60, samples=5, model=ModelConfig(history=9))
     ),
     "tapas compare --synthetic --methods all --budget 10m --set split.kind=time "

@@ -84,7 +84,8 @@ def test_a_run_differs_from_another_contenders_only_in_its_head():
         for c, k in (("full", None), ("sampled", 0.5))
     ]
     assert runs[0].head.method == "full"
-    assert (runs[1].head.method, runs[1].head.samples, runs[1].head.alpha) == ("sampled", 8, 0.5)
+    options = runs[1].head.options
+    assert (runs[1].head.method, options["num_samples"], options["alpha"]) == ("sampled", 8, 0.5)
     assert dataclasses.replace(runs[1], head=runs[0].head) == runs[0]
     assert (runs[0].optimizer.rows_lr, runs[0].optimizer.encoder_lr) == (0.7, 0.01)
     assert (runs[0].loop.steps, runs[0].loop.seed, runs[0].loop.batch) == (9, 3, config.batch)

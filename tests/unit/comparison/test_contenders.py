@@ -12,13 +12,20 @@ from tapas.comparison.contenders import (
 )
 from tapas.comparison.figure_style import COLOURS
 from tapas.errors import UsageError
-from tapas.training.methods import METHODS
+from tapas.heads import METHODS
 
 
 def test_every_method_takes_part():
     assert {contender.method for contender in CONTENDERS.values()} == set(METHODS)
     assert all(name == contender.name for name, contender in CONTENDERS.items())
     assert set(METHODS) <= set(CONTENDERS)  # the plain one has the name of its method
+
+
+def test_a_pool_of_n_is_cut_into_what_an_example_keeps_and_how_often():
+    options = CONTENDERS["dynamic-negatives"].head(1_000, None).options
+    assert (options["num_samples"], options["presample_factor"]) == (64, 15)
+    options = CONTENDERS["dynamic-negatives"].head(20, None).options
+    assert (options["num_samples"], options["presample_factor"]) == (2, 10)
 
 
 def test_titles_and_colours_tell_them_apart():
@@ -40,15 +47,16 @@ def test_all_have_the_same_number_of_trials_none_twice(count):
 
 @pytest.mark.parametrize("contender", CONTENDERS.values(), ids=lambda c: c.name)
 def test_a_knob_is_an_option_of_its_method_and_every_trial_can_be_built(contender):
-    assert contender.knob is None or contender.knob in contender.the_method.options
+    assert contender.knob is None or contender.knob in contender.kind.options
     assert len(contender.values) in ((0,) if contender.knob is None else (2, 4))
     for trial in contender.trials(MOST_TRIALS):
         head = contender.head(64, trial.knob)
         assert head.method == contender.method
         assert head.next_items == 5
-        assert head.samples == (64 * contender.times if contender.draws else None)
+        rows, _ = contender.kind.rows_per_step(head.options, 100_000)
+        assert not contender.draws or rows == 64 * contender.times
         if contender.knob is not None:
-            assert getattr(head, contender.knob) == trial.knob
+            assert head.options[contender.knob] == trial.knob
 
 
 def test_four_trials_are_two_rates_by_two_values_or_four_rates():
@@ -64,16 +72,16 @@ def test_eight_trials_try_every_value():
 
 
 def test_variants_differ_in_what_they_say():
-    assert CONTENDERS["tapas-top"].head(8, 0.5).selection == "top"
-    assert CONTENDERS["sampled-bigram"].head(8, None).proposal == "bigram"
-    assert CONTENDERS["sampled-log-uniform"].head(8, None).proposal == "log-uniform"
+    assert CONTENDERS["tapas-top"].head(8, 0.5).options["selection"] == "top"
+    assert CONTENDERS["sampled-bigram"].head(8, None).options["proposal"] == "bigram"
+    assert CONTENDERS["sampled-log-uniform"].head(8, None).options["proposal"] == "log-uniform"
+    assert CONTENDERS["gbce"].head(8, None).options["alpha"] == 0.0
 
 
 def test_methods_are_picked_by_name():
     assert pick_contenders("tapas, full,tapas") == ("tapas", "full")
     assert pick_contenders("all") == pick_contenders("full,all") == tuple(CONTENDERS)
     assert [contender.name for contender in by_name(["nce", "full"])] == ["nce", "full"]
-    assert CONTENDERS["nce"].paper == METHODS["nce"].paper
 
 
 def test_a_misspelt_method_is_told_its_name():

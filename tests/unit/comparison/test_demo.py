@@ -42,7 +42,7 @@ def differences(first, second, steps=2000):
 
 
 def test_the_first_two_differ_in_the_second_pass_only():
-    assert differences(PLAIN, TAPAS) == {"head.presample": (1, 8)}
+    assert differences(PLAIN, TAPAS) == {"head.presample_factor": (1, 8)}
 
 
 def test_the_third_is_the_second_with_repeats_and_a_longer_history():
@@ -60,7 +60,8 @@ def test_the_second_is_what_it_has_always_been():
     model, head, loop = config.model, config.head, config.loop
     assert (model.encoder, model.inputs, model.dim, model.history) == ("mean", "shared", 64, 200)
     assert not model.repeats
-    assert (head.samples, head.presample, head.selection) == (128, 8, "priority")
+    assert (head.options["num_samples"], head.options["presample_factor"]) == (128, 8)
+    assert head.options["selection"] == "priority"
     assert config.optimizer.rows_lr == 0.3
     assert (loop.batch, loop.steps, loop.evaluate_every, loop.seed) == (64, 2000, 200, 7)
     assert (loop.patience, loop.validation_examples) == (100, 1_000)

@@ -47,7 +47,6 @@ CONSTRUCTION = [
         "num_shards is 6, but only num_samples=5 classes are kept: some shards would keep none. "
         "Keep at least one for each shard.",
     ),
-    ({"correction": "some"}, "correction must be one of proposal, none, got 'some'."),
     ({"reduction": "max"}, "reduction must be one of mean, sum, none, got 'max'."),
     (
         {"proposal": tapas.Uniform(30)},

@@ -110,7 +110,7 @@ def test_a_state_of_another_seed_brings_it_along(dtype):
     saved, head = make(seed=8, dtype=dtype), make(dtype=dtype)
     run(saved, 0, 3)
     head.load_state_dict(saved.state_dict())
-    assert head.seed == head.table.seed == head.config.seed == 8
+    assert head.seed == head.table.seed == 8
     assert torch.equal(run(head, 3, 6), run(saved, 3, 6))
     assert torch.equal(head.table.weight, saved.table.weight)
 
@@ -127,7 +127,7 @@ def test_a_deep_copy_goes_its_own_way():
 
 def test_configuration_and_parts_can_be_pickled():
     head = make(selection=tapas.Priority(score_queries=3))
-    for part in (head.config, head.table.row_optimizer, head.config.temperature):
+    for part in (head.selection, head.table.row_optimizer, head.schedule):
         assert pickle.loads(pickle.dumps(part)) == part
     proposal = pickle.loads(pickle.dumps(head.proposal))
     ids = torch.arange(C)

@@ -114,16 +114,6 @@ def test_the_temperature_never_touches_the_loss():
     assert torch.equal(cold(query, target), hot(query, target))
 
 
-def test_without_correction_the_log_counts_are_zero():
-    proposal = tapas.Squashed(torch.arange(C), alpha=1.0)
-    query, target = batch(B)
-    plain = make(proposal=proposal, correction="none", selection="top").sample(query, target)
-    right = make(proposal=proposal, correction="proposal", selection="top").sample(query, target)
-    assert torch.equal(plain.ids, right.ids)
-    assert not plain.log_q.any()
-    assert right.log_q.abs().min() > 0
-
-
 def test_sample_shows_what_the_next_forward_keeps(selection):
     head = make(selection=selection)
     query, target = batch(B)

@@ -49,7 +49,7 @@ def configs(file):
     plain = TrainConfig(
         log=LogSource(files=(str(file),)),
         model=ModelConfig(dim=4, history=6),
-        head=HeadConfig(samples=11, presample=3, next_items=3),
+        head=HeadConfig.of(num_samples=11, presample_factor=3, next_items=3),
         loop=LOOP,
     )
     return {
@@ -57,7 +57,7 @@ def configs(file):
         "shared inputs, the paper's rule": replace(
             plain,
             model=replace(plain.model, inputs="shared", encoder="mean"),
-            head=replace(plain.head, selection="top", presample=2),
+            head=plain.head.with_options(selection="top", presample_factor=2),
             optimizer=OptimizerConfig(rows="lazy-adam", rows_lr=0.01),
         ),
         "repeats": replace(plain, model=replace(plain.model, repeats=True, dropout=0.2)),
@@ -176,7 +176,8 @@ def test_a_run_goes_on_with_other_numbers_of_servers_and_without_any(file, tmp_p
     config = replace(
         configs(file)["own inputs"],
         service=ServiceConfig(servers=3, workers=1, max_staleness=0),
-        head=HeadConfig(samples=53, presample=1, next_items=3),  # all classes: no shares to differ
+        # all classes: no shares to differ
+        head=HeadConfig.of(num_samples=53, presample_factor=1, next_items=3),
     )
     train(config, tmp_path / "whole", engine=engine)
     train(config, tmp_path / "run", engine=engine, asked_to_stop=after(4))

@@ -24,14 +24,13 @@ def rows_on_servers(num_servers, optimizer, bias=None, seed=0, fused=True, **spe
     return ServedTable(Post(InProcess("server", servers)), "rows", spec, fused=fused)
 
 
-def train(table, *, rule, presample, steps=5, correction="proposal"):
+def train(table, *, rule, presample, steps=5):
     head = TapasSoftmax(
         table=table,
         num_samples=11,
         presample_factor=presample,
         selection=rule,
         temperature=0.8,
-        correction=correction,
     )
     losses, grads = [], []
     for step in range(steps):
@@ -110,11 +109,11 @@ def test_an_optimizer_of_another_kind_than_the_servers_is_refused():
     assert table.gradients.optimizer is None
 
 
-def test_a_table_without_biases_and_a_head_without_correction():
+def test_a_table_without_biases():
     one = LocalTable(C, D, row_optimizer=LazyAdam.fused(lr=0.1), num_shards=3, bias=False)
     many = rows_on_servers(3, LazyAdam.fused(lr=0.1), has_bias=False)
-    want = train(one, rule=Top(), presample=3, correction="none")
-    got = train(many, rule=Top(), presample=3, correction="none")
+    want = train(one, rule=Top(), presample=3)
+    got = train(many, rule=Top(), presample=3)
     torch.testing.assert_close(got, want)
 
 

@@ -13,14 +13,16 @@ from tapas.data.splits import SplitConfig, split_log
 from tapas.encoders import GRUEncoder, MeanEncoder, TransformerEncoder
 from tapas.optim import SGD, Adagrad, LazyAdam, RowwiseAdagrad
 from tapas.selection import Priority, Top
-from tapas.training.build import build, build_selection, check_device
+from tapas.training.build import build, check_device
 from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, OptimizerConfig, TrainConfig
 
 ENCODERS = {"mean": MeanEncoder, "gru": GRUEncoder, "transformer": TransformerEncoder}
 CONFIG = TrainConfig(
     log=LogSource(files=("x.parquet",)),
     model=ModelConfig(dim=6, history=7, layers=2, dropout=0.25),
-    head=HeadConfig(samples=5, presample=3, temperature=2.0, next_items=4, target_decay=0.5),
+    head=HeadConfig.of(
+        num_samples=5, presample_factor=3, temperature=2.0, next_items=4, target_decay=0.5
+    ),
     optimizer=OptimizerConfig(rows_lr=0.3, encoder_lr=0.02, weight_decay=0.01),
     loop=LoopConfig(batch=6, seed=11),
 )
@@ -56,10 +58,10 @@ def test_the_head_is_as_configured(data):
     model = build(CONFIG, log, split).model
     head = model.head
     assert (head.num_classes, head.table.dim) == (log.num_items, 6)
-    assert (head.config.num_samples, head.config.presample_factor) == (5, 3)
-    assert (head.config.seed, head.temperature) == (11, 2.0)
+    assert (head.num_samples, head.presample_factor) == (5, 3)
+    assert (head.seed, head.temperature) == (11, 2.0)
     assert model.target_decay == 0.5
-    annealed = replace(CONFIG.head, anneal_to=0.5)
+    annealed = CONFIG.head.with_options(anneal_to=0.5)
     parts = build(replace(CONFIG, head=annealed), log, split)
     parts.model.head.step = parts.config.loop.steps
     assert parts.model.head.temperature == 0.5
@@ -102,11 +104,11 @@ def test_the_encoder_moves_by_its_own_rule(data, name, kind):
 def test_what_was_left_open_gets_a_number(data):
     log, split = data
     open_ends = replace(
-        CONFIG, head=replace(CONFIG.head, samples=None), loop=LoopConfig(epochs=3, batch=10)
+        CONFIG, head=CONFIG.head.with_options(num_samples=None), loop=LoopConfig(epochs=3, batch=10)
     )
     parts = build(open_ends, log, split)
     per_epoch = parts.windows.steps_per_epoch
-    assert parts.config.head.samples == log.num_items // 8
+    assert parts.config.head.options["num_samples"] == log.num_items // 8
     assert parts.config.loop.steps == 3 * per_epoch
     assert 1 <= parts.config.loop.evaluate_every <= per_epoch
     again = build(parts.config, log, split).config
@@ -136,14 +138,8 @@ def test_a_device_that_is_not_there_is_told(name):
     ],
 )
 def test_the_second_pass_is_as_configured(data, options, rule):
-    head = replace(CONFIG.head, **options)
-    assert build_selection(head) == rule
-    assert build(replace(CONFIG, head=head), *data).model.head.config.selection == rule
-
-
-def test_queries_that_score_are_64_for_priority_and_all_for_top_unless_said():
-    assert build_selection(HeadConfig()).score_queries == 64
-    assert build_selection(HeadConfig(selection="top")).score_queries is None
+    head = CONFIG.head.with_options(**options)
+    assert build(replace(CONFIG, head=head), *data).model.head.selection == rule
 
 
 def test_the_proposal_is_as_configured(data):
@@ -152,7 +148,7 @@ def test_the_proposal_is_as_configured(data):
     total = int(split.train_counts.sum())
     proposal = build(CONFIG, log, split).model.head.proposal
     assert (proposal.alpha, proposal.beta) == (0.75, pytest.approx((1 / total) ** 0.75))
-    config = replace(CONFIG, head=replace(CONFIG.head, alpha=0.5, beta=0.125))
+    config = replace(CONFIG, head=CONFIG.head.with_options(alpha=0.5, beta=0.125))
     proposal = build(config, log, split).model.head.proposal
     assert (proposal.alpha, proposal.beta) == (0.5, 0.125)
     value = np.maximum((split.train_counts / total) ** 0.5, 0.125)

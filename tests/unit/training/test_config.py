@@ -28,7 +28,7 @@ def test_what_is_written_reads_back_the_same(tmp_path_factory, name, number, who
     config = build_config(
         {
             "log": {"files": [name, "b.csv"], "item": name},
-            "head": {"temperature": number, "samples": whole},
+            "head": {"temperature": number, "num_samples": whole},
             "loop": {"exclude_seen": seen},
         }
     )
@@ -51,6 +51,20 @@ BAD = [
     ({"model": {"dropout": "high"}}, "model.dropout must be a number, got 'high'."),
     ({"head": {"alpha": 1.5}}, "head.alpha must be between 0 and 1, got 1.5."),
     ({"head": {"alpha": float("nan")}}, "head.alpha must be between 0 and 1, got nan."),
+    (
+        {"head": {"samples": 9}},
+        "unknown name in [head] 'samples'. Did you mean 'num_samples'?",
+    ),
+    (
+        {"head": {"presample": 9}},
+        "unknown name in [head] 'presample'. Did you mean 'presample_factor'? Known: alpha, ann",
+    ),
+    ({"head": {"cls": 9}}, "unknown name in [head] 'cls'."),
+    ({"head": {"options": {}}}, "unknown name in [head] 'options'."),
+    ({"head": {"next_items": 0}}, "head.next_items must be at least 1, got 0."),
+    ({"head": {"next_items": "5"}}, "head.next_items must be a whole number, got '5'."),
+    ({"head": {"num_samples": True}}, "head.num_samples must be a whole number, got True."),
+    ({"head": {"selection": 3}}, "head.selection must be a string, got 3."),
     ({"head": {"selection": "topp"}}, "unknown head.selection 'topp'. Did you mean 'top'?"),
     ({"optimizer": {"rows_lr": 0}}, "optimizer.rows_lr must be between 1e-12 and 1e+06, got 0.0."),
     ({"loop": {"steps": 0}}, "loop.steps must be at least 1, got 0."),
@@ -108,7 +122,7 @@ def test_a_bad_floor_or_number_of_scoring_queries_is_told(head, words):
 @pytest.mark.parametrize("head", [{}, {"beta": 1}, {"beta": 1e-12, "score_queries": 1}], ids=str)
 def test_a_floor_and_scoring_queries_are_written_and_left_out_if_they_were(head, tmp_path):
     config = build_config(LOG, {"head": head})
-    assert (config.head.beta, config.head.score_queries) == (
+    assert (config.head.options["beta"], config.head.options["score_queries"]) == (
         head.get("beta"),
         head.get("score_queries"),
     )
@@ -126,4 +140,4 @@ def test_repeats_and_the_papers_rule_do_not_mix():
     words = "which head.selection 'top' overestimates by design. Use 'priority'."
     with pytest.raises(UsageError, match=re.escape(words)):
         build_config(layer)
-    build_config(layer, {"head": {"presample": 1}})  # no second pass, no rule
+    build_config(layer, {"head": {"presample_factor": 1}})  # no second pass, no rule

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,12 +10,13 @@ from oracle.journeys import chain_log
 
 from tapas import UsageError
 from tapas.checkpoints.model import load_checkpoint, save_checkpoint
-from tapas.cli.cite import CLASSES, cite_run, papers_of
+from tapas.cli.cite import cite_run, papers_of
 from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig, split_log
+from tapas.heads import METHODS, FlatHead
 from tapas.heads.citations import BIBTEX
 from tapas.proposals import Bigram, LogUniform, Relabelled, Squashed
-from tapas.training.build import Feed, build, build_model
+from tapas.training.build import TrainingData, build, build_model
 from tapas.training.config import (
     HeadConfig,
     LoopConfig,
@@ -24,11 +25,9 @@ from tapas.training.config import (
     ServiceConfig,
     TrainConfig,
 )
-from tapas.training.methods import METHODS
 from tapas.training.step import step
 from tapas.training.validation import head_words
 
-OF_ALL = {"method", "next_items", "target_decay", "positions"}
 CONFIG = TrainConfig(
     log=LogSource(files=("x.parquet",)),
     model=ModelConfig(encoder="mean", dim=6, history=7),
@@ -44,8 +43,8 @@ def data(tmp_path_factory):
 
 
 def of_method(method, **options):
-    samples = {"samples": 7} if "samples" in METHODS[method].options else {}
-    return replace(CONFIG, head=HeadConfig(method=method, **(samples | options)))
+    options = METHODS[method].sample_options(7) | options
+    return replace(CONFIG, head=HeadConfig(method=method, options=options))
 
 
 def says(words):
@@ -61,7 +60,7 @@ def take(parts, numbers):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_trains_and_goes_on_from_a_checkpoint(method, data, tmp_path):
     straight, broken = (build(of_method(method), *data) for _ in range(2))
-    assert type(straight.model.head) is CLASSES[method]
+    assert type(straight.model.head) is METHODS[method]
     assert straight.model.head.seed == 11
     take(straight, range(5))
     take(broken, range(3))
@@ -82,8 +81,8 @@ def test_a_model_is_built_for_evaluation_without_batches(method, data):
     log, split = data
     trained = build(of_method(method), log, split)
     take(trained, range(2))
-    feed = Feed(None, log, split.train_end)
-    model = build_model(trained.config, split.train_counts, feed=feed).eval()
+    data = TrainingData(None, log, split.train_end)
+    model = build_model(trained.config, split.train_counts, data=data).eval()
     model.load_state_dict(trained.model.state_dict())
     items, lengths = torch.tensor([[1, 2, 3]]), torch.tensor([3])
     trained.model.eval()
@@ -104,41 +103,38 @@ def test_all_that_a_head_has_to_learn_is_learned(data):
     assert all(id(p) in learned for n, p in parts.model.named_parameters() if n in dense)
 
 
-def test_every_option_is_read_by_somebody_and_exists():
-    known = {field.name for field in fields(HeadConfig)}
-    read = {option for method in METHODS.values() for option in method.options}
-    assert read == known - OF_ALL
-
-
 @pytest.mark.parametrize(
     ("option", "value"),
     [("rate", 0.02), ("min_ess", 3.0), ("negatives", 2.0), ("penalty", 0.5), ("share", 0.25),
      ("tries", 9), ("calibration", 0.5), ("bucket_classes", 9)],
 )  # fmt: skip
 def test_an_option_reaches_the_heads_that_read_it(option, value, data):
-    for method in METHODS.values():
-        if option in method.options:
-            head = build(of_method(method.name, **{option: value}), *data).model.head
-            assert getattr(head, option) == value, method.name
+    for method, kind in METHODS.items():
+        if option in kind.options:
+            head = build(of_method(method, **{option: value}), *data).model.head
+            assert getattr(head, option) == value, method
 
 
 def test_sizes_reach_their_heads(data):
-    dynamic = build(of_method("dynamic-negatives", hardest=2, samples=25), *data).model.head
+    sizes = {"num_samples": 2, "presample_factor": 12}
+    dynamic = build(of_method("dynamic-negatives", **sizes), *data).model.head
     assert (dynamic.num_samples, dynamic.presample_factor) == (2, 12)
-    few = build(of_method("dynamic-negatives", samples=20), *data).model.head
-    assert (few.num_samples, few.presample_factor) == (2, 10)
-    assert build(of_method("two-level", clusters=4), *data).model.head.num_clusters == 4
+    left_out = {"num_samples": None, "presample_factor": None}
+    few = build(of_method("dynamic-negatives", **left_out), *data).model.head
+    assert (few.num_samples, few.presample_factor) == (1, 40 // 8)
+    assert build(of_method("two-level", num_clusters=4), *data).model.head.num_clusters == 4
     for method in ("sampled", "nce", "gbce", "mixed", "partitioned", "adaptive-importance"):
         assert build(of_method(method), *data).model.head.num_samples == 7
 
 
 def test_an_option_of_another_method_is_refused():
-    with says("head.presample is no option of the method 'nce', but of tapas. Leave it out."):
-        HeadConfig(method="nce", presample=4)
-    with says("head.samples is no option of the method 'full', but of tapas, sampled, mixed, "
-              "adaptive-importance, partitioned, nce, negative-sampling, dynamic-negatives, "
-              "gbce. Leave it out."):  # fmt: skip
-        HeadConfig(method="full", samples=5)
+    with says("head.presample_factor is no option of the method 'nce', but of dynamic-negatives, "
+              "tapas. Leave it out."):  # fmt: skip
+        HeadConfig.of(method="nce", presample_factor=4)
+    with says("head.num_samples is no option of the method 'full', but of adaptive-importance, "
+              "dynamic-negatives, gbce, mixed, nce, negative-sampling, partitioned, sampled, "
+              "tapas. Leave it out."):  # fmt: skip
+        HeadConfig(method="full", options={"num_samples": 5})
 
 
 def test_a_misspelt_method_is_told_its_name():
@@ -147,7 +143,7 @@ def test_a_misspelt_method_is_told_its_name():
     assert str(error.value).startswith("unknown head.method 'hufman'. Did you mean 'huffman'?")
 
 
-@pytest.mark.parametrize("method", [m.name for m in METHODS.values() if m.keeps_state])
+@pytest.mark.parametrize("method", [name for name, kind in METHODS.items() if kind.learns_state])
 def test_what_learns_beside_its_rows_is_not_for_servers(method):
     with says(f"the method '{method}' learns beside its rows: train it in one process, without "
               "--servers."):  # fmt: skip
@@ -162,7 +158,7 @@ def test_a_bigram_is_not_for_servers():
         replace(of_method("nce", proposal="bigram"), service=ServiceConfig(servers=2))
 
 
-@pytest.mark.parametrize("method", ["huffman", "two-level", "adaptive"])
+@pytest.mark.parametrize("method", [n for n, k in METHODS.items() if not issubclass(k, FlatHead)])
 def test_trees_are_for_one_process_and_inputs_of_their_own(method):
     with says(f"the method '{method}' has no rows for servers: train it in one process, without "
               "--servers."):  # fmt: skip
@@ -190,7 +186,9 @@ def test_proposals_are_as_named(data):
     assert split.train_counts[most] == split.train_counts.max()
 
 
-@pytest.mark.parametrize("method", [m.name for m in METHODS.values() if "proposal" in m.options])
+@pytest.mark.parametrize(
+    "method", [name for name, kind in METHODS.items() if "proposal" in kind.options]
+)
 def test_a_bigram_is_told_what_came_before(method, data):
     parts = build(of_method(method, proposal="bigram"), *data)
     assert type(parts.model.head.proposal) is Bigram
@@ -211,7 +209,7 @@ def test_pairs_are_those_that_batches_predict(data):
     log, split = data
     config = replace(of_method("nce"), model=replace(CONFIG.model, history=1_000))
     windows = build(config, log, split).windows
-    previous, following, count = Feed(windows, log, split.train_end).pairs(5)
+    previous, following, count = TrainingData(windows, log, split.train_end).pairs(5)
     wanted = Counter()
     for number in range(windows.num_examples // windows.batch_size):
         batch = windows.batch(number)
@@ -236,31 +234,33 @@ def test_contexts_are_the_items_that_queries_come_from(data):
 
 
 def test_a_run_says_its_method():
-    assert head_words(HeadConfig(samples=1_000)) == "n = 1,000, r = 8, priority"
+    assert head_words(HeadConfig.of(num_samples=1_000)) == "n = 1,000, r = 8, priority"
     assert head_words(HeadConfig(method="huffman")) == "Hierarchical softmax, Huffman tree"
-    assert head_words(HeadConfig(method="nce", samples=50)) == "NCE, n = 50"
+    assert head_words(HeadConfig.of(method="nce", num_samples=50)) == "NCE, n = 50"
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_paper_is_known(method):
     keys = papers_of(of_method(method).head)
-    assert (method == "full") == (not keys)
+    assert (method == "full") == (not keys) == (not METHODS[method].paper)
     for key in keys:
         assert BIBTEX[key].startswith("@")
         assert f"{{{key}," in BIBTEX[key]
-    head = CLASSES[method]
+    head = METHODS[method]
     assert set(head.bibtex) <= set(keys)
 
 
 def test_the_citation_of_a_run_names_method_rule_and_optimizer():
     found = re.findall(r"@\w+\{(\w+),", cite_run(CONFIG))
     assert found == ["bai2017tapas", "duffield2007priority", "duchi2011adaptive"]
-    top = replace(CONFIG, head=HeadConfig(selection="top"), optimizer=OptimizerConfig(rows="sgd"))
+    top = replace(
+        CONFIG, head=HeadConfig.of(selection="top"), optimizer=OptimizerConfig(rows="sgd")
+    )
     assert re.findall(r"@\w+\{(\w+),", cite_run(top)) == ["bai2017tapas"]
 
 
 def test_bibtex_is_balanced_and_used():
-    used = {key for kind in CLASSES.values() for key in kind.bibtex}
+    used = {key for kind in METHODS.values() for key in kind.bibtex}
     used |= {"duffield2007priority", "duchi2011adaptive", "kingma2015adam"}
     assert used == set(BIBTEX)
     for entry in BIBTEX.values():

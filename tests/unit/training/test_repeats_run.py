@@ -31,7 +31,7 @@ from tapas.training.run_folder import open_run
 CONFIG = TrainConfig(
     log=LogSource(files=("x.parquet",)),
     model=ModelConfig(dim=4, history=6, dropout=0.3, repeats=True),
-    head=HeadConfig(samples=5, presample=2),
+    head=HeadConfig.of(num_samples=5, presample_factor=2),
     loop=LoopConfig(steps=7, evaluate_every=4, batch=3, patience=99, checkpoint_seconds=1e9),
 )
 

@@ -39,7 +39,7 @@ def config(file):
     return TrainConfig(
         log=LogSource(files=(str(file),)),
         model=ModelConfig(dim=4, history=6, dropout=0.3),
-        head=HeadConfig(samples=5, presample=2, anneal_to=0.5),
+        head=HeadConfig.of(num_samples=5, presample_factor=2, anneal_to=0.5),
         loop=LOOP,
     )
 
@@ -248,7 +248,7 @@ def test_sigkill_at_ten_random_moments_leaves_the_same_model(file, tmp_path):
     num_steps, most = 240, 10  # steps of a life until it is killed, at most
     settings = [
         "--threads", 1, "--encoder", "transformer", "--dim", 8, "--steps", num_steps, "--batch", 4,
-        "--samples", 5, "--cache", tmp_path / "cache",
+        "--num-samples", 5, "--cache", tmp_path / "cache",
         *(part for s in ("loop.checkpoint_seconds=0", "loop.evaluate_every=20", "model.history=8",
                          "loop.patience=99", "model.dropout=0.2") for part in ("--set", s)),
     ]  # fmt: skip

@@ -22,7 +22,7 @@ def configured(file, **loop):
     return TrainConfig(
         log=LogSource(files=(str(file),)),
         model=ModelConfig(dim=6, history=5),
-        head=HeadConfig(samples=6, presample=3, next_items=3),
+        head=HeadConfig.of(num_samples=6, presample_factor=3, next_items=3),
         loop=LoopConfig(steps=8, evaluate_every=2, batch=8, patience=99, keep=9, **loop),
     )
 

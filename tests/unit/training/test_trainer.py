@@ -45,7 +45,7 @@ def make(parts, tmp_path):
         config = TrainConfig(
             log=LogSource(files=("x.parquet",)),
             model=ModelConfig(dim=4, history=5),
-            head=HeadConfig(samples=4, presample=2),
+            head=HeadConfig.of(num_samples=4, presample_factor=2),
             optimizer=OptimizerConfig(clip=clip),
             loop=replace(LOOP, **loop),
         )

@@ -1,0 +1,165 @@
+"""What a method's class says about the method, and what a head of it is built from.
+
+A class lists its options as `Option`s. Their names are those of the constructor, of [head] in
+a configuration and of the flags; a configuration is checked against the class it names.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tapas.errors import UsageError, pick
+from tapas.optim.row_updates import RowUpdate
+from tapas.proposals import Bigram, LogUniform, Proposal, Relabelled, Squashed
+from tapas.tables import ClassTable
+
+if TYPE_CHECKING:
+    from tapas.heads.base import Head
+
+MOST_SAMPLES = 1_000
+ALPHAS = (0.75, 1.0, 0.5, 0.0)  # power-raised, unigram, in between, uniform
+UNIFORM_FIRST = (0.0, 0.75, 1.0, 0.5)  # for methods whose papers draw uniformly
+Pairs = tuple[Tensor, Tensor, Tensor]  # previous class, next class, how often: (P,) each
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of a method: its default, which values are allowed, which are worth trying.
+
+    >>> Option(5.0, float, low=0).check("negatives", 3)
+    3.0
+    """
+
+    default: Any  # None: a value is chosen when the head is built
+    kind: type | tuple[str, ...]  # int, float, or the words that are allowed
+    low: float | None = None  # the least value; None is no bound
+    high: float | None = None
+    search: tuple[float, ...] = ()  # values that `tapas compare` tries
+    help: str = ""
+    part_of: str | None = None  # the constructor's keyword whose object is made from this option
+
+    def check(self, name: str, value: Any) -> Any:
+        """`value`, or an error that calls it `name`; a whole number may stand for a fraction."""
+        if value is None and self.default is None:
+            return None
+        if isinstance(self.kind, tuple):
+            if not isinstance(value, str):
+                raise UsageError(f"{name} must be a string, got {value!r}.")
+            pick(name, value, dict.fromkeys(self.kind))
+            return value
+        allowed = (int, float) if self.kind is float else (self.kind,)
+        if isinstance(value, bool) or not isinstance(value, allowed):
+            words = "a whole number" if self.kind is int else "a number"
+            raise UsageError(f"{name} must be {words}, got {value!r}.")
+        value = self.kind(value)
+        low = -inf if self.low is None else self.low
+        high = inf if self.high is None else self.high
+        if not low <= value <= high:  # NaN is not
+            bounds = f"at least {low:g}" if high == inf else f"between {low:g} and {high:g}"
+            raise UsageError(f"{name} must be {bounds}, got {value!r}.")
+        return value
+
+
+Options = Mapping[str, Option]  # by name
+NUM_SAMPLES = Option(None, int, low=1, help="n; left out: 1,000, or an eighth of few classes")
+
+
+def drawn_options(search: tuple[float, ...] = ALPHAS) -> Options:
+    """Options of a method that draws `num_samples` classes from a proposal."""
+    return {
+        "num_samples": NUM_SAMPLES,
+        "proposal": Option(
+            "squashed",
+            ("squashed", "log-uniform", "bigram"),
+            help="classes are drawn by frequency, by rank of frequency, or by the class before",
+            part_of="proposal",
+        ),
+        "alpha": Option(
+            0.75,
+            float,
+            low=0,
+            high=1,
+            search=search,
+            help="exponent of the frequencies; 0 is uniform, 1 the frequencies themselves",
+            part_of="proposal",
+        ),
+        "beta": Option(
+            None,
+            float,
+            low=1e-300,
+            high=1,
+            help="least squashed frequency; left out: that of a class seen once",
+            part_of="proposal",
+        ),
+    }
+
+
+def default_num_samples(num_classes: int) -> int:
+    """n where none was given.
+
+    >>> default_num_samples(1_000_000), default_num_samples(800)
+    (1000, 100)
+    """
+    return min(MOST_SAMPLES, max(1, num_classes // 8))
+
+
+def check_options(
+    method: str, given: Mapping[str, Any], methods: Mapping[str, "type[Head]"]
+) -> dict[str, Any]:
+    """All options of `method`, one of `methods`: those `given`, the others at their defaults."""
+    known = methods[method].options
+    for name in given:
+        readers = [other for other, kind in methods.items() if name in kind.options]
+        if name not in known and readers:
+            raise UsageError(
+                f"head.{name} is no option of the method '{method}', but of "
+                f"{', '.join(readers)}. Leave it out."
+            )
+        pick(f"option of the method '{method}'", name, known)
+    return {
+        name: option.check(f"head.{name}", given.get(name, option.default))
+        for name, option in known.items()
+    }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildContext:
+    """All that a head may be built from, beside its options.
+
+    What only some methods read, and what takes long to count, are functions: they are called
+    for the methods whose `reads` name them.
+    """
+
+    counts: Tensor  # (C,) how often training has each class
+    dim: int
+    seed: int
+    steps: int  # of the run
+    row_optimizer: RowUpdate  # for heads that make their own tables
+    table: ClassTable | None = None  # the rows of the classes, for a `FlatHead`
+    pairs: Callable[[], Pairs] | None = None  # which class follows which, in training
+    upcoming: Callable[[int], Tensor | None] | None = None  # the targets of a training step
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.counts)
+
+    def read(self, name: str) -> Any:
+        """What a class calls `name` in its `reads`, and its constructor in its keywords."""
+        value = getattr(self, name)
+        if value is None:
+            raise ValueError(f"a head wants {name}, which this context does not have")
+        return value() if name == "pairs" else value
+
+    def proposal(self, options: Mapping[str, Any]) -> Proposal:
+        """Made from the options of that name, of `alpha` and of `beta`."""
+        if options["proposal"] == "log-uniform":
+            by_rank = torch.argsort(-self.counts, stable=True)
+            return Relabelled(LogUniform(self.num_classes), by_rank)
+        squashed = Squashed(self.counts, alpha=options["alpha"], beta=options["beta"])
+        if options["proposal"] == "squashed":
+            return squashed
+        return Bigram(*self.read("pairs"), unigram=squashed)
