@@ -71,8 +71,7 @@ def kept_by(ranges: dict[str, RowRange]) -> dict[str, TableRows]:
         shard = Shard(rows.placement, rows.number, D, device=None, **OPTIONS[prefix])
         assert shard.row_range == rows
         tensors = {
-            name: part_of(whole_tensors()[f"{prefix}.{name}"], rows)
-            for name in shard.row_tensors()
+            name: part_of(whole_tensors()[f"{prefix}.{name}"], rows) for name in shard.row_tensors()
         }
         found[prefix] = TableRows(rows, tensors)
     return found
@@ -360,7 +359,18 @@ WRONG = "the servers that have written have the numbers {}; expected each of 0 t
             "order. Build the table with the same arguments in all of them.",
         ),
     ],
-    ids="full no-number answered peer interrupt none gap short twice other".split(),
+    ids=[
+        "full",
+        "no-number",
+        "answered",
+        "peer",
+        "interrupt",
+        "none",
+        "gap",
+        "short",
+        "twice",
+        "other",
+    ],
 )
 def test_a_server_that_fails_leaves_what_was_there(tmp_path, ask, kind, words):
     save(tmp_path, 3, step=1)
