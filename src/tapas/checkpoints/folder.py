@@ -122,6 +122,8 @@ class CheckpointFolder:
                     raise UsageError(f"step must be at least 0, got {step}.")
                 check_json("state", state := dict(state))
                 given = contents if isinstance(contents, Contents) else Contents(contents)
+                check_json("numbers", numbers := dict(given.numbers))
+                check_json("optimizers", optimizers := list(given.optimizers))
                 tables = {
                     name: rows
                     for name, rows in given.tables.items()
@@ -140,8 +142,8 @@ class CheckpointFolder:
                 "processes": max(1, sum(name != DENSE for name in files)),
                 "files": files,
                 "tables": join_tables(written),
-                "numbers": dict(given.numbers),
-                "optimizers": list(given.optimizers),
+                "numbers": numbers,
+                "optimizers": optimizers,
                 "state": state,
             }
             self._finish(step, folder, record, ranks)
@@ -207,7 +209,7 @@ class CheckpointFolder:
                 raise DataError(f"{words} {ranks.share('offer another', offer)[0]}")
         tensors = load_file(folder / DENSE, device=str(device))
         tensors |= read_rows(folder, record, ranges or {}, device=device)
-        return _checkpoint(record, tensors)
+        return _checkpoint(step, record, tensors)
 
     def load_rows(
         self, step: int | None, ranges: Mapping[str, RowRange], *, part: int = 0, parts: int = 1
@@ -217,21 +219,23 @@ class CheckpointFolder:
         `parts` processes that load at once share the work of checking, and this is number `part`
         of them: a server that loads what as many have saved checks the file that it wrote itself.
         """
-        folder, record = self._verified(step, part, parts)
-        return _checkpoint(record, read_rows(folder, record, ranges, only_these=True))
+        step, folder, record = self._verified(step, part, parts)
+        return _checkpoint(step, record, read_rows(folder, record, ranges, only_these=True))
 
     def load_dense(self, step: int | None = None, *, part: int = 0, parts: int = 1) -> Checkpoint:
         """The tensors of the checkpoint that belong to no table; no rows are read.
 
         Checks its share of the files, as in `load_rows`; all of them if `parts` is 1.
         """
-        folder, record = self._verified(step, part, parts)
-        return _checkpoint(record, load_file(folder / DENSE))
+        step, folder, record = self._verified(step, part, parts)
+        return _checkpoint(step, record, load_file(folder / DENSE))
 
-    def _verified(self, step: int | None, part: int, parts: int) -> tuple[Path, dict[str, Any]]:
+    def _verified(
+        self, step: int | None, part: int, parts: int
+    ) -> tuple[int, Path, dict[str, Any]]:
         step, folder = self.find(step)
         try:
-            return folder, verify(folder, part=part, parts=parts)
+            return step, folder, verify(folder, part=part, parts=parts)
         except DataError as error:
             raise DataError(f"{error} {self._other_than(step)}") from None
 
@@ -346,10 +350,8 @@ class CheckpointFolder:
         return f"cannot save checkpoint step {step} into {self.folder}: {words}. {left}"
 
 
-def _checkpoint(record: Mapping[str, Any], tensors: dict[str, Tensor]) -> Checkpoint:
-    return Checkpoint(
-        record["step"], tensors, record["state"], record["numbers"], record["optimizers"]
-    )
+def _checkpoint(step: int, record: Mapping[str, Any], tensors: dict[str, Tensor]) -> Checkpoint:
+    return Checkpoint(step, tensors, record["state"], record["numbers"], record["optimizers"])
 
 
 def _write(

@@ -13,7 +13,12 @@ from tapas.checkpoints import grow as growing
 from tapas.checkpoints.describe import describe, find_checkpoint
 from tapas.checkpoints.folder import CheckpointFolder
 from tapas.checkpoints.grow import grow
-from tapas.checkpoints.model import contents_of, load_model_state
+from tapas.checkpoints.model import (
+    contents_of,
+    load_checkpoint,
+    load_model_state,
+    save_checkpoint,
+)
 from tapas.checkpoints.rows import TableRows, write_rows
 from tapas.optim import LazyAdam, RowwiseAdagrad
 from tapas.rng import stream
@@ -95,6 +100,24 @@ def test_grown_it_is_old_rows_and_a_fresh_table(single, tmp_path):
     load_model_state(again, CheckpointFolder(out.parent).load(7))
     assert torch.equal(again.head.table.weight, grown["model.head.table.weight"])
     assert again.head.table.num_updates == 1
+
+
+def test_a_loop_of_your_own_goes_on_with_more_classes(tmp_path):
+    small, large = LocalTable(C, D, seed=4), LocalTable(41, D, seed=4)
+    before, after = LazyAdam(small, lr=0.1), LazyAdam(large)
+    small.lookup(torch.arange(5)).sum().backward()
+    before.step()
+    path = save_checkpoint(tmp_path / "old", 7, small, before, state={"mine": 1})
+    grow(path, tmp_path / "new" / path.name, 41)
+    assert load_checkpoint(tmp_path / "new", large, after) == (7, {"mine": 1})
+    assert torch.equal(large.weight[:C], small.weight)
+    assert after.param_groups[0]["lr"] == 0.1
+    mean = after.state[large.gradients.anchor]["weight_mean"]
+    assert torch.equal(mean[:C], before.state[small.gradients.anchor]["weight_mean"])
+    assert mean[C:].abs().sum() == 0
+    large.lookup(torch.arange(41)).sum().backward()
+    after.step()
+    assert large.num_updates == 2
 
 
 def test_a_start_may_be_given_and_an_unknown_one_is_asked_for(single, tmp_path, monkeypatch):

@@ -25,6 +25,7 @@ from tapas.errors import PeerError
 from tapas.optim import LazyAdam, RowwiseAdagrad
 from tapas.rng import stream
 from tapas.tables.placement import Placement, RowRange
+from tapas.tables.ranks import OneProcess
 from tapas.tables.shard import Shard
 
 C, D = 23, 3
@@ -386,6 +387,28 @@ def test_rows_that_are_not_those_of_the_range_are_refused(tmp_path):
     words = refused(lambda: CheckpointFolder(tmp_path).save(1, Contents({}, rows), {}))
     assert words == f"{HEAD}.weight has 5 rows; expected 12, those from place 0 to 12."
     assert os.listdir(tmp_path) == []
+
+
+class TwoRanks(OneProcess):
+    size = 2
+
+
+def test_servers_do_not_go_with_ranks(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    assert refused(lambda: folder.save(1, {}, {}, ranks=TwoRanks(), servers=servers(2))) == (
+        "what servers write is saved by one process that waits for them. Leave out `servers` or "
+        "`ranks`."
+    )
+
+
+def test_numbers_and_optimizers_that_json_would_change_are_refused(tmp_path):
+    folder = CheckpointFolder(tmp_path / "none")
+    odd = {"kind": "Mine", "param_groups": [{"lr": len}]}
+    words = "optimizers[0].param_groups[0].lr is of type builtin_function_or_method; expected "
+    assert refused(lambda: folder.save(1, Contents({}, optimizers=[odd]), {})).startswith(words)
+    told = refused(lambda: folder.save(1, Contents({}, numbers={"a": {"b": {1}}}), {}))
+    assert told.startswith("numbers.a.b is of type set; expected numbers")
+    assert not folder.folder.exists()
 
 
 @pytest.mark.parametrize(
