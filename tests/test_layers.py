@@ -74,7 +74,6 @@ def is_below(name: str, me: str) -> bool:
 
 
 STILL_UP = {  # folder: the higher folders that it still imports; nothing may be added
-    "checkpoints": {"distributed", "training"},
     "training": {"servers"},
 }
 
@@ -116,7 +115,7 @@ def test_ranks_meet_in_few_places():
         for file, names in IMPORTS.items()
         if any(name.startswith("torch.distributed") for name in names)
     }
-    assert {place for place in found if not place.startswith(("distributed/", "checkpoints/"))} == {
+    assert {place for place in found if not place.startswith("distributed/")} == {
         "tables/local.py",  # which asks how many there are
     }
 

@@ -260,7 +260,7 @@ def test_a_setting_that_cannot_be_is_told_before_anything_is_read(at, flags, wor
 @pytest.mark.parametrize("damage", ["cut", "altered", "gone", "state"])
 def test_a_damaged_checkpoint_is_named_and_the_previous_one_offered(run, damage):
     newest = run / "checkpoints" / "step-00000004"
-    file = newest / ("state.json" if damage == "state" else "tensors.safetensors")
+    file = newest / ("state.json" if damage == "state" else "dense.safetensors")
     content = file.read_bytes()
     if damage == "gone":
         file.unlink()

@@ -1,7 +1,6 @@
-"""`tapas checkpoint`: what is in one, and one made into another that trains and judges on."""
+"""`tapas checkpoint`: what is in one, and one with more classes."""
 
 import json
-import shutil
 
 import pytest
 from oracle.journeys import invoke, last_line
@@ -18,44 +17,14 @@ def run_checkpoint(*words) -> str:
 
 
 def test_info_says_what_is_in_the_newest_checkpoint(run):
-    size = (run / "checkpoints" / STEP / "tensors.safetensors").stat().st_size
+    size = sum(file.stat().st_size for file in (run / "checkpoints" / STEP).glob("*.safetensors"))
     assert run_checkpoint("info", "run").splitlines() == [
         f"run/checkpoints/{STEP}: step 4, the best so far",
-        f"single (format 1, tapas {__version__})",
+        f"rows of 1 process (format 1, tapas {__version__})",
         "model.head.table: 30 classes, dim 4, float32, optimizer state: sum, 4 updates",
         "model.own_inputs: 30 classes, dim 4, float32, optimizer state: sum, 4 updates",
         f"{size:,} bytes, whole",
     ]
-
-
-def test_what_was_spread_and_put_together_again_is_the_same_to_the_bit(run):
-    run_checkpoint("reshard", "run", "--ranks", 3, "--out", f"three/{STEP}")
-    found = json.loads(run_checkpoint("info", "three", "--json"))
-    assert (found["layout"], found["ranks"], found["format"]) == ("sharded", 3, 2)
-    assert found["tables"][0] == {
-        "name": "model.head.table",
-        "classes": 30,
-        "dim": 4,
-        "dtype": "float32",
-        "optimizer_state": ["sum"],
-        "updates": 4,
-    }
-    run_checkpoint("merge", "three", "--out", "back")
-    name = "tensors.safetensors"
-    assert (run.parent / "back" / name).read_bytes() == (
-        run / "checkpoints" / STEP / name
-    ).read_bytes()
-
-
-def test_a_run_reads_a_checkpoint_that_ranks_have_saved(run):
-    before = invoke("evaluate", "run", "--json")
-    run_checkpoint("reshard", "run", "--ranks", 2, "--out", STEP)
-    shutil.rmtree(run / "checkpoints")
-    (run / "checkpoints").mkdir()
-    (run.parent / STEP).rename(run / "checkpoints" / STEP)
-    after = invoke("evaluate", "run", "--json")
-    assert before.returncode == after.returncode == 0, after.stderr
-    assert json.loads(after.stdout) == json.loads(before.stdout)
 
 
 def test_grow_says_where_new_rows_start(run):
@@ -67,17 +36,26 @@ def test_grow_says_where_new_rows_start(run):
     )
     found = json.loads(run_checkpoint("info", "more", "--json"))
     assert [table["classes"] for table in found["tables"]] == [37, 37]
+    assert found["tables"][0] == {
+        "name": "model.head.table",
+        "classes": 37,
+        "dim": 4,
+        "dtype": "float32",
+        "order": "contiguous",
+        "optimizer_state": ["sum"],
+        "updates": 4,
+    }
 
 
 def test_a_damaged_checkpoint_is_described_and_ends_with_one(run):
-    file = run / "checkpoints" / STEP / "tensors.safetensors"
+    file = run / "checkpoints" / STEP / "rows-0.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     done = invoke("checkpoint", "info", "run")
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1].endswith(" bytes, damaged")
-    words = f"run/checkpoints/{STEP}/tensors.safetensors is damaged: its checksum is not the one"
+    words = f"run/checkpoints/{STEP}/rows-0.safetensors is damaged: its checksum is not the one"
     assert words in done.stderr
-    assert words in last_line(invoke("checkpoint", "merge", "run", "--out", "out"))
+    assert words in last_line(invoke("checkpoint", "grow", "run", "--to", 31, "--out", "out"))
     assert not (run.parent / "out").exists()
 
 
@@ -89,11 +67,11 @@ def test_a_damaged_checkpoint_is_described_and_ends_with_one(run):
             "there is no folder elsewhere.",
         ),
         (
-            ("merge", "run", "--out", "run"),
+            ("grow", "run", "--to", 31, "--out", "run"),
             "run exists already. Choose another --out.",
         ),
         (
-            ("merge", "run", "--out", f"run/checkpoints/{STEP}"),
+            ("grow", "run", "--to", 31, "--out", f"run/checkpoints/{STEP}"),
             f"run/checkpoints/{STEP} exists already. Choose another --out.",
         ),
         (
@@ -103,10 +81,6 @@ def test_a_damaged_checkpoint_is_described_and_ends_with_one(run):
         (
             ("grow", "run", "--to", 31, "--out", "more", "--initial", "sum"),
             "--initial must be a name and a number of at least 0, as sum=0.1, got 'sum'.",
-        ),
-        (
-            ("reshard", "run", "--ranks", 31, "--out", "more"),
-            "cannot spread 30 classes over 31 shards. Use at most 30.",
         ),
         (
             ("info", "run", "--step", 5),

@@ -277,7 +277,8 @@ def test_settings_come_from_a_file_and_flags_win(place, tmp_path):
     )  # fmt: skip
     said(again)
     assert (tmp_path / "again" / "config.toml").read_text() == written
-    for name in ("journal.jsonl", "checkpoints/step-00000004/tensors.safetensors"):
+    step = "checkpoints/step-00000004"
+    for name in ("journal.jsonl", f"{step}/dense.safetensors", f"{step}/rows-0.safetensors"):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "run" / name).read_bytes()
     found = parsed(invoke("evaluate", tmp_path / "again", "--json"))
     assert found["exclude_seen"] is True

@@ -83,7 +83,7 @@ class Mortal:
             self.note(verb, step=at, version=answer[1].version)
         elif verb == "state":
             sums = {name: float(value.sum()) for name, value in answer[0].items()}
-            self.note(verb, sums=sums, version=answer[2].version)
+            self.note(verb, sums=sums, version=answer[-2].version)
         return answer
 
     def face(self, verb, at, when):

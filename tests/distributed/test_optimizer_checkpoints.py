@@ -82,6 +82,55 @@ def test_a_run_that_changes_its_number_of_ranks_ends_as_one_process(tmp_path, fi
         assert rates == [group["lr"] for group in optimizer.param_groups]
 
 
+def both_kinds(make):
+    """A fused table, and one that an optimizer moves; the order of each is that of `make`."""
+    fused = make(C, D, seed=1, row_optimizer=LazyAdam.fused(lr=0.1), dtype=torch.bfloat16)
+    waits = make(C, D, seed=2, bias=False)
+    return torch.nn.ModuleDict({"fused": fused, "waits": waits}), RowwiseAdagrad(waits, lr=0.3)
+
+
+def saved_again(ranks, source, folder, placement):
+    """Load what is in `source`, or begin, and save it to `folder`."""
+    model, optimizer = both_kinds(lambda *a, **k: ShardedTable(*a, placement=placement, **k))
+    if source is not None:
+        assert load_checkpoint(source, model, optimizer) == (STEPS, {"mine": [1, None]})
+    else:
+        for step in range(2):
+            mine = torch.arange(ranks.rank + step, C, 2)
+            optimizer.zero_grad()
+            for number, table in enumerate(model.values()):
+                factor = torch.randn(len(mine), D, generator=stream(0, "grad", number))
+                (table.lookup(mine) * factor).sum().backward()
+            optimizer.step()
+    save_checkpoint(folder, STEPS, model, optimizer, state={"mine": [1, None]})
+
+
+def whole_state(folder):
+    model, optimizer = both_kinds(LocalTable)
+    load_checkpoint(folder, model, optimizer)
+    state = optimizer.state[model["waits"].gradients.anchor]
+    return {**model.state_dict(), **state, "updates": torch.tensor(model["fused"].num_updates)}
+
+
+def test_rows_and_their_state_pass_through_any_number_of_ranks_and_any_order_to_the_bit(tmp_path):
+    """Saved by three ranks, then by two in another order, by one process, and by three again."""
+    first, second, third, last = (str(tmp_path / name) for name in "abcd")
+    run_ranks(3, saved_again, None, first, "random")
+    run_ranks(2, saved_again, first, second, "contiguous")
+    model, optimizer = both_kinds(LocalTable)
+    _, state = load_checkpoint(second, model, optimizer)
+    save_checkpoint(third, STEPS, model, optimizer, state=state)
+    run_ranks(3, saved_again, third, last, "random")
+    want = whole_state(first)
+    assert (int(want["step"]), int(want["updates"])) == (2, 2)
+    assert want["fused.weight_mean"].abs().sum() > 0
+    assert want["weight_sum"].std() > 0
+    for folder in (second, third, last):
+        found = whole_state(folder)
+        assert found.keys() == want.keys()
+        assert all(torch.equal(found[name], value) for name, value in want.items())
+
+
 @pytest.mark.parametrize(("kind", "bias"), SETTINGS)
 def test_one_process_goes_on_to_the_bit_also_from_ranks(tmp_path, kind, bias):
     want, _ = whole_run(kind, bias)

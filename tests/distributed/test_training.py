@@ -59,11 +59,7 @@ def configs(file):
             optimizer=OptimizerConfig(rows="lazy-adam", rows_lr=0.01),
             loop=replace(LOOP, batch=1),  # all ranks but one have nothing to do
         ),
-        "repeats": replace(
-            plain,
-            model=replace(plain.model, repeats=True),
-            loop=replace(LOOP, background_saves=True),
-        ),
+        "repeats": replace(plain, model=replace(plain.model, repeats=True)),
     }
 
 

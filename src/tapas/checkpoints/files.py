@@ -1,9 +1,11 @@
-"""The files of one checkpoint: how they are written, sealed by a record and checked.
+"""The files of one checkpoint: how they are written, listed and checked.
 
-tensors.safetensors     of one process: every tensor by its name
-__0_0.distcp, .metadata   of many: what each of them held, see tapas.checkpoints.pieces; servers
-                        first, then what the process beside them held
-state.json              the rest, and the size and checksum of the files above
+    rows-<j>.safetensors   rows of class tables, those that process j keeps
+    dense.safetensors      all other tensors, which are the same in every process
+    state.json             written last: size and checksum of the files above, which rows are in
+                           which of them, and everything that is no tensor
+
+Nothing in them can run code.
 """
 
 import errno
@@ -12,6 +14,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,17 +28,22 @@ from tapas.errors import DataError, TapasError, UsageError
 from tapas.shapes import check_tensor
 from tapas.version import __version__
 
-ALONE, SHARDED = 1, 2  # formats; what one process saves is read by version 0.1, too
-FORMAT = SHARDED
-TENSORS, CONTENTS, STATE = "tensors.safetensors", ".metadata", "state.json"
+FORMAT = 1
+DENSE, STATE = "dense.safetensors", "state.json"
+NAME = re.compile(r"(rows-\d+|dense)\.safetensors")
 FINISHED = re.compile(r"step-(?P<step>\d{8,})|\.step-(?P<replaced>\d{8,})\.\d+\.replaced")
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 Prints: TypeAlias = dict[str, dict[str, Any]]  # size and checksum by name of file
 
 
-def write_tensors(folder: Path, tensors: dict[str, Tensor]) -> Prints:
-    """The tensors of one process, on the disk when this returns. OSError if they cannot be."""
-    file = folder / TENSORS
+def rows_file(number: int) -> str:
+    """The name of the file with the rows of process `number`."""
+    return f"rows-{number}.safetensors"
+
+
+def write_file(folder: Path, name: str, tensors: dict[str, Tensor]) -> Prints:
+    """Write one file, on the disk when this returns. OSError if it cannot be written."""
+    file = folder / name
     try:
         save_file(tensors, file)
     except SafetensorError as error:  # it keeps the number of the system's error in its words
@@ -44,55 +52,33 @@ def write_tensors(folder: Path, tensors: dict[str, Tensor]) -> Prints:
             raise
         raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
     sync(file)
-    return {TENSORS: fingerprint(file)}
+    return {name: fingerprint(file)}
 
 
-def seal(
-    folder: Path, prints: Prints, record: Mapping[str, Any], *, sharded: Mapping[str, Any] | None
-) -> None:
-    """Write the record, without which `folder` is no checkpoint. OSError if it cannot be.
-
-    `sharded` is what the record of pieces has beside the rest: how many ranks (or servers) have
-    them, and of which tensors.
-    """
-    made: dict[str, Any] = {"format": ALONE, "tapas": __version__}
-    if sharded is None:
-        made["tensors"] = prints[TENSORS]
-    else:
-        made |= {"format": SHARDED, "layout": "sharded", **sharded, "files": prints}
-    text = json.dumps(made | dict(record), indent=1) + "\n"
-    (folder / STATE).write_text(text, encoding="utf-8")
+def seal(folder: Path, record: Mapping[str, Any]) -> None:
+    """Write state.json, without which `folder` is no checkpoint. OSError if it cannot be."""
+    made = {"format": FORMAT, "tapas": __version__, **record}
+    (folder / STATE).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     for path in (folder / STATE, folder):
         sync(path)
-
-
-def is_sharded(record: Mapping[str, Any]) -> bool:
-    return bool(record["format"] == SHARDED)
-
-
-def files_in(record: Mapping[str, Any]) -> Prints:
-    """Size and checksum of every file that `record` vouches for."""
-    prints: Prints = record["files"] if is_sharded(record) else {TENSORS: record["tensors"]}
-    return prints
 
 
 def verify(folder: Path, *, part: int = 0, parts: int = 1) -> dict[str, Any]:
     """The record of a checkpoint whose files are as they were saved, or DataError.
 
-    Of the checksums only each `parts`-th is computed, from number `part` on, and that of the
-    contents, which every part reads by.
+    `parts` processes that load at once share the checksums; this one, number `part`, computes
+    those of the files number part, part + parts and so on. All sizes are checked by each.
     """
     if not 0 <= part < parts:
         raise UsageError(f"part must be one of 0 to {parts - 1}, got {part}.")
     record = read_record(folder)
-    for number, (name, want) in enumerate(files_in(record).items()):
+    for number, (name, want) in enumerate(record["files"].items()):
         file = folder / name
         try:
             size = file.stat().st_size
             if size != want["bytes"]:
                 raise DataError(f"{file} is damaged: {size:,} bytes, expected {want['bytes']:,}.")
-            mine = number % parts == part or name == CONTENTS
-            if mine and fingerprint(file) != want:
+            if number % parts == part and fingerprint(file) != want:
                 raise DataError(
                     f"{file} is damaged: its checksum is not the one it was saved with."
                 )
@@ -108,10 +94,7 @@ def read_record(folder: Path) -> dict[str, Any]:
         record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         version, writer = record["format"], record["tapas"]
         if version <= FORMAT:
-            _ = [record[name] for name in ("step", "best", "state")]
-            _ = [each["bytes"] for each in files_in(record).values()]
-        if version == SHARDED:
-            _ = int(record["ranks"]), list(record["pieces"])
+            _check_record(record)
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -122,6 +105,30 @@ def read_record(folder: Path) -> dict[str, Any]:
             f"{__version__}, which reads formats up to {FORMAT}. Upgrade tapas-softmax to read it."
         )
     return record
+
+
+def _check_record(record: Mapping[str, Any]) -> None:
+    """An error of any kind unless `record` has what is read from it later."""
+    _ = [record[name] for name in ("step", "best", "state", "numbers", "optimizers")]
+    files: Prints = record["files"]
+    for name, print_ in files.items():
+        if not NAME.fullmatch(name) or not isinstance(print_["bytes"], int):
+            raise ValueError(name)
+    for table in record["tables"].values():
+        _ = table["order"]["kind"], table["order"]["seed"]
+        for each in table["tensors"].values():
+            if not isinstance(getattr(torch, each["dtype"]), torch.dtype):
+                raise ValueError(each["dtype"])
+            _ = [int(size) for size in each["shape"]]
+        ranges = table["ranges"]
+        places = [0, *(stop for _, _, stop in ranges)]
+        if (
+            any(file not in files for file, _, _ in ranges)
+            or [start for _, start, _ in ranges] != places[:-1]
+            or any(start > stop for start, stop in pairwise(places))
+            or places[-1] != table["num_classes"]
+        ):
+            raise ValueError("the ranges do not make up the table")
 
 
 def finished_in(folder: Path) -> dict[int, Path]:
@@ -150,7 +157,20 @@ def offer_of(finished: Mapping[int, Path]) -> str:
     return "No other checkpoint is whole: start again without --resume, in another --out."
 
 
-def dense(name: str, tensor: Tensor) -> Tensor:
+def separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`tensors`, contiguous and without common memory. Only what is not so is copied."""
+    apart = {name: _storable(name, tensor) for name, tensor in tensors.items()}
+    taken: dict[torch.device, int] = {}
+    for name in sorted(apart, key=lambda name: (apart[name].data_ptr(), -apart[name].nbytes)):
+        start, end = apart[name].data_ptr(), apart[name].data_ptr() + apart[name].nbytes
+        if start == end or start < taken.get(apart[name].device, 0):
+            apart[name] = apart[name].clone()
+        else:
+            taken[apart[name].device] = end
+    return apart
+
+
+def _storable(name: str, tensor: Tensor) -> Tensor:
     """`tensor`, contiguous, or an error if no file can hold it."""
     check_tensor(name, tensor)
     odd_number = tensor.is_quantized or (tensor.is_complex() and tensor.dtype.itemsize != 8)
@@ -160,19 +180,6 @@ def dense(name: str, tensor: Tensor) -> Tensor:
             "saved: expected a dense tensor with memory, not quantized, complex64 if complex."
         )
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
-
-
-def separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`tensors`, contiguous and without common memory. Only what is not so is copied."""
-    apart = {name: dense(name, tensor) for name, tensor in tensors.items()}
-    taken: dict[torch.device, int] = {}
-    for name in sorted(apart, key=lambda name: (apart[name].data_ptr(), -apart[name].nbytes)):
-        start, end = apart[name].data_ptr(), apart[name].data_ptr() + apart[name].nbytes
-        if start == end or start < taken.get(apart[name].device, 0):
-            apart[name] = apart[name].clone()
-        else:
-            taken[apart[name].device] = end
-    return apart
 
 
 def check_json(name: str, value: object) -> None:

@@ -1,29 +1,31 @@
-"""Checkpoints on disk: whole or not there. Nothing in them can run code.
+"""The checkpoints of one run: saved whole or not at all, the newest and the best kept.
 
     step-00000400/    its files are those of tapas.checkpoints.files
 
 A checkpoint is written under a hidden name and renamed once it is on the disk, so that a
-process killed at any moment leaves either the old ones or the old ones and the new one. Many
-ranks save one checkpoint together: each writes what it holds, rank 0 makes and names it. So do
-servers with the process that asks them to: see tapas.checkpoints.parts.
+process killed at any moment leaves either the old ones or the old ones and the new one. Ranks,
+or servers and the process that asks them, save one checkpoint together: each writes the rows
+that it keeps, rank 0 or that process the rest.
 """
 
 import errno
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from tapas.atomic_file import sync
 from tapas.checkpoints.files import (
+    DENSE,
     JSON,
     at_work,
     check_json,
@@ -32,40 +34,48 @@ from tapas.checkpoints.files import (
     offer_of,
     read_record,
     seal,
+    separate,
     verify,
+    write_file,
 )
-from tapas.checkpoints.rows import ShardRows, read_tensors
-from tapas.checkpoints.saving import (
-    Elsewhere,
-    Saving,
-    agree_to_begin,
-    begin_writing,
-    check_same_step,
-    check_way,
-    group_aside,
-    leads,
-    saveable,
-    tell,
-    together,
+from tapas.checkpoints.rows import (
+    RowsFile,
+    TableRows,
+    Unwritten,
+    Written,
+    join_tables,
+    read_rows,
 )
-from tapas.distributed.collectives import Ranks
 from tapas.errors import DataError, TapasError, UsageError
 from tapas.shapes import check_positive
-
-if TYPE_CHECKING:
-    from tapas.checkpoints.pieces import Piece
+from tapas.tables.placement import RowRange
+from tapas.tables.ranks import OneProcess, RankGroup
 
 LEFTOVER = re.compile(r"\.step-(?P<step>\d{8,})\.(?P<pid>\d+)\.(unfinished|replaced|removed)")
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+Servers: TypeAlias = Callable[[Path], Sequence[Written | Unwritten]]
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What one process has to save."""
+
+    tensors: Mapping[str, Tensor]  # the same in every process
+    tables: Mapping[str, TableRows] = field(default_factory=dict)  # rows that this one keeps
+    numbers: Mapping[str, JSON] = field(default_factory=dict)  # of parts of a model, by name
+    optimizers: Sequence[JSON] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What was saved at `step`. Tensors that shared memory come back apart."""
+    """What was saved at `step`, rows among the tensors. Tensors that shared memory come back
+    apart."""
 
     step: int
     tensors: dict[str, Tensor]
     state: dict[str, Any]
+    numbers: dict[str, Any] = field(default_factory=dict)
+    optimizers: list[Any] = field(default_factory=list)
 
 
 class CheckpointFolder:
@@ -78,133 +88,151 @@ class CheckpointFolder:
     def __init__(self, folder: Path, *, keep: int = 2):
         self.folder = Path(folder)
         self.keep = check_positive("keep", keep)
-        self._pending: Saving | None = None
-        self._apart: dict[Any, Any] = {}  # for saves in the background, by group of ranks
 
     def save(
         self,
         step: int,
-        tensors: "Mapping[str, Tensor | Piece]",
+        contents: Contents | Mapping[str, Tensor],
         state: Mapping[str, JSON],
         *,
         best: bool = False,
-        ranks: Ranks | None = None,
-        background: bool = False,
-        elsewhere: Elsewhere | None = None,
+        ranks: RankGroup | None = None,
+        servers: Servers | None = None,
     ) -> Path:
-        """Save `tensors` and `state` of `step`, and return their folder once it is on the disk.
+        """Save `contents` and `state` of `step`, and return their folder once it is on the disk.
 
         A checkpoint of the same step is replaced. Only then are others removed: all but the
         last `keep` and the best, and those of later steps, which belong to a course the run
         has left by resuming before them. If it cannot be saved, earlier ones are untouched.
 
-        With `ranks` all of them call it; tensors may be pieces, the rest is the same on all.
-        With `background` the tensors are copied and this returns before they are on the disk:
-        the next save, or `finish`, completes the checkpoint or raises what went wrong.
-        With `elsewhere` servers write tensors, too: it is called with the folder to write into,
-        and answers what `write_shards` has answered each of them, or raises, once none of
-        them writes any more.
+        With `ranks` all of them call it, each with the rows that it keeps; a table that is whole
+        in each is saved by rank 0. With `servers` others write rows: it is called with the
+        folder to write into, and returns what `write_rows` has answered each of them, or
+        raises, once none of them writes any more.
         """
-        self.finish()
+        ranks = ranks or OneProcess()
         try:
-            with together(ranks):
-                check_way(ranks, elsewhere, background=background)
+            with ranks.together():
+                if servers is not None and ranks.size > 1:
+                    raise UsageError(
+                        "what servers write is saved by one process that waits for them. Leave "
+                        "out `servers` or `ranks`."
+                    )
                 if index(step) < 0:
                     raise UsageError(f"step must be at least 0, got {step}.")
                 check_json("state", state := dict(state))
-                held = saveable(tensors, pieces=ranks is not None or elsewhere is not None)
-                problem = self._prepare(step) if leads(ranks) else None
-                leader, problem = agree_to_begin(ranks, index(step), problem)
-            if problem is not None:
-                raise problem
+                given = contents if isinstance(contents, Contents) else Contents(contents)
+                check_json("numbers", numbers := dict(given.numbers))
+                check_json("optimizers", optimizers := list(given.optimizers))
+                tables = {
+                    name: rows
+                    for name, rows in given.tables.items()
+                    if ranks.rank == 0 or not rows.range.is_whole
+                }
+                rows = RowsFile.of(tables)
+                dense = separate(given.tensors)
+                problem = self._prepare(step) if ranks.rank == 0 else None
+                leader = self._agree_to_begin(ranks, index(step), problem)
             folder = self._hidden(step, "unfinished", leader)
-            apart = group_aside(ranks, self._apart) if background else None
-            work = begin_writing(folder, held, ranks, apart=apart, elsewhere=elsewhere)
-            record = {"step": index(step), "best": bool(best), "state": state}
-            self._pending = Saving(index(step), folder, record, ranks, work)
+            written = _write(folder, rows, dense, ranks, servers)
+            files = {name: each for one in written for name, each in one.files.items()}
+            record = {
+                "step": index(step),
+                "best": bool(best),
+                "processes": max(1, sum(name != DENSE for name in files)),
+                "files": files,
+                "tables": join_tables(written),
+                "numbers": numbers,
+                "optimizers": optimizers,
+                "state": state,
+            }
+            self._finish(step, folder, record, ranks)
         except BaseException as error:
             self._give_up(step, error, ranks)
             raise
-        if not background:
-            self.finish()
-        return self._path(step)
-
-    def finish(self) -> None:
-        """Complete a save that goes on in the background; with ranks, all of them call it."""
-        saving, self._pending = self._pending, None
-        if saving is None:
-            return
-        try:
-            written, problem = saving.written(), None
-            if saving.leads:
-                try:
-                    seal(saving.folder, written.prints, saving.record, sharded=written.sharded)
-                    self._put_in_place(saving.step, saving.folder)
-                except OSError as error:
-                    problem = error
-            saving.agree(problem)
-        except BaseException as error:
-            self._give_up(saving.step, error, saving.ranks)
-            raise
-        if saving.ranks is not None:
-            saving.ranks.last_checkpoint = f"step {saving.step} in {self.folder}"
-        if saving.leads:
+        ranks.last_checkpoint = f"step {step} in {self.folder}"
+        if ranks.rank == 0:
             with suppress(OSError):  # the checkpoint is safe; the next save tries again
                 self._tidy()
-                self._prune(saving.step)
+                self._prune(step)
+        return self._path(step)
 
     def steps(self) -> list[int]:
         """Steps that were saved to the end, rising. `load` checks their content."""
         return sorted(finished_in(self.folder))
 
     def best(self) -> int | None:
-        """The last step saved with `best=True`; None if there is none."""
+        """The last step saved with `best=True`; None if there is none.
+
+        A checkpoint that may be the best, but cannot be read, is an error: nobody should get a
+        worse model without being told.
+        """
         for step, path in sorted(finished_in(self.folder).items(), reverse=True):
-            with suppress(TapasError):
+            try:
                 if read_record(path)["best"]:
                     return step
+            except DataError as error:
+                raise DataError(
+                    f"{error} It may be the best checkpoint. {self._other_than(step)}"
+                ) from None
         return None
 
     def load(
         self,
         step: int | None = None,
         *,
+        ranges: Mapping[str, RowRange] | None = None,
         device: str | torch.device = "cpu",
-        shards: Mapping[str, ShardRows] | None = None,
-        ranks: Ranks | None = None,
+        ranks: RankGroup | None = None,
     ) -> Checkpoint:
         """The checkpoint of `step`, by default the newest, checked against size and checksum.
 
-        It does not matter how many ranks saved it. Of the tables that `shards` names, such as
-        "model.head.table", the rows of one shard are loaded, of others all rows by id. With
-        `ranks` all of them call it, and share the work of checking.
+        It does not matter how many processes saved it. Of the tables that `ranges` names, such as
+        "model.head.table", these rows are loaded, of others all rows by id. With `ranks` all of
+        them call it, and share the work of checking.
         """
-        with together(ranks):
+        ranks = ranks or OneProcess()
+        with ranks.together():
             step, folder = self.find(step)
-            if ranks is not None:
-                check_same_step("load", ranks.announce("load a checkpoint", step))
-        record, problem = {}, None
+            _check_same_step("load", ranks.announce("load a checkpoint", step))
+        record, told = {}, None
         try:
-            part = {} if ranks is None else {"part": ranks.rank, "parts": ranks.size}
-            record = verify(folder, **part)
+            record = verify(folder, part=ranks.rank, parts=ranks.size)
         except TapasError as error:
-            problem = error
-        found = [each for each in tell(ranks, problem) if each is not None]
-        if found and isinstance(found[0], DataError):
-            offer = tell(ranks, self._other_than(step) if leads(ranks) else None)[0]
-            raise DataError(f"{found[0]} {offer}") from None
-        if found:
-            raise found[0]
-        tensors = read_tensors(folder, record, device=device, shards=shards)
-        return Checkpoint(step, tensors, record["state"])
+            told = [isinstance(error, DataError), str(error)]
+        for each in ranks.share("check a checkpoint", told):
+            if each is not None:
+                is_damaged, words = each
+                if not is_damaged:
+                    raise UsageError(words)
+                offer = self._other_than(step) if ranks.rank == 0 else None
+                raise DataError(f"{words} {ranks.share('offer another', offer)[0]}")
+        tensors = load_file(folder / DENSE, device=str(device))
+        tensors |= read_rows(folder, record, ranges or {}, device=device)
+        return _checkpoint(step, record, tensors)
 
-    def verified(
-        self, step: int | None = None, *, part: int = 0, parts: int = 1
-    ) -> tuple[int, Path, dict[str, Any]]:
-        """`step`, by default the newest, its folder and record, checked as `load` does.
+    def load_rows(
+        self, step: int | None, ranges: Mapping[str, RowRange], *, part: int = 0, parts: int = 1
+    ) -> Checkpoint:
+        """The rows of `ranges` in the checkpoint of `step`, by default the newest; no other tensor.
 
-        Of the checksums it is one part of `parts` that is computed, see `verify`.
+        `parts` processes that load at once share the work of checking, and this is number `part`
+        of them: a server that loads what as many have saved checks the file that it wrote itself.
         """
+        step, folder, record = self._verified(step, part, parts)
+        return _checkpoint(step, record, read_rows(folder, record, ranges, only_these=True))
+
+    def load_dense(self, step: int | None = None, *, part: int = 0, parts: int = 1) -> Checkpoint:
+        """The tensors of the checkpoint that belong to no table; no rows are read.
+
+        Checks its share of the files, as in `load_rows`; all of them if `parts` is 1.
+        """
+        step, folder, record = self._verified(step, part, parts)
+        return _checkpoint(step, record, load_file(folder / DENSE))
+
+    def _verified(
+        self, step: int | None, part: int, parts: int
+    ) -> tuple[int, Path, dict[str, Any]]:
         step, folder = self.find(step)
         try:
             return step, folder, verify(folder, part=part, parts=parts)
@@ -238,6 +266,27 @@ class CheckpointFolder:
             return error
         return None
 
+    def _agree_to_begin(self, ranks: RankGroup, step: int, problem: OSError | None) -> int:
+        """The process id of rank 0; what keeps it from saving is raised by all ranks."""
+        number = (problem.errno or errno.EIO) if problem else 0
+        heard = ranks.announce("save a checkpoint", step, os.getpid(), number)
+        _check_same_step("save", heard)
+        _, leader, number = heard[0]
+        if number:
+            raise _os_error(ranks, 0, number, os.strerror(number)) from problem
+        return leader
+
+    def _finish(self, step: int, folder: Path, record: Mapping[str, Any], ranks: RankGroup) -> None:
+        """Seal and name it; all ranks return once that is done, or raise what went wrong."""
+        problem = None
+        if ranks.rank == 0:
+            try:
+                seal(folder, record)
+                self._put_in_place(step, folder)
+            except OSError as error:
+                problem = error
+        _agree(ranks, "name a checkpoint", problem, None)
+
     def _put_in_place(self, step: int, folder: Path) -> None:
         target = self._path(step)
         if target.exists():
@@ -245,14 +294,14 @@ class CheckpointFolder:
         os.rename(folder, target)
         sync(self.folder)
 
-    def _give_up(self, step: int, error: BaseException, ranks: Ranks | None) -> None:
+    def _give_up(self, step: int, error: BaseException, ranks: RankGroup) -> None:
         """Leave nothing of a checkpoint that could not be saved; all ranks say why."""
-        if leads(ranks):
+        if ranks.rank == 0:
             with suppress(OSError):
                 self._tidy()
         if isinstance(error, OSError):
-            words = self._cannot_save(step, error) if leads(ranks) else None
-            raise UsageError(tell(ranks, words)[0]) from error
+            words = self._cannot_save(step, error) if ranks.rank == 0 else None
+            raise UsageError(ranks.share("give up a checkpoint", words)[0]) from error
 
     def _tidy(self) -> None:
         """Put back or remove what this process, or one that died, left half done."""
@@ -269,10 +318,18 @@ class CheckpointFolder:
                 os.rename(path, target)
 
     def _prune(self, step: int) -> None:
+        """Remove later steps, and all but the last, the best and those that may be the best."""
         finished = finished_in(self.folder)
         for later in [other for other in finished if other > step]:
             self._remove(later, finished.pop(later))
-        kept = {*sorted(finished)[-self.keep :], self.best()}
+        kept = set(sorted(finished)[-self.keep :])
+        for old in sorted(finished, reverse=True):
+            try:
+                if read_record(finished[old])["best"]:
+                    kept.add(old)
+                    break
+            except TapasError:
+                kept.add(old)
         for old in finished.keys() - kept:
             self._remove(old, finished[old])
 
@@ -289,4 +346,74 @@ class CheckpointFolder:
         left = f"No checkpoint is whole. {cure} and go on with --resume."
         if (whole := newest_whole(finished_in(self.folder))) is not None:
             left = f"Checkpoint step {whole} is whole. {cure} and go on with --resume."
-        return f"cannot save checkpoint step {step} into {self.folder}: {error.strerror}. {left}"
+        words = error.strerror or str(error)
+        return f"cannot save checkpoint step {step} into {self.folder}: {words}. {left}"
+
+
+def _checkpoint(step: int, record: Mapping[str, Any], tensors: dict[str, Tensor]) -> Checkpoint:
+    return Checkpoint(step, tensors, record["state"], record["numbers"], record["optimizers"])
+
+
+def _write(
+    folder: Path,
+    rows: RowsFile,
+    dense: dict[str, Tensor],
+    ranks: RankGroup,
+    servers: Servers | None,
+) -> list[Written]:
+    """What all processes have written, `dense` by rank 0; OSError on all if one could not."""
+    written, problem = [], None
+    try:
+        written = [] if servers is None else _ask(servers, folder)
+        written.append(rows.write(folder, ranks.rank + len(written)))
+        if ranks.rank == 0:
+            written.append(Written(-1, write_file(folder, DENSE, dense), {}))
+    except OSError as error:
+        problem = error
+    heard = _agree(ranks, "write a checkpoint", problem, written)
+    every = [Written(*each) for found in heard for each in found]
+    return sorted(every, key=lambda each: DENSE in each.files)  # rows first, by process
+
+
+def _ask(servers: Servers, folder: Path) -> list[Written]:
+    """Have servers write into `folder`; OSError if one of them could not."""
+    found: list[Written] = []
+    for answer in sorted(servers(folder), key=lambda answer: answer.number):
+        if isinstance(answer, Unwritten):
+            raise OSError(answer.errno, f"{answer.words} on server {answer.number}")
+        found.append(answer)
+    numbers = [each.number for each in found]
+    if not numbers:
+        raise UsageError("no server has written rows of the checkpoint; expected at least one.")
+    if numbers != list(range(len(numbers))):
+        raise UsageError(
+            f"the servers that have written have the numbers {', '.join(map(str, numbers))}; "
+            f"expected each of 0 to {len(numbers) - 1} once. Give every one a number of its own."
+        )
+    return found
+
+
+def _agree(ranks: RankGroup, verb: str, problem: OSError | None, value: Any) -> list[Any]:
+    """The `value` of every rank, or on all of them the first problem that one has."""
+    told = None
+    if problem is not None:
+        told = problem.errno or errno.EIO, problem.strerror or str(problem)
+    heard = ranks.share(verb, [told, value])
+    for rank, (failed, _) in enumerate(heard):
+        if failed is not None:
+            raise _os_error(ranks, rank, *failed) from problem
+    return [found for _, found in heard]
+
+
+def _os_error(ranks: RankGroup, rank: int, number: int, words: str) -> OSError:
+    return OSError(number, words if ranks.size == 1 else f"{words} on rank {rank}")
+
+
+def _check_same_step(verb: str, heard: list[list[int]]) -> None:
+    """An error on all ranks unless each of them brings the same step, its first number."""
+    steps = [row[0] for row in heard]
+    if len(set(steps)) > 1:
+        raise UsageError(
+            f"the ranks would {verb} different steps: {', '.join(map(str, steps))}, by rank. All "
+            f"must {verb} the same one, in one folder that all of them see."
+        )

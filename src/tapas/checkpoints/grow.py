@@ -5,77 +5,90 @@ are the smallest old one, so that a class never seen starts like the rarest. Wha
 optimizer remembers of a row starts where that optimizer lets it start.
 """
 
-from collections.abc import Mapping
+import os
+import re
+import shutil
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
-from tapas.checkpoints.describe import Contents, check_out, read_contents, write_out
-from tapas.checkpoints.files import is_sharded, read_record
-from tapas.checkpoints.rows import Table
+from tapas.atomic_file import sync
+from tapas.checkpoints.describe import state_key
+from tapas.checkpoints.files import DENSE, read_record, seal, verify, write_file
+from tapas.checkpoints.folder import FULL
+from tapas.checkpoints.rows import RowsFile, TableRows, join_tables, read_rows
 from tapas.errors import UsageError
-from tapas.optim import LazyAdam, RowwiseAdagrad
+from tapas.optim import LazyAdam, RowUpdate, RowwiseAdagrad
 from tapas.tables import LocalTable
-from tapas.training.build import build_row_optimizer
-from tapas.training.config import build_config, read_toml
-from tapas.training.run_folder import CONFIG, RECORD
+from tapas.tables.placement import RowRange
 
 HEAD = "model.head.table"
-STARTS_AT_ZERO = "model.repeats.rate"  # the one table of ours that does not keep what it drew
+NAMED = re.compile(r"step-(?P<step>\d{8,})")
 
 
 def grow(
-    folder: Path, out: Path, num_classes: int, initial: Mapping[str, float] | None = None
+    folder: Path,
+    out: Path,
+    num_classes: int,
+    *,
+    optimizer: RowUpdate | None = None,
+    initial: Mapping[str, float] | None = None,
+    zero_tables: Collection[str] = (),
 ) -> dict[str, float]:
-    """Write the checkpoint in `folder` to `out` with `num_classes` classes, in the same layout.
+    """Write the checkpoint in `folder` to `out` with `num_classes` classes.
 
-    All tables with as many classes as that of the head grow. `initial` says where pieces of
-    row optimizer state start, by name; left out, it is as the run's configuration has it, or
-    as the optimizers of this library do by default. Returns those that were used.
+    All tables with as many classes as that of the head grow. State of row optimizers starts as
+    `initial` says by name, else where `optimizer` starts it, else where the optimizers of this
+    library do by default. New rows of `zero_tables` are 0. Returns the starts that were used.
     """
-    check_out(out, read_record(folder))
-    contents = read_contents(folder)
-    growing = _growing(folder, contents, num_classes)
-    starts = {**default_starts(folder), **(initial or {})}
+    record = read_record(folder)
+    _check_out(out, record)
+    verify(folder)
+    dense, tensors = load_file(folder / DENSE), read_rows(folder, record, {})
+    growing = _growing(folder, record, dense, num_classes)
+    known = [RowwiseAdagrad.fused(), LazyAdam.fused(), *([optimizer] if optimizer else [])]
+    starts = {key: spec.initial for each in known for key, spec in each.state_specs().items()}
+    starts |= initial or {}
     used: dict[str, float] = {}
-    tensors, tables = dict(contents.tensors), dict(contents.tables)
-    for table in growing:
-        for name in table.rows:
-            part, key = table.state_of(name)
-            if key and key not in starts:
-                raise UsageError(
-                    f"the row optimizer keeps '{key}' in {name}, and where that starts is not "
-                    f"known. Say it with --initial {key}=VALUE."
-                )
-            if key:
-                used[key] = starts[key]
-            old = tensors[name]
-            tensors[name] = torch.cat([old, _fresh(table, old, part, key, num_classes, starts)])
-        tables[table.prefix] = Table(table.prefix, num_classes, table.rows, table.extra)
+    tables = {}
+    for prefix, table in record["tables"].items():
+        rows = {name: tensors[f"{prefix}.{name}"] for name in table["tensors"]}
+        size = table["num_classes"]
+        if prefix in growing:
+            size, seed = num_classes, record["numbers"][prefix]["seed"]
+            for name, old in rows.items():
+                key = state_key(name)
+                if key and key not in starts:
+                    raise UsageError(
+                        f"the row optimizer keeps '{key}' in {prefix}.{name}, and where that "
+                        f"starts is not known. Say it with --initial {key}=VALUE."
+                    )
+                if key:
+                    used[key] = starts[key]
+                if len(old):  # a table without biases has none
+                    start = 0.0 if name == "weight" and prefix in zero_tables else starts.get(key)
+                    rows[name] = torch.cat([old, _fresh(name, old, num_classes, seed, start)])
+        tables[prefix] = TableRows(RowRange.all_by_id(size), rows)
     for key in initial or {}:
         if key not in used:
-            known = ", ".join(used) or "none"
             raise UsageError(
-                f"--initial {key}: the row optimizer keeps no such state, but {known}."
+                f"--initial {key}: the row optimizer keeps no such state, but "
+                f"{', '.join(used) or 'none'}."
             )
-    ranks = contents.record["ranks"] if is_sharded(contents.record) else None
-    write_out(out, Contents(contents.record, tensors, tables), num_ranks=ranks)
+    _write_out(out, record, tables, dense)
     return used
 
 
-def default_starts(folder: Path) -> dict[str, float]:
-    """Where row optimizer state starts: in the run that `folder` is of, or by default."""
-    run = folder.absolute().parent.parent
-    known = [RowwiseAdagrad.fused(), LazyAdam.fused()]
-    if (run / RECORD).exists():
-        known.append(build_row_optimizer(build_config(read_toml(run / CONFIG)).optimizer))
-    return {key: spec.initial for each in known for key, spec in each.state_specs().items()}
-
-
-def _growing(folder: Path, contents: Contents, num_classes: int) -> list[Table]:
-    """The tables that get more classes."""
-    sizes = {prefix: table.num_classes for prefix, table in contents.tables.items()}
+def _growing(
+    folder: Path, record: Mapping[str, Any], dense: Mapping[str, Tensor], num_classes: int
+) -> set[str]:
+    """The names of the tables that get more classes."""
+    sizes = {prefix: table["num_classes"] for prefix, table in record["tables"].items()}
     if not sizes:
         raise UsageError(f"{folder} has no class table: there is nothing that could grow.")
     if len(set(sizes.values())) > 1 and HEAD not in sizes:
@@ -86,28 +99,60 @@ def _growing(folder: Path, contents: Contents, num_classes: int) -> list[Table]:
         raise UsageError(
             f"{folder} has {size} classes already; --to must be more, got {num_classes}."
         )
-    rows = {name for table in contents.tables.values() for name in table.rows}
-    for name, tensor in contents.tensors.items():
-        if name.startswith("model.head.") and name not in rows and tensor.shape[:1] == (size,):
+    for name, tensor in dense.items():
+        if name.startswith("model.head.") and tensor.shape[:1] == (size,):
             raise UsageError(
                 f"{folder} has {name}, too, a number for each class that the method learns beside "
                 "its rows: such a checkpoint cannot grow. Begin again with more classes."
             )
-    return [table for table in contents.tables.values() if table.num_classes == size]
+    return {prefix for prefix in sizes if sizes[prefix] == size}
 
 
-def _fresh(
-    table: Table, old: Tensor, part: str, key: str, num_classes: int, starts: Mapping[str, float]
-) -> Tensor:
-    """What follows `old` in the tensor `part`, or in its state `key`."""
+def _fresh(name: str, old: Tensor, num_classes: int, seed: int, start: float | None) -> Tensor:
+    """What follows `old` in the tensor `name`: `start` if given, else as a table starts it."""
     more = num_classes - len(old)
-    if key:
-        return old.new_full((more, *old.shape[1:]), starts[key])
-    if part == "bias":
+    if start is not None:
+        return old.new_full((more, *old.shape[1:]), start)
+    if name == "bias":
         return old.new_full((more,), float(old.min()))
-    if table.prefix == STARTS_AT_ZERO:
-        return old.new_zeros((more, *old.shape[1:]))
-    drawn = LocalTable(
-        num_classes, old.shape[1], dtype=old.dtype, bias=False, seed=table.extra["seed"]
-    )
+    drawn = LocalTable(num_classes, old.shape[1], dtype=old.dtype, bias=False, seed=seed)
     return drawn.weight[len(old) :]
+
+
+def _check_out(out: Path, record: Mapping[str, Any]) -> None:
+    """An error if `out` cannot become a checkpoint, before any work is done for it."""
+    if out.exists():
+        raise UsageError(f"{out} exists already. Choose another --out.")
+    named = NAMED.fullmatch(out.name)
+    if named and int(named["step"]) != record["step"]:
+        raise UsageError(
+            f"{out} is named as step {int(named['step'])}, but the checkpoint is of step "
+            f"{record['step']}. Call it step-{record['step']:08}."
+        )
+
+
+def _write_out(
+    out: Path,
+    record: Mapping[str, Any],
+    tables: Mapping[str, TableRows],
+    dense: dict[str, Tensor],
+) -> None:
+    """Write the new folder `out`, under a hidden name first."""
+    unfinished = out.with_name(f".{out.name}.{os.getpid()}.unfinished")
+    try:
+        shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
+        unfinished.mkdir(parents=True)
+        written = RowsFile.of(tables).write(unfinished, 0)
+        files = written.files | write_file(unfinished, DENSE, dense)
+        made = {"processes": 1, "files": files, "tables": join_tables([written])}
+        seal(unfinished, {k: v for k, v in record.items() if k not in ("format", "tapas")} | made)
+        unfinished.rename(out)
+        with suppress(OSError):  # it is whole and has its name
+            sync(out.parent)
+    except OSError as error:
+        cure = "Free some space" if error.errno in FULL else "Choose another --out"
+        raise UsageError(
+            f"cannot write {out}: {error.strerror}. {cure}; nothing was left behind."
+        ) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)

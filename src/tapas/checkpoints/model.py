@@ -1,38 +1,31 @@
-"""A model and its optimizer as a checkpoint, on one rank or many.
+"""A model and its optimizers as a checkpoint, in one process or on many ranks.
 
 Tensors are named model.<name in the state dict> and optimizer.<parameter>.<name>; what an
-optimizer of rows remembers of them stands beside the rows, model.<table>.<name>. The rows of a
-sharded table are saved as pieces, each by the rank that keeps it, and loaded by any number of
-ranks; all other tensors are the same on every rank and saved once. Plain numbers, such as the
-step of a head and the learning rates of optimizers, are in the record beside the tensors.
+optimizer of rows remembers of them stands beside the rows, model.<table>.<name>. Rows are saved by
+the process that keeps them, all other tensors are the same on every rank and saved once. Plain
+numbers, such as the step of a head and the learning rates of optimizers, are in state.json.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from tapas.checkpoints.files import JSON
-from tapas.checkpoints.folder import Checkpoint, CheckpointFolder
-from tapas.checkpoints.rows import EXTRA, ShardRows
-from tapas.checkpoints.saving import together
-from tapas.distributed import ShardedTable
-from tapas.distributed.collectives import Ranks
+from tapas.checkpoints.folder import Checkpoint, CheckpointFolder, Contents
+from tapas.checkpoints.rows import TableRows
 from tapas.errors import UsageError
 from tapas.exact_state import ExactState, pack
 from tapas.optim import Combined, RowOptimizer, RowUpdate
 from tapas.tables import ClassTable
-from tapas.tables.placement import Placement
-
-if TYPE_CHECKING:
-    from tapas.checkpoints.pieces import Piece
+from tapas.tables.ranks import OneProcess, RankGroup
 
 Optimizers: TypeAlias = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
-
-
 EXTRA_STATE = "_extra_state"  # as torch calls it
+WHOSE = ("rank", "num_shards", "placement")  # numbers of a table that say which rows it keeps
+NOT_ROWS = ("step", "layout")  # entries of an optimizer's state of rows that are no rows
 
 
 def save_checkpoint(
@@ -50,14 +43,9 @@ def save_checkpoint(
     of yours that JSON can hold. An encoder within DistributedDataParallel is saved as it is
     without: pass `ddp.module`.
     """
-    optimizer = as_one(optimizer, model)
-    tensors, extra = model_state(model)
-    record: dict[str, Any] = {"extra": extra, "yours": dict(state or {})}
-    if optimizer is not None:
-        tensors |= optimizer_state(optimizer)
-        record["optimizer"] = optimizer_record(optimizer)
+    contents = contents_of(model, as_one(optimizer, model))
     checkpoints = CheckpointFolder(Path(folder), keep=keep)
-    return checkpoints.save(step, tensors, record, ranks=ranks_of_model(model))
+    return checkpoints.save(step, contents, state or {}, ranks=ranks_of_model(model))
 
 
 def load_checkpoint(
@@ -76,18 +64,16 @@ def load_checkpoint(
     checkpoints = CheckpointFolder(Path(folder))
     if step is None and not checkpoints.steps():
         return None
-    ranks = ranks_of_model(model)
+    ranks = ranks_of_model(model) or OneProcess()
     checkpoint = read_checkpoint(checkpoints, model, step, ranks)
-    with together(ranks):  # what one rank cannot load none does
+    with ranks.together():  # what one rank cannot load none does
         state = None if optimizer is None else saved_state(optimizer, checkpoint, model)
-        if ranks is not None:
-            ranks.announce("load a model")
+        ranks.announce("load a model")
     load_model_state(model, checkpoint)
     if optimizer is not None and state is not None:
         optimizer.load_state_dict(state)
-    if ranks is not None:
-        ranks.last_checkpoint = f"step {checkpoint.step} in {checkpoints.folder}"
-    return checkpoint.step, checkpoint.state.get("yours", {})
+    ranks.last_checkpoint = f"step {checkpoint.step} in {checkpoints.folder}"
+    return checkpoint.step, checkpoint.state
 
 
 def as_one(optimizer: Optimizers, model: nn.Module) -> torch.optim.Optimizer | None:
@@ -110,52 +96,48 @@ def as_one(optimizer: Optimizers, model: nn.Module) -> torch.optim.Optimizer | N
 
 
 def read_checkpoint(
-    checkpoints: CheckpointFolder, model: nn.Module, step: int | None, ranks: Ranks | None
+    checkpoints: CheckpointFolder, model: nn.Module, step: int | None, ranks: RankGroup | None
 ) -> Checkpoint:
     """What this rank needs of the checkpoint of `step`, however many ranks have saved it."""
-    shards = {
-        prefix: ShardRows(table.placement, table.ranks.rank)
-        for prefix, table in sharded_tables(model).items()
+    ranges = {
+        _join("model", name): part.row_range
+        for name, part in model.named_modules()
+        if isinstance(part, ClassTable) and part.ranks is not None
     }
-    return checkpoints.load(step, shards=shards, ranks=ranks)
+    return checkpoints.load(step, ranges=ranges, ranks=ranks)
 
 
-def model_state(model: nn.Module) -> "tuple[dict[str, Tensor | Piece], dict[str, Any]]":
-    """Tensors by name, rows of a shard as a piece of all, and the plain numbers beside them."""
+def contents_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Contents:
+    """What this process has to save of `model` and `optimizer`."""
     parts, aliases = _exact_parts(model), _aliases(model)
-    plain = {_join(name, EXTRA_STATE) for name in parts}
-    tensors: dict[str, Tensor | Piece] = {
-        f"model.{k}": v
-        for k, v in model.state_dict().items()
-        if k not in plain and not _is_alias(k, aliases)
-    }
-    extra: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
+    rows: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in model.state_dict().items():
+        name, _, last = key.rpartition(".")
+        if name in aliases or (last == EXTRA_STATE and name in parts):
+            continue
+        if isinstance(parts.get(name), ClassTable):
+            rows.setdefault(name, {})[last] = tensor
+        else:
+            tensors[f"model.{key}"] = tensor
+    tables: dict[str, TableRows] = {}
+    numbers: dict[str, JSON] = {}
     for name, part in parts.items():
-        found: dict[str, Any] = {k: v for k, v in part.state_numbers().items() if k != "rank"}
+        found = part.state_numbers()
         if isinstance(part, ClassTable):
-            found |= _layout(part)
-            for key, rows in _row_tensors(part).items():
-                tensors[_join("model", name, key)] = rows
-        extra[_join(name, EXTRA)] = found
-    return tensors, extra
-
-
-def _layout(table: ClassTable) -> dict[str, Any]:
-    """What the rows of a checkpoint are cut and counted by."""
-    placement: Placement = table.placement  # type: ignore[assignment]
-    shard = table.shard if isinstance(table, ShardedTable) else table
-    count = table.gradients.state.get("step", getattr(shard, "num_updates", None))
-    known = {} if count is None else {"num_updates": int(count)}
-    return {"num_shards": placement.num_shards, "placement": placement.kind, **known}
-
-
-def _row_tensors(table: ClassTable) -> "dict[str, Tensor | Piece]":
-    """Rows of a shard as pieces, and what an optimizer remembers of rows, wherever they are."""
-    state = {k: v for k, v in table.gradients.state.items() if k not in ("step", "layout")}
-    if not isinstance(table, ShardedTable):
-        return dict(state)
-    rows = {**table.row_tensors(), **state}  # a table without biases has none
-    return {name: _piece(table, tensor) for name, tensor in rows.items() if len(tensor)}
+            state = part.gradients.state
+            found = {key: number for key, number in found.items() if key not in WHOSE}
+            if "step" in state:
+                found["num_updates"] = int(state["step"])
+            if name in rows:  # those on servers are saved there
+                moved = {key: value for key, value in state.items() if key not in NOT_ROWS}
+                tables[_join("model", name)] = TableRows(part.row_range, rows[name] | moved)
+        numbers[_join("model", name)] = found
+    if optimizer is None:
+        return Contents(tensors, tables, numbers)
+    tensors |= optimizer_state(optimizer)
+    numbers |= _optimizer_numbers(optimizer)
+    return Contents(tensors, tables, numbers, optimizer_record(optimizer))
 
 
 def _exact_parts(model: nn.Module) -> dict[str, ExactState]:
@@ -178,16 +160,10 @@ def _join(*names: str) -> str:
     return ".".join(name for name in names if name)
 
 
-def _piece(table: ShardedTable, rows: Tensor) -> "Piece":
-    from tapas.checkpoints.pieces import Piece  # slow to import, and seldom needed
-
-    return Piece(rows, table.placement.start(table.ranks.rank), table.num_classes)
-
-
 def load_model_state(model: nn.Module, checkpoint: Checkpoint) -> None:
     named = {k: v for k, v in checkpoint.tensors.items() if k.startswith("model.")}
     whole = {k.removeprefix("model."): v for k, v in named.items()}
-    numbers = _numbers(model, checkpoint.state["extra"])
+    numbers = _numbers(model, checkpoint.numbers)
     aliases = _aliases(model)
     own = {
         k: v
@@ -213,7 +189,7 @@ def load_model_state(model: nn.Module, checkpoint: Checkpoint) -> None:
             raise UsageError(
                 f"step {checkpoint.step} has {name} of shape {tuple(tensor.shape)}, the model "
                 f"{tuple(own[name].shape)}. A checkpoint that has grown, or is of other settings, "
-                "needs a model of its own size: tapas.training.load_checkpoint."
+                "needs a model of its own size: tapas.load_checkpoint."
             )
     whole |= numbers
     for alias, first in aliases.items():
@@ -222,19 +198,22 @@ def load_model_state(model: nn.Module, checkpoint: Checkpoint) -> None:
     model.load_state_dict(whole)
 
 
-def _numbers(model: nn.Module, extra: Mapping[str, Any]) -> dict[str, Tensor]:
+def _numbers(model: nn.Module, saved: Mapping[str, Any]) -> dict[str, Tensor]:
     """The plain numbers of the model's state: as saved, but for whose rows these are now."""
     found = {}
     for name, part in _exact_parts(model).items():
-        own, saved = part.state_numbers(), extra.get(_join(name, EXTRA), {})
-        here = ("rank", "num_shards", "placement") if isinstance(part, ClassTable) else ()
-        known = {k: v if k in here else saved.get(k, v) for k, v in own.items()}
+        before = saved.get(_join("model", name), {})
+        here = WHOSE if isinstance(part, ClassTable) else ()
+        known = {
+            key: own if key in here else before.get(key, own)
+            for key, own in part.state_numbers().items()
+        }
         found[_join(name, EXTRA_STATE)] = pack(known)
     return found
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Without that of rows, which is saved with them."""
+    """Its tensors by name, without those of rows, which are saved with the rows."""
     rows = _rows_by_number(optimizer)
     return {
         f"optimizer.{index}.{name}": value
@@ -244,32 +223,39 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     }
 
 
-def optimizer_record(optimizer: torch.optim.Optimizer) -> dict[str, JSON]:
-    """Which optimizers there are, their learning rates and the like, and plain numbers of state."""
-    groups = [
-        {k: _plain(v) for k, v in group.items() if k not in ("params", "param_names")}
-        for group in optimizer.param_groups
-    ]
-    numbers = {
-        f"{index}.{name}": value
-        for index, state in optimizer.state_dict()["state"].items()
-        for name, value in state.items()
-        if not isinstance(value, Tensor)
-    }
-    for name, value in numbers.items():
-        if not isinstance(value, int | float | str | None):
-            raise UsageError(
-                f"the optimizer's state {name} is a {type(value).__name__}, which a checkpoint "
-                "cannot hold. Save that optimizer yourself, in `state`."
-            )
-    return {"kinds": _kinds(optimizer), "groups": groups, "numbers": numbers}
+def _optimizer_numbers(optimizer: torch.optim.Optimizer) -> dict[str, JSON]:
+    """State that is no tensor, by the names that `optimizer_state` has for tensors."""
+    found: dict[str, JSON] = {}
+    for index, state in optimizer.state_dict()["state"].items():
+        numbers = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
+        for name, value in numbers.items():
+            if not isinstance(value, int | float | str | None):
+                raise UsageError(
+                    f"the optimizer's state {index}.{name} is a {type(value).__name__}, which a "
+                    "checkpoint cannot hold. Save that optimizer yourself, in `state`."
+                )
+        if numbers:
+            found[f"optimizer.{index}"] = numbers
+    return found
 
 
-def _kinds(optimizer: torch.optim.Optimizer) -> list[JSON]:
-    """Name and sizes of the groups of each optimizer."""
+def optimizer_record(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """Each optimizer by its kind, with its learning rates and the like."""
     several = optimizer.optimizers if isinstance(optimizer, Combined) else (optimizer,)
-    sizes = [[len(group["params"]) for group in one.param_groups] for one in several]
-    return [[type(one).__name__, found] for one, found in zip(several, sizes, strict=True)]
+    return [
+        {"kind": type(one).__name__, "param_groups": [_group(group) for group in one.param_groups]}
+        for one in several
+    ]
+
+
+def _group(group: Mapping[str, Any]) -> dict[str, JSON]:
+    numbers = {k: _plain(v) for k, v in group.items() if k not in ("params", "param_names")}
+    return {"num_params": len(group["params"]), **numbers}
+
+
+def _kinds(record: Sequence[Any]) -> list[JSON]:
+    """Name and sizes of the groups of each optimizer."""
+    return [[one["kind"], [group["num_params"] for group in one["param_groups"]]] for one in record]
 
 
 def _plain(value: Any) -> JSON:
@@ -287,28 +273,29 @@ def saved_state(
     optimizer: torch.optim.Optimizer, checkpoint: Checkpoint, model: nn.Module | None = None
 ) -> dict[str, Any]:
     """What `optimizer` can load; an error if it was another. `model` has the rows that it moves."""
-    record = checkpoint.state.get("optimizer", {})
-    if record and record["kinds"] != _kinds(optimizer):
+    saved, own = checkpoint.optimizers, optimizer_record(optimizer)
+    if saved and _kinds(saved) != _kinds(own):
         raise UsageError(
-            f"step {checkpoint.step} is of the optimizers {record['kinds']} (sizes of their "
-            f"groups), here {_kinds(optimizer)}. Build them as they were saved. Nothing was loaded."
+            f"step {checkpoint.step} is of the optimizers {_kinds(saved)} (sizes of their "
+            f"groups), here {_kinds(own)}. Build them as they were saved. Nothing was loaded."
         )
     state: dict[int, dict[str, Any]] = {}
     for key, value in checkpoint.tensors.items():
         if key.startswith("optimizer."):
             _, index, name = key.split(".", 2)
             state.setdefault(int(index), {})[name] = value
-    for key, value in record.get("numbers", {}).items():
-        index, name = key.split(".", 1)
-        state.setdefault(int(index), {})[name] = value
+    for key, numbers in checkpoint.numbers.items():
+        if key.startswith("optimizer."):
+            state.setdefault(int(key.removeprefix("optimizer.")), {}).update(numbers)
     names = {id(part): name for name, part in model.named_modules()} if model else {}
     for number, table in _rows_by_number(optimizer).items():
         if (found := _row_state(checkpoint, names[id(table)], table)) is not None:
             state[number] = found
             table.check_row_state(_formula(table), found)
     groups = optimizer.state_dict()["param_groups"]
-    for group, saved in zip(groups, record.get("groups", groups), strict=True):
-        group.update(saved)
+    known = [group for one in saved or own for group in one["param_groups"]]
+    for group, before in zip(groups, known, strict=True):
+        group.update({key: value for key, value in before.items() if key != "num_params"})
     return {"state": state, "param_groups": groups}
 
 
@@ -318,15 +305,10 @@ def _row_state(checkpoint: Checkpoint, name: str, table: ClassTable) -> dict[str
     keys = (key for key in checkpoint.tensors if key.startswith(prefix))
     found = {key.removeprefix(prefix): checkpoint.tensors[key] for key in keys}
     state = {key: value for key, value in found.items() if key not in stored}
-    count = checkpoint.state["extra"][_join(name, EXTRA)].get("num_updates", 0)
-    shapes = table.row_state_shapes(_formula(table))
-    if not count or not shapes:
+    count = checkpoint.numbers[_join("model", name)].get("num_updates", 0)
+    if not count or not table.row_state_shapes(_formula(table)):
         return None
-    empty = {  # a table without biases keeps nothing of them, and saves no piece of nothing
-        key: torch.empty(shape) for key, shape in shapes.items() if shape and not shape[0]
-    }
-    layout = {"layout": table.layout()} if isinstance(table, ShardedTable) else {}
-    return {"step": torch.tensor(count, device="cpu"), **layout, **empty, **state}
+    return {"step": torch.tensor(count, device="cpu"), **table.row_state_marks(), **state}
 
 
 def _formula(table: ClassTable) -> RowUpdate:
@@ -343,18 +325,10 @@ def _rows_by_number(optimizer: torch.optim.Optimizer) -> dict[int, ClassTable]:
     return {number: tables[id(p)] for number, p in enumerate(params) if id(p) in tables}  # type: ignore[misc]
 
 
-def sharded_tables(model: nn.Module) -> dict[str, ShardedTable]:
-    """By the name that their rows have in a checkpoint."""
-    return {
-        f"model.{name}" if name else "model": module
-        for name, module in model.named_modules()
-        if isinstance(module, ShardedTable)
-    }
-
-
-def ranks_of_model(model: nn.Module) -> Ranks | None:
+def ranks_of_model(model: nn.Module) -> RankGroup | None:
     """The ranks that share its tables; None in one process."""
-    found = [table.ranks for table in sharded_tables(model).values()]
+    tables = (part for part in model.modules() if isinstance(part, ClassTable))
+    found = [table.ranks for table in tables if table.ranks is not None]
     if any(ranks is not found[0] for ranks in found):
         raise UsageError(
             "the tables of this model are shared by different groups of ranks. Save each in a "

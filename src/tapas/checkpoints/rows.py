@@ -1,254 +1,220 @@
-"""Rows of class tables out of a checkpoint: any shard, whatever order they were saved in.
+"""Rows of class tables into files and out of them, in any order, for any number of processes.
 
-One process saves rows by id. Many save theirs in the order of a `Placement`, of which each
-held a stretch. Either is read as either: the whole table by id, or one shard of it.
+Every process writes the rows that it keeps, in the order in which it keeps them. state.json says
+for each table which order that is and which places of it each file has, so that any number of
+processes can read any table: all of it by id, or the range of another order.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import errno
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Self
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tapas.checkpoints.files import TENSORS, is_sharded
-from tapas.errors import UsageError, pick
-from tapas.tables.placement import Placement
+from tapas.checkpoints.files import Prints, rows_file, separate, write_file
+from tapas.errors import DataError, UsageError, pick
+from tapas.tables.placement import Placement, RowRange
 
-READ_BYTES = 64 * 2**20  # of rows that are looked through at once for those of a shard
-EXTRA = "numbers"
+READ_BYTES = 64 * 2**20  # of rows in another order that are read at once
 
 
 @dataclass(frozen=True, slots=True)
-class ShardRows:
-    """The rows of shard `number` of `placement`, in the order in which it keeps them."""
+class TableRows:
+    """What one process keeps of a table: "weight" and the like, (N, ...) each, N rows.
 
-    placement: Placement
+    Tensors without rows are fine: the biases of a table that has none.
+    """
+
+    range: RowRange
+    tensors: Mapping[str, Tensor]
+
+
+class Written(NamedTuple):
+    """What process `number` has written: plain data, so that it can be sent to another."""
+
     number: int
+    files: Prints
+    tables: dict[str, Any]  # as in state.json, each with the range of this process alone
+
+
+class Unwritten(NamedTuple):
+    """What a process answers that could not write: the number and words of an OSError."""
+
+    number: int
+    errno: int
+    words: str
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """A class table among the tensors of a checkpoint."""
+class RowsFile:
+    """The rows of one process, checked and ready to be written."""
 
-    prefix: str  # its tensors are called prefix.weight and so on
-    num_classes: int
-    rows: tuple[str, ...]  # names of the tensors with one row for each class
-    extra: Mapping[str, Any]  # num_updates, seed, num_shards, placement
+    tensors: dict[str, Tensor]
+    tables: dict[str, Any]
 
-    def placement(self, num_shards: int = 1) -> Placement:
-        """Where its classes are."""
-        kind = self.extra.get("placement", "random")  # version 0.1 knew no other
-        return Placement(self.num_classes, num_shards, seed=self.extra["seed"], kind=kind)
+    @classmethod
+    def of(cls, tables: Mapping[str, TableRows]) -> Self:
+        tensors, listed = {}, {}
+        for prefix, rows in tables.items():
+            order, start, stop = rows.range.placement, rows.range.start, rows.range.stop
+            specs = {}
+            for name, tensor in rows.tensors.items():
+                if len(tensor) not in (0, stop - start):
+                    raise UsageError(
+                        f"{prefix}.{name} has {len(tensor)} rows; expected {stop - start}, those "
+                        f"from place {start} to {stop}."
+                    )
+                total = order.num_classes if len(tensor) else 0
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                specs[name] = {"dtype": dtype, "shape": [total, *tensor.shape[1:]]}
+                if len(tensor):
+                    tensors[f"{prefix}.{name}"] = tensor
+            listed[prefix] = {
+                "num_classes": order.num_classes,
+                "dim": specs["weight"]["shape"][1],
+                "order": {"kind": order.kind, "seed": order.seed},
+                "tensors": specs,
+                "ranges": [[start, stop]],
+            }
+        return cls(separate(tensors), listed)
 
-    def state_of(self, name: str) -> tuple[str, str]:
-        """("weight", "sum") of prefix.weight_sum, ("weight", "") of prefix.weight."""
-        part, _, key = name.removeprefix(f"{self.prefix}.").partition("_")
-        return part, key
-
-
-def tables_in(state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Table]:
-    """The tables whose numbers are in `state["extra"]` and whose rows are among `shapes`."""
-    found = {}
-    extra = state.get("extra")
-    for key, value in extra.items() if isinstance(extra, dict) else ():
-        if not (key.endswith(EXTRA) and isinstance(value, dict) and "num_shards" in value):
-            continue
-        prefix = f"model.{key.removesuffix(EXTRA)}".removesuffix(".")
-        if f"{prefix}.weight" not in shapes:
-            continue
-        size = shapes[f"{prefix}.weight"][0]
-        mine = [name for name in shapes if _table_of(name) == prefix]
-        rows = tuple(name for name in mine if shapes[name][:1] == (size,))
-        found[prefix] = Table(prefix, size, rows, value)
-    return found
-
-
-class Source(Protocol):
-    """The tensors of a checkpoint, to be read in parts."""
-
-    shapes: dict[str, tuple[int, ...]]
-
-    def by_placement(self, name: str) -> bool:
-        """Whether the rows of `name` are in the order of their table's placement."""
-        ...
-
-    def whole(self, name: str) -> Tensor: ...
-
-    def stretch(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows `start` .. `stop` - 1, as stored."""
-        ...
+    def write(self, folder: Path, number: int) -> Written:
+        """Write them as process `number`; without rows no file. OSError if that cannot be."""
+        name = rows_file(number)
+        files = write_file(folder, name, self.tensors) if self.tables else {}
+        tables = {
+            prefix: {**table, "ranges": [[name, *places] for places in table["ranges"]]}
+            for prefix, table in self.tables.items()
+        }
+        return Written(number, files, tables)
 
 
-class OneFile:
-    """What one process saved."""
+def write_rows(folder: Path, number: int, tables: Mapping[str, TableRows]) -> Written | Unwritten:
+    """Write the rows that server `number` keeps into `folder`, which exists.
 
-    def __init__(self, folder: Path, stack: ExitStack):
-        self._file: Any = stack.enter_context(safe_open(folder / TENSORS, framework="pt"))
-        names = self._file.keys()
-        self.shapes = {name: tuple(self._file.get_slice(name).get_shape()) for name in names}
-
-    def by_placement(self, name: str) -> bool:
-        return False
-
-    def whole(self, name: str) -> Tensor:
-        found: Tensor = self._file.get_tensor(name)
-        return found
-
-    def stretch(self, name: str, start: int, stop: int) -> Tensor:
-        found: Tensor = self._file.get_slice(name)[start:stop]
-        return found
+    `tables` are by the names that they have in a checkpoint, such as "model.head.table". A full
+    disk is an answer, too, so that all servers are heard before anything is given up. May be
+    called twice.
+    """
+    try:
+        return RowsFile.of(tables).write(folder, number)
+    except OSError as error:
+        code = error.errno or errno.EIO
+        return Unwritten(number, code, error.strerror or os.strerror(code))
 
 
-class ManyFiles:
-    """What many processes saved in pieces."""
-
-    def __init__(self, folder: Path, pieces: list[str]):
-        from tapas.checkpoints.pieces import stored_shapes  # slow to import, and seldom needed
-
-        self.folder, self.pieces = folder, set(pieces)
-        self._stored = stored_shapes(folder)
-        self.shapes = {name: stored.shape for name, stored in self._stored.items()}
-
-    def by_placement(self, name: str) -> bool:
-        return name in self.pieces
-
-    def whole(self, name: str) -> Tensor:
-        from tapas.checkpoints.pieces import load_pieces
-
-        stored = self._stored[name]
-        found = torch.empty(stored.shape, dtype=stored.dtype, device="cpu")
-        load_pieces(self.folder, {name: found})
-        return found
-
-    def stretch(self, name: str, start: int, stop: int) -> Tensor:
-        from tapas.checkpoints.pieces import Piece, load_pieces
-
-        (total, *width), dtype = self._stored[name].shape, self._stored[name].dtype
-        found = torch.empty((stop - start, *width), dtype=dtype, device="cpu")
-        load_pieces(self.folder, {name: Piece(found, start, total)})
-        return found
+def join_tables(written: Sequence[Written]) -> dict[str, Any]:
+    """The tables of all processes, as in state.json; an error unless every row is there once."""
+    joined: dict[str, Any] = {}
+    for each in written:
+        for prefix, table in each.tables.items():
+            known = joined.setdefault(prefix, {**table, "ranges": []})
+            if {**known, "ranges": table["ranges"]} != table:
+                raise UsageError(
+                    f"the processes that keep rows of {prefix} disagree on its sizes, dtypes or "
+                    "order. Build the table with the same arguments in all of them."
+                )
+            known["ranges"] += table["ranges"]
+    for prefix, table in joined.items():
+        table["ranges"].sort(key=lambda found: found[1])
+        reached = 0
+        for _, start, stop in [*table["ranges"], ("", table["num_classes"], 0)]:
+            if start != reached:
+                what = "nobody has" if start > reached else "two processes have"
+                first, last = sorted((start, reached))
+                raise UsageError(
+                    f"{what} written the rows {first} to {last - 1} of {prefix}, in its stored "
+                    f"order of {table['num_classes']}."
+                )
+            reached = stop
+    return joined
 
 
-def open_source(folder: Path, record: Mapping[str, Any], stack: ExitStack) -> Source:
-    """The tensors of the checkpoint in `folder`, as long as `stack` is open."""
-    if is_sharded(record):
-        return ManyFiles(folder, record["pieces"])
-    return OneFile(folder, stack)
-
-
-def read_tensors(
+def read_rows(
     folder: Path,
     record: Mapping[str, Any],
+    ranges: Mapping[str, RowRange],
     *,
+    only_these: bool = False,
     device: str | torch.device = "cpu",
-    shards: Mapping[str, ShardRows] | None = None,
 ) -> dict[str, Tensor]:
-    """All tensors by name: whole, or the rows of `shards` for the tables that it names."""
-    shards = shards or {}
-    if not is_sharded(record) and not shards:
-        return load_file(folder / TENSORS, device=str(device))
-    with _opened(folder, record, shards) as (source, tables):
-        return _read(source, tables, shards, list(source.shapes), torch.device(device))
-
-
-def read_shards(
-    folder: Path, record: Mapping[str, Any], shards: Mapping[str, ShardRows]
-) -> dict[str, Tensor]:
-    """The tensors of the tables that `shards` names, with the rows of those shards; no other."""
-    with _opened(folder, record, shards) as (source, tables):
-        mine = [name for name in source.shapes if _table_of(name) in shards]
-        return _read(source, tables, shards, mine, torch.device("cpu"))
-
-
-def read_rest(folder: Path, record: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors that belong to no table; no rows are read."""
-    with _opened(folder, record, {}) as (source, tables):
-        rest = [name for name in source.shapes if _table_of(name) not in tables]
-        return _read(source, tables, {}, rest, torch.device("cpu"))
-
-
-@contextmanager
-def _opened(
-    folder: Path, record: Mapping[str, Any], shards: Mapping[str, ShardRows]
-) -> Iterator[tuple[Source, dict[str, Table]]]:
-    """The tensors in `folder` and the tables among them, which have all of `shards`."""
-    with ExitStack() as stack:
-        source = open_source(folder, record, stack)
-        tables = tables_in(record["state"], source.shapes)
-        for prefix, wanted in shards.items():
-            _check_same_classes(folder, pick(f"table in {folder}", prefix, tables), wanted)
-        yield source, tables
-
-
-def _read(
-    source: Source,
-    tables: Mapping[str, Table],
-    shards: Mapping[str, ShardRows],
-    names: list[str],
-    device: torch.device,
-) -> dict[str, Tensor]:
-    """The tensors `names`: of tables the rows of `shards`, or all by id; whole ones else."""
+    """Tensors of tables by name: of those in `ranges` these rows, of others all by id, or none."""
+    tables = record["tables"]
+    for prefix, wanted in ranges.items():
+        _check_range(folder, prefix, pick(f"table in {folder}", prefix, tables), wanted)
     found = {}
-    for name in names:
-        prefix = _table_of(name)
-        table = tables.get(prefix)
-        if table is not None and name in table.rows:
-            found[name] = _rows(source, table, name, shards.get(prefix), device)
-        else:
-            found[name] = source.whole(name).to(device)
+    for prefix in ranges if only_these else tables:
+        table = tables[prefix]
+        wanted = ranges.get(prefix) or RowRange.all_by_id(table["num_classes"])
+        for name in table["tensors"]:
+            source = _StoredRows(folder, table, prefix, name)
+            found[f"{prefix}.{name}"] = source.read(wanted, torch.device(device))
     return found
 
 
-def _table_of(name: str) -> str:
-    """The table that a tensor of this name would belong to."""
-    return name.rpartition(".")[0]
+class _StoredRows:
+    """One tensor of a table, spread over the files that `table` lists."""
+
+    def __init__(self, folder: Path, table: Mapping[str, Any], prefix: str, name: str):
+        spec, order = table["tensors"][name], table["order"]
+        self.folder, self.ranges, self.name = folder, table["ranges"], f"{prefix}.{name}"
+        self.shape, self.dtype = spec["shape"], getattr(torch, spec["dtype"])
+        self.stored = RowRange(
+            Placement(table["num_classes"], 1, seed=order["seed"], kind=order["kind"])
+        )
+
+    def read(self, wanted: RowRange, device: torch.device) -> Tensor:
+        """The rows `wanted`, in its order."""
+        size = wanted.stop - wanted.start if self.shape[0] else 0
+        found = torch.empty((size, *self.shape[1:]), dtype=self.dtype, device=device)
+        if not size:
+            return found
+        if self.stored.same_order(wanted):
+            for place, rows in self._blocks(wanted.start, wanted.stop):
+                found[place - wanted.start : place - wanted.start + len(rows)] = rows.to(device)
+            return found
+        for place, rows in self._blocks(0, self.shape[0]):
+            ids = self.stored.placement.ids_at(torch.arange(place, place + len(rows), device="cpu"))
+            at = wanted.placement.permute(ids) - wanted.start
+            mine = (at >= 0) & (at < size)
+            found[at[mine].to(device)] = rows[mine].to(device)
+        return found
+
+    def _blocks(self, first: int, last: int) -> Iterator[tuple[int, Tensor]]:
+        """The rows at places `first` .. `last` - 1 in blocks, each with its first place."""
+        row_bytes = torch.empty(self.shape[1:], dtype=self.dtype, device="meta").nbytes
+        step = max(1, READ_BYTES // max(1, row_bytes))
+        for file, start, stop in self.ranges:
+            begin, end = max(first, start), min(last, stop)
+            if begin >= end:
+                continue
+            try:
+                with safe_open(self.folder / file, framework="pt") as opened:
+                    rows: Any = opened.get_slice(self.name)
+                    if list(rows.get_shape()) != [stop - start, *self.shape[1:]]:
+                        raise DataError(
+                            f"{self.folder / file} has {self.name} of shape {rows.get_shape()}; "
+                            f"expected {[stop - start, *self.shape[1:]]}."
+                        )
+                    for place in range(begin, end, step):
+                        yield place, rows[place - start : min(place + step, end) - start]
+            except (SafetensorError, OSError) as error:
+                raise DataError(f"{self.folder / file} cannot be read: {error}.") from error
 
 
-def _rows(
-    source: Source, table: Table, name: str, wanted: ShardRows | None, device: torch.device
-) -> Tensor:
-    """The rows of tensor `name` of `table`: those `wanted`, or all by id."""
-    by_id = Placement(table.num_classes, 1, kind="contiguous")
-    order, number = (wanted.placement, wanted.number) if wanted else (by_id, 0)
-    start, stop = order.start(number), order.start(number + 1)
-    stored = table.placement() if source.by_placement(name) else by_id
-    if _same_order(stored, order):
-        return source.stretch(name, start, stop).to(device)
-    first = source.stretch(name, 0, 1)
-    found = first.new_empty((stop - start, *first.shape[1:]), device=device)
-    for at, rows in _stretches(source, name, table.num_classes, first.nbytes):
-        ids = stored.ids_at(torch.arange(at, at + len(rows), device="cpu"))
-        place = order.permute(ids) - start
-        mine = (place >= 0) & (place < stop - start)
-        found[place[mine].to(device)] = rows[mine].to(device)
-    return found
-
-
-def _stretches(
-    source: Source, name: str, num_rows: int, row_bytes: int
-) -> Iterator[tuple[int, Tensor]]:
-    step = max(1, READ_BYTES // max(1, row_bytes))
-    for at in range(0, num_rows, step):
-        yield at, source.stretch(name, at, min(at + step, num_rows))
-
-
-def _same_order(one: Placement, other: Placement) -> bool:
-    return one.kind == other.kind and (one.kind == "contiguous" or one.seed == other.seed)
-
-
-def _check_same_classes(folder: Path, table: Table, wanted: ShardRows) -> None:
-    if table.num_classes != wanted.placement.num_classes:
+def _check_range(folder: Path, prefix: str, table: Mapping[str, Any], wanted: RowRange) -> None:
+    if table["num_classes"] != wanted.placement.num_classes:
         raise UsageError(
-            f"{table.prefix} in {folder} has {table.num_classes} classes; asked for as one of "
+            f"{prefix} in {folder} has {table['num_classes']} classes; asked for as one of "
             f"{wanted.placement.num_classes}. `tapas checkpoint grow` adds classes."
         )
     if not 0 <= wanted.number < wanted.placement.num_shards:
         raise UsageError(
-            f"there is no shard {wanted.number} of {table.prefix}; expected 0 to "
+            f"there is no shard {wanted.number} of {prefix}; expected 0 to "
             f"{wanted.placement.num_shards - 1}."
         )

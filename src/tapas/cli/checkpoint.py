@@ -1,8 +1,8 @@
-"""`tapas checkpoint`: what is in one, and one made into another."""
+"""`tapas checkpoint`: what is in one, and one with more classes."""
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,7 +14,7 @@ app = typer.Typer(
     name="checkpoint",
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="What is in a checkpoint; merge, reshard or grow one.",
+    help="Say what is in a checkpoint, or add classes to one.",
 )
 At = Annotated[
     Path,
@@ -39,11 +39,12 @@ def info(path: At, step: Step = None, as_json: AsJson = False) -> None:
         if as_json:
             typer.echo(json.dumps(found, indent=1))
         else:
-            ranks = f", {found['ranks']} ranks" if found["layout"] == "sharded" else ""
+            several = "" if found["processes"] == 1 else "es"
             best = ", the best so far" if found["best"] else ""
             typer.echo(f"{found['path']}: step {found['step']:,}{best}")
             typer.echo(
-                f"{found['layout']}{ranks} (format {found['format']}, tapas {found['tapas']})"
+                f"rows of {found['processes']} process{several} "
+                f"(format {found['format']}, tapas {found['tapas']})"
             )
             for table in found["tables"]:
                 state = ", ".join(table["optimizer_state"]) or "none"
@@ -55,38 +56,6 @@ def info(path: At, step: Step = None, as_json: AsJson = False) -> None:
         if not found["whole"]:
             talk(f"tapas: {found['problem']}")
             raise typer.Exit(FAILED)
-
-
-@app.command()
-def merge(path: At, out: Out, step: Step = None) -> None:
-    """Write a checkpoint as one process saves it, whoever saved it.
-
-    Needs memory for all of it at once. The source is not touched.
-    """
-    with one_line_endings():
-        from tapas.checkpoints import describe as resharding
-
-        resharding.merge(found := resharding.find_checkpoint(path, step), out)
-        talk(f"Wrote {out} from {found}, for one process.")
-
-
-@app.command()
-def reshard(
-    path: At,
-    ranks: Annotated[int, typer.Option(min=1, metavar="M", help="For so many ranks.")],
-    out: Out,
-    step: Step = None,
-) -> None:
-    """Write a checkpoint as M ranks save it, whoever saved it.
-
-    Not needed to go on with another number of ranks: any number loads what any other saved.
-    Needs memory for all of it at once. The source is not touched.
-    """
-    with one_line_endings():
-        from tapas.checkpoints import describe as resharding
-
-        resharding.reshard(found := resharding.find_checkpoint(path, step), out, ranks)
-        talk(f"Wrote {out} from {found}, for {ranks} rank{'' if ranks == 1 else 's'}.")
 
 
 @app.command()
@@ -104,7 +73,7 @@ def grow(
     ] = None,
     step: Step = None,
 ) -> None:
-    """Write a checkpoint with more classes, in the same layout.
+    """Write a checkpoint with more classes.
 
     Old rows stay as they are. New rows are drawn as a new table of N classes with the same
     seed draws them, new biases are the smallest old one, and row optimizer state starts anew.
@@ -115,10 +84,25 @@ def grow(
         from tapas.checkpoints.grow import grow as grown
 
         starts = dict(map(_start, initial or ()))
-        used = grown(found := find_checkpoint(path, step), out, to, starts)
+        found = find_checkpoint(path, step)
+        used = grown(found, out, to, initial=starts, **_of_run(found))
         told = ", ".join(f"{name} at {value:g}" for name, value in sorted(used.items()))
         state = f" Their row optimizer state starts with {told}." if told else ""
         talk(f"Wrote {out} from {found}, with {to:,} classes.{state}")
+
+
+def _of_run(checkpoint: Path) -> dict[str, Any]:
+    """What the run that `checkpoint` is of says of new rows; nothing outside of a run."""
+    from tapas.training.build import build_row_optimizer, table_plans
+    from tapas.training.config import build_config, read_toml
+    from tapas.training.run_folder import CONFIG, RECORD
+
+    run = checkpoint.absolute().parent.parent
+    if not (run / RECORD).exists():
+        return {}
+    config = build_config(read_toml(run / CONFIG))
+    zero = {name for name, plan in table_plans(config).items() if plan.at_zero}
+    return {"optimizer": build_row_optimizer(config.optimizer), "zero_tables": zero}
 
 
 def _start(given: str) -> tuple[str, float]:

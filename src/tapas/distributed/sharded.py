@@ -29,7 +29,7 @@ from tapas.tables.checks import check_topk
 from tapas.tables.exhaustive import best_by_id, log_of_all
 from tapas.tables.gradients import sampled_logits
 from tapas.tables.local import check_row_optimizer, start_bias
-from tapas.tables.placement import KINDS, Placement
+from tapas.tables.placement import KINDS, Placement, RowRange
 from tapas.tables.ranks import GlobalBatch
 from tapas.tables.second_pass import SecondPass, share_of
 from tapas.tables.shard import Shard, load_rows
@@ -87,6 +87,7 @@ class ShardedTable(ClassTable):
         self.gradients.to(self.device)
 
     shard: Shard
+    ranks: Ranks
 
     @property
     def row_optimizer(self) -> RowUpdate | None:
@@ -189,6 +190,10 @@ class ShardedTable(ClassTable):
         if state is not None:
             state["layout"] = self.layout()
 
+    @property
+    def row_range(self) -> RowRange:
+        return RowRange(self.placement, self.ranks.rank)
+
     def layout(self) -> Tensor:
         """(4,) whose rows these are: rank, number of ranks, placement and its seed."""
         kind = KINDS.index(self.placement.kind)
@@ -197,6 +202,9 @@ class ShardedTable(ClassTable):
 
     def row_state_shapes(self, update: RowUpdate) -> dict[str, tuple[int, ...]]:
         return {**self.shard.row_state_shapes(update), "layout": (4,)}
+
+    def row_state_marks(self) -> dict[str, Tensor]:
+        return {"layout": self.layout()}
 
     def check_row_state(self, update: RowUpdate, state: Mapping[str, Tensor]) -> None:
         super().check_row_state(update, state)

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tapas.checkpoints.model import load_optimizer_state, optimizer_state
-from tapas.checkpoints.parts import load_rest
+from tapas.checkpoints.model import load_optimizer_state, optimizer_record, optimizer_state
 from tapas.servers.messages import Floats, Ledger, Receipt, Stamp, array_of, incarnation, tensor_of
 from tapas.servers.row_server import Turns
 from tapas.servers.training_server import restore_point
@@ -58,8 +57,8 @@ class EncoderServer:
             receipt = Receipt(True, staleness, 0, 0, self._stamp())
             return self.ledger.enter(worker, sequence, receipt)
 
-    def state(self) -> tuple[dict[str, Floats], dict[str, Any], Stamp, int]:
-        """Parameters by name, the optimizer's tensors as checkpoints call them, who answers.
+    def state(self) -> tuple[dict[str, Floats], dict[str, Any], list[Any], Stamp, int]:
+        """Parameters by name, the optimizer's tensors and record as in checkpoints, who answers.
 
         The last is the step of the checkpoint that this process began from.
         """
@@ -69,7 +68,8 @@ class EncoderServer:
                 name: array_of(value).copy()
                 for name, value in optimizer_state(self.optimizer).items()
             }
-            return learned, moments, self._stamp(), self.restored
+            record = optimizer_record(self.optimizer)
+            return learned, moments, record, self._stamp(), self.restored
 
     def status(self) -> dict[str, Any]:
         return self._turns.counts() | {
@@ -104,7 +104,7 @@ def start_encoder(path: Path) -> EncoderServer:
     if step is None:
         return EncoderServer(parameters, run.config.optimizer)
     servers = run.config.service.servers  # who check the rest of the files
-    found = load_rest(run.checkpoints, step, part=servers, parts=servers + 1)
+    found = run.checkpoints.load_dense(step, part=servers, parts=servers + 1)
     stored = {name: array_of(found.tensors[f"model.{name}"]) for name in parameters}
     server = EncoderServer(stored, run.config.optimizer, settled=step)
     load_optimizer_state(server.optimizer, found)

@@ -9,12 +9,13 @@ the run is that of one process with as many shards. The worker that has least to
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from tapas.checkpoints.folder import Checkpoint, CheckpointFolder
-from tapas.checkpoints.model import model_state
+from tapas.checkpoints.model import contents_of
 from tapas.data.splits import Split
 from tapas.errors import TapasError
 from tapas.servers.accounting import ENCODER, Account, Load, Rollbacks, Saved
@@ -139,7 +140,7 @@ class Job:
     ) -> None:
         self.model.head.step = step
         # in one answer: of two, the second might be that of a process that began anew
-        learned, moments, stamp, restored = self.encoder.call(0, "state").answer()
+        learned, moments, record, stamp, restored = self.encoder.call(0, "state").answer()
         for name, mine in learned_by(self.model).items():
             mine.data.copy_(tensor_of(learned[name]))
         saved = {ENCODER: Saved(stamp.incarnation, restored)}
@@ -153,14 +154,10 @@ class Job:
                 saved[f"server {j}"] = Saved(answer[1].incarnation, answer[2])
             return [part for part, *_ in answers]
 
-        tensors, extra = model_state(self.model)
-        checkpoints.save(
-            step,
-            tensors | {name: tensor_of(value) for name, value in moments.items()},
-            {**state, "extra": extra},
-            best=best,
-            elsewhere=have_written,
-        )
+        held = contents_of(self.model)
+        tensors = {**held.tensors, **{name: tensor_of(value) for name, value in moments.items()}}
+        contents = replace(held, tensors=tensors, optimizers=record)
+        checkpoints.save(step, contents, state, best=best, servers=have_written)
         set_restore_point(self.run.path, step)
         self._lost = self._rollbacks.close(step, saved)
 

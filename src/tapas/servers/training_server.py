@@ -2,14 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from tapas.atomic_file import whole_file
-from tapas.checkpoints.parts import load_shard, write_shards
-from tapas.checkpoints.rows import EXTRA, ShardRows
-from tapas.checkpoints.saving import Unwritten
+from tapas.checkpoints.rows import TableRows, Unwritten, Written, write_rows
 from tapas.data.splits import split_log
 from tapas.errors import DataError
 from tapas.servers.messages import Stamp
@@ -18,10 +15,6 @@ from tapas.tables.shard import Shard, TableSpec
 from tapas.training.build import build_row_optimizer, log_frequency, table_plans
 from tapas.training.config import TrainConfig
 from tapas.training.run_folder import RunFolder, open_run
-
-if TYPE_CHECKING:
-    from tapas.checkpoints.piece_plans import Part
-
 
 FILE = "restore.json"
 
@@ -46,14 +39,17 @@ def set_restore_point(run: Path, step: int | None) -> None:
 class TrainingServer(RowServer):
     """A server that can save its rows; its tables have the names that checkpoints give them."""
 
-    def save(self, folder: str) -> "tuple[Part | Unwritten, Stamp, int]":
+    def save(self, folder: str) -> tuple[Written | Unwritten, Stamp, int]:
         """Write all rows kept here into `folder`, on the disk when this returns.
 
         The last is the step of the checkpoint that this process began from.
         """
         with self._turn("save"):
-            part = write_shards(Path(folder), self.number, self.shards)
-            return part, self._stamp(), self.restored
+            kept = {
+                name: TableRows(shard.row_range, shard.row_tensors())
+                for name, shard in self.shards.items()
+            }
+            return write_rows(Path(folder), self.number, kept), self._stamp(), self.restored
 
 
 def table_specs(config: TrainConfig, num_classes: int) -> dict[str, TableSpec]:
@@ -92,12 +88,11 @@ def start_server(path: Path, number: int) -> TrainingServer:
 @torch.no_grad()
 def load_rows(run: RunFolder, step: int, number: int, shards: dict[str, Shard]) -> None:
     """Fill `shards` with what the checkpoint of `step` has for server `number`."""
-    wanted = {name: ShardRows(shard.whole, number) for name, shard in shards.items()}
+    wanted = {name: shard.row_range for name, shard in shards.items()}
     parts = run.config.service.servers + 1  # the last is that of the encoder
-    found = load_shard(run.checkpoints, step, wanted, part=number, parts=parts)
+    found = run.checkpoints.load_rows(step, wanted, part=number, parts=parts)
     for name, shard in shards.items():
         for key, rows in shard.row_tensors().items():
             if len(rows):  # a table without biases has none
                 rows.copy_(found.tensors[f"{name}.{key}"])
-        extra = found.state["extra"][f"{name.removeprefix('model.')}.{EXTRA}"]
-        shard.num_updates = extra["num_updates"]
+        shard.num_updates = found.numbers[name]["num_updates"]

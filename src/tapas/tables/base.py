@@ -17,7 +17,8 @@ from tapas.rng import check_generator
 from tapas.selection import Selection
 from tapas.shapes import check_ids, check_integer, check_query, check_shape
 from tapas.tables.gradients import lookup, sampled_logits
-from tapas.tables.ranks import GlobalBatch
+from tapas.tables.placement import RowRange
+from tapas.tables.ranks import GlobalBatch, RankGroup
 from tapas.tables.second_pass import Question, SecondPass, second_pass_of
 from tapas.torch_modes import outside_graphs
 
@@ -36,6 +37,7 @@ class ClassTable(ExactState, ABC):
     num_classes: int
     dim: int
     exact_reads: ClassVar[bool]  # False if `rows` may miss updates still in flight
+    ranks: RankGroup | None = None  # the processes that share the rows, if there are several
 
     def __init__(self, num_classes: int, dim: int):
         super().__init__()
@@ -62,6 +64,11 @@ class ClassTable(ExactState, ABC):
         """Rows that are kept in this process."""
         return self.num_classes
 
+    @property
+    def row_range(self) -> RowRange:
+        """Which rows its `state_dict` has, and in which order; by default all by id."""
+        return RowRange.all_by_id(self.num_classes)
+
     @abstractmethod
     def move_rows(
         self, update: RowUpdate, gradients: RowGradients, state: dict[str, Tensor] | None
@@ -77,6 +84,10 @@ class ClassTable(ExactState, ABC):
 
     def row_state_shapes(self, update: RowUpdate) -> dict[str, tuple[int, ...]]:
         """What an optimizer's state of these rows holds, by name."""
+        return {}
+
+    def row_state_marks(self) -> dict[str, Tensor]:
+        """Entries of such a state that say whose rows they are, not what was learned."""
         return {}
 
     def check_row_state(self, update: RowUpdate, state: Mapping[str, Tensor]) -> None:

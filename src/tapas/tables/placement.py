@@ -5,6 +5,9 @@ m takes stretch j of that order. Nothing is stored, shards differ in size by at 
 what m shards saved in this order is cut anew for any other number of them.
 """
 
+from dataclasses import dataclass
+from typing import Self
+
 import torch
 from torch import Tensor
 
@@ -69,3 +72,36 @@ class Placement:
     def ids_of(self, shard: int) -> Tensor:
         """The ids of `shard` in the order of its rows."""
         return self.ids_at(torch.arange(self.start(shard), self.start(shard + 1), device="cpu"))
+
+
+@dataclass(frozen=True, slots=True)
+class RowRange:
+    """The rows that one process keeps of a table: those of shard `number`, in its order."""
+
+    placement: Placement
+    number: int = 0
+
+    @classmethod
+    def all_by_id(cls, num_classes: int) -> Self:
+        """Every row, row i being that of class i."""
+        return cls(Placement(num_classes, 1, kind="contiguous"))
+
+    @property
+    def start(self) -> int:
+        """The place of the first row in the order of all classes."""
+        return self.placement.start(self.number)
+
+    @property
+    def stop(self) -> int:
+        """One after the place of the last row."""
+        return self.placement.start(self.number + 1)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no other process keeps rows of the table."""
+        return self.placement.num_shards == 1
+
+    def same_order(self, other: "RowRange") -> bool:
+        """Whether both are ranges of one order of the classes."""
+        mine, theirs = self.placement, other.placement
+        return mine.kind == theirs.kind and (mine.kind == "contiguous" or mine.seed == theirs.seed)

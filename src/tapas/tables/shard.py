@@ -10,7 +10,7 @@ from torch import Tensor
 from tapas.optim.row_updates import RowUpdate
 from tapas.rng import stream
 from tapas.tables.local import LocalTable
-from tapas.tables.placement import Placement
+from tapas.tables.placement import Placement, RowRange
 
 NUMBERS_PER_BLOCK = 1 << 22  # drawn at once
 
@@ -45,6 +45,10 @@ class Shard(LocalTable):
         )
         # shards that round by the same numbers would err together
         self.seed = stream(whole.seed, "shard", number).initial_seed()
+
+    @property
+    def row_range(self) -> RowRange:
+        return RowRange(self.whole, self.number)
 
     def draw_rows(self, weight: Tensor) -> None:
         bound, generator = 1 / math.sqrt(self.dim), stream(self.seed, "rows")

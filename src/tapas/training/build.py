@@ -172,9 +172,6 @@ def plan_of(config: TrainConfig, train_counts: NDArray[np.int64], team: Team | N
     """The plan of a run: what `tapas plan` says, and what training holds beside it."""
     planned = plan(workload_of(config, train_counts, team))
     beside = {"counts of classes": train_counts.nbytes}
-    if config.loop.background_saves:
-        tables = ("rows", "biases", "row state", "input rows and state")
-        beside["copy to be saved"] = sum(planned.memory[name] for name in tables)
     return dataclasses.replace(planned, memory=planned.memory | beside)
 
 

@@ -140,7 +140,6 @@ class LoopConfig:
     patience: int = 3  # evaluations without a better MAP@20 before it stops
     validation_examples: int = 2_000  # judged each time; the first of a fixed random order
     checkpoint_seconds: float = 60.0  # between checkpoints, at least one for each evaluation
-    background_saves: bool = False  # training goes on while a copy of the rows is written
     keep: int = 2  # newest checkpoints kept, beside the best
     device: str = "cpu"  # or any that torch knows, such as "cuda"
     precision: str = "float32"  # of the encoder; bfloat16 where the machine is fast at it
@@ -192,11 +191,6 @@ class TrainConfig:
     service: ServiceConfig = field(default_factory=ServiceConfig)
 
     def __post_init__(self) -> None:
-        if self.service.servers and self.loop.background_saves:
-            raise UsageError(
-                "loop.background_saves is not for servers, which write their own rows: leave it "
-                "out."
-            )
         kind, method, options = self.head.kind, self.head.method, self.head.options
         has_rows = issubclass(kind, FlatHead)
         if self.service.servers and (kind.learns_state or not has_rows):

@@ -9,7 +9,6 @@ import torch
 
 from tapas.checkpoints.folder import Checkpoint
 from tapas.checkpoints.model import read_checkpoint
-from tapas.checkpoints.parts import load_rest
 from tapas.data.description import reading_words, split_words
 from tapas.data.prepare import prepare_log
 from tapas.data.splits import Split, split_log
@@ -122,7 +121,7 @@ def resume(
             checkpoint = None
             if run.checkpoints.steps() or step is not None:
                 servers = run.config.service.servers  # who check the files of rows
-                checkpoint = load_rest(run.checkpoints, step, part=servers, parts=servers + 1)
+                checkpoint = run.checkpoints.load_dense(step, part=servers, parts=servers + 1)
             if service is not None:
                 write_config(run)  # which all processes read
             talk(_going_on(checkpoint))
@@ -165,7 +164,6 @@ def _train(
                 seed=config.loop.seed,
                 clip=config.optimizer.clip,
                 team=team,
-                background=config.loop.background_saves,
             ),
             judge,
             run.checkpoints,

@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 from tapas.atomic_file import whole_file
+from tapas.checkpoints.describe import CHECKPOINTS
 from tapas.checkpoints.folder import CheckpointFolder
 from tapas.data.event_log import EventLog
 from tapas.errors import DataError, UsageError
@@ -29,7 +30,7 @@ from tapas.training.config import TrainConfig, as_toml, build_config, read_toml
 from tapas.version import __version__
 
 FORMAT = 1
-RECORD, CONFIG, LOG, CHECKPOINTS = "run.json", "config.toml", "log", "checkpoints"
+RECORD, CONFIG, LOG = "run.json", "config.toml", "log"
 UNFINISHED = ".unfinished."
 
 

@@ -8,10 +8,9 @@ import torch
 
 from tapas.checkpoints.folder import Checkpoint, CheckpointFolder
 from tapas.checkpoints.model import (
+    contents_of,
     load_model_state,
     load_optimizer_state,
-    model_state,
-    optimizer_state,
 )
 from tapas.data.windows import SequenceBatch, Windows
 from tapas.errors import DataError
@@ -62,10 +61,9 @@ class OwnSteps:
         seed: int,
         clip: float | None,
         team: Team | None = None,
-        background: bool = False,
     ):
         self.model, self.windows, self.optimizer = model, windows, optimizer
-        self.seed, self.clip, self.team, self.background = seed, clip, team or Team(), background
+        self.seed, self.clip, self.team = seed, clip, team or Team()
 
     def take(self, number: int, until: int) -> float:
         return step(
@@ -84,15 +82,8 @@ class OwnSteps:
     def save(
         self, checkpoints: CheckpointFolder, step: int, state: dict[str, Any], *, best: bool
     ) -> None:
-        tensors, extra = model_state(self.model)
-        checkpoints.save(
-            step,
-            tensors | optimizer_state(self.optimizer),
-            {**state, "extra": extra},
-            best=best,
-            ranks=self.team.ranks,
-            background=self.background,
-        )
+        contents = contents_of(self.model, self.optimizer)
+        checkpoints.save(step, contents, state, best=best, ranks=self.team.ranks)
 
     def resume(self, checkpoint: Checkpoint) -> None:
         load_model_state(self.model, checkpoint)

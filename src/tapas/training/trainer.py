@@ -114,7 +114,6 @@ class Trainer:
         return min(self.num_steps, step - step % self.evaluate_every + self.evaluate_every)
 
     def _outcome(self, ending: str) -> Outcome:
-        self.checkpoints.finish()  # one may be on its way to the disk
         progress = self.progress
         return Outcome(ending, progress.step, progress.best, progress.best_step)
 

@@ -19,7 +19,7 @@ from tapas.checkpoints import folder as checkpoint
 from tapas.checkpoints.files import separate
 from tapas.checkpoints.folder import Checkpoint, CheckpointFolder
 
-TENSORS, STATE = "tensors.safetensors", "state.json"
+DENSE, STATE = "dense.safetensors", "state.json"
 
 
 @pytest.fixture
@@ -52,16 +52,21 @@ def test_what_is_saved_is_loaded(folder):
 def test_the_files_say_what_they_are(folder):
     path = folder.save(400, {"row": torch.zeros(3)}, {"seed": 7}, best=True)
     record = json.loads((path / STATE).read_text())
-    checked = record.pop("tensors")
+    checked = record.pop("files")
     assert record == {
         "format": 1,
         "tapas": checkpoint_files.__version__,
         "step": 400,
         "best": True,
+        "processes": 1,
+        "tables": {},
+        "numbers": {},
+        "optimizers": [],
         "state": {"seed": 7},
     }
-    assert checked["bytes"] == (path / TENSORS).stat().st_size
-    assert len(checked["blake2b"]) == 128
+    assert list(checked) == [DENSE]
+    assert checked[DENSE]["bytes"] == (path / DENSE).stat().st_size
+    assert len(checked[DENSE]["blake2b"]) == 128
 
 
 def test_everything_is_on_the_disk_before_it_gets_its_name(folder, monkeypatch):
@@ -71,7 +76,7 @@ def test_everything_is_on_the_disk_before_it_gets_its_name(folder, monkeypatch):
     monkeypatch.setattr(os, "rename", lambda *a: (done.append("renamed"), rename(*a)))
     save(folder, 4)
     hidden = f".step-00000004.{os.getpid()}.unfinished"
-    assert done == [TENSORS, STATE, hidden, "renamed", "checkpoints"]
+    assert done == [DENSE, STATE, hidden, "renamed", "checkpoints"]
 
 
 def odd_tensors() -> dict[str, torch.Tensor]:
@@ -261,7 +266,7 @@ def test_a_step_that_is_not_there_is_told_the_ones_that_are(folder):
 
 def test_a_truncated_file_is_named_and_the_one_before_is_offered(folder):
     save(folder, 200, 400)
-    file = folder.folder / "step-00000400" / TENSORS
+    file = folder.folder / "step-00000400" / DENSE
     size = file.stat().st_size
     os.truncate(file, size - 8)
     words = (
@@ -281,7 +286,7 @@ def flip(file: Path) -> None:
 
 def test_one_flipped_bit_is_noticed(folder):
     save(folder, 200, 400)
-    file = folder.folder / "step-00000400" / TENSORS
+    file = folder.folder / "step-00000400" / DENSE
     flip(file)
     words = (
         f"{file} is damaged: its checksum is not the one it was saved with. "
@@ -293,8 +298,8 @@ def test_one_flipped_bit_is_noticed(folder):
 
 def test_a_missing_file_is_named_and_with_none_whole_left_it_says_so(folder):
     save(folder, 200, 400)
-    flip(folder.folder / "step-00000200" / TENSORS)
-    file = folder.folder / "step-00000400" / TENSORS
+    flip(folder.folder / "step-00000200" / DENSE)
+    file = folder.folder / "step-00000400" / DENSE
     file.unlink()
     words = (
         f"{file} cannot be read: No such file or directory. "
@@ -307,7 +312,7 @@ def test_a_missing_file_is_named_and_with_none_whole_left_it_says_so(folder):
 @pytest.mark.parametrize(
     "content", ["", '{"format": 1', "[]", '{"format": 1, "tapas": "0.1"}', "\0"]
 )
-def test_a_damaged_state_is_named_and_is_never_the_best(folder, content):
+def test_a_damaged_state_is_named_also_by_who_asks_for_the_best(folder, content):
     save(folder, 200, 400, best=(200, 400))
     file = folder.folder / "step-00000400" / STATE
     file.write_text(content)
@@ -317,7 +322,52 @@ def test_a_damaged_state_is_named_and_is_never_the_best(folder, content):
     )
     with pytest.raises(DataError, match=re.escape(words)):
         folder.load()
+    words = (
+        f"{file} is damaged: not the JSON that was saved. It may be the best checkpoint. "
+        "Step 200 is whole: take it with --step 200."
+    )
+    with pytest.raises(DataError, match=re.escape(words)):
+        folder.best()
+
+
+def test_one_that_may_be_the_best_is_not_pruned(folder):
+    save(folder, 100, 200, best=(100, 200))
+    file = folder.folder / "step-00000200" / STATE
+    content = file.read_text()
+    file.write_text("{")
+    save(folder, 300, 400, 500)
+    assert folder.steps() == [100, 200, 400, 500]
+    file.write_text(content)
     assert folder.best() == 200
+    file.write_text("{")
+    save(folder, 600, best=(600,))
+    save(folder, 700, 800)
+    assert folder.best() == 600  # newer than the one that cannot be read
+    assert folder.steps() == [600, 700, 800]
+
+
+def listed(record, name):
+    record["files"][name] = record["files"].pop(DENSE)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: listed(record, "../elsewhere.safetensors"),
+        lambda record: listed(record, "rows-x.safetensors"),
+        lambda record: listed(record, "dense.safetensors.pkl"),
+        lambda record: record.pop("tables"),
+        lambda record: record["tables"].update(odd={"num_classes": 3}),
+    ],
+)
+def test_a_record_that_nobody_wrote_is_refused(folder, change):
+    save(folder, 400)
+    file = folder.folder / "step-00000400" / STATE
+    change(record := json.loads(file.read_text()))
+    file.write_text(json.dumps(record))
+    words = f"{file} is damaged: not the JSON that was saved."
+    with pytest.raises(DataError, match=re.escape(words)):
+        folder.load()
 
 
 def test_a_run_goes_on_from_the_whole_one_and_replaces_the_damaged(folder):
@@ -331,10 +381,10 @@ def test_a_run_goes_on_from_the_whole_one_and_replaces_the_damaged(folder):
 def test_a_format_of_the_future_is_told_both_versions_and_the_cure(folder):
     save(folder, 200, 400)
     path = folder.folder / "step-00000400"
-    (path / STATE).write_text('{"format": 3, "tapas": "9.1.0", "elsewhere": true}')
+    (path / STATE).write_text('{"format": 2, "tapas": "9.1.0", "elsewhere": true}')
     words = (
-        f"{path} has checkpoint format 3, written by tapas 9.1.0; this is tapas "
-        f"{checkpoint_files.__version__}, which reads formats up to 2. Upgrade tapas-softmax to "
+        f"{path} has checkpoint format 2, written by tapas 9.1.0; this is tapas "
+        f"{checkpoint_files.__version__}, which reads formats up to 1. Upgrade tapas-softmax to "
         "read it."
     )
     with pytest.raises(UsageError, match=re.escape(words)):
@@ -437,41 +487,6 @@ def test_one_moved_aside_by_a_process_that_died_is_loaded_and_then_put_back(fold
     assert aside.exists()  # a reader changes nothing
     save(folder, 600)
     assert names(folder) == ["step-00000400", "step-00000600"]
-
-
-def test_a_save_in_the_background_keeps_what_was_there_when_it_began(folder):
-    row = torch.full((5,), 1.0)
-    for step in (1, 2):
-        path = folder.save(step, {"row": row}, {"at": step}, background=True)
-        row.fill_(step + 1)
-        assert not path.exists()  # it gets its name from the next save, or `finish`
-    assert folder.steps() == [1]
-    folder.finish()
-    folder.finish()
-    assert names(folder) == ["step-00000001", "step-00000002"]
-    assert is_right(folder.load(1))
-    assert is_right(folder.load(2))
-
-
-@pytest.mark.parametrize("end", ["finish", "save"])
-def test_what_went_wrong_in_the_background_is_told_by_the_next_call(folder, monkeypatch, end):
-    save(folder, 1)
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patched:
-        patched.setattr(checkpoint_files, "save_file", full)
-        folder.save(2, {"row": torch.zeros(5)}, {}, background=True)
-        words = (
-            f"cannot save checkpoint step 2 into {folder.folder}: No space left on device. "
-            "Checkpoint step 1 is whole. Free some space and go on with --resume."
-        )
-        with pytest.raises(UsageError, match=re.escape(words)):
-            folder.finish() if end == "finish" else save(folder, 3)
-    assert names(folder) == ["step-00000001"]
-    save(folder, 3)
-    assert is_right(folder.load())
 
 
 TROUBLE = '''

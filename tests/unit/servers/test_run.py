@@ -139,13 +139,7 @@ def test_steps_ahead_stop_at_an_evaluation_and_are_settled_when_asked(file, tmp_
     assert events == [(5, "evaluate"), (5, "service")]
 
 
-def test_a_setting_that_servers_cannot_keep_is_refused(file):
-    config = configs(file)["own inputs"]
-    with pytest.raises(UsageError) as error:
-        replace(config, service=ServiceConfig(servers=2), loop=replace(LOOP, background_saves=True))
-    assert str(error.value) == (
-        "loop.background_saves is not for servers, which write their own rows: leave it out."
-    )
+def test_a_setting_that_servers_cannot_keep_is_refused():
     with pytest.raises(UsageError) as error:
         ServiceConfig(servers=2, start_seconds=0)
     assert str(error.value) == "service.start_seconds must be between 1 and 1e+06, got 0."

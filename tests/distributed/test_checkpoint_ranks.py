@@ -5,6 +5,7 @@ import json
 import os
 import resource
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,34 +16,20 @@ from ranks import run_ranks
 from tapas import DataError, UsageError
 from tapas.checkpoints import files as checkpoint_files
 from tapas.checkpoints import folder as checkpoint
-from tapas.checkpoints import piece_plans, pieces
-from tapas.checkpoints import saving as checkpoint_saving
-from tapas.checkpoints.folder import CheckpointFolder
-from tapas.checkpoints.pieces import (
-    Piece,
-    group_apart,
-    load_pieces,
-    save_pieces_later,
-    stored_shapes,
-)
-from tapas.checkpoints.rows import ShardRows
+from tapas.checkpoints import rows as checkpoint_rows
+from tapas.checkpoints.folder import CheckpointFolder, Contents
+from tapas.checkpoints.rows import TableRows
 from tapas.distributed import peer_failure as blame
 from tapas.distributed.collectives import Ranks
 from tapas.errors import PeerError
 from tapas.rng import stream
-from tapas.tables.placement import Placement
+from tapas.tables.placement import Placement, RowRange
 
 pytestmark = pytest.mark.slow
 C, D, SAVERS, LOADERS = 31, 3, (1, 2, 3, 4), (1, 2, 3, 5)
-TABLE, OTHER = "model.head.table", "model.own_inputs"
-EXTRA = {"num_updates": 7, "seed": 5, "num_shards": 2, "placement": "random"}
-STATE = {
-    "extra": {
-        "head.table.numbers": EXTRA,
-        "own_inputs.numbers": EXTRA | {"seed": 6, "placement": "contiguous"},
-        "head.numbers": {"step": 9},
-    }
-}
+TABLE, OTHER, WHOLE = "model.head.table", "model.own_inputs", "model.tree"
+NUMBERS = {TABLE: {"num_updates": 7, "seed": 5}, OTHER: {"num_updates": 7, "seed": 6}}
+STATE = {"at": "here"}
 
 
 def whole_tensors() -> dict[str, torch.Tensor]:
@@ -56,8 +43,9 @@ def whole_tensors() -> dict[str, torch.Tensor]:
         f"{OTHER}.weight_mean": torch.randn(C, D, generator=draws),
     }
     empty = {f"{OTHER}.bias": torch.zeros(0), f"{OTHER}.bias_mean": torch.zeros(0, 1)}
+    tree = {f"{WHOLE}.weight": torch.randn(4, 2, generator=draws)}  # whole on every rank
     dense = {"model.encoder.w": torch.randn(4, 5, generator=draws), "count": torch.tensor(3)}
-    return rows | empty | dense
+    return rows | empty | tree | dense
 
 
 def orders(num_shards: int, *, swapped: bool = False) -> dict[str, Placement]:
@@ -67,18 +55,21 @@ def orders(num_shards: int, *, swapped: bool = False) -> dict[str, Placement]:
     return {k: Placement(C, num_shards, seed=s, kind=kind) for k, (s, kind) in kinds.items()}
 
 
-def held_by(rank: int, num_ranks: int) -> dict[str, torch.Tensor | Piece]:
-    """What a rank saves: its rows in pieces, all of the rest."""
-    held = {}
-    for name, tensor in whole_tensors().items():
-        prefix = name.rpartition(".")[0]
-        held[name] = tensor
-        if prefix in (TABLE, OTHER) and len(tensor):
-            order = orders(num_ranks)[prefix]
-            held[name] = Piece(tensor[order.ids_of(rank)], order.start(rank), C)
-        elif prefix in (TABLE, OTHER):
-            held[name] = Piece(tensor, 0, 0)
-    return held
+def tensors_of(prefix: str) -> dict[str, torch.Tensor]:
+    """The tensors of one table, by id."""
+    whole = whole_tensors()
+    return {k.removeprefix(f"{prefix}."): v for k, v in whole.items() if k.startswith(prefix)}
+
+
+def held_by(rank: int, num_ranks: int) -> Contents:
+    """What a rank has to save: its rows, and all that is the same on every rank."""
+    tables = {WHOLE: TableRows(RowRange.all_by_id(4), tensors_of(WHOLE))}
+    for prefix, order in orders(num_ranks).items():
+        mine = {k: t[order.ids_of(rank)] if len(t) else t for k, t in tensors_of(prefix).items()}
+        tables[prefix] = TableRows(RowRange(order, rank), mine)
+    known = (TABLE, OTHER, WHOLE)
+    dense = {k: t for k, t in whole_tensors().items() if not k.startswith(known)}
+    return Contents(dense, tables, NUMBERS)
 
 
 def is_whole(found: dict[str, torch.Tensor]) -> None:
@@ -101,8 +92,8 @@ def is_shard(found: dict[str, torch.Tensor], order: dict[str, Placement], number
 def load_shards(folder: CheckpointFolder, num_shards: int, *, swapped: bool) -> None:
     order = orders(num_shards, swapped=swapped)
     for number in range(num_shards):
-        shards = {prefix: ShardRows(each, number) for prefix, each in order.items()}
-        is_shard(folder.load(shards=shards).tensors, order, number)
+        ranges = {prefix: RowRange(each, number) for prefix, each in order.items()}
+        is_shard(folder.load(ranges=ranges).tensors, order, number)
 
 
 def refused(call, kind=UsageError) -> str:
@@ -126,7 +117,7 @@ class limited:  # noqa: N801
 
 
 def work(world: Ranks, root: Path) -> dict[str, str]:
-    pieces.STRETCH_BYTES = 60  # so that even these pieces are stored in several stretches
+    checkpoint_rows.READ_BYTES = 60  # so that even these rows are read in several blocks
     for members in [*(range(m) for m in SAVERS), (1, 3)]:
         group = dist.new_group(list(members))
         if world.rank in members:
@@ -138,41 +129,9 @@ def work(world: Ranks, root: Path) -> dict[str, str]:
             assert ranks.last_checkpoint == f"step 400 in {folder.folder}"
             assert folder.steps() == [400] == [folder.best()]
             order = orders(ranks.size)
-            shards = {k: ShardRows(each, ranks.rank) for k, each in order.items()}
-            is_shard(folder.load(shards=shards, ranks=ranks).tensors, order, ranks.rank)
-    later(world, root)
+            ranges = {k: RowRange(each, ranks.rank) for k, each in order.items()}
+            is_shard(folder.load(ranges=ranges, ranks=ranks).tensors, order, ranks.rank)
     return faults(world, root / "faults")
-
-
-def later(ranks: Ranks, root: Path) -> None:
-    apart, plain = group_apart(ranks.group), root / "plain"
-    if ranks.rank == 0:
-        plain.mkdir()
-    ranks.announce("made")
-    row = torch.full((2, 3), float(ranks.rank))
-    handle = save_pieces_later(plain, {"row": Piece(row, 2 * ranks.rank, 8)}, group=apart)
-    row.fill_(-1)
-    for _ in range(50):  # meetings of training go on meanwhile
-        ranks.announce("train", ranks.rank)
-    handle.finish()
-    assert handle.done()
-    found = torch.empty(8, 3)
-    load_pieces(plain, {"row": found})
-    assert found[:, 0].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-
-    folder = CheckpointFolder(root / "background", keep=1)
-    held = held_by(ranks.rank, ranks.size)
-    for step in (1, 2):
-        folder.save(step, held, STATE, ranks=ranks, background=True)
-        assert step not in folder.steps()
-        for value in held.values():
-            (value.tensor if isinstance(value, Piece) else value).zero_()
-        held = held_by(ranks.rank, ranks.size)
-    assert folder.steps() == [1]
-    folder.finish()
-    folder.finish()
-    assert ranks.last_checkpoint == f"step 2 in {folder.folder}"
-    is_whole(folder.load(2, ranks=ranks).tensors)
 
 
 def full(*_, **__):
@@ -183,16 +142,15 @@ def faults(ranks: Ranks, at: Path) -> dict[str, str]:
     folder = CheckpointFolder(at)
     held = held_by(ranks.rank, ranks.size)
     folder.save(1, held, STATE, ranks=ranks)
-    big = held | {"big": Piece(torch.zeros(9_000), 9_000 * ranks.rank, 36_000)}
+    large = TableRows(RowRange(Placement(36_000, 4), ranks.rank), {"weight": torch.zeros(9_000, 1)})
+    big = replace(held, tables={**held.tables, "big": large})
     told = {}
     with limited(20_000 if ranks.rank == 2 else resource.RLIM_INFINITY):
         told["full"] = refused(lambda: folder.save(2, big, STATE, ranks=ranks))
         ranks.announce("looked")
         assert os.listdir(at) == ["step-00000001"]
         ranks.announce("seen")
-        folder.save(2, big, STATE, ranks=ranks, background=True)
-        told["full later"] = refused(folder.finish)
-    for rank, module, call in ((1, checkpoint_saving, "fingerprint"), (0, checkpoint, "seal")):
+    for rank, module, call in ((1, checkpoint_files, "fingerprint"), (0, checkpoint, "seal")):
         with pytest.MonkeyPatch.context() as patched:
             if ranks.rank == rank:
                 patched.setattr(module, call, full)
@@ -202,13 +160,14 @@ def faults(ranks: Ranks, at: Path) -> dict[str, str]:
     told["refused"] = refused(lambda: folder.save(2, held, state, ranks=ranks), kind)
     step = 3 + ranks.rank
     told["steps"] = refused(lambda: folder.save(step, held, STATE, ranks=ranks))
-    short = held | {f"{TABLE}.bias": Piece(torch.zeros(1), ranks.rank, C)}
+    again = held_by(ranks.rank % 3, ranks.size)  # as if rank 3 were rank 0
+    short = replace(held, tables=again.tables)
     told["gap"] = refused(lambda: folder.save(2, short, STATE, ranks=ranks))
     ranks.announce("looked")
     assert os.listdir(at) == ["step-00000001"]
     ranks.announce("seen")
     folder.save(2, held, STATE, ranks=ranks)
-    damaged = at / "step-00000002" / "__2_0.distcp"
+    damaged = at / "step-00000002" / "rows-2.safetensors"
     if ranks.rank == 0:
         flip(damaged)
     ranks.announce("damaged")
@@ -236,7 +195,7 @@ def vanish(ranks: Ranks, root: Path, victim: int) -> None:
     if ranks.rank == victim == 0:
         os.rename = die  # all is written and sealed, but it has no name yet
     elif ranks.rank == victim:
-        piece_plans.Writer.write_data = die
+        checkpoint_rows.write_file = die
     words = refused(lambda: folder.save(2, held, STATE, ranks=ranks), PeerError)
     (root.parent / f"{root.name}-{ranks.rank}.txt").write_text(words)
 
@@ -256,34 +215,16 @@ def test_what_any_number_of_ranks_saved_is_loaded_by_any_other(saved, by):
     load_shards(folder, 2, swapped=True)
 
 
-def test_the_record_says_who_saved_what_and_vouches_for_every_file(saved):
+def test_the_record_vouches_for_every_file(saved):
     folder = saved[0] / "by-0-1-2" / "step-00000400"
     record = json.loads((folder / "state.json").read_text())
-    files = record.pop("files")
+    files = record["files"]
+    assert list(files) == [*(f"rows-{n}.safetensors" for n in range(3)), "dense.safetensors"]
     assert files.keys() == {p.name for p in folder.iterdir()} - {"state.json"}
     assert files == {name: checkpoint_files.fingerprint(folder / name) for name in files}
-    assert record == {
-        "format": 2,
-        "layout": "sharded",
-        "ranks": 3,
-        "pieces": sorted(name for name in whole_tensors() if name.startswith((TABLE, OTHER))),
-        "tapas": checkpoint_files.__version__,
-        "step": 400,
-        "best": True,
-        "state": STATE,
-    }
-
-
-def test_every_rank_writes_only_what_it_holds(saved):
-    """A dense tensor is written once, and the pieces of a rank are in its own file."""
-    shapes = stored_shapes(saved[0] / "by-0-1-2-3" / "step-00000400")
-    want = {name: (tuple(t.shape), t.dtype) for name, t in whole_tensors().items()}
-    assert {name: (each.shape, each.dtype) for name, each in shapes.items()} == want
-    sizes = {
-        by: sum(f.stat().st_size for f in (saved[0] / by / "step-00000400").glob("*.distcp"))
-        for by in ("by-0", "by-0-1-2-3")
-    }
-    assert sizes["by-0-1-2-3"] < 1.5 * sizes["by-0"]
+    assert (record["processes"], record["numbers"], record["state"]) == (3, NUMBERS, STATE)
+    assert [file for file, _, _ in record["tables"][TABLE]["ranges"]] == list(files)[:3]
+    assert record["tables"][WHOLE]["ranges"] == [["rows-0.safetensors", 0, 4]]
 
 
 def test_a_full_disk_of_one_rank_is_told_by_all_of_them(saved):
@@ -293,7 +234,7 @@ def test_a_full_disk_of_one_rank_is_told_by_all_of_them(saved):
         "Checkpoint step 1 is whole. Free some space and go on with --resume."
     )
     for told in answers:
-        assert told["full"] == told["full later"] == words.format("File too large on rank 2")
+        assert told["full"] == words.format("File too large on rank 2")
         assert told["fingerprint"] == words.format("No space left on device on rank 1")
         assert told["seal"] == words.format("No space left on device on rank 0")
 
@@ -313,15 +254,17 @@ def test_ranks_that_save_different_steps_or_not_all_rows_are_refused(saved):
             "the ranks would save different steps: 3, 4, 5, 6, by rank. All must save the same "
             "one, in one folder that all of them see."
         )
-        assert told["gap"] == f"the pieces of '{TABLE}.bias' make up 4 of 31 rows."
+        assert told["gap"] == (
+            f"two processes have written the rows 0 to 7 of {TABLE}, in its stored order of 31."
+        )
 
 
 def test_a_damaged_file_is_found_by_the_rank_that_checks_it_and_told_by_all(saved):
     root, answers = saved
     for told in answers:
         assert told["damaged"] == (
-            f"{root / 'faults' / 'step-00000002' / '__2_0.distcp'} is damaged: its checksum is not "
-            "the one it was saved with. Step 1 is whole: take it with --step 1."
+            f"{root / 'faults' / 'step-00000002' / 'rows-2.safetensors'} is damaged: its checksum "
+            "is not the one it was saved with. Step 1 is whole: take it with --step 1."
         )
 
 
@@ -336,5 +279,5 @@ def test_a_rank_killed_while_saving_leaves_the_old_checkpoint(tmp_path, victim):
     folder = CheckpointFolder(root)
     assert folder.steps() == [1]
     is_whole(folder.load().tensors)
-    folder.save(3, whole_tensors(), STATE)  # what was left half done goes, at the latest now
+    folder.save(3, held_by(0, 1), STATE)  # what was left half done goes, at the latest now
     assert sorted(os.listdir(root)) == ["step-00000001", "step-00000003"]

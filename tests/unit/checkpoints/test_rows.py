@@ -1,0 +1,481 @@
+"""Rows of tables in checkpoints: saved by one process or by servers, read by any number of them.
+
+What real ranks save and load is in tests/distributed/test_checkpoint_ranks.py.
+"""
+
+import errno
+import json
+import os
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import CONTEXT
+
+from tapas import DataError, LocalTable, UsageError
+from tapas.checkpoints import files as checkpoint_files
+from tapas.checkpoints import folder as checkpoint
+from tapas.checkpoints import rows as checkpoint_rows
+from tapas.checkpoints.describe import describe
+from tapas.checkpoints.folder import CheckpointFolder, Contents
+from tapas.checkpoints.rows import TableRows, Unwritten, write_rows
+from tapas.errors import PeerError
+from tapas.optim import LazyAdam, RowwiseAdagrad
+from tapas.rng import stream
+from tapas.tables.placement import Placement, RowRange
+from tapas.tables.ranks import OneProcess
+from tapas.tables.shard import Shard
+
+C, D = 23, 3
+HEAD, INPUTS = "model.head.table", "model.own_inputs"
+OPTIONS = {
+    HEAD: {"row_optimizer": RowwiseAdagrad.fused(lr=0.5), "bias": True, "dtype": torch.float32},
+    INPUTS: {"row_optimizer": LazyAdam.fused(), "bias": False, "dtype": torch.bfloat16},
+}
+ORDERS = {HEAD: (4, "random"), INPUTS: (5, "contiguous")}
+NUMBERS = {HEAD: {"num_updates": 7, "seed": 4}, INPUTS: {"num_updates": 7, "seed": 5}}
+STATE = {"at": "here"}
+
+
+def whole_tensors() -> dict[str, torch.Tensor]:
+    """Two tables by id, one of them without biases."""
+    draws, found = stream(0, "rows"), {}
+    for prefix in ORDERS:
+        for name, held in LocalTable(C, D, **OPTIONS[prefix]).row_tensors().items():
+            found[f"{prefix}.{name}"] = torch.randn(held.shape, generator=draws).to(held.dtype)
+    return found
+
+
+def dense_tensors() -> dict[str, torch.Tensor]:
+    draws = stream(0, "dense")
+    names = ("model.encoder.w", "optimizer.0.exp_avg", "count")
+    return {name: torch.randn(4, 5, generator=draws) for name in names}
+
+
+def wanted(number: int, num_shards: int, *, order: str = "same") -> dict[str, RowRange]:
+    orders = ORDERS if order == "same" else {HEAD: (5, "contiguous"), INPUTS: (9, "random")}
+    return {
+        prefix: RowRange(Placement(C, num_shards, seed=seed, kind=kind), number)
+        for prefix, (seed, kind) in orders.items()
+    }
+
+
+def part_of(tensor: torch.Tensor, rows: RowRange) -> torch.Tensor:
+    return tensor[rows.placement.ids_of(rows.number)] if len(tensor) else tensor
+
+
+def kept_by(ranges: dict[str, RowRange]) -> dict[str, TableRows]:
+    found = {}
+    for prefix, rows in ranges.items():
+        shard = Shard(rows.placement, rows.number, D, device=None, **OPTIONS[prefix])
+        assert shard.row_range == rows
+        tensors = {
+            name: part_of(whole_tensors()[f"{prefix}.{name}"], rows) for name in shard.row_tensors()
+        }
+        found[prefix] = TableRows(rows, tensors)
+    return found
+
+
+def serve(folder: Path, number: int, num_servers: int, most_bytes: int | None = None):
+    """Server `number` writes; with `most_bytes` no file of it may be larger."""
+    if most_bytes is not None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, resource.RLIM_INFINITY))
+    return write_rows(folder, number, kept_by(wanted(number, num_servers)))
+
+
+def servers(num_servers: int, numbers=None):
+    """As many of them, in this process; those with `numbers` answer."""
+    asked = range(num_servers) if numbers is None else numbers
+    return lambda folder: [serve(folder, number, num_servers) for number in asked]
+
+
+def save(at: Path, num_servers: int, *, step: int = 7, ask=None) -> Path:
+    contents = Contents(dense_tensors(), numbers=NUMBERS)
+    return CheckpointFolder(at).save(step, contents, STATE, servers=ask or servers(num_servers))
+
+
+def save_alone(at: Path, step: int = 7) -> Path:
+    by_id = {prefix: RowRange.all_by_id(C) for prefix in ORDERS}
+    contents = Contents(dense_tensors(), kept_by(by_id), NUMBERS)
+    return CheckpointFolder(at).save(step, contents, STATE)
+
+
+WRITERS = {"one process": save_alone, "2 servers": lambda at: save(at, 2)}
+
+
+@pytest.fixture(params=WRITERS)
+def folder(request, tmp_path):
+    WRITERS[request.param](tmp_path)
+    return CheckpointFolder(tmp_path)
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(
+        torch.equal(one[k], other[k]) and one[k].dtype == other[k].dtype for k in one
+    )
+
+
+def is_untouched(at: Path) -> bool:
+    """Nothing but step 1, whole."""
+    found = CheckpointFolder(at).load(1).tensors
+    return same(found, whole_tensors() | dense_tensors()) and os.listdir(at) == ["step-00000001"]
+
+
+def refused(call, kind=UsageError) -> str:
+    with pytest.raises(kind) as error:
+        call()
+    return str(error.value)
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("order", ["same", "other"])
+@pytest.mark.parametrize("num_readers", [1, 2, 3, C])
+def test_any_number_of_readers_gets_its_rows(folder, monkeypatch, num_readers, order):
+    monkeypatch.setattr(checkpoint_rows, "READ_BYTES", 5 * 4 * D)  # in several blocks
+    for number in range(num_readers):
+        ranges = wanted(number, num_readers, order=order)
+        want = {
+            name: part_of(tensor, ranges[name.rpartition(".")[0]])
+            for name, tensor in whole_tensors().items()
+        }
+        rows = folder.load_rows(7, ranges, part=number, parts=num_readers)
+        assert same(rows.tensors, want)
+        assert (rows.step, rows.state, rows.numbers) == (7, STATE, NUMBERS)
+        assert same(folder.load(ranges=ranges).tensors, want | dense_tensors())
+    assert same(folder.load().tensors, whole_tensors() | dense_tensors())
+
+
+def test_one_table_alone_is_read(folder):
+    found = folder.load_rows(None, {HEAD: wanted(0, 2)[HEAD]}).tensors
+    assert found.keys() == {name for name in whole_tensors() if name.startswith(HEAD)}
+
+
+def test_what_is_no_table_is_loaded_without_any_rows(folder, monkeypatch):
+    monkeypatch.setattr(checkpoint_rows, "safe_open", None)
+    found = folder.load_dense()
+    assert same(found.tensors, dense_tensors())
+    assert (found.step, found.state) == (7, STATE)
+
+
+def test_only_the_files_with_wanted_rows_are_opened(tmp_path, monkeypatch):
+    save(tmp_path, 4)
+    opened, safe_open = set(), checkpoint_rows.safe_open
+    monkeypatch.setattr(
+        checkpoint_rows, "safe_open", lambda at, **k: (opened.add(at.name), safe_open(at, **k))[1]
+    )
+    CheckpointFolder(tmp_path).load_rows(7, wanted(1, 2))
+    assert opened == {"rows-2.safetensors", "rows-3.safetensors"}
+
+
+def test_the_record_says_what_is_where_and_vouches_for_every_file(tmp_path):
+    path = save(tmp_path, 2)
+    record = json.loads((path / "state.json").read_text())
+    files = ["rows-0.safetensors", "rows-1.safetensors", "dense.safetensors"]
+    assert list(record["files"]) == files
+    assert {p.name for p in path.iterdir()} == {*files, "state.json"}
+    assert record["files"] == {f: checkpoint_files.fingerprint(path / f) for f in files}
+    assert record["processes"] == 2
+    assert record["tables"][HEAD] == {
+        "num_classes": C,
+        "dim": D,
+        "order": {"kind": "random", "seed": 4},
+        "tensors": {
+            "weight": {"dtype": "float32", "shape": [C, D]},
+            "bias": {"dtype": "float32", "shape": [C]},
+            "weight_sum": {"dtype": "float32", "shape": [C, 1]},
+            "bias_sum": {"dtype": "float32", "shape": [C, 1]},
+        },
+        "ranges": [["rows-0.safetensors", 0, 12], ["rows-1.safetensors", 12, C]],
+    }
+    assert record["tables"][INPUTS]["tensors"]["bias"] == {"dtype": "bfloat16", "shape": [0]}
+    told = describe(path)
+    assert (told["processes"], told["whole"]) == (2, True)
+    assert told["tables"][1]["optimizer_state"] == ["mean", "square"]
+
+
+def test_rows_beside_servers_are_saved_by_the_process_that_has_them(tmp_path):
+    mine = {"model.tree": TableRows(RowRange.all_by_id(2), {"weight": torch.eye(2)})}
+    folder = CheckpointFolder(tmp_path)
+    path = folder.save(7, Contents(dense_tensors(), mine), {}, servers=servers(2))
+    assert (path / "rows-2.safetensors").exists()
+    want = {"model.tree.weight": torch.eye(2)} | whole_tensors() | dense_tensors()
+    assert same(folder.load().tensors, want)
+
+
+def test_a_range_of_another_table_is_refused(folder):
+    path = folder.folder / "step-00000007"
+
+    def told(prefix, num_classes, number=0):
+        ranges = {prefix: RowRange(Placement(num_classes, 2), number)}
+        return refused(lambda: folder.load(ranges=ranges))
+
+    assert told("model.head.tabel", C) == (
+        f"unknown table in {path} 'model.head.tabel'. Did you mean 'model.head.table'? Known: "
+        "model.head.table, model.own_inputs."
+    )
+    assert told(HEAD, 30) == (
+        f"model.head.table in {path} has 23 classes; asked for as one of 30. `tapas checkpoint "
+        "grow` adds classes."
+    )
+    assert told(HEAD, C, 2) == "there is no shard 2 of model.head.table; expected 0 to 1."
+
+
+def test_readers_share_the_work_of_checking(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    save(tmp_path, 2, step=6)
+    path = save(tmp_path, 2)
+
+    def words(name):
+        return (
+            f"{path / name} is damaged: its checksum is not the one it was saved with. Step 6 is "
+            "whole: take it with --step 6."
+        )
+
+    flip(path / "dense.safetensors")
+    for part in (0, 1):
+        folder.load_rows(7, wanted(part, 2), part=part, parts=3)
+    want = words("dense.safetensors")
+    assert refused(lambda: folder.load_dense(part=2, parts=3), DataError) == want
+    assert refused(folder.load_dense, DataError) == want
+    flip(path / "rows-1.safetensors")
+    folder.load_rows(7, wanted(0, 2), part=0, parts=3)
+    call = lambda: folder.load_rows(7, wanted(1, 2), part=1, parts=3)  # noqa: E731
+    assert refused(call, DataError) == words("rows-1.safetensors")
+    flip(path / "rows-1.safetensors")  # and is whole again
+    call()
+    (path / "rows-1.safetensors").unlink()
+    assert refused(lambda: folder.load_rows(7, wanted(0, 2), part=0, parts=3), DataError) == (
+        f"{path / 'rows-1.safetensors'} cannot be read: No such file or directory. Step 6 is "
+        "whole: take it with --step 6."
+    )
+
+
+@pytest.mark.parametrize("part", [-1, 2])
+def test_a_part_that_would_check_nothing_is_refused(folder, part):
+    call = lambda: folder.load_dense(part=part, parts=2)  # noqa: E731
+    assert refused(call) == f"part must be one of 0 to 1, got {part}."
+
+
+def changed(**changes):
+    return lambda record: record["tables"][HEAD].update(changes)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        changed(ranges=[["rows-0.safetensors", 0, 12]]),
+        changed(ranges=[["rows-0.safetensors", 0, 12], ["rows-1.safetensors", 13, C]]),
+        changed(ranges=[["rows-0.safetensors", 0, 12], ["rows-7.safetensors", 12, C]]),
+        changed(ranges=[["rows-0.safetensors", 0, 40], ["rows-1.safetensors", 40, C]]),
+        changed(tensors={"weight": {"dtype": "nn", "shape": [C, D]}}),
+    ],
+)
+def test_a_record_whose_ranges_are_no_table_is_damaged(tmp_path, change):
+    file = save(tmp_path, 2) / "state.json"
+    change(record := json.loads(file.read_text()))
+    file.write_text(json.dumps(record))
+    told = refused(CheckpointFolder(tmp_path).load, DataError)
+    assert told.startswith(f"{file} is damaged: not the JSON that was saved. ")
+
+
+def test_a_record_that_does_not_fit_its_files_is_told(tmp_path):
+    path = save(tmp_path, 2)
+    record = json.loads((path / "state.json").read_text())
+    record["tables"][HEAD]["ranges"] = [["rows-0.safetensors", 0, 9], ["rows-1.safetensors", 9, C]]
+    (path / "state.json").write_text(json.dumps(record))
+    assert refused(CheckpointFolder(tmp_path).load, DataError) == (
+        f"{path / 'rows-0.safetensors'} has {HEAD}.weight of shape [12, 3]; expected [9, 3]."
+    )
+
+
+def after(numbers, error):
+    """Servers with `numbers` write; then comes an error."""
+
+    def ask(folder):
+        for number in numbers:
+            serve(folder, number, 3)
+        raise error
+
+    return ask
+
+
+def other_size(folder):
+    return [*servers(3, [0, 1])(folder), write_rows(folder, 2, kept_by(wanted(1, 2, order="o")))]
+
+
+CANNOT = "cannot save checkpoint step 2 into {}: {}. Checkpoint step 1 is whole. {} and go on with "
+WRONG = "the servers that have written have the numbers {}; expected each of 0 to {} once. Give "
+
+
+@pytest.mark.parametrize(
+    ("ask", "kind", "words"),
+    [
+        (
+            after([0, 1], OSError(errno.ENOSPC, "No space left on device at b")),
+            UsageError,
+            CANNOT.format("{at}", "No space left on device at b", "Free some space") + "--resume.",
+        ),
+        (
+            after([0], OSError("it went away")),
+            UsageError,
+            CANNOT.format("{at}", "it went away", "Make sure that it can be written to")
+            + "--resume.",
+        ),
+        (
+            lambda folder: [
+                serve(folder, 0, 3),
+                Unwritten(1, errno.EDQUOT, "Disk quota exceeded"),
+                serve(folder, 2, 3),
+            ],
+            UsageError,
+            CANNOT.format("{at}", "Disk quota exceeded on server 1", "Free some space")
+            + "--resume.",
+        ),
+        (after([0, 2], PeerError("server 1 is gone.")), PeerError, "server 1 is gone."),
+        (after([0, 1, 2], KeyboardInterrupt("now")), KeyboardInterrupt, "now"),
+        (
+            servers(3, []),
+            UsageError,
+            "no server has written rows of the checkpoint; expected at least one.",
+        ),
+        (servers(3, [0, 2]), UsageError, WRONG.format("0, 2", 1) + "every one a number of its own"),
+        (
+            servers(3, [0, 1]),
+            UsageError,
+            "nobody has written the rows 16 to 22 of model.head.table, in its stored order of 23.",
+        ),
+        (servers(3, [0, 1, 1, 2]), UsageError, WRONG.format("0, 1, 1, 2", 3)),
+        (
+            other_size,
+            UsageError,
+            "the processes that keep rows of model.head.table disagree on its sizes, dtypes or "
+            "order. Build the table with the same arguments in all of them.",
+        ),
+    ],
+    ids=[
+        "full",
+        "no-number",
+        "answered",
+        "peer",
+        "interrupt",
+        "none",
+        "gap",
+        "short",
+        "twice",
+        "other",
+    ],
+)
+def test_a_server_that_fails_leaves_what_was_there(tmp_path, ask, kind, words):
+    save(tmp_path, 3, step=1)
+    told = refused(lambda: save(tmp_path, 3, step=2, ask=ask), kind)
+    assert told.startswith(words.format(at=tmp_path))
+    assert is_untouched(tmp_path)
+    save(tmp_path, 3, step=2)
+    assert CheckpointFolder(tmp_path).steps() == [1, 2]
+
+
+def test_rows_that_are_not_those_of_the_range_are_refused(tmp_path):
+    rows = {HEAD: TableRows(wanted(0, 2)[HEAD], {"weight": torch.zeros(5, D)})}
+    words = refused(lambda: CheckpointFolder(tmp_path).save(1, Contents({}, rows), {}))
+    assert words == f"{HEAD}.weight has 5 rows; expected 12, those from place 0 to 12."
+    assert os.listdir(tmp_path) == []
+
+
+class TwoRanks(OneProcess):
+    size = 2
+
+
+def test_servers_do_not_go_with_ranks(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    assert refused(lambda: folder.save(1, {}, {}, ranks=TwoRanks(), servers=servers(2))) == (
+        "what servers write is saved by one process that waits for them. Leave out `servers` or "
+        "`ranks`."
+    )
+
+
+def test_numbers_and_optimizers_that_json_would_change_are_refused(tmp_path):
+    folder = CheckpointFolder(tmp_path / "none")
+    odd = {"kind": "Mine", "param_groups": [{"lr": len}]}
+    words = "optimizers[0].param_groups[0].lr is of type builtin_function_or_method; expected "
+    assert refused(lambda: folder.save(1, Contents({}, optimizers=[odd]), {})).startswith(words)
+    told = refused(lambda: folder.save(1, Contents({}, numbers={"a": {"b": {1}}}), {}))
+    assert told.startswith("numbers.a.b is of type set; expected numbers")
+    assert not folder.folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "call"),
+    [(checkpoint, "write_file"), (checkpoint, "seal"), (checkpoint_files, "sync")],
+)
+def test_a_disk_that_is_full_here_leaves_what_was_there(tmp_path, monkeypatch, place, call):
+    save(tmp_path, 3, step=1)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def ask(folder):  # the servers' disks are not
+        parts = servers(3)(folder)
+        monkeypatch.setattr(place, call, full)
+        return parts
+
+    words = CANNOT.format(tmp_path, "No space left on device", "Free some space") + "--resume."
+    assert refused(lambda: save(tmp_path, 3, step=2, ask=ask)) == words
+    monkeypatch.undo()
+    assert is_untouched(tmp_path)
+
+
+@pytest.mark.slow
+def test_servers_in_processes_of_their_own_write_and_one_of_them_finds_its_disk_full(tmp_path):
+    with CONTEXT.Pool(3) as pool:
+
+        def ask(most):
+            return lambda folder: pool.starmap(
+                serve, [(folder, n, 3, most if n == 1 else None) for n in range(3)], chunksize=1
+            )
+
+        save(tmp_path, 3, step=1, ask=ask(None))
+        assert is_untouched(tmp_path)
+        told = refused(lambda: save(tmp_path, 3, step=2, ask=ask(1_000)))
+    words = CANNOT.format(tmp_path, "File too large on server 1", "Free some space") + "--resume."
+    assert told == words
+    assert is_untouched(tmp_path)
+
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def save_and_die(at: Path, place: str) -> None:
+    """Save step 2, and be gone once the servers have written: before or after it is sealed."""
+    if place == "rename":
+        os.rename = die
+    else:
+        setattr(checkpoint, place, die)
+    save(at, 3, step=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["write_file", "seal", "rename"])
+def test_killed_after_the_servers_have_written_it_leaves_the_old_checkpoint(tmp_path, place):
+    save(tmp_path, 3, step=1)
+    process = CONTEXT.Process(target=save_and_die, args=(tmp_path, place))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    (left,) = [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    assert (left / "rows-2.safetensors").exists()
+    assert (left / "dense.safetensors").exists() == (place != "write_file")
+    assert (left / "state.json").exists() == (place == "rename")
+    folder = CheckpointFolder(tmp_path)
+    assert folder.steps() == [1]
+    assert same(folder.load().tensors, whole_tensors() | dense_tensors())
+    save(tmp_path, 3, step=3)
+    assert sorted(os.listdir(tmp_path)) == ["step-00000001", "step-00000003"]
