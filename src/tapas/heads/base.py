@@ -76,8 +76,11 @@ class Head(ExactState, ABC):
 
     @classmethod
     def rows_per_step(cls, options: Mapping[str, Any], num_classes: int) -> tuple[int, int]:
-        """For a memory plan: rows that a step moves, and how many times as many it scores first."""
-        return num_classes if cls.every_row else options.get("num_samples") or 1, 1
+        """For a memory plan: rows that a step moves, and how many times as many it scores first.
+
+        0 are none but those of the batch's own targets.
+        """
+        return num_classes if cls.every_row else options.get("num_samples") or 0, 1
 
     @classmethod
     def papers_of(cls, options: Mapping[str, Any]) -> tuple[str, ...]:

@@ -152,6 +152,9 @@ def workload_of(
     positions = config.model.history if config.head.positions == "all" else 1
     encoder = build_encoder(config.model, config.loop.seed)
     rows, factor = config.head.kind.rows_per_step(config.head.options, len(train_counts))
+    if not rows:  # a method that samples nothing has the targets of its batch
+        own = config.loop.batch * positions * config.head.next_items
+        rows = min(own, len(train_counts))
     return Workload(
         num_classes=len(train_counts),
         dim=config.model.dim,

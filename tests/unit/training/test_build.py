@@ -1,6 +1,7 @@
 """Every setting reaches the object it is for, and what was left open gets a number."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from tapas.data.splits import SplitConfig, split_log
 from tapas.encoders import GRUEncoder, MeanEncoder, TransformerEncoder
 from tapas.optim import SGD, Adagrad, LazyAdam, RowwiseAdagrad
 from tapas.selection import Priority, Top
-from tapas.training.build import build, check_device
+from tapas.training.build import build, check_device, workload_of
 from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, OptimizerConfig, TrainConfig
 
 ENCODERS = {"mean": MeanEncoder, "gru": GRUEncoder, "transformer": TransformerEncoder}
@@ -51,6 +52,17 @@ def test_encoders_are_as_configured(data, name, kind):
     other = build(replace(config, loop=replace(CONFIG.loop, seed=12)), *data).model.encoder
     weights = zip(encoder.parameters(), other.parameters(), strict=True)
     assert any(not torch.equal(one, two) for one, two in weights)
+
+
+@pytest.mark.parametrize(
+    ("method", "rows"), [("in-batch", 40), ("full", 40), ("sampled", 5), ("tapas", 5)]
+)
+def test_a_memory_plan_has_the_rows_that_a_step_of_the_method_touches(method, rows):
+    """Also of a method that samples nothing, which ranks could not train otherwise."""
+    options = {"num_samples": 5} if rows == 5 else {}
+    config = replace(CONFIG, head=HeadConfig.of(method=method, next_items=4, **options))
+    team = SimpleNamespace(size=2)
+    assert workload_of(config, np.ones(40, dtype=np.int64), team).num_samples == rows
 
 
 def test_the_head_is_as_configured(data):
