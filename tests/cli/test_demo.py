@@ -17,7 +17,7 @@ RUNS = ("sampled-softmax", "TAPAS-priority", "TAPAS-with-repeats")
 
 def shrink(patch):
     patch.setattr(showcase, "SyntheticLogConfig", lambda: SMALL)
-    sizes = {"model": {"dim": 8, "history": 10}, "head": {"samples": 16}, "loop": {"batch": 8}}
+    sizes = {"model": {"dim": 8, "history": 10}, "head": {"num_samples": 16}, "loop": {"batch": 8}}
     patch.setattr(showcase, "SETTINGS", sizes)
 
 
