@@ -253,7 +253,7 @@ class Ranks:
         return blame(error, self.group, self._store, self.rank, self.size, last_checkpoint=last)
 
 
-# names that torch has changed since 2.6, the oldest version that is tested
+# names that torch has changed since 2.8
 all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
