@@ -19,7 +19,8 @@ TITLE = "What a step costs, and what each estimator gets wrong"
 STEP_WORDS = (
     "The head alone, with random queries and Zipf's frequencies: loss, backward, update of rows; "
     "medians on one thread, of methods that adapt means over 64 steps. Break-even: from so many "
-    "classes on a step of the full softmax takes longer."
+    "classes on a step of the full softmax takes longer. Columns may have been measured on "
+    "different days (70,000 classes was, beside the groceries): compare inside of one."
 )
 BIAS_HEADING = (
     "",

@@ -51,7 +51,7 @@ class WorkSplit(Protocol):
         """The `rows` of all processes, in turn."""
 
 
-class OneProcess:
+class Undivided:
     """All of the work is done here."""
 
     def bounds(self, size: int) -> tuple[int, int]:
@@ -90,7 +90,7 @@ def ranked_lists(
     -1 fills lists that run out of items. The loss is over all classes, in nats, the mean over an
     example's targets, NaN without any.
     """
-    work = work or OneProcess()
+    work = work or Undivided()
     start, point, items = np.asarray(log.offsets)[points.user], points.point, log.items
     lists, losses = [], []
     for first in range(0, len(points), QUERIES_AT_ONCE):
