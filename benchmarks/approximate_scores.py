@@ -20,7 +20,7 @@ from torch import Tensor
 
 import tapas
 from tapas.candidates import Candidates, mute
-from tapas.selection import PoolView, Stored
+from tapas.selection import NativeRows, SelectionInput
 from tapas.selection.base import largest
 from tapas.selection.priority import TINY, mean_share
 
@@ -32,16 +32,16 @@ LARGEST = 127  # of int8, the same on both sides of 0
 class ByShare(tapas.Priority):
     """`tapas.Priority` in two parts, so that one of them can be approximated."""
 
-    def share(self, view: PoolView) -> Tensor:
+    def share(self, given: SelectionInput) -> Tensor:
         """What is kept is decided by these, (P,), positive."""
-        share = mean_share(view)
-        if not view.complete:
-            share.mul_(1 - self.floor).add_(self.floor / len(view))
+        share = mean_share(given)
+        if not given.complete:
+            share.mul_(1 - self.floor).add_(self.floor / len(given))
         return share.clamp_(min=TINY)
 
-    def pick(self, view: PoolView, keep: int) -> tuple[Tensor, Tensor]:
-        share = self.share(view)
-        kept, threshold = largest(share / view.noise, keep)
+    def select(self, given: SelectionInput, keep: int) -> tuple[Tensor, Tensor]:
+        share = self.share(given)
+        kept, threshold = largest(share / given.noise, keep)
         return kept, (threshold / share[kept]).clamp_(min=1.0).log_()
 
 
@@ -51,17 +51,17 @@ class Coarse(ByShare):
 
     coarsen: Callable[[Tensor], Tensor]
 
-    def share(self, view: PoolView) -> Tensor:
-        weight, bias = view.rows(0, len(view))
+    def share(self, given: SelectionInput) -> Tensor:
+        weight, bias = given.rows(0, len(given))
         weight = self.coarsen(weight)
-        stored = None
-        if view.stored is not None:
-            stored = Stored(weight, torch.arange(len(view)), bias)
+        native = None
+        if given.native is not None:
+            native = NativeRows(weight, torch.arange(len(given)), bias)
         coarse = replace(
-            view,
+            given,
             rows=lambda start, stop: (weight[start:stop], bias[start:stop]),
-            query=self.coarsen(view.query),
-            stored=stored,
+            query=self.coarsen(given.query),
+            native=native,
         )
         return ByShare.share(self, coarse)
 
@@ -75,9 +75,9 @@ class Stale(ByShare):
 
     seen: list[Tensor] = field(default_factory=list, repr=False, compare=False)  # ids, shares
 
-    def share(self, view: PoolView) -> Tensor:
-        if not self.seen or not torch.equal(self.seen[0], view.ids):
-            self.seen[:] = view.ids, ByShare.share(self, view)
+    def share(self, given: SelectionInput) -> Tensor:
+        if not self.seen or not torch.equal(self.seen[0], given.ids):
+            self.seen[:] = given.ids, ByShare.share(self, given)
         return self.seen[1]
 
 
@@ -197,9 +197,9 @@ def compare(
     """`rule` against all queries in float32, for the same pool and noise, which `at` names."""
     keep = head.num_samples
     exact_rule = ByShare(score_queries=None)
-    exact, mine = (_view(head, query, own, pool, r, at) for r in (exact_rule, rule))
-    wanted, _ = exact_rule.pick(exact, keep)
-    kept, log_weight = rule.pick(mine, keep)
+    exact, mine = (_selection_input(head, query, own, pool, r, at) for r in (exact_rule, rule))
+    wanted, _ = exact_rule.select(exact, keep)
+    kept, log_weight = rule.select(mine, keep)
     weight, bias = head.table.rows(pool.ids)
     logit = torch.addmm(bias - pool.log_q, query, weight.t())
     mute(logit, pool.ids, own)
@@ -213,19 +213,19 @@ def compare(
     )
 
 
-def _view(
+def _selection_input(
     head: tapas.TapasSoftmax, query: Tensor, own: Tensor, pool: Candidates, rule: ByShare, at: int
-) -> PoolView:
+) -> SelectionInput:
     generator = tapas.rng.stream(0, "view", at)
     noise = 1 - torch.rand(len(pool), generator=generator)
     chosen = torch.randperm(len(query), generator=generator)[: rule.score_queries]
     weight, bias = head.table.rows(pool.ids)
-    return PoolView(
+    return SelectionInput(
         ids=pool.ids,
         log_q=pool.log_q,
         rows=lambda start, stop: (weight[start:stop], bias[start:stop]),
         query=query[chosen],
-        own=own[chosen],
+        target=own[chosen],
         complete=len(chosen) == len(query),
         temperature=1.0,
         noise=noise,

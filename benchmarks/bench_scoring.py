@@ -18,7 +18,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +38,8 @@ from tapas.atomic_file import whole_file
 from tapas.cli.options import cache_folder
 from tapas.evaluation.intervals import STUDENT
 from tapas.evaluation.points import PointEvaluator, spread_points
+from tapas.tables.ranks import GlobalBatch
+from tapas.tables.second_pass import SecondPass
 from tapas.training.step import step
 
 POOLS, DIM, BATCH, NUM_CLASSES = (64_000, 8_000), 64, 1024, 500_000
@@ -70,8 +72,10 @@ def contenders(pool_size: int) -> dict[str, tuple[Call, int]]:
     moved = pool.ids[torch.randperm(pool_size, generator=tapas.rng.stream(0, "moved"))[:keep]]
 
     def select(rows: tapas.LocalTable, scoring: Tensor, rule: tapas.Selection) -> None:
-        rest = {"rule": rule, "own": own[: len(scoring)], "complete": len(scoring) == BATCH}
-        rows.select(scoring, pool, keep, 1.0, **rest, generator=tapas.rng.stream(0, "keep"))
+        batch = GlobalBatch.local(scoring, own[: len(scoring)])
+        generator = tapas.rng.stream(0, "keep")
+        how = SecondPass.draw(batch, pool, keep, rule, 1.0, generator=generator)
+        rows.select(pool, replace(how, complete=len(scoring) == BATCH))
 
     def plain(score_queries: int | None) -> Call:
         rule = tapas.Priority(score_queries=score_queries)

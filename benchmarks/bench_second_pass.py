@@ -11,6 +11,8 @@ import torch
 from measuring import fastest, interleave, ratio, ratio_target, spread, write_record
 
 import tapas
+from tapas.tables.ranks import GlobalBatch
+from tapas.tables.second_pass import SecondPass
 
 NUM_CLASSES = 500_000
 SHAPES = [(1024, 8_000, 64), (1024, 64_000, 64)]
@@ -40,19 +42,12 @@ def contenders(
         return call
 
     def second_pass(rule: tapas.Selection) -> Callable[[], None]:
-        queries = rule.score_queries or num_queries
+        batch = GlobalBatch.local(query, own)
 
         def call() -> None:
-            table.select(
-                query[:queries],
-                pool,
-                pool_size // 8,
-                1.0,
-                rule=rule,
-                own=own[:queries],
-                complete=queries == num_queries,
-                generator=tapas.rng.stream(0, "keep"),
-            )
+            generator = tapas.rng.stream(0, "keep")
+            how = SecondPass.draw(batch, pool, pool_size // 8, rule, 1.0, generator=generator)
+            table.select(pool, how)
 
         return call
 

@@ -30,8 +30,7 @@ from measuring import Target, interleave, ratio_quartiles, spread, write_record
 from sections import percent
 
 import tapas
-from tapas.heads.second_pass import question_of
-from tapas.optim.gradient_queue import RowGradients
+from tapas.optim.row_store import RowGradients
 from tapas.selection import as_selection
 from tapas.servers.channel import Post
 from tapas.servers.peers import Peers, ask_all
@@ -39,6 +38,8 @@ from tapas.servers.ray_peers import RayPeers
 from tapas.servers.ray_session import join_ray
 from tapas.servers.served_table import ServedTable
 from tapas.servers.worker import SLOTS
+from tapas.tables.ranks import GlobalBatch
+from tapas.tables.second_pass import SecondPass
 from tapas.tables.shard import TableSpec
 from tapas.training.memory_plan import Workload, traffic_designs
 
@@ -69,10 +70,10 @@ def make_batches(
         query = torch.randn(size, table.dim, generator=draws) / 4
         chance = torch.rand(size, 1, generator=draws, dtype=torch.float64)
         target = torch.expm1(chance * np.log1p(table.num_classes)).long()
-        meeting = table.meet(query, target.clamp_(max=table.num_classes - 1))
+        batch = GlobalBatch.local(query, target.clamp_(max=table.num_classes - 1))
         pool = proposal.sample(R * num_samples, generator=draws)
-        question = question_of(meeting, len(pool), num_samples, selection, 1.0, generator=draws)
-        made.append(Batch(table._ask(pool, num_samples, question, draws), target))
+        how = SecondPass.draw(batch, pool, num_samples, selection, 1.0, generator=draws)
+        made.append(Batch(pool, how, target))
     return made
 
 
@@ -84,7 +85,7 @@ class Contenders:
             alone.num_classes, alone.dim, peers.size, alone.row_optimizer, seed=alone.seed
         )
         self.peers, self.alone, self.batches = peers, alone, batches
-        self.kept = [alone.pick(batch.ask).ids for batch in batches]
+        self.kept = [alone.select(batch.pool, batch.second_pass).ids for batch in batches]
         self.table = ServedTable(Post(Watched(peers)), "rows", spec)
         self.echoing = ServedTable(Post(Watched(peers, {"score": "echo"})), "rows", spec)
         self.verbs = {
@@ -146,8 +147,8 @@ class Contenders:
     def one_process(self, number: int) -> dict[str, float]:
         """The same second pass, and the rows of the same classes."""
         batch, begun = self.batches[number], time.perf_counter()
-        kept = self.alone.pick(batch.ask)
-        self.alone.read(torch.cat([torch.unique(batch.target), kept.ids]))
+        kept = self.alone.select(batch.pool, batch.second_pass)
+        self.alone.rows(torch.cat([torch.unique(batch.target), kept.ids]))
         return {"whole": time.perf_counter() - begun}
 
 

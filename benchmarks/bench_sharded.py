@@ -25,7 +25,7 @@ from measuring import interleave, ratio, ratio_target, spread, write_record
 
 import tapas
 from tapas.data.windows import SequenceBatch
-from tapas.distributed.collectives import Ranks
+from tapas.distributed.collectives import GroupRanks
 from tapas.training import step as steps
 from tapas.training.build import build_model, build_optimizer, learned_by, workload_of
 from tapas.training.config import build_config
@@ -133,7 +133,7 @@ def rank(
             world_size=size,
             timeout=timedelta(seconds=120),
         )
-        team = Team(Ranks())
+        team = Team(GroupRanks())
     kind, batch, num_samples = setting
     step = (head_step if kind == HEAD else training_step)(batch, num_samples, team)
     orders.send(None)

@@ -17,7 +17,6 @@ from tapas.data.prepare import prepare_log
 from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig, split_log
 from tapas.losses import sampled_softmax_loss
-from tapas.rng import stream
 from tapas.training.build import Parts, build
 from tapas.training.config import build_config
 
@@ -35,12 +34,12 @@ def timed_step(parts: Parts, number: int) -> list[float]:
     query = states.view(-1, states.shape[2]).index_select(0, batch.places)
     prepared = head._prepare(query, batch.target, None)
     clock.append(time.perf_counter())
-    generator = stream(0, "draws", number)
-    pool = head._first_pass(None, generator)
+    everyone = head._gather(prepared, None)
+    pool, second_pass = head._two_passes(everyone)
     clock.append(time.perf_counter())
-    kept = head._second_pass(prepared.query, prepared.target, pool, generator)
+    kept = head.table.select(pool, second_pass)
     clock.append(time.perf_counter())
-    positive, log_sum = head.table.sampled_logits(prepared.query, prepared.target, kept)
+    positive, log_sum = head.table.sampled_logits(everyone, kept)
     loss = sampled_softmax_loss(positive, log_sum, prepared.weight, prepared.counted).mean()
     clock.append(time.perf_counter())
     parts.optimizer.zero_grad(set_to_none=True)

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import tapas
 from tapas.candidates import Candidates
-from tapas.servers.messages import Floats, Ids, Scored, tensor_of
+from tapas.servers.messages import Floats, Ids, Scored, Scoring, tensor_of
 from tapas.servers.peers import Call, Peers
 from tapas.servers.row_server import RowServer
 from tapas.servers.served_table import ServedTable, _Fetched
@@ -36,20 +35,18 @@ class Clocked(RowServer):
         self,
         table: str,
         query: Floats,
-        own: Ids,
-        complete: bool,
-        temperature: float,
-        rule: tapas.Selection,
+        target: Ids,
+        how: Scoring | None,
         ids: Ids,
         log_q: Floats,
         noise: Floats,
-        share: int | None,
+        quota: int,
         wanted: Ids,
     ) -> Scored:
         """What `score` is told, and an answer as large as its own."""
-        for array in (query, own, ids, log_q, noise, wanted):
+        for array in (query, target, ids, log_q, noise, wanted):
             tensor_of(array)  # `score` copies them out of what carried them as well
-        kept = len(ids) if share is None else min(share, len(ids))
+        kept = min(quota, len(ids))
         size = kept + len(wanted)
         if len(self.filler) < size:  # kept: making the true answer is part of scoring
             self.filler = np.ones((size, self.shards[table].dim), np.float32)
@@ -98,7 +95,8 @@ class WatchedCall:
 class Batch(NamedTuple):
     """What a round trip begins with."""
 
-    ask: SecondPass
+    pool: Candidates
+    second_pass: SecondPass
     target: Tensor  # (B, 1)
 
 
@@ -115,13 +113,13 @@ class RoundTrip(NamedTuple):
 
 
 def round_trip(table: ServedTable, batch: Batch) -> RoundTrip:
-    """What `ServedTable.sampled` does before the loss; its servers are `Watched`."""
+    """What `ServedTable.sampled_logits` does before the loss; its servers are `Watched`."""
     watch: Any = table.post.servers
     watch.seconds.clear()
     begun = time.perf_counter()
     wanted = torch.unique(batch.target[batch.target >= 0])
     parts = table._split(wanted)
-    found = table._score(batch.ask, [wanted[part] for part in parts])
+    found = table._score(batch.pool, batch.second_pass, [wanted[part] for part in parts])
     answered = time.perf_counter()
     kept = table._kept(found)
     rows = _Fetched(wanted, parts, found, table.dim, table.device)

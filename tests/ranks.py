@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from tapas.distributed.collectives import Ranks
+from tapas.distributed.collectives import GroupRanks
 
 TIMEOUT_SECONDS = 30
 CONTEXT = mp.get_context("forkserver")  # imports happen once, not on every rank
@@ -67,7 +67,7 @@ def _rank(rank, num_ranks, folder, timeout, work, args):
             world_size=num_ranks,
             timeout=timedelta(seconds=timeout),
         )
-        answer = work(Ranks(), *args)
+        answer = work(GroupRanks(), *args)
         torch.save(answer, Path(folder, f"{rank}.partial"))
         os.rename(Path(folder, f"{rank}.partial"), Path(folder, f"{rank}.answer"))
         dist.destroy_process_group()

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tapas.selection import PoolView, Priority, Selection
+from tapas.selection import Priority, Selection, SelectionInput
 from tapas.selection.base import largest
 from tapas.selection.priority import mean_share
 from tapas.selection.top import batch_score
@@ -22,13 +22,13 @@ class TopWithFloor(Selection):
 
     share: float = 0.5  # of the places that are drawn
 
-    def pick(self, view: PoolView, keep: int) -> tuple[Tensor, Tensor]:
+    def select(self, given: SelectionInput, keep: int) -> tuple[Tensor, Tensor]:
         num_top = max(1, keep - round(self.share * keep))
-        top, _ = largest(batch_score(view), num_top)
-        order = view.noise.clone()
+        top, _ = largest(batch_score(given), num_top)
+        order = given.noise.clone()
         order[top] = 2.0  # noise ends at 1: the top ones come first
         kept, _ = largest(order, keep)
-        weight = torch.full((len(view),), (len(view) - num_top) / max(1, keep - num_top))
+        weight = torch.full((len(given),), (len(given) - num_top) / max(1, keep - num_top))
         weight = weight.to(order.device)
         weight[top] = 1.0
         return kept, weight[kept].log()
@@ -40,8 +40,8 @@ class TopPerQuery(Selection):
 
     random: ClassVar[bool] = False
 
-    def pick(self, view: PoolView, keep: int) -> tuple[Tensor, Tensor]:
-        share = mean_share(view)
+    def select(self, given: SelectionInput, keep: int) -> tuple[Tensor, Tensor]:
+        share = mean_share(given)
         kept, _ = largest(share, keep)
         return kept, share[kept] * 0  # NaN where a row has diverged, so that it shows in the loss
 
@@ -56,8 +56,8 @@ class TemperedPriority(Selection):
     power: float = 0.5
     score_queries: int | None = 64
 
-    def pick(self, view: PoolView, keep: int) -> tuple[Tensor, Tensor]:
-        kept, log_weight = Priority(score_queries=self.score_queries).pick(view, keep)
+    def select(self, given: SelectionInput, keep: int) -> tuple[Tensor, Tensor]:
+        kept, log_weight = Priority(score_queries=self.score_queries).select(given, keep)
         return kept, self.power * log_weight
 
 

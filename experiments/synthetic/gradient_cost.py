@@ -15,6 +15,7 @@ from tapas.optim import Adagrad
 from tapas.proposals import Uniform
 from tapas.rng import stream
 from tapas.tables import LocalTable
+from tapas.tables.ranks import GlobalBatch
 
 BATCH, DIM, NUM_CLASSES = 32, 50, 10_000
 
@@ -27,6 +28,7 @@ def gradient_cost(repeats: int = 400, warmup: int = 50) -> dict[str, float]:
         table = LocalTable(NUM_CLASSES, DIM, row_optimizer=Adagrad.fused())
         query = torch.randn(BATCH, DIM, generator=stream(0, "query")).requires_grad_()
         target = torch.randint(NUM_CLASSES, (BATCH, 1), generator=stream(0, "target"))
+        batch = GlobalBatch.local(query, target)
         kept = {
             n: Uniform(NUM_CLASSES).sample(n, generator=stream(0, "kept", n)) for n in (128, 512)
         }
@@ -34,7 +36,7 @@ def gradient_cost(repeats: int = 400, warmup: int = 50) -> dict[str, float]:
         for turn in range(warmup + repeats):
             for n, candidates in kept.items():
                 start = time.perf_counter()
-                positive, log_sum = table.sampled_logits(query, target, candidates)
+                positive, log_sum = table.sampled_logits(batch, candidates)
                 torch.autograd.backward(sampled_softmax_loss(positive, log_sum).mean())
                 if turn >= warmup:
                     seconds[n].append(time.perf_counter() - start)

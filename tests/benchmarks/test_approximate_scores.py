@@ -12,7 +12,7 @@ from oracle.pool_views import a_view, draw
 
 import tapas
 import tapas.native as native
-from tapas.selection import Stored
+from tapas.selection import NativeRows
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 A, D, P, KEEP = 7, 12, 53, 13
@@ -32,24 +32,24 @@ def bench(load, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("complete", [True, False])
 def test_in_two_parts_the_rule_is_still_priority(scores, complete):
-    view = a_view(A, D, P, complete=complete)
-    got, want = (rule.pick(view, KEEP) for rule in (scores.ByShare(), tapas.Priority()))
+    given = a_view(A, D, P, complete=complete)
+    got, want = (rule.select(given, KEEP) for rule in (scores.ByShare(), tapas.Priority()))
     assert torch.equal(got[0], want[0])
     assert torch.equal(got[1], want[1])
 
 
 @pytest.mark.slow
 def test_every_variant_is_unbiased(scores):
-    view = a_view(A, D, P, complete=False)
-    weight, bias = view.rows(0, P)
-    mass = torch.exp(draw(3, D, name="other query") @ weight.t() + bias - view.log_q).double()
+    given = a_view(A, D, P, complete=False)
+    weight, bias = given.rows(0, P)
+    mass = torch.exp(draw(3, D, name="other query") @ weight.t() + bias - given.log_q).double()
     draws = 800
     for name, variant in scores.variants().items():
-        variant.rule.pick(replace(view, query=draw(A, D, name="older query")), KEEP)
+        variant.rule.select(replace(given, query=draw(A, D, name="older query")), KEEP)
         estimate = torch.empty(draws, 3, dtype=torch.float64)
         for i in range(draws):
             noise = 1 - torch.rand(P, generator=tapas.rng.stream(i, "noise"))
-            kept, log_weight = variant.rule.pick(replace(view, noise=noise), KEEP)
+            kept, log_weight = variant.rule.select(replace(given, noise=noise), KEEP)
             estimate[i] = mass[:, kept] @ log_weight.double().exp()
         error = (estimate.mean(dim=0) - mass.sum(dim=1)) / (estimate.std(dim=0) / draws**0.5)
         assert error.abs().max() < 5, name  # 30 such: a correct rule fails 1 seed in 50,000
@@ -57,10 +57,10 @@ def test_every_variant_is_unbiased(scores):
 
 @pytest.mark.slow
 def test_the_variants_differ_in_their_shares(scores):
-    view = a_view(A, D, P, complete=False)
-    exact = scores.ByShare().share(view)
+    given = a_view(A, D, P, complete=False)
+    exact = scores.ByShare().share(given)
     for name in ("bfloat16", "int8", "D/4"):
-        share = scores.variants()[name].rule.share(view)
+        share = scores.variants()[name].rule.share(given)
         assert share.min() > 0
         assert not torch.allclose(share, exact, rtol=1e-4), name
         if name != "D/4":
@@ -68,18 +68,18 @@ def test_the_variants_differ_in_their_shares(scores):
 
 
 def test_coarse_scores_are_those_of_a_coarse_table(scores):
-    view = a_view(A, D, P, complete=False)
-    weight, bias = view.rows(0, P)
+    given = a_view(A, D, P, complete=False)
+    weight, bias = given.rows(0, P)
     table = torch.zeros(200, D, dtype=torch.bfloat16)
-    table[view.ids] = weight.bfloat16()
+    table[given.ids] = weight.bfloat16()
     if not native.reaches(table):
         pytest.skip("needs the native kernels")
-    stored = Stored(table, view.ids, bias)
+    stored = NativeRows(table, given.ids, bias)
     kernel = scores.ByShare().share(
-        replace(view, stored=stored, query=view.query.bfloat16().float())
+        replace(given, native=stored, query=given.query.bfloat16().float())
     )
     rule = scores.Coarse(coarsen=scores.to_bfloat16)
-    for seen in (view, replace(view, stored=Stored(weight, torch.arange(P), bias))):
+    for seen in (given, replace(given, native=NativeRows(weight, torch.arange(P), bias))):
         torch.testing.assert_close(rule.share(seen), kernel)
 
 
@@ -115,12 +115,12 @@ def test_a_held_pool_comes_again_and_then_no_more(scores):
 
 
 def test_stale_scores_are_those_of_the_first_time_a_pool_is_seen(scores):
-    rule, view = scores.Stale(), a_view(A, D, P)
-    first = rule.share(view).clone()
-    later = replace(view, query=draw(A, D, name="later query"))
-    rule.pick(later, KEEP)
+    rule, given = scores.Stale(), a_view(A, D, P)
+    first = rule.share(given).clone()
+    later = replace(given, query=draw(A, D, name="later query"))
+    rule.select(later, KEEP)
     assert torch.equal(rule.share(later), first)
-    other = replace(later, ids=later.ids + 1, own=later.own - 1000)
+    other = replace(later, ids=later.ids + 1, target=later.target - 1000)
     assert torch.equal(rule.share(other), scores.ByShare().share(other))
 
 
@@ -146,13 +146,13 @@ def test_a_variant_takes_hold_of_a_head(scores):
 
 
 def test_whole_number_products_give_the_shares_of_the_rule(scores):
-    view = a_view(A, D, P)
-    weight, bias = view.rows(0, P)
+    given = a_view(A, D, P)
+    weight, bias = given.rows(0, P)
     share = scores.int8_share(
-        scores.to_int8(weight), view.query, bias - view.log_q, view.ids, view.own
+        scores.to_int8(weight), given.query, bias - given.log_q, given.ids, given.target
     )
     rule = scores.Coarse(coarsen=scores.through_int8)
-    torch.testing.assert_close(rule.share(view), share)
+    torch.testing.assert_close(rule.share(given), share)
 
 
 def test_the_exact_rule_is_close_to_itself_and_a_blind_one_is_not(scores):

@@ -10,6 +10,7 @@ import tapas
 from tapas.servers.channel import Post
 from tapas.servers.peers import InProcess
 from tapas.servers.served_table import ServedTable
+from tapas.tables.ranks import GlobalBatch
 from tapas.tables.shard import TableSpec
 
 C, D, B, N, SERVERS = 997, 5, 23, 31, 3
@@ -59,13 +60,12 @@ def test_a_round_trip_is_all_that_a_step_asks_and_hears(contenders, clocked, ser
     table, batch = contenders.table, contenders.batches[0]
     found = clocked.round_trip(table, batch)
     step = ServedTable(Post(servers), "rows", table.spec)
-    meeting = step.meet(torch.zeros(B, D), batch.target)
-    draws = tapas.rng.stream(0, "noise")
-    step.sampled(meeting, batch.ask.pool, N, batch.ask.question, generator=draws)
+    whole = GlobalBatch.local(torch.zeros(B, D), batch.target)
+    step.sampled_logits(whole, batch.pool, batch.second_pass)
     assert table.post.traffic == step.post.traffic
     assert len(found.kept) == N
     ids = torch.cat([batch.target[:, 0], found.kept.ids])
-    for got, want in zip(found.rows.read(ids), contenders.alone.read(ids), strict=True):
+    for got, want in zip(found.rows.read(ids), contenders.alone.rows(ids), strict=True):
         assert torch.equal(got, want)
 
 
@@ -109,8 +109,8 @@ def test_the_clock_of_a_round_trip_has_no_holes(contenders, servers, monkeypatch
 
 def test_a_server_that_sleeps_is_busy_but_takes_no_core(clocked, contenders, servers, monkeypatch):
     shard = servers.objects[1].shards["rows"]
-    keep_of = shard.keep_of
-    monkeypatch.setattr(shard, "keep_of", lambda *a: (time.sleep(0.2), keep_of(*a))[1])
+    read = shard._read
+    monkeypatch.setattr(shard, "_read", lambda ids: (time.sleep(0.2), read(ids))[1])
     before = contenders.whole(0)
     assert before["busy"] >= 0.2
     assert 0 < before["cpu"] < 0.2

@@ -1,6 +1,6 @@
 """A table on several ranks that is used like a table of one process, and its optimizer.
 
-Rank 0 is this process. The others make each of its calls at the same time, as a meeting wants
+Rank 0 is this process. The others make each of its calls at the same time, as collectives want
 it, with no ids and no examples of their own, and are asked for their rows only when all are to
 be looked at.
 """
@@ -22,6 +22,7 @@ from ranks import CONTEXT
 from tapas import PeerError, ShardedTable, UsageError
 
 TIMEOUT_SECONDS = 30
+NO_TARGETS = torch.empty(0, 1, dtype=torch.int64)
 
 
 @contextmanager
@@ -124,18 +125,21 @@ class Follower:
         self.tables.append(ShardedTable(num_classes, dim, row_optimizer=optimizer))
 
     def call(self, number, verb, args, options):
-        outputs = getattr(self.tables[number], verb)(*args, **options)
+        self._keep_graph(getattr(self.tables[number], verb)(*args, **options))
+
+    def _keep_graph(self, outputs):
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         if any(isinstance(out, torch.Tensor) and out.requires_grad for out in outputs):
             self.graphs.append(outputs)
 
-    def select(self, number, generator, args, options):
-        if isinstance(generator, torch.Tensor):
-            generator = torch.Generator().set_state(generator)
-        self.tables[number].select(*args, generator=generator, **options)
+    def sampled_logits(self, number, dim, *args):
+        """Of a batch to which this rank brings no example."""
+        table = self.tables[number]
+        batch = table.ranks.batch(torch.empty(0, dim), NO_TARGETS, gradients=table.gradients)
+        self._keep_graph(table.sampled_logits(batch, *args))
 
     def backward(self, graphs):
-        """One pass, as that of rank 0 is: its meetings are those of the youngest graph first."""
+        """One pass, as that of rank 0 is: its collectives are those of the youngest graph first."""
         sum(out.sum() for graph in graphs for out in self.graphs[graph]).backward()
 
     def enter(self, number):
@@ -213,8 +217,6 @@ def with_rank(numbers, rank):
 class Mirrored:
     """The verbs of `ClassTable`, each told to the other ranks first."""
 
-    exact_reads = ShardedTable.exact_reads
-
     def __init__(self, others, num_classes, dim, formula, fused=True):
         optimizer = formula if fused else None
         others.tell("build", num_classes, dim, optimizer)
@@ -231,10 +233,6 @@ class Mirrored:
         self._tell("rows", self.no_ids)
         return self.table.rows(ids)
 
-    def read(self, ids):
-        self._tell("read", self.no_ids)
-        return self.table.read(ids)
-
     def update(self, ids, weight_grad, bias_grad):
         self._tell("update", self.no_ids, self.no_query, torch.empty(0))
         self.table.update(ids, weight_grad, bias_grad)
@@ -247,24 +245,24 @@ class Mirrored:
         self._tell("log_partition", self.no_query)
         return self.table.log_partition(query)
 
-    def select(self, *args, generator, **options):
-        drawn = generator.get_state() if isinstance(generator, torch.Generator) else generator
-        self.others.tell("select", self.number, drawn, args, options)
-        return self.table.select(*args, generator=generator, **options)
+    def select(self, pool, second_pass):
+        self._tell("select", pool, second_pass)
+        return self.table.select(pool, second_pass)
 
-    def lookup(self, ids):
-        self._tell("lookup", self.no_ids)
-        rows = self.table.lookup(ids)
-        return self._told(rows)[0] if rows.requires_grad else rows
+    def lookup(self, ids, *, return_bias=False):
+        self._tell("lookup", self.no_ids, return_bias=return_bias)
+        rows = self.table.lookup(ids, return_bias=return_bias)
+        parts = rows if return_bias else (rows,)
+        if parts[0].requires_grad:
+            parts = self._told(*parts)
+        return parts if return_bias else parts[0]
 
-    def live_rows(self, ids):
-        self._tell("live_rows", self.no_ids)
-        rows = self.table.live_rows(ids)
-        return self._told(*rows) if rows[0].requires_grad else rows
-
-    def sampled_logits(self, query, target, kept):
-        self._tell("sampled_logits", self.no_query, target[:0], kept)
-        answers = self.table.sampled_logits(query, target, kept)
+    def sampled_logits(self, batch, *args):
+        """`batch` is local: this rank gathers it, as a head does, and the others bring nothing."""
+        table = self.table
+        self.others.tell("sampled_logits", self.number, table.dim, *args)
+        whole = table.ranks.batch(batch.query, batch.target, gradients=table.gradients)
+        answers = table.sampled_logits(whole, *args)
         return self._told(*answers) if answers[0].requires_grad else answers
 
     def _told(self, *outputs):

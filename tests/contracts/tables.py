@@ -1,7 +1,7 @@
 """The class tables under contract, and ways to look at any of them through its verbs."""
 
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -15,6 +15,8 @@ from tapas.servers.channel import Post
 from tapas.servers.peers import InProcess
 from tapas.servers.row_server import RowServer
 from tapas.servers.served_table import ServedTable
+from tapas.tables.ranks import GlobalBatch
+from tapas.tables.second_pass import SecondPass
 from tapas.tables.shard import TableSpec
 
 B, C, D, P = 5, 31, 3, 17
@@ -136,14 +138,17 @@ def set_rows(table, weight, bias):
     return table
 
 
-def select(table, query, pool, keep, *, rule=None, generator=None, **options):
-    defaults = {"own": torch.full((len(query), 1), -1), "complete": True}
-    return table.select(
-        query,
+def select(
+    table, query, pool, keep, *, rule=None, target=None, complete=True, generator=None, tau=0.7
+):
+    """What the second pass keeps of `pool` where just these queries score it."""
+    target = torch.full((len(query), 1), -1) if target is None else target
+    how = SecondPass.draw(
+        GlobalBatch.local(query, target),
         pool,
         keep,
-        0.7,
-        rule=rule or Priority(),
+        rule or Priority(),
+        tau,
         generator=generator or stream(0, "keep"),
-        **(defaults | options),
     )
+    return table.select(pool, how and replace(how, complete=complete))

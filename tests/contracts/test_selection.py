@@ -4,12 +4,14 @@ import importlib
 
 import pytest
 import torch
+from contracts.tables import select
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tapas import LocalTable, Priority, Selection, Top, UsageError
 from tapas.candidates import Candidates
 from tapas.rng import stream
-from tapas.selection import PoolView, as_selection
+from tapas.selection import SelectionInput, as_selection
+from tapas.tables.ranks import GlobalBatch
 
 top_rule = importlib.import_module("tapas.selection.top")
 priority_rule = importlib.import_module("tapas.selection.priority")
@@ -24,12 +26,12 @@ class Closest(Selection):
 
     score_queries = None
 
-    def pick(self, view, keep):
-        best = torch.empty(len(view))
-        for start in range(0, len(view), 2):
-            stop = min(start + 2, len(view))
-            weight, bias = view.rows(start, stop)
-            best[start:stop] = torch.addmm(bias, view.query, weight.t()).amax(dim=0)
+    def select(self, given, keep):
+        best = torch.empty(len(given))
+        for start in range(0, len(given), 2):
+            stop = min(start + 2, len(given))
+            weight, bias = given.rows(start, stop)
+            best[start:stop] = torch.addmm(bias, given.query, weight.t()).amax(dim=0)
         kept = best.sort(descending=True, stable=True).indices[:keep].sort().values
         return kept, torch.full((keep,), 0.25)
 
@@ -60,18 +62,10 @@ def a_pool(size=P, num_classes=C):
 OWN = torch.tensor([[4, 9], [-1, 2], [30, 30], [-1, -1], [11, 12]])
 
 
-def run(table, rule, *, pool=None, keep=KEEP, query=None, own=OWN, complete=True, seed=0):
+def run(table, rule, *, pool=None, keep=KEEP, query=None, target=OWN, complete=True, seed=0):
     query = draw(A, D, name="query") if query is None else query
-    return table.select(
-        query,
-        pool or a_pool(),
-        keep,
-        0.7,
-        rule=rule,
-        own=own,
-        complete=complete,
-        generator=stream(seed, "keep"),
-    )
+    options = {"rule": rule, "target": target, "complete": complete}
+    return select(table, query, pool or a_pool(), keep, generator=stream(seed, "keep"), **options)
 
 
 def equal(a, b):
@@ -121,12 +115,12 @@ def test_only_the_priority_rule_looks_at_the_noise():
 
 def view_of(table, pool, noise, query=None):
     query = draw(A, D, name="query") if query is None else query
-    return PoolView(
+    return SelectionInput(
         ids=pool.ids,
         log_q=pool.log_q,
         rows=lambda start, stop: table.rows(pool.ids[start:stop]),
         query=query,
-        own=OWN,
+        target=OWN,
         complete=True,
         temperature=0.7,
         noise=noise,
@@ -139,8 +133,8 @@ def test_ties_go_to_the_lower_id(rule):
     table.weight.data.fill_(0.5)
     table.weight.data[23] = 2.0
     pool = Candidates(torch.tensor([5, 6, 7, 8, 10, 13, 14, 17, 23, 25]), torch.zeros(10))
-    view = view_of(table, pool, torch.ones(10), query=draw(A, D, name="query").abs())
-    kept, _ = rule.pick(view, 4)
+    given = view_of(table, pool, torch.ones(10), query=draw(A, D, name="query").abs())
+    kept, _ = rule.select(given, 4)
     assert pool.ids[kept].tolist() == [5, 6, 7, 23]
 
 
@@ -189,7 +183,7 @@ def test_no_tensor_of_queries_times_pool_is_ever_made(rule, monkeypatch):
     pool, query = a_pool(size, 6007), draw(num_queries, D, name="query")
     own = torch.arange(num_queries)[:, None]
     with Largest() as seen:
-        run(table, rule, pool=pool, query=query, own=own, keep=97)
+        run(table, rule, pool=pool, query=query, target=own, keep=97)
     assert seen.numel >= size  # the mode did see the work
     bounds = {"Top": top_rule.CHUNK * num_queries, "Priority": priority_rule.QUERIES * size}
     assert seen.numel <= bounds.get(type(rule).__name__, D * 6007) < num_queries * size
@@ -201,10 +195,10 @@ def test_a_diverged_row_shows_in_the_loss(rule, bad, place):
     table, pool = a_table(), a_pool()
     table.weight.data[pool.ids[place]] = bad
     query = draw(A, D, name="query")
-    kept = run(table, rule, pool=pool, query=query, own=torch.full((A, 1), -1))
+    kept = run(table, rule, pool=pool, query=query, target=torch.full((A, 1), -1))
     if not isinstance(rule, Priority):  # there one bad row spoils every share, hence every weight
         assert int(pool.ids[place]) in kept.ids.tolist()
-    _, log_sum = table.sampled_logits(query, torch.full((A, 1), -1), kept)
+    _, log_sum = table.sampled_logits(GlobalBatch.local(query, torch.full((A, 1), -1)), kept)
     assert not bool(log_sum.isfinite().any()) or bad == torch.inf
     assert not bool(log_sum.isfinite().all())
 
@@ -230,7 +224,7 @@ def test_shards_keep_the_union_of_what_each_would_keep_alone(rule, num_shards, k
         if len(part) > share:
             places, log_weight = [], []
             if share:
-                places, log_weight = rule.pick(view_of(table, mine, noise[part]), share)
+                places, log_weight = rule.select(view_of(table, mine, noise[part]), share)
         for place, weight in zip(places, log_weight, strict=True):
             want[int(mine.ids[place])] = float(mine.log_q[place] - weight)
     got = run(table, rule, pool=pool, keep=keep)

@@ -22,6 +22,7 @@ from tapas import UsageError
 from tapas.candidates import Candidates
 from tapas.optim import SGD, Adagrad, LazyAdam, RowwiseAdagrad
 from tapas.rng import stream
+from tapas.tables.ranks import GlobalBatch
 
 EITHER_WAY = pytest.mark.parametrize("fused", [True, False], ids=["fused", "step"])
 NOT_FINITE = (
@@ -158,17 +159,6 @@ def test_half_precision_gradients_that_are_finite_are_no_error(make, fused):
     assert same(everything(table), everything(reference))
 
 
-def test_read_is_rows(make):
-    """Also while updates are held back."""
-    table, ids = make(), torch.tensor([4, 9, 4])
-    with table.accumulate():
-        table.update(ids, draw(3, D), draw(3))
-        for read, row in zip(table.read(ids), table.rows(ids), strict=True):
-            assert torch.equal(read, row)
-    for read, row in zip(table.read(ids), table.rows(ids), strict=True):
-        assert torch.equal(read, row)
-
-
 def test_an_update_that_nothing_moves_is_told(make):
     table = make(fused=False)
     before = everything(table)
@@ -197,13 +187,11 @@ def test_an_update_is_a_step_of_its_own_beside_what_waits(make):
     assert same_rows(table, reference)
 
 
-def test_reads_see_every_earlier_update_after_flush_and_at_once_if_declared(make):
+def test_reads_see_every_earlier_update_after_flush(make):
     table = make(SGD.fused(lr=1.0))
-    assert isinstance(type(table).exact_reads, bool)
     weight, _ = table.rows(torch.tensor([6]))
     table.update(torch.tensor([6]), torch.ones(1, D), torch.zeros(1))
-    if not table.exact_reads:
-        table.flush()
+    table.flush()
     assert torch.equal(table.rows(torch.tensor([6]))[0], weight - 1)
 
 
@@ -307,10 +295,10 @@ def test_lookup_gives_rows_whose_gradients_move_them_in_backward(make):
     torch.testing.assert_close(everything(other), everything(table), rtol=1e-6, atol=1e-7)
 
 
-def test_live_rows_have_biases_whose_gradients_move_them_too(make):
+def test_biases_are_looked_up_too_and_their_gradients_move_them(make):
     table, other = make(SGD.fused(lr=0.5)), make(SGD.fused(lr=0.5))
     ids = torch.tensor([4, 9, 4, 30])
-    weight, bias = table.live_rows(ids)
+    weight, bias = table.lookup(ids, return_bias=True)
     assert all(map(torch.equal, (weight.detach(), bias.detach()), table.rows(ids)))
     pull, push = draw(4, D, name="pull"), draw(4, name="push")
     ((weight * pull).sum() + (bias * push).sum()).backward()
@@ -318,10 +306,10 @@ def test_live_rows_have_biases_whose_gradients_move_them_too(make):
     torch.testing.assert_close(everything(other), everything(table), rtol=1e-6, atol=1e-7)
 
 
-def test_live_rows_of_which_only_the_weights_are_used_leave_biases_alone(make):
+def test_a_lookup_of_which_only_the_weights_are_used_leave_biases_alone(make):
     table, other = make(SGD.fused(lr=0.5)), make(SGD.fused(lr=0.5))
     ids, pull = torch.tensor([7, 2]), draw(2, D, name="pull")
-    (table.live_rows(ids)[0] * pull).sum().backward()
+    (table.lookup(ids, return_bias=True)[0] * pull).sum().backward()
     other.update(ids, pull, torch.zeros(2))
     torch.testing.assert_close(everything(other), everything(table), rtol=1e-6, atol=1e-7)
 
@@ -332,7 +320,9 @@ def test_a_frozen_table_is_looked_up_and_does_not_move(make, fused):
     before = everything(table)
     rows = table.lookup(torch.tensor([1, 2]))
     assert not rows.requires_grad
-    assert not any(part.requires_grad for part in table.live_rows(torch.tensor([1, 2])))
+    assert not any(
+        part.requires_grad for part in table.lookup(torch.tensor([1, 2]), return_bias=True)
+    )
     assert same(before, everything(table))
 
 
@@ -380,7 +370,7 @@ def looked_up(table, step):
 
 
 def live(table, step):
-    weight, bias = table.live_rows(torch.tensor([9, 2, 9, 17]))
+    weight, bias = table.lookup(torch.tensor([9, 2, 9, 17]), return_bias=True)
     return (weight * draw(4, D, name=f"w{step}")).sum() + (bias * draw(4, name=f"b{step}")).sum()
 
 
@@ -388,11 +378,11 @@ def sampled(table, step):
     target = torch.tensor([[4, 30], [4, -1], [6, 7], [8, 8], [-1, 2]])
     kept = Candidates(torch.tensor([4, 5, 17, 20]), draw(4))
     query = draw(B, D, name=f"q{step}").requires_grad_()
-    positive, log_sum = table.sampled_logits(query, target, kept)
+    positive, log_sum = table.sampled_logits(GlobalBatch.local(query, target), kept)
     return positive.masked_fill(target < 0, 0.0).sum() + log_sum.sum()
 
 
-VERBS = {"lookup": [looked_up], "live_rows": [live], "sampled_logits": [sampled]}
+VERBS = {"lookup": [looked_up], "lookup with biases": [live], "sampled_logits": [sampled]}
 VERBS["all in one pass"] = [looked_up, sampled, live, looked_up]
 
 
@@ -442,7 +432,7 @@ def test_a_second_step_without_zero_grad_applies_the_gradient_again(make):
     optimizer = attach(table, Adagrad.fused())
     ids = torch.tensor([4, 9, 4])
     pull, push = whole_numbers(3, D, name="pull"), whole_numbers(3, name="push")
-    weight, bias = table.live_rows(ids)
+    weight, bias = table.lookup(ids, return_bias=True)
     ((weight * pull).sum() + (bias * push).sum()).backward()
     for _ in range(2):
         optimizer.step()
@@ -471,7 +461,7 @@ def test_the_anchor_has_the_norm_of_all_that_waits_on_every_rank(make):
     ids, want = torch.tensor([4, 9, 4, 30]), torch.zeros(C, D + 1)
     for number in range(2):
         pull = whole_numbers(4, D + 1, name=f"pull {number}")
-        weight, bias = table.live_rows(ids - number)
+        weight, bias = table.lookup(ids - number, return_bias=True)
         ((weight * pull[:, :D]).sum() + (bias * pull[:, D]).sum()).backward()
         want.index_add_(0, ids - number, pull)
         norms = torch.tensor(on_every_rank(table, mirrored.anchor_grad_of))
@@ -485,7 +475,7 @@ def test_half_the_anchor_is_half_the_step(make):
     optimizer = attach(table, SGD.fused(lr=0.5))
     ids = torch.tensor([4, 9, 4])
     pull, push = whole_numbers(3, D, name="pull"), whole_numbers(3, name="push")
-    weight, bias = table.live_rows(ids)
+    weight, bias = table.lookup(ids, return_bias=True)
     ((weight * pull).sum() + (bias * push).sum()).backward()
     on_every_rank(table, mirrored.scale_anchor, 0.5)
     optimizer.step()
@@ -516,7 +506,7 @@ def test_a_step_with_a_gradient_that_is_not_finite_is_refused_and_moves_nothing(
     spoilt = [pull.clone() for pull in pulls]
     spoilt[part].view(5, -1)[1, -1] = bad
     for pull, push in (spoilt, pulls):
-        weight, bias = table.live_rows(ids)
+        weight, bias = table.lookup(ids, return_bias=True)
         ((weight * pull).sum() + (bias * push).sum()).backward()
         with pytest.raises(UsageError) as error:
             optimizer.step()
@@ -524,7 +514,7 @@ def test_a_step_with_a_gradient_that_is_not_finite_is_refused_and_moves_nothing(
         assert same(before, everything(table))
     assert num_updates(table) == 0
     optimizer.zero_grad()  # else it would stay: what was added to it is spoilt, too
-    weight, bias = table.live_rows(ids)
+    weight, bias = table.lookup(ids, return_bias=True)
     ((weight * pulls[0]).sum() + (bias * pulls[1]).sum()).backward()
     optimizer.step()
     reference.update(ids, *pulls)

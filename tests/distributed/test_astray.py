@@ -79,10 +79,10 @@ def test_what_one_rank_does_alone_is_told_to_all():
     zero, one = run_ranks(2, astray)
     order = "All ranks must make the same calls in the same order."
     assert zero["skips backward"] == (
-        f"PeerError: rank 1 came to another meeting than `backward`, where rank 0 is. {order}"
+        f"PeerError: rank 1 made another call than `backward`, where rank 0 is. {order}"
     )
     assert one["skips backward"] == (
-        f"PeerError: rank 0 came to another meeting than `meet`, where rank 1 is. {order}"
+        f"PeerError: rank 0 made another call than `batch`, where rank 1 is. {order}"
     )
     assert "the gradient of the class rows holds NaN or inf" in zero["NaN on its way back"]
     assert one["NaN on its way back"].startswith(
@@ -102,9 +102,9 @@ def test_what_one_rank_does_alone_is_told_to_all():
 
 
 def test_one_process_has_nobody_to_agree_with():
-    table = LocalTable(C, D)
-    table.agree("anything", 1)
-    assert table.mean_size(3) == 3
+    ranks = LocalTable(C, D).ranks
+    ranks.check_equal("anything", 1)
+    assert ranks.mean(3) == 3
     with (
         pytest.raises(UsageError, match="this process was not started as one of several"),
         tapas.join_ranks(),

@@ -20,7 +20,7 @@ from tapas.checkpoints import rows as checkpoint_rows
 from tapas.checkpoints.folder import CheckpointFolder, Contents
 from tapas.checkpoints.rows import TableRows
 from tapas.distributed import peer_failure as blame
-from tapas.distributed.collectives import Ranks
+from tapas.distributed.collectives import GroupRanks
 from tapas.errors import PeerError
 from tapas.rng import stream
 from tapas.tables.placement import Placement, RowRange
@@ -116,12 +116,12 @@ class limited:  # noqa: N801
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
 
 
-def work(world: Ranks, root: Path) -> dict[str, str]:
+def work(world: GroupRanks, root: Path) -> dict[str, str]:
     checkpoint_rows.READ_BYTES = 60  # so that even these rows are read in several blocks
     for members in [*(range(m) for m in SAVERS), (1, 3)]:
         group = dist.new_group(list(members))
         if world.rank in members:
-            ranks = Ranks(group)
+            ranks = GroupRanks(group)
             folder = CheckpointFolder(root / f"by-{'-'.join(map(str, members))}")
             held = held_by(ranks.rank, ranks.size)
             path = folder.save(400, held, STATE, best=True, ranks=ranks)
@@ -138,7 +138,7 @@ def full(*_, **__):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def faults(ranks: Ranks, at: Path) -> dict[str, str]:
+def faults(ranks: GroupRanks, at: Path) -> dict[str, str]:
     folder = CheckpointFolder(at)
     held = held_by(ranks.rank, ranks.size)
     folder.save(1, held, STATE, ranks=ranks)
@@ -147,9 +147,9 @@ def faults(ranks: Ranks, at: Path) -> dict[str, str]:
     told = {}
     with limited(20_000 if ranks.rank == 2 else resource.RLIM_INFINITY):
         told["full"] = refused(lambda: folder.save(2, big, STATE, ranks=ranks))
-        ranks.announce("looked")
+        ranks.gather_numbers("looked")
         assert os.listdir(at) == ["step-00000001"]
-        ranks.announce("seen")
+        ranks.gather_numbers("seen")
     for rank, module, call in ((1, checkpoint_files, "fingerprint"), (0, checkpoint, "seal")):
         with pytest.MonkeyPatch.context() as patched:
             if ranks.rank == rank:
@@ -163,14 +163,14 @@ def faults(ranks: Ranks, at: Path) -> dict[str, str]:
     again = held_by(ranks.rank % 3, ranks.size)  # as if rank 3 were rank 0
     short = replace(held, tables=again.tables)
     told["gap"] = refused(lambda: folder.save(2, short, STATE, ranks=ranks))
-    ranks.announce("looked")
+    ranks.gather_numbers("looked")
     assert os.listdir(at) == ["step-00000001"]
-    ranks.announce("seen")
+    ranks.gather_numbers("seen")
     folder.save(2, held, STATE, ranks=ranks)
     damaged = at / "step-00000002" / "rows-2.safetensors"
     if ranks.rank == 0:
         flip(damaged)
-    ranks.announce("damaged")
+    ranks.gather_numbers("damaged")
     told["damaged"] = refused(lambda: folder.load(ranks=ranks), DataError)
     is_whole(folder.load(1, ranks=ranks).tensors)
     return told
@@ -182,7 +182,7 @@ def flip(file: Path) -> None:
     file.write_bytes(content)
 
 
-def vanish(ranks: Ranks, root: Path, victim: int) -> None:
+def vanish(ranks: GroupRanks, root: Path, victim: int) -> None:
     """Save step 1, then lose a rank in the middle of step 2; the other writes down what it sees."""
     blame.GRACE_SECONDS = 0.5
     folder = CheckpointFolder(root)

@@ -37,13 +37,13 @@ DISAGREEMENTS = {
     "another verb": (
         lambda head: head.table.rows(TARGET),
         lambda head: head.table.log_partition(GOOD),
-        rf"ranks 0, 2 came to another meeting than `log_partition`, where rank 1 is\. {ORDER}",
-        rf"rank 1 came to another meeting than `rows`, where rank [02] is\. {ORDER}",
+        rf"ranks 0, 2 made another call than `log_partition`, where rank 1 is\. {ORDER}",
+        rf"rank 1 made another call than `rows`, where rank [02] is\. {ORDER}",
     ),
     "another step": (
         lambda head: head(GOOD, TARGET),
         other_step,
-        rf"the ranks disagree on `meet` \(rank 0: 0, rank 1: 5, rank 2: 0\)\. {ALIKE}",
+        rf"the ranks disagree on `batch` \(rank 0: 0, rank 1: 5, rank 2: 0\)\. {ALIKE}",
         None,
     ),
     "another k": (

@@ -26,44 +26,44 @@ BAD_ROW = (
     "row's input, lower the learning rate or clip gradients."
 )
 
-# what the others do, what the rank at fault does, its own error, the meeting the others are at
+# what the others do, what the rank at fault does, its own error, the call the others are at
 REFUSALS = {
     "a query of another width": (
         lambda head: head(GOOD, TARGET),
         lambda head: head(draw(2, 4), TARGET),
         "UsageError: query has shape (2, 4); expected (..., D=3), the dim of the table.",
-        "meet",
+        "batch",
     ),
     "a query that is not finite": (
         lambda head: head(GOOD, TARGET),
         lambda head: head(nan_at(1), TARGET),
         f"DataError: {BAD_ROW}",
-        "meet",
+        "batch",
     ),
     "an unknown target": (
         lambda head: head(GOOD, TARGET),
         lambda head: head(GOOD, TARGET + 1),
         f"UsageError: target {OUT_OF_RANGE} Padding is ignore_index=-100.",
-        "meet",
+        "batch",
     ),
     "classes before that are no ids": (
         lambda head: head(GOOD, TARGET, context=TARGET),
         lambda head: head(GOOD, TARGET, context=TARGET.float()),
         "UsageError: context has dtype torch.float32; expected int64 class ids. Convert before the "
         "ids ever pass through a float.",
-        "meet",
+        "batch",
     ),
     "a query that is not finite to sample for": (
         lambda head: head.sample(GOOD),
         lambda head: head.sample(nan_at(1)),
         f"DataError: {BAD_ROW}",
-        "meet",
+        "batch",
     ),
     "an unknown target of the full loss": (
         lambda head: head.full_loss(GOOD, TARGET),
         lambda head: head.full_loss(GOOD, TARGET + 1),
         f"UsageError: target {OUT_OF_RANGE} Padding is ignore_index=-100.",
-        "mean_size",
+        "mean",
     ),
     "an unknown class to weigh": (
         lambda head: head.log_prob(GOOD, TARGET[:, None]),
@@ -119,13 +119,13 @@ REFUSALS = {
         "UsageError: row_optimizer must be a fused one, such as "
         "tapas.optim.RowwiseAdagrad.fused(lr=0.1), or None for rows that an optimizer of "
         "tapas.optim moves, got 0.1.",
-        "agree on the table",
+        "compare the table",
     ),
     "an unknown placement": (
         lambda head: ShardedTable(C, D, row_optimizer=RowwiseAdagrad.fused(lr=0.1)),
         lambda head: ShardedTable(C, D, placement="x", row_optimizer=RowwiseAdagrad.fused(lr=0.1)),
         "UsageError: placement must be random or contiguous, got 'x'.",
-        "agree on the table",
+        "compare the table",
     ),
 }
 

@@ -802,25 +802,23 @@ def test_all_classes_as_targets_are_no_multi_hot():
 
 
 def test_targets_of_any_integer_type_are_read_as_what_they_are():
-    table = tapas.LocalTable(C, D, bias=draw(C, name="bias"))
-    kept = tapas.candidates.Candidates(torch.arange(0, C, 2), torch.zeros(C // 2 + 1))
     query, target = batch()
-    want = table.sampled_logits(query, target[:, None], kept)
+    want = tapas.TapasSoftmax(C, D, num_samples=5)(query, target)
     for dtype in (torch.int32, torch.int16, torch.uint8):
-        got = table.sampled_logits(query, target[:, None].to(dtype), kept)
-        assert all(map(torch.equal, got, want))
+        assert torch.equal(tapas.TapasSoftmax(C, D, num_samples=5)(query, target.to(dtype)), want)
 
 
 @pytest.mark.parametrize("ids", [[4, 2, 7], [2, 4, 4]])
 def test_candidates_that_do_not_rise_are_refused(ids):
-    query, target = batch()
+    class Unsorted(tapas.heads.SampledSoftmax):
+        def candidates(self, batch):
+            return tapas.candidates.Candidates(torch.tensor(ids), torch.zeros(3))
+
     with says(
-        "kept.ids must be distinct and rise: an example's own target is looked up among them. Sort "
-        "them with their log_q."
+        "the ids of candidates must be distinct and rise: an example's own target is looked up "
+        "among them. Sort them with their log_q."
     ):
-        tapas.LocalTable(C, D).sampled_logits(
-            query, target[:, None], tapas.candidates.Candidates(torch.tensor(ids), torch.zeros(3))
-        )
+        Unsorted(C, D, num_samples=3)(*batch())
 
 
 def test_updates_need_something_that_moves_the_rows():

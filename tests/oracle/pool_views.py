@@ -3,7 +3,7 @@
 import torch
 
 from tapas.rng import stream
-from tapas.selection import PoolView
+from tapas.selection import SelectionInput
 
 
 def draw(*shape, name):
@@ -11,16 +11,16 @@ def draw(*shape, name):
 
 
 def a_view(num_queries, dim, size, *, seed=0, **options):
-    """`seed` names the noise; anything of the view can be given instead."""
+    """`seed` names the noise; anything of the given can be given instead."""
     weight, bias = draw(size, dim, name="rows"), draw(size, name="bias")
     defaults = {
         "ids": torch.arange(size) * 3,
         "log_q": -draw(size, name="log_q").abs(),
         "rows": lambda start, stop: (weight[start:stop], bias[start:stop]),
         "query": draw(num_queries, dim, name="query"),
-        "own": torch.randint(-1, size, (num_queries, 4), generator=stream(0, "own")) * 3,
+        "target": torch.randint(-1, size, (num_queries, 4), generator=stream(0, "own")) * 3,
         "complete": True,
         "temperature": 1.0,
         "noise": 1 - torch.rand(size, generator=stream(seed, "noise")),
     }
-    return PoolView(**(defaults | options))
+    return SelectionInput(**(defaults | options))

@@ -49,7 +49,7 @@ from tapas.checkpoints.rows import (
 from tapas.errors import DataError, TapasError, UsageError
 from tapas.shapes import check_positive
 from tapas.tables.placement import RowRange
-from tapas.tables.ranks import OneProcess, RankGroup
+from tapas.tables.ranks import ONE_PROCESS, Ranks
 
 LEFTOVER = re.compile(r"\.step-(?P<step>\d{8,})\.(?P<pid>\d+)\.(unfinished|replaced|removed)")
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -96,7 +96,7 @@ class CheckpointFolder:
         state: Mapping[str, JSON],
         *,
         best: bool = False,
-        ranks: RankGroup | None = None,
+        ranks: Ranks = ONE_PROCESS,
         servers: Servers | None = None,
     ) -> Path:
         """Save `contents` and `state` of `step`, and return their folder once it is on the disk.
@@ -110,9 +110,8 @@ class CheckpointFolder:
         folder to write into, and returns what `write_rows` has answered each of them, or
         raises, once none of them writes any more.
         """
-        ranks = ranks or OneProcess()
         try:
-            with ranks.together():
+            with ranks.share_errors():
                 if servers is not None and ranks.size > 1:
                     raise UsageError(
                         "what servers write is saved by one process that waits for them. Leave "
@@ -183,7 +182,7 @@ class CheckpointFolder:
         *,
         ranges: Mapping[str, RowRange] | None = None,
         device: str | torch.device = "cpu",
-        ranks: RankGroup | None = None,
+        ranks: Ranks = ONE_PROCESS,
     ) -> Checkpoint:
         """The checkpoint of `step`, by default the newest, checked against size and checksum.
 
@@ -191,22 +190,21 @@ class CheckpointFolder:
         "model.head.table", these rows are loaded, of others all rows by id. With `ranks` all of
         them call it, and share the work of checking.
         """
-        ranks = ranks or OneProcess()
-        with ranks.together():
+        with ranks.share_errors():
             step, folder = self.find(step)
-            _check_same_step("load", ranks.announce("load a checkpoint", step))
+            _check_same_step("load", ranks.gather_numbers("load a checkpoint", step))
         record, told = {}, None
         try:
             record = verify(folder, part=ranks.rank, parts=ranks.size)
         except TapasError as error:
             told = [isinstance(error, DataError), str(error)]
-        for each in ranks.share("check a checkpoint", told):
+        for each in ranks.gather_json("check a checkpoint", told):
             if each is not None:
                 is_damaged, words = each
                 if not is_damaged:
                     raise UsageError(words)
                 offer = self._other_than(step) if ranks.rank == 0 else None
-                raise DataError(f"{words} {ranks.share('offer another', offer)[0]}")
+                raise DataError(f"{words} {ranks.gather_json('offer another', offer)[0]}")
         tensors = load_file(folder / DENSE, device=str(device))
         tensors |= read_rows(folder, record, ranges or {}, device=device)
         return _checkpoint(step, record, tensors)
@@ -266,17 +264,17 @@ class CheckpointFolder:
             return error
         return None
 
-    def _agree_to_begin(self, ranks: RankGroup, step: int, problem: OSError | None) -> int:
+    def _agree_to_begin(self, ranks: Ranks, step: int, problem: OSError | None) -> int:
         """The process id of rank 0; what keeps it from saving is raised by all ranks."""
         number = (problem.errno or errno.EIO) if problem else 0
-        heard = ranks.announce("save a checkpoint", step, os.getpid(), number)
+        heard = ranks.gather_numbers("save a checkpoint", step, os.getpid(), number)
         _check_same_step("save", heard)
         _, leader, number = heard[0]
         if number:
             raise _os_error(ranks, 0, number, os.strerror(number)) from problem
         return leader
 
-    def _finish(self, step: int, folder: Path, record: Mapping[str, Any], ranks: RankGroup) -> None:
+    def _finish(self, step: int, folder: Path, record: Mapping[str, Any], ranks: Ranks) -> None:
         """Seal and name it; all ranks return once that is done, or raise what went wrong."""
         problem = None
         if ranks.rank == 0:
@@ -294,14 +292,14 @@ class CheckpointFolder:
         os.rename(folder, target)
         sync(self.folder)
 
-    def _give_up(self, step: int, error: BaseException, ranks: RankGroup) -> None:
+    def _give_up(self, step: int, error: BaseException, ranks: Ranks) -> None:
         """Leave nothing of a checkpoint that could not be saved; all ranks say why."""
         if ranks.rank == 0:
             with suppress(OSError):
                 self._tidy()
         if isinstance(error, OSError):
             words = self._cannot_save(step, error) if ranks.rank == 0 else None
-            raise UsageError(ranks.share("give up a checkpoint", words)[0]) from error
+            raise UsageError(ranks.gather_json("give up a checkpoint", words)[0]) from error
 
     def _tidy(self) -> None:
         """Put back or remove what this process, or one that died, left half done."""
@@ -358,7 +356,7 @@ def _write(
     folder: Path,
     rows: RowsFile,
     dense: dict[str, Tensor],
-    ranks: RankGroup,
+    ranks: Ranks,
     servers: Servers | None,
 ) -> list[Written]:
     """What all processes have written, `dense` by rank 0; OSError on all if one could not."""
@@ -393,19 +391,19 @@ def _ask(servers: Servers, folder: Path) -> list[Written]:
     return found
 
 
-def _agree(ranks: RankGroup, verb: str, problem: OSError | None, value: Any) -> list[Any]:
+def _agree(ranks: Ranks, verb: str, problem: OSError | None, value: Any) -> list[Any]:
     """The `value` of every rank, or on all of them the first problem that one has."""
     told = None
     if problem is not None:
         told = problem.errno or errno.EIO, problem.strerror or str(problem)
-    heard = ranks.share(verb, [told, value])
+    heard = ranks.gather_json(verb, [told, value])
     for rank, (failed, _) in enumerate(heard):
         if failed is not None:
             raise _os_error(ranks, rank, *failed) from problem
     return [found for _, found in heard]
 
 
-def _os_error(ranks: RankGroup, rank: int, number: int, words: str) -> OSError:
+def _os_error(ranks: Ranks, rank: int, number: int, words: str) -> OSError:
     return OSError(number, words if ranks.size == 1 else f"{words} on rank {rank}")
 
 

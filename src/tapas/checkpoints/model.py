@@ -20,7 +20,7 @@ from tapas.errors import UsageError
 from tapas.exact_state import ExactState, pack
 from tapas.optim import Combined, RowOptimizer, RowUpdate
 from tapas.tables import ClassTable
-from tapas.tables.ranks import OneProcess, RankGroup
+from tapas.tables.ranks import ONE_PROCESS, Ranks
 
 Optimizers: TypeAlias = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 EXTRA_STATE = "_extra_state"  # as torch calls it
@@ -64,11 +64,11 @@ def load_checkpoint(
     checkpoints = CheckpointFolder(Path(folder))
     if step is None and not checkpoints.steps():
         return None
-    ranks = ranks_of_model(model) or OneProcess()
+    ranks = ranks_of_model(model)
     checkpoint = read_checkpoint(checkpoints, model, step, ranks)
-    with ranks.together():  # what one rank cannot load none does
+    with ranks.share_errors():  # what one rank cannot load none does
         state = None if optimizer is None else saved_state(optimizer, checkpoint, model)
-        ranks.announce("load a model")
+        ranks.gather_numbers("load a model")
     load_model_state(model, checkpoint)
     if optimizer is not None and state is not None:
         optimizer.load_state_dict(state)
@@ -96,13 +96,13 @@ def as_one(optimizer: Optimizers, model: nn.Module) -> torch.optim.Optimizer | N
 
 
 def read_checkpoint(
-    checkpoints: CheckpointFolder, model: nn.Module, step: int | None, ranks: RankGroup | None
+    checkpoints: CheckpointFolder, model: nn.Module, step: int | None, ranks: Ranks
 ) -> Checkpoint:
     """What this rank needs of the checkpoint of `step`, however many ranks have saved it."""
     ranges = {
         _join("model", name): part.row_range
         for name, part in model.named_modules()
-        if isinstance(part, ClassTable) and part.ranks is not None
+        if isinstance(part, ClassTable) and part.ranks is not ONE_PROCESS
     }
     return checkpoints.load(step, ranges=ranges, ranks=ranks)
 
@@ -325,13 +325,13 @@ def _rows_by_number(optimizer: torch.optim.Optimizer) -> dict[int, ClassTable]:
     return {number: tables[id(p)] for number, p in enumerate(params) if id(p) in tables}  # type: ignore[misc]
 
 
-def ranks_of_model(model: nn.Module) -> RankGroup | None:
-    """The ranks that share its tables; None in one process."""
+def ranks_of_model(model: nn.Module) -> Ranks:
+    """The ranks that share its tables."""
     tables = (part for part in model.modules() if isinstance(part, ClassTable))
-    found = [table.ranks for table in tables if table.ranks is not None]
+    found = [table.ranks for table in tables if table.ranks is not ONE_PROCESS]
     if any(ranks is not found[0] for ranks in found):
         raise UsageError(
             "the tables of this model are shared by different groups of ranks. Save each in a "
             "folder of its own."
         )
-    return found[0] if found else None
+    return found[0] if found else ONE_PROCESS

@@ -1,12 +1,12 @@
-"""The ranks that share a table: who they are, and the few ways in which they meet.
+"""The ranks of a torch.distributed group, and the few collectives by which they share tables.
 
-Every meeting is one collective of torch.distributed. What goes wrong in one is told as a
-`PeerError` that names the rank at fault: one that died, hangs, has stopped with an error of
-its own, or makes other calls than the rest.
+What goes wrong in a collective is raised as a `PeerError` that names the rank at fault: one that
+died, hangs, has stopped with an error of its own, or makes other calls than the rest.
 """
 
 import json
 import os
+import re
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -17,22 +17,25 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tapas.distributed.peer_failure import blame, leave_last_words, named
+from tapas.distributed.global_batch import check_agreement, gather_batch, unpad
+from tapas.distributed.peer_failure import peer_error, rank_names, record_failure
 from tapas.errors import PeerError, UsageError
+from tapas.optim.gradient_queue import GradientQueue
+from tapas.tables.ranks import GlobalBatch, Ranks
 
 T = TypeVar("T")
 give_way = getattr(os, "sched_yield", lambda: time.sleep(0))  # not every system has it
 CPU = torch.device("cpu")
-HEADER = 5  # numbers of an announcement: the verb, three more, and one for each rank
+HEADER = 5  # numbers that are gathered at once: the verb, three more, and one for each rank
 AWAKE_SECONDS = 0.005
-SMALL = 1024  # numbers whose sum is not worth two meetings
+SMALL = 1024  # numbers whose sum is not worth two collectives
 REFUSED = -1  # in place of a verb: this rank's input was bad
 
 
-class Ranks:
+class GroupRanks(Ranks):
     """This process among those of `group`, by default all of them.
 
-    Counts what it sends and how long meetings take. `last_checkpoint` is what a `PeerError`
+    Counts what it sends and how long collectives take. `last_checkpoint` is what a `PeerError`
     offers to go on from; whoever saves one says so here.
     """
 
@@ -49,14 +52,14 @@ class Ranks:
             raise UsageError("this process is not in the group that shares the table.")
         self._store = store_of(self.group)
         self._backend = str(dist.get_backend(self.group))
-        self._turns = 0
-        self.meetings = 0
+        self._num_turns = 0
+        self.num_collectives = 0
         self.sent_bytes = 0
         self.seconds = 0.0
         self.last_checkpoint: str | None = None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Ranks":
-        return self  # a copy of a model meets the same others
+    def __deepcopy__(self, memo: dict[int, Any]) -> "GroupRanks":
+        return self  # a copy of a model has the same peers
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.group is not dist.group.WORLD:
@@ -64,9 +67,42 @@ class Ranks:
                 "a table of some of the ranks cannot be pickled: nobody could tell which ranks "
                 "they are. Save a checkpoint, and build the table anew."
             )
-        return ranks_of, (None,)
+        return ranks_in, (None,)
 
-    def announce(
+    def batch(
+        self,
+        query: Tensor,
+        target: Tensor,
+        context: Tensor | None = None,
+        *,
+        step: int = 0,
+        gradients: GradientQueue | None = None,
+    ) -> GlobalBatch:
+        trains = False
+        if gradients is not None:
+            gradients.input()  # what it refuses is sent to those who wait
+            trains = torch.is_grad_enabled() and gradients.anchor.requires_grad
+        return gather_batch(self, "batch", query, target, context, agreed=step, trains=trains)
+
+    def check_equal(self, what: str, value: object) -> None:
+        words = re.sub(r" at 0x[0-9a-f]+", "", repr(value))  # of objects without words of their own
+        heard = self.gather_numbers(f"compare {what}", zlib.crc32(words.encode()))
+        check_agreement(f"{what}, here by checksum", [row[0] for row in heard])
+
+    def mean(self, number: int) -> float:
+        return sum(row[0] for row in self.gather_numbers("mean", number)) / self.size
+
+    def sum_numbers(self, *numbers: float) -> list[float]:
+        total = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        summed: list[float] = self.sum(total).tolist()
+        return summed
+
+    def gather_rows(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
+        padded = rows.new_zeros(max(sizes), *rows.shape[1:])
+        padded[: len(rows)] = rows
+        return unpad(self.gather(padded), sizes)
+
+    def gather_numbers(
         self, verb: str, *numbers: int, each: Sequence[int] | None = None
     ) -> list[list[int]]:
         """What every rank brings to `verb`: its `numbers`, by rank.
@@ -75,67 +111,65 @@ class Ranks:
         An error on every rank if they are not all at the same verb, or if one refused.
         """
         name = zlib.crc32(verb.encode())
-        heard = self._announce([name, *numbers], each)
+        heard = self._gather_header([name, *numbers], each)
         refused = tuple(rank for rank, row in enumerate(heard) if row[0] == REFUSED)
         if refused:
             raise PeerError(
-                f"{named(refused)} refused the input of `{verb}`; the error there says why. "
+                f"{rank_names(refused)} refused the input of `{verb}`; the error there says why. "
                 "Nothing was changed here.",
                 refused,
             )
         lost = tuple(rank for rank, row in enumerate(heard) if row[0] != name)
         if lost:
-            raise self._astray(lost, verb)
+            raise self._out_of_step(lost, verb)
         return [
             row[1 : 1 + len(numbers)] + ([row[-1]] if each is not None else []) for row in heard
         ]
 
-    def _astray(self, lost: tuple[int, ...], verb: str) -> PeerError:
+    def _out_of_step(self, lost: tuple[int, ...], verb: str) -> PeerError:
         return PeerError(
-            f"{named(lost)} came to another meeting than `{verb}`, where rank {self.rank} is. "
+            f"{rank_names(lost)} made another call than `{verb}`, where rank {self.rank} is. "
             "All ranks must make the same calls in the same order.",
             lost,
         )
 
-    def share(self, verb: str, value: Any) -> list[Any]:
+    def gather_json(self, verb: str, value: Any) -> list[Any]:
         """The `value` of every rank, by rank; anything that JSON can hold.
 
         As text, so that nothing that a rank receives can run code in it.
         """
         text = json.dumps(value).encode()
-        sizes = [row[0] for row in self.announce(verb, len(text))]
+        sizes = [row[0] for row in self.gather_numbers(verb, len(text))]
         padded = torch.zeros(max(sizes), dtype=torch.uint8, device="cpu")
         padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         heard = self.gather(padded.to(self.device)).cpu().numpy()
         return [json.loads(row[:size].tobytes()) for row, size in zip(heard, sizes, strict=True)]
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """An error in here, before the first meeting, is told to those who wait in that meeting."""
-        before = self.meetings
+    def share_errors(self) -> Iterator[None]:
+        before = self.num_collectives
         try:
             yield
         except PeerError:
             raise
         except Exception:
-            if self.meetings == before:
+            if self.num_collectives == before:
                 with suppress(PeerError):
-                    self._announce([REFUSED])
+                    self._gather_header([REFUSED])
             raise
 
-    def _announce(self, row: list[int], each: Sequence[int] | None = None) -> list[list[int]]:
+    def _gather_header(self, row: list[int], each: Sequence[int] | None = None) -> list[list[int]]:
         """Short rows are filled up: a rank that refuses does not know what the others bring."""
         filled = row + [0] * (HEADER - 1 - len(row))
         rows = [[*filled, 0 if each is None else each[rank]] for rank in range(self.size)]
-        self.meetings += 1
+        self.num_collectives += 1
         sent = torch.tensor(rows, dtype=torch.int64, device=self.device)
         heard: list[list[int]] = self._exchange(sent).tolist()
         return heard
 
-    def in_turn(self, what: str, work: Callable[[], T]) -> T:
-        """`work()` on rank 0, then on all others, however long the first takes."""
-        self._turns += 1
-        key = f"turn/{self._turns}"
+    def main_first(self, what: str, work: Callable[[], T]) -> T:
+        self._num_turns += 1
+        key = f"turn/{self._num_turns}"
         if self.rank == 0:
             try:
                 result = work()
@@ -149,7 +183,7 @@ class Ranks:
                 time.sleep(0.05)
             failed = self._store.get(key) == b"failed"
         except RuntimeError as error:
-            raise self._blame(error) from error
+            raise self._peer_error(error) from error
         if failed:
             raise PeerError(f"rank 0 could not {what}; the error there says why.", (0,))
         return work()
@@ -159,7 +193,7 @@ class Ranks:
         if self._by_gloo(tensor):  # whose all_gather goes round in a ring and takes longer
             return self.exchange("gathered", tensor.expand(self.size, *tensor.shape))
         whole = tensor.new_empty(self.size, *tensor.shape)
-        with self.meeting((self.size - 1) * tensor.nbytes):
+        with self.collective((self.size - 1) * tensor.nbytes):
             all_gather(whole.view(-1), tensor.contiguous().view(-1), group=self.group)
         return whole
 
@@ -167,7 +201,7 @@ class Ranks:
         """(m, N, ...) what every rank has for this one, of `parts` (m, N, ...), one for each.
 
         Parts carry the name of `what` they are: a rank that has failed in between, and goes on
-        with another meeting, must not have its message taken for this one.
+        with another call, must not have its message taken for this one.
         """
         name = torch.tensor([zlib.crc32(what.encode())], dtype=torch.int64, device=parts.device)
         label = name.view(torch.uint8).expand(self.size, 8)
@@ -178,12 +212,12 @@ class Ranks:
         labels = received[:, :8].reshape(-1).clone().view(torch.int64)
         lost = tuple((labels != name).nonzero()[:, 0].tolist())
         if lost:
-            raise self._astray(lost, what)
+            raise self._out_of_step(lost, what)
         return received[:, 8:].reshape(-1).clone().view(parts.dtype).view(parts.shape)
 
     def _exchange(self, parts: Tensor) -> Tensor:
         received = torch.empty_like(parts, memory_format=torch.contiguous_format)
-        with self.meeting(parts.nbytes // self.size * (self.size - 1)):
+        with self.collective(parts.nbytes // self.size * (self.size - 1)):
             work = dist.all_to_all_single(
                 received, parts.contiguous(), group=self.group, async_op=True
             )
@@ -194,7 +228,7 @@ class Ranks:
         """The same for `rows` (N, ...) of which send[r] go to rank r, in the order of ranks."""
         received = rows.new_empty(sum(receive), *rows.shape[1:])
         away = len(rows) - send[self.rank]
-        with self.meeting(away * rows[:1].nbytes):
+        with self.collective(away * rows[:1].nbytes):
             work = dist.all_to_all_single(
                 received, rows.contiguous(), [*receive], [*send], group=self.group, async_op=True
             )
@@ -204,7 +238,7 @@ class Ranks:
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks of `tensor` (N,), the same bits on each."""
         if not self._by_gloo(tensor):
-            with self.meeting(2 * tensor.nbytes * (self.size - 1) // self.size):
+            with self.collective(2 * tensor.nbytes * (self.size - 1) // self.size):
                 dist.all_reduce(tensor, group=self.group)
             return tensor
         # gloo's all_reduce takes 2.5 times as long as an exchange for few numbers, and 1.5 for many
@@ -234,23 +268,25 @@ class Ranks:
         return "nccl" not in self._backend or tensor.device.type == "cpu"
 
     @contextmanager
-    def meeting(self, sent: int) -> Iterator[None]:
+    def collective(self, sent: int) -> Iterator[None]:
         start = time.perf_counter()
         try:
             yield
         except RuntimeError as error:
-            raise self._blame(error) from error
+            raise self._peer_error(error) from error
         finally:
             self.seconds += time.perf_counter() - start
         self.sent_bytes += sent
 
-    def last_words(self, error: BaseException) -> None:
-        """Tell those who will miss this rank why it stops."""
-        leave_last_words(self._store, self.rank, error)
+    def record_failure(self, error: BaseException) -> None:
+        """Leave word for those who will wait for this rank why it stops."""
+        record_failure(self._store, self.rank, error)
 
-    def _blame(self, error: RuntimeError) -> PeerError:
+    def _peer_error(self, error: RuntimeError) -> PeerError:
         last = self.last_checkpoint
-        return blame(error, self.group, self._store, self.rank, self.size, last_checkpoint=last)
+        return peer_error(
+            error, self.group, self._store, self.rank, self.size, last_checkpoint=last
+        )
 
 
 # names that torch has changed since 2.8
@@ -264,15 +300,15 @@ def store_of(group: Any) -> Any:
     return dist.distributed_c10d._get_process_group_store(group)
 
 
-_met: list[Ranks] = []  # whoever asks for all ranks gets the same counters and checkpoint
+_all_ranks: list[GroupRanks] = []  # whoever asks for them gets the same counters and checkpoint
 
 
-def ranks_of(group: dist.ProcessGroup | Ranks | None) -> Ranks:
+def ranks_in(group: dist.ProcessGroup | GroupRanks | None) -> GroupRanks:
     """`group` if it is that already, else the ranks of it, by default all."""
-    if isinstance(group, Ranks):
+    if isinstance(group, GroupRanks):
         return group
     if group is not None:
-        return Ranks(group)
-    if not _met or not dist.is_initialized() or _met[0].group is not dist.group.WORLD:
-        _met[:] = [Ranks()]
-    return _met[0]
+        return GroupRanks(group)
+    if not _all_ranks or not dist.is_initialized() or _all_ranks[0].group is not dist.group.WORLD:
+        _all_ranks[:] = [GroupRanks()]
+    return _all_ranks[0]

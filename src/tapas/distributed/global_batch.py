@@ -1,35 +1,39 @@
-"""The batch of all ranks, on every rank, and the way of its answers home.
+"""The batch of all ranks, gathered on every rank, and its answers, returned to theirs.
 
 Forward, queries are gathered and each example's two or three numbers go back to its rank;
-backward, gradients take the same two roads the other way round. What each rank computes from
+backward, gradients take the same two ways in the other direction. What each rank computes from
 its own examples is averaged over ranks, as DistributedDataParallel averages the gradients of
 an encoder: rows move by the gradient of that average, and a query is handed the gradient of
 its own rank's loss.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from tapas.candidates import Candidates
-from tapas.distributed.collectives import Ranks
 from tapas.errors import PeerError
 from tapas.shapes import check_integer
-from tapas.tables.exhaustive import merge
+from tapas.tables.exhaustive import merge_topk
 from tapas.tables.ranks import GlobalBatch
 from tapas.torch_modes import first_derivative
 
-# a rank whose own queries want no gradient must send those of others home all the same
+if TYPE_CHECKING:
+    from tapas.distributed.collectives import GroupRanks
+
+# a rank whose own queries want no gradient must return those of others all the same
 ANCHOR = torch.zeros((), device="cpu", requires_grad=True)
 
 
-class Gathered(torch.autograd.Function):
+class GatherQueries(torch.autograd.Function):
     """(G, D) queries of all ranks in turn, of (B, D) here; padding between them is left out."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, query: Tensor, whole: Tensor, sizes: Any, ranks: Ranks):  # type: ignore[no-untyped-def]
+    def forward(
+        ctx: Any, anchor: Tensor, query: Tensor, whole: Tensor, sizes: Any, ranks: "GroupRanks"
+    ) -> Tensor:
         ctx.sizes, ctx.ranks = sizes, ranks
         return whole.clone()
 
@@ -37,19 +41,19 @@ class Gathered(torch.autograd.Function):
     @first_derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         # the sum over shards of what each found for each example, times the number of ranks
-        # by which `SentHome` has divided
+        # by which `ReturnAnswers` has divided
         received = ctx.ranks.exchange("query gradients", pad(grad, ctx.sizes))
         mine = received[:, : ctx.sizes[ctx.ranks.rank]].sum(dim=0).mul_(ctx.ranks.size)
         return None, mine, None, None, None
 
 
-class SentHome(torch.autograd.Function):
+class ReturnAnswers(torch.autograd.Function):
     """(m, B, W) what every shard found for the examples here, of (G, W) found here for all."""
 
     @staticmethod
-    def forward(ctx: Any, found: Tensor, sizes: Any, ranks: Ranks):  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, found: Tensor, sizes: Any, ranks: "GroupRanks") -> Tensor:
         ctx.sizes, ctx.ranks = sizes, ranks
-        return bring_home(ranks, found, sizes)
+        return return_answers(ranks, found, sizes)
 
     @staticmethod
     @first_derivative
@@ -57,13 +61,13 @@ class SentHome(torch.autograd.Function):
         most = max(ctx.sizes)
         parts = grad.new_zeros(ctx.ranks.size, most, grad.shape[2])
         parts[:, : grad.shape[1]] = grad
-        ctx.ranks.announce("backward")
+        ctx.ranks.gather_numbers("backward")
         received = unpad(ctx.ranks.exchange("gradients of answers", parts), ctx.sizes)
         return received.div_(ctx.ranks.size), None, None
 
 
-def meet(
-    ranks: Ranks,
+def gather_batch(
+    ranks: "GroupRanks",
     verb: str,
     query: Tensor,
     target: Tensor | None = None,
@@ -82,7 +86,7 @@ def meet(
         context = check_integer("context", context)
     has_context = context is not None
     flags = int(query.requires_grad) + 2 * torch.is_grad_enabled() + 4 * has_context + 8 * trains
-    heard = ranks.announce(verb, len(query), target.shape[1] * 16 + flags, agreed)
+    heard = ranks.gather_numbers(verb, len(query), target.shape[1] * 16 + flags, agreed)
     check_agreement(f"`{verb}`", [row[2] for row in heard])
     told = "gradients (1), context (2) and rows that are not frozen (4)"
     check_agreement(told, [row[1] // 2 % 8 for row in heard])
@@ -94,12 +98,12 @@ def meet(
     columns = [query.detach(), own.view(torch.float32)]
     if context is not None:
         columns.append(context[:, None].view(torch.float32))
-    whole = gather_rows(ranks, torch.cat(columns, dim=1), sizes)
+    whole = ranks.gather_rows(torch.cat(columns, dim=1), sizes)
     dim = query.shape[1]
     everyone = whole[:, :dim].contiguous()
     ids = int64_of(whole[:, dim:])
     if any(row[1] % 2 for row in heard) and torch.is_grad_enabled():
-        everyone = Gathered.apply(ANCHOR, query, everyone, sizes, ranks)  # type: ignore[no-untyped-call]
+        everyone = GatherQueries.apply(ANCHOR, query, everyone, sizes, ranks)  # type: ignore[no-untyped-call]
     return GlobalBatch(
         everyone,
         ids[:, :width].contiguous(),
@@ -110,16 +114,16 @@ def meet(
 
 
 def combine(found: Tensor, owner: Tensor, num_targets: int) -> tuple[Tensor, Tensor]:
-    """Own logits and log of the kept sum (B,), of what every shard has `found` (m, B, L+1).
+    """Logits of targets and log of the kept sum (B,), of what every shard `found` (m, B, L+1).
 
     `owner` (B, L) is the shard of each target, the first `num_targets` of which are real.
     """
     positive = found[:, :, :-1].gather(0, owner[None])[0, :, :num_targets]
-    log_sum: Tensor = LogOfSums.apply(found[:, :, -1])  # type: ignore[no-untyped-call]
+    log_sum: Tensor = AddLogSums.apply(found[:, :, -1])  # type: ignore[no-untyped-call]
     return positive, log_sum
 
 
-class LogOfSums(torch.autograd.Function):
+class AddLogSums(torch.autograd.Function):
     """log sum_j exp(part_jb), (B,), of `part` (m, B); all -inf stays so, without a gradient."""
 
     @staticmethod
@@ -136,13 +140,13 @@ class LogOfSums(torch.autograd.Function):
         return result
 
 
-def bring_home(ranks: Ranks, found: Tensor, sizes: tuple[int, ...]) -> Tensor:
+def return_answers(ranks: "GroupRanks", found: Tensor, sizes: tuple[int, ...]) -> Tensor:
     """(m, B, W) what every shard found for the examples here, of `found` (G, W) here for all."""
     return ranks.exchange("answers", pad(found, sizes))[:, : sizes[ranks.rank]]
 
 
-def best_of_ranks(
-    ranks: Ranks, value: Tensor, ids: Tensor, k: int, sizes: tuple[int, ...]
+def merge_topk_of_ranks(
+    ranks: "GroupRanks", value: Tensor, ids: Tensor, k: int, sizes: tuple[int, ...]
 ) -> tuple[Tensor, Tensor]:
     """The k best of all shards for the examples here: scores and ids, (B, k).
 
@@ -153,27 +157,20 @@ def best_of_ranks(
     value = torch.nn.functional.pad(value, fill, value=-torch.inf)
     ids = torch.nn.functional.pad(ids, fill, value=-1)
     packed = torch.cat([value[:, :, None], ids.view(torch.float32).view(*ids.shape, 2)], dim=2)
-    found = bring_home(ranks, packed.flatten(1), sizes).transpose(0, 1)  # (B, m, 3k)
+    found = return_answers(ranks, packed.flatten(1), sizes).transpose(0, 1)  # (B, m, 3k)
     found = found.reshape(found.shape[0], ranks.size * k, 3)
     found_ids = int64_of(found[:, :, 1:])[:, :, 0]
     last = torch.iinfo(torch.int64).max  # nothing is no class, and comes last
-    value, ids = merge(found[:, :, 0], found_ids.masked_fill(found_ids < 0, last), k)
+    value, ids = merge_topk(found[:, :, 0], found_ids.masked_fill(found_ids < 0, last), k)
     return value, ids.masked_fill(value == -torch.inf, -1)
 
 
-def union_of_ranks(ranks: Ranks, here: Candidates, sizes: Sequence[int]) -> Candidates:
+def gather_candidates(ranks: "GroupRanks", here: Candidates, sizes: Sequence[int]) -> Candidates:
     """The candidates of all ranks, sizes[r] of rank r and `here` of this one, by rising id."""
     packed = torch.cat([here.ids.view(torch.float32).view(-1, 2), here.log_q[:, None]], dim=1)
-    whole = gather_rows(ranks, packed, sizes)
+    whole = ranks.gather_rows(packed, sizes)
     ids, order = int64_of(whole[:, :2])[:, 0].sort()
     return Candidates(ids, whole[:, 2][order])
-
-
-def gather_rows(ranks: Ranks, rows: Tensor, sizes: Sequence[int]) -> Tensor:
-    """(sum of sizes, ...) the `rows` (sizes[rank], ...) of all ranks, in turn."""
-    padded = rows.new_zeros(max(sizes), *rows.shape[1:])
-    padded[: len(rows)] = rows
-    return unpad(ranks.gather(padded), sizes)
 
 
 def pad(rows: Tensor, sizes: tuple[int, ...]) -> Tensor:

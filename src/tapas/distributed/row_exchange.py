@@ -1,4 +1,4 @@
-"""How ids find the shards of their rows, and rows the way back."""
+"""Ids to the ranks that keep their rows, and rows or gradients back."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tapas.distributed.collectives import Ranks
+from tapas.distributed.collectives import GroupRanks
 from tapas.distributed.global_batch import check_agreement
 from tapas.errors import UsageError
-from tapas.optim.gradient_queue import NOT_FINITE, RowGradients
+from tapas.optim.gradient_queue import NOT_FINITE
+from tapas.optim.row_store import RowGradients
 from tapas.shapes import all_finite
-from tapas.tables.base import GiveBack
+from tapas.tables.base import SendGradients
 from tapas.tables.local import LocalTable
 from tapas.tables.placement import Placement
 
@@ -20,7 +21,7 @@ from tapas.tables.placement import Placement
 class Route:
     """N distinct ids, each of which has its row on one of the ranks."""
 
-    ranks: Ranks
+    ranks: GroupRanks
     order: Tensor  # (N,) the ids, sorted by shard
     send: list[int]  # how many of them go to each shard
     receive: list[int]  # how many each rank asks this shard for
@@ -29,7 +30,7 @@ class Route:
 
     @staticmethod
     def find(
-        verb: str, ids: Tensor, placement: Placement, ranks: Ranks, *, trains: bool = False
+        verb: str, ids: Tensor, placement: Placement, ranks: GroupRanks, *, trains: bool = False
     ) -> "Route":
         """All ranks call it together, each with its own distinct `ids` (N,).
 
@@ -37,25 +38,27 @@ class Route:
         """
         place, order = placement.permute(ids).sort()
         send = torch.bincount(placement.shard_at(place), minlength=ranks.size).tolist()
-        heard = ranks.announce(verb, len(ids), int(trains), each=send)
+        heard = ranks.gather_numbers(verb, len(ids), int(trains), each=send)
         check_agreement(f"`{verb}` of rows that are not frozen (1)", [row[1] for row in heard])
         receive = [row[2] for row in heard]
         asked = ranks.exchange_rows(place, send, receive)
         slots = asked - placement.start(ranks.rank)
         return Route(ranks, order, send, receive, slots, sum(row[0] for row in heard))
 
-    def there(self, rows: Tensor) -> Tensor:
+    def to_owners(self, rows: Tensor) -> Tensor:
         """(R, W) what is brought for `slots`, of `rows` (N, W) for the ids here."""
         return self.ranks.exchange_rows(rows[self.order], self.send, self.receive)
 
-    def back(self, rows: Tensor) -> Tensor:
+    def from_owners(self, rows: Tensor) -> Tensor:
         """(N, W) the answers for the ids here, of `rows` (R, W) for `slots`."""
         rows = self.ranks.exchange_rows(rows, self.receive, self.send)
         return torch.empty_like(rows).index_copy_(0, self.order, rows)
 
 
-def deliver(gradients: RowGradients, placement: Placement, ranks: Ranks) -> RowGradients | None:
-    """What all ranks have for the rows kept here, by their places, of `gradients` by id.
+def send_gradients(
+    gradients: RowGradients, placement: Placement, ranks: GroupRanks
+) -> RowGradients | None:
+    """What all ranks have for the rows kept here, by their positions, of `gradients` by id.
 
     None where no rank has any.
     """
@@ -63,23 +66,23 @@ def deliver(gradients: RowGradients, placement: Placement, ranks: Ranks) -> RowG
     route = Route.find("update", distinct, placement, ranks)
     grad = torch.cat([gradients.weight, gradients.bias[:, None]], dim=1)
     grad = grad.new_zeros(len(distinct), grad.shape[1]).index_add_(0, where, grad)
-    grad = route.there(grad)
+    grad = route.to_owners(grad)
     if not route.total:
         return None
     return RowGradients(route.slots, grad[:, :-1].contiguous(), grad[:, -1].contiguous())
 
 
-def borrow(
+def fetch_rows(
     shard: LocalTable,
     add: Callable[[Tensor, Tensor, Tensor], None],
     ids: Tensor,
     placement: Placement,
-    ranks: Ranks,
+    ranks: GroupRanks,
     *,
     biases: bool,
     trains: bool,
     moves_at_once: bool,
-) -> tuple[Tensor, Tensor, GiveBack]:
+) -> tuple[Tensor, Tensor, SendGradients]:
     """Rows of `ids`, and what sends their gradients the same way, without ids again.
 
     Where the rows are kept, `add` takes what all ranks have sent. If they move at once, what is
@@ -87,23 +90,23 @@ def borrow(
     """
     distinct, where = torch.unique(ids, return_inverse=True)
     route = Route.find("lookup", distinct, placement, ranks, trains=trains)
-    weight, bias = shard.read(route.slots)
+    weight, bias = shard._read(route.slots)
     packed = torch.cat([weight, bias[:, None]], dim=1) if biases else weight
-    rows = route.back(packed).index_select(0, where)
+    rows = route.from_owners(packed).index_select(0, where)
 
-    def give_back(weight_grad: Tensor, bias_grad: Tensor) -> None:
+    def send(weight_grad: Tensor, bias_grad: Tensor) -> None:
         grad = torch.cat([weight_grad, bias_grad[:, None]], dim=1) if biases else weight_grad
-        with ranks.together():  # else an optimizer's step refuses it, on all ranks alike
+        with ranks.share_errors():  # else an optimizer's step refuses it, on all ranks alike
             if moves_at_once and not all_finite(grad):
                 raise UsageError(NOT_FINITE)
-            ranks.announce("gradients of lookup")
+            ranks.gather_numbers("gradients of lookup")
         summed = grad.new_zeros(len(distinct), grad.shape[1]).index_add_(0, where, grad)
-        summed = route.there(summed.div_(ranks.size))  # the losses of ranks are averaged
+        summed = route.to_owners(summed.div_(ranks.size))  # the losses of ranks are averaged
         if route.total:
             split = summed[:, : shard.dim].contiguous()
             last = summed[:, -1].contiguous() if biases else summed.new_zeros(len(summed))
             add(route.slots, split, last)
 
     if biases:
-        return rows[:, :-1].contiguous(), rows[:, -1].contiguous(), give_back
-    return rows, rows.new_zeros(len(rows)), give_back
+        return rows[:, :-1].contiguous(), rows[:, -1].contiguous(), send
+    return rows, rows.new_zeros(len(rows)), send

@@ -1,12 +1,10 @@
 """The class table of many ranks: each keeps its part of the rows, and no row travels in a step.
 
-Every verb is a meeting: all ranks call it together, each with examples or ids of its own, as
-many as it has, which may be none. `select` alone is asked the same on every rank.
+All ranks call every verb together, each with examples or ids of its own, as many as it has, which
+may be none. `select` alone is asked the same on every rank.
 """
 
-import re
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from typing import Any, Self
 from zlib import crc32
 
@@ -15,23 +13,30 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tapas.candidates import Candidates
-from tapas.distributed import global_batch as meetings
-from tapas.distributed.collectives import Ranks, ranks_of
-from tapas.distributed.global_batch import SentHome, check_agreement, meet
-from tapas.distributed.row_exchange import Route, borrow, deliver
+from tapas.distributed.collectives import GroupRanks, ranks_in
+from tapas.distributed.global_batch import (
+    ReturnAnswers,
+    check_agreement,
+    combine,
+    gather_batch,
+    gather_candidates,
+    merge_topk_of_ranks,
+    return_answers,
+)
+from tapas.distributed.row_exchange import Route, fetch_rows, send_gradients
 from tapas.errors import UsageError
 from tapas.exact_state import bits_float, float_bits
-from tapas.optim.gradient_queue import NOT_FINITE, RowGradients
+from tapas.optim.gradient_queue import NOT_FINITE
+from tapas.optim.row_store import RowGradients
 from tapas.optim.row_updates import RowUpdate
 from tapas.shapes import check_positive, check_query
-from tapas.tables.base import ClassTable, GiveBack
-from tapas.tables.checks import check_topk
-from tapas.tables.exhaustive import best_by_id, log_of_all
+from tapas.tables.base import ClassTable, SendGradients
+from tapas.tables.exhaustive import log_sum_rows, topk_by_id
 from tapas.tables.gradients import sampled_logits
-from tapas.tables.local import check_row_optimizer, start_bias
+from tapas.tables.local import check_row_optimizer, initial_bias
 from tapas.tables.placement import KINDS, Placement, RowRange
 from tapas.tables.ranks import GlobalBatch
-from tapas.tables.second_pass import SecondPass, share_of
+from tapas.tables.second_pass import SecondPass, classes_at, select_here, shard_quota
 from tapas.tables.shard import Shard, load_rows
 
 
@@ -50,8 +55,6 @@ class ShardedTable(ClassTable):
     them for something to be made equal on all ranks. `tapas.save_checkpoint` saves them.
     """
 
-    exact_reads = True
-
     def __init__(
         self,
         num_classes: int,
@@ -63,16 +66,16 @@ class ShardedTable(ClassTable):
         placement: str = "random",
         seed: int = 0,
         device: torch.device | str | None = None,
-        group: dist.ProcessGroup | Ranks | None = None,
+        group: dist.ProcessGroup | GroupRanks | None = None,
     ):
         super().__init__(check_positive("num_classes", num_classes), check_positive("dim", dim))
-        self.ranks = ranks_of(group)
-        with self.ranks.together():
+        self.ranks = ranks_in(group)
+        with self.ranks.share_errors():
             check_row_optimizer(row_optimizer)
             self.placement = Placement(num_classes, self.ranks.size, seed=seed, kind=placement)
-            start = start_bias(bias, num_classes) if isinstance(bias, Tensor) else bias
+            start = initial_bias(bias, num_classes) if isinstance(bias, Tensor) else bias
             settings = (num_classes, dim, row_optimizer, dtype, placement, seed, bias is not False)
-            self.agree("the table", settings)
+            self.ranks.check_equal("the table", settings)
         if isinstance(start, Tensor):
             start = start[self.placement.ids_of(self.ranks.rank)]
         self.__dict__["shard"] = Shard(  # a module that `modules()` does not show
@@ -87,7 +90,7 @@ class ShardedTable(ClassTable):
         self.gradients.to(self.device)
 
     shard: Shard
-    ranks: Ranks
+    ranks: GroupRanks
 
     @property
     def row_optimizer(self) -> RowUpdate | None:
@@ -113,66 +116,67 @@ class ShardedTable(ClassTable):
     def num_shards(self) -> int:
         return self.ranks.size
 
-    @property
-    def num_ranks(self) -> int:
-        return self.ranks.size
-
-    def together(self) -> AbstractContextManager[None]:
-        return self.ranks.together()
-
-    def meet(
-        self, query: Tensor, target: Tensor, context: Tensor | None = None, *, step: int = 0
-    ) -> GlobalBatch:
-        self.gradients.input()  # what it refuses is told to those who wait
-        trains = torch.is_grad_enabled() and self.gradients.anchor.requires_grad
-        return meet(self.ranks, "meet", query, target, context, agreed=step, trains=trains)
-
-    def pick(self, ask: SecondPass) -> Candidates:
-        slot, mine = self._slots(ask.pool.ids)
+    def _select_here(self, pool: Candidates, second_pass: SecondPass) -> Candidates:
+        slot, mine = self._slots(pool.ids)
         here = mine.nonzero()[:, 0]
-        part, noise = ask.part(here)
-        if ask.is_settled:
-            return part
-        share = share_of(ask.keep, self.ranks.size, self.ranks.rank)
-        return self.shard.keep_of(part, slot.index_select(0, here), noise, share, ask.question)
+        quota = shard_quota(second_pass.keep, self.ranks.size, self.ranks.rank)
+        return select_here(
+            self.shard,
+            classes_at(pool, here),
+            slot.index_select(0, here),
+            second_pass.noise_at(here),
+            quota,
+            second_pass,
+        )
 
-    def union(self, part: Candidates) -> Candidates:
-        heard = self.ranks.announce("select", len(part))
-        return meetings.union_of_ranks(self.ranks, part, tuple(row[0] for row in heard))
+    def select(self, pool: Candidates, second_pass: SecondPass | None) -> Candidates:
+        kept = super().select(pool, second_pass)
+        if second_pass is None:
+            return kept
+        heard = self.ranks.gather_numbers("select", len(kept))
+        return gather_candidates(self.ranks, kept, tuple(row[0] for row in heard))
 
-    def logits_of(self, meeting: GlobalBatch, kept: Candidates) -> tuple[Tensor, Tensor]:
-        """As in `ClassTable`; of `kept`, each shard takes what it has rows of."""
-        slot, mine = self._slots(kept.ids)
-        slot, order = slot[mine].sort()
-        here = Candidates(slot, kept.log_q[mine][order])
-        target = meeting.target
+    def sampled_logits(
+        self, batch: GlobalBatch, pool: Candidates, second_pass: SecondPass | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """As in `ClassTable`; each shard keeps and sums what it has rows of."""
+        with torch.no_grad():
+            kept = self._check_candidates(pool)
+            if second_pass is not None:
+                kept = self._select_here(kept, second_pass)
+            slot, mine = self._slots(kept.ids)
+            slot, order = slot[mine].sort()
+            here = Candidates(slot, kept.log_q[mine][order])
+        target = batch.target
         place = self.placement.permute(target.clamp(min=0))
         owner = self.placement.shard_at(place)
         foreign = (target < 0) | (owner != self.ranks.rank)
         slots = (place - self.placement.start(self.ranks.rank)).masked_fill_(foreign, -1)
         positive, log_sum = sampled_logits(
-            self.gradients, self.shard.read, meeting.query, slots, here
+            self.gradients, self.shard._read, batch.query, slots, here
         )
         found = torch.cat([positive, log_sum[:, None]], dim=1)
-        found = SentHome.apply(found, meeting.sizes, self.ranks)  # type: ignore[no-untyped-call]
-        before = sum(meeting.sizes[: self.ranks.rank])
-        owner = owner[before : before + meeting.sizes[self.ranks.rank]]
-        return meetings.combine(found, owner, meeting.num_targets)
+        found = ReturnAnswers.apply(found, batch.sizes, self.ranks)  # type: ignore[no-untyped-call]
+        before = sum(batch.sizes[: self.ranks.rank])
+        owner = owner[before : before + batch.sizes[self.ranks.rank]]
+        return combine(found, owner, batch.num_targets)
 
     def _slots(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Rows of `ids` in this shard, and which of them it has."""
         slot = self.placement.permute(ids) - self.placement.start(self.ranks.rank)
         return slot, (slot >= 0) & (slot < self.shard.num_classes)
 
-    def read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def _read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         distinct, where = torch.unique(ids, return_inverse=True)
         route = Route.find("rows", distinct, self.placement, self.ranks)
-        weight, bias = self.shard.read(route.slots)
-        found = route.back(torch.cat([weight, bias[:, None]], dim=1))[where]
+        weight, bias = self.shard._read(route.slots)
+        found = route.from_owners(torch.cat([weight, bias[:, None]], dim=1))[where]
         return found[:, :-1], found[:, -1]
 
-    def borrow(self, ids: Tensor, *, biases: bool, trains: bool) -> tuple[Tensor, Tensor, GiveBack]:
-        return borrow(
+    def _fetch(
+        self, ids: Tensor, *, biases: bool, trains: bool
+    ) -> tuple[Tensor, Tensor, SendGradients]:
+        return fetch_rows(
             self.shard,
             self.gradients.add,
             ids,
@@ -216,8 +220,8 @@ class ShardedTable(ClassTable):
             )
 
     def sum_over_ranks(self, value: float, formula: Callable[[], str]) -> float:
-        # as an announcement: a rank that is elsewhere must not have its message taken for this one
-        heard = self.ranks.announce(
+        # by verb: a rank that is elsewhere must not have its message taken for this one
+        heard = self.ranks.gather_numbers(
             "norm of gradients", float_bits(value), crc32(formula().encode())
         )
         check_agreement("the optimizer of the rows, here by checksum", [row[1] for row in heard])
@@ -225,10 +229,10 @@ class ShardedTable(ClassTable):
 
     def _update(self, gradients: RowGradients) -> None:
         """Bad gradients are refused where they come from, before any row has moved anywhere."""
-        with self.together():
+        with self.ranks.share_errors():
             if not gradients.is_finite():
                 raise UsageError(NOT_FINITE)
-            here = deliver(gradients, self.placement, self.ranks)
+            here = send_gradients(gradients, self.placement, self.ranks)
         if here is not None:
             self.gradients.update(here)
 
@@ -236,37 +240,31 @@ class ShardedTable(ClassTable):
     def topk(
         self, query: Tensor, k: int, *, exclude: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        with self.together():
-            query, exclude = check_topk(self, query, k, exclude)
-            whole = meet(self.ranks, "topk", query, exclude, agreed=k)  # they travel as targets do
+        with self.ranks.share_errors():
+            query, exclude = self._check_topk(query, k, exclude)
+            whole = gather_batch(
+                self.ranks, "topk", query, exclude, agreed=k
+            )  # they travel as targets do
         slot, mine = self._slots(whole.target.clamp(min=0))
         banned = slot.masked_fill(~mine | (whole.target < 0), -1)
         start = self.placement.start(self.ranks.rank)
-        value, ids = best_by_id(
+        value, ids = topk_by_id(
             self.shard.weight,
-            self.shard.stored_bias(),
+            self.shard.bias_or_none(),
             whole.query,
             min(k, self.shard.num_classes),
             banned if bool((banned >= 0).any()) else None,
             lambda rows: self.placement.ids_at(rows + start),
         )
-        return meetings.best_of_ranks(self.ranks, value, ids, k, whole.sizes)
+        return merge_topk_of_ranks(self.ranks, value, ids, k, whole.sizes)
 
     @torch.no_grad()
     def log_partition(self, query: Tensor) -> Tensor:
-        with self.together():
+        with self.ranks.share_errors():
             query = check_query(query, self.dim)
-            whole = meet(self.ranks, "log_partition", query)
-        here = log_of_all(self.shard.weight, self.shard.stored_bias(), whole.query)
-        return meetings.bring_home(self.ranks, here[:, None], whole.sizes)[:, :, 0].logsumexp(dim=0)
-
-    def agree(self, what: str, value: object) -> None:
-        words = re.sub(r" at 0x[0-9a-f]+", "", repr(value))  # of objects without words of their own
-        heard = self.ranks.announce(f"agree on {what}", crc32(words.encode()))
-        check_agreement(f"{what}, here by checksum", [row[0] for row in heard])
-
-    def mean_size(self, size: int) -> float:
-        return sum(row[0] for row in self.ranks.announce("mean_size", size)) / self.ranks.size
+            whole = gather_batch(self.ranks, "log_partition", query)
+        here = log_sum_rows(self.shard.weight, self.shard.bias_or_none(), whole.query)
+        return return_answers(self.ranks, here[:, None], whole.sizes)[:, :, 0].logsumexp(dim=0)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self.shard._apply(fn, recurse)

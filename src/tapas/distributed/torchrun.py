@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from tapas.distributed.collectives import Ranks, ranks_of
+from tapas.distributed.collectives import GroupRanks, ranks_in
 from tapas.errors import PeerError, UsageError
 
 TIMEOUT_SECONDS = 120.0
@@ -29,7 +29,7 @@ def num_restarts() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def remember(ranks: Ranks, word: str) -> None:
+def remember(ranks: GroupRanks, word: str) -> None:
     """Leave `word` for later attempts of this job, should torchrun have to start it again."""
     store = _job_store()
     if store is not None and ranks.rank == 0:
@@ -53,11 +53,11 @@ def _job_store() -> Any:
 
 
 @contextmanager
-def join_ranks(*, timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Ranks]:
+def join_ranks(*, timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[GroupRanks]:
     """The ranks of this job, for the length of the block.
 
     gloo for tensors on CPUs and NCCL for those on GPUs, of which rank r of a host takes
-    number r. A rank that does not come to a meeting within `timeout_seconds` is given up.
+    number r. A rank that is not at a collective within `timeout_seconds` is given up.
     """
     if not timeout_seconds > 0:
         raise UsageError(f"timeout_seconds must be above 0, got {timeout_seconds!r}.")
@@ -83,13 +83,13 @@ def join_ranks(*, timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Ranks]:
             f"the ranks have not found each other within {timeout_seconds:g} s: "
             f"{str(error).splitlines()[0].rstrip('.')}."
         ) from error
-    ranks = ranks_of(None)
+    ranks = ranks_in(None)
     try:
         yield ranks
     except PeerError:
         raise
     except BaseException as error:
-        ranks.last_words(error)
+        ranks.record_failure(error)
         raise
     finally:
         if dist.is_initialized():

@@ -14,7 +14,7 @@ from tapas.heads.batch import ids_of_multi_hot
 from tapas.heads.citations import citation
 from tapas.heads.diagnostics import Diagnosis
 from tapas.heads.dynamic_negatives import DynamicNegatives
-from tapas.heads.flat import FlatHead, OwnRows, SharedSample
+from tapas.heads.flat import FlatHead, LookupHead, SharedSample
 from tapas.heads.full import FullSoftmax
 from tapas.heads.gbce import GBCE
 from tapas.heads.huffman import HuffmanSoftmax
@@ -55,10 +55,10 @@ __all__ = [
     "Head",
     "HuffmanSoftmax",
     "InBatchSoftmax",
+    "LookupHead",
     "MixedSoftmax",
     "NegativeSampling",
     "OneVsAll",
-    "OwnRows",
     "PartitionedSoftmax",
     "SampledSoftmax",
     "ScalableCrossEntropy",

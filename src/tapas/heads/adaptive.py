@@ -30,7 +30,8 @@ from tapas.optim.row_updates import RowUpdate
 from tapas.rng import stream
 from tapas.shapes import number
 from tapas.tables import LocalTable
-from tapas.tables.exhaustive import log_of_all
+from tapas.tables.exhaustive import log_sum_rows
+from tapas.tables.ranks import GlobalBatch
 
 MOST_TAILS = 3  # that default cutoffs make; the paper finds little beyond a few
 PER_SCORE = 32  # multiplications that take as long as what a score costs beside its product
@@ -166,7 +167,7 @@ class AdaptiveSoftmax(TreeHead):
         """The head first, then tails by falling probability, while one may hold a better class."""
         n = self.cutoffs[0]
         weight, bias = self.head.rows(torch.arange(self.head.num_classes, device=self.device))
-        frequent = log_of_all(weight[:n], bias[:n], query)
+        frequent = log_sum_rows(weight[:n], bias[:n], query)
         tokens = query @ weight[n:].t() + bias[n:]
         bound = torch.cat([frequent[:, None], tokens], dim=1).log_softmax(dim=1)
         ids = exclude.clamp(min=0)
@@ -192,7 +193,7 @@ def _softmax_costs(table: LocalTable, query: Tensor, target: Tensor) -> Tensor:
     every = torch.arange(table.num_classes, device=table.device)
     kept = Candidates(every, torch.zeros(len(every), device=table.device))
     counted = first_mentions(target) & (target >= 0)
-    return target_costs(*table.logits_of(table.meet(query, target), kept), counted)
+    return target_costs(*table.sampled_logits(GlobalBatch.local(query, target), kept), counted)
 
 
 def tail_dim(dim: int, div_value: float, i: int) -> int:

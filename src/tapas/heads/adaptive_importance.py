@@ -109,26 +109,26 @@ class AdaptiveImportance(SharedSample):
     def wants_context(self) -> bool:
         return self.ngrams.wants_context
 
-    def candidates(self, meeting: GlobalBatch) -> Candidates:
-        proposal = self.ngrams.given(meeting.context)
+    def candidates(self, batch: GlobalBatch) -> Candidates:
+        proposal = self.ngrams.given(batch.context)
         return proposal.sample(int(self.num_drawn), generator=self._draws())
 
-    def _logits(self, meeting: GlobalBatch) -> tuple[Tensor, Tensor]:
+    def _logits(self, batch: GlobalBatch) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
-            kept = self.candidates(meeting).to(self.table.device)
-        self._note_scores(len(kept) * (1 + min(1.0, SCORING / len(meeting.query))))
+            kept = self.candidates(batch).to(self.table.device)
+        self._count_scores(len(kept) * (1 + min(1.0, SCORING / len(batch.query))))
         if self._is_training():
-            self._adapt(meeting, kept)
-        return self.table.logits_of(meeting, kept)
+            self._adapt(batch, kept)
+        return self.table.sampled_logits(batch, kept)
 
     @torch.no_grad()
-    def _adapt(self, meeting: GlobalBatch, kept: Candidates) -> None:
+    def _adapt(self, batch: GlobalBatch, kept: Candidates) -> None:
         """Tell Q what the model thinks of the sample; now and then, take it over."""
-        size = len(meeting.query)
+        size = len(batch.query)
         few = min(size, SCORING)
-        chosen = torch.arange(few, device=meeting.query.device) * size // few  # of all ranks
-        share = self._shares(meeting.query[chosen], meeting.target[chosen], kept)
-        context = None if meeting.context is None else meeting.context[chosen]
+        chosen = torch.arange(few, device=batch.query.device) * size // few  # of all ranks
+        share = self._shares(batch.query[chosen], batch.target[chosen], kept)
+        context = None if batch.context is None else batch.context[chosen]
         self.ngrams.hear(kept.ids, share, context)
         variance = share.square() @ -torch.expm1(kept.log_q)  # relative, of each example's sum
         self.ess_heard[0] += float(variance.reciprocal().clamp(max=len(kept)).mean())
@@ -156,8 +156,9 @@ class AdaptiveImportance(SharedSample):
         wanted = min(max(wanted, drawn / 2, self.min_ess), 2 * drawn, self.num_samples)
         self.num_drawn.fill_(math.ceil(wanted))
         self.ess_heard.zero_()
-        if self.table.num_ranks > 1:
-            self.table.agree("the adapted proposal", (int(self.num_drawn), self.ngrams.checksum()))
+        if self.ranks.size > 1:
+            adapted = (int(self.num_drawn), self.ngrams.checksum())
+            self.ranks.check_equal("the adapted proposal", adapted)
 
     def extra_repr(self) -> str:
         return f"num_samples={self.num_samples}, min_ess={self.min_ess:g}"

@@ -3,7 +3,7 @@
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from math import inf, nan
 from typing import Any, ClassVar, Self
 
@@ -12,11 +12,12 @@ from torch import Tensor
 
 from tapas.errors import UsageError
 from tapas.exact_state import ExactState
-from tapas.heads.batch import Batch, check_somebody, narrow, prepare
+from tapas.heads.batch import Batch, check_any_example, local_context, prepare
 from tapas.heads.facts import BuildContext, Options, default_num_samples
 from tapas.rng import check_seed
 from tapas.shapes import check_tensor
 from tapas.tables import ClassTable
+from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.torch_modes import in_float32, outside_graphs
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -123,10 +124,10 @@ class Head(ExactState, ABC):
             target_weight: the shape of `target`. Left out, an example's targets share 1 evenly.
             context: previous class of each example, for methods that look at it.
         """
-        with self._together():
+        with self.ranks.share_errors():
             self._refuse_backward()
             batch = self._prepare(query, target, target_weight)
-            context = narrow(context, batch)
+            context = local_context(context, batch)
         loss, mean_size = self._losses(batch, context)
         self._count_step()
         return self._guarded(batch.reduce(loss, self.reduction, mean_size))
@@ -172,7 +173,7 @@ class Head(ExactState, ABC):
         """
         return self._num_scores / self._num_scored if self._num_scored else nan
 
-    def _note_scores(self, number: float) -> None:
+    def _count_scores(self, number: float) -> None:
         """This step computes `number` scores for an example; counted if it is training."""
         if self._is_training():
             self._num_scores, self._num_scored = self._num_scores + number, self._num_scored + 1
@@ -204,10 +205,10 @@ class Head(ExactState, ABC):
         self, query: Tensor, target: Tensor, target_weight: Tensor | None = None
     ) -> Tensor:
         """The exact softmax loss over all classes, whatever `forward` trains by."""
-        with self._together():
+        with self.ranks.share_errors():
             batch = self._prepare(query, target, target_weight)
-            mean_size = self.mean_size(len(batch.query))
-        check_somebody(mean_size)
+            mean_size = self.ranks.mean(len(batch.query))
+        check_any_example(mean_size)
         log_prob = self.log_prob(batch.query, batch.target.clamp(min=0))
         loss = -log_prob if batch.weight is None else -log_prob * batch.weight
         return batch.reduce(loss.sum(dim=1), self.reduction, mean_size)
@@ -230,7 +231,7 @@ class Head(ExactState, ABC):
             num_classes=self.num_classes,
             dim=self.dim,
             ignore_index=self.ignore_index,
-            may_be_empty=self._may_be_empty,
+            may_be_empty=self.ranks.size > 1,
         )
 
     @property
@@ -239,17 +240,9 @@ class Head(ExactState, ABC):
         return False
 
     @property
-    def _may_be_empty(self) -> bool:
-        """Whether others may have examples where this process has none."""
-        return False
-
-    @abstractmethod
-    def _together(self) -> AbstractContextManager[None]:
-        """`ClassTable.together` of the head's rows."""
-
-    def mean_size(self, size: int) -> float:
-        """The mean over ranks of what each calls its `size`."""
-        return size
+    def ranks(self) -> Ranks:
+        """The processes that share the head's rows, and call it together."""
+        return ONE_PROCESS
 
     def _is_training(self) -> bool:
         """Whether this call is a step: what a head learns beside its rows moves then alone."""

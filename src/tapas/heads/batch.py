@@ -145,13 +145,13 @@ def ids_of_multi_hot(multi_hot: Tensor, *, ignore_index: int = -100) -> Tensor:
     return found.view(*multi_hot.shape[:-1], width)
 
 
-def check_somebody(size: float) -> None:
+def check_any_example(size: float) -> None:
     """One rank may come without examples, as long as another has some."""
     if not size:
         raise UsageError("no rank has an example in this batch. Skip it on all of them.")
 
 
-def narrow(context: Tensor | None, batch: Batch) -> Tensor | None:
+def local_context(context: Tensor | None, batch: Batch) -> Tensor | None:
     """The previous class of each of the batch's examples, (B,), of one for each that came."""
     if context is None:
         return None

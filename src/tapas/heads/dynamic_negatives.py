@@ -19,7 +19,7 @@ from torch import Tensor
 from tapas.candidates import mute
 from tapas.heads.batch import Batch
 from tapas.heads.facts import UNIFORM_FIRST, Option, Options, drawn_options
-from tapas.heads.flat import FlatOptions, OwnRows, build_proposal
+from tapas.heads.flat import FlatOptions, LookupHead, build_proposal
 from tapas.losses import sampled_softmax_loss
 from tapas.losses.hard_negatives import log_sum_without, own_logits
 from tapas.proposals import Proposal, Uniform
@@ -29,7 +29,7 @@ MOST_KEPT = 64  # classes for an example, where the number was left open
 SCORES_AT_ONCE = 1 << 24  # of examples by classes of the pool
 
 
-class DynamicNegatives(OwnRows):
+class DynamicNegatives(LookupHead):
     """The highest scored of a pool, for each example by itself.
 
     Args:
@@ -98,7 +98,7 @@ class DynamicNegatives(OwnRows):
         proposal = self.proposal.given(context) if len(query) else Uniform(self.num_classes)
         pool = proposal.sample(self._pool_size, generator=self._draws()).ids.to(target.device)
         own = target[target >= 0]
-        weight, bias = self.table.live_rows(torch.cat([own, pool]))
+        weight, bias = self.table.lookup(torch.cat([own, pool]), return_bias=True)
         positive = own_logits(query, target, weight[: len(own)], bias[: len(own)])
         size = max(1, SCORES_AT_ONCE // len(pool))
         log_sum = [

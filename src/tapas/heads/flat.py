@@ -1,12 +1,11 @@
 """Heads with one row for each class: what they have in common, and two ways to a loss.
 
 SharedSample   a softmax over targets and a sample of classes that the batch shares
-OwnRows        anything else: a loss of the rows that it asks for
+LookupHead     anything else: a loss of the rows that it looks up
 """
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from tapas.candidates import Candidates
 from tapas.errors import UsageError, pick
 from tapas.heads.base import Head
-from tapas.heads.batch import Batch, check_somebody
+from tapas.heads.batch import Batch, check_any_example
 from tapas.heads.facts import BuildContext
 from tapas.losses import sampled_softmax_loss, target_costs
 from tapas.optim.row_updates import RowUpdate
@@ -23,7 +22,7 @@ from tapas.proposals import Proposal, Uniform
 from tapas.rng import stream
 from tapas.shapes import check_ids, check_query
 from tapas.tables import ClassTable, LocalTable
-from tapas.tables.ranks import GlobalBatch
+from tapas.tables.ranks import GlobalBatch, Ranks
 from tapas.torch_modes import in_float32, outside_graphs
 
 
@@ -89,7 +88,7 @@ class FlatHead(Head):
     def topk(
         self, query: Tensor, k: int, *, exclude: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        with self.table.together():
+        with self.ranks.share_errors():
             flat = check_query(query, self.dim)
             banned = None if exclude is None else self._flat("exclude", exclude, query)
             score, ids = self.table.topk(flat, k, exclude=banned)
@@ -98,7 +97,7 @@ class FlatHead(Head):
     @in_float32
     @torch.no_grad()
     def log_prob(self, query: Tensor, ids: Tensor) -> Tensor:
-        with self.table.together():
+        with self.ranks.share_errors():
             flat = check_query(query, self.dim)
             wanted = check_ids("ids", self._flat("ids", ids, query), self.num_classes)
             weight, bias = self.table.rows(wanted.reshape(-1))
@@ -113,14 +112,8 @@ class FlatHead(Head):
         return isinstance(proposal, Proposal) and proposal.wants_context
 
     @property
-    def _may_be_empty(self) -> bool:
-        return self.table.num_ranks > 1
-
-    def _together(self) -> AbstractContextManager[None]:
-        return self.table.together()
-
-    def mean_size(self, size: int) -> float:
-        return self.table.mean_size(size)
+    def ranks(self) -> Ranks:
+        return self.table.ranks
 
     def _draws(self, *names: str) -> torch.Generator:
         """Where this step draws from."""
@@ -131,58 +124,65 @@ class SharedSample(FlatHead):
     """Softmax cross-entropy on targets and `candidates`, which the examples of a batch share."""
 
     @abstractmethod
-    def candidates(self, meeting: GlobalBatch) -> Candidates:
+    def candidates(self, batch: GlobalBatch) -> Candidates:
         """The classes to put beside the targets of this step, and how often each is expected.
 
-        Anywhere; the same on every rank. May look at `meeting.query.detach()`.
+        Must give the same answer on every rank, on whichever device. `batch` holds the examples
+        of all ranks; queries are looked at with `batch.query.detach()`.
         """
 
     def _losses(self, batch: Batch, context: Tensor | None) -> tuple[Tensor, float]:
-        meeting = self._meet(batch, context)
-        loss = sampled_softmax_loss(*self._logits(meeting), batch.weight, batch.counted)
-        return loss, meeting.mean_size
+        everyone = self._gather(batch, context)
+        loss = sampled_softmax_loss(*self._logits(everyone), batch.weight, batch.counted)
+        return loss, everyone.mean_size
 
     @outside_graphs
     @in_float32
     def sampled_log_prob(self, query: Tensor, target: Tensor) -> Tensor:
         """Log-probability of each target as `forward` estimates it, its shape; 0 for padding."""
-        with self.table.together():
+        with self.ranks.share_errors():
             self._refuse_backward()
             batch = self._prepare(query, target, None)
-        cost = target_costs(*self._logits(self._meet(batch, None)), batch.counted)
+        cost = target_costs(*self._logits(self._gather(batch, None)), batch.counted)
         self._count_step()
         real = (target != self.ignore_index).to(cost.device)
         found = -cost.new_zeros(target.shape).masked_scatter(real, cost[batch.target >= 0])
         return self._guarded(found)
 
-    def _meet(self, batch: Batch, context: Tensor | None) -> GlobalBatch:
-        """All examples that are looked at together, those of this process among them."""
-        with self.table.together():
-            meeting = self.table.meet(batch.query, batch.target, context, step=self.step)
-        check_somebody(len(meeting.query))
-        return meeting
+    def _gather(self, batch: Batch, context: Tensor | None) -> GlobalBatch:
+        """The examples of all ranks, those of this process among them."""
+        with self.ranks.share_errors():
+            everyone = self.ranks.batch(
+                batch.query,
+                batch.target,
+                context,
+                step=self.step,
+                gradients=self.table.gradients,
+            )
+        check_any_example(len(everyone.query))
+        return everyone
 
-    def _logits(self, meeting: GlobalBatch) -> tuple[Tensor, Tensor]:
-        """Own logits and the log of the kept sum."""
+    def _logits(self, batch: GlobalBatch) -> tuple[Tensor, Tensor]:
+        """Logits of targets and the log of the kept sum, for the examples of this process."""
         with torch.no_grad():
-            kept = self.candidates(meeting).to(self.table.device)
-        return self.table.logits_of(meeting, kept)
+            kept = self.candidates(batch)
+        return self.table.sampled_logits(batch, kept)
 
 
-class OwnRows(FlatHead):
-    """A loss of each example's own, from rows that the head asks its table for."""
+class LookupHead(FlatHead):
+    """A loss of each example by itself, from rows that the head looks up in its table."""
 
     @abstractmethod
     def losses(self, batch: Batch, context: Tensor | None) -> Tensor:
-        """(B,) the loss of each example, of rows that `table.live_rows` gave, in one call.
+        """(B,) the loss of each example, from rows of one call of `table.lookup`.
 
-        `batch` may be empty on one rank of many, which asks for rows all the same.
+        `batch` may be empty on one rank of many, which looks rows up all the same.
         """
 
     def _losses(self, batch: Batch, context: Tensor | None) -> tuple[Tensor, float]:
-        with self.table.together():
-            mean_size = self.mean_size(len(batch.query))
-        check_somebody(mean_size)
+        with self.ranks.share_errors():
+            mean_size = self.ranks.mean(len(batch.query))
+        check_any_example(mean_size)
         return self.losses(batch, context), mean_size
 
 

@@ -27,6 +27,6 @@ class FullSoftmax(SharedSample):
     def scores_per_example(self) -> float:
         return self.num_classes
 
-    def candidates(self, meeting: GlobalBatch) -> Candidates:
+    def candidates(self, batch: GlobalBatch) -> Candidates:
         every = torch.arange(self.num_classes, device=self.table.device)
         return Candidates(every, torch.zeros(self.num_classes, device=self.table.device))

@@ -82,7 +82,7 @@ class HuffmanSoftmax(TreeHead):
     def costs(self, query: Tensor, target: Tensor) -> Tensor:
         example, column = (target >= 0).nonzero(as_tuple=True)
         way, edge = self.ways(target[example, column])
-        rows, bias = self.nodes.live_rows(edge >> 1)
+        rows, bias = self.nodes.lookup(edge >> 1, return_bias=True)
         logit = (rows * query.index_select(0, example[way])).sum(dim=1) + bias
         # -log sigmoid(x) = softplus(-x)
         cost = functional.softplus(torch.where((edge & 1).bool(), logit, -logit))
@@ -112,7 +112,7 @@ class HuffmanSoftmax(TreeHead):
 class _Nodes(LocalTable):
     """Rows of inner nodes, which start at 0."""
 
-    def draw_rows(self, weight: Tensor) -> None:
+    def init_rows(self, weight: Tensor) -> None:
         weight.zero_()
 
 

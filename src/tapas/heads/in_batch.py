@@ -85,27 +85,27 @@ class InBatchSoftmax(SharedSample):
         self.register_buffer("last_seen", torch.full((size,), -1, dtype=torch.int32, device=device))
         self.register_buffer("gap", torch.zeros(size, dtype=torch.float32, device=device))
 
-    def candidates(self, meeting: GlobalBatch) -> Candidates:
-        met = self._distinct(meeting)
+    def candidates(self, batch: GlobalBatch) -> Candidates:
+        met = self._distinct(batch)
         return Candidates(met, -self._gap_at_sight(met).log())
 
-    def _logits(self, meeting: GlobalBatch) -> tuple[Tensor, Tensor]:
+    def _logits(self, batch: GlobalBatch) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
-            kept = self.candidates(meeting).to(self.table.device)
-        self._note_scores(len(kept))
+            kept = self.candidates(batch).to(self.table.device)
+        self._count_scores(len(kept))
         if self._is_training():
-            met = self._distinct(meeting)
+            met = self._distinct(batch)
             self.gap[met] = self._gap_at_sight(met).to(self.gap.dtype)
             self.last_seen[met] = self.step
-        return self.table.logits_of(meeting, kept)
+        return self.table.sampled_logits(batch, kept)
 
-    def _distinct(self, meeting: GlobalBatch) -> Tensor:
+    def _distinct(self, batch: GlobalBatch) -> Tensor:
         """Targets of all examples, rising, padding left out."""
-        ids: Tensor = torch.unique(meeting.target.to(self.gap.device))
+        ids: Tensor = torch.unique(batch.target.to(self.gap.device))
         return ids[ids >= 0]
 
     def _gap_at_sight(self, ids: Tensor) -> Tensor:
-        """B of `ids` (N,) with what is learnt from meeting them in this step."""
+        """B of `ids` (N,) with what is learnt from batch them in this step."""
         gap = self.gap[ids].float()
         waited = (self.step - self.last_seen[ids]).float()
         return torch.where(gap > 0, torch.lerp(gap, waited, self.rate), waited)
@@ -140,12 +140,12 @@ class MixedSoftmax(InBatchSoftmax):
         self.num_samples = check_samples(num_samples, self.num_classes)
         self.proposal = build_proposal(proposal, self.num_classes)
 
-    def candidates(self, meeting: GlobalBatch) -> Candidates:
-        proposal = self.proposal.given(meeting.context)
+    def candidates(self, batch: GlobalBatch) -> Candidates:
+        proposal = self.proposal.given(batch.context)
         drawn = proposal.sample(self.num_samples, generator=self._draws())
         if len(drawn) == self.num_classes:  # all of them for certain: nothing to add
             return drawn
-        met = self._distinct(meeting)
+        met = self._distinct(batch)
         ids = torch.unique(torch.cat([met.cpu(), drawn.ids]))
         was_met, _ = find(ids, met.cpu())
         was_drawn, _ = find(ids, drawn.ids)

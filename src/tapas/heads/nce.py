@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tapas.heads.batch import Batch
 from tapas.heads.facts import drawn_options
-from tapas.heads.flat import FlatOptions, OwnRows, build_proposal
+from tapas.heads.flat import FlatOptions, LookupHead, build_proposal
 from tapas.losses.binary import binary_loss, noise_cost
 from tapas.proposals import Proposal, Uniform
 from tapas.shapes import check_positive
@@ -36,7 +36,7 @@ class Noise:
     times: Tensor  # (K,) float32; how often each was drawn
 
 
-class NoiseHead(OwnRows):
+class NoiseHead(LookupHead):
     """Targets, each by itself, against noise from `proposal` that the batch shares."""
 
     def __init__(
@@ -66,7 +66,7 @@ class NoiseHead(OwnRows):
             draws = torch.empty(0, dtype=torch.int64, device="cpu")
         ids, times = torch.unique(draws, return_counts=True)
         if len(ids):  # one that was drawn twice is scored once
-            self._note_scores(len(ids))
+            self._count_scores(len(ids))
         return Noise(source, ids.to(self.table.device), times.to(self.table.device).float())
 
     def scores(self, batch: Batch, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,7 +74,7 @@ class NoiseHead(OwnRows):
         real = batch.target >= 0
         example = real.nonzero()[:, 0]
         own = batch.target[real]
-        weight, bias = self.table.live_rows(torch.cat([own, ids]))
+        weight, bias = self.table.lookup(torch.cat([own, ids]), return_bias=True)
         own_rows, rows = torch.split(weight, [len(own), len(ids)])
         own_bias, biases = torch.split(bias, [len(own), len(ids)])
         score = (own_rows * batch.query.index_select(0, example)).sum(dim=1) + own_bias

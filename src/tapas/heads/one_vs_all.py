@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from tapas.heads.batch import Batch, own_scores
-from tapas.heads.flat import OwnRows
+from tapas.heads.flat import LookupHead
 from tapas.losses.binary import all_classes_cost, binary_loss
 
 
-class OneVsAll(OwnRows):
+class OneVsAll(LookupHead):
     """sigmoid(s_c) learns the chance that class c is a target, whatever the other classes do.
 
     `topk` ranks by these scores. They are no softmax logits: `log_prob` and `full_loss` are the
@@ -35,7 +35,7 @@ class OneVsAll(OwnRows):
 
     def losses(self, batch: Batch, context: Tensor | None) -> Tensor:
         every = torch.arange(self.num_classes, device=self.table.device)
-        weight, bias = self.table.live_rows(every)
+        weight, bias = self.table.lookup(every, return_bias=True)
         positive = own_scores(batch, weight, bias)
         pushed = all_classes_cost(batch.query, weight, bias, batch.target)
         return binary_loss(positive, pushed, batch.weight)

@@ -69,7 +69,7 @@ class PartitionedSoftmax(SharedSample):
         self.part_start = 0  # step that the present part began with
         self._part: tuple[int, Tensor] | None = None
 
-    def candidates(self, meeting: GlobalBatch) -> Candidates:
+    def candidates(self, batch: GlobalBatch) -> Candidates:
         _, ids = self.part
         return Candidates(ids, torch.zeros(len(ids), dtype=torch.float32, device=ids.device))
 
@@ -80,15 +80,15 @@ class PartitionedSoftmax(SharedSample):
             self._part = self._look_ahead(self.part_start)
         return self._part
 
-    def _logits(self, meeting: GlobalBatch) -> tuple[Tensor, Tensor]:
+    def _logits(self, batch: GlobalBatch) -> tuple[Tensor, Tensor]:
         if self._is_training():
             if not self.part_start <= self.step < self.part[0]:
                 self.part_start, self._part = self.step, None
-            self._note_scores(len(self.part[1]))
-        return super()._logits(meeting)
+            self._count_scores(len(self.part[1]))
+        return super()._logits(batch)
 
     def _look_ahead(self, start: int) -> tuple[int, Tensor]:
-        with self.table.together():
+        with self.ranks.share_errors():
             seen = torch.zeros(self.num_classes, dtype=torch.bool, device="cpu")
             count, end = 0, start
             while count < self.num_samples and end - start < LONGEST_PART:
@@ -104,7 +104,9 @@ class PartitionedSoftmax(SharedSample):
                     "trained. Let it answer for every step, or stop there."
                 )
             ids = seen.nonzero()[:, 0]
-            self.table.agree(f"the part from step {start}", (end, crc32(ids.numpy().tobytes())))
+            self.ranks.check_equal(
+                f"the part from step {start}", (end, crc32(ids.numpy().tobytes()))
+            )
         return end, ids.to(self.table.device)
 
     def _targets_of(self, step: int) -> Tensor | None:

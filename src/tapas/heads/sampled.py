@@ -46,8 +46,8 @@ class SampledSoftmax(SharedSample):
     def scores_per_example(self) -> float:
         return self.num_samples
 
-    def candidates(self, meeting: GlobalBatch) -> Candidates:
-        proposal = self.proposal.given(meeting.context)
+    def candidates(self, batch: GlobalBatch) -> Candidates:
+        proposal = self.proposal.given(batch.context)
         return proposal.sample(self.num_samples, generator=self._draws())
 
     def extra_repr(self) -> str:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tapas.heads.batch import Batch
 from tapas.heads.facts import Option, Options
-from tapas.heads.flat import FlatOptions, OwnRows
+from tapas.heads.flat import FlatOptions, LookupHead
 from tapas.losses import sampled_softmax_loss
 from tapas.losses.hard_negatives import log_sum_without, own_logits
 from tapas.shapes import check_positive
@@ -29,7 +29,7 @@ from tapas.shapes import check_positive
 BUCKETS_PER_ROOT = 2.0  # n_b = b_x = 2 * sqrt(B): four places in buckets for each example
 
 
-class ScalableCrossEntropy(OwnRows):
+class ScalableCrossEntropy(LookupHead):
     """Softmax cross-entropy over the classes of random buckets, the nearest to their queries.
 
     Args:
@@ -69,11 +69,11 @@ class ScalableCrossEntropy(OwnRows):
         members, classes = self._buckets(batch.query.detach())
         if len(members):  # with the search for the classes of buckets, which looks at all
             inside = members.numel() * classes.shape[1]
-            self._note_scores((len(classes) * self.num_classes + inside) / len(batch.query))
+            self._count_scores((len(classes) * self.num_classes + inside) / len(batch.query))
         places, slot = torch.unique(members, return_inverse=True)
         target = batch.target[places]
         own = target[target >= 0]
-        weight, bias = self.table.live_rows(torch.cat([own, classes.reshape(-1)]))
+        weight, bias = self.table.lookup(torch.cat([own, classes.reshape(-1)]), return_bias=True)
         query = batch.query.index_select(0, places)
         positive = own_logits(query, target, weight[: len(own)], bias[: len(own)])
         logit = torch.baddbmm(

@@ -21,7 +21,7 @@ import tapas.native as native
 from tapas.errors import UsageError
 from tapas.heads.batch import Batch, own_scores
 from tapas.heads.facts import Option, Options
-from tapas.heads.flat import FlatOptions, OwnRows
+from tapas.heads.flat import FlatOptions, LookupHead
 from tapas.losses.sampled_softmax import sums_by_blocks
 from tapas.shapes import number
 from tapas.torch_modes import first_derivative
@@ -29,7 +29,7 @@ from tapas.torch_modes import first_derivative
 SCORES_PER_CHUNK = 1 << 18  # floats of a (B, chunk) block of scores: what stays in a cache
 
 
-class SelfNormalised(OwnRows):
+class SelfNormalised(LookupHead):
     """Exact normalisers, over all classes, for a random `share` of every batch.
 
     Once trained, a score is about a log-probability without any sum: `topk`'s scores are, and
@@ -76,10 +76,10 @@ class SelfNormalised(OwnRows):
 
     def losses(self, batch: Batch, context: Tensor | None) -> Tensor:
         every = torch.arange(self.num_classes, device=self.table.device)
-        weight, bias = self.table.live_rows(every)
+        weight, bias = self.table.lookup(every, return_bias=True)
         chosen = self.chosen(len(batch.query)).to(self.table.device)
         if len(chosen):  # the mean over a batch, of whose examples most compute none
-            self._note_scores(self.num_classes * len(chosen) / len(batch.query))
+            self._count_scores(self.num_classes * len(chosen) / len(batch.query))
         log_z: Tensor = _LogPartition.apply(  # type: ignore[no-untyped-call]
             batch.query.index_select(0, chosen), weight, bias
         )

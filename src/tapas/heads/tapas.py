@@ -12,18 +12,17 @@ from torch import Tensor
 
 from tapas.candidates import Candidates
 from tapas.errors import UsageError
-from tapas.heads.batch import Batch, narrow
+from tapas.heads.batch import Batch, local_context
 from tapas.heads.diagnostics import Diagnosis, diagnose
 from tapas.heads.facts import BuildContext, Option, Options, drawn_options
 from tapas.heads.flat import FlatOptions, SharedSample, build_proposal
-from tapas.heads.second_pass import question_of
 from tapas.proposals import Proposal
 from tapas.rng import stream
 from tapas.schedule import Anneal, Schedule, as_schedule, check_temperature
 from tapas.selection import RULES, Priority, Selection, as_selection
 from tapas.shapes import check_positive, check_query, check_samples
 from tapas.tables.ranks import GlobalBatch
-from tapas.tables.second_pass import Question
+from tapas.tables.second_pass import SecondPass
 from tapas.torch_modes import in_float32
 
 
@@ -96,7 +95,7 @@ class TapasSoftmax(SharedSample):
                 "classes are kept: some shards would keep none. Keep at least one for each shard."
             )
         self.proposal = build_proposal(proposal, self.table.num_classes)
-        self.table.agree(
+        self.ranks.check_equal(
             "the head", (self.extra_repr(), self.reduction, self.ignore_index, self.seed)
         )
 
@@ -137,21 +136,26 @@ class TapasSoftmax(SharedSample):
     def _pool_size(self) -> int:
         return min(self.presample_factor * self.num_samples, self.num_classes)
 
-    def candidates(self, meeting: GlobalBatch) -> Candidates:
-        return self._two_passes(meeting)[1]
+    def candidates(self, batch: GlobalBatch) -> Candidates:
+        return self.table.select(*self._two_passes(batch))
 
-    def _logits(self, meeting: GlobalBatch) -> tuple[Tensor, Tensor]:
-        pool, question, generator = self._first_pass(meeting)
-        second = len(pool) if len(pool) > self.num_samples else 0
-        scoring = len(question.query) / len(meeting.query)  # others score the kept classes alone
-        self._note_scores(self.num_samples + second * scoring)
-        return self.table.sampled(  # one round trip to servers, not two
-            meeting,
-            pool,
-            self.num_samples,
-            question,
-            generator=generator,
+    def _logits(self, batch: GlobalBatch) -> tuple[Tensor, Tensor]:
+        pool, second_pass = self._two_passes(batch)
+        scored = 0.0
+        if second_pass is not None:  # queries that do not score the pool score the kept classes
+            scored = len(pool) * len(second_pass.query) / len(batch.query)
+        self._count_scores(self.num_samples + scored)
+        return self.table.sampled_logits(batch, pool, second_pass)
+
+    def _two_passes(self, batch: GlobalBatch) -> tuple[Candidates, SecondPass | None]:
+        """S' of this step, and how S is chosen from it."""
+        generator = stream(self.seed, "draws", self.step)
+        proposal = self.proposal.given(batch.context)
+        pool = proposal.sample(self._pool_size, generator=generator)
+        second_pass = SecondPass.draw(
+            batch, pool, self.num_samples, self.selection, self.temperature, generator=generator
         )
+        return pool, second_pass
 
     @in_float32
     def sample(
@@ -163,47 +167,34 @@ class TapasSoftmax(SharedSample):
         targets of its own to leave out of its score.
         """
         if target is not None:
-            return self.candidates(self._meet_all(query, target, context)[1])
-        with self.table.together():
+            return self.candidates(self._gather_all(query, target, context)[1])
+        with self.ranks.share_errors():
             query = check_query(query, self.table.dim)
-            own = torch.full((len(query), 1), -1, device=query.device)
-            meeting = self.table.meet(query, own, context, step=self.step)
-        if not len(meeting.query):
+            nothing = torch.full((len(query), 1), -1, device=query.device)
+            batch = self.ranks.batch(
+                query, nothing, context, step=self.step, gradients=self.table.gradients
+            )
+        if not len(batch.query):
             raise UsageError("the batch is empty: there is no query to sample for.")
-        return self.candidates(meeting)
+        return self.candidates(batch)
 
-    def _meet_all(
+    def _gather_all(
         self, query: Tensor, target: Tensor, context: Tensor | None
     ) -> tuple[Batch, GlobalBatch]:
-        with self.table.together():
+        with self.ranks.share_errors():
             batch = self._prepare(query, target, None)
-            context = narrow(context, batch)
-        return batch, self._meet(batch, context)
-
-    def _first_pass(self, meeting: GlobalBatch) -> tuple[Candidates, Question, torch.Generator]:
-        """S' of this step, by what the second pass shall score it, and from where it draws."""
-        size = self._pool_size
-        generator = stream(self.seed, "draws", self.step)
-        pool = self.proposal.given(meeting.context).sample(size, generator=generator)
-        question = question_of(
-            meeting, size, self.num_samples, self.selection, self.temperature, generator=generator
-        )
-        return pool.to(self.table.device), question, generator
-
-    def _two_passes(self, meeting: GlobalBatch) -> tuple[Candidates, Candidates]:
-        """S' and S of this step."""
-        pool, question, generator = self._first_pass(meeting)
-        kept = self.table.second_pass(pool, self.num_samples, question, generator=generator)
-        return pool, kept
+            context = local_context(context, batch)
+        return batch, self._gather(batch, context)
 
     @in_float32
     def diagnose(
         self, query: Tensor, target: Tensor, *, context: Tensor | None = None
     ) -> Diagnosis:
         """How good the two passes are for this batch, against the exact softmax."""
-        batch, meeting = self._meet_all(query, target, context)
-        pool, kept = self._two_passes(meeting)
-        return diagnose(self.table, batch, pool, kept, self.temperature)
+        batch, everyone = self._gather_all(query, target, context)
+        pool, second_pass = self._two_passes(everyone)
+        kept = self.table.select(pool, second_pass)
+        return diagnose(self.table, batch, pool.to(self.table.device), kept, self.temperature)
 
     def extra_repr(self) -> str:
         return (

@@ -12,7 +12,6 @@ Several targets of one example are looked at singly: its loss is sum_l w_l * -lo
 import hashlib
 from abc import abstractmethod
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -95,9 +94,6 @@ class TreeHead(Head):
             check_ids("exclude", banned.clamp(min=0), self.num_classes)
         score, ids = self.best(flat, k, banned.to(flat.device))
         return score.view(*query.shape[:-1], k), ids.view(*query.shape[:-1], k)
-
-    def _together(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def state_numbers(self) -> dict[str, int | float]:
         return {**super().state_numbers(), "layout": self._fingerprint()}

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from tapas.candidates import find
 from tapas.tables import LocalTable
-from tapas.tables.exhaustive import best_classes, log_of_all, merge
+from tapas.tables.exhaustive import log_sum_rows, merge_topk, topk_rows
 
 NOBODY = torch.iinfo(torch.int64).max  # sorts behind all classes
 QUERIES_PER_BLOCK = 256  # searched together
@@ -39,7 +39,7 @@ def best_of_parts(
         who = (bound[:, part] >= value[:, -1]).nonzero()[:, 0]
         if len(who):
             score, found = look(part, who)
-            value[who], ids[who] = merge(
+            value[who], ids[who] = merge_topk(
                 torch.cat([value[who], score], dim=1), torch.cat([ids[who], found], dim=1), k
             )
     return value, ids.masked_fill(value == -torch.inf, -1)
@@ -61,13 +61,13 @@ def part_of(
     `bound` (N,) is the part's own log-probability, `exclude` (N, E) are rows to leave out and
     `ids` the class of each row, which rises in the part, so that ties go to the lowest.
     """
-    weight, bias = table.weight.detach()[first:last], table.stored_bias()
+    weight, bias = table.weight.detach()[first:last], table.bias_or_none()
     bias = None if bias is None else bias[first:last]
     inside = (exclude >= first) & (exclude < last)
     banned = torch.where(inside, exclude - first, -1) if bool(inside.any()) else None
-    logit, place = best_classes(weight, bias, query, min(k, last - first), banned)
+    logit, place = topk_rows(weight, bias, query, min(k, last - first), banned)
     # never above 0, also when rounded: the bound is a bound
-    inner = (logit - log_of_all(weight, bias, query)[:, None]).clamp_(max=0.0)
+    inner = (logit - log_sum_rows(weight, bias, query)[:, None]).clamp_(max=0.0)
     found = ids[place.clamp(min=0) + first].masked_fill(place < 0, NOBODY)
     return bound[:, None] + inner, found
 
@@ -186,7 +186,7 @@ class _Search:
         for who, which in zip(
             *(torch.split(part, self.chunk) for part in (example, node)), strict=True
         ):
-            rows, bias = self.table.read(which)
+            rows, bias = self.table.rows(which)
             logit.append((rows * self.query.index_select(0, who)).sum(dim=1) + bias)
         way = torch.cat(logit) if logit else value
         both = functional.logsigmoid(torch.stack([way, -way], dim=1)) + value[:, None]

@@ -28,6 +28,7 @@ from tapas.optim.row_updates import RowUpdate
 from tapas.rng import stream
 from tapas.shapes import check_positive
 from tapas.tables import LocalTable
+from tapas.tables.ranks import GlobalBatch
 
 LARGEST = 4  # times the mean size: a cluster of more classes is cut further
 
@@ -135,7 +136,7 @@ class TwoLevelSoftmax(TreeHead):
         every = torch.arange(self.num_clusters, device=self.device)
         kept = Candidates(every, torch.zeros(len(every), device=self.device))
         first = target_costs(
-            *self.clusters.logits_of(self.clusters.meet(query, cluster), kept), counted
+            *self.clusters.sampled_logits(GlobalBatch.local(query, cluster), kept), counted
         )
         example, column = real.nonzero(as_tuple=True)
         second = self._inside(query, example, cluster[example, column], target[example, column])
@@ -148,7 +149,8 @@ class TwoLevelSoftmax(TreeHead):
         first = self.first[visited]
         num_rows = self.first[visited + 1] - first
         shift = (first - num_rows.cumsum(0) + num_rows).repeat_interleave(num_rows)
-        rows, bias = self.classes.live_rows(torch.arange(len(shift), device=shift.device) + shift)
+        ids_inside = torch.arange(len(shift), device=shift.device) + shift
+        rows, bias = self.classes.lookup(ids_inside, return_bias=True)
         own = self.place_of[ids[order]] - self.first[cluster]
         cost = grouped_softmax_costs(
             query.index_select(0, example[order]),

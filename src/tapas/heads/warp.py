@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from tapas.heads.batch import Batch
 from tapas.heads.facts import Option, Options
-from tapas.heads.flat import FlatOptions, OwnRows
+from tapas.heads.flat import FlatOptions, LookupHead
 from tapas.losses.hard_negatives import own_logits
 from tapas.losses.warp import warp_loss
 from tapas.shapes import check_positive
@@ -41,7 +41,7 @@ class Violations(NamedTuple):
     rank: Tensor  # (V,) floor((C - m) / N), at least 1
 
 
-class WARP(OwnRows):
+class WARP(LookupHead):
     """Learns to rank, not to tell probabilities: `log_prob` is exact but not calibrated.
 
     Args:
@@ -76,7 +76,7 @@ class WARP(OwnRows):
     def losses(self, batch: Batch, context: Tensor | None) -> Tensor:
         example, column, violator, rank = self._violations(batch)
         own = batch.target[example, column]
-        weight, bias = self.table.live_rows(torch.cat([own, violator]))
+        weight, bias = self.table.lookup(torch.cat([own, violator]), return_bias=True)
         query = batch.query.index_select(0, example)
         logit = (weight * torch.cat([query, query])).sum(dim=1) + bias
         cost = warp_loss(logit[: len(own)], logit[len(own) :], rank)

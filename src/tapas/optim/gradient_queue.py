@@ -14,15 +14,16 @@ import math
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 import tapas.native as native
 from tapas.errors import UsageError
+from tapas.optim.row_store import RowGradients, RowStore
 from tapas.optim.row_updates import RowUpdate
 from tapas.torch_modes import outside_graphs
 
@@ -46,64 +47,6 @@ NOT_FINITE = (
     "the gradient of the class rows holds NaN or inf; no row was changed. Lower the learning rate, "
     "clip gradients, or use a torch.amp.GradScaler, which leaves out such a step."
 )
-
-
-class RowGradients(NamedTuple):
-    """Gradients of N rows and their biases; an id may repeat until they are summed."""
-
-    ids: Tensor  # (N,) int64
-    weight: Tensor  # (N, D) float32
-    bias: Tensor  # (N,) float32
-
-    def times(self, factor: float) -> "RowGradients":
-        if factor == 1.0:
-            return self
-        return RowGradients(self.ids, self.weight * factor, self.bias * factor)
-
-    def is_finite(self) -> bool:
-        # a finite sum proves it; only a bad one pays for more
-        total = float(self.weight.sum()) + float(self.bias.sum())
-        return math.isfinite(total) or bool(
-            self.weight.isfinite().all() & self.bias.isfinite().all()
-        )
-
-
-class RowStore(Protocol):
-    """What a queue and an optimizer ask of the table that they work for."""
-
-    @property
-    def num_rows(self) -> int:
-        """Kept in this process."""
-
-    @property
-    def has_bias(self) -> bool: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def row_optimizer(self) -> RowUpdate | None:
-        """The fused option: rows move in `backward`."""
-
-    def move_rows(
-        self, update: RowUpdate, gradients: RowGradients, state: dict[str, Tensor] | None
-    ) -> None:
-        """One step of the rows named; `state` is the optimizer's, None the table's own."""
-
-    def check_update(self, update: RowUpdate) -> None:
-        """An error if the rows cannot be moved by this formula."""
-
-    def row_state_shapes(self, update: RowUpdate) -> dict[str, tuple[int, ...]]:
-        """What `state` holds once a step has been made."""
-
-    def check_row_state(self, update: RowUpdate, state: Mapping[str, Tensor]) -> None:
-        """An error if `state` is not what `update` remembers of these rows."""
-
-    def sum_over_ranks(self, value: float, formula: Callable[[], str]) -> float:
-        """The sum over all ranks, whose optimizers must have the same `formula`."""
-
-    def check_training(self) -> None:
-        """An error if these rows cannot be trained where they are."""
 
 
 class GradientQueue(nn.Module):

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from tapas.errors import UsageError
-from tapas.optim.gradient_queue import GradientQueue, RowGradients, RowStore, queues_in
+from tapas.optim.gradient_queue import GradientQueue, queues_in
+from tapas.optim.row_store import RowGradients, RowStore
 from tapas.optim.row_updates import (
     AdagradUpdate,
     LazyAdamUpdate,

@@ -1,11 +1,19 @@
 """Second pass: rules that keep n of the pool by looking at the batch."""
 
 from tapas.errors import UsageError, pick
-from tapas.selection.base import PoolView, Selection, Stored, check_pick
+from tapas.selection.base import NativeRows, Selection, SelectionInput, check_selected
 from tapas.selection.priority import Priority
 from tapas.selection.top import Top
 
-__all__ = ["PoolView", "Priority", "Selection", "Stored", "Top", "as_selection", "check_pick"]
+__all__ = [
+    "NativeRows",
+    "Priority",
+    "Selection",
+    "SelectionInput",
+    "Top",
+    "as_selection",
+    "check_selected",
+]
 
 RULES: dict[str, type[Priority | Top]] = {"priority": Priority, "top": Top}
 

@@ -18,7 +18,7 @@ from torch import Tensor
 import tapas.native as native
 from tapas.candidates import mute
 from tapas.errors import UsageError
-from tapas.selection.base import PoolView, Selection, largest, trusted
+from tapas.selection.base import Selection, SelectionInput, builtin, largest
 from tapas.shapes import check_positive
 
 CHUNK = 16384  # classes read at once
@@ -47,38 +47,38 @@ class Priority(Selection):
         if not 0 <= self.floor <= 1:
             raise UsageError(f"floor must be between 0 and 1, got {self.floor!r}.")
 
-    @trusted
-    def pick(self, view: PoolView, keep: int) -> tuple[Tensor, Tensor]:
-        share = mean_share(view)
-        if not view.complete:
-            share.mul_(1 - self.floor).add_(self.floor / len(view))
+    @builtin
+    def select(self, given: SelectionInput, keep: int) -> tuple[Tensor, Tensor]:
+        share = mean_share(given)
+        if not given.complete:
+            share.mul_(1 - self.floor).add_(self.floor / len(given))
         share.clamp_(min=TINY)
-        kept, threshold = largest(share / view.noise, keep)
+        kept, threshold = largest(share / given.noise, keep)
         return kept, (threshold / share[kept]).clamp_(min=1.0).log_()
 
 
-def mean_share(view: PoolView) -> Tensor:
+def mean_share(given: SelectionInput) -> Tensor:
     """Mean over the scoring queries of each class's share of the pool's softmax, (P,)."""
-    if view.stored is not None:
-        weight, places, bias = view.stored
+    if given.native is not None:
+        weight, positions, bias = given.native
         return native.mean_share(
             weight,
-            places,
-            bias - view.log_q,
-            view.query,
-            view.ids,
-            view.own,
-            temperature=view.temperature,
+            positions,
+            bias - given.log_q,
+            given.query,
+            given.ids,
+            given.target,
+            temperature=given.temperature,
         )
-    size, num_queries = len(view), view.query.shape[0]
+    size, num_queries = len(given), given.query.shape[0]
     width = min(max(QUERIES, SCRATCH // size), num_queries)
-    query = view.query if view.temperature == 1 else view.query / view.temperature
+    query = given.query if given.temperature == 1 else given.query / given.temperature
     if num_queries <= width:
         pieces: Iterable[Piece] = (
-            (s, *view.rows(s, min(s + CHUNK, size))) for s in range(0, size, CHUNK)
+            (s, *given.rows(s, min(s + CHUNK, size))) for s in range(0, size, CHUNK)
         )
     else:
-        pieces = [(0, *view.rows(0, size))]  # several blocks of queries read it: gather once
+        pieces = [(0, *given.rows(0, size))]  # several blocks of queries read it: gather once
     scratch = query.new_empty(width, size)
     share = query.new_zeros(size)
     for first in range(0, num_queries, width):
@@ -86,11 +86,11 @@ def mean_share(view: PoolView) -> Tensor:
         logit = scratch[: last - first]
         for start, weight, bias in pieces:
             part = slice(start, start + weight.shape[0])
-            offset = bias - view.log_q[part]
-            if view.temperature != 1:
-                offset /= view.temperature
+            offset = bias - given.log_q[part]
+            if given.temperature != 1:
+                offset /= given.temperature
             torch.addmm(offset, query[first:last], weight.t(), out=logit[:, part])
-        mute(logit, view.ids, view.own[first:last])
+        mute(logit, given.ids, given.target[first:last])
         # a query that owns the whole pool, or for which nothing in it can be, has no say
         silent = logit.amax(dim=1, keepdim=True).isneginf()
         torch.softmax(logit, dim=1, out=logit)

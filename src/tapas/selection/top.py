@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import tapas.native as native
-from tapas.selection.base import PoolView, Selection, largest, trusted
+from tapas.selection.base import Selection, SelectionInput, builtin, largest
 from tapas.shapes import check_positive
 
 CHUNK = 1024  # classes scored at once
@@ -29,25 +29,25 @@ class Top(Selection):
         if self.score_queries is not None:
             check_positive("score_queries", self.score_queries)
 
-    @trusted
-    def pick(self, view: PoolView, keep: int) -> tuple[Tensor, Tensor]:
-        kept, _ = largest(batch_score(view), keep)
+    @builtin
+    def select(self, given: SelectionInput, keep: int) -> tuple[Tensor, Tensor]:
+        kept, _ = largest(batch_score(given), keep)
         return kept, torch.zeros(keep, dtype=torch.float32, device=kept.device)
 
 
-def batch_score(view: PoolView) -> Tensor:
+def batch_score(given: SelectionInput) -> Tensor:
     """log sum_i exp(logit_iy / tau) of every class of the pool, (P,)."""
-    if view.stored is not None:
-        return native.batch_score(*view.stored, view.query, temperature=view.temperature)
-    query = view.query.t() if view.temperature == 1 else (view.query / view.temperature).t()
-    size = len(view)
+    if given.native is not None:
+        return native.batch_score(*given.native, given.query, temperature=given.temperature)
+    query = given.query.t() if given.temperature == 1 else (given.query / given.temperature).t()
+    size = len(given)
     scores = []
     for start in range(0, size, CHUNK):
-        weight, bias = view.rows(start, min(start + CHUNK, size))
+        weight, bias = given.rows(start, min(start + CHUNK, size))
         logit = torch.mm(weight, query)
         # log_softmax is the one fused max-exp-sum that torch has; any of its columns gives the
         # sum back, and it is 1.6 times as fast as logsumexp
         first = logit[:, 0].clone()
         torch.log_softmax(logit, dim=1, out=logit)
-        scores.append(first.sub_(logit[:, 0]).add_(bias, alpha=1 / view.temperature))
+        scores.append(first.sub_(logit[:, 0]).add_(bias, alpha=1 / given.temperature))
     return scores[0] if len(scores) == 1 else torch.cat(scores)

@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tapas.selection import Selection
+
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
@@ -24,6 +26,14 @@ class Stamp(NamedTuple):
 def incarnation() -> str:
     """A name that no other process, here or elsewhere, has or will have."""
     return f"{socket.gethostname()}:{os.getpid()}:{time.time_ns()}"
+
+
+class Scoring(NamedTuple):
+    """How a second pass scores; its queries travel beside it, once for all servers of a host."""
+
+    rule: Selection
+    temperature: float
+    complete: bool  # whether the queries that score are the whole batch
 
 
 class Scored(NamedTuple):

@@ -20,9 +20,8 @@ from torch import Tensor
 
 from tapas.candidates import Candidates
 from tapas.errors import UsageError
-from tapas.optim.gradient_queue import RowGradients
+from tapas.optim.row_store import RowGradients
 from tapas.optim.row_updates import RowUpdate
-from tapas.selection import Selection
 from tapas.servers.channel import Gradients
 from tapas.servers.messages import (
     Floats,
@@ -30,13 +29,14 @@ from tapas.servers.messages import (
     Ledger,
     Receipt,
     Scored,
+    Scoring,
     Stamp,
     array_of,
     incarnation,
     tensor_of,
 )
-from tapas.tables.exhaustive import best_by_id, log_of_all
-from tapas.tables.second_pass import Question
+from tapas.tables.exhaustive import log_sum_rows, topk_by_id
+from tapas.tables.second_pass import SecondPass, select_here
 from tapas.tables.shard import Shard
 
 
@@ -102,33 +102,37 @@ class RowServer:
         self,
         table: str,
         query: Floats,
-        own: Ids,
-        complete: bool,
-        temperature: float,
-        rule: Selection,
+        target: Ids,
+        how: Scoring | None,
         ids: Ids,
         log_q: Floats,
         noise: Floats,
-        share: int | None,
+        quota: int,
         wanted: Ids,
     ) -> Scored:
-        """The `share` of this server's part of a pool that `rule` picks, with their rows.
+        """The `quota` of this server's part of a pool that the second pass keeps, with their rows.
 
-        `ids` (P,), `log_q` (P,) and `noise` (P,) are that part; without a `share` all of it
-        stays and is not scored. `wanted` (T,) are targets that live here.
+        `ids` (P,), `log_q` (P,) and `noise` (P,) are that part; it is scored by `query` (A, D),
+        whose targets are `target` (A, L). Where `how` is left out all of it stays, and nothing is
+        scored. `wanted` (T,) are targets that live here.
         """
         with self._turn("score"):
             shard = self._shard(table)
-            part = Candidates(tensor_of(ids), tensor_of(log_q))
-            if share is None:
-                kept = part
-            else:
-                question = Question(tensor_of(query), tensor_of(own), complete, temperature, rule)
-                kept = shard.keep_of(
-                    part, self._slots(table, part.ids), tensor_of(noise), share, question
+            kept = Candidates(tensor_of(ids), tensor_of(log_q))
+            if how is not None:
+                second_pass = SecondPass(
+                    quota,
+                    how.rule,
+                    how.temperature,
+                    tensor_of(query),
+                    tensor_of(target),
+                    how.complete,
+                    tensor_of(noise),
                 )
-            places = self._slots(table, torch.cat([kept.ids, tensor_of(wanted)]))
-            weight, bias = shard.read(places)
+                rows = self._slots(table, kept.ids)
+                kept = select_here(shard, kept, rows, second_pass.noise, quota, second_pass)
+            rows = self._slots(table, torch.cat([kept.ids, tensor_of(wanted)]))
+            weight, bias = shard._read(rows)
             return Scored(
                 kept.ids.numpy(), kept.log_q.numpy(), weight.numpy(), bias.numpy(), self._stamp()
             )
@@ -136,7 +140,7 @@ class RowServer:
     def rows(self, table: str, ids: Ids) -> tuple[Floats, Floats, Stamp]:
         """Weights (N, D) and biases (N,) of `ids` (N,), which live here."""
         with self._turn("rows"):
-            weight, bias = self._shard(table).read(self._slots(table, tensor_of(ids)))
+            weight, bias = self._shard(table)._read(self._slots(table, tensor_of(ids)))
             return weight.numpy(), bias.numpy(), self._stamp()
 
     def push(
@@ -192,9 +196,9 @@ class RowServer:
                 foreign = (banned < 0) | (slots < 0) | (slots >= shard.num_classes)
                 banned = slots.masked_fill(foreign, -1)
             start = shard.whole.start(self.number)
-            value, ids = best_by_id(
+            value, ids = topk_by_id(
                 shard.weight,
-                shard.stored_bias(),
+                shard.bias_or_none(),
                 tensor_of(query),
                 min(k, shard.num_classes),
                 banned,
@@ -206,7 +210,7 @@ class RowServer:
         """Log of the sum over this shard's classes of exp(logit), (B,)."""
         with self._turn("log_partition"):
             shard = self._shard(table)
-            value = log_of_all(shard.weight, shard.stored_bias(), tensor_of(query))
+            value = log_sum_rows(shard.weight, shard.bias_or_none(), tensor_of(query))
             return value.numpy(), self._stamp()
 
     def _check_shapes(self, table: str, part: Gradients) -> None:

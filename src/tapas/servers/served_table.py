@@ -14,18 +14,17 @@ from torch import Tensor
 from tapas.candidates import Candidates
 from tapas.errors import UsageError
 from tapas.exact_state import unpack
-from tapas.optim.gradient_queue import RowGradients
+from tapas.optim.row_store import RowGradients
 from tapas.optim.row_updates import RowUpdate
 from tapas.servers.channel import Gradients, Post
-from tapas.servers.messages import Scored, array_of, tensor_of
+from tapas.servers.messages import Scored, Scoring, array_of, tensor_of
 from tapas.servers.peers import ask_all
 from tapas.shapes import check_positive, check_query
 from tapas.tables.base import ClassTable
-from tapas.tables.checks import check_topk
-from tapas.tables.exhaustive import merge
+from tapas.tables.exhaustive import merge_topk
 from tapas.tables.gradients import sampled_logits
 from tapas.tables.ranks import GlobalBatch
-from tapas.tables.second_pass import Question, SecondPass, joined, share_of
+from tapas.tables.second_pass import SecondPass, classes_at, joined, shard_quota
 from tapas.tables.shard import TableSpec
 
 
@@ -40,8 +39,6 @@ class ServedTable(ClassTable):
     What other workers push, and what this one has pushed but not heard of, reads may miss;
     `flush` waits for the latter.
     """
-
-    exact_reads = False
 
     def __init__(
         self,
@@ -75,65 +72,58 @@ class ServedTable(ClassTable):
         return self.spec.row_optimizer if self.fused else None
 
     @property
-    def num_shards(self) -> int:
-        return self.placement.num_shards
-
-    @property
     def has_bias(self) -> bool:
         return self.spec.has_bias
 
-    def pick(self, ask: SecondPass) -> Candidates:
-        if ask.is_settled:
-            return ask.pool
-        nothing = [ask.pool.ids[:0].cpu()] * self.num_shards
-        return self._kept(self._score(ask, nothing))
+    @property
+    def num_shards(self) -> int:
+        return self.placement.num_shards
 
-    def sampled(
-        self,
-        meeting: GlobalBatch,
-        pool: Candidates,
-        keep: int,
-        question: Question,
-        *,
-        generator: torch.Generator,
+    def _select_here(self, pool: Candidates, second_pass: SecondPass) -> Candidates:
+        nothing = [pool.ids[:0].cpu()] * self.num_shards
+        return self._kept(self._score(pool, second_pass, nothing))
+
+    def sampled_logits(
+        self, batch: GlobalBatch, pool: Candidates, second_pass: SecondPass | None = None
     ) -> tuple[Tensor, Tensor]:
         """As in `ClassTable`, in one round trip: the rows of targets ride with the kept."""
         with torch.no_grad():
-            ask = self._ask(pool, keep, question, generator)
-            wanted = torch.unique(meeting.target[meeting.target >= 0]).cpu()
+            pool = self._check_candidates(pool)
+            wanted = torch.unique(batch.target[batch.target >= 0]).cpu()
             parts = self._split(wanted)
-            found = self._score(ask, [wanted[part] for part in parts])
+            found = self._score(pool, second_pass, [wanted[part] for part in parts])
             kept = self._kept(found)
             rows = _Fetched(wanted, parts, found, self.dim, self.device)
-        return sampled_logits(
-            self.gradients,
-            rows.read,
-            meeting.query,
-            meeting.target,
-            kept,
-        )
+        return sampled_logits(self.gradients, rows.read, batch.query, batch.target, kept)
 
-    def _score(self, ask: SecondPass, wanted: list[Tensor]) -> list[Scored]:
-        """One round trip: every server's part of the pool, and of the targets that are `wanted`."""
-        query, own, complete, temperature, rule = ask.question
-        share = self.post.share
-        shared = (
-            self.name,
-            share(array_of(query if not ask.is_settled else query[:0])),
-            share(array_of(own if not ask.is_settled else own[:0])),
-            complete,
-            temperature,
-            rule,
-        )
-        pool = Candidates(ask.pool.ids.cpu(), ask.pool.log_q.cpu())
-        ask = ask._replace(pool=pool, noise=ask.noise.cpu())
+    def _score(
+        self, pool: Candidates, second_pass: SecondPass | None, wanted: list[Tensor]
+    ) -> list[Scored]:
+        """One round trip: every server's part of the pool, and of the targets that are `wanted`.
+
+        Without a second pass servers keep all of it, and score nothing.
+        """
+        pool = Candidates(pool.ids.cpu(), pool.log_q.cpu())
+        nothing = array_of(torch.empty(0, 0))
+        query, target, how = nothing, nothing, None
+        if second_pass is not None:
+            query = self.post.share(array_of(second_pass.query))
+            target = self.post.share(array_of(second_pass.target))
+            second_pass = dataclasses.replace(second_pass, noise=second_pass.noise.cpu())
+            how = Scoring(second_pass.rule, second_pass.temperature, second_pass.complete)
         requests = {}
-        for number, places in enumerate(self._split(pool.ids)):
-            part, noise = ask.part(places)
+        for number, positions in enumerate(self._split(pool.ids)):
+            part, noise, quota = classes_at(pool, positions), pool.log_q[:0], len(positions)
+            if second_pass is not None:
+                noise = second_pass.noise_at(positions)
+                quota = shard_quota(second_pass.keep, self.num_shards, number)
             requests[number] = (
-                *shared,
+                self.name,
+                query,
+                target,
+                how,
                 *map(array_of, (part.ids, part.log_q, noise)),
-                None if ask.is_settled else share_of(ask.keep, self.num_shards, number),
+                quota,
                 array_of(wanted[number]),
             )
         return list(self.post.ask("score", requests).values())
@@ -147,7 +137,7 @@ class ServedTable(ClassTable):
         owner = self.placement.shard(ids)
         return [(owner == number).nonzero()[:, 0] for number in range(self.num_shards)]
 
-    def read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def _read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         distinct, where = torch.unique(ids.cpu(), return_inverse=True)
         parts = self._split(distinct)
         answers = self.post.ask(
@@ -194,7 +184,7 @@ class ServedTable(ClassTable):
     def topk(
         self, query: Tensor, k: int, *, exclude: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        query, exclude = check_topk(self, query, k, exclude)
+        query, exclude = self._check_topk(query, k, exclude)
         share = self.post.share
         request = (
             self.name,
@@ -206,7 +196,7 @@ class ServedTable(ClassTable):
         value = torch.cat([tensor_of(found[0]) for found in answers], dim=1)
         ids = torch.cat([tensor_of(found[1]) for found in answers], dim=1)
         last = torch.iinfo(torch.int64).max  # nothing is no class, and comes last
-        value, ids = merge(value, ids.masked_fill(ids < 0, last), k)
+        value, ids = merge_topk(value, ids.masked_fill(ids < 0, last), k)
         return value.to(self.device), ids.masked_fill(value == -torch.inf, -1).to(self.device)
 
     @torch.no_grad()

@@ -15,7 +15,7 @@ import tapas.native as native
 def best_of_chunk(score: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest of each row of `score` (B, W): values and columns, ties to low columns.
 
-    The order inside the k is not defined yet; `merge` sorts.
+    The order inside the k is not defined yet; `merge_topk` sorts.
     """
     width = score.shape[1]
     if k >= width:
@@ -33,7 +33,7 @@ def best_of_chunk(score: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return value, column
 
 
-def merge(value: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def merge_topk(value: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k best of `value` (B, N) with class `ids` (B, N), highest first, ties by rising id."""
     ids, by_id = ids.sort(dim=1)
     value, by_value = value.gather(1, by_id).sort(dim=1, descending=True, stable=True)
@@ -53,7 +53,7 @@ SCORES_PER_CHUNK = 1 << 21  # floats of a (B, chunk) block of scores
 QUERIES_PER_BLOCK = 256  # ranked together
 
 
-def best_classes(
+def topk_rows(
     weight: Tensor, bias: Tensor | None, query: Tensor, k: int, exclude: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Scores and rows (B, k), highest first, equal scores by rising row.
@@ -81,7 +81,7 @@ def best_classes(
     return torch.cat([value for value, _ in parts]), torch.cat([rows for _, rows in parts])
 
 
-def best_by_id(
+def topk_by_id(
     weight: Tensor,
     bias: Tensor | None,
     query: Tensor,
@@ -89,16 +89,16 @@ def best_by_id(
     exclude: Tensor | None,
     ids_at: Callable[[Tensor], Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """`best_classes` of rows whose ids, `ids_at` their places, do not rise: ids, not rows.
+    """`topk_rows` of rows whose ids, `ids_at` their places, do not rise: ids, not rows.
 
     Equal scores by rising id; also where a tie goes across the edge of the k best, which is
     looked at once more, and if all that can be ranked at once tie, among all rows. Scores stay
     those of the first look: others may round otherwise, and shards would no longer tie.
     """
-    value, ids, torn = _look(weight, bias, query, k, k + 1, exclude, ids_at)
+    value, ids, torn = _topk_wide(weight, bias, query, k, k + 1, exclude, ids_at)
     if k + 1 < native.MOST_RANKED and bool(torn.any()):
         banned = None if exclude is None else exclude[torn]
-        _, ids[torn], still = _look(
+        _, ids[torn], still = _topk_wide(
             weight, bias, query[torn], k, native.MOST_RANKED, banned, ids_at
         )
         torn = torn.masked_scatter(torn, still)
@@ -108,7 +108,7 @@ def best_by_id(
     return value, ids.masked_fill(value == -torch.inf, -1)
 
 
-def _look(
+def _topk_wide(
     weight: Tensor,
     bias: Tensor | None,
     query: Tensor,
@@ -119,13 +119,13 @@ def _look(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The k best by id of the `wide` best by row, and which queries' tie might go beyond those."""
     wide = min(wide, len(weight))
-    value, rows = best_classes(weight, bias, query, wide, exclude)
+    value, rows = topk_rows(weight, bias, query, wide, exclude)
     ids = ids_at(rows.clamp(min=0)).masked_fill_(rows < 0, torch.iinfo(torch.int64).max)
     torn = (value[:, k - 1] == value[:, -1]) & (value[:, -1] > -torch.inf)
-    return *merge(value, ids, k), torn & (wide < len(weight))
+    return *merge_topk(value, ids, k), torn & (wide < len(weight))
 
 
-def log_of_all(weight: Tensor, bias: Tensor | None, query: Tensor) -> Tensor:
+def log_sum_rows(weight: Tensor, bias: Tensor | None, query: Tensor) -> Tensor:
     """log sum_c exp(query . weight_c + bias_c), (B,)."""
     if native.readable(weight, query):
         return native.log_sum(weight, None if bias is None else bias.float(), query)[0]
@@ -166,7 +166,7 @@ def _best_of_block(
             found, order = ids_at(found).sort()
             score = score[:, order]
         best, column = best_of_chunk(score, k)
-        value, ids = merge(
+        value, ids = merge_topk(
             torch.cat([value, best], dim=1), torch.cat([ids, found[column]], dim=1), k
         )
     return value, ids.masked_fill(value == -torch.inf, -1)

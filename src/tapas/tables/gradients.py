@@ -24,7 +24,7 @@ Read: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
 def sampled_logits(
     queue: GradientQueue, read: Read, query: Tensor, target: Tensor, kept: Candidates
 ) -> tuple[Tensor, Tensor]:
-    """(B, L) own logits and (B,) log of the kept sum; see `ClassTable.sampled_logits`.
+    """(B, L) logits of targets and (B,) log of the kept sum; see `ClassTable.sampled_logits`.
 
     `read` gives weights and biases of ids; their gradients go to `queue` under the same ids.
     """
@@ -113,7 +113,7 @@ def _send_gradients(ctx: Any, positive_grad: Tensor, log_sum_grad: Tensor) -> tu
 
 
 def lookup(table: "ClassTable", ids: Tensor, *, biases: bool) -> tuple[Tensor, Tensor]:
-    """Weights (N, D) and biases (N,) of `ids` (N,); see `ClassTable.live_rows`."""
+    """Weights (N, D) and biases (N,) of `ids` (N,); see `ClassTable.lookup`."""
     found: tuple[Tensor, Tensor] = _Lookup.apply(  # type: ignore[no-untyped-call]
         table.gradients.input(), table, ids, biases
     )
@@ -126,19 +126,19 @@ class _Lookup(torch.autograd.Function):
         ctx: Any, anchor: Tensor, table: "ClassTable", ids: Tensor, biases: bool
     ) -> tuple[Tensor, Tensor]:
         trains = ctx.needs_input_grad[0]
-        rows, row_biases, ctx.give_back = table.borrow(ids, biases=biases, trains=trains)
+        rows, row_biases, ctx.send = table._fetch(ids, biases=biases, trains=trains)
         ctx.table, ctx.queue = table, table.gradients  # the graph keeps both, as torch does
         return rows, row_biases
 
     @staticmethod
     @first_derivative
     def backward(ctx: Any, weight_grad: Tensor, bias_grad: Tensor) -> tuple[Any, ...]:
-        return _give_back(ctx, weight_grad, bias_grad)
+        return _send_row_gradients(ctx, weight_grad, bias_grad)
 
 
 @outside_graphs
-def _give_back(ctx: Any, weight_grad: Tensor, bias_grad: Tensor) -> tuple[Any, ...]:
+def _send_row_gradients(ctx: Any, weight_grad: Tensor, bias_grad: Tensor) -> tuple[Any, ...]:
     accumulates = ctx.queue.accumulates(ctx.next_functions[0][0])
     if accumulates:
-        ctx.give_back(weight_grad.float().resolve_neg(), bias_grad.float().resolve_neg())
+        ctx.send(weight_grad.float().resolve_neg(), bias_grad.float().resolve_neg())
     return ctx.queue.anchor_grad(accumulates, weight_grad, bias_grad), None, None, None

@@ -13,7 +13,7 @@ import tapas.native as native
 from tapas.candidates import Candidates
 from tapas.errors import UsageError
 from tapas.native.memory import prefer_huge_pages
-from tapas.optim.gradient_queue import RowGradients
+from tapas.optim.row_store import RowGradients
 from tapas.optim.row_updates import RowUpdate, StateSpec, round_to_bfloat16
 from tapas.rng import check_seed, stream
 from tapas.shapes import (
@@ -23,10 +23,9 @@ from tapas.shapes import (
     check_shape,
 )
 from tapas.tables.base import ClassTable
-from tapas.tables.checks import check_topk
-from tapas.tables.exhaustive import best_classes, log_of_all
+from tapas.tables.exhaustive import log_sum_rows, topk_rows
 from tapas.tables.placement import Placement
-from tapas.tables.second_pass import Question, SecondPass, joined, keep_of, share_of
+from tapas.tables.second_pass import SecondPass, classes_at, joined, select_here, shard_quota
 
 PARTS = ("weight", "bias")
 
@@ -54,8 +53,6 @@ class LocalTable(ClassTable):
     saved with the rest of a model; `gradients.anchor` is what freezes them.
     """
 
-    exact_reads = True
-
     def __init__(
         self,
         num_classes: int,
@@ -82,9 +79,9 @@ class LocalTable(ClassTable):
         weight = torch.empty(num_classes, dim, dtype=dtype, device=device if on_meta else "cpu")
         if not on_meta:
             prefer_huge_pages(weight)
-            self.draw_rows(weight)
+            self.init_rows(weight)
         self._has_bias = bias is not False
-        start = start_bias(bias, num_classes)
+        start = initial_bias(bias, num_classes)
         for name, value in (("weight", weight.to(device)), ("bias", start.to(device, dtype))):
             self.register_parameter(name, nn.Parameter(value, requires_grad=False))
         self.gradients.to(device)
@@ -161,7 +158,7 @@ class LocalTable(ClassTable):
     def num_updates(self, count: int) -> None:
         self._num_updates = count
 
-    def draw_rows(self, weight: Tensor) -> None:
+    def init_rows(self, weight: Tensor) -> None:
         """Fill `weight` (C, D) with what rows start at."""
         bound = 1 / math.sqrt(self.dim)  # as nn.Linear
         weight.uniform_(-bound, bound, generator=stream(self.seed, "rows"))
@@ -175,41 +172,26 @@ class LocalTable(ClassTable):
     def num_shards(self) -> int:
         return self.placement.num_shards
 
-    def read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def _read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         weight = self.weight.index_select(0, ids)
         bias = self.bias.index_select(0, ids) if self.has_bias else weight.new_zeros(len(ids))
         if weight.dtype == torch.float32:
             return weight, bias
         return weight.float(), bias.float()
 
-    def pick(self, ask: SecondPass) -> Candidates:
-        if ask.is_settled:
-            return ask.pool
-        num_shards = self.placement.num_shards
-        if num_shards == 1:
-            return self.keep_of(ask.pool, ask.pool.ids, ask.noise, ask.keep, ask.question)
-        shard = self.placement.shard(ask.pool.ids)
+    def _select_here(self, pool: Candidates, second_pass: SecondPass) -> Candidates:
+        if self.num_shards == 1:
+            return select_here(
+                self, pool, pool.ids, second_pass.noise, second_pass.keep, second_pass
+            )
+        shard = self.placement.shard(pool.ids)
         parts = []
-        for j in range(num_shards):
-            part, noise = ask.part((shard == j).nonzero()[:, 0])
-            share = share_of(ask.keep, num_shards, j)
-            parts.append(self.keep_of(part, part.ids, noise, share, ask.question))
+        for j in range(self.num_shards):
+            positions = (shard == j).nonzero()[:, 0]
+            part, noise = classes_at(pool, positions), second_pass.noise_at(positions)
+            quota = shard_quota(second_pass.keep, self.num_shards, j)
+            parts.append(select_here(self, part, part.ids, noise, quota, second_pass))
         return joined(parts)
-
-    def keep_of(
-        self, part: Candidates, places: Tensor, noise: Tensor, share: int, question: Question
-    ) -> Candidates:
-        """The `share` of `part` that the rule picks; its classes are in the rows `places`."""
-        return keep_of(
-            part,
-            places,
-            noise,
-            share,
-            question,
-            weight=self.weight,
-            bias=self.stored_bias(),
-            read=self.read,
-        )
 
     def move_rows(
         self, update: RowUpdate, gradients: RowGradients, state: dict[str, Tensor] | None
@@ -328,15 +310,15 @@ class LocalTable(ClassTable):
     def topk(
         self, query: Tensor, k: int, *, exclude: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        query, exclude = check_topk(self, query, k, exclude)
-        return best_classes(self.weight, self.stored_bias(), query, k, exclude)
+        query, exclude = self._check_topk(query, k, exclude)
+        return topk_rows(self.weight, self.bias_or_none(), query, k, exclude)
 
     @torch.no_grad()
     def log_partition(self, query: Tensor) -> Tensor:
         query = check_query(query, self.dim)
-        return log_of_all(self.weight, self.stored_bias(), query)
+        return log_sum_rows(self.weight, self.bias_or_none(), query)
 
-    def stored_bias(self) -> Tensor | None:
+    def bias_or_none(self) -> Tensor | None:
         return self.bias if self.has_bias else None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -365,7 +347,7 @@ class LocalTable(ClassTable):
             self._row_optimizer = dataclasses.replace(self._row_optimizer, lr=numbers["lr"])
 
     def extra_repr(self) -> str:
-        shards = f", {self.placement.num_shards} shards" if self.placement.num_shards > 1 else ""
+        shards = f", {self.num_shards} shards" if self.num_shards > 1 else ""
         return (
             f"{self.num_classes} classes, dim={self.dim}, {self.weight.dtype}{shards}, "
             f"row_optimizer={self.row_optimizer}"
@@ -386,7 +368,7 @@ def layout(specs: dict[str, StateSpec]) -> dict[str, bool]:
     return {key: spec.wide for key, spec in specs.items()}
 
 
-def start_bias(bias: bool | Tensor, num_classes: int) -> Tensor:
+def initial_bias(bias: bool | Tensor, num_classes: int) -> Tensor:
     """(C,) float32 to start at: zeros for True, (0,) for False, or the values given."""
     if isinstance(bias, bool):
         return torch.zeros(num_classes if bias else 0, dtype=torch.float32, device="cpu")

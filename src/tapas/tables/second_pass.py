@@ -1,61 +1,78 @@
-"""The second pass where the rows live: one part of a pool, one shard's share of what is kept."""
+"""The second pass: which classes of a pool are kept, decided where their rows live.
 
-from collections.abc import Callable, Sequence
+What it needs is drawn once for a batch; each shard then keeps its quota of the classes that it
+has rows of. No layout of the rows can change what was drawn.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 import tapas.native as native
 from tapas.candidates import Candidates
-from tapas.selection import PoolView, Selection, Stored, check_pick
+from tapas.rng import check_generator
+from tapas.selection import NativeRows, Selection, SelectionInput, check_selected
+from tapas.tables.ranks import GlobalBatch
 
-Read = Callable[[Tensor], tuple[Tensor, Tensor]]
-
-
-class Question(NamedTuple):
-    """What a pool is scored by; the same for every shard."""
-
-    query: Tensor  # (A, D) float32, the queries that score
-    own: Tensor  # (A, L) int64, their targets; negative is padding
-    complete: bool  # whether they are the whole batch
-    temperature: float
-    rule: Selection
+if TYPE_CHECKING:
+    from tapas.tables.local import LocalTable
 
 
-class SecondPass(NamedTuple):
-    """Which `keep` of `pool` shall stay; shards look at their part of it."""
+@dataclass(frozen=True, slots=True)
+class SecondPass:
+    """How `keep` classes of a pool are chosen; the same for every shard."""
 
-    pool: Candidates  # ids rising
     keep: int
-    question: Question
-    noise: Tensor  # (P,) uniform in (0, 1], or (0,) for a rule without chance
+    rule: Selection
+    temperature: float
+    query: Tensor  # (A, D) float32, the queries that score the pool
+    target: Tensor  # (A, L) int64, their targets; negative is padding
+    complete: bool  # whether they are the whole batch
+    noise: Tensor  # (P,) uniform in (0, 1], one for each class of the pool; (0,) without chance
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether all of the pool stays, and nobody need score it."""
-        return len(self.pool) <= self.keep
+    @staticmethod
+    def draw(
+        batch: GlobalBatch,
+        pool: Candidates,
+        keep: int,
+        rule: Selection,
+        temperature: float,
+        *,
+        generator: torch.Generator,
+    ) -> "SecondPass | None":
+        """All that is random: the queries that score, if the rule wants few, and the noise.
 
-    def part(self, places: Tensor) -> "tuple[Candidates, Tensor]":
-        """The classes at `places` of the pool, and their noise."""
-        pool = self.pool
-        part = Candidates(pool.ids.index_select(0, places), pool.log_q.index_select(0, places))
-        return part, self.noise.index_select(0, places) if len(self.noise) else self.noise
+        None if the pool has no more than `keep` classes: all stay, and nothing is drawn.
+        """
+        check_generator(generator)
+        if len(pool) <= keep:
+            return None
+        query, target = batch.query.detach(), batch.target
+        complete = rule.score_queries is None or rule.score_queries >= len(query)
+        if not complete:
+            chosen = torch.randperm(len(query), generator=generator, device="cpu")
+            chosen = chosen[: rule.score_queries].to(query.device)
+            query, target = query[chosen], target[chosen]
+        noise = torch.empty(0, dtype=torch.float32, device="cpu")
+        if rule.random:
+            noise = 1 - torch.rand(
+                len(pool), generator=generator, dtype=torch.float32, device="cpu"
+            )
+        noise = noise.to(query.device)
+        return SecondPass(keep, rule, temperature, query, target, complete, noise)
+
+    def noise_at(self, positions: Tensor) -> Tensor:
+        """The noise of the classes at `positions` of the pool."""
+        return self.noise.index_select(0, positions) if len(self.noise) else self.noise
 
 
-def second_pass_of(
-    pool: Candidates, keep: int, question: Question, generator: torch.Generator
-) -> SecondPass:
-    """With one number of `generator` for each class of the pool, if the rule is random.
-
-    Shards take those of their classes, so that no layout of the rows can change them.
-    """
-    question = question._replace(own=question.own.long())
-    if len(pool) <= keep or not question.rule.random:
-        return SecondPass(pool, keep, question, pool.log_q[:0])
-    draws = torch.rand(len(pool), generator=generator, dtype=torch.float32, device="cpu")
-    return SecondPass(pool, keep, question, (1 - draws).to(pool.log_q.device))
+def classes_at(pool: Candidates, positions: Tensor) -> Candidates:
+    """The classes at `positions` of `pool`."""
+    return Candidates(pool.ids.index_select(0, positions), pool.log_q.index_select(0, positions))
 
 
 def joined(parts: Sequence[Candidates]) -> Candidates:
@@ -64,53 +81,52 @@ def joined(parts: Sequence[Candidates]) -> Candidates:
     return Candidates(ids, torch.cat([part.log_q for part in parts])[order])
 
 
-def share_of(keep: int, num_shards: int, shard: int) -> int:
+def shard_quota(keep: int, num_shards: int, shard: int) -> int:
     """How many of `keep` are for `shard` to keep."""
     return keep // num_shards + (shard < keep % num_shards)
 
 
-def keep_of(
+def select_here(
+    table: "LocalTable",
     part: Candidates,
-    places: Tensor,
+    rows: Tensor,
     noise: Tensor,
-    share: int,
-    question: Question,
-    *,
-    weight: Tensor,
-    bias: Tensor | None,
-    read: Read,
+    quota: int,
+    second_pass: SecondPass,
 ) -> Candidates:
-    """The `share` of `part` (P classes) that the rule picks.
+    """The `quota` of `part` (P classes) that the rule keeps.
 
     Args:
-        places: (P,) the row of each class in `weight` (N, D) and `bias` (N,), and for `read`.
-        noise:  (P,) or (0,)
+        table: has their rows.
+        rows:  (P,) which row of the table each class has.
+        noise: (P,) or (0,)
     """
-    if len(part) <= share:
+    if len(part) <= quota:
         return part
-    if not share:
+    if not quota:
         return Candidates(part.ids[:0], part.log_q[:0])
-    query, own, complete, temperature, rule = question
-    stored = None
-    if native.readable(weight, query):
-        stored_bias = query.new_zeros(len(places)) if bias is None else bias[places].float()
-        stored = Stored(weight, places, stored_bias)
-    view = PoolView(
+    rule, query = second_pass.rule, second_pass.query
+    native_rows = None
+    if native.readable(table.weight, query):
+        bias = table.bias_or_none()
+        bias = query.new_zeros(len(rows)) if bias is None else bias[rows].float()
+        native_rows = NativeRows(table.weight, rows, bias)
+    given = SelectionInput(
         ids=part.ids,
         log_q=part.log_q,
-        rows=partial(_stretch, read, places),
+        rows=partial(_read_range, table, rows),
         query=query,
-        own=own,
-        complete=complete,
-        temperature=temperature,
+        target=second_pass.target,
+        complete=second_pass.complete,
+        temperature=second_pass.temperature,
         noise=noise,
-        stored=stored,
+        native=native_rows,
     )
-    kept, log_weight = check_pick(rule, *rule.pick(view, share), share, len(part))
+    kept, log_weight = check_selected(rule, *rule.select(given, quota), quota, len(part))
     return Candidates(
         part.ids.index_select(0, kept), part.log_q.index_select(0, kept).sub_(log_weight)
     )
 
 
-def _stretch(read: Read, places: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
-    return read(places[start:stop])
+def _read_range(table: "LocalTable", rows: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    return table._read(rows[start:stop])

@@ -16,7 +16,7 @@ NUMBERS_PER_BLOCK = 1 << 22  # drawn at once
 
 
 class Shard(LocalTable):
-    """Rows number 0 .. N-1 of shard `number`; its ids are places in the shard.
+    """Rows number 0 .. N-1 of shard `number`; its ids are positions in the shard.
 
     They start just as the same rows of a `LocalTable` with all classes would: each shard goes
     through the numbers of the whole table, block by block, and keeps its own.
@@ -50,7 +50,7 @@ class Shard(LocalTable):
     def row_range(self) -> RowRange:
         return RowRange(self.whole, self.number)
 
-    def draw_rows(self, weight: Tensor) -> None:
+    def init_rows(self, weight: Tensor) -> None:
         bound, generator = 1 / math.sqrt(self.dim), stream(self.seed, "rows")
         first, last = self.whole.start(self.number), self.whole.start(self.number + 1)
         step = max(1, NUMBERS_PER_BLOCK // self.dim)

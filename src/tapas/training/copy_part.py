@@ -20,7 +20,7 @@ from tapas.heads import Head
 from tapas.optim import RowUpdate
 from tapas.shapes import check_positive
 from tapas.tables import ClassTable, LocalTable
-from tapas.tables.exhaustive import merge
+from tapas.tables.exhaustive import merge_topk
 
 AGE_PACE = 10  # ages are few and shared by all events: they move so much faster than an encoder
 
@@ -52,7 +52,7 @@ class Copies:
         score = self._mix(
             softmax, torch.cat([torch.zeros_like(best, dtype=copied.dtype), copied], 1)
         )
-        score, ids = merge(score.masked_fill(ids < 0, -torch.inf), ids, k)
+        score, ids = merge_topk(score.masked_fill(ids < 0, -torch.inf), ids, k)
         return score, ids.masked_fill(score == -torch.inf, -1)
 
     def _mix(self, softmax: Tensor, copied: Tensor) -> Tensor:

@@ -110,7 +110,7 @@ class SequenceModel(nn.Module):
         copies: Copies = self.repeats(query, x, items, places)
         log_prob = copies.log_prob(softmax, target).masked_fill(target < 0, 0.0)
         cost = -(log_prob * decaying(target, self.target_decay)).sum(dim=1)
-        mean_size = self.head.mean_size(len(cost))
+        mean_size = self.head.ranks.mean(len(cost))
         return cost.mean() if mean_size == len(cost) else cost.sum() / mean_size
 
     @torch.no_grad()

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tapas.data.windows import SequenceBatch
-from tapas.distributed.collectives import Ranks
-from tapas.distributed.global_batch import gather_rows
+from tapas.distributed.collectives import GroupRanks
 
 T = TypeVar("T")
 
@@ -16,7 +15,7 @@ T = TypeVar("T")
 class Team:
     """Every rank makes the same calls; each sees its part of every batch."""
 
-    def __init__(self, ranks: Ranks | None = None):
+    def __init__(self, ranks: GroupRanks | None = None):
         self.ranks = ranks
         self.rank, self.size = (0, 1) if ranks is None else (ranks.rank, ranks.size)
 
@@ -27,7 +26,7 @@ class Team:
 
     def in_turn(self, what: str, work: Callable[[], T]) -> T:
         """`work()`, first where it may write, then where that is read."""
-        return work() if self.ranks is None else self.ranks.in_turn(what, work)
+        return work() if self.ranks is None else self.ranks.main_first(what, work)
 
     def bounds(self, size: int) -> tuple[int, int]:
         """Which of `size` things are this rank's: stretches that differ by at most one."""
@@ -58,9 +57,7 @@ class Team:
         """Each number summed over ranks."""
         if self.ranks is None:
             return list(numbers)
-        total = torch.tensor(numbers, dtype=torch.float64, device=self.ranks.device)
-        summed: list[float] = self.ranks.sum(total).tolist()
-        return summed
+        return self.ranks.sum_numbers(*numbers)
 
     def average_gradients(self, parameters: Iterable[nn.Parameter], number: float) -> float:
         """As DistributedDataParallel, and the mean of `number`; without examples both are 0."""
@@ -83,4 +80,4 @@ class Team:
         """(sum of sizes, ...) the `rows` (sizes[rank], ...) of all ranks, in turn."""
         if self.ranks is None:
             return rows
-        return gather_rows(self.ranks, rows.to(self.ranks.device), sizes).to(rows.device)
+        return self.ranks.gather_rows(rows.to(self.ranks.device), sizes).to(rows.device)

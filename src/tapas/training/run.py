@@ -17,6 +17,7 @@ from tapas.servers.job import Engine
 from tapas.servers.ray_session import the_ray
 from tapas.servers.run import serve
 from tapas.servers.training_server import table_specs
+from tapas.tables.ranks import ONE_PROCESS
 from tapas.training.build import (
     Parts,
     build,
@@ -130,7 +131,9 @@ def resume(
     with only_one(folder) if team.leads else nullcontext():
         checkpoint = None
         if run.checkpoints.steps() or step is not None:
-            checkpoint = read_checkpoint(run.checkpoints, parts.model, step, team.ranks)
+            checkpoint = read_checkpoint(
+                run.checkpoints, parts.model, step, team.ranks or ONE_PROCESS
+            )
             if team.ranks is not None:
                 team.ranks.last_checkpoint = f"step {checkpoint.step} in {run.checkpoints.folder}"
         if service is not None and team.leads:

@@ -11,6 +11,7 @@ from tapas.errors import UsageError
 from tapas.evaluation.evaluate import Evaluation, evaluate, held_out
 from tapas.evaluation.ranked_lists import ListRules, ranked_lists
 from tapas.evaluation.scores import TOP, Interval, compare, measure
+from tapas.tables.ranks import ONE_PROCESS
 from tapas.training.build import TrainingData, build_model
 from tapas.training.model import SequenceModel
 from tapas.training.parallel import Team
@@ -33,7 +34,7 @@ def load_model(
     data = TrainingData(None, run.log, split.train_end)
     model = build_model(run.config, split.train_counts, team, data=data)
     step = run.checkpoints.best() if step is None else step
-    checkpoint = read_checkpoint(run.checkpoints, model, step, team.ranks)
+    checkpoint = read_checkpoint(run.checkpoints, model, step, team.ranks or ONE_PROCESS)
     load_model_state(model, checkpoint)
     return model.eval(), checkpoint.step
 

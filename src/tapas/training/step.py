@@ -15,6 +15,7 @@ from tapas.checkpoints.model import (
 from tapas.data.windows import SequenceBatch, Windows
 from tapas.errors import DataError
 from tapas.rng import stream
+from tapas.tables.ranks import ONE_PROCESS
 from tapas.training.journal import Value
 from tapas.training.model import SequenceModel
 from tapas.training.parallel import Team
@@ -83,7 +84,7 @@ class OwnSteps:
         self, checkpoints: CheckpointFolder, step: int, state: dict[str, Any], *, best: bool
     ) -> None:
         contents = contents_of(self.model, self.optimizer)
-        checkpoints.save(step, contents, state, best=best, ranks=self.team.ranks)
+        checkpoints.save(step, contents, state, best=best, ranks=self.team.ranks or ONE_PROCESS)
 
     def resume(self, checkpoint: Checkpoint) -> None:
         load_model_state(self.model, checkpoint)

@@ -28,18 +28,18 @@ def rule(request):
     return CURES[request.param]
 
 
-def slow_logits(view):
-    weight, bias = (part.tolist() for part in view.rows(0, len(view)))
-    return oracle.logit(view.query.tolist(), weight, bias)
+def slow_logits(given):
+    weight, bias = (part.tolist() for part in given.rows(0, len(given)))
+    return oracle.logit(given.query.tolist(), weight, bias)
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 2), (5, 3, 17), (67, 7, 31)], ids=str)
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
 def test_top_per_query_keeps_the_highest_mean_share_unweighted(sizes, temperature):
-    view = a_view(*sizes, temperature=temperature, noise=torch.empty(0))
-    share = oracle.shares(slow_logits(view), view.ids, view.log_q, view.own, temperature)
-    for keep in {1, len(view) // 2, len(view) - 1}:
-        kept, log_weight = TopPerQuery().pick(view, keep)
+    given = a_view(*sizes, temperature=temperature, noise=torch.empty(0))
+    share = oracle.shares(slow_logits(given), given.ids, given.log_q, given.target, temperature)
+    for keep in {1, len(given) // 2, len(given) - 1}:
+        kept, log_weight = TopPerQuery().select(given, keep)
         assert kept.tolist() == oracle.keep_largest(share, keep)
         assert log_weight.tolist() == [0.0] * keep
     assert not TopPerQuery.random
@@ -51,12 +51,12 @@ def test_the_top_ones_are_kept_whatever_the_noise(share, keep):
     """The rest are the luckiest; each stands for its part of the pool without the top ones."""
     num_top = max(1, keep - round(share * keep))
     for seed in range(10):
-        view = a_view(5, 3, 17, seed=seed)
-        score = oracle.top_scores(slow_logits(view), 1.0)
+        given = a_view(5, 3, 17, seed=seed)
+        score = oracle.top_scores(slow_logits(given), 1.0)
         top = oracle.keep_largest(score, num_top)
         others = [place for place in range(17) if place not in top]
-        lucky = sorted(others, key=lambda place: -float(view.noise[place]))[: keep - num_top]
-        kept, log_weight = TopWithFloor(share=share).pick(view, keep)
+        lucky = sorted(others, key=lambda place: -float(given.noise[place]))[: keep - num_top]
+        kept, log_weight = TopWithFloor(share=share).select(given, keep)
         assert kept.tolist() == sorted([*top, *lucky])
         heavy = len(others) / max(1, len(lucky))
         want = [1.0 if place in top else heavy for place in kept.tolist()]
@@ -64,26 +64,26 @@ def test_the_top_ones_are_kept_whatever_the_noise(share, keep):
 
 
 def test_one_place_is_the_top_one_and_share_0_is_the_papers_rule():
-    view = a_view(5, 3, 17)
-    best = int(np.argmax(oracle.top_scores(slow_logits(view), 1.0)))
+    given = a_view(5, 3, 17)
+    best = int(np.argmax(oracle.top_scores(slow_logits(given), 1.0)))
     for share in (0.0, 0.5, 1.0):
-        kept, log_weight = TopWithFloor(share=share).pick(view, 1)
+        kept, log_weight = TopWithFloor(share=share).select(given, 1)
         assert (kept.tolist(), log_weight.tolist()) == ([best], [0.0])
     for keep in range(1, 17):
-        ours, theirs = TopWithFloor(share=0.0).pick(view, keep), Top().pick(view, keep)
+        ours, theirs = TopWithFloor(share=0.0).select(given, keep), Top().select(given, keep)
         assert torch.equal(ours[0], theirs[0])
         assert torch.equal(ours[1], theirs[1])
 
 
 def test_drawn_classes_stand_for_the_rest_of_the_pool_without_bias():
     draws, keep, num_top = 2_000, 7, 3  # 7 - round(3.5): half to even
-    view = a_view(5, 3, 17)
-    top = oracle.keep_largest(oracle.top_scores(slow_logits(view), 1.0), num_top)
-    term = torch.from_numpy(np.exp(slow_logits(view) - view.log_q.double().numpy()))  # (A, P)
+    given = a_view(5, 3, 17)
+    top = oracle.keep_largest(oracle.top_scores(slow_logits(given), 1.0), num_top)
+    term = torch.from_numpy(np.exp(slow_logits(given) - given.log_q.double().numpy()))  # (A, P)
     weight = torch.zeros(draws, 17, dtype=torch.float64)
     for seed in range(draws):
         noise = 1 - torch.rand(17, generator=stream(seed, "noise"))
-        kept, log_weight = TopWithFloor().pick(replace(view, noise=noise), keep)
+        kept, log_weight = TopWithFloor().select(replace(given, noise=noise), keep)
         weight[seed, kept] = log_weight.double().exp()
     assert bool((weight[:, top] == 1).all())
     rest = [place for place in range(17) if place not in top]
@@ -98,9 +98,9 @@ def test_drawn_classes_stand_for_the_rest_of_the_pool_without_bias():
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
 def test_tempered_priority_keeps_as_priority_does_at_a_power_of_its_weights(power):
-    view = a_view(5, 3, 17)
-    kept, log_weight = Priority().pick(view, 6)
-    same, tempered = TemperedPriority(power=power).pick(view, 6)
+    given = a_view(5, 3, 17)
+    kept, log_weight = Priority().select(given, 6)
+    same, tempered = TemperedPriority(power=power).select(given, 6)
     assert torch.equal(kept, same)
     assert torch.equal(tempered, power * log_weight)
     assert bool((log_weight > 0).any())
@@ -123,7 +123,7 @@ def test_a_diverged_row_shows_in_the_loss(rule, bad, place):
     table, pool = contract.a_table(), contract.a_pool()
     table.weight.data[pool.ids[place]] = bad
     query, own = contract.draw(contract.A, contract.D, name="query"), torch.full((5, 1), -1)
-    kept = contract.run(table, rule, pool=pool, query=query, own=own)
+    kept = contract.run(table, rule, pool=pool, query=query, target=own)
     _, log_sum = table.sampled_logits(query, own, kept)
     assert not bool(log_sum.isfinite().all())
 
@@ -137,6 +137,6 @@ def test_no_tensor_of_queries_times_pool_is_ever_made(rule, monkeypatch):
     query = contract.draw(num_queries, contract.D, name="query")
     own = torch.arange(num_queries)[:, None]
     with contract.Largest() as seen:
-        contract.run(table, rule, pool=pool, query=query, own=own, keep=97)
+        contract.run(table, rule, pool=pool, query=query, target=own, keep=97)
     bound = max(contract.top_rule.CHUNK * num_queries, contract.priority_rule.QUERIES * size)
     assert size <= seen.numel <= bound < num_queries * size

@@ -25,7 +25,7 @@ from tapas.errors import PeerError
 from tapas.optim import LazyAdam, RowwiseAdagrad
 from tapas.rng import stream
 from tapas.tables.placement import Placement, RowRange
-from tapas.tables.ranks import OneProcess
+from tapas.tables.ranks import Ranks
 from tapas.tables.shard import Shard
 
 C, D = 23, 3
@@ -389,7 +389,7 @@ def test_rows_that_are_not_those_of_the_range_are_refused(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-class TwoRanks(OneProcess):
+class TwoRanks(Ranks):
     size = 2
 
 

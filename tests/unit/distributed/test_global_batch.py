@@ -6,7 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapas import PeerError
-from tapas.distributed.global_batch import LogOfSums, check_agreement, combine, int64_of, pad, unpad
+from tapas.distributed.global_batch import (
+    AddLogSums,
+    check_agreement,
+    combine,
+    int64_of,
+    pad,
+    unpad,
+)
 from tapas.rng import stream
 from tapas.tables.ranks import GlobalBatch
 
@@ -47,7 +54,7 @@ def test_the_log_of_sums_has_the_gradient_of_logsumexp_and_none_of_nothing():
     part[1, 2] = -torch.inf
     part[:, 4] = -torch.inf
     mine, reference = part.clone().requires_grad_(), part.clone().requires_grad_()
-    total = LogOfSums.apply(mine)
+    total = AddLogSums.apply(mine)
     torch.testing.assert_close(total, part.logsumexp(dim=0))
     pull = torch.arange(1.0, 6.0, dtype=torch.float64)
     (total[:4] * pull[:4]).sum().backward()

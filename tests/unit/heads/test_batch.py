@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tapas import DataError, UsageError
-from tapas.heads.batch import check_somebody, ids_of_multi_hot, prepare
+from tapas.heads.batch import check_any_example, ids_of_multi_hot, prepare
 from tapas.rng import stream
 
 C, D = 31, 3
@@ -140,7 +140,7 @@ def test_flags_of_classes_are_read_as_lists_of_them(dtype, shape):
 
 
 def test_nobody_with_an_example_is_an_error():
-    check_somebody(0.5)
+    check_any_example(0.5)
     with pytest.raises(UsageError) as error:
-        check_somebody(0)
+        check_any_example(0)
     assert str(error.value) == "no rank has an example in this batch. Skip it on all of them."

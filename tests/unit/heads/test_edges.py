@@ -85,7 +85,7 @@ def test_torchs_default_dtype_changes_nothing(dtype, selection, proposal):
 
 def test_a_rule_needs_one_method_only():
     class First(tapas.Selection):
-        def pick(self, view, keep):
+        def select(self, given, keep):
             return torch.arange(keep), torch.zeros(keep, dtype=torch.float64)
 
     head = make(selection=First())
@@ -106,13 +106,15 @@ def test_a_rule_needs_one_method_only():
 )
 def test_a_rule_that_answers_wrongly_is_told_so(answer):
     class Wrong(tapas.Selection):
-        def pick(self, view, keep):
+        def select(self, given, keep):
             return answer(keep)
 
         def __repr__(self):
             return "Wrong()"
 
-    with says("Wrong() must pick 10 distinct places below 20, rising, as int64, and as many log"):
+    with says(
+        "Wrong() must select 10 distinct positions below 20, rising, as int64, and as many log"
+    ):
         make(selection=Wrong())(*batch())
 
 

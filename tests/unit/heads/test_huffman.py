@@ -100,8 +100,8 @@ def test_a_search_that_prunes_does_not_look_at_all_nodes():
     head = HuffmanSoftmax(counts, D)
     with torch.no_grad():
         head.nodes.weight.normal_(0, 5, generator=tapas.rng.stream(0, "rows"))
-    read, seen = head.nodes.read, []
-    head.nodes.read = lambda ids: seen.append(len(ids)) or read(ids)
+    read, seen = head.nodes._read, []
+    head.nodes._read = lambda ids: seen.append(len(ids)) or read(ids)
     ids = head.topk(queries(1), 3)[1]
     log_p = head.log_prob(queries(1), torch.arange(2000)[None])
     assert torch.equal(ids, log_p.topk(3).indices)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import tapas.native as native
 from tapas import LocalTable, UsageError
 from tapas.optim import SGD, Adagrad, LazyAdam, RowwiseAdagrad
-from tapas.optim.gradient_queue import RowGradients, sum_rows
+from tapas.optim.gradient_queue import sum_rows
+from tapas.optim.row_store import RowGradients
 from tapas.optim.row_updates import SGDUpdate
 from tapas.rng import stream
 

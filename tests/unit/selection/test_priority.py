@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from contracts.tables import select
 from oracle import selection as oracle
 from oracle.pool_views import a_view, draw
 
@@ -14,22 +15,22 @@ from tapas.selection.priority import CHUNK, QUERIES, mean_share
 SIZES = [(1, 1, 2), (5, 3, 17), (QUERIES + 3, 7, 31), (2, 2, CHUNK + 1)]  # queries, dim, pool
 
 
-def slow_shares(view):
-    weight, bias = (part.tolist() for part in view.rows(0, len(view)))
-    logits = oracle.logit(view.query.tolist(), weight, bias)
-    return oracle.shares(logits, view.ids, view.log_q, view.own, view.temperature)
+def slow_shares(given):
+    weight, bias = (part.tolist() for part in given.rows(0, len(given)))
+    logits = oracle.logit(given.query.tolist(), weight, bias)
+    return oracle.shares(logits, given.ids, given.log_q, given.target, given.temperature)
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("temperature", [1.0, 0.2, 3.0])
 @pytest.mark.parametrize("complete", [True, False])
 def test_one_draw_is_that_of_the_loops(sizes, temperature, complete):
-    view = a_view(*sizes, temperature=temperature, complete=complete)
-    share = slow_shares(view)
-    np.testing.assert_allclose(mean_share(view).numpy(), share, rtol=3e-4, atol=1e-12)
-    for keep in {1, len(view) // 2, len(view) - 1}:
-        kept, log_weight = Priority(floor=0.1).pick(view, keep)
-        want = oracle.priority(share, view.noise, keep, 0.0 if complete else 0.1)
+    given = a_view(*sizes, temperature=temperature, complete=complete)
+    share = slow_shares(given)
+    np.testing.assert_allclose(mean_share(given).numpy(), share, rtol=3e-4, atol=1e-12)
+    for keep in {1, len(given) // 2, len(given) - 1}:
+        kept, log_weight = Priority(floor=0.1).select(given, keep)
+        want = oracle.priority(share, given.noise, keep, 0.0 if complete else 0.1)
         assert kept.tolist() == want[0]
         np.testing.assert_allclose(log_weight.numpy(), np.log(want[1]), rtol=1e-3, atol=3e-4)
 
@@ -37,20 +38,20 @@ def test_one_draw_is_that_of_the_loops(sizes, temperature, complete):
 def test_the_floor_is_a_tenth_spread_evenly_and_none_when_all_queries_score():
     """Two classes, one with all the softmax: only the floor can raise the other's g."""
     weight = torch.tensor([[0.0], [60.0]])
-    view = {
+    given = {
         "rows": lambda start, stop: (weight[start:stop], torch.zeros(stop - start)),
         "query": torch.ones(1, 1),
         "log_q": torch.zeros(2),
-        "own": torch.tensor([[-1]]),
+        "target": torch.tensor([[-1]]),
         "noise": torch.tensor([1.0, 1.0]),
     }
-    kept, log_weight = Priority().pick(a_view(1, 1, 2, complete=False, **view), 1)
+    kept, log_weight = Priority().select(a_view(1, 1, 2, complete=False, **given), 1)
     assert (kept.tolist(), log_weight.tolist()) == ([1], [0.0])
-    view["noise"] = torch.tensor([0.01, 1.0])  # g / u: 0.05 / 0.01 beats 0.95
-    kept, log_weight = Priority().pick(a_view(1, 1, 2, complete=False, **view), 1)
+    given["noise"] = torch.tensor([0.01, 1.0])  # g / u: 0.05 / 0.01 beats 0.95
+    kept, log_weight = Priority().select(a_view(1, 1, 2, complete=False, **given), 1)
     assert kept.tolist() == [0]
     torch.testing.assert_close(log_weight.exp(), torch.tensor([0.95 / 0.05]))
-    kept, _ = Priority().pick(a_view(1, 1, 2, complete=True, **view), 1)
+    kept, _ = Priority().select(a_view(1, 1, 2, complete=True, **given), 1)
     assert kept.tolist() == [1]
 
 
@@ -59,10 +60,10 @@ def test_own_targets_are_left_out_of_a_querys_share(queries, monkeypatch):
     monkeypatch.setattr("tapas.selection.priority.QUERIES", queries)
     monkeypatch.setattr("tapas.selection.priority.SCRATCH", 0)
     own = torch.tensor([[0, 3, 3, 7], [-1, -1, -1, -1], [6, -1, 9, 300]])  # 7, 300: not there
-    view = a_view(3, 3, 5, own=own)
-    np.testing.assert_allclose(mean_share(view).numpy(), slow_shares(view), rtol=1e-4)
-    alone = a_view(3, 3, 5, own=own, query=view.query[:1].expand(3, -1))
-    assert mean_share(a_view(1, 3, 5, own=own[:1], query=view.query[:1]))[:2].tolist() == [0, 0]
+    given = a_view(3, 3, 5, target=own)
+    np.testing.assert_allclose(mean_share(given).numpy(), slow_shares(given), rtol=1e-4)
+    alone = a_view(3, 3, 5, target=own, query=given.query[:1].expand(3, -1))
+    assert mean_share(a_view(1, 3, 5, target=own[:1], query=given.query[:1]))[:2].tolist() == [0, 0]
     np.testing.assert_allclose(mean_share(alone).numpy(), slow_shares(alone), rtol=1e-4)
 
 
@@ -71,11 +72,11 @@ def test_a_query_that_owns_the_whole_pool_has_no_say(queries, monkeypatch):
     monkeypatch.setattr("tapas.selection.priority.QUERIES", queries)
     monkeypatch.setattr("tapas.selection.priority.SCRATCH", 0)
     own = torch.tensor([[0, 3, 6, 9], [-1, -1, -1, -1]])
-    view = a_view(2, 3, 4, own=own)
-    other = a_view(1, 3, 4, own=own[1:], query=view.query[1:])
-    torch.testing.assert_close(mean_share(view), mean_share(other) / 2)
-    nobody = a_view(2, 3, 4, own=own[:1].repeat(2, 1), noise=torch.tensor([0.5, 0.1, 0.2, 1.0]))
-    kept, log_weight = Priority().pick(nobody, 2)  # all alike: the smallest u stay
+    given = a_view(2, 3, 4, target=own)
+    other = a_view(1, 3, 4, target=own[1:], query=given.query[1:])
+    torch.testing.assert_close(mean_share(given), mean_share(other) / 2)
+    nobody = a_view(2, 3, 4, target=own[:1].repeat(2, 1), noise=torch.tensor([0.5, 0.1, 0.2, 1.0]))
+    kept, log_weight = Priority().select(nobody, 2)  # all alike: the smallest u stay
     assert kept.tolist() == [1, 2]
     torch.testing.assert_close(log_weight.exp(), torch.tensor([2.0, 2.0]))
 
@@ -83,8 +84,8 @@ def test_a_query_that_owns_the_whole_pool_has_no_say(queries, monkeypatch):
 def test_a_target_listed_twice_is_owned_once():
     """Four mentions of one class are not four classes: the query still scores the others."""
     own = torch.tensor([[3, 3, 3, 3]])
-    view = a_view(1, 3, 4, own=own)
-    np.testing.assert_allclose(mean_share(view).numpy(), slow_shares(view), rtol=1e-4)
+    given = a_view(1, 3, 4, target=own)
+    np.testing.assert_allclose(mean_share(given).numpy(), slow_shares(given), rtol=1e-4)
 
 
 B, C, D, P, DRAWS = 5, 31, 3, 17, 1000
@@ -111,15 +112,16 @@ def test_the_weighted_kept_sum_is_unbiased_for_every_query_and_class(
     pool = Candidates(ids, -0.5 * draw(P, name="log_q").abs())
     kept_weight = torch.zeros(DRAWS, P, dtype=torch.float64)
     for i in range(DRAWS):
-        kept = table.select(
+        kept = select(
+            table,
             query[:scorers],
             pool,
             keep,
-            temperature,
             rule=Priority(),
-            own=own[:scorers],
+            target=own[:scorers],
             complete=scorers == B,
             generator=stream(1, "keep", i),
+            tau=temperature,
         )
         place = torch.searchsorted(ids, kept.ids)
         kept_weight[i, place] = (pool.log_q[place] - kept.log_q).double().exp()

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from contracts.tables import select
 from oracle import selection as oracle
 
 from tapas import LocalTable, Top, UsageError
 from tapas.candidates import Candidates
 from tapas.rng import stream
-from tapas.selection import PoolView
+from tapas.selection import SelectionInput
 from tapas.selection.base import largest
 from tapas.selection.top import CHUNK, batch_score
 
@@ -22,40 +23,40 @@ def draw(*shape, name):
 def a_view(num_queries, dim, size, *, temperature=1.0, scale=1.0, bias=None):
     weight = draw(size, dim, name="rows")
     bias = draw(size, name="bias") if bias is None else bias
-    return PoolView(
+    return SelectionInput(
         ids=torch.arange(size) * 3,
         log_q=-draw(size, name="log_q").abs(),
         rows=lambda start, stop: (weight[start:stop], bias[start:stop]),
         query=scale * draw(num_queries, dim, name="query"),
-        own=torch.arange(num_queries)[:, None],
+        target=torch.arange(num_queries)[:, None],
         complete=True,
         temperature=temperature,
         noise=torch.full((size,), torch.nan),  # whoever touches it shows
     )
 
 
-def slow_scores(view):
-    weight, bias = view.rows(0, len(view))
-    return oracle.top_scores(oracle.logit(view.query, weight, bias), view.temperature)
+def slow_scores(given):
+    weight, bias = given.rows(0, len(given))
+    return oracle.top_scores(oracle.logit(given.query, weight, bias), given.temperature)
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("temperature", [1.0, 0.1, 3.0])
 def test_scores_and_choice_are_those_of_the_loops(sizes, temperature):
-    view = a_view(*sizes, temperature=temperature)
-    want = slow_scores(view)
-    np.testing.assert_allclose(batch_score(view).numpy(), want, rtol=1e-5, atol=1e-4)
-    for keep in {1, len(view) // 2, len(view) - 1}:
-        kept, log_weight = Top().pick(view, keep)
+    given = a_view(*sizes, temperature=temperature)
+    want = slow_scores(given)
+    np.testing.assert_allclose(batch_score(given).numpy(), want, rtol=1e-5, atol=1e-4)
+    for keep in {1, len(given) // 2, len(given) - 1}:
+        kept, log_weight = Top().select(given, keep)
         assert kept.tolist() == oracle.keep_largest(want, keep)
         assert torch.equal(log_weight, torch.zeros(keep))
 
 
 def test_the_bias_is_divided_by_the_temperature_too():
     """At a tau of 10 a bias of 5 no longer beats a logit of 6 by another query's one."""
-    view = a_view(2, 1, 3, temperature=10.0, bias=torch.tensor([5.0, 0.0, -5.0]))
+    given = a_view(2, 1, 3, temperature=10.0, bias=torch.tensor([5.0, 0.0, -5.0]))
     zero = a_view(2, 1, 3, temperature=10.0, bias=torch.zeros(3))
-    difference = batch_score(view) - batch_score(zero)
+    difference = batch_score(given) - batch_score(zero)
     torch.testing.assert_close(difference, torch.tensor([0.5, 0.0, -0.5]))
 
 
@@ -66,26 +67,26 @@ def test_a_low_temperature_listens_to_the_one_who_shouts_and_a_high_one_to_the_c
     """
     weight = torch.tensor([[3.0, -1.0, -1.0], [0.5, 0.5, 0.5]])
     for temperature, winner in ((0.1, 0), (100.0, 1)):
-        view = PoolView(
+        given = SelectionInput(
             ids=torch.tensor([4, 9]),
             log_q=torch.tensor([-50.0, 50.0]),  # the first pass has no say in the second
             rows=lambda start, stop: (weight[start:stop], torch.zeros(stop - start)),
             query=torch.eye(3),
-            own=torch.tensor([[4], [4], [9]]),  # neither have the targets
+            target=torch.tensor([[4], [4], [9]]),  # neither have the targets
             complete=True,
             temperature=temperature,
             noise=torch.ones(2),
         )
-        assert Top().pick(view, 1)[0].tolist() == [winner]
+        assert Top().select(given, 1)[0].tolist() == [winner]
 
 
 def test_scores_of_a_thousand_neither_overflow_nor_vanish():
-    view = a_view(5, 3, 17, scale=1e3, temperature=0.1)
-    want = slow_scores(view)
+    given = a_view(5, 3, 17, scale=1e3, temperature=0.1)
+    want = slow_scores(given)
     assert max(map(abs, want)) > 1e4
-    score = batch_score(view)
+    score = batch_score(given)
     np.testing.assert_allclose(score.numpy(), want, rtol=1e-5)
-    assert Top().pick(view, 7)[0].tolist() == oracle.keep_largest(want, 7)
+    assert Top().select(given, 7)[0].tolist() == oracle.keep_largest(want, 7)
 
 
 @pytest.mark.parametrize("num_shards", [2, 3])
@@ -101,16 +102,7 @@ def test_each_shard_keeps_its_best_n_over_m(num_shards):
     for shard, share in enumerate({2: (4, 3), 3: (3, 2, 2)}[num_shards]):
         kept = oracle.keep_largest(score[home == shard].tolist(), share)
         want += pool.ids[home == shard][kept].tolist()
-    kept = table.select(
-        query,
-        pool,
-        7,
-        0.7,
-        rule=Top(),
-        own=torch.full((5, 1), -1),
-        complete=True,
-        generator=stream(0, "keep"),
-    )
+    kept = select(table, query, pool, 7, rule=Top(), tau=0.7)
     assert kept.ids.tolist() == sorted(want)
 
 

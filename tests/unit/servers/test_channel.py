@@ -15,7 +15,8 @@ from tapas.servers.messages import Stamp
 from tapas.servers.peers import InProcess
 from tapas.servers.row_server import RowServer
 from tapas.servers.served_table import ServedTable
-from tapas.tables.second_pass import Question
+from tapas.tables.ranks import GlobalBatch
+from tapas.tables.second_pass import SecondPass
 from tapas.tables.shard import TableSpec
 from tapas.training.memory_plan import Workload, traffic_designs
 
@@ -278,17 +279,14 @@ def test_bytes_are_those_of_algorithm_2(rule, peers):
     target = torch.randint(9, (num_examples, num_targets), generator=draw)
     num_pool, num_own = keep * factor, len(target.unique())
     pool = torch.randperm(C, generator=draw)[:num_pool].sort().values
-    drawn = (
-        Candidates(pool, torch.zeros(num_pool)),
-        keep,
-        Question(query.detach(), target, True, 1.0, rule),
-    )
+    batch, pool = GlobalBatch.local(query, target), Candidates(pool, torch.zeros(num_pool))
+    how = SecondPass.draw(batch, pool, keep, rule, 1.0, generator=stream(0, "keep"))
     local = LocalTable(C, D, row_optimizer=SGD.fused(), num_shards=M, seed=4)
-    kept = local.second_pass(*drawn, generator=stream(0, "keep")).ids
+    kept = local.select(pool, how).ids
     touched = len(torch.cat([kept, target.reshape(-1)]).unique())
 
     table = ServedTable(Post(servers(peers)), "rows", SPEC)
-    own, log_sum = table.sampled(table.meet(query, target), *drawn, generator=stream(0, "keep"))
+    own, log_sum = table.sampled_logits(batch, pool, how)
     row, traffic = 4 * (D + 1), table.post.traffic
     pooled = num_pool * (8 + 4 + 4 * rule.random)
     asked = M * num_examples * (4 * D + 8 * num_targets) + pooled + 8 * num_own

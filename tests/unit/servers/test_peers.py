@@ -9,11 +9,12 @@ from tapas.candidates import Candidates
 from tapas.optim import LazyAdam, RowUpdate
 from tapas.rng import stream
 from tapas.servers.channel import Gradients, Post
-from tapas.servers.messages import array_of, tensor_of
+from tapas.servers.messages import Scoring, array_of, tensor_of
 from tapas.servers.peers import InProcess, ask_all
 from tapas.servers.row_server import RowServer
 from tapas.servers.served_table import ServedTable
-from tapas.tables.second_pass import Question
+from tapas.tables.ranks import GlobalBatch
+from tapas.tables.second_pass import SecondPass
 from tapas.tables.shard import TableSpec
 
 B, C, D = 4, 31, 3
@@ -138,13 +139,9 @@ def use(table, rule):
     target = torch.tensor([[0, 30], [5, -1], [5, 7], [12, 0]])
     pool = torch.arange(0, C, 2)
     for keep in (7, C):
-        own, log_sum = table.sampled(
-            table.meet(query, target),
-            Candidates(pool, torch.zeros(len(pool))),
-            keep,
-            Question(query.detach(), target, True, 0.7, rule),
-            generator=stream(0, "keep"),
-        )
+        batch, drawn = GlobalBatch.local(query, target), Candidates(pool, torch.zeros(len(pool)))
+        how = SecondPass.draw(batch, drawn, keep, rule, 0.7, generator=stream(0, "keep"))
+        own, log_sum = table.sampled_logits(batch, drawn, how)
         (own[:, 0].sum() + log_sum.sum()).backward()
     exclude = torch.tensor([[1, 2], [-1, 30], [3, -1], [0, 0]])
     state = table.state_dict()
@@ -178,11 +175,12 @@ def answered():
     spec = TableSpec(C, D, 1, LazyAdam.fused(lr=0.1))
     server, ids = RowServer(0, {"rows": spec.shard(0)}), np.arange(C)
     query, zeros = np.ones((B, D), np.float32), np.zeros(C, np.float32)
-    ask = ("rows", query, ids[:B, None], True, 1.0, Top(), ids, zeros, zeros[:0])
+    how, pool = Scoring(Top(), 1.0, True), (ids, zeros, zeros[:0])
+    ask = ("rows", query, ids[:B, None])
     answers = {
         "rows": server.rows("rows", ids),
-        "score": server.score(*ask, 5, ids[:2]),
-        "score of nothing": server.score(*ask, None, ids[:2]),
+        "score": server.score(*ask, how, *pool, 5, ids[:2]),
+        "score of nothing": server.score(*ask, None, *pool, C, ids[:2]),
         "topk": server.topk("rows", query, 4, None),
         "log_partition": server.log_partition("rows", query),
         "state": server.state("rows"),

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tapas import Top, UsageError, native
 from tapas.optim import SGD, RowwiseAdagrad
-from tapas.optim.gradient_queue import RowGradients
+from tapas.optim.row_store import RowGradients
 from tapas.servers.channel import Gradients
-from tapas.servers.messages import Receipt
+from tapas.servers.messages import Receipt, Scoring
 from tapas.servers.row_server import RowServer
 from tapas.tables.shard import Shard, TableSpec
 
@@ -270,7 +270,7 @@ def test_a_table_that_a_server_does_not_have_is_told(verb):
     ids, query = IDS["rows"], np.ones((2, D), np.float32)
     args = {
         "rows": (ids,),
-        "score": (query, ids[:2, None], True, 1.0, Top(), ids, query[:, 0], query[:, 0], 1, ids),
+        "score": (query, ids[:2, None], None, ids, query[:, 0], query[:, 0], 1, ids),
         "topk": (query, 1, None),
         "log_partition": (query,),
     }
@@ -340,7 +340,7 @@ def test_queues_and_seconds_are_counted_and_told_while_others_wait(monkeypatch):
         assert go_on.wait(20)
         return torch.zeros(1)
 
-    monkeypatch.setattr("tapas.servers.row_server.log_of_all", log_partition)
+    monkeypatch.setattr("tapas.servers.row_server.log_sum_rows", log_partition)
     args = ("rows", np.ones((1, D), np.float32))
     threads = [threading.Thread(target=server.log_partition, args=args)]
     threads[0].start()
@@ -368,7 +368,7 @@ def test_queues_and_seconds_are_counted_and_told_while_others_wait(monkeypatch):
 @pytest.mark.parametrize("placement", ["contiguous", "random"])
 def test_the_last_of_a_billion_classes(placement, monkeypatch):
     """Ids that float32 cannot tell apart; ten rows, of so many servers."""
-    monkeypatch.setattr(Shard, "draw_rows", lambda self, weight: weight.zero_())
+    monkeypatch.setattr(Shard, "init_rows", lambda self, weight: weight.zero_())
     spec = TableSpec(BILLION, D, BILLION // 10, SGD.fused(lr=LR), placement=placement)
     number = BILLION // 10 - 1
     server, ids = RowServer(number, {"rows": spec.shard(number)}), spec.layout().ids_of(number)
@@ -383,5 +383,6 @@ def test_the_last_of_a_billion_classes(placement, monkeypatch):
     banned = np.array([[-1, 3], [ids[4], 7]])
     assert server.topk("rows", ones, 1, banned)[1][:, 0].tolist() == ids[[4, 9]].tolist()
     zeros = np.zeros(10, np.float32)
-    ask = ("rows", ones, banned, True, 1.0, Top(), ids, zeros, zeros[:0], 2, ids[:1])
+    how = Scoring(Top(), 1.0, True)
+    ask = ("rows", ones, banned, how, ids, zeros, zeros[:0], 2, ids[:1])
     assert server.score(*ask).ids.tolist() == ids[[4, 9]].tolist()

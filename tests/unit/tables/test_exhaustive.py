@@ -11,7 +11,7 @@ from oracle.tables import top
 from tapas import LocalTable
 from tapas.rng import stream
 from tapas.tables import exhaustive
-from tapas.tables.exhaustive import best_of_chunk, exclusions, merge
+from tapas.tables.exhaustive import best_of_chunk, exclusions, merge_topk
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -43,7 +43,7 @@ def test_merging_any_split_into_chunks_is_the_ranking_of_the_whole(ranking, data
     ids = torch.full((num_queries, k), num_classes)
     for start in data.draw(st.permutations(range(0, num_classes, size)), label="order"):
         best, column = best_of_chunk(torch.from_numpy(scores[:, start : start + size]), k)
-        value, ids = merge(torch.cat([value, best], 1), torch.cat([ids, column + start], 1), k)
+        value, ids = merge_topk(torch.cat([value, best], 1), torch.cat([ids, column + start], 1), k)
     want = top(scores, k)
     np.testing.assert_array_equal(value.numpy(), want[0])
     np.testing.assert_array_equal(ids.numpy(), want[1])
@@ -115,7 +115,7 @@ def test_rows_in_any_order_are_ranked_by_score_and_then_by_id(
     bias = torch.from_numpy(weight[:, 0].copy()) if biased else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tapas.native.MOST_RANKED", most)
-        value, got = exhaustive.best_by_id(
+        value, got = exhaustive.topk_by_id(
             torch.from_numpy(weight),
             bias,
             torch.from_numpy(query),
@@ -138,8 +138,8 @@ def test_a_tie_at_the_edge_leaves_the_scores_as_they_were(kernels):
     weight = torch.randn(3, 65, generator=stream(0, "rows"))[which]
     query = torch.randn(9, 65, generator=stream(0, "query"))
     ids = torch.randperm(400, generator=stream(0, "ids"))
-    want, _ = exhaustive.best_classes(weight, None, query, 11, None)
-    value, got = exhaustive.best_by_id(weight, None, query, 10, None, lambda rows: ids[rows])
+    want, _ = exhaustive.topk_rows(weight, None, query, 11, None)
+    value, got = exhaustive.topk_by_id(weight, None, query, 10, None, lambda rows: ids[rows])
     assert torch.equal(value, want[:, :10])
     if kernels == "native":  # PyTorch may round equal rows differently, by where they stand
         best = (query @ torch.randn(3, 65, generator=stream(0, "rows")).t()).argmax(dim=1)
@@ -153,10 +153,10 @@ def test_what_ties_is_what_ties_at_the_first_look():
     generator = stream(0, "orders")
     weight = torch.stack([numbers[torch.randperm(65, generator=generator)] for _ in range(300)])
     query, ids = torch.ones(2, 65), torch.randperm(300, generator=stream(0, "ids"))
-    score, rows = exhaustive.best_classes(weight, None, query, 300, None)
+    score, rows = exhaustive.topk_rows(weight, None, query, 300, None)
     assert 2 < len(score[0].unique()) < 100
     for k in (1, 10, 50, 299):
-        value, got = exhaustive.best_by_id(weight, None, query, k, None, lambda rows: ids[rows])
+        value, got = exhaustive.topk_by_id(weight, None, query, k, None, lambda rows: ids[rows])
         for b in range(2):
             named = zip((-score[b]).tolist(), ids[rows[b]].tolist(), strict=True)
             assert got[b].tolist() == [i for _, i in sorted(named)][:k]

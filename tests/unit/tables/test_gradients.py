@@ -7,6 +7,7 @@ from tapas import LocalTable, UsageError
 from tapas.candidates import Candidates
 from tapas.optim import SGD, Adagrad, LazyAdam, RowwiseAdagrad
 from tapas.rng import stream
+from tapas.tables.ranks import GlobalBatch
 
 pytestmark = pytest.mark.usefixtures("kernels")
 B, C, D = 5, 31, 3
@@ -32,6 +33,10 @@ def target(request):
 def a_table(row_optimizer=None, bias=True, **options):
     start = draw(C, name="bias") if bias else False
     return LocalTable(C, D, row_optimizer=row_optimizer, bias=start, **options)
+
+
+def sampled(table, query, target, kept=KEPT):
+    return table.sampled_logits(GlobalBatch.local(query, target), kept)
 
 
 def dense(query, weight, bias, target, kept):
@@ -72,7 +77,7 @@ def test_fused_updates_get_the_gradient_of_the_dense_table(target, bias):
     answers, (query_grad, weight_grad, bias_grad) = reference(table, target)
     before = [part.clone() for part in table.rows(torch.arange(C))]
     query = draw(B, D, name="query").requires_grad_()
-    got = table.sampled_logits(query, target, KEPT)
+    got = sampled(table, query, target)
     torch.testing.assert_close(got, answers)
     weighted(*got).backward()
     torch.testing.assert_close(query.grad, query_grad)
@@ -87,7 +92,7 @@ def test_the_gradient_of_the_dense_table_waits_for_a_step(target, bias):
     answers, (query_grad, weight_grad, bias_grad) = reference(table, target)
     before = [part.clone() for part in table.rows(torch.arange(C))]
     query = draw(B, D, name="query").requires_grad_()
-    got = table.sampled_logits(query, target, KEPT)
+    got = sampled(table, query, target)
     torch.testing.assert_close(got, answers)
     weighted(*got).backward()
     torch.testing.assert_close(query.grad, query_grad)
@@ -106,7 +111,7 @@ def test_the_anchor_has_the_norm_of_all_gradients_that_wait(target, bias):
     table = a_table(None, bias)
     _, (_, *grads) = reference(table, target)
     grads = grads if bias else grads[:1]
-    weighted(*table.sampled_logits(draw(B, D, name="query"), target, KEPT)).backward()
+    weighted(*sampled(table, draw(B, D, name="query"), target)).backward()
     norm = torch.cat([grad.flatten() for grad in grads]).norm()
     torch.testing.assert_close(table.gradients.anchor.grad, norm[None])
 
@@ -115,7 +120,7 @@ def test_gradients_add_up_over_several_backward_passes(target):
     table = a_table()
     optimizer = SGD(table)
     for _ in range(2):
-        weighted(*table.sampled_logits(draw(B, D, name="query"), target, KEPT)).backward()
+        weighted(*sampled(table, draw(B, D, name="query"), target)).backward()
     _, (_, weight_grad, bias_grad) = reference(table, target)
     torch.testing.assert_close(dense_of(table), (2 * weight_grad, 2 * bias_grad))
     optimizer.zero_grad()
@@ -126,7 +131,7 @@ def test_gradients_of_bfloat16_rows_wait_in_float32():
     """`dense_of` looks at their dtype; each is summed before anything is rounded."""
     table = a_table(dtype=torch.bfloat16)
     _, (_, *grads) = reference(table, TARGETS["one"])
-    weighted(*table.sampled_logits(draw(B, D, name="query"), TARGETS["one"], KEPT)).backward()
+    weighted(*sampled(table, draw(B, D, name="query"), TARGETS["one"])).backward()
     torch.testing.assert_close(dense_of(table), tuple(grads))
 
 
@@ -136,10 +141,7 @@ def test_an_optimizer_moves_rows_as_its_fused_update_does(target, kind):
     fused, given = a_table(kind.fused(lr=0.3)), a_table()
     optimizer = kind(given, lr=0.3)
     for table in (fused, given):
-        parts = [
-            weighted(*table.sampled_logits(draw(B, D, name=f"query {n}"), target, KEPT))
-            for n in range(3)
-        ]
+        parts = [weighted(*sampled(table, draw(B, D, name=f"query {n}"), target)) for n in range(3)]
         sum(parts).backward()
     optimizer.step()
     found, want = ({**t.row_tensors(), **t.gradients.state} for t in (given, fused))
@@ -153,7 +155,7 @@ def test_an_optimizer_moves_rows_as_its_fused_update_does(target, kind):
 def test_shares_of_the_kept_sum_add_up_to_one_wherever_the_logits_are(height):
     """Biases get the shares themselves; a class's own logit takes no part here."""
     table = LocalTable(C, D, bias=torch.full((C,), height) + torch.arange(C) / 8)
-    _, log_sum = table.sampled_logits(draw(B, D, name="query"), TARGETS["several"], KEPT)
+    _, log_sum = sampled(table, draw(B, D, name="query"), TARGETS["several"])
     log_sum.sum().backward()
     total = table.gradients.summed().bias.double().sum()
     torch.testing.assert_close(total, torch.tensor(B).double(), rtol=1e-6, atol=0.0)
@@ -165,7 +167,7 @@ def test_padding_never_touches_row_zero():
     table.update(torch.arange(C), draw(C, D), draw(C))
     before = {name: value.clone() for name, value in table.row_tensors().items()}
     query = draw(B, D, name="query").requires_grad_()
-    weighted(*table.sampled_logits(query, TARGETS["padded"], KEPT)).backward()
+    weighted(*sampled(table, query, TARGETS["padded"])).backward()
     for name, value in table.row_tensors().items():
         assert torch.equal(value[0], before[name][0]), name
         assert not torch.equal(value[4], before[name][4]), name
@@ -175,7 +177,7 @@ def test_padding_never_touches_row_zero():
 def test_a_padded_entry_sends_no_gradient_into_its_query():
     target = torch.full((B, 2), -1)
     query = draw(B, D, name="query").requires_grad_()
-    positive, log_sum = a_table().sampled_logits(query, target, KEPT)
+    positive, log_sum = sampled(a_table(), query, target)
     assert bool(positive.isneginf().all())
     (positive.masked_fill(target < 0, 0.0).sum() + 0 * log_sum.sum()).backward()
     assert torch.equal(query.grad, torch.zeros(B, D))
@@ -187,7 +189,7 @@ def test_an_example_that_owns_all_that_was_kept_has_nothing_left_to_sum():
     kept = Candidates(torch.tensor([4, 8]), torch.zeros(2))
     target = torch.tensor([[4, 8], [8, 4], [4, 4], [4, -1], [1, 2]])
     query = draw(B, D, name="query").requires_grad_()
-    _, log_sum = table.sampled_logits(query, target, kept)
+    _, log_sum = sampled(table, query, target, kept)
     assert log_sum.isneginf().tolist() == [True, True, False, False, False]
     before = table.weight.clone()
     log_sum.exp().sum().backward()
@@ -200,7 +202,7 @@ def test_an_example_that_owns_all_that_was_kept_has_nothing_left_to_sum():
 def test_rows_move_although_no_query_wants_a_gradient(target):
     table = a_table(SGD.fused(lr=1.0))
     before = table.weight.clone()
-    weighted(*table.sampled_logits(draw(B, D, name="query"), target, KEPT)).backward()
+    weighted(*sampled(table, draw(B, D, name="query"), target)).backward()
     assert not torch.equal(table.weight[KEPT.ids], before[KEPT.ids])
 
 
@@ -208,7 +210,7 @@ def test_without_gradients_nothing_moves(target):
     table = a_table(SGD.fused(lr=1.0))
     before = table.weight.clone()
     with torch.no_grad():
-        positive, log_sum = table.sampled_logits(draw(B, D, name="query"), target, KEPT)
+        positive, log_sum = sampled(table, draw(B, D, name="query"), target)
     assert not positive.requires_grad
     assert not log_sum.requires_grad
     assert torch.equal(table.weight, before)
@@ -223,7 +225,7 @@ NOT_FINITE = (
 def test_a_gradient_that_is_not_finite_is_told_in_backward_and_moves_nothing():
     table = a_table(SGD.fused())
     before = table.weight.clone()
-    positive, _ = table.sampled_logits(draw(B, D, name="query"), TARGETS["one"], KEPT)
+    positive, _ = sampled(table, draw(B, D, name="query"), TARGETS["one"])
     with pytest.raises(UsageError) as error:
         (positive.sum() * torch.inf).backward()
     assert str(error.value) == NOT_FINITE
@@ -235,7 +237,7 @@ def test_a_gradient_that_is_not_finite_is_told_in_the_step_that_waits_for_it():
     table = a_table()
     optimizer = SGD(table)
     before = table.weight.clone()
-    positive, _ = table.sampled_logits(draw(B, D, name="query"), TARGETS["one"], KEPT)
+    positive, _ = sampled(table, draw(B, D, name="query"), TARGETS["one"])
     (positive.sum() * torch.inf).backward()
     assert not table.gradients.anchor.grad.isfinite().any()
     with pytest.raises(UsageError) as error:
@@ -250,7 +252,7 @@ def test_a_gradient_that_is_not_finite_is_told_in_the_step_that_waits_for_it():
 def test_fused_rows_move_once_at_the_end_of_a_backward_pass(target):
     """Adagrad is not linear: two calls of one pass are one update with the sum of both."""
     table, other = a_table(Adagrad.fused(lr=0.3)), a_table(Adagrad.fused(lr=0.3))
-    parts = [table.sampled_logits(draw(B, D, name=n), target, KEPT) for n in ("one", "two")]
+    parts = [sampled(table, draw(B, D, name=n), target) for n in ("one", "two")]
     (weighted(*parts[0]) + weighted(*parts[1])).backward()
     assert table.num_updates == 1
     grads = [reference(other, target, name=name)[1][1:] for name in ("one", "two")]
@@ -258,57 +260,3 @@ def test_fused_rows_move_once_at_the_end_of_a_backward_pass(target):
     touched = total[0].any(dim=1).nonzero()[:, 0]
     other.update(touched, total[0][touched], total[1][touched])
     torch.testing.assert_close(table.row_tensors(), other.row_tensors())
-
-
-BAD = [
-    (
-        torch.tensor([[4], [31], [4], [29], [30]]),
-        KEPT,
-        "target holds class 31; expected ids from 0 to 30 (num_classes=31).",
-    ),
-    (torch.tensor([4, 7, 4, 29, 30]), KEPT, "target has shape (5,); expected (B=5, L)."),
-    (torch.tensor([[4], [7]]), KEPT, "target has shape (2, 1); expected (B=5, L)."),
-    (
-        torch.zeros(B, 1),
-        KEPT,
-        "target has dtype torch.float32; expected int64 class ids. Convert before the ids ever "
-        "pass through a float.",
-    ),
-    (
-        TARGETS["one"],
-        Candidates(torch.tensor([3, 31]), torch.zeros(2)),
-        "kept.ids holds class 31; expected ids from 0 to 30 (num_classes=31).",
-    ),
-    (
-        TARGETS["one"],
-        Candidates(torch.tensor([3, 8, 4]), torch.zeros(3)),
-        "kept.ids must be distinct and rise: an example's own target is looked up among them. "
-        "Sort them with their log_q.",
-    ),
-    (
-        TARGETS["one"],
-        Candidates(torch.tensor([3, 4, 4]), torch.zeros(3)),
-        "kept.ids must be distinct and rise: an example's own target is looked up among them. "
-        "Sort them with their log_q.",
-    ),
-]
-
-
-@pytest.mark.parametrize(("target", "kept", "words"), BAD)
-def test_bad_targets_and_candidates_are_told_before_native_code_reads_them(target, kept, words):
-    with pytest.raises(UsageError) as error:
-        a_table().sampled_logits(draw(B, D, name="query"), target, kept)
-    assert str(error.value) == words
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.int8], ids=str)
-def test_targets_of_any_integer_type_are_read_as_what_they_are(target, dtype):
-    tables = a_table(SGD.fused(lr=1.0)), a_table(SGD.fused(lr=1.0))
-    found = [
-        table.sampled_logits(draw(B, D, name="query"), given, KEPT)
-        for table, given in zip(tables, (target, target.to(dtype)), strict=True)
-    ]
-    assert all(map(torch.equal, *found))
-    for answers in found:
-        weighted(*answers).backward()
-    assert torch.equal(tables[0].weight, tables[1].weight)

@@ -5,12 +5,14 @@ import io
 
 import pytest
 import torch
+from contracts.tables import select
 from oracle.tables import SlowRows
 
 from tapas import DataError, LocalTable, Top, UsageError
 from tapas.candidates import Candidates
 from tapas.optim import SGD, Adagrad, LazyAdam, RowwiseAdagrad
 from tapas.rng import stream
+from tapas.tables.ranks import GlobalBatch
 
 B, C, D = 5, 31, 3
 OPTIMIZERS = [SGD.fused(), Adagrad.fused(), RowwiseAdagrad.fused(), LazyAdam.fused()]
@@ -162,7 +164,7 @@ def test_a_copy_goes_its_own_way_and_the_same_way(dtype, optimizer):
 def test_a_copy_of_rows_and_their_optimizer_goes_its_own_way_and_the_same_way(dtype, optimizer):
     def go_on(table, stepper):
         stepper.zero_grad()
-        weight, bias = table.live_rows(torch.tensor([4, 9, 4]))
+        weight, bias = table.lookup(torch.tensor([4, 9, 4]), return_bias=True)
         ((weight * draw(3, D)).sum() + (bias * draw(3, name="bias")).sum()).backward()
         stepper.step()
 
@@ -264,7 +266,7 @@ def test_bfloat16_rows_are_read_and_ranked_in_float32():
     torch.testing.assert_close(table.log_partition(query), scores.logsumexp(dim=1))
     assert [part.dtype for part in table.rows(torch.arange(2))] == [torch.float32] * 2
     kept = Candidates(torch.arange(C), torch.zeros(C))
-    _, log_sum = table.sampled_logits(query, torch.full((B, 1), -1), kept)
+    _, log_sum = table.sampled_logits(GlobalBatch.local(query, torch.full((B, 1), -1)), kept)
     torch.testing.assert_close(log_sum, scores.logsumexp(dim=1))
 
 
@@ -283,15 +285,8 @@ def test_ranking_in_blocks_of_queries_is_ranking_at_once(monkeypatch):
 def test_contiguous_shards_each_keep_their_share_of_their_stretch_of_ids():
     table = LocalTable(C, D, num_shards=3, placement="contiguous")
     table.weight.data.copy_(torch.linspace(1, 2, C)[:, None].expand(C, D))  # rising scores
-    kept = table.select(
-        torch.ones(B, D),
-        Candidates(torch.arange(C), torch.zeros(C)),
-        7,
-        1.0,
-        rule=Top(),
-        own=torch.full((B, 1), -1),
-        complete=True,
-        generator=stream(0, "keep"),
+    kept = select(
+        table, torch.ones(B, D), Candidates(torch.arange(C), torch.zeros(C)), 7, rule=Top()
     )
     assert kept.ids.tolist() == [8, 9, 10, 19, 20, 29, 30]
 

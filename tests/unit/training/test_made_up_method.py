@@ -35,7 +35,7 @@ class FirstClasses(SharedSample):
         super().__init__(num_classes, dim, **options)
         self.num_samples, self.strength = num_samples, strength
 
-    def candidates(self, meeting):
+    def candidates(self, batch):
         log_q = torch.full((self.num_samples,), -float(torch.tensor(self.strength).log()))
         return Candidates(torch.arange(self.num_samples), log_q)
 
