@@ -49,7 +49,7 @@ def file(tmp_path):
 
 
 def begin(config, out, **options):
-    return session.begin(config, out, cache=out.parent / "cache", talk=lambda _: None, **options)
+    return session.train(config, out, cache=out.parent / "cache", **options)
 
 
 def test_repeats_are_off_unless_asked_for(data):
@@ -97,8 +97,8 @@ def test_stopped_again_and_again_it_ends_with_the_same_bits(file, tmp_path, enco
     )
     begin(config, tmp_path / "whole")
     lives = count(1)
-    begin(config, tmp_path / "broken", asked_to_stop=lambda: next(lives) >= 2)
-    session.resume(tmp_path / "broken", talk=lambda _: None)
+    begin(config, tmp_path / "broken", should_stop=lambda: next(lives) >= 2)
+    session.resume(tmp_path / "broken")
     whole, broken = (
         CheckpointFolder(tmp_path / name / "checkpoints").load() for name in ("whole", "broken")
     )

@@ -44,12 +44,8 @@ def config(file):
     )
 
 
-def quiet(words):
-    pass
-
-
 def begin(config, out, **options):
-    return session.begin(config, out, cache=out.parent / "cache", talk=quiet, **options)
+    return session.train(config, out, cache=out.parent / "cache", **options)
 
 
 @pytest.fixture(scope="module")
@@ -111,10 +107,10 @@ def test_stopped_again_and_again_it_ends_with_the_same_bits(
     )
     undisturbed = whole(config)
     broken = tmp_path / "broken"
-    outcome = begin(config, broken, asked_to_stop=stopping(1))
+    outcome = begin(config, broken, should_stop=stopping(1))
     endings = [outcome.ending]
     for every in (2, 3, 99):
-        outcome = session.resume(broken, talk=quiet, asked_to_stop=stopping(every))
+        outcome = session.resume(broken, should_stop=stopping(every))
         endings.append(outcome.ending)
     assert endings == ["asked", "asked", "asked", "finished"]
     assert_same_end(undisturbed, broken)
@@ -131,8 +127,8 @@ def test_stopped_again_and_again_it_ends_with_the_same_bits(
 def test_the_state_of_every_row_optimizer_comes_back(config, whole, tmp_path, rows):
     config = replace(config, optimizer=OptimizerConfig(rows=rows, rows_lr=0.05))
     undisturbed = whole(config)
-    begin(config, tmp_path / "broken", asked_to_stop=stopping(5))
-    session.resume(tmp_path / "broken", talk=quiet)
+    begin(config, tmp_path / "broken", should_stop=stopping(5))
+    session.resume(tmp_path / "broken")
     assert_same_end(undisturbed, tmp_path / "broken")
     tensors = CheckpointFolder(undisturbed / "checkpoints").load().tensors
     moved = [name for name in tensors if name.startswith("model.") and "encoder" not in name]
@@ -153,8 +149,8 @@ def test_killed_after_any_step_it_goes_on_from_what_was_saved(config, whole, tmp
     undisturbed = whole(config)
     broken, said = tmp_path / "broken", []
     with pytest.raises(KilledError):
-        begin(config, broken, asked_to_stop=killing(at))
-    session.resume(broken, talk=said.append)
+        begin(config, broken, should_stop=killing(at))
+    session.resume(broken, status=said.append)
     evaluated = at if at == STEPS else at // 4 * 4
     saved = evaluated if seconds or evaluated == at else at - 1
     start = f"Going on from step {saved}." if saved else (
@@ -179,7 +175,7 @@ def test_killed_between_the_journal_and_the_checkpoint_no_line_is_twice(
     monkeypatch.setattr(CheckpointFolder, "save", dying)
     with pytest.raises(KilledError):
         begin(config, tmp_path / "broken")
-    session.resume(tmp_path / "broken", talk=quiet)
+    session.resume(tmp_path / "broken")
     assert_same_end(undisturbed, tmp_path / "broken")
 
 
@@ -189,35 +185,35 @@ def test_gone_back_to_an_earlier_checkpoint_it_ends_the_same(config, whole, tmp_
     begin(config, broken)
     first = CheckpointFolder(broken / "checkpoints").steps()[0]
     assert first < STEPS
-    session.resume(broken, step=first, talk=quiet)
+    session.resume(broken, step=first)
     assert_same_end(undisturbed, broken)
 
 
 def test_a_finished_run_resumed_is_finished_and_unchanged(config, whole, tmp_path):
     run = whole(config)
     before = {p: p.read_bytes() for p in (run / "checkpoints").rglob("*") if p.is_file()}
-    outcome = session.resume(run, talk=quiet)
+    outcome = session.resume(run)
     assert (outcome.ending, outcome.step) == ("finished", STEPS)
     assert {p: p.read_bytes() for p in (run / "checkpoints").rglob("*") if p.is_file()} == before
 
 
 def test_it_goes_on_with_as_many_threads_as_it_began_with(config, tmp_path, monkeypatch):
     """Sums over threads are sums in another order."""
-    begin(config, tmp_path / "run", asked_to_stop=stopping(2))
+    begin(config, tmp_path / "run", should_stop=stopping(2))
     file = tmp_path / "run" / "run.json"
     assert json.loads(file.read_text())["num_threads"] == 1
     file.write_text(json.dumps(json.loads(file.read_text()) | {"num_threads": 3}))
     asked = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
-    session.resume(tmp_path / "run", talk=quiet)
+    session.resume(tmp_path / "run")
     assert asked == [3]
 
 
 def test_half_precision_ends_with_the_same_bits(config, whole, tmp_path):
     config = replace(config, loop=replace(LOOP, precision="bfloat16"))
     undisturbed = whole(config)
-    begin(config, tmp_path / "broken", asked_to_stop=stopping(5))
-    session.resume(tmp_path / "broken", talk=quiet)
+    begin(config, tmp_path / "broken", should_stop=stopping(5))
+    session.resume(tmp_path / "broken")
     assert_same_end(undisturbed, tmp_path / "broken")
 
 
@@ -226,7 +222,7 @@ def test_patience_is_remembered(config, tmp_path):
     config = replace(config, loop=replace(LOOP, evaluate_every=1, patience=2, steps=60))
     outcome = begin(config, tmp_path / "run")
     assert outcome.ending == "early"
-    again = session.resume(tmp_path / "run", talk=quiet)
+    again = session.resume(tmp_path / "run")
     assert again == outcome
     steps = [line["step"] for line in read_journal(tmp_path / "run" / "journal.jsonl")]
     assert steps == list(range(1, outcome.step + 1))

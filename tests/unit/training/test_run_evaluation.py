@@ -32,7 +32,7 @@ def run(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     file = write_chain(folder / "chain.parquet", num_users=20, num_items=30, num_baskets=8)
     config = configured(file, exclude_seen=request.param)
-    session.begin(config, folder / "run", cache=folder / "cache", talk=lambda words: None)
+    session.train(config, folder / "run", cache=folder / "cache")
     return open_run(folder / "run")
 
 

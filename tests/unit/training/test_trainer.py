@@ -108,13 +108,13 @@ def test_the_last_step_is_evaluated_though_it_divides_nothing(make, tmp_path):
 @pytest.mark.parametrize(("step", "kept"), [(1, [1]), (3, [2, 3]), (4, [2, 4])])
 def test_asked_to_stop_it_saves_the_step_it_is_at(make, step, kept):
     trainer = make(Script(0.1, 0.2, 0.3))
-    outcome = trainer.run(asked_to_stop=stops_at(step))
+    outcome = trainer.run(should_stop=stops_at(step))
     assert (outcome.ending, outcome.step) == ("asked", step)
     assert trainer.checkpoints.steps() == kept
 
 
 def test_asked_to_stop_at_the_very_end_it_has_finished(make):
-    outcome = make(Script(0.1, 0.2), steps=4).run(asked_to_stop=stops_at(4))
+    outcome = make(Script(0.1, 0.2), steps=4).run(should_stop=stops_at(4))
     assert (outcome.ending, outcome.step) == ("finished", 4)
 
 
@@ -168,7 +168,7 @@ def test_the_encoder_is_clipped_and_the_rows_are_not(make):
 
 def test_ticks_tell_where_it_stands(make, tmp_path):
     ticks = []
-    make(Script(0.1, 0.4), steps=4).run(on_tick=ticks.append)
+    make(Script(0.1, 0.4), steps=4).run(on_progress=ticks.append)
     journal = [line["train_loss"] for line in read_journal(tmp_path / "journal.jsonl")]
     assert math.isnan(ticks[0].loss)
     assert [tick.loss for tick in ticks[1:]] == journal
