@@ -12,7 +12,7 @@ from tapas import DataError, LocalTable, UsageError
 from tapas.checkpoints import grow as growing
 from tapas.checkpoints.describe import describe, find_checkpoint
 from tapas.checkpoints.folder import CheckpointFolder
-from tapas.checkpoints.grow import grow
+from tapas.checkpoints.grow import NewRows, grow
 from tapas.checkpoints.model import (
     contents_of,
     load_checkpoint,
@@ -82,7 +82,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 def test_grown_it_is_old_rows_and_a_fresh_table(single, tmp_path):
     old = tensors_of(single)
-    used = grow(single, out := tmp_path / "out" / "step-00000007", 41, zero_tables={RATE})
+    used = grow(single, out := tmp_path / "out" / "step-00000007", 41, NewRows(zero_tables={RATE}))
     assert used == {"sum": 1e-6, "mean": 0.0, "square": 0.0}
     grown, fresh = tensors_of(out), Model(41, moved=False).state_dict()
     assert grown.keys() == old.keys()
@@ -121,7 +121,7 @@ def test_a_loop_of_your_own_goes_on_with_more_classes(tmp_path):
 
 
 def test_a_start_may_be_given_and_an_unknown_one_is_asked_for(single, tmp_path, monkeypatch):
-    grow(single, out := tmp_path / "step-00000007", 30, initial={"sum": 0.25})
+    grow(single, out := tmp_path / "step-00000007", 30, NewRows(initial={"sum": 0.25}))
     assert tensors_of(out)["model.head.table.weight_sum"][C:].tolist() == [[0.25]] * 7
     monkeypatch.setattr(growing, "LazyAdam", RowwiseAdagrad)
     words = refused(lambda: grow(single, tmp_path / "b", 30))
