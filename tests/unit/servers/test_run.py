@@ -137,12 +137,6 @@ def test_steps_ahead_stop_at_an_evaluation_and_are_settled_when_asked(file, tmp_
     assert events == [(5, "evaluate"), (5, "service")]
 
 
-def test_a_setting_that_servers_cannot_keep_is_refused():
-    with pytest.raises(UsageError) as error:
-        ServiceConfig(servers=2, start_seconds=0)
-    assert str(error.value) == "service.start_seconds must be between 1 and 1e+06, got 0."
-
-
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"step": "x"}'])
 def test_a_damaged_restore_point_is_named(tmp_path, content):
     (tmp_path / "restore.json").write_text(content)
@@ -164,12 +158,6 @@ def test_one_process_refuses_to_train_what_is_for_servers(file, tmp_path):
     with pytest.raises(UsageError, match=words):
         session.train(config, tmp_path / "run", cache=tmp_path / "cache")
     assert not list(tmp_path.iterdir())
-
-
-def test_workers_without_servers_are_refused():
-    with pytest.raises(UsageError) as error:
-        ServiceConfig(workers=2)
-    assert str(error.value) == "workers need servers to keep the rows: add --servers 2, say."
 
 
 def test_a_run_goes_on_with_other_numbers_of_servers_and_without_any(file, tmp_path):
