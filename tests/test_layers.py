@@ -73,19 +73,12 @@ def is_below(name: str, me: str) -> bool:
     return other == me or RANK[other] < RANK[me] or {other, me} <= LAYERS[0]
 
 
-STILL_UP = {  # folder: the higher folders that it still imports; nothing may be added
-    "training": {"servers"},
-}
-
-
 def test_imports_point_down():
     offenders = [
         f"{file.relative_to(PACKAGE)} imports {name}"
         for file, names in IMPORTS.items()
         for name in names
-        if name.split(".")[0] == "tapas"
-        and not is_below(name, place(file))
-        and name.split(".")[1] not in STILL_UP.get(place(file), ())
+        if name.split(".")[0] == "tapas" and not is_below(name, place(file))
     ]
     assert offenders == []
 

@@ -2,8 +2,9 @@
 
 import json
 
+import polars as pl
 import pytest
-from oracle.journeys import invoke, last_line
+from oracle.journeys import chain, invoke, last_line
 
 from tapas.version import __version__
 
@@ -47,6 +48,25 @@ def test_grow_says_where_new_rows_start(run):
     }
 
 
+def test_a_run_grows_with_the_log_of_another_week(run):
+    """Week 1 has items 1000 to 1029, week 2 from 1020 on."""
+    week = chain(num_users=10, num_items=25, seed=8)
+    week = week.with_columns(pl.col("item_id") + 20, pl.col("time") + 10**7)
+    week.write_parquet("week2.parquet")
+    grow = ("checkpoint", "grow", "run", "--log", "week2.parquet", "--out", "run2")
+    done = invoke(*grow, "--cache", "cache")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-2:] == [
+        f"Wrote run2 from run/checkpoints/{STEP}: 30 items keep their rows (20 of them are not in "
+        "the new log), 15 are new.",
+        "Next: `tapas train --resume run2`, `tapas evaluate run2`.",
+    ]
+    assert json.loads(invoke("evaluate", "run2", "--json").stdout)["step"] == 0
+    assert invoke("train", "--resume", "run2").returncode == 0
+    told = invoke("recommend", "run2", "--history", "1000,1030", "--top", 45).stdout
+    assert {int(line.split("\t")[1]) for line in told.splitlines()} == set(range(1000, 1045))
+
+
 def test_a_damaged_checkpoint_is_described_and_ends_with_one(run):
     file = run / "checkpoints" / STEP / "rows-0.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"?")
@@ -81,6 +101,28 @@ def test_a_damaged_checkpoint_is_described_and_ends_with_one(run):
         (
             ("grow", "run", "--to", 31, "--out", "more", "--initial", "sum"),
             "--initial must be a name and a number of at least 0, as sum=0.1, got 'sum'.",
+        ),
+        (
+            ("grow", "run", "--out", "more"),
+            "say what to grow to: --to N classes, for a loop of your own, or --log FILE, for a "
+            "run of `tapas train`.",
+        ),
+        (
+            ("grow", "run", "--log", "x.csv", "--out", "more", "--initial", "sum=1"),
+            "--initial goes with --to N; a run knows where its rows start.",
+        ),
+        (
+            ("grow", "run", "--log", "x.csv", "--out", "more"),
+            "no file matches 'x.csv'. Check the path.",
+        ),
+        (
+            ("grow", "run", "--log", "x.csv", "--out", "run"),
+            "run holds a run already. Go on with it by --resume, or choose another --out.",
+        ),
+        (
+            ("grow", "run/checkpoints", "--log", "x.csv", "--out", "more"),
+            "run/checkpoints holds no run (run.json is missing). `tapas train ... --out "
+            "run/checkpoints` makes one.",
         ),
         (
             ("info", "run", "--step", 5),

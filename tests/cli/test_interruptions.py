@@ -29,14 +29,6 @@ from tapas.training import run as session
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_a_read_only_folder_is_refused_before_anything_is_read(at):
-    (at / "here").mkdir(mode=0o500)
-    assert last_line(invoke("train", "x.csv", "--out", "here/run")) == (
-        "cannot write into here/run: Permission denied. Choose another folder with --out."
-    )
-
-
 def test_a_read_only_disk_is_refused_before_anything_is_read(at, monkeypatch):
     def refuse(*_, **__):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
@@ -59,23 +51,23 @@ def files_of_at_most(num_bytes):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize("to", ["a.faiss", "a.safetensors", "a.parquet", "a.pt2", "folder"])
-def test_an_export_onto_a_full_disk_leaves_nothing(run, at, to):
-    with files_of_at_most(300):
-        done = invoke("export", "run", "--to", to)
-    words = last_line(done)
-    assert words.startswith(f"cannot write {to}")
-    assert "File too large" in words
-    assert names(at) == ["run"]
+WRITERS = [
+    *(("export", "run", "--to", to) for to in ("a.faiss", "a.safetensors", "a.parquet", "a.pt2")),
+    ("export", "run", "--to", "folder"),
+    *(
+        ("recommend", "run", "--users", "users.txt", "--out", f"a.{e}")
+        for e in ("parquet", "jsonl")
+    ),
+    ("recommend", "run", "--users", "users.txt", "--out", "a.csv"),
+]
 
 
-@pytest.mark.parametrize("out", ["a.parquet", "a.jsonl", "a.csv"])
-def test_recommendations_onto_a_full_disk_leave_nothing(run, at, out):
+@pytest.mark.parametrize("command", WRITERS, ids=lambda command: command[-1])
+def test_what_is_written_onto_a_full_disk_leaves_nothing(run, at, command):
     (at / "users.txt").write_text("u1\nu2\n")
     with files_of_at_most(300):
-        done = invoke("recommend", "run", "--users", "users.txt", "--out", out)
-    words = last_line(done)
-    assert words.startswith(f"cannot write {out}: ")
+        words = last_line(invoke(*command))
+    assert words.startswith(f"cannot write {command[-1]}")
     assert "File too large" in words
     assert names(at) == ["run", "users.txt"]
 
@@ -93,7 +85,6 @@ def limited():
     resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, resource.RLIM_INFINITY))
 
 
-@pytest.mark.slow
 def test_a_disk_that_fills_while_training_leaves_whole_checkpoints(at):
     """Its files may not grow beyond 60 kB; a checkpoint of this model has more."""
     write_chain(at / "log.parquet", num_users=10)
@@ -112,51 +103,38 @@ def test_a_disk_that_fills_while_training_leaves_whole_checkpoints(at):
     assert "There is no checkpoint yet: beginning again.\n" in done.stderr
 
 
-def test_ctrl_c_while_the_log_is_read_leaves_nothing(at, monkeypatch):
-    def interrupted(*_):
-        raise KeyboardInterrupt
+def interrupted(*_, **__):
+    raise KeyboardInterrupt
 
-    write_chain(at / "log.parquet", num_users=3)
-    monkeypatch.setattr(preparing, "write_log", interrupted)
-    done = invoke("train", "log.parquet", "--out", "out", "--cache", "cache", *TINY)
-    assert last_line(done, 130) == "stopped by Ctrl-C."
+
+def test_ctrl_c_while_the_log_is_read_leaves_nothing_and_later_says_how_to_go_on(at, monkeypatch):
+    write_chain(at / "log.parquet", num_users=10)
+    train = ("train", "log.parquet", "--out", "out", "--cache", "cache", *TINY)
+    with monkeypatch.context() as patch:
+        patch.setattr(preparing, "write_log", interrupted)
+        assert last_line(invoke(*train), 130) == "stopped by Ctrl-C."
     assert names(at) == ["cache", "log.parquet"]
     assert names(at / "cache") == []
-
-
-def test_ctrl_c_before_the_first_step_says_how_to_go_on(at, monkeypatch):
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    write_chain(at / "log.parquet", num_users=10)
-    monkeypatch.setattr(session, "Journal", interrupted)
-    done = invoke("train", "log.parquet", "--out", "out", "--cache", "cache", *TINY)
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "Journal", interrupted)  # before the first step
+        done = invoke(*train)
     assert last_line(done, 130) == "stopped by Ctrl-C."
     assert done.stderr.splitlines()[-2] == "Go on with `tapas train --resume out`."
-    monkeypatch.undo()
     done = invoke("train", "--resume", at / "out")
     assert done.returncode == 0
     assert done.stderr.startswith("There is no checkpoint yet: beginning again.\n")
-
-
-def started(at, *flags, until):
-    """`tapas train` as a process that has come as far as `until` in its talk."""
-    process = Forked("train", *flags, cwd=at, env=ENVIRONMENT)
-    process.wait_for(until)
-    return process
 
 
 LONG = ("log.parquet", "--out", "out", "--cache", "cache", "--threads", 1, "--steps", 100_000,
         "--dim", 4, "--batch", 4, "--set", "loop.patience=99999")  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_asked_to_stop_it_saves_and_says_how_to_go_on(at, number, code):
     write_chain(at / "log.parquet", num_users=10, num_items=30)
-    process = started(
-        at, *LONG, "--set", "loop.checkpoint_seconds=0.2", "--json", until="Training on"
-    )
+    flags = ("--set", "loop.checkpoint_seconds=0.2", "--json")
+    process = Forked("train", *LONG, *flags, cwd=at, env=ENVIRONMENT)
+    process.wait_for("Training on")
     while not list(at.glob("out/checkpoints/step-*")):
         assert process.is_alive()
         time.sleep(0.05)
@@ -173,7 +151,6 @@ def test_asked_to_stop_it_saves_and_says_how_to_go_on(at, number, code):
     assert len(talk) == 3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code", "words"),
     [
@@ -187,7 +164,8 @@ def test_asked_to_stop_while_it_reads_it_leaves_no_run(at, number, code, words):
     pl.DataFrame({"user": rows % 50_021, "item": rows * 7 % 30_011, "time": rows}).write_csv(
         "log.csv"
     )
-    process = started(at, "log.csv", *LONG[1:], until="reading log.csv")
+    process = Forked("train", "log.csv", *LONG[1:], cwd=at, env=ENVIRONMENT)
+    process.wait_for("reading log.csv")
     process.send_signal(number)
     done = process.end(timeout=60)
     assert (done.returncode, done.stdout) == (code, ""), done.stderr

@@ -65,12 +65,11 @@ def run(place, training):
     return place / "run"
 
 
-def test_inspect_says_what_is_there(place):
+def test_inspect_says_what_is_there_in_words_and_in_json(place):
     done = tapas("inspect", "log.parquet", "--cache", "cache", cwd=place)
     frame = chain()
     baskets = frame.select("user_id", "time").n_unique()
-    first = done.stdout.splitlines()[0]
-    assert first == (
+    assert done.stdout.splitlines()[0] == (
         f"{frame.height:,} events · 60 users · {frame['item_id'].n_unique()} items · "
         f"{baskets} baskets"
     )
@@ -78,14 +77,9 @@ def test_inspect_says_what_is_there(place):
     assert "Columns: user_id (user, guessed), item_id (item, guessed), time (time, guessed)." in (
         said(done)
     )
-
-
-def test_inspect_reads_csv_alike_and_says_it_in_json(place):
-    write_chain(place / "log.csv")
-    found = parsed(
-        tapas("inspect", "log.csv", "--item", "item_id", "--json", "--cache", "cache", cwd=place)
-    )
-    assert (found["num_events"], found["num_users"]) == (chain().height, 60)
+    csv = write_chain(place / "log.csv")
+    found = parsed(invoke("inspect", csv, "--item", "item_id", "--json", "--cache", place / "c"))
+    assert (found["num_events"], found["num_users"]) == (frame.height, 60)
     assert found["reading"]["guessed"] == ["user", "time"]
 
 
@@ -124,13 +118,10 @@ def test_evaluate_in_json_has_every_number_and_the_model_has_learned(place, run)
     model, popular = (found["scores"][name]["metrics"]["map@20"] for name in
                       ("model", "most popular"))  # fmt: skip
     assert model["low"] > popular["high"], "a chain that is learned beats the most popular"
-
-
-def test_one_example_is_still_json(place, run):
-    found = parsed(invoke("evaluate", run, "--json", "--most", 1, "--on", "validation"))
-    assert found["part"] == "validation"
-    assert found["scores"]["model"]["num_examples"] == 1
-    assert found["scores"]["model"]["metrics"]["map@20"]["high"] is None
+    few = parsed(invoke("evaluate", run, "--json", "--most", 1, "--on", "validation"))
+    assert few["part"] == "validation"
+    assert few["scores"]["model"]["num_examples"] == 1
+    assert few["scores"]["model"]["metrics"]["map@20"]["high"] is None
 
 
 def test_a_user_gets_ranked_lines(place, run):
@@ -143,48 +134,38 @@ def test_a_user_gets_ranked_lines(place, run):
     assert len({key for _, key, _ in rows}) == 7
 
 
-@pytest.fixture(scope="module")
-def users(place, run):
-    """Recommendations for a file of users, in each of the three kinds of file."""
+def test_a_file_of_users_gets_a_file_of_recommendations_of_any_kind(place, run):
     (place / "users.csv").write_text("n,who\n1,u3\n2,u59\n3,u3\n")
     (place / "users.txt").write_text("u3\nu59\n")
-    for name, options in {
-        "out.parquet": ("--users", place / "users.csv", "--column", "who", "--exclude-seen"),
-        "out.jsonl": ("--users", place / "users.txt", "--json"),
-        "out.csv": ("--users", place / "users.txt"),
-    }.items():
-        done = invoke("recommend", run, *options, "--top", 4, "--out", place / name)
-        rows = 12 if name == "out.parquet" else 8
-        people = 3 if name == "out.parquet" else 2
-        assert said(done) == f"Wrote {rows} recommendations for {people} users to {place / name}.\n"
-        if name == "out.jsonl":
-            assert parsed(done) == {"users": 2, "rows": 8, "out": str(place / "out.jsonl")}
-        else:
-            assert done.stdout == ""
-    return place
-
-
-def test_a_file_of_users_gets_a_file_of_recommendations(users):
-    frame = pl.read_ndjson(users / "out.jsonl")
+    told = {}
+    for name, num_users, options in (
+        ("out.parquet", 3, ("--users", place / "users.csv", "--column", "who", "--exclude-seen")),
+        ("out.jsonl", 2, ("--users", place / "users.txt", "--json")),
+        ("out.csv", 2, ("--users", place / "users.txt")),
+    ):
+        out = place / name
+        told[name] = invoke("recommend", run, *options, "--top", 4, "--out", out)
+        rows = 4 * num_users
+        assert said(told[name]) == (
+            f"Wrote {rows} recommendations for {num_users} users to {out}.\n"
+        )
+    assert parsed(told["out.jsonl"]) == {"users": 2, "rows": 8, "out": str(place / "out.jsonl")}
+    assert told["out.csv"].stdout == ""
+    frame = pl.read_ndjson(place / "out.jsonl")
     assert frame.columns == ["user", "rank", "item", "score"]
     assert frame["user"].to_list() == ["u3"] * 4 + ["u59"] * 4
     assert frame["rank"].to_list() == [1, 2, 3, 4] * 2
-    assert frame.drop("score").equals(pl.read_csv(users / "out.csv").drop("score"))
-    alone = lines(invoke("recommend", users / "run", "--user", "u3", "--top", 4))
+    assert frame.drop("score").equals(pl.read_csv(place / "out.csv").drop("score"))
+    alone = lines(invoke("recommend", run, "--user", "u3", "--top", 4))
     assert frame["item"].cast(pl.String).to_list()[:4] == [key for _, key, _ in alone]
     assert frame["score"].to_list()[:4] == pytest.approx([s for _, _, s in alone], abs=1e-4)
-
-
-def test_excluded_items_are_those_the_user_took(users):
-    frame = pl.read_parquet(users / "out.parquet")
-    assert frame["user"].to_list() == ["u3"] * 4 + ["u59"] * 4 + ["u3"] * 4
+    unseen = pl.read_parquet(place / "out.parquet")
+    assert unseen["user"].to_list() == ["u3"] * 4 + ["u59"] * 4 + ["u3"] * 4
     for user in ("u3", "u59"):
         taken = chain().filter(pl.col("user_id") == user)["item_id"].to_list()
-        found = frame.filter(pl.col("user") == user)["item"].to_list()
-        assert not set(taken) & set(found)
+        assert not set(taken) & set(unseen.filter(pl.col("user") == user)["item"].to_list())
 
 
-@pytest.mark.slow
 def test_an_export_recommends_what_the_run_recommends(place, run):
     done = tapas("export", "run", "--to", "shop", cwd=place)
     assert said(done).startswith("Wrote shop from checkpoint step ")
@@ -208,7 +189,6 @@ def test_an_export_recommends_what_the_run_recommends(place, run):
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "to", ["exact.faiss", "hnsw.faiss", "embeddings.safetensors", "embeddings.parquet", "e.pt2"]
 )
@@ -233,7 +213,6 @@ def test_every_kind_of_export_is_written_and_measured(place, run, to):
         )["key"].to_list()  # fmt: skip
 
 
-@pytest.mark.slow
 def test_a_text_is_read_as_documents_of_words(tmp_path):
     words = [f"w{i}" for i in range(30)]
     rows = [
@@ -252,7 +231,6 @@ def test_a_text_is_read_as_documents_of_words(tmp_path):
     assert rows[0][1] == "w6"
 
 
-@pytest.mark.slow
 def test_settings_come_from_a_file_and_flags_win(place, tmp_path):
     (tmp_path / "quick.toml").write_text(
         "[log]\n"
@@ -317,7 +295,6 @@ def test_rare_items_folded_into_one_have_a_name_and_are_never_recommended(place,
     assert len(rows) == 2
 
 
-@pytest.mark.slow
 def test_a_terminal_sees_a_bar_with_a_rate_and_the_time_left(place):
     terminal, far_end = pty.openpty()
     talk = []

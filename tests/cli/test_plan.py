@@ -6,7 +6,6 @@ import pytest
 import typer
 from oracle.journeys import invoke, last_line, write_chain
 
-from tapas.cli import plan as command
 from tapas.cli.plan import amount_of_memory, whole_number
 from tapas.training import memory_plan as planning
 from tapas.training.memory_plan import Workload, traffic_designs
@@ -18,6 +17,7 @@ WORKLOAD = Workload(
 
 
 def test_the_table_has_every_part_and_its_total():
+    assert "sent" not in invoke("plan", "--classes", "1e6", "--memory", "2GB").stdout  # one rank
     done = invoke("plan", *SIZES, "--memory", "2GB")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
@@ -49,11 +49,6 @@ def test_the_table_has_every_part_and_its_total():
     ]
 
 
-def test_one_rank_sends_nothing():
-    done = invoke("plan", "--classes", "1e6", "--memory", "2GB")
-    assert "sent" not in done.stdout
-
-
 def test_json_is_the_plan_in_bytes():
     done = invoke("plan", *SIZES, "--memory", "2GB", "--json")
     told, planned = json.loads(done.stdout), planning.plan(WORKLOAD)
@@ -79,7 +74,7 @@ def test_every_option_reaches_the_plan():
     )  # fmt: skip
 
 
-def test_what_does_not_fit_is_the_table_and_one_line():
+def test_what_does_not_fit_is_the_table_and_one_line(monkeypatch):
     done = invoke("plan", *SIZES, "--memory", "400MB", "--head", 0)
     assert done.returncode == 0
     done = invoke("plan", *SIZES, "--memory", "400MB")
@@ -92,18 +87,11 @@ def test_what_does_not_fit_is_the_table_and_one_line():
     )
     done = invoke("plan", *SIZES, "--memory", "400MB", "--json")
     assert (done.returncode, json.loads(done.stdout)["fits"]) == (1, False)
-
-
-def test_memory_left_out_is_what_this_machine_has_free(monkeypatch):
     monkeypatch.setattr(planning, "available_memory", lambda ranks_per_host: 123_000_000)
-    done = invoke("plan", *SIZES)
+    done = invoke("plan", *SIZES)  # what this machine has free
     assert done.returncode == 1
     assert "  free                           123 MB\n" in done.stdout
-
-
-def test_a_workload_that_cannot_be_is_one_line():
-    done = invoke("plan", "--classes", "1e6", "--dtype", "float16")
-    assert last_line(done) == (
+    assert last_line(invoke("plan", "--classes", "1e6", "--dtype", "float16")) == (
         "unknown dtype 'float16'. Did you mean 'bfloat16'? Known: bfloat16, float32."
     )
 
@@ -143,11 +131,6 @@ def test_what_is_no_amount_of_memory_is_refused_with_examples(words):
         f"Error: Invalid value for '--memory': {words!r} is no amount of memory. Give a number and "
         "a unit, such as 64GB, 1.5TB or 60GiB.\n"
     )
-
-
-def test_the_sizes_of_the_page_are_those_of_the_paper():
-    workload = command._at_scale()
-    assert (workload.batch, workload.pool, workload.num_samples) == (1_000, 100_000, 10_000)
 
 
 def test_training_is_refused_before_anything_is_built(tmp_path, monkeypatch):

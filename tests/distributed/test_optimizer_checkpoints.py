@@ -208,58 +208,44 @@ def test_an_optimizer_of_rows_that_was_not_passed_is_told(tmp_path):
     assert load_checkpoint(tmp_path, model, [dense, rows]) == (0, {})
 
 
-def lookup_of_one(ranks):
-    """One rank's rows are frozen, or its loss leaves out what it has looked up."""
-    told = []
-    table = ShardedTable(C, D, seed=1)
-    table.gradients.anchor.requires_grad_(ranks.rank == 0)
-    try:
-        table.lookup(torch.arange(3))
-    except PeerError as error:
-        told.append(str(error))
-    return told
+def hears(call, kind):
+    with pytest.raises(kind) as error:
+        call()
+    return str(error.value)
 
 
-def test_ranks_that_differ_in_what_is_frozen_hear_it_in_a_lookup():
-    for told in run_ranks(2, lookup_of_one):
-        assert told == [
-            "the ranks disagree on `lookup` of rows that are not frozen (1) (rank 0: 1, rank 1: "
-            "0). Start all of them alike."
-        ]
-
-
-def other_rates(ranks):
+def disagreeing(ranks):
+    """Rows frozen on one rank only, other learning rates, and the state of another rank."""
+    frozen = ShardedTable(C, D, seed=1)
+    frozen.gradients.anchor.requires_grad_(ranks.rank == 0)
+    told = [hears(lambda: frozen.lookup(torch.arange(3)), PeerError)]
     table = ShardedTable(C, D, seed=1)
     optimizer = Adagrad(table, lr=0.1 * (1 + ranks.rank))
-    told = []
-    try:
+
+    def step(table, optimizer):
         table.lookup(torch.arange(3)).sum().backward()
         optimizer.step()
-    except PeerError as error:
-        told.append(str(error))
+
+    told.append(hears(lambda: step(table, optimizer), PeerError))
+    table = ShardedTable(2 * C, D, seed=1)  # parts of one size
+    optimizer = Adagrad(table, lr=0.1)
+    step(table, optimizer)
+    states = [optimizer.state_dict()]
+    torch.distributed.broadcast_object_list(states, src=0)
+    if ranks.rank == 0:
+        optimizer.load_state_dict(states[0])
+    else:
+        told.append(hears(lambda: optimizer.load_state_dict(states[0]), UsageError))
     return told
 
 
-def test_ranks_whose_optimizers_differ_hear_it():
-    for (told,) in run_ranks(2, other_rates):
-        assert "the ranks disagree on the optimizer of the rows, here by checksum" in told
-
-
-def state_of_another(ranks):
-    table = ShardedTable(2 * C, D, seed=1)  # parts of one size
-    optimizer = Adagrad(table, lr=0.1)
-    table.lookup(torch.arange(3)).sum().backward()
-    optimizer.step()
-    states = [optimizer.state_dict()]
-    torch.distributed.broadcast_object_list(states, src=0)
-    try:
-        optimizer.load_state_dict(states[0])
-    except UsageError as error:
-        return str(error)
-    return "loaded"
-
-
-def test_the_optimizer_state_of_another_rank_is_refused():
-    zero, one = run_ranks(2, state_of_another)
-    assert zero == "loaded"
-    assert one.startswith("this optimizer state is of rows of another rank or layout")
+def test_ranks_that_differ_in_what_moves_their_rows_hear_it():
+    zero, one = run_ranks(2, disagreeing)
+    of_another = one.pop()
+    assert of_another.startswith("this optimizer state is of rows of another rank or layout")
+    for frozen, rates in (zero, one):
+        assert frozen == (
+            "the ranks disagree on `lookup` of rows that are not frozen (1) (rank 0: 1, rank 1: "
+            "0). Start all of them alike."
+        )
+        assert "the ranks disagree on the optimizer of the rows, here by checksum" in rates

@@ -19,7 +19,7 @@ from forked import Forked
 from oracle.journeys import ENVIRONMENT, write_chain
 
 from tapas.checkpoints.folder import CheckpointFolder
-from tapas.training import run as session
+from tapas.servers import run as serving
 from tapas.training.journal import read_journal
 
 PATIENCE = 4  # seconds
@@ -28,10 +28,6 @@ PATIENCE = 4  # seconds
 @pytest.fixture
 def file(tmp_path):
     return write_chain(tmp_path / "chain.parquet", num_users=19, num_items=53, num_baskets=6)
-
-
-def quiet(words):
-    pass
 
 
 def events(out, event):
@@ -121,9 +117,7 @@ def test_a_server_that_hangs_a_killed_driver_and_ctrl_c_leave_a_run_that_goes_on
 
     asked = iter([False, True])
     engine = Stage(Here, forgotten, tmp_path / "notes")  # whatever runs them now
-    outcome = session.resume(
-        tmp_path / "run", talk=quiet, engine=engine, asked_to_stop=lambda: next(asked)
-    )
+    outcome = serving.resume(tmp_path / "run", engine=engine, should_stop=lambda: next(asked))
     assert outcome.step > step
     judged = [line["step"] for line in events(tmp_path / "run", "evaluate")]
     assert judged == sorted(set(judged))

@@ -63,16 +63,12 @@ def configs(file):
     }
 
 
-def quiet(words):
-    pass
-
-
 def train_on_ranks(ranks, file, folder):
     """Train, and judge what was trained."""
     team, found = Team(ranks), {}
     for name, config in configs(file).items():
         out = folder / name
-        session.begin(config, out, cache=folder / "cache", talk=quiet, team=team)
+        session.train(config, out, cache=folder / "cache", team=team)
         found[name] = evaluate_run(open_run(out), team=team)[0].scores["model"].metrics
     return found
     return None
@@ -88,7 +84,7 @@ def train_alone(config, folder, num_shards, monkeypatch):
         return parts
 
     monkeypatch.setattr(session, "build", built)
-    session.begin(config, folder / "alone", cache=folder / "cache", talk=quiet)
+    session.train(config, folder / "alone", cache=folder / "cache")
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
@@ -141,7 +137,7 @@ def training(file, out):
 def begin_whole(ranks, folder):
     """What `training` asks for, undisturbed."""
     config = build_config(read_toml(folder / "broken" / "config.toml"))
-    session.begin(config, folder / "whole", cache=folder / "cache", talk=quiet, team=Team(ranks))
+    session.train(config, folder / "whole", cache=folder / "cache", team=Team(ranks))
     return
 
 
@@ -186,14 +182,14 @@ def test_a_job_that_is_asked_to_stop_saves_and_goes_on_with_other_ranks(file, tm
     def soon():
         return True
 
-    outcome = session.resume(tmp_path / "run", talk=quiet, asked_to_stop=soon)  # alone
+    outcome = session.resume(tmp_path / "run", should_stop=soon)  # alone
     assert outcome.step == stopped.step + 1
     assert run_ranks(3, go_on, tmp_path / "run") == [outcome.step + 1] * 3
 
 
 def go_on(ranks, folder):
     team = Team(ranks)
-    return session.resume(folder, talk=quiet, asked_to_stop=lambda: True, team=team).step
+    return session.resume(folder, should_stop=lambda: True, team=team).step
 
 
 @pytest.mark.parametrize("remembered", [True, False])

@@ -1,8 +1,8 @@
 """A checkpoint with more classes: old rows stay, the rest starts as in a fresh table.
 
 New rows are those that a table of all classes would have drawn with the same seed. New biases
-are the smallest old one, so that a class never seen starts like the rarest. What the row
-optimizer remembers of a row starts where that optimizer lets it start.
+are the smallest old one unless they are given, so that a class never seen starts like the rarest.
+What the row optimizer remembers of a row starts where that optimizer lets it start.
 """
 
 import os
@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,29 +32,71 @@ HEAD = "model.head.table"
 NAMED = re.compile(r"step-(?P<step>\d{8,})")
 
 
-def grow(
-    folder: Path,
-    out: Path,
-    num_classes: int,
-    *,
-    optimizer: RowUpdate | None = None,
-    initial: Mapping[str, float] | None = None,
-    zero_tables: Collection[str] = (),
-) -> dict[str, float]:
-    """Write the checkpoint in `folder` to `out` with `num_classes` classes.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewRows:
+    """Where the rows of new classes start."""
+
+    optimizer: RowUpdate | None = None  # its state starts where this one starts it
+    initial: Mapping[str, float] = field(default_factory=dict)  # or there, by the state's name
+    zero_tables: Collection[str] = ()  # whose rows are 0
+    bias: Tensor | None = None  # (new classes,); None: the smallest old one
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """A checkpoint with more classes, not yet written."""
+
+    record: dict[str, Any]  # as in state.json, of the old one
+    tables: dict[str, TableRows]
+    dense: dict[str, Tensor]
+    starts: dict[str, float]  # of row optimizer state, by name
+
+    def write(self, out: Path) -> None:
+        """Write the new folder `out`, under a hidden name first."""
+        unfinished = out.with_name(f".{out.name}.{os.getpid()}.unfinished")
+        kept = {k: v for k, v in self.record.items() if k not in ("format", "tapas")}
+        try:
+            shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
+            unfinished.mkdir(parents=True)
+            written = RowsFile.of(self.tables).write(unfinished, 0)
+            files = written.files | write_file(unfinished, DENSE, self.dense)
+            made = {"processes": 1, "files": files, "tables": join_tables([written])}
+            seal(unfinished, kept | made)
+            unfinished.rename(out)
+            with suppress(OSError):  # it is whole and has its name
+                sync(out.parent)
+        except OSError as error:
+            cure = "Free some space" if error.errno in FULL else "Choose another --out"
+            raise UsageError(
+                f"cannot write {out}: {error.strerror}. {cure}; nothing was left behind."
+            ) from error
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def grow(folder: Path, out: Path, num_classes: int, new: NewRows | None = None) -> dict[str, float]:
+    """Write the checkpoint in `folder` to `out` with `num_classes` classes, more than it has.
+
+    Returns where new row optimizer state starts, by name.
+    """
+    _check_out(out, read_record(folder))
+    grown = with_classes(folder, num_classes, new or NewRows())
+    grown.write(out)
+    return grown.starts
+
+
+def with_classes(folder: Path, num_classes: int, new: NewRows, *, least: int = 1) -> Grown:
+    """The checkpoint in `folder` with `num_classes` classes, at least `least` of them new.
 
     All tables with as many classes as that of the head grow. State of row optimizers starts as
-    `initial` says by name, else where `optimizer` starts it, else where the optimizers of this
-    library do by default. New rows of `zero_tables` are 0. Returns the starts that were used.
+    `new` says, else where the optimizers of this library start it by default.
     """
-    record = read_record(folder)
-    _check_out(out, record)
-    verify(folder)
+    record = verify(folder)
     dense, tensors = load_file(folder / DENSE), read_rows(folder, record, {})
-    growing = _growing(folder, record, dense, num_classes)
-    known = [RowwiseAdagrad.fused(), LazyAdam.fused(), *([optimizer] if optimizer else [])]
+    growing = _growing(folder, record, dense, num_classes, least)
+    known = [RowwiseAdagrad.fused(), LazyAdam.fused(), *([new.optimizer] if new.optimizer else [])]
     starts = {key: spec.initial for each in known for key, spec in each.state_specs().items()}
-    starts |= initial or {}
+    starts |= new.initial
     used: dict[str, float] = {}
     tables = {}
     for prefix, table in record["tables"].items():
@@ -70,22 +113,30 @@ def grow(
                     )
                 if key:
                     used[key] = starts[key]
-                if len(old):  # a table without biases has none
-                    start = 0.0 if name == "weight" and prefix in zero_tables else starts.get(key)
-                    rows[name] = torch.cat([old, _fresh(name, old, num_classes, seed, start)])
+                if not len(old):  # a table without biases has none
+                    continue
+                if name == "bias" and new.bias is not None:
+                    rest = new.bias.to(old.dtype)
+                else:
+                    zero = name == "weight" and prefix in new.zero_tables
+                    rest = _fresh(name, old, num_classes, seed, 0.0 if zero else starts.get(key))
+                rows[name] = torch.cat([old, rest])
         tables[prefix] = TableRows(RowRange.all_by_id(size), rows)
-    for key in initial or {}:
+    for key in new.initial:
         if key not in used:
             raise UsageError(
                 f"--initial {key}: the row optimizer keeps no such state, but "
                 f"{', '.join(used) or 'none'}."
             )
-    _write_out(out, record, tables, dense)
-    return used
+    return Grown(record, tables, dense, used)
 
 
 def _growing(
-    folder: Path, record: Mapping[str, Any], dense: Mapping[str, Tensor], num_classes: int
+    folder: Path,
+    record: Mapping[str, Any],
+    dense: Mapping[str, Tensor],
+    num_classes: int,
+    least: int,
 ) -> set[str]:
     """The names of the tables that get more classes."""
     sizes = {prefix: table["num_classes"] for prefix, table in record["tables"].items()}
@@ -95,7 +146,7 @@ def _growing(
         told = ", ".join(f"{prefix} {size}" for prefix, size in sizes.items())
         raise UsageError(f"the tables in {folder} have different numbers of classes: {told}.")
     size = sizes.get(HEAD, next(iter(sizes.values())))
-    if num_classes <= size:
+    if num_classes < size + least:
         raise UsageError(
             f"{folder} has {size} classes already; --to must be more, got {num_classes}."
         )
@@ -129,30 +180,3 @@ def _check_out(out: Path, record: Mapping[str, Any]) -> None:
             f"{out} is named as step {int(named['step'])}, but the checkpoint is of step "
             f"{record['step']}. Call it step-{record['step']:08}."
         )
-
-
-def _write_out(
-    out: Path,
-    record: Mapping[str, Any],
-    tables: Mapping[str, TableRows],
-    dense: dict[str, Tensor],
-) -> None:
-    """Write the new folder `out`, under a hidden name first."""
-    unfinished = out.with_name(f".{out.name}.{os.getpid()}.unfinished")
-    try:
-        shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
-        unfinished.mkdir(parents=True)
-        written = RowsFile.of(tables).write(unfinished, 0)
-        files = written.files | write_file(unfinished, DENSE, dense)
-        made = {"processes": 1, "files": files, "tables": join_tables([written])}
-        seal(unfinished, {k: v for k, v in record.items() if k not in ("format", "tapas")} | made)
-        unfinished.rename(out)
-        with suppress(OSError):  # it is whole and has its name
-            sync(out.parent)
-    except OSError as error:
-        cure = "Free some space" if error.errno in FULL else "Choose another --out"
-        raise UsageError(
-            f"cannot write {out}: {error.strerror}. {cure}; nothing was left behind."
-        ) from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)

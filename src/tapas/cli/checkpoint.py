@@ -1,13 +1,14 @@
-"""`tapas checkpoint`: what is in one, and one with more classes."""
+"""`tapas checkpoint`: what is in one, one with more classes, a run with the items of a new log."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from tapas.cli.exit_codes import FAILED, one_line_endings
-from tapas.cli.options import AsJson, talk
+from tapas.cli.options import AsJson, Cache, cache_folder, talk
 from tapas.errors import UsageError
 
 app = typer.Typer(
@@ -24,7 +25,7 @@ Step = Annotated[int | None, typer.Option(metavar="N", help="Step; the newest on
 Out = Annotated[
     Path,
     typer.Option(
-        metavar="FOLDER", help="To be made. Called step-00000400, a run finds it as step 400."
+        metavar="FOLDER", help="To be made. Called step-00000400, it is found as step 400."
     ),
 ]
 
@@ -61,48 +62,89 @@ def info(path: At, step: Step = None, as_json: AsJson = False) -> None:
 @app.command()
 def grow(
     path: At,
-    to: Annotated[int, typer.Option(min=1, max=10**12, metavar="N", help="Classes, old and new.")],
     out: Out,
+    to: Annotated[
+        int | None,
+        typer.Option(min=1, max=10**12, metavar="N", help="Classes, old and new."),
+    ] = None,
+    log: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE", help="Log with new items, for a run; several times, or as a glob."
+        ),
+    ] = None,
     initial: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="Where row optimizer state starts, such as sum=0.1; the run's own start, or the "
-            "default of the optimizer, if left out.",
+            help="With --to: where row optimizer state starts, such as sum=0.1; the run's own "
+            "start, or the default of the optimizer, if left out.",
         ),
     ] = None,
-    step: Step = None,
+    step: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Step; if left out, the newest one, with --log the best one."
+        ),
+    ] = None,
+    cache: Cache = None,
 ) -> None:
-    """Write a checkpoint with more classes.
+    """Write a checkpoint with more classes, or a run with the items of a newer log.
 
-    Old rows stay as they are. New rows are drawn as a new table of N classes with the same
-    seed draws them, new biases are the smallest old one, and row optimizer state starts anew.
-    Needs memory for all of it at once. The source is not touched.
+    With --to N, for loops of your own, FOLDER becomes one checkpoint of N classes. Old rows
+    stay as they are. New rows are drawn as a new table of N classes with the same seed draws
+    them, new biases are the smallest old one, and row optimizer state starts anew.
+
+    With --log FILE, for a run of `tapas train`, FOLDER becomes a run on that log. Items that
+    PATH knows keep their rows, new ones start as in a new run, with the bias of their
+    frequency. `tapas train --resume FOLDER` trains it; evaluate and recommend work at once.
+    Name the old files beside the new ones if their events shall count, too.
+
+    Needs memory for all rows at once. The source is not touched.
     """
     with one_line_endings():
-        from tapas.checkpoints.describe import find_checkpoint
-        from tapas.checkpoints.grow import grow as grown
+        if (to is None) == (log is None):
+            raise UsageError(
+                "say what to grow to: --to N classes, for a loop of your own, or --log FILE, for "
+                "a run of `tapas train`."
+            )
+        if log is None:
+            _grow_checkpoint(path, step, out, to or 0, initial or [])
+        elif initial:
+            raise UsageError("--initial goes with --to N; a run knows where its rows start.")
+        else:
+            _grow_run(path, step, out, log, cache_folder(cache))
 
-        starts = dict(map(_start, initial or ()))
-        found = find_checkpoint(path, step)
-        used = grown(found, out, to, initial=starts, **_of_run(found))
-        told = ", ".join(f"{name} at {value:g}" for name, value in sorted(used.items()))
-        state = f" Their row optimizer state starts with {told}." if told else ""
-        talk(f"Wrote {out} from {found}, with {to:,} classes.{state}")
 
-
-def _of_run(checkpoint: Path) -> dict[str, Any]:
-    """What the run that `checkpoint` is of says of new rows; nothing outside of a run."""
-    from tapas.training.build import build_row_optimizer, table_plans
+def _grow_checkpoint(path: Path, step: int | None, out: Path, to: int, initial: list[str]) -> None:
+    from tapas.checkpoints.describe import find_checkpoint
+    from tapas.checkpoints.grow import NewRows
+    from tapas.checkpoints.grow import grow as grown
     from tapas.training.config import build_config, read_toml
+    from tapas.training.grow import new_rows
     from tapas.training.run_folder import CONFIG, RECORD
 
-    run = checkpoint.absolute().parent.parent
-    if not (run / RECORD).exists():
-        return {}
-    config = build_config(read_toml(run / CONFIG))
-    zero = {name for name, plan in table_plans(config).items() if plan.at_zero}
-    return {"optimizer": build_row_optimizer(config.optimizer), "zero_tables": zero}
+    new = NewRows(initial=dict(map(_start, initial)))
+    found = find_checkpoint(path, step)
+    run = found.absolute().parent.parent
+    if (run / RECORD).exists():  # which says how its rows start
+        new = replace(new_rows(build_config(read_toml(run / CONFIG))), initial=new.initial)
+    used = grown(found, out, to, new)
+    told = ", ".join(f"{name} at {value:g}" for name, value in sorted(used.items()))
+    state = f" Their row optimizer state starts with {told}." if told else ""
+    talk(f"Wrote {out} from {found}, with {to:,} classes.{state}")
+
+
+def _grow_run(path: Path, step: int | None, out: Path, log: list[str], cache: Path) -> None:
+    from tapas.training.grow import grow_run
+    from tapas.training.run_folder import open_run
+
+    grown = grow_run(open_run(path), log, out, cache=cache, step=step, status=talk)
+    talk(
+        f"Wrote {out} from {grown.checkpoint}: {grown.num_known:,} items keep their rows "
+        f"({grown.num_missing:,} of them are not in the new log), {grown.num_new:,} are new."
+    )
+    talk(f"Next: `tapas train --resume {out}`, `tapas evaluate {out}`.")
 
 
 def _start(given: str) -> tuple[str, float]:

@@ -2,12 +2,13 @@
 
 import json
 import signal
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from math import isnan
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 import torch
@@ -37,6 +38,7 @@ from tapas.cli.signals import stop_when_asked
 from tapas.cli.torchrun import begun_again, default_threads, remember_run, team_of_this_job
 from tapas.errors import UsageError
 from tapas.training.config import JSON, ServiceConfig, build_config, read_toml
+from tapas.training.parallel import Team
 from tapas.training.run_folder import RECORD, open_run
 from tapas.training.trainer import Outcome, Tick
 
@@ -158,19 +160,16 @@ def train(
             "service": {"servers": servers, "workers": workers, "max_staleness": max_staleness},
         }
         flags = {s: {k: v for k, v in t.items() if v is not None} for s, t in flags.items()}
-        from tapas.training import run as session
-
         other = flags.pop("service") if resume is not None else {}
         if resume is not None:
             _refuse_with_resume(
                 flags, out=out, config=config, cache=cache, set=settings, threads=threads
             )
             folder, built = resume, None
-            go: Callable[..., Outcome] = partial(session.resume, resume, step=step)
             service = open_run(resume).config.service
-            if other:
-                service = _changed(service, other)
-                go = partial(go, service=service)
+            changed = _changed(service, other) if other else None
+            service = changed or service
+            go = partial(_run_of(service).resume, resume, step=step, service=changed)
         else:
             if out is None:
                 raise UsageError("say where the run shall be kept: --out FOLDER.")
@@ -189,19 +188,19 @@ def train(
                 )
             folder, built = out, build_config(*wanted)
             service = built.service
-            go = partial(session.begin, built, out, cache=cache_folder(cache))
+            go = partial(_run_of(service).train, built, out, cache=cache_folder(cache))
             torch.set_num_threads(threads or default_threads())
         with (
             team_of_this_job(folder, built) as team,
             progress_bar("training", "steps", shown=team.leads) as move,
             stop_when_asked(team) as asked,
-            ExitStack() as closing,
+            _processes(service, team, ray_address) as processes,
         ):
             if built is not None and begun_again(folder):
-                go = partial(session.resume, folder)
+                go = partial(_run_of(service).resume, folder)
             say = talk if team.leads else _say_nothing
 
-            def watch(tick: Tick) -> None:
+            def show(tick: Tick) -> None:
                 if not asked.training:
                     asked.training = True
                     remember_run(team, folder)
@@ -210,16 +209,8 @@ def train(
                     tick.step, tick.steps, "" if isnan(tick.loss) else f"loss {tick.loss:.3f}{best}"
                 )
 
-            if ray_address is not None:
-                from tapas.servers.run import on_ray
-
-                if not service.servers:
-                    raise UsageError(
-                        "--ray-address is for workers and servers: add --servers 2, say."
-                    )
-                go = partial(go, engine=closing.enter_context(on_ray(ray_address)))
             try:
-                outcome = go(talk=say, watch=watch, asked_to_stop=asked.to_stop, team=team)
+                outcome = go(status=say, on_progress=show, should_stop=asked.to_stop, **processes)
             except (KeyboardInterrupt, SystemExit):
                 if (folder / RECORD).exists():
                     say(f"Go on with `tapas train --resume {folder}`.")
@@ -228,6 +219,40 @@ def train(
             _report(folder, outcome, as_json)
         if outcome.ending == "asked":
             raise typer.Exit(128 + (asked.signal or signal.SIGINT))
+
+
+def _run_of(service: ServiceConfig) -> ModuleType:
+    """Who trains such a run: this process and its ranks, or workers and servers."""
+    if service.servers:
+        from tapas.servers import run as on_servers
+
+        return on_servers
+    from tapas.training import run
+
+    return run
+
+
+@contextmanager
+def _processes(
+    service: ServiceConfig, team: Team, ray_address: str | None
+) -> Iterator[dict[str, object]]:
+    """Who takes the steps, as an argument for `train` and `resume` of `_run_of(service)`."""
+    if not service.servers:
+        if ray_address is not None:
+            raise UsageError("--ray-address is for workers and servers: add --servers 2, say.")
+        yield {"team": team}
+    elif team.ranks is not None:
+        raise UsageError(
+            "torchrun and --servers are two ways to train on many processes: start `tapas train` "
+            "without torchrun, or with --servers 0."
+        )
+    elif ray_address is None:
+        yield {}  # Ray on this machine, once the log is read
+    else:
+        from tapas.servers.run import on_ray
+
+        with on_ray(ray_address) as engine:
+            yield {"engine": engine}
 
 
 def _changed(service: ServiceConfig, flags: dict[str, JSON]) -> ServiceConfig:

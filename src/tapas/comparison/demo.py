@@ -107,7 +107,7 @@ def train_way(
     config, cache = way_config(shop, name, steps, seed), out / "cache"
     prepare_log(config.log, cache, talk=talk)  # once, and before the clock starts
     start = time.perf_counter()
-    session.begin(config, path, cache=cache, talk=talk, watch=watch)
+    session.train(config, path, cache=cache, status=talk, on_progress=watch)
     return open_run(path), time.perf_counter() - start
 
 

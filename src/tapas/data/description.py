@@ -83,7 +83,7 @@ def describe(log: EventLog) -> Description:
     np.not_equal(log.times[1:], log.times[:-1], out=new_basket[1:])
     new_basket[log.offsets[:-1]] = True
     num_baskets = int(new_basket.sum())
-    counts = log.item_keys.counts
+    counts = -np.sort(-log.item_keys.counts)
     total = max(1, int(counts.sum()))
     low, middle, high = np.percentile(lengths, [10, 50, 90], method="nearest")
     remarks = []

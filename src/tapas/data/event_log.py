@@ -25,7 +25,8 @@ class EventLog:
     """Who took what when. Events of user u are `offsets[u]:offsets[u + 1]`, at least one.
 
     They are sorted by time, and by a hash among equal times, where an item stands once. Items
-    are ordered by falling count, users by key. Made by `prepare_log`, never changed.
+    are ordered by falling count, after those that had ids before; users by key. Made by
+    `prepare_log`, never changed.
     """
 
     def __init__(

@@ -12,8 +12,14 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from tapas.atomic_file import sync
-from tapas.data.event_log import DESCRIPTION, FORMAT_VERSION, EventLog, write_log
+from tapas.atomic_file import fingerprint, sync
+from tapas.data.event_log import (
+    DESCRIPTION,
+    FORMAT_VERSION,
+    VOCABULARIES,
+    EventLog,
+    write_log,
+)
 from tapas.data.event_order import Arranged, arrange
 from tapas.data.raw_events import gather
 from tapas.data.source import LogSource
@@ -29,18 +35,26 @@ def _silence(text: str) -> None:
 
 
 def prepare_log(
-    source: LogSource, cache: Path, *, talk: Callable[[str], None] = _silence
+    source: LogSource,
+    cache: Path,
+    *,
+    talk: Callable[[str], None] = _silence,
+    known: EventLog | None = None,
 ) -> EventLog:
     """The log of `source`, sorted and memory-mapped, in a folder of `cache` named by its content.
 
     The same source with unchanged files is opened at once. A build that fails or is killed
-    leaves nothing that looks finished. `talk` is told what is going on.
+    leaves nothing that looks finished. `talk` is told what is going on. Items of the log `known`
+    keep their ids, none of them counts as rare, and new items come after them.
     """
     cache = Path(cache)
-    folder = cache / source.content_key(FORMAT_VERSION)
+    version: int | tuple[int, str] = FORMAT_VERSION
+    if known is not None:
+        version = (FORMAT_VERSION, fingerprint(known.folder / VOCABULARIES["item"])["blake2b"])
+    folder = cache / source.content_key(version)
     if (folder / DESCRIPTION).exists():
         return EventLog.open(folder)
-    arrays, vocabularies, report = _build(source, talk)
+    arrays, vocabularies, report = _build(source, talk, known)
     num_bytes = sum(array.nbytes for array in arrays.values())
     unfinished: Path | None = None
     try:
@@ -76,7 +90,7 @@ def _clear_leftovers(cache: Path) -> None:
 
 
 def _build(
-    source: LogSource, talk: Callable[[str], None]
+    source: LogSource, talk: Callable[[str], None], known: EventLog | None
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Vocabulary], dict[str, object]]:
     """Arrays, vocabularies and report of a log, in memory."""
     gathered = gather(source, talk)
@@ -87,18 +101,22 @@ def _build(
     events, num_repeated = arrange(user, time, item)
     del user, item, time
     report["repeated_events"] = num_repeated
-    item_keys = _treat_rare(source, events, item_keys, report)
+    if known is None:
+        known_items = Vocabulary(item_keys.clear(), np.zeros(0, dtype=np.int64))
+    else:
+        known_items = known.item_keys
+        item_keys = known_items.as_own_type(item_keys)
+    item_keys = _treat_rare(source, events, item_keys, report, known_items)
     counts = np.bincount(events.item, minlength=item_keys.len())
-    order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]  # ties by key
-    num_items = len(order)
-    table = np.zeros(len(counts), dtype=np.int32 if num_items < 2**31 else np.int64)
-    table[order] = np.arange(num_items)
+    items, ids = known_items.extended(item_keys, counts)
+    num_items = len(items)
+    table = ids.astype(np.int32 if num_items < 2**31 else np.int64)
     starts = np.append(0, 1 + np.flatnonzero(events.user[1:] != events.user[:-1]))
     offsets = np.append(starts, len(events.user)).astype(np.int64)
     lengths = np.diff(offsets)
     arrays = {"items": table[events.item], "times": events.time, "offsets": offsets}
     vocabularies = {
-        "item": Vocabulary(item_keys.gather(pl.Series(order)), counts[order]),
+        "item": items,
         "user": Vocabulary(user_keys.gather(pl.Series(events.user[starts])), lengths, kind="user"),
     }
     report |= {
@@ -116,11 +134,15 @@ def _build(
 
 
 def _treat_rare(
-    source: LogSource, events: Arranged, keys: pl.Series, report: dict[str, object]
+    source: LogSource,
+    events: Arranged,
+    keys: pl.Series,
+    report: dict[str, object],
+    known: Vocabulary,
 ) -> pl.Series:
     """Drop or fold the rare items among `events`; the keys of the codes afterwards."""
     counts = np.bincount(events.item, minlength=keys.len())
-    rare = (counts > 0) & (counts < source.min_count)
+    rare = (counts > 0) & (counts < source.min_count) & (known.find(keys) < 0)
     report |= {"rare": source.rare, "rare_items": int(np.count_nonzero(rare))}
     report["rare_events"] = int(counts[rare].sum())
     if source.rare == "keep" or not rare.any():

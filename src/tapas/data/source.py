@@ -78,7 +78,7 @@ class LogSource:
             raise UsageError(f"{', '.join(map(repr, self.files))} names only folders, no file.")
         return tuple(sorted(found))
 
-    def content_key(self, version: int) -> str:
+    def content_key(self, version: object) -> str:
         """A name for what `prepare_log` makes of this source as the files are now.
 
         Covers the options, `version`, and each file's path, size, time of change, first and

@@ -53,19 +53,56 @@ class Vocabulary:
     def ids(self, keys: Iterable[str | int]) -> NDArray[np.int64]:
         """The ids of `keys`, (len(keys),). "123" will do for 123; an unknown key is an error."""
         wanted = list(keys)
-        order, sorted_keys = self._index
-        cast = pl.Series(wanted, dtype=pl.String, strict=False).cast(
-            sorted_keys.dtype, strict=False
-        )
-        found = np.full(len(wanted), -1, dtype=np.int64)
-        if sorted_keys.len() and wanted:
-            place = sorted_keys.search_sorted(cast.fill_null(sorted_keys[0]), side="left")
-            place = place.clip(0, sorted_keys.len() - 1)
-            same = (sorted_keys.gather(place) == cast).fill_null(False).to_numpy()
-            found[same] = order[place.to_numpy()[same]]
+        text = pl.Series(wanted, dtype=pl.String, strict=False)
+        found = self.find(text.cast(self._keys.dtype, strict=False))
         for position in np.flatnonzero(found < 0):
             found[position] = self._rare_or_unknown(wanted[position])
         return found
+
+    def find(self, keys: pl.Series) -> NDArray[np.int64]:
+        """The ids of `keys`, which have the type of ours, -1 for unknown ones and for null."""
+        order, sorted_keys = self._index
+        found = np.full(keys.len(), -1, dtype=np.int64)
+        if sorted_keys.len() and keys.len():
+            place = sorted_keys.search_sorted(keys.fill_null(sorted_keys[0]), side="left")
+            place = place.clip(0, sorted_keys.len() - 1)
+            same = (sorted_keys.gather(place) == keys).fill_null(False).to_numpy()
+            found[same] = order[place.to_numpy()[same]]
+        return found
+
+    def as_own_type(self, keys: pl.Series) -> pl.Series:
+        """`keys` as whole numbers or text, whichever ours are; an error if they cannot be."""
+        own = self._keys.dtype
+        if keys.dtype == own:
+            return keys
+        whole = keys if own == pl.String or keys.dtype != pl.String else keys.clear(keys.len())
+        cast = whole.cast(own, strict=False)
+        lost = (cast.is_null() & keys.is_not_null()).arg_true()
+        if lost.len():
+            raise DataError(
+                f"{self.kind} {keys[lost[0]]!r} is of type {keys.dtype}, but the {len(self):,} "
+                f"{self.kind}s that are known are of type {own}. Write them alike."
+            )
+        return cast
+
+    def extended(
+        self, keys: pl.Series, counts: NDArray[np.int64]
+    ) -> tuple["Vocabulary", NDArray[np.int64]]:
+        """Ours, with the ids that we have, then those of `keys` that are new and were seen.
+
+        New ones are ordered by falling count, ties as in `keys`. Returns the ids of `keys`, too,
+        -1 where one is new and was not seen. Counts are those given; of other keys, 0.
+        """
+        ids = self.find(keys)
+        if self.rare_id is not None:
+            ids[keys.is_null().to_numpy()] = self.rare_id
+        new = np.flatnonzero((ids < 0) & (counts > 0))
+        new = new[np.argsort(-counts[new], kind="stable")]
+        ids[new] = len(self) + np.arange(len(new))
+        all_counts = np.zeros(len(self) + len(new), dtype=np.int64)
+        all_counts[ids[counts > 0]] = counts[counts > 0]
+        all_keys = pl.concat([self._keys, keys.gather(pl.Series(new))])
+        return Vocabulary(all_keys, all_counts, kind=self.kind), ids
 
     @property
     def rare_id(self) -> int | None:

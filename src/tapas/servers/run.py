@@ -1,62 +1,147 @@
-"""A run with workers and servers, from its start to its end."""
+"""A run with workers and servers, from its configuration to its end; see `tapas.training.run`."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+
+import torch
 
 from tapas.checkpoints.folder import Checkpoint, CheckpointFolder
-from tapas.data.splits import Split
+from tapas.data.splits import Split, split_log
 from tapas.errors import PeerError
 from tapas.servers.job import Engine, Job
+from tapas.servers.ray_session import the_ray
+from tapas.servers.training_server import table_specs
+from tapas.training.build import check_device, plan_of, prepare
+from tapas.training.config import ServiceConfig, TrainConfig
 from tapas.training.journal import Journal
+from tapas.training.memory_plan import check_fits
 from tapas.training.model import SequenceModel
-from tapas.training.run_folder import RunFolder
-from tapas.training.trainer import Outcome, Tick, Trainer
+from tapas.training.parallel import Team
+from tapas.training.run import (
+    OnProgress,
+    ShouldStop,
+    Status,
+    read_log,
+    reopen,
+    resume_words,
+)
+from tapas.training.run_folder import RunFolder, create_run, only_one, write_config
+from tapas.training.trainer import Outcome, Trainer
 from tapas.training.validation import judge_of, training_words
 
 
-def serve(
-    run: RunFolder,
-    split: Split,
-    checkpoint: Checkpoint | None,
-    talk: Callable[[str], None],
-    watch: Callable[[Tick], None],
-    asked_to_stop: Callable[[], bool],
-    engine: Engine | None,
+def train(
+    config: TrainConfig,
+    out: Path,
+    *,
+    cache: Path,
+    engine: Engine | None = None,
+    status: Status = lambda words: None,
+    on_progress: OnProgress = lambda tick: None,
+    should_stop: ShouldStop = lambda: False,
 ) -> Outcome:
-    """Train `run` to its end with processes that `engine` starts; by default Ray, here."""
-    if engine is None:
-        with on_ray() as started:
-            return serve(run, split, checkpoint, talk, watch, asked_to_stop, started)
-    run = replace(run, path=run.path.resolve())  # processes elsewhere have other working folders
-    config, begun = run.config, checkpoint.step if checkpoint else 0
+    """As `tapas.training.run.train`; workers and servers must see the same folders.
+
+    `engine` starts them; left out, Ray on this machine does.
+    """
+    _check_can_start(config, engine)
+    log, split = read_log(config, out, cache=cache, status=status, team=Team())
+    config = prepare(config, log, split)[0]
+    _check_shards(config, log.num_items)
+    if engine is None:  # all on this machine
+        check_fits(plan_of(config, split.train_counts))
+    run = create_run(out, config, log)
+    with only_one(out):
+        status(_start_words(config, split))
+        with _trainer(run, split, None, engine) as trainer:
+            return trainer.run(on_progress=on_progress, should_stop=should_stop)
+
+
+def resume(
+    folder: Path,
+    *,
+    step: int | None = None,
+    service: ServiceConfig | None = None,
+    engine: Engine | None = None,
+    status: Status = lambda words: None,
+    on_progress: OnProgress = lambda tick: None,
+    should_stop: ShouldStop = lambda: False,
+) -> Outcome:
+    """Go on from the newest checkpoint, or from that of `step`.
+
+    `service` are other numbers of workers and servers than those it was begun with, if any.
+    """
+    run = reopen(folder, service)
+    _check_can_start(run.config, engine)
+    _check_shards(run.config, run.log.num_items)
+    torch.set_num_threads(run.num_threads)  # sums over threads are sums in another order
+    split = split_log(run.log, run.config.split)
+    with only_one(folder):
+        checkpoint = None
+        if run.checkpoints.steps() or step is not None:
+            servers = run.config.service.servers  # who check the files of rows
+            checkpoint = run.checkpoints.load_dense(step, part=servers, parts=servers + 1)
+        if service is not None:
+            write_config(run)  # which all processes read
+        status(resume_words(checkpoint))
+        status(_start_words(run.config, split))
+        with _trainer(run, split, checkpoint, engine) as trainer:
+            return trainer.run(on_progress=on_progress, should_stop=should_stop)
+
+
+def _start_words(config: TrainConfig, split: Split) -> str:
     service = config.service
-    talk(
+    return (
         f"{training_words(config, split)}, {counted(service.workers, 'worker')}, "
         f"{counted(service.servers, 'server')}, staleness at most {service.max_staleness}."
     )
-    with Journal(run.path, resume_at=begun) as journal:
-        job = Job(run, split, engine, restore=checkpoint.step if checkpoint else None)
+
+
+@contextmanager
+def _trainer(
+    run: RunFolder, split: Split, checkpoint: Checkpoint | None, engine: Engine | None
+) -> Iterator[Trainer]:
+    """The loop of `run` where `checkpoint` left it, its processes started by `engine`."""
+    run = replace(run, path=run.path.resolve())  # processes elsewhere have other working folders
+    loop, restore = run.config.loop, checkpoint.step if checkpoint else None
+    with ExitStack() as closing:
+        engine = engine or closing.enter_context(on_ray())
+        journal = closing.enter_context(Journal(run.path, resume_at=restore or 0))
+        job = Job(run, split, engine, restore=restore)
+        closing.callback(job.close)
+        judge = judge_of(run, split)
+
+        def judge_now(model: SequenceModel) -> dict[str, float]:
+            job.refresh()
+            return judge(model)
+
+        # a server that is started again may still read the one before the newest
+        kept = CheckpointFolder(run.checkpoints.folder, keep=max(2, loop.keep))
+        trainer = Trainer(job.model, job, judge_now, kept, journal, loop=loop)
+        if checkpoint is not None:
+            trainer.resume(checkpoint)
         try:
-            judge = judge_of(run, split)
-
-            def judge_now(model: SequenceModel) -> dict[str, float]:
-                job.refresh()
-                return judge(model)
-
-            # a server that is started again may still read the one before the newest
-            kept = CheckpointFolder(run.checkpoints.folder, keep=max(2, config.loop.keep))
-            trainer = Trainer(job.model, job, judge_now, kept, journal, loop=config.loop)
-            if checkpoint is not None:
-                trainer.resume(checkpoint)
-            return trainer.run(on_tick=watch, asked_to_stop=asked_to_stop)
+            yield trainer
         except PeerError as error:
             saved = run.checkpoints.steps()
             left = f"What was saved at step {saved[-1]:,} is there" if saved else "Nothing is saved"
             raise PeerError(f"{error} {left}: go on with --resume.", error.ranks) from error
-        finally:
-            job.close()
+
+
+def _check_can_start(config: TrainConfig, engine: Engine | None) -> None:
+    """An error if the workers and servers of `config` cannot be started, before any work."""
+    check_device(config.loop.device)
+    if engine is None:
+        the_ray()
+
+
+def _check_shards(config: TrainConfig, num_classes: int) -> None:
+    """An error if there are more servers than classes."""
+    for spec in table_specs(config, num_classes).values():
+        spec.layout()
 
 
 def counted(number: int, thing: str) -> str:

@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,8 +65,19 @@ def check_free(path: Path) -> None:
         raise _refusal(path, error) from error
 
 
-def create_run(path: Path, config: TrainConfig, log: EventLog) -> RunFolder:
-    """Lay out a run; `run.json` comes last, so that an interrupted one is no run."""
+def create_run(
+    path: Path,
+    config: TrainConfig,
+    log: EventLog,
+    *,
+    num_threads: int | None = None,
+    fill: Callable[[Path], None] = lambda folder: None,
+) -> RunFolder:
+    """Lay out a run; `run.json` comes last, so that an interrupted one is no run.
+
+    `num_threads` is how many it trains with, as many as torch has now if left out. `fill` is
+    called with a folder; what it writes there becomes part of the run.
+    """
     unfinished = path / f"{UNFINISHED}{os.getpid()}"
     try:
         _discard(path)
@@ -78,11 +89,12 @@ def create_run(path: Path, config: TrainConfig, log: EventLog) -> RunFolder:
             "format": FORMAT,
             "tapas": __version__,
             "torch": torch.__version__,
-            "num_threads": torch.get_num_threads(),
+            "num_threads": num_threads or torch.get_num_threads(),
         }
+        fill(unfinished)
         (unfinished / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        for name in (LOG, CONFIG, RECORD):
-            (unfinished / name).rename(path / name)
+        for part in sorted(unfinished.iterdir(), key=lambda part: part.name == RECORD):
+            part.rename(path / part.name)
         unfinished.rmdir()
     except BaseException as error:
         _discard(path)
@@ -152,7 +164,8 @@ def _was_broken_off(path: Path) -> bool:
 def _discard(path: Path) -> None:
     """Remove what `create_run`, here or in a process that was killed, left half done."""
     if _was_broken_off(path):
-        shutil.rmtree(path / LOG, ignore_errors=True)
+        for name in (LOG, CHECKPOINTS):
+            shutil.rmtree(path / name, ignore_errors=True)
         (path / CONFIG).unlink(missing_ok=True)
         for folder in path.glob(f"{UNFINISHED}*"):
             shutil.rmtree(folder, ignore_errors=True)

@@ -76,11 +76,11 @@ class Trainer:
     def run(
         self,
         *,
-        on_tick: Callable[[Tick], None] = lambda tick: None,
-        asked_to_stop: Callable[[], bool] = lambda: False,
+        on_progress: Callable[[Tick], None] = lambda tick: None,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> Outcome:
         progress, saved_at = self.progress, time.monotonic()
-        on_tick(Tick(progress.step, self.num_steps, math.nan, progress.best))
+        on_progress(Tick(progress.step, self.num_steps, math.nan, progress.best))
         while progress.step < self.num_steps:
             if self._has_stalled():
                 return self._outcome("early")
@@ -91,10 +91,10 @@ class Trainer:
                 self._save(best=self._evaluate())
                 saved_at = time.monotonic()
             if evaluated or progress.step % REPORT_EVERY == 0:
-                on_tick(Tick(progress.step, self.num_steps, mean, progress.best))
+                on_progress(Tick(progress.step, self.num_steps, mean, progress.best))
             overdue = time.monotonic() - saved_at > self.loop.checkpoint_seconds
             # every rank must do the same, whoever was asked and whatever its clock says
-            asked, overdue = (n > 0 for n in self.team.sum(asked_to_stop(), overdue))
+            asked, overdue = (n > 0 for n in self.team.sum(should_stop(), overdue))
             if asked or overdue:
                 if not evaluated:
                     self._count(*self.steps.settle())

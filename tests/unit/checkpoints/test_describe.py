@@ -3,16 +3,18 @@
 import errno
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from oracle.stored_rows import refused, same
 
 from tapas import DataError, LocalTable, UsageError
 from tapas.checkpoints import grow as growing
 from tapas.checkpoints.describe import describe, find_checkpoint
 from tapas.checkpoints.folder import CheckpointFolder
-from tapas.checkpoints.grow import grow
+from tapas.checkpoints.grow import NewRows, grow
 from tapas.checkpoints.model import (
     contents_of,
     load_checkpoint,
@@ -64,25 +66,13 @@ def tensors_of(folder: Path, **options) -> dict[str, torch.Tensor]:
     return there.load(int(folder.name.removeprefix("step-")), **options).tensors
 
 
-def refused(call, kind=UsageError) -> str:
-    with pytest.raises(kind) as error:
-        call()
-    return str(error.value)
-
-
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(
-        torch.equal(one[k], other[k]) and one[k].dtype == other[k].dtype for k in one
-    )
-
-
 def test_grown_it_is_old_rows_and_a_fresh_table(single, tmp_path):
     old = tensors_of(single)
-    used = grow(single, out := tmp_path / "out" / "step-00000007", 41, zero_tables={RATE})
+    used = grow(single, out := tmp_path / "out" / "step-00000007", 41, NewRows(zero_tables={RATE}))
     assert used == {"sum": 1e-6, "mean": 0.0, "square": 0.0}
     grown, fresh = tensors_of(out), Model(41, moved=False).state_dict()
     assert grown.keys() == old.keys()
@@ -121,7 +111,7 @@ def test_a_loop_of_your_own_goes_on_with_more_classes(tmp_path):
 
 
 def test_a_start_may_be_given_and_an_unknown_one_is_asked_for(single, tmp_path, monkeypatch):
-    grow(single, out := tmp_path / "step-00000007", 30, initial={"sum": 0.25})
+    grow(single, out := tmp_path / "step-00000007", 30, NewRows(initial={"sum": 0.25}))
     assert tensors_of(out)["model.head.table.weight_sum"][C:].tolist() == [[0.25]] * 7
     monkeypatch.setattr(growing, "LazyAdam", RowwiseAdagrad)
     words = refused(lambda: grow(single, tmp_path / "b", 30))
@@ -152,41 +142,35 @@ def test_a_path_may_be_a_run_its_checkpoints_or_a_step(tmp_path):
     assert refused(lambda: find_checkpoint(tmp_path / "no")) == f"there is no folder {tmp_path}/no."
 
 
-def test_bad_wishes_are_refused_before_anything_is_written(single, tmp_path):
+def test_what_cannot_grow_is_refused_before_anything_is_written(single, tmp_path):
     (tmp_path / "there").mkdir()
-    before = names(tmp_path)
-    calls = {
-        f"{tmp_path / 'there'} exists already. Choose another --out.": ("there", 30),
-        f"{tmp_path}/step-00000008 is named as step 8, but the checkpoint is of step 7. Call it "
-        "step-00000007.": ("step-00000008", 30),
-        f"{single} has 23 classes already; --to must be more, got 23.": ("out", 23),
-    }
-    for words, (out, size) in calls.items():
-        assert refused(lambda out=out, size=size: grow(single, tmp_path / out, size)) == words
-    assert names(tmp_path) == before
-
-
-def test_what_cannot_grow_is_refused(single, tmp_path):
     plain = CheckpointFolder(tmp_path / "plain").save(1, {"a": torch.ones(3)}, {})
-    words = f"{plain} has no class table: there is nothing that could grow."
-    assert refused(lambda: grow(plain, tmp_path / "b", 2)) == words
     contents = contents_of(Model())
     tensors = {**contents.tensors, "model.head.count": torch.zeros(C)}
     beside = CheckpointFolder(tmp_path / "beside").save(1, replace(contents, tensors=tensors), {})
-    assert refused(lambda: grow(beside, tmp_path / "b", 30)) == (
-        f"{beside} has model.head.count, too, a number for each class that the method learns "
-        "beside its rows: such a checkpoint cannot grow. Begin again with more classes."
-    )
-
-
-def test_a_damaged_source_is_refused_and_described_as_such(single, tmp_path):
-    file = single / "rows-0.safetensors"
+    damaged = save(Model(), tmp_path / "damaged")
+    file = damaged / "rows-0.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"x")
-    words = f"{file} is damaged: its checksum is not the one it was saved with."
-    assert refused(lambda: grow(single, tmp_path / "out", 30), DataError) == words
-    found = describe(single)
+    before = names(tmp_path)
+    calls = {
+        f"{tmp_path / 'there'} exists already. Choose another --out.": (single, "there", 30),
+        f"{tmp_path}/step-00000008 is named as step 8, but the checkpoint is of step 7. Call it "
+        "step-00000007.": (single, "step-00000008", 30),
+        f"{single} has 23 classes already; --to must be more, got 23.": (single, "out", 23),
+        f"{plain} has no class table: there is nothing that could grow.": (plain, "out", 30),
+        f"{beside} has model.head.count, too, a number for each class that the method learns "
+        "beside its rows: such a checkpoint cannot grow. Begin again with more classes.": (
+            beside, "out", 30,
+        ),
+        f"{file} is damaged: its checksum is not the one it was saved with.": (damaged, "out", 30),
+    }  # fmt: skip
+    for words, (source, out, size) in calls.items():
+        kind = DataError if source is damaged else UsageError
+        call = partial(grow, source, tmp_path / out, size)
+        assert refused(call, kind) == words
+    assert names(tmp_path) == before
+    found = describe(damaged)
     assert (found["whole"], found["problem"]) == (False, words)
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("call", ["write_file", "seal"])

@@ -12,9 +12,26 @@ from pathlib import Path
 
 import pytest
 import torch
+from oracle.stored_rows import (
+    HEAD,
+    INPUTS,
+    NUMBERS,
+    STATE,
+    C,
+    D,
+    dense_tensors,
+    flip,
+    held_by,
+    kept_by,
+    part_of,
+    refused,
+    same,
+    wanted,
+    whole_tensors,
+)
 from ranks import CONTEXT
 
-from tapas import DataError, LocalTable, UsageError
+from tapas import DataError, UsageError
 from tapas.checkpoints import files as checkpoint_files
 from tapas.checkpoints import folder as checkpoint
 from tapas.checkpoints import rows as checkpoint_rows
@@ -22,60 +39,8 @@ from tapas.checkpoints.describe import describe
 from tapas.checkpoints.folder import CheckpointFolder, Contents
 from tapas.checkpoints.rows import TableRows, Unwritten, write_rows
 from tapas.errors import PeerError
-from tapas.optim import LazyAdam, RowwiseAdagrad
-from tapas.rng import stream
 from tapas.tables.placement import Placement, RowRange
 from tapas.tables.ranks import Ranks
-from tapas.tables.shard import Shard
-
-C, D = 23, 3
-HEAD, INPUTS = "model.head.table", "model.own_inputs"
-OPTIONS = {
-    HEAD: {"row_optimizer": RowwiseAdagrad.fused(lr=0.5), "bias": True, "dtype": torch.float32},
-    INPUTS: {"row_optimizer": LazyAdam.fused(), "bias": False, "dtype": torch.bfloat16},
-}
-ORDERS = {HEAD: (4, "random"), INPUTS: (5, "contiguous")}
-NUMBERS = {HEAD: {"num_updates": 7, "seed": 4}, INPUTS: {"num_updates": 7, "seed": 5}}
-STATE = {"at": "here"}
-
-
-def whole_tensors() -> dict[str, torch.Tensor]:
-    """Two tables by id, one of them without biases."""
-    draws, found = stream(0, "rows"), {}
-    for prefix in ORDERS:
-        for name, held in LocalTable(C, D, **OPTIONS[prefix]).row_tensors().items():
-            found[f"{prefix}.{name}"] = torch.randn(held.shape, generator=draws).to(held.dtype)
-    return found
-
-
-def dense_tensors() -> dict[str, torch.Tensor]:
-    draws = stream(0, "dense")
-    names = ("model.encoder.w", "optimizer.0.exp_avg", "count")
-    return {name: torch.randn(4, 5, generator=draws) for name in names}
-
-
-def wanted(number: int, num_shards: int, *, order: str = "same") -> dict[str, RowRange]:
-    orders = ORDERS if order == "same" else {HEAD: (5, "contiguous"), INPUTS: (9, "random")}
-    return {
-        prefix: RowRange(Placement(C, num_shards, seed=seed, kind=kind), number)
-        for prefix, (seed, kind) in orders.items()
-    }
-
-
-def part_of(tensor: torch.Tensor, rows: RowRange) -> torch.Tensor:
-    return tensor[rows.placement.ids_of(rows.number)] if len(tensor) else tensor
-
-
-def kept_by(ranges: dict[str, RowRange]) -> dict[str, TableRows]:
-    found = {}
-    for prefix, rows in ranges.items():
-        shard = Shard(rows.placement, rows.number, D, device=None, **OPTIONS[prefix])
-        assert shard.row_range == rows
-        tensors = {
-            name: part_of(whole_tensors()[f"{prefix}.{name}"], rows) for name in shard.row_tensors()
-        }
-        found[prefix] = TableRows(rows, tensors)
-    return found
 
 
 def serve(folder: Path, number: int, num_servers: int, most_bytes: int | None = None):
@@ -97,10 +62,8 @@ def save(at: Path, num_servers: int, *, step: int = 7, ask=None) -> Path:
     return CheckpointFolder(at).save(step, contents, STATE, servers=ask or servers(num_servers))
 
 
-def save_alone(at: Path, step: int = 7) -> Path:
-    by_id = {prefix: RowRange.all_by_id(C) for prefix in ORDERS}
-    contents = Contents(dense_tensors(), kept_by(by_id), NUMBERS)
-    return CheckpointFolder(at).save(step, contents, STATE)
+def save_alone(at: Path) -> Path:
+    return CheckpointFolder(at).save(7, held_by(0, 1), STATE)
 
 
 WRITERS = {"one process": save_alone, "2 servers": lambda at: save(at, 2)}
@@ -112,28 +75,10 @@ def folder(request, tmp_path):
     return CheckpointFolder(tmp_path)
 
 
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(
-        torch.equal(one[k], other[k]) and one[k].dtype == other[k].dtype for k in one
-    )
-
-
 def is_untouched(at: Path) -> bool:
     """Nothing but step 1, whole."""
     found = CheckpointFolder(at).load(1).tensors
     return same(found, whole_tensors() | dense_tensors()) and os.listdir(at) == ["step-00000001"]
-
-
-def refused(call, kind=UsageError) -> str:
-    with pytest.raises(kind) as error:
-        call()
-    return str(error.value)
-
-
-def flip(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
 
 
 @pytest.mark.parametrize("order", ["same", "other"])
@@ -210,22 +155,23 @@ def test_rows_beside_servers_are_saved_by_the_process_that_has_them(tmp_path):
     assert same(folder.load().tensors, want)
 
 
-def test_a_range_of_another_table_is_refused(folder):
+def test_what_cannot_be_loaded_is_told(folder):
     path = folder.folder / "step-00000007"
 
-    def told(prefix, num_classes, number=0):
-        ranges = {prefix: RowRange(Placement(num_classes, 2), number)}
-        return refused(lambda: folder.load(ranges=ranges))
+    def of_range(prefix, num_classes, number=0):
+        return lambda: folder.load(ranges={prefix: RowRange(Placement(num_classes, 2), number)})
 
-    assert told("model.head.tabel", C) == (
+    calls = {
         f"unknown table in {path} 'model.head.tabel'. Did you mean 'model.head.table'? Known: "
-        "model.head.table, model.own_inputs."
-    )
-    assert told(HEAD, 30) == (
+        "model.head.table, model.own_inputs.": of_range("model.head.tabel", C),
         f"model.head.table in {path} has 23 classes; asked for as one of 30. `tapas checkpoint "
-        "grow` adds classes."
-    )
-    assert told(HEAD, C, 2) == "there is no shard 2 of model.head.table; expected 0 to 1."
+        "grow` adds classes.": of_range(HEAD, 30),
+        "there is no shard 2 of model.head.table; expected 0 to 1.": of_range(HEAD, C, 2),
+        "part must be one of 0 to 1, got -1.": lambda: folder.load_dense(part=-1, parts=2),
+        "part must be one of 0 to 1, got 2.": lambda: folder.load_dense(part=2, parts=2),
+    }
+    for words, call in calls.items():
+        assert refused(call) == words
 
 
 def test_readers_share_the_work_of_checking(tmp_path):
@@ -258,42 +204,30 @@ def test_readers_share_the_work_of_checking(tmp_path):
     )
 
 
-@pytest.mark.parametrize("part", [-1, 2])
-def test_a_part_that_would_check_nothing_is_refused(folder, part):
-    call = lambda: folder.load_dense(part=part, parts=2)  # noqa: E731
-    assert refused(call) == f"part must be one of 0 to 1, got {part}."
-
-
-def changed(**changes):
-    return lambda record: record["tables"][HEAD].update(changes)
+DAMAGED = "{at}/state.json is damaged: not the JSON that was saved. "
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "words"),
     [
-        changed(ranges=[["rows-0.safetensors", 0, 12]]),
-        changed(ranges=[["rows-0.safetensors", 0, 12], ["rows-1.safetensors", 13, C]]),
-        changed(ranges=[["rows-0.safetensors", 0, 12], ["rows-7.safetensors", 12, C]]),
-        changed(ranges=[["rows-0.safetensors", 0, 40], ["rows-1.safetensors", 40, C]]),
-        changed(tensors={"weight": {"dtype": "nn", "shape": [C, D]}}),
+        ({"ranges": [["rows-0.safetensors", 0, 12]]}, DAMAGED),
+        ({"ranges": [["rows-0.safetensors", 0, 12], ["rows-1.safetensors", 13, C]]}, DAMAGED),
+        ({"ranges": [["rows-0.safetensors", 0, 12], ["rows-7.safetensors", 12, C]]}, DAMAGED),
+        ({"ranges": [["rows-0.safetensors", 0, 40], ["rows-1.safetensors", 40, C]]}, DAMAGED),
+        ({"tensors": {"weight": {"dtype": "nn", "shape": [C, D]}}}, DAMAGED),
+        (
+            {"ranges": [["rows-0.safetensors", 0, 9], ["rows-1.safetensors", 9, C]]},
+            f"{{at}}/rows-0.safetensors has {HEAD}.weight of shape [12, 3]; expected [9, 3].",
+        ),
     ],
 )
-def test_a_record_whose_ranges_are_no_table_is_damaged(tmp_path, change):
+def test_a_record_whose_ranges_are_no_table_is_damaged(tmp_path, change, words):
     file = save(tmp_path, 2) / "state.json"
-    change(record := json.loads(file.read_text()))
+    record = json.loads(file.read_text())
+    record["tables"][HEAD] |= change
     file.write_text(json.dumps(record))
     told = refused(CheckpointFolder(tmp_path).load, DataError)
-    assert told.startswith(f"{file} is damaged: not the JSON that was saved. ")
-
-
-def test_a_record_that_does_not_fit_its_files_is_told(tmp_path):
-    path = save(tmp_path, 2)
-    record = json.loads((path / "state.json").read_text())
-    record["tables"][HEAD]["ranges"] = [["rows-0.safetensors", 0, 9], ["rows-1.safetensors", 9, C]]
-    (path / "state.json").write_text(json.dumps(record))
-    assert refused(CheckpointFolder(tmp_path).load, DataError) == (
-        f"{path / 'rows-0.safetensors'} has {HEAD}.weight of shape [12, 3]; expected [9, 3]."
-    )
+    assert told.startswith(words.format(at=file.parent))
 
 
 def after(numbers, error):
@@ -360,18 +294,6 @@ WRONG = "the servers that have written have the numbers {}; expected each of 0 t
             "order. Build the table with the same arguments in all of them.",
         ),
     ],
-    ids=[
-        "full",
-        "no-number",
-        "answered",
-        "peer",
-        "interrupt",
-        "none",
-        "gap",
-        "short",
-        "twice",
-        "other",
-    ],
 )
 def test_a_server_that_fails_leaves_what_was_there(tmp_path, ask, kind, words):
     save(tmp_path, 3, step=1)
@@ -382,33 +304,29 @@ def test_a_server_that_fails_leaves_what_was_there(tmp_path, ask, kind, words):
     assert CheckpointFolder(tmp_path).steps() == [1, 2]
 
 
-def test_rows_that_are_not_those_of_the_range_are_refused(tmp_path):
-    rows = {HEAD: TableRows(wanted(0, 2)[HEAD], {"weight": torch.zeros(5, D)})}
-    words = refused(lambda: CheckpointFolder(tmp_path).save(1, Contents({}, rows), {}))
-    assert words == f"{HEAD}.weight has 5 rows; expected 12, those from place 0 to 12."
-    assert os.listdir(tmp_path) == []
-
-
 class TwoRanks(Ranks):
     size = 2
 
 
-def test_servers_do_not_go_with_ranks(tmp_path):
-    folder = CheckpointFolder(tmp_path)
+def test_what_cannot_be_saved_is_told(tmp_path):
+    folder = CheckpointFolder(tmp_path / "none")
+    rows = {HEAD: TableRows(wanted(0, 2)[HEAD], {"weight": torch.zeros(5, D)})}
+    odd = {"kind": "Mine", "param_groups": [{"lr": len}]}
+    calls = [
+        (Contents({}, rows), f"{HEAD}.weight has 5 rows; expected 12, those from place 0 to 12."),
+        (
+            Contents({}, optimizers=[odd]),
+            "optimizers[0].param_groups[0].lr is of type builtin_function_or_method; expected ",
+        ),
+        (Contents({}, numbers={"a": {"b": {1}}}), "numbers.a.b is of type set; expected numbers"),
+    ]
+    for contents, words in calls:
+        assert refused(lambda contents=contents: folder.save(1, contents, {})).startswith(words)
     assert refused(lambda: folder.save(1, {}, {}, ranks=TwoRanks(), servers=servers(2))) == (
         "what servers write is saved by one process that waits for them. Leave out `servers` or "
         "`ranks`."
     )
-
-
-def test_numbers_and_optimizers_that_json_would_change_are_refused(tmp_path):
-    folder = CheckpointFolder(tmp_path / "none")
-    odd = {"kind": "Mine", "param_groups": [{"lr": len}]}
-    words = "optimizers[0].param_groups[0].lr is of type builtin_function_or_method; expected "
-    assert refused(lambda: folder.save(1, Contents({}, optimizers=[odd]), {})).startswith(words)
-    told = refused(lambda: folder.save(1, Contents({}, numbers={"a": {"b": {1}}}), {}))
-    assert told.startswith("numbers.a.b is of type set; expected numbers")
-    assert not folder.folder.exists()
+    assert not list(folder.folder.glob("*"))
 
 
 @pytest.mark.parametrize(

@@ -41,12 +41,12 @@ def events(log: EventLog):
     return [(who, when, set(items)) for who, when, items in got]
 
 
-def by_loop(rows, min_count=1, rare="keep"):
+def by_loop(rows, min_count=1, rare="keep", known=()):
     rows = set(rows)
     count = Counter(item for _, item, _ in rows)
     baskets: dict[tuple[int, int], set[str]] = {}
     for user, item, time in rows:
-        if count[item] < min_count and rare != "keep":
+        if count[item] < min_count and rare != "keep" and item not in known:
             if rare == "drop":
                 continue
             item = "(rare)"
@@ -74,6 +74,53 @@ def test_a_log_is_what_a_loop_makes_of_the_rows(tmp_path, rows, rare, random):
     random.shuffle(rows)
     again = prepare_log(LogSource(files=(written(tmp_path, rows),), **options), tmp_path / "cache")
     assert again.items.tolist() == log.items.tolist()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+@given(first=ROWS, second=ROWS, rare=st.sampled_from(["keep", "drop", "fold"]))
+def test_items_that_are_known_keep_their_ids_and_new_ones_follow(tmp_path, first, second, rare):
+    source = LogSource(files=(written(tmp_path, first),), min_count=2, rare=rare)
+    if not by_loop(first, 2, rare):
+        return
+    known = prepare_log(source, tmp_path / "cache")
+    keys = known.item_keys.keys(range(known.num_items))
+    want = by_loop(second, 2, rare, keys)
+    if not want:
+        return
+    written(tmp_path, second)
+    log = prepare_log(source, tmp_path / "cache", known=known)
+    assert events(log) == want
+    counts = Counter(item for _, _, items in want for item in items)
+    new = sorted(counts.keys() - set(keys), key=lambda key: (-counts[key], key == "(rare)", key))
+    assert log.item_keys.keys(range(log.num_items)) == keys + new
+    assert log.item_keys.counts.tolist() == [counts[key] for key in keys + new]
+    again = prepare_log(source, tmp_path / "cache", known=known)
+    assert (again.folder, again.num_items) == (log.folder, log.num_items)
+    assert log.folder.name != source.content_key(preparing.FORMAT_VERSION)
+
+
+KINDS = [  # keys of the known log, of the new one, and what is said or what all are
+    (["a", "2"], [2, 3], ["2", "a", "3"]),
+    ([1, 2], [2**63], "item 9223372036854775808 is of type UInt64, but the 2 items"),
+    ([2**63, 1], [-1], "item -1 is of type Int64, but the 2 items"),
+    ([2**63, 1], [7], [1, 2**63, 7]),
+    ([1, 2], ["02"], "item '02' is of type String, but the 2 items"),
+]
+
+
+@pytest.mark.parametrize(("before", "now", "told"), KINDS)
+def test_keys_of_another_type_are_those_that_are_known_or_refused(tmp_path, before, now, told):
+    first = written(tmp_path, [(1, key, 0) for key in before])
+    known = prepare_log(LogSource(files=(first,)), tmp_path / "cache")
+    second = LogSource(files=(written(tmp_path, [(1, key, 0) for key in now]),))
+    if isinstance(told, list):
+        log = prepare_log(second, tmp_path / "cache", known=known)
+        assert log.item_keys.keys(range(log.num_items)) == told
+        return
+    with pytest.raises(DataError) as error:
+        prepare_log(second, tmp_path / "cache", known=known)
+    own = known.item_keys.as_own_type(pl.Series(before)).dtype
+    assert str(error.value) == f"{told} that are known are of type {own}. Write them alike."
 
 
 def small(tmp_path: Path, **options) -> LogSource:

@@ -1,13 +1,25 @@
 """Means and differences against plain loops, and how often the intervals hold the truth."""
 
+import math
 import re
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from tapas.errors import UsageError
 from tapas.evaluation import intervals
-from tapas.evaluation.intervals import Estimate, estimate, gap, relative_gap, share_of_gap
+from tapas.evaluation.intervals import (
+    STUDENT,
+    Estimate,
+    difference,
+    estimate,
+    gap,
+    interval,
+    moving_average,
+    relative_gap,
+    share_of_gap,
+)
 from tapas.evaluation.points import NUM_BLOCKS, block_sums
 
 POINTS = [3.0, 1.0, 0.0, 7.0, 2.0, 5.0, 4.0]
@@ -84,16 +96,6 @@ def test_seeds_are_compared_in_pairs_whatever_their_order():
     np.testing.assert_allclose(alone, [0.5] * 3, rtol=1e-12)
 
 
-def test_the_share_of_a_gap_is_0_at_its_low_end_and_1_at_its_high_end():
-    low, half, high = (seeds(0, 1, 2, shift=shift) for shift in (0.0, 1.0, 2.0))
-    for ours, want in ((low, 0.0), (half, 0.5), (high, 1.0)):
-        np.testing.assert_allclose(share_of_gap(low, ours, high, "loss"), [want] * 3, atol=1e-12)
-
-
-def test_the_same_results_give_the_same_interval():
-    assert estimate(seeds(0, 1, 2), "loss") == estimate(seeds(0, 1, 2), "loss")
-
-
 def test_what_cannot_be_compared_is_refused():
     other = [1.0, *POINTS[1:]]
     for compare in (
@@ -124,17 +126,16 @@ def test_words_signs_and_sides():
 USERS, EACH, TRIALS = 400, 8, 300
 
 
-def share_that_hold_the_truth(blocks_of):
+def share_that_hold_the_truth():
     """Of simulated experiments: users differ by a normal 1, the points of one by a normal 0.5."""
     draw = np.random.default_rng(0)
     user = np.repeat(np.arange(USERS), EACH)
     held = 0
     for _ in range(TRIALS):
         value = 1 + draw.normal(size=USERS)[user] + 0.5 * draw.normal(size=len(user))
-        block = blocks_of(user, draw)
         blocks = {
-            "points": block_sums(np.ones(len(user)), block),
-            "loss": block_sums(value, block),
+            "points": block_sums(np.ones(len(user)), user),
+            "loss": block_sums(value, user),
         }
         found = estimate([{"run": {"seed": 0}, "blocks": blocks}], "loss")
         held += found.low <= 1 <= found.high
@@ -149,11 +150,21 @@ def test_an_interval_holds_the_truth_in_95_of_100_although_points_come_in_users(
     monkeypatch.setattr(intervals, "RESAMPLES", 300)
     assert USERS % NUM_BLOCKS == 0
     error = (0.935 * 0.065 / TRIALS) ** 0.5
-    assert abs(share_that_hold_the_truth(lambda user, draw: user) - 0.935) < 4 * error
+    assert abs(share_that_hold_the_truth() - 0.935) < 4 * error
 
 
-def test_blocks_that_divide_users_would_hold_it_far_less_often(monkeypatch):
-    """What the test above guards against; intervals 2.6 times too narrow hold 55 %."""
-    monkeypatch.setattr(intervals, "RESAMPLES", 300)
-    held = share_that_hold_the_truth(lambda user, draw: draw.integers(NUM_BLOCKS, size=len(user)))
-    assert held < 0.55 + 4 * (0.25 / TRIALS) ** 0.5  # false alarm: 1 of 30,000 seeds
+def test_the_interval_over_seeds_is_students():
+    values = [0.31, 0.29, 0.35, 0.30, 0.33]
+    low, high = stats.t.interval(0.95, 4, loc=np.mean(values), scale=stats.sem(values))
+    found = interval(values)
+    assert (found.low, found.high) == pytest.approx((low, high), rel=1e-4)
+    assert interval([0.5]).half == math.inf  # one value says nothing about its spread
+    paired = difference([1.0, 2.0, 4.0], [0.5, 1.5, 3.5])
+    assert (paired.mean, paired.half) == (0.5, 0)
+    for degrees, value in enumerate(STUDENT, start=1):
+        assert abs(stats.t.isf(0.025, degrees) - value) < 5e-4
+
+
+def test_a_moving_average_is_centred_and_narrows_at_the_ends():
+    assert moving_average([1.0, 2.0, 6.0, 3.0], 3) == [1.5, 3.0, 11 / 3, 4.5]
+    assert moving_average([1.0, 2.0], 1) == [1.0, 2.0]

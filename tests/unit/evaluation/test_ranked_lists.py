@@ -74,26 +74,16 @@ def test_lists_are_the_best_of_all_classes(num_items, exclude_seen):
 
 @pytest.mark.usefixtures("at_once")
 def test_the_loss_is_the_mean_over_an_examples_targets_in_nats():
-    model = build(13)
-    _, loss = ranked_lists(model, LOG, POINTS, TARGET, RULES)
+    model, done = build(13), []
+    _, loss = ranked_lists(model, LOG, POINTS, TARGET, RULES, on_progress=done.append)
     for place, targets in enumerate(TARGET.tolist()):
         score = scores(model, place)
         log_sum = math.log(sum(map(math.exp, score)))
         each = [log_sum - score[t] for t in targets if t >= 0]
         want = sum(each) / len(each) if each else math.nan
         assert float(loss[place]) == pytest.approx(want, rel=1e-4, nan_ok=True)
-
-
-def test_no_loss_is_computed_unless_asked_for():
-    _, loss = ranked_lists(build(13), LOG, POINTS, TARGET, RULES, with_loss=False)
-    assert loss is None
-
-
-@pytest.mark.usefixtures("at_once")
-def test_progress_ends_with_all_examples():
-    done = []
-    ranked_lists(build(13), LOG, POINTS, TARGET, RULES, on_progress=done.append)
     assert done == ([2, 4, 5] if module.QUERIES_AT_ONCE == 2 else [5])
+    assert ranked_lists(model, LOG, POINTS, TARGET, RULES, with_loss=False)[1] is None
 
 
 def test_judging_moves_nothing():

@@ -6,12 +6,14 @@ import zipfile
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from tapas import DataError, UsageError
-from tapas.retrieval import Recommender, export_encoder, load_encoder
+from tapas import DataError, TapasSoftmax, UsageError
+from tapas.encoders import GRUEncoder, MeanEncoder, TransformerEncoder
+from tapas.retrieval import export_encoder, load_encoder
+from tapas.retrieval.encoder_export import QueryModule
 from tapas.rng import stream
+from tapas.training.model import SequenceModel
 
 pytestmark = pytest.mark.slow
 
@@ -33,21 +35,6 @@ class Recurrent(nn.Module):
     def forward(self, items, lengths):
         state, _ = self.gru(self.drop(self.item(items)))
         return state[torch.arange(items.shape[0], device=items.device), lengths - 1]
-
-
-class Attentive(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.item, self.place = nn.Embedding(C, D), nn.Embedding(T, D)
-        self.mix, self.norm = nn.Linear(D, 3 * D), nn.LayerNorm(D)
-
-    def forward(self, items, lengths):
-        rows, width = items.shape
-        x = self.item(items) + self.place.weight[:width]
-        q, k, v = (p.view(rows, width, 2, -1).transpose(1, 2) for p in self.mix(x).chunk(3, -1))
-        mixed = scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = self.norm(x + mixed.transpose(1, 2).reshape(rows, width, D))
-        return x.gather(1, (lengths - 1)[:, None, None].expand(-1, 1, D)).squeeze(1)
 
 
 class Packed(Recurrent):
@@ -89,24 +76,11 @@ def recurrent(tmp_path_factory):
     return module, path
 
 
-@pytest.fixture(scope="module")
-def attentive(tmp_path_factory):
-    module = build(Attentive).eval()
-    path = tmp_path_factory.mktemp("attentive") / "encoder.pt2"
-    export_encoder(module, path, example(3))
-    return module, path
-
-
-def test_training_goes_on_after_an_export(recurrent):
+def test_what_is_loaded_computes_what_was_exported_and_training_goes_on(recurrent):
     module, path = recurrent
     modes = {name: part.training for name, part in module.named_modules()}
     assert modes == {"": True, "item": False, "drop": True, "gru": True}
     assert [p.name for p in path.parent.iterdir()] == ["encoder.pt2"]
-
-
-@pytest.mark.parametrize("kind", ["recurrent", "attentive"])
-def test_what_is_loaded_computes_what_was_exported(kind, request):
-    module, path = request.getfixturevalue(kind)
     encoder, module = load_encoder(path), copy.deepcopy(module).eval()
     assert encoder.history_length == T
     for num_rows in (1, 2, 3, 57):
@@ -116,43 +90,31 @@ def test_what_is_loaded_computes_what_was_exported(kind, request):
         assert not got.requires_grad
 
 
-def test_a_recommender_runs_on_an_exported_encoder(attentive):
-    module, path = attentive
-    encoder = load_encoder(path)
-    recommender = Recommender(
-        encode=encoder,
-        topk=lambda query, k, exclude: query.topk(k, dim=1),
-        history_length=encoder.history_length,
-    )
-    items, _ = example(4)
-    histories = [row[: n + 1].numpy() for n, row in enumerate(items)]
-    scores, _ = recommender.recommend(histories, D, exclude_seen=False)
-    want = module(items, torch.arange(1, 5)).sort(dim=1, descending=True).values
-    torch.testing.assert_close(scores, want.detach())
-
-
 def test_what_cannot_be_exported_is_told_why(tmp_path):
     path = tmp_path / "encoder.pt2"
-    with pytest.raises(UsageError, match=r"Packed cannot be exported \(.*\)\. Usual causes: pack"):
-        export_encoder(build(Packed), path, example(2))
-    with pytest.raises(
-        UsageError, match=r"Counted cannot be exported .* len\(items\) for items\.sh"
+    mixed = (example(3)[0], example(2)[1])
+    for kind, to, rows, words in (
+        (Packed, path, example(2), r"Packed cannot be exported \(.*\)\. Usual causes: pack"),
+        (Counted, path, example(2), r"Counted cannot be exported .* len\(items\) for items\.sh"),
+        (Noisy, path, example(2), r"the exported Noisy differs from the module by .* on 2"),
+        (Recurrent, path, mixed, r"lengths has shape \(2,\); expected \(B=3\)"),
+        (
+            Recurrent,
+            path.with_suffix(".onnx"),
+            example(2),
+            r"encoder\.onnx must end in \.pt2\. Call it encoder\.pt2",
+        ),
     ):
-        export_encoder(build(Counted), path, example(2))
-    with pytest.raises(UsageError, match=r"the exported Noisy differs from the module by .* on 2"):
-        export_encoder(build(Noisy), path, example(2))
-    with pytest.raises(UsageError, match=r"lengths has shape \(2,\); expected \(B=3\)"):
-        export_encoder(build(Recurrent), path, (example(3)[0], example(2)[1]))
-    with pytest.raises(UsageError, match=r"encoder\.onnx must end in \.pt2\. Call it encoder\.pt2"):
-        export_encoder(build(Recurrent), path.with_suffix(".onnx"), example(2))
+        with pytest.raises(UsageError, match=words):
+            export_encoder(build(kind), to, rows)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_width_or_file_is_named(attentive, tmp_path):
+def test_another_width_or_file_is_named(recurrent, tmp_path):
     path = tmp_path / "encoder.pt2"
     with pytest.raises(UsageError, match=r"there is no file .*encoder\.pt2\."):
         load_encoder(path)
-    path.write_bytes(attentive[1].read_bytes())
+    path.write_bytes(recurrent[1].read_bytes())
     items, lengths = example(2)
     with pytest.raises(UsageError, match=r"items has shape \(2, 8\); expected \(B=2, T=9\)\."):
         load_encoder(path)(items[:, 1:], lengths)
@@ -163,3 +125,31 @@ def test_another_width_or_file_is_named(attentive, tmp_path):
         file.writestr("hello", "world")
     with pytest.raises(DataError, match=r"encoder\.pt2 is damaged, no exported encoder, or of"):
         load_encoder(path)
+
+
+ENCODERS = {
+    "mean": lambda: MeanEncoder(D, window=T, dropout=0.5, seed=1),
+    "gru": lambda: GRUEncoder(D, num_layers=2, dropout=0.5, seed=1),
+    "transformer": lambda: TransformerEncoder(D, window=T, dropout=0.5, seed=1),
+}
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_the_query_of_a_model_is_exported_with_its_rows(name, tmp_path):
+    """It says what the model says, whatever stands behind the end of a row or becomes of tables."""
+    model = SequenceModel(ENCODERS[name](), TapasSoftmax(C, D, num_samples=5, seed=2))
+    weight, _ = model.inputs.rows(torch.arange(C))
+    module = QueryModule(weight, copy.deepcopy(model.encoder))
+    export_encoder(module, tmp_path / "encoder.pt2", example(3))
+    reloaded = load_encoder(tmp_path / "encoder.pt2")
+    assert reloaded.history_length == T
+    for num_rows in (1, 2, 17):
+        items, lengths = example(num_rows, "other")
+        want = model.query(items, lengths)
+        for encoder in (module, reloaded):
+            torch.testing.assert_close(encoder(items, lengths), want)
+        other = torch.where(torch.arange(T) < lengths[:, None], items, (items + 1) % C)
+        assert torch.equal(module(items, lengths), module(other, lengths))
+    model.inputs.weight.add_(1)
+    torch.testing.assert_close(module(items, lengths), want)
+    assert not module.weight.requires_grad

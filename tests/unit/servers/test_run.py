@@ -11,6 +11,7 @@ from oracle.journeys import write_chain
 
 from tapas import DataError, PeerError, UsageError
 from tapas.data.source import LogSource
+from tapas.servers import run as serving
 from tapas.servers.peers import InProcess
 from tapas.servers.training_server import restore_point, set_restore_point
 from tapas.tables.placement import Placement
@@ -29,10 +30,6 @@ from tapas.training.run_evaluation import load_model
 from tapas.training.run_folder import open_run
 
 LOOP = LoopConfig(steps=12, evaluate_every=5, batch=7, patience=99, checkpoint_seconds=1e9)
-
-
-def quiet(words):
-    pass
 
 
 def engine(kind, makes, **options):
@@ -76,7 +73,8 @@ def after(num_steps):
 
 
 def train(config, out, **options):
-    return session.begin(config, out, cache=out.parent / "cache", talk=quiet, **options)
+    run = serving if config.service.servers else session
+    return run.train(config, out, cache=out.parent / "cache", **options)
 
 
 @pytest.mark.parametrize(("servers", "workers"), [(1, 1), (3, 1), (2, 3)])
@@ -115,10 +113,10 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_end(file, tmp_path):
         configs(file)["own inputs"],
         service=ServiceConfig(servers=2, workers=2, max_staleness=0),
     )
-    outcome = train(config, tmp_path / "stopped", engine=engine, asked_to_stop=after(7))
+    outcome = train(config, tmp_path / "stopped", engine=engine, should_stop=after(7))
     assert (outcome.ending, outcome.step) == ("asked", 7)
     said = []
-    session.resume(tmp_path / "stopped", talk=said.append, engine=engine)
+    serving.resume(tmp_path / "stopped", status=said.append, engine=engine)
     assert said[0] == "Going on from step 7."
     train(config, tmp_path / "whole", engine=engine)
     one, other = (
@@ -133,16 +131,10 @@ def test_steps_ahead_stop_at_an_evaluation_and_are_settled_when_asked(file, tmp_
     config = replace(
         configs(file)["own inputs"], service=ServiceConfig(servers=2, workers=2, max_staleness=8)
     )
-    outcome = train(config, tmp_path / "run", engine=engine, asked_to_stop=lambda: True)
+    outcome = train(config, tmp_path / "run", engine=engine, should_stop=lambda: True)
     assert (outcome.ending, outcome.step) == ("asked", 5)
     events = [(e["step"], e["event"]) for e in read_journal(tmp_path / "run" / "journal.jsonl")]
     assert events == [(5, "evaluate"), (5, "service")]
-
-
-def test_a_setting_that_servers_cannot_keep_is_refused():
-    with pytest.raises(UsageError) as error:
-        ServiceConfig(servers=2, start_seconds=0)
-    assert str(error.value) == "service.start_seconds must be between 1 and 1e+06, got 0."
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"step": "x"}'])
@@ -160,10 +152,12 @@ def test_a_restore_point_is_what_was_set_last(tmp_path, step):
     assert restore_point(tmp_path) == step
 
 
-def test_workers_without_servers_are_refused():
-    with pytest.raises(UsageError) as error:
-        ServiceConfig(workers=2)
-    assert str(error.value) == "workers need servers to keep the rows: add --servers 2, say."
+def test_one_process_refuses_to_train_what_is_for_servers(file, tmp_path):
+    config = replace(configs(file)["own inputs"], service=ServiceConfig(servers=2))
+    words = r"^service\.servers is 2: `tapas\.servers\.run` trains such a run, or set it to 0\.$"
+    with pytest.raises(UsageError, match=words):
+        session.train(config, tmp_path / "run", cache=tmp_path / "cache")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_goes_on_with_other_numbers_of_servers_and_without_any(file, tmp_path):
@@ -174,12 +168,12 @@ def test_a_run_goes_on_with_other_numbers_of_servers_and_without_any(file, tmp_p
         head=HeadConfig.of(num_samples=53, presample_factor=1, next_items=3),
     )
     train(config, tmp_path / "whole", engine=engine)
-    train(config, tmp_path / "run", engine=engine, asked_to_stop=after(4))
+    train(config, tmp_path / "run", engine=engine, should_stop=after(4))
     two = ServiceConfig(servers=2, max_staleness=0)
-    session.resume(tmp_path / "run", talk=quiet, engine=engine, service=two, asked_to_stop=after(4))
+    serving.resume(tmp_path / "run", engine=engine, service=two, should_stop=after(4))
     assert open_run(tmp_path / "run").config.service == two
     assert open_run(tmp_path / "run").checkpoints.steps()[-1] == 8
-    session.resume(tmp_path / "run", talk=quiet, service=ServiceConfig())
+    session.resume(tmp_path / "run", service=ServiceConfig())
     one, other = (
         load_model(open_run(tmp_path / name), 12)[0].state_dict() for name in ("run", "whole")
     )
@@ -204,11 +198,12 @@ def test_processes_are_told_absolute_folders(file, tmp_path, monkeypatch):
 
 def test_a_resume_that_is_refused_changes_nothing(file, tmp_path):
     config = replace(configs(file)["own inputs"], service=ServiceConfig(servers=2))
-    train(config, tmp_path / "run", engine=engine, asked_to_stop=after(3))
+    train(config, tmp_path / "run", engine=engine, should_stop=after(3))
     before = (tmp_path / "run" / "config.toml").read_bytes()
-    for service in (ServiceConfig(servers=3), ServiceConfig()):
+    elsewhere = partial(serving.resume, engine=engine, service=ServiceConfig(servers=3))
+    for resume in (elsewhere, partial(session.resume, service=ServiceConfig())):
         with pytest.raises(UsageError, match=r"^no checkpoint of step 41 in "):
-            session.resume(tmp_path / "run", step=41, talk=quiet, engine=engine, service=service)
+            resume(tmp_path / "run", step=41)
         assert (tmp_path / "run" / "config.toml").read_bytes() == before
 
 
@@ -219,12 +214,10 @@ def test_more_servers_than_classes_are_refused_before_anything_is_made(file, tmp
         train(config, tmp_path / "run", engine=engine)
     assert not (tmp_path / "run").exists()
     config = replace(config, service=ServiceConfig(servers=2))
-    train(config, tmp_path / "run", engine=engine, asked_to_stop=after(3))
+    train(config, tmp_path / "run", engine=engine, should_stop=after(3))
     before = (tmp_path / "run" / "config.toml").read_bytes()
     with pytest.raises(UsageError, match=words):
-        session.resume(
-            tmp_path / "run", talk=quiet, engine=engine, service=ServiceConfig(servers=54)
-        )
+        serving.resume(tmp_path / "run", engine=engine, service=ServiceConfig(servers=54))
     assert (tmp_path / "run" / "config.toml").read_bytes() == before
 
 
@@ -305,7 +298,7 @@ def test_what_was_rolled_back_is_told_even_if_a_server_hangs_then(file, tmp_path
     )
     words = r"^server 0 hangs\. What was saved at step 5 is there: go on with --resume\.$"
     with pytest.raises(PeerError, match=words):
-        train(config, tmp_path / "run", engine=start, asked_to_stop=kill_then_hang)
+        train(config, tmp_path / "run", engine=start, should_stop=kill_then_hang)
     events = [
         (e["event"], e.get("process"), e.get("rolled_back_updates"))
         for e in read_journal(tmp_path / "run" / "journal.jsonl")

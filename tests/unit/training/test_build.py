@@ -6,11 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from oracle.journeys import chain_log
 
 from tapas import UsageError
 from tapas.data.source import LogSource
-from tapas.data.splits import SplitConfig, split_log
 from tapas.encoders import GRUEncoder, MeanEncoder, TransformerEncoder
 from tapas.optim import SGD, Adagrad, LazyAdam, RowwiseAdagrad
 from tapas.selection import Priority, Top
@@ -27,18 +25,6 @@ CONFIG = TrainConfig(
     optimizer=OptimizerConfig(rows_lr=0.3, encoder_lr=0.02, weight_decay=0.01),
     loop=LoopConfig(batch=6, seed=11),
 )
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    log = chain_log(tmp_path_factory.mktemp("log"), num_users=30, num_items=40, num_baskets=6)
-    return log, split_log(log, SplitConfig())
-
-
-def test_windows_are_as_configured(data):
-    windows = build(CONFIG, *data).windows
-    assert (windows.length, windows.next_items, windows.batch_size) == (7, 4, 6)
-    assert (windows.positions, windows.seed) == ("all", 11)
 
 
 @pytest.mark.parametrize(("name", "kind"), ENCODERS.items())
@@ -65,18 +51,22 @@ def test_a_memory_plan_has_the_rows_that_a_step_of_the_method_touches(method, ro
     assert workload_of(config, np.ones(40, dtype=np.int64), team).num_samples == rows
 
 
-def test_the_head_is_as_configured(data):
+def test_windows_head_and_proposal_are_as_configured(data):
     log, split = data
-    model = build(CONFIG, log, split).model
+    head = CONFIG.head.with_options(anneal_to=0.5, alpha=0.5, beta=0.125)
+    parts = build(replace(CONFIG, head=head), log, split)
+    windows, model = parts.windows, parts.model
+    assert (windows.length, windows.next_items, windows.batch_size) == (7, 4, 6)
+    assert (windows.positions, windows.seed) == ("all", 11)
     head = model.head
     assert (head.num_classes, head.table.dim) == (log.num_items, 6)
     assert (head.num_samples, head.presample_factor) == (5, 3)
-    assert (head.seed, head.temperature) == (11, 2.0)
-    assert model.target_decay == 0.5
-    annealed = CONFIG.head.with_options(anneal_to=0.5)
-    parts = build(replace(CONFIG, head=annealed), log, split)
-    parts.model.head.step = parts.config.loop.steps
-    assert parts.model.head.temperature == 0.5
+    assert (head.seed, head.temperature, model.target_decay) == (11, 2.0, 0.5)
+    head.step = parts.config.loop.steps
+    assert head.temperature == 0.5
+    value = np.maximum((split.train_counts / split.train_counts.sum()) ** 0.5, 0.125)
+    found = head.proposal.log_prob(torch.arange(log.num_items)).double().exp().numpy()
+    np.testing.assert_allclose(found, value / value.sum(), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -94,11 +84,23 @@ def test_rows_of_head_and_inputs_move_by_the_same_rule_from_other_starts(data, n
     assert not torch.equal(model.head.table.weight, model.own_inputs.weight)
 
 
-def test_shared_inputs_are_the_rows_of_the_head(data):
-    config = replace(CONFIG, model=replace(CONFIG.model, inputs="shared"))
-    model = build(config, *data).model
-    assert model.own_inputs is None
-    assert model.inputs is model.head.table
+def test_inputs_and_repeats_are_as_configured(data):
+    """What begins at random begins alike with and without repeats."""
+    plain = build(CONFIG, *data).model
+    config = replace(CONFIG, model=replace(CONFIG.model, repeats=True))
+    parts = build(config, *data)
+    repeats = parts.model.repeats
+    assert plain.repeats is None
+    assert (repeats.history, repeats.rate.num_classes) == (7, data[0].num_items)
+    assert repeats.rate.row_optimizer.lr == 0.3
+    own = {repeats.age, repeats.key, repeats.gate, repeats.gate_bias}
+    (group,) = parts.optimizer.param_groups
+    assert set(group["params"]) == {*parts.model.encoder.parameters(), *own}
+    begun = parts.model.state_dict()
+    assert all(torch.equal(value, begun[name]) for name, value in plain.state_dict().items())
+    shared = build(replace(CONFIG, model=replace(CONFIG.model, inputs="shared")), *data).model
+    assert shared.own_inputs is None
+    assert shared.inputs is shared.head.table
 
 
 @pytest.mark.parametrize(
@@ -125,12 +127,10 @@ def test_what_was_left_open_gets_a_number(data):
     assert 1 <= parts.config.loop.evaluate_every <= per_epoch
     again = build(parts.config, log, split).config
     assert again == parts.config
-
-
-def test_a_batch_is_never_more_than_there_is(data):
-    parts = build(replace(CONFIG, loop=LoopConfig(batch=10_000)), *data)
-    assert parts.config.loop.batch == parts.windows.num_examples
-    assert parts.windows.steps_per_epoch == 1
+    total = int(split.train_counts.sum())  # and the floor is the value of a class seen once
+    assert parts.model.head.proposal.beta == pytest.approx((1 / total) ** 0.75)
+    large = build(replace(CONFIG, loop=LoopConfig(batch=10_000)), log, split)
+    assert large.config.loop.batch == large.windows.num_examples
 
 
 @pytest.mark.parametrize("name", ["cuda:99", "abacus"])
@@ -152,17 +152,3 @@ def test_a_device_that_is_not_there_is_told(name):
 def test_the_second_pass_is_as_configured(data, options, rule):
     head = CONFIG.head.with_options(**options)
     assert build(replace(CONFIG, head=head), *data).model.head.selection == rule
-
-
-def test_the_proposal_is_as_configured(data):
-    """Left out, the floor is the value of a class seen once."""
-    log, split = data
-    total = int(split.train_counts.sum())
-    proposal = build(CONFIG, log, split).model.head.proposal
-    assert (proposal.alpha, proposal.beta) == (0.75, pytest.approx((1 / total) ** 0.75))
-    config = replace(CONFIG, head=CONFIG.head.with_options(alpha=0.5, beta=0.125))
-    proposal = build(config, log, split).model.head.proposal
-    assert (proposal.alpha, proposal.beta) == (0.5, 0.125)
-    value = np.maximum((split.train_counts / total) ** 0.5, 0.125)
-    found = proposal.log_prob(torch.arange(log.num_items)).double().exp().numpy()
-    np.testing.assert_allclose(found, value / value.sum(), rtol=1e-6)

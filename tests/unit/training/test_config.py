@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapas import UsageError
+from tapas.heads import METHODS, FlatHead
 from tapas.training.config import as_tables, as_toml, build_config, read_toml
 
 LOG = {"log": {"files": ["a.parquet"]}}
@@ -59,6 +60,9 @@ BAD = [
         {"head": {"presample": 9}},
         "unknown name in [head] 'presample'. Did you mean 'presample_factor'? Known: alpha, ann",
     ),
+    ({"head": {"beta": 0}}, "head.beta must be between 1e-300 and 1, got 0.0."),
+    ({"head": {"beta": "low"}}, "head.beta must be a number, got 'low'."),
+    ({"head": {"score_queries": 0}}, "head.score_queries must be at least 1, got 0."),
     ({"head": {"cls": 9}}, "unknown name in [head] 'cls'."),
     ({"head": {"options": {}}}, "unknown name in [head] 'options'."),
     ({"head": {"next_items": 0}}, "head.next_items must be at least 1, got 0."),
@@ -66,6 +70,35 @@ BAD = [
     ({"head": {"num_samples": True}}, "head.num_samples must be a whole number, got True."),
     ({"head": {"selection": 3}}, "head.selection must be a string, got 3."),
     ({"head": {"selection": "topp"}}, "unknown head.selection 'topp'. Did you mean 'top'?"),
+    (
+        {"head": {"method": "hufman"}},
+        "unknown head.method 'hufman'. Did you mean 'huffman'? Known: adaptive, ",
+    ),
+    (
+        {"head": {"method": "nce", "presample_factor": 4}},
+        "head.presample_factor is no option of the method 'nce', but of dynamic-negatives, tapas. "
+        "Leave it out.",
+    ),
+    (
+        {"head": {"method": "nce", "proposal": "bigram"}, "service": {"servers": 2}},
+        "head.proposal 'bigram' is counted from the whole log, which workers do not read: use "
+        "'squashed', or train without --servers.",
+    ),
+    (
+        {"head": {"method": "warp"}, "model": {"repeats": True}},
+        "model.repeats weighs copies against the probability that the softmax gives, which the "
+        "method 'warp' does not estimate. Use 'tapas', 'sampled' or 'full'.",
+    ),
+    (
+        {"head": {"selection": "top"}, "model": {"repeats": True}},
+        "model.repeats weighs copies against the probability that the softmax gives, which "
+        "head.selection 'top' overestimates by design. Use 'priority'.",
+    ),
+    ({"service": {"workers": 2}}, "workers need servers to keep the rows: add --servers 2, say."),
+    (
+        {"service": {"servers": 2, "start_seconds": 0}},
+        "service.start_seconds must be between 1 and 1e+06, got 0.0.",
+    ),
     ({"optimizer": {"rows_lr": 0}}, "optimizer.rows_lr must be between 1e-12 and 1e+06, got 0.0."),
     ({"loop": {"steps": 0}}, "loop.steps must be at least 1, got 0."),
     ({"loop": {"exclude_seen": "yes"}}, "loop.exclude_seen must be a bool, got 'yes'."),
@@ -94,50 +127,32 @@ def test_a_file_that_is_no_configuration_is_told(tmp_path, content, words):
         read_toml(path)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_that_are_not_for_servers_or_shared_inputs_are_told(method):
+    kind = METHODS[method]
+    has_rows = issubclass(kind, FlatHead)
+    head, refused = {"head": {"method": method}}, {}
+    for layer in ({"service": {"servers": 2}}, {"model": {"inputs": "shared"}}):
+        try:
+            build_config(LOG, head, layer)
+        except UsageError as error:
+            refused[next(iter(layer))] = str(error)
+    served = None
+    if kind.learns_state or not has_rows:
+        what = "learns beside its rows" if has_rows else "has no rows for servers"
+        served = f"the method '{method}' {what}: train it in one process, without --servers."
+    assert refused.pop("service", None) == served
+    shared = f"the method '{method}' has no rows of classes for the encoder to share: use "
+    assert refused == ({} if has_rows else {"model": f"{shared}model.inputs 'own'."})
+
+
+def test_the_papers_rule_without_a_second_pass_goes_with_repeats():
+    build_config(
+        LOG, {"model": {"repeats": True}, "head": {"selection": "top", "presample_factor": 1}}
+    )
+
+
 def test_a_missing_file_is_told(tmp_path):
     words = f"cannot read {tmp_path / 'none.toml'}: No such file or directory."
     with pytest.raises(UsageError, match=re.escape(words)):
         read_toml(tmp_path / "none.toml")
-
-
-@pytest.mark.parametrize(
-    ("head", "words"),
-    [
-        ({"beta": 0}, "head.beta must be between 1e-300 and 1, got 0.0."),
-        ({"beta": -0.5}, "head.beta must be between 1e-300 and 1, got -0.5."),
-        ({"beta": 1.5}, "head.beta must be between 1e-300 and 1, got 1.5."),
-        ({"beta": float("nan")}, "head.beta must be between 1e-300 and 1, got nan."),
-        ({"beta": "low"}, "head.beta must be a number, got 'low'."),
-        ({"score_queries": 0}, "head.score_queries must be at least 1, got 0."),
-        ({"score_queries": 2.5}, "head.score_queries must be a whole number, got 2.5."),
-    ],
-    ids=str,
-)
-def test_a_bad_floor_or_number_of_scoring_queries_is_told(head, words):
-    with pytest.raises(UsageError) as error:
-        build_config(LOG, {"head": head})
-    assert str(error.value) == words
-
-
-@pytest.mark.parametrize("head", [{}, {"beta": 1}, {"beta": 1e-12, "score_queries": 1}], ids=str)
-def test_a_floor_and_scoring_queries_are_written_and_left_out_if_they_were(head, tmp_path):
-    config = build_config(LOG, {"head": head})
-    assert (config.head.options["beta"], config.head.options["score_queries"]) == (
-        head.get("beta"),
-        head.get("score_queries"),
-    )
-    path = tmp_path / "config.toml"
-    path.write_text(as_toml(config))
-    assert build_config(read_toml(path)) == config
-    assert ("beta" in path.read_text(), "score_queries" in path.read_text()) == (
-        "beta" in head,
-        "score_queries" in head,
-    )
-
-
-def test_repeats_and_the_papers_rule_do_not_mix():
-    layer = {"log": {"files": ["a.csv"]}, "model": {"repeats": True}, "head": {"selection": "top"}}
-    words = "which head.selection 'top' overestimates by design. Use 'priority'."
-    with pytest.raises(UsageError, match=re.escape(words)):
-        build_config(layer)
-    build_config(layer, {"head": {"presample_factor": 1}})  # no second pass, no rule

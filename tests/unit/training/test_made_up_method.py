@@ -4,12 +4,10 @@ from typing import ClassVar
 
 import pytest
 import torch
-from oracle.journeys import chain_log
 
 from tapas import UsageError
 from tapas.candidates import Candidates
 from tapas.cli.cite import papers_of
-from tapas.data.splits import SplitConfig, split_log
 from tapas.heads import METHODS, SharedSample
 from tapas.heads.facts import NUM_SAMPLES, Option, Options
 from tapas.training.build import build
@@ -53,9 +51,8 @@ def config(tmp_path, **head):
     return build_config(read_toml(path), more, {"loop": {"batch": 6}})
 
 
-def test_it_is_configured_built_and_trained(tmp_path):
-    log = chain_log(tmp_path, num_users=30, num_items=40, num_baskets=6)
-    parts = build(config(tmp_path, strength=1.5), log, split_log(log, SplitConfig()))
+def test_it_is_configured_built_and_trained(data, tmp_path):
+    parts = build(config(tmp_path, strength=1.5), *data)
     head = parts.model.head
     assert type(head) is FirstClasses
     assert (head.num_samples, head.strength) == (5, 1.5)  # an eighth of 40 classes

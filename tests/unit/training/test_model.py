@@ -1,7 +1,8 @@
-"""The model: which rows it reads, which it moves, and what its loss is the mean of."""
+"""The model and what it copies from histories, against plain loops over events and classes."""
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,119 +10,287 @@ from tapas import TapasSoftmax, UsageError
 from tapas.data.windows import SequenceBatch
 from tapas.encoders import GRUEncoder, MeanEncoder, TransformerEncoder
 from tapas.optim import SGD
+from tapas.rng import stream
 from tapas.tables import LocalTable
+from tapas.training.copy_part import AGE_PACE, Copies, Repeats
 from tapas.training.model import SequenceModel, decaying
 
-NUM_ITEMS, DIM, WIDTH = 11, 6, 5
-ENCODERS = {
-    "mean": lambda: MeanEncoder(DIM, window=WIDTH, seed=1),
-    "gru": lambda: GRUEncoder(DIM, seed=1),
-    "transformer": lambda: TransformerEncoder(DIM, window=WIDTH, seed=1),
-}
+C, D, T = 13, 6, 7
+ITEMS = torch.tensor([[3, 4, 3, 5, 0, 0, 0], [6, 0, 0, 0, 0, 0, 0], [7, 3, 8, 7, 7, 9, 3]])
+LENGTHS = torch.tensor([4, 1, 7])
 BATCH = SequenceBatch(
-    items=torch.tensor([[3, 4, 5, 0, 0], [6, 0, 0, 0, 0], [7, 3, 8, 9, 3]]),
-    lengths=torch.tensor([3, 1, 5]),
-    places=torch.tensor([0, 2, 5, 14]),
-    target=torch.tensor([[4, 5, -100], [6, -100, -100], [2, 3, 4], [1, 9, -100]]),
+    items=ITEMS,
+    lengths=LENGTHS,
+    places=torch.tensor([0, 3, 7, 16, 20]),
+    target=torch.tensor([[4, 3, -100], [3, 3, 12], [6, -100, -100], [2, 8, 4], [7, 11, -100]]),
 )
+ENCODERS = {
+    "mean": lambda: MeanEncoder(D, window=T, seed=1),
+    "gru": lambda: GRUEncoder(D, seed=1),
+    "transformer": lambda: TransformerEncoder(D, window=T, seed=1),
+}
 
 
-def build(encoder="gru", *, own=True, weight_decay=0.0, **options):
+def learned(history=T, **options):
+    """Repeats that have something to say, as after training."""
+    repeats = Repeats(C, D, history=history, **options)
+    draw = stream(5, "repeats")
+    with torch.no_grad():
+        for parameter in repeats.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=draw))
+        repeats.age.mul_(0.1)
+        repeats.rate.weight.copy_(torch.randn(C, 1, generator=draw))
+    return repeats
+
+
+def build(encoder="gru", *, own=True, repeats=True, weight_decay=0.0, **options):
     """Every class is kept, so that the sampled loss is the exact one."""
     rows = SGD.fused(lr=0.5, weight_decay=weight_decay)
-    head = TapasSoftmax(
-        NUM_ITEMS, DIM, num_samples=NUM_ITEMS, presample_factor=1, row_optimizer=rows, seed=2
-    )
-    inputs = LocalTable(NUM_ITEMS, DIM, row_optimizer=rows, bias=False, seed=3) if own else None
-    return SequenceModel(ENCODERS[encoder](), head, inputs=inputs, **options)
+    head = TapasSoftmax(C, D, num_samples=C, presample_factor=1, row_optimizer=rows, seed=2)
+    with torch.no_grad():
+        head.table.weight.copy_(torch.randn(C, D, generator=stream(1, "rows")))
+        head.table.bias.copy_(torch.linspace(-1, 1, C))
+    inputs = LocalTable(C, D, row_optimizer=rows, bias=False, seed=3) if own else None
+    repeats = learned(row_optimizer=rows) if repeats else None
+    return SequenceModel(ENCODERS[encoder](), head, inputs=inputs, repeats=repeats, **options)
 
 
-def rows(table):
-    return table.rows(torch.arange(NUM_ITEMS))[0].clone()
+def age_of(repeats, back):
+    """The line through the learned numbers at 1, 2, 4, ... events."""
+    place = math.log2(min(back + 1, repeats.history))
+    knots = (AGE_PACE * repeats.age.detach().double()).tolist()
+    return float(np.interp(place, range(len(knots)), knots))
 
 
-def train_step(model):
-    with model.head.accumulate():
-        loss = model.loss(BATCH)
-        loss.backward()
-    return float(loss.detach())
+def probabilities(model, row, last):
+    """(C,) of the mixture after event `last` of `row`, one event at a time."""
+    repeats = model.repeats
+    items = ITEMS[row, : last + 1].tolist()
+    vectors = model.inputs.rows(ITEMS[row, : last + 1])[0].double().numpy()
+    query = model.states(ITEMS, LENGTHS)[row, last].detach().double().numpy()
+    weight, bias = (part.double().numpy() for part in model.head.table.rows(torch.arange(C)))
+    softmax = np.exp(weight @ query + bias)
+    softmax /= softmax.sum()
+    if repeats is None:
+        return softmax
+    key = repeats.key.detach().double().numpy()
+    rate = repeats.rate.weight[:, 0].tolist()
+    score = [
+        query @ key @ vectors[t] / math.sqrt(D) + age_of(repeats, last - t) + rate[item]
+        for t, item in enumerate(items)
+    ]
+    share = np.exp(score) / np.exp(score).sum()
+    gate = query @ repeats.gate.detach().double().numpy() + float(repeats.gate_bias.detach())
+    g = 1 / (1 + math.exp(-gate))
+    mixed = (1 - g) * softmax
+    for part, item in zip(share, items, strict=True):
+        mixed[item] += g * part
+    assert mixed.sum() == pytest.approx(1)
+    return mixed
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["own", "shared"])
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_states_are_those_of_each_row_alone_without_its_padding(encoder, own):
     model = build(encoder, own=own)
-    table = rows(model.own_inputs if own else model.head.table)
-    states = model.states(BATCH.items, BATCH.lengths)
-    for row, length in enumerate(BATCH.lengths.tolist()):
-        x = torch.stack([table[i] for i in BATCH.items[row, :length].tolist()])[None]
+    states = model.states(ITEMS, LENGTHS)
+    for row, length in enumerate(LENGTHS.tolist()):
+        x = model.inputs.rows(ITEMS[row, :length])[0][None]
         alone = model.encoder(x, torch.tensor([length]))[0]
         torch.testing.assert_close(states[row, :length], alone)
-        query = model.query(BATCH.items[row : row + 1, :length], torch.tensor([length]))
+        query = model.query(ITEMS[row : row + 1, :length], torch.tensor([length]))
         torch.testing.assert_close(query[0], alone[-1])
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["own", "shared"])
-def test_the_loss_is_the_mean_over_positions_of_the_mean_over_their_targets(own):
-    model = build(own=own)
-    weight, bias = model.head.table.rows(torch.arange(NUM_ITEMS))
-    flat = model.states(BATCH.items, BATCH.lengths).detach().reshape(-1, DIM)
+@pytest.mark.parametrize("encoder", ENCODERS)
+@pytest.mark.parametrize(("repeats", "decay"), [(True, 1.0), (True, 0.5), (False, 1.0)])
+def test_the_loss_is_that_of_the_mixture(encoder, own, repeats, decay):
+    """Without repeats, of the softmax: the mean over positions of the mean over their targets."""
+    model = build(encoder, own=own, repeats=repeats, target_decay=decay)
     total = 0.0
-    for place, targets in zip(BATCH.places.tolist(), BATCH.target.tolist(), strict=True):
-        logits = [float(flat[place] @ weight[c] + bias[c]) for c in range(NUM_ITEMS)]
-        real = [t for t in targets if t >= 0]
-        log_sum = math.log(sum(map(math.exp, logits)))
-        total += sum(log_sum - logits[t] for t in real) / len(real)
-    assert float(model.loss(BATCH).detach()) == pytest.approx(total / len(BATCH.places), rel=1e-5)
+    weights = decaying(BATCH.target, decay).tolist()
+    for place, targets, weight in zip(
+        BATCH.places.tolist(), BATCH.target.tolist(), weights, strict=True
+    ):
+        p = probabilities(model, *divmod(place, T))
+        pairs = zip(targets, weight, strict=True)
+        total -= sum(share * math.log(p[target]) for target, share in pairs if target >= 0)
+    assert float(model.loss(BATCH).detach()) == pytest.approx(total / 5, rel=1e-5)
 
 
-def test_own_inputs_move_where_the_batch_has_items_and_nowhere_else():
-    model = build(own=True)
-    before = rows(model.own_inputs)
-    train_step(model)
-    moved = (rows(model.own_inputs) != before).any(dim=1).nonzero()[:, 0].tolist()
-    read_before_a_prediction = [3, 4, 5, 6, 7, 8, 9]  # 0 is padding; the rest is in no history
-    assert moved == read_before_a_prediction
+def test_it_begins_as_the_count_of_each_item_for_half_of_the_probability():
+    repeats = Repeats(C, D, history=T)
+    x, query = torch.randn(3, T, D, generator=stream(0, "x")), torch.ones(3, D)
+    found = repeats(query, x, ITEMS, torch.tensor([3, 7, 20]))
+    got = found.log_prob(torch.full((3, 2), -torch.inf), torch.tensor([[3, 4], [6, 1], [7, 12]]))
+    want = torch.tensor([[2 / 4, 1 / 4], [1, 0], [3 / 7, 0]]) / 2
+    torch.testing.assert_close(got.exp(), want)
 
 
-def test_padding_touches_no_row_not_even_to_let_it_decay():
-    model = build(own=True, weight_decay=0.1)
-    before = rows(model.own_inputs)[0]
-    for _ in range(3):
-        train_step(model)
-    assert torch.equal(rows(model.own_inputs)[0], before)
+@pytest.mark.parametrize("history", [1, 2, 3, 4, 7, 8, 9])
+def test_ages_are_a_line_between_powers_of_two_and_end_with_the_history(history):
+    repeats = learned(history=history)
+    want = [age_of(repeats, back) for back in range(12)]
+    assert repeats._ages(12).tolist() == pytest.approx(want, rel=1e-5, abs=1e-5)
+
+
+def test_what_comes_after_a_query_is_no_part_of_it():
+    model, changed = build(), ITEMS.clone()
+    changed[2, 3:] = 11
+    one, two = (model.repeats(
+        torch.ones(1, D), model.inputs.rows(items.view(-1))[0].view(3, T, D), items,
+        torch.tensor([16]),
+    ) for items in (ITEMS, changed))  # fmt: skip
+    assert torch.equal(one.share, two.share)
+    assert one.items.tolist() == [[7, 3, 8, -1, -1, -1, -1]]
+    assert one.share[0, 3:].tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("k", [1, 4, C])
+@pytest.mark.parametrize("exclude", [None, [[3, 5, -1], [-1, -1, -1], [0, 7, 12]]])
+def test_lists_are_the_best_of_all_classes(k, exclude):
+    model = build()
+    barred = None if exclude is None else torch.tensor(exclude)
+    after = model.after(ITEMS, LENGTHS)
+    score, ids = after.topk(k, barred)
+    log_prob = after.log_prob(torch.arange(C).expand(3, C))
+    for row, length in enumerate(LENGTHS.tolist()):
+        p = probabilities(model, row, length - 1)
+        np.testing.assert_allclose(log_prob[row].numpy(), np.log(p), rtol=1e-4)
+        left = [c for c in range(C) if exclude is None or c not in exclude[row]]
+        best = sorted(left, key=lambda c: -p[c])[:k]
+        short = k - len(best)
+        assert ids[row].tolist() == best + [-1] * short
+        want = [math.log(p[c]) for c in best] + [-math.inf] * short
+        assert score[row].tolist() == pytest.approx(want, rel=1e-4)
+
+
+def test_a_copied_item_the_softmax_ranks_last_can_be_first():
+    model = build()
+    with torch.no_grad():
+        model.head.table.bias[6] = -50.0
+        model.repeats.gate_bias.fill_(20.0)
+    _, ids = model.after(ITEMS, LENGTHS).topk(1)
+    assert ids[1].tolist() == [6]
+
+
+def test_equal_probabilities_come_by_rising_id():
+    head = TapasSoftmax(C, D, num_samples=3)
+    with torch.no_grad():
+        head.table.weight.zero_()
+    copies = Copies(
+        items=torch.tensor([[9, 2, -1, 9]]),
+        share=torch.tensor([[0.25, 0.5, 0.0, 0.25]]),
+        gate=torch.zeros(1),
+    )
+    _, ids = copies.topk(head, torch.ones(1, D), 5)
+    assert ids.tolist() == [[2, 9, 0, 1, 3]]
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own", "shared"])
+def test_gradients_are_those_of_finite_differences(own):
+    model = build(own=own)
+    model.loss(BATCH).backward()
+    fresh = build(own=own)  # backward has moved the rows
+    dense = {n: p for n, p in model.repeats.named_parameters() if "rate" not in n}
+    for name, parameter in dense.items():
+        there = dict(fresh.repeats.named_parameters())[name]
+        for place in range(0, parameter.numel(), 7):
+            losses = []
+            for step in (-1e-2, 1e-2):
+                with torch.no_grad():
+                    there.view(-1)[place] += step
+                    losses.append(float(fresh.loss(BATCH)))
+                    there.view(-1)[place] -= step
+            slope = (losses[1] - losses[0]) / 2e-2
+            assert float(parameter.grad.view(-1)[place]) == pytest.approx(slope, abs=2e-3), name
+
+
+def test_only_what_the_batch_has_moves_and_padding_does_not_even_decay():
+    model = build(weight_decay=0.1)
+    tables = (model.own_inputs, model.repeats.rate)
+    before = [table.weight.clone() for table in tables]
+    model.loss(BATCH).backward()
+    moved = [
+        (table.weight != old).any(dim=1).nonzero()[:, 0].tolist()
+        for table, old in zip(tables, before, strict=True)
+    ]
+    assert moved == [[3, 4, 5, 6, 7, 8, 9]] * 2  # 0 is padding; the rest is in no history
 
 
 def test_shared_inputs_get_both_gradients_in_one_update():
-    shared, apart = build(own=False), build(own=True)
-    start = rows(shared.head.table)
+    shared, apart = (build(own=own, repeats=False) for own in (False, True))
+    start = shared.head.table.weight.clone()
     with torch.no_grad():
         apart.own_inputs.weight.copy_(start)
-    assert train_step(shared) == train_step(apart)
-    as_class = rows(apart.head.table) - start
-    as_input = rows(apart.own_inputs) - start
-    torch.testing.assert_close(rows(shared.head.table) - start, as_class + as_input)
+    for model in (shared, apart):
+        model.loss(BATCH).backward()
+    as_class, as_input = apart.head.table.weight - start, apart.own_inputs.weight - start
+    torch.testing.assert_close(shared.head.table.weight - start, as_class + as_input)
 
 
 def test_an_encoder_in_half_precision_gives_queries_in_full():
-    half, full = build(encoder_dtype=torch.bfloat16), build()
-    query = half.query(BATCH.items, BATCH.lengths)
-    assert query.dtype == torch.float32
-    exact = full.query(BATCH.items, BATCH.lengths)
-    assert not torch.equal(query, exact)
-    torch.testing.assert_close(query, exact, rtol=0.05, atol=0.05)
-
-
-def test_dimensions_that_do_not_fit_are_told_apart():
-    head = TapasSoftmax(NUM_ITEMS, DIM, num_samples=3)
-    with pytest.raises(UsageError) as error:
-        SequenceModel(GRUEncoder(4), head, inputs=LocalTable(NUM_ITEMS, 5))
-    assert str(error.value) == (
-        "inputs, encoder and head have 5, 4 and 6 dimensions; expected one number."
+    half, full = (
+        build(encoder_dtype=d).query(ITEMS, LENGTHS) for d in (torch.bfloat16, torch.float32)
     )
+    assert half.dtype == torch.float32
+    assert not torch.equal(half, full)
+    torch.testing.assert_close(half, full, rtol=0.05, atol=0.05)
 
 
 def test_targets_weigh_less_and_less_and_padding_nothing():
     target = torch.tensor([[4, 9, 2], [7, -100, -100], [1, 1, -100]])
     want = torch.tensor([[4 / 7, 2 / 7, 1 / 7], [1, 0, 0], [2 / 3, 1 / 3, 0]])
     torch.testing.assert_close(decaying(target, 0.5), want)
+
+
+def test_targets_never_taken_before_leave_finite_gradients():
+    model = build()
+    target = torch.full_like(BATCH.target, 12)
+    batch = SequenceBatch(BATCH.items, BATCH.lengths, BATCH.places, target)
+    model.loss(batch).backward()
+    assert all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.5])
+def test_without_repeats_every_tensor_is_bit_for_bit_what_the_head_alone_makes(decay):
+    plain, by_hand = (build(repeats=False, target_decay=decay) for _ in range(2))
+    weight = None if decay == 1 else decaying(BATCH.target, decay)
+    for _ in range(3):
+        plain.loss(BATCH).backward()
+        query = by_hand.states(ITEMS, LENGTHS).view(-1, D)[BATCH.places]
+        by_hand.head(query, BATCH.target, weight).backward()
+    mine, theirs = plain.state_dict(), by_hand.state_dict()
+    assert list(mine) == list(theirs)
+    for name, value in mine.items():
+        assert torch.equal(value, theirs[name]), name
+    for one, two in zip(plain.encoder.parameters(), by_hand.encoder.parameters(), strict=True):
+        assert torch.equal(one.grad, two.grad)
+    query = plain.query(ITEMS, LENGTHS)
+    after = plain.after(ITEMS, LENGTHS)
+    assert torch.equal(after.query, query)
+    assert all(map(torch.equal, after.topk(4), plain.head.topk(query, 4)))
+    ids = torch.arange(6).view(3, 2)
+    assert torch.equal(after.log_prob(ids), plain.head.log_prob(query, ids))
+
+
+def mismatched():
+    head = TapasSoftmax(C, D, num_samples=3)
+    SequenceModel(GRUEncoder(4), head, inputs=LocalTable(C, 5))
+
+
+BAD = {
+    "history must be at least 1, got 0.": lambda: Repeats(C, D, history=0),
+    "a history is empty: there is nothing to go on from.": lambda: build().after(
+        ITEMS, torch.tensor([4, 0, 7])
+    ),
+    "inputs, encoder and head have 5, 4 and 6 dimensions; expected one number.": mismatched,
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_what_cannot_be_is_told(words):
+    with pytest.raises(UsageError) as error:
+        BAD[words]()
+    assert str(error.value) == words

@@ -3,6 +3,7 @@
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from oracle.journeys import chain_log, write_chain
@@ -32,7 +33,7 @@ def run(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     file = write_chain(folder / "chain.parquet", num_users=20, num_items=30, num_baskets=8)
     config = configured(file, exclude_seen=request.param)
-    session.begin(config, folder / "run", cache=folder / "cache", talk=lambda words: None)
+    session.train(config, folder / "run", cache=folder / "cache")
     return open_run(folder / "run")
 
 
@@ -62,18 +63,27 @@ def test_a_newer_checkpoint_that_is_not_the_best_is_not_taken(run, tmp_path):
 
 
 @pytest.mark.parametrize("part", ["test", "validation"])
-def test_the_model_is_judged_by_its_lists_at_the_points_of_the_part(run, part):
-    found, at = evaluate_run(run, part=part)
+@pytest.mark.parametrize("exclude", [True, False, None])
+def test_the_model_is_judged_by_its_lists_at_the_points_of_the_part(run, part, exclude):
+    """Without seen items if asked; if nobody asks, as it was trained."""
+    found, at = evaluate_run(run, part=part, exclude_seen=exclude)
+    exclude = run.config.loop.exclude_seen if exclude is None else exclude
     split = split_log(run.log, run.config.split)
     points = getattr(split, part)
     target = targets_of(run.log, points, 3)
-    if run.config.loop.exclude_seen:
+    asked = int((target >= 0).sum())
+    if exclude:
         target = without_seen(run.log, points, target)
+    assert found.split["seen_targets"] == asked - int((target >= 0).sum())
     model, step = load_model(run)
-    rules = ListRules(5, run.config.loop.exclude_seen)
-    ranked, loss = ranked_lists(model, run.log, points, target, rules)
+    ranked, loss = ranked_lists(model, run.log, points, target, ListRules(5, exclude))
+    hits = sum(
+        len(set(run.log.items[run.log.offsets[user] : point].tolist()) & set(row.tolist()))
+        for user, point, row in zip(points.user, points.point, ranked, strict=True)
+    )
+    assert (hits == 0) == exclude
     assert (found.part, at, found.num_targets) == (part, step, 3)
-    assert found.exclude_seen == run.config.loop.exclude_seen
+    assert found.exclude_seen is exclude
     mine = found.scores["model"]
     assert mine.num_examples == int((target >= 0).any(axis=1).sum())
     for name, values in measure(ranked, torch.from_numpy(target), k=3).items():
@@ -97,27 +107,6 @@ def test_baselines_are_judged_on_the_same_examples_and_leads_are_differences(run
         assert lead.mean == pytest.approx(gap)
 
 
-@pytest.mark.parametrize("exclude", [True, False])
-def test_seen_items_are_left_out_or_kept_as_asked_and_it_is_said(run, exclude):
-    found, _ = evaluate_run(run, exclude_seen=exclude)
-    assert found.exclude_seen is exclude
-    points = split_log(run.log, run.config.split).test
-    target = targets_of(run.log, points, 3)
-    asked = int((target >= 0).sum())
-    if exclude:
-        target = without_seen(run.log, points, target)
-    ranked, _ = ranked_lists(load_model(run)[0], run.log, points, target, ListRules(5, exclude))
-    assert found.split["seen_targets"] == asked - int((target >= 0).sum())
-    want = measure(ranked, torch.from_numpy(target))["map@20"]
-    assert found.scores["model"].metrics["map@20"].mean == pytest.approx(float(want.nanmean()))
-    seen = [
-        set(run.log.items[run.log.offsets[user] : point].tolist())
-        for user, point in zip(points.user, points.point, strict=True)
-    ]
-    hits = sum(len(seen[place] & set(row.tolist())) for place, row in enumerate(ranked))
-    assert (hits == 0) == exclude
-
-
 def test_the_first_examples_alone_can_be_judged(run):
     done = []
     found, _ = evaluate_run(run, most=4, on_progress=lambda now, total: done.append((now, total)))
@@ -125,31 +114,52 @@ def test_the_first_examples_alone_can_be_judged(run):
     assert done == [(4, 4)]
 
 
-def test_one_example_has_an_endless_interval(run):
-    metric = evaluate_run(run, most=1)[0].scores["model"].metrics["map@20"]
-    assert (metric.low, metric.high) == (-float("inf"), float("inf"))
+@pytest.mark.parametrize("exclude_seen", [False, True], ids=["keep", "exclude"])
+def test_a_run_that_repeats_is_ranked_and_judged_by_its_mixture(tmp_path, exclude_seen):
+    """So few items that they come back within a history."""
+    file = write_chain(tmp_path / "chain.parquet", num_users=9, num_items=9, num_baskets=6)
+    config = configured(file)
+    config = replace(config, model=replace(config.model, history=6, repeats=True))
+    session.train(config, tmp_path / "run", cache=tmp_path / "cache")
+    run = open_run(tmp_path / "run")
+    model, _ = load_model(run)
+    with torch.no_grad():
+        model.repeats.gate_bias += 3  # copies decide
+    log, points = run.log, split_log(run.log, run.config.split).test
+    start, target = log.offsets[points.user], targets_of(log, points, 5)
+    ranked, loss = ranked_lists(model, log, points, target, ListRules(6, exclude_seen))
+    for place, (s, p) in enumerate(zip(start, points.point, strict=True)):
+        seen = torch.from_numpy(log.items[s:p].astype(np.int64))
+        recent = seen[-6:][None]
+        after = model.after(recent, torch.tensor([recent.shape[1]]))
+        log_p = after.log_prob(torch.arange(log.num_items)[None])[0]
+        wanted = [t for t in target[place].tolist() if t >= 0]
+        assert float(loss[place]) == pytest.approx(-float(log_p[wanted].mean()), rel=1e-4)
+        if exclude_seen:
+            log_p[seen] = -torch.inf
+        elif len(seen) >= 6:
+            assert set(ranked[place, : len(recent.unique())].tolist()) == set(
+                recent.unique().tolist()
+            )
+        best = [c for c in log_p.argsort(descending=True).tolist() if log_p[c] > -torch.inf]
+        assert ranked[place].tolist() == (best + [-1] * 20)[:20]
 
 
-def test_an_unknown_part_is_told_the_known_ones(run):
-    with pytest.raises(UsageError) as error:
-        evaluate_run(run, part="tset")
-    assert str(error.value) == "unknown part 'tset'. Did you mean 'test'? Known: test, validation."
-
-
-def test_a_run_without_a_checkpoint_is_told_how_to_get_one(tmp_path):
+def test_what_cannot_be_judged_is_told(run, tmp_path):
     log = chain_log(tmp_path, num_users=3, num_items=9, num_baskets=3)
-    run = create_run(tmp_path / "run", configured("x.parquet"), log)
-    with pytest.raises(UsageError) as error:
-        evaluate_run(run, part="validation")
-    assert str(error.value) == (
-        f"{run.path} has no checkpoint yet. `tapas train --resume {run.path}` makes one."
-    )
-
-
-def test_a_split_without_a_test_part_is_said(tmp_path):
-    log = chain_log(tmp_path, num_users=3, num_items=9, num_baskets=3)
-    config = replace(configured("x.parquet"), split=SplitConfig(test=0))
-    run = create_run(tmp_path / "run", config, log)
-    with pytest.raises(UsageError) as error:
-        evaluate_run(run)
-    assert str(error.value) == "the split of this run holds nothing out for test."
+    config = configured("x.parquet")
+    empty = create_run(tmp_path / "empty", config, log)
+    untested = create_run(tmp_path / "all", replace(config, split=SplitConfig(test=0)), log)
+    calls = [
+        (run, "tset", "unknown part 'tset'. Did you mean 'test'? Known: test, validation."),
+        (
+            empty,
+            "validation",
+            f"{empty.path} has no checkpoint yet. `tapas train --resume {empty.path}` makes one.",
+        ),
+        (untested, "test", "the split of this run holds nothing out for test."),
+    ]
+    for judged, part, words in calls:
+        with pytest.raises(UsageError) as error:
+            evaluate_run(judged, part=part)
+        assert str(error.value) == words

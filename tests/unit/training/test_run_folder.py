@@ -1,7 +1,6 @@
 """The folder of a run: whole or no run, refused before any work, read back as it was."""
 
 import errno
-import json
 import os
 import shutil
 import stat
@@ -38,25 +37,20 @@ def refused(path):
     return str(error.value)
 
 
-def test_what_was_laid_out_is_read_back(log, tmp_path):
+def test_what_was_laid_out_is_read_back_without_log_and_cache(tmp_path):
+    log = chain_log(tmp_path, num_users=3, num_items=9, num_baskets=3)
+    items, keys = log.items.tolist(), log.item_keys.keys(range(8))
     run = create_run(tmp_path / "a" / "run", CONFIG, log)
+    shutil.rmtree(tmp_path / "cache")
+    (tmp_path / "chain.parquet").unlink()
     assert names(run.path) == ["config.toml", "log", "run.json"]
     again = open_run(run.path)
     assert again.config == CONFIG
-    assert again.log.items.tolist() == log.items.tolist()
-    assert again.log.item_keys.keys([0, 1]) == log.item_keys.keys([0, 1])
+    assert again.log.items.tolist() == items
+    assert again.log.item_keys.keys(range(8)) == keys
     assert again.checkpoints.keep == 7
     assert again.checkpoints.steps() == []
     assert again.num_threads == 1
-
-
-def test_a_run_needs_neither_the_log_nor_the_cache_any_more(tmp_path):
-    log = chain_log(tmp_path, num_users=3, num_items=9, num_baskets=3)
-    items = log.items.tolist()
-    create_run(tmp_path / "run", CONFIG, log)
-    shutil.rmtree(tmp_path / "cache")
-    (tmp_path / "chain.parquet").unlink()
-    assert open_run(tmp_path / "run").log.items.tolist() == items
 
 
 def test_where_files_cannot_be_linked_they_are_copied(log, tmp_path, monkeypatch):
@@ -76,23 +70,18 @@ def test_a_free_place_is_left_as_it_was(tmp_path):
     assert names(tmp_path / "empty") == []
 
 
-def test_a_folder_that_holds_a_run_is_refused(log, tmp_path):
-    create_run(tmp_path / "run", CONFIG, log)
-    assert refused(tmp_path / "run") == (
-        f"{tmp_path / 'run'} holds a run already. Go on with it by --resume, or choose another "
-        "--out."
-    )
-
-
-def test_a_file_and_a_full_folder_are_refused_and_untouched(tmp_path):
-    (tmp_path / "file").write_text("mine")
-    assert refused(tmp_path / "file") == f"{tmp_path / 'file'} is a file. Choose another --out."
-    assert refused(tmp_path) == f"{tmp_path} is not empty, and holds no run. Choose another --out."
-    below = tmp_path / "file" / "run"
-    assert refused(below) == (
-        f"cannot write into {below}: Not a directory. Choose another folder with --out."
-    )
-    assert (tmp_path / "file").read_text() == "mine"
+def test_a_run_a_file_and_a_full_folder_are_refused_and_untouched(log, tmp_path):
+    run, file = create_run(tmp_path / "run", CONFIG, log).path, tmp_path / "file"
+    file.write_text("mine")
+    told = {
+        run: "{} holds a run already. Go on with it by --resume, or choose another --out.",
+        file: "{} is a file. Choose another --out.",
+        tmp_path: "{} is not empty, and holds no run. Choose another --out.",
+        file / "run": "cannot write into {}: Not a directory. Choose another folder with --out.",
+    }
+    for path, words in told.items():
+        assert refused(path) == words.format(path)
+    assert file.read_text() == "mine"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
@@ -107,23 +96,26 @@ def test_a_read_only_folder_is_refused(tmp_path):
         tmp_path.chmod(stat.S_IRWXU)
 
 
-MOVES = [1, 2, 3]  # log, config.toml, run.json
+def failing(monkeypatch, move, error):
+    """Let the renaming number `move` of `create_run` raise: of config.toml, log, run.json."""
+    moves, rename = iter(range(1, 9)), Path.rename
+
+    def rename_or_fail(self, target):
+        if next(moves) == move:
+            raise error
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename_or_fail)
 
 
-@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("move", [1, 2, 3])
 def test_killed_while_it_is_laid_out_it_is_no_run_and_can_be_begun_again(
     log, tmp_path, monkeypatch, move
 ):
     """The kill comes just before the move; nothing can tidy up after it."""
-    path, moves, rename = tmp_path / "run", iter(range(1, 9)), Path.rename
-
-    def dying(self, target):
-        if next(moves) == move:
-            raise KilledError
-        return rename(self, target)
-
+    path = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", dying)
+        failing(patch, move, KilledError())
         patch.setattr(shutil, "rmtree", lambda *_, **__: None)
         patch.setattr(Path, "unlink", lambda *_, **__: None)
         with pytest.raises(KilledError):
@@ -135,20 +127,14 @@ def test_killed_while_it_is_laid_out_it_is_no_run_and_can_be_begun_again(
     assert names(path) == ["config.toml", "log", "run.json"]
 
 
-@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("move", [1, 2, 3])
 def test_a_full_disk_leaves_nothing(log, tmp_path, monkeypatch, move):
-    path, moves, rename = tmp_path / "run", iter(range(1, 9)), Path.rename
-
-    def full(self, target):
-        if next(moves) == move:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", full)
+    failing(monkeypatch, move, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     with pytest.raises(UsageError) as error:
-        create_run(path, CONFIG, log)
+        create_run(tmp_path / "run", CONFIG, log)
     assert str(error.value) == (
-        f"cannot write into {path}: No space left on device. Choose another folder with --out."
+        f"cannot write into {tmp_path / 'run'}: No space left on device. Choose another folder "
+        "with --out."
     )
     assert names(tmp_path) == []
 
@@ -163,40 +149,29 @@ def test_no_run_is_told_how_to_make_one(tmp_path):
         )
 
 
-def test_a_run_of_a_newer_version_is_told_so(log, tmp_path):
-    run = create_run(tmp_path / "run", CONFIG, log)
-    record = json.loads((run.path / "run.json").read_text())
-    (run.path / "run.json").write_text(json.dumps(record | {"format": 2, "tapas": "9.1"}))
-    with pytest.raises(UsageError) as error:
-        open_run(run.path)
-    assert str(error.value) == (
-        f"{run.path} was written by tapas 9.1 (run format 2); this is tapas {__version__}, which "
-        "knows formats up to 1. Upgrade tapas-softmax."
-    )
+NEWER = (
+    f"{{run}} was written by tapas 9.1 (run format 2); this is tapas {__version__}, which knows "
+    "formats up to 1. Upgrade tapas-softmax."
+)
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "kind", "words"),
     [
-        ("{", "cannot be read: Expecting property name"),
-        ("[1]", "has no format number: it was not written by tapas."),
-        ('{"format": "one"}', "has no format number: it was not written by tapas."),
+        ('{"format": 2, "tapas": "9.1"}', UsageError, NEWER),
+        ("{", DataError, "{run}/run.json cannot be read: Expecting property name"),
+        ("[1]", DataError, "{run}/run.json has no format number: it was not written by tapas."),
+        ('{"format": "one"}', DataError, "{run}/run.json has no format number: it was not"),
     ],
 )
-def test_a_damaged_record_is_named(log, tmp_path, content, words):
+def test_a_record_that_is_damaged_or_of_a_newer_version_is_told(
+    log, tmp_path, content, kind, words
+):
     run = create_run(tmp_path / "run", CONFIG, log)
     (run.path / "run.json").write_text(content)
-    with pytest.raises(DataError) as error:
+    with pytest.raises(kind) as error:
         open_run(run.path)
-    assert str(error.value).startswith(f"{run.path / 'run.json'} {words}")
-
-
-def test_a_misspelt_name_in_its_configuration_is_named(log, tmp_path):
-    run = create_run(tmp_path / "run", CONFIG, log)
-    file = run.path / "config.toml"
-    file.write_text(file.read_text().replace("history =", "hstory ="))
-    with pytest.raises(UsageError, match=r"unknown name in \[model\] 'hstory'. Did you mean 'hist"):
-        open_run(run.path)
+    assert str(error.value).startswith(words.format(run=run.path))
 
 
 def test_only_one_process_trains_in_a_run(log, tmp_path):

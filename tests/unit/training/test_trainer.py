@@ -16,7 +16,7 @@ from tapas.training.build import build
 from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, OptimizerConfig, TrainConfig
 from tapas.training.journal import Journal, read_journal
 from tapas.training.step import OwnSteps
-from tapas.training.trainer import Trainer
+from tapas.training.trainer import Outcome, Trainer
 
 LOOP = LoopConfig(steps=20, evaluate_every=2, batch=4, patience=2, keep=3, checkpoint_seconds=1e9)
 
@@ -73,49 +73,41 @@ def stops_at(step):
     return lambda: next(asked) >= step
 
 
-def test_it_stops_when_patience_runs_out_and_keeps_the_best(make, tmp_path):
-    trainer = make(Script(0.1, 0.3, 0.2, 0.25, 0.9))
-    outcome = trainer.run()
-    assert (outcome.ending, outcome.step, outcome.best, outcome.best_step) == ("early", 8, 0.3, 4)
-    assert trainer.checkpoints.best() == 4
-    assert trainer.checkpoints.steps() == [4, 6, 8]
-    assert [line["step"] for line in read_journal(tmp_path / "journal.jsonl")] == [2, 4, 6, 8]
+ENDINGS = {  # what the judge says, the loop, then: ending, step, best, its step, steps kept
+    "patience runs out": ((0.1, 0.3, 0.2, 0.25, 0.9), {}, ("early", 8, 0.3, 4), [4, 6, 8]),
+    "as good is not better": ((0.2, 0.2, 0.2, 0.9), {}, ("early", 6, 0.2, 2), [2, 4, 6]),
+    "a better one gives all patience back": (
+        (0.1, 0.05, 0.2, 0.1, 0.3, 0.1, 0.1), {}, ("early", 14, 0.3, 10), [10, 12, 14]
+    ),
+    "the best is kept however old": (
+        (0.9, *[0.1] * 9), {"patience": 100, "keep": 1}, ("finished", 20, 0.9, 2), [2, 20]
+    ),
+    "the last step is evaluated though it divides nothing": (
+        (0.1, 0.2, 0.3), {"steps": 7, "evaluate_every": 3}, ("finished", 7, 0.3, 7), [3, 6, 7]
+    ),
+}  # fmt: skip
 
 
-def test_as_good_as_the_best_is_not_better(make):
-    outcome = make(Script(0.2, 0.2, 0.2, 0.9)).run()
-    assert (outcome.ending, outcome.step, outcome.best_step) == ("early", 6, 2)
+@pytest.mark.parametrize("case", ENDINGS)
+def test_it_ends_when_it_should_and_keeps_the_best(make, tmp_path, case):
+    said, loop, (ending, step, best, best_step), kept = ENDINGS[case]
+    trainer = make(Script(*said), **loop)
+    assert trainer.run() == Outcome(ending, step, best, best_step)
+    assert (trainer.checkpoints.best(), trainer.checkpoints.steps()) == (best_step, kept)
+    every = trainer.evaluate_every
+    lines = [line["step"] for line in read_journal(tmp_path / "journal.jsonl")]
+    assert lines == sorted({*range(every, step + 1, every), step})
 
 
-def test_a_better_evaluation_gives_all_patience_back(make):
-    outcome = make(Script(0.1, 0.05, 0.2, 0.1, 0.3, 0.1, 0.1)).run()
-    assert (outcome.ending, outcome.step, outcome.best_step) == ("early", 14, 10)
-
-
-def test_the_best_is_kept_however_many_newer_ones_there_are(make):
-    trainer = make(Script(0.9, *[0.1] * 9), patience=100, keep=1)
-    assert trainer.run().ending == "finished"
-    assert trainer.checkpoints.steps() == [2, 20]
-    assert trainer.checkpoints.best() == 2
-
-
-def test_the_last_step_is_evaluated_though_it_divides_nothing(make, tmp_path):
-    outcome = make(Script(0.1, 0.2, 0.3), steps=7, evaluate_every=3).run()
-    assert (outcome.ending, outcome.step, outcome.best_step) == ("finished", 7, 7)
-    assert [line["step"] for line in read_journal(tmp_path / "journal.jsonl")] == [3, 6, 7]
-
-
-@pytest.mark.parametrize(("step", "kept"), [(1, [1]), (3, [2, 3]), (4, [2, 4])])
-def test_asked_to_stop_it_saves_the_step_it_is_at(make, step, kept):
-    trainer = make(Script(0.1, 0.2, 0.3))
-    outcome = trainer.run(asked_to_stop=stops_at(step))
-    assert (outcome.ending, outcome.step) == ("asked", step)
+@pytest.mark.parametrize(
+    ("step", "ending", "kept"),
+    [(1, "asked", [1]), (3, "asked", [2, 3]), (4, "asked", [2, 4]), (6, "finished", [2, 4, 6])],
+)
+def test_asked_to_stop_it_saves_the_step_it_is_at(make, step, ending, kept):
+    trainer = make(Script(0.1, 0.2, 0.3), steps=6)
+    outcome = trainer.run(should_stop=stops_at(step))
+    assert (outcome.ending, outcome.step) == (ending, step)
     assert trainer.checkpoints.steps() == kept
-
-
-def test_asked_to_stop_at_the_very_end_it_has_finished(make):
-    outcome = make(Script(0.1, 0.2), steps=4).run(asked_to_stop=stops_at(4))
-    assert (outcome.ending, outcome.step) == ("finished", 4)
 
 
 def test_checkpoints_come_by_the_clock_between_evaluations(make):
@@ -168,7 +160,7 @@ def test_the_encoder_is_clipped_and_the_rows_are_not(make):
 
 def test_ticks_tell_where_it_stands(make, tmp_path):
     ticks = []
-    make(Script(0.1, 0.4), steps=4).run(on_tick=ticks.append)
+    make(Script(0.1, 0.4), steps=4).run(on_progress=ticks.append)
     journal = [line["train_loss"] for line in read_journal(tmp_path / "journal.jsonl")]
     assert math.isnan(ticks[0].loss)
     assert [tick.loss for tick in ticks[1:]] == journal

@@ -1,0 +1,116 @@
+"""A run that goes on with a newer log: what it has learned stays, new items get rows.
+
+Items that the run knows keep their ids and, bit for bit, their rows and all that optimizers
+remember; those that only the new log has get the ids that follow, and start as in a fresh run. The
+new run begins at step 0 with what the old one has learned, and makes as many passes over its log.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from tapas.checkpoints.describe import CHECKPOINTS
+from tapas.checkpoints.grow import NewRows, with_classes
+from tapas.data.description import reading_words, split_words
+from tapas.data.event_log import EventLog
+from tapas.data.prepare import prepare_log
+from tapas.data.splits import Split, split_log
+from tapas.errors import UsageError
+from tapas.heads import FlatHead
+from tapas.training.build import (
+    build_row_optimizer,
+    log_frequency,
+    prepare,
+    resolve,
+    table_plans,
+)
+from tapas.training.config import TrainConfig
+from tapas.training.run_folder import RunFolder, check_free, create_run
+from tapas.training.trainer import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What became of the items of a run."""
+
+    checkpoint: Path  # the one that the new run begins with, as it was
+    num_known: int
+    num_new: int
+    num_missing: int  # known, but not in the new log
+
+
+def grow_run(
+    run: RunFolder,
+    files: Sequence[str],
+    out: Path,
+    *,
+    cache: Path,
+    step: int | None = None,
+    status: Callable[[str], None] = lambda words: None,
+) -> Growth:
+    """Make the run `out` from `run`, with the log in `files`, read by the same options.
+
+    It begins with the checkpoint of `step`; None is the best, or the newest if none is.
+    """
+    check_can_grow(run.config)
+    check_free(out)
+    step = run.checkpoints.best() if step is None else step
+    checkpoint = run.checkpoints.find(step)[1]
+    source = replace(run.config.log, files=tuple(files))
+    log = prepare_log(source, cache, talk=status, known=run.log)
+    split = split_log(log, run.config.split)
+    for words in (*reading_words(log.report), *split_words(log, split)):
+        status(words)
+    num_known = run.log.num_items
+    new = replace(new_rows(run.config), bias=log_frequency(split.train_counts)[num_known:])
+    grown = with_classes(checkpoint, log.num_items, new, least=0)
+    grown.record["numbers"]["model.head"]["step"] = 0
+    grown.record.update(step=0, best=False, state={"progress": asdict(Progress())})
+    create_run(
+        out,
+        _as_many_passes(replace(run.config, log=source), run.log, log, split),
+        log,
+        num_threads=run.num_threads,
+        fill=lambda folder: grown.write(folder / CHECKPOINTS / "step-00000000"),
+    )
+    missing = int((log.item_keys.counts[:num_known] == 0).sum())
+    return Growth(checkpoint, num_known, log.num_items - num_known, missing)
+
+
+def new_rows(config: TrainConfig) -> NewRows:
+    """Where a run of `config` starts its rows."""
+    return NewRows(
+        optimizer=build_row_optimizer(config.optimizer),
+        zero_tables={name for name, plan in table_plans(config).items() if plan.at_zero},
+    )
+
+
+def check_can_grow(config: TrainConfig) -> None:
+    """An error if the method has more than rows that belongs to the classes of one log."""
+    kind, method = config.head.kind, config.head.method
+    if not issubclass(kind, FlatHead):
+        what = "arranges its classes by how often the old log has them"
+    elif kind.learns_state:
+        what = "learns beside its rows what belongs to the classes of the old log"
+    else:
+        return
+    raise UsageError(
+        f"the method '{method}' {what}: such a run cannot grow. Train a run of its own on the new "
+        "log, with `tapas train`."
+    )
+
+
+def _as_many_passes(
+    config: TrainConfig, old: EventLog, new: EventLog, new_split: Split
+) -> TrainConfig:
+    """`config` with steps for as many passes over `new` as it has steps for over `old`."""
+    before = prepare(config, old, split_log(old, config.split))[1]
+    windows = prepare(config, new, new_split)[1]
+    ratio = windows.steps_per_epoch / before.steps_per_epoch
+    steps, every = config.loop.steps or 1, config.loop.evaluate_every or 1
+    loop = replace(
+        config.loop,
+        steps=max(1, round(steps * ratio)),
+        evaluate_every=max(1, round(every * ratio)),
+    )
+    return resolve(replace(config, loop=loop), new.num_items, windows)
