@@ -189,8 +189,9 @@ def errors_by_class(inverse: np.ndarray) -> np.ndarray:
 
 
 def error_of_mean(value: float, estimates: np.ndarray) -> float:
+    """How far the mean lies from `value`, in standard errors, or in roundings of float32."""
     spread = estimates.std(ddof=1) / len(estimates) ** 0.5
-    return float((estimates.mean() - value) / spread) if spread > 1e-6 * value else 0.0
+    return float((estimates.mean() - value) / max(spread, 1e-6 * value))
 
 
 @pytest.mark.parametrize("k", [SPARSE, DENSE])
