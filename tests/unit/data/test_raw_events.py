@@ -9,8 +9,7 @@ from words import told
 
 from tapas import DataError
 from tapas.data import LogSource
-from tapas.data.raw_events import gather
-from tapas.data.text import places, words_of
+from tapas.data.raw_events import gather, places, words_of
 
 
 def read(*files, **options):
