@@ -55,6 +55,9 @@ def test_without_weights_and_times_everything_counts_once():
 
 
 def test_what_is_left_out_costs_nothing_and_has_no_gradient():
+    none = torch.zeros(B, 0)
+    assert leave_out(none, torch.empty(0).long(), torch.zeros(B, L).long()).shape == (B, 0)
+    assert torch.equal(noise_cost(none), torch.zeros(B))
     logit = draw(B, K, name="logit").requires_grad_()
     ids = torch.tensor([2, 3, 5, 8, 13, 21, 30])
     own = torch.tensor([[3, 30, -1], [4, 4, 4], [2, 2, -1], [-1, -1, -1], [21, 6, 8]])
@@ -63,12 +66,6 @@ def test_what_is_left_out_costs_nothing_and_has_no_gradient():
     assert torch.equal(score.isneginf(), hit)
     noise_cost(score).sum().backward()
     torch.testing.assert_close(logit.grad, torch.sigmoid(logit.detach()).masked_fill(hit, 0.0))
-
-
-def test_of_no_candidates_nothing_is_left_out():
-    none = torch.zeros(B, 0)
-    assert leave_out(none, torch.empty(0).long(), torch.zeros(B, L).long()).shape == (B, 0)
-    assert torch.equal(noise_cost(none), torch.zeros(B))
 
 
 @pytest.mark.parametrize("scores", [1, 4 * B, 1 << 18])
