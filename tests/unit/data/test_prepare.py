@@ -4,11 +4,12 @@ import errno
 import os
 from collections import Counter
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from words import told
 
@@ -56,6 +57,7 @@ def by_loop(rows, min_count=1, rare="keep"):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 @given(rows=ROWS, rare=st.sampled_from(["keep", "drop", "fold"]), random=st.randoms())
+@example(rows=[(1, "a", 0), (1, "b", 0)], rare="fold", random=Random(0))  # rare in one basket
 def test_a_log_is_what_a_loop_makes_of_the_rows(tmp_path, rows, rare, random):
     options = {"min_count": 3, "rare": rare}
     want = by_loop(rows, **options)

@@ -72,10 +72,13 @@ def test_without_a_time_column_the_order_of_the_files_is_the_time(tmp_path):
 
 
 def test_files_of_different_kinds_make_one_log(tmp_path):
-    pl.DataFrame({"user": [1], "item": [5], "time": [3]}).write_parquet(tmp_path / "a.parquet")
+    """Keys of text are numbers, though one of the files is typed, whichever comes last."""
+    typed = pl.DataFrame({"user": [1], "item": [5], "time": [3]})
+    typed.write_parquet(tmp_path / "a.parquet")
     (tmp_path / "b.csv").write_text("item,user,time\n6,1,4\n")
     (tmp_path / "c.jsonl").write_text('{"time": 5, "user": 2, "item": 5}\n')
-    assert events(read(tmp_path / "*")) == [(1, 5, 3), (1, 6, 4), (2, 5, 5)]
+    typed.write_parquet(tmp_path / "d.parquet")
+    assert events(read(tmp_path / "*")) == [(1, 5, 3), (1, 6, 4), (2, 5, 5), (1, 5, 3)]
 
 
 def test_files_that_do_not_agree_are_told(tmp_path):
