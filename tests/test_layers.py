@@ -47,10 +47,16 @@ ONLY_IN = {  # library: the folders that may import it
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if p.parent != PACKAGE or p.name[0] != "_")
 
 
+NODES = {  # every file is parsed once
+    file: list(ast.walk(ast.parse(file.read_text())))
+    for file in (*FILES, *EXPERIMENTS.rglob("*.py"))
+}
+
+
 def imports(file: Path) -> set[str]:
     """Dotted names of every module that `file` imports, wherever the statement stands."""
     found = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in NODES[file]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -116,10 +122,8 @@ def test_importing_tapas_loads_nothing_heavy():
 
 def test_names_say_something_and_user_facing_checks_are_never_assert():
     banned = {"utils", "helpers", "common", "manager", "misc", "new", "v2"}
-    files = [*FILES, *EXPERIMENTS.rglob("*.py")]
-    assert [file for file in files if banned & set(file.stem.split("_"))] == []
-    trees = {file: ast.walk(ast.parse(file.read_text())) for file in files}
+    assert [file for file in NODES if banned & set(file.stem.split("_"))] == []
     asserting = [
-        file for file, nodes in trees.items() if any(isinstance(n, ast.Assert) for n in nodes)
+        file for file, nodes in NODES.items() if any(isinstance(n, ast.Assert) for n in nodes)
     ]
     assert asserting == []

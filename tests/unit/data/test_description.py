@@ -91,6 +91,7 @@ def test_how_a_log_was_read_is_said():
         "Columns: who (user), sku (item).",
         "5 rare items with 9 events were dropped.",
     ]
+    assert len(reading_words(report | nothing | {"rare_items": 0})) == 1
 
 
 def test_a_split_says_what_it_holds_out_and_what_cannot_be_learned():
