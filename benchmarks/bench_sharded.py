@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from bench_whole_step import zipf_ids
 from measuring import interleave, ratio, ratio_target, spread, write_record
 
 import tapas
@@ -43,12 +44,6 @@ SETTINGS = [  # what is done, B, n
 ]
 BATCHES, STEPS = 4, 4  # prepared before the clock starts; taken in one turn
 Step = Callable[[], None]
-
-
-def zipf_ids(shape: tuple[int, ...], purpose: str) -> torch.Tensor:
-    """Ids with chance about 1 / (id + 1), as in real logs."""
-    draws = torch.rand(shape, generator=tapas.rng.stream(0, purpose), dtype=torch.float64)
-    return torch.expm1(draws * np.log1p(C)).long().clamp_(max=C - 1)
 
 
 def counts() -> np.ndarray[Any, np.dtype[np.int64]]:

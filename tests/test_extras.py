@@ -29,6 +29,7 @@ def without_extras(script, *arguments):
 
 @pytest.mark.slow
 def test_heads_optimizers_and_checkpoints_need_torch_numpy_and_safetensors_alone(tmp_path):
+    """And a log, which needs polars, says what to install."""
     script = """
 import torch, tapas
 encoder, head = torch.nn.Linear(4, 4), tapas.TapasSoftmax(50, 4, num_samples=8)
@@ -38,27 +39,21 @@ head(encoder(torch.ones(3, 4)), torch.arange(3)).backward()
 rows.step()
 tapas.save_checkpoint(sys.argv[1], 1, model, rows)
 print(tapas.load_checkpoint(sys.argv[1], model, rows), head.topk(torch.ones(4), 3)[1].shape)
+from tapas.data import prepare_log
 """
     done = without_extras(script, str(tmp_path / "run"))
-    assert done.returncode == 0, done.stderr
-    assert "torch.Size([3])" in done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arguments", [["--version"], ["train", "log.csv"]])
-def test_the_command_says_what_to_install(arguments):
-    script = "from tapas.__main__ import main; sys.argv[0] = 'tapas'; main()"
-    done = without_extras(script, *arguments)
-    words = 'tapas: this needs typer. Install it with `pip install "tapas-softmax[train]"`.\n'
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", words)
-
-
-@pytest.mark.slow
-def test_a_log_without_polars_says_what_to_install():
-    done = without_extras("from tapas.data import prepare_log")
+    assert "torch.Size([3])" in done.stdout, done.stderr
     assert done.returncode == 1
     words = 'UsageError: this needs polars. Install it with `pip install "tapas-softmax[train]"`.'
     assert words in done.stderr
+
+
+@pytest.mark.slow
+def test_the_command_says_what_to_install():
+    script = "from tapas.__main__ import main; sys.argv[0] = 'tapas'; main()"
+    done = without_extras(script, "train", "log.csv")
+    words = 'tapas: this needs typer. Install it with `pip install "tapas-softmax[train]"`.\n'
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", words)
 
 
 def test_a_figure_without_matplotlib_says_what_to_install(monkeypatch):

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -46,10 +47,16 @@ ONLY_IN = {  # library: the folders that may import it
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if p.parent != PACKAGE or p.name[0] != "_")
 
 
+NODES = {  # every file is parsed once
+    file: list(ast.walk(ast.parse(file.read_text())))
+    for file in (*FILES, *EXPERIMENTS.rglob("*.py"))
+}
+
+
 def imports(file: Path) -> set[str]:
     """Dotted names of every module that `file` imports, wherever the statement stands."""
     found = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in NODES[file]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -65,52 +72,37 @@ def place(file: Path) -> str:
     return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def is_below(name: str, me: str) -> bool:
-    """Whether module `name` of the package may be imported in the folder or file `me`."""
-    if name == "tapas":  # the package itself: import the part that is needed
-        return False
-    other = name.split(".")[1]
-    return other == me or RANK[other] < RANK[me] or {other, me} <= LAYERS[0]
+def offenders(wrong: Callable[[str, str], bool]) -> list[str]:
+    """Every import that is wrong: asked of the folder or file it stands in, and of its name."""
+    return [
+        f"{file.relative_to(PACKAGE)} imports {name}"
+        for file, names in IMPORTS.items()
+        for name in names
+        if wrong(place(file), name)
+    ]
 
 
 def test_imports_point_down():
-    offenders = [
-        f"{file.relative_to(PACKAGE)} imports {name}"
-        for file, names in IMPORTS.items()
-        for name in names
-        if name.split(".")[0] == "tapas" and not is_below(name, place(file))
-    ]
-    assert offenders == []
+    def points_up(me: str, name: str) -> bool:
+        if not name.startswith("tapas"):
+            return False
+        if name == "tapas":  # the package itself: import the part that is needed
+            return True
+        other = name.split(".")[1]
+        below = other == me or RANK[other] < RANK[me] or {other, me} <= LAYERS[0]
+        return not below
+
+    assert offenders(points_up) == []
 
 
-def test_the_package_knows_nothing_of_experiments_and_benchmarks():
+def test_libraries_stay_where_they_belong():
+    """Heavy ones in their folders; torch.distributed where ranks meet; scripts nowhere."""
     outside = {"experiments", "benchmarks", "tests", "measuring"}
-    offenders = [
-        file for file, names in IMPORTS.items() for n in names if n.split(".")[0] in outside
-    ]
-    assert offenders == []
-
-
-def test_heavy_libraries_stay_where_they_belong():
-    offenders = [
-        f"{file.relative_to(PACKAGE)} imports {name}"
-        for file, names in IMPORTS.items()
-        for name in names
-        if place(file) not in ONLY_IN.get(name.split(".")[0], {place(file)})
-    ]
-    assert offenders == []
-
-
-def test_ranks_meet_in_few_places():
-    """torch.distributed is imported where ranks meet, and nowhere else."""
-    found = {
-        str(file.relative_to(PACKAGE))
-        for file, names in IMPORTS.items()
-        if any(name.startswith("torch.distributed") for name in names)
-    }
-    assert {place for place in found if not place.startswith("distributed/")} == {
-        "tables/local.py",  # which asks how many there are
-    }
+    assert offenders(lambda _, name: name.split(".")[0] in outside) == []
+    assert offenders(lambda me, name: me not in ONLY_IN.get(name.split(".")[0], {me})) == []
+    meetings = offenders(lambda _, name: name.startswith("torch.distributed"))
+    elsewhere = {words.split()[0] for words in meetings if not words.startswith("distributed/")}
+    assert elsewhere == {"tables/local.py"}  # which asks how many there are
 
 
 @pytest.mark.slow
@@ -123,16 +115,10 @@ def test_importing_tapas_loads_nothing_heavy():
     assert not {"typer", "rich", "matplotlib", "ray", "polars", "faiss", "click"} & set(loaded)
 
 
-def test_no_file_has_a_name_that_says_nothing():
+def test_names_say_something_and_user_facing_checks_are_never_assert():
     banned = {"utils", "helpers", "common", "manager", "misc", "new", "v2"}
-    files = [*FILES, *EXPERIMENTS.rglob("*.py")]
-    assert not banned & {part for file in files for part in file.stem.split("_")}
-
-
-def test_user_facing_checks_are_never_assert():
-    offenders = [
-        file
-        for file in (*FILES, *EXPERIMENTS.rglob("*.py"))
-        if any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(file.read_text())))
+    assert [file for file in NODES if banned & set(file.stem.split("_"))] == []
+    asserting = [
+        file for file, nodes in NODES.items() if any(isinstance(n, ast.Assert) for n in nodes)
     ]
-    assert offenders == []
+    assert asserting == []

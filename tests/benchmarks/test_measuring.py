@@ -27,19 +27,14 @@ def measuring(load, monkeypatch, tmp_path):
     return module
 
 
-@pytest.mark.parametrize("name", [file for file in FILES if file.startswith("bench_")])
-def test_importing_a_benchmark_does_no_work(load, name, capsys):
-    module = load(name.removesuffix(".py"))
-    assert callable(module.main)
+def test_importing_a_benchmark_does_no_work_and_each_has_a_place_on_the_page(load, capsys):
+    files = [name for name in FILES if name.startswith("bench_")]
+    for name in files:
+        assert callable(load(name.removesuffix(".py")).main)
+        body = ast.parse((FOLDER / name).read_text()).body
+        assert not [node for node in body if isinstance(node, ast.For | ast.While | ast.With)]
     assert not any(capsys.readouterr())
-    body = ast.parse((FOLDER / name).read_text()).body
-    loose = [node for node in body if isinstance(node, ast.For | ast.While | ast.With)]
-    assert not loose
-
-
-def test_every_benchmark_has_a_place_on_the_page(load):
-    files = {theme.file for theme in load("page").THEMES.values()}
-    assert {file for file in FILES if file.startswith("bench_")} <= files
+    assert set(files) <= {theme.file for theme in load("page").THEMES.values()}
 
 
 def test_contenders_take_turns_and_the_slow_ones_leave_early(measuring):
@@ -70,61 +65,40 @@ def test_a_ratio_is_of_medians_and_its_spread_of_turns(measuring):
     # medians 4 and 2; turn by turn 1, 2, 3 (the fourth turn had one contender only)
     assert measuring.ratio_quartiles([2.0, 4.0, 6.0], [2.0, 2.0, 2.0, 9.0]) == (2.0, 1.0, 3.0)
     assert measuring.ratio([2.0, 4.0, 6.0], [2.0, 2.0, 2.0]) == "2.00 [1.00, 3.00]"
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [([5.0], (5.0, 5.0)), ([3.0, 1.0], (1.0, 3.0)), ([1.0, 2.0, 3.0, 4.0, 5.0], (1.5, 4.5))],
-)
-def test_quartiles(measuring, values, expected):
-    assert measuring.quartiles(values) == expected
-
-
-@pytest.mark.parametrize(
-    ("kind", "reading", "met"),
-    [
-        ("at least", 10.0, True),
-        ("at least", 9.9, False),
-        ("at most", 10.0, True),
-        ("at most", 10.1, False),
-    ],
-)
-def test_a_target_is_met_up_to_equality(measuring, kind, reading, met):
-    target = measuring.Target(measure="x", target=10, kind=kind, reading=reading)
-    assert target.met == met
-    assert str(target).endswith("met" if met else "MISSED")
-
-
-def test_a_ratio_target_reads_the_ratio(measuring):
+    assert measuring.quartiles([5.0]) == (5.0, 5.0)
+    assert measuring.quartiles([3.0, 1.0]) == (1.0, 3.0)
+    assert measuring.quartiles([1.0, 2.0, 3.0, 4.0, 5.0]) == (1.5, 4.5)
     target = measuring.ratio_target("a / b", [2.0, 4.0, 6.0], [2.0, 2.0, 2.0], "at most", 1.5)
     assert (target.reading, target.low, target.high) == (2.0, 1.0, 3.0)
     assert str(target) == "a / b: 2.00 × [1.00, 3.00], at most 1.50 ×: MISSED, within the spread"
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.0, "0.00"), (0.0213, "0.0213"), (1.064, "1.06"), (12.34, "12.3"), (4200.4, "4,200")],
-)
-def test_numbers_are_rounded_to_what_matters(measuring, value, text):
-    assert measuring.rounded(value) == text
+def test_a_target_is_met_up_to_equality(measuring):
+    for kind, missing in (("at least", 9.9), ("at most", 10.1)):
+        for reading, met in ((10.0, True), (missing, False)):
+            target = measuring.Target(measure="x", target=10, kind=kind, reading=reading)
+            assert target.met == met
+            assert str(target).endswith("met" if met else "MISSED")
 
 
-def test_a_profile_says_where_the_time_went(load):
+def test_numbers_are_rounded_to_what_matters(measuring):
+    values = (0.0, 0.0213, 1.064, 12.34, 4200.4)
+    assert [measuring.rounded(v) for v in values] == ["0.00", "0.0213", "1.06", "12.3", "4,200"]
+
+
+def test_a_profile_says_where_the_time_went_and_leaves_native_kernels_as_they_were(load):
+    summary = load("profiling").profile_summary
     square = torch.zeros(300, 300)
-    found = load("profiling").profile_summary(lambda: [square @ square for _ in range(4)])
+    found = summary(lambda: [square @ square for _ in range(4)])
     assert found[0]["operation"] == "aten::mm"
     assert found[0]["calls"] == 4
     assert 0.2 < sum(row["share"] for row in found) <= 1.0  # the rest belongs to no operation
-
-
-def test_a_profile_names_native_kernels_and_leaves_them_as_they_were(load):
-    if native.state() != "in use on CPUs":
-        pytest.skip(f"native kernels are {native.state()}")
-    before = native.log_sum
-    table, query = LocalTable(2_000, 8), torch.zeros(3, 8)
-    found = load("profiling").profile_summary(lambda: table.log_partition(query))
-    assert "native log_sum" in {row["operation"] for row in found}
-    assert native.log_sum is before
+    if native.state() == "in use on CPUs":
+        before = native.log_sum
+        table, query = LocalTable(2_000, 8), torch.zeros(3, 8)
+        names = {row["operation"] for row in summary(lambda: table.log_partition(query))}
+        assert "native log_sum" in names
+        assert native.log_sum is before
 
 
 def test_a_record_replaces_older_ones_of_its_theme_only(measuring):

@@ -48,35 +48,20 @@ def made_up_records(measuring) -> None:
         (measuring.RECORDS / f"2020-01-01_{theme}_1xOther.json").write_text(json.dumps(record))
 
 
-@pytest.fixture(scope="module")
-def folder(load, page, tmp_path_factory):
-    """Where the page of made-up records was written."""
-    folder = tmp_path_factory.mktemp("page")
+def test_the_page_of_made_up_records(load, page, tmp_path, monkeypatch):
     measuring = load("measuring")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measuring, "RECORDS", folder / "records")
-        made_up_records(measuring)
-    page.write_page(folder / "records", folder)
-    return folder
-
-
-@pytest.fixture
-def written(folder):
-    return (folder / "README.md").read_text()
-
-
-def test_the_page_says_whether_a_target_was_met(written):
+    monkeypatch.setattr(measuring, "RECORDS", tmp_path / "records")
+    made_up_records(measuring)
+    page.write_page(tmp_path / "records", tmp_path)
+    written = (tmp_path / "README.md").read_text()
+    # whether a target was met
     assert "| top / floor | at most 1.30 × | 4.56 × | **missed** | `python bench" in written
     assert "| log / floor | at most 1.30 × | 1.07 × | met | `python bench" in written
-
-
-def test_the_page_shows_the_newest_record(written):
+    # the newest record
     assert "| top 20 | 9.12 s [9.12, 9.12] | 4.56 [4.56, 4.56] |" in written
     assert "B=77" in written
     assert "123" not in written.split("## top")[1].split("##")[0]
-
-
-def test_the_page_names_what_is_missing(written):
+    # what is missing
     words = written.split("Missing, because no record was written yet: ")[1].splitlines()[0]
     assert "peers (`python benchmarks/bench_peers.py`)" in words
     assert "scoring (`python benchmarks/bench_scoring.py`)" in words
@@ -84,13 +69,16 @@ def test_the_page_names_what_is_missing(written):
     assert "| all of peers |  | no record yet | not measured |" in written
     assert "| all of draw |  | recorded before targets were kept |" in written
     assert "No record yet: `python benchmarks/bench_ingest.py` writes one." in written
-
-
-def test_the_page_says_when_not_to_sample(written):
+    # when not to sample
     advice = written.split("## When not to use sampling at all")[1].split("##")[0]
     assert "with batches of 64 at about 1,000 classes [below 500, 1,100]" in advice
     assert "at 2,000 classes and batches of 64 a step of the full softmax took 20.0 ms" in advice
     assert "ours 10.0 ms" in advice
+    # figures
+    links = re.findall(r"\]\((figures/[^)]+)\)", written)
+    assert len(links) == 2
+    for link in links:
+        assert (tmp_path / link).read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_contender_that_was_left_out_says_why(page):
@@ -100,31 +88,18 @@ def test_a_contender_that_was_left_out_says_why(page):
     assert "| does not fit into memory beside ours |" in text
 
 
-def test_the_figures_of_the_page_are_there(written, folder):
-    links = re.findall(r"\]\((figures/[^)]+)\)", written)
-    assert len(links) == 2
-    for link in links:
-        assert (folder / link).read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("first_ratio", "words"), [(2.0, "below 500 classes"), (0.5, "beyond 2,000 classes")]
-)
-def test_a_break_even_outside_of_the_measurements_is_no_number(page, first_ratio, words):
+def test_a_break_even_outside_of_the_measurements_is_no_number(page):
     even = {"classes": None, "low": None, "high": None, "from": 500, "to": 2000}
-    assert page.break_even(even | {"first_ratio": first_ratio}).startswith(words)
+    assert page.break_even(even | {"first_ratio": 2.0}).startswith("below 500 classes")
+    assert page.break_even(even | {"first_ratio": 0.5}).startswith("beyond 2,000 classes")
 
 
-def test_the_break_even_is_straight_in_log_log(load):
+def test_the_break_even_is_straight_in_log_log_and_turns_quartiles_of_the_ratio_around(load):
     growth = load("bench_growth")
     assert growth.crossing([10, 1000], [0.1, 10.0]) == pytest.approx(100)
     assert growth.crossing([10, 100, 1000], [0.5, 0.5, 2.0]) == pytest.approx(1000 / 10**0.5)
     assert growth.crossing([10, 100], [1.5, 3.0]) is None
     assert growth.crossing([10, 100], [0.5, 0.9]) is None
-
-
-def test_the_break_even_turns_quartiles_of_the_ratio_around(load):
-    growth = load("bench_growth")
     points = [
         {"x": x, "seconds": {growth.FULL: [x, 2 * x, 4 * x], growth.PRIORITY: [100.0] * 3}}
         for x in (10, 1000)

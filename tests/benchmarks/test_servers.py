@@ -158,14 +158,11 @@ def made_up_seconds():
     }
 
 
-def test_the_target_is_the_share_of_transport(bench):
-    target = bench.transport_target("made up", made_up_seconds())
+def test_the_target_and_the_page_have_the_shares_of_transport(bench, load):
+    seconds = made_up_seconds()
+    target = bench.transport_target("made up", seconds)
     assert (target.reading, target.met) == (pytest.approx(5), True)
     assert target.found == "5.00 % [5.00, 5.00]"
-
-
-def test_the_page_has_both_shares_of_transport(bench, load):
-    seconds = made_up_seconds()
     found = {
         "seconds": seconds,
         "own_cores_seconds": bench.own_cores(seconds),
@@ -173,8 +170,7 @@ def test_the_page_has_both_shares_of_transport(bench, load):
         "planned_bytes": 4_000_000,
     }
     text = load("sections").servers({"results": {"settings": {"made up": found}}})
-    cells = text.splitlines()[-1].strip("| ").split(" | ")
-    heads = text.splitlines()[-3].strip("| ").split(" | ")
+    heads, _, cells = (line.strip("| ").split(" | ") for line in text.splitlines()[-3:])
     shown = dict(zip(heads, cells, strict=True))
     assert shown["share"] == "5.0 % [5.0, 5.0]"
     assert shown["with a core each"] == "10.0 % [10.0, 10.0]"  # 10 of 10 + 20 + 30 + 40 ms
@@ -182,8 +178,5 @@ def test_the_page_has_both_shares_of_transport(bench, load):
     assert shown["slowest server"].startswith("40.0 ms")
     assert shown["push"].startswith("5.00 ms")
     assert (shown["bytes of a step"], shown["planned"]) == ("3.50 MB", "4.00 MB")
-
-
-def test_the_plan_is_that_of_algorithm_2(bench):
-    rows = (1000 + bench.B) * 4 * (bench.D + 1)
+    rows = (1000 + bench.B) * 4 * (bench.D + 1)  # the plan is that of Algorithm 2
     assert bench.planned_bytes(6, 1000) == 6 * bench.B * 4 * bench.D + 2 * rows

@@ -7,16 +7,15 @@ comments say how often a correct proposal would fail under fresh seeds.
 import copy
 import math
 import pickle
-import re
 
 import numpy as np
 import pytest
 import torch
 from oracle.proposals import chance_of
 from scipy import stats
+from words import told
 
 from tapas import LogUniform, Mixture, Proposal, Squashed, Uniform
-from tapas.errors import UsageError
 from tapas.proposals import Bigram, Relabelled, base
 from tapas.rng import stream
 
@@ -141,39 +140,29 @@ def test_a_sample_is_k_distinct_rising_ids_with_expected_counts_of_at_most_one(p
     assert bool((sample.log_q.isfinite() & (sample.log_q <= 0)).all())
 
 
-@pytest.mark.parametrize("k", [DENSE])
-def test_a_more_likely_class_has_the_larger_expected_count_in_a_race(proposal, k):
-    sample = proposal.sample(k, generator=stream(1, "sample", k))
+def test_a_more_likely_class_has_the_larger_expected_count_in_a_race(proposal):
+    sample = proposal.sample(DENSE, generator=stream(1, "sample", DENSE))
     order = proposal.log_prob(sample.ids).argsort(stable=True)
     assert bool((sample.log_q[order].diff() >= 0).all())
 
 
 @pytest.mark.parametrize("k", [SPARSE, DENSE])
 def test_the_same_generator_state_gives_the_same_sample_and_another_state_another(proposal, k):
-    first = proposal.sample(k, generator=stream(3, "a"))
+    generator = stream(3, "a")
+    first, following = (proposal.sample(k, generator=generator) for _ in range(2))
     again = proposal.sample(k, generator=stream(3, "a"))
     other = proposal.sample(k, generator=stream(3, "b"))
     assert torch.equal(first.ids, again.ids)
     assert torch.equal(first.log_q, again.log_q)
     assert not torch.equal(first.ids, other.ids)
+    assert not torch.equal(first.ids, following.ids)  # the generator moves on
 
 
-@pytest.mark.parametrize("k", [SPARSE, DENSE])
-def test_a_generator_moves_on_so_that_the_next_sample_differs(proposal, k):
-    generator = stream(3, "a")
-    first = proposal.sample(k, generator=generator)
-    assert not torch.equal(first.ids, proposal.sample(k, generator=generator).ids)
-
-
-def test_asking_for_every_class_gives_each_with_certainty(proposal):
+def test_asking_for_every_class_gives_each_with_certainty_and_for_more_is_refused(proposal):
     sample = proposal.sample(C, generator=stream(0, "all"))
     assert torch.equal(sample.ids, torch.arange(C))
     assert torch.equal(sample.log_q, torch.zeros(C))
-
-
-def test_asking_for_more_than_every_class_is_refused(proposal):
-    words = re.escape("cannot draw 32 distinct classes from 31. Ask for fewer.")
-    with pytest.raises(UsageError, match=words):
+    with told("cannot draw 32 distinct classes from 31. Ask for fewer."):
         proposal.sample(C + 1, generator=stream(0, "all"))
 
 
@@ -200,16 +189,17 @@ def errors_by_class(inverse: np.ndarray) -> np.ndarray:
 
 
 def error_of_mean(value: float, estimates: np.ndarray) -> float:
+    """How far the mean lies from `value`, in standard errors, or in roundings of float32."""
     spread = estimates.std(ddof=1) / len(estimates) ** 0.5
-    return float((estimates.mean() - value) / spread) if spread > 1e-6 * value else 0.0
+    return float((estimates.mean() - value) / max(spread, 1e-6 * value))
 
 
-@pytest.mark.parametrize("k", [1, SPARSE, DENSE])
+@pytest.mark.parametrize("k", [SPARSE, DENSE])
 def test_expected_counts_match_observed_counts(build, k):
     proposal = build(C)
     inverse = inverse_counts(proposal, k, samples=1_500)
-    # 31 classes and 2 sums, 3 sizes, 12 proposals: one false alarm in a thousand fresh seeds
-    bound = stats.norm.isf(0.5 * 1e-3 / (C + 2) / 3 / len(PROPOSALS))
+    # 31 classes and 2 sums, 2 sizes, 13 proposals: one false alarm in a thousand fresh seeds
+    bound = stats.norm.isf(0.5 * 1e-3 / (C + 2) / 2 / len(PROPOSALS))
     often = inverse.astype(bool).sum(axis=0) >= 100  # too few draws are not normally distributed
     assert abs(errors_by_class(inverse[:, often])).max(initial=0) < bound
     # sums over classes are sharper: they show a bias of three percent that no class shows alone
@@ -221,7 +211,7 @@ def test_expected_counts_match_observed_counts(build, k):
 
 def test_expected_counts_match_observed_counts_among_a_thousand_classes(build):
     inverse = inverse_counts(build(1009), 251, samples=400)
-    # 1009 classes, 12 proposals: one false alarm in a thousand fresh seeds
+    # 1009 classes, 13 proposals: one false alarm in a thousand fresh seeds
     bound = stats.norm.isf(0.5 * 1e-3 / 1009 / len(PROPOSALS))
     assert abs(errors_by_class(inverse)).max() < bound
 

@@ -1,11 +1,11 @@
-import re
+"""Named streams of numbers."""
 
 import numpy as np
 import pytest
 import torch
 from oracle.proposals import chance_of
+from words import told
 
-from tapas import UsageError
 from tapas.rng import check_generator, stream
 
 
@@ -13,14 +13,11 @@ def numbers(generator: torch.Generator) -> list[int]:
     return torch.randint(2**40, (5,), generator=generator).tolist()
 
 
-def test_a_name_is_the_same_numbers_every_time():
-    assert numbers(stream(7, "pool", 3)) == numbers(stream(7, "pool", 3))
-
-
 def test_the_numbers_of_a_name_never_change_between_versions():
     """A run resumed under another version of this library must go on as it began."""
-    got = torch.randint(1000, (6,), generator=stream(0, "pool", 3)).tolist()
-    assert got == [862, 858, 897, 548, 926, 318]
+    for name in ((0, "pool", 3), (np.int64(0), "pool", np.int32(3))):
+        got = torch.randint(1000, (6,), generator=stream(*name)).tolist()
+        assert got == [862, 858, 897, 548, 926, 318]
 
 
 @pytest.mark.parametrize(
@@ -47,36 +44,22 @@ def test_streams_of_neighbouring_steps_are_unrelated():
     assert chance_of(pair, np.full(49, 1 / 49)) > 1e-6
 
 
-def test_a_stream_lives_on_the_cpu_and_passes_the_check():
-    generator = stream(-5, "negative seeds are fine")
-    assert generator.device == torch.device("cpu")
-    check_generator(generator)
-
-
 class FarGenerator(torch.Generator):
     """Says that it lives on a GPU, which this machine need not have."""
 
     device = torch.device("cuda", 1)
 
 
-def test_a_generator_on_another_device_is_refused():
-    words = (
+def test_what_is_no_generator_of_the_cpu_is_refused():
+    check_generator(stream(-5, "negative seeds are fine"))
+    with told(
         "generator is on cuda:1; expected cpu. Ids are drawn on the CPU, so that one seed gives "
         "the same ids on every device, and then moved to the table's."
-    )
-    with pytest.raises(UsageError, match=re.escape(words)):
+    ):
         check_generator(FarGenerator())
-
-
-@pytest.mark.parametrize(("wrong", "kind"), [(0, "int"), (None, "NoneType"), ("seed", "str")])
-def test_something_else_in_place_of_a_generator_is_refused(wrong, kind):
-    words = (
-        f"generator must be a torch.Generator, got {kind}. tapas.rng.stream(seed, 'name') makes "
-        "one."
-    )
-    with pytest.raises(UsageError, match=re.escape(words)):
-        check_generator(wrong)
-
-
-def test_numpy_integers_name_the_same_stream():
-    assert stream(np.int64(3), "a", np.int32(4)).initial_seed() == stream(3, "a", 4).initial_seed()
+    for wrong, kind in ((0, "int"), (None, "NoneType"), ("seed", "str")):
+        with told(
+            f"generator must be a torch.Generator, got {kind}. tapas.rng.stream(seed, 'name') "
+            "makes one."
+        ):
+            check_generator(wrong)

@@ -1,4 +1,7 @@
-"""All files of a source as three arrays: who, what, when. Bad rows are named or counted."""
+"""All files of a source as three arrays: who, what, when. Bad rows are named or counted.
+
+A text is a log, too: a document is a user, a word an item, its place the time.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,11 +15,11 @@ from tapas.data.columns import resolve_columns
 from tapas.data.keys import Coded, code_keys, plain_keys
 from tapas.data.readers import CURE, Frame, column_names, read_frame
 from tapas.data.source import LogSource
-from tapas.data.text import places, words_of
 from tapas.data.times import FILE_ORDER, PLACE, whole_times
 from tapas.errors import DataError
 
 EXAMPLES = 5  # bad rows that a report quotes
+WORD = r"[a-z0-9]+(?:'[a-z]+)?"
 
 
 @dataclass(slots=True)
@@ -178,6 +181,28 @@ def _documents(
         document = Coded(number, pl.Series(np.arange(len(counts))))
     codes = np.repeat(document.codes, counts)
     return Coded(codes, document.keys), code_keys([words], typed=True)
+
+
+def words_of(texts: pl.Series, split: str) -> tuple[pl.Series, NDArray[np.int64]]:
+    """The words of all `texts` one after the other, (N,), and how many each text has.
+
+    `"words"`: runs of a-z and 0-9 in lower case, with what follows an apostrophe;
+    `"spaces"`: whatever stands between spaces, as written.
+    """
+    found = texts.str.to_lowercase() if split == "words" else texts
+    found = found.str.extract_all(WORD if split == "words" else r"\S+")
+    counts = found.list.len().cast(pl.Int64).to_numpy()
+    return found.filter(found.list.len() > 0).explode(), counts
+
+
+def places(document: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """The place 0, 1, ... of every word within its document, documents in any order: (N,)."""
+    order = np.argsort(document, kind="stable")
+    starts = np.flatnonzero(np.diff(document[order], prepend=np.uint32(0xFFFFFFFF)))
+    sizes = np.diff(starts, append=len(document))
+    place = np.empty(len(document), dtype=np.int64)
+    place[order] = np.arange(len(document)) - np.repeat(starts, sizes)
+    return place
 
 
 def _listed(columns: dict[str, str]) -> str:

@@ -66,47 +66,32 @@ def test_what_will_hinder_training_is_said():
     assert len(describe(build([[(0, 1), (1, 2)], [(0, 1)]])).remarks) == 1
 
 
-def report(**found):
-    return {
-        "columns": {"user": "who", "item": "sku", "time": "t"}, "guessed": [], "bad_rows": 0,
-        "bad_examples": [], "repeated_events": 0, "rare": "keep", "rare_items": 0,
-        "rare_events": 0, "notes": [], **found,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("found", "words"),
-    [
-        ({}, ["Columns: who (user), sku (item), t (time)."]),
-        (
-            {"columns": {"user": "who", "item": "sku", "time": None}, "guessed": ["item"]},
-            ["Columns: who (user), sku (item, guessed)."],
-        ),
-        (
-            {"bad_rows": 1200, "bad_examples": ["a.csv, row 3: sku is empty", "..."]},
-            ["1,200 bad rows were skipped: a.csv, row 3: sku is empty"],
-        ),
-        (
-            {"repeated_events": 7},
-            [
-                "7 events repeated another of the same user, item and time, and were left out.",
-            ],
-        ),
-        (
-            {"rare": "fold", "rare_items": 5, "rare_events": 9},
-            ["5 rare items with 9 events were folded into one class."],
-        ),
-        (
-            {"rare": "drop", "rare_items": 5, "rare_events": 9},
-            ["5 rare items with 9 events were dropped."],
-        ),
-        ({"notes": ["there is only one item"]}, ["There is only one item."]),
-    ],
-)
-def test_how_a_log_was_read_is_said(found, words):
-    said = reading_words(report(**found))
-    assert said[-len(words) :] == words
-    assert said[0].startswith("Columns: who (user)")
+def test_how_a_log_was_read_is_said():
+    report = {
+        "columns": {"user": "who", "item": "sku", "time": "t"},
+        "guessed": ["item"],
+        "bad_rows": 1200,
+        "bad_examples": ["a.csv, row 3: sku is empty", "..."],
+        "repeated_events": 7,
+        "rare": "fold",
+        "rare_items": 5,
+        "rare_events": 9,
+        "notes": ["there is only one item"],
+    }
+    assert reading_words(report) == [
+        "Columns: who (user), sku (item, guessed), t (time).",
+        "1,200 bad rows were skipped: a.csv, row 3: sku is empty",
+        "7 events repeated another of the same user, item and time, and were left out.",
+        "5 rare items with 9 events were folded into one class.",
+        "There is only one item.",
+    ]
+    columns = {"user": "who", "item": "sku", "time": None}
+    nothing = {"guessed": [], "bad_rows": 0, "repeated_events": 0, "notes": []}
+    assert reading_words(report | nothing | {"columns": columns, "rare": "drop"}) == [
+        "Columns: who (user), sku (item).",
+        "5 rare items with 9 events were dropped.",
+    ]
+    assert len(reading_words(report | nothing | {"rare_items": 0})) == 1
 
 
 def test_a_split_says_what_it_holds_out_and_what_cannot_be_learned():
@@ -122,10 +107,8 @@ def test_a_split_says_what_it_holds_out_and_what_cannot_be_learned():
     ]
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"), [("last", "by the last events of each user"), ("group", "by user")]
-)
-def test_other_splits_name_no_cut(kind, words):
+def test_other_splits_name_no_cut():
     log = build([[(t, t % 6) for t in range(20)] for _ in range(5)])
-    said = split_words(log, split_log(log, SplitConfig(kind=kind)))
-    assert said[0].startswith(f"Split {words}: ")
+    for kind, words in (("last", "by the last events of each user"), ("group", "by user")):
+        said = split_words(log, split_log(log, SplitConfig(kind=kind)))
+        assert said[0].startswith(f"Split {words}: ")

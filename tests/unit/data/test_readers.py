@@ -1,13 +1,13 @@
 """Files of every kind are read alike, and broken ones are named with the row."""
 
 import gzip
-import re
 from pathlib import Path
 
 import polars as pl
 import pytest
+from words import told
 
-from tapas import DataError, UsageError
+from tapas import DataError
 from tapas.data.readers import column_names, read_frame
 
 CSV = "who,what,when\na,1,5\n,2,6\nb,3,\n"
@@ -63,21 +63,15 @@ def test_parquet_keeps_its_types(tmp_path):
     assert frame.typed
 
 
-@pytest.mark.parametrize("columns", [["who"], ["what"], ["what", "who"]])
-def test_surplus_values_are_noticed_whichever_columns_are_read(tmp_path, columns):
-    file = written(tmp_path, "a.csv", "who,what\na,1\nb,2,3\n")
-    with pytest.raises(DataError, match="row 2: 3 values where the header names 2"):
-        read_frame(file, columns, skip_bad_rows=False)
-
-
-def test_a_row_with_too_many_values_is_named_or_left_out(tmp_path):
+def test_a_row_with_too_many_values_is_named_or_left_out_whichever_columns_are_read(tmp_path):
     file = written(tmp_path, "a.csv", 'who,what\na,"1\n1"\nb,2,3\nc,4\nd,5,6,7\n')
     words = (
         f"{file}, row 2: 3 values where the header names 2. Drop such rows with --skip-bad-rows "
         "(2 broken among 4 rows)."
     )
-    with pytest.raises(DataError, match=re.escape(words)):
-        read_frame(file, ["what"], skip_bad_rows=False)
+    for columns in (["who"], ["what"], ["what", "who"]):
+        with told(words, DataError):
+            read_frame(file, columns, skip_bad_rows=False)
     frame = read_frame(file, ["what", "who"], skip_bad_rows=True)
     assert frame.rows.rows() == [("1\n1", "a"), (None, None), ("4", "c"), (None, None)]
     assert [row for row, _ in frame.broken] == [2, 4]
@@ -94,52 +88,40 @@ def test_a_broken_line_of_json_is_named_or_left_out(tmp_path, line, problem):
     file = written(tmp_path, "a.jsonl", f'{{"who": 1}}\n{line}\n{{"who": "x"}}\n')
     assert column_names(file) == ["who"]
     words = f"{file}, row 2: {problem}. Drop such rows with --skip-bad-rows (1 broken among 3 rows)"
-    with pytest.raises(DataError, match=re.escape(words)):
+    with told(words, DataError):
         read_frame(file, ["who"], skip_bad_rows=False)
     frame = read_frame(file, ["who"], skip_bad_rows=True)
     assert frame.rows.rows() == [("1",), (None,), ("x",)]
 
 
-def test_a_quote_that_is_never_closed_is_named(tmp_path):
-    file = written(tmp_path, "a.csv", 'who,what\na,1\nb,"2\nc,3\n')
-    words = f"{file}, row 2: a quote is opened and never closed as it should be."
-    with pytest.raises(DataError, match=re.escape(words)):
+def damaged_in_the_middle(content: bytes) -> bytes:
+    return content[:4] + bytes(1996) + content[2000:]
+
+
+def test_what_cannot_be_read_is_named(tmp_path):
+    file = written(tmp_path, "quote.csv", 'who,what\na,1\nb,"2\nc,3\n')
+    with told(f"{file}, row 2: a quote is opened and never closed as it should be", DataError):
         read_frame(file, ["who"], skip_bad_rows=True)
-
-
-@pytest.mark.parametrize("name", ["a.parquet", "a.csv", "a.jsonl"])
-def test_an_empty_file_is_named(tmp_path, name):
-    file = written(tmp_path, name, "")
-    with pytest.raises(DataError, match=re.escape(f"{file} is empty: it has no rows and no col")):
-        column_names(file)
-
-
-def test_a_parquet_file_cut_short_is_named(tmp_path):
-    file = tmp_path / "a.parquet"
-    pl.DataFrame({"who": range(1000)}).write_parquet(file)
-    file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(DataError, match=re.escape(f"{file} cannot be read: ")):
-        column_names(file)
-
-
-def test_damage_in_the_middle_of_a_file_is_named(tmp_path):
+    for name in ("a.parquet", "a.csv", "a.jsonl"):
+        file = written(tmp_path, name, "")
+        with told(f"{file} is empty: it has no rows and no col", DataError):
+            column_names(file)
+    file = tmp_path / "latin.csv"
+    file.write_bytes("who,what\ncafé,1\n".encode("latin-1"))
+    with told(f"{file} cannot be read: ", DataError):
+        read_frame(file, ["who"], skip_bad_rows=False)
     file = tmp_path / "a.parquet"
     pl.DataFrame({"who": range(10_000)}).write_parquet(file)
-    content = bytearray(file.read_bytes())
-    content[4:2000] = bytes(1996)
-    file.write_bytes(content)
-    with pytest.raises(DataError, match=re.escape(f"{file} cannot be read: ")):
+    whole = file.read_bytes()
+    file.write_bytes(damaged_in_the_middle(whole))
+    with told(f"{file} cannot be read: ", DataError):
         read_frame(file, ["who"], skip_bad_rows=False)
-
-
-def test_text_that_is_not_utf8_is_named(tmp_path):
-    file = tmp_path / "a.csv"
-    file.write_bytes("who,what\ncafé,1\n".encode("latin-1"))
-    with pytest.raises(DataError, match=re.escape(f"{file} cannot be read: ")):
-        read_frame(file, ["who"], skip_bad_rows=False)
+    file.write_bytes(whole[:-100])
+    with told(f"{file} cannot be read: ", DataError):
+        column_names(file)
 
 
 @pytest.mark.parametrize("name", ["a.xlsx", "a", "a.parquet.gz"])
 def test_an_unknown_kind_of_file_is_told_the_known_ones(tmp_path, name):
-    with pytest.raises(UsageError, match=re.escape("Known: .parquet, .csv, .tsv, .jsonl, .ndjson")):
+    with told("Known: .parquet, .csv, .tsv, .jsonl, .ndjson"):
         column_names(written(tmp_path, name, "x"))

@@ -1,16 +1,13 @@
-"""A source is checked when it is made, and its key changes with whatever matters."""
+"""A source is checked when it is made, finds its columns, and has a key for what matters."""
 
 import os
-import re
+from pathlib import Path
 
 import pytest
+from words import told
 
-from tapas import UsageError
 from tapas.data import LogSource
-
-
-def told(words: str):
-    return pytest.raises(UsageError, match=re.escape(words))
+from tapas.data.columns import resolve_columns
 
 
 def test_wrong_words_are_told():
@@ -26,9 +23,6 @@ def test_wrong_words_are_told():
         LogSource(files=("a.csv",), min_count=0)
     with told("rare is 'drop', but with min_count 1 no item is rare. Raise min_count."):
         LogSource(files=("a.csv",), rare="drop")
-
-
-def test_a_text_has_no_user_column_and_a_log_no_group():
     with told("user is 'who', but with text='body' the documents are the users"):
         LogSource(files=("a.csv",), text="body", user="who")
     with told("group is 'book', but groups belong to a text. Name its column as text."):
@@ -69,3 +63,40 @@ def test_the_key_changes_with_options_contents_and_times(tmp_path):
     os.utime(file, ns=(5, 6))
     keys.append(LogSource(files=files).content_key(1))
     assert len(set(keys)) == len(keys)
+
+
+def resolve(present, **options):
+    return resolve_columns(LogSource(files=("a.csv",), **options), present, Path("clicks.csv"))
+
+
+@pytest.mark.parametrize(
+    "present",
+    [
+        ["user_id", "item_id", "timestamp"],
+        ["household_id", "product_id", "transaction_timestamp"],
+        ["userId", "movieId", "date"],
+        ["SESSION ID", "SKU", "created_at"],
+    ],
+)
+def test_common_names_of_columns_are_guessed(present):
+    columns, guessed = resolve(["rating", *reversed(present), "price"])
+    assert list(columns.values()) == present
+    assert guessed == ["user", "item", "time"]
+
+
+def test_a_user_is_preferred_to_a_session_and_what_was_told_is_not_guessed():
+    columns, guessed = resolve(["session_id", "user_id", "sku", "item_id"], item="sku")
+    assert (columns, guessed) == ({"user": "user_id", "item": "sku"}, ["user"])
+    columns, _ = resolve(["user_id", "session_id", "item_id"], item="user_id")
+    assert columns == {"user": "session_id", "item": "user_id"}
+
+
+def test_columns_that_are_not_there_or_not_clear_are_told():
+    with told(
+        "clicks.csv has no column 'usr' for the user. Did you mean 'user'? Columns: user, item, at."
+    ):
+        resolve(["user", "item", "at"], user="usr")
+    with told("clicks.csv: no column looks like the item. Name it with --item. Columns: user, x."):
+        resolve(["user", "x"])
+    with told("clicks.csv: one column has two parts to play: user is 'id', item is 'id'."):
+        resolve(["id"], user="id", item="id")

@@ -9,8 +9,8 @@ from hypothesis.extra.numpy import arrays
 from oracle.losses import sampled_softmax
 from oracle.selection import log_sum_exp
 from torch.nn.functional import cross_entropy
+from words import told
 
-from tapas import UsageError
 from tapas.losses import kept_gradients, kept_log_sum, sampled_softmax_loss, target_costs
 from tapas.rng import stream
 
@@ -20,31 +20,6 @@ B, L, K, C, D = 5, 3, 7, 31, 3
 
 def draw(*shape, name):
     return torch.randn(*shape, generator=stream(0, name))
-
-
-def sum_and_share(*given):
-    """Log sum (B,) and share (B, K)."""
-    log_sum, shares = kept_log_sum(*given)
-    share = shares.matrix
-    if share is None:  # native: one query's sum at a time, the gradient by offset is its share
-        share = torch.stack(
-            [kept_gradients(*given, shares=shares, grad=one)[2] for one in torch.eye(len(log_sum))]
-        )
-    return log_sum, share
-
-
-def test_gradients_are_those_of_autograd():
-    query, weight = draw(B, D, name="q").requires_grad_(), draw(K, D, name="w").requires_grad_()
-    offset, grad = draw(K, name="b").requires_grad_(), draw(B, name="grad")
-    own = torch.tensor([[1, 5], [-1, -1], [9, -1], [2, 8], [7, 7]])
-    logit = query @ weight.t() + offset
-    logit[torch.tensor([0, 0, 3]), torch.tensor([1, 5, 2])] = -torch.inf
-    want = torch.autograd.grad((grad * logit.logsumexp(dim=1)).sum(), (query, weight, offset))
-    given = [x.detach() for x in (query, weight, offset)] + [torch.arange(K), own]
-    _, shares = kept_log_sum(*given)
-    got = kept_gradients(*given, shares=shares, grad=grad)
-    for one, other in zip(got, want, strict=True):
-        torch.testing.assert_close(one, other)
 
 
 def counted_of(target):
@@ -59,7 +34,7 @@ def loss_of(query, weight, bias, target, ids, log_q, share):
     """The library's loss for targets (B, L) with weights `share`, from a dense table."""
     own = (query @ weight.t() + bias).gather(1, target.clamp(min=0))
     positive = own.masked_fill(target < 0, -torch.inf)
-    log_sum, _ = sum_and_share(query, weight[ids], bias[ids] - log_q, ids, target)
+    log_sum, _ = kept_log_sum(query, weight[ids], bias[ids] - log_q, ids, target)
     return sampled_softmax_loss(positive, log_sum, share, counted_of(target))
 
 
@@ -99,85 +74,31 @@ def test_a_single_target_is_that_of_the_loops_and_stable_up_to_ten_thousand(logi
             assert bool((gradient.abs() <= 1).all())
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e4])
-def test_sampling_every_class_once_is_the_full_cross_entropy(scale):
-    """In value and gradient, for a single target."""
+ONE = torch.tensor([[4], [9], [0], [30], [4]])
+SEVERAL = torch.tensor([[4, 30, 8], [7, 7, 7], [5, 4, 4], [29, 3, 23], [2, 1, 6]])
+
+
+@pytest.mark.parametrize(("target", "scale"), [(ONE, 1.0), (ONE, 1e4), (SEVERAL, 1.0)])
+def test_sampling_every_class_once_is_the_full_cross_entropy(target, scale):
+    """In value and gradient, for one target, and for weights of several that sum to one."""
     query, weight, bias = draw(B, D, name="q") * scale, draw(C, D, name="w"), draw(C, name="b")
-    target = torch.tensor([4, 9, 0, 30, 4])
-    logit = (query @ weight.t() + bias).requires_grad_()
-    want = cross_entropy(logit, target, reduction="none")
-    (want_grad,) = torch.autograd.grad(want.sum(), logit)
-    everyone = torch.arange(C)
-    log_sum, share = sum_and_share(query, weight, bias, everyone, target[:, None])
-    positive = logit.detach().gather(1, target[:, None]).requires_grad_()
-    log_sum.requires_grad_()
-    loss = sampled_softmax_loss(positive, log_sum)
-    torch.testing.assert_close(loss, want.detach())
-    positive_grad, log_sum_grad = torch.autograd.grad(loss.sum(), (positive, log_sum))
-    got_grad = (share * log_sum_grad[:, None]).scatter_add(1, target[:, None], positive_grad)
-    torch.testing.assert_close(got_grad, want_grad)
-
-
-def test_several_weighted_targets_are_cross_entropy_with_a_soft_distribution():
-    """Weights that sum to one, a class listed twice, and every class kept."""
-    query, weight, bias = draw(B, D, name="q"), draw(C, D, name="w"), draw(C, name="b")
-    target = torch.tensor([[4, 30, 8], [7, 7, 7], [5, 4, 4], [29, 3, 23], [2, 1, 6]])
-    share = torch.softmax(draw(B, L, name="share"), dim=1)
-    logit = (query @ weight.t() + bias).requires_grad_()
+    query.requires_grad_()
+    share = torch.softmax(draw(*target.shape, name="share"), dim=1)
+    logit = query @ weight.t() + bias
     soft = torch.zeros(B, C).scatter_add(1, target, share)
     want = cross_entropy(logit, soft, reduction="none")
-    (want_grad,) = torch.autograd.grad(want.sum(), logit)
-    everyone = torch.arange(C)
-    log_sum, kept_share = sum_and_share(query, weight, bias, everyone, target)
+    (want_grad,) = torch.autograd.grad(want.sum(), query)
+    kept = (query.detach(), weight, bias, torch.arange(C), target)
+    log_sum, shares = kept_log_sum(*kept)
     positive = logit.detach().gather(1, target).requires_grad_()
     log_sum.requires_grad_()
-    loss = sampled_softmax_loss(positive, log_sum, share, counted_of(target))
-    torch.testing.assert_close(loss, want.detach())
+    several = () if target is ONE else (share, counted_of(target))
+    loss = sampled_softmax_loss(positive, log_sum, *several)
+    torch.testing.assert_close(loss, want)
     positive_grad, log_sum_grad = torch.autograd.grad(loss.sum(), (positive, log_sum))
-    got_grad = (kept_share * log_sum_grad[:, None]).scatter_add(1, target, positive_grad)
+    got_grad, _, _ = kept_gradients(*kept, shares=shares, grad=log_sum_grad)
+    got_grad += (positive_grad[:, :, None] * weight[target]).sum(dim=1)
     torch.testing.assert_close(got_grad, want_grad)
-
-
-def test_the_share_is_the_gradient_of_the_log_sum():
-    query, weight = draw(B, D, name="q"), draw(K, D, name="w")
-    own = torch.tensor([[1, 5], [-1, -1], [9, -1], [2, 8], [7, 7]])  # of candidates 0 .. K-1
-    hits = torch.tensor([0, 0, 3]), torch.tensor([1, 5, 2])
-    offset = draw(K, name="b").requires_grad_()
-    logit = query @ weight.t() + offset
-    logit[hits] = -torch.inf
-    logit.retain_grad()
-    want = logit.logsumexp(dim=1)
-    want.sum().backward()
-    log_sum, share = sum_and_share(query, weight, offset.detach(), torch.arange(K), own)
-    torch.testing.assert_close(log_sum, want.detach())
-    torch.testing.assert_close(share, logit.grad)
-    assert not share[hits].any()
-
-
-def test_the_log_sum_neither_overflows_nor_vanishes():
-    offset = torch.tensor([[1e4, -1e4], [-1e4, -1e4], [1e4, 1e4]])
-    for row, want in zip(offset, (1e4, -1e4 + np.log(2), 1e4 + np.log(2)), strict=True):
-        log_sum, share = sum_and_share(
-            torch.zeros(1, 1), torch.zeros(2, 1), row, torch.arange(2), torch.tensor([[-1]])
-        )
-        torch.testing.assert_close(log_sum, torch.tensor([want]).float())
-        torch.testing.assert_close(share.sum(dim=1), torch.ones(1))
-
-
-def test_a_diverged_row_shows_even_where_a_target_is_listed_twice():
-    """Two mentions of one of two kept classes: the other is left, and it is NaN."""
-    rows, own = torch.tensor([[torch.nan], [1.0]]), torch.tensor([[1, 1]])
-    log_sum, _ = sum_and_share(torch.ones(1, 1), rows, torch.zeros(2), torch.arange(2), own)
-    assert bool(log_sum.isnan().all())
-
-
-def test_nothing_left_is_minus_infinity_and_no_share():
-    own = torch.tensor([[-1, -1], [1, 0]])
-    log_sum, share = sum_and_share(
-        torch.ones(2, 1), torch.ones(2, 1), torch.zeros(2), torch.arange(2), own
-    )
-    assert log_sum.isneginf().tolist() == [False, True]
-    torch.testing.assert_close(share, torch.tensor([[0.5, 0.5], [0.0, 0.0]]), atol=0, rtol=1e-6)
 
 
 def test_an_example_with_nothing_but_its_own_target_has_no_loss():
@@ -209,23 +130,11 @@ def test_a_tiny_loss_is_not_rounded_away():
     torch.testing.assert_close(loss, torch.tensor([np.exp(-40.0)]).float(), rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (
-            lambda: sampled_softmax_loss(torch.zeros(5), torch.zeros(5)),
-            "positive has shape (5,); expected (B, L).",
-        ),
-        (
-            lambda: sampled_softmax_loss(torch.zeros(5, 2), torch.zeros(4)),
-            "log_sum has shape (4,); expected (B=5).",
-        ),
-    ],
-)
-def test_a_wrong_shape_is_told_by_name(call, words):
-    with pytest.raises(UsageError) as error:
-        call()
-    assert str(error.value) == words
+def test_a_wrong_shape_is_told_by_name():
+    with told("positive has shape (5,); expected (B, L)."):
+        sampled_softmax_loss(torch.zeros(5), torch.zeros(5))
+    with told("log_sum has shape (4,); expected (B=5)."):
+        sampled_softmax_loss(torch.zeros(5, 2), torch.zeros(4))
 
 
 @pytest.mark.parametrize("num_targets", [1, 3])

@@ -50,6 +50,16 @@ def softmax(logit):
     return np.exp(logit - log_sum_exp(logit, 1)[:, None])
 
 
+def gradients(weight, offset, query, ids=None, own=None, scale=None):
+    """The log sum, and its gradients by query, rows and offset; without `own`, of nobody's."""
+    count = len(query)
+    ids = torch.arange(len(weight)) if ids is None else ids
+    log_sum, sums = native.log_sum(weight, offset, query, ids=ids, own=own)
+    own = torch.full((count, 1), -1) if own is None else own
+    scale = torch.ones(count) if scale is None else scale
+    return log_sum, *native.gradients(weight, offset, query, ids, own, sums=sums, scale=scale)
+
+
 def a_case(num_rows, num_queries, dim, scale=1.0):
     weight, query = draw(num_rows, dim, name="w") * scale, draw(num_queries, dim, name="q")
     offset = draw(num_rows, name="offset")
@@ -75,9 +85,8 @@ def test_the_log_sum_is_that_of_numpy(size, scale, threads):
 @pytest.mark.parametrize("size", [*SIZES, (1000, 49, 16)], ids=str)
 def test_the_gradients_of_the_log_sum_are_those_of_numpy(size, threads):
     weight, query, offset, ids, own = a_case(*size)
-    _, sums = native.log_sum(weight, offset, query, ids=ids, own=own)
     scale = draw(size[1], name="scale")
-    got = native.gradients(weight, offset, query, ids, own, sums=sums, scale=scale)
+    _, *got = gradients(weight, offset, query, ids, own, scale)
     logit = without_own(scores(query, weight, offset), ids, own)
     left = np.isfinite(logit).any(axis=1)
     share = np.where(left[:, None], softmax(np.where(left[:, None], logit, 0)), 0)
@@ -140,10 +149,8 @@ def test_bfloat16_rows_are_read_as_the_numbers_they_are(rows, queries, dim, k):
     places = torch.arange(rows)
     own = torch.full((queries, 1), -1)
     for weight in (half, half.float()):
-        log_sum, sums = native.log_sum(weight, bias, query)
         got = (
-            log_sum,
-            *native.gradients(weight, bias, query, places, own, sums=sums, scale=query[:, 0]),
+            *gradients(weight, bias, query, scale=query[:, 0]),
             native.batch_score(weight, places, bias, query, temperature=1.0),
             native.mean_share(weight, places, bias, query, places, own, temperature=1.0),
             *native.top(weight, bias, query, k, None),
@@ -174,13 +181,9 @@ def test_scores_that_rise_without_end_neither_overflow_nor_vanish():
     """Each is far above all before it, so that every reference taken on the way is wrong."""
     offset = torch.arange(0, 5000, 50.0)
     query, weight = torch.zeros(3, 2), torch.zeros(len(offset), 2)
-    nobody = torch.full((3, 1), -1)
     for raised in (offset, -offset, offset.flip(0) - 9000):
-        log_sum, sums = native.log_sum(weight, raised, query)
+        log_sum, _, _, share = gradients(weight, raised, query)
         np.testing.assert_allclose(log_sum.numpy(), [float(raised.max())] * 3, rtol=1e-6)
-        _, _, share = native.gradients(
-            weight, raised, query, torch.arange(100), nobody, sums=sums, scale=torch.ones(3)
-        )
         want = 3.0 * (raised == raised.max()).numpy()
         np.testing.assert_allclose(share.numpy(), want, rtol=1e-6, atol=1e-20)
     rising = torch.arange(0, 5000, 50.0)[:, None]
@@ -196,11 +199,8 @@ def test_first_rows_that_are_all_a_querys_own_are_no_reference(depth):
     offset[:12], offset[12] = 0.0, depth - 23
     own = torch.arange(12)[None]
     rows, query = torch.zeros(30, 1), torch.zeros(1, 1)
-    log_sum, sums = native.log_sum(rows, offset, query, ids=torch.arange(30), own=own)
+    log_sum, _, _, share = gradients(rows, offset, query, own=own)
     np.testing.assert_allclose(log_sum.numpy(), [np.log(17) + depth], rtol=1e-6)
-    _, _, share = native.gradients(
-        rows, offset, query, torch.arange(30), own, sums=sums, scale=torch.ones(1)
-    )
     want = np.where(np.arange(30) < 12, 0, 1 / 17)
     want[12] = np.exp(-23) / 17
     np.testing.assert_allclose(share.numpy(), want, rtol=1e-6)
@@ -215,11 +215,7 @@ def test_shares_add_up_to_one_wherever_the_scores_are(size, height, threads):
     query = torch.randint(-2, 3, (num_queries, dim), generator=stream(0, "q")) / 8
     offset = torch.zeros(num_rows)
     offset[num_rows // 2 :] = height
-    own = torch.full((num_queries, 1), -1)
-    _, sums = native.log_sum(weight, offset, query)
-    _, _, share = native.gradients(
-        weight, offset, query, torch.arange(num_rows), own, sums=sums, scale=torch.ones(num_queries)
-    )
+    _, _, _, share = gradients(weight, offset, query)
     want = softmax(scores(query, weight, offset)).sum(axis=0)
     np.testing.assert_allclose(share.numpy(), want, rtol=2e-6, atol=1e-35)
     np.testing.assert_allclose(share.double().sum(), num_queries, rtol=1e-6)
@@ -231,11 +227,7 @@ def test_lanes_without_a_query_leave_no_trace(height, num_queries):
     """A score of 88.75 beside a query that is not there is an infinity, times 0."""
     weight, offset = torch.zeros(7, 2), torch.zeros(7)
     offset[3] = height
-    query, own = torch.ones(num_queries, 2), torch.full((num_queries, 1), -1)
-    _, sums = native.log_sum(weight, offset, query)
-    _, rows, share = native.gradients(
-        weight, offset, query, torch.arange(7), own, sums=sums, scale=torch.ones(num_queries)
-    )
+    _, _, rows, share = gradients(weight, offset, torch.ones(num_queries, 2))
     assert rows.isfinite().all()
     np.testing.assert_allclose(share.sum(), num_queries, rtol=1e-6)
 
@@ -280,17 +272,8 @@ def test_a_class_that_cannot_be_has_the_lowest_score(step):
     """Also beside rows whose scores rise so far that all are looked at again."""
     bias = torch.zeros(20)
     bias[7] = -INF
-    score = native.batch_score(
-        torch.ones(20, 1),
-        torch.arange(20),
-        bias,
-        step * torch.arange(33.0)[:, None],
-        temperature=1.0,
-    )
+    query = step * torch.arange(33.0)[:, None]
+    score = native.batch_score(torch.ones(20, 1), torch.arange(20), bias, query, temperature=1.0)
     assert score[7] == -INF
     want = np.log(33) if step == 0 else 32 * step
     np.testing.assert_allclose(np.delete(score.numpy(), 7), want, rtol=1e-6)
-
-
-def test_rows_without_a_dimension_are_left_to_pytorch():
-    assert not native.readable(torch.ones(4, 0), torch.ones(2, 0))

@@ -1,17 +1,21 @@
-"""The compiled library may be absent, broken or unwanted, and all goes on without it."""
+"""The compiled library may be absent, broken or unwanted, and all goes on without it.
+
+And the hint about huge pages, which is taken where the system knows them.
+"""
 
 import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 import tapas.native as native
 from tapas import LocalTable, Uniform
-from tapas.native import library
-from tapas.optim import SGD
+from tapas.native import library, memory
+from tapas.optim import SGD, RowwiseAdagrad
 from tapas.rng import stream
 
 
@@ -93,11 +97,11 @@ def test_only_plain_tensors_of_this_machine_are_reached():
         pytest.skip(f"native kernels are {native.state()}")
     assert native.reaches(torch.zeros(1), torch.nn.Parameter(torch.zeros(1)))
     assert not native.reaches(torch.zeros(1), torch.zeros(1, device="meta"))
+    assert not native.readable(torch.ones(4, 0), torch.ones(2, 0))  # rows without a dimension
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_table_answers_the_same_with_and_without(dtype):
-    table = LocalTable(1009, 33, dtype=dtype)
+def test_a_bfloat16_table_answers_the_same_with_and_without():
+    table = LocalTable(1009, 33, dtype=torch.bfloat16)
     query = torch.randn(37, 33, generator=stream(0, "query"))
     with native.switched_off():
         slow = (*table.topk(query, 5), table.log_partition(query))
@@ -130,3 +134,32 @@ def test_draws_of_32_bits_are_draws():
     narrow = Narrow(100_000).sample(50, generator=stream(0, "draws"))
     whole = Uniform(100_000).sample(50, generator=stream(0, "draws"))
     assert torch.equal(narrow.ids, whole.ids)
+
+
+SMAPS = Path("/proc/self/smaps")
+THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def flags_at(address):
+    """What the system notes about the memory at `address`."""
+    inside = False
+    for line in SMAPS.read_text().splitlines():
+        if span := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(span[1], 16) <= address < int(span[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            return line.split()[1:]
+    return []
+
+
+@pytest.mark.skipif(not (SMAPS.exists() and THP.exists()), reason="no such pages here")
+def test_a_large_table_is_asked_for_in_huge_pages(monkeypatch):
+    monkeypatch.setattr(memory, "WORTH_IT", 8 << 20)
+    table = LocalTable(40_000, 64, row_optimizer=RowwiseAdagrad.fused())
+    middle = table.weight.data_ptr() + table.weight.numel() * 2
+    assert "hg" in flags_at(middle)
+
+
+def test_small_and_foreign_tensors_are_left_alone():
+    memory.prefer_huge_pages(torch.zeros(3))
+    memory.prefer_huge_pages(torch.zeros(3, device="meta"))
+    memory.prefer_huge_pages(torch.empty(0))

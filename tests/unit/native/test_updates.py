@@ -8,9 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from words import told
 
 import tapas.native as native
-from tapas import LocalTable, UsageError
+from tapas import LocalTable
 from tapas.optim import SGD, Adagrad, LazyAdam, RowwiseAdagrad
 from tapas.optim.gradient_queue import sum_rows
 from tapas.optim.row_store import RowGradients
@@ -84,12 +85,11 @@ def test_a_state_of_another_shape_is_told_and_nothing_is_written_beyond_its_end(
         if bad == shapes:  # SGD remembers nothing, of no shape
             continue
         before, state = rows.clone(), [torch.zeros(shape) for shape in bad]
-        with pytest.raises(UsageError) as error:
-            native.update(rule, numbers, rows, ids, grad, state)
-        assert str(error.value) == (
+        with told(
             f"the row optimizer's state has shapes {bad}; expected {shapes} for rows of shape "
             "(5, 3). No row was changed."
-        )
+        ):
+            native.update(rule, numbers, rows, ids, grad, state)
         assert torch.equal(rows, before)
         assert not any(part.any() for part in state)
     native.update(rule, numbers, rows, ids, grad, [torch.zeros(shape) for shape in shapes])
@@ -98,7 +98,7 @@ def test_a_state_of_another_shape_is_told_and_nothing_is_written_beyond_its_end(
 
 def test_gradients_of_another_width_than_the_rows_are_told():
     rows = draw(5, 3, name="rows")
-    with pytest.raises(UsageError, match=r"for rows of shape \(5, 3\)\. No row was changed\.$"):
+    with told("for rows of shape (5, 3). No row was changed."):
         native.update(0, (0.1, 0.0), rows, torch.tensor([1]), torch.ones(1, 2), [])
 
 
@@ -144,18 +144,6 @@ def test_gradients_of_a_repeated_row_are_summed_as_by_a_loop(count, num_rows, di
 def test_ids_of_any_size_are_told_apart(ids, far, dim):
     ids = torch.tensor(ids, dtype=torch.int64) * far
     check_sums(ids, draw(len(ids), dim, name="g"), draw(len(ids), name="b"), 13 * far)
-
-
-def test_sums_do_not_hang_on_the_number_of_threads():
-    ids = torch.randint(900, (6000,), generator=stream(0, "ids"))
-    given, found = (ids, draw(6000, 64, name="g"), draw(6000, name="b"), 900), []
-    for number in (1, 2, 3):
-        torch.set_num_threads(number)
-        found.append(native.sum_rows(*given))
-    torch.set_num_threads(1)
-    for other in found[1:]:
-        assert all(map(torch.equal, found[0][:3], other[:3]))
-        assert other[3] == pytest.approx(found[0][3], rel=1e-14)
 
 
 def test_the_sum_of_no_gradients_is_empty(threads):

@@ -8,8 +8,8 @@ import pytest
 import torch
 from oracle.proposals import chance_of, squashed
 from oracle.sampling_heads import Ngrams
+from words import told
 
-from tapas import UsageError
 from tapas.proposals.ngram_mixture import NgramMixture
 from tapas.rng import stream
 
@@ -35,7 +35,7 @@ def prob(mixture, contexts):
     return mixture.given(given).log_prob(EVERY).exp()
 
 
-def told(step, size=6, kept=5):
+def estimates(step, size=6, kept=5):
     """Estimates (6, 5) of a few classes, and contexts with and without rows."""
     ids = torch.randperm(C, generator=stream(0, "ids", step))[:kept].sort().values
     share = torch.randn(size, kept, generator=stream(0, "share", step)).mul(2).softmax(dim=1)
@@ -43,12 +43,12 @@ def told(step, size=6, kept=5):
     return ids, share, context
 
 
-def agree(mixture, slow):
+def agree(mixture, slow, rtol=1e-5, atol=1e-8):
     for contexts in ([4], [0, 11, 4, 4], [-1, 4, 6], [5]):
         want = torch.tensor([slow.prob(contexts, y) for y in range(C)]).double()
-        torch.testing.assert_close(prob(mixture, contexts), want, rtol=1e-5, atol=1e-8)
+        torch.testing.assert_close(prob(mixture, contexts), want, rtol=rtol, atol=atol)
     want = torch.tensor([slow.base(y) for y in range(C)]).double()
-    torch.testing.assert_close(prob(mixture, None), want, rtol=1e-5, atol=1e-8)
+    torch.testing.assert_close(prob(mixture, None), want, rtol=rtol, atol=atol)
 
 
 def test_it_begins_as_even_shares_of_uniform_and_unigram_and_of_these_and_the_bigram():
@@ -62,7 +62,7 @@ def test_what_it_was_told_moves_it_as_the_loops_say():
     mixture, slow = make(), oracle()
     for refresh in range(4):
         for step in range(3):
-            ids, share, context = told(3 * refresh + step)
+            ids, share, context = estimates(3 * refresh + step)
             mixture.hear(ids, share, context)
             slow.hear(ids, share, context.tolist())
         mixture.refresh()
@@ -76,7 +76,7 @@ def test_without_pairs_or_context_the_unigram_moves_alone():
     mixture, slow = make(None), oracle([])
     paired = make()
     for step in range(3):
-        ids, share, _ = told(step)
+        ids, share, _ = estimates(step)
         mixture.hear(ids, share, None)
         paired.hear(ids, share, None)
         slow.hear(ids, share, [-1] * len(share))
@@ -93,7 +93,7 @@ def test_without_pairs_or_context_the_unigram_moves_alone():
 def test_it_stands_still_until_it_is_refreshed():
     mixture = make()
     before = prob(mixture, [4, 0])
-    mixture.hear(*told(0))
+    mixture.hear(*estimates(0))
     assert torch.equal(prob(mixture, [4, 0]), before)
     mixture.refresh()
     assert not torch.equal(prob(mixture, [4, 0]), before)
@@ -102,43 +102,20 @@ def test_it_stands_still_until_it_is_refreshed():
     assert torch.equal(prob(mixture, [4, 0]), after)
 
 
-def test_the_divergence_from_what_it_is_told_falls_by_the_pace_of_each_refresh():
-    """KL(p || U) is convex in U: a step of size r towards p leaves at most 1 - r of it."""
-    model = torch.randn(C, generator=stream(1, "model")).mul(2).softmax(dim=0)
-    mixture = make(None)
-
-    def apart(other):
-        return float((model.double() * (model.double() / other).log()).sum())
-
-    left, whole = apart(mixture.unigram.double()), apart(prob(mixture, None))
-    for _ in range(12):
-        for _ in range(4):
-            mixture.hear(EVERY, model[None], None)
-        mixture.refresh()
-        now = apart(mixture.unigram.double())
-        assert now <= (1 - RATE) ** 4 * left * (1 + 1e-4)
-        assert apart(prob(mixture, None)) < whole
-        left, whole = now, apart(prob(mixture, None))
-    assert 0.05 <= float(mixture.shares[0]) < 0.1  # the unigram knows all
-
-
-def test_a_bigram_that_explains_everything_takes_over_and_leaves_a_rest():
-    mixture = make()
-    exact = torch.zeros(1, C)
-    exact[0, 7] = 1.0
-    for _ in range(60):
-        mixture.hear(EVERY, exact, torch.tensor([4]))
-        mixture.refresh()
-    assert float(mixture.shares[1]) > 0.5
-    assert prob(mixture, [4])[7] > 0.97
-    assert bool((prob(mixture, [4]) > 0).all())
-    elsewhere = torch.zeros(1, C)
-    elsewhere[0, 3] = 1.0
-    for _ in range(200):
-        mixture.hear(EVERY, elsewhere, torch.tensor([4]))
-        mixture.refresh()
-    assert float(mixture.shares[1]) == pytest.approx(0.001)
-    assert bool(prob(mixture, [4]).isfinite().all())
+def test_certain_estimates_move_it_as_the_loops_say_and_leave_every_part_a_rest():
+    """First of a class that the bigram knows, then of one that it does not."""
+    mixture, slow = make(), oracle()
+    for target, times in ((7, 60), (3, 200)):
+        certain = torch.zeros(1, C)
+        certain[0, target] = 1.0
+        for _ in range(times):
+            for one, context in ((mixture, torch.tensor([4])), (slow, [4])):
+                one.hear(EVERY, certain, context)
+                one.refresh()
+        agree(mixture, slow, rtol=1e-3, atol=1e-5)  # of hundreds of roundings to float32
+        assert prob(mixture, [4])[target] > 0.9
+        assert bool((prob(mixture, [4]) > 0).all())
+    assert mixture.shares.tolist() == pytest.approx([0.05, 0.001])
 
 
 def test_a_row_that_has_lost_all_its_mass_is_still_a_row():
@@ -153,7 +130,7 @@ def test_a_row_that_has_lost_all_its_mass_is_still_a_row():
 def test_draws_follow_the_moved_mixture():
     mixture = make()
     for step in range(9):
-        mixture.hear(*told(step))
+        mixture.hear(*estimates(step))
     mixture.refresh()
     proposal = mixture.given(torch.tensor([4, 0, -1]))
     drawn = proposal.draw(40_000, generator=stream(0, "draws"))
@@ -164,7 +141,7 @@ def test_draws_follow_the_moved_mixture():
 
 def test_estimates_of_nothing_leave_the_unigram_as_it_is():
     mixture = make()
-    ids, share, context = told(0)
+    ids, share, context = estimates(0)
     mixture.hear(ids, torch.zeros_like(share), context)
     before = mixture.unigram.clone()
     mixture.refresh()
@@ -177,7 +154,7 @@ def test_a_saved_mixture_goes_on_where_it_was():
     second.given(None)  # what is kept of the old Q must be forgotten
     for step in range(6):
         for one in (whole, first) if step < 4 else (whole,):
-            one.hear(*told(step))
+            one.hear(*estimates(step))
             if step % 3 == 2:
                 one.refresh()
     file = io.BytesIO()
@@ -187,19 +164,11 @@ def test_a_saved_mixture_goes_on_where_it_was():
     assert torch.equal(prob(second, [4, 0]), prob(first, [4, 0]))
     for one in (second, copy.deepcopy(first)):
         for step in range(4, 6):
-            one.hear(*told(step))
+            one.hear(*estimates(step))
         one.refresh()
         assert torch.equal(prob(one, [4, 0]), prob(whole, [4, 0]))
         assert one.checksum() == whole.checksum()
     assert make().checksum() != whole.checksum()
-
-
-def test_the_state_of_other_pairs_is_refused():
-    state = make([(2, 7, 3.0), *PAIRS[1:]]).state_dict()
-    other = make([(3, 7, 3.0), *PAIRS[1:]])
-    words = "this state was adapted with other pairs than the mixture has. Pass the pairs that it"
-    with pytest.raises(UsageError, match=words):
-        other.load_state_dict(state)
 
 
 def test_no_pairs_at_all_are_no_bigram():
@@ -208,12 +177,13 @@ def test_no_pairs_at_all_are_no_bigram():
     torch.testing.assert_close(prob(mixture, [4]), prob(make(None), None))
 
 
-def test_bad_pairs_and_counts_are_told():
-    with pytest.raises(
-        UsageError, match=r"pairs must be a tuple \(previous, following, counts\), got list of 2\."
-    ):
+def test_bad_pairs_counts_and_states_are_told():
+    with told("pairs must be a tuple (previous, following, counts), got list of 2. Pair counts"):
         NgramMixture(C, pairs=[EVERY, EVERY])
-    with pytest.raises(UsageError, match="following holds class 13; expected ids from 0 to 12"):
+    with told("following holds class 13; expected ids from 0 to 12"):
         make([(0, 13, 1.0)])
-    with pytest.raises(UsageError, match="num_classes is 13 but counts has 2 entries"):
+    with told("num_classes is 13 but counts has 2 entries"):
         make(counts=torch.ones(2))
+    state = make([(2, 7, 3.0), *PAIRS[1:]]).state_dict()
+    with told("this state was adapted with other pairs than the mixture has. Pass the pairs that"):
+        make([(3, 7, 3.0), *PAIRS[1:]]).load_state_dict(state)

@@ -1,4 +1,4 @@
-"""Gradients of the kept sum against float64, however large the logits are.
+"""The sum over kept classes and its gradients, in three ways, against float64.
 
 All numbers are small whole ones times a power of two, so that a logit is the same in float32 and
 in float64, in whatever order it is summed: what is left to differ is the softmax.
@@ -15,7 +15,6 @@ from tapas.losses import kept_gradients, kept_log_sum, sampled_softmax
 from tapas.rng import stream
 
 B, L, K = 37, 2, 211
-HEIGHTS = [1, 30, 300, 1e3, 1e4, 1e5]
 
 
 @pytest.fixture(params=["native", "matrix", "blocks"])
@@ -33,7 +32,7 @@ def whole(*shape, name):
     return torch.randint(-4, 5, shape, generator=stream(0, name)).float()
 
 
-def given(dim, height, kind):
+def given(dim=64, height=1.0, kind="apart"):
     """Logits that differ by `height`, or that differ by a few and are all near plus or minus it."""
     spread = height if kind == "apart" else 3
     unit = 2.0 ** round(math.log2(spread / (20 / 3 * math.sqrt(dim))))  # 20/3: variance of `whole`
@@ -44,7 +43,7 @@ def given(dim, height, kind):
         query[:, 0] = unit * round(height / unit) * (1 - 2 * (torch.arange(B) % 2))
     ids = torch.arange(K) * 3 + 1
     own = ids[torch.randint(K, (B, L), generator=stream(0, "own"))]
-    own[0], own[1, 1] = -1, 0  # padding, and a class that nobody has drawn
+    own[0], own[1, 1], own[2, 1] = -1, 0, own[2, 0]  # padding, a class not drawn, one listed twice
     return query, weight, offset, ids, own
 
 
@@ -53,11 +52,8 @@ def both(numbers, grad):
     return log_sum, kept_gradients(*numbers, shares=shares, grad=grad)
 
 
-@pytest.mark.parametrize("kind", ["together", "apart"])
-@pytest.mark.parametrize("height", HEIGHTS)
-@pytest.mark.parametrize("dim", [64, 1024])
-def test_gradients_are_those_of_float64(way, dim, height, kind):
-    query, weight, offset, ids, own = numbers = given(dim, height, kind)
+def check_against_float64(numbers):
+    query, weight, offset, ids, own = numbers
     grad = 0.5 + torch.rand(B, generator=stream(0, "grad"))
     log_sum, got = both(numbers, grad)
     logit = query.double() @ weight.double().t() + offset
@@ -77,9 +73,38 @@ def test_gradients_are_those_of_float64(way, dim, height, kind):
         assert bool((error <= 2e-6 * (left @ right.double().abs()) + 1e-35).all())
 
 
+@pytest.mark.parametrize("kind", ["together", "apart"])
+@pytest.mark.parametrize("height", [1, 30, 300, 1e3, 1e4, 1e5])
+@pytest.mark.parametrize("dim", [64, 1024])
+def test_sums_and_gradients_are_those_of_float64_however_large_the_logits(way, dim, height, kind):
+    check_against_float64(given(dim, height, kind))
+
+
+@pytest.mark.parametrize("held", [1, 3 * B, 10 * B + 4, B * K - 1])
+def test_blocks_may_have_any_size_and_none_holds_more_than_the_limit(held, monkeypatch):
+    monkeypatch.setattr(sampled_softmax, "HELD_AT_ONCE", held)
+    blocks, addmm = [], torch.addmm
+    numbers = given()
+    with native.switched_off():
+        check_against_float64(numbers)
+        monkeypatch.setattr(torch, "addmm", lambda *x: blocks.append(addmm(*x)) or blocks[-1])
+        both(numbers, torch.ones(B))
+    size = max(held // B, 1)
+    assert len(blocks) == 2 * -(-K // size)  # forward, and again backward
+    assert max(block.numel() for block in blocks) == size * B
+
+
+def test_blocks_begin_above_the_limit_and_not_at_it(monkeypatch):
+    with native.switched_off():
+        monkeypatch.setattr(sampled_softmax, "HELD_AT_ONCE", B * K)
+        assert kept_log_sum(*given())[1].matrix is not None
+        monkeypatch.setattr(sampled_softmax, "HELD_AT_ONCE", B * K - 1)
+        assert kept_log_sum(*given())[1].matrix is None
+
+
 def test_a_confident_example_keeps_its_small_gradient(way):
     """The sum is far above the first scores, and only a small part of the loss."""
-    query, weight, offset, ids, own = given(64, 1, "apart")
+    query, weight, offset, ids, own = given()
     offset[100] = 44.0
     own[:] = -1
     _, (_, _, got) = both((query, weight, offset, ids, own), torch.full((B,), 1e-30))
@@ -87,18 +112,34 @@ def test_a_confident_example_keeps_its_small_gradient(way):
 
 
 def test_nothing_but_classes_that_cannot_be_is_a_sum_of_nothing(way):
-    query, weight, offset, ids, own = given(64, 1, "apart")
+    query, weight, offset, ids, own = given()
     log_sum, gradients = both((query, weight, offset - torch.inf, ids, own), torch.ones(B))
     assert bool(log_sum.isneginf().all())
     assert not any(bool(x.any()) for x in gradients)
 
 
-def test_the_owner_of_the_only_class_that_can_be_has_a_sum_of_nothing(way):
-    query, weight, offset, ids, own = given(64, 1, "apart")
+def test_the_owner_of_all_that_can_be_has_a_sum_of_nothing_and_no_gradient(way):
+    """Of the only class that is possible, and of the only two that were kept."""
+    query, weight, offset, ids, own = given()
     only, owner = 20, torch.arange(B) == 5
-    offset[torch.arange(K) != only] = -torch.inf
     own[:], own[owner, 1] = -1, ids[only]
-    log_sum, (query_grad, _, offset_grad) = both((query, weight, offset, ids, own), torch.ones(B))
+    possible = torch.where(torch.arange(K) == only, offset, -torch.inf)
+    log_sum, (query_grad, _, offset_grad) = both((query, weight, possible, ids, own), torch.ones(B))
     assert torch.equal(log_sum.isneginf(), owner)
     assert torch.equal(query_grad, weight[only] * ~owner[:, None])
     assert torch.equal(offset_grad, (B - 1) * torch.eye(K)[only])
+    own[owner] = ids[:2]
+    log_sum, gradients = both((query, weight[:2], offset[:2], ids[:2], own), torch.ones(B))
+    assert torch.equal(log_sum.isneginf(), owner)
+    assert not gradients[0][owner].any()
+    assert all(bool(x.isfinite().all()) for x in gradients)
+
+
+def test_a_row_that_is_no_number_shows_even_where_a_target_is_listed_twice(way):
+    """Two mentions of one of two kept classes: the other is left, and it is NaN."""
+    query, weight, offset, ids, own = given()
+    weight[0] = torch.nan
+    own[:] = ids[1]
+    assert bool(kept_log_sum(query, weight[:2], offset[:2], ids[:2], own)[0].isnan().all())
+    own[:] = -1
+    assert bool(kept_log_sum(query, weight, offset, ids, own)[0].isnan().all())
