@@ -84,11 +84,16 @@ def test_reductions_agree(method):
     torch.testing.assert_close(mean, whole / (B - 1))
 
 
-def test_any_leading_shape_is_that_of_its_rows_in_turn(method):
-    query, target = draw(2, 3, D), torch.arange(6).view(2, 3)
-    found = build(method, reduction="none")(query, target)
-    flat = build(method, reduction="none")(query.view(6, D), target.view(6))
-    assert torch.equal(found, flat.view(2, 3))
+@pytest.mark.parametrize("shape", [(), (2, 3), (2, 1, 3)], ids=str)
+def test_any_leading_shape_is_that_of_its_rows_in_turn(method, shape):
+    size = math.prod(shape)
+    query, target = draw(*shape, D), torch.arange(size).view(shape)
+    head = build(method, reduction="none")
+    flat = build(method, reduction="none")(query.view(size, D), target.view(size))
+    assert torch.equal(head(query, target), flat.view(shape))
+    score, ids = head.topk(query, 4)
+    assert torch.equal(ids, head.topk(query.view(size, D), 4)[1].view(*shape, 4))
+    assert head.log_prob(query, ids).shape == score.shape == (*shape, 4)
 
 
 def test_targets_need_not_be_contiguous(method):
@@ -204,6 +209,7 @@ def test_logits_of_ten_thousands_stay_finite(method):
         loss.backward()
         assert bool(query.grad.isfinite().all())
         assert all(bool(v.isfinite().all()) for v in everything(head).values())
+    assert bool(head.topk(query, 5)[0].isfinite().all())
 
 
 def test_no_row_moves_that_the_method_does_not_look_at(method):
@@ -304,6 +310,9 @@ def test_probabilities_of_all_classes_sum_to_one(method):
     head = build(method)
     every = torch.arange(C).expand(B, C)
     log_prob = head.log_prob(draw(B, D), every)
+    if method in FLAT:
+        logits = draw(B, D) @ head.table.weight.T + head.table.bias
+        torch.testing.assert_close(log_prob, logits.log_softmax(dim=1))
     total = log_prob.double().exp().sum(dim=1)
     torch.testing.assert_close(total, torch.ones(B).double(), rtol=1e-5, atol=0)
     loss = head.full_loss(draw(B, D), TARGET)
