@@ -475,6 +475,11 @@ def test_a_proposal_that_looks_at_the_context_is_given_it(method):
         head(draw(B, D), TARGET, context=torch.full((B,), previous)) for previous in (4, 4, 9)
     )
     assert first == same != other
+    target, previous = TARGET.clone(), torch.full((B,), 4)
+    target[2] = -100
+    before = head(draw(B, D), target, context=previous)
+    previous[2] = 9  # of an example without a target
+    assert head(draw(B, D), target, context=previous) == before
 
 
 def test_it_says_its_method_and_whom_to_cite(method):

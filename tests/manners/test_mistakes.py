@@ -386,12 +386,6 @@ WRONG = [  # a call with a model whose rows wait, and what is said
         "them, head.table.weight.copy_(values).",
     ),
     (
-        lambda model: model.head.table.update(torch.tensor([1]), torch.ones(1, D), torch.ones(1)),
-        "nothing moves these rows yet. Make an optimizer for them, "
-        "tapas.optim.RowwiseAdagrad(table, lr=0.1), or build the table with "
-        "row_optimizer=tapas.optim.RowwiseAdagrad.fused(lr=0.1).",
-    ),
-    (
         lambda model: model.head.table.lookup(torch.arange(3), padding_idx="x"),
         "padding_idx must be a whole number, got 'x'.",
     ),
@@ -488,53 +482,33 @@ class TestSwappingTheFusedUpdate:
         assert not bool(head.table.weight_sum.any())
 
 
-class TestKernelsReadAndWriteNothingBeyondWhatTheyAreGiven:
+def test_kernels_are_not_given_what_they_would_read_or_write_beyond():
     """They believe every number that they get."""
-
-    MISMATCH = "gradients of rows must be float32, one for each"
-
-    @pytest.fixture(autouse=True)
-    def _kernels(self):
-        if tapas.native.state() != "in use on CPUs":
-            pytest.skip("no kernels")
-
-    def test_a_state_of_another_shape_is_refused(self):
-        rows, state = torch.zeros(7, 4), torch.zeros(7, 1)
-        with says(
-            "the row optimizer's state has shapes [(7, 1)]; expected [(7, 4)] for rows of shape "
-            "(7, 4). No row was changed."
-        ):
-            tapas.native.update(
-                1, (0.1, 0.0, 1e-8), rows, torch.tensor([3]), torch.ones(1, 4), [state]
-            )
-
-    def test_ids_and_gradients_that_do_not_fit_are_refused(self):
-        rows, one, grad = torch.zeros(7, 4), torch.tensor([3]), torch.ones(1, 4)
-        for ids, of_rows in (
-            (torch.tensor([7]), grad),
-            (torch.tensor([-1]), grad),
-            (one.int(), grad),
-            (torch.tensor([1, 2]), grad),
-            (one, grad.double()),
-            (one.to("meta"), grad),
-            (one, grad.to("meta")),
-        ):
-            with says(self.MISMATCH, end=""):
-                tapas.native.update(0, (0.1, 0.0), rows, ids, of_rows, [])
-            with says(self.MISMATCH, end=""):
-                tapas.native.sum_rows(ids, of_rows, of_rows[:, 0].contiguous(), 7)
-        assert not bool(rows.any())
-
-    def test_numbers_and_biases_that_do_not_fit_are_refused(self):
-        rows, ids, grad = torch.zeros(7, 4), torch.tensor([3]), torch.ones(1, 4)
-        with says("rule 3 has 7 numbers, got 2."):
-            tapas.native.update(3, (0.1, 0.0), rows, ids, grad, [rows.clone(), rows.clone()])
-        biases = tapas.native.Biases(torch.zeros(7), torch.ones(1, 1), [])
-        with says(self.MISMATCH, end=""):
-            tapas.native.update(0, (0.1, 0.0), rows, ids, grad, [], biases)
-        with says(self.MISMATCH, end=""):
-            tapas.native.sum_rows(ids, grad, grad[:, 0].contiguous(), -1)
-        assert not bool(rows.any())
+    if tapas.native.state() != "in use on CPUs":
+        pytest.skip("no kernels")
+    rows, one, grad = torch.zeros(7, 4), torch.tensor([3]), torch.ones(1, 4)
+    words = "gradients of rows must be float32, one for each"
+    for ids, of_rows in (
+        (torch.tensor([7]), grad),
+        (torch.tensor([-1]), grad),
+        (one.int(), grad),
+        (torch.tensor([1, 2]), grad),
+        (one, grad.double()),
+        (one.to("meta"), grad),
+        (one, grad.to("meta")),
+    ):
+        with says(words, end=""):
+            tapas.native.update(0, (0.1, 0.0), rows, ids, of_rows, [])
+        with says(words, end=""):
+            tapas.native.sum_rows(ids, of_rows, of_rows[:, 0].contiguous(), 7)
+    with says(words, end=""):
+        tapas.native.sum_rows(one, grad, grad[:, 0].contiguous(), -1)
+    biases = tapas.native.Biases(torch.zeros(7), torch.ones(1, 1), [])
+    with says(words, end=""):
+        tapas.native.update(0, (0.1, 0.0), rows, one, grad, [], biases)
+    with says("rule 3 has 7 numbers, got 2."):
+        tapas.native.update(3, (0.1, 0.0), rows, one, grad, [rows.clone(), rows.clone()])
+    assert not bool(rows.any())
 
 
 def stepped(kind, size=C, **options):

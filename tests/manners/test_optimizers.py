@@ -8,7 +8,7 @@ import pickle
 import pytest
 import safetensors.torch
 import torch
-from manners.reference import C, D, Dense, Model, batch, head_of, same
+from manners.reference import C, D, Dense, Model, batch, head_of, same, train
 from torch.nn.utils import clip_grad_norm_
 
 import tapas
@@ -33,17 +33,6 @@ def pair(kind="sgd"):
     rows, whole = KINDS[kind]
     combined = Combined(whole(list(ours.parameters())), rows(ours.head))
     return ours, combined, dense, whole(list(dense.parameters()))
-
-
-def train(model, optimizer, first, last):
-    losses = []
-    for number in range(first, last):
-        optimizer.zero_grad()
-        loss = model(*batch(number))
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-    return torch.stack(losses)
 
 
 LOOPS = [
@@ -94,7 +83,7 @@ def test_rows_move_in_backward_just_as_by_an_optimizer(kind, numbers, dtype):
     fused, waiting = build(kind.fused(**numbers)), build(None)
     optimizer = kind(waiting, **numbers)
     frozen = torch.optim.SGD(fused.encoder.parameters(), lr=0.0)
-    assert torch.equal(train(fused, frozen, 0, 4), train(waiting, optimizer, 0, 4))
+    assert torch.equal(train(fused, frozen, range(4)), train(waiting, optimizer, range(4)))
     table = waiting.head.table
     state = optimizer.state[table.gradients.anchor]
     assert int(state["step"]) == fused.head.table.num_updates == table.num_updates == 4
@@ -285,19 +274,19 @@ def test_a_resumed_run_is_bit_identical(kind, dtype):
         return model, optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 
     whole, optimizer, scheduler = make()
-    train(whole, optimizer, 0, 2)
+    train(whole, optimizer, range(2))
     scheduler.step()
-    want = train(whole, optimizer, 2, 5)
+    want = train(whole, optimizer, range(2, 5))
 
     first, optimizer, scheduler = make()
-    train(first, optimizer, 0, 2)
+    train(first, optimizer, range(2))
     scheduler.step()
     second, other, again = make()
     second.load_state_dict(saved(first))
     other.load_state_dict(saved(optimizer))
     again.load_state_dict(scheduler.state_dict())
     assert [group["lr"] for group in other.param_groups] == pytest.approx([0.009, 0.045])
-    assert torch.equal(train(second, other, 2, 5), want)
+    assert torch.equal(train(second, other, range(2, 5)), want)
     assert all(map(torch.equal, second.rows(), whole.rows()))
     assert second.head.step == 5
 
@@ -312,7 +301,7 @@ def test_the_learning_rate_of_a_fused_update_is_part_of_the_state():
 def test_a_model_without_its_optimizer_is_saved_without_its_state():
     model = Model()
     optimizer = LazyAdam(model, lr=0.1)
-    train(model, optimizer, 0, 1)
+    train(model, optimizer, range(1))
     state = safetensors.torch.load(safetensors.torch.save(model.state_dict()))
     assert {name for name in state if name.startswith("head.")} == {
         "head._extra_state", "head.table.weight", "head.table.bias", "head.table._extra_state"
@@ -325,10 +314,10 @@ def test_a_model_without_its_optimizer_is_saved_without_its_state():
 def test_loading_copies_the_state_so_that_two_optimizers_do_not_share_it():
     one, two = Model(), Model()
     mine, other = Adagrad(one, lr=0.1), Adagrad(two, lr=0.1)
-    train(one, mine, 0, 1)
+    train(one, mine, range(1))
     other.load_state_dict(mine.state_dict())
     before = one.head.table.gradients.state["weight_sum"].clone()
-    train(two, other, 1, 2)
+    train(two, other, range(1, 2))
     assert torch.equal(one.head.table.gradients.state["weight_sum"], before)
 
 
@@ -340,18 +329,18 @@ def test_a_copy_of_a_model_has_no_optimizer_and_nothing_that_waits():
         assert twin.head.table.gradients.summed() is None
         assert twin.head.table.gradients.optimizer is None
         own = SGD(twin, lr=0.1)
-        train(twin, own, 0, 2)
+        train(twin, own, range(2))
     optimizer.zero_grad()
-    train(model, optimizer, 0, 2)
+    train(model, optimizer, range(2))
     assert all(map(torch.equal, model.rows(), twin.rows()))
 
 
 def test_a_model_and_its_optimizer_pickled_together_go_on_together():
     model = Model()
     optimizer = RowwiseAdagrad(model, lr=0.1)
-    train(model, optimizer, 0, 2)
+    train(model, optimizer, range(2))
     twin, other = pickle.loads(pickle.dumps((model, optimizer)))
-    assert torch.equal(train(twin, other, 2, 4), train(model, optimizer, 2, 4))
+    assert torch.equal(train(twin, other, range(2, 4)), train(model, optimizer, range(2, 4)))
     assert all(map(torch.equal, model.rows(), twin.rows()))
 
 
@@ -365,7 +354,7 @@ def test_one_optimizer_has_the_groups_and_the_state_of_both():
     assert dense.param_groups[0]["param_names"] == ["encoder.weight", "encoder.bias"]
     assert len(dense.param_groups[0]["params"]) == 2  # neither rows nor the anchor
     assert isinstance(optimizer, torch.optim.Optimizer)
-    train(model, optimizer, 0, 1)
+    train(model, optimizer, range(1))
     assert model.head.table.gradients.anchor in optimizer.state
     assert max(part.numel() for state in dense.state.values() for part in state.values()) == D * D
     state = optimizer.state_dict()
