@@ -319,6 +319,7 @@ def test_loading_copies_the_state_so_that_two_optimizers_do_not_share_it():
     before = one.head.table.gradients.state["weight_sum"].clone()
     train(two, other, range(1, 2))
     assert torch.equal(one.head.table.gradients.state["weight_sum"], before)
+    assert int(one.head.table.gradients.state["step"]) == 1
 
 
 def test_a_copy_of_a_model_has_no_optimizer_and_nothing_that_waits():
