@@ -58,7 +58,7 @@ def stays(model, before):
 
 
 def step_of(optimizer, model):
-    """A whole step of an optimizer that does not know of the rows."""
+    """One step as a loop makes it; whether it moves rows is up to the optimizer."""
     optimizer.zero_grad()
     model(*batch()).backward()
     optimizer.step()

@@ -121,7 +121,7 @@ def in_walks(head):
     begin = torch.randint(places, (int(real.sum()),), generator=generator)
     start = torch.zeros_like(TARGET).masked_scatter(real, begin)
     tries = [[ranking_heads.walk(drawn, int(s), warp.BLOCK) for s in row] for row in start]
-    return lambda *given: ranking_heads.warp(*given, tries)[0]
+    return lambda *given: ranking_heads.warp(*given, tries)
 
 
 def hardest(head):
@@ -139,7 +139,7 @@ def in_buckets(head):
         head.bucket_queries,
         head.bucket_classes,
     )
-    return lambda *given: ranking_heads.softmax_in_buckets(*given, found)[0]
+    return lambda *given: ranking_heads.softmax_in_buckets(*given, found)
 
 
 CASES = {  # method, options, and what gives the loss by loops for a head
