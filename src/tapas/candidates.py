@@ -33,6 +33,12 @@ class Candidates:
                 f"{self.ids.dtype} and {self.log_q.dtype}. Convert with .long() and .float()."
             )
 
+    @staticmethod
+    def every(num_classes: int, device: torch.device | str = "cpu") -> "Candidates":
+        """All classes, each for certain."""
+        log_q = torch.zeros(num_classes, dtype=torch.float32, device=device)
+        return Candidates(torch.arange(num_classes, device=device), log_q)
+
     def __len__(self) -> int:
         return self.ids.shape[0]
 

@@ -72,6 +72,8 @@ FLAT = {  # by method; the table goes first
 }
 TREES = {"huffman": HuffmanSoftmax, "two-level": TwoLevelSoftmax, "adaptive": AdaptiveSoftmax}
 HEADS = (*FLAT, *TREES)
+# the loss of a step hangs on what is drawn, and not on the batch alone
+DRAWING = FLAT.keys() - {"full", "one-vs-all", "in-batch", "partitioned"}
 
 
 def proposal(table):
@@ -88,7 +90,8 @@ def build(method, row_optimizer=SGD.fused(lr=0.5), *, num_classes=C, dim=D, star
     generator = torch.Generator().manual_seed(3)
     for table in tables_of(head):
         with torch.no_grad():
-            table.weight.copy_(start * torch.randn(table.weight.shape, generator=generator))
+            rows = torch.randn(table.weight.shape, generator=generator, dtype=torch.float32)
+            table.weight.copy_(start * rows)
     return head
 
 

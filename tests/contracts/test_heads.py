@@ -1,7 +1,9 @@
 """Every head keeps what `Head` promises, whatever its method."""
 
+import contextlib
 import copy
 import io
+import math
 import re
 
 import pytest
@@ -9,20 +11,24 @@ import safetensors.torch
 import torch
 from contracts.heads import (
     ADAGRAD,
+    DRAWING,
     FLAT,
     HEADS,
     TREES,
     C,
     D,
+    N,
     build,
     dense_of,
     everything,
     tables_of,
 )
+from oracle.flat_heads import nobody
 
-from tapas import DataError, UsageError
-from tapas.heads import FullSoftmax, Head
+from tapas import DataError, Uniform, UsageError
+from tapas.heads import METHODS, FullSoftmax, Head
 from tapas.optim import SGD, RowwiseAdagrad
+from tapas.proposals import Bigram
 from tapas.rng import stream
 
 B = 7
@@ -33,7 +39,7 @@ SEVERAL = torch.tensor(
 
 
 def draw(*shape, name="query", scale=1.0):
-    return scale * torch.randn(*shape, generator=stream(0, name))
+    return scale * torch.randn(*shape, generator=stream(0, name), dtype=torch.float32)
 
 
 @pytest.fixture(params=HEADS)
@@ -41,14 +47,21 @@ def method(request):
     return request.param
 
 
-def says(words):
-    return pytest.raises((UsageError, DataError), match="^" + re.escape(words))
+def kind_of(method):
+    return METHODS[method.split(",")[0]]
+
+
+def says(words, end=""):
+    return pytest.raises((UsageError, DataError), match="^" + re.escape(words) + end)
 
 
 def test_the_loss_is_a_finite_number_that_moves_rows_and_query(method):
-    head, query = build(method), draw(B, D).requires_grad_()
-    before = everything(head)
-    loss = head(query, TARGET)
+    head, query, target = build(method), draw(B, D).requires_grad_(), TARGET.clone()
+    target[2] = -100
+    before, kept_target = everything(head), target.clone()
+    loss = head(query, target)
+    assert torch.equal(query, draw(B, D))
+    assert torch.equal(target, kept_target)
     assert loss.shape == ()
     assert loss.dtype == torch.float32
     assert bool(loss.isfinite())
@@ -71,11 +84,16 @@ def test_reductions_agree(method):
     torch.testing.assert_close(mean, whole / (B - 1))
 
 
-def test_any_leading_shape_is_that_of_its_rows_in_turn(method):
-    query, target = draw(2, 3, D), torch.arange(6).view(2, 3)
-    found = build(method, reduction="none")(query, target)
-    flat = build(method, reduction="none")(query.view(6, D), target.view(6))
-    assert torch.equal(found, flat.view(2, 3))
+@pytest.mark.parametrize("shape", [(), (2, 3), (2, 1, 3)], ids=str)
+def test_any_leading_shape_is_that_of_its_rows_in_turn(method, shape):
+    size = math.prod(shape)
+    query, target = draw(*shape, D), torch.arange(size).view(shape)
+    head = build(method, reduction="none")
+    flat = build(method, reduction="none")(query.view(size, D), target.view(size))
+    assert torch.equal(head(query, target), flat.view(shape))
+    score, ids = head.topk(query, 4)
+    assert torch.equal(ids, head.topk(query.view(size, D), 4)[1].view(*shape, 4))
+    assert head.log_prob(query, ids).shape == score.shape == (*shape, 4)
 
 
 def test_targets_need_not_be_contiguous(method):
@@ -84,12 +102,60 @@ def test_targets_need_not_be_contiguous(method):
     assert torch.equal(build(method)(draw(B, D), strided), build(method)(draw(B, D), SEVERAL))
 
 
-def test_a_head_that_was_cast_goes_on(method):
-    head = build(method).to(torch.float64)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_a_head_that_was_cast_goes_on(method, dtype):
+    head = build(method).to(dtype)
     for _ in range(2):
         loss = head(draw(B, D), TARGET)
         loss.backward()
+    assert loss.dtype == torch.float32
     assert bool(loss.isfinite())
+    assert bool((head.topk(draw(B, D), 4)[1] >= 0).all())
+
+
+@contextlib.contextmanager
+def default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+AMBIENT = {
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "default float64": lambda: default_dtype(torch.float64),
+    "default bfloat16": lambda: default_dtype(torch.bfloat16),
+}
+
+
+# these four make a tensor without saying of what type
+
+
+@pytest.mark.parametrize("ambient", AMBIENT)
+def test_autocast_and_the_default_dtype_change_nothing(method, ambient):
+    found = []
+    for surroundings in (contextlib.nullcontext, AMBIENT[ambient]):
+        query = draw(B, D).requires_grad_()
+        with surroundings():
+            head = build(method, ADAGRAD)
+            score, ids = head.topk(query, 4)
+            exact = score, ids, head.log_prob(query, ids), head.full_loss(query, SEVERAL)
+            loss = head(query, SEVERAL)
+        loss.backward()  # outside, as torch wants it
+        found.append([*exact, loss.detach(), query.grad, *everything(head).values()])
+    assert all(map(torch.equal, *found))
+
+
+def test_a_bfloat16_query_gets_a_bfloat16_gradient_of_a_float32_loss(method):
+    low = draw(B, D).bfloat16().requires_grad_()
+    same = low.detach().float().requires_grad_()
+    losses = [build(method)(query, TARGET) for query in (low, same)]
+    for loss in losses:
+        loss.backward()
+    assert torch.equal(*losses)
+    assert torch.equal(low.grad, same.grad.bfloat16())
 
 
 def test_every_step_gives_all_dense_parameters_a_gradient(method):
@@ -140,6 +206,7 @@ def test_logits_of_ten_thousands_stay_finite(method):
         loss.backward()
         assert bool(query.grad.isfinite().all())
         assert all(bool(v.isfinite().all()) for v in everything(head).values())
+    assert bool(head.topk(query, 5)[0].isfinite().all())
 
 
 def test_no_row_moves_that_the_method_does_not_look_at(method):
@@ -178,16 +245,27 @@ def test_equal_seeds_give_equal_steps(method):
     assert all(map(torch.equal, everything(one).values(), everything(two).values()))
 
 
+@pytest.mark.parametrize("method", FLAT)
+def test_another_seed_and_another_step_draw_others(method):
+    head, other = build(method, seed=5), build(method, seed=6)
+    first, second, third = (each(draw(B, D), SEVERAL) for each in (head, head, other))
+    assert (first != third) == (method in DRAWING)
+    if method in DRAWING:
+        assert first != second
+
+
 def test_only_training_counts_as_a_step(method):
     head = build(method)
     head(draw(B, D), TARGET)
     assert head.step == 1
-    before = everything(head)
+    before, scores = everything(head), head.scores_per_example
     with torch.no_grad():
-        head(draw(B, D), TARGET)
-    head.eval()(draw(B, D), TARGET)
+        shown = head(draw(B, D), SEVERAL)
+    assert torch.equal(head.eval()(draw(B, D), SEVERAL), shown)
     assert head.step == 1
+    assert head.scores_per_example == scores
     assert all(map(torch.equal, before.values(), everything(head).values()))
+    assert torch.equal(head.train()(draw(B, D), SEVERAL), shown)  # the draws of the next step
 
 
 def test_a_head_goes_on_from_its_state_as_if_nothing_had_happened(method):
@@ -213,6 +291,7 @@ def test_a_state_brings_its_seed_along(method):
     one, two = build(method, seed=5), build(method, seed=6)
     two.load_state_dict(one.state_dict())
     assert two.seed == 5
+    assert [table.seed for table in tables_of(two)] == [table.seed for table in tables_of(one)]
     assert torch.equal(one(draw(B, D), TARGET), two(draw(B, D), TARGET))
 
 
@@ -228,6 +307,9 @@ def test_probabilities_of_all_classes_sum_to_one(method):
     head = build(method)
     every = torch.arange(C).expand(B, C)
     log_prob = head.log_prob(draw(B, D), every)
+    if method in FLAT:
+        logits = draw(B, D) @ head.table.weight.T + head.table.bias
+        torch.testing.assert_close(log_prob, logits.log_softmax(dim=1))
     total = log_prob.double().exp().sum(dim=1)
     torch.testing.assert_close(total, torch.ones(B).double(), rtol=1e-5, atol=0)
     loss = head.full_loss(draw(B, D), TARGET)
@@ -361,8 +443,40 @@ def test_a_learned_head_prefers_what_came_more_often(method):
 
 def test_how_many_scores_a_step_computes_is_known(method):
     head = build(method)
-    head(draw(B, D), TARGET).backward()
+    head.eval()(draw(B, D), TARGET)
+    assert math.isnan(head.scores_per_example) or head.scores_per_example > 0
+    head.train()(draw(B, D), TARGET).backward()
     assert 0 < head.scores_per_example <= 2 * C
+
+
+@pytest.mark.parametrize("method", [name for name in FLAT if hasattr(kind_of(name), "losses")])
+def test_a_rank_without_examples_has_no_loss_and_pushes_nothing(method):
+    head = build(method, None)
+    loss = head.losses(nobody(head), None)
+    assert loss.shape == (0,)
+    loss.sum().backward()
+    waiting = head.table.gradients.summed()
+    assert waiting is None or not bool(waiting.weight.any())
+
+
+@pytest.mark.parametrize("method", [name for name in FLAT if "proposal" in kind_of(name).options])
+def test_a_proposal_that_looks_at_the_context_is_given_it(method):
+    known = torch.tensor([4, 4, 9]), torch.tensor([11, 17, 30]), torch.full((3,), 1e9)
+    head = build(method)
+    head.proposal = Bigram(*known, unigram=Uniform(C), kappa=1e-6)
+    assert head.wants_context
+    with says("a Bigram proposal needs the previous class of every row: pass context=previous to"):
+        head(draw(B, D), TARGET)
+    head.eval()
+    first, same, other = (
+        head(draw(B, D), TARGET, context=torch.full((B,), previous)) for previous in (4, 4, 9)
+    )
+    assert first == same != other
+    target, previous = TARGET.clone(), torch.full((B,), 4)
+    target[2] = -100
+    before = head(draw(B, D), target, context=previous)
+    previous[2] = 9  # of an example without a target
+    assert head(draw(B, D), target, context=previous) == before
 
 
 def test_it_says_its_method_and_whom_to_cite(method):
@@ -370,40 +484,139 @@ def test_it_says_its_method_and_whom_to_cite(method):
     assert isinstance(head, Head)
     assert head.method == method.split(",")[0]
     assert all(isinstance(key, str) for key in head.bibtex)
-    assert repr(head)
+    assert repr(head).startswith(type(head).__name__)
+    assert f"num_samples={getattr(head, 'num_samples', None)}" in repr(head) + "num_samples=None"
 
 
+RANGE = "expected ids from 0 to 30 (num_classes=31)."
 BAD = [
-    (lambda head: head(draw(B, D) * torch.nan, TARGET), "query row 0 holds NaN or inf."),
-    (lambda head: head(draw(B, D + 1), TARGET), "query has shape (7, 7)"),
-    (lambda head: head(draw(B, D), TARGET + 1), "target holds class 31; expected ids from 0 to"),
-    (lambda head: head(draw(B, D), TARGET.float()), "target has dtype torch.float32"),
-    (lambda head: head(draw(B, D), TARGET[:3]), "target has shape (3,); expected (7) or (7, L)"),
-    (lambda head: head(draw(0, D), TARGET[:0]), "the batch is empty"),
-    (lambda head: head(draw(B, D), torch.full((B,), -100)), "every target is ignore_index"),
-    (lambda head: head(draw(B, D), TARGET, -torch.ones(B)), "target_weight holds -1"),
+    (
+        lambda head: head(draw(B, D) * torch.nan, TARGET),
+        "query row 0 holds NaN or inf. The encoder has diverged or its input is bad: look at that "
+        "row's input, lower the learning rate or clip gradients.",
+    ),
+    (lambda head: head.topk(draw(B, D) / 0, 2), "query row 0 holds NaN or inf. The encoder has"),
+    (
+        lambda head: head(draw(B, D + 1), TARGET),
+        "query has shape (7, 7); expected (..., D=6), the dim of the table.",
+    ),
+    (
+        lambda head: head(torch.ones(B, D).long(), TARGET),
+        "query has dtype torch.int64; expected floating point.",
+    ),
+    (
+        lambda head: head(draw(B, D).numpy(), TARGET),
+        "query must be a torch.Tensor, got ndarray. torch.as_tensor makes one.",
+    ),
+    (
+        lambda head: head(draw(B, D), TARGET.tolist()),
+        "target must be a torch.Tensor, got list. torch.as_tensor makes one.",
+    ),
+    (
+        lambda head: head(draw(B, D), TARGET + 1),
+        f"target holds class 31; {RANGE} Padding is ignore_index=-100.",
+    ),
+    (
+        lambda head: head(draw(B, D), TARGET - 1),
+        f"target holds class -1; {RANGE} Padding is ignore_index=-100.",
+    ),
+    (
+        lambda head: head(draw(B, D), TARGET.float()),
+        "target has dtype torch.float32; expected int64 class ids. Convert before the ids ever "
+        "pass through a float.",
+    ),
+    (
+        lambda head: head(draw(B, D), TARGET[:3]),
+        "target has shape (3,); expected (7) or (7, L) for a query of shape (7, 6).",
+    ),
+    (
+        lambda head: head(draw(B, D), SEVERAL[:, :0]),
+        "target has shape (7, 0): no example has a target. Skip such a batch.",
+    ),
+    (
+        lambda head: head(draw(B, D), torch.eye(C)[TARGET]),
+        "target has shape (7, 31) and holds only 0 and 1: it looks multi-hot. Pass class ids, "
+        "(..., L), padded with -100: tapas.heads.ids_of_multi_hot(target) makes them.",
+    ),
+    (
+        lambda head: head(draw(B, D), torch.full((B, C), 1 / C)),
+        "target has shape (7, 31) and torch.float32: probabilities of all classes are not "
+        "supported. Pass the ids of the few that matter, (..., L), and their probabilities as "
+        "target_weight.",
+    ),
+    (
+        lambda head: head(draw(0, D), TARGET[:0]),
+        "the batch is empty: query has shape (0, 6). Skip such a batch.",
+    ),
+    (
+        lambda head: head(draw(B, D), torch.full((B,), -100)),
+        "every target is ignore_index (-100): the batch has nothing to learn from. Skip such a "
+        "batch, or check the padding value.",
+    ),
+    (
+        lambda head: head(draw(B, D), TARGET, torch.full((B,), -0.5)),
+        "target_weight holds -0.5; expected finite numbers of at least 0.",
+    ),
+    (
+        lambda head: head(draw(B, D), TARGET, torch.full((B,), torch.nan)),
+        "target_weight holds nan; expected finite numbers of at least 0.",
+    ),
+    (
+        lambda head: head(draw(B, D), SEVERAL, torch.ones(B)),
+        "target_weight has shape (7,); expected (7, 3), as target.",
+    ),
+    (
+        lambda head: head(draw(B, D), TARGET, [1.0] * B),
+        "target_weight must be a torch.Tensor, got list. torch.as_tensor makes one.",
+    ),
+    (
+        lambda head: head(draw(B, D), TARGET, torch.ones(B, requires_grad=True)),
+        "target_weight requires a gradient, which the head does not give. Detach it, or use "
+        "reduction='none' and multiply.",
+    ),
+    (
+        lambda head: head(draw(B, D), TARGET, context=TARGET[:1]),
+        "context has shape (1,); expected (7,), the previous class of every example.",
+    ),
+    (
+        lambda head: head(draw(B, D), TARGET, context=[1] * B),
+        "context must be a torch.Tensor, got list. torch.as_tensor makes one.",
+    ),
     (lambda head: head.topk(draw(B, D), C + 1), f"k is {C + 1}, but there are only {C} classes."),
     (lambda head: head.topk(draw(B, D), 0), "k must be at least 1, got 0."),
     (
         lambda head: head.topk(draw(B, D), 2, exclude=torch.zeros(3, 1).long()),
-        "exclude has shape (3, 1); expected one row of ids for each query of (7, 6). Pad rows",
+        "exclude has shape (3, 1); expected one row of ids for each query of (7, 6). Pad rows "
+        "with -1.",
     ),
+    (
+        lambda head: head.topk(draw(3, 2, D), 2, exclude=torch.zeros(2, 3, 1).long()),
+        "exclude has shape (2, 3, 1); expected one row of ids for each query of (3, 2, 6). Pad "
+        "rows with -1.",
+    ),
+    (lambda head: head.topk(draw(1, D), 1, exclude=torch.tensor([[C]])), "exclude holds class 31;"),
     (
         lambda head: head.log_prob(draw(B, D), TARGET),
         "ids has shape (7,); expected one row of ids for each query of (7, 6).",
     ),
-    (lambda head: head.log_prob(draw(B, D), TARGET[:, None] + 1), "ids holds class 31; expected"),
+    (lambda head: head.log_prob(draw(B, D), TARGET[:, None] + 1), f"ids holds class 31; {RANGE}"),
 ]
 
 
-@pytest.mark.parametrize(("ask", "words"), BAD, ids=[words[:30] for _, words in BAD])
-def test_bad_input_is_told_and_changes_nothing(method, ask, words):
+def test_bad_input_is_told_and_changes_nothing(method):
     head = build(method)
     before = everything(head)
-    with says(words):
-        ask(head)
+    for ask, words in BAD:
+        with says(words, "$" if words.endswith(".") else ""):
+            ask(head)
     assert head.step == 0
     assert all(map(torch.equal, before.values(), everything(head).values()))
+
+
+def test_no_queries_have_no_answers(method):
+    head = build(method)
+    assert head.topk(draw(0, D), 3, exclude=torch.zeros(0, 4).long())[1].shape == (0, 3)
+    assert head.log_prob(draw(0, D), torch.zeros(0, 4).long()).shape == (0, 4)
 
 
 def test_bad_options_are_told(method):
@@ -411,6 +624,35 @@ def test_bad_options_are_told(method):
         build(method, reduction="max")
     with says("seed must be a whole number, got 1.5."):
         build(method, seed=1.5)
+
+
+FEW = "With so few, plain cross_entropy is exact and faster."
+BAD_DRAWS = [
+    ({"num_samples": 0}, "num_samples must be at least 1, got 0."),
+    ({"num_samples": 2.5}, "num_samples must be a whole number, got 2.5."),
+    ({"num_samples": 32}, f"num_samples is 32, but there are only 31 classes. {FEW}"),
+    (
+        {"proposal": Uniform(30)},
+        "the proposal is over 30 classes, the table has 31. Build both from one number.",
+    ),
+    ({"proposal": "unigram"}, "proposal must be one such as tapas.Squashed(counts), got str."),
+]
+REPEATED = {"nce", "negative-sampling"}  # draw with repeats, as many as they like
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_bad_draws_are_told(name):
+    kind = METHODS[name]
+    needed = {"num_samples": N} if "num_samples" in kind.options else {}
+    if "upcoming" in kind.reads:
+        needed["upcoming"] = lambda step: TARGET
+    for options, words in BAD_DRAWS:
+        if not options.keys() <= kind.options.keys():
+            continue
+        if options == {"num_samples": 32} and name in REPEATED:
+            continue
+        with says(words, "$"):
+            kind(C, D, **(needed | options))
 
 
 def test_rows_must_be_a_table():

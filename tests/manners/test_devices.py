@@ -52,9 +52,9 @@ def _stored(table):
     return table.weight, table.bias
 
 
-def _two_heads_end_as_dense_ones(way):
-    ours = Spread(NAME, Adagrad.fused(lr=0.3) if way == "fused" else None)
-    assert (ours.one.table.device.type, ours.two.table.device.type) == ON
+def _two_heads_end_as_dense_ones(way, device):
+    ours = Spread(device, Adagrad.fused(lr=0.3) if way == "fused" else None)
+    assert (ours.one.table.device.type, ours.two.table.device.type) == ("cpu", device)
     rest = torch.optim.SGD(ours.encoder.parameters(), lr=0.3)
     optimizer = rest if way == "fused" else Combined(rest, Adagrad(ours, lr=0.3))
     encoder, first, second = layer(), Dense(), Dense()
@@ -80,8 +80,13 @@ def _two_heads_end_as_dense_ones(way):
 
 
 @pytest.mark.parametrize("way", ["optimizer", "fused"])
+def test_several_heads_in_one_model_end_as_dense_ones(way):
+    _two_heads_end_as_dense_ones(way, "cpu")
+
+
+@pytest.mark.parametrize("way", ["optimizer", "fused"])
 def test_heads_on_two_devices_end_as_dense_ones(way):
-    alone(_two_heads_end_as_dense_ones, way)
+    alone(_two_heads_end_as_dense_ones, way, NAME)
 
 
 def _clipped_and_scaled(device):

@@ -30,11 +30,10 @@ class Batches(Dataset):
         return {"x": x, "target": target}
 
 
-def build(*, lr=0.1):
-    model = Model()
-    dense = torch.optim.AdamW(model.parameters(), lr=lr / 10, weight_decay=0.0)
-    optimizer = Combined(dense, RowwiseAdagrad(model, lr=lr))
-    return model, optimizer
+def build(kind=Model):
+    model = kind()
+    dense = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0)
+    return model, Combined(dense, RowwiseAdagrad(model, lr=0.1))
 
 
 def schedule(optimizer):
@@ -158,9 +157,7 @@ def test_the_hugging_face_trainer(tmp_path, want):
             return {"loss": super().forward(x, target)}
 
     def run(*, max_steps, resume=None):
-        model = Named()
-        dense = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0)
-        optimizer = Combined(dense, RowwiseAdagrad(model, lr=0.1))
+        model, optimizer = build(Named)
         trainer = transformers.Trainer(
             model,
             transformers.TrainingArguments(

@@ -38,11 +38,8 @@ def search(logits, target_id, own, tries):
 
 
 def warp(logits, target, weight, tries):
-    """(B,) losses and the pairs (b, target, violator, factor) they are made of.
-
-    logits (B, C), target and weight (B, L), tries[b][l] the ids in the order they were drawn.
-    """
-    losses, pairs = np.zeros(len(logits)), []
+    """(B,) losses; `tries[b][l]` are the ids in the order they were drawn."""
+    losses = [0.0] * len(logits)
     for b in range(len(logits)):
         own = real_targets(target[b])
         for column, class_id in enumerate(target[b]):
@@ -53,8 +50,7 @@ def warp(logits, target, weight, tries):
                 violator, rank = found
                 factor = weight[b][column] * sum(1 / i for i in range(1, rank + 1))
                 losses[b] += factor * (1 - logits[b][class_id] + logits[b][violator])
-                pairs.append((b, int(class_id), violator, factor))
-    return losses, pairs
+    return losses
 
 
 def softmax_beside(logits, target, weight, kept):
@@ -95,12 +91,10 @@ def buckets(query, weight, bias, mixture, num_queries, num_classes):
 
 
 def softmax_in_buckets(logits, target, weight, found):
-    """(B,) the largest loss of an example over its buckets, 0 without one; and its classes."""
-    losses, classes_of = [0.0] * len(logits), [None] * len(logits)
+    """(B,) the largest loss of an example over its buckets, 0 without one."""
+    losses = []
     for b in range(len(logits)):
-        for members, classes in found:
-            if b in members:
-                (loss,) = softmax_beside([logits[b]], [target[b]], [weight[b]], [classes])
-                if classes_of[b] is None or loss > losses[b]:
-                    losses[b], classes_of[b] = loss, classes
-    return losses, classes_of
+        mine = [classes for members, classes in found if b in members]
+        each = [softmax_beside([logits[b]], [target[b]], [weight[b]], [ids])[0] for ids in mine]
+        losses.append(max(each, default=0.0))
+    return losses

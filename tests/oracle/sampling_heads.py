@@ -5,15 +5,11 @@ import math
 from oracle.losses import sampled_softmax
 
 
-def loss_of(query, weight, bias, target, ids, log_q, share=None):
-    """(B,) sampled softmax of a dense table; targets (B, L) share 1 unless `share` says more."""
-    rows = [[float(q @ weight[c] + bias[c]) for c in range(len(weight))] for q in query]
-    own = [[row[max(int(c), 0)] for c in mine] for row, mine in zip(rows, target, strict=True)]
-    if share is None:
-        real = [[float(c >= 0) for c in mine] for mine in target]
-        share = [[one / max(sum(row), 1) for one in row] for row in real]
-    kept = [[row[int(c)] for c in ids] for row in rows]
-    return sampled_softmax(own, share, kept, ids, log_q, target)
+def loss_of(score, target, weight, ids, log_q):
+    """(B,) sampled softmax of all scores (B, C), targets (B, L) and their weights."""
+    own = [[row[max(int(c), 0)] for c in mine] for row, mine in zip(score, target, strict=True)]
+    kept = [[row[int(c)] for c in ids] for row in score]
+    return sampled_softmax(own, weight, kept, ids, log_q, target)
 
 
 class Waits:

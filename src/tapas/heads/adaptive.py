@@ -190,8 +190,7 @@ class AdaptiveSoftmax(TreeHead):
 
 def _softmax_costs(table: LocalTable, query: Tensor, target: Tensor) -> Tensor:
     """-log p of `target` (B, L) in a softmax over all rows of `table`; 0 for padding, -1."""
-    every = torch.arange(table.num_classes, device=table.device)
-    kept = Candidates(every, torch.zeros(len(every), device=table.device))
+    kept = Candidates.every(table.num_classes, table.device)
     counted = first_mentions(target) & (target >= 0)
     return target_costs(*table.sampled_logits(GlobalBatch.local(query, target), kept), counted)
 
@@ -204,7 +203,8 @@ def tail_dim(dim: int, div_value: float, i: int) -> int:
 def draw_projection(width: int, dim: int, seed: int, i: int) -> Tensor:
     """(width, D) as nn.Linear starts."""
     bound = dim**-0.5
-    return torch.empty(width, dim).uniform_(-bound, bound, generator=stream(seed, "proj", i))
+    start = torch.empty(width, dim, dtype=torch.float32, device="cpu")
+    return start.uniform_(-bound, bound, generator=stream(seed, "proj", i))
 
 
 def cheapest_cutoffs(counts: NDArray[np.int64], dim: int, div_value: float) -> list[int]:

@@ -6,7 +6,6 @@ Nothing is drawn. The (B, C) scores never exist at once; beside the rows themsel
 holds their gradient, (C, D).
 """
 
-import torch
 
 from tapas.candidates import Candidates
 from tapas.heads.flat import SharedSample
@@ -28,5 +27,4 @@ class FullSoftmax(SharedSample):
         return self.num_classes
 
     def candidates(self, batch: GlobalBatch) -> Candidates:
-        every = torch.arange(self.num_classes, device=self.table.device)
-        return Candidates(every, torch.zeros(self.num_classes, device=self.table.device))
+        return Candidates.every(self.num_classes, self.table.device)

@@ -97,7 +97,9 @@ class ScalableCrossEntropy(LookupHead):
         size = len(query)
         root = ceil(BUCKETS_PER_ROOT * sqrt(size))
         num_buckets = (self.num_buckets or root) if size else 0
-        mixture = torch.randn(num_buckets, size, generator=self._draws(), device="cpu")
+        mixture = torch.randn(
+            num_buckets, size, generator=self._draws(), dtype=torch.float32, device="cpu"
+        )
         direction = mixture.to(query.device) @ query
         members = (direction @ query.t()).topk(min(self.bucket_queries or root, size)).indices
         # as long as a query is, or biases would count for too much or too little beside it

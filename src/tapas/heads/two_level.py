@@ -133,8 +133,7 @@ class TwoLevelSoftmax(TreeHead):
         real = target >= 0
         cluster = self.cluster_of[target.clamp(min=0)].masked_fill(~real, -1)
         counted = first_mentions(cluster) & real  # two targets may share a cluster
-        every = torch.arange(self.num_clusters, device=self.device)
-        kept = Candidates(every, torch.zeros(len(every), device=self.device))
+        kept = Candidates.every(self.num_clusters, self.device)
         first = target_costs(
             *self.clusters.sampled_logits(GlobalBatch.local(query, cluster), kept), counted
         )

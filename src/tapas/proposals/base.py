@@ -61,9 +61,7 @@ class Proposal(ABC):
                 f"cannot draw {k} distinct classes from {self.num_classes}. Ask for fewer."
             )
         if k == self.num_classes:
-            return Candidates(
-                torch.arange(k, device="cpu"), torch.zeros(k, dtype=torch.float32, device="cpu")
-            )
+            return Candidates.every(k)
         if self.num_classes <= max(4 * k, RACE_BELOW):
             return self._race(k, generator)
         return self._draw_until_distinct(k, generator)

@@ -81,7 +81,7 @@ class LocalTable(ClassTable):
             prefer_huge_pages(weight)
             self.init_rows(weight)
         self._has_bias = bias is not False
-        start = initial_bias(bias, num_classes)
+        start = initial_bias(bias, num_classes, device="meta" if on_meta else "cpu")
         for name, value in (("weight", weight.to(device)), ("bias", start.to(device, dtype))):
             self.register_parameter(name, nn.Parameter(value, requires_grad=False))
         self.gradients.to(device)
@@ -368,10 +368,10 @@ def layout(specs: dict[str, StateSpec]) -> dict[str, bool]:
     return {key: spec.wide for key, spec in specs.items()}
 
 
-def initial_bias(bias: bool | Tensor, num_classes: int) -> Tensor:
+def initial_bias(bias: bool | Tensor, num_classes: int, *, device: str = "cpu") -> Tensor:
     """(C,) float32 to start at: zeros for True, (0,) for False, or the values given."""
     if isinstance(bias, bool):
-        return torch.zeros(num_classes if bias else 0, dtype=torch.float32, device="cpu")
+        return torch.zeros(num_classes if bias else 0, dtype=torch.float32, device=device)
     if bias is None:
         raise UsageError("bias must be True, False or the (C,) values to start at, got None.")
     start = torch.as_tensor(bias, dtype=torch.float32, device="cpu").detach().clone()

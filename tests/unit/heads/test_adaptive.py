@@ -117,15 +117,6 @@ def test_loss_and_log_prob_are_those_of_the_formula(cutoffs):
     torch.testing.assert_close(head(query, target, weight), want)
 
 
-def test_biases_start_at_the_frequencies():
-    head = make()
-    with torch.no_grad():
-        for table in head.tables():
-            table.weight.zero_()
-    log_p = head.log_prob(queries(1), torch.arange(C)[None])[0]
-    torch.testing.assert_close(log_p, ((FALLING + 1.0) / (FALLING + 1.0).sum()).log())
-
-
 def test_a_tail_without_a_target_is_not_touched():
     head = make(row_optimizer=tapas.optim.LazyAdam.fused(lr=0.1, weight_decay=0.1))
     before = [tail.weight.clone() for tail in head.tails]
@@ -175,25 +166,3 @@ def test_default_cutoffs_cost_less_than_their_neighbours_and_than_none():
 def test_scores_per_example_are_the_head_and_the_mean_tail():
     tail = int(FALLING[5:14].sum()) * 9 + int(FALLING[14:].sum()) * 17
     assert make().scores_per_example == pytest.approx(5 + 2 + tail / int(FALLING.sum()))
-
-
-@pytest.mark.parametrize("cutoffs", [[], [0, 3], [3, 3], [5, 2], [C], [2.5], 7], ids=str)
-def test_bad_cutoffs_are_told(cutoffs):
-    with pytest.raises(
-        tapas.UsageError,
-        match=rf"cutoffs must be rising whole numbers from 1 to {C - 1}, one fewer than there are "
-        r"classes, got .*\. Leave them out for cutoffs by cost\.",
-    ):
-        make(cutoffs=cutoffs)
-
-
-@pytest.mark.parametrize("div_value", [0.5, float("inf"), float("nan"), "4"])
-def test_a_bad_div_value_is_told(div_value):
-    with pytest.raises(
-        tapas.UsageError, match=r"div_value must be a finite number of at least 1, got "
-    ):
-        make(div_value=div_value)
-
-
-def test_the_cutoffs_are_told():
-    assert make().extra_repr() == "cutoffs=[5, 14], div_value=2"

@@ -1,5 +1,7 @@
 """A batch as heads see it, also where one rank of many has none."""
 
+import re
+
 import pytest
 import torch
 
@@ -58,59 +60,62 @@ def test_a_rank_may_come_with_nothing_but_padding():
     assert float(batch.reduce(torch.empty(0), "mean", 2.5)) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("query", "target", "error", "words"),
-    [
+EMPTY_BATCH = "the batch is empty: query has shape (0, 3). Skip such a batch."
+WRONG = [  # a query, its targets, whether it is one rank of many, and what is said
+    (
+        torch.empty(0, 4),
+        torch.empty(0).long(),
+        True,
+        "query has shape (0, 4); expected (..., D=3), the dim of the table.",
+    ),
+    (
+        torch.empty(0, D),
+        torch.empty(1).long(),
+        True,
+        "target has shape (1,); expected (0) or (0, L) for a query of shape (0, 3).",
+    ),
+    (torch.empty(0, D), torch.empty(0, 0).long(), True, EMPTY_BATCH),
+    (
+        torch.empty(2, D) * torch.nan,
+        torch.zeros(2).long(),
+        True,
+        "query row 0 holds NaN or inf. The encoder has diverged or its input is bad: look at that "
+        "row's input, lower the learning rate or clip gradients.",
+    ),
+    (torch.empty(0, D), torch.empty(0).long(), False, EMPTY_BATCH),
+    (
+        torch.zeros(2, D),
+        torch.full((2,), -100),
+        False,
+        "every target is ignore_index (-100): the batch has nothing to learn from. Skip such a "
+        "batch, or check the padding value.",
+    ),
+    *(
         (
-            torch.empty(0, 4),
-            torch.empty(0).long(),
-            UsageError,
-            "query has shape (0, 4); expected (..., D=3), the dim of the table.",
-        ),
-        (
-            torch.empty(0, D),
-            torch.empty(1).long(),
-            UsageError,
-            "target has shape (1,); expected (0) or (0, L) for a query of shape (0, 3).",
-        ),
-        (
-            torch.empty(0, D),
-            torch.empty(0, 0).long(),
-            UsageError,
-            "the batch is empty: query has shape (0, 3). Skip such a batch.",
-        ),
-        (
-            torch.empty(2, D) * torch.nan,
-            torch.zeros(2).long(),
-            DataError,
-            "query row 0 holds NaN or inf. The encoder has diverged or its input is bad: look at "
-            "that row's input, lower the learning rate or clip gradients.",
-        ),
-    ],
-)
-def test_what_is_wrong_with_nothing_is_told_all_the_same(query, target, error, words):
-    with pytest.raises(error) as caught:
-        ask(query, target, may_be_empty=True)
-    assert str(caught.value) == words
+            torch.zeros(C, D),
+            torch.eye(C).to(dtype),
+            False,
+            "target has shape (31, 31) and holds only 0 and 1: it looks multi-hot. Pass class ids, "
+            "(..., L), padded with -100: tapas.heads.ids_of_multi_hot(target) makes them.",
+        )
+        for dtype in (torch.int64, torch.uint8, torch.bool, torch.float32)
+    ),
+]
 
 
-def test_alone_nothing_is_still_an_error():
-    for query, target, words in (
-        (
-            torch.empty(0, D),
-            torch.empty(0).long(),
-            "the batch is empty: query has shape (0, 3). Skip such a batch.",
-        ),
-        (
-            torch.zeros(2, D),
-            torch.full((2,), -100),
-            "every target is ignore_index (-100): the batch has nothing to learn from. Skip such a "
-            "batch, or check the padding value.",
-        ),
-    ):
-        with pytest.raises(UsageError) as error:
-            ask(query, target)
-        assert str(error.value) == words
+@pytest.mark.parametrize(("query", "target", "may_be_empty", "words"), WRONG)
+def test_what_is_wrong_with_a_batch_is_told(query, target, may_be_empty, words):
+    with pytest.raises((UsageError, DataError), match="^" + re.escape(words) + "$"):
+        ask(query, target, may_be_empty=may_be_empty)
+
+
+def test_as_many_targets_as_classes_are_welcome():
+    every = torch.arange(C).expand(6, C)
+    padded = torch.tensor([0, 1] + [-100] * (C - 2)).expand(6, C)
+    for target in (every, padded):
+        ask(torch.zeros(6, D), target)
+    both = torch.tensor([[0, 1], [1, 1]])  # of two classes it cannot be told from a list
+    prepare(torch.zeros(2, D), both, None, num_classes=2, dim=D, ignore_index=-100)
 
 
 def test_the_mean_over_ranks_of_their_means_is_the_mean_over_examples():

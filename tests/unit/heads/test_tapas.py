@@ -1,28 +1,26 @@
-"""What the head computes: the identities that pin it down."""
+"""The two passes: the identities that pin them down, rules of one's own, and what is saved."""
 
-import math
+import copy
+import io
 
+import numpy as np
 import pytest
 import torch
+from oracle.flat_heads import B, C, D, L, queries, random_table
 from oracle.tables import dense_gradients
-from torch.nn import functional
 
 import tapas
+from tapas.exact_state import pack
 from tapas.losses import kept_log_sum, sampled_softmax_loss
 
-B, L, C, D = 5, 3, 31, 4
 N = 7
+TARGET = torch.tensor([4, 30, 0, 4, 17])
 
 
 def make(**options):
-    defaults = {"num_samples": N, "presample_factor": 2, "row_optimizer": None, "seed": 3}
-    return tapas.TapasSoftmax(C, D, **(defaults | options))
-
-
-def batch(*shape, seed=0):
-    query = torch.randn(*shape, D, generator=tapas.rng.stream(seed, "query"))
-    target = torch.randint(C, shape, generator=tapas.rng.stream(seed, "target"))
-    return query, target
+    own = {name: options.pop(name) for name in ("row_optimizer", "num_shards") if name in options}
+    defaults = {"num_samples": N, "presample_factor": 2, "seed": 3}
+    return tapas.TapasSoftmax(table=random_table(**own), **(defaults | options))
 
 
 @pytest.fixture(params=["priority", "top"])
@@ -33,195 +31,85 @@ def selection(request):
 def test_presample_factor_one_is_sampled_softmax_bit_for_bit(selection):
     proposal = tapas.Squashed(torch.arange(C), alpha=0.75)
     head = make(presample_factor=1, proposal=proposal, selection=selection, temperature=0.3)
-    query, target = batch(B)
+    query = queries()
     kept = proposal.sample(N, generator=tapas.rng.stream(3, "draws", 0))
     rows, biases = head.table.rows(kept.ids)
-    own, own_bias = head.table.rows(target)
-    log_sum, _ = kept_log_sum(query, rows, biases - kept.log_q, kept.ids, target[:, None])
+    own, own_bias = head.table.rows(TARGET)
+    log_sum, _ = kept_log_sum(query, rows, biases - kept.log_q, kept.ids, TARGET[:, None])
     positive = (own * query).sum(dim=1, keepdim=True) + own_bias[:, None]
-    assert torch.equal(head(query, target), sampled_softmax_loss(positive, log_sum).mean())
-
-
-def test_pool_and_kept_of_every_class_is_cross_entropy_in_value_and_gradient(selection):
-    head = make(num_samples=C, selection=selection)
-    query, target = batch(B)
-    query.requires_grad_()
-    head(query, target).backward()
-    dense = head.table.weight.detach().clone().requires_grad_()
-    bias = head.table.bias.detach().clone().requires_grad_()
-    again = query.detach().clone().requires_grad_()
-    loss = functional.cross_entropy(again @ dense.T + bias, target)
-    loss.backward()
-    torch.testing.assert_close(head.full_loss(query, target), loss.detach())
-    torch.testing.assert_close(query.grad, again.grad)
-    torch.testing.assert_close(dense_gradients(head.table), (dense.grad, bias.grad))
-
-
-def test_several_weighted_targets_are_cross_entropy_with_a_soft_distribution():
-    head = make(num_samples=C)
-    query, _ = batch(B)
-    target = torch.tensor([[1, 5, 30], [7, 7, 2], [0, -100, -100], [4, 3, -100], [9, 9, 9]])
-    weight = torch.rand(B, L, generator=tapas.rng.stream(0, "weight"))
-    soft = torch.zeros(B, C)
-    for b in range(B):
-        for column in range(L):
-            if target[b, column] >= 0:
-                soft[b, target[b, column]] += weight[b, column]
-    logits = query @ head.table.weight.T + head.table.bias
-    want = functional.cross_entropy(logits, soft)
-    torch.testing.assert_close(head(query, target, target_weight=weight), want)
-    torch.testing.assert_close(head.full_loss(query, target, weight), want.detach())
-
-
-def test_without_weights_the_targets_of_an_example_share_its_weight():
-    head = make(num_samples=C)
-    query, _ = batch(2)
-    target = torch.tensor([[1, 5, -100], [8, 2, 3]])
-    shared = torch.tensor([[0.5, 0.5, 9.0], [1 / 3, 1 / 3, 1 / 3]])
-    torch.testing.assert_close(head(query, target), head(query, target, target_weight=shared))
-
-
-@pytest.mark.parametrize("shape", [(), (6,), (2, 3), (2, 1, 3)], ids=str)
-def test_any_leading_shape_is_a_flat_batch(shape, selection):
-    query, target = batch(*shape)
-    nested, flat = make(selection=selection), make(selection=selection)
-    loss = nested(query, target)
-    torch.testing.assert_close(loss, flat(query.reshape(-1, D), target.reshape(-1)))
-    head = make(selection=selection, reduction="none")
-    assert head(query, target).shape == shape
+    assert torch.equal(head(query, TARGET), sampled_softmax_loss(positive, log_sum).mean())
 
 
 def test_ignored_positions_cost_nothing(selection):
-    query, target = batch(2, 3)
-    target[0, 1] = target[1, 2] = -100
+    query, target = queries(6).view(2, 3, D), torch.tensor([[4, -100, 30], [0, 4, -100]])
     real = target >= 0
-    head = make(selection=selection)
-    seen = []
-    read = head.table._read
-    head.table._read = lambda ids: seen.append(len(ids)) or read(ids)
-    loss = head(query, target)
-    assert seen[-1] == 4 + N  # four targets and the kept classes, nothing for the padding
-    torch.testing.assert_close(loss, make(selection=selection)(query[real], target[real]))
-    each = make(selection=selection, reduction="none")(query, target)
-    assert torch.equal(each == 0, ~real)
-    torch.testing.assert_close(each.sum() / 4, loss)
+    nested, flat = make(selection=selection), make(selection=selection)
+    loss = nested(query, target)
+    torch.testing.assert_close(loss, flat(query[real], target[real]))
+    loss.backward()
+    kept = make(selection=selection).sample(query, target)
+    touched = nested.table.gradients.summed().ids
+    assert torch.equal(touched, torch.cat([kept.ids, target[real]]).unique())
 
 
-def test_the_temperature_never_touches_the_loss():
-    query, target = batch(B)
-    cold = make(presample_factor=1, temperature=0.01)
-    hot = make(presample_factor=1, temperature=100.0)
-    assert torch.equal(cold(query, target), hot(query, target))
-
-
-def test_sample_shows_what_the_next_forward_keeps(selection):
-    head = make(selection=selection)
-    query, target = batch(B)
-    used = []
-    inner = head.table._select_here
-    head.table._select_here = lambda *args: used.append(inner(*args)) or used[-1]
-    for _ in range(2):
-        shown = head.sample(query, target)
-        head(query, target)
-        assert torch.equal(shown.ids, used[-1].ids)
-        assert torch.equal(shown.log_q, used[-1].log_q)
-    assert not torch.equal(used[1].ids, used[3].ids)
-
-
-def test_the_kept_sum_is_an_unbiased_estimate_of_the_exact_partition_sum():
-    """Pool of every class, so that the second pass is all the randomness there is."""
-    draws = 4_000
-    head = make(num_samples=9, presample_factor=4, selection=tapas.Priority(score_queries=2))
-    query, _ = batch(B)
-    logits = (query @ head.table.weight.T + head.table.bias).detach().double()
-    estimate = torch.empty(draws, B, dtype=torch.float64)
-    for step in range(draws):
-        head.step = step
-        kept = head.sample(query)
-        estimate[step] = (logits[:, kept.ids] - kept.log_q.double()).exp().sum(dim=1)
-    error = (estimate.mean(dim=0) - logits.exp().sum(dim=1)).abs()
-    # 5 comparisons at 4.4 standard errors: a correct rule fails 1 seed in 18,000
-    assert bool((error < 4.4 * estimate.std(dim=0) / math.sqrt(draws)).all())
-
-
-def test_the_step_counts_training_calls_only():
+def test_the_temperature_falls_step_by_step_and_never_touches_the_loss():
+    cold, hot = (make(presample_factor=1, temperature=tau) for tau in (0.01, 100.0))
+    assert torch.equal(cold(queries(), TARGET), hot(queries(), TARGET))
     head = make(temperature=tapas.Anneal(start=2.0, end=1.0, steps=4))
-    query, target = batch(B)
     assert head.temperature == 2.0
-    head(query, target)
-    with torch.no_grad():
-        head(query, target)
-    head.eval()
-    head(query, target)
-    assert head.step == 1
+    head(queries(), TARGET)
+    head.eval()(queries(), TARGET)
     assert head.temperature == 1.75
 
 
-def test_exact_log_prob_and_top_agree_with_the_dense_softmax():
-    head = make()
-    query, _ = batch(2, 3)
-    dense = torch.log_softmax(query @ head.table.weight.T + head.table.bias, dim=-1).detach()
-    ids = torch.randint(C, (2, 3, 5), generator=tapas.rng.stream(0, "ids"))
-    torch.testing.assert_close(head.log_prob(query, ids), dense.gather(-1, ids))
-    _, best = head.topk(query, k=6)
-    want = dense.topk(6)
-    assert torch.equal(best, want.indices)
-    torch.testing.assert_close(head.log_prob(query, best), want.values)
-    _, fewer = head.topk(query, k=6, exclude=want.indices[..., :2])
-    assert torch.equal(fewer[..., :4], best[..., 2:])
+def rule_of(answer):
+    """A rule of the user's own, which needs one method only."""
+
+    class Rule(tapas.Selection):
+        def select(self, given, keep):
+            return answer(given, keep)
+
+        def __repr__(self):
+            return "Rule()"
+
+    return Rule()
 
 
-def test_logits_of_ten_thousand_stay_finite(selection):
-    head = make(selection=selection)
-    with torch.no_grad():
-        head.table.bias.copy_(torch.linspace(-1e4, 1e4, C))
-    query, target = batch(B)
-    query.requires_grad_()
-    loss = head(query, target)
-    loss.backward()
-    assert bool(loss.isfinite())
-    assert bool(query.grad.isfinite().all())
-    want = head.full_loss(query, target)
-    everything = make(num_samples=C, selection=selection)
-    everything.load_state_dict({**head.state_dict()})
-    torch.testing.assert_close(everything(query, target).detach(), want)
-
-
-def test_a_bigram_proposal_hears_the_context_of_the_batch():
-    after_four = torch.tensor([4, 4, 4]), torch.tensor([9, 17, 30])
-    proposal = tapas.proposals.Bigram(
-        *after_four, torch.tensor([1e9, 1e9, 1e9]), unigram=tapas.Uniform(C), kappa=1e-6
-    )
-    head = make(num_samples=3, presample_factor=1, proposal=proposal)
-    query, target = batch(B)
-    kept = head.sample(query, context=torch.full((B,), 4))
-    assert kept.ids.tolist() == [9, 17, 30]
-    assert bool(head(query, target, context=torch.full((B,), 4)).isfinite())
-    with pytest.raises(tapas.UsageError, match="pass context=previous to the head"):
-        head(query, target)
+def lowest(given, keep):
+    """What fits the batch least."""
+    weight, bias = given.rows(0, len(given))
+    score = (given.query @ weight.T + bias).sum(dim=0)
+    return score.topk(keep, largest=False).indices.sort().values, torch.zeros(keep)
 
 
 def test_a_rule_of_the_users_own_can_be_the_second_pass():
-    class Lowest(tapas.Selection):
-        score_queries = None
-
-        def select(self, given, keep):
-            weight, bias = given.rows(0, len(given))
-            score = (given.query @ weight.T + bias).sum(dim=0)
-            kept = score.topk(keep, largest=False).indices.sort().values
-            return kept, torch.zeros(keep)
-
-    head = make(num_samples=4, presample_factor=C, selection=Lowest())
-    query, _ = batch(B)
-    logits = query @ head.table.weight.T + head.table.bias
+    head = make(num_samples=4, presample_factor=C, selection=rule_of(lowest))
+    logits = queries() @ head.table.weight.T + head.table.bias
     want = logits.sum(dim=0).topk(4, largest=False).indices.sort().values
-    assert torch.equal(head.sample(query).ids, want)
+    assert torch.equal(head.sample(queries()).ids, want)
+    assert bool(head(queries(), TARGET).isfinite())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda given, keep: (torch.arange(keep).flip(0), torch.zeros(keep)),
+        lambda given, keep: (torch.zeros(keep, dtype=torch.int64), torch.zeros(keep)),
+        lambda given, keep: (torch.arange(keep), torch.zeros(())),
+        lambda given, keep: (torch.arange(keep).float(), torch.zeros(keep)),
+        lambda given, keep: (torch.arange(keep) + 10, torch.zeros(keep)),
+        lambda given, keep: (torch.arange(keep - 1), torch.zeros(keep - 1)),
+    ],
+)
+def test_a_rule_that_answers_wrongly_is_told_so(answer):
+    words = r"Rule\(\) must select 7 distinct positions below 14, rising, as int64, and as many log"
+    with pytest.raises(tapas.UsageError, match=words):
+        make(selection=rule_of(answer))(queries(), TARGET)
 
 
 def test_several_virtual_shards_keep_the_union_of_each_ones_share(selection):
     head = make(num_samples=8, presample_factor=C, num_shards=3, selection=selection)
-    query, _ = batch(B)
-    shard = head.table.placement.shard(head.sample(query).ids)
+    shard = head.table.placement.shard(head.sample(queries()).ids)
     assert torch.bincount(shard).tolist() == [3, 3, 2]
 
 
@@ -232,22 +120,20 @@ def test_sampled_log_probabilities_are_what_the_loss_is_made_of(selection, num_t
     target[1] = -100
     if num_targets == L:
         target[3, 1:] = -100
-    query, _ = batch(B)
     one, two = (make(selection=selection, reduction="sum") for _ in range(2))
-    queries = [query.clone().requires_grad_() for _ in range(2)]
-    loss = one(queries[0], target)
-    log_prob = two.sampled_log_prob(queries[1], target)
+    query, again = queries().requires_grad_(), queries().requires_grad_()
+    loss = one(query, target)
+    log_prob = two.sampled_log_prob(again, target)
     assert log_prob.shape == target.shape
     assert bool((log_prob[target < 0] == 0).all())
     real = (target >= 0).view(B, -1)
     weight = real / real.sum(dim=1, keepdim=True).clamp(min=1)
-    again = -(log_prob.view(B, -1) * weight).sum()
-    torch.testing.assert_close(again, loss)
+    same = -(log_prob.view(B, -1) * weight).sum()
+    torch.testing.assert_close(same, loss)
     loss.backward()
-    again.backward()
-    torch.testing.assert_close(queries[1].grad, queries[0].grad)
+    same.backward()
+    torch.testing.assert_close(again.grad, query.grad)
     torch.testing.assert_close(dense_gradients(two.table), dense_gradients(one.table))
-    assert one.table.gradients.waits
     assert one.step == two.step == 1
     with torch.no_grad():
         two.sampled_log_prob(query, target)
@@ -255,9 +141,121 @@ def test_sampled_log_probabilities_are_what_the_loss_is_made_of(selection, num_t
 
 
 def test_sampled_log_probabilities_over_every_class_are_exact():
-    head = make(num_samples=C)
-    query, target = batch(B, L)
-    query = query[:, 0]
+    head, target = make(num_samples=C), torch.arange(B * L).view(B, L)
     torch.testing.assert_close(
-        head.sampled_log_prob(query, target).detach(), head.log_prob(query, target)
+        head.sampled_log_prob(queries(), target).detach(), head.log_prob(queries(), target)
     )
+
+
+def test_samples_and_diagnoses_are_the_same_inside_autocast(selection):
+    """And so is a backward pass, though torch would rather have it outside."""
+
+    def answers():
+        head, query = make(selection=selection), queries().requires_grad_()
+        kept, diagnosis = head.sample(query, TARGET), head.diagnose(query, TARGET)
+        head(query, TARGET).backward()
+        return [kept.ids, kept.log_q, query.grad, *dense_gradients(head.table)], diagnosis
+
+    want, want_diagnosis = answers()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, diagnosis = answers()
+    assert all(map(torch.equal, found, want))
+    assert diagnosis == want_diagnosis
+
+
+def test_ids_beyond_the_integers_of_float32_are_kept_apart():
+    num_classes, target = 2**24 + 50, 2**24 + 1  # 2^24 + 1 is no float32
+    head = tapas.TapasSoftmax(
+        num_classes, 1, num_samples=2, bias=False, row_optimizer=tapas.optim.SGD.fused(lr=1.0)
+    )
+    before = head.table.weight[2**24 - 2 :].clone()
+    head(torch.ones(1, 1), torch.tensor([target])).backward()
+    moved = (head.table.weight[2**24 - 2 :] != before).nonzero()[:, 0] + 2**24 - 2
+    assert moved.tolist() == [target]
+
+
+FUSED = [
+    tapas.optim.SGD.fused(lr=0.1),
+    tapas.optim.Adagrad.fused(lr=0.1),
+    tapas.optim.RowwiseAdagrad.fused(lr=0.1),
+    tapas.optim.LazyAdam.fused(lr=0.1),
+]
+
+
+def annealed(**options):
+    defaults = {
+        "num_samples": 5,
+        "presample_factor": 3,
+        "temperature": tapas.Anneal(start=1.0, end=0.1, steps=9),
+        "row_optimizer": tapas.optim.RowwiseAdagrad.fused(lr=0.1),
+        "proposal": tapas.Squashed(torch.arange(C)),
+        "seed": 7,
+    }
+    return tapas.TapasSoftmax(C, D, **(defaults | options))
+
+
+def run(head, first, last):
+    losses = []
+    for step in range(first, last):
+        target = torch.randint(C, (B,), generator=tapas.rng.stream(0, "target", step))
+        loss = head(queries(seed=step).requires_grad_(), target)
+        loss.backward()
+        losses.append(loss.detach())
+    return torch.stack(losses)
+
+
+@pytest.mark.parametrize("row_optimizer", FUSED, ids=lambda fused: fused.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_resumed_run_is_bit_identical(row_optimizer, dtype):
+    """Whatever seed the head that goes on was built with: that of the state counts."""
+    options = {"row_optimizer": row_optimizer, "dtype": dtype}
+    whole, first = annealed(**options), annealed(**options)
+    want = run(whole, 0, 8)
+    run(first, 0, 3)
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    second = annealed(seed=8, **options)
+    second.load_state_dict(torch.load(file, weights_only=True))
+    assert second.temperature == first.temperature
+    assert torch.equal(run(second, 3, 8), want[3:])
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, second.state_dict()[name]), name
+
+
+def test_numbers_are_saved_as_one_tensor_to_the_bit():
+    head = annealed()
+    run(head, 0, 3)
+    state = head.state_dict()
+    assert state["_extra_state"].tolist() == [3, 7]
+    assert torch.equal(state["table._extra_state"], pack({"seed": 7, "updates": 3, "lr": 0.1}))
+    rest = {"table.weight", "table.bias", "table.weight_sum", "table.bias_sum"}
+    assert state.keys() - {"_extra_state", "table._extra_state"} == rest
+
+
+def test_a_copy_made_inside_accumulate_learns_like_any_other():
+    head = annealed()
+    with head.accumulate():
+        run(head, 0, 1)
+        copies = copy.deepcopy(head).table, copy.copy(head.table)
+    for table in copies:
+        before = table.weight.clone()
+        table.update(torch.tensor([3]), torch.ones(1, D), torch.zeros(1))
+        assert not torch.equal(table.weight, before)
+
+
+def test_numpys_numbers_and_arrays_are_welcome_and_their_checkpoint_loads():
+    head = annealed(
+        seed=np.int64(3),
+        temperature=np.float32(0.5),
+        num_samples=np.int32(10),
+        bias=np.arange(C) / C,
+    )
+    torch.testing.assert_close(head.table.bias, torch.arange(C) / C)
+    file = io.BytesIO()
+    torch.save(head.state_dict(), file)
+    file.seek(0)
+    other = annealed(seed=4, bias=[0.0] * C)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    assert other.seed == 3
+    assert tapas.Squashed([1, 2], alpha=np.float32(0.75)).alpha == 0.75

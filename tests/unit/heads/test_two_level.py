@@ -87,16 +87,6 @@ def test_rows_of_a_cluster_lie_together_by_rising_id():
         assert head.place_of[ids].tolist() == list(range(first, last))
 
 
-def test_biases_start_at_the_frequencies():
-    head = make()
-    with torch.no_grad():
-        head.clusters.weight.zero_()
-        head.classes.weight.zero_()
-    log_p = head.log_prob(queries(1), torch.arange(C)[None])[0]
-    want = ((COUNTS + 1.0) / (COUNTS + 1.0).sum()).log()
-    torch.testing.assert_close(log_p, want)
-
-
 def test_only_classes_of_the_targets_clusters_move():
     head = make(row_optimizer=tapas.optim.LazyAdam.fused(lr=0.1, weight_decay=0.1))
     before, clusters = head.classes.weight.clone(), head.clusters.weight.clone()
@@ -129,32 +119,3 @@ def test_a_search_that_prunes_does_not_look_into_all_clusters(monkeypatch):
     log_p = head.log_prob(queries(), torch.arange(900).expand(B, -1))
     assert torch.equal(ids, log_p.topk(3).indices)
     assert sum(visits) < B * head.num_clusters / 2
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"num_clusters": 0}, r"num_clusters must be at least 1, got 0\."),
-        ({"num_clusters": 2.5}, r"num_clusters must be a whole number, got 2\.5\."),
-        (
-            {"num_clusters": C + 1},
-            rf"num_clusters is {C + 1}, but there are only {C} classes\. Leave it out for the "
-            r"square root of that\.",
-        ),
-        (
-            {"assignment": "frequently"},
-            r"unknown assignment 'frequently'\. Did you mean 'frequency'\? "
-            r"Known: frequency, random\.",
-        ),
-    ],
-    ids=str,
-)
-def test_bad_options_are_told(options, words):
-    with pytest.raises(tapas.UsageError, match=words):
-        make(**options)
-
-
-def test_the_clusters_are_told():
-    assert make(num_clusters=5).extra_repr() == (
-        f"{make(num_clusters=5).num_clusters} clusters, assignment='frequency'"
-    )

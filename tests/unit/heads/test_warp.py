@@ -6,85 +6,16 @@ import numpy as np
 import pytest
 import torch
 from oracle import ranking_heads as oracle
-from oracle.tables import dense_gradients
+from oracle.flat_heads import TARGET, WEIGHT, B, C, D, queries, random_table, scores_of
 
 import tapas
 from tapas.heads import warp
 from tapas.heads.warp import WARP, first_above
 from tapas.losses.warp import harmonic, warp_loss
 
-B, L, C, D = 6, 3, 41, 5
-TRIES = 45  # more than one block, and not a multiple of one
-TARGET = torch.tensor(
-    [[1, 5, 30], [7, 7, 2], [0, -100, -100], [4, 3, -100], [9, 9, 9], [-100, 12, 40]]
-)
-WEIGHT = torch.tensor(
-    [[0.5, 1.0, 2.0], [1.0, 0.25, 3.0], [1.5, 9, 9], [0, 2, 9], [1, 2, 3], [9, 0.3, 0.7]]
-)
 
-
-def make(tries=TRIES, scale=3.0, num_classes=C, **options):
-    table = tapas.LocalTable(num_classes, D, row_optimizer=options.pop("row_optimizer", None))
-    with torch.no_grad():
-        table.bias.copy_(torch.randn(num_classes, generator=tapas.rng.stream(0, "bias")))
-        table.weight.mul_(scale)
-    return WARP(table=table, tries=tries, **({"seed": 3} | options))
-
-
-def queries(size=B, seed=0):
-    return torch.randn(size, D, generator=tapas.rng.stream(seed, "query"))
-
-
-def draws_of(head, target, step=0):
-    """The circle of draws and where each real target begins, in the order that the head draws."""
-    generator = tapas.rng.stream(head.seed, "draws", step)
-    drawn = torch.randint(head.num_classes, (head.tries,), generator=generator)
-    places = math.ceil(head.tries / warp.BLOCK) * warp.BLOCK
-    real = target >= 0
-    begin = torch.randint(places, (int(real.sum()),), generator=generator)
-    return drawn, torch.zeros_like(target).masked_scatter(real, begin)
-
-
-def expected(head, query, target, weight):
-    drawn, start = draws_of(head, target)
-    tries = [[oracle.walk(drawn, int(s), warp.BLOCK) for s in row] for row in start]
-    logits = (query @ head.table.weight.T + head.table.bias).detach().double().numpy()
-    return oracle.warp(logits, target.numpy(), weight.numpy(), tries)
-
-
-@pytest.mark.parametrize("scale", [1.0, 3.0, 9.0])
-@pytest.mark.parametrize("tries", [1, 7, TRIES, 200])
-def test_the_loss_is_that_of_the_definition(tries, scale):
-    head, query = make(tries, scale, reduction="none"), queries()
-    want, _ = expected(head, query, TARGET, WEIGHT)
-    got = head(query, TARGET, WEIGHT).detach().double().numpy()
-    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
-
-
-def test_the_batch_cut_in_pieces_is_the_same(monkeypatch):
-    query = queries()
-    want = make(reduction="none")(query, TARGET, WEIGHT)
-    monkeypatch.setattr(warp, "SCORES_AT_ONCE", 4 * TRIES)
-    torch.testing.assert_close(make(reduction="none")(query, TARGET, WEIGHT), want)
-
-
-def test_gradients_reach_the_query_the_target_and_the_violator_alone():
-    head, query = make(reduction="sum"), queries().requires_grad_()
-    head(query, TARGET, WEIGHT).backward()
-    _, pairs = expected(head, query.detach(), TARGET, WEIGHT)
-    rows = head.table.weight.detach()
-    query_grad, row_grad = torch.zeros(B, D), torch.zeros(C, D)
-    bias_grad = torch.zeros(C)
-    for b, own, violator, factor in pairs:
-        query_grad[b] += factor * (rows[violator] - rows[own])
-        row_grad[violator] += factor * query[b].detach()
-        row_grad[own] -= factor * query[b].detach()
-        bias_grad[violator] += factor
-        bias_grad[own] -= factor
-    torch.testing.assert_close(query.grad, query_grad)
-    torch.testing.assert_close(dense_gradients(head.table), (row_grad, bias_grad))
-    touched = {own for _, own, _, _ in pairs} | {violator for _, _, violator, _ in pairs}
-    assert set(head.table.gradients.summed().ids.tolist()) == touched
+def make(tries=45, num_classes=C, **options):
+    return WARP(table=random_table(num_classes=num_classes, **options), tries=tries, seed=3)
 
 
 def test_without_a_violator_there_is_no_loss_and_no_row_moves():
@@ -107,7 +38,7 @@ def test_without_a_violator_there_is_no_loss_and_no_row_moves():
 def test_violators_violate_and_are_never_targets_of_the_example():
     head = make(tries=9)
     batch = head._prepare(queries(), TARGET, WEIGHT)
-    logits = (batch.query @ head.table.weight.T + head.table.bias).detach()
+    logits = scores_of(head, batch.query)
     seen = 0
     for step in range(50):
         head.step = step
@@ -142,12 +73,11 @@ STEPS, FEW_TRIES = 1_000, 12
 def violations():
     """Violators and rank estimates of one target whose violators are known, step by step."""
     num_classes, high = 23, [3, 8, 11, 20]
-    table = tapas.LocalTable(num_classes, D, row_optimizer=None)
+    head = make(FEW_TRIES, num_classes)
     with torch.no_grad():
-        table.weight.zero_()
-        table.bias.fill_(-5.0)
-        table.bias[torch.tensor([0, *high])] = 0.5  # class 0 is the target
-    head = WARP(table=table, tries=FEW_TRIES, seed=5)
+        head.table.weight.zero_()
+        head.table.bias.fill_(-5.0)
+        head.table.bias[torch.tensor([0, *high])] = 0.5  # class 0 is the target
     batch = head._prepare(torch.zeros(1, D), torch.tensor([0]), None)
     found = []
     for step in range(STEPS):
@@ -222,55 +152,6 @@ def test_a_rounded_margin_never_makes_a_loss_negative():
     assert float(warp_loss(torch.tensor([2.0]), torch.tensor([0.99]), torch.tensor([3]))) == 0
 
 
-def test_weights_scale_and_a_weight_of_zero_leaves_a_target_out():
-    query = queries()
-    want = make(reduction="none")(query, TARGET, WEIGHT)
-    torch.testing.assert_close(make(reduction="none")(query, TARGET, 2 * WEIGHT), 2 * want)
-    head = make(reduction="none")
-    assert not head(query, TARGET, torch.zeros_like(WEIGHT)).any()
-
-
 def test_an_example_that_owns_every_class_has_no_loss():
     head = make(num_classes=3)
     assert head(queries(1), torch.tensor([[0, 1, 2]])).item() == 0
-
-
-def test_the_same_step_draws_the_same_and_another_one_others():
-    query = queries()
-    one, two = make(), make()
-    losses = [one(query, TARGET), two(query, TARGET), two(query, TARGET)]
-    assert torch.equal(losses[0], losses[1])
-    assert not torch.equal(losses[1], losses[2])
-    three = make()
-    three.load_state_dict(one.state_dict())
-    assert torch.equal(three(query, TARGET), losses[2])
-
-
-def test_logits_of_ten_thousand_stay_finite():
-    head = make(row_optimizer=tapas.optim.SGD.fused(lr=0.1))
-    with torch.no_grad():
-        head.table.bias.copy_(torch.linspace(1e4, -1e4, C))
-    query = queries().requires_grad_()
-    loss = head(query, torch.full((B,), C - 1))
-    loss.backward()
-    assert float(loss.detach()) > 1e4
-    assert bool(loss.isfinite())
-    assert bool(query.grad.isfinite().all())
-
-
-@pytest.mark.parametrize(
-    ("tries", "words"),
-    [
-        (0, r"tries must be at least 1, got 0\."),
-        (1.5, r"tries must be a whole number, got 1\.5\."),
-    ],
-)
-def test_bad_tries_are_told(tries, words):
-    with pytest.raises(tapas.UsageError, match=words):
-        make(tries)
-
-
-def test_it_says_what_it_is():
-    head = make()
-    assert head.scores_per_example == TRIES
-    assert "tries=45" in repr(head)
