@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from experiments.estimators.command import estimators
-from experiments.four_ways.command import four_ways
+from experiments.four_ways import four_ways
 from experiments.overview import all_claims, study_ledger, write_overview
 from experiments.real import command as paper_real
 from experiments.synthetic.experiment import conduct
@@ -23,7 +20,7 @@ from experiments.synthetic.studies import FIGURE_2, STUDIES, Study, find_study
 from experiments.system import command as paper_system
 from tapas.atomic_file import ResultsFolder
 from tapas.cli.exit_codes import one_line_endings
-from tapas.cli.progress import run_bars
+from tapas.cli.progress import print_table, run_bars
 
 app = typer.Typer(
     name="experiments",
@@ -43,14 +40,10 @@ RESULTS = Path("results")
 @app.command("list")
 def list_studies() -> None:
     """Say what can be run, what it is about and how long it takes."""
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("study", "about", "minutes on 2 cores"):
-        table.add_column(heading)
-    for study in STUDIES.values():
-        table.add_row(study.name, study.claim, study.minutes)
-    for name, (claim, minutes) in {**paper_real.ABOUT, **paper_system.ABOUT}.items():
-        table.add_row(name, claim, minutes)
-    Console(highlight=False).print(table)
+    about = {study.name: (study.claim, study.minutes) for study in STUDIES.values()}
+    about |= {**paper_real.ABOUT, **paper_system.ABOUT}
+    rows = [[name, *words] for name, words in about.items()]
+    print_table(("study", "about", "minutes on 2 cores"), rows, right=False)
 
 
 @app.command()
@@ -64,12 +57,8 @@ def claims(
         if as_json:
             typer.echo(json.dumps([asdict(row) for row in rows], indent=1))
             return
-        table = Table(box=box.SIMPLE_HEAD)
-        for heading in ("claim", "verdict", "evidence"):
-            table.add_column(heading)
-        for row in rows:
-            table.add_row(row.text, row.verdict, row.evidence)
-        Console(highlight=False).print(table)
+        table = [[row.text, row.verdict, row.evidence] for row in rows]
+        print_table(("claim", "verdict", "evidence"), table, right=False)
 
 
 def _command(study: Study) -> None:

@@ -1,7 +1,5 @@
 """One training run of a synthetic experiment: what it is, and doing it."""
 
-import hashlib
-import json
 import math
 import time
 from collections.abc import Iterator
@@ -12,7 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from experiments.shards.overlap import look
-from experiments.synthetic.tasks import Split, Task, load_task
+from experiments.synthetic.long_tail import Examples
+from experiments.synthetic.tasks import Task, load_task
+from tapas.comparison.ledger import short_key
 from tapas.errors import UsageError
 from tapas.heads import TapasSoftmax
 from tapas.optim import Adagrad
@@ -63,8 +63,7 @@ class Run:
         for name, default in LATER.items():
             if settings[name] == default:
                 del settings[name]
-        text = json.dumps(settings, sort_keys=True)
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        return short_key(settings)
 
     @property
     def cell(self) -> tuple[str, int, int]:
@@ -88,7 +87,7 @@ def execute(run: Run) -> dict[str, object]:
     torch.set_num_threads(1)
     task = load_task(run.task)
     judge = task.test if run.judge == "test" else task.validation
-    few = Split(judge.x[:10_000], judge.y[:10_000])
+    few = Examples(judge.x[:10_000], judge.y[:10_000])
     encoder, head, table = _build(run, task)
     optimizer = _Adagrad(list(encoder.parameters()), run.lr)
     curve: list[tuple[int, float, float]] = []
@@ -127,7 +126,7 @@ def execute(run: Run) -> dict[str, object]:
 
 
 @torch.no_grad()
-def judged(encoder: nn.Module, table: LocalTable, split: Split) -> tuple[float, float]:
+def judged(encoder: nn.Module, table: LocalTable, split: Examples) -> tuple[float, float]:
     """Precision@1 and full softmax loss on all of `split`, exact."""
     hits, loss = 0, 0.0
     for start in range(0, len(split.y), QUERIES_PER_CHUNK):

@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from experiments.overview import PACES, all_claims, system_ledger, write_overview
 from experiments.real.command import ALL, Draw, Out, measure_paces
@@ -21,7 +18,7 @@ from experiments.system.results import Findings
 from tapas.atomic_file import ResultsFolder
 from tapas.cli.exit_codes import one_line_endings
 from tapas.cli.options import Cache, cache_folder, talk
-from tapas.cli.progress import run_bars
+from tapas.cli.progress import print_table, run_bars
 from tapas.comparison.ledger import Ledger
 from tapas.comparison.process_pool import finish
 from tapas.errors import UsageError
@@ -179,11 +176,7 @@ def _write(home: Path, ledger: Ledger, *, quick: bool) -> None:
     write_overview(home, claims)
     talk(f"Wrote {home / STUDY / 'README.md'}.")
     for rule, words in RULE_WORDS.items():
-        headings, rows = rates_table(found, rule)
-        table = Table(*headings, title=words, box=box.SIMPLE_HEAD)
-        for row in rows:
-            table.add_row(*row)
-        Console(highlight=False).print(table)
+        print_table(*rates_table(found, rule), right=False, title=words)
     for claim in claims:
         if claim.study == STUDY:
             typer.echo(f"{claim.verdict}: {claim.text}: {claim.evidence}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from experiments.synthetic.experiment import Cell
 from experiments.system.viewing_log import ViewingLogConfig, write_viewing_log
 from tapas.atomic_file import whole_file
-from tapas.comparison.ledger import Ledger, Result
+from tapas.comparison.ledger import Ledger, Result, short_key
 from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig
 from tapas.errors import DataError, UsageError
@@ -113,8 +113,7 @@ class Round:
         return cells[first:] + cells[:first]
 
     def key(self) -> str:
-        text = json.dumps(asdict(self), sort_keys=True)
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        return short_key(asdict(self))
 
 
 def finished_rounds(ledger: Ledger) -> tuple[System, list[Result]]:

@@ -9,7 +9,7 @@ import torch
 from experiments.real import pace
 from experiments.real.cells import FULL, PRIORITY, SAMPLED, SAMPLED_8, TOP, Plan
 from experiments.real.pace import MEASURED, count_rows, measure_pace
-from experiments.real.runs import prepare
+from experiments.real.runs import build_run, open_set
 from experiments.real.sets import RUST
 from tapas.comparison.ledger import Ledger
 from tapas.training.step import step
@@ -93,7 +93,7 @@ def test_a_step_is_the_median_without_the_first_three(budget, steps, monkeypatch
 
 @pytest.mark.parametrize("cell", [SAMPLED, TOP, PRIORITY, SAMPLED_8], ids=str)
 def test_rows_are_those_that_a_step_reads_and_moves(cell, place):
-    _, _, parts = prepare(PLAN.run(cell, 0.1, 0.75, 0), place)
+    parts = build_run(PLAN.run(cell, 0.1, 0.75, 0), place, *open_set(PLAN.real_set, place))
     table, batch = parts.model.head.table, parts.windows.batch(0)
     found = count_rows(parts)
     assert found == count_rows(parts)  # looking changes nothing
@@ -109,7 +109,8 @@ def test_rows_are_those_that_a_step_reads_and_moves(cell, place):
 
 
 def test_a_pool_is_never_more_than_all_classes(place):
-    _, _, parts = prepare(PLAN.run(TOP._replace(times=100), 0.1, 0.75, 0), place)
+    run = PLAN.run(TOP._replace(times=100), 0.1, 0.75, 0)
+    parts = build_run(run, place, *open_set(PLAN.real_set, place))
     found = count_rows(parts)
     assert found.scored == parts.model.head.num_classes
     assert found.in_loss <= parts.model.head.num_classes

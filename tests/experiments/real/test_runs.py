@@ -8,13 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.real import runs
-from experiments.real.runs import METHODS, MOMENTS, NEXT, RealRun, execute, prepare
+from experiments.real.runs import METHODS, MOMENTS, RealRun, build_run, execute, open_set
 from experiments.real.selection_rules import CURES
+from tapas.comparison import runs
 from tapas.data.splits import targets_of
 from tapas.errors import UsageError
 from tapas.evaluation.intervals import estimate
 from tapas.evaluation.points import PointEvaluator, spread_points
+
+
+def prepare(run, place):
+    log, split = open_set(run.real_set, place)
+    return log, split, build_run(run, place, log, split)
+
 
 RUN = RealRun(set="rust", method="priority", num_samples=16, presample_factor=2, rows_lr=0.1,
               batch=4, steps=5, seed=0, quick=True)  # fmt: skip
@@ -106,7 +112,7 @@ def test_judging_is_that_of_plain_numpy(place):
     log, split, parts = prepare(RUN, place)
     runs.step(parts.model, parts.optimizer, parts.windows.batch(0), seed=0, number=0, clip=1.0)
     points = spread_points(log, split.test, 7)
-    judged = PointEvaluator(log, split, points, NEXT, 20)
+    judged = PointEvaluator(log, split, points, 5, 20)
     found = judged.scores(*judged.rank(parts.model, 7))
     weight = parts.model.head.table.weight.detach().double().numpy()
     bias = parts.model.head.table.bias.detach().double().numpy()

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from experiments.shards.overlap import busiest, look
-from experiments.synthetic.tasks import Split
+from experiments.synthetic.long_tail import Examples
 from tapas.errors import UsageError
 from tapas.heads import TapasSoftmax
 from tapas.rng import stream
@@ -15,7 +15,7 @@ from tapas.tables import LocalTable
 from tapas.tables.placement import Placement
 
 C, D, N = 41, 3, 8
-SPLIT = Split(torch.randn(50, D, generator=stream(0, "x")), torch.arange(50) % C)
+SPLIT = Examples(torch.randn(50, D, generator=stream(0, "x")), torch.arange(50) % C)
 
 
 def head_of(num_shards=1, bias=None, **options):
