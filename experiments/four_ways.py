@@ -19,13 +19,13 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 from torch import Tensor, nn
 
+from experiments.options import RESULTS, Out
 from experiments.synthetic.long_tail import Examples, LongTail, LongTailConfig
 from tapas.atomic_file import ResultsFolder
 from tapas.cli.exit_codes import one_line_endings
@@ -33,7 +33,7 @@ from tapas.cli.options import talk
 from tapas.cli.progress import print_table, run_bars
 from tapas.comparison.ledger import Ledger, Result, short_key
 from tapas.comparison.page import Command, Grid, Part, Picture, Words, as_markdown
-from tapas.comparison.process_pool import finish
+from tapas.comparison.process_pool import run_missing
 from tapas.comparison.tables import NONE
 from tapas.errors import UsageError
 from tapas.evaluation.scores import measure
@@ -222,9 +222,7 @@ def four_ways(
     seed: Annotated[
         int, typer.Option(metavar="N", help="Seed of the task, the first weights and all draws.")
     ] = 0,
-    out: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Where results are kept; one folder a study.")
-    ] = Path("results"),
+    out: Out = RESULTS,
 ) -> None:
     """Train one small model four ways and compare them.
 
@@ -247,7 +245,7 @@ def four_ways(
         ]
         folder, ledger = ResultsFolder(out / NAME), Ledger(out / NAME / "results.jsonl")
         with run_bars() as follow:  # one at a time, as times are measured
-            finish(ledger, runs, execute, follow(NAME), workers=1)
+            run_missing(ledger, runs, execute, follow(NAME), workers=1)
         results = [ledger[run] for run in runs]
         found, (what, note) = table(results), remarks(results)
         parts: list[Part] = [

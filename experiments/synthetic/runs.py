@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor, nn
@@ -65,21 +65,10 @@ class Run:
                 del settings[name]
         return short_key(settings)
 
-    @property
-    def cell(self) -> tuple[str, int, int]:
-        """(method, n, r): what the figures compare. r=1 is the same run under either rule."""
-        if self.method == "full":
-            return ("full", 0, 1)
-        method = "sampled" if self.presample_factor == 1 else self.method
-        return (method, self.num_samples, self.presample_factor)
-
     def schedule(self) -> float | Schedule:
         if self.anneal_to is None:
             return self.temperature
         return Anneal(start=self.temperature, end=self.anneal_to, steps=self.steps)
-
-    def with_seed(self, seed: int) -> "Run":
-        return replace(self, seed=seed, judge="test")
 
 
 def execute(run: Run) -> dict[str, object]:

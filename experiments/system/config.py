@@ -13,7 +13,7 @@ from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig
 from tapas.errors import DataError, UsageError
 from tapas.shapes import check_positive
-from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, TrainConfig
+from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, ServiceConfig, TrainConfig
 
 MORE = 8  # r, and the larger n over the smaller
 RULES = ("top", "priority")  # the paper's, ours
@@ -81,6 +81,9 @@ class System:
                 selection="top" if cell.method == "sampled" else cell.method,
             ),
             loop=LoopConfig(batch=self.batch, steps=self.warm_up + self.steps, seed=seed),
+            service=ServiceConfig(
+                servers=self.servers, workers=self.workers, max_staleness=self.max_staleness
+            ),
         )
 
     def make_log(self, cache: Path) -> Path:

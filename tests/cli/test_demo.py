@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from tapas.cli.main import app
 from tapas.comparison import demo as showcase
+from tapas.comparison.page import Marked
 from tapas.comparison.synthetic_log import SyntheticLogConfig, group_words
 from tapas.training.run_folder import open_run
 
@@ -86,13 +87,14 @@ def test_the_lists_are_those_of_the_model_that_repeats(done):
     page = (folder / "report.html").read_text()
     words = {key: group_words(key, SMALL.num_groups) for key in range(SMALL.num_items)}
     people, others = (showcase.some_people(open_run(folder / name), words) for name in RUNS[:0:-1])
-    assert [p.recommended for p in people] != [p.recommended for p in others]
+    assert people != others
     assert ended.stdout.count("recommended by TAPAS with repeats") == 3
     assert "Recommended by TAPAS with repeats; in colour" in page
     for person in people:
-        block = page.split(f"<h3>{person.name}</h3>")[1].split("<ol>")[1].split("</ol>")[0]
+        block = page.split(f"<h3>{person.name}</h3>")[1].split("</div></div>")[0]
         listed = re.findall(r"<li( class=hit)?>([^<]*)</li>", block)
-        assert [(word, bool(hit)) for hit, word in listed] == list(person.recommended)
+        items = [item for each in person.lists.values() for item in each]
+        assert listed == [(" class=hit" * isinstance(item, Marked), item) for item in items]
 
 
 @pytest.mark.slow

@@ -33,9 +33,9 @@ from tapas.cli.options import (
     talk,
 )
 from tapas.cli.progress import print_table, run_bars
-from tapas.comparison.command import duration
 from tapas.comparison.config import CompareConfig, parse_duration, quick, synthetic
 from tapas.comparison.contenders import CONTENDERS, pick_contenders
+from tapas.comparison.settings import duration
 from tapas.errors import UsageError
 from tapas.heads import METHODS
 from tapas.training.config import JSON, build_config
@@ -274,9 +274,9 @@ def _report(out: Path, as_json: bool) -> None:
 
 
 def _print(comparison: "Comparison") -> None:
-    from tapas.comparison.recommendation import make_rule
+    from tapas.comparison.recommendation import recommend_method
     from tapas.comparison.tables import SHORT, short_rows
 
     print_table(SHORT, short_rows(comparison), right=True)
-    for words in make_rule(comparison).sentences:
+    for words in recommend_method(comparison).sentences:
         typer.echo(words)

@@ -15,7 +15,7 @@ from tapas.training.trainer import Tick
 
 if TYPE_CHECKING:
     from tapas.comparison.demo import Found
-    from tapas.comparison.demo_page import Person
+    from tapas.comparison.page import Lists
     from tapas.training.run_folder import RunFolder
 
 
@@ -85,20 +85,16 @@ def _quiet(words: str) -> None:
     """The log and its split have been told once."""
 
 
-def _print(found: "Found", people: list["Person"]) -> None:
-    from tapas.comparison.demo import HEADING, REPEATS, remarks, table_rows
+def _print(found: "Found", people: list["Lists"]) -> None:
+    from tapas.comparison.demo import HEADING, remarks, table_rows
+    from tapas.comparison.page import Marked
 
     print_table(HEADING, table_rows(found))
     for words in remarks(found):
         typer.echo(words)
     for person in people:
         typer.echo(f"\n{person.name}")
-        for title, lines in (
-            ("took last", person.recent),
-            (
-                f"recommended by {REPEATS}",
-                [w + ("  <- taken next" if hit else "") for w, hit in person.recommended],
-            ),
-            ("took next", person.following),
-        ):
-            typer.echo("\n".join([f"  {title}", *(f"    {line}" for line in lines)]))
+        for title, items in person.lists.items():
+            typer.echo(f"  {title}")
+            for item in items:
+                typer.echo(f"    {item}{'  <- taken next' if isinstance(item, Marked) else ''}")

@@ -52,7 +52,7 @@ class CompareRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class OpenedLog:
     """The log of a comparison, opened, with what is held out."""
 
     source: LogSource
@@ -70,14 +70,14 @@ def find_log(config: CompareConfig, cache: Path) -> LogSource:
 
 
 @remember
-def open_scene(config: CompareConfig, cache: Path) -> Scene:
+def open_log(config: CompareConfig, cache: Path) -> OpenedLog:
     """Once in each process."""
     source = find_log(config, cache)
     log = prepare_log(source, cache)
-    return Scene(source, log, split_log(log, config.split))
+    return OpenedLog(source, log, split_log(log, config.split))
 
 
-def build_run(run: CompareRun, config: CompareConfig, scene: Scene) -> Parts:
+def build_run(run: CompareRun, config: CompareConfig, scene: OpenedLog) -> Parts:
     """The model of `run`, its batches and its optimizer."""
     train = config.train_config(
         scene.source,
@@ -99,7 +99,7 @@ def execute(run: CompareRun, config: CompareConfig, cache: Path) -> Result:
     points, as training keeps its best checkpoint, and is judged there on test points.
     """
     torch.set_num_threads(1)
-    scene = open_scene(config, cache)
+    scene = open_log(config, cache)
     if run.points == TEST:
         points = spread_points(scene.log, scene.split.test, config.points)
     else:
@@ -128,7 +128,7 @@ def execute(run: CompareRun, config: CompareConfig, cache: Path) -> Result:
     }
 
 
-def _evaluator(scene: Scene, points: Points, config: CompareConfig) -> PointEvaluator:
+def _evaluator(scene: OpenedLog, points: Points, config: CompareConfig) -> PointEvaluator:
     return PointEvaluator(scene.log, scene.split, points, NEXT_ITEMS, config.model.history)
 
 

@@ -36,6 +36,8 @@ def test_frequencies_fall_like_zipf():
     assert frequency.dtype == torch.float64
     torch.testing.assert_close(frequency.sum(), torch.tensor(1.0, dtype=torch.float64))
     torch.testing.assert_close(frequency[0] / frequency, torch.arange(1, C + 1).double())
+    flat = build(dataclasses.replace(CONFIG, exponent=0)).frequency
+    torch.testing.assert_close(flat, torch.full((C,), 1 / C, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(("num_classes", "share"), [(100_000, 0.87), (300, 0.74)])
@@ -44,11 +46,6 @@ def test_the_head_takes_the_share_that_the_docstring_names(num_classes, share):
     head = task.frequency[: num_classes // 5].sum()
     assert round(float(head), 2) == share
     assert f"{100 * share:.0f} %" in long_tail.__doc__
-
-
-def test_an_exponent_of_zero_has_no_tail():
-    task = build(dataclasses.replace(CONFIG, exponent=0))
-    torch.testing.assert_close(task.frequency, torch.full((C,), 1 / C, dtype=torch.float64))
 
 
 def test_classes_are_drawn_by_their_frequency():

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from tapas.cli import compare as command
 from tapas.cli.main import app
-from tapas.comparison.command import budget_words, command_of, duration, log_words
 from tapas.comparison.config import CompareConfig, quick, synthetic
 from tapas.comparison.contenders import CONTENDERS
+from tapas.comparison.settings import budget_words, command_of, duration, log_words
 from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig
 from tapas.training.config import ModelConfig, OptimizerConfig

@@ -7,7 +7,7 @@ import pytest
 
 from tapas.comparison.config import CompareConfig, synthetic
 from tapas.comparison.contenders import CONTENDERS
-from tapas.comparison.stages import DEFINITIONS, differences, question
+from tapas.comparison.settings import DEFINITIONS, differences, question
 from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig
 from tapas.heads import METHODS

@@ -6,11 +6,11 @@ import re
 import pytest
 from oracle.comparison_results import comparison, reference, standing
 
-from tapas.comparison.recommendation import in_sentence, make_rule, reach
+from tapas.comparison.recommendation import in_sentence, reach, recommend_method
 
 
 def said(*standings, **more):
-    rule = make_rule(comparison(*standings, **more))
+    rule = recommend_method(comparison(*standings, **more))
     return rule.choice, " ".join(rule.sentences)
 
 

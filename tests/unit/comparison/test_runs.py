@@ -10,7 +10,7 @@ import torch
 
 from tapas.comparison import runs
 from tapas.comparison.config import quick
-from tapas.comparison.runs import MOMENTS, CompareRun, build_run, execute, find_log, open_scene
+from tapas.comparison.runs import MOMENTS, CompareRun, build_run, execute, find_log, open_log
 from tapas.data.source import LogSource
 from tapas.errors import DataError, UsageError
 from tapas.evaluation.intervals import estimate
@@ -75,7 +75,7 @@ def test_the_curve_is_over_time_at_the_contenders_own_pace(result):
 
 def test_a_run_is_judged_as_it_was_at_its_best_moment_by_validation(cache, monkeypatch):
     """The rows are spoiled after the third moment: what was best before is what is judged."""
-    scene = open_scene(CONFIG, cache)
+    scene = open_log(CONFIG, cache)
     take, calls = runs.step, []
 
     def spoil(model, *args, **kwargs):
@@ -97,7 +97,7 @@ def test_a_run_is_judged_as_it_was_at_its_best_moment_by_validation(cache, monke
 
 
 def test_the_same_seed_sees_the_same_batches_whatever_the_method(cache):
-    scene = open_scene(CONFIG, cache)
+    scene = open_log(CONFIG, cache)
     built = [
         build_run(replace(RUN, contender=name, knob=knob), CONFIG, scene)
         for name, knob in (("full", None), ("sampled", 0.5), ("tapas", 1.0))
@@ -114,7 +114,7 @@ def test_the_same_seed_sees_the_same_batches_whatever_the_method(cache):
 
 @pytest.mark.parametrize("points", ["validation", "test"])
 def test_a_run_is_judged_at_points_of_its_kind_alone(points, cache, monkeypatch):
-    split = open_scene(CONFIG, cache).split
+    split = open_log(CONFIG, cache).split
     asked, ranked = [], []
     spread, rank = runs.spread_points, runs.PointEvaluator.rank
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 
 import pytest
 import torch
@@ -9,8 +10,9 @@ import torch
 from tapas.comparison import stages as comparing
 from tapas.comparison.config import quick
 from tapas.comparison.contenders import CONTENDERS
-from tapas.comparison.runs import find_log, open_scene
-from tapas.comparison.stages import check_settings, compare, settings
+from tapas.comparison.runs import find_log, open_log
+from tapas.comparison.settings import check_settings, settings
+from tapas.comparison.stages import compare
 from tapas.errors import DataError, UsageError
 from tapas.training.run_folder import only_one
 
@@ -113,7 +115,7 @@ def test_results_of_another_definition_are_refused(out, cache, monkeypatch):
 def test_two_at_once_in_one_folder_are_refused(tmp_path, cache):
     out = tmp_path / "out"
     out.mkdir()
-    check_settings(out / "settings.json", CONFIG, open_scene(CONFIG, cache).log)
+    check_settings(out / "settings.json", CONFIG, open_log(CONFIG, cache).log)
     with (
         only_one(out, "settings.json"),
         pytest.raises(UsageError, match=r"^another process is training in .*out\. Wait for it"),
@@ -141,8 +143,8 @@ def test_other_settings_in_the_same_folder_are_refused(changes, names, out, cach
 
 
 def test_another_machine_may_go_on(out, cache, monkeypatch):
-    monkeypatch.setattr(comparing.os, "cpu_count", lambda: 77)
-    check_settings(out / "settings.json", CONFIG, open_scene(CONFIG, cache).log)
+    monkeypatch.setattr(os, "cpu_count", lambda: 77)
+    check_settings(out / "settings.json", CONFIG, open_log(CONFIG, cache).log)
 
 
 def test_damaged_settings_are_told(tmp_path, cache):
@@ -210,5 +212,5 @@ def test_side_by_side_gives_the_same_numbers(out, tmp_path, cache):
 
 
 def test_settings_are_plain(cache):
-    found = settings(CONFIG, open_scene(CONFIG, cache).log)
+    found = settings(CONFIG, open_log(CONFIG, cache).log)
     assert json.loads(json.dumps(found)) == found
