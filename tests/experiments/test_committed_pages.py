@@ -19,9 +19,6 @@ from experiments.synthetic.page import study_page
 from experiments.synthetic.studies import STUDIES
 from experiments.system.page import system_page
 from experiments.system.results import SystemResults
-from tapas.comparison.page import as_markdown
-from tapas.comparison.report import TITLE, make_parts
-from tapas.comparison.results import read_comparison
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -59,9 +56,3 @@ def test_the_sweeps(tmp_path):
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "sweeps" / "README.md").read_text() == committed("sweeps")
     assert (tmp_path / "sweeps" / "rust.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize("name", ["synthetic", "grocery"])
-def test_the_comparisons(name):
-    parts = make_parts(read_comparison(RESULTS / "compare" / name))
-    assert as_markdown(TITLE, parts) == committed("compare", name)

@@ -94,7 +94,7 @@ def as_markdown(title: str, parts: Sequence[Part]) -> str:
             case Lists(name, lists):
                 blocks.append(f"### {_plain(name)}")
                 for title, items in lists.items():
-                    blocks += [f"{title}:", "\n".join(map(_bullet, items))]
+                    blocks += [f"{_plain(title)}:", "\n".join(map(_bullet, items))]
     return "\n\n".join(blocks) + "\n"
 
 
