@@ -56,4 +56,4 @@ $(READY): pyproject.toml setup.py constraints.txt $(wildcard src/tapas/native/*.
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo four-ways
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo

@@ -32,10 +32,11 @@ from torch import Tensor
 import tapas
 import tapas.native as native
 from experiments.real.cells import R
-from experiments.real.runs import NEXT, RealRun, prepare
+from experiments.real.runs import RealRun, build_run, open_set
 from experiments.real.sets import Place
 from tapas.atomic_file import whole_file
 from tapas.cli.options import cache_folder
+from tapas.comparison.contenders import NEXT_ITEMS
 from tapas.evaluation.intervals import STUDENT
 from tapas.evaluation.points import PointEvaluator, spread_points
 from tapas.tables.ranks import GlobalBatch
@@ -139,7 +140,8 @@ def time_all() -> dict[int, dict[str, list[float]]]:
 
 def train_one(run: RealRun, variant: Variant, place: Place) -> dict[str, Any]:
     """MAP@20 and loss at the test points of `run`, trained with the scores of `variant`."""
-    log, split, parts = prepare(run, place)
+    log, split = open_set(run.real_set, place)
+    parts = build_run(run, place, log, split)
     model, clip = parts.model, parts.config.optimizer.clip
     variant.install(model.head)
     done = 0
@@ -159,7 +161,7 @@ def train_one(run: RealRun, variant: Variant, place: Place) -> dict[str, Any]:
 
     train_on(run.steps)
     points = spread_points(log, split.test, run.real_set.points)
-    judge = PointEvaluator(log, split, points, NEXT, run.real_set.model.history)
+    judge = PointEvaluator(log, split, points, NEXT_ITEMS, run.real_set.model.history)
     scores = judge.scores(*judge.rank(model, len(points)))
     kept = {name: scores[name] for name in ("map@20", "loss", "recall@20")}
     if variant == variants()[DEFAULT] and run.seed == SEEDS[-1]:

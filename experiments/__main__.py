@@ -2,28 +2,24 @@
 
 import json
 import logging
-import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from experiments.estimators.command import estimators
-from experiments.four_ways.command import four_ways
+from experiments.four_ways import four_ways
+from experiments.options import ALL_CORES, RESULTS, Draw, Out, Quick, Workers, home_of
 from experiments.overview import all_claims, study_ledger, write_overview
 from experiments.real import command as paper_real
-from experiments.synthetic.experiment import conduct
+from experiments.synthetic.experiment import run_experiment
 from experiments.synthetic.gradient_cost import gradient_cost
 from experiments.synthetic.page import study_page
 from experiments.synthetic.studies import FIGURE_2, STUDIES, Study, find_study
 from experiments.system import command as paper_system
 from tapas.atomic_file import ResultsFolder
 from tapas.cli.exit_codes import one_line_endings
-from tapas.cli.progress import run_bars
+from tapas.cli.progress import print_table, run_bars
 
 app = typer.Typer(
     name="experiments",
@@ -34,23 +30,15 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="The paper's experiments, with a verdict on every claim.",
 )
-Out = Annotated[
-    Path, typer.Option(metavar="FOLDER", help="Where results are kept; one folder for each study.")
-]
-RESULTS = Path("results")
 
 
 @app.command("list")
 def list_studies() -> None:
     """Say what can be run, what it is about and how long it takes."""
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("study", "about", "minutes on 2 cores"):
-        table.add_column(heading)
-    for study in STUDIES.values():
-        table.add_row(study.name, study.claim, study.minutes)
-    for name, (claim, minutes) in {**paper_real.ABOUT, **paper_system.ABOUT}.items():
-        table.add_row(name, claim, minutes)
-    Console(highlight=False).print(table)
+    about = {study.name: (study.claim, study.minutes) for study in STUDIES.values()}
+    about |= {**paper_real.ABOUT, **paper_system.ABOUT}
+    rows = [[name, *words] for name, words in about.items()]
+    print_table(("study", "about", "minutes on 2 cores"), rows, right=False)
 
 
 @app.command()
@@ -62,14 +50,10 @@ def claims(
     with one_line_endings():
         rows = all_claims(out)
         if as_json:
-            typer.echo(json.dumps([asdict(row) for row in rows], indent=1))
+            typer.echo(json.dumps([row._asdict() for row in rows], indent=1))
             return
-        table = Table(box=box.SIMPLE_HEAD)
-        for heading in ("claim", "verdict", "evidence"):
-            table.add_column(heading)
-        for row in rows:
-            table.add_row(row.text, row.verdict, row.evidence)
-        Console(highlight=False).print(table)
+        table = [[row.text, row.verdict, row.evidence] for row in rows]
+        print_table(("claim", "verdict", "evidence"), table, right=False)
 
 
 def _command(study: Study) -> None:
@@ -77,16 +61,9 @@ def _command(study: Study) -> None:
 
     def run(
         out: Out = RESULTS,
-        quick: Annotated[
-            bool,
-            typer.Option("--quick", help="A small version in about a minute, in FOLDER/quick."),
-        ] = False,
-        draw: Annotated[
-            bool, typer.Option("--draw", help="Only draw and write, from the results at hand.")
-        ] = False,
-        workers: Annotated[
-            int, typer.Option(min=1, metavar="N", help="Runs side by side, one thread each.")
-        ] = os.cpu_count() or 1,
+        quick: Quick = False,
+        draw: Draw = False,
+        workers: Workers = ALL_CORES,
     ) -> None:
         with one_line_endings():
             run_study(study.name, out, quick=quick, draw=draw, workers=workers)
@@ -115,14 +92,13 @@ def run_study(name: str, out: Path, *, quick: bool, draw: bool, workers: int) ->
     from experiments.synthetic.figures import draw_study
 
     study = find_study(name)
-    if quick:
-        study, out = study.quick(), out / "quick"
+    study, out = study.quick() if quick else study, home_of(out, quick)
     folder = ResultsFolder(out / name)
     ledger = study_ledger(out, study)
     files = {}
     if not draw:
         with run_bars() as follow:
-            conduct(study.experiment, ledger, follow, workers=workers)
+            run_experiment(study.experiment, ledger, follow, workers=workers)
         if name == FIGURE_2.name:
             cost = gradient_cost(repeats=20 if quick else 400)
             files["gradient_cost.json"] = (json.dumps(cost, indent=1) + "\n").encode()

@@ -1,264 +1,42 @@
-"""Every claim of the paper that synthetic experiments can judge, judged by the ledgers.
+"""What a claim of the paper is, how a verdict on it is found, and the table of them."""
 
-A verdict follows from numbers by a rule written down beside it; intervals are 95 % over
-seeds, differences are taken seed by seed. `missing` means that the study has not been run.
-"""
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeVar
 
-from collections.abc import Callable
-from itertools import pairwise
-
-from experiments.shards.claims import cut_costs_no_accuracy, union_is_close_to_the_best
-from experiments.study_results import Book, Claim, Evidence, points
-from experiments.synthetic.experiment import Cell
-from experiments.synthetic.studies import ANNEALED, POOL_FACTORS, TAUS
 from tapas.errors import DataError
-from tapas.evaluation.intervals import difference, interval
 
-__all__ = ["Book", "Claim", "judge_claims"]
-
-
-def sampled(n: int) -> Cell:
-    return Cell("sampled", n, 1)
+Verdict = tuple[str, str]  # "reproduced", "partly" or "not", and the evidence in words
+Results = TypeVar("Results")
 
 
-def r_one_is_sampled_softmax(book: Book) -> Evidence:
-    top = book.results("pool-size", Cell("top", 16, 1))
-    priority = book.results("pool-size", Cell("priority", 16, 1))
-    same = all(a["curve"] == b["curve"] for a, b in zip(top, priority, strict=True))
-    words = f"with r=1 both rules give {'identical' if same else 'different'} curves"
-    return ("reproduced" if same else "not"), f"{words} for {len(top)} seeds"
+class Claim(NamedTuple):
+    """What the paper says, the study that tests it, and what we found."""
+
+    text: str
+    study: str
+    verdict: str  # "reproduced", "partly", "not" or "missing"
+    evidence: str
 
 
-def accuracy_rises_with_r(study: str, n: int) -> Callable[[Book], Evidence]:
-    """Reproduced: r=8 beats r=1, every doubling helps on average, the first one most."""
-
-    def judge(book: Book) -> Evidence:
-        cells = [sampled(n), *(Cell("top", n, r) for r in (2, 4, 8))]
-        found = [book.accuracy(study, cell) for cell in cells]
-        steps = [difference(b, a) for a, b in pairwise(found)]
-        whole = difference(found[-1], found[0])
-        rising = all(step.mean > 0 for step in steps)
-        first_most = steps[0].mean == max(step.mean for step in steps)
-        means = " → ".join(f"{interval(values).mean:.4f}" for values in found)
-        words = f"r=1, 2, 4, 8: {means}; r=8 over r=1 {points(whole)}"
-        if whole.low > 0 and rising and first_most:
-            return "reproduced", words
-        return ("partly" if whole.low > 0 else "not"), words
-
-    return judge
-
-
-def effect_is_larger_in_figure_2(book: Book) -> Evidence:
-    gains = []
-    for study, n in (("figure-1", 16), ("figure-2", 64)):
-        one, eight = (
-            interval(book.accuracy(study, cell)).mean for cell in (sampled(n), Cell("top", n, 8))
-        )
-        gains.append(eight / one - 1)
-    words = f"relative gain of r=8 over r=1: figure 1 {gains[0]:+.1%}, figure 2 {gains[1]:+.1%}"
-    return ("reproduced" if gains[1] > gains[0] else "not"), words
-
-
-def full_softmax_is_within_ten_percent(book: Book) -> Evidence:
-    full, few = (interval(book.accuracy("figure-1", cell)) for cell in (Cell("full"), sampled(16)))
-    relative = abs(few.mean / full.mean - 1)
-    words = f"full softmax {full}, n=16 sampled softmax {few}: {relative:.1%} relative difference"
-    return ("reproduced" if relative < 0.1 else "not"), words
-
-
-def equal_pools_approach_each_other(book: Book) -> Evidence:
-    """Reproduced: the spread shrinks after step 2,500 and ends within 5 % of the accuracy."""
-    cells = [Cell("top", 16, 8), Cell("top", 32, 4), Cell("top", 64, 2), sampled(128)]
-    curves = []
-    for cell in cells:
-        runs = [result["curve"] for result in book.results("figure-1", cell)]
-        curves.append([interval([p[1] for p in points]).mean for points in zip(*runs, strict=True)])
-    steps = [point[0] for point in book.results("figure-1", cells[0])[0]["curve"]]
-    start = next(i for i, step in enumerate(steps) if step >= min(2_500, steps[-1] // 2))
-    early, late = (max(c[i] for c in curves) - min(c[i] for c in curves) for i in (start, -1))
-    level = max(c[-1] for c in curves)
-    words = (
-        f"spread between the four cells {100 * early:.2f} points at step {steps[start]}, "
-        f"{100 * late:.2f} at the end, {late / level:.1%} of the accuracy"
-    )
-    if late < early and late < 0.05 * level:
-        return "reproduced", words
-    return ("partly" if late < early or late < 0.05 * level else "not"), words
-
-
-def few_kept_of_many_match_many(book: Book) -> Evidence:
-    """Reproduced: within 2 % of the accuracy, or better."""
-    cells = (Cell("top", 128, 4), sampled(512))
-    ours, theirs = (book.accuracy("figure-2", cell) for cell in cells)
-    change, level = difference(ours, theirs), interval(theirs).mean
-    relative = change.mean / level
-    curves = [[r["curve"] for r in book.results("figure-2", cell)] for cell in cells]
-    third = len(curves[0][0]) // 3
-    early, before, last = (
-        [interval([run[place][1] for run in runs]).mean for runs in curves]
-        for place in (third, -2, -1)
-    )
-    words = (
-        f"n=128, r=4 {interval(ours)}; n=512, r=1 {interval(theirs)}; {relative:+.1%}, after "
-        f"{early[0] / early[1] - 1:+.1%} at step {curves[0][0][third][0]:,}"
-    )
-    if all(a > b for a, b in zip(last, before, strict=True)):
-        words += "; both still rise at the end"
-    if relative > -0.02:
-        return "reproduced", words
-    return ("partly" if relative > -0.05 else "not"), words
-
-
-def few_kept_are_four_times_cheaper(book: Book) -> Evidence:
-    """Reproduced: at least 3 times; partly: at least 1.5 times."""
-    if book.gradient_cost is None:
-        raise DataError("figure-2 has not been run. `python -m experiments figure-2` runs it.")
-    cost = book.gradient_cost
-    words = (
-        f"gradient part of a step on one CPU thread: {1000 * cost['seconds_n_512']:.2f} ms with "
-        f"n=512, {1000 * cost['seconds_n_128']:.2f} ms with n=128: {cost['ratio']:.2f} times"
-    )
-    verdict = "reproduced" if cost["ratio"] >= 3 else "partly" if cost["ratio"] >= 1.5 else "not"
-    return verdict, words
-
-
-def top_of_all_classes_generalises_worse(book: Book) -> Evidence:
-    every = book.accuracy("pool-size", Cell("top", 16, POOL_FACTORS[-1]))
-    pooled = book.accuracy("pool-size", Cell("top", 16, 8))
-    change = difference(every, pooled)
-    words = f"top 16 of all classes {interval(every)}, of a pool of 128 {interval(pooled)}"
-    return ("reproduced" if change.high < 0 else "not"), f"{words}: {points(change)}"
-
-
-def one_to_ten_percent_is_a_good_trade(book: Book) -> Evidence:
-    """Reproduced: the best pool of 1 to 10 % reaches 97 % of the best pool of any size."""
-    found = {r: interval(book.accuracy("pool-size", Cell("top", 16, r))) for r in POOL_FACTORS}
-    best = max(found, key=lambda r: found[r].mean)
-    inside = max((r for r in POOL_FACTORS if 10 <= 16 * r <= 100), key=lambda r: found[r].mean)
-    share = found[inside].mean / found[best].mean
-    words = (
-        f"best pool in that range {16 * inside / 10:.1f} % of the classes: {found[inside]}; best "
-        f"of all {min(100, 16 * best / 10):.1f} %: {found[best]} ({share:.1%} of it)"
-    )
-    return ("reproduced" if share > 0.97 else "partly" if share > 0.9 else "not"), words
-
-
-def lower_temperatures_are_more_adaptive(book: Book) -> Evidence:
-    """Reproduced: cross-entropy, which an adaptive pass raises, is higher at the lowest τ.
-
-    This rule was written after the runs; the others were written before.
-    """
-    losses = {t: book.loss("temperature", Cell("top", 16, 8, t)) for t in TAUS}
-    change = difference(losses[TAUS[-1]], losses[TAUS[0]])
-    row = " → ".join(f"{interval(losses[t]).mean:.3f}" for t in TAUS)
-    words = (
-        f"cross-entropy at τ={', '.join(map(str, TAUS))}: {row} nats; lowest against highest "
-        f"{change.mean:+.3f} ± {change.half:.3f}"
-    )
-    return ("reproduced" if change.low > 0 else "partly" if change.mean > 0 else "not"), words
-
-
-def annealing_helps(book: Book) -> Evidence:
-    """Reproduced: the better schedule beats the best constant temperature beyond its interval."""
-    constant = {t: book.accuracy("temperature", Cell("top", 16, 8, t)) for t in TAUS}
-    annealed = {t: book.accuracy("temperature", Cell("top", 16, 8, t)) for t in ANNEALED}
-    best = max(constant, key=lambda t: interval(constant[t]).mean)
-    schedule = max(annealed, key=lambda t: interval(annealed[t]).mean)
-    change = difference(annealed[schedule], constant[best])
-    words = (
-        f"best constant τ={best}: {interval(constant[best])}; best schedule {schedule}: "
-        f"{interval(annealed[schedule])}; {points(change)}"
-    )
-    if change.low > 0:
-        return "reproduced", words
-    return ("not" if change.high < 0 else "partly"), words
-
-
-def loss_rises_while_ranking_improves(study: str, n: int) -> Callable[[Book], Evidence]:
-    """Reproduced: r=8 has both higher accuracy and higher full cross-entropy than r=1."""
-
-    def judge(book: Book) -> Evidence:
-        one, eight = sampled(n), Cell("top", n, 8)
-        rank = difference(book.accuracy(study, eight), book.accuracy(study, one))
-        loss = difference(book.loss(study, eight), book.loss(study, one))
-        words = (
-            f"r=8 against r=1: accuracy {points(rank)}, cross-entropy {loss.mean:+.3f} ± "
-            f"{loss.half:.3f} nats"
-        )
-        if rank.low > 0 and loss.low > 0:
-            return "reproduced", words
-        return ("partly" if rank.low > 0 or loss.low > 0 else "not"), words
-
-    return judge
-
-
-CLAIMS: tuple[tuple[str, str, Callable[[Book], Evidence]], ...] = (
-    ("With r=1 TAPAS is sampled softmax.", "pool-size", r_one_is_sampled_softmax),
-    (
-        "Figure 1: with n fixed, accuracy rises with r, most at small r.",
-        "figure-1",
-        accuracy_rises_with_r("figure-1", 16),
-    ),
-    (
-        "Figure 2: the same on the harder task.",
-        "figure-2",
-        accuracy_rises_with_r("figure-2", 64),
-    ),
-    ("The effect is larger in figure 2.", "figure-2", effect_is_larger_in_figure_2),
-    (
-        "Full softmax is within 10 % of sampled softmax with n=16.",
-        "figure-1",
-        full_softmax_is_within_ten_percent,
-    ),
-    ("At equal n·r accuracies approach each other.", "figure-1", equal_pools_approach_each_other),
-    ("n=128, r=4 is about as good as n=512, r=1.", "figure-2", few_kept_of_many_match_many),
-    (
-        "Its gradient computation is about 4 times cheaper.",
-        "figure-2",
-        few_kept_are_four_times_cheaper,
-    ),
-    (
-        "The top n of all classes, without a random first pass, generalise worse.",
-        "pool-size",
-        top_of_all_classes_generalises_worse,
-    ),
-    (
-        "A pool of 1 to 10 % of the classes is a good trade-off.",
-        "pool-size",
-        one_to_ten_percent_is_a_good_trade,
-    ),
-    (
-        "Lower temperatures are more adaptive.",
-        "temperature",
-        lower_temperatures_are_more_adaptive,
-    ),
-    ("Annealing the temperature helps.", "temperature", annealing_helps),
-    (
-        "Figure 1: the adaptive pass raises cross-entropy while ranking improves.",
-        "figure-1",
-        loss_rises_while_ranking_improves("figure-1", 16),
-    ),
-    (
-        "Figure 2: the same.",
-        "figure-2",
-        loss_rises_while_ranking_improves("figure-2", 64),
-    ),
-    (
-        "When n ≫ m the union of the best n/m of each of m shards is close to the best n.",
-        "shards",
-        union_is_close_to_the_best,
-    ),
-    ("When n ≫ m such a union costs no accuracy.", "shards", cut_costs_no_accuracy),
-)
-
-
-def judge_claims(book: Book) -> list[Claim]:
-    """One row for each claim, in the order of the paper."""
+def check_claims(
+    claims: Iterable[tuple[str, str, Callable[[Results], Verdict]]], read: Callable[[], Results]
+) -> list[Claim]:
+    """A row for each claim (text, study, rule); "missing" where there is nothing to judge by."""
     rows = []
-    for text, study, judge in CLAIMS:
+    for text, study, rule in claims:
         try:
-            verdict, evidence = judge(book)
+            verdict, evidence = rule(read())
         except DataError as error:
             verdict, evidence = "missing", str(error)
         rows.append(Claim(text, study, verdict, evidence))
     return rows
+
+
+def claims_table(claims: Sequence[Claim]) -> list[str]:
+    rows = [[c.text, f"**{c.verdict}**", c.evidence] for c in claims]
+    return markdown_table(["claim", "verdict", "evidence"], rows)
+
+
+def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [f"| {' | '.join(row)} |" for row in (headings, *rows)]
+    return [lines[0], "|---" * len(headings) + "|", *lines[1:]]

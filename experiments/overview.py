@@ -3,17 +3,16 @@
 import json
 from pathlib import Path
 
-from experiments.claims import judge_claims
-from experiments.real.cells import Cell, Plan
-from experiments.real.claims import judge_real_claims
-from experiments.real.evidence import Evidence
+from experiments.claims import Claim, claims_table
+from experiments.real.cells import SetCell, SetRuns
+from experiments.real.claims import check_real_claims
+from experiments.real.evidence import SetEvidence
 from experiments.real.pace import Pace, Rows
 from experiments.real.sets import SETS
-from experiments.study_results import Book, Claim
-from experiments.synthetic.page import claims_table
+from experiments.synthetic.claims import StudyResults, check_synthetic_claims
 from experiments.synthetic.studies import STUDIES, Study, fit_quick
 from experiments.system.claims import STUDY as SYSTEM
-from experiments.system.claims import judge_system_claims
+from experiments.system.claims import check_system_claims
 from tapas.atomic_file import ResultsFolder
 from tapas.comparison.ledger import Ledger
 from tapas.errors import DataError
@@ -24,11 +23,11 @@ PAGES = (*STUDIES, "figure-3", "figure-4", "table-1", SYSTEM, "sweeps")
 
 
 def study_ledger(out: Path, study: Study) -> Ledger:
-    lender = [out / study.borrows / "results.jsonl"] if study.borrows else []
+    lender = [out / study.shares_runs_with / "results.jsonl"] if study.shares_runs_with else []
     return Ledger(out / study.name / "results.jsonl", also=lender)
 
 
-def read_book(out: Path, *, quick: bool = False) -> Book:
+def read_studies(out: Path, *, quick: bool = False) -> StudyResults:
     """Every synthetic study that has results below `out`."""
     studies = {}
     for name, study in STUDIES.items():
@@ -36,7 +35,9 @@ def read_book(out: Path, *, quick: bool = False) -> Book:
             studies[name] = (study.quick() if quick else study, study_ledger(out, study))
     cost = out / "figure-2" / "gradient_cost.json"
     measured = json.loads(cost.read_text()) if cost.exists() else None
-    return Book(studies, measured, fit=fit_quick) if quick else Book(studies, measured)
+    if quick:
+        return StudyResults(studies, measured, fit=fit_quick)
+    return StudyResults(studies, measured)
 
 
 def real_ledger(out: Path, name: str) -> Ledger:
@@ -47,11 +48,11 @@ def system_ledger(out: Path) -> Ledger:
     return Ledger(out / SYSTEM / "results.jsonl")
 
 
-def read_evidence(out: Path, *, quick: bool = False) -> list[Evidence]:
+def read_evidence(out: Path, *, quick: bool = False) -> list[SetEvidence]:
     """Every real set that has results below `out`."""
     paces = read_paces(out)
     return [
-        Evidence(Plan(real_set, quick=quick), real_ledger(out, name), paces.get(name, ()))
+        SetEvidence(SetRuns(real_set, quick=quick), real_ledger(out, name), paces.get(name, ()))
         for name, real_set in SETS.items()
         if (out / REAL_RUNS / f"{name}.jsonl").exists()
     ]
@@ -66,7 +67,7 @@ def read_paces(out: Path) -> dict[str, list[Pace]]:
         return {
             name: [
                 Pace(
-                    Cell(*pace["cell"]),
+                    SetCell(*pace["cell"]),
                     pace["steps_per_second"],
                     pace["against_sampled"],
                     Rows(*pace["rows"]),
@@ -84,13 +85,13 @@ def read_paces(out: Path) -> dict[str, list[Pace]]:
 
 def all_claims(out: Path, *, quick: bool = False) -> list[Claim]:
     return [
-        *judge_claims(read_book(out, quick=quick)),
-        *judge_real_claims(read_evidence(out, quick=quick)),
-        *judge_system_claims(system_ledger(out)),
+        *check_synthetic_claims(read_studies(out, quick=quick)),
+        *check_real_claims(read_evidence(out, quick=quick)),
+        *check_system_claims(system_ledger(out)),
     ]
 
 
-def write_overview(out: Path, claims: list[Claim]) -> None:
+def overview_page(out: Path, claims: list[Claim]) -> str:
     pages = [name for name in PAGES if (out / name / "README.md").exists()]
     lines = [
         "# The paper's claims",
@@ -102,4 +103,8 @@ def write_overview(out: Path, claims: list[Claim]) -> None:
         *claims_table(claims),
         "",
     ]
-    ResultsFolder(out).write({"README.md": "\n".join(lines).encode()})
+    return "\n".join(lines)
+
+
+def write_overview(out: Path, claims: list[Claim]) -> None:
+    ResultsFolder(out).write({"README.md": overview_page(out, claims).encode()})

@@ -1,20 +1,18 @@
 """`python -m experiments estimators`: step times over the number of classes, and biases."""
 
 import logging
-import os
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from experiments.estimators.bias import bias_runs, measure_bias
 from experiments.estimators.page import BIAS, FIGURE, README, STEP_TIMES, make_page, read_estimators
 from experiments.estimators.step_times import StepTimesConfig, measure_step_times
+from experiments.options import ALL_CORES, RESULTS, Draw, Out, Quick, Workers, home_of
 from tapas.atomic_file import ResultsFolder
 from tapas.cli.exit_codes import one_line_endings
 from tapas.cli.progress import run_bars
 from tapas.comparison.ledger import Ledger
-from tapas.comparison.process_pool import finish
+from tapas.comparison.process_pool import run_missing
 
 NAME = "estimators"
 QUICK = StepTimesConfig(
@@ -24,18 +22,10 @@ QUICK = StepTimesConfig(
 
 
 def estimators(
-    out: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Where results are kept; one folder a study.")
-    ] = Path("results"),
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A small version in seconds, in FOLDER/quick.")
-    ] = False,
-    draw: Annotated[
-        bool, typer.Option("--draw", help="Only draw and write, from the results at hand.")
-    ] = False,
-    workers: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Biases measured side by side.")
-    ] = os.cpu_count() or 1,
+    out: Out = RESULTS,
+    quick: Quick = False,
+    draw: Draw = False,
+    workers: Workers = ALL_CORES,
 ) -> None:
     """What a step of every head costs over the number of classes, and how biased each loss is.
 
@@ -46,14 +36,14 @@ def estimators(
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
         from experiments.estimators.figure import draw_step_times
 
-        place = out / "quick" / NAME if quick else out / NAME
+        place = home_of(out, quick) / NAME
         folder, config = ResultsFolder(place), QUICK if quick else StepTimesConfig()
         if not draw:
             biases = bias_runs(config.contenders, (16,), 40) if quick else bias_runs()
             with run_bars() as follow:
                 measure_step_times(Ledger(place / STEP_TIMES), config, follow("step times"))
                 ledger = Ledger(place / BIAS)
-                finish(ledger, biases, measure_bias, follow("bias"), workers=workers)
+                run_missing(ledger, biases, measure_bias, follow("bias"), workers=workers)
         found = read_estimators(place)
         folder.write({README: make_page(found).encode(), FIGURE: draw_step_times(found)})
         typer.echo(f"Wrote {place / README} and {place / FIGURE}.", err=True)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tapas.comparison.contenders import CONTENDERS, by_name
 from tapas.comparison.ledger import Ledger
 from tapas.comparison.peak_memory import forget_peak, peak_bytes
-from tapas.comparison.process_pool import finish
+from tapas.comparison.process_pool import run_missing
 from tapas.data.event_log import EventLog
 from tapas.data.windows import Windows
 from tapas.errors import UsageError
@@ -105,7 +105,7 @@ def measure_step_times(
 def _measured(ledger: Ledger, run: StepRun, *, fresh: bool) -> str | None:
     """Why it could not be measured, or None."""
     try:  # a crew of two has a process for each of its runs: one
-        finish(ledger, [run], time_steps, lambda done, total: None, workers=2 if fresh else 1)
+        run_missing(ledger, [run], time_steps, lambda done, total: None, workers=2 if fresh else 1)
     except BrokenProcessPool:
         return "its process was ended, most likely for want of memory"
     return None

@@ -23,7 +23,7 @@ ALPHAS = (0.0, 0.5, 0.75, 1.0)
 R = 8
 
 
-class Cell(NamedTuple):
+class SetCell(NamedTuple):
     """What a curve stands for."""
 
     method: str  # "full", "sampled", "top" or "priority"
@@ -41,14 +41,22 @@ class Cell(NamedTuple):
         return f"sampled, n={size}" if self.method == "sampled" else f"{self.method}, n={size}, r=8"
 
 
-SAMPLED, TOP, PRIORITY = Cell("sampled"), Cell("top", 1, R), Cell("priority", 1, R)
-SAMPLED_8, TOP_8, PRIORITY_8 = Cell("sampled", 8), Cell("top", 8, R), Cell("priority", 8, R)
-SAMPLED_2, SAMPLED_4, SAMPLED_64 = Cell("sampled", 2), Cell("sampled", 4), Cell("sampled", 64)
-SAMPLED_EIGHTH, PRIORITY_EIGHTH = Cell("sampled", 1 / 8), Cell("priority", 1 / 8, R)
-FULL = Cell("full")
+SAMPLED, TOP, PRIORITY = SetCell("sampled"), SetCell("top", 1, R), SetCell("priority", 1, R)
+SAMPLED_8, TOP_8, PRIORITY_8 = (
+    SetCell("sampled", 8),
+    SetCell("top", 8, R),
+    SetCell("priority", 8, R),
+)
+SAMPLED_2, SAMPLED_4, SAMPLED_64 = (
+    SetCell("sampled", 2),
+    SetCell("sampled", 4),
+    SetCell("sampled", 64),
+)
+SAMPLED_EIGHTH, PRIORITY_EIGHTH = SetCell("sampled", 1 / 8), SetCell("priority", 1 / 8, R)
+FULL = SetCell("full")
 SMALL_CELLS = (SAMPLED, TOP, PRIORITY)
-HALF_CORRECTED = Cell("priority, half corrected", 1, R)
-NOT_CORRECTED = Cell("priority, not corrected", 1, R)
+HALF_CORRECTED = SetCell("priority, half corrected", 1, R)
+NOT_CORRECTED = SetCell("priority, not corrected", 1, R)
 PAPER_CELLS = (*SMALL_CELLS, SAMPLED_8, TOP_8, PRIORITY_8)
 # how many seeds a cell gets where it is expensive; three elsewhere
 _LARGE = {
@@ -56,7 +64,7 @@ _LARGE = {
     SAMPLED_EIGHTH: 1, PRIORITY_EIGHTH: 1,
 }  # fmt: skip
 _SMALL = {SAMPLED_EIGHTH: 2, PRIORITY_EIGHTH: 2, TOP_8: 1, SAMPLED_2: 1, SAMPLED_4: 1}
-FEWER_SEEDS: dict[str, dict[Cell, int]] = {
+FEWER_SEEDS: dict[str, dict[SetCell, int]] = {
     "linux": _LARGE,
     "wikipedia": _LARGE,
     "synthetic": _LARGE,
@@ -69,14 +77,14 @@ CELLS = (
 SEEDS = (0, 1, 2)
 
 
-class Plan:
+class SetRuns:
     """The runs of one set; what is known of them is read from a ledger."""
 
     def __init__(self, real_set: RealSet, *, quick: bool = False):
         self.name, self.is_quick = real_set.name, quick
         self.real_set = real_set.quick() if quick else real_set
 
-    def run(self, cell: Cell, lr: float, alpha: float, seed: int) -> RealRun:
+    def run(self, cell: SetCell, lr: float, alpha: float, seed: int) -> RealRun:
         mine = self.real_set
         return RealRun(
             set=self.name,
@@ -91,12 +99,12 @@ class Plan:
             quick=self.is_quick,
         )
 
-    def trial(self, cell: Cell, lr: float, alpha: float) -> RealRun:
+    def trial(self, cell: SetCell, lr: float, alpha: float) -> RealRun:
         """The same, shorter and judged on validation points."""
         run = self.run(cell, lr, alpha, SEARCH_SEED)
         return replace(run, steps=self.real_set.search_steps, points="validation")
 
-    def cells(self) -> dict[Cell, tuple[int, ...]]:
+    def cells(self) -> dict[SetCell, tuple[int, ...]]:
         """Every cell with its seeds."""
         fewer = FEWER_SEEDS[self.name]
         return {c: SEEDS[: fewer.get(c, len(SEEDS))] for c in CELLS if fewer.get(c) != 0}
@@ -153,12 +161,12 @@ class Plan:
     def best_lr(self, ledger: Ledger) -> float:
         return max(LRS, key=lambda lr: _score(ledger, self.trial(SAMPLED, lr, FIRST_ALPHA)))
 
-    def best(self, ledger: Ledger, cell: Cell) -> tuple[float, float]:
+    def best(self, ledger: Ledger, cell: SetCell) -> tuple[float, float]:
         """Learning rate and alpha with the highest MAP@20 on validation points."""
         lr = self.best_lr(ledger)
         if cell.method == "full":
             return lr, FIRST_ALPHA
-        searched = Cell(cell.method, 1, cell.r)
+        searched = SetCell(cell.method, 1, cell.r)
         return lr, max(ALPHAS, key=lambda alpha: _score(ledger, self.trial(searched, lr, alpha)))
 
 
@@ -175,7 +183,7 @@ ALL_QUERIES = 1 << 20  # more than any batch has
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class SweepPoint:
     """One value of one setting."""
 
     setting: str
@@ -192,7 +200,7 @@ class Trial:
         return "all" if self.value == ALL_QUERIES else f"{self.value:,.4g}"
 
 
-def around_the_default(plan: Plan, ledger: Ledger, betas: Sequence[float]) -> list[Trial]:
+def around_the_default(plan: SetRuns, ledger: Ledger, betas: Sequence[float]) -> list[SweepPoint]:
     """Every setting of the head and the batch; `betas` are floors beside that of the start."""
     base = plan.trial(PRIORITY, *plan.best(ledger, PRIORITY))
     n, batch = base.num_samples, base.batch
@@ -209,11 +217,11 @@ def around_the_default(plan: Plan, ledger: Ledger, betas: Sequence[float]) -> li
     trials = []
     for setting, runs in values.items():
         runs[own[setting]] = base
-        trials += [Trial(setting, v, run, run is base) for v, run in sorted(runs.items())]
+        trials += [SweepPoint(setting, v, run, run is base) for v, run in sorted(runs.items())]
     return trials
 
 
-def larger_floor(plan: Plan, ledger: Ledger, num_events: int) -> list[float]:
+def larger_floor(plan: SetRuns, ledger: Ledger, num_events: int) -> list[float]:
     """The floor of a class seen a hundred times among `num_events`, if there is room for it."""
     _, alpha = plan.best(ledger, PRIORITY)
     floor = (100 / num_events) ** alpha if num_events > 100 else 1.0
@@ -226,7 +234,7 @@ def floors_run(ledger: Ledger) -> list[float]:
     return sorted(floor for floor in tried if floor is not None)
 
 
-def cures(plan: Plan, ledger: Ledger) -> list[Trial]:
+def cures(plan: SetRuns, ledger: Ledger) -> list[SweepPoint]:
     """The paper's rule, what might save it, and what it competes with."""
     top = _longer(plan.trial(TOP, *plan.best(ledger, TOP)))
     runs = {
@@ -242,13 +250,13 @@ def cures(plan: Plan, ledger: Ledger) -> list[Trial]:
         runs[cell.method] = _longer(plan.trial(cell, *plan.best(ledger, cell)))
     for method in ("priority, half corrected", "priority, not corrected"):
         runs[method] = replace(runs["priority"], method=method)
-    return [Trial("rule", name, run, name == "top") for name, run in runs.items()]
+    return [SweepPoint("rule", name, run, name == "top") for name, run in runs.items()]
 
 
 def _longer(run: RealRun) -> RealRun:
     return replace(run, steps=2 * run.steps)
 
 
-def known(trials: list[Trial], ledger: Ledger) -> list[tuple[Trial, Result]]:
+def known(trials: list[SweepPoint], ledger: Ledger) -> list[tuple[SweepPoint, Result]]:
     """The trials that have been run."""
     return [(trial, ledger[trial.run]) for trial in trials if trial.run in ledger]

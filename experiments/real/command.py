@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from experiments.options import RESULTS, Draw, Out, Quick, Workers, home_of
 from experiments.overview import (
     PACES,
     all_claims,
@@ -20,8 +21,8 @@ from experiments.overview import (
     write_overview,
 )
 from experiments.real.cells import (
-    Plan,
-    Trial,
+    SetRuns,
+    SweepPoint,
     around_the_default,
     cures,
     floors_run,
@@ -37,12 +38,10 @@ from tapas.cli.exit_codes import one_line_endings
 from tapas.cli.options import Cache, cache_folder, talk
 from tapas.cli.progress import run_bars
 from tapas.comparison.ledger import Ledger, Result
-from tapas.comparison.process_pool import finish
-from tapas.errors import DataError, UsageError
+from tapas.comparison.process_pool import run_missing
+from tapas.comparison.settings import keep_settings, read_settings, refuse_others
+from tapas.errors import UsageError
 
-Out = Annotated[
-    Path, typer.Option(metavar="FOLDER", help="Where results are kept; one folder for each study.")
-]
 Data = Annotated[
     Path,
     typer.Option(metavar="FOLDER", help="Where the files of the sets are; see docs/evidence.md."),
@@ -50,21 +49,12 @@ Data = Annotated[
 Names = Annotated[
     str, typer.Option("--sets", metavar="NAMES", help=f"Some of {','.join(SETS)}, with commas.")
 ]
-Quick = Annotated[
-    bool, typer.Option("--quick", help="A made-up log and few steps, in FOLDER/quick.")
-]
-Draw = Annotated[
-    bool, typer.Option("--draw", help="Only draw and write, from the results at hand.")
-]
-Workers = Annotated[
-    int, typer.Option(min=1, metavar="N", help="Runs side by side, one thread each.")
-]
 WORKERS = min(2, os.cpu_count() or 1)  # each holds a model of up to a gigabyte
 ALL = ",".join(SETS)
 
 
 def figures(
-    out: Out = Path("results"),
+    out: Out = RESULTS,
     data: Data = Path("data"),
     sets: Names = ALL,
     cache: Cache = None,
@@ -81,14 +71,14 @@ def figures(
     with one_line_endings():
         if not draw:
             _train(_plans(sets, out, quick), Place(data, cache_folder(cache)), workers)
-        _write_figures(_home(out, quick), quick=quick)
+        _write_figures(home_of(out, quick), quick=quick)
 
 
 def measure_paces(
     out: Path, data: Path, sets: str, cache: Path | None, *, quick: bool, draw: bool
 ) -> None:
     """Table 1 in one process: steps a second of every cell of figure 3, measured in turns."""
-    home = _home(out, quick)
+    home = home_of(out, quick)
     measured = read_paces(home)
     for plan, ledger in [] if draw else _plans(sets, out, quick):
         place = Place(data, cache_folder(cache))
@@ -101,7 +91,7 @@ def measure_paces(
 
 
 def sweeps(
-    out: Out = Path("results"),
+    out: Out = RESULTS,
     data: Data = Path("data"),
     sets: Names = "rust",
     cache: Cache = None,
@@ -111,9 +101,10 @@ def sweeps(
 ) -> None:
     """One setting at a time around the default, and attempts to cure the paper's rule."""
     with one_line_endings():
-        from experiments.real.figures import draw_sweeps
+        from experiments.real.figures import sweeps_figure
+        from tapas.comparison.figure_style import as_png
 
-        place, home = Place(data, cache_folder(cache)), _home(out, quick)
+        place, home = Place(data, cache_folder(cache)), home_of(out, quick)
         pages, files = {}, {}
         for plan, ledger in _plans(sets, out, quick):
             if not draw:
@@ -123,10 +114,11 @@ def sweeps(
             if not draw:
                 runs, go = [trial.run for trial in trials], partial(execute, place=place)
                 with run_bars() as follow:
-                    finish(ledger, runs, go, follow(plan.name), workers=workers)
+                    run_missing(ledger, runs, go, follow(plan.name), workers=workers)
             pages[plan.name] = known(trials, ledger)
             panels, starts = _panels(pages[plan.name])
-            files[f"{plan.name}.png"] = draw_sweeps(panels, plan.real_set.title, starts)
+            figure = sweeps_figure(panels, plan.real_set.title, starts)
+            files[f"{plan.name}.png"] = as_png(figure)
         files["README.md"] = sweeps_page(pages).encode()
         ResultsFolder(home / "sweeps").write(files)
         talk(f"Wrote {home / 'sweeps' / 'README.md'}.")
@@ -140,19 +132,15 @@ ABOUT = {  # what each is about, and minutes on two cores
 }
 
 
-def _home(out: Path, quick: bool) -> Path:
-    return out / "quick" if quick else out
-
-
-def _plans(names: str, out: Path, quick: bool) -> list[tuple[Plan, Ledger]]:
+def _plans(names: str, out: Path, quick: bool) -> list[tuple[SetRuns, Ledger]]:
     wanted = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     if not wanted:
         raise UsageError(f"--sets names no set. Known: {ALL}.")
-    home = _home(out, quick)
-    return [(Plan(find_set(name), quick=quick), real_ledger(home, name)) for name in wanted]
+    home = home_of(out, quick)
+    return [(SetRuns(find_set(name), quick=quick), real_ledger(home, name)) for name in wanted]
 
 
-def _train(plans: Sequence[tuple[Plan, Ledger]], place: Place, workers: int) -> None:
+def _train(plans: Sequence[tuple[SetRuns, Ledger]], place: Place, workers: int) -> None:
     for plan, _ in plans:
         plan.real_set.find(place)  # a file that is missing is told before hours of work
     go = partial(execute, place=place)
@@ -162,63 +150,41 @@ def _train(plans: Sequence[tuple[Plan, Ledger]], place: Place, workers: int) -> 
             _check_settings(ledger.path.with_suffix(".json"), plan, place)
             for stage in plan.stages:
                 name = f"{plan.name}: {stage.__name__.replace('_', ' ')}"
-                finish(ledger, stage(ledger), go, follow(name), workers=workers)
+                run_missing(ledger, stage(ledger), go, follow(name), workers=workers)
 
 
-def _check_settings(path: Path, plan: Plan, place: Place) -> None:
+def _check_settings(path: Path, plan: SetRuns, place: Place) -> None:
     """Results of other data or another model are never taken for these."""
     settings = plan.real_set.settings(plan.real_set.open(place))
-    if path.exists():
-        try:
-            before = json.loads(path.read_text())
-        except ValueError:
-            before = None
-        if not isinstance(before, dict):
-            raise DataError(
-                f"{path} cannot be read as the settings of the results beside it. Restore it, or "
-                "move both away."
-            )
-        other = [name for name, value in settings.items() if before.get(name) != value]
-        if other:
-            raise UsageError(
-                f"the results beside {path} were made with another {', '.join(other)}. Choose "
-                "another folder with --out, or move them away."
-            )
-        return
-    text = json.dumps(settings, indent=1) + "\n"
-    ResultsFolder(path.parent).write({path.name: text.encode()})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    keep_settings(path, settings)
+    before = read_settings(path, away="both")
+    other = [name for name, value in settings.items() if before.get(name) != value]
+    refuse_others(other, f"beside {path}")
 
 
 def _write_figures(home: Path, *, quick: bool) -> None:
     """Everything that follows from runs and paces: figures, pages, verdicts."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    from experiments.real.figures import (
-        draw_figure_3,
-        draw_figure_4,
-        draw_sizes,
-        draw_tail,
-        draw_time,
-    )
+    from experiments.real.figures import sizes_figure, steps_figure, tail_figure, time_figure
+    from tapas.comparison.figure_style import as_png
 
     found = read_evidence(home, quick=quick)
     claims = all_claims(home, quick=quick)
-    plans = [(each.plan, each.ledger) for each in found]
-    sizes = {each.name: each.plan.real_set.num_classes for each in found}
-    costs = {each.name: {c: p.cost for c, p in each.paces.items()} for each in found}
     files: dict[str, dict[str, bytes]] = {
         "figure-3": {
-            "figure.png": draw_figure_3(plans, sizes),
-            "samples.png": draw_sizes(found),
+            "figure.png": as_png(steps_figure(found, "map@20")),
+            "samples.png": as_png(sizes_figure(found)),
             "README.md": map_page(found, claims).encode(),
         },
         "figure-4": {
-            "figure.png": draw_figure_4(plans, sizes),
-            "tail.png": draw_tail(plans),
+            "figure.png": as_png(steps_figure(found, "loss")),
+            "tail.png": as_png(tail_figure(found)),
             "README.md": loss_page(found, claims).encode(),
         },
     }
-    if any(costs.values()):
-        files["figure-3"]["time.png"] = draw_time(plans, costs)
+    if any(each.paces for each in found):
+        files["figure-3"]["time.png"] = as_png(time_figure(found))
         files["table-1"] = {"README.md": pace_page(found, claims).encode()}
     for name, content in files.items():
         ResultsFolder(home / name).write(content)
@@ -229,7 +195,7 @@ def _write_figures(home: Path, *, quick: bool) -> None:
             typer.echo(f"{claim.verdict}: {claim.text}: {claim.evidence}")
 
 
-def _floors(plan: Plan, ledger: Ledger, place: Place) -> list[float]:
+def _floors(plan: SetRuns, ledger: Ledger, place: Place) -> list[float]:
     _, split = open_set(plan.real_set, place)
     return larger_floor(plan, ledger, int(split.train_counts.sum()))
 
@@ -238,7 +204,7 @@ Point = tuple[float | str, float, float | None]  # value, MAP@20, loss
 
 
 def _panels(
-    trials: Sequence[tuple[Trial, Result]],
+    trials: Sequence[tuple[SweepPoint, Result]],
 ) -> tuple[dict[str, list[Point]], dict[str, float | str]]:
     """What is drawn of each setting, and where it starts."""
     panels: dict[str, list[Point]] = {}

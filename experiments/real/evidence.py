@@ -5,19 +5,20 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from experiments.real.cells import SEEDS, Cell, Plan
+from experiments.real.cells import SEEDS, SetCell, SetRuns
 from experiments.real.pace import Pace
+from experiments.real.sets import RealSet
 from tapas.comparison.ledger import Ledger, Result
 from tapas.errors import DataError
 from tapas.evaluation.intervals import Estimate, estimate, relative_gap
 
-Paces = Mapping[Cell, Pace]
+Paces = Mapping[SetCell, Pace]
 
 
-class Evidence:
+class SetEvidence:
     """Everything known about one set."""
 
-    def __init__(self, plan: Plan, ledger: Ledger, paces: Sequence[Pace] = ()):
+    def __init__(self, plan: SetRuns, ledger: Ledger, paces: Sequence[Pace] = ()):
         self.plan, self.ledger = plan, ledger
         self.paces: Paces = {pace.cell: pace for pace in paces}
 
@@ -25,27 +26,35 @@ class Evidence:
     def name(self) -> str:
         return self.plan.name
 
-    def has(self, *cells: Cell) -> bool:
+    @property
+    def real_set(self) -> RealSet:
+        return self.plan.real_set
+
+    def has(self, *cells: SetCell) -> bool:
         """Whether there is a seed that all of `cells` have."""
         return bool(self.common_seeds(*cells))
 
-    def common_seeds(self, *cells: Cell) -> set[int]:
+    def common_seeds(self, *cells: SetCell) -> set[int]:
         return set.intersection(
             *({result["run"]["seed"] for result in self.seeds(cell)} for cell in cells)
         )
 
-    def seed_words(self, *cells: Cell) -> str:
+    def seed_words(self, *cells: SetCell) -> str:
         """A warning where an interval cannot hold the chance of seeds."""
         return ", one seed" if len(self.common_seeds(*cells)) == 1 else ""
 
-    def seeds(self, cell: Cell) -> list[Result]:
-        """By seed: what is there and did not diverge; nothing before the search is done."""
-        if self.ledger.missing(self.plan.searches(self.ledger)):
+    def results(self, cell: SetCell) -> list[Result]:
+        """The seeds of `cell` that have been run, diverged ones too; none is no error."""
+        try:
+            settings = self.plan.best(self.ledger, cell)
+        except DataError:  # its search is not finished, so none of its seeds has been run
             return []
-        settings = self.plan.best(self.ledger, cell)
         runs = [self.plan.run(cell, *settings, seed) for seed in SEEDS]
-        found = [self.ledger[run] for run in runs if run in self.ledger]
-        found = [result for result in found if "diverged" not in result]
+        return [self.ledger[run] for run in runs if run in self.ledger]
+
+    def seeds(self, cell: SetCell) -> list[Result]:
+        """By seed: what is there and did not diverge."""
+        found = [result for result in self.results(cell) if "diverged" not in result]
         for result in found:
             if not {"run", "blocks", "curve", "curve_points"} <= result.keys():
                 raise DataError(
@@ -54,13 +63,13 @@ class Evidence:
                 )
         return found
 
-    def score(self, cell: Cell, metric: str = "map@20") -> Estimate:
+    def score(self, cell: SetCell, metric: str = "map@20") -> Estimate:
         return estimate(self.seeds(cell), metric)
 
-    def relative(self, ours: Cell, theirs: Cell, metric: str = "map@20") -> Estimate:
+    def relative(self, ours: SetCell, theirs: SetCell, metric: str = "map@20") -> Estimate:
         return relative_gap(self.seeds(ours), self.seeds(theirs), metric)
 
-    def at_equal_time(self, ours: Cell, theirs: Cell) -> Estimate | None:
+    def at_equal_time(self, ours: SetCell, theirs: SetCell) -> Estimate | None:
         """MAP@20 of ours over theirs, less 1, each at its best moment within the same time.
 
         The time is that of the quicker one's whole run. None without paces, or where the slower
@@ -69,7 +78,7 @@ class Evidence:
         if ours not in self.paces or theirs not in self.paces:
             return None
         costs = {cell: self.paces[cell].cost for cell in (ours, theirs)}
-        time = min(costs.values()) * self.plan.real_set.steps
+        time = min(costs.values()) * self.real_set.steps
         parts = []
         for cell in (ours, theirs):
             found = best_moment(self.seeds(cell), time / costs[cell])
@@ -78,7 +87,7 @@ class Evidence:
             parts.append(found)
         return relative_gap(parts[0], parts[1], "map@20")
 
-    def rows_for(self, ours: Cell, cells: Sequence[Cell]) -> float:
+    def rows_for(self, ours: SetCell, cells: Sequence[SetCell]) -> float:
         """How many rows in the loss sampled softmax needs for the MAP@20 of `ours`.
 
         Read between neighbours of `cells`, of rising size, on a logarithmic scale, over the seeds
@@ -87,7 +96,7 @@ class Evidence:
         known = [cell for cell in cells if self.has(cell, ours) and cell in self.paces]
         shared = self.common_seeds(ours, *known)
 
-        def quality(cell: Cell) -> float:
+        def quality(cell: SetCell) -> float:
             seeds = [r for r in self.seeds(cell) if r["run"]["seed"] in shared]
             return estimate(seeds, "map@20").mean
 

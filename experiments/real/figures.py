@@ -1,7 +1,6 @@
-"""Figures of the real sets, drawn from plans and ledgers alone: nothing is trained here.
+"""Figures of the real sets, drawn from evidence alone: nothing is trained here.
 
-Every `draw_*` is the PNG of a Figure that a function beside it makes. What has no results is
-left out; without any results there is a DataError.
+What has no results is left out; without any results there is a DataError.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,18 +21,15 @@ from experiments.real.cells import (
     SAMPLED_64,
     TOP,
     TOP_8,
-    Cell,
-    Plan,
+    SetCell,
 )
-from experiments.real.evidence import Evidence
+from experiments.real.evidence import SetEvidence
 from experiments.real.panels import (
     NAMES,
-    Entry,
     Label,
     Sweep,
     Value,
     colour_of,
-    found,
     has_words,
     lines_of,
     looked,
@@ -45,12 +41,10 @@ from experiments.real.panels import (
     recommended,
     share_of_targets,
 )
-from tapas.comparison.figure_style import INK, add_words, as_png, blank_figure, label_ends, plain
+from tapas.comparison.figure_style import INK, add_words, blank_figure, label_ends, plain
 from tapas.comparison.ledger import Result
 from tapas.errors import DataError
 
-Counts = Mapping[str, int]  # classes of a set, by its name
-Costs = Mapping[str, Mapping[Cell, float]]  # Pace.cost, by set and cell
 PANELS = (  # for n and for 8 n: cells, and what they are held against
     ((SAMPLED, TOP, PRIORITY), (SAMPLED_8, FULL)),
     ((SAMPLED_8, TOP_8, PRIORITY_8), (SAMPLED_64, FULL)),
@@ -62,50 +56,24 @@ LEFT, BELOW = 0.75, 1.0  # inches around the panels
 SOME = "Along a run, models are judged at some of the test points."
 
 
-def draw_figure_3(plans: Sequence[Entry], num_classes: Counts | None = None) -> bytes:
-    """MAP@20 over training steps: a row for each set, n at the left, 8 n at the right."""
-    return as_png(steps_figure(plans, "map@20", num_classes))
-
-
-def draw_figure_4(plans: Sequence[Entry], num_classes: Counts | None = None) -> bytes:
-    """The same with the full softmax loss."""
-    return as_png(steps_figure(plans, "loss", num_classes))
-
-
-def draw_time(plans: Sequence[Entry], costs: Costs) -> bytes:
-    """MAP@20 against time, in steps of sampled softmax with n: a panel for each set."""
-    return as_png(time_figure(plans, costs))
-
-
-def draw_tail(plans: Sequence[Entry]) -> bytes:
-    """What becomes of rare classes along a run: a row for each set."""
-    return as_png(tail_figure(plans))
-
-
-def draw_sweeps(
-    sweeps: Mapping[str, Sweep], title: str, defaults: Mapping[str, Value] | None = None
-) -> bytes:
-    """MAP@20, and the loss where given, against each swept setting; its default is marked."""
-    return as_png(sweeps_figure(sweeps, title, defaults))
-
-
-def steps_figure(plans: Sequence[Entry], metric: str, num_classes: Counts | None = None) -> Figure:
+def steps_figure(sets: Sequence[SetEvidence], metric: str) -> Figure:
+    """ "map@20" or "loss" over steps: a row for each set, n at the left, 8 n at the right."""
     title, form = WORDS[metric]
-    seeds = [[line.num_seeds for line in lines_of(entry, DRAWN, metric)] for entry in plans]
-    drawn = [entry for entry, some in zip(plans, seeds, strict=True) if some]
+    seeds = [[line.num_seeds for line in lines_of(each, DRAWN, metric)] for each in sets]
+    drawn = [each for each, some in zip(sets, seeds, strict=True) if some]
     if not drawn:
-        raise nothing_to_draw(plans)
+        raise nothing_to_draw(sets)
     most = max(chain.from_iterable(seeds))
     figure, grid = blank_grid(len(drawn), 2, width=4.4, height=2.9, beside=3.2)
-    for row, entry in enumerate(drawn):
+    for row, each in enumerate(drawn):
         shown: list[tuple[Axes, list[Label]]] = []
         for column, (cells, against) in enumerate(PANELS):
-            own, others = lines_of(entry, cells, metric), lines_of(entry, against, metric)
+            own, others = lines_of(each, cells, metric), lines_of(each, against, metric)
             if own or others:
                 axes = figure.add_subplot(grid[row, column], sharey=shown[0][0] if shown else None)
-                words = set_words(entry[0], cells[0].times, num_classes)
+                words = set_words(each, cells[0].times, with_classes=True)
                 axes.set_title(words, loc="left", fontsize=11, color=INK)
-                labels = over_steps(axes, entry[0], own, others, form=form, most=most)
+                labels = over_steps(axes, each, own, others, form=form, most=most)
                 shown.append((axes, labels))
         for axes, labels in shown:  # only now is the common height of the panels known
             label_ends(axes, labels)
@@ -118,23 +86,23 @@ def steps_figure(plans: Sequence[Entry], metric: str, num_classes: Counts | None
     return figure
 
 
-def time_figure(plans: Sequence[Entry], costs: Costs) -> Figure:
+def time_figure(sets: Sequence[SetEvidence]) -> Figure:
+    """MAP@20 against time, in steps of sampled softmax with n: a panel for each set."""
     drawn = []
-    for entry in plans:
-        known = costs.get(entry[0].name, {})
-        lines = lines_of(entry, [cell for cell in TIMED if cell in known], "map@20")
+    for each in sets:
+        lines = lines_of(each, [cell for cell in TIMED if cell in each.paces], "map@20")
         if lines:
-            drawn.append((entry, lines))
+            drawn.append((each, lines))
     if not drawn:
-        raise nothing_to_draw(plans, "results with a measured cost")
+        raise nothing_to_draw(sets, "results with a measured cost")
     most = max(line.num_seeds for _, lines in drawn for line in lines)
     columns = min(2, len(drawn))
     figure, grid = blank_grid(-(-len(drawn) // columns), columns, width=4.4, height=3, beside=3.6)
-    for place, ((plan, _), lines) in enumerate(drawn):
+    for place, (each, lines) in enumerate(drawn):
         axes = figure.add_subplot(grid[divmod(place, columns)])
-        axes.set_title(set_words(plan), loc="left", fontsize=11, color=INK)
-        over_time(axes, plan, lines, costs[plan.name], most=most)
-    diverged = diverged_words([entry for entry, _ in drawn], TIMED)
+        axes.set_title(set_words(each), loc="left", fontsize=11, color=INK)
+        over_time(axes, each, lines, most=most)
+    diverged = diverged_words([each for each, _ in drawn], TIMED)
     note = (
         "Time: steps, times the measured cost of one (×), that of sampled softmax with n being 1; "
         f"dashed: 8 n. {SOME} {spread_words(most)}{diverged} `python -m experiments figure-3`"
@@ -155,24 +123,25 @@ LOOKS: dict[str, tuple[str, Callable[[Result], float]]] = {  # title: how to wri
 }
 
 
-def tail_figure(plans: Sequence[Entry]) -> Figure:
-    rows = [(plan, results) for plan, ledger in plans if (results := looked(plan, ledger))]
+def tail_figure(sets: Sequence[SetEvidence]) -> Figure:
+    """What becomes of rare classes along a run: a row for each set."""
+    rows = [(each, results) for each in sets if (results := looked(each))]
     if not rows:
-        raise nothing_to_draw(plans, "looks into a run of seed 0")
+        raise nothing_to_draw(sets, "looks into a run of seed 0")
     columns = len(LOOKS) + 1
     figure, grid = blank_grid(
         len(rows), columns, width=2.5, height=2.9, beside=1.95, apart=1.35, above=1.3
     )
-    for row, (plan, results) in enumerate(rows):
+    for row, (each, results) in enumerate(rows):
         panels = [figure.add_subplot(grid[row, column]) for column in range(columns)]
         for axes, title in zip(panels, (*LOOKS, "recommended: tail and unseen"), strict=True):
             axes.set_title(title, loc="left", fontsize=10, color=INK)
         for axes, (form, value) in zip(panels, LOOKS.values(), strict=False):
             level = share_of_targets(results) if value is _rare else None
-            over_looks(axes, plan, results, value, form, level)
+            over_looks(axes, each, results, value, form, level)
         recommended(panels[-1], results)
         panels[0].annotate(
-            set_words(plan), (0, 1), (0, 26), xycoords="axes fraction",
+            set_words(each), (0, 1), (0, 26), xycoords="axes fraction",
             textcoords="offset points", fontsize=11, color=INK, weight="bold",
         )  # fmt: skip
     note = (
@@ -187,6 +156,7 @@ def tail_figure(plans: Sequence[Entry]) -> Figure:
 def sweeps_figure(
     sweeps: Mapping[str, Sweep], title: str, defaults: Mapping[str, Value] | None = None
 ) -> Figure:
+    """MAP@20, and the loss where given, against each swept setting; its default is marked."""
     drawn = {setting: sweep for setting, sweep in sweeps.items() if sweep}
     if not drawn:
         raise nothing_to_draw([], "sweeps")
@@ -221,33 +191,32 @@ def sweeps_figure(
     return figure
 
 
-def set_words(plan: Plan, times: float = 1, num_classes: Counts | None = None) -> str:
-    """Set, number of classes if known, and n."""
-    parts = [plan.real_set.title]
-    if num_classes and plan.name in num_classes:
-        parts.append(f"{num_classes[plan.name]:,} classes")
-    return ", ".join([*parts, f"n={round(times * plan.real_set.num_samples):,}"])
+def set_words(each: SetEvidence, times: float = 1, *, with_classes: bool = False) -> str:
+    """Set, number of classes and n."""
+    mine = each.real_set
+    classes = f", {mine.num_classes:,} classes" if with_classes else ""
+    return f"{mine.title}{classes}, n={round(times * mine.num_samples):,}"
 
 
 def spread_words(most: int) -> str:
     return f"Mean of {most} seeds, bands from lowest to highest." if most > 1 else "One seed."
 
 
-def diverged_words(entries: Sequence[Entry], cells: Iterable[Cell]) -> str:
+def diverged_words(sets: Sequence[SetEvidence], cells: Iterable[SetCell]) -> str:
     """A sentence on what is missing from the means; empty if nothing is."""
     parts = []
-    for plan, ledger in entries:
+    for each in sets:
         for cell in cells:
-            results = found(plan, ledger, cell)
+            results = each.results(cell)
             lost = sum("diverged" in result for result in results)
             if lost:
-                words = cell.words(plan.real_set.num_samples)
-                parts.append(f"{lost} of {len(results)} seeds of '{words}' on {plan.name}")
+                words = cell.words(each.real_set.num_samples)
+                parts.append(f"{lost} of {len(results)} seeds of '{words}' on {each.name}")
     return f" Diverged, hence not drawn: {'; '.join(parts)}." if parts else ""
 
 
-def nothing_to_draw(plans: Sequence[Entry], what: str = "results") -> DataError:
-    names = f" for {', '.join(plan.name for plan, _ in plans)}" if plans else ""
+def nothing_to_draw(sets: Sequence[SetEvidence], what: str = "results") -> DataError:
+    names = f" for {', '.join(each.name for each in sets)}" if sets else ""
     return DataError(
         f"there is nothing to draw: no {what}{names}. `python -m experiments figure-3` runs "
         "what is missing."
@@ -279,20 +248,16 @@ COLUMNS = 2
 METHODS = ("sampled", "top", "priority")
 
 
-def draw_sizes(sets: Sequence[Evidence]) -> bytes:
-    return as_png(sizes_figure(sets))
-
-
-def sizes_figure(sets: Sequence[Evidence]) -> Figure:
+def sizes_figure(sets: Sequence[SetEvidence]) -> Figure:
     """A panel for each set; intervals over users and seeds."""
     drawn = [each for each in sets if each.has(SAMPLED)]
     if not drawn:
-        raise nothing_to_draw([(each.plan, each.ledger) for each in sets])
+        raise nothing_to_draw(sets)
     rows = -(-len(drawn) // COLUMNS)
     figure, grid = blank_grid(rows, COLUMNS, width=4.2, height=2.7, beside=2.4)
     for place, each in enumerate(drawn):
         axes = figure.add_subplot(grid[place // COLUMNS, place % COLUMNS])
-        mine = each.plan.real_set
+        mine = each.real_set
         title = f"{mine.title}, {mine.num_classes:,} classes"
         axes.set_title(title, loc="left", fontsize=11, color=INK)
         _against_samples(axes, each)
@@ -304,10 +269,10 @@ def sizes_figure(sets: Sequence[Evidence]) -> Figure:
     return figure
 
 
-def _against_samples(axes: Axes, each: Evidence) -> None:
+def _against_samples(axes: Axes, each: SetEvidence) -> None:
     plain(axes)
     labels, sizes = [], set()
-    n = each.plan.real_set.num_samples
+    n = each.real_set.num_samples
     for method in METHODS:
         cells = sorted(c for c in CELLS if c.method == method and each.has(c))
         if not cells:

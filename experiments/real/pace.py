@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from experiments.real.cells import PAPER_CELLS, SAMPLED, SAMPLED_2, SAMPLED_4, Cell, Plan
+from experiments.real.cells import PAPER_CELLS, SAMPLED, SAMPLED_2, SAMPLED_4, SetCell, SetRuns
 from experiments.real.runs import build_run, open_set
 from experiments.real.sets import Place
 from tapas.comparison.ledger import Ledger
@@ -34,7 +34,7 @@ class Rows(NamedTuple):
 class Pace:
     """One cell of one set."""
 
-    cell: Cell
+    cell: SetCell
     steps_per_second: list[float]  # one for each round
     against_sampled: list[float]  # seconds of a step, relative to sampled softmax with n
     rows: Rows
@@ -45,13 +45,15 @@ class Pace:
         return statistics.median(self.against_sampled)
 
 
-def measure_pace(plan: Plan, ledger: Ledger, place: Place, *, rounds: int = ROUNDS) -> list[Pace]:
+def measure_pace(
+    plan: SetRuns, ledger: Ledger, place: Place, *, rounds: int = ROUNDS
+) -> list[Pace]:
     """Every cell of `plan`, with the settings that its search found."""
     runs = {cell: plan.run(cell, *plan.best(ledger, cell), seed=0) for cell in MEASURED}
     log, split = open_set(plan.real_set, place)
     built = {cell: build_run(run, place, log, split) for cell, run in runs.items()}
     rows = {cell: count_rows(parts) for cell, parts in built.items()}
-    seconds: dict[Cell, list[float]] = {cell: [] for cell in MEASURED}
+    seconds: dict[SetCell, list[float]] = {cell: [] for cell in MEASURED}
     done = dict.fromkeys(MEASURED, 0)
     for _ in range(rounds):
         for cell, parts in built.items():

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from experiments.claims import Claim, claims_table, markdown_table
 from experiments.real.cells import (
     ALPHAS,
     CELLS,
@@ -12,19 +13,17 @@ from experiments.real.cells import (
     PRIORITY,
     SEEDS,
     SMALL_CELLS,
-    Trial,
+    SweepPoint,
 )
-from experiments.real.evidence import Evidence
-from experiments.real.goals import goals_table
-from experiments.study_results import Claim
-from experiments.synthetic.page import claims_table
+from experiments.real.claims import goals_table
+from experiments.real.evidence import SetEvidence
 from tapas.comparison.ledger import Result
 from tapas.evaluation.intervals import estimate
 
 RUNS = "../real-data"
 
 
-def map_page(sets: Sequence[Evidence], claims: Sequence[Claim]) -> str:
+def map_page(sets: Sequence[SetEvidence], claims: Sequence[Claim]) -> str:
     return _page(
         "Figure 3: MAP@20 on public data",
         "figure-3",
@@ -54,7 +53,7 @@ def map_page(sets: Sequence[Evidence], claims: Sequence[Claim]) -> str:
     )
 
 
-def loss_page(sets: Sequence[Evidence], claims: Sequence[Claim]) -> str:
+def loss_page(sets: Sequence[SetEvidence], claims: Sequence[Claim]) -> str:
     lines = ["![full softmax loss over training steps](figure.png)", ""]
     lines += [
         "Full softmax loss on test points, in nats, with 95 % intervals over users and seeds.",
@@ -77,7 +76,7 @@ def loss_page(sets: Sequence[Evidence], claims: Sequence[Claim]) -> str:
     return _page("Figure 4: full softmax loss", "figure-4", claims, lines)
 
 
-def pace_page(sets: Sequence[Evidence], claims: Sequence[Claim]) -> str:
+def pace_page(sets: Sequence[SetEvidence], claims: Sequence[Claim]) -> str:
     lines = [
         "The paper: 181 steps a second with n=1000, r=1; 173 with r=8; 92 with n=8000, r=1; 81 "
         "with r=8, on 6 workers and 6 parameter servers with GPUs. Here: one process on "
@@ -88,26 +87,27 @@ def pace_page(sets: Sequence[Evidence], claims: Sequence[Claim]) -> str:
     for each in sets:
         if not each.paces:
             continue
-        n = each.plan.real_set.num_samples
-        lines += [
-            f"## {each.plan.real_set.title}",
-            "",
-            "| cell | steps a second | time of a step against sampled softmax with n | rows scored "
-            "| rows in the loss |",
-            "|---|---|---|---|---|",
-        ]
+        rows = []
         for pace in each.paces.values():
             rates, ratios = sorted(pace.steps_per_second), sorted(pace.against_sampled)
-            lines.append(
-                f"| {pace.cell.words(n)} | {rates[len(rates) // 2]:.1f} ({rates[0]:.1f} to "
-                f"{rates[-1]:.1f}) | {pace.cost:.2f} × ({ratios[0]:.2f} to {ratios[-1]:.2f}) | "
-                f"{pace.rows.scored:,} | {pace.rows.in_loss:,} |"
+            rows.append(
+                [
+                    pace.cell.words(each.real_set.num_samples),
+                    f"{rates[len(rates) // 2]:.1f} ({rates[0]:.1f} to {rates[-1]:.1f})",
+                    f"{pace.cost:.2f} × ({ratios[0]:.2f} to {ratios[-1]:.2f})",
+                    f"{pace.rows.scored:,}",
+                    f"{pace.rows.in_loss:,}",
+                ]
             )
-        lines.append("")
+        headings = [
+            "cell", "steps a second", "time of a step against sampled softmax with n",
+            "rows scored", "rows in the loss",
+        ]  # fmt: skip
+        lines += [f"## {each.real_set.title}", "", *markdown_table(headings, rows), ""]
     return _page("Table 1: steps a second", "table-1", claims, lines)
 
 
-def sweeps_page(found: dict[str, list[tuple[Trial, Result]]]) -> str:
+def sweeps_page(found: dict[str, list[tuple[SweepPoint, Result]]]) -> str:
     """`found`: the trials of each set."""
     lines = [
         "# What matters: one setting at a time",
@@ -119,17 +119,13 @@ def sweeps_page(found: dict[str, list[tuple[Trial, Result]]]) -> str:
         "",
     ]
     for name, trials in found.items():
-        lines += [f"## {name}", "", f"![one setting at a time]({name}.png)", ""]
-        lines += [
-            "| setting | value | MAP@20 | full softmax loss | tail share of the lists |",
-            "|---|---|---|---|---|",
-        ]
+        rows = []
         for trial, result in trials:
             value = trial.words + (" (start)" if trial.is_default else "")
-            lines.append(
-                f"| {trial.setting} | {value} | {scores(result)} | {_tail_share(result)} |"
-            )
-        lines.append("")
+            rows.append([trial.setting, value, *scores(result), _tail_share(result)])
+        headings = ["setting", "value", "MAP@20", "full softmax loss", "tail share of the lists"]
+        lines += [f"## {name}", "", f"![one setting at a time]({name}.png)", ""]
+        lines += [*markdown_table(headings, rows), ""]
     return "\n".join(lines)
 
 
@@ -158,27 +154,24 @@ def _page(title: str, study: str, claims: Sequence[Claim], lines: Sequence[str])
     return "\n".join(parts).rstrip() + "\n"
 
 
-def set_section(each: Evidence) -> list[str]:
-    mine = each.plan.real_set
-    lines = [
-        f"### {mine.title}: {mine.asks}",
-        "",
-        "| cell | MAP@20 | seeds | recall@20 | NDCG@10 | recall of head, middle, tail | tail share "
-        "| alpha |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+def set_section(each: SetEvidence) -> list[str]:
+    mine, rows = each.real_set, []
     for cell in CELLS:
         if each.has(cell):
             name = cell.words(mine.num_samples)
             alpha = "–" if cell == FULL else f"{each.plan.best(each.ledger, cell)[1]:g}"
-            lines.append(_row(name, each.seeds(cell), alpha))
+            rows.append(_row(name, each.seeds(cell), alpha))
     for run in each.plan.references(each.ledger):
         if run in each.ledger:
-            lines.append(_row(run.method, [each.ledger[run]], "–"))
-    return [*lines, ""]
+            rows.append(_row(run.method, [each.ledger[run]], "–"))
+    headings = [
+        "cell", "MAP@20", "seeds", "recall@20", "NDCG@10", "recall of head, middle, tail",
+        "tail share", "alpha",
+    ]  # fmt: skip
+    return [f"### {mine.title}: {mine.asks}", "", *markdown_table(headings, rows), ""]
 
 
-def _row(name: str, seeds: Sequence[Result], alpha: str) -> str:
+def _row(name: str, seeds: Sequence[Result], alpha: str) -> list[str]:
     recall, ndcg = (sum(r[m] for r in seeds) / len(seeds) for m in ("recall@20", "ndcg@10"))
     by_bucket = []
     for names in (("head",), ("middle",), ("tail", "unseen")):
@@ -190,49 +183,54 @@ def _row(name: str, seeds: Sequence[Result], alpha: str) -> str:
         )
         by_bucket.append(f"{hits / asked:.3f}" if asked else "–")
     share = sum(r["buckets"][b]["share"] for r in seeds for b in ("tail", "unseen")) / len(seeds)
-    score = estimate(seeds, "map@20").words()
-    return (
-        f"| {name} | {score} | {len(seeds)} | {recall:.4f} | {ndcg:.4f} | {', '.join(by_bucket)} | "
-        f"{100 * share:.1f} % | {alpha} |"
-    )
-
-
-def wide_table(sets: Sequence[Evidence], metric: str, digits: int) -> list[str]:
-    names = {"full": "full softmax"}
-    rows = [
-        "| cell | " + " | ".join(each.name for each in sets) + " |",
-        "|---" * (len(sets) + 1) + "|",
+    return [
+        name,
+        estimate(seeds, "map@20").words(),
+        str(len(seeds)),
+        f"{recall:.4f}",
+        f"{ndcg:.4f}",
+        ", ".join(by_bucket),
+        f"{100 * share:.1f} %",
+        alpha,
     ]
+
+
+def wide_table(sets: Sequence[SetEvidence], metric: str, digits: int) -> list[str]:
+    rows = []
     for cell in CELLS:
         found = [each.score(cell, metric).words(digits) if each.has(cell) else "–" for each in sets]
         if any(text != "–" for text in found):
             size = "n" if cell.times == 1 else "n/8" if cell.times < 1 else f"{cell.times}n"
-            name = names.get(
-                cell.method, f"{cell.method}, {size}" + (", r=8" if cell.r > 1 else "")
-            )
-            rows.append(f"| {name} | " + " | ".join(found) + " |")
-    return rows
+            name = f"{cell.method}, {size}" + (", r=8" if cell.r > 1 else "")
+            rows.append(["full softmax" if cell == FULL else name, *found])
+    return markdown_table(["cell", *(each.name for each in sets)], rows)
 
 
-def looks_table(sets: Sequence[Evidence]) -> list[str]:
-    rows = [
-        "| set | rule | mass on the tail | cosine with the full gradient | of the n highest kept "
-        "| effective size of the pool | share of the pool's mass kept |",
-        "|---|---|---|---|---|---|---|",
-    ]
+def looks_table(sets: Sequence[SetEvidence]) -> list[str]:
+    rows = []
     for each in sets:
         for cell in SMALL_CELLS:
             for last in (r["looks"][-1] for r in each.seeds(cell) if r["looks"]):
                 mass = last["mass of tail"] + last["mass of unseen"]
                 rows.append(
-                    f"| {each.name} | {cell.method} | {100 * mass:.1f} % | "
-                    f"{last['gradient_cosine']:.3f} | {100 * last['top_coverage']:.0f} % | "
-                    f"{last['pool_effective_size']:.0f} | {100 * last['kept_mass']:.0f} % |"
+                    [
+                        each.name,
+                        cell.method,
+                        f"{100 * mass:.1f} %",
+                        f"{last['gradient_cosine']:.3f}",
+                        f"{100 * last['top_coverage']:.0f} %",
+                        f"{last['pool_effective_size']:.0f}",
+                        f"{100 * last['kept_mass']:.0f} %",
+                    ]
                 )
-    return rows
+    headings = [
+        "set", "rule", "mass on the tail", "cosine with the full gradient",
+        "of the n highest kept", "effective size of the pool", "share of the pool's mass kept",
+    ]  # fmt: skip
+    return markdown_table(headings, rows)
 
 
-def settings_section(sets: Sequence[Evidence]) -> list[str]:
+def settings_section(sets: Sequence[SetEvidence]) -> list[str]:
     lines = [
         "## Settings and search",
         "",
@@ -244,14 +242,12 @@ def settings_section(sets: Sequence[Evidence]) -> list[str]:
         f"{', '.join(map(str, SEEDS))}; cells with fewer say so. Row-wise Adagrad for rows, AdamW "
         "(0.002) for the encoder, biases start at the log frequency.",
         "",
-        "| set | encoder | steps (search) | batch | learning rate | MAP@20 on validation "
-        f"points for alpha = {', '.join(f'{a:g}' for a in ALPHAS)} |",
-        "|---|---|---|---|---|---|",
     ]
+    rows = []
     for each in sets:
         if not each.has(SMALL_CELLS[0]):
             continue
-        mine, lr = each.plan.real_set, each.plan.best_lr(each.ledger)
+        mine, lr = each.real_set, each.plan.best_lr(each.ledger)
         searched = "; ".join(
             f"{cell.method} "
             + ", ".join(
@@ -260,14 +256,16 @@ def settings_section(sets: Sequence[Evidence]) -> list[str]:
             for cell in SMALL_CELLS
         )
         model = f"{mine.model.encoder}, D={mine.model.dim}, history {mine.model.history}"
-        lines.append(
-            f"| {each.name} | {model} | {mine.steps:,} ({mine.search_steps:,}) | {mine.batch} "
-            f"stretches | {lr:g} | {searched} |"
-        )
-    return lines
+        steps = f"{mine.steps:,} ({mine.search_steps:,})"
+        rows.append([each.name, model, steps, f"{mine.batch} stretches", f"{lr:g}", searched])
+    headings = [
+        "set", "encoder", "steps (search)", "batch", "learning rate",
+        f"MAP@20 on validation points for alpha = {', '.join(f'{a:g}' for a in ALPHAS)}",
+    ]  # fmt: skip
+    return [*lines, *markdown_table(headings, rows)]
 
 
-def corrections_section(sets: Sequence[Evidence]) -> list[str]:
+def corrections_section(sets: Sequence[SetEvidence]) -> list[str]:
     """Searches of the three rules, and priority with its weights at lower powers."""
     cells = (*SMALL_CELLS, HALF_CORRECTED, NOT_CORRECTED)
     lines = [
@@ -277,22 +275,22 @@ def corrections_section(sets: Sequence[Evidence]) -> list[str]:
         "settings of its method: between the paper's rule, which never corrects, and priority, "
         "which does in full, lie weights to the power 1/2 (half corrected) and 0 (not corrected).",
         "",
-        "| set | " + " | ".join(cell.method for cell in cells) + " |",
-        "|---" * (len(cells) + 1) + "|",
     ]
+    rows = []
     for each in sets:
         if each.ledger.missing(each.plan.searches(each.ledger)):
             continue
-        row = []
+        row = [each.name]
         for cell in cells:
             searched = PRIORITY if cell in (HALF_CORRECTED, NOT_CORRECTED) else cell
             run = each.plan.trial(cell, *each.plan.best(each.ledger, searched))
-            row.append(scores(each.ledger[run]).replace(" | ", ", ") if run in each.ledger else "–")
-        lines.append(f"| {each.name} | " + " | ".join(row) + " |")
-    return lines
+            row.append(", ".join(scores(each.ledger[run])) if run in each.ledger else "–")
+        rows.append(row)
+    return [*lines, *markdown_table(["set", *(cell.method for cell in cells)], rows)]
 
 
-def scores(result: Result) -> str:
+def scores(result: Result) -> list[str]:
+    """MAP@20 and loss."""
     if "diverged" in result:
-        return "diverged | –"
-    return f"{result['map@20']:.4f} | {result['loss']:.3f}"
+        return ["diverged", "–"]
+    return [f"{result['map@20']:.4f}", f"{result['loss']:.3f}"]

@@ -7,12 +7,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
 
-from experiments.real.cells import SEEDS, SMALL_CELLS, Cell, Plan
+from experiments.real.cells import SMALL_CELLS, SetCell
+from experiments.real.evidence import SetEvidence
 from tapas.comparison.figure_style import COLOURS, INK, label_ends, plain
-from tapas.comparison.ledger import Ledger, Result
-from tapas.errors import DataError
+from tapas.comparison.ledger import Result
 
-Entry = tuple[Plan, Ledger]
 Label = tuple[str, float, str]  # text, height, colour
 Value = float | str
 Sweep = Sequence[tuple[Value, float, float | None]]  # value of a setting, MAP@20, loss
@@ -27,7 +26,7 @@ NAMES = {
 class Line(NamedTuple):
     """One cell over training steps, (P,) each: the mean of its seeds, the lowest, the highest."""
 
-    cell: Cell
+    cell: SetCell
     steps: list[int]
     mean: list[float]
     low: list[float]
@@ -39,25 +38,15 @@ class Line(NamedTuple):
         return colour_of(self.cell)
 
 
-def colour_of(cell: Cell) -> str:
+def colour_of(cell: SetCell) -> str:
     return COLOURS[NAMES[cell.method]]
 
 
-def found(plan: Plan, ledger: Ledger, cell: Cell) -> list[Result]:
-    """The seeds of `cell` that have been run, diverged ones too; none is no error."""
-    try:
-        settings = plan.best(ledger, cell)
-    except DataError:  # its search is not finished, so none of its seeds has been run
-        return []
-    runs = [plan.run(cell, *settings, seed) for seed in SEEDS]
-    return [ledger[run] for run in runs if run in ledger]
-
-
-def lines_of(entry: Entry, cells: Iterable[Cell], metric: str) -> list[Line]:
+def lines_of(each: SetEvidence, cells: Iterable[SetCell], metric: str) -> list[Line]:
     """ "map@20" or "loss" along the runs, for each of `cells` that has a whole one."""
     lines = []
     for cell in cells:
-        curves = [result["curve"] for result in found(*entry, cell) if "diverged" not in result]
+        curves = [result["curve"] for result in each.seeds(cell)]
         if curves:
             value = np.array([[point[metric] for point in curve] for curve in curves])  # (seeds, P)
             mean, low, high = value.mean(axis=0), value.min(axis=0), value.max(axis=0)
@@ -67,13 +56,13 @@ def lines_of(entry: Entry, cells: Iterable[Cell], metric: str) -> list[Line]:
     return lines
 
 
-def looked(plan: Plan, ledger: Ledger) -> dict[Cell, Result]:
+def looked(each: SetEvidence) -> dict[SetCell, Result]:
     """Of each cell with n samples, the result that was looked into: that of seed 0."""
-    results = ((cell, result) for cell in SMALL_CELLS for result in found(plan, ledger, cell))
+    results = ((cell, result) for cell in SMALL_CELLS for result in each.results(cell))
     return {cell: result for cell, result in results if result.get("looks")}
 
 
-def share_of_targets(results: Mapping[Cell, Result]) -> float:
+def share_of_targets(results: Mapping[SetCell, Result]) -> float:
     """Tail and unseen classes among the targets of the test points, the same for all cells."""
     buckets = next(iter(results.values()))["buckets"]
     total = sum(bucket["targets"] for bucket in buckets.values())
@@ -99,7 +88,7 @@ def draw_line(axes: Axes, line: Line, *, cost: float = 1.0, dashed: bool = False
 
 
 def over_steps(
-    axes: Axes, plan: Plan, own: list[Line], others: list[Line], *, form: str, most: int
+    axes: Axes, each: SetEvidence, own: list[Line], others: list[Line], *, form: str, most: int
 ) -> list[Label]:
     """Curves of one sample size, dashed ones of `others`. Returns the labels of their ends."""
     plain(axes)
@@ -108,19 +97,18 @@ def over_steps(
         draw_line(axes, line, dashed=line in others)
         name = NAMES[line.cell.method]
         if line in others and line.cell.method == "sampled":
-            name = line.cell.words(plan.real_set.num_samples)
+            name = line.cell.words(each.real_set.num_samples)
         end = line.mean[-1]
         labels.append((f"{end:{form}}  {name}{with_seeds([], line, most)}", end, line.colour))
-    _steps_below(axes, plan.real_set.steps, "training steps")
+    _steps_below(axes, each.real_set.steps, "training steps")
     return labels
 
 
-def over_time(
-    axes: Axes, plan: Plan, lines: list[Line], costs: Mapping[Cell, float], *, most: int
-) -> None:
+def over_time(axes: Axes, each: SetEvidence, lines: list[Line], *, most: int) -> None:
     """Curves that end where their time ends; a dotted line leads from there to the label."""
     plain(axes)
-    n, labels = plan.real_set.num_samples, []
+    n, labels = each.real_set.num_samples, []
+    costs = {cell: pace.cost for cell, pace in each.paces.items()}
     right = max(line.steps[-1] * costs[line.cell] for line in lines)
     for line in lines:
         cell, cost, end = line.cell, costs[line.cell], line.mean[-1]
@@ -144,8 +132,8 @@ def _steps_below(axes: Axes, last: float, words: str) -> None:
 
 def over_looks(
     axes: Axes,
-    plan: Plan,
-    results: Mapping[Cell, Result],
+    each: SetEvidence,
+    results: Mapping[SetCell, Result],
     value: Callable[[Result], float],
     form: str,
     level: float | None = None,
@@ -165,11 +153,11 @@ def over_looks(
     axes.yaxis.set_major_locator(MaxNLocator(5))
     if form.endswith("%"):
         axes.yaxis.set_major_formatter(PercentFormatter(1))
-    _steps_below(axes, plan.real_set.steps, "training steps")
+    _steps_below(axes, each.real_set.steps, "training steps")
     label_ends(axes, labels)
 
 
-def recommended(axes: Axes, results: Mapping[Cell, Result]) -> None:
+def recommended(axes: Axes, results: Mapping[SetCell, Result]) -> None:
     """Bars: how many of the recommended classes are tail or unseen; dashed: of the targets."""
     plain(axes)
     axes.grid(visible=False)

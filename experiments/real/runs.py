@@ -1,10 +1,7 @@
 """One training run on a real set: what it is, and doing it."""
 
-import hashlib
-import json
-import time
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,21 +9,27 @@ from torch import Tensor
 
 from experiments.real.selection_rules import CURES
 from experiments.real.sets import Place, RealSet, find_set
-from tapas.comparison.synthetic_log import TRUTH, rank_by_truth
+from tapas.comparison.contenders import NEXT_ITEMS
+from tapas.comparison.ledger import Result, short_key
+from tapas.comparison.runs import (
+    REFERENCES,
+    TEST,
+    VALIDATION,
+    found_or_diverged,
+    reference_lists,
+    train_and_evaluate,
+)
 from tapas.data.event_log import EventLog
 from tapas.data.splits import Split, split_log
 from tapas.data.windows import gather
-from tapas.errors import DataError, UsageError
-from tapas.evaluation.baselines import COUNTING, rank_by_counting
+from tapas.errors import UsageError
 from tapas.evaluation.points import PointEvaluator, spread_points
 from tapas.evaluation.scores import bucket_classes
 from tapas.training.build import Parts, build
 from tapas.training.config import HeadConfig, LoopConfig, OptimizerConfig, TrainConfig
 from tapas.training.model import SequenceModel
-from tapas.training.step import step
 
-METHODS = ("full", "sampled", "top", "priority", *CURES, *COUNTING, TRUTH)
-NEXT = 5  # items to predict, as in the paper
+METHODS = ("full", "sampled", "top", "priority", *CURES, *REFERENCES)
 PROBED = 128  # queries looked into
 MOMENTS = (0.1, 0.25, 0.45, 0.7, 0.85, 1.0)  # of a run, when it is judged
 
@@ -48,19 +51,17 @@ class RealRun:
     batch: int
     steps: int
     seed: int
-    points: str = "test"  # or "validation", for choosing settings
+    points: str = TEST  # or "validation", for choosing settings
     quick: bool = False
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise UsageError(f"method must be one of {', '.join(METHODS)}, got {self.method!r}.")
-        if self.points not in ("test", "validation"):
+        if self.points not in (TEST, VALIDATION):
             raise UsageError(f"points must be test or validation, got {self.points!r}.")
 
     def key(self) -> str:
-        """A short name for all of the above."""
-        text = json.dumps(asdict(self), sort_keys=True)
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        return short_key(asdict(self))
 
     @property
     def real_set(self) -> RealSet:
@@ -83,7 +84,7 @@ class RealRun:
                 alpha=self.alpha,
                 beta=self.beta,
                 score_queries=self.score_queries,
-                next_items=NEXT,
+                next_items=NEXT_ITEMS,
             ),
             optimizer=OptimizerConfig(rows_lr=self.rows_lr),
             loop=LoopConfig(batch=self.batch, steps=self.steps, seed=self.seed),
@@ -104,76 +105,57 @@ def build_run(run: RealRun, place: Place, log: EventLog, split: Split) -> Parts:
     return parts
 
 
-def prepare(run: RealRun, place: Place) -> tuple[EventLog, Split, Parts]:
-    log, split = open_set(run.real_set, place)
-    return log, split, build_run(run, place, log, split)
-
-
-def execute(run: RealRun, place: Place) -> dict[str, Any]:
+def execute(run: RealRun, place: Place) -> Result:
     """Train, and judge along the way. One thread, so that runs can go side by side."""
     torch.set_num_threads(1)
-    if run.method in (*COUNTING, TRUTH):
-        return _refer(run, place)
     mine = run.real_set
-    log, split, parts = prepare(run, place)
-    if run.points == "test":
+    log, split = open_set(mine, place)
+    if run.points == TEST:
         points = spread_points(log, split.test, mine.points)
     else:
         points = spread_points(log, split.validation, mine.search_points)
-    judged = PointEvaluator(log, split, points, NEXT, mine.model.history)
-    probed = Prober(
-        log, split, spread_points(log, split.validation, PROBED), NEXT, mine.model.history
-    )
-    model, optimizer, clip = parts.model, parts.optimizer, parts.config.optimizer.clip
-    moments = {max(1, round(run.steps * m)) for m in MOMENTS} if run.points == "test" else set()
+    judged = PointEvaluator(log, split, points, NEXT_ITEMS, mine.model.history)
+    if run.method in REFERENCES:
+        found = judged.scores(*reference_lists(run.method, mine.made, split, judged, run.set))
+    else:
+        found = found_or_diverged(partial(_train, run, place, judged, split))
+    return {"key": run.key(), "run": asdict(run), **found}
+
+
+def _train(run: RealRun, place: Place, judged: PointEvaluator, split: Split) -> Result:
+    """Looked into are the runs of the first seed with the set's own n."""
+    mine, log = run.real_set, judged.log
+    parts = build_run(run, place, log, split)
+    model, few = parts.model, mine.curve_points
     probes = run.seed == 0 and run.num_samples == mine.num_samples
-    curve, looks, seconds = [], [], 0.0
-    for number in range(run.steps):
-        start = time.perf_counter()
-        batch = parts.windows.batch(number)
-        try:
-            step(model, optimizer, batch, seed=run.seed, number=number, clip=clip)
-        except (DataError, UsageError) as diverged:  # a finding, too: these settings are no good
-            if "finite" not in str(diverged) and "diverged" not in str(diverged):
-                raise
-            return {"key": run.key(), "run": asdict(run), "map@20": 0.0, "diverged": str(diverged)}
-        seconds += time.perf_counter() - start
-        if number + 1 in moments:
-            whole = number + 1 == run.steps
-            lists = judged.rank(model, len(judged.points) if whole else mine.curve_points)
-            found = judged.few(*lists, mine.curve_points)
-            curve.append({"step": number + 1, "seconds": round(seconds, 2), **found})
+    seen = spread_points(log, split.validation, PROBED)
+    probed = Prober(log, split, seen, NEXT_ITEMS, mine.model.history)
+    curve: list[Result] = []
+    looks: list[Result] = []
+    final: Result = {}
+
+    def evaluate(number: int, seconds: float) -> None:
+        whole = number == run.steps
+        lists = judged.rank(model, len(judged.points) if whole else few)
+        if whole:
+            final.update(judged.scores(*lists))
+        if run.points == TEST:
+            found = judged.few(*lists, few)
+            curve.append({"step": number, "seconds": round(seconds, 2), **found})
             if probes:
-                looks.append({"step": number + 1, **probed.look(model)})
-    if not moments:
-        lists = judged.rank(model, len(judged.points))
+                looks.append({"step": number, **probed.look(model)})
+
+    parts_of_run = MOMENTS if run.points == TEST else (1.0,)
+    moments = {max(1, round(run.steps * part)) for part in parts_of_run}
+    seconds = train_and_evaluate(parts, moments, evaluate)
     return {
-        "key": run.key(),
-        "run": asdict(run),
-        **judged.scores(*lists),
+        **final,
         "train_seconds": round(seconds, 2),
         "torch": torch.__version__,
-        "curve_points": judged.block_sizes(mine.curve_points),
+        "curve_points": judged.block_sizes(few),
         "curve": curve,
         "looks": looks,
     }
-
-
-def _refer(run: RealRun, place: Place) -> dict[str, Any]:
-    """Lists that need no training, at the points of all other runs."""
-    mine = run.real_set
-    log, split = open_set(mine, place)
-    judged = PointEvaluator(
-        log, split, spread_points(log, split.test, mine.points), NEXT, mine.model.history
-    )
-    loss = None
-    if run.method == TRUTH:
-        if mine.made is None:
-            raise UsageError(f"nobody knows the true distribution of {run.set}.")
-        ranked, loss = rank_by_truth(mine.made, log, judged.points, judged.target)
-    else:
-        ranked = rank_by_counting(run.method, log, split, judged.points)
-    return {"key": run.key(), "run": asdict(run), **judged.scores(ranked, loss)}
 
 
 class Prober(PointEvaluator):

@@ -4,9 +4,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
-from experiments.shards.claims import PAPER_SIZES, looked_at
 from experiments.shards.overlap import IN_ORDER, SHARDS, expected_overlap
 from experiments.shards.page import change_by_shards, one_shard
+from experiments.synthetic.claims import PAPER_SIZES, looked_at
 from experiments.synthetic.experiment import Cell
 from experiments.synthetic.studies import Study
 from experiments.synthetic.tasks import sizes_of

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.synthetic.tasks import Split
+from experiments.synthetic.long_tail import Examples
 from tapas.errors import UsageError
 from tapas.heads import TapasSoftmax
 from tapas.rng import stream
@@ -33,7 +33,7 @@ class Draw:
 
 
 def look(
-    encoder: nn.Module, head: TapasSoftmax, split: Split, *, draws: int
+    encoder: nn.Module, head: TapasSoftmax, split: Examples, *, draws: int
 ) -> list[dict[str, Any]]:
     """A row for each kind of placement and number of shards, means over `draws`.
 
@@ -82,7 +82,7 @@ def _seed(head: TapasSoftmax, draw: Draw) -> int:
 
 @torch.no_grad()
 def _draws(
-    encoder: nn.Module, head: TapasSoftmax, table: LocalTable, split: Split, count: int
+    encoder: nn.Module, head: TapasSoftmax, table: LocalTable, split: Examples, count: int
 ) -> Iterator[Draw]:
     first = head.step  # pools go on where training stopped
     table.placement = Placement(table.num_classes, 1)

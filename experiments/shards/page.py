@@ -1,9 +1,8 @@
 """What the page of the study on shards says beyond the accuracy of its cells."""
 
-from collections.abc import Sequence
-
-from experiments.shards.claims import PAPER_SIZES, looked_at
+from experiments.claims import markdown_table
 from experiments.shards.overlap import expected_overlap
+from experiments.synthetic.claims import PAPER_SIZES, looked_at
 from experiments.synthetic.experiment import Cell
 from experiments.synthetic.studies import Study
 from experiments.synthetic.tasks import sizes_of
@@ -34,11 +33,6 @@ def change_by_shards(study: Study, ledger: Ledger, cell: Cell, name: str) -> Int
         for each in (cell, cell.unsharded)
     )
     return difference(ours, theirs)
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [headings, ["---"] * len(headings), *rows]
-    return [f"| {' | '.join(line)} |" for line in lines] + [""]
 
 
 def _overlaps(study: Study, ledger: Ledger) -> list[str]:
@@ -75,7 +69,8 @@ def _overlaps(study: Study, ledger: Ledger) -> list[str]:
         f"At the paper's size (n={n:,}, here of {classes:,} classes) it is {expected}. "
         "*Contiguous* cuts classes in the order of their frequency.",
         "",
-        *_table(headings, rows),
+        *markdown_table(headings, rows),
+        "",
     ]
 
 
@@ -112,7 +107,8 @@ def _costs(study: Study, ledger: Ledger) -> list[str]:
         "what shards that the model does not know would keep. Where shards are drawn anew in "
         "every step, which no engine can do, as many classes are left out, but others each time.",
         "",
-        *_table(headings, rows),
+        *markdown_table(headings, rows),
+        "",
     ]
 
 
@@ -136,7 +132,7 @@ def _gradients(study: Study, ledger: Ledger) -> list[str]:
         [str(m), *(str(column[m]) if m in column else "–" for column in columns)]
         for m in max(columns, key=len)
     ]
-    return [*lines, *_table(headings, rows)]
+    return [*lines, *markdown_table(headings, rows), ""]
 
 
 def _loads(study: Study, ledger: Ledger) -> list[str]:
@@ -155,7 +151,8 @@ def _loads(study: Study, ledger: Ledger) -> list[str]:
         "of the pool) and rows that it moves (kept classes and distinct targets). Class ids are "
         "ranks by frequency, the worst case for contiguous placement.",
         "",
-        *_table(headings, rows),
+        *markdown_table(headings, rows),
+        "",
     ]
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from experiments.synthetic.runs import Run, execute
 from tapas.comparison.ledger import Ledger, Result
-from tapas.comparison.process_pool import Progress, finish
+from tapas.comparison.process_pool import Progress, run_missing
 from tapas.errors import DataError
 
 SEARCH_SEED = 1_000  # never among the seeds of a figure
@@ -163,7 +163,7 @@ def _score(ledger: Ledger, run: Run) -> float:
     return float(ledger[run]["accuracy"])
 
 
-def conduct(
+def run_experiment(
     experiment: Experiment,
     ledger: Ledger,
     progress: Callable[[str], Progress],
@@ -173,4 +173,4 @@ def conduct(
     """Every stage of an experiment; what is in the ledger is not done again."""
     for stage in experiment.stages:
         name = stage.__name__.replace("_", " ")
-        finish(ledger, stage(ledger), execute, progress(name), workers=workers)
+        run_missing(ledger, stage(ledger), execute, progress(name), workers=workers)

@@ -12,25 +12,17 @@ the top 20 % of the classes take 87 % of the events of 100,000 classes (74 % of 
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from tapas.errors import UsageError
+from tapas.proposals.alias import AliasTable
 from tapas.rng import stream
 from tapas.shapes import check_positive, check_shape
 
 SCORES_PER_CHUNK = 1 << 24  # floats of a (B, C) block of scores
-
-
-class ClassDraws(Protocol):
-    """Positions drawn in proportion to the weights it was built from."""
-
-    def draw(self, k: int, *, generator: torch.Generator) -> Tensor:
-        """`k` independent positions, (k,) int64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +31,6 @@ class Examples:
 
     x: Tensor  # (B, d) float32
     y: Tensor  # (B,) int64
-
-    def __len__(self) -> int:
-        return self.y.shape[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,20 +58,15 @@ class LongTailConfig:
 class LongTail:
     """The task: draws examples, and knows the best possible answer to each.
 
-    Ids are ranks: class 0 is the most frequent. Data and proposals are strangers, so that
-    whoever builds the task says how classes are drawn: `sampler` turns the frequencies
-    into draws, and `AliasTable` of `tapas.proposals.alias` does so in O(1).
+    Ids are ranks: class 0 is the most frequent.
     """
 
-    def __init__(
-        self, config: LongTailConfig, sampler: Callable[[Tensor], ClassDraws], *, seed: int = 0
-    ):
+    def __init__(self, config: LongTailConfig, *, seed: int = 0):
         self.config = config
-        self.seed = seed
         num_classes, variance = config.num_classes, config.noise**2
         weight = torch.arange(1, num_classes + 1, dtype=torch.float64).pow(-config.exponent)
         self.frequency = weight / weight.sum()  # (C,) float64, falling
-        self._classes = sampler(self.frequency)
+        self._classes = AliasTable(self.frequency)
         self.centroid = torch.randn(  # (C, d)
             num_classes, config.dim, generator=stream(seed, "centroids")
         ).mul_(config.spread / math.sqrt(config.dim))
@@ -112,12 +96,3 @@ class LongTail:
         size = max(1, SCORES_PER_CHUNK // self.num_classes)
         chunks = (x[start : start + size] for start in range(0, len(x), size))
         return torch.cat([self.bayes_scores(rows).topk(k).indices for rows in chunks])
-
-    def head_share(self, share: float) -> float:
-        """Part of all events that falls on the most frequent `share` of the classes."""
-        if not 0 <= share <= 1:
-            raise UsageError(f"share must be between 0 and 1, got {share!r}.")
-        return float(self.frequency[: round(share * self.num_classes)].sum())
-
-    def __repr__(self) -> str:
-        return f"LongTail({self.config}, seed={self.seed})"

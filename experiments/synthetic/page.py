@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from experiments.claims import Claim, claims_table, markdown_table
 from experiments.shards.page import shards_findings
-from experiments.study_results import Claim
 from experiments.synthetic.experiment import Cell
 from experiments.synthetic.runs import ALPHA
 from experiments.synthetic.studies import Study
@@ -47,17 +47,8 @@ def study_page(study: Study, ledger: Ledger, claims: Sequence[Claim]) -> str:
     return "\n".join(lines)
 
 
-def claims_table(claims: Sequence[Claim]) -> list[str]:
-    rows = ["| claim | verdict | evidence |", "|---|---|---|"]
-    return rows + [f"| {c.text} | **{c.verdict}** | {c.evidence} |" for c in claims]
-
-
 def _results_table(study: Study, ledger: Ledger) -> list[str]:
-    timed = study.timed
-    rows = [
-        "| cell | precision@1 | cross-entropy, nats | lr | τ |" + (" ms a step |" if timed else ""),
-        "|---|---|---|---|---|" + ("---|" if timed else ""),
-    ]
+    rows = []
     for cell in study.experiment.cells:
         results = study.experiment.results(ledger, cell)
         lr, temperature = study.experiment.best(ledger, cell)
@@ -65,11 +56,11 @@ def _results_table(study: Study, ledger: Ledger) -> list[str]:
         loss = interval([r["cross_entropy"] for r in results])
         pace = sum(r["train_seconds"] for r in results) / len(results) / study.experiment.steps
         tau = str(temperature) if cell.presample_factor > 1 else "–"
-        rows.append(
-            f"| {_name(cell)} | {accuracy} | {loss.mean:.3f} ± {loss.half:.3f} | {lr:g} | {tau} |"
-            + (f" {1000 * pace:.2f} |" if timed else "")
-        )
-    return rows
+        score = f"{loss.mean:.3f} ± {loss.half:.3f}"
+        rows.append([_name(cell), str(accuracy), score, f"{lr:g}", tau, f"{1000 * pace:.2f}"])
+    headings = ["cell", "precision@1", "cross-entropy, nats", "lr", "τ", "ms a step"]
+    last = None if study.timed else -1
+    return markdown_table(headings[:last], [row[:last] for row in rows])
 
 
 def _name(cell: Cell) -> str:

@@ -1,18 +1,18 @@
 """One training run of a synthetic experiment: what it is, and doing it."""
 
-import hashlib
-import json
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from experiments.shards.overlap import look
-from experiments.synthetic.tasks import Split, Task, load_task
+from experiments.synthetic.long_tail import Examples
+from experiments.synthetic.tasks import Task, load_task
+from tapas.comparison.ledger import short_key
 from tapas.errors import UsageError
 from tapas.heads import TapasSoftmax
 from tapas.optim import Adagrad
@@ -63,24 +63,12 @@ class Run:
         for name, default in LATER.items():
             if settings[name] == default:
                 del settings[name]
-        text = json.dumps(settings, sort_keys=True)
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-    @property
-    def cell(self) -> tuple[str, int, int]:
-        """(method, n, r): what the figures compare. r=1 is the same run under either rule."""
-        if self.method == "full":
-            return ("full", 0, 1)
-        method = "sampled" if self.presample_factor == 1 else self.method
-        return (method, self.num_samples, self.presample_factor)
+        return short_key(settings)
 
     def schedule(self) -> float | Schedule:
         if self.anneal_to is None:
             return self.temperature
         return Anneal(start=self.temperature, end=self.anneal_to, steps=self.steps)
-
-    def with_seed(self, seed: int) -> "Run":
-        return replace(self, seed=seed, judge="test")
 
 
 def execute(run: Run) -> dict[str, object]:
@@ -88,7 +76,7 @@ def execute(run: Run) -> dict[str, object]:
     torch.set_num_threads(1)
     task = load_task(run.task)
     judge = task.test if run.judge == "test" else task.validation
-    few = Split(judge.x[:10_000], judge.y[:10_000])
+    few = Examples(judge.x[:10_000], judge.y[:10_000])
     encoder, head, table = _build(run, task)
     optimizer = _Adagrad(list(encoder.parameters()), run.lr)
     curve: list[tuple[int, float, float]] = []
@@ -127,7 +115,7 @@ def execute(run: Run) -> dict[str, object]:
 
 
 @torch.no_grad()
-def judged(encoder: nn.Module, table: LocalTable, split: Split) -> tuple[float, float]:
+def judged(encoder: nn.Module, table: LocalTable, split: Examples) -> tuple[float, float]:
     """Precision@1 and full softmax loss on all of `split`, exact."""
     hits, loss = 0, 0.0
     for start in range(0, len(split.y), QUERIES_PER_CHUNK):

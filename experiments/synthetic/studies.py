@@ -19,7 +19,7 @@ class Study:
     experiment: Experiment
     panels: tuple[tuple[str, tuple[Cell, ...]], ...]  # title and curves of each
     minutes: str  # on two cores
-    borrows: str | None = None  # the study that has run some of the same cells
+    shares_runs_with: str | None = None  # the study that has run some of the same cells
     timed: bool = True  # False where seconds mean nothing
 
     def quick(self) -> "Study":
@@ -97,7 +97,7 @@ FIGURE_1_PRIORITY = replace(
         ("n·r = 128", _cells("priority", FULL, EQUAL_POOL)),
     ),
     minutes="4",
-    borrows="figure-1",
+    shares_runs_with="figure-1",
 )
 
 VARY_R_2 = ((64, 1), (64, 2), (64, 4), (64, 8))
@@ -142,7 +142,7 @@ FIGURE_2_PRIORITY = replace(
         ("n·r = 512", _cells("priority", None, EQUAL_POOL_2)),
     ),
     minutes="18",
-    borrows="figure-2",
+    shares_runs_with="figure-2",
 )
 
 POOL_FACTORS = (1, 2, 4, 8, 16, 32, 63)  # 16 * 63 is every class: no random first pass

@@ -3,7 +3,7 @@
     linear    C=1000 centroids mu ~ N(0, c²/d I), d=50, c=3;  x ~ N(mu_y, I)
     network   C=10000 centroids in d_c=10, z ~ N(0, sigma² I) in d_n=10;
               x = W2 relu(W1 [mu_y, z]), d_h=50, d=25, Gaussian weights
-    long-tail C=20000 centroids in d=32, Zipf frequencies (tapas.data.LongTail)
+    long-tail C=20000 centroids in d=32, Zipf frequencies (long_tail.py)
 
 Labels of the paper's two are uniform. Train, validation and test points are drawn
 independently of each other; the validation points choose learning rates and temperatures,
@@ -18,18 +18,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from experiments.synthetic.long_tail import LongTail, LongTailConfig
+from experiments.synthetic.long_tail import Examples, LongTail, LongTailConfig
 from tapas.errors import pick
-from tapas.proposals.alias import AliasTable
 from tapas.rng import stream
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """Points (N, d) and their classes (N,)."""
-
-    x: Tensor
-    y: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +28,9 @@ class Task:
     """One data set: every run of a figure sees the same."""
 
     num_classes: int
-    train: Split
-    validation: Split
-    test: Split
+    train: Examples
+    validation: Examples
+    test: Examples
     bayes_accuracy: float | None  # precision@1 of the true posterior on the test points, if known
     counts: Tensor | None = None  # (C,) of the training points, where labels are not uniform
 
@@ -59,10 +50,10 @@ def linear_task(sizes: Sizes, *, seed: int = 0, dim: int = 50, spread: float = 3
     generator = stream(seed, "linear centroids")
     centroid = torch.randn(sizes.num_classes, dim, generator=generator) * (spread / math.sqrt(dim))
 
-    def draw(name: str, count: int) -> Split:
+    def draw(name: str, count: int) -> Examples:
         generator = stream(seed, "linear", name)
         y = torch.randint(sizes.num_classes, (count,), generator=generator)
-        return Split(centroid[y] + torch.randn(count, dim, generator=generator), y)
+        return Examples(centroid[y] + torch.randn(count, dim, generator=generator), y)
 
     test = draw("test", sizes.num_test)
     guess = (test.x @ centroid.T - centroid.square().sum(dim=1) / 2).argmax(dim=1)
@@ -96,11 +87,11 @@ def network_task(
     first = torch.randn(fan_in, hidden, generator=generator) * math.sqrt(2 / fan_in)
     second = torch.randn(hidden, out, generator=generator) * math.sqrt(1 / hidden)
 
-    def draw(name: str, count: int) -> Split:
+    def draw(name: str, count: int) -> Examples:
         generator = stream(seed, "network", name)
         y = torch.randint(sizes.num_classes, (count,), generator=generator)
         z = torch.randn(count, noise_dim, generator=generator) * noise
-        return Split((torch.cat([centroid[y], z], dim=1) @ first).relu() @ second, y)
+        return Examples((torch.cat([centroid[y], z], dim=1) @ first).relu() @ second, y)
 
     return Task(
         num_classes=sizes.num_classes,
@@ -113,11 +104,10 @@ def network_task(
 
 def long_tail_task(sizes: Sizes, *, seed: int = 0) -> Task:
     """Classes by falling Zipf frequency: class 0 is the most frequent."""
-    tail = LongTail(LongTailConfig(num_classes=sizes.num_classes), AliasTable, seed=seed)
+    tail = LongTail(LongTailConfig(num_classes=sizes.num_classes), seed=seed)
 
-    def draw(name: str, count: int) -> Split:
-        examples = tail.sample(count, generator=stream(seed, "long-tail", name))
-        return Split(examples.x, examples.y)
+    def draw(name: str, count: int) -> Examples:
+        return tail.sample(count, generator=stream(seed, "long-tail", name))
 
     train, test = draw("train", sizes.num_train), draw("test", sizes.num_test)
     return Task(

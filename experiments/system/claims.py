@@ -6,13 +6,13 @@ intervals over rounds (Student's t), each of which has a seed of its own.
 
 from collections.abc import Callable
 
-from experiments.study_results import Claim, Evidence
+from experiments.claims import Claim, Verdict, check_claims
 from experiments.synthetic.experiment import Cell
 from experiments.system.config import MORE
 from experiments.system.results import (
     PAPER_RATES,
-    Findings,
     Spread,
+    SystemResults,
     paper_overhead,
     sampled,
     spread,
@@ -24,7 +24,7 @@ from tapas.evaluation.intervals import difference, interval
 STUDY = "system"
 SMALL = 0.15  # the paper's "about 10 %", with room for measuring
 SLOWER = 1.5  # the paper's "significantly"; its own numbers are 1.97 and 2.14
-Judge = Callable[[Findings], Evidence]
+Judge = Callable[[SystemResults], Verdict]
 
 
 def percent(found: Spread) -> str:
@@ -39,7 +39,7 @@ def percent(found: Spread) -> str:
 def small_overhead(rule: str, size: int) -> Judge:
     """Reproduced: the median overhead is at most 15 %; partly: at most 30 %."""
 
-    def judge(found: Findings) -> Evidence:
+    def judge(found: SystemResults) -> Verdict:
         n = found.system.sizes[size]
         overhead = spread(found.overheads(rule, n))
         words = (
@@ -59,7 +59,7 @@ def rates_fall_as_in_the_table(rule: str) -> Judge:
     Partly: one of the two.
     """
 
-    def judge(found: Findings) -> Evidence:
+    def judge(found: SystemResults) -> Verdict:
         few, many = found.system.sizes
         cells = [cell for n in (few, many) for cell in (sampled(n), Cell(rule, n, MORE))]
         rates = [spread(found.rates(cell)).median for cell in cells]
@@ -89,7 +89,7 @@ def fewer_rows_collide(rule: str) -> Judge:
     Partly: one of the two. Each beyond its interval.
     """
 
-    def judge(found: Findings) -> Evidence:
+    def judge(found: SystemResults) -> Verdict:
         if found.num_rounds < 2:
             raise DataError(
                 "one round has no interval. `python -m experiments table-1` measures more."
@@ -112,7 +112,7 @@ def fewer_rows_collide(rule: str) -> Judge:
     return judge
 
 
-def _collisions(found: Findings, cell: Cell) -> str:
+def _collisions(found: SystemResults, cell: Cell) -> str:
     count, pushed, share, missed = (
         interval(measure(cell)).mean
         for measure in (
@@ -152,13 +152,6 @@ CLAIMS: tuple[tuple[str, Judge], ...] = (
 )
 
 
-def judge_system_claims(ledger: Ledger) -> list[Claim]:
-    """One row for each claim; `missing` where there is nothing to judge by."""
-    rows = []
-    for text, judge in CLAIMS:
-        try:
-            verdict, evidence = judge(Findings(ledger))
-        except DataError as error:
-            verdict, evidence = "missing", str(error)
-        rows.append(Claim(text, STUDY, verdict, evidence))
-    return rows
+def check_system_claims(ledger: Ledger) -> list[Claim]:
+    claims = [(text, STUDY, judge) for text, judge in CLAIMS]
+    return check_claims(claims, lambda: SystemResults(ledger))

@@ -7,23 +7,21 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
+from experiments.options import RESULTS, Draw, Out, Quick, home_of
 from experiments.overview import PACES, all_claims, system_ledger, write_overview
-from experiments.real.command import ALL, Draw, Out, measure_paces
+from experiments.real.command import ALL, measure_paces
 from experiments.system.claims import STUDY
 from experiments.system.config import ROUNDS, Round, System, check_same_system
-from experiments.system.measure import OpenJob, measure
+from experiments.system.measure import measure
 from experiments.system.page import RULE_WORDS, rates_table, system_page
-from experiments.system.results import Findings
+from experiments.system.results import SystemResults
 from tapas.atomic_file import ResultsFolder
 from tapas.cli.exit_codes import one_line_endings
 from tapas.cli.options import Cache, cache_folder, talk
-from tapas.cli.progress import run_bars
+from tapas.cli.progress import print_table, run_bars
 from tapas.comparison.ledger import Ledger
-from tapas.comparison.process_pool import finish
+from tapas.comparison.process_pool import run_missing
 from tapas.errors import UsageError
 
 DEFAULT = System()
@@ -66,11 +64,10 @@ Names = Annotated[
         show_default=False,
     ),
 ]
-Quick = Annotated[bool, typer.Option("--quick", help="Small and in seconds, in FOLDER/quick.")]
 
 
 def table_1(
-    out: Out = Path("results"),
+    out: Out = RESULTS,
     servers: Servers = None,
     workers: Workers = None,
     max_staleness: Staleness = None,
@@ -108,7 +105,7 @@ def table_1(
                 quick=quick, draw=draw,
             )  # fmt: skip
             return
-        home = out / "quick" if quick else out
+        home = home_of(out, quick)
         if draw:
             _refuse(unused, "--draw")
             _draw(home, out, quick=quick)
@@ -125,13 +122,6 @@ def table_1(
 ABOUT = {
     "table-1": ("r=8 costs about 10 % more time than r=1; gradients are less often stale.", "18")
 }
-
-
-def engine() -> OpenJob:
-    """What opens jobs: the one place that knows which engine carries workers and servers."""
-    from experiments.system.on_ray import open_job
-
-    return open_job
 
 
 def _system(given: dict[str, int], *, quick: bool) -> System:
@@ -153,9 +143,9 @@ def _refuse(names: list[str], other: str) -> None:
 def _run(ledger: Ledger, rounds: list[Round], cache: Path) -> None:
     if not ledger.missing(rounds):
         return
-    go = partial(measure, cache=cache, open_job=engine(), tell=talk)
+    go = partial(measure, cache=cache, tell=talk)
     with run_bars() as follow:
-        finish(ledger, rounds, go, follow("rounds"), workers=1)
+        run_missing(ledger, rounds, go, follow("rounds"), workers=1)
 
 
 def _draw(home: Path, out: Path, *, quick: bool) -> None:
@@ -172,18 +162,14 @@ def _write(home: Path, ledger: Ledger, *, quick: bool) -> None:
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from experiments.system.figure import draw_system
 
-    found = Findings(ledger)
+    found = SystemResults(ledger)
     claims = all_claims(home, quick=quick)
     page = system_page(found, claims).encode()
     ResultsFolder(home / STUDY).write({"figure.png": draw_system(found), "README.md": page})
     write_overview(home, claims)
     talk(f"Wrote {home / STUDY / 'README.md'}.")
     for rule, words in RULE_WORDS.items():
-        headings, rows = rates_table(found, rule)
-        table = Table(*headings, title=words, box=box.SIMPLE_HEAD)
-        for row in rows:
-            table.add_row(*row)
-        Console(highlight=False).print(table)
+        print_table(*rates_table(found, rule), right=False, title=words)
     for claim in claims:
         if claim.study == STUDY:
             typer.echo(f"{claim.verdict}: {claim.text}: {claim.evidence}")

@@ -8,12 +8,12 @@ from pathlib import Path
 from experiments.synthetic.experiment import Cell
 from experiments.system.viewing_log import ViewingLogConfig, write_viewing_log
 from tapas.atomic_file import whole_file
-from tapas.comparison.ledger import Ledger, Result
+from tapas.comparison.ledger import Ledger, Result, short_key
 from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig
 from tapas.errors import DataError, UsageError
 from tapas.shapes import check_positive
-from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, TrainConfig
+from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, ServiceConfig, TrainConfig
 
 MORE = 8  # r, and the larger n over the smaller
 RULES = ("top", "priority")  # the paper's, ours
@@ -81,6 +81,9 @@ class System:
                 selection="top" if cell.method == "sampled" else cell.method,
             ),
             loop=LoopConfig(batch=self.batch, steps=self.warm_up + self.steps, seed=seed),
+            service=ServiceConfig(
+                servers=self.servers, workers=self.workers, max_staleness=self.max_staleness
+            ),
         )
 
     def make_log(self, cache: Path) -> Path:
@@ -113,8 +116,7 @@ class Round:
         return cells[first:] + cells[:first]
 
     def key(self) -> str:
-        text = json.dumps(asdict(self), sort_keys=True)
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        return short_key(asdict(self))
 
 
 def finished_rounds(ledger: Ledger) -> tuple[System, list[Result]]:

@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 
 from experiments.synthetic.experiment import Cell
 from experiments.system.config import MORE, RULES
-from experiments.system.results import Findings, paper_rates, sampled, spread
+from experiments.system.results import SystemResults, paper_rates, sampled, spread
 from tapas.comparison.figure_style import COLOURS, FAINT, INK, as_png, blank_figure, plain
 from tapas.evaluation.intervals import interval
 
@@ -24,12 +24,12 @@ NAMES = (
 )  # place, text, colour
 
 
-def draw_system(found: Findings) -> bytes:
+def draw_system(found: SystemResults) -> bytes:
     """A PNG, from the findings alone."""
     return as_png(system_figure(found))
 
 
-def system_figure(found: Findings) -> Figure:
+def system_figure(found: SystemResults) -> Figure:
     """Two panels: times of a step relative to n, r=1 with the paper's; shares of collisions."""
     figure = blank_figure(13, 4.8)
     grid = figure.add_gridspec(1, 2, left=0.05, right=0.97, wspace=0.18, top=0.8, bottom=0.2)
@@ -63,7 +63,7 @@ def system_figure(found: Findings) -> Figure:
     return figure
 
 
-def _columns(found: Findings) -> list[tuple[int, Cell]]:
+def _columns(found: SystemResults) -> list[tuple[int, Cell]]:
     """Every cell and its place: n small, r = 1 and 8; n large, r = 1 and 8."""
     return [
         (2 * place + (r > 1), cell)
@@ -73,7 +73,7 @@ def _columns(found: Findings) -> list[tuple[int, Cell]]:
     ]
 
 
-def _times(axes: Axes, found: Findings) -> None:
+def _times(axes: Axes, found: SystemResults) -> None:
     base = sampled(found.system.sizes[0])
     theirs = list(paper_rates(found.system).values())
     axes.plot(
@@ -85,7 +85,7 @@ def _times(axes: Axes, found: Findings) -> None:
         _dot(axes, place, cell, ratio.median, ratio.median - ratio.low, ratio.high - ratio.median)
 
 
-def _shares(axes: Axes, found: Findings) -> None:
+def _shares(axes: Axes, found: SystemResults) -> None:
     for place, cell in _columns(found):
         share = interval(found.collided_share(cell))
         half = 100 * share.half if found.num_rounds > 1 else 0

@@ -2,20 +2,29 @@
 
 import math
 import os
+import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
 from experiments.system.config import Round
 from tapas.comparison.ledger import Result
+from tapas.data.prepare import prepare_log
+from tapas.data.splits import split_log
 from tapas.errors import DataError
+from tapas.servers.accounting import Account
+from tapas.servers.job import Job
+from tapas.servers.run import on_ray
+from tapas.training.build import prepare
 from tapas.training.config import TrainConfig
+from tapas.training.run_folder import create_run
 
 
-class Stretch(NamedTuple):
+class Segment(NamedTuple):
     """Some steps of a job, one after the other or at the same time, and what they took."""
 
     steps: int
@@ -27,27 +36,45 @@ class Stretch(NamedTuple):
     loss: float
 
 
-class Job(Protocol):
-    """Servers and workers that run, for one configuration."""
+class RayJob:
+    """A run of servers and workers as `tapas train --servers` has it, in a folder of its own.
 
-    def run(self, steps: int) -> Stretch:
+    There are no evaluations and checkpoints, and the folder goes when the job is closed.
+    """
+
+    def __init__(self, config: TrainConfig, cache: Path):
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tapas-")))
+            log = prepare_log(config.log, cache)
+            split = split_log(log, config.split)
+            run = create_run(folder.resolve() / "run", prepare(config, log, split)[0], log)
+            self._job = Job(run, split, stack.enter_context(on_ray()), restore=None)
+            stack.callback(self._job.close)
+            self._ending, self._next = stack.pop_all(), 0
+
+    def run(self, steps: int) -> Segment:
         """Train so many steps more; returns when all of them are done."""
+        account = self._job.account = Account()
+        until = self._next + steps
+        for number in range(self._next, until):
+            self._job.take(number, until)
+        seconds, self._next = account.seconds, until
+        return Segment(
+            steps=account.steps,
+            seconds=seconds,
+            bytes_sent=account.sent_bytes + account.received_bytes,
+            rows_pushed=account.rows,
+            rows_collided=account.collided,
+            staleness=dict(account.staleness),
+            loss=account.loss / account.steps,
+        )
 
     def close(self) -> None:
         """End all processes. Safe to call twice."""
+        self._ending.close()
 
 
-class OpenJob(Protocol):
-    """How a job is begun: `config` names the log, which is prepared in `cache`."""
-
-    def __call__(
-        self, config: TrainConfig, cache: Path, *, servers: int, workers: int, max_staleness: int
-    ) -> Job: ...
-
-
-def measure(
-    round: Round, cache: Path, open_job: OpenJob, tell: Callable[[str], None] = lambda words: None
-) -> Result:
+def measure(round: Round, cache: Path, tell: Callable[[str], None] = lambda words: None) -> Result:
     """What the ledger keeps of `round`.
 
     One job at a time: two would share the cores. `tell` is told what is going on.
@@ -56,13 +83,7 @@ def measure(
     rows = []
     for cell in round.cells:
         tell(f"round {round.number + 1}: {cell}")
-        job = open_job(
-            system.config(cell, log, round.number),
-            cache,
-            servers=system.servers,
-            workers=system.workers,
-            max_staleness=system.max_staleness,
-        )
+        job = RayJob(system.config(cell, log, round.number), cache)
         try:
             before, found = job.run(system.warm_up), job.run(system.steps)
         finally:
@@ -79,7 +100,7 @@ def measure(
     }
 
 
-def _check(stretch: Stretch, steps: int, cell: str) -> None:
+def _check(stretch: Segment, steps: int, cell: str) -> None:
     """A job that did less, or no longer trains, has no pace worth keeping."""
     if stretch.steps != steps:
         raise DataError(f"{cell}: {steps} steps were asked for, {stretch.steps} were done.")
@@ -89,7 +110,7 @@ def _check(stretch: Stretch, steps: int, cell: str) -> None:
         )
 
 
-def _plain(stretch: Stretch) -> dict[str, Any]:
+def _plain(stretch: Segment) -> dict[str, Any]:
     """For JSON, whose names are text."""
     found = stretch._asdict()
     found["staleness"] = {str(missed): n for missed, n in sorted(stretch.staleness.items())}

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 
-from experiments.study_results import Claim
+from experiments.claims import Claim, claims_table, markdown_table
 from experiments.synthetic.experiment import Cell
-from experiments.synthetic.page import claims_table
 from experiments.system.claims import STUDY, percent
 from experiments.system.config import MORE
 from experiments.system.results import (
-    Findings,
     Spread,
+    SystemResults,
     paper_overhead,
     paper_rates,
     sampled,
@@ -24,7 +23,7 @@ RULE_WORDS = {
 Table = tuple[list[str], list[list[str]]]  # headings, rows
 
 
-def rates_table(found: Findings, rule: str) -> Table:
+def rates_table(found: SystemResults, rule: str) -> Table:
     """Table 1 for `rule`: steps a second and the overhead of r=8, ours beside the paper's."""
     theirs = paper_rates(found.system)
     rows = []
@@ -41,7 +40,7 @@ def rates_table(found: Findings, rule: str) -> Table:
     return headings, rows
 
 
-def collisions_table(found: Findings) -> Table:
+def collisions_table(found: SystemResults) -> Table:
     """Of every cell: what a step pushes, and how much of it another step was faster with."""
     rows = []
     for cell in found.system.cells:
@@ -72,7 +71,7 @@ def collisions_table(found: Findings) -> Table:
     return headings, rows
 
 
-def system_page(found: Findings, claims: Sequence[Claim]) -> str:
+def system_page(found: SystemResults, claims: Sequence[Claim]) -> str:
     """Markdown."""
     mine = [claim for claim in claims if claim.study == STUDY]
     lines = [
@@ -106,7 +105,12 @@ def system_page(found: Findings, claims: Sequence[Claim]) -> str:
         *_cores(found),
     ]
     for rule, words in RULE_WORDS.items():
-        lines += [f"{words[0].upper()}{words[1:]}.", "", *_markdown(rates_table(found, rule))]
+        lines += [
+            f"{words[0].upper()}{words[1:]}.",
+            "",
+            *markdown_table(*rates_table(found, rule)),
+            "",
+        ]
     lines += [
         "## Stale gradients",
         "",
@@ -116,13 +120,14 @@ def system_page(found: Findings, claims: Sequence[Claim]) -> str:
         "be stale. *Updates missed* is how many other steps pushed between a step's reading and "
         "its own push.",
         "",
-        *_markdown(collisions_table(found)),
+        *markdown_table(*collisions_table(found)),
+        "",
         *_settings(found),
     ]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _cores(found: Findings) -> list[str]:
+def _cores(found: SystemResults) -> list[str]:
     """What a stranger has to know before comparing with the paper's GPUs."""
     system, cores = found.system, found.cores[0]
     processes = system.servers + system.workers
@@ -138,7 +143,7 @@ def _cores(found: Findings) -> list[str]:
     return [words, ""]
 
 
-def _settings(found: Findings) -> list[str]:
+def _settings(found: SystemResults) -> list[str]:
     system = found.system
     return [
         "## Settings",
@@ -151,12 +156,6 @@ def _settings(found: Findings) -> list[str]:
         "are measured. Rounds differ in their seed; cells of a round have the "
         "same batches.",
     ]
-
-
-def _markdown(table: Table) -> list[str]:
-    headings, rows = table
-    lines = [headings, ["---"] * len(headings), *rows]
-    return [f"| {' | '.join(line)} |" for line in lines] + [""]
 
 
 def _range(found: Spread) -> str:

@@ -29,7 +29,7 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(statistics.median(values), min(values), max(values))
 
 
-class Findings:
+class SystemResults:
     """All rounds of one system; every list has one number for each round, in order."""
 
     def __init__(self, ledger: Ledger):

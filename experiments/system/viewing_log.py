@@ -54,12 +54,6 @@ class ViewingLogConfig:
             raise UsageError(f"habit must be between 0 and 1, got {self.habit!r}.")
 
 
-def popularity(num_items: int) -> NDArray[np.float64]:
-    """(C,) the chance of each item to be that of an event, the most popular first."""
-    share: NDArray[np.float64] = (np.arange(num_items + 1) / num_items) ** POWER
-    return np.diff(share)
-
-
 def write_viewing_log(path: Path, config: ViewingLogConfig) -> None:
     """Parquet with columns user, item and time; items are numbered by popularity from 0.
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tapas.comparison.config import synthetic
 from tapas.comparison.contenders import CONTENDERS
-from tapas.comparison.results import Comparison, Reference, Standing
+from tapas.comparison.results import Comparison, MethodResults, Reference
 from tapas.evaluation.points import NUM_BLOCKS
 
 POINTS_EACH = 10.0  # of a block of users
@@ -95,13 +95,15 @@ def settings(names, **changes):
 
 
 def standing(name, quality, *, seeds=2, **more):
-    """One contender, finished; `more` is for `result`, or a field of `Standing`."""
-    fields = {f.name for f in dataclasses.fields(Standing)}
+    """One contender, finished; `more` is for `result`, or a field of `MethodResults`."""
+    fields = {f.name for f in dataclasses.fields(MethodResults)}
     own = {key: more.pop(key) for key in list(more) if key in fields}
     known = CONTENDERS[name]
     finals = tuple(result(name, quality, seed=seed, **more) for seed in range(seeds))
     given = {"pace": pace(name), "finals": finals, "num_seeds": seeds, **own}
-    return Standing(name=name, title=known.title, colour=known.colour, knob=known.knob, **given)
+    return MethodResults(
+        name=name, title=known.title, colour=known.colour, knob=known.knob, **given
+    )
 
 
 def comparison(*standings, **more):

@@ -1,7 +1,7 @@
 """Servers and workers that only pretend: their numbers follow from n, r and rule."""
 
 from experiments.system.config import System
-from experiments.system.measure import Stretch
+from experiments.system.measure import Segment
 
 SMALL = System().quick()
 SECONDS = {  # of a step, by n / 16, rule, r: the paper's steps a second for the paper's rule
@@ -20,7 +20,7 @@ def pretended(config, steps, *, slow=1.0, collided=0.25):
     times = options["num_samples"] // SMALL.samples
     seconds = SECONDS[times, options["selection"], options["presample_factor"]]
     rows = steps * (options["num_samples"] + 10)
-    return Stretch(
+    return Segment(
         steps=steps,
         seconds=slow * steps * seconds,
         bytes_sent=steps * 2_000_000.0,
@@ -32,7 +32,7 @@ def pretended(config, steps, *, slow=1.0, collided=0.25):
 
 
 class Engine:
-    """Opens pretended jobs and remembers what it was asked for.
+    """Opens pretended jobs, as `RayJob` does real ones, and remembers what it was asked for.
 
     `answer(config, steps)` is what a job's run returns.
     """
@@ -40,9 +40,9 @@ class Engine:
     def __init__(self, answer=pretended):
         self.answer, self.opened, self.ran, self.closed = answer, [], [], 0
 
-    def __call__(self, config, cache, *, servers, workers, max_staleness):
+    def __call__(self, config, cache):
         assert len(self.opened) == self.closed, "two jobs at a time would share the cores"
-        self.opened.append((config, cache, servers, workers, max_staleness))
+        self.opened.append(config)
         return Pretence(self, config)
 
 

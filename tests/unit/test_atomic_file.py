@@ -1,5 +1,7 @@
 """Every file that is exported is whole or not there, also on a full disk."""
 
+import errno
+import os
 import resource
 from contextlib import contextmanager
 
@@ -8,7 +10,7 @@ import torch
 from torch import nn
 
 from tapas import UsageError
-from tapas.atomic_file import whole_file
+from tapas.atomic_file import ResultsFolder, whole_file
 from tapas.retrieval import build_index, export_embeddings, export_encoder
 
 D = 3
@@ -76,3 +78,40 @@ def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path):
         unfinished.write_text("half \u20ac", encoding="ascii")
     assert path.read_text() == "new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_leaves_the_old_results_and_no_half_written_one(monkeypatch, tmp_path):
+    folder = ResultsFolder(tmp_path)
+    folder.write({"a": b"old", "b": b"old"})
+    calls = []
+
+    def fsync(_):
+        calls.append(1)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(UsageError) as error:
+        folder.write({"a": b"fresh", "b": b"fresh"})
+    assert str(error.value) == (
+        f"cannot write into {tmp_path}: No space left on device. Choose another folder with --out."
+    )
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        "a": b"old",
+        "b": b"old",
+    }
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_any_work(monkeypatch, tmp_path):
+    (tmp_path / "taken").write_text("mine")
+    for place in ("taken", "taken/below"):
+        with pytest.raises(UsageError, match=f"{place}: a file is in the way. Choose another"):
+            ResultsFolder(tmp_path / place)
+    assert (tmp_path / "taken").read_text() == "mine"
+
+    def refuse(*_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(type(tmp_path), "write_bytes", refuse)
+    with pytest.raises(UsageError, match="Read-only file system"):
+        ResultsFolder(tmp_path)

@@ -8,7 +8,7 @@ import typer
 
 from tapas.cli.exit_codes import one_line_endings
 from tapas.comparison.contenders import by_name
-from tapas.comparison.stages import SETTINGS
+from tapas.comparison.settings import SETTINGS
 from tapas.errors import DataError
 from tapas.heads.citations import bibtex_of
 from tapas.training.config import HeadConfig, OptimizerConfig, TrainConfig

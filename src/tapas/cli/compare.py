@@ -4,17 +4,13 @@ import json
 import logging
 import os
 import signal
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from tapas.atomic_file import ResultsFolder
 from tapas.cli.exit_codes import one_line_endings
@@ -36,10 +32,10 @@ from tapas.cli.options import (
     source_table,
     talk,
 )
-from tapas.cli.progress import run_bars
-from tapas.comparison.command import duration
+from tapas.cli.progress import print_table, run_bars
 from tapas.comparison.config import CompareConfig, parse_duration, quick, synthetic
 from tapas.comparison.contenders import CONTENDERS, pick_contenders
+from tapas.comparison.settings import duration
 from tapas.errors import UsageError
 from tapas.heads import METHODS
 from tapas.training.config import JSON, build_config
@@ -105,7 +101,6 @@ def _check_settable(layer: Layer) -> None:
 
 
 WORKERS = min(2, os.cpu_count() or 1)  # each holds a model, and judges it over all classes
-WIDE = 160  # letters, for a file or a pipe
 
 
 def compare(
@@ -220,9 +215,9 @@ def _print_contenders(as_json: bool) -> None:
         typer.echo(json.dumps({"methods": rows}))
         return
     table = [[row["name"], row["title"], row["paper"], ", ".join(row["tuned"])] for row in rows]
-    _print_table(("--methods", "", "paper", "tuned"), table, right=False)
+    print_table(("--methods", "", "paper", "tuned"), table, right=False)
     reads = [[name, ", ".join(kind.options) or "nothing"] for name, kind in METHODS.items()]
-    _print_table(("head.method", "its options, each head.NAME"), reads, right=False)
+    print_table(("head.method", "its options, each head.NAME"), reads, right=False)
 
 
 def _compare(config: CompareConfig, out: Path, cache: Path, workers: int) -> None:
@@ -279,19 +274,9 @@ def _report(out: Path, as_json: bool) -> None:
 
 
 def _print(comparison: "Comparison") -> None:
-    from tapas.comparison.recommendation import make_rule
+    from tapas.comparison.recommendation import recommend_method
     from tapas.comparison.tables import SHORT, short_rows
 
-    _print_table(SHORT, short_rows(comparison), right=True)
-    for words in make_rule(comparison).sentences:
+    print_table(SHORT, short_rows(comparison), right=True)
+    for words in recommend_method(comparison).sentences:
         typer.echo(words)
-
-
-def _print_table(heading: Sequence[str], rows: Sequence[Sequence[str]], *, right: bool) -> None:
-    """As wide as the terminal; elsewhere as wide as it must be."""
-    table = Table(box=box.SIMPLE_HEAD)
-    for place, words in enumerate(heading):
-        table.add_column(words, justify="right" if right and place else "left")
-    for row in rows:
-        table.add_row(*row)
-    Console(highlight=False, width=None if sys.stdout.isatty() else WIDE).print(table)

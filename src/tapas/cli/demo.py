@@ -1,25 +1,21 @@
 """`tapas demo`: the whole journey on a real log, in a few minutes."""
 
 import logging
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from tapas.atomic_file import ResultsFolder
 from tapas.cli.exit_codes import one_line_endings
 from tapas.cli.options import AsJson, talk
-from tapas.cli.progress import Move, progress_bar
+from tapas.cli.progress import Move, print_table, progress_bar
 from tapas.errors import UsageError
 from tapas.training.trainer import Tick
 
 if TYPE_CHECKING:
     from tapas.comparison.demo import Found
-    from tapas.comparison.demo_page import Person
+    from tapas.comparison.page import Lists
     from tapas.training.run_folder import RunFolder
 
 
@@ -89,26 +85,16 @@ def _quiet(words: str) -> None:
     """The log and its split have been told once."""
 
 
-def _print(found: "Found", people: list["Person"]) -> None:
-    from tapas.comparison.demo import HEADING, REPEATS, remarks, table_rows
+def _print(found: "Found", people: list["Lists"]) -> None:
+    from tapas.comparison.demo import HEADING, remarks, table_rows
+    from tapas.comparison.page import Marked
 
-    console = Console(highlight=False)
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in HEADING:
-        table.add_column(heading, justify="left" if not heading else "right")
-    for row in table_rows(found):
-        table.add_row(*row)
-    console.print(table)
+    print_table(HEADING, table_rows(found))
     for words in remarks(found):
-        console.print(words)
+        typer.echo(words)
     for person in people:
-        sys.stdout.write(f"\n{person.name}\n")
-        for title, lines in (
-            ("took last", person.recent),
-            (
-                f"recommended by {REPEATS}",
-                [w + ("  <- taken next" if hit else "") for w, hit in person.recommended],
-            ),
-            ("took next", person.following),
-        ):
-            sys.stdout.write(f"  {title}\n" + "".join(f"    {line}\n" for line in lines))
+        typer.echo(f"\n{person.name}")
+        for title, items in person.lists.items():
+            typer.echo(f"  {title}")
+            for item in items:
+                typer.echo(f"    {item}{'  <- taken next' if isinstance(item, Marked) else ''}")

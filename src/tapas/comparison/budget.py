@@ -21,7 +21,7 @@ SEARCH_SEED = 1_000  # never among the seeds of a result
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RunBudget:
     """The runs of a comparison; what is known of them is read from a ledger."""
 
     config: CompareConfig

@@ -2,15 +2,16 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tapas.comparison.demo_page import Page, Person, draw_curves, render
+from tapas.comparison.figure_style import COLOURS, as_png, blank_figure, label_ends, plain
 from tapas.comparison.groceries import find_groceries, product_words
+from tapas.comparison.page import Grid, Heading, Lists, Marked, Part, Picture, Words, as_html
 from tapas.comparison.synthetic_log import SyntheticLogConfig, group_words, write_synthetic_log
 from tapas.data.prepare import prepare_log
 from tapas.data.splits import Points, split_log, targets_of
@@ -19,6 +20,7 @@ from tapas.evaluation.ranked_lists import ListRules, ranked_lists
 from tapas.evaluation.scores import Interval
 from tapas.training import run as session
 from tapas.training.config import JSON, TrainConfig, build_config
+from tapas.training.journal import read_journal
 from tapas.training.run_evaluation import compare_runs, evaluate_run, load_model
 from tapas.training.run_folder import RunFolder, open_run
 from tapas.training.trainer import Tick
@@ -41,6 +43,7 @@ WAYS: dict[str, Layer] = {  # what each sets beside SETTINGS; PLAIN and TAPAS ar
     },
 }
 PEOPLE = 3
+CURVES = "curves.png"
 METRICS = ("map@20", "precision@1", "recall@20")
 
 
@@ -199,7 +202,7 @@ def _signed(interval: Interval) -> str:
     return f"{interval.mean:+.4f} ({interval.low:+.4f} to {interval.high:+.4f})"
 
 
-def some_people(run: RunFolder, words: dict[str | int, str]) -> list[Person]:
+def some_people(run: RunFolder, words: dict[str | int, str]) -> list[Lists]:
     """Three users of middling length: their last items, our list, and what came next."""
     log, model = run.log, load_model(run)[0]
     points = split_log(log, run.config.split).test
@@ -220,43 +223,70 @@ def some_people(run: RunFolder, words: dict[str | int, str]) -> list[Person]:
     for i, name in enumerate(log.user_keys.keys(user)):
         following = target[i][target[i] >= 0]
         best = ranked[i, :5].numpy()
-        hits = [bool(item in following) for item in best]
+        recommended = [
+            Marked(words) if item in following else words
+            for words, item in zip(say(best), best, strict=True)
+        ]
         recent = log.items[max(start[i], point[i] - 5) : point[i]]
-        people.append(
-            Person(
-                f"Household {name}",
-                say(recent),
-                list(zip(say(best), hits, strict=True)),
-                say(following),
-            )
-        )
+        lists = {
+            "took last": say(recent),
+            f"recommended by {REPEATS}": recommended,
+            "took next": say(following),
+        }
+        people.append(Lists(f"Household {name}", lists))
     return people
 
 
-def make_page(shop: Shop, found: Found, people: list[Person], runs: dict[str, RunFolder]) -> bytes:
-    curves = draw_curves({name: runs[name].path / "journal.jsonl" for name in (PLAIN, TAPAS)})
+def make_page(shop: Shop, found: Found, people: list[Lists], runs: dict[str, RunFolder]) -> bytes:
     config, repeating = runs[TAPAS].config, runs[REPEATS].config
     options = config.head.options
-    page = Page(
-        title="What comes next: sampled softmax, TAPAS, and TAPAS with repeats on one log",
-        introduction=[
-            shop.name,
-            f"All models: {config.model.encoder} encoder, {config.model.dim} dimensions, n = "
-            f"{options['num_samples']} classes for each step. TAPAS draws "
-            f"{options['presample_factor']} times as many first and keeps the n that matter.",
-            f"{PLAIN.capitalize()} and {TAPAS}: {_amount(config)}.",
-            f"{REPEATS} copies a learned part of the probability from the history: "
-            f"{_amount(repeating)}.",
-        ],
-        heading=HEADING,
-        rows=table_rows(found),
-        remarks=remarks(found),
-        curves_note=f"{REPEATS} is left out: its steps are fewer and of another size, and do not "
-        "belong on one axis with these.",
-        people_note=f"Recommended by {REPEATS}; in colour what was taken next indeed.",
-        people=people,
+    introduction = (
+        shop.name,
+        f"All models: {config.model.encoder} encoder, {config.model.dim} dimensions, n = "
+        f"{options['num_samples']} classes for each step. TAPAS draws "
+        f"{options['presample_factor']} times as many first and keeps the n that matter.",
+        f"{PLAIN.capitalize()} and {TAPAS}: {_amount(config)}.",
+        f"{REPEATS} copies a learned part of the probability from the history: "
+        f"{_amount(repeating)}.",
     )
-    return render(page, curves).encode("utf-8")
+    curves_note = (
+        f"{REPEATS} is left out: its steps are fewer and of another size, and do not belong on "
+        "one axis with these."
+    )
+    parts: list[Part] = [
+        *map(Words, introduction),
+        Heading("How good the lists are"),
+        Grid(HEADING, table_rows(found)),
+        *(Words(words, "note") for words in remarks(found)),
+        Heading("While training"),
+        Picture(CURVES, "MAP@20 on validation against steps"),
+        Words(curves_note, "note"),
+        Heading("For three of them"),
+        Words(f"Recommended by {REPEATS}; in colour what was taken next indeed.", "note"),
+        *people,
+    ]
+    curves = draw_curves({name: runs[name].path / "journal.jsonl" for name in (PLAIN, TAPAS)})
+    title = "What comes next: sampled softmax, TAPAS, and TAPAS with repeats on one log"
+    return as_html(title, parts, {CURVES: curves}).encode()
+
+
+def draw_curves(journals: Mapping[str, Path]) -> bytes:
+    """MAP@20 on validation against steps, a line for each run; a PNG."""
+    figure = blank_figure(8, 4)
+    axes = figure.subplots()
+    figure.subplots_adjust(left=0.09, right=0.7, top=0.93, bottom=0.14)
+    plain(axes)
+    labels = []
+    for name, path in journals.items():
+        lines = [line for line in read_journal(path) if line["event"] == "evaluate"]
+        steps, values = [x["step"] for x in lines], [x["map@20"] for x in lines]
+        axes.plot(steps, values, color=COLOURS[name], linewidth=2, marker="o", markersize=4)
+        labels.append((f"{values[-1]:.4f}  {name}", values[-1], COLOURS[name]))
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("training steps")
+    axes.set_title("MAP@20 on validation", loc="left", fontsize=11)
+    label_ends(axes, labels)
+    return as_png(figure)
 
 
 def _amount(config: TrainConfig) -> str:

@@ -5,9 +5,10 @@ moment and continued. A line cut short by a crash or a full disk is skipped when
 reading, and its run is done again.
 """
 
+import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -24,6 +25,12 @@ class Keyed(Protocol):
 
 
 Run = TypeVar("Run", bound=Keyed)
+
+
+def short_key(settings: Mapping[str, Any]) -> str:
+    """A short name for all of `settings`, plain enough for JSON."""
+    text = json.dumps(settings, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 class Ledger:

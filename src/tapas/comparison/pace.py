@@ -19,7 +19,7 @@ from tapas.comparison.config import CompareConfig
 from tapas.comparison.contenders import by_name
 from tapas.comparison.ledger import Ledger
 from tapas.comparison.peak_memory import forget_peak, peak_bytes
-from tapas.comparison.runs import CompareRun, Scene, build_run, open_scene
+from tapas.comparison.runs import CompareRun, OpenedLog, build_run, open_log
 from tapas.errors import UsageError
 from tapas.training.step import step
 
@@ -55,7 +55,7 @@ def measure_paces(
     if not todo:
         return
     torch.set_num_threads(1)
-    scene = open_scene(config, cache)
+    scene = open_log(config, cache)
     found: dict[str, dict[str, Any]] = {run.key(): {"step_seconds": []} for run in todo}
     for turn in range(config.pace_rounds):
         for place, run in enumerate(todo):
@@ -68,7 +68,7 @@ def measure_paces(
 
 
 def _take_turn(
-    run: PaceRun, turn: int, found: dict[str, Any], config: CompareConfig, scene: Scene
+    run: PaceRun, turn: int, found: dict[str, Any], config: CompareConfig, scene: OpenedLog
 ) -> None:
     """Add one mean to `found`."""
     first = by_name([run.contender])[0].trials(1)[0]

@@ -5,10 +5,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from tapas.comparison.demo_page import STYLE
-
-MORE_STYLE = """
-body { max-width: 72rem } .wide { overflow-x: auto } .wide table { font-size: .85em }
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #333; max-width: 72rem; margin: 2rem auto;
+       padding: 0 1rem }
+h1, h2 { line-height: 1.2 } h2 { margin-top: 2.5rem }
+table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums }
+th, td { padding: .3rem .8rem; text-align: right; border-bottom: 1px solid #e5e5e5 }
+th:first-child, td:first-child { text-align: left }
+.lists { display: grid; grid-template-columns: repeat(auto-fit, minmax(17rem, 1fr)); gap: 1rem }
+.lists ol { padding-left: 1.3rem; margin: .3rem 0 }
+.hit { font-weight: 600; color: #b5224f } .note { color: #777; font-size: .9em }
+img { max-width: 100% }
+.wide { overflow-x: auto } .wide table { font-size: .85em }
 th { vertical-align: bottom } td { white-space: nowrap }
 .rule { border-left: 4px solid #b5224f; padding: .1rem 1rem; background: #faf6f7 }
 pre { background: #f6f6f6; padding: .6rem 1rem; overflow-x: auto }
@@ -51,7 +59,19 @@ class Picture:
     text: str  # for those who cannot see it
 
 
-Part = Heading | Words | Command | Grid | Picture
+class Marked(str):
+    """An item of a list that stands out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """Lists side by side, each under its title."""
+
+    name: str
+    lists: Mapping[str, Sequence[str]]
+
+
+Part = Heading | Words | Command | Grid | Picture | Lists
 
 
 def as_markdown(title: str, parts: Sequence[Part]) -> str:
@@ -71,6 +91,10 @@ def as_markdown(title: str, parts: Sequence[Part]) -> str:
                 blocks.append("\n".join(lines))
             case Picture(name, text):
                 blocks.append(f"![{text}]({name})")
+            case Lists(name, lists):
+                blocks.append(f"### {_plain(name)}")
+                for title, items in lists.items():
+                    blocks += [f"{_plain(title)}:", "\n".join(map(_bullet, items))]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -79,7 +103,7 @@ def as_html(title: str, parts: Sequence[Part], pictures: Mapping[str, bytes]) ->
     blocks = [
         "<!doctype html><html lang='en'><meta charset='utf-8'>",
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
-        f"<title>{escape(title)}</title><style>{STYLE}{MORE_STYLE}</style>",
+        f"<title>{escape(title)}</title><style>{STYLE}</style>",
         f"<h1>{escape(title)}</h1>",
     ]
     for part in parts:
@@ -95,6 +119,9 @@ def as_html(title: str, parts: Sequence[Part], pictures: Mapping[str, bytes]) ->
             case Picture(name, text):
                 image = base64.b64encode(pictures[name]).decode()
                 blocks.append(f"<img alt='{escape(text)}' src='data:image/png;base64,{image}'>")
+            case Lists(name, lists):
+                columns = "".join(_list(title, items) for title, items in lists.items())
+                blocks.append(f"<h3>{escape(name)}</h3><div class='lists'>{columns}</div>")
     return "\n".join([*blocks, "</html>"]) + "\n"
 
 
@@ -104,6 +131,10 @@ def _p(text: str) -> str:
 
 def _plain(text: str) -> str:
     return text.replace("<", "&lt;")
+
+
+def _bullet(item: str) -> str:
+    return f"- **{_plain(item)}**" if isinstance(item, Marked) else f"- {_plain(item)}"
 
 
 def _cell(text: str) -> str:
@@ -116,3 +147,9 @@ def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
     return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"
+
+
+def _list(title: str, items: Sequence[str]) -> str:
+    kinds = [" class=hit" if isinstance(item, Marked) else "" for item in items]
+    lines = [f"<li{kind}>{escape(item)}</li>" for kind, item in zip(kinds, items, strict=True)]
+    return f"<div>{escape(title)}<ol>{''.join(lines)}</ol></div>"

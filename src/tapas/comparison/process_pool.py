@@ -14,7 +14,7 @@ DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 Progress = Callable[[int, int], None]  # runs done, runs in all
 
 
-def finish(
+def run_missing(
     ledger: Ledger,
     runs: Iterable[Run],
     execute: Callable[[Run], Result],

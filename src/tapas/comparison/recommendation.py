@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tapas.comparison.results import FULL, Comparison, Standing
+from tapas.comparison.results import FULL, Comparison, MethodResults
 from tapas.comparison.tables import (
     beaten_by,
     gap_to,
@@ -31,7 +31,7 @@ SIMILAR = 1.1  # memory within a tenth is the same
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class Recommendation:
     """What to use, in sentences; `choice` is the name of a contender or None."""
 
     choice: str | None
@@ -39,13 +39,13 @@ class Rule:
     sentences: tuple[str, ...]
 
 
-def make_rule(comparison: Comparison) -> Rule:
+def recommend_method(comparison: Comparison) -> Recommendation:
     """The rule for the data of this comparison."""
     judged = ranked(comparison)
     sound = [each for each in judged if not each.diverged_seeds]
     if not sound:
         words = "No contender has finished without diverging, so that there is nothing to choose."
-        return Rule(None, (), (f"{words} Give a larger --budget, or other --methods.",))
+        return Recommendation(None, (), (f"{words} Give a larger --budget, or other --methods.",))
     best = sound[0]
     as_good = [each for each in sound if each is best or not _behind(each, best)]
     names = tuple(each.name for each in as_good)
@@ -54,17 +54,19 @@ def make_rule(comparison: Comparison) -> Rule:
             f"Only {in_sentence(best)} has been judged (MAP@20 {quality(best).mean:.4f}): there is "
             "nothing to compare it with."
         )
-        return Rule(None, names, (words, *_warnings(comparison, best)))
+        return Recommendation(None, names, (words, *_warnings(comparison, best)))
     if len(as_good) == len(sound):
-        return Rule(None, names, (*_too_thin(best, len(as_good) - 1), *_warnings(comparison, best)))
+        return Recommendation(
+            None, names, (*_too_thin(best, len(as_good) - 1), *_warnings(comparison, best))
+        )
     chosen, why = (best, "") if best.name == FULL else _first(as_good, best)
     sentences = [_use(chosen, best, as_good, why)]
     sentences += _others(chosen, as_good)
     sentences += _tail(chosen, sound)
-    return Rule(chosen.name, names, (*sentences, *_warnings(comparison, best)))
+    return Recommendation(chosen.name, names, (*sentences, *_warnings(comparison, best)))
 
 
-def reach(standing: Standing, level: float) -> tuple[float, float]:
+def reach(standing: MethodResults, level: float) -> tuple[float, float]:
     """Share and seconds of training at which its mean curve first reaches `level`, or endless.
 
     Seconds are whole steps, and so never quite those of another; shares are the same for all.
@@ -73,16 +75,16 @@ def reach(standing: Standing, level: float) -> tuple[float, float]:
     return next(((p.share, p.seconds) for p in there), (math.inf, math.inf))
 
 
-def _behind(standing: Standing, best: Standing) -> bool:
+def _behind(standing: MethodResults, best: MethodResults) -> bool:
     gap = gap_to(standing, best)
     return gap is None or gap.below
 
 
-def _first(as_good: Sequence[Standing], best: Standing) -> tuple[Standing, str]:
+def _first(as_good: Sequence[MethodResults], best: MethodResults) -> tuple[MethodResults, str]:
     """Which of these, and why."""
     level = _level(best)
 
-    def order(each: Standing) -> tuple[float, float, float]:
+    def order(each: MethodResults) -> tuple[float, float, float]:
         return reach(each, level)[0], _size(each), each.step_seconds or math.inf
 
     first, *others = sorted(as_good, key=order)
@@ -102,18 +104,20 @@ def _first(as_good: Sequence[Standing], best: Standing) -> tuple[Standing, str]:
     return first, ""
 
 
-def _level(best: Standing) -> float:
+def _level(best: MethodResults) -> float:
     """At the points of the curves, which are some of those of the end."""
     return NEAR * best.curve[-1].quality if best.curve else math.inf
 
 
-def _size(standing: Standing) -> float:
+def _size(standing: MethodResults) -> float:
     """Memory in classes that differ by a tenth."""
     memory = standing.peak_bytes
     return math.inf if memory is None else math.floor(math.log(memory, SIMILAR))
 
 
-def _use(chosen: Standing, best: Standing, as_good: Sequence[Standing], why: str) -> str:
+def _use(
+    chosen: MethodResults, best: MethodResults, as_good: Sequence[MethodResults], why: str
+) -> str:
     name, found = in_sentence(chosen), quality(chosen).words()
     if chosen.name == FULL and chosen is best:
         return (
@@ -126,14 +130,14 @@ def _use(chosen: Standing, best: Standing, as_good: Sequence[Standing], why: str
     return f"Use {name}: its MAP@20 of {found} is {place}{why}."
 
 
-def _others(chosen: Standing, as_good: Sequence[Standing]) -> list[str]:
+def _others(chosen: MethodResults, as_good: Sequence[MethodResults]) -> list[str]:
     others = [in_sentence(each) for each in as_good if each is not chosen]
     if not others:
         return []
     return [f"As good as the best, as far as these seeds and users can tell: {_list(others)}."]
 
 
-def _too_thin(best: Standing, others: int) -> list[str]:
+def _too_thin(best: MethodResults, others: int) -> list[str]:
     who = "the other is not" if others == 1 else f"none of the {others} others is"
     return [
         f"The evidence is too thin for a rule. {best.title} has the highest MAP@20, "
@@ -142,7 +146,7 @@ def _too_thin(best: Standing, others: int) -> list[str]:
     ]
 
 
-def _tail(chosen: Standing, sound: Sequence[Standing]) -> list[str]:
+def _tail(chosen: MethodResults, sound: Sequence[MethodResults]) -> list[str]:
     """A sentence if another finds clearly more of the rare classes."""
     mine, targets = recall_of(chosen, "tail"), targets_of(chosen, "tail")
     known = [(recall_of(each, "tail"), each) for each in sound if each is not chosen]
@@ -159,7 +163,7 @@ def _tail(chosen: Standing, sound: Sequence[Standing]) -> list[str]:
     ]
 
 
-def _warnings(comparison: Comparison, best: Standing) -> list[str]:
+def _warnings(comparison: Comparison, best: MethodResults) -> list[str]:
     said = []
     rivals = [each.title for each in comparison.references if beaten_by(best, each)]
     if rivals:
@@ -175,7 +179,7 @@ def _warnings(comparison: Comparison, best: Standing) -> list[str]:
     return said
 
 
-def in_sentence(standing: Standing) -> str:
+def in_sentence(standing: MethodResults) -> str:
     """Its title within a sentence: "Full softmax" loses its capital, "NCE" does not."""
     title = standing.title
     return title[0].lower() + title[1:] if title[1:2].islower() or title[1:2] == "-" else title

@@ -3,7 +3,6 @@
 from statistics import fmean
 from typing import Any
 
-from tapas.comparison.command import budget_words, command_of, log_words
 from tapas.comparison.figures import draw_quality
 from tapas.comparison.page import (
     Command,
@@ -15,8 +14,9 @@ from tapas.comparison.page import (
     as_html,
     as_markdown,
 )
-from tapas.comparison.recommendation import make_rule
-from tapas.comparison.results import Comparison, Standing
+from tapas.comparison.recommendation import recommend_method
+from tapas.comparison.results import Comparison, MethodResults
+from tapas.comparison.settings import budget_words, command_of, log_words
 from tapas.comparison.tables import (
     EXCESS_HEADING,
     HEADING,
@@ -77,7 +77,7 @@ def make_parts(comparison: Comparison) -> list[Part]:
     return [
         Words(f"{log_words(settings)} {budget_words(settings)}"),
         Command(command_of(settings)),
-        *(Words(words, "rule") for words in make_rule(comparison).sentences),
+        *(Words(words, "rule") for words in recommend_method(comparison).sentences),
         Heading("Quality over time"),
         *_quality_parts(comparison),
         *_reference_parts(comparison),
@@ -91,7 +91,7 @@ def make_parts(comparison: Comparison) -> list[Part]:
 
 def as_document(comparison: Comparison) -> dict[str, Any]:
     """The same for programs: numbers by contender, the best first, and the rule."""
-    rule = make_rule(comparison)
+    rule = recommend_method(comparison)
     found = []
     for each in ranked(comparison):
         loss, best = loss_of(each), each.finals[0]["run"]
@@ -126,7 +126,7 @@ def as_document(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _mean(standing: Standing, name: str) -> float:
+def _mean(standing: MethodResults, name: str) -> float:
     return fmean(float(result[name]) for result in standing.finals)
 
 

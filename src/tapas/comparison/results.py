@@ -4,7 +4,6 @@ What is missing stays missing: a contender without results has none here, and sa
 the files do. Nothing is trained or measured in this module.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import Any, NamedTuple
 from tapas.comparison.contenders import CONTENDERS
 from tapas.comparison.ledger import Ledger, Result
 from tapas.comparison.runs import REFERENCES, TEST, VALIDATION
-from tapas.comparison.stages import PACE, RUNS, SETTINGS
+from tapas.comparison.settings import SETTINGS, read_comparison_settings
+from tapas.comparison.stages import PACE, RUNS
 from tapas.comparison.synthetic_log import TRUTH
 from tapas.errors import DataError
 
@@ -33,7 +33,7 @@ class Moment(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class MethodResults:
     """All that is known of one contender."""
 
     name: str
@@ -108,13 +108,18 @@ class Comparison:
     """A folder of results: contenders in the order of the settings."""
 
     settings: Mapping[str, Any]
-    standings: tuple[Standing, ...]
+    standings: tuple[MethodResults, ...]
     references: tuple[Reference, ...] = ()
 
 
 def read_comparison(folder: Path) -> Comparison:
     """What `tapas compare` has written into `folder`, however far it has come."""
-    settings = _read_settings(folder / SETTINGS)
+    if not (folder / SETTINGS).exists():
+        raise DataError(
+            f"{folder} holds no comparison ({SETTINGS} is not there). Begin one with "
+            "`tapas compare LOG`, or name its folder with --out."
+        )
+    settings = read_comparison_settings(folder / SETTINGS)
     paces, runs = (list(Ledger(folder / name).results.values()) for name in (PACE, RUNS))
     names = settings["contenders"]
     return Comparison(
@@ -127,33 +132,15 @@ def read_comparison(folder: Path) -> Comparison:
     )
 
 
-def _read_settings(path: Path) -> dict[str, Any]:
-    try:
-        settings = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise DataError(
-            f"{path.parent} holds no comparison ({path.name} is not there). Begin one with "
-            "`tapas compare LOG`, or name its folder with --out."
-        ) from None
-    except ValueError:
-        settings = None
-    if not isinstance(settings, dict) or not {"contenders", "seeds"} <= settings.keys():
-        raise DataError(
-            f"{path} cannot be read as the settings of the results beside it. Restore it, or move "
-            "the folder away."
-        )
-    return settings
-
-
 def _of(name: str, lines: Iterable[Result]) -> list[Result]:
     return [line for line in lines if line["run"].get("contender") == name]
 
 
-def _standing(name: str, num_seeds: int, paces: list[Result], runs: list[Result]) -> Standing:
+def _standing(name: str, num_seeds: int, paces: list[Result], runs: list[Result]) -> MethodResults:
     known = CONTENDERS.get(name)  # an older folder may name one that is gone
     finals = {r["run"]["seed"]: r for r in runs if r["run"]["points"] == TEST}  # the latest
     reasons = [line["skipped"] for line in (*paces, *runs) if "skipped" in line]
-    return Standing(
+    return MethodResults(
         name=name,
         title=name if known is None else known.title,
         colour=UNKNOWN if known is None else known.colour,

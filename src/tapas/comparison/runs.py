@@ -1,12 +1,10 @@
 """One training run of a comparison: what it is, and doing it."""
 
-import hashlib
-import json
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import cache as remember
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +13,7 @@ from torch import Tensor
 
 from tapas.comparison.config import CompareConfig
 from tapas.comparison.contenders import NEXT_ITEMS
+from tapas.comparison.ledger import Result, short_key
 from tapas.comparison.peak_memory import forget_peak, peak_bytes
 from tapas.comparison.synthetic_log import TRUTH, SyntheticLogConfig, kept_log, rank_by_truth
 from tapas.data.event_log import EventLog
@@ -49,13 +48,11 @@ class CompareRun:
     points: str = TEST  # or "validation", for choosing settings
 
     def key(self) -> str:
-        """A short name for all of the above."""
-        text = json.dumps(asdict(self), sort_keys=True)
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        return short_key(asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class OpenedLog:
     """The log of a comparison, opened, with what is held out."""
 
     source: LogSource
@@ -73,14 +70,14 @@ def find_log(config: CompareConfig, cache: Path) -> LogSource:
 
 
 @remember
-def open_scene(config: CompareConfig, cache: Path) -> Scene:
+def open_log(config: CompareConfig, cache: Path) -> OpenedLog:
     """Once in each process."""
     source = find_log(config, cache)
     log = prepare_log(source, cache)
-    return Scene(source, log, split_log(log, config.split))
+    return OpenedLog(source, log, split_log(log, config.split))
 
 
-def build_run(run: CompareRun, config: CompareConfig, scene: Scene) -> Parts:
+def build_run(run: CompareRun, config: CompareConfig, scene: OpenedLog) -> Parts:
     """The model of `run`, its batches and its optimizer."""
     train = config.train_config(
         scene.source,
@@ -95,55 +92,44 @@ def build_run(run: CompareRun, config: CompareConfig, scene: Scene) -> Parts:
     return build(train, scene.log, scene.split)
 
 
-def execute(run: CompareRun, config: CompareConfig, cache: Path) -> dict[str, Any]:
+def execute(run: CompareRun, config: CompareConfig, cache: Path) -> Result:
     """Train and judge. One thread, so that runs can go side by side.
 
     A trial sees validation points alone. A final run keeps its best moment by validation
     points, as training keeps its best checkpoint, and is judged there on test points.
     """
     torch.set_num_threads(1)
-    scene = open_scene(config, cache)
+    scene = open_log(config, cache)
     if run.points == TEST:
         points = spread_points(scene.log, scene.split.test, config.points)
     else:
         points = spread_points(scene.log, scene.split.validation, config.search_points)
     judged = _evaluator(scene, points, config)
     if run.contender in REFERENCES:
-        return _refer(run, config, scene, judged)
-    started = time.perf_counter()
-    try:
+        lists = reference_lists(run.contender, config.made, scene.split, judged)
+        return {"key": run.key(), "run": asdict(run), **scores(judged, *lists)}
+
+    def train() -> Result:
         parts = build_run(run, config, scene)
         if run.points == TEST:
             stop = spread_points(scene.log, scene.split.validation, STOP_POINTS)
-            found = _final(run, config, parts, judged, _evaluator(scene, stop, config))
-        else:
-            train_seconds = _take(parts, run, 0, run.steps)
-            found = _judged(parts.model, judged)
-            found |= {"train_wall_seconds": round(train_seconds, 2), "curve": []}
-    except (DataError, UsageError) as diverged:  # a finding, too: these settings are no good
-        if "finite" not in str(diverged) and "diverged" not in str(diverged):
-            raise
-        found = {"map@20": 0.0, "diverged": str(diverged)}
+            return _final(run, config, parts, judged, _evaluator(scene, stop, config))
+        seconds = train_and_evaluate(parts, [run.steps])
+        found = scores(judged, *_rank(parts.model, judged, len(judged.points)))
+        return found | {"train_wall_seconds": round(seconds, 2), "curve": []}
+
+    started = time.perf_counter()
     return {
         "key": run.key(),
         "run": asdict(run),
-        **found,
+        **found_or_diverged(train),
         "seconds": round(run.steps * run.step_seconds, 3),
         "wall_seconds": round(time.perf_counter() - started, 2),
     }
 
 
-def _evaluator(scene: Scene, points: Points, config: CompareConfig) -> PointEvaluator:
+def _evaluator(scene: OpenedLog, points: Points, config: CompareConfig) -> PointEvaluator:
     return PointEvaluator(scene.log, scene.split, points, NEXT_ITEMS, config.model.history)
-
-
-def _take(parts: Parts, run: CompareRun, first: int, last: int) -> float:
-    """Steps `first` to `last`; how long they took."""
-    start, clip = time.perf_counter(), parts.config.optimizer.clip
-    for number in range(first, last):
-        batch = parts.windows.batch(number)
-        step(parts.model, parts.optimizer, batch, seed=run.seed, number=number, clip=clip)
-    return time.perf_counter() - start
 
 
 def _final(
@@ -152,31 +138,29 @@ def _final(
     parts: Parts,
     judged: PointEvaluator,
     stop: PointEvaluator,
-) -> dict[str, Any]:
-    """Train, looking at MOMENTS; judged as it was at the best of them."""
+) -> Result:
+    """Train, evaluating at MOMENTS; judged as it was at the best of them."""
     forget_peak()
     model, few = parts.model, min(config.curve_points, len(judged.points))
-    moments = {max(1, round(run.steps * m)): m for m in MOMENTS} | {run.steps: 1.0}
-    curve: list[dict[str, Any]] = []
-    best: tuple[float, float, dict[str, Tensor]] | None = None
-    peak, train_seconds, done = None, 0.0, 0
-    for number, share in sorted(moments.items()):
-        train_seconds += _take(parts, run, done, number)
-        done = number
+    shares = {max(1, round(run.steps * m)): m for m in MOMENTS} | {run.steps: 1.0}
+    curve: list[Result] = []
+    peak = None
+
+    def evaluate(number: int, train_seconds: float) -> float:
+        nonlocal peak
         peak = peak or peak_bytes()  # judging takes memory of its own, which is not the method's
-        valid = stop.few(*_rank(model, stop, len(stop.points)), len(stop.points))["map@20"]
-        found = judged.few(*_rank(model, judged, few), few)
+        most = len(stop.points)
+        valid = float(stop.few(*_rank(model, stop, most), most)["map@20"])
         seconds = round(number * run.step_seconds, 3)
-        told = {"share": share, "step": number, "seconds": seconds, "validation": valid}
-        curve.append(told | found)
-        if best is None or valid > best[0]:
-            best = (valid, share, _tensors(model))
-    if best is None:
-        raise ValueError("a run has at least one moment")
-    model.load_state_dict(best[2], strict=False)
+        told = {"share": shares[number], "step": number, "seconds": seconds, "validation": valid}
+        curve.append(told | judged.few(*_rank(model, judged, few), few))
+        return valid
+
+    train_seconds = train_and_evaluate(parts, shares, evaluate)
+    best = max(curve, key=lambda moment: moment["validation"])
     return {
-        **_judged(model, judged),
-        "best_share": best[1],
+        **scores(judged, *_rank(model, judged, len(judged.points))),
+        "best_share": best["share"],
         "train_wall_seconds": round(train_seconds, 2),
         "peak_bytes": peak,
         "scores_per_example": float(model.head.scores_per_example),
@@ -185,10 +169,47 @@ def _final(
     }
 
 
-def _tensors(model: SequenceModel) -> dict[str, Tensor]:
-    """A copy of all that judging looks at."""
-    state = model.state_dict()
-    return {name: value.clone() for name, value in state.items() if isinstance(value, Tensor)}
+def train_and_evaluate(
+    parts: Parts,
+    moments: Iterable[int],
+    evaluate: Callable[[int, float], float | None] = lambda steps, seconds: None,
+) -> float:
+    """Train up to the last of `moments`; returns the seconds of all steps.
+
+    At each moment `evaluate` is called with the steps taken and their seconds. Where it returns
+    how good the model is, the model is left as it was at the best moment, the first of equals;
+    where it returns None, as it is after the last step.
+    """
+    model, train = parts.model, parts.config
+    best: tuple[float, dict[str, Tensor]] | None = None
+    seconds, done = 0.0, 0
+    for moment in sorted(moments):
+        start = time.perf_counter()
+        for number in range(done, moment):
+            batch = parts.windows.batch(number)
+            step(
+                model, parts.optimizer, batch,
+                seed=train.loop.seed, number=number, clip=train.optimizer.clip,
+            )  # fmt: skip
+        seconds += time.perf_counter() - start
+        done = moment
+        quality = evaluate(moment, seconds)
+        if quality is not None and (best is None or quality > best[0]):
+            state = model.state_dict().items()
+            best = (quality, {n: v.clone() for n, v in state if isinstance(v, Tensor)})
+    if best is not None:
+        model.load_state_dict(best[1], strict=False)
+    return seconds
+
+
+def found_or_diverged(train: Callable[[], Result]) -> Result:
+    """What `train` finds; that it diverged is a finding, too: these settings are no good."""
+    try:
+        return train()
+    except (DataError, UsageError) as error:
+        if "finite" not in str(error) and "diverged" not in str(error):
+            raise
+        return {"map@20": 0.0, "diverged": str(error)}
 
 
 def _rank(
@@ -200,27 +221,22 @@ def _rank(
     return ranked, loss
 
 
-def _judged(model: SequenceModel, judged: PointEvaluator) -> dict[str, Any]:
-    return scores(judged, *_rank(model, judged, len(judged.points)))
+def reference_lists(
+    name: str,
+    made: SyntheticLogConfig | None,
+    split: Split,
+    judged: PointEvaluator,
+    log_name: str = "this log",
+) -> tuple[Tensor, NDArray[np.float64] | None]:
+    """Lists that need no training, at the points of all other runs; the truth's losses, too."""
+    if name != TRUTH:
+        return rank_by_counting(name, judged.log, split, judged.points), None
+    if made is None:
+        raise UsageError(f"nobody knows the true distribution of {log_name}.")
+    return rank_by_truth(made, judged.log, judged.points, judged.target)
 
 
-def _refer(
-    run: CompareRun, config: CompareConfig, scene: Scene, judged: PointEvaluator
-) -> dict[str, Any]:
-    """Lists that need no training, at the points of all other runs."""
-    loss = None
-    if run.contender == TRUTH:
-        if config.made is None:
-            raise UsageError("nobody knows the true distribution of this log.")
-        ranked, loss = rank_by_truth(config.made, scene.log, judged.points, judged.target)
-    else:
-        ranked = rank_by_counting(run.contender, scene.log, scene.split, judged.points)
-    return {"key": run.key(), "run": asdict(run), **scores(judged, ranked, loss)}
-
-
-def scores(
-    judged: PointEvaluator, ranked: Tensor, loss: NDArray[np.float64] | None
-) -> dict[str, Any]:
+def scores(judged: PointEvaluator, ranked: Tensor, loss: NDArray[np.float64] | None) -> Result:
     """`PointEvaluator.scores`, and precision@1 and recall@20 by block, too."""
     found = judged.scores(ranked, loss)
     values = measure(ranked, torch.from_numpy(judged.target))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from tapas.comparison.ledger import Result
-from tapas.comparison.results import Comparison, Reference, Standing
+from tapas.comparison.results import Comparison, MethodResults, Reference
 from tapas.evaluation.intervals import Estimate, estimate, gap
 
 BUCKETS = ("head", "middle", "tail")
@@ -40,53 +40,53 @@ REFERENCE_HEADING = (
 EXCESS_HEADING = ("", "loss, nats", "above the truth, nats")
 
 
-def ranked(comparison: Comparison) -> list[Standing]:
+def ranked(comparison: Comparison) -> list[MethodResults]:
     """Those with final results, by falling MAP@20."""
     judged = [each for each in comparison.standings if each.finals]
     return sorted(judged, key=lambda each: -fmean(r["map@20"] for r in each.finals))
 
 
-def best_of(judged: Sequence[Standing]) -> Standing:
+def best_of(judged: Sequence[MethodResults]) -> MethodResults:
     """The first without a diverged seed: of the others, only lucky seeds are left."""
     return next((each for each in judged if not each.diverged_seeds), judged[0])
 
 
-def quality(standing: Standing) -> Estimate:
+def quality(standing: MethodResults) -> Estimate:
     """MAP@20 on the test points."""
     return estimate(standing.finals, "map@20")
 
 
-def loss_of(standing: Standing) -> Estimate | None:
+def loss_of(standing: MethodResults) -> Estimate | None:
     """Loss of the full softmax on the test points, in nats."""
     if not all("loss" in result["blocks"] for result in standing.finals):
         return None
     return estimate(standing.finals, "loss")
 
 
-def gap_to(standing: Standing, other: Standing) -> Estimate | None:
+def gap_to(standing: MethodResults, other: MethodResults) -> Estimate | None:
     """MAP@20 of one less that of the other, in pairs; None without a seed that both have."""
     seeds = [{result["run"]["seed"] for result in each.finals} for each in (standing, other)]
     return gap(standing.finals, other.finals, "map@20") if seeds[0] & seeds[1] else None
 
 
-def beaten_by(standing: Standing, reference: Reference) -> bool:
+def beaten_by(standing: MethodResults, reference: Reference) -> bool:
     """Whether a reference that counts is clearly better; the truth may be."""
     return not reference.is_truth and gap_to_reference(standing, reference, "map@20").below
 
 
-def gap_to_reference(standing: Standing, reference: Reference, metric: str) -> Estimate:
+def gap_to_reference(standing: MethodResults, reference: Reference, metric: str) -> Estimate:
     """Of the contender less that of the reference, which is the same for every seed."""
     fixed = [{**reference.result, "run": result["run"]} for result in standing.finals]
     return gap(standing.finals, fixed, metric)
 
 
-def recall_of(standing: Standing, bucket: str) -> float | None:
+def recall_of(standing: MethodResults, bucket: str) -> float | None:
     """Share of the targets of a bucket that are found in 20 places; the mean over seeds."""
     known = [result["buckets"][bucket]["recall"] for result in standing.finals]
     return None if None in known or not known else fmean(known)
 
 
-def targets_of(standing: Standing, bucket: str) -> int:
+def targets_of(standing: MethodResults, bucket: str) -> int:
     """Targets of the test points that lie in a bucket."""
     return max((result["buckets"][bucket]["targets"] for result in standing.finals), default=0)
 
@@ -163,7 +163,7 @@ def excess_rows(comparison: Comparison) -> list[list[str]]:
     return [[_title(each), f"{loss.mean:.3f}", gap.words(3)] for gap, loss, each in found]
 
 
-def _row(standing: Standing, best: Standing) -> list[str]:
+def _row(standing: MethodResults, best: MethodResults) -> list[str]:
     finals, loss = standing.finals, loss_of(standing)
     return [
         _title(standing),
@@ -182,16 +182,16 @@ def _row(standing: Standing, best: Standing) -> list[str]:
     ]
 
 
-def _title(standing: Standing) -> str:
+def _title(standing: MethodResults) -> str:
     return f"{standing.title} ({standing.state})" if standing.state else standing.title
 
 
-def _why(standing: Standing) -> str:
+def _why(standing: MethodResults) -> str:
     """In a cell: up to the colon; the rest is said below."""
     return standing.state.partition(":")[0]
 
 
-def _against(standing: Standing, best: Standing) -> str:
+def _against(standing: MethodResults, best: MethodResults) -> str:
     if standing is best:
         return "best"
     found = gap_to(standing, best)
@@ -215,11 +215,11 @@ def _recalls(recall: Callable[[str], float | None]) -> str:
     return " / ".join(_percent(recall(bucket)).removesuffix(" %") for bucket in BUCKETS) + " %"
 
 
-def _steps(standing: Standing) -> str:
+def _steps(standing: MethodResults) -> str:
     return f"{standing.finals[0]['run']['steps']:,}"
 
 
-def _milliseconds(standing: Standing) -> str:
+def _milliseconds(standing: MethodResults) -> str:
     seconds = standing.step_seconds
     return NONE if seconds is None else _three_digits(1000 * seconds)
 
@@ -236,16 +236,16 @@ def _three_digits(value: float) -> str:
     return f"{value:.3g}" if value < 1_000 else f"{value:,.0f}"
 
 
-def _scores(standing: Standing) -> str:
+def _scores(standing: MethodResults) -> str:
     scores = standing.scores_per_example
     return NONE if scores is None else _three_digits(scores)
 
 
-def _memory(standing: Standing) -> str:
+def _memory(standing: MethodResults) -> str:
     return NONE if standing.peak_bytes is None else f"{standing.peak_bytes / 1e6:,.0f} MB"
 
 
-def _knob(standing: Standing) -> str:
+def _knob(standing: MethodResults) -> str:
     value = standing.finals[0]["run"].get("knob")
     if standing.knob is None or value is None:
         return NONE

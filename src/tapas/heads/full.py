@@ -6,7 +6,6 @@ Nothing is drawn. The (B, C) scores never exist at once; beside the rows themsel
 holds their gradient, (C, D).
 """
 
-
 from tapas.candidates import Candidates
 from tapas.heads.flat import SharedSample
 from tapas.tables.ranks import GlobalBatch

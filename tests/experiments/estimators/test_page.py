@@ -5,17 +5,15 @@ import math
 import numpy as np
 import pytest
 
-from experiments.estimators.figure import draw_step_times, step_times_figure
+from experiments.estimators.figure import step_times_figure
 from experiments.estimators.page import (
     Estimators,
     Timed,
     bias_rows,
     break_even_heading,
     break_even_rows,
-    make_page,
     timed,
 )
-from tapas.comparison.contenders import CONTENDERS
 from tapas.errors import DataError
 
 CLASSES = (10_000, 100_000, 1_000_000)
@@ -104,14 +102,6 @@ def test_bias_with_its_chance_and_its_direction():
     ]
 
 
-def test_the_page_has_all_of_it():
-    page = make_page(WHOLE)
-    assert "python -m experiments estimators" in page
-    assert "| TAPAS, priority | 30 ms | 30 ms | 30 ms | 30,000 |" in page
-    assert "NCE, 1,000,000 classes: too much memory." in page
-    assert "| WARP | – | – | – | – | cannot be built |" in page
-
-
 def words(figure):
     return [text.get_text() for text in figure.axes[0].texts]
 
@@ -154,7 +144,6 @@ def test_what_was_not_measured_is_said():
     assert "Circles" not in note(figure)
 
 
-def test_a_crowd_is_drawn_and_nothing_is_told():
-    assert draw_step_times(all_of(*((name, 1, 1, 1) for name in CONTENDERS)))[1:4] == b"PNG"
+def test_nothing_to_draw_is_told():
     with pytest.raises(DataError, match=r"nothing to draw: no step times were measured\."):
         step_times_figure(all_of())

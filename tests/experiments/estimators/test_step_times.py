@@ -80,25 +80,17 @@ def test_a_feed_of_pairs_predicts_the_second_from_the_first():
 
 
 @pytest.mark.parametrize("name", CONTENDERS)
-def test_every_contender_can_be_timed_alone(name):
-    found = time_steps(replace(RUN, contender=name))
-    assert len(found["step_seconds"]) == 4
-    assert found["scores_per_example"] > 0
-
-
-@pytest.mark.parametrize("name", ["full", "sampled-bigram", "tapas"])
-def test_steps_are_timed_and_rows_move(name, monkeypatch):
+def test_every_contender_can_be_timed_alone(name, monkeypatch):
     built = []
-    build = step_times.build_alone
-    monkeypatch.setattr(step_times, "build_alone", lambda run: built.append(build(run)) or built[0])
-    before = build_alone(replace(RUN, contender=name))[0].table.weight.clone()
+    monkeypatch.setattr(
+        step_times, "build_alone", lambda run: built.append(build_alone(run)) or built[0]
+    )
     found = time_steps(replace(RUN, contender=name))
     assert len(found["step_seconds"]) == 4
     assert all(seconds > 0 for seconds in found["step_seconds"])
     head = built[0][0]
     assert head.step == 6  # two to warm up
-    assert (head.table.weight != before).any()
-    assert found["scores_per_example"] == head.scores_per_example
+    assert found["scores_per_example"] == head.scores_per_example > 0
 
 
 def test_a_step_that_takes_too_long_ends_the_measurement(monkeypatch):
@@ -155,7 +147,7 @@ def test_a_process_that_was_killed_is_noted_and_larger_ones_are_not_tried(ledger
     def killed(ledger, runs, execute, progress, *, workers):
         raise BrokenProcessPool
 
-    monkeypatch.setattr(step_times, "finish", killed)
+    monkeypatch.setattr(step_times, "run_missing", killed)
     measure_step_times(ledger, QUICK, follow)
     words = [ledger[run]["skipped"] for run in step_runs(QUICK)]
     assert words == 2 * ["its process was ended, most likely for want of memory"] + 2 * [
@@ -167,21 +159,14 @@ def test_a_process_that_was_killed_is_noted_and_larger_ones_are_not_tried(ledger
 def test_a_fresh_process_is_asked_for(fresh, workers, ledger, monkeypatch):
     asked = []
 
-    def finish(ledger, runs, execute, progress, *, workers):
+    def run_missing(ledger, runs, execute, progress, *, workers):
         asked.append((len(runs), workers))
         ledger.add(execute(runs[0]))
 
-    monkeypatch.setattr(step_times, "finish", finish)
+    monkeypatch.setattr(step_times, "run_missing", run_missing)
     config = replace(QUICK, contenders=("full",), classes=(200,), fresh_processes=fresh)
     measure_step_times(ledger, config, follow)
     assert asked == [(1, workers)]
-
-
-@pytest.mark.slow
-def test_in_a_process_of_its_own(ledger):
-    config = replace(QUICK, contenders=("full",), classes=(200,), fresh_processes=True)
-    measure_step_times(ledger, config, follow)
-    assert median_of(ledger[step_runs(config)[0]]) > 0
 
 
 def test_lines_cross_where_they_say():
@@ -190,13 +175,10 @@ def test_lines_cross_where_they_say():
     assert break_even(grows, flat) == pytest.approx(4000)
     assert break_even(flat, grows) == math.inf
     assert break_even(flat, {100: 1.0, 10_000: 1.0, 1_000_000: 1.0}) == 100
-    assert break_even({100: 1.0, 10_000: 9.0}, flat | {7: 0.1}) == pytest.approx(
-        100 ** (1 + math.log(4) / math.log(9))
-    )
-
-
-def test_the_last_crossing_counts():
+    # the last crossing counts
     assert 1000 < break_even({10: 2.0, 1000: 0.5, 10**5: 2.0}, {10: 1, 1000: 1, 10**5: 1}) < 10**5
+    with pytest.raises(UsageError, match="nothing was measured with the same number of classes"):
+        break_even({10: 1.0}, {20: 1.0})
 
 
 @given(start=st.floats(1e-4, 1.0), power=st.floats(0.3, 2), part=st.floats(0.01, 0.99))
@@ -205,8 +187,3 @@ def test_power_laws_cross_at_their_own_point(start, power, part):
     crossing = 1_000 ** (1 + part)
     slow = {size: start * (size / crossing) ** power for size in sizes}
     assert break_even(slow, dict.fromkeys(sizes, start)) == pytest.approx(crossing, rel=1e-6)
-
-
-def test_nothing_in_common_is_told():
-    with pytest.raises(UsageError, match="nothing was measured with the same number of classes"):
-        break_even({10: 1.0}, {20: 1.0})

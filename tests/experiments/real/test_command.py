@@ -4,12 +4,12 @@ import json
 import re
 
 import pytest
-from oracle.journeys import experiment
+from oracle.journeys import experiment, invoke_experiment, last_line
 
 from experiments.overview import read_paces
-from experiments.real.cells import Plan
+from experiments.real.cells import SetRuns
 from experiments.real.command import _check_settings
-from experiments.real.sets import RUST, Place
+from experiments.real.sets import RUST
 from tapas import DataError, UsageError
 
 pytestmark = pytest.mark.slow
@@ -17,13 +17,6 @@ pytestmark = pytest.mark.slow
 
 def study(*arguments, cwd):
     return experiment(*arguments, "--cache", "cache", cwd=cwd)
-
-
-def one_line(done):
-    assert done.returncode == 1, done.stdout
-    assert done.stderr.startswith("tapas: ")
-    assert done.stderr.count("\n") == 1
-    return done.stderr
 
 
 def test_from_runs_to_figures_paces_and_verdicts(tmp_path):
@@ -55,34 +48,25 @@ def test_from_runs_to_figures_paces_and_verdicts(tmp_path):
     assert "| rule | top, a vote for each query |" in page
 
 
-def test_a_file_that_is_missing_is_told_before_any_work(tmp_path):
-    said = one_line(study("figure-3", "--sets", "wikipedia", "--data", "here", cwd=tmp_path))
-    assert "wikipedia needs the file here/wikipedia_en.parquet, which is not there." in said
-    assert "--data" in said
-    assert "--sets" in said
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ("figure-3", "--sets", "wikipedia", "--data", "here"),
+            "wikipedia needs the file here/wikipedia_en.parquet, which is not there.",
+        ),
+        (("table-1", "--sets", "linus"), "unknown set 'linus'. Did you mean 'linux'?"),
+        (("figure-3", "--sets", ","), "--sets names no set."),
+        (("figure-4", "--draw"), "`python -m experiments figure-3`"),
+        (("table-1", "--quick", "--sets", "rust"), "the search on rust is not finished"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_before_any_work(arguments, words, at):
+    assert words in last_line(invoke_experiment(*arguments, "--cache", "cache"))
 
 
-def test_a_set_that_does_not_exist_gets_a_suggestion(tmp_path):
-    said = one_line(study("table-1", "--sets", "linus", cwd=tmp_path))
-    assert "unknown set 'linus'. Did you mean 'linux'?" in said
-
-
-def test_no_set_at_all(tmp_path):
-    said = one_line(study("figure-3", "--sets", ",", cwd=tmp_path))
-    assert "--sets names no set." in said
-
-
-@pytest.mark.parametrize("name", ["figure-3", "figure-4"])
-def test_drawing_what_was_never_run(name, tmp_path):
-    assert "`python -m experiments figure-3`" in one_line(study(name, "--draw", cwd=tmp_path))
-
-
-def quick_plan(tmp_path):
-    return Plan(RUST, quick=True), Place(tmp_path / "data", tmp_path / "cache")
-
-
-def test_results_of_other_data_are_refused(tmp_path):
-    plan, place = quick_plan(tmp_path)
+def test_results_of_other_data_are_refused(tmp_path, place):
+    plan = SetRuns(RUST, quick=True)
     path = tmp_path / "results" / "rust.json"
     _check_settings(path, plan, place)
     _check_settings(path, plan, place)  # the same again
@@ -105,8 +89,3 @@ def test_paces_that_are_none_are_told(tmp_path, text):
         DataError, match=r"pace.json is not what `python -m experiments table-1` writes"
     ):
         read_paces(tmp_path)
-
-
-def test_measuring_before_the_search(tmp_path):
-    said = one_line(study("table-1", "--quick", "--sets", "rust", cwd=tmp_path))
-    assert "the search on rust is not finished" in said

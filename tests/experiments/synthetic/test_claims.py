@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.claims import judge_claims
-from experiments.study_results import Book
+from experiments.synthetic.claims import StudyResults, check_synthetic_claims
 from experiments.synthetic.experiment import SEARCH_SEED, Temperature
 from experiments.synthetic.studies import STUDIES
 from tapas.comparison.ledger import Ledger
@@ -28,7 +27,7 @@ def made_up(tmp_path, accuracy, loss=lambda cell: 1.0):
                 run = experiment.run(cell, *settings, seed)
                 put(ledger, run, accuracy(cell) + 1e-5 * seed, loss(cell) + 1e-5 * seed)
         studies[name] = (study, ledger)
-    return Book(studies, {"seconds_n_128": 0.001, "seconds_n_512": 0.0035, "ratio": 3.5})
+    return StudyResults(studies, {"seconds_n_128": 0.001, "seconds_n_512": 0.0035, "ratio": 3.5})
 
 
 def put(ledger, run, accuracy, loss):
@@ -55,7 +54,7 @@ def as_the_paper_says(cell):
 
 
 def verdicts(book):
-    return {claim.text: claim.verdict for claim in judge_claims(book)}
+    return {claim.text: claim.verdict for claim in check_synthetic_claims(book)}
 
 
 def test_a_world_like_the_papers_is_reproduced(tmp_path):
@@ -89,7 +88,7 @@ def test_a_gain_that_does_not_rise_all_the_way_is_partly(tmp_path):
 
 
 def test_a_study_that_was_not_run_is_missing_not_failed():
-    rows = judge_claims(Book({}))
+    rows = check_synthetic_claims(StudyResults({}))
     assert {row.verdict for row in rows} == {"missing"}
     assert (
         rows[1].evidence == "figure-1 has not been run. `python -m experiments figure-1` runs it."

@@ -4,22 +4,12 @@ import re
 from dataclasses import replace
 
 import pytest
-import torch
 
 from experiments.synthetic.runs import Run, execute
-from tapas.comparison.ledger import Ledger
-from tapas.comparison.process_pool import finish
 from tapas.errors import UsageError
 
 RUN = Run(task="linear-quick", method="top", num_samples=8, presample_factor=2, lr=0.2, steps=40,
           seed=0, batch=16, evaluate_every=20)  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def without_time(result):
@@ -31,7 +21,6 @@ def test_a_run_repeats_itself():
     assert execute(replace(RUN, seed=1))["curve"] != execute(RUN)["curve"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("hidden", [None, 7])
 def test_every_method_learns_something(hidden):
     for method in ("full", "top", "priority"):
@@ -64,14 +53,11 @@ def test_a_look_after_the_run_changes_nothing_else():
         assert looked[name] == execute(plain)[name]
 
 
-def test_the_points_of_the_end_are_judged_once_where_a_curve_has_them_all():
-    result = execute(replace(RUN, steps=2, evaluate_every=2))
+def test_a_run_is_judged_once_where_a_curve_has_all_points_and_by_points_of_its_kind():
+    short = replace(RUN, steps=2, evaluate_every=2)
+    result = execute(short)
     assert result["curve"][-1][1] == result["accuracy"]
-
-
-def test_validation_and_test_points_differ():
-    judged = execute(replace(RUN, judge="validation"))
-    assert judged["cross_entropy"] != execute(RUN)["cross_entropy"]
+    assert execute(replace(short, judge="validation"))["cross_entropy"] != result["cross_entropy"]
 
 
 def test_wrong_words_are_told():
@@ -85,14 +71,19 @@ def test_wrong_words_are_told():
         replace(RUN, judge="train")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_crew_does_what_is_missing_and_says_so(tmp_path, workers):
-    ledger = Ledger(tmp_path / "results.jsonl")
-    runs = [replace(RUN, seed=seed, steps=2) for seed in (0, 1, 2)]
-    ledger.add(execute(runs[0]))
-    said = []
-    finish(ledger, runs, execute, lambda done, total: said.append((done, total)), workers=workers)
-    assert said == [(2, 3), (3, 3)]
-    assert not ledger.missing(runs)
-    finish(ledger, runs, execute, lambda *_: pytest.fail("nothing was missing"), workers=workers)
+def test_every_setting_is_part_of_the_key():
+    keys = {RUN.key()}
+    for change in (
+        {"method": "priority"}, {"num_samples": 5}, {"presample_factor": 3}, {"lr": 0.3},
+        {"temperature": 0.5}, {"anneal_to": 0.1}, {"steps": 4}, {"seed": 1}, {"batch": 9},
+        {"l2": 0.1}, {"hidden": 3}, {"evaluate_every": 1}, {"judge": "validation"},
+        {"task": "linear"}, {"num_shards": 2}, {"moving": True}, {"looks": 1},
+    ):  # fmt: skip
+        keys.add(replace(RUN, **change).key())
+    assert len(keys) == 18
+
+
+def test_a_run_from_before_there_were_shards_keeps_its_key():
+    before = Run(task="linear", method="top", num_samples=16, lr=0.05, steps=3_000, seed=1_000,
+                 batch=16, l2=0.001, evaluate_every=3_000, judge="validation")  # fmt: skip
+    assert before.key() == "2208898b77746862"

@@ -1,8 +1,9 @@
-"""Ledgers of rounds on servers and workers that only pretend."""
+"""Rounds on servers and workers that only pretend."""
 
 import pytest
 from oracle.pretended_jobs import SMALL, Engine, pretended
 
+from experiments.system import measure as measuring
 from experiments.system.config import Round
 from experiments.system.measure import measure
 from tapas.comparison.ledger import Ledger
@@ -14,13 +15,26 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture
-def measured(tmp_path, cache):
+def engine_of(monkeypatch):
+    """Has rounds measured on an engine that answers with `answer`, which is returned."""
+
+    def install(answer=pretended):
+        engine = Engine(answer)
+        monkeypatch.setattr(measuring, "RayJob", engine)
+        return engine
+
+    return install
+
+
+@pytest.fixture
+def measured(tmp_path, cache, engine_of):
     """A ledger of so many rounds of `answer`; the seed of its config is the round."""
 
     def make(answer=pretended, rounds=3, system=SMALL):
+        engine_of(answer)
         ledger = Ledger(tmp_path / "results.jsonl")
         for number in range(rounds):
-            ledger.add(measure(Round(system, number), cache, Engine(answer)))
+            ledger.add(measure(Round(system, number), cache))
         return Ledger(ledger.path)
 
     return make

@@ -4,17 +4,14 @@ import json
 
 import pytest
 from oracle.journeys import invoke_experiment, last_line, names
-from oracle.pretended_jobs import Engine
 
 from experiments.system import command as paper_system
 from experiments.system.config import System
 
 
 @pytest.fixture
-def engine(monkeypatch):
-    pretended = Engine()
-    monkeypatch.setattr(paper_system, "engine", lambda: pretended)
-    return pretended
+def engine(engine_of):
+    return engine_of()
 
 
 def table_1(*options):
@@ -65,13 +62,14 @@ def test_options_decide_the_system(at, engine):
         "max_staleness": 9,
     }  # fmt: skip
     assert {name: only["run"]["system"][name] for name in wanted} == wanted
-    assert engine.opened[0][2:] == (3, 5, 9)
+    service = engine.opened[0].service
+    assert (service.servers, service.workers, service.max_staleness) == (3, 5, 9)
     assert engine.ran[:2] == [2, 6]
 
 
 def test_a_staleness_that_was_given_counts_also_with_workers(at, engine):
     assert table_1("--workers", 3, "--max-staleness", 0, "--rounds", 1).returncode == 0
-    assert engine.opened[0][4] == 0
+    assert engine.opened[0].service.max_staleness == 0
 
 
 def test_the_default_is_the_papers_system(monkeypatch, at, engine):
@@ -97,13 +95,6 @@ def test_options_that_would_be_ignored_are_refused(at, engine, other):
     assert line.endswith("Leave one of them out.")
 
 
-def test_the_sets_are_measured_in_one_process(at, engine):
-    """What the search found is asked for; no server is started."""
-    assert "the search on rust is not finished" in last_line(table_1("--sets", "rust"))
-    assert "the search on linux is not finished" in last_line(table_1("--data", "here"))
-    assert not engine.opened
-
-
 def test_drawing_what_was_never_measured(at, engine):
     line = last_line(table_1("--draw"))
     assert line == "the system has not been measured. `python -m experiments table-1` does."
@@ -113,13 +104,3 @@ def test_drawing_what_was_never_measured(at, engine):
 def test_too_few_classes_are_told_before_the_work(at, engine):
     assert "classes must be at least 128" in last_line(table_1("--classes", 100))
     assert not engine.opened
-
-
-def test_claims_know_the_system(at, engine):
-    assert table_1("--out", "results").returncode == 0
-    rows = json.loads(invoke_experiment("claims", "--json", "--out", "results/quick").stdout)
-    assert [row["verdict"] for row in rows if row["study"] == "system"][:2] == ["reproduced"] * 2
-
-
-def test_the_list_names_it(at):
-    assert "table-1" in invoke_experiment("list").stdout

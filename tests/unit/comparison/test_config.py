@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tapas.comparison.config import CompareConfig, parse_duration, quick, synthetic
+from tapas.comparison.config import CompareConfig, parse_duration, quick
 from tapas.comparison.synthetic_log import SyntheticLogConfig
 from tapas.data.source import LogSource
 from tapas.errors import UsageError
@@ -28,11 +28,6 @@ def test_a_time_that_cannot_be_read_is_shown_how_to_write_it(words):
     assert str(caught.value) == (
         f"cannot read '{words}' as a time above 0. Write 90s, 10m, 1h, or a number of seconds."
     )
-
-
-def test_half_of_the_budget_is_for_the_search_and_half_for_the_seeds():
-    config = quick(budget_seconds=60.0, trials=4, seeds=3)
-    assert config.trial_seconds * 4 == config.final_seconds * 3 == 30
 
 
 def test_there_is_one_log():
@@ -89,8 +84,3 @@ def test_a_run_differs_from_another_contenders_only_in_its_head():
     assert dataclasses.replace(runs[1], head=runs[0].head) == runs[0]
     assert (runs[0].optimizer.rows_lr, runs[0].optimizer.encoder_lr) == (0.7, 0.01)
     assert (runs[0].loop.steps, runs[0].loop.seed, runs[0].loop.batch) == (9, 3, config.batch)
-
-
-def test_the_made_up_log_is_split_by_users():
-    config = synthetic(seeds=2)
-    assert (config.split.kind, config.seeds, config.made.num_items) == ("group", 2, 100_000)

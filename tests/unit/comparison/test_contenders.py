@@ -5,7 +5,6 @@ import pytest
 from tapas.comparison.contenders import (
     CONTENDERS,
     MOST_TRIALS,
-    RATES,
     Trial,
     by_name,
     pick_contenders,
@@ -19,6 +18,8 @@ def test_every_method_takes_part():
     assert {contender.method for contender in CONTENDERS.values()} == set(METHODS)
     assert all(name == contender.name for name, contender in CONTENDERS.items())
     assert set(METHODS) <= set(CONTENDERS)  # the plain one has the name of its method
+    assert len({contender.title for contender in CONTENDERS.values()}) == len(CONTENDERS)
+    assert len({contender.colour for contender in CONTENDERS.values()}) == len(CONTENDERS)
 
 
 def test_a_pool_of_n_is_cut_into_what_an_example_keeps_and_how_often():
@@ -26,11 +27,6 @@ def test_a_pool_of_n_is_cut_into_what_an_example_keeps_and_how_often():
     assert (options["num_samples"], options["presample_factor"]) == (64, 15)
     options = CONTENDERS["dynamic-negatives"].head(20, None).options
     assert (options["num_samples"], options["presample_factor"]) == (2, 10)
-
-
-def test_titles_and_colours_tell_them_apart():
-    assert len({contender.title for contender in CONTENDERS.values()}) == len(CONTENDERS)
-    assert len({contender.colour for contender in CONTENDERS.values()}) == len(CONTENDERS)
 
 
 def test_a_method_has_its_colour_of_all_other_figures():
@@ -43,6 +39,11 @@ def test_all_have_the_same_number_of_trials_none_twice(count):
     for contender in CONTENDERS.values():
         trials = contender.trials(count)
         assert len(trials) == len(set(trials)) == count, contender.name
+    assert CONTENDERS["sampled"].trials(4) == [
+        Trial(0.3, 0.75), Trial(1.0, 0.75), Trial(0.3, 1.0), Trial(1.0, 1.0)
+    ]  # fmt: skip
+    assert CONTENDERS["full"].trials(4) == [Trial(rate, None) for rate in (0.3, 1.0, 0.1, 3.0)]
+    assert {trial.knob for trial in CONTENDERS["tapas"].trials(8)} == {0.0, 0.5, 0.75, 1.0}
 
 
 @pytest.mark.parametrize("contender", CONTENDERS.values(), ids=lambda c: c.name)
@@ -57,18 +58,6 @@ def test_a_knob_is_an_option_of_its_method_and_every_trial_can_be_built(contende
         assert not contender.draws or rows == 64 * contender.times
         if contender.knob is not None:
             assert head.options[contender.knob] == trial.knob
-
-
-def test_four_trials_are_two_rates_by_two_values_or_four_rates():
-    assert CONTENDERS["sampled"].trials(4) == [
-        Trial(0.3, 0.75), Trial(1.0, 0.75), Trial(0.3, 1.0), Trial(1.0, 1.0)
-    ]  # fmt: skip
-    assert CONTENDERS["full"].trials(4) == [Trial(rate, None) for rate in (0.3, 1.0, 0.1, 3.0)]
-
-
-def test_eight_trials_try_every_value():
-    assert {trial.knob for trial in CONTENDERS["tapas"].trials(8)} == {0.0, 0.5, 0.75, 1.0}
-    assert {trial.rows_lr for trial in CONTENDERS["gbce"].trials(8)} == set(RATES[:4])
 
 
 def test_variants_differ_in_what_they_say():
@@ -89,8 +78,5 @@ def test_a_misspelt_method_is_told_its_name():
         pick_contenders("full,sampeld")
     with pytest.raises(UsageError, match=r"--methods names no method\. Give some of full, "):
         pick_contenders(" , ")
-
-
-def test_a_misspelt_name_beside_all_is_told():
     with pytest.raises(UsageError, match=r"^unknown method 'nosuch'"):
         pick_contenders("all,nosuch")

@@ -1,15 +1,19 @@
 """What is drawn follows the numbers: lines, colours, labels and circles."""
 
+import math
 import re
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
 from oracle.comparison_results import comparison, reference, standing
 
 from tapas.comparison.contenders import CONTENDERS
+from tapas.comparison.figure_style import spread
 from tapas.comparison.figures import (
     PALE,
     draw_quality,
@@ -26,11 +30,6 @@ def field():
     names = ("full", "sampled", "tapas", "gbce", "sce", GREY_ONE)
     scores = (0.1, 0.12, 0.2, 0.15, 0.3, 0.05)
     return [standing(name, score) for name, score in zip(names, scores, strict=True)]
-
-
-def words(figure):
-    axes = figure.axes[0]
-    return [text.get_text() for text in axes.texts]
 
 
 def lines(figure):
@@ -80,34 +79,6 @@ def test_labels_stand_in_the_order_of_their_ends():
     assert max(box.x1 for box in boxes) <= figure.bbox.x1
 
 
-def test_twenty_labels_at_one_height_do_not_overlap_or_leave_the_figure():
-    crowd = [standing(name, 0.1) for name in CONTENDERS]
-    figure = quality_figure(comparison(*crowd))
-    figure.canvas.draw()
-    texts = figure.axes[0].texts  # without the lines that lead to them
-    boxes = sorted((Text.get_window_extent(t) for t in texts), key=lambda box: box.y0)
-    assert len(boxes) == len(CONTENDERS)
-    assert all(low.y1 <= high.y0 + 1 for low, high in pairwise(boxes))
-    assert boxes[0].y0 >= 0
-    assert boxes[-1].y1 <= figure.bbox.y1
-
-
-def test_labels_of_a_crowd_at_the_bottom_push_none_of_the_others_out():
-    crowd = [standing(name, 0.001 * place) for place, name in enumerate(CONTENDERS)]
-    high = (reference("co-occurrence", 0.25), reference("the true distribution", 0.27, 5.0))
-    figure = quality_figure(comparison(*crowd, references=high))
-    figure.canvas.draw()
-    texts = sorted(figure.axes[0].texts, key=lambda text: text.xyann[1])
-    assert [text.get_text()[8:] for text in texts[-3:]] == [
-        CONTENDERS["tapas-top"].title, "co-occurrence", "the true distribution"
-    ]  # fmt: skip
-    heights = [text.xyann[1] for text in texts]
-    assert heights[0] >= -1e-9
-    assert heights[-1] <= 1 + 1e-9
-    boxes = [Text.get_window_extent(text) for text in texts]
-    assert all(low.y1 <= high.y0 + 1 for low, high in pairwise(boxes))
-
-
 def test_bands_and_words_on_seeds():
     one = [standing(name, 0.1, seeds=1) for name in ("full", "tapas")]
     figure = quality_figure(comparison(*one))
@@ -118,18 +89,36 @@ def test_bands_and_words_on_seeds():
     assert "Mean of 2 seeds, bands from lowest to highest." in note(figure)
 
 
-def test_a_contender_without_results_is_not_drawn():
-    figure = quality_figure(comparison(standing("full", 0.1), standing("nce", 0.2, finals=())))
-    assert words(figure) == ["0.1000  Full softmax"]
+@pytest.mark.parametrize("apart", [0.0, 0.001])
+def test_labels_of_a_crowd_do_not_overlap_nor_leave_the_figure(apart):
+    crowd = [standing(name, 0.1 + apart * place) for place, name in enumerate(CONTENDERS)]
+    high = (reference("co-occurrence", 0.35), reference("the true distribution", 0.37, 5.0))
+    figure = quality_figure(comparison(*crowd, references=high))
+    figure.canvas.draw()
+    texts = sorted(figure.axes[0].texts, key=lambda text: text.xyann[1])
+    assert len(texts) == len(CONTENDERS) + 2
+    assert [text.get_text()[8:] for text in texts[-2:]] == [
+        "co-occurrence", "the true distribution"
+    ]  # fmt: skip
+    boxes = [Text.get_window_extent(text) for text in texts]  # without the lines that lead to them
+    assert all(low.y1 <= high.y0 + 1 for low, high in pairwise(boxes))
+    assert boxes[0].y0 >= 0
+    assert boxes[-1].y1 <= figure.bbox.y1
 
 
-def test_nothing_to_draw():
-    empty = comparison(standing("full", 0.1, finals=()))
+@given(st.lists(st.floats(0, 10), min_size=1, max_size=9))
+def test_spread_labels_keep_their_order_and_their_distance(values):
+    places = spread(values, 0.1)
+    order = sorted(range(len(values)), key=values.__getitem__)
+    ordered = [places[i] for i in order]
+    assert all(b - a > 0.0999 for a, b in pairwise(ordered))
+    assert math.isclose(sum(places), sum(values), rel_tol=1e-9, abs_tol=1e-9)
+
+
+def test_who_has_no_results_is_not_drawn():
+    late = standing("nce", 0.2, finals=())
+    figure = quality_figure(comparison(standing("full", 0.1), late))
+    assert [text.get_text() for text in figure.axes[0].texts] == ["0.1000  Full softmax"]
+    assert draw_quality(comparison(standing("full", 0.1))).startswith(b"\x89PNG")
     with pytest.raises(DataError, match=r"nothing to draw: no contender has a final run\."):
-        quality_figure(empty)
-
-
-def test_pictures_are_the_same_every_time():
-    found = comparison(*field())
-    assert draw_quality(found).startswith(b"\x89PNG")
-    assert draw_quality(found) == draw_quality(found)
+        quality_figure(comparison(late))

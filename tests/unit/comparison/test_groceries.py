@@ -3,7 +3,6 @@
 from importlib.machinery import ModuleSpec
 
 import polars as pl
-import pytest
 
 from tapas.comparison import groceries
 
@@ -17,23 +16,13 @@ def package(tmp_path, *files):
     return spec
 
 
-def test_nothing_is_found_where_the_package_is_not_installed(monkeypatch):
-    monkeypatch.setattr(groceries, "find_spec", lambda name: None)
-    assert groceries.find_groceries() is None
-
-
-@pytest.mark.parametrize("files", [(), ("transactions.parquet",)])
-def test_a_package_without_its_files_is_none(tmp_path, monkeypatch, files):
-    spec = package(tmp_path, *files)
-    monkeypatch.setattr(groceries, "find_spec", lambda name: spec)
-    assert groceries.find_groceries() is None
-
-
-def test_the_files_of_the_package_are_found(tmp_path, monkeypatch):
-    spec = package(tmp_path, "transactions.parquet", "products.parquet")
-    monkeypatch.setattr(groceries, "find_spec", lambda name: spec)
-    found = groceries.find_groceries()
-    assert found.products == tmp_path / "data" / "products.parquet"
+def test_the_files_of_the_package_are_found_if_all_are_there(tmp_path, monkeypatch):
+    spec = package(tmp_path, "transactions.parquet")
+    for installed in (None, spec):
+        monkeypatch.setattr(groceries, "find_spec", lambda name, found=installed: found)
+        assert groceries.find_groceries() is None
+    (tmp_path / "data" / "products.parquet").touch()
+    assert groceries.find_groceries().products == tmp_path / "data" / "products.parquet"
 
 
 def test_products_are_told_in_words_without_repeats_and_gaps(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from tapas.comparison import pace
 from tapas.comparison.config import quick
 from tapas.comparison.ledger import Ledger
-from tapas.comparison.pace import PaceRun, mean_step, measure_paces, pace_runs, paces
+from tapas.comparison.pace import mean_step, measure_paces, pace_runs, paces
 from tapas.errors import UsageError
 
 CONFIG = quick(pace_rounds=3, contenders=("full", "sampled", "tapas"))
@@ -22,7 +22,7 @@ def ledger(tmp_path):
     return Ledger(tmp_path / "pace.jsonl")
 
 
-def test_a_step_is_the_median_without_the_warm_up():
+def test_a_step_is_the_mean_without_the_warm_up():
     taken = []
 
     def take(number):
@@ -31,13 +31,8 @@ def test_a_step_is_the_median_without_the_warm_up():
 
     assert mean_step(take, seconds=100.0) == 8.5  # 3 + 4 + ... + 14 is the first above 100
     assert taken == list(range(15))
-
-
-def test_at_least_three_steps_count():
+    # at least three count, unless they are very slow
     assert mean_step(lambda number: [0, 0, 0, 5.0, 3.0, 10.0][number], seconds=4.0) == 6
-
-
-def test_a_very_slow_contender_is_not_waited_for():
     asked = []
     assert mean_step(lambda number: asked.append(number) or 60.0, seconds=1.0) == 60
     assert asked == [0, 1]
@@ -105,7 +100,3 @@ def test_nothing_is_written_of_an_interrupted_measurement(ledger, cache, monkeyp
     with pytest.raises(KeyboardInterrupt):
         measure_paces(ledger, pace_runs(CONFIG, 16), CONFIG, cache, follow)
     assert not ledger.path.exists()
-
-
-def test_keys_name_the_contender():
-    assert PaceRun("full", 3).key() == "pace of full"

@@ -4,7 +4,17 @@ import base64
 import re
 from html import unescape
 
-from tapas.comparison.page import Command, Grid, Heading, Picture, Words, as_html, as_markdown
+from tapas.comparison.page import (
+    Command,
+    Grid,
+    Heading,
+    Lists,
+    Marked,
+    Picture,
+    Words,
+    as_html,
+    as_markdown,
+)
 
 PARTS = [
     Words("a <b> & 'co'"),
@@ -14,6 +24,7 @@ PARTS = [
     Picture("p.png", "what 'it' <shows>"),
     Words("i <b>", "rule"),
     Words("j", "note"),
+    Lists("k <b>", {"l <i>": ["m", Marked("n <u>")]}),
 ]
 
 
@@ -26,7 +37,8 @@ def test_the_whole_markdown():
         "|  | c &lt;u> |\n|---|---:|\n| d \\| e | f &lt;s> |\n| g h | &lt; |\n\n"
         "![what 'it' <shows>](p.png)\n\n"
         "> i &lt;b>\n\n"
-        "j\n"
+        "j\n\n"
+        "### k &lt;b>\n\nl &lt;i>:\n\n- m\n- **n &lt;u>**\n"
     )
 
 
@@ -41,8 +53,21 @@ def test_no_word_is_taken_for_html():
     for tag in ("<b>", "<i>", "<u>", "<s>", "<shows>"):
         assert tag not in page
     text = unescape(re.sub(r"<[^>]*>", "\n", page))
-    words = ["T <b>", "a <b> & 'co'", "b <i>", "x & y' > z", "c <u>", "d | e", "f <s>", "i <b>"]
+    words = [
+        "T <b>",
+        "a <b> & 'co'",
+        "b <i>",
+        "x & y' > z",
+        "c <u>",
+        "d | e",
+        "f <s>",
+        "i <b>",
+        "k <b>",
+        "l <i>",
+        "n <u>",
+    ]
     places = [text.rindex(word) for word in words]
     assert places == sorted(places)
     assert "<p class='rule'>i &lt;b&gt;</p>" in page
+    assert "<ol><li>m</li><li class=hit>n &lt;u&gt;</li></ol>" in page
     assert "alt='what &#x27;it&#x27; &lt;shows&gt;'" in page

@@ -13,7 +13,7 @@ PARENT = """
 import os, sys, time
 from pathlib import Path
 
-from tapas.comparison.process_pool import finish
+from tapas.comparison.process_pool import run_missing
 from tapas.comparison.ledger import Ledger
 
 
@@ -35,7 +35,7 @@ def execute(run):
 
 if __name__ == "__main__":
     runs = [Run("short"), Run("long")]
-    finish(Ledger(Path(sys.argv[1]) / "x"), runs, execute, lambda *_: None, workers=2)
+    run_missing(Ledger(Path(sys.argv[1]) / "x"), runs, execute, lambda *_: None, workers=2)
 """
 
 

@@ -6,11 +6,11 @@ import re
 import pytest
 from oracle.comparison_results import comparison, reference, standing
 
-from tapas.comparison.recommendation import in_sentence, make_rule, reach
+from tapas.comparison.recommendation import in_sentence, recommend_method
 
 
 def said(*standings, **more):
-    rule = make_rule(comparison(*standings, **more))
+    rule = recommend_method(comparison(*standings, **more))
     return rule.choice, " ".join(rule.sentences)
 
 
@@ -90,23 +90,6 @@ def test_evidence_that_is_too_thin():
     assert "but the other is not clearly behind it." in words
 
 
-def test_one_contender_alone():
-    choice, words = said(standing("nce", 0.1))
-    assert choice is None
-    assert words == (
-        "Only NCE has been judged (MAP@20 0.1000): there is nothing to compare it with."
-    )
-
-
-def test_nothing_finished():
-    choice, words = said(standing("nce", 0.1, finals=()))
-    assert choice is None
-    assert words == (
-        "No contender has finished without diverging, so that there is nothing to choose. Give a "
-        "larger --budget, or other --methods."
-    )
-
-
 def test_a_lucky_seed_is_not_recommended():
     choice, words = said(
         standing("sampled", 0.9, seeds=1, diverged_seeds=(1,)),
@@ -130,12 +113,6 @@ def test_a_word_on_the_tail_if_another_is_clearly_better_there(tail, told):
         )
 
 
-def test_a_log_without_a_tail_has_no_word_on_it():
-    none = {"head": {"recall": 0.5, "targets": 9}, "tail": {"recall": None, "targets": 0}}
-    _, words = said(standing("tapas", 0.2, buckets=none), standing("nce", 0.1, tail=0.9))
-    assert "rare" not in words
-
-
 def test_counting_that_is_better_than_all():
     _, words = said(
         standing("tapas", 0.2),
@@ -150,17 +127,6 @@ def test_counting_that_is_better_than_all():
         standing("tapas", 0.2), standing("nce", 0.1), references=(reference("most popular", 0.1),)
     )
     assert "Beware" not in words
-
-
-def test_one_seed_is_said():
-    _, words = said(standing("tapas", 0.2, seeds=1), standing("nce", 0.1, seeds=1))
-    assert words.endswith("One seed: the intervals know nothing of the chance in training.")
-
-
-def test_times_are_those_of_the_curve():
-    entry = standing("tapas", 0.2, rise=(0.1, 0.5, 0.8, 1.0))
-    assert reach(entry, 0.16) == (0.5, 30)
-    assert reach(entry, 0.21) == (float("inf"), float("inf"))
 
 
 def test_whole_steps_are_no_difference_in_time():
@@ -195,3 +161,19 @@ def test_titles_with_commas_are_told_apart():
         standing("full", 0.05),
     )
     assert re.search(r"can tell: [^;]+; [^;]+\.", words)
+
+
+def test_too_little_to_choose_from_is_said():
+    assert said(standing("nce", 0.1)) == (
+        None, "Only NCE has been judged (MAP@20 0.1000): there is nothing to compare it with."
+    )  # fmt: skip
+    assert said(standing("nce", 0.1, finals=())) == (
+        None,
+        "No contender has finished without diverging, so that there is nothing to choose. Give a "
+        "larger --budget, or other --methods.",
+    )
+    none = {"head": {"recall": 0.5, "targets": 9}, "tail": {"recall": None, "targets": 0}}
+    one = standing("tapas", 0.2, seeds=1, buckets=none)
+    _, words = said(one, standing("nce", 0.1, seeds=1, tail=0.9))
+    assert "rare" not in words  # the log has no tail
+    assert words.endswith("One seed: the intervals know nothing of the chance in training.")

@@ -69,24 +69,6 @@ def test_the_curve_is_the_mean_of_the_seeds_with_their_range():
     assert curve[0] == pytest.approx((0.1, 6, 0.04, 0.02, 0.06))
 
 
-def test_seeds_that_diverged_are_counted_and_left_out(tmp_path):
-    found = write(tmp_path, runs=[result("full", 0.2), diverged("full", seed=1)])
-    (only, *_) = found.standings
-    assert (len(only.finals), only.diverged_seeds) == (1, (1,))
-    assert only.state == "1 of 2 seeds diverged"
-
-
-def test_a_search_without_a_survivor(tmp_path):
-    lines = [diverged("full", seed=seed, points="validation") for seed in (1_000, 1_001)]
-    assert write(tmp_path, runs=lines).standings[0].state == "every trial of the search diverged"
-
-
-def test_an_interrupted_comparison(tmp_path):
-    found = write(tmp_path, runs=[result("full", 0.2)], seeds=3)
-    assert found.standings[0].state == "1 of 3 seeds done"
-    assert found.standings[1].state == "not finished"
-
-
 @pytest.mark.parametrize("file", ["paces", "runs"])
 def test_a_contender_that_was_not_run_says_why(tmp_path, file):
     line = {"key": "x", "run": {"contender": "full", "points": "validation"}, "skipped": "slow: 9"}
@@ -123,3 +105,21 @@ def test_settings_that_are_none(tmp_path, text):
     words = f"{path} cannot be read as the settings of the results beside it. Restore it, or move"
     with pytest.raises(DataError, match=re.escape(words)):
         read_comparison(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("runs", "seeds", "state"),
+    [
+        ([result("full", 0.2), diverged("full", seed=1)], 2, "1 of 2 seeds diverged"),
+        (
+            [diverged("full", seed=seed, points="validation") for seed in (1_000, 1_001)],
+            2,
+            "every trial of the search diverged",
+        ),
+        ([result("full", 0.2)], 3, "1 of 3 seeds done"),
+    ],
+)
+def test_what_is_wrong_with_a_contender_is_its_state(tmp_path, runs, seeds, state):
+    found, other = write(tmp_path, runs=runs, seeds=seeds).standings
+    assert (found.state, other.state) == (state, "not finished")
+    assert len(found.finals) == sum("diverged" not in run for run in runs)

@@ -10,7 +10,7 @@ import torch
 
 from tapas.comparison import runs
 from tapas.comparison.config import quick
-from tapas.comparison.runs import MOMENTS, CompareRun, build_run, execute, find_log, open_scene
+from tapas.comparison.runs import MOMENTS, CompareRun, build_run, execute, find_log, open_log
 from tapas.data.source import LogSource
 from tapas.errors import DataError, UsageError
 from tapas.evaluation.intervals import estimate
@@ -75,7 +75,7 @@ def test_the_curve_is_over_time_at_the_contenders_own_pace(result):
 
 def test_a_run_is_judged_as_it_was_at_its_best_moment_by_validation(cache, monkeypatch):
     """The rows are spoiled after the third moment: what was best before is what is judged."""
-    scene = open_scene(CONFIG, cache)
+    scene = open_log(CONFIG, cache)
     take, calls = runs.step, []
 
     def spoil(model, *args, **kwargs):
@@ -97,7 +97,7 @@ def test_a_run_is_judged_as_it_was_at_its_best_moment_by_validation(cache, monke
 
 
 def test_the_same_seed_sees_the_same_batches_whatever_the_method(cache):
-    scene = open_scene(CONFIG, cache)
+    scene = open_log(CONFIG, cache)
     built = [
         build_run(replace(RUN, contender=name, knob=knob), CONFIG, scene)
         for name, knob in (("full", None), ("sampled", 0.5), ("tapas", 1.0))
@@ -114,7 +114,7 @@ def test_the_same_seed_sees_the_same_batches_whatever_the_method(cache):
 
 @pytest.mark.parametrize("points", ["validation", "test"])
 def test_a_run_is_judged_at_points_of_its_kind_alone(points, cache, monkeypatch):
-    split = open_scene(CONFIG, cache).split
+    split = open_log(CONFIG, cache).split
     asked, ranked = [], []
     spread, rank = runs.spread_points, runs.PointEvaluator.rank
 
@@ -144,36 +144,6 @@ def test_a_run_is_judged_at_points_of_its_kind_alone(points, cache, monkeypatch)
     assert (result["curve"] == []) == (points == "validation")
 
 
-def test_a_diverged_run_is_a_result_of_nothing(cache, monkeypatch):
-    def diverge(*args, **kwargs):
-        raise DataError("the loss is nan at step 0: training has diverged.")
-
-    monkeypatch.setattr(runs, "step", diverge)
-    result = execute(RUN, CONFIG, cache)
-    assert result["map@20"] == 0
-    assert result["diverged"] == "the loss is nan at step 0: training has diverged."
-
-
-def test_a_loss_over_all_classes_that_is_not_finite_is_divergence(cache, monkeypatch):
-    rank = runs.PointEvaluator.rank
-    monkeypatch.setattr(
-        runs.PointEvaluator, "rank", lambda self, *a: (rank(self, *a)[0], np.array([np.inf]))
-    )
-    assert (
-        "full softmax loss is not finite: training has diverged"
-        in execute(RUN, CONFIG, cache)["diverged"]
-    )
-
-
-def test_other_errors_are_no_divergence(cache, monkeypatch):
-    def refuse(*args, **kwargs):
-        raise UsageError("no such thing")
-
-    monkeypatch.setattr(runs, "step", refuse)
-    with pytest.raises(UsageError, match="no such thing"):
-        execute(RUN, CONFIG, cache)
-
-
 @pytest.mark.parametrize("name", runs.REFERENCES)
 def test_references_are_judged_at_the_points_of_all_others(name, cache, result):
     found = execute(CompareRun(contender=name), CONFIG, cache)
@@ -191,7 +161,57 @@ def test_nobody_knows_the_truth_of_a_log_from_outside(cache):
     assert found == execute(CompareRun(contender="most popular"), CONFIG, cache)
 
 
-def test_a_missing_file_is_told(cache):
-    config = replace(CONFIG, made=None, log=LogSource(files=("nowhere.csv",)))
+def test_divergence_is_a_result_of_nothing_and_other_errors_are_errors(cache, monkeypatch):
+    def fail(*args, **kwargs):
+        raise error
+
+    rank = runs.PointEvaluator.rank
+    endless = lambda self, *a: (rank(self, *a)[0], np.array([np.inf]))  # noqa: E731
+    with monkeypatch.context() as patch:
+        patch.setattr(runs.PointEvaluator, "rank", endless)
+        words = "the full softmax loss is not finite: training has diverged."
+        found = execute(RUN, CONFIG, cache)
+        assert (found["map@20"], found["diverged"]) == (0, words)
+    monkeypatch.setattr(runs, "step", fail)
+    error = DataError("the loss is nan at step 0: training has diverged.")
+    found = execute(RUN, CONFIG, cache)
+    assert (found["map@20"], found["diverged"]) == (0, str(error))
+    error = UsageError("no such thing")
+    with pytest.raises(UsageError, match="no such thing"):
+        execute(RUN, CONFIG, cache)
+    missing = replace(CONFIG, made=None, log=LogSource(files=("nowhere.csv",)))
     with pytest.raises(UsageError, match=r"no file matches 'nowhere\.csv'"):
-        find_log(config, cache)
+        find_log(missing, cache)
+
+
+@pytest.mark.parametrize("qualities", [(None, None, None), (0.2, 0.5, 0.1), (0.5, 0.5, 0.2)])
+def test_the_one_loop_takes_every_step_once_and_leaves_the_best_model(cache, qualities):
+    """Without a quality that is the last one; of equals it is the first."""
+    parts = build_run(RUN, CONFIG, open_log(CONFIG, cache))
+    seen, given = [], iter(qualities)
+
+    def evaluate(steps, seconds):
+        seen.append((steps, seconds, parts.model.head.table.weight.clone()))
+        assert parts.model.head.step == steps
+        return next(given)
+
+    total = runs.train_and_evaluate(parts, {8, 2, 5}, evaluate)
+    assert [steps for steps, _, _ in seen] == [2, 5, 8]
+    assert 0 < seen[0][1] < seen[1][1] < seen[2][1] == total
+    best = 2 if qualities[0] is None else qualities.index(max(qualities))
+    assert torch.equal(parts.model.head.table.weight, seen[best][2])
+    assert not torch.equal(seen[0][2], seen[2][2])
+
+
+@pytest.mark.parametrize("name", runs.COUNTING)
+def test_counting_gives_lists_of_distinct_items_and_favourites_are_ones_own(name, cache):
+    scene = open_log(CONFIG, cache)
+    points = runs.spread_points(scene.log, scene.split.test, 50)
+    ranked = runs.rank_by_counting(name, scene.log, scene.split, points)
+    assert ranked.shape == (len(points), 20)
+    for row in ranked:
+        assert len(torch.unique(row[row >= 0])) == int((row >= 0).sum())
+    if name == "the user's favourites":
+        own = scene.log.items[scene.log.offsets[points.user[0]] : points.point[0]]
+        ids, count = np.unique(own, return_counts=True)
+        assert count[ids == int(ranked[0, 0])] == count.max()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 
 import pytest
 import torch
@@ -9,8 +10,9 @@ import torch
 from tapas.comparison import stages as comparing
 from tapas.comparison.config import quick
 from tapas.comparison.contenders import CONTENDERS
-from tapas.comparison.runs import find_log, open_scene
-from tapas.comparison.stages import check_settings, compare, settings
+from tapas.comparison.runs import find_log, open_log
+from tapas.comparison.settings import check_settings
+from tapas.comparison.stages import compare
 from tapas.errors import DataError, UsageError
 from tapas.training.run_folder import only_one
 
@@ -30,11 +32,8 @@ def out(tmp_path_factory, cache):
     return folder
 
 
-def test_all_files_are_there(out):
-    assert {file.name for file in out.iterdir()} == FILES
-
-
 def test_every_contender_has_its_trials_its_seeds_and_the_references(out):
+    assert {file.name for file in out.iterdir()} == FILES
     runs = lines(out / "runs.jsonl")
     count = {}
     for result in runs:
@@ -47,19 +46,13 @@ def test_every_contender_has_its_trials_its_seeds_and_the_references(out):
     }  # fmt: skip
     assert len({result["key"] for result in runs}) == len(runs)
     assert len(lines(out / "pace.jsonl")) == 2
-
-
-def test_no_model_is_better_than_the_truth_by_its_loss(out):
     loss = {}
-    for result in lines(out / "runs.jsonl"):
+    for result in runs:
         if "loss" in result and result["run"]["points"] == "test":
             loss.setdefault(result["run"]["contender"], []).append(result["loss"])
+    # by its loss no model is better than the truth
     assert min(loss["full"] + loss["sampled"]) > loss["the true distribution"][0]
-
-
-def test_settings_say_what_was_asked_and_on_what_machine(out):
     found = json.loads((out / "settings.json").read_text())
-    assert found["contenders"] == ["full", "sampled"]
     assert (found["num_samples"], found["budget_seconds"]) == (16, 0.4)
     assert found["sizes"]["users"] == 300
     assert set(found["machine"]) == {"cores", "tapas", "torch", "python", "commit"}
@@ -102,18 +95,10 @@ def test_it_goes_on_where_it_was_stopped(after, tmp_path, cache, monkeypatch):
     assert {file.name for file in tmp_path.iterdir()} == FILES
 
 
-def test_results_of_another_definition_are_refused(out, cache, monkeypatch):
-    """A later version may try other settings under the same name."""
-    changed = dataclasses.replace(CONTENDERS["sampled"], values=(0.25, 0.5))
-    monkeypatch.setitem(CONTENDERS, "sampled", changed)
-    with pytest.raises(UsageError, match=r"were made with another definitions\."):
-        compare(CONFIG, out, cache=cache)
-
-
 def test_two_at_once_in_one_folder_are_refused(tmp_path, cache):
     out = tmp_path / "out"
     out.mkdir()
-    check_settings(out / "settings.json", CONFIG, open_scene(CONFIG, cache).log)
+    check_settings(out / "settings.json", CONFIG, open_log(CONFIG, cache).log)
     with (
         only_one(out, "settings.json"),
         pytest.raises(UsageError, match=r"^another process is training in .*out\. Wait for it"),
@@ -128,9 +113,13 @@ def test_two_at_once_in_one_folder_are_refused(tmp_path, cache):
         ({"budget_seconds": 2.0}, "budget_seconds"),
         ({"samples": 17, "seeds": 3}, "samples, seeds, num_samples"),
         ({"contenders": ("full",)}, "contenders"),
+        ({}, "definitions"),  # a later version may try other settings under the same name
     ],
 )
-def test_other_settings_in_the_same_folder_are_refused(changes, names, out, cache):
+def test_other_settings_in_the_same_folder_are_refused(changes, names, out, cache, monkeypatch):
+    if names == "definitions":
+        changed = dataclasses.replace(CONTENDERS["sampled"], values=(0.25, 0.5))
+        monkeypatch.setitem(CONTENDERS, "sampled", changed)
     given = {"contenders": ("full", "sampled")} | changes
     with pytest.raises(UsageError) as caught:
         compare(quick(**given), out, cache=cache)
@@ -138,17 +127,6 @@ def test_other_settings_in_the_same_folder_are_refused(changes, names, out, cach
         f"the results in {out} were made with another {names}. Choose another folder with --out, "
         "or move them away."
     )
-
-
-def test_another_machine_may_go_on(out, cache, monkeypatch):
-    monkeypatch.setattr(comparing.os, "cpu_count", lambda: 77)
-    check_settings(out / "settings.json", CONFIG, open_scene(CONFIG, cache).log)
-
-
-def test_damaged_settings_are_told(tmp_path, cache):
-    (tmp_path / "settings.json").write_text("{")
-    with pytest.raises(DataError, match=r"settings\.json cannot be read as the settings of the re"):
-        compare(CONFIG, tmp_path, cache=cache)
 
 
 def test_who_is_too_slow_is_said_and_written(tmp_path, cache, monkeypatch):
@@ -161,36 +139,6 @@ def test_who_is_too_slow_is_said_and_written(tmp_path, cache, monkeypatch):
     assert f"full: {line['skipped']}" in said
 
 
-def test_a_log_from_outside_has_no_truth_and_no_path_in_its_settings(tmp_path, cache):
-    source = find_log(CONFIG, cache)
-    config = quick(made=None, log=source, contenders=("full",), trials=1, seeds=1)
-    compare(config, tmp_path, cache=cache)
-    assert str(cache) not in (tmp_path / "settings.json").read_text()
-    named = [result["run"]["contender"] for result in lines(tmp_path / "runs.jsonl")]
-    assert "the true distribution" not in named
-
-
-def test_stages_are_followed(tmp_path, cache):
-    seen = {}
-
-    def progress(stage):
-        return lambda done, total: seen.__setitem__(stage, (done, total))
-
-    config = quick(contenders=("full",), trials=1, seeds=1)
-    compare(config, tmp_path, cache=cache, progress=progress)
-    assert seen == {
-        "pace": (2, 2), "references": (4, 4), "search": (1, 1), "seeds": (1, 1),
-    }  # fmt: skip
-
-
-def test_threads_are_given_back(tmp_path, cache):
-    torch.set_num_threads(2)
-    config = quick(contenders=("full",), trials=1, seeds=1)
-    compare(config, tmp_path, cache=cache)
-    assert torch.get_num_threads() == 2
-
-
-@pytest.mark.slow
 def test_side_by_side_gives_the_same_numbers(out, tmp_path, cache):
     """All but the last two seeds are there already."""
     for file in out.iterdir():
@@ -209,6 +157,29 @@ def test_side_by_side_gives_the_same_numbers(out, tmp_path, cache):
     assert numbers(tmp_path) == numbers(out)
 
 
-def test_settings_are_plain(cache):
-    found = settings(CONFIG, open_scene(CONFIG, cache).log)
-    assert json.loads(json.dumps(found)) == found
+def test_another_machine_may_go_on_and_damaged_settings_are_told(out, cache, monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "cpu_count", lambda: 77)
+    log = open_log(CONFIG, cache).log
+    check_settings(out / "settings.json", CONFIG, log)
+    (tmp_path / "settings.json").write_text("{")
+    with pytest.raises(DataError, match=r"settings\.json cannot be read as the settings of the re"):
+        check_settings(tmp_path / "settings.json", CONFIG, log)
+
+
+def test_a_log_from_outside_is_followed_and_leaves_no_path_behind(tmp_path, cache):
+    seen = {}
+
+    def progress(stage):
+        return lambda done, total: seen.__setitem__(stage, (done, total))
+
+    torch.set_num_threads(2)
+    source = find_log(CONFIG, cache)
+    config = quick(made=None, log=source, contenders=("full",), trials=1, seeds=1)
+    compare(config, tmp_path, cache=cache, progress=progress)
+    assert torch.get_num_threads() == 2  # given back
+    assert seen == {
+        "pace": (2, 2), "references": (3, 3), "search": (1, 1), "seeds": (1, 1),
+    }  # fmt: skip
+    assert str(cache) not in (tmp_path / "settings.json").read_text()
+    named = [result["run"]["contender"] for result in lines(tmp_path / "runs.jsonl")]
+    assert "the true distribution" not in named

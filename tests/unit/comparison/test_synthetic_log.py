@@ -7,7 +7,17 @@ import polars as pl
 import pytest
 
 from tapas import UsageError
-from tapas.comparison.synthetic_log import SyntheticLogConfig, group_words, write_synthetic_log
+from tapas.comparison.synthetic_log import (
+    SyntheticLogConfig,
+    group_words,
+    kept_log,
+    rank_by_truth,
+    write_synthetic_log,
+)
+from tapas.data.prepare import prepare_log
+from tapas.data.source import LogSource
+from tapas.data.splits import SplitConfig, split_log
+from tapas.evaluation.points import spread_points
 
 CONFIG = SyntheticLogConfig(
     num_users=400, num_items=103, num_groups=7, baskets_per_user=30, items_per_basket=3
@@ -26,6 +36,7 @@ def test_it_has_the_shape_asked_for(log):
     assert len(log) == 400 * 30 * 3
     assert (log["item"].min(), log["user"].max(), log["time"].max()) == (0, 399, 29)
     assert log["item"].max() < 103
+    assert group_words(16, 7) == "item 16 of group 2"
 
 
 def test_a_basket_is_of_one_group_and_the_next_follows_by_habit(log):
@@ -54,10 +65,6 @@ def test_the_same_seed_gives_the_same_log(tmp_path):
     assert pl.read_parquet(tmp_path / "a.parquet").equals(pl.read_parquet(tmp_path / "b.parquet"))
 
 
-def test_an_item_is_told_by_its_group():
-    assert group_words(16, 7) == "item 16 of group 2"
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -69,3 +76,49 @@ def test_an_item_is_told_by_its_group():
 def test_a_log_that_cannot_be_made_is_refused(options, words):
     with pytest.raises(UsageError, match=re.escape(words)):
         SyntheticLogConfig(**options)
+
+
+TINY = SyntheticLogConfig(
+    num_users=60, num_items=53, num_groups=4, baskets_per_user=7, items_per_basket=2, exponent=0.9
+)
+
+
+def true_chances(made):
+    """(groups, items): P(item | last basket of a group), from the words of the generator."""
+    most = -(-made.num_items // made.num_groups)
+    zipf = 1 / np.arange(1, most + 1) ** made.exponent
+    in_group = np.zeros((made.num_groups, made.num_items))
+    for group in range(made.num_groups):
+        members = np.arange(group, made.num_items, made.num_groups)
+        for rank, weight in enumerate(zipf / zipf.sum()):
+            in_group[group, members[rank % len(members)]] += weight
+    after = np.zeros_like(in_group)
+    for group in range(made.num_groups):
+        following = in_group[(group + 1) % made.num_groups]
+        after[group] = made.habit * following + (1 - made.habit) * in_group.mean(axis=0)
+    return after
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    cache = tmp_path_factory.mktemp("tiny")
+    source = LogSource(files=(str(kept_log(TINY, cache)),), user="user", item="item", time="time")
+    log = prepare_log(source, cache)
+    return log, spread_points(log, split_log(log, SplitConfig(kind="last")).test, 100)
+
+
+def test_the_truth_is_that_of_the_generator(tiny):
+    log, points = tiny
+    chances = true_chances(TINY)
+    np.testing.assert_allclose(chances.sum(axis=1), 1)
+    key = np.array(log.item_keys.keys(np.arange(log.num_items)))
+    target = log.items[points.point][:, None].astype(np.int64)
+    ranked, loss = rank_by_truth(TINY, log, points, target)
+    for row, wanted, found, cost in zip(points.point, target[:, 0], ranked, loss, strict=True):
+        chance = chances[key[log.items[row - 1]] % TINY.num_groups]
+        listed = chance[key[found.numpy()]]
+        best = np.sort(chance[key])[::-1][:20]
+        np.testing.assert_allclose(listed, best)
+        assert cost == pytest.approx(-np.log(chance[key[wanted]]))
+    padded = np.concatenate([target, np.full_like(target, -1)], axis=1)
+    np.testing.assert_array_equal(rank_by_truth(TINY, log, points, padded)[1], loss)

@@ -6,44 +6,19 @@ import pytest
 from oracle.comparison_results import comparison, reference, result, standing
 
 from tapas.comparison.tables import (
-    EXCESS_HEADING,
     HEADING,
     NONE,
-    REFERENCE_HEADING,
     SHORT,
     beaten_by,
-    excess_rows,
     gap_to,
     loss_of,
     quality,
     ranked,
     recall_of,
-    reference_rows,
     short_rows,
     table_rows,
     targets_of,
 )
-
-
-def test_the_whole_row_of_the_best():
-    run = {"rows_lr": 0.3, "knob": 0.75, "steps": 12_345}
-    ours = standing("tapas", 0.25, loss=6.5, run=run)
-    row = table_rows(comparison(standing("nce", 0.1), ours))[0]
-    assert dict(zip(HEADING, row, strict=True)) == {
-        "": "TAPAS, priority",
-        "MAP@20": "0.2500 (0.2500 to 0.2500)",
-        "against the best": "best",
-        "precision@1": "0.1250",
-        "recall@20": "0.5000",
-        "loss, nats": "6.500 (6.500 to 6.500)",
-        "recall of head / middle / tail": "50.0 / 20.0 / 10.0 %",
-        "steps": "12,345",
-        "ms a step": "50",
-        "scores per example": "1,000",
-        "peak memory": "500 MB",
-        "rows_lr": "0.3",
-        "knob": "alpha = 0.75",
-    }
 
 
 def test_rows_are_ordered_by_quality_and_those_without_come_last():
@@ -109,26 +84,6 @@ def test_recall_is_the_mean_over_seeds_or_unknown():
     assert targets_of(ours, "tail") == 1_000
     assert recall_of(ours, "unseen") is None
     assert targets_of(dataclasses.replace(ours, finals=()), "tail") == 0
-
-
-def test_references_and_the_distance_from_the_truth():
-    truth = reference("the true distribution", 0.4, 5.0)
-    popular = reference("most popular", 0.05)
-    near, far = standing("nce", 0.1, loss=5.25), standing("full", 0.2, loss=6.5)
-    found = comparison(far, near, references=(popular, truth))
-    assert reference_rows(found) == [
-        ["most popular", "0.0500 (0.0500 to 0.0500)", "0.0250", "0.1000", NONE,
-         "50.0 / 20.0 / 10.0 %"],
-        ["the true distribution", "0.4000 (0.4000 to 0.4000)", "0.2000", "0.8000", "5.000",
-         "50.0 / 20.0 / 10.0 %"],
-    ]  # fmt: skip
-    assert excess_rows(found) == [
-        ["NCE", "5.250", "0.250 (0.250 to 0.250)"],
-        ["Full softmax", "6.500", "1.500 (1.500 to 1.500)"],
-    ]
-    assert len(REFERENCE_HEADING) == len(reference_rows(found)[0])
-    assert len(EXCESS_HEADING) == len(excess_rows(found)[0])
-    assert excess_rows(comparison(near, references=(popular,))) == []
 
 
 def test_only_counting_can_shame_a_method():

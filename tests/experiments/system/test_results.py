@@ -1,9 +1,17 @@
-"""Verdicts on the system follow from numbers: pretended jobs with a known answer."""
+"""From rounds to numbers, verdicts and a figure: pretended jobs with a known answer."""
+
+import dataclasses
 
 import pytest
-from oracle.pretended_jobs import SECONDS, pretended
+from oracle.pretended_jobs import SECONDS, SMALL, pretended
 
-from experiments.system.claims import judge_system_claims
+from experiments.synthetic.experiment import Cell
+from experiments.system.claims import check_system_claims
+from experiments.system.config import System
+from experiments.system.figure import system_figure
+from experiments.system.page import system_page
+from experiments.system.results import SystemResults, paper_overhead, paper_rates, sampled
+from tapas import DataError
 from tapas.comparison.ledger import Ledger
 
 TEXTS = (
@@ -17,8 +25,71 @@ TEXTS = (
 )
 
 
+def slower_and_slower(config, steps):
+    """Every round takes a second time longer than the one before."""
+    return pretended(config, steps, slow=1 + config.loop.seed)
+
+
+def test_ratios_are_taken_inside_a_round(measured):
+    """The machine slows down three times: rates show it, ratios do not."""
+    found = SystemResults(measured(slower_and_slower))
+    assert found.rates(sampled(16)) == pytest.approx([181, 181 / 2, 181 / 3])
+    assert found.overheads("top", 16) == pytest.approx([181 / 173 - 1] * 3)
+    assert found.overheads("top", 128) == pytest.approx([92 / 81 - 1] * 3)
+    assert found.overheads("priority", 16) == pytest.approx([0.5] * 3)
+    assert found.slowdowns(sampled(128), sampled(16)) == pytest.approx([181 / 92] * 3)
+
+
+def test_collisions_of_a_step_and_as_a_share(measured):
+    def answer(config, steps):
+        return pretended(config, steps, collided=0.5 if steps == SMALL.steps else 0.25)
+
+    found = SystemResults(measured(answer, rounds=2))
+    assert found.rows_pushed(sampled(128)) == [138, 138]
+    assert found.rows_collided(sampled(128)) == [69, 69]
+    assert found.collided_share(sampled(128)) == [0.5, 0.5]
+    assert found.collided_share(Cell("top", 16, 8), "warm_up") == [0.25, 0.25]
+
+
+def test_a_job_that_pushed_nothing_has_no_collision(measured):
+    def answer(config, steps):
+        return pretended(config, steps)._replace(rows_pushed=0, rows_collided=0, staleness={})
+
+    found = SystemResults(measured(answer, rounds=1))
+    assert found.collided_share(sampled(16)) == [0]
+    assert found.staleness(sampled(16)) == [0]
+
+
+def test_staleness_is_a_mean_over_pushes_and_traffic_is_of_a_step(measured):
+    found = SystemResults(measured(rounds=1))
+    assert found.staleness(sampled(16)) == [(2 * 1 + 6 * 3) / 8]
+    assert found.sent_bytes(sampled(16)) == [2_000_000]
+
+
+def test_the_papers_numbers_stand_beside_ours_by_n_and_r():
+    assert paper_rates(System()) == {
+        (1_000, 1): 181, (1_000, 8): 173, (8_000, 1): 92, (8_000, 8): 81
+    }  # fmt: skip
+    assert paper_rates(SMALL)[128, 8] == 81
+    assert paper_overhead(System(), 1_000) == pytest.approx(0.046, abs=5e-4)
+    assert paper_overhead(SMALL, 128) == pytest.approx(0.136, abs=5e-4)
+
+
+def test_a_round_without_a_cell_is_told(measured):
+    ledger = measured(rounds=1)
+    next(iter(ledger.results.values()))["cells"].pop()
+    with pytest.raises(DataError, match=r"is not what `python -m experiments table-1` writes"):
+        SystemResults(ledger)
+
+
+def test_cells_are_found_wherever_they_stand_in_a_round(measured):
+    """Rounds begin with different cells."""
+    found = SystemResults(measured(rounds=6, system=dataclasses.replace(SMALL, users=299)))
+    assert found.rates(Cell("top", 128, 8)) == pytest.approx([81] * 6)
+
+
 def verdicts(ledger):
-    claims = judge_system_claims(ledger)
+    claims = check_system_claims(ledger)
     assert all(words in claim.text for words, claim in zip(TEXTS, claims, strict=True))
     assert {claim.study for claim in claims} == {"system"}
     return claims
@@ -130,3 +201,24 @@ def test_nothing_measured_is_missing(tmp_path):
     assert {(c.verdict, c.evidence) for c in claims} == {
         ("missing", "the system has not been measured. `python -m experiments table-1` does.")
     }
+
+
+@pytest.mark.parametrize(("cores", "shared"), [(3, True), (4, False)])
+def test_a_machine_with_too_few_cores_is_told(measured, cores, shared):
+    ledger = measured(rounds=1)
+    next(iter(ledger.results.values()))["cores"] = cores
+    page = system_page(SystemResults(ledger), [])
+    assert f"2 servers and 2 workers on one machine with {cores} cores" in page
+    assert ("4 processes share 3 cores" in page) == shared
+
+
+def test_the_figure_shows_every_cell_and_the_paper(measured):
+    figure = system_figure(SystemResults(measured(system=dataclasses.replace(SMALL, users=250))))
+    times, shares = figure.axes
+    texts = {text.get_text() for text in figure.texts}
+    assert {"— the paper", "● sampled softmax", "● TAPAS top", "● TAPAS priority"} <= texts
+    paper = next(
+        line for line in times.lines if line.get_marker() == "_" and len(line.get_xdata()) == 4
+    )
+    assert list(paper.get_ydata()) == pytest.approx([1, 181 / 173, 181 / 92, 181 / 81])
+    assert len(times.containers) == len(shares.containers) == 6

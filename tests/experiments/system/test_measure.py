@@ -1,21 +1,24 @@
-"""What is measured: Table 1's cells, on one log, with one configuration but for the cell."""
+"""What is measured: Table 1's cells, one job at a time, on one log, and kept apart by system."""
 
 import dataclasses
+import json
 import re
 
 import polars as pl
 import pytest
+from oracle.pretended_jobs import SMALL, pretended
 
 from experiments.synthetic.experiment import Cell
 from experiments.system.config import Round, System, check_same_system, finished_rounds
+from experiments.system.measure import measure
 from tapas import DataError, UsageError
 from tapas.comparison.ledger import Ledger
 from tapas.data.prepare import prepare_log
 from tapas.data.splits import split_log
+from tapas.errors import PeerError
 from tapas.training.build import build
 
 PAPER = System()
-SMALL = PAPER.quick()
 
 
 def test_the_cells_are_those_of_table_1_with_both_rules():
@@ -77,13 +80,6 @@ def test_every_round_visits_all_cells_and_begins_with_another():
         assert sorted(Round(PAPER, number).cells) == sorted(PAPER.cells)
 
 
-def test_keys_tell_rounds_and_systems_apart():
-    other = dataclasses.replace(PAPER, steps=7)
-    keys = {Round(s, number).key() for s in (PAPER, other) for number in (0, 1)}
-    assert len(keys) == 4
-    assert Round(PAPER, 1).key() == Round(System(), 1).key()
-
-
 def test_rounds_come_back_in_order_with_their_system(measured):
     ledger = measured(rounds=3)
     ledger.results = dict(reversed(ledger.results.items()))
@@ -142,3 +138,67 @@ def test_a_ledger_of_something_else_is_told(tmp_path, run):
 def test_a_system_that_cannot_be_is_refused(options, words):
     with pytest.raises(UsageError, match=re.escape(words)):
         System(**options)
+
+
+def test_every_cell_gets_a_job_that_warms_up_and_is_closed(cache, engine_of):
+    engine, said = engine_of(), []
+    turn = Round(SMALL, 2)
+    result = measure(turn, cache, said.append)
+    assert len(engine.opened) == engine.closed == 6
+    assert engine.ran == [4, 8] * 6
+    log = SMALL.make_log(cache)
+    assert engine.opened == [SMALL.config(cell, log, 2) for cell in turn.cells]
+    service = engine.opened[0].service
+    assert (service.servers, service.workers, service.max_staleness) == (2, 2, 3)
+    assert said[0] == "round 3: n=16, r=8, priority"
+    assert json.loads(json.dumps(result["run"])) == {
+        "system": {
+            "servers": 2, "workers": 2, "max_staleness": 3, "classes": 2_000, "users": 300,
+            "samples": 16, "batch": 8, "dim": 8, "history": 50, "warm_up": 4, "steps": 8,
+        },
+        "number": 2,
+    }  # fmt: skip
+    assert result["key"] == turn.key()
+    assert result["cores"] >= 1
+
+
+def test_a_record_is_what_the_job_said(cache, engine_of):
+    engine_of()
+    result = json.loads(json.dumps(measure(Round(SMALL, 0), cache)))
+    first = result["cells"][0]
+    assert first["cell"] == ["sampled", 16, 1]
+    assert first["measured"]["steps"] == 8
+    assert first["measured"]["rows_pushed"] == 8 * 26
+    assert first["measured"]["staleness"] == {"1": 2, "3": 6}
+    assert first["warm_up"]["steps"] == 4
+    assert str(cache) not in json.dumps(result)  # where it ran is nobody's business
+
+
+def test_a_job_that_fails_is_closed(cache, engine_of):
+    def fail(config, steps):
+        raise PeerError("server 1 (pid 12 on host h) is gone.")
+
+    engine = engine_of(fail)
+    with pytest.raises(PeerError, match="server 1"):
+        measure(Round(SMALL, 0), cache)
+    assert engine.closed == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"steps": 5}, "n=16, r=1: 8 steps were asked for, 5 were done."),
+        (
+            {"loss": float("nan")},
+            "n=16, r=1: the loss became nan within 8 steps. Lower max_staleness.",
+        ),
+    ],
+)
+def test_a_job_that_did_not_train_is_no_measurement(cache, engine_of, change, words):
+    def answer(config, steps):
+        found = pretended(config, steps)
+        return found._replace(**change) if steps == 8 else found
+
+    engine_of(answer)
+    with pytest.raises(DataError, match=re.escape(words)):
+        measure(Round(SMALL, 0), cache)

@@ -1,0 +1,249 @@
+"""settings.json: written, checked against what is asked now, told in words and as a command."""
+
+import dataclasses
+import json
+import os
+import platform
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tapas.atomic_file import whole_file
+from tapas.comparison.config import CompareConfig, quick, synthetic
+from tapas.comparison.contenders import CONTENDERS, by_name
+from tapas.comparison.synthetic_log import SyntheticLogConfig
+from tapas.data.event_log import EventLog
+from tapas.data.source import LogSource
+from tapas.data.splits import SplitConfig
+from tapas.errors import DataError, UsageError
+from tapas.training.config import HeadConfig, ModelConfig, OptimizerConfig
+from tapas.version import __version__
+
+SETTINGS = "settings.json"
+DEFINITIONS = "definitions"  # of all trials: results of another version are not taken for these
+SECTIONS = {
+    "log": LogSource,
+    "made": SyntheticLogConfig,
+    "split": SplitConfig,
+    "model": ModelConfig,
+    "optimizer": OptimizerConfig,
+}
+MACHINE = "machine"  # the part of the settings that may differ when a comparison goes on
+FLAGS = ("user", "item", "time", "text", "group", "min_count", "rare")  # of a log
+Settings = Mapping[str, Any]
+
+
+def settings(config: CompareConfig, log: EventLog) -> dict[str, Any]:
+    """All that decides results, plain enough for JSON, and the machine; no paths of files."""
+    found = question(config, config.num_samples(log.num_items))
+    found["sizes"] = {"events": log.num_events, "items": log.num_items, "users": log.num_users}
+    found[MACHINE] = {
+        "cores": os.cpu_count(),
+        "tapas": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "commit": _commit(),
+    }
+    return found
+
+
+def question(config: CompareConfig, num_samples: int) -> dict[str, Any]:
+    """What was asked, and each setting that is tried for each contender."""
+    found = dataclasses.asdict(config)
+    if config.log is not None:
+        found["log"]["files"] = [Path(file).name for file in config.log.files]
+    found["num_samples"] = num_samples
+    found[DEFINITIONS] = {
+        each.name: [
+            {"rows_lr": trial.rows_lr, **each.head(num_samples, trial.knob).as_table()}
+            for trial in each.trials(config.trials)
+        ]
+        for each in by_name(config.contenders)
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(found))
+    return plain
+
+
+def check_settings(path: Path, config: CompareConfig, log: EventLog) -> None:
+    """Write them the first time; results of other settings are never taken for these."""
+    mine = settings(config, log)
+    keep_settings(path, mine)
+    other = differences(read_comparison_settings(path), mine)
+    if len(other) > 1:  # which follow from the others
+        other = [name for name in other if name != DEFINITIONS]
+    refuse_others(other, f"in {path.parent}")
+
+
+def keep_settings(path: Path, settings: Settings) -> None:
+    """Write them, if `path` has none."""
+    if not path.exists():
+        with whole_file(path) as unfinished:
+            unfinished.write_text(json.dumps(settings, indent=1) + "\n")
+
+
+def read_comparison_settings(path: Path) -> dict[str, Any]:
+    return read_settings(path, needed=("contenders", "seeds"), away="the folder")
+
+
+def read_settings(path: Path, *, needed: Sequence[str] = (), away: str) -> dict[str, Any]:
+    """The table in `path`; `away` is what else to move away if it cannot be read."""
+    try:
+        found = json.loads(path.read_text())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(name in found for name in needed):
+        raise DataError(
+            f"{path} cannot be read as the settings of the results beside it. Restore it, or move "
+            f"{away} away."
+        )
+    return found
+
+
+def refuse_others(other: Sequence[str], where: str) -> None:
+    if other:
+        raise UsageError(
+            f"the results {where} were made with another {', '.join(other)}. Choose another folder "
+            "with --out, or move them away."
+        )
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Names of settings `now` that were others `before`, the machine aside.
+
+    A name that `before` does not have stands for its default: results stay valid when an option
+    is added that they did not use.
+    """
+    before = _completed(before, CompareConfig)
+    for name, kind in SECTIONS.items():
+        if isinstance(before.get(name), dict):
+            before[name] = _completed(before[name], kind)
+    # what is no table of trials, or names what no method has, differs as it stands
+    with suppress(UsageError, KeyError, TypeError, AttributeError):
+        before[DEFINITIONS] = {
+            contender: [_completed_trial(trial) for trial in trials]
+            for contender, trials in before[DEFINITIONS].items()
+        }
+    return [name for name in now if name != MACHINE and before.get(name) != now[name]]
+
+
+def _completed(table: dict[str, Any], kind: Any) -> dict[str, Any]:
+    """`table` of a `kind` of settings, with the defaults of names that it does not have."""
+    given = {f.name: f.default for f in dataclasses.fields(kind)}
+    defaults = {n: v for n, v in given.items() if v is None or isinstance(v, str | int | float)}
+    return defaults | table
+
+
+def _completed_trial(trial: dict[str, Any]) -> dict[str, Any]:
+    head = HeadConfig.of(**{name: value for name, value in trial.items() if name != "rows_lr"})
+    return {"rows_lr": trial["rows_lr"], **head.as_table()}
+
+
+def _commit() -> str | None:
+    """Of the source tree that this runs from, if it is one."""
+    tree = Path(__file__).parents[3]
+    if not (tree / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"],
+            cwd=tree, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def log_words(settings: Settings) -> str:
+    """Which log, and how large it is."""
+    log = settings.get("log")
+    name = ", ".join(log["files"]) if log else "A made-up log, whose true distribution is known"
+    sizes = settings.get("sizes")
+    if not sizes:
+        return f"{name}."
+    return (
+        f"{name}: {sizes['events']:,} events, {sizes['users']:,} users, {sizes['items']:,} "
+        "items (the classes)."
+    )
+
+
+def budget_words(settings: Settings) -> str:
+    """Who got how much."""
+    number, seeds = len(settings["contenders"]), settings["seeds"]
+    model = settings["model"]
+    return (
+        f"{_count(number, 'method')} with {duration(settings['budget_seconds'])} of training each: "
+        f"half for {_count(settings['trials'], 'trial')}, half for {_count(seeds, 'seed')}. "
+        f"Encoder {model['encoder']}, {model['dim']} dimensions; n = {settings['num_samples']:,}."
+    )
+
+
+def command_of(settings: Settings) -> str:
+    """A command that asks for the same; files go by their names."""
+    base = _base(settings)
+    words = ["tapas", "compare"]
+    if settings.get("log"):
+        words += _log_words(settings["log"])
+    else:
+        words.append("--quick" if base == _plain(quick()) else "--synthetic")
+    names = settings["contenders"]
+    words += ["--methods", "all" if names == list(CONTENDERS) else ",".join(names)]
+    words += ["--budget", _flag_time(settings["budget_seconds"])]
+    for flag, name in (("num-samples", "samples"), ("seeds", "seeds"), ("trials", "trials")):
+        if settings.get(name) != base[name]:
+            words += [f"--{flag}", str(settings[name])]
+    for section in ("split", "model", "optimizer"):
+        for name, value in settings[section].items():
+            if value != base[section].get(name):
+                words += ["--set", f"{section}.{name}={value}"]
+    if settings["batch"] != base["batch"]:
+        words += ["--set", f"loop.batch={settings['batch']}"]
+    return shlex.join(words)
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(90), duration(600), duration(6300)
+    ('90 s', '10 min', '1.8 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 5_400 else f"{seconds / 3_600:.1f} h"
+
+
+def _base(settings: Settings) -> dict[str, Any]:
+    """What the command would take if nothing else were said."""
+    if settings.get("log"):
+        files = LogSource(files=tuple(settings["log"]["files"]))
+        return _plain(CompareConfig(log=files))
+    small = _plain(quick())
+    return small if settings.get("made") == small["made"] else _plain(synthetic())
+
+
+def _plain(config: CompareConfig) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
+    return found
+
+
+def _log_words(log: Mapping[str, Any]) -> list[str]:
+    words = list(log["files"])
+    start = LogSource(files=("log",))
+    for name in FLAGS:
+        if log.get(name) != getattr(start, name):
+            words += [f"--{name.replace('_', '-')}", str(log[name])]
+    return [*words, "--skip-bad-rows"] if log.get("skip_bad_rows") else words
+
+
+def _flag_time(seconds: float) -> str:
+    for unit, size in (("h", 3_600), ("m", 60)):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:g}{unit}"
+    return f"{seconds:g}s"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,211 @@
+"""What is run: settings come from validation alone, and every method is searched alike."""
+
+from collections import Counter
+from dataclasses import asdict, replace
+
+import pytest
+from oracle.real_results import made_up_set
+
+from experiments.real.cells import (
+    ALPHAS,
+    CELLS,
+    FEWER_SEEDS,
+    FIRST_ALPHA,
+    FULL,
+    LRS,
+    PRIORITY,
+    PRIORITY_EIGHTH,
+    SAMPLED,
+    SAMPLED_8,
+    SEARCH_SEED,
+    SEEDS,
+    SMALL_CELLS,
+    TOP,
+    TOP_8,
+    R,
+    SetRuns,
+    around_the_default,
+    cures,
+    floors_run,
+    known,
+    larger_floor,
+)
+from experiments.real.sets import GROCERY, RUST, SETS
+from tapas.comparison.ledger import Ledger
+from tapas.errors import DataError
+
+PLAN = SetRuns(RUST)
+FIELDS = {  # of a run, by the setting that is swept
+    "n": {"num_samples"}, "r": {"presample_factor"}, "tau": {"temperature"}, "beta": {"beta"},
+    "score_queries": {"score_queries"}, "batch": {"batch"},
+}  # fmt: skip
+
+
+class Known(Ledger):
+    """A ledger in memory that remembers which runs it was asked for."""
+
+    def __init__(self):
+        self.results, self.asked = {}, []
+
+    def __getitem__(self, run):
+        self.asked.append(run)
+        return super().__getitem__(run)
+
+    def know(self, run, score):
+        self.results[run.key()] = {"key": run.key(), "run": {"seed": run.seed}, "map@20": score}
+
+
+def searched(plan=PLAN, scores=()):
+    """A ledger with every trial there could be; `scores` (cell, lr, alpha) lift some of them."""
+    ledger = Known()
+    for cell in CELLS:
+        for lr in LRS:
+            for alpha in ALPHAS:
+                ledger.know(plan.trial(cell, lr, alpha), dict(scores).get((cell, lr, alpha), 0.01))
+    return ledger
+
+
+@pytest.mark.parametrize("lr", LRS)
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_the_best_of_every_setting_is_taken(lr, alpha):
+    for cell in SMALL_CELLS:
+        ledger = searched(scores={(SAMPLED, lr, FIRST_ALPHA): 0.02, (cell, lr, alpha): 0.03})
+        assert PLAN.best(ledger, cell) == (lr, alpha)
+
+
+def test_the_learning_rate_is_that_of_sampled_softmax_then_alpha_is_a_methods_own():
+    """A better pair that was never on the way is not seen, nor are trials of other sizes."""
+    scores = {
+        (SAMPLED, 0.3, FIRST_ALPHA): 0.02,
+        (SAMPLED, 1.0, 0.0): 0.9,
+        (SAMPLED, 0.3, 0.5): 0.03,
+        (TOP, 0.1, FIRST_ALPHA): 0.9,
+        (TOP, 0.3, 1.0): 0.03,
+        (PRIORITY, 0.3, 0.0): 0.03,
+    }
+    large = set(CELLS) - set(SMALL_CELLS)
+    lures = {(cell, lr, alpha): 0.95 for cell in large for lr in LRS for alpha in ALPHAS}
+    ledger = searched(scores=scores | lures)
+    alphas = {"sampled": 0.5, "top": 1.0, "priority": 0.0, "full": FIRST_ALPHA}
+    for cell in CELLS:
+        assert PLAN.best(ledger, cell) == (0.3, alphas[cell.method])
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_search_reads_validation_results_of_its_own_seed_only(cell):
+    ledger = searched()
+    drawn = [PLAN.run(cell, lr, a, seed) for lr in LRS for a in ALPHAS for seed in SEEDS]
+    found = []
+    for sign in (1, -1):
+        for run in drawn:
+            ledger.know(run, sign * (run.rows_lr + run.alpha + 100))
+        found.append(PLAN.best(ledger, cell))
+    assert found[0] == found[1]
+    for run in ledger.asked:
+        assert (run.points, run.seed, run.steps) == ("validation", SEARCH_SEED, RUST.search_steps)
+    assert SEARCH_SEED not in SEEDS
+
+
+def test_every_method_has_the_same_alphas_at_the_same_learning_rate():
+    ledger = searched(scores={(SAMPLED, 0.3, FIRST_ALPHA): 0.02})
+    names = [stage.__name__ for stage in PLAN.stages]
+    # each needs the one before it
+    assert names == ["references", "learning_rates", "alphas", "corrections", "drawn"]
+    rates, alphas = PLAN.learning_rates(ledger), PLAN.alphas(ledger)
+    assert rates == [PLAN.trial(SAMPLED, lr, FIRST_ALPHA) for lr in LRS]
+    assert alphas == [PLAN.trial(cell, 0.3, alpha) for cell in SMALL_CELLS for alpha in ALPHAS]
+    assert {run.num_samples for run in (*rates, *alphas)} == {RUST.num_samples}
+    start = PLAN.trial(PRIORITY, *PLAN.best(ledger, PRIORITY))
+    assert PLAN.corrections(ledger) == [
+        replace(start, method=method)
+        for method in ("priority, half corrected", "priority, not corrected")
+    ]
+    listed = {run.key() for run in PLAN.searches(ledger)}
+    ledger.asked.clear()
+    for cell in CELLS:
+        PLAN.best(ledger, cell)
+    assert {run.key() for run in ledger.asked} == listed
+    assert PLAN.searches(Known()) == PLAN.learning_rates(Known())
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_seeds_are_outermost_and_expensive_cells_get_fewer(name):
+    plan = SetRuns(SETS[name])
+    drawn = plan.drawn(searched(plan))
+    assert [run.seed for run in drawn] == sorted(run.seed for run in drawn)
+    assert len({run.key() for run in drawn}) == len(drawn)
+    found = Counter((run.method, run.num_samples) for run in drawn)
+    for cell in CELLS:
+        size = cell.num_samples(plan.real_set.num_samples)
+        assert found.pop((cell.method, size), 0) == FEWER_SEEDS[name].get(cell, 3)
+    assert not found
+    assert {(run.points, run.steps) for run in drawn} == {("test", plan.real_set.steps)}
+
+
+def test_a_search_that_is_not_finished_is_told():
+    words = (
+        "the search on rust is not finished; `python -m experiments figure-3` continues where it "
+        "stopped."
+    )
+    without_rates, without_alphas = searched(), searched()
+    del without_rates.results[PLAN.trial(SAMPLED, LRS[-1], FIRST_ALPHA).key()]
+    del without_alphas.results[PLAN.trial(TOP, PLAN.best_lr(without_alphas), 1.0).key()]
+    for ask in (
+        lambda: PLAN.alphas(without_rates),
+        lambda: PLAN.best(without_rates, FULL),
+        lambda: PLAN.drawn(without_alphas),
+        lambda: PLAN.best(without_alphas, TOP_8),
+    ):
+        with pytest.raises(DataError) as error:
+            ask()
+        assert str(error.value) == words
+    assert PLAN.best(without_alphas, PRIORITY)  # what is known of others is enough for them
+
+
+def test_cells_in_words_and_as_runs():
+    assert SAMPLED_8.words(1_000) == "sampled, n=8,000"
+    assert PRIORITY_EIGHTH.words(1_000) == "priority, n=125, r=8"
+    assert FULL.words(128) == "full softmax"
+    assert {cell.r for cell in CELLS if cell.method in ("top", "priority")} == {R} == {8}
+    run = SetRuns(GROCERY).run(FULL, 0.1, 0.75, 0)
+    assert (run.method, run.num_samples, run.presample_factor) == ("full", 0, 1)
+    quick = SetRuns(GROCERY, quick=True)
+    short = quick.run(TOP, 0.1, 0.75, 0)
+    assert (short.set, short.quick, short.num_samples) == ("grocery", True, 16)
+    assert quick.trial(TOP, 0.1, 0.75).steps < short.steps < RUST.steps
+    assert short.key() != SetRuns(GROCERY).run(TOP, 0.1, 0.75, 0).key()
+
+
+def differences(a, b):
+    return {name for name, value in asdict(a).items() if asdict(b)[name] != value}
+
+
+def test_a_sweep_changes_one_setting_at_a_time(tmp_path):
+    found = made_up_set(tmp_path / "made.jsonl", lambda cell: 0.1)
+    plan, ledger = found.plan, found.ledger
+    trials = around_the_default(plan, ledger, [1e-4])
+    start = plan.trial(PRIORITY, *plan.best(ledger, PRIORITY))
+    for setting, fields in FIELDS.items():
+        mine = [trial for trial in trials if trial.setting == setting]
+        assert [t.run == start for t in mine] == [t.is_default for t in mine]
+        assert sum(t.is_default for t in mine) == 1
+        assert all(differences(t.run, start) == fields for t in mine if not t.is_default)
+        assert [t.value for t in mine] == sorted(t.value for t in mine)
+    assert [t.words for t in trials if t.setting == "beta"] == ["of a class seen once", "0.0001"]
+    words = [t.words for t in trials if t.setting == "score_queries"]
+    assert words == ["8", "64", "256", "all"]
+    assert [trial.is_default for trial, _ in known(trials, ledger)] == [True] * len(FIELDS)
+    _, alpha = plan.best(ledger, PRIORITY)
+    assert larger_floor(plan, ledger, 1_000_000) == [1e-4**alpha]
+    assert larger_floor(plan, ledger, 100) == floors_run(ledger) == []
+
+
+def test_cures_start_from_the_papers_rule_and_take_twice_as_long(tmp_path):
+    found = made_up_set(tmp_path / "made.jsonl", lambda cell: 0.1)
+    trials = cures(found.plan, found.ledger)
+    assert {t.run.steps for t in trials} == {2 * GROCERY.search_steps}
+    top = next(t for t in trials if t.is_default)
+    assert (top.value, top.run.method) == ("top", TOP.method)
+    allowed = {"method", "temperature", "anneal_to", "presample_factor", "alpha"}
+    assert all(differences(t.run, top.run) <= allowed for t in trials)
+    assert len({t.run.key() for t in trials}) == len(trials)

@@ -1,0 +1,58 @@
+"""Pages that are committed are those that the code of today writes from the committed ledgers."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from oracle.journeys import invoke_experiment
+
+from experiments.estimators.page import make_page, read_estimators
+from experiments.overview import (
+    all_claims,
+    overview_page,
+    read_evidence,
+    study_ledger,
+    system_ledger,
+)
+from experiments.real.page import loss_page, map_page, pace_page
+from experiments.synthetic.page import study_page
+from experiments.synthetic.studies import STUDIES
+from experiments.system.page import system_page
+from experiments.system.results import SystemResults
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+@pytest.fixture(scope="module")
+def claims():
+    return all_claims(RESULTS)
+
+
+def committed(*folders):
+    return RESULTS.joinpath(*folders, "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_synthetic_studies(name, claims):
+    study = STUDIES[name]
+    assert study_page(study, study_ledger(RESULTS, study), claims) == committed(name)
+
+
+def test_the_real_sets(claims):
+    sets = read_evidence(RESULTS)
+    for name, page in (("figure-3", map_page), ("figure-4", loss_page), ("table-1", pace_page)):
+        assert page(sets, claims) == committed(name)
+
+
+def test_the_system_the_estimators_and_the_overview(claims):
+    assert system_page(SystemResults(system_ledger(RESULTS)), claims) == committed("system")
+    assert make_page(read_estimators(RESULTS / "estimators")) == committed("estimators")
+    assert overview_page(RESULTS, claims) == committed()
+
+
+def test_the_sweeps(tmp_path):
+    shutil.copytree(RESULTS / "real-data", tmp_path / "real-data")
+    done = invoke_experiment("sweeps", "--draw", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "sweeps" / "README.md").read_text() == committed("sweeps")
+    assert (tmp_path / "sweeps" / "rust.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,155 @@
+"""The settings of a comparison: guarded, and told as a command that asks for the same."""
+
+import dataclasses
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tapas.cli import compare as command
+from tapas.cli.main import app
+from tapas.comparison.config import CompareConfig, quick, synthetic
+from tapas.comparison.contenders import CONTENDERS
+from tapas.comparison.settings import (
+    DEFINITIONS,
+    budget_words,
+    command_of,
+    differences,
+    duration,
+    log_words,
+    question,
+)
+from tapas.data.source import LogSource
+from tapas.data.splits import SplitConfig
+from tapas.heads import METHODS
+from tapas.heads.facts import Option
+from tapas.training.config import ModelConfig, OptimizerConfig
+
+LOG = LogSource(files=("a b.csv", "c.csv"), user="who", min_count=3, rare="drop")
+CONFIGS = {
+    "tapas compare --synthetic --methods all --budget 10m": synthetic(),
+    "tapas compare --quick --methods full,sampled,tapas --budget 1.5s": quick(
+        contenders=("full", "sampled", "tapas"), budget_seconds=1.5
+    ),
+    "tapas compare --quick --methods all --budget 2s": quick(
+        contenders=tuple(CONTENDERS), budget_seconds=2
+    ),
+    "tapas compare x.csv --methods full,nce --budget 2h --seeds 1": CompareConfig(
+        log=LogSource(files=("x.csv",)), contenders=("full", "nce"), budget_seconds=7_200, seeds=1
+    ),
+    "tapas compare 'a b.csv' c.csv --user who --min-count 3 --rare drop --methods all "
+    "--budget 90s --num-samples 7 --trials 2 --set split.kind=last "
+    "--set split.validation=5 --set split.test=5 --set model.encoder=mean "
+    "--set model.dim=8 --set optimizer.clip=2.5 --set loop.batch=9": CompareConfig(
+        log=LOG, budget_seconds=90, samples=7, trials=2, batch=9,
+        split=SplitConfig(kind="last"), model=ModelConfig(encoder="mean", dim=8),
+        optimizer=OptimizerConfig(clip=2.5),
+    ),
+    "tapas compare --synthetic --methods all --budget 1m --num-samples 5 --set model.history=9": (
+        synthetic(budget_seconds=60, samples=5, model=ModelConfig(history=9))
+    ),
+    "tapas compare --synthetic --methods all --budget 10m --set split.kind=time "
+    "--set split.validation=0.1 --set split.test=0.1": synthetic(split=SplitConfig()),
+}  # fmt: skip
+
+
+def plain(config):
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+@pytest.mark.parametrize("words", CONFIGS)
+def test_the_command_of_these_settings(words):
+    assert command_of(plain(CONFIGS[words])) == words
+
+
+@pytest.mark.parametrize("words", CONFIGS)
+def test_the_command_asks_for_these_settings(words, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(command, "_compare", lambda config, *_: asked.append(config))
+    monkeypatch.setattr(command, "_report", lambda *_: None)
+    _, *arguments = shlex.split(words)
+    for name in ("x.csv", "a b.csv", "c.csv"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert asked == [CONFIGS[words]]
+
+
+def test_log_and_budget_in_words():
+    sizes = {"events": 1_000, "users": 20, "items": 300}
+    settings = {"log": {"files": ["a.csv", "b.csv"]}, "sizes": sizes}
+    assert log_words(settings) == "a.csv, b.csv: 1,000 events, 20 users, 300 items (the classes)."
+    assert log_words({"log": None}) == "A made-up log, whose true distribution is known."
+    one = plain(quick(seeds=1, trials=1, contenders=("full",), budget_seconds=1.2))
+    assert budget_words(one | {"num_samples": 16}) == (
+        "1 method with 1.2 s of training each: half for 1 trial, half for 1 seed. Encoder gru, 8 "
+        "dimensions; n = 16."
+    )
+    times = {0.5: "0.5 s", 119: "119 s", 150: "2.5 min", 3_600: "60 min", 7_200: "2.0 h"}
+    assert {seconds: duration(seconds) for seconds in times} == times
+
+
+FOLDERS = sorted((Path(__file__).parents[3] / "results" / "compare").glob("*/settings.json"))
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+def config_of(found):
+    """The comparison that `found` are the settings of."""
+    given = {
+        "split": SplitConfig(**found["split"]),
+        "model": ModelConfig(**found["model"]),
+        "optimizer": OptimizerConfig(**found["optimizer"]),
+        "contenders": tuple(found["contenders"]),
+        **{name: found[name] for name in ("batch", "budget_seconds", "samples", "trials", "seeds")},
+    }
+    if found["log"] is None:
+        return synthetic(**given)
+    log = found["log"] | {"files": tuple(found["log"]["files"])}
+    return CompareConfig(log=LogSource(**log), **given)
+
+
+def of_today(found):
+    """What would be written now for the same question; sizes are those of the log."""
+    return question(config_of(found), found["num_samples"]) | {"sizes": found["sizes"]}
+
+
+@pytest.mark.parametrize("path", FOLDERS, ids=lambda path: path.parent.name)
+def test_committed_settings_are_those_of_today(path):
+    assert len(FOLDERS) == 2
+    found = read(path)
+    assert len(found[DEFINITIONS]) == len(CONTENDERS)
+    assert differences(found, of_today(found)) == []
+    assert found[DEFINITIONS] == of_today(found)[DEFINITIONS]
+
+
+def test_an_option_that_is_added_later_does_not_make_results_those_of_others(monkeypatch):
+    found = read(FOLDERS[0])
+    options = {**METHODS["warp"].options, "margin": Option(1.0, float)}
+    monkeypatch.setattr(METHODS["warp"], "options", options)
+    assert differences(found, of_today(found)) == []
+    monkeypatch.setattr(METHODS["warp"], "options", options | {"margin": Option(2.0, float)})
+    now = of_today(found)
+    now[DEFINITIONS]["warp"][0]["margin"] = 1.0  # not the default
+    assert differences(found, now) == [DEFINITIONS]
+
+
+def test_what_is_unknown_or_other_is_a_difference():
+    found = read(FOLDERS[0])
+    now = of_today(found)
+    older = found | {"model": {k: v for k, v in found["model"].items() if k != "layers"}}
+    assert differences(older, now) == []
+    assert differences(found | {"model": found["model"] | {"layers": 2}}, now) == ["model"]
+    assert differences(found | {"batch": 3}, now) == ["batch"]
+    changed = json.loads(json.dumps(found))
+    changed[DEFINITIONS]["warp"][0]["trys"] = 9
+    assert differences(changed, now) == [DEFINITIONS]
+    for wrong in (3, {"warp": 3}, {"warp": [3]}, {"warp": [{"method": "warp"}]}):
+        assert differences(found | {DEFINITIONS: wrong}, now) == [DEFINITIONS]
+    del found[DEFINITIONS]
+    assert differences(found, now) == [DEFINITIONS]
