@@ -70,6 +70,7 @@ def test_old_rows_stay_and_new_ones_start_as_in_a_new_run(config, files, tmp_pat
     split = split_log(new.log, new.config.split)
     fresh = build(new.config, new.log, split).model.state_dict()
     assert (after.step, new.checkpoints.best()) == (0, None)
+    assert [c.numbers["model.head"]["step"] for c in (before, after)] == [8, 0]
     assert before.tensors.keys() == after.tensors.keys()
     for name, tensor in before.tensors.items():
         now = after.tensors[name]

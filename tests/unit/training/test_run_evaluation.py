@@ -15,6 +15,7 @@ from tapas.evaluation.ranked_lists import ListRules, ranked_lists, without_seen
 from tapas.evaluation.scores import measure
 from tapas.training import run as session
 from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, TrainConfig
+from tapas.training.journal import read_journal
 from tapas.training.run_evaluation import evaluate_run, load_model
 from tapas.training.run_folder import create_run, open_run
 
@@ -105,6 +106,14 @@ def test_baselines_are_judged_on_the_same_examples_and_leads_are_differences(run
         assert "loss" not in other
         gap = found.scores["model"].metrics["map@20"].mean - other["map@20"].mean
         assert lead.mean == pytest.approx(gap)
+
+
+def test_training_judges_by_the_same_numbers(run):
+    lines = read_journal(run.path / "journal.jsonl")
+    for line in lines:
+        found, _ = evaluate_run(run, part="validation", step=line["step"])
+        for name in ("map@20", "recall@20", "loss"):
+            assert line[name] == pytest.approx(found.scores["model"].metrics[name].mean)
 
 
 def test_the_first_examples_alone_can_be_judged(run):

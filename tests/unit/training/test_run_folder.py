@@ -97,7 +97,7 @@ def test_a_read_only_folder_is_refused(tmp_path):
 
 
 def failing(monkeypatch, move, error):
-    """Let the renaming number `move` of `create_run` raise: of config.toml, log, run.json."""
+    """Let the renaming number `move` of `create_run` raise; that of run.json is the last."""
     moves, rename = iter(range(1, 9)), Path.rename
 
     def rename_or_fail(self, target):
@@ -108,7 +108,11 @@ def failing(monkeypatch, move, error):
     monkeypatch.setattr(Path, "rename", rename_or_fail)
 
 
-@pytest.mark.parametrize("move", [1, 2, 3])
+def with_checkpoints(folder):
+    (folder / "checkpoints").mkdir()
+
+
+@pytest.mark.parametrize("move", [1, 2, 3, 4])
 def test_killed_while_it_is_laid_out_it_is_no_run_and_can_be_begun_again(
     log, tmp_path, monkeypatch, move
 ):
@@ -119,7 +123,7 @@ def test_killed_while_it_is_laid_out_it_is_no_run_and_can_be_begun_again(
         patch.setattr(shutil, "rmtree", lambda *_, **__: None)
         patch.setattr(Path, "unlink", lambda *_, **__: None)
         with pytest.raises(KilledError):
-            create_run(path, CONFIG, log)
+            create_run(path, CONFIG, log, fill=with_checkpoints)
     with pytest.raises(UsageError, match=r"holds no run \(run.json is missing\)"):
         open_run(path)
     check_free(path)
