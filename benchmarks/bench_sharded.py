@@ -27,11 +27,11 @@ from measuring import interleave, ratio, ratio_target, spread, write_record
 import tapas
 from tapas.data.windows import SequenceBatch
 from tapas.distributed.collectives import GroupRanks
+from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.training import step as steps
 from tapas.training.build import build_model, build_optimizer, learned_by, workload_of
 from tapas.training.config import build_config
 from tapas.training.memory_plan import Workload, plan
-from tapas.training.parallel import Team
 
 C, D, HISTORY, R = 500_000, 64, 30, 8
 HEAD, TRAINING = "head step", "training step"
@@ -66,12 +66,12 @@ def config(batch: int, num_samples: int) -> Any:
     )
 
 
-def head_step(batch: int, num_samples: int, team: Team) -> Step:
+def head_step(batch: int, num_samples: int, ranks: Ranks) -> Step:
     options: dict[str, Any] = {"row_optimizer": tapas.optim.RowwiseAdagrad.fused(lr=0.1)}
     table = (
         tapas.LocalTable(C, D, **options)
-        if team.ranks is None
-        else tapas.ShardedTable(C, D, group=team.ranks, **options)
+        if ranks is ONE_PROCESS
+        else tapas.ShardedTable(C, D, group=ranks, **options)
     )
     head = tapas.TapasSoftmax(
         table=table,
@@ -79,7 +79,7 @@ def head_step(batch: int, num_samples: int, team: Team) -> Step:
         presample_factor=R,
         proposal=tapas.Squashed(counts(), alpha=0.75),
     )
-    mine = slice(*team.bounds(batch))
+    mine = slice(*ranks.local_range(batch))
     query = torch.randn(BATCHES, batch, D, generator=tapas.rng.stream(0, "query"))[:, mine] / 4
     target = zipf_ids((BATCHES, batch), "target")[:, mine]
     turn = 0
@@ -92,9 +92,9 @@ def head_step(batch: int, num_samples: int, team: Team) -> Step:
     return step
 
 
-def training_step(batch: int, num_samples: int, team: Team) -> Step:
+def training_step(batch: int, num_samples: int, ranks: Ranks) -> Step:
     settings = config(batch, num_samples)
-    model = build_model(settings, counts(), team)
+    model = build_model(settings, counts(), ranks)
     optimizer = build_optimizer(settings.optimizer, learned_by(model))
     lengths = torch.full((batch,), HISTORY)
     places = torch.arange(batch) * HISTORY + HISTORY - 1
@@ -107,7 +107,7 @@ def training_step(batch: int, num_samples: int, team: Team) -> Step:
         nonlocal turn
         clip = settings.optimizer.clip
         given = data[turn % BATCHES]
-        steps.step(model, optimizer, given, seed=0, number=turn, clip=clip, team=team)
+        steps.step(model, optimizer, given, seed=0, number=turn, clip=clip, ranks=ranks)
         turn += 1
 
     return step
@@ -118,7 +118,7 @@ def rank(
 ) -> None:
     """One process; for each order it takes so many steps and says how long it was in meetings."""
     torch.set_num_threads(1)
-    team = Team()
+    ranks: Any = ONE_PROCESS
     if size > 1:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         dist.init_process_group(
@@ -128,17 +128,17 @@ def rank(
             world_size=size,
             timeout=timedelta(seconds=120),
         )
-        team = Team(GroupRanks())
+        ranks = GroupRanks()
     kind, batch, num_samples = setting
-    step = (head_step if kind == HEAD else training_step)(batch, num_samples, team)
+    step = (head_step if kind == HEAD else training_step)(batch, num_samples, ranks)
     orders.send(None)
     while (steps := orders.recv()) is not None:
-        before = (0.0, 0) if team.ranks is None else (team.ranks.seconds, team.ranks.sent_bytes)
+        before = (0.0, 0) if ranks is ONE_PROCESS else (ranks.seconds, ranks.sent_bytes)
         start = time.perf_counter()
         for _ in range(steps):
             step()
         took = time.perf_counter() - start
-        after = (0.0, 0) if team.ranks is None else (team.ranks.seconds, team.ranks.sent_bytes)
+        after = (0.0, 0) if ranks is ONE_PROCESS else (ranks.seconds, ranks.sent_bytes)
         orders.send((took / steps, (after[0] - before[0]) / took, (after[1] - before[1]) / steps))
     if size > 1:
         dist.destroy_process_group()
@@ -187,9 +187,9 @@ def planned_bytes(kind: str, batch: int, num_samples: int) -> int:
             ranks=2,
         )
         return plan(workload).traffic_bytes
-    team = Team()
-    team.size = 2
-    return plan(workload_of(config(batch, num_samples), counts(), team)).traffic_bytes
+    ranks = Ranks()
+    ranks.size = 2
+    return plan(workload_of(config(batch, num_samples), counts(), ranks)).traffic_bytes
 
 
 def main() -> None:

@@ -23,7 +23,6 @@ from tapas.servers import job
 from tapas.servers import run as serving
 from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, ServiceConfig, TrainConfig
 from tapas.training.journal import read_journal
-from tapas.training.parallel import Team
 
 STEPS, EVERY = 20, 5
 SAVED = list(range(EVERY, STEPS + 1, EVERY))
@@ -78,8 +77,8 @@ def test_what_cannot_be_asked_for(file, flags, words, tmp_path, monkeypatch):
 
 
 def test_servers_under_torchrun_are_refused(file, tmp_path, monkeypatch):
-    rank = nullcontext(Team(SimpleNamespace(rank=1, size=2)))
-    monkeypatch.setattr("tapas.cli.train.team_of_this_job", lambda *_: rank)
+    rank = nullcontext(SimpleNamespace(rank=1, size=2, is_main=False))
+    monkeypatch.setattr("tapas.cli.train.ranks_of_this_job", lambda *_: rank)
     told = invoke("train", file, "--out", tmp_path / "run", "--servers", 2)
     assert last_line(told) == (
         "torchrun and --servers are two ways to train on many processes: start `tapas train` "

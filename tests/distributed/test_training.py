@@ -29,7 +29,6 @@ from tapas.training.config import (
     read_toml,
 )
 from tapas.training.journal import read_journal
-from tapas.training.parallel import Team
 from tapas.training.run_evaluation import evaluate_run
 from tapas.training.run_folder import open_run
 
@@ -65,11 +64,11 @@ def configs(file):
 
 def train_on_ranks(ranks, file, folder):
     """Train, and judge what was trained."""
-    team, found = Team(ranks), {}
+    found = {}
     for name, config in configs(file).items():
         out = folder / name
-        session.train(config, out, cache=folder / "cache", team=team)
-        found[name] = evaluate_run(open_run(out), team=team)[0].scores["model"].metrics
+        session.train(config, out, cache=folder / "cache", ranks=ranks)
+        found[name] = evaluate_run(open_run(out), ranks=ranks)[0].scores["model"].metrics
     return found
     return None
 
@@ -137,7 +136,7 @@ def training(file, out):
 def begin_whole(ranks, folder):
     """What `training` asks for, undisturbed."""
     config = build_config(read_toml(folder / "broken" / "config.toml"))
-    session.train(config, folder / "whole", cache=folder / "cache", team=Team(ranks))
+    session.train(config, folder / "whole", cache=folder / "cache", ranks=ranks)
     return
 
 
@@ -188,8 +187,7 @@ def test_a_job_that_is_asked_to_stop_saves_and_goes_on_with_other_ranks(file, tm
 
 
 def go_on(ranks, folder):
-    team = Team(ranks)
-    return session.resume(folder, should_stop=lambda: True, team=team).step
+    return session.resume(folder, should_stop=lambda: True, ranks=ranks).step
 
 
 @pytest.mark.parametrize("remembered", [True, False])

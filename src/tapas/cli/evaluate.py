@@ -14,7 +14,7 @@ from rich.table import Table
 from tapas.cli.exit_codes import one_line_endings
 from tapas.cli.options import AsJson
 from tapas.cli.progress import progress_bar
-from tapas.cli.torchrun import team_of_this_job
+from tapas.cli.torchrun import ranks_of_this_job
 from tapas.evaluation.scores import Interval
 
 
@@ -53,8 +53,8 @@ def evaluate(
 
         folder = open_run(run)
         with (
-            team_of_this_job(run, None) as team,
-            progress_bar("ranking", "examples", shown=team.leads) as move,
+            ranks_of_this_job(run, None) as ranks,
+            progress_bar("ranking", "examples", shown=ranks.is_main) as move,
         ):
             found, at = evaluate_run(
                 folder,
@@ -63,9 +63,9 @@ def evaluate(
                 exclude_seen=exclude_seen,
                 most=most,
                 on_progress=lambda done, total: move(done, total, ""),
-                team=team,
+                ranks=ranks,
             )
-        if not team.leads:
+        if not ranks.is_main:
             return
         if as_json:
             report = _finite({"step": at, **dataclasses.asdict(found)})

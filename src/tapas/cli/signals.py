@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tapas.cli.options import talk
-from tapas.training.parallel import Team
+from tapas.tables.ranks import ONE_PROCESS, Ranks
 
 PATIENCE_SECONDS = 15  # for a rank's step to end; torchrun kills after 30
 
@@ -29,16 +29,16 @@ class Asked:
 
 
 @contextmanager
-def stop_when_asked(team: Team) -> Iterator[Asked]:
+def stop_when_asked(ranks: Ranks) -> Iterator[Asked]:
     """A signal is noted, for the loop to end well; a second one ends at once.
 
     Ranks note any number, as torchrun repeats a signal; one whose step does not end, because
     it hangs, ends before torchrun has to kill it.
     """
-    asked = Asked(parent=None if team.ranks is None else os.getppid())
+    asked = Asked(parent=None if ranks is ONE_PROCESS else os.getppid())
 
     def note(number: int, frame: object) -> None:
-        if asked.signal is not None and team.ranks is not None:
+        if asked.signal is not None and ranks is not ONE_PROCESS:
             return
         if asked.signal is not None or not asked.training:
             if number == signal.SIGINT:
@@ -46,26 +46,26 @@ def stop_when_asked(team: Team) -> Iterator[Asked]:
             talk("tapas: stopped by SIGTERM.")
             raise SystemExit(128 + number)
         asked.signal = number
-        if team.leads:
+        if ranks.is_main:
             talk("Stopping after this step, with a checkpoint.")
-        if team.ranks is not None:
+        if ranks is not ONE_PROCESS:
             signal.alarm(PATIENCE_SECONDS)
 
     def lose_patience(number: int, frame: object) -> None:
         if not asked.heard:
             talk(
-                f"tapas: rank {team.rank} has not ended its step in {PATIENCE_SECONDS} s: stopped."
+                f"tapas: rank {ranks.rank} has not ended its step in {PATIENCE_SECONDS} s: stopped."
             )
             raise SystemExit(128 + (asked.signal or number))
 
     handlers = {signal.SIGINT: note, signal.SIGTERM: note}
-    if team.ranks is not None:
+    if ranks is not ONE_PROCESS:
         handlers[signal.SIGALRM] = lose_patience
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield asked
     finally:
-        if team.ranks is not None:
+        if ranks is not ONE_PROCESS:
             signal.alarm(0)
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -12,22 +12,22 @@ from tapas.distributed.torchrun import (
     remembered,
     started_by_torchrun,
 )
+from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.training.config import TrainConfig, build_config, read_toml
-from tapas.training.parallel import Team
 from tapas.training.run_folder import CONFIG, RECORD
 
 
 @contextmanager
-def team_of_this_job(folder: Path, config: TrainConfig | None) -> Iterator[Team]:
+def ranks_of_this_job(folder: Path, config: TrainConfig | None) -> Iterator[Ranks]:
     """All ranks, if torchrun started this process; without `config`, that of the run counts."""
     if not started_by_torchrun():
-        yield Team()
+        yield ONE_PROCESS
         return
     if config is None and (folder / CONFIG).exists():
         config = build_config(read_toml(folder / CONFIG))
     seconds = {} if config is None else {"timeout_seconds": config.loop.peer_seconds}
     with join_ranks(**seconds) as ranks:
-        yield Team(ranks)
+        yield ranks
 
 
 def begun_again(folder: Path) -> bool:
@@ -40,10 +40,10 @@ def begun_again(folder: Path) -> bool:
     )
 
 
-def remember_run(team: Team, folder: Path) -> None:
+def remember_run(ranks: Ranks, folder: Path) -> None:
     """For `begun_again`: a run of another job must not be gone on with."""
-    if team.ranks is not None:
-        remember(team.ranks, _word(folder))
+    if ranks is not ONE_PROCESS:
+        remember(ranks, _word(folder))
 
 
 def _word(folder: Path) -> str:

@@ -35,10 +35,10 @@ from tapas.cli.options import (
 )
 from tapas.cli.progress import progress_bar
 from tapas.cli.signals import stop_when_asked
-from tapas.cli.torchrun import begun_again, default_threads, remember_run, team_of_this_job
+from tapas.cli.torchrun import begun_again, default_threads, ranks_of_this_job, remember_run
 from tapas.errors import UsageError
+from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.training.config import JSON, ServiceConfig, build_config, read_toml
-from tapas.training.parallel import Team
 from tapas.training.run_folder import RECORD, open_run
 from tapas.training.trainer import Outcome, Tick
 
@@ -191,19 +191,19 @@ def train(
             go = partial(_run_of(service).train, built, out, cache=cache_folder(cache))
             torch.set_num_threads(threads or default_threads())
         with (
-            team_of_this_job(folder, built) as team,
-            progress_bar("training", "steps", shown=team.leads) as move,
-            stop_when_asked(team) as asked,
-            _processes(service, team, ray_address) as processes,
+            ranks_of_this_job(folder, built) as ranks,
+            progress_bar("training", "steps", shown=ranks.is_main) as move,
+            stop_when_asked(ranks) as asked,
+            _processes(service, ranks, ray_address) as processes,
         ):
             if built is not None and begun_again(folder):
                 go = partial(_run_of(service).resume, folder)
-            say = talk if team.leads else _say_nothing
+            say = talk if ranks.is_main else _say_nothing
 
             def show(tick: Tick) -> None:
                 if not asked.training:
                     asked.training = True
-                    remember_run(team, folder)
+                    remember_run(ranks, folder)
                 best = "" if tick.best is None else f"  best MAP@20 {tick.best:.4f}"
                 move(
                     tick.step, tick.steps, "" if isnan(tick.loss) else f"loss {tick.loss:.3f}{best}"
@@ -215,7 +215,7 @@ def train(
                 if (folder / RECORD).exists():
                     say(f"Go on with `tapas train --resume {folder}`.")
                 raise
-        if team.leads:
+        if ranks.is_main:
             _report(folder, outcome, as_json)
         if outcome.ending == "asked":
             raise typer.Exit(128 + (asked.signal or signal.SIGINT))
@@ -234,14 +234,14 @@ def _run_of(service: ServiceConfig) -> ModuleType:
 
 @contextmanager
 def _processes(
-    service: ServiceConfig, team: Team, ray_address: str | None
+    service: ServiceConfig, ranks: Ranks, ray_address: str | None
 ) -> Iterator[dict[str, object]]:
     """Who takes the steps, as an argument for `train` and `resume` of `_run_of(service)`."""
     if not service.servers:
         if ray_address is not None:
             raise UsageError("--ray-address is for workers and servers: add --servers 2, say.")
-        yield {"team": team}
-    elif team.ranks is not None:
+        yield {"ranks": ranks}
+    elif ranks is not ONE_PROCESS:
         raise UsageError(
             "torchrun and --servers are two ways to train on many processes: start `tapas train` "
             "without torchrun, or with --servers 0."

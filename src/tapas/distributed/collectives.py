@@ -98,9 +98,10 @@ class GroupRanks(Ranks):
         return summed
 
     def gather_rows(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
-        padded = rows.new_zeros(max(sizes), *rows.shape[1:])
-        padded[: len(rows)] = rows
-        return unpad(self.gather(padded), sizes)
+        carried = rows.to(self.device) if rows.is_cpu else rows  # NCCL alone carries none of CPUs
+        padded = carried.new_zeros(max(sizes), *rows.shape[1:])
+        padded[: len(rows)] = carried
+        return unpad(self.gather(padded), sizes).to(rows.device)
 
     def gather_numbers(
         self, verb: str, *numbers: int, each: Sequence[int] | None = None

@@ -12,6 +12,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from tapas.distributed.collectives import GroupRanks, ranks_in
 from tapas.errors import PeerError, UsageError
+from tapas.tables.ranks import Ranks
 
 TIMEOUT_SECONDS = 120.0
 _joined: list[int] = []  # a process may join several times, each time under another name
@@ -29,7 +30,7 @@ def num_restarts() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def remember(ranks: GroupRanks, word: str) -> None:
+def remember(ranks: Ranks, word: str) -> None:
     """Leave `word` for later attempts of this job, should torchrun have to start it again."""
     store = _job_store()
     if store is not None and ranks.rank == 0:

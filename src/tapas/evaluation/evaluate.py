@@ -15,11 +15,11 @@ from tapas.evaluation.baselines import CoOccurrence, MostPopular, OwnMostFrequen
 from tapas.evaluation.ranked_lists import (
     ListRules,
     Predictor,
-    WorkSplit,
     ranked_lists,
     without_seen,
 )
 from tapas.evaluation.scores import TOP, Interval, Scores, compare, judge, measure
+from tapas.tables.ranks import ONE_PROCESS, Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ def evaluate(
     part: str = "test",
     most: int | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-    work: WorkSplit | None = None,
+    ranks: Ranks = ONE_PROCESS,
 ) -> Evaluation:
     """Exact, over all items; at the first `most` examples of a part of the split."""
     points, target = held_out(log, split, rules, part=part, num_targets=num_targets, most=most)
     ranked, loss = ranked_lists(
         model, log, points, target, rules,
-        on_progress=lambda done: on_progress(done, len(points)), work=work,
+        on_progress=lambda done: on_progress(done, len(points)), ranks=ranks,
     )  # fmt: skip
     lists = {"model": ranked}
     arrays = (log.items, log.offsets, split.train_counts)

@@ -13,6 +13,7 @@ from tapas.data.event_log import EventLog
 from tapas.data.splits import Points
 from tapas.data.windows import gather
 from tapas.evaluation.scores import TOP, measure
+from tapas.tables.ranks import ONE_PROCESS, Ranks
 
 QUERIES_AT_ONCE = 256
 Integers = NDArray[np.integer]
@@ -38,32 +39,6 @@ class Predictor(Protocol):
         """Of histories `items` (B, H), the last `lengths` (B,) of which are real."""
 
 
-class WorkSplit(Protocol):
-    """Processes that share the work; each gets all of the answer."""
-
-    def bounds(self, size: int) -> tuple[int, int]:
-        """Which of `size` examples are this process's."""
-
-    def sizes(self, size: int) -> list[int]:
-        """How many of them each process has."""
-
-    def collect(self, rows: Tensor, sizes: list[int]) -> Tensor:
-        """The `rows` of all processes, in turn."""
-
-
-class Undivided:
-    """All of the work is done here."""
-
-    def bounds(self, size: int) -> tuple[int, int]:
-        return 0, size
-
-    def sizes(self, size: int) -> list[int]:
-        return [size]
-
-    def collect(self, rows: Tensor, sizes: list[int]) -> Tensor:
-        return rows
-
-
 @dataclass(frozen=True, slots=True)
 class ListRules:
     """What a list may hold, and how much of a history a model is shown."""
@@ -83,19 +58,18 @@ def ranked_lists(
     *,
     with_loss: bool = True,
     on_progress: Callable[[int], None] = lambda done: None,
-    work: WorkSplit | None = None,
+    ranks: Ranks = ONE_PROCESS,
 ) -> tuple[Tensor, Tensor | None]:
     """The 20 best items at each of `points`, (P, 20), and the loss of `target` (P, L).
 
     -1 fills lists that run out of items. The loss is over all classes, in nats, the mean over an
     example's targets, NaN without any.
     """
-    work = work or Undivided()
     start, point, items = np.asarray(log.offsets)[points.user], points.point, log.items
     lists, losses = [], []
     for first in range(0, len(points), QUERIES_AT_ONCE):
         size = min(QUERIES_AT_ONCE, len(points) - first)
-        part = slice(*(first + bound for bound in work.bounds(size)))
+        part = slice(*(first + bound for bound in ranks.local_range(size)))
         recent, lengths, _ = gather(items, start[part], point[part], rules.history)
         after = model.after(torch.from_numpy(recent), torch.from_numpy(lengths))
         seen: Tensor | None = None
@@ -105,10 +79,10 @@ def ranked_lists(
             seen = pad([np.concatenate([np.unique(items[s:p]), *barred]) for s, p in pairs])
         elif barred:
             seen = pad(barred * len(recent))
-        sizes = work.sizes(size)
-        lists.append(work.collect(top_padded(after, TOP, seen), sizes))
+        sizes = ranks.local_sizes(size)
+        lists.append(ranks.gather_rows(top_padded(after, TOP, seen), sizes))
         if with_loss:
-            losses.append(work.collect(_loss(after, torch.from_numpy(target[part])), sizes))
+            losses.append(ranks.gather_rows(_loss(after, torch.from_numpy(target[part])), sizes))
         on_progress(first + size)
     return torch.cat(lists), torch.cat(losses) if with_loss else None
 
@@ -147,10 +121,10 @@ def mean_scores(
     points: Points,
     target: NDArray[np.int64],
     rules: ListRules,
-    work: WorkSplit | None = None,
+    ranks: Ranks = ONE_PROCESS,
 ) -> dict[str, float]:
     """What training asks for again and again: means of the metrics at a few points."""
-    ranked, loss = ranked_lists(model, log, points, target, rules, work=work)
+    ranked, loss = ranked_lists(model, log, points, target, rules, ranks=ranks)
     values = measure(ranked, torch.from_numpy(target))
     if loss is not None:
         values["loss"] = loss

@@ -14,12 +14,12 @@ from tapas.errors import PeerError
 from tapas.servers.job import Engine, Job
 from tapas.servers.ray_session import the_ray
 from tapas.servers.training_server import table_specs
+from tapas.tables.ranks import ONE_PROCESS
 from tapas.training.build import check_device, plan_of, prepare
 from tapas.training.config import ServiceConfig, TrainConfig
 from tapas.training.journal import Journal
 from tapas.training.memory_plan import check_fits
 from tapas.training.model import SequenceModel
-from tapas.training.parallel import Team
 from tapas.training.run import (
     OnProgress,
     ShouldStop,
@@ -48,7 +48,7 @@ def train(
     `engine` starts them; left out, Ray on this machine does.
     """
     _check_can_start(config, engine)
-    log, split = read_log(config, out, cache=cache, status=status, team=Team())
+    log, split = read_log(config, out, cache=cache, status=status, ranks=ONE_PROCESS)
     config = prepare(config, log, split)[0]
     _check_shards(config, log.num_items)
     if engine is None:  # all on this machine

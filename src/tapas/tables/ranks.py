@@ -49,6 +49,15 @@ class Ranks:
         """Whether this process prints, and writes what is written once."""
         return self.rank == 0
 
+    def local_range(self, size: int) -> tuple[int, int]:
+        """Which of `size` things are this rank's to work on: parts differ by at most one."""
+        return self.rank * size // self.size, (self.rank + 1) * size // self.size
+
+    def local_sizes(self, size: int) -> list[int]:
+        """How many of them each rank has."""
+        ends = [(rank + 1) * size // self.size for rank in range(self.size)]
+        return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
     def batch(
         self,
         query: Tensor,

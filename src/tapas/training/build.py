@@ -16,12 +16,14 @@ from tapas.data.event_log import EventLog
 from tapas.data.splits import Split
 from tapas.data.windows import Windows, predicting_events
 from tapas.distributed import ShardedTable
+from tapas.distributed.collectives import GroupRanks
 from tapas.encoders import Encoder, GRUEncoder, MeanEncoder, TransformerEncoder
 from tapas.errors import UsageError
 from tapas.heads import FlatHead
 from tapas.heads.facts import BuildContext
 from tapas.optim import SGD, Adagrad, LazyAdam, RowOptimizer, RowUpdate, RowwiseAdagrad, anchors
 from tapas.tables import ClassTable, LocalTable
+from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.training.config import (
     ModelConfig,
     OptimizerConfig,
@@ -31,7 +33,6 @@ from tapas.training.config import (
 from tapas.training.copy_part import Repeats, start_at_zero
 from tapas.training.memory_plan import Plan, Workload, check_fits, plan
 from tapas.training.model import SequenceModel
-from tapas.training.parallel import Team
 
 EVALUATIONS = 10
 HEAD, INPUTS, RATE = "model.head.table", "model.own_inputs", "model.repeats.rate"
@@ -89,14 +90,14 @@ class Parts:
     optimizer: torch.optim.Optimizer
 
 
-def build(config: TrainConfig, log: EventLog, split: Split, team: Team | None = None) -> Parts:
-    """On every rank of `team` alike; each builds its part of the rows."""
+def build(config: TrainConfig, log: EventLog, split: Split, ranks: Ranks = ONE_PROCESS) -> Parts:
+    """On all `ranks` alike; each builds its part of the rows."""
     config, windows = prepare(config, log, split)
     device = check_device(config.loop.device)
     if device.type == "cpu":
-        check_fits(plan_of(config, split.train_counts, team))
+        check_fits(plan_of(config, split.train_counts, ranks))
     data = TrainingData(windows, log, split.train_end)
-    model = build_model(config, split.train_counts, team, data=data).to(device)
+    model = build_model(config, split.train_counts, ranks, data=data).to(device)
     return Parts(config, windows, model, build_optimizer(config.optimizer, learned_by(model)))
 
 
@@ -146,7 +147,7 @@ def resolve_service(service: ServiceConfig) -> ServiceConfig:
 
 
 def workload_of(
-    config: TrainConfig, train_counts: NDArray[np.int64], team: Team | None = None
+    config: TrainConfig, train_counts: NDArray[np.int64], ranks: Ranks = ONE_PROCESS
 ) -> Workload:
     """What `tapas plan` would be asked about a resolved `config`, at most."""
     positions = config.model.history if config.head.positions == "all" else 1
@@ -162,7 +163,7 @@ def workload_of(
         presample_factor=factor,
         batch=config.loop.batch * positions,
         targets=config.head.next_items,
-        ranks=team.size if team is not None else 1,
+        ranks=ranks.size,
         optimizer=config.optimizer.rows,
         inputs=config.model.inputs == "own",
         input_ids=config.loop.batch * config.model.history,
@@ -171,9 +172,11 @@ def workload_of(
     )
 
 
-def plan_of(config: TrainConfig, train_counts: NDArray[np.int64], team: Team | None = None) -> Plan:
+def plan_of(
+    config: TrainConfig, train_counts: NDArray[np.int64], ranks: Ranks = ONE_PROCESS
+) -> Plan:
     """The plan of a run: what `tapas plan` says, and what training holds beside it."""
-    planned = plan(workload_of(config, train_counts, team))
+    planned = plan(workload_of(config, train_counts, ranks))
     beside = {"counts of classes": train_counts.nbytes}
     return dataclasses.replace(planned, memory=planned.memory | beside)
 
@@ -193,23 +196,23 @@ def table_plans(config: TrainConfig) -> dict[str, TablePlan]:
 def build_model(
     config: TrainConfig,
     train_counts: NDArray[np.int64],
-    team: Team | None = None,
+    ranks: Ranks = ONE_PROCESS,
     *,
     make: MakeTable | None = None,
     data: TrainingData | None = None,
 ) -> SequenceModel:
-    """With tables that `make` makes, or with those of this process or of the ranks of `team`.
+    """With tables that `make` makes, or with those of this process or of `ranks`.
 
     `data` is what the run trains on, for methods that look at it.
     """
-    check_ranks(config, team)
+    check_ranks(config, ranks)
     num_classes, dim, seed = len(train_counts), config.model.dim, config.loop.seed
     rows = build_row_optimizer(config.optimizer)
 
     def own_table(name: str, plan: TablePlan) -> ClassTable:
         bias = plan.has_bias and log_frequency(train_counts)
         table: ClassTable
-        if team is None or team.ranks is None:
+        if not isinstance(ranks, GroupRanks):
             table = LocalTable(num_classes, plan.dim, row_optimizer=rows, bias=bias, seed=plan.seed)
         else:
             table = ShardedTable(
@@ -218,7 +221,7 @@ def build_model(
                 row_optimizer=rows,
                 bias=bias,
                 seed=plan.seed,
-                group=team.ranks,
+                group=ranks,
             )
         if plan.at_zero:
             start_at_zero(table)
@@ -296,9 +299,9 @@ def build_row_optimizer(config: OptimizerConfig) -> RowUpdate:
     return kinds[config.rows].fused(lr=config.rows_lr, weight_decay=config.weight_decay)
 
 
-def check_ranks(config: TrainConfig, team: Team | None) -> None:
+def check_ranks(config: TrainConfig, ranks: Ranks) -> None:
     """An error if ranks cannot share what the method learns."""
-    if team is not None and team.ranks is not None and not issubclass(config.head.kind, FlatHead):
+    if ranks is not ONE_PROCESS and not issubclass(config.head.kind, FlatHead):
         raise UsageError(
             f"the method '{config.head.method}' keeps its rows in one process: start it without "
             "torchrun."

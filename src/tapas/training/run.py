@@ -18,11 +18,10 @@ from tapas.data.event_log import EventLog
 from tapas.data.prepare import prepare_log
 from tapas.data.splits import Split, split_log
 from tapas.errors import UsageError
-from tapas.tables.ranks import ONE_PROCESS
+from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.training.build import Parts, build, resolve_service
 from tapas.training.config import ServiceConfig, TrainConfig
 from tapas.training.journal import Journal, NoJournal
-from tapas.training.parallel import Team
 from tapas.training.run_folder import (
     RunFolder,
     check_free,
@@ -45,27 +44,26 @@ def train(
     out: Path,
     *,
     cache: Path,
-    team: Team | None = None,
+    ranks: Ranks = ONE_PROCESS,
     status: Status = lambda words: None,
     on_progress: OnProgress = lambda tick: None,
     should_stop: ShouldStop = lambda: False,
 ) -> Outcome:
     """Read the log, split it, train, and keep everything in the new folder `out`.
 
-    The ranks of a `team` must see the same folders. Prepared logs are kept in `cache`. `status`
+    All `ranks` must see the same folders. Prepared logs are kept in `cache`. `status`
     is told in sentences what is done; `should_stop` is asked after every step.
     """
-    team = team or Team()
     _check_no_servers(config)
-    log, split = read_log(config, out, cache=cache, status=status, team=team)
-    parts = build(config, log, split, team)
-    run = team.in_turn(
+    log, split = read_log(config, out, cache=cache, status=status, ranks=ranks)
+    parts = build(config, log, split, ranks)
+    run = ranks.main_first(
         "lay out the run",
-        lambda: create_run(out, parts.config, log) if team.leads else open_run(out),
+        lambda: create_run(out, parts.config, log) if ranks.is_main else open_run(out),
     )
-    with only_one(out) if team.leads else nullcontext():
-        status(_start_words(parts.config, split, team))
-        with _trainer(run, split, parts, None, team) as trainer:
+    with only_one(out) if ranks.is_main else nullcontext():
+        status(_start_words(parts.config, split, ranks))
+        with _trainer(run, split, parts, None, ranks) as trainer:
             return trainer.run(on_progress=on_progress, should_stop=should_stop)
 
 
@@ -74,7 +72,7 @@ def resume(
     *,
     step: int | None = None,
     service: ServiceConfig | None = None,
-    team: Team | None = None,
+    ranks: Ranks = ONE_PROCESS,
     status: Status = lambda words: None,
     on_progress: OnProgress = lambda tick: None,
     should_stop: ShouldStop = lambda: False,
@@ -83,39 +81,36 @@ def resume(
 
     `service` takes the place of the run's own: `ServiceConfig()` brings a run home from servers.
     """
-    team = team or Team()
     run = reopen(folder, service)
     _check_no_servers(run.config)
     torch.set_num_threads(run.num_threads)  # sums over threads are sums in another order
     split = split_log(run.log, run.config.split)
-    parts = build(run.config, run.log, split, team)
-    with only_one(folder) if team.leads else nullcontext():
+    parts = build(run.config, run.log, split, ranks)
+    with only_one(folder) if ranks.is_main else nullcontext():
         checkpoint = None
         if run.checkpoints.steps() or step is not None:
-            checkpoint = read_checkpoint(
-                run.checkpoints, parts.model, step, team.ranks or ONE_PROCESS
-            )
-            if team.ranks is not None:
-                team.ranks.last_checkpoint = f"step {checkpoint.step} in {run.checkpoints.folder}"
-        if service is not None and team.leads:
+            checkpoint = read_checkpoint(run.checkpoints, parts.model, step, ranks)
+            if ranks is not ONE_PROCESS:
+                ranks.last_checkpoint = f"step {checkpoint.step} in {run.checkpoints.folder}"
+        if service is not None and ranks.is_main:
             write_config(run)
         status(resume_words(checkpoint))
-        status(_start_words(parts.config, split, team))
-        with _trainer(run, split, parts, checkpoint, team) as trainer:
+        status(_start_words(parts.config, split, ranks))
+        with _trainer(run, split, parts, checkpoint, ranks) as trainer:
             return trainer.run(on_progress=on_progress, should_stop=should_stop)
 
 
 def read_log(
-    config: TrainConfig, out: Path, *, cache: Path, status: Status, team: Team
+    config: TrainConfig, out: Path, *, cache: Path, status: Status, ranks: Ranks
 ) -> tuple[EventLog, Split]:
     """The log of a new run and its parts; an error before any work if `out` cannot be made."""
-    if team.leads:
+    if ranks.is_main:
         check_free(out)
     if not config.split.shares[0]:
         raise UsageError(
             "split.validation is 0: training chooses its best checkpoint by it. Hold something out."
         )
-    log = team.in_turn("read the log", lambda: prepare_log(config.log, cache, talk=status))
+    log = ranks.main_first("read the log", lambda: prepare_log(config.log, cache, talk=status))
     split = split_log(log, config.split)
     for words in (*reading_words(log.report), *split_words(log, split)):
         status(words)
@@ -136,29 +131,29 @@ def resume_words(checkpoint: Checkpoint | None) -> str:
     return f"Going on from step {checkpoint.step:,}."
 
 
-def _start_words(config: TrainConfig, split: Split, team: Team) -> str:
-    ranks = "" if team.size == 1 else f", rows on {team.size} ranks"
-    return f"{training_words(config, split)}{ranks}."
+def _start_words(config: TrainConfig, split: Split, ranks: Ranks) -> str:
+    where = "" if ranks.size == 1 else f", rows on {ranks.size} ranks"
+    return f"{training_words(config, split)}{where}."
 
 
 @contextmanager
 def _trainer(
-    run: RunFolder, split: Split, parts: Parts, checkpoint: Checkpoint | None, team: Team
+    run: RunFolder, split: Split, parts: Parts, checkpoint: Checkpoint | None, ranks: Ranks
 ) -> Iterator[Trainer]:
     """The loop of `run` where `checkpoint` left it, with its journal open."""
     config, begun = parts.config, checkpoint.step if checkpoint else 0
-    judge = judge_of(run, split, team)
+    judge = judge_of(run, split, ranks)
     steps = OwnSteps(
         parts.model,
         parts.windows,
         parts.optimizer,
         seed=config.loop.seed,
         clip=config.optimizer.clip,
-        team=team,
+        ranks=ranks,
     )
-    with Journal(run.path, resume_at=begun) if team.leads else NoJournal() as journal:
+    with Journal(run.path, resume_at=begun) if ranks.is_main else NoJournal() as journal:
         trainer = Trainer(
-            parts.model, steps, judge, run.checkpoints, journal, loop=config.loop, team=team
+            parts.model, steps, judge, run.checkpoints, journal, loop=config.loop, ranks=ranks
         )
         if checkpoint is not None:
             trainer.resume(checkpoint)

@@ -11,30 +11,28 @@ from tapas.errors import UsageError
 from tapas.evaluation.evaluate import Evaluation, evaluate, held_out
 from tapas.evaluation.ranked_lists import ListRules, ranked_lists
 from tapas.evaluation.scores import TOP, Interval, compare, measure
-from tapas.tables.ranks import ONE_PROCESS
+from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.training.build import TrainingData, build_model
 from tapas.training.model import SequenceModel
-from tapas.training.parallel import Team
 from tapas.training.run_folder import RunFolder
 
 
 def load_model(
-    run: RunFolder, step: int | None = None, team: Team | None = None
+    run: RunFolder, step: int | None = None, ranks: Ranks = ONE_PROCESS
 ) -> tuple[SequenceModel, int]:
     """The model of `run` at checkpoint `step`; None is the best, or the newest if none is.
 
-    Each rank of a `team` loads its part of the rows.
+    Each of `ranks` loads its part of the rows.
     """
-    team = team or Team()
     split = split_log(run.log, run.config.split)
     if not run.checkpoints.steps():
         raise UsageError(
             f"{run.path} has no checkpoint yet. `tapas train --resume {run.path}` makes one."
         )
     data = TrainingData(None, run.log, split.train_end)
-    model = build_model(run.config, split.train_counts, team, data=data)
+    model = build_model(run.config, split.train_counts, ranks, data=data)
     step = run.checkpoints.best() if step is None else step
-    checkpoint = read_checkpoint(run.checkpoints, model, step, team.ranks or ONE_PROCESS)
+    checkpoint = read_checkpoint(run.checkpoints, model, step, ranks)
     load_model_state(model, checkpoint)
     return model.eval(), checkpoint.step
 
@@ -53,19 +51,19 @@ def evaluate_run(
     exclude_seen: bool | None = None,
     most: int | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-    team: Team | None = None,
+    ranks: Ranks = ONE_PROCESS,
 ) -> tuple[Evaluation, int]:
     """The model of a run beside the baselines, and at which checkpoint it was.
 
-    The ranks of a `team` share rows and work; each gets all of the answer.
+    All `ranks` share rows and work; each gets all of the answer.
     """
     split, rules = split_log(run.log, run.config.split), list_rules(run, exclude_seen)
     num_targets = run.config.head.next_items
     held_out(run.log, split, rules, part=part, num_targets=num_targets)  # an error before the work
-    model, step = load_model(run, step, team)
+    model, step = load_model(run, step, ranks)
     found = evaluate(
         model, run.log, split, rules,
-        num_targets=num_targets, part=part, most=most, on_progress=on_progress, work=team,
+        num_targets=num_targets, part=part, most=most, on_progress=on_progress, ranks=ranks,
     )  # fmt: skip
     return found, step
 

@@ -15,10 +15,10 @@ from tapas.checkpoints.model import (
 from tapas.data.windows import SequenceBatch, Windows
 from tapas.errors import DataError
 from tapas.rng import stream
-from tapas.tables.ranks import ONE_PROCESS
+from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.training.journal import Value
 from tapas.training.model import SequenceModel
-from tapas.training.parallel import Team
+from tapas.training.parallel import average_gradients, local_batch
 
 
 class Steps(Protocol):
@@ -51,7 +51,7 @@ class Steps(Protocol):
 
 
 class OwnSteps:
-    """Steps of `model` by this process, together with the other ranks of `team`."""
+    """Steps of `model` by this process, together with the other `ranks`."""
 
     def __init__(
         self,
@@ -61,10 +61,10 @@ class OwnSteps:
         *,
         seed: int,
         clip: float | None,
-        team: Team | None = None,
+        ranks: Ranks = ONE_PROCESS,
     ):
         self.model, self.windows, self.optimizer = model, windows, optimizer
-        self.seed, self.clip, self.team = seed, clip, team or Team()
+        self.seed, self.clip, self.ranks = seed, clip, ranks
 
     def take(self, number: int, until: int) -> float:
         return step(
@@ -74,7 +74,7 @@ class OwnSteps:
             seed=self.seed,
             number=number,
             clip=self.clip,
-            team=self.team,
+            ranks=self.ranks,
         )
 
     def settle(self) -> list[float]:
@@ -84,7 +84,7 @@ class OwnSteps:
         self, checkpoints: CheckpointFolder, step: int, state: dict[str, Any], *, best: bool
     ) -> None:
         contents = contents_of(self.model, self.optimizer)
-        checkpoints.save(step, contents, state, best=best, ranks=self.team.ranks or ONE_PROCESS)
+        checkpoints.save(step, contents, state, best=best, ranks=self.ranks)
 
     def resume(self, checkpoint: Checkpoint) -> None:
         load_model_state(self.model, checkpoint)
@@ -102,20 +102,19 @@ def step(
     seed: int,
     number: int,
     clip: float | None,
-    team: Team | None = None,
+    ranks: Ranks = ONE_PROCESS,
 ) -> float:
     """One step of training, number `number` of the run with `seed`; returns the sampled loss.
 
     `batch` is that of all ranks; each takes its part, and the loss is the mean over all.
     """
-    team = team or Team()
-    name = ("dropout", number) if team.ranks is None else ("dropout", number, team.rank)
+    name = ("dropout", number) if ranks is ONE_PROCESS else ("dropout", number, ranks.rank)
     optimizer.zero_grad(set_to_none=True)
-    loss = model.loss(team.part(batch), generator=stream(seed, *name))
+    loss = model.loss(local_batch(ranks, batch), generator=stream(seed, *name))
     value = finite(float(loss.detach()), number)
     loss.backward()  # type: ignore[no-untyped-call]  # rows move at its end, each once
     learned = (p for group in optimizer.param_groups for p in group["params"])
-    value = team.average_gradients(learned, value)
+    value = average_gradients(ranks, learned, value)
     if clip is not None:
         torch.nn.utils.clip_grad_norm_(model.encoder.parameters(), clip)
     optimizer.step()

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tapas.checkpoints.folder import Checkpoint, CheckpointFolder
+from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.training.config import LoopConfig
 from tapas.training.journal import Journal
 from tapas.training.model import SequenceModel
-from tapas.training.parallel import Team
 from tapas.training.step import Steps
 
 REPORT_EVERY = 20  # steps
@@ -63,14 +63,14 @@ class Trainer:
         journal: Journal,
         *,
         loop: LoopConfig,
-        team: Team | None = None,
+        ranks: Ranks = ONE_PROCESS,
     ):
         if loop.steps is None or loop.evaluate_every is None:
             raise ValueError("the loop's steps and evaluate_every must be resolved")
         self.model, self.steps, self.judge = model, steps, judge
         self.checkpoints, self.journal, self.loop = checkpoints, journal, loop
         self.num_steps, self.evaluate_every = loop.steps, loop.evaluate_every
-        self.team = team or Team()
+        self.ranks = ranks
         self.progress = Progress()
 
     def run(
@@ -94,7 +94,7 @@ class Trainer:
                 on_progress(Tick(progress.step, self.num_steps, mean, progress.best))
             overdue = time.monotonic() - saved_at > self.loop.checkpoint_seconds
             # every rank must do the same, whoever was asked and whatever its clock says
-            asked, overdue = (n > 0 for n in self.team.sum(should_stop(), overdue))
+            asked, overdue = (n > 0 for n in self.ranks.sum_numbers(should_stop(), overdue))
             if asked or overdue:
                 if not evaluated:
                     self._count(*self.steps.settle())

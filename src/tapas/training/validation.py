@@ -7,15 +7,15 @@ import torch
 from tapas.data.splits import Points, Split, targets_of
 from tapas.evaluation.ranked_lists import mean_scores, without_seen
 from tapas.rng import stream
+from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.training.config import HeadConfig, TrainConfig
 from tapas.training.model import SequenceModel
-from tapas.training.parallel import Team
 from tapas.training.run_evaluation import list_rules
 from tapas.training.run_folder import RunFolder
 
 
 def judge_of(
-    run: RunFolder, split: Split, team: Team | None = None
+    run: RunFolder, split: Split, ranks: Ranks = ONE_PROCESS
 ) -> Callable[[SequenceModel], dict[str, float]]:
     """Judges a model at some points of the part that is held out for validation."""
     log, config, rules = run.log, run.config, list_rules(run)
@@ -23,7 +23,7 @@ def judge_of(
     target = targets_of(log, points, config.head.next_items)
     if rules.exclude_seen:
         target = without_seen(log, points, target)
-    return lambda model: mean_scores(model, log, points, target, rules, team)
+    return lambda model: mean_scores(model, log, points, target, rules, ranks)
 
 
 def training_words(config: TrainConfig, split: Split) -> str:

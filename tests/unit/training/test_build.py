@@ -47,8 +47,8 @@ def test_a_memory_plan_has_the_rows_that_a_step_of_the_method_touches(method, ro
     """Also of a method that samples nothing, which ranks could not train otherwise."""
     options = {"num_samples": 5} if rows == 5 else {}
     config = replace(CONFIG, head=HeadConfig.of(method=method, next_items=4, **options))
-    team = SimpleNamespace(size=2)
-    assert workload_of(config, np.ones(40, dtype=np.int64), team).num_samples == rows
+    ranks = SimpleNamespace(size=2)
+    assert workload_of(config, np.ones(40, dtype=np.int64), ranks).num_samples == rows
 
 
 def test_windows_head_and_proposal_are_as_configured(data):
