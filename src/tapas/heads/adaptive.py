@@ -14,7 +14,7 @@ without a target is not.
 from collections.abc import Sequence
 from itertools import combinations, pairwise
 from operator import index
-from typing import cast
+from typing import Unpack, cast
 
 import numpy as np
 import torch
@@ -23,10 +23,9 @@ from torch import Tensor, nn
 
 from tapas.candidates import Candidates, first_mentions
 from tapas.errors import UsageError
-from tapas.heads.tree import Counts, TreeHead, check_counts, check_start
+from tapas.heads.tree import Counts, TreeHead, TreeOptions, check_counts
 from tapas.heads.tree_search import best_of_parts, part_of
 from tapas.losses import target_costs
-from tapas.optim.row_updates import RowUpdate
 from tapas.rng import stream
 from tapas.shapes import number
 from tapas.tables import LocalTable
@@ -47,8 +46,8 @@ class AdaptiveSoftmax(TreeHead):
             classes, tail i those from rank cutoffs[i] up to cutoffs[i + 1]. When left out, the
             ones that cost least on average, see `cheapest_cutoffs`.
         div_value: each tail has so many times fewer dimensions than the one before it.
-        start_at_frequencies: biases start at the log of (count + 1), of a tail's token at the
-            log of the sum over its classes. Else at 0.
+        options: `row_optimizer`, `bias`, `seed` and so on; see `TreeHead`. Biases start at the log
+            of (count + 1), of a tail's token at the log of the sum over its classes.
 
     Rows are moved by `row_optimizer`; the projections `proj.0`, ... are parameters like those of
     an encoder, for the optimizer that moves these.
@@ -70,17 +69,10 @@ class AdaptiveSoftmax(TreeHead):
         *,
         cutoffs: Sequence[int] | None = None,
         div_value: float = 4.0,
-        start_at_frequencies: bool = True,
-        row_optimizer: RowUpdate | None = None,
-        bias: bool = True,
-        reduction: str = "mean",
-        ignore_index: int = -100,
-        seed: int = 0,
-        device: torch.device | str | None = None,
+        **options: Unpack[TreeOptions],
     ):
         seen = check_counts(counts)
-        check_start(bias, start_at_frequencies)
-        super().__init__(len(seen), dim, reduction=reduction, ignore_index=ignore_index, seed=seed)
+        super().__init__(len(seen), dim, **options)
         if not 1 <= number(div_value) < np.inf:
             raise UsageError(f"div_value must be a finite number of at least 1, got {div_value!r}.")
         self.div_value = float(div_value)
@@ -93,33 +85,18 @@ class AdaptiveSoftmax(TreeHead):
         part_of_class, place_of = np.empty_like(falling), np.empty_like(falling)
         for part, ids in enumerate(ordered):
             part_of_class[ids], place_of[ids] = part, np.arange(len(ids))
-        arrays = {
-            "part_of_class": part_of_class,
-            "place_of": place_of,
-            "class_at": np.concatenate(ordered),
-        }
-        for name, array in arrays.items():
-            self.register_buffer(name, torch.from_numpy(array).to(device), persistent=False)
-
-        def table(name: str, width: int, mass: NDArray[np.floating]) -> LocalTable:
-            return LocalTable(
-                len(mass),
-                width,
-                row_optimizer=row_optimizer,
-                bias=torch.from_numpy(np.log(mass)) if start_at_frequencies else bias,
-                seed=stream(self.seed, name).initial_seed(),
-                device=device,
-            )
-
+        self._remember(
+            part_of_class=part_of_class, place_of=place_of, class_at=np.concatenate(ordered)
+        )
         masses = [seen[ids] + 1.0 for ids in ordered]
         tokens = np.array([mass.sum() for mass in masses[1:]], np.float64)
-        self.head = table("head", dim, np.concatenate([masses[0], tokens]))
+        self.head = self._table("head", np.concatenate([masses[0], tokens]), dim)
         widths = [tail_dim(dim, self.div_value, i) for i in range(len(tokens))]
         self.tails = nn.ModuleList(
-            table(f"tail {i}", widths[i], masses[1 + i]) for i in range(len(tokens))
+            self._table(f"tail {i}", masses[1 + i], widths[i]) for i in range(len(tokens))
         )
         self.proj = nn.ParameterList(
-            nn.Parameter(draw_projection(width, dim, self.seed, i).to(device))
+            nn.Parameter(draw_projection(width, dim, self.seed, i).to(self._device))
             for i, width in enumerate(widths)
         )
         sizes = np.array([0, *(len(ids) for ids in ordered[1:])])

@@ -5,12 +5,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from math import inf, nan
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypedDict
 
 import torch
 from torch import Tensor
 
-from tapas.errors import UsageError
+from tapas.errors import UsageError, pick
 from tapas.exact_state import ExactState
 from tapas.heads.batch import Batch, check_any_example, local_context, prepare
 from tapas.heads.facts import BuildContext, Options, default_num_samples
@@ -22,6 +22,14 @@ from tapas.torch_modes import in_float32, outside_graphs
 
 REDUCTIONS = ("mean", "sum", "none")
 MOST_SCALE = 4096  # a GradScaler begins at 65536; nobody weighs a loss by so much
+
+
+class LossOptions(TypedDict, total=False):
+    """What every head can be told."""
+
+    reduction: str
+    ignore_index: int
+    seed: int
 
 
 class Head(ExactState, ABC):
@@ -279,6 +287,13 @@ class Head(ExactState, ABC):
                 f"{tuple(query.shape)}.{pad}"
             )
         return ids.reshape(query.shape[:-1].numel(), ids.shape[-1])
+
+
+def loss_options(head: Head, options: Mapping[str, Any], known: type) -> LossOptions:
+    """Those of `options` that every head has; an error if one is none of `known`, a TypedDict."""
+    for name in options:
+        pick(f"option of {type(head).__name__}", name, dict.fromkeys(known.__annotations__))
+    return {name: options[name] for name in LossOptions.__annotations__ if name in options}  # type: ignore[return-value]
 
 
 def check_scale(grad: Tensor) -> None:

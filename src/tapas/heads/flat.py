@@ -6,14 +6,14 @@ LookupHead     anything else: a loss of the rows that it looks up
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from tapas.candidates import Candidates
-from tapas.errors import UsageError, pick
-from tapas.heads.base import Head
+from tapas.errors import UsageError
+from tapas.heads.base import Head, LossOptions, loss_options
 from tapas.heads.batch import Batch, check_any_example
 from tapas.heads.facts import BuildContext
 from tapas.losses import sampled_softmax_loss, target_costs
@@ -24,14 +24,6 @@ from tapas.shapes import check_ids, check_query
 from tapas.tables import ClassTable, LocalTable
 from tapas.tables.ranks import GlobalBatch, Ranks
 from tapas.torch_modes import in_float32, outside_graphs
-
-
-class LossOptions(TypedDict, total=False):
-    """What every head can be told."""
-
-    reduction: str
-    ignore_index: int
-    seed: int
 
 
 class FlatOptions(LossOptions, total=False):
@@ -65,9 +57,7 @@ class FlatHead(Head):
         dim: int | None = None,
         **options: Unpack[FlatOptions],
     ):
-        for name in options:
-            pick(f"option of {type(self).__name__}", name, dict.fromkeys(_OPTIONS))
-        loss = {name: options[name] for name in LossOptions.__annotations__ if name in options}  # type: ignore[literal-required]
+        loss = loss_options(self, options, FlatOptions)
         table = _table_of(num_classes, dim, dict(options))
         super().__init__(table.num_classes, table.dim, **loss)
         self.table = table
@@ -186,7 +176,6 @@ class LookupHead(FlatHead):
         return self.losses(batch, context), mean_size
 
 
-_OPTIONS = (*LossOptions.__annotations__, *FlatOptions.__annotations__)
 _OF_TABLE = ("row_optimizer", "bias", "dtype", "num_shards", "device")
 
 

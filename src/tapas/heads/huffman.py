@@ -7,7 +7,7 @@ C - 1 inner nodes have a row each, classes have none. Frequent classes sit near 
 computes as many scores for a target as a Huffman code has bits for it.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from tapas.heads.tree import Counts, TreeHead, check_counts, check_start
+from tapas.heads.tree import Counts, TreeHead, TreeOptions, check_counts
 from tapas.heads.tree_search import best_leaves
-from tapas.optim.row_updates import RowUpdate
 from tapas.tables import LocalTable
 
 
@@ -26,8 +25,8 @@ class HuffmanSoftmax(TreeHead):
 
     Args:
         counts: (C,) how often each class was seen; ids need not be sorted by it.
-        start_at_frequencies: biases start such that p(y) = (count_y + 1) / sum of these, for
-            every query, as rows start at 0. Else every decision starts even.
+        options: `row_optimizer`, `bias`, `seed` and so on; see `TreeHead`. Biases start such that
+            p(y) = (count_y + 1) / sum of these, for every query, as rows start at 0.
     """
 
     method = "huffman"
@@ -38,32 +37,18 @@ class HuffmanSoftmax(TreeHead):
     down: Tensor  # (C - 1, 2) what is left and right of a node: a node, or C - 1 + a class
     up: Tensor  # (2C - 1,) of a node or C - 1 + a class: 2 * parent + 1 if right; root -1
 
-    def __init__(
-        self,
-        counts: Counts,
-        dim: int,
-        *,
-        start_at_frequencies: bool = True,
-        row_optimizer: RowUpdate | None = None,
-        bias: bool = True,
-        reduction: str = "mean",
-        ignore_index: int = -100,
-        seed: int = 0,
-        device: torch.device | str | None = None,
-    ):
+    def __init__(self, counts: Counts, dim: int, **options: Unpack[TreeOptions]):
         seen = check_counts(counts)
-        check_start(bias, start_at_frequencies)
-        super().__init__(len(seen), dim, reduction=reduction, ignore_index=ignore_index, seed=seed)
+        super().__init__(len(seen), dim, **options)
         tree = huffman_tree(seen)
-        self.register_buffer("down", torch.from_numpy(tree.down).to(device), persistent=False)
-        self.register_buffer("up", torch.from_numpy(tree.up).to(device), persistent=False)
+        self._remember(down=tree.down, up=tree.up)
         self.nodes = _Nodes(
             len(seen) - 1,
             dim,
-            row_optimizer=row_optimizer,
-            bias=torch.from_numpy(tree.log_odds(seen + 1)) if start_at_frequencies else bias,
-            seed=seed,
-            device=device,
+            row_optimizer=self._row_optimizer,
+            bias=torch.from_numpy(tree.log_odds(seen + 1)) if self._bias else False,
+            seed=self.seed,
+            device=self._device,
         )
         self._mean_depth = tree.mean_depth(seen if seen.any() else seen + 1)
 

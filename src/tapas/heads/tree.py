@@ -12,7 +12,7 @@ Several targets of one example are looked at singly: its loss is sum_l w_l * -lo
 import hashlib
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, Unpack
 
 import numpy as np
 import torch
@@ -20,24 +20,61 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tapas.errors import UsageError
-from tapas.heads.base import Head
+from tapas.heads.base import Head, LossOptions, loss_options
 from tapas.heads.batch import Batch
 from tapas.heads.facts import BuildContext
+from tapas.optim.row_updates import RowUpdate
+from tapas.rng import stream
 from tapas.shapes import check_ids, check_integer, check_positive, check_query
+from tapas.tables import LocalTable
 from tapas.torch_modes import in_float32
 
 Counts: TypeAlias = Tensor | NDArray[np.generic]
 MOST_COUNTED = 2**62  # all counts together: beyond it sums of int64 overflow
 
 
+class TreeOptions(LossOptions, total=False):
+    """What a tree can be told, beside its method's own options."""
+
+    row_optimizer: RowUpdate | None
+    bias: bool
+    device: torch.device | str | None
+
+
 class TreeHead(Head):
     """A head over tables of its own, built from class counts. A class's score is its log p.
+
+    Args:
+        row_optimizer, device: of its tables; see `LocalTable`.
+        bias: whether there are biases; they start where counts say.
+        reduction, ignore_index, seed: as for every head.
 
     A saved state only fits a head that was built from the same counts and options: the state
     knows which class is where and refuses another head.
     """
 
     reads: ClassVar[frozenset[str]] = frozenset({"counts"})
+
+    def __init__(self, num_classes: int, dim: int, **options: Unpack[TreeOptions]):
+        super().__init__(num_classes, dim, **loss_options(self, options, TreeOptions))
+        self._row_optimizer, self._bias = options.get("row_optimizer"), options.get("bias", True)
+        self._device = options.get("device")
+
+    def _table(self, name: str, mass: NDArray[Any], dim: int) -> LocalTable:
+        """One row for each entry of `mass`; biases start at its log."""
+        return LocalTable(
+            len(mass),
+            dim,
+            row_optimizer=self._row_optimizer,
+            bias=torch.from_numpy(np.log(mass)) if self._bias else False,
+            seed=stream(self.seed, name).initial_seed(),
+            device=self._device,
+        )
+
+    def _remember(self, **arrays: NDArray[np.int64]) -> None:
+        """Where classes are, as buffers that counts alone decide."""
+        for name, array in arrays.items():
+            self.register_buffer(name, torch.from_numpy(array).to(self._device), persistent=False)
 
     @classmethod
     def arguments(cls, options: Mapping[str, Any], context: BuildContext) -> dict[str, Any]:
@@ -132,11 +169,3 @@ def check_counts(counts: Counts) -> NDArray[np.int64]:
         raise UsageError(f"counts sum to {given.sum(dtype=np.float64):g}, above 2^62. Scale them.")
     whole: NDArray[np.int64] = given.astype(np.int64)
     return whole
-
-
-def check_start(bias: bool, start_at_frequencies: bool) -> None:
-    if start_at_frequencies and not bias:
-        raise UsageError(
-            "start_at_frequencies needs biases to start from, but bias is False. Pass "
-            "start_at_frequencies=False, too."
-        )

@@ -10,7 +10,7 @@ cut into pieces of equal mass, so that frequent classes sit in small clusters.
 """
 
 import math
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import numpy as np
 import torch
@@ -18,16 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tapas.candidates import Candidates, first_mentions
-from tapas.errors import UsageError, pick
+from tapas.errors import UsageError
 from tapas.heads.facts import Option, Options
-from tapas.heads.tree import Counts, TreeHead, check_counts, check_start
+from tapas.heads.tree import Counts, TreeHead, TreeOptions, check_counts
 from tapas.heads.tree_search import best_of_parts, part_of
 from tapas.losses import target_costs
 from tapas.losses.grouped_softmax import grouped_softmax_costs
-from tapas.optim.row_updates import RowUpdate
-from tapas.rng import stream
 from tapas.shapes import check_positive
-from tapas.tables import LocalTable
 from tapas.tables.ranks import GlobalBatch
 
 LARGEST = 4  # times the mean size: a cluster of more classes is cut further
@@ -41,9 +38,8 @@ class TwoLevelSoftmax(TreeHead):
         num_clusters: about how many; sqrt(C) when left out. Pieces of equal mass would put
             most rare classes in one, so those above 4 times the mean size are cut further; a
             class that fills several pieces leaves fewer.
-        assignment: "frequency", or "random" by `seed` in clusters of equal size.
-        start_at_frequencies: biases start at the log of (count + 1), of a cluster at the log
-            of the sum over its classes. Else at 0.
+        options: `row_optimizer`, `bias`, `seed` and so on; see `TreeHead`. Biases start at the log
+            of (count + 1), of a cluster at the log of the sum over its classes.
     """
 
     method = "two-level"
@@ -65,53 +61,30 @@ class TwoLevelSoftmax(TreeHead):
         dim: int,
         *,
         num_clusters: int | None = None,
-        assignment: str = "frequency",
-        start_at_frequencies: bool = True,
-        row_optimizer: RowUpdate | None = None,
-        bias: bool = True,
-        reduction: str = "mean",
-        ignore_index: int = -100,
-        seed: int = 0,
-        device: torch.device | str | None = None,
+        **options: Unpack[TreeOptions],
     ):
         seen = check_counts(counts)
-        check_start(bias, start_at_frequencies)
-        super().__init__(len(seen), dim, reduction=reduction, ignore_index=ignore_index, seed=seed)
+        super().__init__(len(seen), dim, **options)
         wanted = round(math.sqrt(len(seen))) if num_clusters is None else num_clusters
         if check_positive("num_clusters", wanted) > len(seen):
             raise UsageError(
                 f"num_clusters is {wanted}, but there are only {len(seen)} classes. Leave it out "
                 "for the square root of that."
             )
-        self.assignment = assignment
-        assign = pick("assignment", assignment, {"frequency": by_frequency, "random": at_random})
-        cluster_of = assign(seen, wanted, self.seed)
+        cluster_of = by_frequency(seen, wanted)
         class_at = np.argsort(cluster_of, kind="stable")
         sizes = np.bincount(cluster_of)
-        arrays = {
-            "cluster_of": cluster_of,
-            "place_of": np.argsort(class_at),
-            "class_at": class_at,
-            "first": np.concatenate([[0], sizes.cumsum()]),
-        }
-        for name, array in arrays.items():
-            self.register_buffer(name, torch.from_numpy(array).to(device), persistent=False)
+        self._remember(
+            cluster_of=cluster_of,
+            place_of=np.argsort(class_at),
+            class_at=class_at,
+            first=np.concatenate([[0], sizes.cumsum()]),
+        )
         mass = np.bincount(cluster_of, weights=seen + 1.0)
-        for name, start in (("clusters", mass), ("classes", seen[class_at] + 1.0)):
-            table = LocalTable(
-                len(start),
-                dim,
-                row_optimizer=row_optimizer,
-                bias=torch.from_numpy(np.log(start)) if start_at_frequencies else bias,
-                seed=stream(self.seed, name).initial_seed(),
-                device=device,
-            )
-            self.add_module(name, table)
+        self.clusters = self._table("clusters", mass, dim)  # (G, D)
+        self.classes = self._table("classes", seen[class_at] + 1.0, dim)  # (C, D) at `place_of`
         weighed = seen if seen.any() else seen + 1
         self._mean_cluster = float((weighed * sizes[cluster_of]).sum() / weighed.sum())
-
-    clusters: LocalTable  # (G, D)
-    classes: LocalTable  # (C, D) at `place_of`
 
     @property
     def num_clusters(self) -> int:
@@ -177,13 +150,13 @@ class TwoLevelSoftmax(TreeHead):
         return best_of_parts(bound, look, k)
 
     def extra_repr(self) -> str:
-        return f"{self.num_clusters} clusters, assignment={self.assignment!r}"
+        return f"{self.num_clusters} clusters"
 
 
-def by_frequency(counts: NDArray[np.int64], num_clusters: int, seed: int) -> NDArray[np.int64]:
+def by_frequency(counts: NDArray[np.int64], num_clusters: int) -> NDArray[np.int64]:
     """(C,) cluster of each class: pieces of equal mass of the classes by falling count.
 
-    Pieces of more than `LARGEST` times the mean size are cut into equal parts. `seed` has no say.
+    Pieces of more than `LARGEST` times the mean size are cut into equal parts.
     """
     order = np.argsort(-counts, kind="stable")
     mass = counts[order] + 1.0
@@ -195,12 +168,4 @@ def by_frequency(counts: NDArray[np.int64], num_clusters: int, seed: int) -> NDA
     cut = inside * parts[piece] // sizes[piece]
     cluster_of = np.empty_like(order)
     cluster_of[order] = (parts.cumsum() - parts)[piece] + cut
-    return cluster_of
-
-
-def at_random(counts: NDArray[np.int64], num_clusters: int, seed: int) -> NDArray[np.int64]:
-    """(C,) cluster of each class, drawn such that sizes differ by 1 at most."""
-    order = torch.randperm(len(counts), generator=stream(seed, "clusters")).numpy()
-    cluster_of = np.empty_like(order)
-    cluster_of[order] = np.arange(len(counts)) * num_clusters // len(counts)
     return cluster_of

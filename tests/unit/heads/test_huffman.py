@@ -69,8 +69,8 @@ def test_an_untrained_tree_gives_every_class_its_frequency(counts):
     torch.testing.assert_close(log_p.double(), want, rtol=1e-5, atol=1e-5)
 
 
-def test_a_tree_may_start_even():
-    head = HuffmanSoftmax(COUNTS["powers"], D, start_at_frequencies=False)
+def test_without_biases_every_decision_starts_even():
+    head = HuffmanSoftmax(COUNTS["powers"], D, bias=False)
     log_p = head.log_prob(queries(1), torch.tensor([[C - 1, C - 2]]))[0]
     torch.testing.assert_close(log_p.exp(), torch.tensor([0.5, 0.25]))
 

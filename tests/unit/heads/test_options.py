@@ -239,10 +239,11 @@ BAD = [  # method, option, values, and what is said of one
     ),
     (
         "two-level",
-        "assignment",
-        ["frequently"],
+        "row_optimiser",
+        [None],
         lambda value: (
-            "unknown assignment 'frequently'. Did you mean 'frequency'? Known: frequency, random."
+            "unknown option of TwoLevelSoftmax 'row_optimiser'. Did you mean 'row_optimizer'? "
+            "Known: bias, device, ignore_index, reduction, row_optimizer, seed."
         ),
     ),
     ("adaptive", "cutoffs", [[], [0, 3], [3, 3], [5, 2], [C], [2.5], 7], cutoffs),

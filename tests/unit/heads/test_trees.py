@@ -154,12 +154,6 @@ WRONG = [  # counts, options, and what is said of them
     (torch.ones(2, 2), {}, f"{NUMBERS}shape (2, 2)."),
     ([1, 2], {}, f"{NUMBERS}list."),
     (np.full(4, 2**61), {}, "counts sum to 9.22337e+18, above 2^62. Scale them."),
-    (
-        COUNTS,
-        {"bias": False},
-        "start_at_frequencies needs biases to start from, but bias is False. Pass "
-        "start_at_frequencies=False, too.",
-    ),
     (COUNTS, {"dim": 0}, "dim must be at least 1, got 0."),
 ]
 
@@ -180,7 +174,7 @@ def test_biases_start_at_the_frequencies(kind):
 
 
 def test_without_biases_all_is_still_normalised(make):
-    head = make(bias=False, start_at_frequencies=False)
+    head = make(bias=False)
     assert all(len(table.bias) == 0 for table in head.tables())
     total = every(head, queries()).double().exp().sum(dim=1)
     torch.testing.assert_close(total, torch.ones(B, dtype=torch.float64), rtol=0, atol=1e-5)

@@ -36,11 +36,8 @@ def oracle(head, query):
 
 
 @pytest.mark.parametrize("options", [{}, {"num_clusters": 1}, {"num_clusters": C}, {"bias": False}])
-@pytest.mark.parametrize("assignment", ["frequency", "random"])
-def test_loss_and_log_prob_are_a_product_of_two_softmaxes(assignment, options):
-    if "bias" in options:
-        options = options | {"start_at_frequencies": False}
-    head = make(assignment=assignment, reduction="none", row_optimizer=None, **options)
+def test_loss_and_log_prob_are_a_product_of_two_softmaxes(options):
+    head = make(reduction="none", row_optimizer=None, **options)
     query = queries()
     weight = torch.rand(B, L, generator=tapas.rng.stream(0, "weight"))
     log_p = oracle(head, query)
@@ -53,7 +50,7 @@ def test_loss_and_log_prob_are_a_product_of_two_softmaxes(assignment, options):
 @pytest.mark.parametrize("num_clusters", [1, 3, 32, 400, 1000])
 def test_clusters_have_equal_mass_where_sizes_allow(num_clusters):
     counts = (10**6 / np.arange(1, 1001)).astype(np.int64)
-    cluster = by_frequency(counts, num_clusters, 0)
+    cluster = by_frequency(counts, num_clusters)
     sizes = np.bincount(cluster)
     assert sizes.min() >= 1  # numbered without gaps
     assert sizes.max() <= LARGEST * -(-1000 // num_clusters)
@@ -66,17 +63,8 @@ def test_clusters_have_equal_mass_where_sizes_allow(num_clusters):
 
 def test_the_rare_end_is_cut_into_equal_parts():
     counts = np.array([10**9] * 10 + [0] * 990)
-    sizes = np.bincount(by_frequency(counts, 10, 0))
+    sizes = np.bincount(by_frequency(counts, 10))
     assert sizes.tolist() == [2, *[1] * 8, 330, 330, 330]  # the last piece had all 990 of them
-
-
-def test_random_clusters_differ_in_size_by_one_at_most_and_follow_the_seed():
-    sizes = [len(ids) for ids in members(make(assignment="random", num_clusters=7))]
-    assert len(sizes) == 7
-    assert max(sizes) - min(sizes) <= 1
-    one, same, other = (make(assignment="random", seed=s) for s in (1, 1, 2))
-    assert torch.equal(one.cluster_of, same.cluster_of)
-    assert not torch.equal(one.cluster_of, other.cluster_of)
 
 
 def test_rows_of_a_cluster_lie_together_by_rising_id():
