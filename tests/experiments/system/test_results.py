@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 from oracle.pretended_jobs import SECONDS, SMALL, pretended
 
-from experiments.synthetic.experiment import Cell
+from experiments.synthetic.experiment import Cell, sampled
 from experiments.system.claims import check_system_claims
 from experiments.system.figure import system_figure
 from experiments.system.page import system_page
-from experiments.system.results import SystemResults, sampled
+from experiments.system.results import SystemResults
 from tapas import DataError
 
 TEXTS = (
