@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from experiments.claims import Claim, Verdict, check_claims
 from experiments.shards.overlap import expected_overlap
-from experiments.synthetic.experiment import Cell
+from experiments.synthetic.experiment import Cell, sampled
 from experiments.synthetic.studies import (
     ANNEALED,
     POOL_FACTORS,
@@ -60,10 +60,6 @@ class StudyResults:
 def points(change: Interval) -> str:
     """A change of accuracy in percentage points."""
     return f"{100 * change.mean:+.2f} ± {100 * change.half:.2f} points"
-
-
-def sampled(n: int) -> Cell:
-    return Cell("sampled", n, 1)
 
 
 def r_one_is_sampled_softmax(studies: StudyResults) -> Verdict:

@@ -53,6 +53,11 @@ class Cell(NamedTuple):
         return f"n={self.num_samples}, r={self.presample_factor}{rule}{tau}{shards}"
 
 
+def sampled(n: int) -> Cell:
+    """r=1: sampled softmax."""
+    return Cell("sampled", n, 1)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experiment:
     """Everything that decides the numbers of one figure."""

@@ -49,7 +49,7 @@ class Run:
     judge: str = "test"  # or "validation", for choosing settings
     num_shards: int = 1  # m, of the second pass
     moving: bool = False  # classes change shards in every step; no engine could, but it tells why
-    looks: int = 0  # draws by which the trained model is looked at; see shards/looks.py
+    looks: int = 0  # draws by which the trained model is looked at; see shards/overlap.py
 
     def __post_init__(self) -> None:
         if self.method not in ("full", "top", "priority"):

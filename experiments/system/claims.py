@@ -7,14 +7,13 @@ intervals over rounds (Student's t), each of which has a seed of its own.
 from collections.abc import Callable
 
 from experiments.claims import Claim, Verdict, check_claims
-from experiments.synthetic.experiment import Cell
+from experiments.synthetic.experiment import Cell, sampled
 from experiments.system.config import MORE
 from experiments.system.results import (
     PAPER_RATES,
     Spread,
     SystemResults,
     paper_overhead,
-    sampled,
     spread,
 )
 from tapas.comparison.ledger import Ledger

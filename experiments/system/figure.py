@@ -3,9 +3,9 @@
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.synthetic.experiment import Cell
+from experiments.synthetic.experiment import Cell, sampled
 from experiments.system.config import MORE, RULES
-from experiments.system.results import SystemResults, paper_rates, sampled, spread
+from experiments.system.results import SystemResults, paper_rates, spread
 from tapas.comparison.figure_style import COLOURS, FAINT, INK, as_png, blank_figure, plain
 from tapas.evaluation.intervals import interval
 

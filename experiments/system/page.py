@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from experiments.claims import Claim, claims_table, markdown_table
-from experiments.synthetic.experiment import Cell
+from experiments.synthetic.experiment import Cell, sampled
 from experiments.system.claims import STUDY, percent
 from experiments.system.config import MORE
 from experiments.system.results import (
@@ -11,7 +11,6 @@ from experiments.system.results import (
     SystemResults,
     paper_overhead,
     paper_rates,
-    sampled,
     spread,
 )
 from tapas.evaluation.intervals import interval

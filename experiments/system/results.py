@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from experiments.synthetic.experiment import Cell
+from experiments.synthetic.experiment import Cell, sampled
 from experiments.system.config import MORE, System, finished_rounds
 from tapas.comparison.ledger import Ledger
 from tapas.errors import DataError
@@ -84,11 +84,6 @@ class SystemResults:
         self, cell: Cell, value: Callable[[Record], float], stretch: str = "measured"
     ) -> list[float]:
         return [value(row[stretch]) for row in self._rows[cell]]
-
-
-def sampled(n: int) -> Cell:
-    """r=1: sampled softmax."""
-    return Cell("sampled", n, 1)
 
 
 def paper_rates(system: System) -> dict[tuple[int, int], int]:

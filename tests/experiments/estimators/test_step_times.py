@@ -21,7 +21,6 @@ from experiments.estimators.step_times import (
     reason_to_skip,
     step_runs,
     time_steps,
-    zipf_counts,
     zipf_feed,
 )
 from tapas.comparison.contenders import CONTENDERS
@@ -45,20 +44,6 @@ def follow(done, total):
 @pytest.fixture
 def ledger(tmp_path):
     return Ledger(tmp_path / "step_times.jsonl")
-
-
-def test_few_classes_come_first():
-    runs = [(run.num_classes, run.contender, run.num_samples) for run in step_runs(QUICK)]
-    assert runs == [
-        (200, "full", 0), (200, "sampled-bigram", 25), (400, "full", 0), (400, "sampled-bigram", 50)
-    ]  # fmt: skip
-
-
-def test_counts_are_zipfs():
-    counts = zipf_counts(1000)
-    assert counts.sum() == pytest.approx(10_000, rel=0.05)
-    assert counts.min() >= 1
-    assert counts[0] / counts[9] == pytest.approx(10, rel=0.01)
 
 
 def test_targets_are_drawn_by_the_counts():

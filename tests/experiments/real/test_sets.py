@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from experiments.real import sets
-from experiments.real.sets import GROCERY, RUST, SETS, SYNTHETIC, Place, find_set
+from experiments.real.sets import GROCERY, RUST, SETS, SYNTHETIC, Place
 from tapas.comparison import synthetic_log
 from tapas.comparison.groceries import Groceries
 from tapas.errors import UsageError
@@ -56,16 +56,6 @@ def test_groceries_come_with_a_package(somewhere, monkeypatch):
     found = GROCERY.find(somewhere)
     assert found.files == ("transactions.parquet",)
     assert (found.user, found.item) == ("household_id", "product_id")
-
-
-def test_a_misspelt_set_is_told_its_name():
-    assert find_set("linux") is SETS["linux"]
-    with pytest.raises(UsageError) as error:
-        find_set("linus")
-    assert str(error.value) == (
-        "unknown set 'linus'. Did you mean 'linux'? Known: grocery, linux, rust, synthetic, "
-        "wikipedia."
-    )
 
 
 @pytest.mark.parametrize("name", SETS)

@@ -2,13 +2,10 @@
 
 from dataclasses import replace
 
-import pytest
-
 from experiments.synthetic.claims import StudyResults, check_synthetic_claims
 from experiments.synthetic.experiment import SEARCH_SEED, Temperature
 from experiments.synthetic.studies import STUDIES
 from tapas.comparison.ledger import Ledger
-from tapas.errors import DataError
 
 
 def made_up(tmp_path, accuracy, loss=lambda cell: 1.0):
@@ -87,14 +84,6 @@ def test_a_gain_that_does_not_rise_all_the_way_is_partly(tmp_path):
     assert found["Figure 1: with n fixed, accuracy rises with r, most at small r."] == "partly"
 
 
-def test_a_study_that_was_not_run_is_missing_not_failed():
-    rows = check_synthetic_claims(StudyResults({}))
-    assert {row.verdict for row in rows} == {"missing"}
-    assert (
-        rows[1].evidence == "figure-1 has not been run. `python -m experiments figure-1` runs it."
-    )
-
-
 def test_the_choice_of_settings_cannot_see_the_test_points(tmp_path):
     study = STUDIES["figure-1"]
     ledger = Ledger(tmp_path / "results.jsonl")
@@ -119,9 +108,3 @@ def test_a_cell_of_several_shards_takes_the_settings_of_one(tmp_path):
         assert run.looks == 0
         put(ledger, run, 0.9 if run.lr == experiment.lrs[1] else 0.1, 1.0)
     assert experiment.best(ledger, sharded) == experiment.best(ledger, sharded.unsharded)
-
-
-def test_an_unfinished_study_says_how_to_go_on(tmp_path):
-    study = STUDIES["figure-1"]
-    with pytest.raises(DataError, match="continues where it stopped"):
-        study.experiment.best(Ledger(tmp_path / "results.jsonl"), study.experiment.cells[0])

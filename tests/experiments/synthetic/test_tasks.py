@@ -1,21 +1,15 @@
 """The paper's data, as it describes them."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
 
 from experiments.synthetic.tasks import (
     Sizes,
-    has_uniform_labels,
     linear_task,
-    load_task,
     long_tail_task,
     network_task,
-    sizes_of,
 )
-from tapas.errors import UsageError
 
 SMALL = Sizes(num_classes=7, num_train=900, num_validation=50, num_test=400)
 
@@ -63,13 +57,6 @@ def test_the_bayes_accuracy_is_that_of_the_nearest_centroid():
     assert abs(nearest - task.bayes_accuracy) < 4 * np.sqrt(0.25 / 400)
 
 
-def test_points_of_the_network_stay_in_the_plane_asked_for():
-    task = network_task(SMALL, dims=(5, 5, 10, 2))
-    assert task.train.x.shape == (900, 2)
-    assert task.bayes_accuracy is None
-    assert torch.bincount(task.train.y, minlength=7).min() > 0
-
-
 def test_without_noise_the_network_gives_every_class_one_point():
     task = network_task(SMALL, noise=0.0)
     assert len(torch.unique(task.train.x, dim=0)) == 7
@@ -84,16 +71,3 @@ def test_the_long_tail_counts_its_training_points_and_knows_its_best_answer():
     often = float((task.test.y == 0).double().mean())
     assert often < task.bayes_accuracy <= 1
     assert not torch.equal(task.test.y[:50], task.validation.y)
-
-
-def test_sizes_are_known_without_generating():
-    assert sizes_of("network").num_classes == 10_000
-    assert has_uniform_labels("linear")
-    assert not has_uniform_labels("long-tail-quick")
-
-
-def test_a_misspelt_task_is_told_its_name():
-    with pytest.raises(
-        UsageError, match=re.escape("unknown task 'linaer'. Did you mean 'linear'?")
-    ):
-        load_task("linaer")

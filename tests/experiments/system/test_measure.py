@@ -8,7 +8,6 @@ import polars as pl
 import pytest
 from oracle.pretended_jobs import SMALL, pretended
 
-from experiments.synthetic.experiment import Cell
 from experiments.system.config import Round, System, check_same_system, finished_rounds
 from experiments.system.measure import measure
 from tapas import DataError, UsageError
@@ -19,18 +18,6 @@ from tapas.errors import PeerError
 from tapas.training.build import build
 
 PAPER = System()
-
-
-def test_the_cells_are_those_of_table_1_with_both_rules():
-    assert PAPER.cells == (
-        Cell("sampled", 1_000, 1),
-        Cell("top", 1_000, 8),
-        Cell("priority", 1_000, 8),
-        Cell("sampled", 8_000, 1),
-        Cell("top", 8_000, 8),
-        Cell("priority", 8_000, 8),
-    )
-    assert (PAPER.servers, PAPER.workers, PAPER.classes) == (6, 6, 500_000)
 
 
 def test_cells_differ_in_n_r_and_rule_alone(tmp_path):
@@ -91,21 +78,13 @@ def test_rounds_come_back_in_order_with_their_system(measured):
 def test_rounds_of_another_system_are_refused(measured):
     ledger = measured(rounds=1)
     check_same_system(ledger, SMALL)
+    check_same_system(Ledger(ledger.path.with_name("none")), PAPER)
     words = (
         f"{ledger.path} was measured with other servers (2 there, 5 here), users (300 there, 9 "
         "here). Choose another folder with --out, or move it away."
     )
     with pytest.raises(UsageError, match=re.escape(words)):
         check_same_system(ledger, dataclasses.replace(SMALL, servers=5, users=9))
-
-
-def test_an_empty_ledger_suits_every_system(tmp_path):
-    ledger = Ledger(tmp_path / "results.jsonl")
-    check_same_system(ledger, PAPER)
-    with pytest.raises(
-        DataError, match=r"has not been measured. `python -m experiments table-1` does."
-    ):
-        finished_rounds(ledger)
 
 
 def test_a_ledger_with_two_systems_is_told(measured):

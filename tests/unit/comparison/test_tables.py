@@ -1,23 +1,18 @@
 """Every cell of the tables, from made-up results."""
 
-import dataclasses
-
 import pytest
-from oracle.comparison_results import comparison, reference, result, standing
+from oracle.comparison_results import comparison, result, standing
 
 from tapas.comparison.tables import (
     HEADING,
     NONE,
     SHORT,
-    beaten_by,
     gap_to,
     loss_of,
     quality,
     ranked,
-    recall_of,
     short_rows,
     table_rows,
-    targets_of,
 )
 
 
@@ -76,18 +71,3 @@ def test_the_best_has_no_seed_that_diverged():
     rows = table_rows(comparison(lucky, standing("full", 0.2)))
     assert [row[0] for row in rows] == ["NCE (1 of 2 seeds diverged)", "Full softmax"]
     assert [row[2] for row in rows] == ["+0.7000 (+0.7000 to +0.7000)", "best"]
-
-
-def test_recall_is_the_mean_over_seeds_or_unknown():
-    ours = standing("nce", 0, finals=(result("nce", 1, tail=0.1), result("nce", 1, tail=0.3)))
-    assert recall_of(ours, "tail") == pytest.approx(0.2)
-    assert targets_of(ours, "tail") == 1_000
-    assert recall_of(ours, "unseen") is None
-    assert targets_of(dataclasses.replace(ours, finals=()), "tail") == 0
-
-
-def test_only_counting_can_shame_a_method():
-    ours = standing("nce", 0.1, noise=0.05)
-    assert beaten_by(ours, reference("co-occurrence", 0.2))
-    assert not beaten_by(ours, reference("co-occurrence", 0.1))
-    assert not beaten_by(ours, reference("the true distribution", 0.2, 5.0))
