@@ -3,7 +3,11 @@
 import json
 
 import pytest
+import torch
 from oracle.journeys import TINY, invoke, last_line, names, write_chain
+
+from tapas.training.run_evaluation import load_model
+from tapas.training.run_folder import open_run
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +30,6 @@ def recommended(run, *options):
 
 
 def test_recommending_ranks_by_the_mixture_of_the_best_checkpoint(repeating):
-    import torch
-
-    from tapas.training.run_evaluation import load_model
-    from tapas.training.run_folder import open_run
-
     run = open_run(repeating)
     model, _ = load_model(run)
     keys = run.log.item_keys
@@ -47,6 +46,15 @@ def test_recommending_ranks_by_the_mixture_of_the_best_checkpoint(repeating):
     assert set(keys.keys(history)) == {row["item"] for row in found[:3]}
     fresh = recommended(repeating, "--history", said, "--top", 50, "--exclude-seen")
     assert not set(keys.keys(history)) & {row["item"] for row in fresh}
+
+
+def test_it_is_judged_and_nobody_lists_the_class_of_rare_items(repeating):
+    done = invoke("evaluate", repeating, "--json")
+    assert done.returncode == 0, done.stderr
+    scores = json.loads(done.stdout)["scores"]
+    assert scores["model"]["metrics"]["loss"]["mean"] > 0
+    num_items = open_run(repeating).log.num_items
+    assert max(each["coverage"] for each in scores.values()) < num_items
 
 
 def test_a_file_holds_the_softmax_alone_and_a_folder_cannot_be(repeating, at):

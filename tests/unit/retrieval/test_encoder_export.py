@@ -15,8 +15,6 @@ from tapas.retrieval.encoder_export import QueryModule
 from tapas.rng import stream
 from tapas.training.model import SequenceModel
 
-pytestmark = pytest.mark.slow
-
 C, T, D = 31, 9, 8
 
 
@@ -76,6 +74,7 @@ def recurrent(tmp_path_factory):
     return module, path
 
 
+@pytest.mark.slow
 def test_what_is_loaded_computes_what_was_exported_and_training_goes_on(recurrent):
     module, path = recurrent
     modes = {name: part.training for name, part in module.named_modules()}
@@ -90,6 +89,7 @@ def test_what_is_loaded_computes_what_was_exported_and_training_goes_on(recurren
         assert not got.requires_grad
 
 
+@pytest.mark.slow
 def test_what_cannot_be_exported_is_told_why(tmp_path):
     path = tmp_path / "encoder.pt2"
     mixed = (example(3)[0], example(2)[1])
@@ -110,6 +110,7 @@ def test_what_cannot_be_exported_is_told_why(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_another_width_or_file_is_named(recurrent, tmp_path):
     path = tmp_path / "encoder.pt2"
     with pytest.raises(UsageError, match=r"there is no file .*encoder\.pt2\."):
@@ -134,22 +135,33 @@ ENCODERS = {
 }
 
 
-@pytest.mark.parametrize("name", ENCODERS)
-def test_the_query_of_a_model_is_exported_with_its_rows(name, tmp_path):
-    """It says what the model says, whatever stands behind the end of a row or becomes of tables."""
-    model = SequenceModel(ENCODERS[name](), TapasSoftmax(C, D, num_samples=5, seed=2))
+@pytest.fixture(params=ENCODERS)
+def model(request):
+    return SequenceModel(ENCODERS[request.param](), TapasSoftmax(C, D, num_samples=5, seed=2))
+
+
+def as_module(model):
     weight, _ = model.inputs.rows(torch.arange(C))
-    module = QueryModule(weight, copy.deepcopy(model.encoder))
-    export_encoder(module, tmp_path / "encoder.pt2", example(3))
+    return QueryModule(weight, copy.deepcopy(model.encoder))
+
+
+def test_the_query_of_a_model_needs_no_tables(model):
+    """It is what the model says, whatever stands behind the end or becomes of the rows."""
+    module, (items, lengths) = as_module(model), example(11)
+    want = module(items, lengths)
+    torch.testing.assert_close(want, model.query(items, lengths))
+    other = torch.where(torch.arange(T) < lengths[:, None], items, (items + 1) % C)
+    assert torch.equal(module(other, lengths), want)
+    model.inputs.weight.add_(1)
+    assert torch.equal(module(items, lengths), want)
+    assert not module.weight.requires_grad
+
+
+@pytest.mark.slow
+def test_the_query_of_a_model_is_read_back_for_any_number_of_rows(model, tmp_path):
+    export_encoder(as_module(model), tmp_path / "encoder.pt2", example(3))
     reloaded = load_encoder(tmp_path / "encoder.pt2")
     assert reloaded.history_length == T
     for num_rows in (1, 2, 17):
         items, lengths = example(num_rows, "other")
-        want = model.query(items, lengths)
-        for encoder in (module, reloaded):
-            torch.testing.assert_close(encoder(items, lengths), want)
-        other = torch.where(torch.arange(T) < lengths[:, None], items, (items + 1) % C)
-        assert torch.equal(module(items, lengths), module(other, lengths))
-    model.inputs.weight.add_(1)
-    torch.testing.assert_close(module(items, lengths), want)
-    assert not module.weight.requires_grad
+        torch.testing.assert_close(reloaded(items, lengths), model.query(items, lengths))
