@@ -67,6 +67,7 @@ def builder(backend):
         yield build
         for table in tables:
             table.close()
+            table.close()  # twice is safe
 
 
 def draw(*shape, name="draw"):

@@ -15,6 +15,7 @@ from contracts.tables import (
     num_updates,
     on_every_rank,
     same,
+    select,
     waiting,
 )
 
@@ -67,34 +68,81 @@ def test_rows_are_copies(make):
     assert same(before, everything(table))
 
 
-BAD_IDS = [
-    (torch.tensor([3, 31]), "ids holds class 31; expected ids from 0 to 30 (num_classes=31)."),
-    (torch.tensor([3, -1]), "ids holds class -1; expected ids from 0 to 30 (num_classes=31)."),
-    (torch.zeros(2, 1, dtype=torch.int64), "ids has shape (2, 1); expected (N)."),
+TWO, QUERY = torch.arange(2), draw(B, D)
+OUTSIDE = torch.tensor([3, 31])
+NO_CLASS = "holds class 31; expected ids from 0 to 30 (num_classes=31)."
+NO_INTEGER = (
+    "has dtype torch.float32; expected int64 class ids. Convert before the ids ever pass through "
+    "a float."
+)
+RISE = (
+    "the ids of candidates must be distinct and rise: an example's own target is looked up among "
+    "them. Sort them with their log_q."
+)
+
+
+def update(table, ids):
+    table.update(ids, torch.zeros(2, D), torch.zeros(2))
+
+
+def logits_of(table, pool):
+    target = torch.zeros(B, 1, dtype=torch.int64)
+    return table.sampled_logits(GlobalBatch.local(QUERY, target), pool)
+
+
+def candidates(*ids):
+    return Candidates(torch.tensor(ids), torch.zeros(len(ids)))
+
+
+BAD_CALLS = [
+    (lambda t: t.rows(OUTSIDE), f"ids {NO_CLASS}"),
+    (lambda t: t.rows(torch.zeros(2, 1).long()), "ids has shape (2, 1); expected (N)."),
+    (lambda t: t.rows(torch.zeros(2)), f"ids {NO_INTEGER}"),
+    (lambda t: t.lookup(OUTSIDE), f"ids {NO_CLASS}"),
+    (lambda t: update(t, OUTSIDE), f"ids {NO_CLASS}"),
+    (lambda t: update(t, TWO - 1), f"ids {NO_CLASS}".replace("31;", "-1;")),
+    (lambda t: update(t, TWO[:, None]), "ids has shape (2, 1); expected (N)."),
+    (lambda t: update(t, TWO.float()), f"ids {NO_INTEGER}"),
     (
-        torch.zeros(2),
-        "ids has dtype torch.float32; expected int64 class ids. Convert before the ids ever pass "
-        "through a float.",
+        lambda t: t.update(TWO, torch.zeros(2, 4), torch.zeros(2)),
+        "weight_grad has shape (2, 4); expected (N=2, D=3).",
+    ),
+    (
+        lambda t: t.update(TWO, torch.zeros(2, D), torch.zeros(3)),
+        "bias_grad has shape (3,); expected (N=2).",
+    ),
+    (lambda t: t.topk(QUERY, 0), "k must be at least 1, got 0."),
+    (lambda t: t.topk(QUERY, 2.0), "k must be a whole number, got 2.0."),
+    (lambda t: t.topk(QUERY, 32), "k is 32, but there are only 31 classes."),
+    (
+        lambda t: t.topk(QUERY, 2, exclude=torch.zeros(4, 1).long()),
+        "exclude has shape (4, 1); expected (B=5, E).",
+    ),
+    (lambda t: t.topk(QUERY, 2, exclude=torch.full((B, 1), 31)), f"exclude {NO_CLASS}"),
+    (lambda t: t.topk(QUERY, 2, exclude=torch.zeros(B, 1)), f"exclude {NO_INTEGER}"),
+    (lambda t: logits_of(t, candidates(4, 20, 5)), RISE),
+    (lambda t: t.select(candidates(4, 5, 5), None), RISE),
+    (lambda t: select(t, QUERY, candidates(1, 5, 31), 2), f"pool {NO_CLASS}"),
+    (
+        lambda t: select(t, QUERY, candidates(-3, 1, 5), 2),
+        f"pool {NO_CLASS}".replace("31;", "-3;"),
+    ),
+    (
+        lambda t: select(t, QUERY, candidates(1, 5, 9), 2, target=torch.zeros(2, 1).long()),
+        "target has shape (2, 1); expected (A=5, L).",
     ),
 ]
 
 
-@pytest.mark.parametrize(("ids", "words"), BAD_IDS)
-def test_ids_are_global_and_checked(make, ids, words):
+def test_a_bad_call_is_told_what_is_wrong_and_changes_nothing(make):
+    """An example's own target would not be found among candidates that do not rise."""
     table = make()
-    for verb in (table.rows, lambda ids: table.update(ids, torch.zeros(2, D), torch.zeros(2))):
+    before = everything(table)
+    for call, words in BAD_CALLS:
         with pytest.raises(UsageError) as error:
-            verb(ids)
+            call(table)
         assert str(error.value) == words
-
-
-def test_gradients_of_the_wrong_shape_are_told_both_shapes(make):
-    with pytest.raises(UsageError) as error:
-        make().update(torch.arange(2), torch.zeros(2, 4), torch.zeros(2))
-    assert str(error.value) == "weight_grad has shape (2, 4); expected (N=2, D=3)."
-    with pytest.raises(UsageError) as error:
-        make().update(torch.arange(2), torch.zeros(2, D), torch.zeros(3))
-    assert str(error.value) == "bias_grad has shape (3,); expected (N=2)."
+    assert same(before, everything(table))
 
 
 @EITHER_WAY
@@ -134,19 +182,21 @@ def test_an_update_of_nothing_changes_nothing(make, fused):
 
 
 @EITHER_WAY
-@pytest.mark.parametrize("part", [0, 1], ids=["weight", "bias"])
-@pytest.mark.parametrize(
-    "bad", [[torch.nan, 0], [torch.inf, 0], [torch.inf, -torch.inf], [1e39, 0]]
-)
-def test_a_gradient_that_is_not_finite_is_an_error_and_moves_nothing(make, part, bad, fused):
+def test_a_gradient_that_is_not_finite_is_an_error_and_moves_nothing(make, fused):
     table = a_table(make, Adagrad.fused(), fused)
     before = everything(table)
-    grads = [draw(4, D).double(), draw(4).double()]
-    grads[part][1:3] = torch.tensor(bad, dtype=torch.float64).view(2, *[1] * (1 - part))
-    with pytest.raises(UsageError) as error:
-        table.update(torch.tensor([5, 6, 7, 8]), *grads)
-    assert str(error.value) == NOT_FINITE
-    assert same(before, everything(table))
+    for part, bad in (
+        (0, [torch.nan, 0]),
+        (0, [torch.inf, -torch.inf]),
+        (1, [torch.inf, 0]),
+        (1, [1e39, 0]),  # is infinite in float32
+    ):
+        grads = [draw(4, D).double(), draw(4).double()]
+        grads[part][1:3] = torch.tensor(bad, dtype=torch.float64).view(2, *[1] * (1 - part))
+        with pytest.raises(UsageError) as error:
+            table.update(torch.tensor([5, 6, 7, 8]), *grads)
+        assert str(error.value) == NOT_FINITE
+        assert same(before, everything(table))
 
 
 @EITHER_WAY
@@ -187,54 +237,25 @@ def test_an_update_is_a_step_of_its_own_beside_what_waits(make):
     assert same_rows(table, reference)
 
 
-def test_reads_see_every_earlier_update_after_flush(make):
-    table = make(SGD.fused(lr=1.0))
-    weight, _ = table.rows(torch.tensor([6]))
-    table.update(torch.tensor([6]), torch.ones(1, D), torch.zeros(1))
-    table.flush()
-    assert torch.equal(table.rows(torch.tensor([6]))[0], weight - 1)
-
-
-def test_closing_twice_is_safe(make):
-    table = make()
-    table.close()
-    table.close()
-
-
 def test_accumulated_updates_are_applied_as_one_at_the_end(make):
+    """What is held is what was given, even if the caller uses its memory again."""
     table, reference = make(), make()
     ids, grads = torch.tensor([4, 9, 4, 9]), (draw(4, D), draw(4, name="b"))
     before = everything(table)
     with table.accumulate():
-        table.update(ids[:3], grads[0][:3], grads[1][:3])
-        table.update(ids[3:], grads[0][3:], grads[1][3:])
-        table.update(ids[:0], grads[0][:0], grads[1][:0])
+        pass
+    with table.accumulate():
+        for part in (slice(3), slice(3, None), slice(0)):
+            buffers = ids[part].clone(), grads[0][part].clone(), grads[1][part].clone()
+            table.update(*buffers)
+            for buffer in buffers:
+                buffer.zero_()
         assert same(before, everything(table))
     reference.update(ids, *grads)
     assert not same(before, everything(table))
     assert same(everything(table), everything(reference))
     table.update(ids, *grads)  # and outside the block nothing is held back any more
     assert not same(everything(table), everything(reference))
-
-
-def test_what_is_held_is_what_was_given_even_if_the_caller_reuses_the_buffer(make):
-    table, reference = make(), make()
-    ids, grad = torch.tensor([4, 9]), draw(2, D)
-    reference.update(ids, grad, torch.ones(2))
-    buffers = ids.clone(), grad.clone(), torch.ones(2)
-    with table.accumulate():
-        table.update(*buffers)
-        for buffer in buffers:
-            buffer.zero_()
-    assert same(everything(table), everything(reference))
-
-
-def test_an_empty_block_changes_nothing(make):
-    table = make()
-    before = everything(table)
-    with table.accumulate():
-        pass
-    assert same(before, everything(table))
 
 
 def test_after_an_exception_nothing_that_was_held_is_applied(make):
@@ -283,47 +304,22 @@ def test_blocks_do_not_nest_and_the_outer_one_survives_the_attempt(make):
 
 
 def test_lookup_gives_rows_whose_gradients_move_them_in_backward(make):
-    table, other = make(SGD.fused(lr=0.5)), make(SGD.fused(lr=0.5))
-    ids = torch.tensor([[4, 9], [4, 30]])
-    rows = table.lookup(ids)
-    assert rows.shape == (2, 2, D)
-    assert torch.equal(rows.detach(), table.rows(ids.reshape(-1))[0].view(2, 2, D))
-    pull = draw(2, 2, D, name="pull")
-    (rows * pull).sum().backward()
-    other.update(ids.reshape(-1), pull.reshape(4, D), torch.zeros(4))
-    # three ranks divide by three what came to them three times
-    torch.testing.assert_close(everything(other), everything(table), rtol=1e-6, atol=1e-7)
-
-
-def test_biases_are_looked_up_too_and_their_gradients_move_them(make):
-    table, other = make(SGD.fused(lr=0.5)), make(SGD.fused(lr=0.5))
-    ids = torch.tensor([4, 9, 4, 30])
-    weight, bias = table.lookup(ids, return_bias=True)
-    assert all(map(torch.equal, (weight.detach(), bias.detach()), table.rows(ids)))
-    pull, push = draw(4, D, name="pull"), draw(4, name="push")
-    ((weight * pull).sum() + (bias * push).sum()).backward()
-    other.update(ids, pull, push)
-    torch.testing.assert_close(everything(other), everything(table), rtol=1e-6, atol=1e-7)
-
-
-def test_a_lookup_of_which_only_the_weights_are_used_leave_biases_alone(make):
-    table, other = make(SGD.fused(lr=0.5)), make(SGD.fused(lr=0.5))
-    ids, pull = torch.tensor([7, 2]), draw(2, D, name="pull")
-    (table.lookup(ids, return_bias=True)[0] * pull).sum().backward()
-    other.update(ids, pull, torch.zeros(2))
-    torch.testing.assert_close(everything(other), everything(table), rtol=1e-6, atol=1e-7)
-
-
-@EITHER_WAY
-def test_a_frozen_table_is_looked_up_and_does_not_move(make, fused):
-    table = a_table(make, Adagrad.fused(), fused).requires_grad_(False)
-    before = everything(table)
-    rows = table.lookup(torch.tensor([1, 2]))
-    assert not rows.requires_grad
-    assert not any(
-        part.requires_grad for part in table.lookup(torch.tensor([1, 2]), return_bias=True)
-    )
-    assert same(before, everything(table))
+    """Biases too, if they are asked for and used; three ranks divide by three what came thrice."""
+    pull, push = draw(2, 2, D, name="pull"), draw(2, 2, name="push")
+    ids, unused = torch.tensor([[4, 9], [4, 30]]), torch.zeros(2, 2)
+    for with_bias, bias_grad in ((False, unused), (True, unused), (True, push)):
+        table, other = make(SGD.fused(lr=0.5)), make(SGD.fused(lr=0.5))
+        found = table.lookup(ids, return_bias=with_bias)
+        weight, bias = found if with_bias else (found, torch.zeros(2, 2))
+        want = table.rows(ids.reshape(-1))
+        assert torch.equal(weight.detach(), want[0].view(2, 2, D))
+        assert torch.equal(bias.detach(), want[1].view(2, 2))
+        loss = (weight * pull).sum()
+        if bias_grad is push:
+            loss = loss + (bias * push).sum()
+        loss.backward()
+        other.update(ids.reshape(-1), pull.reshape(4, D), bias_grad.reshape(4))
+        torch.testing.assert_close(everything(other), everything(table), rtol=1e-6, atol=1e-7)
 
 
 def test_lookup_and_logits_inside_accumulate_are_one_update(make):
@@ -336,22 +332,12 @@ def test_lookup_and_logits_inside_accumulate_are_one_update(make):
     torch.testing.assert_close(everything(other), everything(table), rtol=1e-6, atol=1e-7)
 
 
-def test_looking_up_an_unknown_id_is_told(make):
-    with pytest.raises(UsageError) as error:
-        make().lookup(torch.tensor([31]))
-    assert str(error.value) == "ids holds class 31; expected ids from 0 to 30 (num_classes=31)."
-
-
-FORMULAS = pytest.mark.parametrize(
-    "formula",
-    [
-        SGD.fused(lr=0.5, weight_decay=0.1),
-        Adagrad.fused(lr=0.5),
-        RowwiseAdagrad.fused(lr=0.5, initial_sum=0.1),
-        LazyAdam.fused(lr=0.1, betas=(0.8, 0.9)),
-    ],
-    ids=lambda formula: formula.name,
-)
+FORMULAS = [
+    SGD.fused(lr=0.5, weight_decay=0.1),
+    Adagrad.fused(lr=0.5),
+    RowwiseAdagrad.fused(lr=0.5, initial_sum=0.1),
+    LazyAdam.fused(lr=0.1, betas=(0.8, 0.9)),
+]
 
 
 def whole_numbers(*shape, name):
@@ -382,23 +368,21 @@ def sampled(table, step):
     return positive.masked_fill(target < 0, 0.0).sum() + log_sum.sum()
 
 
-VERBS = {"lookup": [looked_up], "lookup with biases": [live], "sampled_logits": [sampled]}
-VERBS["all in one pass"] = [looked_up, sampled, live, looked_up]
+PASSES = {formula.name: (formula, [looked_up, sampled, live, looked_up]) for formula in FORMULAS}
+PASSES |= {verb.__name__: (FORMULAS[1], [verb]) for verb in (looked_up, sampled, live)}
 
 
-@FORMULAS
-@pytest.mark.parametrize("verbs", VERBS)
-def test_steps_of_an_optimizer_end_with_the_rows_and_the_state_of_the_fused_table(
-    make, formula, verbs
-):
+@pytest.mark.parametrize("name", PASSES)
+def test_steps_of_an_optimizer_end_with_the_rows_and_the_state_of_the_fused_table(make, name):
     """To the bit: gradients are summed in the same order, whoever applies them."""
+    formula, verbs = PASSES[name]
     fused, table = make(formula), make(formula, fused=False)
     optimizer = attach(table, formula)
     for step in range(3):
-        sum(verb(fused, step) for verb in VERBS[verbs]).backward()
+        sum(verb(fused, step) for verb in verbs).backward()
         optimizer.zero_grad()
         before = everything(table)
-        sum(verb(table, step) for verb in VERBS[verbs]).backward()
+        sum(verb(table, step) for verb in verbs).backward()
         assert same(before, everything(table))  # rows wait for the step
         optimizer.step()
     assert same(everything(fused), everything(table))
@@ -410,6 +394,22 @@ def test_steps_of_an_optimizer_end_with_the_rows_and_the_state_of_the_fused_tabl
     for one, other in zip(made, saved, strict=True):
         assert one.keys() == other.keys()
         assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def waiting_for_a_step(make, formula=Adagrad.fused()):  # noqa: B008
+    """A table with its optimizer, and one that is fused."""
+    table = make(formula, fused=False)
+    return table, attach(table, formula), make(formula)
+
+
+def pull_rows(table, ids, pull, push):
+    """A backward pass that leaves these gradients of rows and biases."""
+    weight, bias = table.lookup(ids, return_bias=True)
+    ((weight * pull).sum() + (bias * push).sum()).backward()
+
+
+IDS = torch.tensor([4, 9, 4])
+PULL, PUSH = whole_numbers(3, D, name="pull"), whole_numbers(3, name="push")
 
 
 def test_zero_grad_drops_what_waits(make):
@@ -428,127 +428,102 @@ def test_zero_grad_drops_what_waits(make):
 
 def test_a_second_step_without_zero_grad_applies_the_gradient_again(make):
     """As in torch, which keeps `.grad` until somebody drops it."""
-    table, reference = make(fused=False), make()
-    optimizer = attach(table, Adagrad.fused())
-    ids = torch.tensor([4, 9, 4])
-    pull, push = whole_numbers(3, D, name="pull"), whole_numbers(3, name="push")
-    weight, bias = table.lookup(ids, return_bias=True)
-    ((weight * pull).sum() + (bias * push).sum()).backward()
+    table, optimizer, reference = waiting_for_a_step(make)
+    pull_rows(table, IDS, PULL, PUSH)
     for _ in range(2):
         optimizer.step()
-        reference.update(ids, pull, push)
+        reference.update(IDS, PULL, PUSH)
         assert same(everything(table), everything(reference))
     assert num_updates(table) == num_updates(reference) == 2
 
 
 def test_two_backward_passes_and_one_step_are_one_update_with_the_sum(make):
     """Adagrad is not linear: two updates, or the sum of two squares, would end elsewhere."""
-    table, reference = make(fused=False), make()
-    optimizer = attach(table, Adagrad.fused())
-    ids, grads = torch.tensor([[4, 9, 4], [9, 30, 2]]), whole_numbers(2, 3, D, name="pull")
-    for mine, pull in zip(ids, grads, strict=True):
-        (table.lookup(mine) * pull).sum().backward()
+    table, optimizer, reference = waiting_for_a_step(make)
+    pull_rows(table, IDS, PULL, PUSH)
+    pull_rows(table, IDS + 5, PULL, PUSH)
     optimizer.step()
-    reference.update(ids.flatten(), grads.flatten(0, 1), torch.zeros(6))
+    reference.update(torch.cat([IDS, IDS + 5]), PULL.repeat(2, 1), PUSH.repeat(2))
     assert same(everything(table), everything(reference))
     assert num_updates(table) == 1
 
 
 def test_the_anchor_has_the_norm_of_all_that_waits_on_every_rank(make):
     """Of each id's sum, after one pass and after two; what waits is what the losses ask for."""
-    table = make(fused=False)
-    attach(table, Adagrad.fused())
+    table, _, _ = waiting_for_a_step(make)
     ids, want = torch.tensor([4, 9, 4, 30]), torch.zeros(C, D + 1)
     for number in range(2):
         pull = whole_numbers(4, D + 1, name=f"pull {number}")
-        weight, bias = table.lookup(ids - number, return_bias=True)
-        ((weight * pull[:, :D]).sum() + (bias * pull[:, D]).sum()).backward()
+        pull_rows(table, ids - number, pull[:, :D], pull[:, D])
         want.index_add_(0, ids - number, pull)
         norms = torch.tensor(on_every_rank(table, mirrored.anchor_grad_of))
         torch.testing.assert_close(norms, want.norm().expand(len(norms)))
         assert all(map(torch.equal, waiting(table), (want[:, :D], want[:, D])))
 
 
-def test_half_the_anchor_is_half_the_step(make):
+@pytest.mark.parametrize("more", [0, 1])
+def test_half_the_anchor_is_half_the_gradient_and_more_is_added_to_that(make, more):
     """That is how clipping and unscaling reach the rows; ranks scale alike."""
-    table, reference = make(SGD.fused(lr=0.5), fused=False), make(SGD.fused(lr=0.5))
-    optimizer = attach(table, SGD.fused(lr=0.5))
-    ids = torch.tensor([4, 9, 4])
-    pull, push = whole_numbers(3, D, name="pull"), whole_numbers(3, name="push")
-    weight, bias = table.lookup(ids, return_bias=True)
-    ((weight * pull).sum() + (bias * push).sum()).backward()
+    table, optimizer, reference = waiting_for_a_step(make)
+    pull_rows(table, IDS, PULL, PUSH)
     on_every_rank(table, mirrored.scale_anchor, 0.5)
+    for _ in range(more):
+        pull_rows(table, IDS, PULL, PUSH)
     optimizer.step()
-    reference.update(ids, pull / 2, push / 2)
+    reference.update(IDS, (0.5 + more) * PULL, (0.5 + more) * PUSH)
     assert same(everything(table), everything(reference))
 
 
-def test_what_is_added_to_a_scaled_gradient_is_added_to_what_was_left_of_it(make):
-    table, reference = make(fused=False), make()
-    optimizer = attach(table, Adagrad.fused())
-    ids, pull = torch.tensor([4, 9, 30]), whole_numbers(3, D, name="pull")
-    (table.lookup(ids) * pull).sum().backward()
-    on_every_rank(table, mirrored.scale_anchor, 0.5)
-    (table.lookup(ids) * pull).sum().backward()
-    optimizer.step()
-    reference.update(ids, 1.5 * pull, torch.zeros(3))
-    assert same(everything(table), everything(reference))
-
-
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("part", [0, 1], ids=["weight", "bias"])
+@pytest.mark.parametrize(("part", "bad"), [(0, torch.nan), (1, -torch.inf)])
 def test_a_step_with_a_gradient_that_is_not_finite_is_refused_and_moves_nothing(make, part, bad):
     """One entry of one row; on ranks, only one of them has that row."""
-    table, reference = make(fused=False), make()
-    optimizer = attach(table, Adagrad.fused())
-    before, ids = everything(table), torch.tensor([4, 9, 30, 2, 17])
-    pulls = [whole_numbers(5, D, name="pull"), whole_numbers(5, name="push")]
-    spoilt = [pull.clone() for pull in pulls]
-    spoilt[part].view(5, -1)[1, -1] = bad
-    for pull, push in (spoilt, pulls):
-        weight, bias = table.lookup(ids, return_bias=True)
-        ((weight * pull).sum() + (bias * push).sum()).backward()
+    table, optimizer, reference = waiting_for_a_step(make)
+    before = everything(table)
+    spoilt = [PULL.clone(), PUSH.clone()]
+    spoilt[part].view(3, -1)[1, -1] = bad
+    for grads in (spoilt, (PULL, PUSH)):
+        pull_rows(table, IDS, *grads)
         with pytest.raises(UsageError) as error:
             optimizer.step()
         assert str(error.value) == NOT_FINITE
         assert same(before, everything(table))
     assert num_updates(table) == 0
     optimizer.zero_grad()  # else it would stay: what was added to it is spoilt, too
-    weight, bias = table.lookup(ids, return_bias=True)
-    ((weight * pulls[0]).sum() + (bias * pulls[1]).sum()).backward()
+    pull_rows(table, IDS, PULL, PUSH)
     optimizer.step()
-    reference.update(ids, *pulls)
+    reference.update(IDS, PULL, PUSH)
     assert same(everything(table), everything(reference))
 
 
+@EITHER_WAY
 @pytest.mark.parametrize("verb", [looked_up, live, sampled])
-def test_a_frozen_table_queues_nothing(make, verb):
-    """Queries get their gradients all the same; a thawed table learns again."""
-    table = make(fused=False).requires_grad_(False)
-    optimizer = attach(table, Adagrad.fused())
+def test_a_frozen_table_learns_nothing_until_it_is_thawed(make, verb, fused):
+    """Queries get their gradients all the same."""
+    table = make(fused=fused).requires_grad_(False)
+    optimizer = None if fused else attach(table, Adagrad.fused())
     before, loss = everything(table), verb(table, 0)
     assert loss.requires_grad == (verb is sampled)
     if loss.requires_grad:
         loss.backward()
     assert waiting(table) is None
     assert set(on_every_rank(table, mirrored.anchor_grad_of)) == {None}
-    optimizer.step()
+    if optimizer:
+        optimizer.step()
     assert same(before, everything(table))
     table.requires_grad_(True)
     verb(table, 0).backward()
-    assert waiting(table) is not None
-    optimizer.step()
+    if optimizer:
+        assert waiting(table) is not None
+        optimizer.step()
     assert not same_rows(table, make())
 
 
 def test_updates_of_an_optimizer_are_not_held_back_by_accumulate(make):
     """Every step of it is one update anyway."""
-    table, reference = make(fused=False), make()
-    optimizer = attach(table, Adagrad.fused())
-    ids, pull = torch.tensor([3, 5]), whole_numbers(2, D, name="pull")
+    table, optimizer, reference = waiting_for_a_step(make)
     with table.accumulate():
-        (table.lookup(ids) * pull).sum().backward()
+        pull_rows(table, IDS, PULL, PUSH)
         optimizer.step()
-        reference.update(ids, pull, torch.zeros(2))
+        reference.update(IDS, PULL, PUSH)
         assert same(everything(table), everything(reference))
     assert same(everything(table), everything(reference))

@@ -1,116 +1,229 @@
-"""Ranks that do not fit together: each is told what is wrong and with whom, and can go on."""
+"""Ranks that do not do the same: each is told what is wrong and with whom, and all can go on.
 
+Bad input on one rank is its own error there, and the others hear who refused.
+"""
+
+import copy
+import pickle
 import re
 
 import pytest
 import torch
-from distributed.telling import GOOD, TARGET, C, D, M, a_head, told
 from ranks import run_ranks
 
-from tapas import ShardedTable, UsageError, join_ranks
+from tapas import LocalTable, ShardedTable, TapasError, TapasSoftmax, UsageError, join_ranks
 from tapas.optim import SGD, RowwiseAdagrad
+from tapas.rng import stream
+
+C, D, M = 31, 3, 3
+FUSED = RowwiseAdagrad.fused(lr=0.1)
 
 
-def other_step(head):
-    head.step = 5
+def draw(*shape, name="query"):
+    return torch.randn(*shape, generator=stream(0, name))
+
+
+GOOD, TARGET, GRAD = draw(2, D), torch.tensor([4, 30]), torch.ones(2, D)
+
+
+def a_head(**options):
+    table = ShardedTable(C, D, row_optimizer=FUSED, **options)
+    return TapasSoftmax(table=table, num_samples=7, presample_factor=2)
+
+
+def told(call, head):
+    """The error of `call`: its kind, its words, whom it blames; then all is as it was before."""
+    before = {k: v.clone() for k, v in head.table.row_tensors().items()}
+    step = head.step
+    try:
+        call()
+    except TapasError as error:
+        answer = f"{type(error).__name__}: {error}", getattr(error, "ranks", None)
+    else:
+        answer = "no error", None
+    head.step = step
+    after = head.table.row_tensors()
+    answer += (all(torch.equal(before[name], after[name]) for name in before),)
+    weight, _ = head.table.rows(torch.arange(C))  # the group works, and nobody is ahead of others
+    return (*answer, weight.shape == (C, D))
+
+
+def nan_if(odd):
+    query = GOOD.clone()
+    query[odd:] *= torch.nan if odd else 1.0
+    return query
+
+
+NO_CLASS = "holds class 31; expected ids from 0 to 30 (num_classes=31)."
+NO_TARGET = f"UsageError: target {NO_CLASS} Padding is ignore_index=-100."
+BAD_GRADIENT = (
+    "UsageError: the gradient of the class rows holds NaN or inf; no row was changed. Lower the "
+    "learning rate, clip gradients, or use a torch.amp.GradScaler, which leaves out such a step."
+)
+BAD_ROW = (
+    "DataError: query row 1 holds NaN or inf. The encoder has diverged or its input is bad: look "
+    "at that row's input, lower the learning rate or clip gradients."
+)
+
+# what all ranks do, where `odd` is 1 for the one at fault; its error; the call the others are at
+REFUSALS = {
+    "a query of another width": (
+        lambda head, odd: head(draw(2, D + odd), TARGET),
+        "UsageError: query has shape (2, 4); expected (..., D=3), the dim of the table.",
+        "batch",
+    ),
+    "a query that is not finite": (
+        lambda head, odd: head(nan_if(odd), TARGET),
+        BAD_ROW,
+        "batch",
+    ),
+    "an unknown target": (
+        lambda head, odd: head(GOOD, TARGET + odd),
+        NO_TARGET,
+        "batch",
+    ),
+    "a query that is not finite to sample for": (
+        lambda head, odd: head.sample(nan_if(odd)),
+        BAD_ROW,
+        "batch",
+    ),
+    "an unknown target of the full loss": (
+        lambda head, odd: head.full_loss(GOOD, TARGET + odd),
+        NO_TARGET,
+        "mean",
+    ),
+    "an unknown class to weigh": (
+        lambda head, odd: head.log_prob(GOOD, TARGET[:, None] + odd),
+        f"UsageError: ids {NO_CLASS}",
+        "rows",
+    ),
+    "too many of the best": (
+        lambda head, odd: head.topk(GOOD, 3 + 29 * odd),
+        "UsageError: k is 32, but there are only 31 classes.",
+        "topk",
+    ),
+    "a query without a partition sum": (
+        lambda head, odd: head.table.log_partition(nan_if(odd)),
+        BAD_ROW,
+        "log_partition",
+    ),
+    "unknown ids to read": (
+        lambda head, odd: head.table.rows(TARGET + odd),
+        f"UsageError: ids {NO_CLASS}",
+        "rows",
+    ),
+    "unknown ids to look up": (
+        lambda head, odd: head.table.lookup(TARGET + odd),
+        f"UsageError: ids {NO_CLASS}",
+        "lookup",
+    ),
+    "a gradient that is not finite": (
+        lambda head, odd: head.table.update(TARGET, GRAD * (torch.inf if odd else 1), GRAD[:, 0]),
+        BAD_GRADIENT,
+        "update",
+    ),
+    "a gradient that is not finite on its way back": (
+        lambda head, odd: (head.table.lookup(TARGET) * (torch.nan if odd else 1)).sum().backward(),
+        BAD_GRADIENT,
+        "gradients of lookup",
+    ),
+    "an unknown placement": (
+        lambda head, odd: ShardedTable(C, D, placement="x" if odd else "random"),
+        "UsageError: placement must be random or contiguous, got 'x'.",
+        "compare the table",
+    ),
+}
+
+
+def at_another_step(head, odd):
+    head.step += 5 * odd
     head(GOOD, TARGET)
 
 
-def without_gradients(head):
-    with torch.no_grad():
+def without_gradients(head, odd):
+    with torch.set_grad_enabled(not odd):
         head(GOOD, TARGET)
 
 
-def with_frozen_rows(head):
-    head.requires_grad_(False)
+def with_frozen_rows(head, odd):
+    head.requires_grad_(not odd)
     try:
         head(GOOD, TARGET)
     finally:
         head.requires_grad_(True)
 
 
-ALIKE = "Start all of them alike."
-ORDER = "All ranks must make the same calls in the same order."
+def skip_backward(head, odd):
+    """As a loop that continues at a loss it does not like."""
+    for step in range(2):
+        loss = head(GOOD, TARGET)
+        if not (odd and step == 0):
+            loss.backward()
 
-# what ranks 0 and 2 do, what rank 1 does, what it is told, what they are told
+
+FLAGS = r"gradients \(1\), context \(2\) and rows that are not frozen \(4\)"
+
+# what all ranks do, one of them oddly; what they disagree on; the number of the others, and of it
 DISAGREEMENTS = {
-    "another verb": (
-        lambda head: head.table.rows(TARGET),
-        lambda head: head.table.log_partition(GOOD),
-        rf"ranks 0, 2 made another call than `log_partition`, where rank 1 is\. {ORDER}",
-        rf"rank 1 made another call than `rows`, where rank [02] is\. {ORDER}",
-    ),
-    "another step": (
-        lambda head: head(GOOD, TARGET),
-        other_step,
-        rf"the ranks disagree on `batch` \(rank 0: 0, rank 1: 5, rank 2: 0\)\. {ALIKE}",
-        None,
-    ),
-    "another k": (
-        lambda head: head.topk(GOOD, 3),
-        lambda head: head.topk(GOOD, 4),
-        rf"the ranks disagree on `topk` \(rank 0: 3, rank 1: 4, rank 2: 3\)\. {ALIKE}",
-        None,
-    ),
-    "no gradients": (
-        lambda head: head(GOOD, TARGET),
-        without_gradients,
-        r"the ranks disagree on gradients \(1\), context \(2\) and rows that are not frozen \(4\) "
-        rf"\(rank 0: 5, rank 1: 0, rank 2: 5\)\. {ALIKE}",
-        None,
-    ),
+    "another step": (at_another_step, "`batch`", 0, 5),
+    "another k": (lambda head, odd: head.topk(GOOD, 3 + odd), "`topk`", 3, 4),
+    "no gradients": (without_gradients, FLAGS, 5, 0),
     "context": (
-        lambda head: head(GOOD, TARGET),
-        lambda head: head(GOOD, TARGET, context=TARGET),
-        r"the ranks disagree on gradients \(1\), context \(2\) and rows that are not frozen \(4\) "
-        rf"\(rank 0: 5, rank 1: 7, rank 2: 5\)\. {ALIKE}",
-        None,
+        lambda head, odd: head(GOOD, TARGET, context=TARGET if odd else None),
+        FLAGS,
+        5,
+        7,
     ),
-    "frozen rows": (
-        lambda head: head(GOOD, TARGET),
-        with_frozen_rows,
-        r"the ranks disagree on gradients \(1\), context \(2\) and rows that are not frozen \(4\) "
-        rf"\(rank 0: 5, rank 1: 1, rank 2: 5\)\. {ALIKE}",
-        None,
+    "frozen rows": (with_frozen_rows, FLAGS, 5, 1),
+    "another head": (
+        lambda head, odd: TapasSoftmax(table=head.table, num_samples=8, seed=odd),
+        "the head, here by checksum",
+        r"(\d+)",
+        r"(?!\1,)\d+",
     ),
     **{
-        f"a table with {name}": (
-            lambda head: ShardedTable(C, D, row_optimizer=RowwiseAdagrad.fused(lr=0.1)),
-            lambda head, options=options: ShardedTable(**({"num_classes": C, "dim": D} | options)),
-            r"the ranks disagree on the table, here by checksum \(rank 0: (\d+), rank 1: (?!\1,)"
-            rf"\d+, rank 2: \1\)\. {ALIKE}",
-            None,
+        f"a table with another {name}": (
+            lambda head, odd, name=name, value=value: ShardedTable(
+                **{"num_classes": C, "dim": D, "row_optimizer": FUSED}
+                | ({name: value} if odd else {})
+            ),
+            "the table, here by checksum",
+            r"(\d+)",
+            r"(?!\1,)\d+",
         )
-        for name, options in {
-            "more classes": {"num_classes": C + 1},
-            "more dimensions": {"dim": D + 1},
-            "another seed": {"seed": 1},
-            "another optimizer": {"row_optimizer": SGD.fused(lr=0.3)},
-            "another placement": {"placement": "contiguous"},
-            "another dtype": {"dtype": torch.bfloat16},
-            "no bias": {"bias": False},
+        for name, value in {
+            "num_classes": C + 1,
+            "dim": D + 1,
+            "seed": 1,
+            "row_optimizer": SGD.fused(lr=0.3),
+            "placement": "contiguous",
+            "dtype": torch.bfloat16,
+            "bias": False,
         }.items()
     },
 }
+
+# what all ranks do, one of them oddly; the call where it is; the call where the others are
+OUT_OF_STEP = {
+    "another verb": (
+        lambda head, odd: head.table.log_partition(GOOD) if odd else head.table.rows(TARGET),
+        "log_partition",
+        "rows",
+    ),
+    "no backward pass": (skip_backward, "batch", "backward"),
+}
+
+NO_EXAMPLE = "no rank has an example in this batch. Skip it on all of them."
 ALL_ALIKE = {
-    "no example": (
-        lambda head: head(GOOD[:0], TARGET[:0]),
-        "no rank has an example in this batch. Skip it on all of them.",
-    ),
-    "nothing but padding": (
-        lambda head: head(GOOD, TARGET * 0 - 100),
-        "no rank has an example in this batch. Skip it on all of them.",
-    ),
-    "no example for the full loss": (
-        lambda head: head.full_loss(GOOD[:0], TARGET[:0]),
-        "no rank has an example in this batch. Skip it on all of them.",
-    ),
+    "no example": (lambda head: head(GOOD[:0], TARGET[:0]), NO_EXAMPLE),
+    "nothing but padding": (lambda head: head(GOOD, TARGET * 0 - 100), NO_EXAMPLE),
+    "no example for the full loss": (lambda head: head.full_loss(GOOD[:0], TARGET[:0]), NO_EXAMPLE),
     "no query": (
         lambda head: head.sample(GOOD[:0]),
         "the batch is empty: there is no query to sample for.",
     ),
     "fewer classes than ranks": (
-        lambda head: ShardedTable(2, D, row_optimizer=RowwiseAdagrad.fused(lr=0.1)),
+        lambda head: ShardedTable(2, D, row_optimizer=FUSED),
         "cannot spread 2 classes over 3 shards. Use at most 2.",
     ),
 }
@@ -118,10 +231,30 @@ ALL_ALIKE = {
 
 def on_ranks(ranks):
     head, answers = a_head(), {}
-    for name, (good, bad, *_) in DISAGREEMENTS.items():
-        answers[name] = told(bad if ranks.rank == 1 else good, head)
+    for odd, (name, (call, *_)) in enumerate(REFUSALS.items()):
+        mine = int(ranks.rank == odd % M)
+        answers[name] = told(lambda call=call, mine=mine: call(head, mine), head)
+    answers["two"] = told(lambda: head.table.rows(TARGET + int(ranks.rank != 1)), head)
+    for name, (call, *_) in (DISAGREEMENTS | OUT_OF_STEP).items():
+        answers[name] = told(lambda call=call: call(head, int(ranks.rank == 1)), head)
     for name, (call, _) in ALL_ALIKE.items():
-        answers[name] = told(call, head)
+        answers[name] = told(lambda call=call: call(head), head)
+    return answers | of_states(ranks, a_head())
+
+
+def of_states(ranks, head):
+    """What is said to a state that was saved on this rank, on rank 0, or by another layout."""
+    mine, other = [copy.deepcopy(head.state_dict())], a_head(seed=9)
+    answers = {"its own": told(lambda: head.load_state_dict(mine[0]), head)[0]}
+    torch.distributed.broadcast_object_list(mine, src=0)
+    answers["of rank 0"] = told(lambda: head.load_state_dict(mine[0]), head)[0]
+    answers["of another seed"] = told(lambda: other.load_state_dict(head.state_dict()), head)[0]
+    answers["pickled"] = pickle.loads(pickle.dumps(head)).table.ranks is head.table.ranks
+    part = torch.distributed.new_group([0, 1])
+    if ranks.rank < 2:
+        with pytest.raises(UsageError) as error:
+            pickle.dumps(ShardedTable(C, D, group=part))
+        answers["of some ranks"] = str(error.value)
     return answers
 
 
@@ -131,16 +264,54 @@ def answers():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", DISAGREEMENTS)
-def test_ranks_that_make_different_calls_hear_it_at_once(answers, name):
-    _, _, own, others = DISAGREEMENTS[name]
+@pytest.mark.parametrize("name", REFUSALS)
+def test_bad_input_is_the_error_of_one_rank_and_the_others_hear_whose(answers, name):
+    odd = list(REFUSALS).index(name) % M
+    _, words, verb = REFUSALS[name]
+    heard = (
+        f"PeerError: rank {odd} refused the input of `{verb}`; the error there says why. Nothing "
+        "was changed here."
+    )
     for rank in range(M):
-        words, blamed, unchanged, works = answers[rank][name]
-        pattern = own if rank == 1 or others is None else others
-        assert re.fullmatch(f"PeerError: {pattern}", words), words
-        assert blamed == (() if others is None else (0, 2) if rank == 1 else (1,))
-        assert unchanged
-        assert works
+        want = (words, None) if rank == odd else (heard, (odd,))
+        assert answers[rank][name] == (*want, True, True)
+
+
+@pytest.mark.slow
+def test_all_who_refuse_are_named(answers):
+    words, blamed, *_ = answers[1]["two"]
+    assert words.startswith("PeerError: ranks 0, 2 refused the input of `rows`; ")
+    assert blamed == (0, 2)
+    assert answers[0]["two"][0] == f"UsageError: ids {NO_CLASS}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DISAGREEMENTS)
+def test_ranks_that_ask_for_different_things_hear_it_at_once(answers, name):
+    _, what, theirs, its = DISAGREEMENTS[name]
+    again = r"\1" if what.endswith("checksum") else theirs
+    pattern = (
+        rf"PeerError: the ranks disagree on {what} \(rank 0: {theirs}, rank 1: {its}, "
+        rf"rank 2: {again}\)\. Start all of them alike\."
+    )
+    for words, *others in (answer[name] for answer in answers):
+        assert re.fullmatch(pattern, words), words
+        assert others == [(), True, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OUT_OF_STEP)
+def test_ranks_that_make_different_calls_hear_it_at_once(answers, name):
+    _, its_verb, their_verb = OUT_OF_STEP[name]
+    for rank in range(M):
+        who, verb, blamed = ("rank 1", their_verb, (1,))
+        if rank == 1:
+            who, verb, blamed = ("ranks 0, 2", its_verb, (0, 2))
+        words = (
+            f"PeerError: {who} made another call than `{verb}`, where rank {rank} is. All ranks "
+            "must make the same calls in the same order."
+        )
+        assert answers[rank][name] == (words, blamed, True, True)
 
 
 @pytest.mark.slow
@@ -150,28 +321,41 @@ def test_what_no_rank_can_do_is_the_error_of_all(answers, name):
     assert [answer[name] for answer in answers] == [want] * M
 
 
-def test_without_ranks_there_is_no_sharded_table():
-    with pytest.raises(UsageError) as error:
-        ShardedTable(C, D, row_optimizer=RowwiseAdagrad.fused(lr=0.1))
-    assert str(error.value) == (
-        "there are no ranks to share a table: torch.distributed is not initialized. Start the "
-        "program with torchrun, and call tapas.join_ranks() first."
-    )
+@pytest.mark.slow
+def test_the_state_of_another_rank_is_refused_and_a_part_of_the_ranks_is_not_pickled(answers):
+    for rank, heard in enumerate(answers):
+        assert heard["its own"] == "no error"
+        assert "another rank or layout" in heard["of another seed"]
+        assert heard["pickled"]
+        if rank == 0:
+            assert heard["of rank 0"] == "no error"
+        else:
+            assert "these rows are those of another rank or layout" in heard["of rank 0"]
+        if rank < 2:
+            assert "a table of some of the ranks cannot be pickled" in heard["of some ranks"]
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"timeout_seconds": 0}, "timeout_seconds must be above 0, got 0."),
+def test_one_process_has_nobody_to_agree_with(monkeypatch):
+    ranks = LocalTable(C, D).ranks
+    ranks.check_equal("anything", 1)
+    assert ranks.mean(3) == 3
+    monkeypatch.delenv("RANK", raising=False)
+    for call, words in (
         (
-            {},
+            lambda: ShardedTable(C, D),
+            "there are no ranks to share a table: torch.distributed is not initialized. Start the "
+            "program with torchrun, and call tapas.join_ranks() first.",
+        ),
+        (
+            lambda: join_ranks(timeout_seconds=0).__enter__(),
+            "timeout_seconds must be above 0, got 0.",
+        ),
+        (
+            lambda: join_ranks().__enter__(),
             "RANK and WORLD_SIZE are not set: this process was not started as one of several. "
             "Start it with `torchrun --nproc-per-node 2 ...`.",
         ),
-    ],
-)
-def test_ranks_that_cannot_be_joined_are_told_why(options, words, monkeypatch):
-    monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(UsageError) as error, join_ranks(**options):
-        pass
-    assert str(error.value) == words
+    ):
+        with pytest.raises(UsageError) as error:
+            call()
+        assert str(error.value) == words

@@ -5,17 +5,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapas import PeerError
 from tapas.distributed.global_batch import (
     AddLogSums,
-    check_agreement,
     combine,
     int64_of,
     pad,
     unpad,
 )
 from tapas.rng import stream
-from tapas.tables.ranks import GlobalBatch
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=5), st.integers(1, 3))
@@ -61,21 +58,3 @@ def test_the_log_of_sums_has_the_gradient_of_logsumexp_and_none_of_nothing():
     (reference.logsumexp(dim=0)[:4] * pull[:4]).sum().backward()
     torch.testing.assert_close(mine.grad[:, :4], reference.grad[:, :4])
     assert not bool(mine.grad[:, 4].any())
-
-
-def test_ranks_divide_by_the_mean_of_their_sizes():
-    nothing = torch.empty(0, 1)
-    assert GlobalBatch(nothing, nothing.long(), None, (3, 0, 4), 1).mean_size == pytest.approx(
-        7 / 3
-    )
-
-
-def test_a_disagreement_is_told_with_the_number_of_each():
-    check_agreement("the weather", [4, 4, 4])
-    with pytest.raises(PeerError) as error:
-        check_agreement("the weather", [4, 5, 4])
-    assert str(error.value) == (
-        "the ranks disagree on the weather (rank 0: 4, rank 1: 5, rank 2: 4). Start all of them "
-        "alike."
-    )
-    assert error.value.ranks == ()

@@ -112,30 +112,27 @@ def test_all_that_is_pushed_in_a_block_is_one_push_with_a_number():
 
 def test_a_push_block_that_fails_sends_nothing():
     post = Post(servers())
-    before = every_row(post.servers)
     with pytest.raises(ValueError, match="is shorter"), post.one_push(0):
         [post.push(name, ones()[:n]) for name, n in (("rows", M), ("inputs", M - 1))]
+    words = r"^push 3 cannot be settled already, but settled is 4\. It must be at most 3\.$"
+    # servers would take it for a repeat, and it would be lost
+    with pytest.raises(UsageError, match=words), post.one_push(3, settled=4):
+        post.push("rows", ones())
     assert versions(post.servers) == [0, 0, 0]
     assert (post.sequence, post.traffic.round_trips) == (0, 0)
     post.push("rows", ones())
     assert versions(post.servers) == [1, 1, 1]
-    assert (every_row(post.servers) != before).any(axis=1).sum() == 3
 
 
 def test_a_block_within_a_block_and_a_table_twice_are_refused():
     post = Post(servers())
+    inner = r"^a push is being made already; leave that block first\.$"
+    twice = r"^'rows' is pushed twice in one push\. Accumulate it first\.$"
     with post.one_push(0):
         post.push("rows", ones())
-        with (
-            pytest.raises(
-                UsageError, match=r"^a push is being made already; leave that block first\.$"
-            ),
-            post.one_push(1),
-        ):
+        with pytest.raises(UsageError, match=inner), post.one_push(1):
             pass
-        with pytest.raises(
-            UsageError, match=r"^'rows' is pushed twice in one push\. Accumulate it first\.$"
-        ):
+        with pytest.raises(UsageError, match=twice):
             post.push("rows", ones())
     assert [receipt.rows for receipt in post.receipts] == [1, 2, 0]  # the outer one, once
     assert versions(post.servers) == [1, 1, 1]
@@ -150,15 +147,6 @@ def test_a_step_that_is_made_again_is_not_applied_again_and_numbers_go_on():
     post.push("rows", ones())
     assert [receipt.fresh for receipt in post.receipts] == [True] * M
     assert versions(post.servers) == [4, 4, 4]
-
-
-def test_a_push_that_says_of_itself_that_it_is_over_is_refused():
-    """Servers would take it for a repeat, and it would be lost."""
-    post = Post(servers())
-    words = r"^push 3 cannot be settled already, but settled is 4\. It must be at most 3\.$"
-    with pytest.raises(UsageError, match=words), post.one_push(3, settled=4):
-        post.push("rows", ones())
-    assert versions(post.servers) == [0, 0, 0]
 
 
 @settings(max_examples=25)

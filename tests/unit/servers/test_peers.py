@@ -38,56 +38,41 @@ def clerks():
     return InProcess("clerk", [Clerk(number) for number in range(3)])
 
 
-def test_a_call_is_made_once_however_often_its_answer_is_asked_for():
+def test_a_call_is_made_once_and_its_answer_is_told_or_raised_whenever_it_is_asked_for():
     peers = clerks()
-    call = peers.call(1, "add", 2, 3)
+    call, failure = peers.call(1, "add", 2, 3), peers.call(2, "fail")
     assert peers.objects[1].asked == [(2, 3)]
-    assert call.number == 1
-    assert call.done()
-    assert call.answer() == call.answer() == (1, 5)
-    assert [len(clerk.asked) for clerk in peers.objects] == [0, 1, 0]
-
-
-def test_what_a_verb_raises_is_raised_by_the_answer_not_by_the_call():
-    call = clerks().call(2, "fail")
-    assert call.done()
+    assert (call.number, call.done(), failure.done()) == (1, True, True)
     for _ in range(2):
+        assert call.answer() == (1, 5)
         with pytest.raises(UsageError, match=r"^clerk 2 cannot\.$"):
-            call.answer()
+            failure.answer()
+    assert [len(clerk.asked) for clerk in peers.objects] == [0, 1, 0]
+    for number in (-1, 3):
+        words = rf"^there is no clerk {number}: there are 3, from 0\.$"
+        with pytest.raises(UsageError, match=words):
+            peers.call(number, "add", 1)
 
 
 def test_all_are_asked_before_the_first_answer_is_heard():
-    peers = clerks()
+    peers, value = clerks(), np.arange(3)
     assert ask_all(peers, "add", (1, 1)) == [(0, 2), (1, 2), (2, 2)]
     with pytest.raises(UsageError, match=r"^clerk 0 cannot\.$"):
         ask_all(peers, "fail")
-    assert peers.size == 3
-    assert peers.kind == "clerk"
-
-
-def test_waiting_names_calls_that_are_done_and_none_of_none():
-    peers = clerks()
-    calls = [peers.call(number, "add", 1) for number in range(3)]
-    seen = set()
-    while len(seen) < 3:
-        found = peers.any_done([call for call in calls if call.number not in seen], 0.0)
-        assert found
-        assert all(call.done() and call.number not in seen for call in found)
-        seen |= {call.number for call in found}
-    assert peers.any_done([], 0.0) == []
-
-
-def test_what_is_shared_arrives_as_itself_and_closing_twice_is_fine():
-    peers, value = clerks(), np.arange(3)
     assert int(peers.call(0, "add", peers.share(value)).answer()[1].sum()) == 3
     peers.close()
     peers.close()
 
 
-@pytest.mark.parametrize("number", [-1, 3])
-def test_a_peer_that_is_not_there_is_told(number):
-    with pytest.raises(UsageError, match=rf"^there is no clerk {number}: there are 3, from 0\.$"):
-        clerks().call(number, "add", 1)
+def test_waiting_names_calls_that_are_done_and_none_of_none():
+    peers = clerks()
+    calls = [peers.call(number, "add", 1) for number in range(3)]
+    while calls:
+        found = peers.any_done(calls, 0.0)
+        assert found
+        assert all(call.done() for call in found)
+        calls = [call for call in calls if call not in found]
+    assert peers.any_done([], 0.0) == []
 
 
 def frozen(value):
@@ -169,9 +154,8 @@ def test_arrays_that_cannot_be_written_to_are_as_good_as_others(rule, has_bias):
     assert memory.post.servers.verbs == verbs
 
 
-@pytest.fixture
-def answered():
-    """A server with all classes, what each of its verbs answers, and a push that moves all."""
+def test_answers_are_contiguous_copies_that_later_pushes_leave_alone():
+    """They are packed for the way after the next has had its turn."""
     spec = TableSpec(C, D, 1, LazyAdam.fused(lr=0.1))
     server, ids = RowServer(0, {"rows": spec.shard(0)}), np.arange(C)
     query, zeros = np.ones((B, D), np.float32), np.zeros(C, np.float32)
@@ -185,26 +169,13 @@ def answered():
         "log_partition": server.log_partition("rows", query),
         "state": server.state("rows"),
     }
+    found = {verb: arrays(answer) for verb, answer in answers.items()}
+    before = {verb: [array.copy() for array in parts] for verb, parts in found.items()}
     grad = np.ones((C, D), np.float32)
-    return server, answers, (0, 0, 0, 0, {"rows": Gradients(ids, grad, grad[:, 0])})
-
-
-VERBS = ["rows", "score", "score of nothing", "topk", "log_partition", "state"]
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_answers_are_copies_that_later_pushes_leave_alone(verb, answered):
-    """They are packed for the way after the next has had its turn."""
-    server, answers, push = answered
-    found = arrays(answers[verb])
-    before = [array.copy() for array in found]
-    assert server.push(*push).fresh
-    assert all(map(np.array_equal, found, before))
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_answers_are_contiguous(verb, answered):
-    assert all(array.flags.c_contiguous for array in arrays(answered[1][verb]))
+    assert server.push(0, 0, 0, 0, {"rows": Gradients(ids, grad, grad[:, 0])}).fresh
+    for verb, parts in found.items():
+        assert all(array.flags.c_contiguous for array in parts), verb
+        assert all(map(np.array_equal, parts, before[verb])), verb
 
 
 def test_a_tensor_of_an_array_is_a_copy_and_an_array_of_a_view_is_its_part_alone():

@@ -1,5 +1,6 @@
 """A server against plain numpy: pushes once, versions, staleness, collisions, turns."""
 
+import re
 import threading
 import time
 from collections import Counter
@@ -195,23 +196,6 @@ def test_a_server_that_comes_back_has_old_pushes_and_takes_those_nobody_heard_of
     Job().run(acts)
 
 
-def test_after_a_restart_repeats_are_told_apart_by_the_checkpoint():
-    first, second = a_server(), a_server(settled=4)
-    pushes = [(k % 2, k, 0, k, gradients(k)) for k in range(6)]
-    for push in pushes[:4]:
-        first.push(*push)
-    for name in SPECS:
-        second.load(name, *first.state(name))
-        assert second.num_updates(name) == 4
-    assert [second.push(*push).fresh for push in pushes] == [False] * 4 + [True] * 2
-    assert second.status()["staleness"] == {0: 2}  # computed from versions of the first
-    assert [first.push(*push).fresh for push in pushes] == [False] * 4 + [True] * 2
-    for name, ids in IDS.items():
-        assert all(map(np.array_equal, first.rows(name, ids)[:2], second.rows(name, ids)[:2]))
-    assert (first.version, second.version) == (6, 2)
-    assert first.incarnation != second.incarnation
-
-
 def test_what_is_settled_is_forgotten():
     """Else a long run would fill the memory with receipts."""
     server, ones = a_server(), np.ones((len(IDS["rows"]), D), np.float32)
@@ -223,75 +207,51 @@ def test_what_is_settled_is_forgotten():
     assert [receipt[:4] for receipt in again[:5]] == [(False, 0, 0, 0)] * 5
 
 
-def test_a_push_that_fails_moves_nothing_and_may_come_again():
+FOREIGN, ONES = ROWS.layout().ids_of(2).numpy()[:1], np.ones((2, D), np.float32)
+NO_TABLE = "server 1 has no table '{}'. It has: inputs, rows."
+REFUSED = {  # the arguments of a verb, and what is told
+    "rows": [
+        (("row", IDS["rows"]), NO_TABLE.format("row")),
+        # workers that place classes otherwise than servers would read and write foreign memory
+        (("rows", FOREIGN), f"class {FOREIGN[0]} of 'rows' is not on server 1"),
+    ],
+    "score": [
+        (
+            ("row", ONES, IDS["rows"][:2, None], None, IDS["rows"], ONES[0], ONES[0], 1, FOREIGN),
+            NO_TABLE.format("row"),
+        ),
+    ],
+    "topk": [(("row", ONES, 1, None), NO_TABLE.format("row"))],
+    "log_partition": [(("row", ONES), NO_TABLE.format("row"))],
+    "state": [(("row",), NO_TABLE.format("row"))],
+    "num_updates": [(("row",), NO_TABLE.format("row"))],
+    "push": [
+        ({"items": Gradients(FOREIGN, ONES[:1], ONES[0, :1])}, NO_TABLE.format("items")),
+        (
+            {"rows": Gradients(FOREIGN, ONES[:1], ONES[0, :1])},
+            f"class {FOREIGN[0]} of 'rows' is not on server 1",
+        ),
+        (
+            {"inputs": gradients(1)["inputs"]._replace(update=RowwiseAdagrad.fused())},
+            "'inputs' on server 1 is moved by SGD, got a push for RowwiseAdagrad. Nothing was "
+            "changed.",
+        ),
+    ],
+}
+
+
+@pytest.mark.parametrize("verb", REFUSED)
+def test_what_a_server_cannot_do_is_told_and_moves_nothing(verb):
+    """Whatever else is in a push; it may come again, and the lock is free."""
     server, good = a_server(), gradients(1)
-    with pytest.raises(
-        UsageError, match=r"^server 1 has no table 'items'\. It has: inputs, rows\.$"
-    ):
-        server.push(0, 0, 0, 0, {**good, "items": good["rows"]})
+    for args, words in REFUSED[verb]:
+        call = (0, 0, 0, 0, good | args) if verb == "push" else args
+        with native.switched_off(), pytest.raises(UsageError, match=re.escape(words)):
+            getattr(server, verb)(*call)
     SlowServer().check(server)
     assert server.version == 0
     assert server.push(0, 0, 0, 0, good).fresh
     assert server.status()["staleness"] == {0: 1}
-
-
-def test_a_push_may_bring_numbers_of_its_own_which_are_not_those_of_the_next():
-    """An optimizer of a worker has a schedule; what a server was built with stays as it was."""
-    server, ids = a_server(), IDS["rows"]
-    ones = np.ones((len(ids), D), np.float32)
-    for sequence, (update, moved) in enumerate(
-        [(SGD.fused(lr=0.25), 0.25), (None, LR), (SGD.fused(lr=0), 0.0), (None, LR)]
-    ):
-        before = server.rows("rows", ids)
-        grads = {"rows": Gradients(ids, ones, ones[:, 0], update)}
-        assert server.push(0, sequence, 0, 0, grads).fresh
-        after = server.rows("rows", ids)
-        assert (after[0] == before[0] - moved).all()
-        assert (after[1] == before[1] - moved).all()
-    assert server.num_updates("rows") == 4
-    assert server.shards["rows"].row_optimizer == SGD.fused(lr=LR)
-
-
-def test_a_push_for_another_formula_is_told_and_moves_no_table():
-    server, good = a_server(), gradients(1)
-    bad = good | {"inputs": good["inputs"]._replace(update=RowwiseAdagrad.fused())}
-    with pytest.raises(UsageError) as error:
-        server.push(0, 0, 0, 0, bad)
-    assert str(error.value) == (
-        "'inputs' on server 1 is moved by SGD, got a push for RowwiseAdagrad. Nothing was changed."
-    )
-    SlowServer().check(server)
-    assert server.version == 0
-    assert server.push(0, 0, 0, 0, good).fresh
-
-
-@pytest.mark.parametrize("verb", ["rows", "score", "topk", "log_partition", "state", "num_updates"])
-def test_a_table_that_a_server_does_not_have_is_told(verb):
-    ids, query = IDS["rows"], np.ones((2, D), np.float32)
-    args = {
-        "rows": (ids,),
-        "score": (query, ids[:2, None], None, ids, query[:, 0], query[:, 0], 1, ids),
-        "topk": (query, 1, None),
-        "log_partition": (query,),
-    }
-    server = a_server()
-    with pytest.raises(UsageError, match=r"^server 1 has no table 'row'\. It has: inputs, rows\.$"):
-        getattr(server, verb)("row", *args.get(verb, ()))
-    assert len(server.rows("rows", ids)[0]) == len(ids)  # the lock is free again
-
-
-@pytest.mark.parametrize("verb", ["rows", "push"])
-def test_a_class_of_another_server_is_told_and_moves_nothing(verb):
-    """Workers that place classes otherwise than servers would write into foreign memory."""
-    server, foreign = a_server(), ROWS.layout().ids_of(2).numpy()[:1]
-    ones = np.ones((1, D), np.float32)
-    grads = {"rows": Gradients(foreign, ones, ones[0])}
-    args = ("rows", foreign) if verb == "rows" else (0, 0, 0, 0, grads)
-    words = rf"class {foreign[0]} of 'rows' is not on server 1"
-    with native.switched_off(), pytest.raises(UsageError, match=words):
-        getattr(server, verb)(*args)
-    SlowServer().check(server)
-    assert server.version == 0
 
 
 def test_threads_take_turns_and_never_see_a_push_half_done(monkeypatch):

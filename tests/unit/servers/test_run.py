@@ -61,9 +61,8 @@ def configs(file):
     }
 
 
-@pytest.fixture(params=["own inputs", "shared inputs, the paper's rule", "repeats"])
-def config(request, file):
-    return configs(file)[request.param]
+def on_servers(file, name="own inputs", *, loop=LOOP, **service):
+    return replace(configs(file)[name], service=ServiceConfig(**service), loop=loop)
 
 
 def after(num_steps):
@@ -77,9 +76,12 @@ def train(config, out, **options):
     return run.train(config, out, cache=out.parent / "cache", **options)
 
 
-@pytest.mark.parametrize(("servers", "workers"), [(1, 1), (3, 1), (2, 3)])
+@pytest.mark.parametrize(
+    ("name", "servers", "workers"),
+    [("own inputs", 3, 1), ("shared inputs, the paper's rule", 2, 3), ("repeats", 1, 2)],
+)
 def test_steps_one_by_one_are_those_of_one_process_with_as_many_shards(
-    config, servers, workers, tmp_path, monkeypatch
+    file, name, servers, workers, tmp_path, monkeypatch
 ):
     """However many workers take them: at staleness 0 each sees all that came before it."""
 
@@ -90,10 +92,10 @@ def test_steps_one_by_one_are_those_of_one_process_with_as_many_shards(
                 table.placement = Placement(table.num_classes, servers, seed=table.seed)
         return parts
 
-    service = ServiceConfig(servers=servers, workers=workers, max_staleness=0)
-    served = train(replace(config, service=service), tmp_path / "served", engine=engine)
+    config = on_servers(file, name, servers=servers, workers=workers, max_staleness=0)
+    served = train(config, tmp_path / "served", engine=engine)
     monkeypatch.setattr(session, "build", build_with_shards)
-    alone = train(config, tmp_path / "alone")
+    alone = train(configs(file)[name], tmp_path / "alone")
     assert served.step == alone.step == 12
     assert served.best == pytest.approx(alone.best)
     states = []
@@ -109,10 +111,7 @@ def test_steps_one_by_one_are_those_of_one_process_with_as_many_shards(
 
 
 def test_a_run_that_is_stopped_goes_on_to_the_same_end(file, tmp_path):
-    config = replace(
-        configs(file)["own inputs"],
-        service=ServiceConfig(servers=2, workers=2, max_staleness=0),
-    )
+    config = on_servers(file, servers=2, workers=2, max_staleness=0)
     outcome = train(config, tmp_path / "stopped", engine=engine, should_stop=after(7))
     assert (outcome.ending, outcome.step) == ("asked", 7)
     said = []
@@ -128,9 +127,7 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_end(file, tmp_path):
 
 def test_steps_ahead_stop_at_an_evaluation_and_are_settled_when_asked(file, tmp_path):
     """Asked to stop after the first step, with four more under way: those count, too."""
-    config = replace(
-        configs(file)["own inputs"], service=ServiceConfig(servers=2, workers=2, max_staleness=8)
-    )
+    config = on_servers(file, servers=2, workers=2, max_staleness=8)
     outcome = train(config, tmp_path / "run", engine=engine, should_stop=lambda: True)
     assert (outcome.ending, outcome.step) == ("asked", 5)
     events = [(e["step"], e["event"]) for e in read_journal(tmp_path / "run" / "journal.jsonl")]
@@ -153,7 +150,7 @@ def test_a_restore_point_is_what_was_set_last(tmp_path, step):
 
 
 def test_one_process_refuses_to_train_what_is_for_servers(file, tmp_path):
-    config = replace(configs(file)["own inputs"], service=ServiceConfig(servers=2))
+    config = on_servers(file, servers=2)
     words = r"^service\.servers is 2: `tapas\.servers\.run` trains such a run, or set it to 0\.$"
     with pytest.raises(UsageError, match=words):
         session.train(config, tmp_path / "run", cache=tmp_path / "cache")
@@ -162,8 +159,7 @@ def test_one_process_refuses_to_train_what_is_for_servers(file, tmp_path):
 
 def test_a_run_goes_on_with_other_numbers_of_servers_and_without_any(file, tmp_path):
     config = replace(
-        configs(file)["own inputs"],
-        service=ServiceConfig(servers=3, workers=1, max_staleness=0),
+        on_servers(file, servers=3, workers=1, max_staleness=0),
         # all classes: no shares to differ
         head=HeadConfig.of(num_samples=53, presample_factor=1, next_items=3),
     )
@@ -191,34 +187,27 @@ def test_processes_are_told_absolute_folders(file, tmp_path, monkeypatch):
         return engine(kind, makes)
 
     monkeypatch.chdir(tmp_path)
-    config = replace(configs(file)["own inputs"], service=ServiceConfig(servers=2))
-    train(config, Path("run"), engine=noting)
+    train(on_servers(file, servers=2), Path("run"), engine=noting)
     assert set(seen) == {tmp_path / "run"}
 
 
-def test_a_resume_that_is_refused_changes_nothing(file, tmp_path):
-    config = replace(configs(file)["own inputs"], service=ServiceConfig(servers=2))
-    train(config, tmp_path / "run", engine=engine, should_stop=after(3))
-    before = (tmp_path / "run" / "config.toml").read_bytes()
-    elsewhere = partial(serving.resume, engine=engine, service=ServiceConfig(servers=3))
-    for resume in (elsewhere, partial(session.resume, service=ServiceConfig())):
-        with pytest.raises(UsageError, match=r"^no checkpoint of step 41 in "):
-            resume(tmp_path / "run", step=41)
-        assert (tmp_path / "run" / "config.toml").read_bytes() == before
-
-
-def test_more_servers_than_classes_are_refused_before_anything_is_made(file, tmp_path):
-    config = replace(configs(file)["own inputs"], service=ServiceConfig(servers=54))
-    words = r"^cannot spread 53 classes over 54 shards\. Use at most 53\.$"
-    with pytest.raises(UsageError, match=words):
-        train(config, tmp_path / "run", engine=engine)
+def test_what_is_refused_makes_and_changes_nothing(file, tmp_path):
+    too_many = r"^cannot spread 53 classes over 54 shards\. Use at most 53\.$"
+    with pytest.raises(UsageError, match=too_many):
+        train(on_servers(file, servers=54), tmp_path / "run", engine=engine)
     assert not (tmp_path / "run").exists()
-    config = replace(config, service=ServiceConfig(servers=2))
-    train(config, tmp_path / "run", engine=engine, should_stop=after(3))
+    train(on_servers(file, servers=2), tmp_path / "run", engine=engine, should_stop=after(3))
     before = (tmp_path / "run" / "config.toml").read_bytes()
-    with pytest.raises(UsageError, match=words):
-        serving.resume(tmp_path / "run", engine=engine, service=ServiceConfig(servers=54))
-    assert (tmp_path / "run" / "config.toml").read_bytes() == before
+    for servers, step, words in (
+        (54, None, too_many),
+        (3, 41, r"^no checkpoint of step 41 in "),
+        (0, 41, r"^no checkpoint of step 41 in "),
+    ):
+        service = ServiceConfig(servers=servers)
+        resume = partial(serving.resume, engine=engine) if servers else session.resume
+        with pytest.raises(UsageError, match=words):
+            resume(tmp_path / "run", step=step, service=service)
+        assert (tmp_path / "run" / "config.toml").read_bytes() == before
 
 
 class Later:
@@ -262,10 +251,8 @@ def test_no_more_steps_are_under_way_than_staleness_allows(file, tmp_path, worke
         started[kind] = Later(kind, makes) if kind == "worker" else engine(kind, makes)
         return started[kind]
 
-    service = ServiceConfig(servers=2, workers=workers, max_staleness=staleness)
-    config = replace(
-        configs(file)["own inputs"], service=service, loop=replace(LOOP, evaluate_every=12)
-    )
+    loop = replace(LOOP, evaluate_every=12)
+    config = on_servers(file, loop=loop, servers=2, workers=workers, max_staleness=staleness)
     outcome = train(config, tmp_path / "run", engine=lazily)
     assert outcome.step == 12
     assert started["worker"].most == staleness + 1
@@ -293,9 +280,7 @@ def test_what_was_rolled_back_is_told_even_if_a_server_hangs_then(file, tmp_path
             server.objects[0].status = lambda: (_ for _ in ()).throw(PeerError("server 0 hangs."))
         return False
 
-    config = replace(
-        configs(file)["own inputs"], service=ServiceConfig(servers=2, workers=1, max_staleness=0)
-    )
+    config = on_servers(file, servers=2, workers=1, max_staleness=0)
     words = r"^server 0 hangs\. What was saved at step 5 is there: go on with --resume\.$"
     with pytest.raises(PeerError, match=words):
         train(config, tmp_path / "run", engine=start, should_stop=kill_then_hang)

@@ -1,7 +1,6 @@
 """The table of one process: its options, its errors, and what copies and casts do to it."""
 
 import copy
-import io
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from tapas.rng import stream
 from tapas.tables.ranks import GlobalBatch
 
 B, C, D = 5, 31, 3
-OPTIMIZERS = [SGD.fused(), Adagrad.fused(), RowwiseAdagrad.fused(), LazyAdam.fused()]
 
 
 def draw(*shape, name="draw"):
@@ -39,9 +37,7 @@ def equal(one, other):
         ({"num_classes": 0}, "num_classes must be at least 1, got 0."),
         ({"dim": 2.5}, "dim must be a whole number, got 2.5."),
         ({"dtype": torch.float16}, "dtype must be float32 or bfloat16, got torch.float16."),
-        ({"dtype": torch.float64}, "dtype must be float32 or bfloat16, got torch.float64."),
         ({"bias": torch.zeros(30)}, "bias has shape (30,); expected (C=31)."),
-        ({"bias": torch.zeros(31, 1)}, "bias has shape (31, 1); expected (C=31)."),
         (
             {"bias": torch.arange(31).log()},  # 0 is a class never seen
             "bias starts class 0 at NaN or inf. For the log of frequencies, give classes never "
@@ -49,6 +45,7 @@ def equal(one, other):
         ),
         ({"num_shards": 0}, "num_shards must be at least 1, got 0."),
         ({"num_shards": 32}, "cannot spread 31 classes over 32 shards. Use at most 31."),
+        ({"placement": "x"}, "placement must be random or contiguous, got 'x'."),
     ],
 )
 def test_a_bad_option_is_refused(options, words):
@@ -71,19 +68,6 @@ def test_a_bad_query_is_refused_by_every_verb_that_takes_all_classes(query, erro
         with pytest.raises(error) as caught:
             verb(query)
         assert str(caught.value).startswith(words)
-
-
-def test_rows_without_an_optimizer_are_not_moved_by_hand():
-    table = LocalTable(C, D)
-    before = table.weight.clone()
-    with pytest.raises(UsageError) as error:
-        table.update(torch.tensor([3]), torch.ones(1, D), torch.ones(1))
-    assert str(error.value) == (
-        "nothing moves these rows yet. Make an optimizer for them, "
-        "tapas.optim.RowwiseAdagrad(table, lr=0.1), or build the table with "
-        "row_optimizer=tapas.optim.RowwiseAdagrad.fused(lr=0.1)."
-    )
-    assert torch.equal(table.weight, before)
 
 
 @pytest.mark.parametrize("row_optimizer", [None, LazyAdam.fused()], ids=["step", "fused"])
@@ -146,45 +130,39 @@ def test_without_a_bias_its_gradients_go_nowhere():
     assert table.bias.shape == (0,)
 
 
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "step"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
-def test_a_copy_goes_its_own_way_and_the_same_way(dtype, optimizer):
-    table = LocalTable(C, D, row_optimizer=optimizer, dtype=dtype, num_shards=3)
-    step(table)
-    twin, kept = copy.deepcopy(table), copy.deepcopy(table)
-    step(table)
-    assert equal(twin, kept)
-    step(twin)
-    assert equal(twin, table)
-    assert not torch.equal(twin.weight, kept.weight)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("optimizer", [SGD, Adagrad, RowwiseAdagrad, LazyAdam])
-def test_a_copy_of_rows_and_their_optimizer_goes_its_own_way_and_the_same_way(dtype, optimizer):
+@pytest.mark.parametrize("kind", [RowwiseAdagrad, LazyAdam])
+def test_a_copy_of_rows_and_their_optimizer_goes_its_own_way_and_the_same_way(kind, dtype, fused):
     def go_on(table, stepper):
+        if fused:
+            step(table)
+            return
         stepper.zero_grad()
         weight, bias = table.lookup(torch.tensor([4, 9, 4]), return_bias=True)
         ((weight * draw(3, D)).sum() + (bias * draw(3, name="bias")).sum()).backward()
         stepper.step()
 
-    table = LocalTable(C, D, dtype=dtype, num_shards=3)
-    pair = table, optimizer(table)
+    update = kind.fused() if fused else None
+    table = LocalTable(C, D, dtype=dtype, num_shards=3, row_optimizer=update)
+    pair = table, None if fused else kind(table)
     go_on(*pair)
     (twin, stepper), (kept, _) = copy.deepcopy(pair), copy.deepcopy(pair)
-    assert twin.gradients.optimizer is stepper is not pair[1]
+    assert twin.gradients.optimizer is stepper
     go_on(*pair)
     assert equal(twin, kept)
     go_on(twin, stepper)
     assert equal(twin, table)
-    states = pair[1].state[table.gradients.anchor], stepper.state[twin.gradients.anchor]
-    assert states[0].keys() == states[1].keys()
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-    assert int(states[1]["step"]) == twin.num_updates == 2
+    assert twin.num_updates == 2
     assert not torch.equal(twin.weight, kept.weight)
+    if not fused:
+        assert stepper is not pair[1]
+        states = pair[1].state[table.gradients.anchor], stepper.state[twin.gradients.anchor]
+        assert states[0].keys() == states[1].keys()
+        assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
-@pytest.mark.parametrize("optimizer", [SGD, Adagrad, RowwiseAdagrad, LazyAdam])
+@pytest.mark.parametrize("optimizer", [SGD, RowwiseAdagrad, LazyAdam])
 def test_what_an_optimizer_remembers_of_updates_by_hand_is_in_its_state(optimizer):
     """Or it would be lost between saving and loading, and in a copy of both."""
     table, other = LocalTable(C, D), LocalTable(C, D)
@@ -198,22 +176,7 @@ def test_what_an_optimizer_remembers_of_updates_by_hand_is_in_its_state(optimize
     assert equal(table, other)
 
 
-def test_a_state_brings_its_seed_and_with_it_the_shard_of_every_class():
-    """What a rule keeps on shards hangs on where the classes live."""
-    saved, other = (
-        LocalTable(C, D, row_optimizer=SGD.fused(), num_shards=3, seed=s) for s in (1, 2)
-    )
-    everyone = torch.arange(C)
-    assert not torch.equal(saved.placement.shard(everyone), other.placement.shard(everyone))
-    file = io.BytesIO()
-    torch.save(saved.state_dict(), file)
-    file.seek(0)
-    other.load_state_dict(torch.load(file, weights_only=True))
-    assert torch.equal(saved.placement.shard(everyone), other.placement.shard(everyone))
-    assert other.placement.num_shards == 3
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
+@pytest.mark.parametrize("optimizer", [RowwiseAdagrad.fused(), LazyAdam.fused()], ids=repr)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 def test_a_cast_of_the_model_casts_the_rows_and_leaves_the_state_float32(optimizer, dtype):
     """`model.bfloat16()` reaches the table too; a sum of squares in bfloat16 soon stands still."""
@@ -251,10 +214,6 @@ def test_a_table_says_what_it_is():
     assert repr(LocalTable(C, D, row_optimizer=SGD.fused(lr=0.5), num_shards=3)) == (
         "LocalTable(\n  31 classes, dim=3, torch.float32, 3 shards, "
         "row_optimizer=SGD(lr=0.5, weight_decay=0.0)\n  (gradients): GradientQueue()\n)"
-    )
-    assert repr(LocalTable(C, D)) == (
-        "LocalTable(\n  31 classes, dim=3, torch.float32, row_optimizer=None\n"
-        "  (gradients): GradientQueue()\n)"
     )
 
 
@@ -315,9 +274,6 @@ def test_a_state_leaves_shards_and_their_placement_as_they_were_built():
     table.load_state_dict(other.state_dict())
     assert (table.num_shards, table.placement.kind) == (3, "contiguous")
     assert table.placement.shard(ids).tolist() == sorted(table.placement.shard(ids).tolist())
-    with pytest.raises(UsageError) as error:
-        LocalTable(C, D, placement="x")
-    assert str(error.value) == "placement must be random or contiguous, got 'x'."
 
 
 @pytest.mark.parametrize(

@@ -12,32 +12,6 @@ from tapas.rng import stream
 from tapas.tables.placement import Placement
 
 HUGE = 3_000_000_000
-AWKWARD = [1, 2, 3, 4, 5, 16, 17, 31, 1000, 1024, 1025, 4096, 4097]
-
-
-def check_bijection(num_classes, seed):
-    moved = Placement(num_classes, 1, seed=seed).permute(torch.arange(num_classes))
-    assert torch.equal(moved.sort().values, torch.arange(num_classes))
-
-
-@pytest.mark.parametrize("num_classes", AWKWARD)
-def test_every_class_gets_its_own_place(num_classes):
-    for seed in range(5):
-        check_bijection(num_classes, seed)
-
-
-@given(st.integers(1, 5000), st.integers())
-def test_every_class_gets_its_own_place_whatever_the_size_and_seed(num_classes, seed):
-    check_bijection(num_classes, seed)
-
-
-@given(st.integers(1, 2000), st.integers(1, 19), st.integers(0, 99))
-def test_shards_differ_in_size_by_at_most_one(num_classes, num_shards, seed):
-    num_shards = min(num_shards, num_classes)
-    shard = Placement(num_classes, num_shards, seed=seed).shard(torch.arange(num_classes))
-    sizes = torch.bincount(shard, minlength=num_shards)
-    assert len(sizes) == num_shards
-    assert int(sizes.max() - sizes.min()) <= 1
 
 
 @pytest.mark.parametrize("num_shards", [2, 7, 8])
@@ -62,13 +36,6 @@ def test_two_seeds_place_a_class_independently():
     one, other = (Placement(100_003, 5, seed=seed).shard(ids) for seed in (0, 1))
     both = np.bincount((one * 5 + other).numpy(), minlength=25)
     assert chance_of(both, np.full(25, 1 / 25)) > 1e-6  # fails one pair of seeds in a million
-
-
-def test_the_same_seed_is_the_same_placement_and_another_is_another():
-    ids = torch.arange(1009)
-    first, again, other = (Placement(1009, 7, seed=s).shard(ids) for s in (3, 3, 4))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
 
 
 def test_a_placement_never_changes_between_versions():
@@ -105,16 +72,13 @@ def test_ids_up_to_three_billion_keep_apart_and_in_range():
     assert chance_of(np.bincount(cell, minlength=10), np.full(10, 0.1)) > 1e-6
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int16])
-def test_narrow_ids_are_placed_like_wide_ones(dtype):
+def test_ids_of_any_shape_and_width_are_placed_alike():
     """The keyed products need 64 bits; an int32 id would overflow to another shard."""
-    placement, ids = Placement(1009, 7), torch.arange(1009)
-    assert torch.equal(placement.shard(ids.to(dtype)), placement.shard(ids))
-
-
-def test_the_shape_of_the_ids_is_kept_and_none_is_fine():
-    placement, ids = Placement(31, 3), torch.arange(30)
-    assert torch.equal(placement.shard(ids.reshape(5, 6)), placement.shard(ids).reshape(5, 6))
+    placement, ids = Placement(1009, 7), torch.arange(1008)
+    shard = placement.shard(ids)
+    for dtype in (torch.int32, torch.int16):
+        assert torch.equal(placement.shard(ids.to(dtype)), shard)
+    assert torch.equal(placement.shard(ids.reshape(6, 168)), shard.reshape(6, 168))
     assert placement.shard(ids[:0]).shape == (0,)
 
 
@@ -145,7 +109,7 @@ def test_impossible_placements_are_refused_in_these_words(call, words):
 @given(
     st.integers(1, 2000),
     st.integers(1, 19),
-    st.integers(0, 99),
+    st.integers(),
     st.sampled_from(["random", "contiguous"]),
 )
 def test_shards_are_stretches_of_the_order_that_cover_it(num_classes, num_shards, seed, kind):
@@ -187,22 +151,3 @@ def test_contiguous_placement_leaves_ids_in_their_order_whatever_the_seed():
         assert str(error.value) == (
             f"{name} holds class 31; expected ids from 0 to 30 (num_classes=31)."
         )
-
-
-def test_a_pool_of_frequent_classes_and_the_targets_of_a_batch_are_the_same_load_for_all():
-    """Low ids are frequent: a step's targets and kept classes, shard by shard, as coins fall."""
-    num_classes, num_shards, share = 100_003, 8, 1 / 8
-    weight = 1 / np.arange(1, num_classes + 1) ** 0.5
-    for seed in range(20):
-        placement = Placement(num_classes, num_shards, seed=seed)
-        draws = torch.multinomial(
-            torch.from_numpy(weight), 4_000, replacement=True, generator=stream(seed, "draws")
-        )
-        distinct, repeats = draws.unique(return_counts=True)
-        counts = np.bincount(placement.shard(distinct), weights=repeats, minlength=num_shards)
-        # a class falls on a shard with all its repeats; 160 numbers: fails one set in 10,000
-        spread = np.sqrt(share * (1 - share) * float((repeats.double() ** 2).sum()))
-        assert abs(counts - 4_000 * share).max() < 5.1 * spread
-    ordered = Placement(num_classes, num_shards, kind="contiguous")
-    counts = np.bincount(ordered.shard(draws), minlength=num_shards)
-    assert counts[0] - 4_000 * share > 20 * spread  # what the random order is for
