@@ -1,6 +1,7 @@
 """Peers on Ray: what is asked is answered, by whom, once more after a death, and by nobody else.
 
-One session serves the module; drivers that are killed or have no token run on their own.
+Every sentence of `ClassTable` is tried once more, for rows that are kept by two of them. One
+session serves the module; drivers that are killed or have no token run on their own.
 """
 
 import os
@@ -10,13 +11,21 @@ import sys
 import threading
 import time
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
+from contracts import test_table_answers, test_tables
+from contracts.tables import C, D
 from distributed.mortals import is_alive, processes_below, wait_until
 
 from tapas import PeerError, UsageError
+from tapas.optim import Adagrad
+from tapas.servers.channel import Post
+from tapas.servers.row_server import RowServer
+from tapas.servers.served_table import ServedTable
+from tapas.tables.shard import TableSpec
 
 ray = pytest.importorskip("ray")
 from tapas.servers import ray_calls, ray_peers  # noqa: E402
@@ -95,6 +104,33 @@ class Asker:
 
     def close_them(self):
         self.clerks.close()
+
+
+class Shelf:
+    """One process that is server `number` of any number of tables: starting it takes seconds."""
+
+    def __init__(self, number):
+        self.number, self.servers = number, {}
+
+    def put(self, key, spec):
+        self.servers[key] = RowServer(self.number, {"rows": spec.shard(self.number)})
+
+    def ask(self, key, verb, *args):
+        return getattr(self.servers[key], verb)(*args)
+
+
+class Shelved:
+    """Peers that are the servers under one `key`."""
+
+    def __init__(self, peers, key):
+        self.peers, self.key = peers, key
+        self.kind, self.size, self.share = peers.kind, peers.size, peers.share
+
+    def call(self, number, verb, *args):
+        return self.peers.call(number, "ask", self.key, verb, *args)
+
+    def close(self):
+        """Others are on the same shelf."""
 
 
 def fails_to_build(how):
@@ -467,3 +503,35 @@ def test_a_session_leaves_nothing_behind_and_a_killed_driver_no_processes(driver
     assert len(below) > 3  # Ray's own, and a peer
     driver.kill()
     wait_until(lambda: not any(is_alive(pid) for pid in below), 30.0)
+
+
+@pytest.fixture(scope="module")
+def shelves(session):
+    peers = RayPeers.start("server", [partial(Shelf, number) for number in range(2)])
+    yield peers
+    peers.close()
+
+
+KEYS = count()
+
+
+@pytest.fixture
+def make(shelves):
+    def build(formula=Adagrad.fused(), *, fused=True):  # noqa: B008
+        key, spec = next(KEYS), TableSpec(C, D, shelves.size, formula)
+        for number in range(shelves.size):
+            shelves.call(number, "put", key, spec).answer()
+        return ServedTable(Post(Shelved(shelves, key)), "rows", spec, fused=fused)
+
+    return build
+
+
+IN_THIS_PROCESS_ONLY = {  # looks into its own rule, of which a server has a copy
+    "test_select_draws_one_number_for_each_class_of_the_pool_from_the_generator_alone",
+}
+globals().update(
+    (name, test)
+    for module in (test_tables, test_table_answers)
+    for name, test in vars(module).items()
+    if name.startswith("test_") and name not in IN_THIS_PROCESS_ONLY
+)
