@@ -190,11 +190,7 @@ REFUSED = [
         {"address": "ray://here:10001"},
         r"^the address of a Ray cluster must be HOST:PORT, got 'ray://here:10001'\. ",
     ),
-    (
-        {"address": "127.0.0.1:1"},
-        r"^nothing answers at the Ray address 127\.0\.0\.1:1 \(.*Connection refused\)\. Start "
-        r"the cluster with `RAY_AUTH_MODE=token ray start --head`, or leave the address out\.$",
-    ),
+    ({"address": "127.0.0.1:1"}, r"^nothing answers at the Ray address 127\.0\.0\.1:1 \("),
     ({"object_store_bytes": 1000}, r"must be at least 80 MiB, got 1000\.$"),
     ({"timeout_seconds": 0}, r"^timeout_seconds must be above 0, got 0\.$"),
 ]
