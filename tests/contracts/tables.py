@@ -30,13 +30,15 @@ def shards(num_shards):
     return nullcontext(build)
 
 
-def served(num_servers):
+def on_servers(spec, *, fused=True, peers=InProcess):
     """Servers without their processes: what they say and do is the same."""
+    servers = [RowServer(j, {"rows": spec.shard(j)}) for j in range(spec.num_shards)]
+    return ServedTable(Post(peers("server", servers)), "rows", spec, fused=fused)
 
+
+def served(num_servers):
     def build(formula, fused=True):
-        spec = TableSpec(C, D, num_servers, formula)
-        servers = [RowServer(j, {"rows": spec.shard(j)}) for j in range(num_servers)]
-        return ServedTable(Post(InProcess("server", servers)), "rows", spec, fused=fused)
+        return on_servers(TableSpec(C, D, num_servers, formula), fused=fused)
 
     return nullcontext(build)
 

@@ -3,15 +3,12 @@
 import pytest
 import torch
 from contracts.heads import FLAT, C, D
+from contracts.tables import on_servers
 from ranks import run_ranks
 
 from tapas import LocalTable, ShardedTable
 from tapas.optim import SGD
 from tapas.rng import stream
-from tapas.servers.channel import Post
-from tapas.servers.peers import InProcess
-from tapas.servers.row_server import RowServer
-from tapas.servers.served_table import ServedTable
 from tapas.tables.shard import TableSpec
 
 OPTIMIZER = SGD.fused(lr=0.3)
@@ -48,9 +45,7 @@ def of_one_process(method, num_shards=1):
 
 @pytest.mark.parametrize("method", FLAT)
 def test_on_servers(method):
-    spec = TableSpec(C, D, 3, OPTIMIZER)
-    servers = [RowServer(j, {"rows": spec.shard(j)}) for j in range(3)]
-    table = ServedTable(Post(InProcess("server", servers)), "rows", spec)
+    table = on_servers(TableSpec(C, D, 3, OPTIMIZER))
     torch.testing.assert_close(
         train(FLAT[method](table, seed=2)), train(of_one_process(method, 3)), rtol=1e-4, atol=1e-5
     )

@@ -11,11 +11,8 @@ from tapas import LocalTable, Priority, ShardedTable, TapasSoftmax, Top, native
 from tapas.optim import RowwiseAdagrad
 from tapas.rng import stream
 
-C, NUM_QUERIES = 31, 11
-DEALS = {  # queries of each rank
-    2: [(4, 7), (11, 0), (0, 11)],
-    3: [(3, 7, 1), (0, 9, 2), (0, 0, 11)],
-}
+C, M, NUM_QUERIES = 31, 3, 11
+DEALS = [(3, 7, 1), (0, 9, 2), (0, 0, 11)]  # queries of each rank
 
 
 def draw(*shape, name):
@@ -99,49 +96,46 @@ def on_ranks(ranks):
     for case, (_, dim) in CASES.items():
         table = ShardedTable(C, dim, seed=4, row_optimizer=RowwiseAdagrad.fused(lr=0.1))
         fill(table.shard, case, table.placement.ids_of(ranks.rank))
-        for deal in DEALS[ranks.size]:
+        for deal in DEALS:
             answers[case, deal] = ask(table, case, part_of(deal, ranks.rank), None)
     return answers
 
 
-@pytest.fixture(scope="module", params=[2, 3])
-def answers(request):
-    return request.param, run_ranks(request.param, on_ranks)
+@pytest.fixture(scope="module")
+def answers():
+    return run_ranks(M, on_ranks)
 
 
-def local(case, num_shards):
+def local(case, num_shards=M):
     table = LocalTable(C, CASES[case][1], seed=4, num_shards=num_shards)
     fill(table, case, torch.arange(C))
     return table
 
 
-def each(answers):
-    """(where, what the rank has answered, a local table, the deal, the rank)"""
-    num_ranks, found = answers
-    for case in CASES:
-        for deal in DEALS[num_ranks]:
-            for rank in range(num_ranks):
-                where = f"{case}, {deal}, rank {rank}"
-                yield where, found[rank][case, deal], local(case, num_ranks), case, deal, rank
-
-
 @pytest.mark.slow
-def test_the_best_classes_are_those_of_one_process_ties_and_all(answers):
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("deal", DEALS, ids=str)
+def test_answers_to_each_example_are_those_of_one_process_ties_and_all(answers, case, deal):
     """k = 20 is more than any shard of three has; whole numbers leave nothing to rounding."""
-    for where, got, table, case, deal, rank in each(answers):
+    for rank, answer in enumerate(answers):
+        got = answer[case, deal]
+        best = [name for name in got if name.startswith("top")]
         if case == "twins" and native.state() != "in use on CPUs":
-            continue  # PyTorch may round equal rows differently, by where they stand
-        names = [name for name in got if name.startswith("top")]
-        want = ask(table, case, part_of(deal, rank), names)
-        assert len(names) == 8
+            best = []  # PyTorch may round equal rows differently, by where they stand
+        names = [*best, "log_partition", "rows", "log_prob"]
+        want = ask(local(case), case, part_of(deal, rank), names)
         for name in names:
-            assert torch.equal(got[name][1], want[name][1]), f"{where}: ids of {name}"
-            torch.testing.assert_close(got[name][0], want[name][0], msg=f"{where}: {name}")
+            where = f"{name} on rank {rank}"
+            torch.testing.assert_close(
+                got[name], want[name], msg=lambda m, where=where: f"{where}: {m}"
+            )
+            if name in best:
+                assert torch.equal(got[name][1], want[name][1]), f"{where}: ids"
 
 
 def test_the_rows_do_tie_across_shards_and_across_the_edge():
     for case in CASES:
-        table = local(case, 3)
+        table = local(case)
         query = queries(case)[0]
         score, ids = table.topk(query, C)
         shard = table.placement.shard(ids)
@@ -153,50 +147,25 @@ def test_the_rows_do_tie_across_shards_and_across_the_edge():
 
 
 @pytest.mark.slow
-def test_numbers_of_each_example_are_those_of_one_process(answers):
-    names = ["log_partition", "rows", "log_prob"]
-    for where, got, table, case, deal, rank in each(answers):
-        want = ask(table, case, part_of(deal, rank), names)
-        for name in names:
-            torch.testing.assert_close(
-                got[name], want[name], msg=lambda m, where=where, name=name: f"{where}, {name}: {m}"
-            )
-
-
-@pytest.mark.slow
-def test_the_mean_over_ranks_of_the_full_loss_is_that_of_all_examples(answers):
-    num_ranks, found = answers
-    for case in CASES:
-        for deal in DEALS[num_ranks]:
-            want = ask(local(case, 1), case, slice(None), ["full_loss", "full_loss of one"])
-            for name, loss in want.items():
-                mean = torch.stack([one[case, deal][name] for one in found]).mean()
-                torch.testing.assert_close(mean, loss)
-
-
-@pytest.mark.slow
-def test_every_rank_is_told_what_all_shards_keep(answers):
-    """Kept are those of `LocalTable` with as many shards, for the batch of all ranks."""
-    num_ranks, found = answers
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("deal", DEALS, ids=str)
+def test_answers_to_all_examples_are_those_of_one_process(answers, case, deal):
+    """Kept are those of as many shards; the full loss is the mean over ranks."""
+    found = [answer[case, deal] for answer in answers]
+    losses = ask(local(case, 1), case, slice(None), ["full_loss", "full_loss of one"])
+    for name, loss in losses.items():
+        torch.testing.assert_close(torch.stack([one[name] for one in found]).mean(), loss)
     names = [*(f"sample, {name}" for name in RULES), "sample without targets"]
-    for case in CASES:
-        want = ask(local(case, num_ranks), case, slice(None), names)
-        for deal in DEALS[num_ranks]:
-            for one in found:
-                for name in names:
-                    got = one[case, deal][name]
-                    assert torch.equal(got.ids, want[name].ids), (case, deal, name)
-                    torch.testing.assert_close(got.log_q, want[name].log_q)
+    for name, want in ask(local(case), case, slice(None), names).items():
+        for one in found:
+            assert torch.equal(one[name].ids, want.ids), name
+            torch.testing.assert_close(one[name].log_q, want.log_q)
 
 
 @pytest.mark.slow
-def test_a_diagnosis_is_that_of_one_process_where_one_rank_has_all_examples(answers):
-    num_ranks, found = answers
-    for case in CASES:
-        want = ask(local(case, num_ranks), case, slice(None), ["diagnose"])["diagnose"]
-        for deal in DEALS[num_ranks]:
-            for rank, size in enumerate(deal):
-                if size == NUM_QUERIES:
-                    got = found[rank][case, deal]["diagnose"]
-                    for name in type(want).__slots__:
-                        assert getattr(got, name) == pytest.approx(getattr(want, name), rel=1e-4)
+@pytest.mark.parametrize("case", CASES)
+def test_a_diagnosis_is_that_of_one_process_where_one_rank_has_all_examples(answers, case):
+    want = ask(local(case), case, slice(None), ["diagnose"])["diagnose"]
+    got = answers[2][case, DEALS[2]]["diagnose"]
+    for name in type(want).__slots__:
+        assert getattr(got, name) == pytest.approx(getattr(want, name), rel=1e-4)

@@ -48,10 +48,9 @@ def told(call, head):
     return (*answer, weight.shape == (C, D))
 
 
-def nan_if(odd):
-    query = GOOD.clone()
-    query[odd:] *= torch.nan if odd else 1.0
-    return query
+def spoilt(rows, odd):
+    """`rows` (2, D), the last of which is not finite on the rank at fault."""
+    return rows * torch.tensor([[1.0], [torch.nan if odd else 1.0]])
 
 
 NO_CLASS = "holds class 31; expected ids from 0 to 30 (num_classes=31)."
@@ -65,74 +64,36 @@ BAD_ROW = (
     "at that row's input, lower the learning rate or clip gradients."
 )
 
-# what all ranks do, where `odd` is 1 for the one at fault; its error; the call the others are at
-REFUSALS = {
-    "a query of another width": (
-        lambda head, odd: head(draw(2, D + odd), TARGET),
-        "UsageError: query has shape (2, 4); expected (..., D=3), the dim of the table.",
-        "batch",
-    ),
-    "a query that is not finite": (
-        lambda head, odd: head(nan_if(odd), TARGET),
-        BAD_ROW,
-        "batch",
-    ),
-    "an unknown target": (
-        lambda head, odd: head(GOOD, TARGET + odd),
-        NO_TARGET,
-        "batch",
-    ),
-    "a query that is not finite to sample for": (
-        lambda head, odd: head.sample(nan_if(odd)),
-        BAD_ROW,
-        "batch",
-    ),
-    "an unknown target of the full loss": (
-        lambda head, odd: head.full_loss(GOOD, TARGET + odd),
-        NO_TARGET,
-        "mean",
-    ),
-    "an unknown class to weigh": (
-        lambda head, odd: head.log_prob(GOOD, TARGET[:, None] + odd),
-        f"UsageError: ids {NO_CLASS}",
-        "rows",
-    ),
-    "too many of the best": (
-        lambda head, odd: head.topk(GOOD, 3 + 29 * odd),
-        "UsageError: k is 32, but there are only 31 classes.",
-        "topk",
-    ),
-    "a query without a partition sum": (
-        lambda head, odd: head.table.log_partition(nan_if(odd)),
-        BAD_ROW,
-        "log_partition",
-    ),
-    "unknown ids to read": (
-        lambda head, odd: head.table.rows(TARGET + odd),
-        f"UsageError: ids {NO_CLASS}",
-        "rows",
-    ),
-    "unknown ids to look up": (
-        lambda head, odd: head.table.lookup(TARGET + odd),
-        f"UsageError: ids {NO_CLASS}",
-        "lookup",
-    ),
-    "a gradient that is not finite": (
-        lambda head, odd: head.table.update(TARGET, GRAD * (torch.inf if odd else 1), GRAD[:, 0]),
-        BAD_GRADIENT,
-        "update",
-    ),
-    "a gradient that is not finite on its way back": (
-        lambda head, odd: (head.table.lookup(TARGET) * (torch.nan if odd else 1)).sum().backward(),
-        BAD_GRADIENT,
-        "gradients of lookup",
-    ),
-    "an unknown placement": (
-        lambda head, odd: ShardedTable(C, D, placement="x" if odd else "random"),
-        "UsageError: placement must be random or contiguous, got 'x'.",
+NO_ID = f"UsageError: ids {NO_CLASS}"
+WIDTH = "UsageError: query has shape (2, 4); expected (..., D=3), the dim of the table."
+TOO_MANY = "UsageError: k is 32, but there are only 31 classes."
+NO_PLACEMENT = "UsageError: placement must be random or contiguous, got 'x'."
+
+
+def send_back(head, odd):
+    (head.table.lookup(TARGET) * spoilt(GRAD, odd)).sum().backward()
+
+
+# the call the others are at; what all ranks do, where `odd` is 1 for the one at fault; its error
+REFUSALS = [
+    ("batch", lambda head, odd: head(draw(2, D + odd), TARGET), WIDTH),
+    ("batch", lambda head, odd: head(spoilt(GOOD, odd), TARGET), BAD_ROW),
+    ("batch", lambda head, odd: head(GOOD, TARGET + odd), NO_TARGET),
+    ("batch", lambda head, odd: head.sample(spoilt(GOOD, odd)), BAD_ROW),
+    ("mean", lambda head, odd: head.full_loss(GOOD, TARGET + odd), NO_TARGET),
+    ("rows", lambda head, odd: head.log_prob(GOOD, TARGET[:, None] + odd), NO_ID),
+    ("topk", lambda head, odd: head.topk(GOOD, 3 + 29 * odd), TOO_MANY),
+    ("log_partition", lambda head, odd: head.table.log_partition(spoilt(GOOD, odd)), BAD_ROW),
+    ("rows", lambda head, odd: head.table.rows(TARGET + odd), NO_ID),
+    ("lookup", lambda head, odd: head.table.lookup(TARGET + odd), NO_ID),
+    ("update", lambda head, odd: head.table.update(TARGET + odd, GRAD, GRAD[:, 0]), NO_ID),
+    ("gradients of lookup", send_back, BAD_GRADIENT),
+    (
         "compare the table",
+        lambda head, odd: ShardedTable(C, D, placement="x" if odd else "random"),
+        NO_PLACEMENT,
     ),
-}
+]
 
 
 def at_another_step(head, odd):
@@ -143,6 +104,10 @@ def at_another_step(head, odd):
 def without_gradients(head, odd):
     with torch.set_grad_enabled(not odd):
         head(GOOD, TARGET)
+
+
+def with_context(head, odd):
+    head(GOOD, TARGET, context=TARGET if odd else None)
 
 
 def with_frozen_rows(head, odd):
@@ -168,12 +133,7 @@ DISAGREEMENTS = {
     "another step": (at_another_step, "`batch`", 0, 5),
     "another k": (lambda head, odd: head.topk(GOOD, 3 + odd), "`topk`", 3, 4),
     "no gradients": (without_gradients, FLAGS, 5, 0),
-    "context": (
-        lambda head, odd: head(GOOD, TARGET, context=TARGET if odd else None),
-        FLAGS,
-        5,
-        7,
-    ),
+    "context": (with_context, FLAGS, 5, 7),
     "frozen rows": (with_frozen_rows, FLAGS, 5, 1),
     "another head": (
         lambda head, odd: TapasSoftmax(table=head.table, num_samples=8, seed=odd),
@@ -231,9 +191,9 @@ ALL_ALIKE = {
 
 def on_ranks(ranks):
     head, answers = a_head(), {}
-    for odd, (name, (call, *_)) in enumerate(REFUSALS.items()):
-        mine = int(ranks.rank == odd % M)
-        answers[name] = told(lambda call=call, mine=mine: call(head, mine), head)
+    for number, (_, call, _) in enumerate(REFUSALS):
+        odd = int(ranks.rank == number % M)
+        answers[number] = told(lambda call=call, odd=odd: call(head, odd), head)
     answers["two"] = told(lambda: head.table.rows(TARGET + int(ranks.rank != 1)), head)
     for name, (call, *_) in (DISAGREEMENTS | OUT_OF_STEP).items():
         answers[name] = told(lambda call=call: call(head, int(ranks.rank == 1)), head)
@@ -264,17 +224,17 @@ def answers():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", REFUSALS)
-def test_bad_input_is_the_error_of_one_rank_and_the_others_hear_whose(answers, name):
-    odd = list(REFUSALS).index(name) % M
-    _, words, verb = REFUSALS[name]
+@pytest.mark.parametrize("number", range(len(REFUSALS)), ids=[verb for verb, *_ in REFUSALS])
+def test_bad_input_is_the_error_of_one_rank_and_the_others_hear_whose(answers, number):
+    odd = number % M
+    verb, _, words = REFUSALS[number]
     heard = (
         f"PeerError: rank {odd} refused the input of `{verb}`; the error there says why. Nothing "
         "was changed here."
     )
     for rank in range(M):
         want = (words, None) if rank == odd else (heard, (odd,))
-        assert answers[rank][name] == (*want, True, True)
+        assert answers[rank][number] == (*want, True, True)
 
 
 @pytest.mark.slow
@@ -282,7 +242,7 @@ def test_all_who_refuse_are_named(answers):
     words, blamed, *_ = answers[1]["two"]
     assert words.startswith("PeerError: ranks 0, 2 refused the input of `rows`; ")
     assert blamed == (0, 2)
-    assert answers[0]["two"][0] == f"UsageError: ids {NO_CLASS}"
+    assert answers[0]["two"][0] == NO_ID
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Peers on Ray: what is asked is answered, by whom, once more after a death, and by nobody else.
 
-One session serves the module; drivers that are killed or have no token run on their own.
+Every sentence of `ClassTable` is tried once more, for rows that are kept by two of them. One
+session serves the module; drivers that are killed or have no token run on their own.
 """
 
 import os
@@ -10,12 +11,21 @@ import sys
 import threading
 import time
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
+from contracts import test_table_answers, test_tables
+from contracts.tables import C, D
+from distributed.mortals import is_alive, processes_below, wait_until
 
 from tapas import PeerError, UsageError
+from tapas.optim import Adagrad
+from tapas.servers.channel import Post
+from tapas.servers.row_server import RowServer
+from tapas.servers.served_table import ServedTable
+from tapas.tables.shard import TableSpec
 
 ray = pytest.importorskip("ray")
 from tapas.servers import ray_calls, ray_peers  # noqa: E402
@@ -96,6 +106,33 @@ class Asker:
         self.clerks.close()
 
 
+class Shelf:
+    """One process that is server `number` of any number of tables: starting it takes seconds."""
+
+    def __init__(self, number):
+        self.number, self.servers = number, {}
+
+    def put(self, key, spec):
+        self.servers[key] = RowServer(self.number, {"rows": spec.shard(self.number)})
+
+    def ask(self, key, verb, *args):
+        return getattr(self.servers[key], verb)(*args)
+
+
+class Shelved:
+    """Peers that are the servers under one `key`."""
+
+    def __init__(self, peers, key):
+        self.peers, self.key = peers, key
+        self.kind, self.size, self.share = peers.kind, peers.size, peers.share
+
+    def call(self, number, verb, *args):
+        return self.peers.call(number, "ask", self.key, verb, *args)
+
+    def close(self):
+        """Others are on the same shelf."""
+
+
 def fails_to_build(how):
     if how == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -107,9 +144,10 @@ def slow_to_build(folder, seconds):
     return Clerk(folder, "slow")
 
 
-# what a driver of its own does: a session, then another one, in which it is killed
+# what a driver of its own does: a session, then another one with a peer, in which it is killed
 DRIVER = """
 import os, signal, sys, time
+from tapas.servers.ray_peers import RayPeers
 from tapas.servers.ray_session import join_ray
 before = dict(os.environ), signal.getsignal(signal.SIGTERM)
 with join_ray():
@@ -119,6 +157,7 @@ assert signal.getsignal(signal.SIGTERM) == before[1], "SIGTERM is handled by ano
 print("closed", flush=True)
 sys.stdin.readline()
 with join_ray():
+    peers = RayPeers.start("list", [list])
     print("open again", flush=True)
     time.sleep(600)
 """
@@ -146,62 +185,23 @@ def python(script, *args, **environment):
     )
 
 
-def processes_below(pid):
-    """Ids of all processes that `pid` has started, and that those have."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-    found = {pid}
-    while True:
-        more = {child for child, parent in parents.items() if parent in found} - found
-        if not more:
-            return found - {pid}
-        found |= more
+REFUSED = [
+    (
+        {"address": "ray://here:10001"},
+        r"^the address of a Ray cluster must be HOST:PORT, got 'ray://here:10001'\. ",
+    ),
+    ({"address": "127.0.0.1:1"}, r"^nothing answers at the Ray address 127\.0\.0\.1:1 \("),
+    ({"object_store_bytes": 1000}, r"must be at least 80 MiB, got 1000\.$"),
+    ({"timeout_seconds": 0}, r"^timeout_seconds must be above 0, got 0\.$"),
+]
 
 
-def is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_until(condition, seconds=SLACK_SECONDS):
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it has not happened in time"
-        time.sleep(0.05)
-
-
-@pytest.mark.parametrize(
-    ("address", "words"),
-    [
-        (
-            "ray://here:10001",
-            r"^the address of a Ray cluster must be HOST:PORT, got 'ray://here:10001'\. ",
-        ),
-        (
-            "127.0.0.1:1",
-            r"^nothing answers at the Ray address 127\.0\.0\.1:1 \(.*Connection refused\)\. Start "
-            r"the cluster with `RAY_AUTH_MODE=token ray start --head`, or leave the address out\.$",
-        ),
-    ],
-)
-def test_an_address_where_there_is_no_cluster(address, words):
+@pytest.mark.parametrize(("options", "words"), REFUSED)
+def test_a_session_that_cannot_be_had_is_told_at_once(options, words):
     began = time.monotonic()
-    with pytest.raises(UsageError, match=words), join_ray(address):
-        pass
+    with pytest.raises(UsageError, match=words):
+        join_ray(**options).__enter__()
     assert time.monotonic() - began < 10
-
-
-def test_what_a_session_cannot_be_given():
-    with pytest.raises(UsageError, match=r"must be at least 80 MiB, got 1000\.$"):
-        join_ray(object_store_bytes=1000).__enter__()
-    with pytest.raises(UsageError, match=r"^timeout_seconds must be above 0, got 0\.$"):
-        join_ray(timeout_seconds=0).__enter__()
 
 
 def test_without_ray_the_cure_is_named(monkeypatch):
@@ -222,6 +222,7 @@ def driver():
 
 @pytest.fixture(scope="module")
 def session(driver):
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # peers cannot import it
     with join_ray(object_store_bytes=100 * 2**20) as found:
         yield found
 
@@ -293,11 +294,6 @@ def test_a_peer_has_one_thread_full_rights_to_the_processor_and_no_ear_for_ctrl_
     assert clerks.call(0, "process").answer() == (1, os.nice(0), signal.SIG_IGN)
 
 
-def test_there_is_no_third_clerk(clerks):
-    with pytest.raises(UsageError, match=r"^there is no clerk 2: there are 2, from 0\.$"):
-        clerks.call(2, "pid")
-
-
 def test_errors_of_ours_come_back_as_themselves(clerks):
     with pytest.raises(UsageError) as caught:
         clerks.call(1, "fail", "ours").answer()
@@ -307,27 +303,22 @@ def test_errors_of_ours_come_back_as_themselves(clerks):
         clerks.call(1, "fail", "peer").answer()
     assert str(caught.value) == "server 7 hangs."
     assert caught.value.ranks == (7,)
+    with pytest.raises(UsageError, match=r"^there is no clerk 2: there are 2, from 0\.$"):
+        clerks.call(2, "pid")
 
 
-@pytest.mark.parametrize(
-    ("how", "last_line"),
-    [
-        ("theirs", "ZeroDivisionError: division by zero"),
-        ("odd", r".*TooManyWordsError: one, two"),
-        ("exit", "SystemExit: 3"),
-    ],
-)
-def test_errors_of_others_name_the_peer(clerks, how, last_line):
+def test_errors_of_others_name_the_peer(clerks):
     pid = pid_of(clerks, 1)
-    words = rf"^clerk 1 \(pid {pid} on host 127\.0\.0\.1\) failed in 'fail': {last_line}\n"
-    with pytest.raises(PeerError, match=words):
-        clerks.call(1, "fail", how).answer()
+    for verb, args, last_line in (
+        ("fail", ("theirs",), "ZeroDivisionError: division by zero"),
+        ("fail", ("odd",), r".*TooManyWordsError: one, two"),
+        ("fail", ("exit",), "SystemExit: 3"),
+        ("wave", (), "AttributeError: 'Clerk' object has no attribute 'wave'"),
+    ):
+        words = rf"^clerk 1 \(pid {pid} on host 127\.0\.0\.1\) failed in '{verb}': {last_line}\n"
+        with pytest.raises(PeerError, match=words):
+            clerks.call(1, verb, *args).answer()
     assert pid_of(clerks, 1) == pid
-
-
-def test_a_verb_that_is_not_there(clerks):
-    with pytest.raises(PeerError, match=r"AttributeError: 'Clerk' object has no attribute 'wave'"):
-        clerks.call(0, "wave").answer()
 
 
 def test_peers_can_be_handed_to_peers_who_do_not_end_them(clerks):
@@ -347,7 +338,7 @@ def test_a_killed_peer_comes_back_and_is_asked_again(clerks, folder):
     victim, other = pid_of(clerks, 0), pid_of(clerks, 1)
     built = len((folder / "built-0").read_text())
     call = clerks.call(0, "linger", "killed")
-    wait_until((folder / "killed").exists)
+    wait_until((folder / "killed").exists, SLACK_SECONDS)
     os.kill(victim, signal.SIGKILL)
     later = clerks.call(0, "add", 1, 2)
     assert clerks.any_done([call], SLACK_SECONDS) == [call]
@@ -420,16 +411,16 @@ def test_a_factory_that_fails_is_an_error_with_its_cause(session):
 
 
 def test_a_factory_that_kills_its_process_is_not_called_for_ever(session, monkeypatch):
-    monkeypatch.setattr(ray_calls, "MAX_DEATHS", 2)
-    words = r"^clerk 0( \(pid .*\))? has died 2 times in a row while it was built: "
+    monkeypatch.setattr(ray_calls, "MAX_DEATHS", 1)  # the start of each process takes seconds
+    words = r"^clerk 0( \(pid .*\))? has died 1 times in a row while it was built: "
     with pytest.raises(PeerError, match=words):
         RayPeers.start("clerk", [partial(fails_to_build, "dies")])
 
 
-@pytest.mark.parametrize("name", ["threads", "seconds", "start_seconds"])
-def test_limits_must_be_above_zero(session, name):
-    with pytest.raises(UsageError, match=rf"^{name} must be above 0, got 0\.$"):
-        RayPeers.start("clerk", [], **{name: 0})
+def test_limits_must_be_above_zero(session):
+    for name in ("threads", "seconds", "start_seconds"):
+        with pytest.raises(UsageError, match=rf"^{name} must be above 0, got 0\.$"):
+            RayPeers.start("clerk", [], **{name: 0})
 
 
 def token_file():
@@ -437,44 +428,34 @@ def token_file():
 
 
 def test_nobody_gets_in_without_the_token(session):
-    script = TALK.format(session.address)
-    known = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file())}
-    nobody = [python(script), python(script, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="f" * 64)]
-    friend = python(script, **known)
-    for process in nobody:
-        _, told = process.communicate(timeout=SLACK_SECONDS)
-        assert process.returncode != 0
-        assert "InvalidAuthToken" in told
-    assert friend.communicate(timeout=SLACK_SECONDS)[1] == ""
-    assert friend.returncode == 0
-    assert not accepts_anybody(session.address)
+    """Told by Ray to whoever talks to it, and by us to whoever would join."""
+    address = session.address
+    home = {"HOME": str(token_file().parent)}  # no token lies there
+    processes = (
+        python(JOINER, address, RAY_AUTH_TOKEN_PATH=str(token_file())),
+        python(JOINER, address, **home),
+        python(JOINER, address, RAY_AUTH_TOKEN="f" * 64),
+        python(TALK.format(address)),
+    )
+    friend, stranger, liar, talker = (process.communicate(timeout=60) for process in processes)
+    assert friend[0] == f"joined {address} False\n", friend
+    assert stranger[0].startswith(
+        f"the Ray cluster at {address} is used with a token only, and there is none: "
+    ), stranger
+    assert "`ray get-auth-token --generate`" in stranger[0]
+    assert liar[0] == (
+        f"the Ray cluster at {address} does not accept our token. Put the cluster's own into "
+        "~/.ray/auth_token or RAY_AUTH_TOKEN.\n"
+    ), liar
+    assert processes[3].returncode != 0
+    assert "InvalidAuthToken" in talker[1]
+    assert not accepts_anybody(address)
 
 
 def test_the_token_and_the_sockets_are_for_this_user_alone(session):
     assert token_file().stat().st_mode & 0o777 == 0o600
     assert token_file().parent.stat().st_mode & 0o777 == 0o700
     assert len(token_file().read_text()) == 64
-
-
-def test_a_cluster_is_joined_with_its_token_only(session):
-    address = session.address
-    known = {"RAY_AUTH_TOKEN_PATH": str(token_file())}
-    home = {"HOME": str(token_file().parent)}  # no token lies there
-    friend, stranger, liar = (
-        python(JOINER, address, **known),
-        python(JOINER, address, **home),
-        python(JOINER, address, RAY_AUTH_TOKEN="f" * 64),
-    )
-    told = [process.communicate(timeout=60) for process in (friend, stranger, liar)]
-    assert told[0][0] == f"joined {address} False\n", told[0]
-    assert told[1][0].startswith(
-        f"the Ray cluster at {address} is used with a token only, and there is none: "
-    ), told[1]
-    assert "`ray get-auth-token --generate`" in told[1][0]
-    assert told[2][0] == (
-        f"the Ray cluster at {address} does not accept our token. Put the cluster's own into "
-        "~/.ray/auth_token or RAY_AUTH_TOKEN.\n"
-    ), told[2]
 
 
 def test_whoever_is_connected_stays_connected(session):
@@ -515,6 +496,38 @@ def test_a_session_leaves_nothing_behind_and_a_killed_driver_no_processes(driver
     driver.stdin.flush()
     assert driver.stdout.readline() == "open again\n", driver.stderr.read()
     below = processes_below(driver.pid)
-    assert len(below) > 2
+    assert len(below) > 3  # Ray's own, and a peer
     driver.kill()
     wait_until(lambda: not any(is_alive(pid) for pid in below), 30.0)
+
+
+@pytest.fixture(scope="module")
+def shelves(session):
+    peers = RayPeers.start("server", [partial(Shelf, number) for number in range(2)])
+    yield peers
+    peers.close()
+
+
+KEYS = count()
+
+
+@pytest.fixture
+def make(shelves):
+    def build(formula=Adagrad.fused(), *, fused=True):  # noqa: B008
+        key, spec = next(KEYS), TableSpec(C, D, shelves.size, formula)
+        for number in range(shelves.size):
+            shelves.call(number, "put", key, spec).answer()
+        return ServedTable(Post(Shelved(shelves, key)), "rows", spec, fused=fused)
+
+    return build
+
+
+IN_THIS_PROCESS_ONLY = {  # looks into its own rule, of which a server has a copy
+    "test_select_draws_one_number_for_each_class_of_the_pool_from_the_generator_alone",
+}
+globals().update(
+    (name, test)
+    for module in (test_tables, test_table_answers)
+    for name, test in vars(module).items()
+    if name.startswith("test_") and name not in IN_THIS_PROCESS_ONLY
+)

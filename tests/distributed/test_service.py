@@ -118,21 +118,15 @@ def checkpoints(out):
     return CheckpointFolder(out / "checkpoints")
 
 
-def test_a_run_whose_workers_die_is_the_undisturbed_one_bit_by_bit(config, stage, tmp_path):
-    """Each dies once, before its step has moved anything; on Ray or in this process alike."""
-    engine = stage(
-        Fault("worker 0", f"push to {ENCODER}", 4),
-        Fault("worker 1", "step", 7),
-    )
+def test_a_run_whose_worker_dies_is_the_undisturbed_one_bit_by_bit(config, stage, tmp_path):
+    """Before its step has moved anything; on Ray or in this process alike."""
+    engine = stage(Fault("worker 0", f"push to {ENCODER}", 4))
     outcome = train(config, tmp_path / "broken", engine)
-    assert engine.victims() == ["worker 0", "worker 1"]
+    assert engine.victims() == ["worker 0"]
     whole = train(config, tmp_path / "whole", Stage(Here, forgotten, tmp_path / "others"))
     assert outcome == whole
-    told = {
-        (line["step"], line["process"]): line for line in events(tmp_path / "broken", "restart")
-    }
-    assert told.keys() == {(5, "worker 0"), (10, "worker 1")}
-    assert {line["rolled_back_updates"] for line in told.values()} == {0}
+    (told,) = events(tmp_path / "broken", "restart")
+    assert (told["step"], told["process"], told["rolled_back_updates"]) == (5, "worker 0", 0)
     judged = [
         [{k: v for k, v in line.items() if "seconds" not in k} for line in events(out, "evaluate")]
         for out in (tmp_path / "broken", tmp_path / "whole")

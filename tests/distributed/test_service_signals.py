@@ -1,4 +1,4 @@
-"""`tapas train` with servers, from a shell: one hangs, the driver is killed, somebody says stop."""
+"""`tapas train` with servers, from a shell: one of them hangs, somebody says stop."""
 
 import os
 import re
@@ -82,7 +82,7 @@ class Driver:
 
 
 @pytest.mark.slow
-def test_a_server_that_hangs_a_killed_driver_and_ctrl_c_leave_a_run_that_goes_on(file, tmp_path):
+def test_a_server_that_hangs_and_ctrl_c_leave_a_run_that_goes_on(file, tmp_path):
     pytest.importorskip("ray")
     settings = ("loop.evaluate_every=10", "loop.patience=99999", f"loop.peer_seconds={PATIENCE}")
     begin = (
@@ -99,11 +99,6 @@ def test_a_server_that_hangs_a_killed_driver_and_ctrl_c_leave_a_run_that_goes_on
             f"hangs, or its host is cut off. What was saved at step {step:,} is there: go on with "
             "--resume."
         )
-
-    with Driver(tmp_path, "train", "--resume", "run") as driver:
-        os.kill(driver.process.pid, signal.SIGKILL)
-        said = driver.end(code=-signal.SIGKILL)
-        assert said[0] == f"Going on from step {driver.found[-1]:,}."
 
     with Driver(tmp_path, "train", "--resume", "run") as driver:
         os.killpg(driver.process.pid, signal.SIGINT)

@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 import torch
+from contracts.tables import on_servers
 
 from tapas import Priority, Top, UsageError
 from tapas.candidates import Candidates
 from tapas.optim import LazyAdam, RowUpdate
 from tapas.rng import stream
-from tapas.servers.channel import Gradients, Post
+from tapas.servers.channel import Gradients
 from tapas.servers.messages import Scoring, array_of, tensor_of
 from tapas.servers.peers import InProcess, ask_all
 from tapas.servers.row_server import RowServer
-from tapas.servers.served_table import ServedTable
 from tapas.tables.ranks import GlobalBatch
 from tapas.tables.second_pass import SecondPass
 from tapas.tables.shard import TableSpec
@@ -113,9 +113,7 @@ class Memory(InProcess):
 
 
 def a_table(peers_type, **spec):
-    spec = TableSpec(C, D, 3, LazyAdam.fused(lr=0.1), seed=2, **spec)
-    servers = [RowServer(j, {"rows": spec.shard(j)}) for j in range(3)]
-    return ServedTable(Post(peers_type("server", servers)), "rows", spec)
+    return on_servers(TableSpec(C, D, 3, LazyAdam.fused(lr=0.1), seed=2, **spec), peers=peers_type)
 
 
 def use(table, rule):

@@ -196,6 +196,18 @@ def test_a_server_that_comes_back_has_old_pushes_and_takes_those_nobody_heard_of
     Job().run(acts)
 
 
+def test_after_a_restart_what_was_computed_from_versions_of_the_first_server_is_not_stale():
+    server = a_server(settled=4)
+    assert [server.push(k % 2, k, 0, k, gradients(k)).fresh for k in (3, 4, 5)] == [
+        False,
+        True,
+        True,
+    ]
+    assert server.status()["staleness"] == {0: 2}
+    assert server.version == 2
+    assert server.incarnation != a_server(settled=4).incarnation
+
+
 def test_what_is_settled_is_forgotten():
     """Else a long run would fill the memory with receipts."""
     server, ones = a_server(), np.ones((len(IDS["rows"]), D), np.float32)

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from contracts.tables import served
 
 from tapas import LocalTable, Priority, TapasSoftmax, Top, UsageError
 from tapas.exact_state import pack
@@ -24,16 +23,21 @@ def rows_on_servers(num_servers, optimizer, bias=None, seed=0, fused=True, **spe
     return ServedTable(Post(InProcess("server", servers)), "rows", spec, fused=fused)
 
 
-def train(table, *, rule, presample, steps=5):
+ADAGRAD, ADAM = RowwiseAdagrad.fused(lr=0.3), LazyAdam.fused(lr=0.1)
+
+
+def train(table, *, rule=None, presample=3, optimizer=None):
+    """Losses, gradients of queries, and the state after five steps."""
     head = TapasSoftmax(
         table=table,
         num_samples=11,
         presample_factor=presample,
-        selection=rule,
+        selection=rule or Top(),
         temperature=0.8,
     )
+    schedule = optimizer and torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
     losses, grads = [], []
-    for step in range(steps):
+    for step in range(5):
         draw = stream(7, "batch", step)
         query = torch.randn(B, D, generator=draw, requires_grad=True)
         target = torch.randint(-1, C, (B, 3), generator=draw)
@@ -43,6 +47,10 @@ def train(table, *, rule, presample, steps=5):
         with head.accumulate():
             loss = head(query + table.lookup(history), target)
             loss.backward()
+        if optimizer:
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
         losses.append(loss.detach())
         grads.append(query.grad)
     table.flush()
@@ -50,24 +58,24 @@ def train(table, *, rule, presample, steps=5):
 
 
 @pytest.mark.parametrize(
-    ("num_servers", "presample", "rule"),
+    ("num_servers", "presample", "rule", "optimizer", "has_bias"),
     [
-        (1, 3, Priority()),
-        (2, 1, Priority()),
-        (2, 8, Top()),
-        (5, 3, Top()),
-        (5, 8, Priority(score_queries=2)),
-        (5, 3, Priority()),
+        (1, 3, Priority(), ADAGRAD, True),
+        (2, 8, Top(), ADAM, True),
+        (3, 3, Top(), ADAM, False),
+        (5, 1, Priority(), ADAGRAD, True),
+        (5, 3, Priority(), ADAM, True),
+        (5, 8, Priority(score_queries=2), ADAGRAD, True),
     ],
     ids=repr,
 )
-@pytest.mark.parametrize(
-    "optimizer", [RowwiseAdagrad.fused(lr=0.3), LazyAdam.fused(lr=0.1)], ids=repr
-)
-def test_a_step_is_that_of_one_process_with_as_many_shards(num_servers, presample, rule, optimizer):
-    bias = torch.randn(C, generator=stream(0, "bias"))
-    one = LocalTable(C, D, row_optimizer=optimizer, num_shards=num_servers, bias=bias, seed=3)
-    many = rows_on_servers(num_servers, optimizer, bias, seed=3)
+def test_a_step_is_that_of_one_process_with_as_many_shards(
+    num_servers, presample, rule, optimizer, has_bias
+):
+    bias = torch.randn(C, generator=stream(0, "bias")) if has_bias else None
+    start = bias if has_bias else False
+    one = LocalTable(C, D, row_optimizer=optimizer, num_shards=num_servers, bias=start, seed=3)
+    many = rows_on_servers(num_servers, optimizer, bias, seed=3, has_bias=has_bias)
     want = train(one, rule=rule, presample=presample)
     got = train(many, rule=rule, presample=presample)
     torch.testing.assert_close(got, want)
@@ -84,27 +92,15 @@ def test_a_step_of_an_optimizer_is_that_of_one_process_whose_optimizer_has_the_s
         LocalTable(C, D, num_shards=num_servers),
         rows_on_servers(num_servers, LazyAdam.fused(lr=7.0), fused=False),
     )
-    losses, states = [], []
+    results = []
     for table in tables:
         optimizer = LazyAdam(table, lr=0.1, betas=(0.8, 0.9), weight_decay=0.01)
-        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
-        head = TapasSoftmax(table=table, num_samples=11, presample_factor=3)
-        for step in range(4):
-            draw = stream(7, "batch", step)
-            query = torch.randn(B, D, generator=draw, requires_grad=True)
-            target = torch.randint(C, (B, 2), generator=draw)
-            optimizer.zero_grad()
-            loss = head(query, target)
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            losses.append(loss.detach())
-        states.append(table.state_dict())
-    torch.testing.assert_close(losses[:4], losses[4:])
-    local = {**states[0], **tables[0].gradients.state}
+        results.append(train(table, optimizer=optimizer))
+    torch.testing.assert_close(results[0][:2], results[1][:2])
+    local, served = {**results[0][2], **tables[0].gradients.state}, results[1][2]
     for name in ("weight", "bias", "weight_mean", "bias_square"):
-        torch.testing.assert_close(local[name], states[1][name])
-    assert int(local["step"]) == int(states[1]["_extra_state"][1]) == 4
+        torch.testing.assert_close(local[name], served[name])
+    assert int(local["step"]) == int(served["_extra_state"][1]) == 5
 
 
 def test_an_optimizer_of_another_kind_than_the_servers_is_refused():
@@ -118,21 +114,13 @@ def test_an_optimizer_of_another_kind_than_the_servers_is_refused():
     assert table.gradients.optimizer is None
 
 
-def test_a_table_without_biases():
-    one = LocalTable(C, D, row_optimizer=LazyAdam.fused(lr=0.1), num_shards=3, bias=False)
-    many = rows_on_servers(3, LazyAdam.fused(lr=0.1), has_bias=False)
-    want = train(one, rule=Top(), presample=3)
-    got = train(many, rule=Top(), presample=3)
-    torch.testing.assert_close(got, want)
-
-
 def test_a_state_goes_from_servers_to_one_process_and_back_to_other_servers():
     """Three servers, one process, two servers: rows by id, whoever has them."""
-    many = rows_on_servers(3, LazyAdam.fused(lr=0.1))
-    train(many, rule=Top(), presample=3)
-    one = LocalTable(C, D, row_optimizer=LazyAdam.fused(lr=0.1), num_shards=3)
+    many = rows_on_servers(3, ADAM)
+    train(many)
+    one = LocalTable(C, D, row_optimizer=ADAM, num_shards=3)
     one.load_state_dict(many.state_dict())
-    fewer = rows_on_servers(2, LazyAdam.fused(lr=0.1))
+    fewer = rows_on_servers(2, ADAM)
     fewer.load_state_dict(one.state_dict())
     ids = torch.arange(C)
     for table in (one, fewer):
@@ -157,10 +145,8 @@ def test_shards_and_servers_must_be_as_many():
 
 def test_a_step_is_two_round_trips_however_many_targets():
     """Rows of targets ride with the kept; gradients of inputs and softmax ride together."""
-    with served(3) as build:
-        table = build(RowwiseAdagrad.fused())
-        head = TapasSoftmax(table=table, num_samples=7, presample_factor=3)
-        query = torch.randn(4, table.dim, generator=stream(0, "q"), requires_grad=True)
-        before = table.post.traffic.round_trips
-        head(query, torch.randint(31, (4, 5), generator=stream(0, "t"))).backward()
-        assert table.post.traffic.round_trips - before == 2
+    table = rows_on_servers(3, ADAGRAD)
+    head = TapasSoftmax(table=table, num_samples=7, presample_factor=3)
+    query = torch.randn(4, D, generator=stream(0, "q"), requires_grad=True)
+    head(query, torch.randint(C, (4, 5), generator=stream(0, "t"))).backward()
+    assert table.post.traffic.round_trips == 2

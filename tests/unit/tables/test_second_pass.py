@@ -37,28 +37,18 @@ def keep_here(part, quota, rule):
     return select_here(LocalTable(31, 3), part, part.ids, noise, quota, draw(rule))
 
 
-def test_a_shard_without_a_quota_keeps_nothing_and_scores_nothing():
-    kept = keep_here(PART, 0, Unasked())
-    assert len(kept) == 0
-    assert (kept.ids.dtype, kept.log_q.dtype) == (torch.int64, torch.float32)
-
-
-@pytest.mark.parametrize("quota", [3, 4])
-def test_a_part_no_larger_than_the_quota_is_kept_as_it_is(quota):
-    assert keep_here(PART, quota, Unasked()) is PART
-
-
-def test_a_part_of_nothing_is_nothing():
+def test_a_shard_keeps_its_quota_and_scores_only_where_it_must_choose():
     nothing = Candidates(PART.ids[:0], PART.log_q[:0])
-    for quota in (0, 2):
-        assert len(keep_here(nothing, quota, Unasked())) == 0
-
-
-@pytest.mark.parametrize("rule", [Top(), Priority()], ids=repr)
-def test_a_quota_of_the_part_is_kept(rule):
-    kept = keep_here(PART, 2, rule)
-    assert len(kept) == 2
-    assert set(kept.ids.tolist()) < set(PART.ids.tolist())
+    for part, quota in ((PART, 0), (nothing, 0), (nothing, 2)):
+        kept = keep_here(part, quota, Unasked())
+        assert len(kept) == 0
+        assert (kept.ids.dtype, kept.log_q.dtype) == (torch.int64, torch.float32)
+    for quota in (3, 4):
+        assert keep_here(PART, quota, Unasked()) is PART
+    for rule in (Top(), Priority()):
+        kept = keep_here(PART, 2, rule)
+        assert len(kept) == 2
+        assert set(kept.ids.tolist()) < set(PART.ids.tolist())
 
 
 def test_only_a_rule_of_chance_draws_noise():
@@ -84,11 +74,9 @@ def test_nothing_is_drawn_where_all_of_the_pool_stays():
     assert torch.equal(generator.get_state(), before)
 
 
-@pytest.mark.parametrize("wrong", [7, "seed"])
-def test_a_generator_that_is_none_is_told(wrong):
+def test_a_generator_that_is_none_is_told():
     with pytest.raises(UsageError) as error:
-        draw(Priority(), generator=wrong)
+        draw(Priority(), generator=7)
     assert str(error.value) == (
-        f"generator must be a torch.Generator, got {type(wrong).__name__}. "
-        "tapas.rng.stream(seed, 'name') makes one."
+        "generator must be a torch.Generator, got int. tapas.rng.stream(seed, 'name') makes one."
     )
