@@ -3,7 +3,6 @@
 import errno
 import os
 import shutil
-import stat
 from pathlib import Path
 
 import pytest
@@ -84,18 +83,6 @@ def test_a_run_a_file_and_a_full_folder_are_refused_and_untouched(log, tmp_path)
     assert file.read_text() == "mine"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_a_read_only_folder_is_refused(tmp_path):
-    tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
-    try:
-        assert refused(tmp_path / "run") == (
-            f"cannot write into {tmp_path / 'run'}: Permission denied. Choose another folder with "
-            "--out."
-        )
-    finally:
-        tmp_path.chmod(stat.S_IRWXU)
-
-
 def failing(monkeypatch, move, error):
     """Let the renaming number `move` of `create_run` raise; that of run.json is the last."""
     moves, rename = iter(range(1, 9)), Path.rename
@@ -141,16 +128,6 @@ def test_a_full_disk_leaves_nothing(log, tmp_path, monkeypatch, move):
         "with --out."
     )
     assert names(tmp_path) == []
-
-
-def test_no_run_is_told_how_to_make_one(tmp_path):
-    for path, hint in ((tmp_path, ""), (tmp_path / "none", " There is no such folder.")):
-        with pytest.raises(UsageError) as error:
-            open_run(path)
-        assert str(error.value) == (
-            f"{path} holds no run (run.json is missing).{hint} `tapas train ... --out {path}` "
-            "makes one."
-        )
 
 
 NEWER = (
