@@ -131,28 +131,22 @@ def test_rows_and_their_state_pass_through_any_number_of_ranks_and_any_order_to_
         assert all(torch.equal(found[name], value) for name, value in want.items())
 
 
+@pytest.mark.parametrize("middle", [0, MIDDLE])
 @pytest.mark.parametrize(("kind", "bias"), SETTINGS)
-def test_one_process_goes_on_to_the_bit_also_from_ranks(tmp_path, kind, bias):
+def test_one_process_goes_on_to_the_bit_also_from_before_the_first_step(
+    tmp_path, kind, bias, middle
+):
     want, _ = whole_run(kind, bias)
     parts = build(LocalTable(C, D, seed=1, bias=bias), kind)
-    train(*parts, 0, MIDDLE)
+    train(*parts, 0, middle)
     state = {"scheduler": parts[2].state_dict()}
-    save_checkpoint(tmp_path, MIDDLE, *parts[:2], state=state)
+    save_checkpoint(tmp_path, middle, *parts[:2], state=state)
     again = build(table := LocalTable(C, D, seed=1, bias=bias), kind)
-    _, state = load_checkpoint(tmp_path, *again[:2])
+    step, state = load_checkpoint(tmp_path, *again[:2])
     again[2].load_state_dict(state["scheduler"])
-    train(*again, MIDDLE, STEPS)
+    assert step == table.num_updates == middle
+    train(*again, middle, STEPS)
     assert all(map(torch.equal, table.rows(torch.arange(C)), want))
-
-
-def test_a_checkpoint_before_the_first_step_has_no_state_and_loads(tmp_path):
-    parts = build(LocalTable(C, D, seed=1), "adam")
-    save_checkpoint(tmp_path, 0, *parts[:2])
-    again = build(table := LocalTable(C, D, seed=1), "adam")
-    assert load_checkpoint(tmp_path, *again[:2]) == (0, {})
-    assert table.num_updates == 0
-    train(*again, 0, 1)
-    assert table.num_updates == 1
 
 
 def shared_on_ranks(ranks, folder):
