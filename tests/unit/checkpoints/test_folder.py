@@ -388,8 +388,8 @@ def test_one_moved_aside_by_a_process_that_died_is_loaded_and_then_put_back(fold
 
 
 TROUBLE = '''
-"""Full disks and sudden deaths, in children of a process that has torch in memory already."""
-import os, resource, shutil, signal, sys, time
+"""Sudden deaths, in children of a process that has torch in memory already."""
+import os, shutil, signal, sys, time
 from pathlib import Path
 import torch
 from tapas.rng import stream
@@ -401,8 +401,8 @@ torch.set_num_threads(1)
 os.fsync = lambda _: None  # slow, and what is written outlives its process without it
 root = Path(sys.argv[1])
 
-def content(step, size=3_001):
-    return {"row": torch.full((size,), float(step)), "step": torch.tensor(step)}
+def content(step):
+    return {"row": torch.full((3_001,), float(step)), "step": torch.tensor(step)}
 
 def save(folder, step):
     folder.save(step, content(step), {"at": step}, best=step % 3 == 0)
@@ -472,29 +472,14 @@ for wait in torch.rand(8, generator=stream(0, "kills")).tolist():
     save(folder, least)
     assert not [name for name in os.listdir(folder.folder) if name.startswith(".")]
 print("reached:", least)
-
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-folder = CheckpointFolder(root / "full")
-save(folder, 200)
-resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
-for size in (1_000_003, 9_000):  # the tensors are too large, then the state
-    try:
-        folder.save(400, content(400, size), {"text": "x" * 90_000})
-    except Exception as error:
-        print(type(error).__name__, error)
-    assert os.listdir(folder.folder) == ["step-00000200"]
 '''
 
 
 @pytest.mark.slow
-def test_deaths_at_any_call_or_moment_and_full_disks_leave_a_whole_checkpoint(tmp_path):
+def test_deaths_at_any_call_or_moment_leave_a_whole_checkpoint(tmp_path):
     command = [sys.executable, "-c", TROUBLE, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    places, reached, *words = done.stdout.splitlines()
+    places, reached = done.stdout.splitlines()
     assert int(places.removeprefix("places to die: ")) > 20
     assert int(reached.removeprefix("reached: ")) > 0
-    assert words == 2 * [
-        f"UsageError cannot save checkpoint step 400 into {tmp_path / 'full'}: File too large. "
-        "Checkpoint step 200 is whole. Free some space and go on with --resume."
-    ]

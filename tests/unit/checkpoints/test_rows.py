@@ -242,7 +242,10 @@ def other_size(folder):
 
 
 CANNOT = "cannot save checkpoint step 2 into {}: {}. Checkpoint step 1 is whole. {} and go on with "
-WRONG = "the servers that have written have the numbers {}; expected each of 0 to {} once. Give "
+WRONG = (
+    "the servers that have written have the numbers 0, 1, 1, 2; expected each of 0 to 3 once. "
+    "Give every one a number of its own"
+)
 
 
 @pytest.mark.parametrize(
@@ -252,12 +255,6 @@ WRONG = "the servers that have written have the numbers {}; expected each of 0 t
             after([0, 1], OSError(errno.ENOSPC, "No space left on device at b")),
             UsageError,
             CANNOT.format("{at}", "No space left on device at b", "Free some space") + "--resume.",
-        ),
-        (
-            after([0], OSError("it went away")),
-            UsageError,
-            CANNOT.format("{at}", "it went away", "Make sure that it can be written to")
-            + "--resume.",
         ),
         (
             lambda folder: [
@@ -276,13 +273,12 @@ WRONG = "the servers that have written have the numbers {}; expected each of 0 t
             UsageError,
             "no server has written rows of the checkpoint; expected at least one.",
         ),
-        (servers(3, [0, 2]), UsageError, WRONG.format("0, 2", 1) + "every one a number of its own"),
         (
             servers(3, [0, 1]),
             UsageError,
             "nobody has written the rows 16 to 22 of model.head.table, in its stored order of 23.",
         ),
-        (servers(3, [0, 1, 1, 2]), UsageError, WRONG.format("0, 1, 1, 2", 3)),
+        (servers(3, [0, 1, 1, 2]), UsageError, WRONG),
         (
             other_size,
             UsageError,

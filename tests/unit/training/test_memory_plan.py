@@ -17,7 +17,6 @@ from tapas.training.memory_plan import (
     Workload,
     available_memory,
     check_fits,
-    in_units,
     plan,
     traffic_designs,
 )
@@ -260,14 +259,6 @@ def test_ranks_of_a_host_share_its_memory(tmp_path, monkeypatch):
     assert available_memory(root=root) == 5_000 * 1024
     with pytest.raises(UsageError, match=r"ranks_per_host must be at least 1, got 0\."):
         available_memory(0, root=root)
-
-
-@pytest.mark.parametrize(
-    ("size", "words"), [(0, "0 B"), (999, "999 B"), (999.6, "1 kB"), (5_120_000, "5.12 MB"),
-                        (64 * GB, "64 GB"), (10**15, "1 PB")],
-)  # fmt: skip
-def test_sizes_have_three_digits(size, words):
-    assert in_units(size) == words
 
 
 def test_the_page_on_scaling_holds_the_tables_and_says_where_the_designs_cross():
