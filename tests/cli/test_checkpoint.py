@@ -82,54 +82,28 @@ def test_a_damaged_checkpoint_is_described_and_ends_with_one(run):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (
-            ("info", "elsewhere"),
-            "there is no folder elsewhere.",
-        ),
-        (
-            ("grow", "run", "--to", 31, "--out", "run"),
-            "run exists already. Choose another --out.",
-        ),
-        (
-            ("grow", "run", "--to", 31, "--out", f"run/checkpoints/{STEP}"),
-            f"run/checkpoints/{STEP} exists already. Choose another --out.",
-        ),
-        (
-            ("grow", "run", "--to", 30, "--out", "more"),
-            f"run/checkpoints/{STEP} has 30 classes already; --to must be more, got 30.",
-        ),
-        (
-            ("grow", "run", "--to", 31, "--out", "more", "--initial", "sum"),
-            "--initial must be a name and a number of at least 0, as sum=0.1, got 'sum'.",
-        ),
-        (
-            ("grow", "run", "--out", "more"),
-            "say what to grow to: --to N classes, for a loop of your own, or --log FILE, for a "
-            "run of `tapas train`.",
-        ),
-        (
-            ("grow", "run", "--log", "x.csv", "--out", "more", "--initial", "sum=1"),
-            "--initial goes with --to N; a run knows where its rows start.",
-        ),
-        (
-            ("grow", "run", "--log", "x.csv", "--out", "more"),
-            "no file matches 'x.csv'. Check the path.",
-        ),
-        (
-            ("grow", "run", "--log", "x.csv", "--out", "run"),
-            "run holds a run already. Go on with it by --resume, or choose another --out.",
-        ),
-        (
-            ("grow", "run/checkpoints", "--log", "x.csv", "--out", "more"),
-            "run/checkpoints holds no run (run.json is missing). `tapas train ... --out "
-            "run/checkpoints` makes one.",
-        ),
-        (
-            ("info", "run", "--step", 5),
-            "no checkpoint of step 5 in run/checkpoints. There are: 2, 4.",
-        ),
+        (("info", "elsewhere"), "there is no folder elsewhere."),
+        (("grow", "run", "--to", 31, "--out", "run"), "run exists already. Choose another --out."),
+        (("grow", "run", "--to", 30, "--out", "more"),
+         f"run/checkpoints/{STEP} has 30 classes already; --to must be more, got 30."),
+        (("grow", "run", "--to", 31, "--out", "more", "--initial", "sum"),
+         "--initial must be a name and a number of at least 0, as sum=0.1, got 'sum'."),
+        (("grow", "run", "--out", "more"),
+         "say what to grow to: --to N classes, for a loop of your own, or --log FILE, for a "
+         "run of `tapas train`."),
+        (("grow", "run", "--log", "x.csv", "--out", "more", "--initial", "sum=1"),
+         "--initial goes with --to N; a run knows where its rows start."),
+        (("grow", "run", "--log", "x.csv", "--out", "more"),
+         "no file matches 'x.csv'. Check the path."),
+        (("grow", "run", "--log", "x.csv", "--out", "run"),
+         "run holds a run already. Go on with it by --resume, or choose another --out."),
+        (("grow", "run/checkpoints", "--log", "x.csv", "--out", "more"),
+         "run/checkpoints holds no run (run.json is missing). `tapas train ... --out "
+         "run/checkpoints` makes one."),
+        (("info", "run", "--step", 5),
+         "no checkpoint of step 5 in run/checkpoints. There are: 2, 4."),
     ],
-)
+)  # fmt: skip
 def test_bad_wishes_are_one_line(run, words, told):
     assert last_line(invoke("checkpoint", *words)) == told
     assert sorted(path.name for path in run.parent.iterdir()) == ["run"]

@@ -11,9 +11,6 @@ from tapas.training import memory_plan as planning
 from tapas.training.memory_plan import Workload, traffic_designs
 
 SIZES = ("--classes", "1e6", "--dim", 32, "--num-samples", "1,000", "--batch", 400, "--ranks", 4)
-WORKLOAD = Workload(
-    num_classes=1_000_000, dim=32, num_samples=1_000, presample_factor=8, batch=400, ranks=4
-)
 
 
 def test_the_table_has_every_part_and_its_total():
@@ -49,29 +46,25 @@ def test_the_table_has_every_part_and_its_total():
     ]
 
 
-def test_json_is_the_plan_in_bytes():
-    done = invoke("plan", *SIZES, "--memory", "2GB", "--json")
-    told, planned = json.loads(done.stdout), planning.plan(WORKLOAD)
-    assert Workload(**told["workload"]) == WORKLOAD
-    assert (told["memory_bytes"], told["traffic_bytes"]) == (planned.memory, planned.traffic)
-    assert told["memory_total_bytes"] == planned.memory_bytes
-    assert told["traffic_total_bytes"] == planned.traffic_bytes
-    assert told["designs_bytes"] == traffic_designs(WORKLOAD)
-    assert (told["available_bytes"], told["fits"]) == (2_000_000_000, True)
-
-
-def test_every_option_reaches_the_plan():
+def test_every_option_reaches_the_plan_and_json_is_the_plan_in_bytes():
     done = invoke(
         "plan", "--classes", "1e6", "--dim", 32, "--num-samples", 1_000,
         "--presample-factor", 3, "--batch", 9, "--targets", 5, "--ranks", 4,
         "--dtype", "bfloat16", "--optimizer", "adagrad", "--inputs",
         "--head", "1e5", "--encoder-parameters", "2e4", "--memory", "2GB", "--json",
     )  # fmt: skip
-    assert Workload(**json.loads(done.stdout)["workload"]) == Workload(
+    workload = Workload(
         num_classes=1_000_000, dim=32, num_samples=1_000, presample_factor=3, batch=9, targets=5,
         ranks=4, dtype="bfloat16", optimizer="adagrad", inputs=True, head_classes=100_000,
         encoder_parameters=20_000,
     )  # fmt: skip
+    told, planned = json.loads(done.stdout), planning.plan(workload)
+    assert Workload(**told["workload"]) == workload
+    assert (told["memory_bytes"], told["traffic_bytes"]) == (planned.memory, planned.traffic)
+    assert told["memory_total_bytes"] == planned.memory_bytes
+    assert told["traffic_total_bytes"] == planned.traffic_bytes
+    assert told["designs_bytes"] == traffic_designs(workload)
+    assert (told["available_bytes"], told["fits"]) == (2_000_000_000, True)
 
 
 def test_what_does_not_fit_is_the_table_and_one_line(monkeypatch):

@@ -5,6 +5,7 @@ import json
 import os
 import resource
 import signal
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,18 +60,13 @@ def is_right(found: dict[str, torch.Tensor], ranges: dict[str, RowRange]) -> boo
     return same(found, tables | dense_tensors() | {f"{TREE}.weight": torch.eye(2)})
 
 
-class limited:  # noqa: N801
+@contextmanager
+def limited(most: int):
     """No file may be larger than this while in here."""
-
-    def __init__(self, most: int):
-        self.most = most
-
-    def __enter__(self):
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (self.most, resource.RLIM_INFINITY))
-
-    def __exit__(self, *_):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
 
 
 def work(world: GroupRanks, root: Path) -> dict[str, str]:

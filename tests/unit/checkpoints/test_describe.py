@@ -129,9 +129,6 @@ def test_a_path_may_be_a_run_its_checkpoints_or_a_step(tmp_path):
     for path in (at, at / "checkpoints", steps[1]):
         assert find_checkpoint(path) == steps[1]
     assert find_checkpoint(at, 5) == steps[0]
-    assert refused(lambda: find_checkpoint(at, 6)) == (
-        f"no checkpoint of step 6 in {at / 'checkpoints'}. There are: 5, 7."
-    )
     assert refused(lambda: find_checkpoint(steps[0], 7)) == (
         f"{steps[0]} is the checkpoint of step 5, not of step 7."
     )
@@ -139,11 +136,9 @@ def test_a_path_may_be_a_run_its_checkpoints_or_a_step(tmp_path):
         f"{tmp_path} holds no checkpoint. Expected the folder of a run, its 'checkpoints' or one "
         "step of them."
     )
-    assert refused(lambda: find_checkpoint(tmp_path / "no")) == f"there is no folder {tmp_path}/no."
 
 
 def test_what_cannot_grow_is_refused_before_anything_is_written(single, tmp_path):
-    (tmp_path / "there").mkdir()
     plain = CheckpointFolder(tmp_path / "plain").save(1, {"a": torch.ones(3)}, {})
     contents = contents_of(Model())
     tensors = {**contents.tensors, "model.head.count": torch.zeros(C)}
@@ -153,10 +148,8 @@ def test_what_cannot_grow_is_refused_before_anything_is_written(single, tmp_path
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     before = names(tmp_path)
     calls = {
-        f"{tmp_path / 'there'} exists already. Choose another --out.": (single, "there", 30),
         f"{tmp_path}/step-00000008 is named as step 8, but the checkpoint is of step 7. Call it "
         "step-00000007.": (single, "step-00000008", 30),
-        f"{single} has 23 classes already; --to must be more, got 23.": (single, "out", 23),
         f"{plain} has no class table: there is nothing that could grow.": (plain, "out", 30),
         f"{beside} has model.head.count, too, a number for each class that the method learns "
         "beside its rows: such a checkpoint cannot grow. Begin again with more classes.": (

@@ -42,17 +42,13 @@ def names(folder: CheckpointFolder) -> list[str]:
     return sorted(path.name for path in folder.folder.iterdir())
 
 
-def test_what_is_saved_is_loaded(folder):
-    state = {"rate": 0.1, "names": ["a", "ü"], "none": None, "deep": {"on": True, "big": 2**70}}
-    path = folder.save(400, {"row": torch.arange(6.0).view(2, 3)}, state)
+def test_what_is_saved_is_loaded_and_the_files_say_what_they_are(folder):
+    state = {"rate": -float("inf"), "names": ["a", "ü"], "deep": {"on": None, "big": 2**70}}
+    path = folder.save(400, {"row": torch.arange(6.0).view(2, 3)}, state, best=True)
     assert path == folder.folder / "step-00000400"
     found = folder.load()
     assert (found.step, found.state) == (400, state)
     assert torch.equal(found.tensors["row"], torch.arange(6.0).view(2, 3))
-
-
-def test_the_files_say_what_they_are(folder):
-    path = folder.save(400, {"row": torch.zeros(3)}, {"seed": 7}, best=True)
     record = json.loads((path / STATE).read_text())
     checked = record.pop("files")
     assert record == {
@@ -64,11 +60,14 @@ def test_the_files_say_what_they_are(folder):
         "tables": {},
         "numbers": {},
         "optimizers": [],
-        "state": {"seed": 7},
+        "state": state,
     }
     assert list(checked) == [DENSE]
     assert checked[DENSE]["bytes"] == (path / DENSE).stat().st_size
     assert len(checked[DENSE]["blake2b"]) == 128
+    save(folder, 400)
+    assert is_right(folder.load(400))
+    assert folder.best() is None, "saved again, it is another one"
 
 
 def test_everything_is_on_the_disk_before_it_gets_its_name(folder, monkeypatch):
@@ -137,13 +136,6 @@ def test_pieces_of_one_memory_are_apart_afterwards(pieces):
     assert all(torch.equal(apart[name], tensor) for name, tensor in tensors.items())
 
 
-def test_nan_and_inf_in_the_state_survive(folder):
-    folder.save(0, {}, {"best": -float("inf"), "loss": float("nan")})
-    found = folder.load().state
-    assert found["best"] == -float("inf")
-    assert found["loss"] != found["loss"]
-
-
 UNSAVEABLE = (
     "tensor 'row' ({}) cannot be saved: expected a dense tensor with memory, not quantized, "
     "complex64 if complex."
@@ -180,55 +172,37 @@ def test_what_cannot_be_saved_is_refused_by_its_name(folder, arguments, words):
     assert not folder.folder.exists()
 
 
-@pytest.mark.parametrize("keep", [1, 2, 3])
-def test_the_last_ones_and_the_best_are_kept(tmp_path, keep):
+KEPT = {  # how many to keep, what is saved, which of it as the best; steps left, the best of them
+    "the last": (2, [0, 10, 20], [], [10, 20], None),
+    "the best is one of them": (3, [0, 10, 20, 30], [20], [10, 20, 30], 20),
+    "the best is older": (1, [0, 10, 20, 30], [0, 10], [10, 30], 10),
+    "numbers with another digit": (
+        2, [99_999_999, 100_000_000, 100_000_001], [], [100_000_000, 100_000_001], None
+    ),
+    "saved again": (2, [200, 400, 400], [], [200, 400], None),
+    "resumed earlier, which leaves the later ones behind": (
+        3, [100, 200, 300, 400, 250], [100, 250], [100, 200, 250], 250
+    ),
+    "resumed earlier than the best": (
+        3, [100, 200, 300, 400, 250, 210], [100, 250], [100, 200, 210], 100
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_the_last_ones_and_the_best_are_kept_and_other_files_left_alone(tmp_path, case):
+    keep, saved, best, left, best_left = KEPT[case]
     folder = CheckpointFolder(tmp_path, keep=keep)
-    for step in range(0, 80, 10):
-        save(folder, step, best=(10, 30))
-        last = list(range(0, step + 1, 10))[-keep:]
-        best = {step >= 30: 30, 10 <= step < 30: 10}.get(True)
-        assert folder.best() == best
-        assert folder.steps() == sorted({*last, *([best] if best is not None else [])})
-    assert is_right(folder.load(30))
-    assert is_right(folder.load())
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "step-by-step").mkdir()
+    save(folder, *saved, best=best)
+    assert (folder.steps(), folder.best()) == (left, best_left)
+    assert names(folder) == ["notes.txt", *(f"step-{step:08}" for step in left), "step-by-step"]
+    assert all(folder.load(step).state == {"at": step} for step in left)
+    assert folder.load().step == left[-1]
 
 
-def test_steps_are_ordered_as_numbers(folder):
-    save(folder, 99_999_999, 100_000_000, 100_000_001)
-    assert folder.steps() == [100_000_000, 100_000_001]
-    assert folder.load().step == 100_000_001
-
-
-def test_saving_a_step_again_replaces_it(folder):
-    save(folder, 200)
-    folder.save(400, {"row": torch.zeros(5)}, {"at": "old"}, best=True)
-    save(folder, 400)
-    assert is_right(folder.load(400))
-    assert folder.best() is None
-    assert names(folder) == ["step-00000200", "step-00000400"]
-
-
-def test_a_run_resumed_earlier_leaves_its_later_checkpoints_behind(tmp_path):
-    folder = CheckpointFolder(tmp_path, keep=3)
-    save(folder, 100, 200, 300, 400, best=(100,))
-    save(folder, 250, best=(250,))
-    assert folder.steps() == [100, 200, 250]
-    assert folder.best() == 250
-    save(folder, 210)
-    assert folder.steps() == [100, 200, 210]
-    assert folder.best() == 100
-    assert folder.load().step == 210
-
-
-def test_other_files_in_the_folder_are_left_alone(folder):
-    folder.folder.mkdir(parents=True)
-    (folder.folder / "notes.txt").write_text("mine")
-    (folder.folder / "step-by-step").mkdir()
-    save(folder, 1, 2, 3)
-    assert names(folder) == ["notes.txt", "step-00000002", "step-00000003", "step-by-step"]
-
-
-def test_a_step_that_is_not_there_is_told_the_ones_that_are(folder, tmp_path):
+def test_what_is_not_there_is_told(folder, tmp_path):
     with pytest.raises(UsageError, match=r"keep must be at least 1, got 0\."):
         CheckpointFolder(tmp_path, keep=0)
     words = f"no checkpoint in {folder.folder}. Start without --resume."
@@ -236,10 +210,13 @@ def test_a_step_that_is_not_there_is_told_the_ones_that_are(folder, tmp_path):
         folder.load()
     assert (folder.steps(), folder.best()) == ([], None)
     assert not folder.folder.exists()
-    save(folder, 200, 400)
-    words = f"no checkpoint of step 300 in {folder.folder}. There are: 200, 400."
+    (tmp_path / "file").write_text("")
+    words = (
+        f"cannot save checkpoint step 1 into {tmp_path / 'file'}: File exists. No checkpoint is "
+        "whole. Make sure that it can be written to and go on with --resume."
+    )
     with pytest.raises(UsageError, match=re.escape(words)):
-        folder.load(300)
+        CheckpointFolder(tmp_path / "file").save(1, {}, {})
 
 
 OFFER = "Step 200 is whole: take it with --step 200."
@@ -267,12 +244,36 @@ def test_a_damaged_file_is_named_and_the_one_before_is_offered(folder, words):
     assert is_right(folder.load())
 
 
+def renamed(name):
+    """The only file of a checkpoint has another name in the record."""
+
+    def change(record):
+        record["files"][name] = record["files"].pop(DENSE)
+
+    return change
+
+
 @pytest.mark.parametrize(
-    "content", ["", '{"format": 1', "[]", '{"format": 1, "tapas": "0.1"}', "\0"]
+    "content",
+    [
+        "",
+        '{"format": 1',
+        "[]",
+        '{"format": 1, "tapas": "0.1"}',
+        "\0",
+        renamed("../elsewhere.safetensors"),
+        renamed("rows-x.safetensors"),
+        renamed("dense.safetensors.pkl"),
+        lambda record: record.pop("tables"),
+        lambda record: record["tables"].update(odd={"num_classes": 3}),
+    ],
 )
-def test_a_damaged_state_is_named_also_by_who_asks_for_the_best(folder, content):
+def test_a_state_that_nobody_wrote_is_named_also_by_who_asks_for_the_best(folder, content):
     save(folder, 200, 400, best=(200, 400))
     file = folder.folder / "step-00000400" / STATE
+    if callable(content):
+        content(record := json.loads(file.read_text()))
+        content = json.dumps(record)
     file.write_text(content)
     words = f"{file} is damaged: not the JSON that was saved."
     with pytest.raises(DataError, match=re.escape(f"{words} {OFFER}")):
@@ -297,30 +298,6 @@ def test_one_that_may_be_the_best_is_not_pruned(folder):
     save(folder, 700, 800)
     assert folder.best() == 600  # newer than the one that cannot be read
     assert folder.steps() == [600, 700, 800]
-
-
-def listed(record, name):
-    record["files"][name] = record["files"].pop(DENSE)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda record: listed(record, "../elsewhere.safetensors"),
-        lambda record: listed(record, "rows-x.safetensors"),
-        lambda record: listed(record, "dense.safetensors.pkl"),
-        lambda record: record.pop("tables"),
-        lambda record: record["tables"].update(odd={"num_classes": 3}),
-    ],
-)
-def test_a_record_that_nobody_wrote_is_refused(folder, change):
-    save(folder, 400)
-    file = folder.folder / "step-00000400" / STATE
-    change(record := json.loads(file.read_text()))
-    file.write_text(json.dumps(record))
-    words = f"{file} is damaged: not the JSON that was saved."
-    with pytest.raises(DataError, match=re.escape(words)):
-        folder.load()
 
 
 def test_a_format_of_the_future_is_told_both_versions_and_the_cure(folder):
@@ -385,16 +362,6 @@ def test_an_interrupt_leaves_nothing_half_done(folder, monkeypatch):
     assert names(folder) == ["step-00000200"]
 
 
-def test_a_folder_that_is_a_file_is_told(tmp_path):
-    (tmp_path / "run").write_text("")
-    words = (
-        f"cannot save checkpoint step 1 into {tmp_path / 'run'}: File exists. No checkpoint is "
-        "whole. Make sure that it can be written to and go on with --resume."
-    )
-    with pytest.raises(UsageError, match=re.escape(words)):
-        CheckpointFolder(tmp_path / "run").save(1, {}, {})
-
-
 def test_leftovers_of_the_dead_vanish_and_those_of_the_living_stay(folder):
     """In a container every run may have the same process id: what has ours is of the dead."""
     save(folder, 1)
@@ -421,8 +388,8 @@ def test_one_moved_aside_by_a_process_that_died_is_loaded_and_then_put_back(fold
 
 
 TROUBLE = '''
-"""Full disks and sudden deaths, in children of a process that has torch in memory already."""
-import os, resource, shutil, signal, sys, time
+"""Sudden deaths, in children of a process that has torch in memory already."""
+import os, shutil, signal, sys, time
 from pathlib import Path
 import torch
 from tapas.rng import stream
@@ -434,8 +401,8 @@ torch.set_num_threads(1)
 os.fsync = lambda _: None  # slow, and what is written outlives its process without it
 root = Path(sys.argv[1])
 
-def content(step, size=3_001):
-    return {"row": torch.full((size,), float(step)), "step": torch.tensor(step)}
+def content(step):
+    return {"row": torch.full((3_001,), float(step)), "step": torch.tensor(step)}
 
 def save(folder, step):
     folder.save(step, content(step), {"at": step}, best=step % 3 == 0)
@@ -505,29 +472,14 @@ for wait in torch.rand(8, generator=stream(0, "kills")).tolist():
     save(folder, least)
     assert not [name for name in os.listdir(folder.folder) if name.startswith(".")]
 print("reached:", least)
-
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-folder = CheckpointFolder(root / "full")
-save(folder, 200)
-resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
-for size in (1_000_003, 9_000):  # the tensors are too large, then the state
-    try:
-        folder.save(400, content(400, size), {"text": "x" * 90_000})
-    except Exception as error:
-        print(type(error).__name__, error)
-    assert os.listdir(folder.folder) == ["step-00000200"]
 '''
 
 
 @pytest.mark.slow
-def test_deaths_at_any_call_or_moment_and_full_disks_leave_a_whole_checkpoint(tmp_path):
+def test_deaths_at_any_call_or_moment_leave_a_whole_checkpoint(tmp_path):
     command = [sys.executable, "-c", TROUBLE, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    places, reached, *words = done.stdout.splitlines()
+    places, reached = done.stdout.splitlines()
     assert int(places.removeprefix("places to die: ")) > 20
     assert int(reached.removeprefix("reached: ")) > 0
-    assert words == 2 * [
-        f"UsageError cannot save checkpoint step 400 into {tmp_path / 'full'}: File too large. "
-        "Checkpoint step 200 is whole. Free some space and go on with --resume."
-    ]

@@ -105,10 +105,3 @@ def test_a_split_says_what_it_holds_out_and_what_cannot_be_learned():
         "targets.",
         "1 users have no history before the cut and are not judged.",
     ]
-
-
-def test_other_splits_name_no_cut():
-    log = build([[(t, t % 6) for t in range(20)] for _ in range(5)])
-    for kind, words in (("last", "by the last events of each user"), ("group", "by user")):
-        said = split_words(log, split_log(log, SplitConfig(kind=kind)))
-        assert said[0].startswith(f"Split {words}: ")

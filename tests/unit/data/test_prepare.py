@@ -1,6 +1,5 @@
 """A prepared log is what a plain loop makes of the rows, is made once, and never by halves."""
 
-import errno
 import os
 from collections import Counter
 from pathlib import Path
@@ -167,28 +166,10 @@ def test_the_report_says_what_was_read_and_what_to_know_of_it(tmp_path):
         "there is only one item: nothing to choose from",
         "no time column: the order of the file is taken as the order of events",
     ]
-
-
-def test_a_text_keeps_its_order_and_its_repeats(tmp_path):
-    log = prepared(tmp_path, "text\nthe cat and the dog\n", text="text")
-    assert log.item_keys.keys(log.items) == ["the", "cat", "and", "the", "dog"]
-
-
-def test_two_columns_of_one_name_are_told(tmp_path):
+    text = prepared(tmp_path, "text\nthe cat and the dog\n", text="text")
+    assert text.item_keys.keys(text.items) == ["the", "cat", "and", "the", "dog"]
     with told("a.csv: two columns are called 'item'. Rename one of them."):
         prepared(tmp_path, "user,item,time,item\n1,a,1,b\n1,b,2,c\n")
-
-
-def test_a_full_disk_leaves_nothing_behind_and_says_so(tmp_path, monkeypatch):
-    def full(file, array):
-        Path(file).write_bytes(b"half")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(np, "save", full)
-    words = f"the prepared log could not be written to {tmp_path}/cache: [Errno 28] No space left"
-    with told(words):
-        prepare_log(small(tmp_path), tmp_path / "cache")
-    assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_a_killed_build_is_not_taken_for_a_finished_one(tmp_path, monkeypatch):

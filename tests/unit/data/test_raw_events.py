@@ -102,17 +102,6 @@ def test_files_that_do_not_agree_are_told(tmp_path):
         read(tmp_path / "*.csv")
 
 
-def test_a_log_without_a_usable_row_is_told(tmp_path):
-    file = tmp_path / "a.csv"
-    file.write_text("user,item\n,1\n")
-    words = f"no usable row in {file}: 1 rows read, 1 of them bad. There is nothing to learn from."
-    with told(words, DataError):
-        read(file, skip_bad_rows=True)
-    file.write_text("user,item\n")
-    with told("0 rows read, 0 of them bad", DataError):
-        read(file)
-
-
 def test_a_text_is_documents_of_words_and_rows_of_one_group_are_one_document(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text('{"text": "The cat."}\n{"text": "..."}\n{"text": "the dog"}\n')

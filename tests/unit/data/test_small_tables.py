@@ -9,7 +9,7 @@ import pytest
 from words import told
 
 from tapas import DataError
-from tapas.data.small_tables import check_ending, read_keys, write_frame
+from tapas.data.small_tables import read_keys, write_frame
 
 COLUMNS = {"user": ["ä", 'b,\n"c"', "1"], "rank": np.arange(3), "score": np.float32([1, -2, 0.5])}
 READERS = {".parquet": pl.read_parquet, ".jsonl": pl.read_ndjson, ".csv": pl.read_csv}
@@ -46,8 +46,6 @@ def test_vectors_are_a_column_of_parquet(tmp_path):
 
 
 def test_a_place_that_cannot_be_written_to_is_told(tmp_path):
-    with told(f"{tmp_path / 'out.xlsx'} must end in one of .parquet, .jsonl, .csv."):
-        check_ending(tmp_path / "out.xlsx")
     for ending in READERS:
         file = tmp_path / "missing" / f"out{ending}"
         with told(f"cannot write {file}: there is no folder {file.parent}. Make it first."):
@@ -91,8 +89,6 @@ def test_keys_that_are_not_there_are_told(tmp_path):
         read_keys(file, "user")
     with told(f"{file}, row 2: who is empty. Remove such rows.", DataError):
         read_keys(file, "who")
-    with told(f"there is no file {tmp_path / 'none.csv'}."):
-        read_keys(tmp_path / "none.csv", None)
 
 
 def test_a_damaged_or_empty_file_is_one_line(tmp_path):

@@ -147,12 +147,6 @@ def test_targets_are_padded():
     assert targets_of(log, split.test, 2).tolist() == [log.items[5:7].tolist()]
 
 
-def test_defaults_depend_on_the_kind():
-    assert SplitConfig() == SplitConfig(kind="time", validation=0.1, test=0.1)
-    assert SplitConfig(kind="last") == SplitConfig(kind="last", validation=5, test=5)
-    assert SplitConfig(kind="group") == SplitConfig(kind="group", validation=0.05, test=0.05)
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -172,7 +166,6 @@ def test_a_bad_value_is_told(options, words):
 @pytest.mark.parametrize(
     ("users", "options", "words"),
     [
-        ([[1], [2]], {}, "every user has a single event: there is no next item to learn. Check"),
         ([[3] * 9], {}, "no event is earlier than the first cut, 3: too many events have the same"),
         ([[1, 2, 2, 2, 2]], {"test": 0.3, "validation": 0.3}, "both cuts fall on 2: too many"),
         ([[1, 2], [3, 4]], {"kind": "last", "validation": 0, "test": 1}, "no user with two events"),

@@ -93,11 +93,6 @@ def test_gather_takes_the_last_events_of_each_row():
     assert event.tolist() == [[0, 0, 0], [6, 7, 8]]
 
 
-def test_a_batch_is_never_larger_than_the_log():
-    windows = Windows(*arrays_of([([(1, 1), (2, 1), (3, 1)], 3)]), positions="last", batch_size=99)
-    assert (windows.batch_size, windows.num_examples, windows.steps_per_epoch) == (2, 2, 1)
-
-
 def test_positions_other_than_all_and_last_are_refused():
     with told("positions must be all or last, got 'first'."):
         Windows(*arrays_of([([(1, 1), (2, 1)], 2)]), positions="first")

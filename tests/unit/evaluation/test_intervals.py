@@ -65,22 +65,24 @@ def close(found, value, resampled):
 
 @pytest.mark.parametrize("metric", ["map@20", "loss"])
 @pytest.mark.parametrize("num_seeds", [1, 3])
-def test_a_mean_is_that_of_the_loops(metric, num_seeds, monkeypatch):
+def test_means_and_gaps_are_those_of_the_loops_on_the_same_resamples(
+    metric, num_seeds, monkeypatch
+):
     monkeypatch.setattr(intervals, "RESAMPLES", 200)
-    results = seeds(*range(num_seeds))
-    close(estimate(results, metric), *slow_means(results, metric))
-
-
-def test_a_gap_is_that_of_the_loops_on_the_same_resamples(monkeypatch):
-    monkeypatch.setattr(intervals, "RESAMPLES", 200)
-    ours, theirs = seeds(0, 1, 2), seeds(0, 1, 2, scale=0.5, noise=9)
-    (a, a_again), (b, b_again) = slow_means(ours, "loss"), slow_means(theirs, "loss")
-    close(gap(ours, theirs, "loss"), a - b, a_again - b_again)
-    close(relative_gap(ours, theirs, "loss"), a / b - 1, a_again / b_again - 1)
-    high = seeds(0, 1, 2, shift=3.0, noise=4)
-    c, c_again = slow_means(high, "loss")
+    which = range(num_seeds)
+    ours, theirs, high = (
+        seeds(*which),
+        seeds(*which, scale=0.5, noise=9),
+        seeds(*which, shift=3.0, noise=4),
+    )
+    (a, a_again), (b, b_again), (c, c_again) = (
+        slow_means(results, metric) for results in (ours, theirs, high)
+    )
+    close(estimate(ours, metric), a, a_again)
+    close(gap(ours, theirs, metric), a - b, a_again - b_again)
+    close(relative_gap(ours, theirs, metric), a / b - 1, a_again / b_again - 1)
     share = (a_again - b_again) / (c_again - b_again)
-    close(share_of_gap(theirs, ours, high, "loss"), (a - b) / (c - b), share)
+    close(share_of_gap(theirs, ours, high, metric), (a - b) / (c - b), share)
 
 
 def test_seeds_are_compared_in_pairs_whatever_their_order():

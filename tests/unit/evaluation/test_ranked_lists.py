@@ -13,8 +13,8 @@ from tapas.data.event_log import EventLog
 from tapas.data.splits import Points
 from tapas.encoders import GRUEncoder
 from tapas.evaluation import ranked_lists as module
-from tapas.evaluation.ranked_lists import ListRules, mean_scores, ranked_lists, without_seen
-from tapas.evaluation.scores import TOP, measure
+from tapas.evaluation.ranked_lists import ListRules, ranked_lists, without_seen
+from tapas.evaluation.scores import TOP
 from tapas.tables import LocalTable
 from tapas.training.model import SequenceModel
 
@@ -92,18 +92,6 @@ def test_judging_moves_nothing():
     ranked_lists(model, LOG, POINTS, TARGET, SEEN_OUT)
     assert model.head.step == 0
     assert all(torch.equal(before[name], model.state_dict()[name]) for name in before)
-
-
-@pytest.mark.parametrize("rules", [RULES, SEEN_OUT], ids=["keep", "exclude"])
-def test_mean_scores_are_over_the_examples_with_targets(rules):
-    model = build(40)
-    numbers = mean_scores(model, LOG, POINTS, TARGET, rules)
-    ranked, loss = ranked_lists(model, LOG, POINTS, TARGET, rules)
-    judged = [place for place, targets in enumerate(TARGET) if max(targets) >= 0]
-    each = measure(ranked[judged], torch.from_numpy(TARGET[judged]))
-    for name, values in each.items():
-        assert numbers[name] == pytest.approx(sum(values.tolist()) / len(judged))
-    assert numbers["loss"] == pytest.approx(sum(loss[judged].tolist()) / len(judged))
 
 
 @pytest.mark.usefixtures("at_once")

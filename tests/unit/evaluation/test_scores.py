@@ -113,16 +113,7 @@ def test_the_interval_holds_the_true_mean_about_95_times_in_100():
     zero = torch.zeros(60)
     found = [compare(row, zero, seed=i) for i, row in enumerate(coins)]
     held = sum(i.low <= 0.3 <= i.high for i in found) / len(found)
-    assert 0.895 < held < 1
-
-
-def test_the_interval_is_as_wide_as_the_normal_one_for_many_examples():
-    values = torch.randn(5_000, generator=stream(0, "values"))
-    got = compare(values, torch.zeros(5_000))
-    half = 1.96 * float(values.std()) / 5_000**0.5
-    # an end is a quantile of 1,000 resamples, with a standard error of 4.3 % of `half`
-    assert got.low == pytest.approx(got.mean - half, abs=0.17 * half)
-    assert got.high == pytest.approx(got.mean + half, abs=0.17 * half)
+    assert 0.895 < held < 0.994
 
 
 def test_pairs_make_small_differences_visible():

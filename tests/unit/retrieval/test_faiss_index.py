@@ -33,14 +33,6 @@ def index(request):
     return build_index(*model(), request.param, query=queries("tuning", 200))
 
 
-def test_the_exact_index_is_exact():
-    weight, bias = model()
-    want, ids = exact(queries(), weight, bias)
-    got, found = build_index(weight, bias).topk(queries(), K)
-    assert torch.equal(found, ids)
-    torch.testing.assert_close(got, want)
-
-
 def test_an_index_finds_nearly_all_and_scores_are_true(index):
     weight, bias = model()
     _, want = exact(queries(), weight, bias)
@@ -59,17 +51,18 @@ def test_recall_is_the_share_of_the_exact_list_that_is_found(index):
     assert measured_recall(index, queries(), ids, K) == pytest.approx(0.75)
 
 
-def test_excluded_classes_are_replaced_by_the_next_best():
+def test_an_exact_index_is_exact_and_replaces_excluded_classes_by_the_next_best():
     weight, bias = model()
     index = build_index(weight, bias)
     _, ids = exact(queries(), weight, bias, K + 3)
     exclude = torch.cat([ids[:, [0, 4, 7]], torch.full((B, 2), -1)], dim=1)
     exclude[0] = -1
-    scores, got = index.topk(queries(), K, exclude)
-    for row in range(B):
-        barred = exclude[row].tolist()
-        assert got[row].tolist() == [c for c in ids[row].tolist() if c not in barred][:K]
-    assert bool((scores[:, 1:] <= scores[:, :-1]).all())
+    for barred in (None, exclude):
+        scores, got = index.topk(queries(), K, barred)
+        for row in range(B):
+            out = [] if barred is None else barred[row].tolist()
+            assert got[row].tolist() == [c for c in ids[row].tolist() if c not in out][:K]
+        assert bool((scores[:, 1:] <= scores[:, :-1]).all())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -65,25 +65,6 @@ def test_many_histories_go_in_batches_and_come_back_in_order(recommender, record
     assert all(len(items) <= 256 for items, _ in recorder.seen)
 
 
-def test_what_encode_makes_of_a_batch_goes_to_top_as_it_is():
-    """A model that repeats ranks by more than a query: by the history itself."""
-    made = []
-
-    def encode(items, lengths):
-        made.append((items, lengths))
-        return made[-1]
-
-    def topk(reading, k, exclude):
-        assert reading is made[-1]
-        return torch.zeros(len(reading[0]), k), reading[0][:, :k]
-
-    recommender = Recommender(encode=encode, topk=topk, history_length=T)
-    histories = [np.array([5, 6])] * 300
-    _, ids = recommender.recommend(histories, 2, exclude_seen=False)
-    assert ids.tolist() == [[5, 6]] * 300
-    assert len(made) == 2
-
-
 def test_bad_histories_are_named(recommender):
     good = np.array([1])
     empty = (

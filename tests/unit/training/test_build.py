@@ -53,7 +53,9 @@ def test_a_memory_plan_has_the_rows_that_a_step_of_the_method_touches(method, ro
 
 def test_windows_head_and_proposal_are_as_configured(data):
     log, split = data
-    head = CONFIG.head.with_options(anneal_to=0.5, alpha=0.5, beta=0.125)
+    head = CONFIG.head.with_options(
+        anneal_to=0.5, alpha=0.5, beta=0.125, selection="top", score_queries=7
+    )
     parts = build(replace(CONFIG, head=head), log, split)
     windows, model = parts.windows, parts.model
     assert (windows.length, windows.next_items, windows.batch_size) == (7, 4, 6)
@@ -61,6 +63,8 @@ def test_windows_head_and_proposal_are_as_configured(data):
     head = model.head
     assert (head.num_classes, head.table.dim) == (log.num_items, 6)
     assert (head.num_samples, head.presample_factor) == (5, 3)
+    assert head.selection == Top(score_queries=7)
+    assert build(CONFIG, log, split).model.head.selection == Priority()
     assert (head.seed, head.temperature, model.target_decay) == (11, 2.0, 0.5)
     head.step = parts.config.loop.steps
     assert head.temperature == 0.5
@@ -70,18 +74,29 @@ def test_windows_head_and_proposal_are_as_configured(data):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [("rowwise-adagrad", RowwiseAdagrad), ("adagrad", Adagrad), ("lazy-adam", LazyAdam),
-     ("sgd", SGD)],
-)  # fmt: skip
-def test_rows_of_head_and_inputs_move_by_the_same_rule_from_other_starts(data, name, kind):
-    config = replace(CONFIG, optimizer=replace(CONFIG.optimizer, rows=name))
-    model = build(config, *data).model
+    ("rows", "rows_kind", "encoder", "encoder_kind"),
+    [
+        ("rowwise-adagrad", RowwiseAdagrad, "adamw", torch.optim.AdamW),
+        ("adagrad", Adagrad, "adagrad", torch.optim.Adagrad),
+        ("lazy-adam", LazyAdam, "adamw", torch.optim.AdamW),
+        ("sgd", SGD, "adamw", torch.optim.AdamW),
+    ],
+)
+def test_all_rows_move_by_one_rule_and_the_encoder_by_its_own(
+    data, rows, rows_kind, encoder, encoder_kind
+):
+    rules = replace(CONFIG.optimizer, rows=rows, encoder=encoder)
+    parts = build(replace(CONFIG, optimizer=rules), *data)
+    model = parts.model
     for table in (model.head.table, model.own_inputs):
         rule = table.row_optimizer
-        assert type(rule) is kind.formula
+        assert type(rule) is rows_kind.formula
         assert (rule.lr, rule.weight_decay) == (0.3, 0.01)
     assert not torch.equal(model.head.table.weight, model.own_inputs.weight)
+    assert type(parts.optimizer) is encoder_kind
+    (group,) = parts.optimizer.param_groups
+    assert (group["lr"], group["weight_decay"]) == (0.02, 0.01)
+    assert set(group["params"]) == set(model.encoder.parameters())
 
 
 def test_inputs_and_repeats_are_as_configured(data):
@@ -101,18 +116,6 @@ def test_inputs_and_repeats_are_as_configured(data):
     shared = build(replace(CONFIG, model=replace(CONFIG.model, inputs="shared")), *data).model
     assert shared.own_inputs is None
     assert shared.inputs is shared.head.table
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"), [("adamw", torch.optim.AdamW), ("adagrad", torch.optim.Adagrad)]
-)
-def test_the_encoder_moves_by_its_own_rule(data, name, kind):
-    parts = build(replace(CONFIG, optimizer=replace(CONFIG.optimizer, encoder=name)), *data)
-    assert type(parts.optimizer) is kind
-    (group,) = parts.optimizer.param_groups
-    assert (group["lr"], group["weight_decay"]) == (0.02, 0.01)
-    mine = {id(parameter) for parameter in group["params"]}
-    assert mine == {id(parameter) for parameter in parts.model.encoder.parameters()}
 
 
 def test_what_was_left_open_gets_a_number(data):
@@ -138,17 +141,3 @@ def test_a_device_that_is_not_there_is_told(name):
     words = rf"loop.device is '{name}', which torch cannot use here: .* Try 'cpu'\."
     with pytest.raises(UsageError, match=words):
         check_device(name)
-
-
-@pytest.mark.parametrize(
-    ("options", "rule"),
-    [
-        ({}, Priority()),
-        ({"selection": "top"}, Top()),
-        ({"score_queries": 7}, Priority(score_queries=7)),
-        ({"selection": "top", "score_queries": 7}, Top(score_queries=7)),
-    ],
-)
-def test_the_second_pass_is_as_configured(data, options, rule):
-    head = CONFIG.head.with_options(**options)
-    assert build(replace(CONFIG, head=head), *data).model.head.selection == rule

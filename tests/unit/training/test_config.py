@@ -13,12 +13,6 @@ from tapas.training.config import as_tables, as_toml, build_config, read_toml
 LOG = {"log": {"files": ["a.parquet"]}}
 
 
-def test_defaults_are_there_and_later_layers_win():
-    config = build_config(LOG, {"model": {"dim": 8}}, {"model": {"dim": 16}, "loop": {"seed": 3}})
-    assert (config.model.dim, config.loop.seed, config.model.encoder) == (16, 3, "gru")
-    assert config.log.files == ("a.parquet",)
-
-
 @given(
     st.text(st.characters(exclude_categories=("Cs",)), min_size=1),
     st.floats(1e-6, 1e6),
@@ -53,20 +47,14 @@ BAD = [
     ({"head": {"alpha": 1.5}}, "head.alpha must be between 0 and 1, got 1.5."),
     ({"head": {"alpha": float("nan")}}, "head.alpha must be between 0 and 1, got nan."),
     (
-        {"head": {"samples": 9}},
-        "unknown name in [head] 'samples'. Did you mean 'num_samples'?",
-    ),
-    (
         {"head": {"presample": 9}},
         "unknown name in [head] 'presample'. Did you mean 'presample_factor'? Known: alpha, ann",
     ),
     ({"head": {"beta": 0}}, "head.beta must be between 1e-300 and 1, got 0.0."),
-    ({"head": {"beta": "low"}}, "head.beta must be a number, got 'low'."),
     ({"head": {"score_queries": 0}}, "head.score_queries must be at least 1, got 0."),
     ({"head": {"cls": 9}}, "unknown name in [head] 'cls'."),
     ({"head": {"options": {}}}, "unknown name in [head] 'options'."),
     ({"head": {"next_items": 0}}, "head.next_items must be at least 1, got 0."),
-    ({"head": {"next_items": "5"}}, "head.next_items must be a whole number, got '5'."),
     ({"head": {"num_samples": True}}, "head.num_samples must be a whole number, got True."),
     ({"head": {"selection": 3}}, "head.selection must be a string, got 3."),
     ({"head": {"selection": "topp"}}, "unknown head.selection 'topp'. Did you mean 'top'?"),
@@ -100,7 +88,6 @@ BAD = [
         "service.start_seconds must be between 1 and 1e+06, got 0.0.",
     ),
     ({"optimizer": {"rows_lr": 0}}, "optimizer.rows_lr must be between 1e-12 and 1e+06, got 0.0."),
-    ({"loop": {"steps": 0}}, "loop.steps must be at least 1, got 0."),
     ({"loop": {"exclude_seen": "yes"}}, "loop.exclude_seen must be a bool, got 'yes'."),
     ({"log": {"files": [3]}}, "log.files must be a list of strings, got [3]."),
 ]
@@ -150,9 +137,3 @@ def test_the_papers_rule_without_a_second_pass_goes_with_repeats():
     build_config(
         LOG, {"model": {"repeats": True}, "head": {"selection": "top", "presample_factor": 1}}
     )
-
-
-def test_a_missing_file_is_told(tmp_path):
-    words = f"cannot read {tmp_path / 'none.toml'}: No such file or directory."
-    with pytest.raises(UsageError, match=re.escape(words)):
-        read_toml(tmp_path / "none.toml")

@@ -22,7 +22,6 @@ from tapas.training.config import (
     TrainConfig,
 )
 from tapas.training.grow import check_can_grow, grow_run
-from tapas.training.run_evaluation import load_model
 from tapas.training.run_folder import open_run
 
 OLD, NEW = 53, 70  # items of the chain; the second chain begins at the 10th item of the first
@@ -64,6 +63,8 @@ def test_old_rows_stay_and_new_ones_start_as_in_a_new_run(config, files, tmp_pat
     grown = grow_run(old, files[1:], tmp_path / "new", cache=tmp_path / "cache", step=8)
     new = open_run(tmp_path / "new")
     assert (grown.num_known, grown.num_new, grown.num_missing) == (OLD, NEW - OLD, 10)
+    longer = replace(config.loop, steps=18, evaluate_every=6)  # a pass has half as many more
+    assert new.config == replace(old.config, log=LogSource(files=(files[1],)), loop=longer)
     assert new.log.num_items == NEW
     assert new.log.item_keys.keys(range(OLD)) == old.log.item_keys.keys(range(OLD))
     before, after = saved(old, 8), saved(new, None)
@@ -84,24 +85,6 @@ def test_old_rows_stay_and_new_ones_start_as_in_a_new_run(config, files, tmp_pat
     assert after.optimizers == before.optimizers
     updates = [c.numbers["model.head.table"]["num_updates"] for c in (before, after)]
     assert updates == [8, 8]
-
-
-def test_it_trains_to_its_end_and_gives_items_of_both_logs(config, files, tmp_path):
-    old = trained(config, tmp_path)
-    grow_run(old, files[1:], tmp_path / "new", cache=tmp_path / "cache")
-    new, said = open_run(tmp_path / "new"), []
-    longer = replace(config.loop, steps=18, evaluate_every=6)  # a pass has half as many more
-    assert new.config == replace(config, log=LogSource(files=(files[1],)), loop=longer)
-    assert session.resume(new.path, status=said.append).ending == "finished"
-    assert said[0] == "Going on from step 0."
-    model, step = load_model(new)
-    assert step > 0
-    # the ring of the second log: 1000 + 10 is known, 1000 + 60 is new
-    known, unknown = new.log.item_keys.ids([1010, 1060])
-    assert known < OLD <= unknown
-    _, ids = model.after(torch.tensor([[known], [unknown]]), torch.ones(2).long()).topk(20)
-    assert (ids < OLD).any()
-    assert (ids >= OLD).any()
 
 
 def test_a_run_may_grow_again_and_without_new_items(config, files, tmp_path):

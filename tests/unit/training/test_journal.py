@@ -76,63 +76,25 @@ def test_what_is_written_is_read_back(tmp_path_factory, values):
     assert second == {"step": 6, "event": "train"}
 
 
-@pytest.mark.parametrize(
-    ("value", "kind"), [(torch.ones(3), "Tensor"), ([1.0], "list"), (np.ones(2), "ndarray")]
-)
-def test_what_is_no_number_is_refused_by_name(tmp_path, value, kind):
-    words = (
-        f"loss is of type {kind}; expected a number, text or None. "
-        "float() or .item() makes a number of it."
-    )
-    with plain(tmp_path) as journal, pytest.raises(UsageError, match=re.escape(words)):
-        journal.write(1, "train", loss=value)
-    assert read_journal(journal.path) == []
-
-
-def test_a_closed_journal_says_so_and_may_be_closed_twice(tmp_path):
-    journal = plain(tmp_path)
-    journal.close()
-    journal.close()
-    words = f"{journal.path} is closed: step 4, 'train' came too late."
-    with pytest.raises(UsageError, match=re.escape(words)):
-        journal.write(4, "train", loss=1.0)
-
-
-def test_resuming_drops_the_steps_after_it_and_leaves_the_others_as_they_were(tmp_path):
-    with plain(tmp_path) as journal:
-        for step in range(1, 8):
-            journal.write(step, "train", loss=1 / step)
-            journal.write(step, "evaluate", recall=step / 7)
-    before = journal.path.read_bytes().splitlines()
-    with plain(tmp_path, resume_at=4) as journal:
-        assert journal.path.read_bytes().splitlines() == before[:8]
-        journal.write(5, "train", loss=9.0)
-    assert read_journal(journal.path)[-1] == {"step": 5, "event": "train", "loss": 9.0}
-    assert [path.name for path in tmp_path.iterdir()] == ["journal.jsonl"]
+WHOLE = b'{"step": 1, "event": "train"}\n{"step": 2, "event": "train"}\n'
+TORN = {  # the end of a file, and how it is once a journal goes on in it
+    "in a name": (WHOLE + b'{"step": 3, "ev', WHOLE),
+    "in a letter": (WHOLE + '{"step": 3, "note": "ü'.encode()[:-1], WHOLE),
+    "by a crash of the machine": (WHOLE + b"\0" * 9, WHOLE),
+    "only its end is missing": (WHOLE[:-1], WHOLE),
+}
 
 
 @pytest.mark.parametrize("resume_at", [None, 2, 9])
-@pytest.mark.parametrize(
-    "torn", ['{"step": 3, "ev', '{"step": 3, "note": "ü'.encode()[:-1], b"\0" * 9]
-)
-def test_a_last_line_torn_by_a_kill_is_ignored_and_then_dropped(tmp_path, torn, resume_at):
+@pytest.mark.parametrize("case", TORN)
+def test_a_last_line_torn_by_a_kill_is_ignored_and_then_dropped(tmp_path, case, resume_at):
     path = tmp_path / "journal.jsonl"
-    whole = b'{"step": 1, "event": "train"}\n{"step": 2, "event": "train"}\n'
-    path.write_bytes(whole + (torn if isinstance(torn, bytes) else torn.encode()))
+    content, after = TORN[case]
+    path.write_bytes(content)
     assert [line["step"] for line in read_journal(path)] == [1, 2]
     with plain(tmp_path, resume_at=resume_at) as journal:
-        assert path.read_bytes() == whole
         journal.write(3, "train")
-    assert [line["step"] for line in read_journal(path)] == [1, 2, 3]
-
-
-def test_a_last_line_that_lacks_only_its_end_counts(tmp_path):
-    path = tmp_path / "journal.jsonl"
-    path.write_text('{"step": 1, "event": "train"}')
-    assert [line["step"] for line in read_journal(path)] == [1]
-    with plain(tmp_path) as journal:
-        journal.write(2, "train")
-    assert [line["step"] for line in read_journal(path)] == [1, 2]
+    assert path.read_bytes() == after + b'{"step": 3, "event": "train"}\n'
 
 
 @pytest.mark.parametrize("bad", ["{broken", "[1, 2]", '{"event": "train"}', '{"step": "1"}', ""])
@@ -184,18 +146,35 @@ def test_a_full_disk_is_told_and_leaves_no_half_line(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["journal.jsonl"]
 
 
-def test_a_path_without_a_journal_or_room_for_one_is_told(tmp_path):
-    path = tmp_path / "run" / "journal.jsonl"
-    with pytest.raises(UsageError) as error:
-        read_journal(path)
-    assert str(error.value) == f"{path} does not exist. `Journal` writes one for each run."
-    (tmp_path / "run").write_text("")
-    with pytest.raises(UsageError) as error:
-        plain(tmp_path / "run")
-    assert str(error.value) == (
-        f"cannot write to {path}: File exists. Make sure that it can be written to and go on with "
-        "--resume."
+def test_what_cannot_be_written_or_read_is_told(tmp_path):
+    absent = tmp_path / "run" / "journal.jsonl"
+    (tmp_path / "file").write_text("")
+    journal, closed = plain(tmp_path), plain(tmp_path / "closed")
+    closed.close()
+    closed.close()
+    no_number = (
+        "loss is of type {}; expected a number, text or None. float() or .item() makes a number "
+        "of it."
     )
+    calls = {
+        no_number.format("Tensor"): lambda: journal.write(1, "train", loss=torch.ones(3)),
+        no_number.format("list"): lambda: journal.write(1, "train", loss=[1.0]),
+        no_number.format("ndarray"): lambda: journal.write(1, "train", loss=np.ones(2)),
+        f"{closed.path} is closed: step 4, 'train' came too late.": lambda: closed.write(
+            4, "train", loss=1.0
+        ),
+        f"{absent} does not exist. `Journal` writes one for each run.": lambda: read_journal(
+            absent
+        ),
+        f"cannot write to {tmp_path}/file/journal.jsonl: File exists. Make sure that it can be "
+        "written to and go on with --resume.": lambda: plain(tmp_path / "file"),
+    }
+    for words, call in calls.items():
+        with pytest.raises(UsageError) as error:
+            call()
+        assert str(error.value) == words
+    journal.close()
+    assert read_journal(journal.path) == []
 
 
 def test_a_journal_that_goes_on_within_a_second_has_a_later_name(tmp_path):

@@ -9,7 +9,6 @@ from ranks import run_ranks
 
 from tapas import LocalTable, Squashed, TapasSoftmax, UsageError
 from tapas.distributed.sharded import ShardedTable
-from tapas.tables.placement import Placement
 from tapas.training.memory_plan import (
     BUILD_BYTES,
     OPTIMIZERS,
@@ -17,7 +16,6 @@ from tapas.training.memory_plan import (
     Workload,
     available_memory,
     check_fits,
-    in_units,
     plan,
     traffic_designs,
 )
@@ -56,13 +54,6 @@ def test_tables_are_planned_to_the_byte(optimizer, dtype):
     assert memory["input rows and state"] == held(LocalTable(C, D, bias=False, **options))
 
 
-def test_the_fullest_rank_is_planned():
-    placement = Placement(C, M)
-    most = max(placement.size(shard) for shard in range(M))
-    assert most * M > C
-    assert plan(SMALL).memory["rows"] == most * D * 4
-
-
 @pytest.mark.parametrize("seen", [C, 300, 251, 250])
 def test_the_proposal_is_planned_to_the_byte(seen):
     """From a quarter of all classes on it keeps two numbers for each class, too."""
@@ -79,18 +70,14 @@ def test_the_proposal_is_planned_to_the_byte(seen):
 def test_a_step_has_room_for_what_it_allocates():
     """Each line by hand: 12 examples with padding, 8 of 23 kept classes on the fullest rank."""
     memory = plan(replace(SMALL, encoder_parameters=10)).memory
+    assert memory["rows"] == 335 * D * 4  # a third of 1,003 classes, rounded up
     assert memory["batch"] == 12 * (4 * 4 * D + 8 * L + 3 * 4 * (L + 1))
     assert memory["pool"] == 200 * 69 + 23 * (4 * D + 4 * 64)
     assert memory["kept rows and gradients"] == 4 * (8 + 12 * L) * D * 4
     assert memory["kept scores"] == 12 * 8 * 4
     assert memory["encoder, gradients, Adam"] == 10 * (4 + 4 + 8)
-
-
-def test_a_pool_is_all_classes_at_most():
-    assert (
-        plan(replace(SMALL, presample_factor=10**6)).memory["pool"]
-        == plan(replace(SMALL, presample_factor=44)).memory["pool"]
-    )
+    pools = [plan(replace(SMALL, presample_factor=r)).memory["pool"] for r in (44, 10**6)]
+    assert pools[0] == pools[1], "a pool is all classes at most"
 
 
 def test_the_total_is_the_worst_moment_from_building_to_stepping():
@@ -106,25 +93,19 @@ def test_the_total_is_the_worst_moment_from_building_to_stepping():
         assert planned.memory_bytes == max(stepping, rows, proposal)
 
 
-def sent_in_a_step(ranks, workload):
-    table = ShardedTable(C, D, row_optimizer=OPTIMIZERS["sgd"])
+def sent(ranks, workload, num_ids):
+    """Bytes that a rank sends in a step of a head, and for the rows of inputs."""
+    rows = OPTIMIZERS["sgd"]
+    table = ShardedTable(C, D, row_optimizer=rows)
     head = TapasSoftmax(table=table, num_samples=23, presample_factor=3)
     mine = workload.batch // ranks.size + (ranks.rank < workload.batch % ranks.size)
     before = table.ranks.sent_bytes
     head(torch.randn(mine, D, requires_grad=True), torch.randint(C, (mine, L))).backward()
-    return table.ranks.sent_bytes - before
-
-
-def sent_for_inputs(ranks, num_ids):
-    options = {"row_optimizer": OPTIMIZERS["sgd"], "placement": "contiguous"}
-    table = ShardedTable(C, D, bias=False, **options)
-    before = table.ranks.sent_bytes
-    table.lookup(torch.linspace(0, C - 1, num_ids).long()).sum().backward()
-    return table.ranks.sent_bytes - before
-
-
-def sent(ranks, workload, num_ids):
-    return sent_in_a_step(ranks, workload), sent_for_inputs(ranks, num_ids)
+    step = table.ranks.sent_bytes - before
+    inputs = ShardedTable(C, D, bias=False, row_optimizer=rows, placement="contiguous")
+    before = inputs.ranks.sent_bytes
+    inputs.lookup(torch.linspace(0, C - 1, num_ids).long()).sum().backward()
+    return step, inputs.ranks.sent_bytes - before
 
 
 @pytest.mark.slow
@@ -167,40 +148,32 @@ def test_three_designs_by_hand():
     assert one_pass["rows to the worker"] == 2 * 11_000 * 65 * 4
 
 
-def test_a_plan_that_fits_is_no_error():
-    planned = plan(LARGE)
-    check_fits(planned, planned.memory_bytes)
-    with pytest.raises(UsageError):
-        check_fits(planned, planned.memory_bytes - 1)
-
-
 def refusal(workload, available):
     with pytest.raises(UsageError) as caught:
         check_fits(plan(workload), available)
     return str(caught.value)
 
 
-def test_a_refusal_names_what_is_too_large_and_what_would_fit():
+def test_a_refusal_names_what_is_too_large_and_the_least_changes_that_fit():
+    def need(**changed):
+        return plan(replace(LARGE, **changed)).memory_bytes
+
+    check_fits(plan(LARGE), need())
+    assert refusal(LARGE, need() - 1)
     assert refusal(LARGE, 60 * GB) == (
         "1,000,000,000 classes of 64 dimensions on 4 ranks need 200 GB a rank, but only 60 GB are "
         "free. The largest part: row state, 130 GB. What would fit: 15 ranks with as much memory "
         "each (56.7 GB); bfloat16 rows and rowwise-adagrad instead of lazy-adam (39.2 GB); "
         "298,140,700 classes (60 GB)."
     )
+    assert need(ranks=15) <= 60 * GB < need(ranks=14)
+    assert need(num_classes=298_140_700) <= 60 * GB < need(num_classes=298_140_701)
+    assert min(need(dtype="bfloat16"), need(optimizer="rowwise-adagrad")) > 60 * GB
     assert "bfloat16" not in refusal(LARGE, 100 * GB)
     assert "; rowwise-adagrad instead of lazy-adam (71.7 GB); " in refusal(LARGE, 100 * GB)
     assert "; bfloat16 rows (167 GB); rowwise-adagrad instead" in refusal(LARGE, 170 * GB)
     assert "on 1 rank need" in refusal(replace(LARGE, ranks=1), 60 * GB)
-
-
-def test_every_cure_of_a_refusal_is_the_least_that_fits():
-    def need(**changed):
-        return plan(replace(LARGE, **changed)).memory_bytes
-
-    assert need(ranks=15) <= 60 * GB < need(ranks=14)
-    assert need(num_classes=298_140_700) <= 60 * GB < need(num_classes=298_140_701)
-    assert min(need(dtype="bfloat16"), need(optimizer="rowwise-adagrad")) > 60 * GB
-    assert need(dtype="bfloat16", optimizer="rowwise-adagrad") <= 60 * GB
+    assert refusal(LARGE, GB // 10).endswith("Nothing we know of would fit.")
 
 
 def test_a_proposal_that_is_too_large_is_not_cured_by_ranks():
@@ -213,10 +186,6 @@ def test_a_proposal_that_is_too_large_is_not_cured_by_ranks():
     ) in words
     most = plan(replace(workload, head_classes=568_303_571)).memory_bytes
     assert most <= 64 * GB < plan(replace(workload, head_classes=568_303_572)).memory_bytes
-
-
-def test_nothing_helps_where_a_process_does_not_fit():
-    assert refusal(LARGE, GB // 10).endswith("Nothing we know of would fit.")
 
 
 @pytest.mark.parametrize(
@@ -250,38 +219,35 @@ def host(root: Path, free_kilobytes: int, groups: str, **limits: dict[str, objec
     return root
 
 
-def test_free_memory_is_that_of_the_host_without_groups(tmp_path):
-    assert available_memory(1, root=host(tmp_path, 5_000, "0::/\n")) == 5_000 * 1024
+LIMITED = {
+    "memory.max": 1_000_000,
+    "memory.current": 400_000,
+    "memory.stat": "anon 300000\ninactive_file 50000",
+}
+FIRST_VERSION = {
+    "memory.limit_in_bytes": 1_000_000,
+    "memory.usage_in_bytes": 900_000,
+    "memory.stat": "total_inactive_file 1000",
+}
+UNLIMITED = {"memory.max": "max", "memory.current": 10}
+GROUPS = {  # the groups of this process, the folders of their limits, bytes that are free
+    "no limit": ("0::/\n", {}, 5_000 * 1024),
+    "a limit around a group without one": (
+        "0::/job/step\n", {"job/step": UNLIMITED, "job": LIMITED}, 650_000
+    ),
+    "the first version; a container sees its own group as the root": (
+        "5:cpu:/outside\n4:hugetlb,memory:/outside\n0::/\n", {"memory": FIRST_VERSION}, 101_000
+    ),
+    "over its limit": ("0::/job\n", {"job": {"memory.max": 10, "memory.current": 20}}, 0),
+}  # fmt: skip
 
 
-def test_the_tightest_group_decides_and_old_file_pages_are_free(tmp_path):
-    """Of the second version: a group without a limit in one that has a limit."""
-    root = host(
-        tmp_path,
-        5_000,
-        "0::/job/step\n",
-        **{
-            "job/step": {"memory.max": "max", "memory.current": 10},
-            "job": {
-                "memory.max": 1_000_000,
-                "memory.current": 400_000,
-                "memory.stat": "anon 300000\ninactive_file 50000",
-            },
-        },
-    )
-    assert available_memory(1, root=root) == 650_000
-    assert available_memory(4, root=root) == 162_500
-
-
-def test_groups_of_the_first_version_count_too(tmp_path):
-    """A container sees its own group as the root, whatever its path is called outside."""
-    numbers = {
-        "memory.limit_in_bytes": 1_000_000,
-        "memory.usage_in_bytes": 900_000,
-        "memory.stat": "total_inactive_file 1000",
-    }
-    groups = "5:cpu:/outside\n4:hugetlb,memory:/outside\n0::/\n"
-    assert available_memory(1, root=host(tmp_path, 5_000, groups, memory=numbers)) == 101_000
+@pytest.mark.parametrize("case", GROUPS)
+def test_the_tightest_group_decides_and_old_file_pages_are_free(tmp_path, case):
+    groups, limits, free = GROUPS[case]
+    root = host(tmp_path, 5_000, groups, **limits)
+    assert available_memory(1, root=root) == free
+    assert available_memory(4, root=root) == free // 4
 
 
 def test_ranks_of_a_host_share_its_memory(tmp_path, monkeypatch):
@@ -292,19 +258,6 @@ def test_ranks_of_a_host_share_its_memory(tmp_path, monkeypatch):
     assert available_memory(root=root) == 5_000 * 1024
     with pytest.raises(UsageError, match=r"ranks_per_host must be at least 1, got 0\."):
         available_memory(0, root=root)
-
-
-def test_a_group_that_is_over_its_limit_leaves_nothing(tmp_path):
-    over = {"memory.max": 10, "memory.current": 20}
-    assert available_memory(1, root=host(tmp_path, 5_000, "0::/job\n", job=over)) == 0
-
-
-@pytest.mark.parametrize(
-    ("size", "words"), [(0, "0 B"), (999, "999 B"), (999.6, "1 kB"), (5_120_000, "5.12 MB"),
-                        (64 * GB, "64 GB"), (10**15, "1 PB")],
-)  # fmt: skip
-def test_sizes_have_three_digits(size, words):
-    assert in_units(size) == words
 
 
 def test_the_page_on_scaling_says_where_the_designs_cross():

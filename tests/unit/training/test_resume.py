@@ -93,27 +93,33 @@ def assert_same_end(one, other, steps=STEPS):
     assert (one / "config.toml").read_bytes() == (other / "config.toml").read_bytes()
 
 
-VARIANTS = {  # of a model: encoder, its optimizer, the rest
-    "transformer": ("adamw", {"inputs": "own", "repeats": True}),
-    "gru": ("adagrad", {"inputs": "shared", "repeats": True}),
-    "mean": ("adamw", {"inputs": "shared", "repeats": False}),
-}
+VARIANTS = {  # encoder and its optimizer, that of rows and its tensors of state, positions, model
+    "own inputs, repeats": (
+        "transformer", "adamw", "lazy-adam", 2, "all", {"inputs": "own", "repeats": True}
+    ),
+    "half precision": (
+        "transformer", "adamw", "rowwise-adagrad", 1, "last", {"inputs": "own", "repeats": True}
+    ),
+    "shared inputs": (
+        "gru", "adagrad", "adagrad", 1, "last", {"inputs": "shared", "repeats": True}
+    ),
+    "no repeats": ("mean", "adamw", "sgd", 0, "all", {"inputs": "shared", "repeats": False}),
+}  # fmt: skip
+QUICK = ("own inputs, repeats", "half precision")
 
 
-@pytest.mark.parametrize("positions", ["all", "last"])
 @pytest.mark.parametrize(
-    "encoder",
-    [*(pytest.param(name, marks=pytest.mark.slow) for name in ("mean", "gru")), "transformer"],
+    "case",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in VARIANTS],
 )
-def test_stopped_again_and_again_it_ends_with_the_same_bits(
-    config, whole, tmp_path, encoder, positions
-):
-    optimizer, model = VARIANTS[encoder]
+def test_stopped_again_and_again_it_ends_with_the_same_bits(config, whole, tmp_path, case):
+    encoder, optimizer, rows, num_states, positions, model = VARIANTS[case]
     config = replace(
         config,
         model=replace(config.model, encoder=encoder, layers=2, **model),
         head=replace(config.head, positions=positions, target_decay=0.7),
-        optimizer=OptimizerConfig(encoder=optimizer, weight_decay=0.01),
+        optimizer=OptimizerConfig(encoder=optimizer, rows=rows, rows_lr=0.05, weight_decay=0.01),
+        loop=replace(LOOP, precision="bfloat16" if case == "half precision" else "float32"),
     )
     undisturbed = whole(config)
     broken = tmp_path / "broken"
@@ -125,35 +131,11 @@ def test_stopped_again_and_again_it_ends_with_the_same_bits(
     assert endings == ["asked", "asked", "asked", "finished"]
     assert_same_end(undisturbed, broken)
     tensors = CheckpointFolder(undisturbed / "checkpoints").load().tensors
+    state = [name for name in tensors if name.startswith("model.head.table.weight_")]
+    assert len(state) == num_states
     if model["repeats"]:
-        for name in ("age", "gate", "gate_bias", "key", "rate.weight", "rate.weight_sum"):
+        for name in ("age", "gate", "gate_bias", "key", "rate.weight"):
             assert bool(tensors[f"model.repeats.{name}"].any()), f"{name} never moved"
-
-
-ROW_STATE = {"rowwise-adagrad": 1, "adagrad": 1, "lazy-adam": 2, "sgd": 0}  # tensors of state
-
-
-@pytest.mark.parametrize(
-    ("rows", "precision"),
-    [
-        ("rowwise-adagrad", "bfloat16"),
-        ("lazy-adam", "float32"),
-        *(pytest.param(name, "float32", marks=pytest.mark.slow) for name in ("adagrad", "sgd")),
-    ],
-)
-def test_the_state_of_every_row_optimizer_comes_back(config, whole, tmp_path, rows, precision):
-    config = replace(
-        config,
-        optimizer=OptimizerConfig(rows=rows, rows_lr=0.05),
-        loop=replace(LOOP, precision=precision),
-    )
-    undisturbed = whole(config)
-    begin(config, tmp_path / "broken", should_stop=stopping(5))
-    session.resume(tmp_path / "broken")
-    assert_same_end(undisturbed, tmp_path / "broken")
-    tensors = CheckpointFolder(undisturbed / "checkpoints").load().tensors
-    state = [name for name in tensors if name.startswith("model.own_inputs.weight_")]
-    assert len(state) == ROW_STATE[rows]
 
 
 @pytest.mark.parametrize("seconds", [0, 1e9], ids=["every step saved", "evaluations saved"])
