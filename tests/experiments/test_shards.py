@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from oracle.study_results import finished_study
 from scipy import stats
 from torch import nn
 
@@ -16,7 +17,7 @@ from experiments.synthetic.claims import (
     cut_costs_no_accuracy,
     union_is_close_to_the_best,
 )
-from experiments.synthetic.experiment import Cell, Temperature, run_experiment
+from experiments.synthetic.experiment import Cell, run_experiment
 from experiments.synthetic.figures import draw_study
 from experiments.synthetic.long_tail import Examples
 from experiments.synthetic.page import study_page
@@ -42,19 +43,6 @@ def test_it_is_the_mean_of_hypergeometric_numbers_cut_at_the_share(num_classes, 
         hits = np.arange(n + 1)
         total += float((np.minimum(hits, keep) * chance.pmf(hits)).sum())
     assert math.isclose(expected_overlap(num_classes, n, m), total / n, rel_tol=1e-9)
-
-
-def test_real_placements_lose_as_much():
-    num_classes, n, m = 1_003, 100, 7
-    best = torch.arange(n)
-    share = torch.tensor([n // m + (j < n % m) for j in range(m)])
-    found = []
-    for seed in range(400):
-        count = torch.bincount(Placement(num_classes, m, seed=seed).shard(best), minlength=m)
-        found.append(float(torch.minimum(count, share).sum()) / n)
-    error = np.mean(found) - expected_overlap(num_classes, n, m)
-    # a right prediction fails 1 set of seeds in 16,000
-    assert abs(error) < 4 * np.std(found, ddof=1) / math.sqrt(len(found))
 
 
 def test_the_short_formula_holds_at_the_papers_sizes_and_the_ends_are_exact():
@@ -149,28 +137,14 @@ def looks_of(cell, overlap):
 
 @pytest.fixture
 def made_up(tmp_path):
-    """finished(accuracy, overlap): the study and its ledger, equal seeds up to 1e-5."""
+    """finished(accuracy, overlap): the study and its ledger."""
 
     def finished(accuracy, overlap=lambda n, m: 1 - (m - 1) / (10 * n)):
-        study, ledger = STUDIES["shards"], Ledger(tmp_path / "results.jsonl")
-        experiment = study.experiment
-        for run in experiment.learning_rates(ledger):
-            put(ledger, run, 0.9 if run.lr == 1 else 0.1)
-        for cell in experiment.cells:
-            for seed in experiment.seeds:
-                run = experiment.run(cell, 1.0, Temperature(), seed)
-                put(ledger, run, accuracy(cell) + 1e-5 * seed, looks_of(cell, overlap))
-        return study, ledger
+        return finished_study(
+            "shards", tmp_path, accuracy, looks=lambda cell: looks_of(cell, overlap)
+        )
 
     return finished
-
-
-def put(ledger, run, accuracy, looks=()):
-    ledger.results[run.key()] = {
-        "key": run.key(), "accuracy": accuracy, "cross_entropy": 1.0, "curve": [], "looks": looks,
-        "run": {"num_samples": run.num_samples, "num_shards": run.num_shards},
-        "train_seconds": 1.0,
-    }  # fmt: skip
 
 
 def steady(cell):

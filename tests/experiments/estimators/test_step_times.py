@@ -26,7 +26,6 @@ from experiments.estimators.step_times import (
 from tapas.comparison.contenders import CONTENDERS
 from tapas.comparison.ledger import Ledger
 from tapas.errors import UsageError
-from tapas.heads import FullSoftmax
 
 QUICK = StepTimesConfig(
     contenders=("full", "sampled-bigram"), classes=(200, 400), dim=8, examples=16, repeats=3,
@@ -92,13 +91,6 @@ def test_what_cannot_be_built_is_noted(monkeypatch):
     assert time_steps(RUN)["skipped"] == "too few classes."
 
 
-def test_a_head_alone_starts_at_the_frequencies():
-    head, _ = build_alone(replace(RUN, contender="full", num_classes=50))
-    assert isinstance(head, FullSoftmax)
-    assert float(head.table.bias.exp().sum()) == pytest.approx(1, abs=1e-5)
-    assert head.table.bias.argmax() == 0
-
-
 def test_times_are_expected_to_grow_as_they_did():
     run = replace(RUN, num_classes=10_000)
     assert reason_to_skip(run, {}, MUCH) is None
@@ -138,20 +130,6 @@ def test_a_process_that_was_killed_is_noted_and_larger_ones_are_not_tried(ledger
     assert words == 2 * ["its process was ended, most likely for want of memory"] + 2 * [
         "skipped with fewer classes already"
     ]
-
-
-@pytest.mark.parametrize(("fresh", "workers"), [(True, 2), (False, 1)])
-def test_a_fresh_process_is_asked_for(fresh, workers, ledger, monkeypatch):
-    asked = []
-
-    def run_missing(ledger, runs, execute, progress, *, workers):
-        asked.append((len(runs), workers))
-        ledger.add(execute(runs[0]))
-
-    monkeypatch.setattr(step_times, "run_missing", run_missing)
-    config = replace(QUICK, contenders=("full",), classes=(200,), fresh_processes=fresh)
-    measure_step_times(ledger, config, follow)
-    assert asked == [(1, workers)]
 
 
 def test_lines_cross_where_they_say():

@@ -1,10 +1,9 @@
 """What is run: settings come from validation alone, and every method is searched alike."""
 
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
-from oracle.real_results import made_up_set
 
 from experiments.real.cells import (
     ALPHAS,
@@ -14,31 +13,19 @@ from experiments.real.cells import (
     FULL,
     LRS,
     PRIORITY,
-    PRIORITY_EIGHTH,
     SAMPLED,
-    SAMPLED_8,
     SEARCH_SEED,
     SEEDS,
     SMALL_CELLS,
     TOP,
     TOP_8,
-    R,
     SetRuns,
-    around_the_default,
-    cures,
-    floors_run,
-    known,
-    larger_floor,
 )
-from experiments.real.sets import GROCERY, RUST, SETS
+from experiments.real.sets import RUST, SETS
 from tapas.comparison.ledger import Ledger
 from tapas.errors import DataError
 
 PLAN = SetRuns(RUST)
-FIELDS = {  # of a run, by the setting that is swept
-    "n": {"num_samples"}, "r": {"presample_factor"}, "tau": {"temperature"}, "beta": {"beta"},
-    "score_queries": {"score_queries"}, "batch": {"batch"},
-}  # fmt: skip
 
 
 class Known(Ledger):
@@ -63,14 +50,6 @@ def searched(plan=PLAN, scores=()):
             for alpha in ALPHAS:
                 ledger.know(plan.trial(cell, lr, alpha), dict(scores).get((cell, lr, alpha), 0.01))
     return ledger
-
-
-@pytest.mark.parametrize("lr", LRS)
-@pytest.mark.parametrize("alpha", ALPHAS)
-def test_the_best_of_every_setting_is_taken(lr, alpha):
-    for cell in SMALL_CELLS:
-        ledger = searched(scores={(SAMPLED, lr, FIRST_ALPHA): 0.02, (cell, lr, alpha): 0.03})
-        assert PLAN.best(ledger, cell) == (lr, alpha)
 
 
 def test_the_learning_rate_is_that_of_sampled_softmax_then_alpha_is_a_methods_own():
@@ -160,52 +139,3 @@ def test_a_search_that_is_not_finished_is_told():
             ask()
         assert str(error.value) == words
     assert PLAN.best(without_alphas, PRIORITY)  # what is known of others is enough for them
-
-
-def test_cells_in_words_and_as_runs():
-    assert SAMPLED_8.words(1_000) == "sampled, n=8,000"
-    assert PRIORITY_EIGHTH.words(1_000) == "priority, n=125, r=8"
-    assert FULL.words(128) == "full softmax"
-    assert {cell.r for cell in CELLS if cell.method in ("top", "priority")} == {R} == {8}
-    run = SetRuns(GROCERY).run(FULL, 0.1, 0.75, 0)
-    assert (run.method, run.num_samples, run.presample_factor) == ("full", 0, 1)
-    quick = SetRuns(GROCERY, quick=True)
-    short = quick.run(TOP, 0.1, 0.75, 0)
-    assert (short.set, short.quick, short.num_samples) == ("grocery", True, 16)
-    assert quick.trial(TOP, 0.1, 0.75).steps < short.steps < RUST.steps
-    assert short.key() != SetRuns(GROCERY).run(TOP, 0.1, 0.75, 0).key()
-
-
-def differences(a, b):
-    return {name for name, value in asdict(a).items() if asdict(b)[name] != value}
-
-
-def test_a_sweep_changes_one_setting_at_a_time(tmp_path):
-    found = made_up_set(tmp_path / "made.jsonl", lambda cell: 0.1)
-    plan, ledger = found.plan, found.ledger
-    trials = around_the_default(plan, ledger, [1e-4])
-    start = plan.trial(PRIORITY, *plan.best(ledger, PRIORITY))
-    for setting, fields in FIELDS.items():
-        mine = [trial for trial in trials if trial.setting == setting]
-        assert [t.run == start for t in mine] == [t.is_default for t in mine]
-        assert sum(t.is_default for t in mine) == 1
-        assert all(differences(t.run, start) == fields for t in mine if not t.is_default)
-        assert [t.value for t in mine] == sorted(t.value for t in mine)
-    assert [t.words for t in trials if t.setting == "beta"] == ["of a class seen once", "0.0001"]
-    words = [t.words for t in trials if t.setting == "score_queries"]
-    assert words == ["8", "64", "256", "all"]
-    assert [trial.is_default for trial, _ in known(trials, ledger)] == [True] * len(FIELDS)
-    _, alpha = plan.best(ledger, PRIORITY)
-    assert larger_floor(plan, ledger, 1_000_000) == [1e-4**alpha]
-    assert larger_floor(plan, ledger, 100) == floors_run(ledger) == []
-
-
-def test_cures_start_from_the_papers_rule_and_take_twice_as_long(tmp_path):
-    found = made_up_set(tmp_path / "made.jsonl", lambda cell: 0.1)
-    trials = cures(found.plan, found.ledger)
-    assert {t.run.steps for t in trials} == {2 * GROCERY.search_steps}
-    top = next(t for t in trials if t.is_default)
-    assert (top.value, top.run.method) == ("top", TOP.method)
-    allowed = {"method", "temperature", "anneal_to", "presample_factor", "alpha"}
-    assert all(differences(t.run, top.run) <= allowed for t in trials)
-    assert len({t.run.key() for t in trials}) == len(trials)

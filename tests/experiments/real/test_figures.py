@@ -95,18 +95,6 @@ def test_a_row_has_n_at_the_left_and_8_n_at_the_right_beside_what_they_compete_w
         assert ends(left)[-1] == f"{9 - height(SAMPLED):.3f}  sampled softmax"
 
 
-def test_a_band_goes_from_the_lowest_seed_to_the_highest(tmp_path):
-    found = evidence(tmp_path)
-    for seed in (0, 1, 2):
-        for moment in found.ledger[run_of(found, TOP, seed)]["curve"]:
-            moment["map@20"] *= 1 + 0.1 * seed
-    left, _ = steps_figure([found], "map@20").axes
-    np.testing.assert_allclose(lines(left)[1].get_ydata()[-1], 1.1 * height(TOP))
-    band = left.collections[1].get_paths()[0].vertices[:, 1]
-    assert band.min() == pytest.approx(0.5 * height(TOP))
-    assert band.max() == pytest.approx(1.2 * height(TOP))
-
-
 def test_titles_say_set_classes_and_n_and_what_has_no_results_is_left_out(tmp_path):
     some = evidence(tmp_path, cells=(SAMPLED, PRIORITY), seeds=(0,))
     figure = steps_figure([empty(tmp_path), evidence(tmp_path, LINUX), some], "map@20")
@@ -150,61 +138,6 @@ def test_time_stretches_steps_by_the_cost_of_a_cell(tmp_path):
     assert axes.get_xlim() == (0, GROCERY.steps * 4.5)
     assert axes.get_xlabel() == "time, in steps of sampled softmax with n=128"
     assert ends(axes)[-1] == f"{height(PRIORITY_8):.4f}  priority, n=1,024 (×4.5)"
-
-
-def test_the_tail_is_that_of_seed_0(tmp_path):
-    figure = tail_figure([evidence(tmp_path), empty(tmp_path)])
-    mass, log_prob, cosine, coverage, bars = figure.axes
-    for axes, want in ((mass, 0.2), (log_prob, -9), (cosine, 0.9), (coverage, 0.2)):
-        assert [list(line.get_ydata()) for line in lines(axes)] == [[pytest.approx(want)] * 2] * 3
-    assert [bar.get_width() for bar in bars.patches] == [pytest.approx(0.1)] * 3
-    assert [to_hex(bar.get_facecolor()) for bar in bars.patches] == [ORANGE, TEAL, RED]
-    (level,) = lines(mass, "--")
-    assert list(level.get_ydata()) == [0.2, 0.2]
-    assert "20.0%  targets" in ends(mass)
-    assert ends(log_prob)[0] == "−9.00  sampled"
-    alone = tail_figure([evidence(tmp_path, cells=(TOP,), seeds=(0,))])
-    assert [len(axes.lines) for axes in alone.axes] == [2, 1, 1, 1, 1]
-
-
-def test_sizes_are_drawn_by_method_with_a_line_for_full_softmax(tmp_path):
-    figure = sizes_figure([empty(tmp_path), evidence(tmp_path)])
-    titles = [axes.get_title(loc="left") for axes in figure.axes]
-    assert [title for title in titles if title] == ["Groceries, 68,509 classes"]
-    drawn = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
-    assert [len(line.get_xdata()) for line in drawn] == [6, 2, 3]  # sampled, top, priority
-    assert list(drawn[0].get_xdata()) == [128 * times / 8 for times in (1, 8, 16, 32, 64, 512)]
-    cells = sorted(cell for cell in CELLS if cell.method == "sampled")
-    assert list(drawn[0].get_ydata()) == pytest.approx([height(cell) for cell in cells])
-    texts = [text.get_text() for each in figure.axes for text in each.texts]
-    assert f"{height(FULL):.4f}  full softmax" in texts
-
-
-def test_a_sweep_is_sorted_logarithmic_if_wide_and_marks_its_default():
-    sweeps = {
-        "r": [(32, 0.05, 9.0), (2, 0.03, 9.2), (8, 0.04, 9.1)],
-        "tau": [(0.5, 0.02, None), (1.0, 0.03, None), (5.0, 0.01, None)],  # ten times: not wide
-        "alpha": [(0.0, 0.02, 9.0), (20.0, 0.03, 9.5)],
-        "rule": [("top", 0.01, 9.0), ("top, τ = 3", 0.02, 8.0)],
-    }
-    figure = sweeps_figure(sweeps, "Groceries", {"r": 8, "rule": "top", "tau": 3.0})
-    panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
-    assert list(panels) == [
-        "r: MAP@20", "tau: MAP@20", "alpha: MAP@20", "rule: MAP@20",
-        "r: full softmax loss", "alpha: full softmax loss", "rule: full softmax loss",
-    ]  # fmt: skip
-    line, mark = panels["r: MAP@20"].lines
-    assert (list(line.get_xdata()), list(line.get_ydata())) == ([2, 8, 32], [0.03, 0.04, 0.05])
-    assert (list(mark.get_xdata()), list(mark.get_ydata())) == ([8], [0.04])
-    scales = {title: axes.get_xscale() for title, axes in panels.items()}
-    assert scales["r: MAP@20"] == "log"
-    assert {scales["tau: MAP@20"], scales["alpha: MAP@20"]} == {"linear"}  # narrow; from 0
-    assert len(panels["tau: MAP@20"].lines) == 1  # its default was not run
-    rule, mark = panels["rule: MAP@20"].lines
-    assert (list(rule.get_xdata()), list(mark.get_xdata())) == ([0.01, 0.02], [0.01])
-    names = [label.get_text() for label in panels["rule: MAP@20"].get_yticklabels()]
-    assert names == ["top", "top, τ = 3"]
-    assert panels["r: MAP@20"].get_ylim() == panels["tau: MAP@20"].get_ylim()
 
 
 def test_without_any_results_the_command_is_named(tmp_path):

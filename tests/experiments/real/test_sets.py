@@ -27,23 +27,6 @@ def test_a_missing_file_is_told_with_the_cure(somewhere):
     )
 
 
-@pytest.mark.parametrize("name", ["linux", "wikipedia", "rust"])
-def test_a_file_in_the_data_folder_is_found_and_nothing_else_changes(name, somewhere):
-    mine = SETS[name]
-    somewhere.data.mkdir()
-    file = somewhere.data / mine.source.files[0]
-    file.mkdir()
-    with pytest.raises(UsageError, match="which is not there"):  # a folder is no file
-        mine.find(somewhere)
-    file.rmdir()
-    file.touch()
-    found = mine.find(somewhere)
-    assert found.files == (str(file),)
-    for part in ("user", "item", "time", "text", "split"):
-        assert getattr(found, part) == getattr(mine.source, part)
-    assert not somewhere.cache.exists()
-
-
 def test_groceries_come_with_a_package(somewhere, monkeypatch):
     monkeypatch.setattr(sets, "find_groceries", lambda: None)
     with pytest.raises(UsageError) as error:
@@ -87,16 +70,6 @@ def written(monkeypatch):
 
     monkeypatch.setattr(synthetic_log, "write_synthetic_log", write)
     return paths
-
-
-def test_a_log_is_made_once(somewhere, written):
-    first, again = SMALL.find(somewhere), SMALL.find(somewhere)
-    assert first == again
-    assert len(written) == 1
-    (file,) = somewhere.cache.iterdir()
-    assert first.files == (str(file),)
-    assert (first.user, first.item, first.time) == ("user", "item", "time")
-    assert SYNTHETIC.find(somewhere).files != first.files  # of another size: another file
 
 
 @pytest.mark.parametrize("trouble", [OSError, KeyboardInterrupt])

@@ -2,41 +2,17 @@
 
 from dataclasses import replace
 
+from oracle.study_results import finished_study, put
+
 from experiments.synthetic.claims import StudyResults, check_synthetic_claims
-from experiments.synthetic.experiment import SEARCH_SEED, Temperature
+from experiments.synthetic.experiment import SEARCH_SEED
 from experiments.synthetic.studies import STUDIES
 from tapas.comparison.ledger import Ledger
 
 
-def made_up(tmp_path, accuracy, loss=lambda cell: 1.0):
-    """A book of all studies in which `cell` ends with `accuracy(cell)`, up to a little noise."""
-    studies = {}
-    for name, study in STUDIES.items():
-        ledger = Ledger(tmp_path / name / "results.jsonl")
-        experiment = study.experiment
-        for cell in experiment.cells:
-            for lr in experiment.lrs:
-                for tau in {cell.temperature or Temperature(), *experiment.temperatures}:
-                    run = experiment.trial(cell, lr, tau)
-                    put(ledger, run, 0.9 if lr == experiment.lrs[1] else 0.1, 1.0)
-            settings = experiment.best(ledger, cell)
-            for seed in experiment.seeds:
-                run = experiment.run(cell, *settings, seed)
-                put(ledger, run, accuracy(cell) + 1e-5 * seed, loss(cell) + 1e-5 * seed)
-        studies[name] = (study, ledger)
+def made_up(tmp_path, accuracy, **more):
+    studies = {name: finished_study(name, tmp_path, accuracy, **more) for name in STUDIES}
     return StudyResults(studies, {"seconds_n_128": 0.001, "seconds_n_512": 0.0035, "ratio": 3.5})
-
-
-def put(ledger, run, accuracy, loss):
-    """Straight into memory: thousands of synced lines would take a while."""
-    early = accuracy / 2 + 2e-4 * run.num_samples  # fewer kept are slower at first
-    curve = [[2_500, early, loss], [run.steps, accuracy, loss]]
-    look = {"placement": "random", "shards": 2, "overlap": 0.99}
-    ledger.results[run.key()] = {
-        "key": run.key(), "accuracy": accuracy, "cross_entropy": loss, "curve": curve,
-        "train_seconds": 1.0, "looks": [look],
-        "run": {"num_samples": run.num_samples, "num_shards": run.num_shards},
-    }  # fmt: skip
 
 
 def as_the_paper_says(cell):
@@ -58,7 +34,7 @@ def test_a_world_like_the_papers_is_reproduced(tmp_path):
     def loss(cell):
         return 1 + cell.presample_factor - (cell.temperature.start if cell.temperature else 0)
 
-    found = verdicts(made_up(tmp_path, as_the_paper_says, loss))
+    found = verdicts(made_up(tmp_path, as_the_paper_says, loss=loss))
     assert found.pop("The effect is larger in figure 2.") == "not"  # the made-up one has none
     assert set(found.values()) == {"reproduced"}
 

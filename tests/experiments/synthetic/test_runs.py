@@ -81,9 +81,3 @@ def test_every_setting_is_part_of_the_key():
     ):  # fmt: skip
         keys.add(replace(RUN, **change).key())
     assert len(keys) == 18
-
-
-def test_a_run_from_before_there_were_shards_keeps_its_key():
-    before = Run(task="linear", method="top", num_samples=16, lr=0.05, steps=3_000, seed=1_000,
-                 batch=16, l2=0.001, evaluate_every=3_000, judge="validation")  # fmt: skip
-    assert before.key() == "2208898b77746862"

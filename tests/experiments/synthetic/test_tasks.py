@@ -14,13 +14,6 @@ from experiments.synthetic.tasks import (
 SMALL = Sizes(num_classes=7, num_train=900, num_validation=50, num_test=400)
 
 
-def test_the_same_seed_gives_the_same_points_and_another_one_others():
-    first, again, other = (linear_task(SMALL, seed=seed) for seed in (3, 3, 4))
-    assert torch.equal(first.train.x, again.train.x)
-    assert torch.equal(first.test.y, again.test.y)
-    assert not torch.equal(first.train.x, other.train.x)
-
-
 def test_train_validation_and_test_share_no_point():
     task = linear_task(SMALL)
     points = torch.cat([task.train.x, task.validation.x, task.test.x])

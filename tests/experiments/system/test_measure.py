@@ -67,14 +67,6 @@ def test_every_round_visits_all_cells_and_begins_with_another():
         assert sorted(Round(PAPER, number).cells) == sorted(PAPER.cells)
 
 
-def test_rounds_come_back_in_order_with_their_system(measured):
-    ledger = measured(rounds=3)
-    ledger.results = dict(reversed(ledger.results.items()))
-    system, rounds = finished_rounds(ledger)
-    assert system == SMALL
-    assert [each["run"]["number"] for each in rounds] == [0, 1, 2]
-
-
 def test_rounds_of_another_system_are_refused(measured):
     ledger = measured(rounds=1)
     check_same_system(ledger, SMALL)
@@ -139,17 +131,8 @@ def test_every_cell_gets_a_job_that_warms_up_and_is_closed(cache, engine_of):
     }  # fmt: skip
     assert result["key"] == turn.key()
     assert result["cores"] >= 1
-
-
-def test_a_record_is_what_the_job_said(cache, engine_of):
-    engine_of()
-    result = json.loads(json.dumps(measure(Round(SMALL, 0), cache)))
-    first = result["cells"][0]
-    assert first["cell"] == ["sampled", 16, 1]
-    assert first["measured"]["steps"] == 8
-    assert first["measured"]["rows_pushed"] == 8 * 26
-    assert first["measured"]["staleness"] == {"1": 2, "3": 6}
-    assert first["warm_up"]["steps"] == 4
+    assert result["cells"][0]["measured"]["staleness"] == {"1": 2, "3": 6}
+    assert result["cells"][0]["warm_up"]["steps"] == 4
     assert str(cache) not in json.dumps(result)  # where it ran is nobody's business
 
 

@@ -8,8 +8,6 @@ import pytest
 
 from experiments.system.viewing_log import POWER, TEETH, ViewingLogConfig, write_viewing_log
 from tapas import UsageError
-from tapas.data.prepare import prepare_log
-from tapas.data.source import LogSource
 
 USERS, ITEMS, INTERESTS, HABIT = 3_000, 400, 7, 0.8
 CONFIG = ViewingLogConfig(
@@ -88,16 +86,6 @@ def _expected_alike(part, chance):
     assert given.sum(axis=0) == pytest.approx(1)
     mean = part.T @ given  # (G, G): expected part on interest h of an item of interest g
     return float((mean * mean).sum() / INTERESTS)
-
-
-def test_times_count_from_0_and_the_log_can_be_read(log, tmp_path):
-    times = log.group_by("user").agg(pl.col("time").max() + 1, pl.len())
-    assert (times["time"] == times["len"]).all()
-    write_viewing_log(tmp_path / "log.parquet", CONFIG)
-    source = LogSource(files=(str(tmp_path / "log.parquet"),))  # columns are found by their names
-    read = prepare_log(source, tmp_path / "cache")
-    assert read.num_items == ITEMS
-    assert read.num_users >= USERS
 
 
 def test_every_item_is_there_however_few_the_events(tmp_path):

@@ -1,6 +1,5 @@
 """One run of a comparison: equal batches for all, and no look at points of the other kind."""
 
-import dataclasses
 import json
 from dataclasses import replace
 
@@ -18,10 +17,6 @@ from tapas.evaluation.intervals import estimate
 CONFIG = quick()
 RUN = CompareRun(contender="sampled", rows_lr=0.3, knob=0.5, num_samples=16, steps=8,
                  step_seconds=0.25, seed=0)  # fmt: skip
-CHANGES = {
-    "contender": "tapas", "rows_lr": 0.2, "knob": 1.0, "num_samples": 9, "steps": 9,
-    "step_seconds": 0.5, "seed": 1, "points": "validation",
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +27,6 @@ def result(cache):
 def numbers(result):
     """All that is not about this machine."""
     return {k: v for k, v in result.items() if "wall" not in k and k != "peak_bytes"}
-
-
-def test_every_field_is_part_of_the_key():
-    assert set(CHANGES) == {field.name for field in dataclasses.fields(CompareRun)}
-    keys = {replace(RUN, **{name: value}).key() for name, value in CHANGES.items()}
-    assert len(keys | {RUN.key()}) == len(CHANGES) + 1
 
 
 @pytest.mark.slow
