@@ -167,7 +167,7 @@ import sys
 from tapas import UsageError
 from tapas.servers.ray_session import join_ray
 try:
-    with join_ray(sys.argv[1], timeout_seconds=20) as session:
+    with join_ray(sys.argv[1], timeout_seconds=40) as session:
         print("joined", session.address, session.is_ours)
 except UsageError as error:
     print(error)
@@ -437,7 +437,7 @@ def test_nobody_gets_in_without_the_token(session):
         python(JOINER, address, RAY_AUTH_TOKEN="f" * 64),
         python(TALK.format(address)),
     )
-    friend, stranger, liar, talker = (process.communicate(timeout=60) for process in processes)
+    friend, stranger, liar, talker = (process.communicate(timeout=120) for process in processes)
     assert friend[0] == f"joined {address} False\n", friend
     assert stranger[0].startswith(
         f"the Ray cluster at {address} is used with a token only, and there is none: "
