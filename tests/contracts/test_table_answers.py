@@ -14,6 +14,7 @@ from tapas.candidates import Candidates
 from tapas.optim import SGD, LazyAdam, RowwiseAdagrad
 from tapas.rng import stream
 from tapas.tables.ranks import GlobalBatch
+from tapas.tables.second_pass import SecondPass
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -150,3 +151,17 @@ def test_a_saved_table_goes_on_as_if_it_had_never_stopped(make, optimizer):
     for one in (table, other):
         one.update(ids + 1, *grads)
     assert same(everything(table), everything(other))
+
+
+def test_a_second_pass_of_another_pool_is_refused(make):
+    """On shards it would be the noise of other classes, without a word."""
+    table, target = make(), torch.full((B, 1), -1)
+    drawn, pool = (Candidates(torch.arange(size), torch.zeros(size)) for size in (P, P - 1))
+    batch = GlobalBatch.local(draw(B, D), target)
+    how = SecondPass.draw(batch, drawn, 4, tapas.Priority(), 1.0, generator=stream(0, "keep"))
+    with pytest.raises(tapas.UsageError) as error:
+        table.select(pool, how)
+    assert str(error.value) == (
+        "the second pass was drawn for a pool of 17 classes, got one of 16. Draw both anew for "
+        "every batch."
+    )

@@ -11,7 +11,16 @@ import pytest
 import torch
 from ranks import run_ranks
 
-from tapas import LocalTable, ShardedTable, TapasError, TapasSoftmax, UsageError, join_ranks
+from tapas import (
+    LocalTable,
+    Priority,
+    ShardedTable,
+    TapasError,
+    TapasSoftmax,
+    UsageError,
+    join_ranks,
+)
+from tapas.heads import LookupHead
 from tapas.optim import SGD, RowwiseAdagrad
 from tapas.rng import stream
 
@@ -74,12 +83,47 @@ def send_back(head, odd):
     (head.table.lookup(TARGET) * spoilt(GRAD, odd)).sum().backward()
 
 
+class Failing(Priority):
+    """A rule of somebody's own that fails where one shard's rows are."""
+
+    def select(self, given, keep):
+        raise UsageError("not today.")
+
+
+class Careless(LookupHead):
+    """A loss of somebody's own that fails before it looks rows up."""
+
+    fails = False
+
+    def losses(self, batch, context):
+        if self.fails:
+            raise UsageError("not today.")
+        weight, _ = self.table.lookup(batch.target[:, 0], return_bias=True)
+        return (weight * batch.query).sum(dim=1)
+
+
+def with_a_rule_that_fails(head, odd):
+    rule, head.selection = head.selection, Failing() if odd else head.selection
+    try:
+        head(GOOD, TARGET)
+    finally:
+        head.selection = rule
+
+
+def with_a_loss_that_fails(head, odd):
+    other = Careless(table=head.table)
+    other.fails = bool(odd)
+    other(GOOD, TARGET)
+
+
 # the call the others are at; what all ranks do, where `odd` is 1 for the one at fault; its error
 REFUSALS = [
     ("batch", lambda head, odd: head(draw(2, D + odd), TARGET), WIDTH),
     ("batch", lambda head, odd: head(spoilt(GOOD, odd), TARGET), BAD_ROW),
     ("batch", lambda head, odd: head(GOOD, TARGET + odd), NO_TARGET),
     ("batch", lambda head, odd: head.sample(spoilt(GOOD, odd)), BAD_ROW),
+    ("answers", with_a_rule_that_fails, "UsageError: not today."),
+    ("lookup", with_a_loss_that_fails, "UsageError: not today."),
     ("mean", lambda head, odd: head.full_loss(GOOD, TARGET + odd), NO_TARGET),
     ("rows", lambda head, odd: head.log_prob(GOOD, TARGET[:, None] + odd), NO_ID),
     ("topk", lambda head, odd: head.topk(GOOD, 3 + 29 * odd), TOO_MANY),
@@ -212,6 +256,8 @@ def of_states(ranks, head):
     answers["pickled"] = pickle.loads(pickle.dumps(head)).table.ranks is head.table.ranks
     part = torch.distributed.new_group([0, 1])
     if ranks.rank < 2:
+        tables = [ShardedTable(C, D, group=part) for _ in range(2)]
+        answers["one group"] = tables[0].ranks is tables[1].ranks is not head.table.ranks
         with pytest.raises(UsageError) as error:
             pickle.dumps(ShardedTable(C, D, group=part))
         answers["of some ranks"] = str(error.value)
@@ -293,6 +339,7 @@ def test_the_state_of_another_rank_is_refused_and_a_part_of_the_ranks_is_not_pic
             assert "these rows are those of another rank or layout" in heard["of rank 0"]
         if rank < 2:
             assert "a table of some of the ranks cannot be pickled" in heard["of some ranks"]
+            assert heard["one group"]
 
 
 def test_one_process_has_nobody_to_agree_with(monkeypatch):

@@ -241,7 +241,7 @@ class CheckpointFolder:
         """`step`, by default the newest, and its folder; or an error that says what there is."""
         finished = finished_in(self.folder)
         if not finished:
-            raise UsageError(f"no checkpoint in {self.folder}. Start without --resume.")
+            raise UsageError(f"no checkpoint in {self.folder}.")
         step = max(finished) if step is None else step
         if step not in finished:
             known = ", ".join(map(str, sorted(finished)))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tapas.cli.exit_codes import FAILED, one_line_endings
-from tapas.cli.options import AsJson, Cache, cache_folder, talk
+from tapas.cli.options import AsJson, Cache, Item, Time, User, cache_folder, talk
 from tapas.errors import UsageError
 
 app = typer.Typer(
@@ -87,6 +87,9 @@ def grow(
             metavar="N", help="Step; if left out, the newest one, with --log the best one."
         ),
     ] = None,
+    user: User = None,
+    item: Item = None,
+    time: Time = None,
     cache: Cache = None,
 ) -> None:
     """Write a checkpoint with more classes, or a run with the items of a newer log.
@@ -98,7 +101,8 @@ def grow(
     With --log FILE, for a run of `tapas train`, FOLDER becomes a run on that log. Items that
     PATH knows keep their rows, new ones start as in a new run, with the bias of their
     frequency. `tapas train --resume FOLDER` trains it; evaluate and recommend work at once.
-    Name the old files beside the new ones if their events shall count, too.
+    Name the old files beside the new ones if their events shall count, too. The log is read as
+    that of the run; --user, --item and --time say where its columns have other names.
 
     Needs memory for all rows at once. The source is not touched.
     """
@@ -113,7 +117,9 @@ def grow(
         elif initial:
             raise UsageError("--initial goes with --to N; a run knows where its rows start.")
         else:
-            _grow_run(path, step, out, log, cache_folder(cache))
+            named = {"user": user, "item": item, "time": time}
+            columns = {role: name for role, name in named.items() if name is not None}
+            _grow_run(path, step, out, log, columns, cache_folder(cache))
 
 
 def _grow_checkpoint(path: Path, step: int | None, out: Path, to: int, initial: list[str]) -> None:
@@ -135,11 +141,13 @@ def _grow_checkpoint(path: Path, step: int | None, out: Path, to: int, initial: 
     talk(f"Wrote {out} from {found}, with {to:,} classes.{state}")
 
 
-def _grow_run(path: Path, step: int | None, out: Path, log: list[str], cache: Path) -> None:
+def _grow_run(
+    path: Path, step: int | None, out: Path, log: list[str], columns: dict[str, str], cache: Path
+) -> None:
     from tapas.training.grow import grow_run
     from tapas.training.run_folder import open_run
 
-    grown = grow_run(open_run(path), log, out, cache=cache, step=step, status=talk)
+    grown = grow_run(open_run(path), log, out, cache=cache, step=step, columns=columns, status=talk)
     talk(
         f"Wrote {out} from {grown.checkpoint}: {grown.num_known:,} items keep their rows "
         f"({grown.num_missing:,} of them are not in the new log), {grown.num_new:,} are new."

@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 HEADER = 5  # numbers that are gathered at once: the verb, three more, and one for each rank
 AWAKE_SECONDS = 0.005
 SMALL = 1024  # numbers whose sum is not worth two collectives
-REFUSED = -1  # in place of a verb: this rank's input was bad
+REFUSED = -1  # in place of the name of a call: what this rank was given is bad
 
 
 class GroupRanks(Ranks):
@@ -115,11 +115,7 @@ class GroupRanks(Ranks):
         heard = self._gather_header([name, *numbers], each)
         refused = tuple(rank for rank, row in enumerate(heard) if row[0] == REFUSED)
         if refused:
-            raise PeerError(
-                f"{rank_names(refused)} refused the input of `{verb}`; the error there says why. "
-                "Nothing was changed here.",
-                refused,
-            )
+            raise _refused(refused, verb)
         lost = tuple(rank for rank, row in enumerate(heard) if row[0] != name)
         if lost:
             raise self._out_of_step(lost, verb)
@@ -198,23 +194,35 @@ class GroupRanks(Ranks):
             all_gather(whole.view(-1), tensor.contiguous().view(-1), group=self.group)
         return whole
 
+    def refuse(self, parts: Tensor) -> None:
+        """In place of an `exchange` of tensors of this shape: the others are told of an error."""
+        with suppress(PeerError):
+            self._exchange_named(REFUSED, parts)
+
     def exchange(self, what: str, parts: Tensor) -> Tensor:
         """(m, N, ...) what every rank has for this one, of `parts` (m, N, ...), one for each.
 
         Parts carry the name of `what` they are: a rank that has failed in between, and goes on
         with another call, must not have its message taken for this one.
         """
-        name = torch.tensor([zlib.crc32(what.encode())], dtype=torch.int64, device=parts.device)
-        label = name.view(torch.uint8).expand(self.size, 8)
+        name = zlib.crc32(what.encode())
+        labels, received = self._exchange_named(name, parts)
+        if refused := tuple((labels == REFUSED).nonzero()[:, 0].tolist()):
+            raise _refused(refused, what)
+        lost = tuple((labels != name).nonzero()[:, 0].tolist())
+        if lost:
+            raise self._out_of_step(lost, what)
+        return received.reshape(-1).clone().view(parts.dtype).view(parts.shape)
+
+    def _exchange_named(self, name: int, parts: Tensor) -> tuple[Tensor, Tensor]:
+        """The names (m,) that came with what every rank has sent, and the bytes of that."""
+        label = torch.tensor([name], dtype=torch.int64, device=parts.device).view(torch.uint8)
+        label = label.expand(self.size, 8)
         content = label[:, :0]
         if parts.numel():
             content = parts.contiguous().view(self.size, -1).view(torch.uint8)
         received = self._exchange(torch.cat([label, content], dim=1))
-        labels = received[:, :8].reshape(-1).clone().view(torch.int64)
-        lost = tuple((labels != name).nonzero()[:, 0].tolist())
-        if lost:
-            raise self._out_of_step(lost, what)
-        return received[:, 8:].reshape(-1).clone().view(parts.dtype).view(parts.shape)
+        return received[:, :8].reshape(-1).clone().view(torch.int64), received[:, 8:]
 
     def _exchange(self, parts: Tensor) -> Tensor:
         received = torch.empty_like(parts, memory_format=torch.contiguous_format)
@@ -290,6 +298,14 @@ class GroupRanks(Ranks):
         )
 
 
+def _refused(ranks: tuple[int, ...], verb: str) -> PeerError:
+    return PeerError(
+        f"{rank_names(ranks)} refused the input of `{verb}`; the error there says why. "
+        "Nothing was changed here.",
+        ranks,
+    )
+
+
 # names that torch has changed since 2.8
 all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
@@ -301,15 +317,18 @@ def store_of(group: Any) -> Any:
     return dist.distributed_c10d._get_process_group_store(group)
 
 
-_all_ranks: list[GroupRanks] = []  # whoever asks for them gets the same counters and checkpoint
+_of_groups: dict[Any, GroupRanks] = {}  # who asks for a group again gets the same counters
 
 
 def ranks_in(group: dist.ProcessGroup | GroupRanks | None) -> GroupRanks:
     """`group` if it is that already, else the ranks of it, by default all."""
     if isinstance(group, GroupRanks):
         return group
-    if group is not None:
-        return GroupRanks(group)
-    if not _all_ranks or not dist.is_initialized() or _all_ranks[0].group is not dist.group.WORLD:
-        _all_ranks[:] = [GroupRanks()]
-    return _all_ranks[0]
+    world: Any = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+    if world not in _of_groups:  # the groups of a world that is gone
+        _of_groups.clear()
+        _of_groups[world] = GroupRanks()
+    wanted = world if group is None else group
+    if wanted not in _of_groups:
+        _of_groups[wanted] = GroupRanks(wanted)
+    return _of_groups[wanted]

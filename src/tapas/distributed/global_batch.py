@@ -82,6 +82,7 @@ def gather_batch(
     """
     if target is None:
         target = torch.empty(len(query), 0, dtype=torch.int64, device=query.device)
+    target = check_integer("target", target)
     if context is not None:
         context = check_integer("context", context)
     has_context = context is not None

@@ -120,14 +120,8 @@ class ShardedTable(ClassTable):
         slot, mine = self._slots(pool.ids)
         here = mine.nonzero()[:, 0]
         quota = shard_quota(second_pass.keep, self.ranks.size, self.ranks.rank)
-        return select_here(
-            self.shard,
-            classes_at(pool, here),
-            slot.index_select(0, here),
-            second_pass.noise_at(here),
-            quota,
-            second_pass,
-        )
+        part = second_pass.for_part(here, quota)
+        return select_here(self.shard, classes_at(pool, here), slot.index_select(0, here), part)
 
     def select(self, pool: Candidates, second_pass: SecondPass | None) -> Candidates:
         kept = super().select(pool, second_pass)
@@ -141,9 +135,13 @@ class ShardedTable(ClassTable):
     ) -> tuple[Tensor, Tensor]:
         """As in `ClassTable`; each shard keeps and sums what it has rows of."""
         with torch.no_grad():
-            kept = self._check_candidates(pool)
-            if second_pass is not None:
-                kept = self._select_here(kept, second_pass)
+            try:
+                kept = self._kept_here(pool, second_pass)
+            except Exception:
+                # in place of the answers that the others wait for
+                size = (self.ranks.size, max(batch.sizes), batch.target.shape[1] + 1)
+                self.ranks.refuse(batch.query.new_zeros(size))
+                raise
             slot, mine = self._slots(kept.ids)
             slot, order = slot[mine].sort()
             here = Candidates(slot, kept.log_q[mine][order])

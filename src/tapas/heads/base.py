@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tapas.errors import UsageError, pick
 from tapas.exact_state import ExactState
-from tapas.heads.batch import Batch, check_any_example, local_context, prepare
+from tapas.heads.batch import Batch, check_any_example, prepare
 from tapas.heads.facts import BuildContext, Options, default_num_samples
 from tapas.rng import check_seed
 from tapas.shapes import check_tensor
@@ -135,7 +135,7 @@ class Head(ExactState, ABC):
         with self.ranks.share_errors():
             self._refuse_backward()
             batch = self._prepare(query, target, target_weight)
-            context = local_context(context, batch)
+            context = batch.context_of(context)
         loss, mean_size = self._losses(batch, context)
         self._count_step()
         return self._guarded(batch.reduce(loss, self.reduction, mean_size))

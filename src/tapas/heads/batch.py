@@ -21,6 +21,11 @@ class Batch:
     places: Tensor | None  # (B,) where the examples stood; None is all of them, in order
     shape: torch.Size  # leading shape of the queries as they came
 
+    def context_of(self, context: Tensor | None) -> Tensor | None:
+        """The previous class of each example, (B,), of one for each that came."""
+        flat = flat_context(context, self.shape, self.query.device)
+        return flat if flat is None or self.places is None else flat[self.places]
+
     def reduce(self, loss: Tensor, reduction: str, mean_size: float) -> Tensor:
         """(B,) losses to their mean or sum over examples, or back to the leading shape.
 
@@ -151,17 +156,17 @@ def check_any_example(size: float) -> None:
         raise UsageError("no rank has an example in this batch. Skip it on all of them.")
 
 
-def local_context(context: Tensor | None, batch: Batch) -> Tensor | None:
-    """The previous class of each of the batch's examples, (B,), of one for each that came."""
+def flat_context(context: Tensor | None, shape: torch.Size, device: torch.device) -> Tensor | None:
+    """The previous class of each query, whose leading shape is `shape`, flat and on `device`."""
     if context is None:
         return None
     check_tensor("context", context)
-    if context.shape != batch.shape:
+    if context.shape != shape:
         raise UsageError(
-            f"context has shape {tuple(context.shape)}; expected {tuple(batch.shape)}, the "
+            f"context has shape {tuple(context.shape)}; expected {tuple(shape)}, the "
             "previous class of every example."
         )
-    return context.reshape(-1) if batch.places is None else context.reshape(-1)[batch.places]
+    return context.reshape(-1).to(device)
 
 
 def own_scores(batch: Batch, weight: Tensor, bias: Tensor) -> Tensor:

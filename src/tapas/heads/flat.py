@@ -128,12 +128,15 @@ class SharedSample(FlatHead):
 
     @outside_graphs
     @in_float32
-    def sampled_log_prob(self, query: Tensor, target: Tensor) -> Tensor:
+    def sampled_log_prob(
+        self, query: Tensor, target: Tensor, *, context: Tensor | None = None
+    ) -> Tensor:
         """Log-probability of each target as `forward` estimates it, its shape; 0 for padding."""
         with self.ranks.share_errors():
             self._refuse_backward()
             batch = self._prepare(query, target, None)
-        cost = target_costs(*self._logits(self._gather(batch, None)), batch.counted)
+            context = batch.context_of(context)
+        cost = target_costs(*self._logits(self._gather(batch, context)), batch.counted)
         self._count_step()
         real = (target != self.ignore_index).to(cost.device)
         found = -cost.new_zeros(target.shape).masked_scatter(real, cost[batch.target >= 0])
@@ -173,7 +176,8 @@ class LookupHead(FlatHead):
         with self.ranks.share_errors():
             mean_size = self.ranks.mean(len(batch.query))
         check_any_example(mean_size)
-        return self.losses(batch, context), mean_size
+        with self.ranks.share_errors():
+            return self.losses(batch, context), mean_size
 
 
 _OF_TABLE = ("row_optimizer", "bias", "dtype", "num_shards", "device")

@@ -105,7 +105,7 @@ class InBatchSoftmax(SharedSample):
         return ids[ids >= 0]
 
     def _gap_at_sight(self, ids: Tensor) -> Tensor:
-        """B of `ids` (N,) with what is learnt from batch them in this step."""
+        """B of `ids` (N,) after this step has seen them."""
         gap = self.gap[ids].float()
         waited = (self.step - self.last_seen[ids]).float()
         return torch.where(gap > 0, torch.lerp(gap, waited, self.rate), waited)

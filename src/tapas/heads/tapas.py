@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tapas.candidates import Candidates
 from tapas.errors import UsageError
-from tapas.heads.batch import Batch, local_context
+from tapas.heads.batch import Batch, flat_context
 from tapas.heads.diagnostics import Diagnosis, diagnose
 from tapas.heads.facts import BuildContext, Option, Options, drawn_options
 from tapas.heads.flat import FlatOptions, SharedSample, build_proposal
@@ -169,10 +169,11 @@ class TapasSoftmax(SharedSample):
         if target is not None:
             return self.candidates(self._gather_all(query, target, context)[1])
         with self.ranks.share_errors():
-            query = check_query(query, self.table.dim)
-            nothing = torch.full((len(query), 1), -1, device=query.device)
+            flat = check_query(query, self.table.dim)
+            context = flat_context(context, query.shape[:-1], flat.device)
+            nothing = torch.full((len(flat), 1), -1, device=flat.device)
             batch = self.ranks.batch(
-                query, nothing, context, step=self.step, gradients=self.table.gradients
+                flat, nothing, context, step=self.step, gradients=self.table.gradients
             )
         if not len(batch.query):
             raise UsageError("the batch is empty: there is no query to sample for.")
@@ -183,7 +184,7 @@ class TapasSoftmax(SharedSample):
     ) -> tuple[Batch, GlobalBatch]:
         with self.ranks.share_errors():
             batch = self._prepare(query, target, None)
-            context = local_context(context, batch)
+            context = batch.context_of(context)
         return batch, self._gather(batch, context)
 
     @in_float32

@@ -58,7 +58,13 @@ class TreeHead(Head):
     def __init__(self, num_classes: int, dim: int, **options: Unpack[TreeOptions]):
         super().__init__(num_classes, dim, **loss_options(self, options, TreeOptions))
         self._row_optimizer, self._bias = options.get("row_optimizer"), options.get("bias", True)
-        self._device = options.get("device")
+        if not isinstance(self._bias, bool):
+            raise UsageError(
+                f"bias of a {type(self).__name__} must be True, to start where counts say, or "
+                f"False, got {type(self._bias).__name__}."
+            )
+        device = options.get("device")
+        self._device = torch.get_default_device() if device is None else torch.device(device)
 
     def _table(self, name: str, mass: NDArray[Any], dim: int) -> LocalTable:
         """One row for each entry of `mass`; biases start at its log."""

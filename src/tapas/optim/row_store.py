@@ -1,4 +1,4 @@
-"""What an optimizer of rows asks of the table that holds them; nobody else calls these."""
+"""What optimizers need of a table: where its rows are, and how to move them."""
 
 import math
 from abc import ABC, abstractmethod
@@ -48,7 +48,7 @@ class RowStore(ABC):
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where `rows` are returned, and where queries are expected."""
+        """Where the rows are read, and where queries are expected."""
 
     @property
     @abstractmethod

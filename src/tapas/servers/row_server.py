@@ -130,7 +130,7 @@ class RowServer:
                     tensor_of(noise),
                 )
                 rows = self._slots(table, kept.ids)
-                kept = select_here(shard, kept, rows, second_pass.noise, quota, second_pass)
+                kept = select_here(shard, kept, rows, second_pass)
             rows = self._slots(table, torch.cat([kept.ids, tensor_of(wanted)]))
             weight, bias = shard._read(rows)
             return Scored(

@@ -88,7 +88,7 @@ class ServedTable(ClassTable):
     ) -> tuple[Tensor, Tensor]:
         """As in `ClassTable`, in one round trip: the rows of targets ride with the kept."""
         with torch.no_grad():
-            pool = self._check_candidates(pool)
+            pool = self._check_candidates(pool, second_pass)
             wanted = torch.unique(batch.target[batch.target >= 0]).cpu()
             parts = self._split(wanted)
             found = self._score(pool, second_pass, [wanted[part] for part in parts])
@@ -115,8 +115,8 @@ class ServedTable(ClassTable):
         for number, positions in enumerate(self._split(pool.ids)):
             part, noise, quota = classes_at(pool, positions), pool.log_q[:0], len(positions)
             if second_pass is not None:
-                noise = second_pass.noise_at(positions)
                 quota = shard_quota(second_pass.keep, self.num_shards, number)
+                noise = second_pass.for_part(positions, quota).noise
             requests[number] = (
                 self.name,
                 query,

@@ -108,20 +108,12 @@ class ClassTable(RowStore, ExactState, ABC):
 
     @torch.no_grad()
     def select(self, pool: Candidates, second_pass: SecondPass | None) -> Candidates:
-        """Second pass: the classes of `pool` that it keeps, by rising id; all without one.
+        """The classes of `pool` that `second_pass` keeps, by rising id; all of them if it is None.
 
-        Asked the same on every rank, and answered the same.
+        Every rank passes the same and gets the same.
         """
         with self.ranks.share_errors():
-            pool = self._check_candidates(pool)
-            if second_pass is None:
-                return pool
-            check_shape(
-                {"D": self.dim},
-                query=(second_pass.query, "A D"),
-                target=(second_pass.target, "A L"),
-            )
-            return self._select_here(pool, second_pass)
+            return self._kept_here(pool, second_pass)
 
     def sampled_logits(
         self, batch: GlobalBatch, pool: Candidates, second_pass: SecondPass | None = None
@@ -134,9 +126,7 @@ class ClassTable(RowStore, ExactState, ABC):
         their gradients. `batch` is that of `ranks.batch`, its ids checked.
         """
         with torch.no_grad():
-            kept = self._check_candidates(pool)
-            if second_pass is not None:
-                kept = self._select_here(kept, second_pass)
+            kept = self._kept_here(pool, second_pass)
         return sampled_logits(self.gradients, self._read, batch.query, batch.target, kept)
 
     @abstractmethod
@@ -219,8 +209,24 @@ class ClassTable(RowStore, ExactState, ABC):
     def _update(self, gradients: RowGradients) -> None:
         self.gradients.update(gradients)
 
-    def _check_candidates(self, pool: Candidates) -> Candidates:
+    def _kept_here(self, pool: Candidates, second_pass: SecondPass | None) -> Candidates:
+        """What of `pool` stays, of the classes whose rows are here; without a second pass all."""
+        pool = self._check_candidates(pool, second_pass)
+        return pool if second_pass is None else self._select_here(pool, second_pass)
+
+    def _check_candidates(self, pool: Candidates, second_pass: SecondPass | None) -> Candidates:
         """`pool`, which a proposal of anybody's may have drawn, on the table's device."""
+        if second_pass is not None:
+            check_shape(
+                {"D": self.dim},
+                query=(second_pass.query, "A D"),
+                target=(second_pass.target, "A L"),
+            )
+            if len(second_pass.noise) not in (0, len(pool)):
+                raise UsageError(
+                    f"the second pass was drawn for a pool of {len(second_pass.noise)} classes, "
+                    f"got one of {len(pool)}. Draw both anew for every batch."
+                )
         ids = pool.ids
         if not len(ids):
             return pool.to(self.device)

@@ -181,16 +181,15 @@ class LocalTable(ClassTable):
 
     def _select_here(self, pool: Candidates, second_pass: SecondPass) -> Candidates:
         if self.num_shards == 1:
-            return select_here(
-                self, pool, pool.ids, second_pass.noise, second_pass.keep, second_pass
-            )
+            return select_here(self, pool, pool.ids, second_pass)
         shard = self.placement.shard(pool.ids)
         parts = []
         for j in range(self.num_shards):
             positions = (shard == j).nonzero()[:, 0]
-            part, noise = classes_at(pool, positions), second_pass.noise_at(positions)
+            part = classes_at(pool, positions)
             quota = shard_quota(second_pass.keep, self.num_shards, j)
-            parts.append(select_here(self, part, part.ids, noise, quota, second_pass))
+            mine = second_pass.for_part(positions, quota)
+            parts.append(select_here(self, part, part.ids, mine))
         return joined(parts)
 
     def move_rows(

@@ -75,8 +75,10 @@ class Ranks:
         return GlobalBatch.local(query, target, context)
 
     def share_errors(self) -> AbstractContextManager[None]:
-        """Errors raised inside, before the first collective, are sent to the other ranks, so that
-        none waits for ever."""
+        """Errors raised inside are sent to the other ranks, so that none waits for ever.
+
+        Once a collective has been made inside, they are no longer sent.
+        """
         return nullcontext()
 
     def check_equal(self, what: str, value: object) -> None:

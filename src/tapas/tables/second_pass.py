@@ -5,7 +5,7 @@ has rows of. No layout of the rows can change what was drawn.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -65,9 +65,10 @@ class SecondPass:
         noise = noise.to(query.device)
         return SecondPass(keep, rule, temperature, query, target, complete, noise)
 
-    def noise_at(self, positions: Tensor) -> Tensor:
-        """The noise of the classes at `positions` of the pool."""
-        return self.noise.index_select(0, positions) if len(self.noise) else self.noise
+    def for_part(self, positions: Tensor, quota: int) -> "SecondPass":
+        """The same for the classes at `positions` of the pool, `quota` of which are kept."""
+        noise = self.noise.index_select(0, positions) if len(self.noise) else self.noise
+        return replace(self, keep=quota, noise=noise)
 
 
 def classes_at(pool: Candidates, positions: Tensor) -> Candidates:
@@ -87,20 +88,10 @@ def shard_quota(keep: int, num_shards: int, shard: int) -> int:
 
 
 def select_here(
-    table: "LocalTable",
-    part: Candidates,
-    rows: Tensor,
-    noise: Tensor,
-    quota: int,
-    second_pass: SecondPass,
+    table: "LocalTable", part: Candidates, rows: Tensor, second_pass: SecondPass
 ) -> Candidates:
-    """The `quota` of `part` (P classes) that the rule keeps.
-
-    Args:
-        table: has their rows.
-        rows:  (P,) which row of the table each class has.
-        noise: (P,) or (0,)
-    """
+    """What `second_pass` keeps of `part` (P classes), whose rows in `table` are `rows` (P,)."""
+    quota = second_pass.keep
     if len(part) <= quota:
         return part
     if not quota:
@@ -119,7 +110,7 @@ def select_here(
         target=second_pass.target,
         complete=second_pass.complete,
         temperature=second_pass.temperature,
-        noise=noise,
+        noise=second_pass.noise,
         native=native_rows,
     )
     kept, log_weight = check_selected(rule, *rule.select(given, quota), quota, len(part))

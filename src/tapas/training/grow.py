@@ -5,9 +5,10 @@ remember; those that only the new log has get the ids that follow, and start as 
 new run begins at step 0 with what the old one has learned, and makes as many passes over its log.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tapas.checkpoints.describe import CHECKPOINTS
 from tapas.checkpoints.grow import NewRows, with_classes
@@ -46,22 +47,30 @@ def grow_run(
     *,
     cache: Path,
     step: int | None = None,
+    columns: Mapping[str, Any] | None = None,
     status: Callable[[str], None] = lambda words: None,
 ) -> Growth:
     """Make the run `out` from `run`, with the log in `files`, read by the same options.
 
-    It begins with the checkpoint of `step`; None is the best, or the newest if none is.
+    It begins with the checkpoint of `step`; None is the best, or the newest if none is. `columns`
+    are those of the new log that have other names: user, item, time.
     """
     check_can_grow(run.config)
     check_free(out)
     step = run.checkpoints.best() if step is None else step
     checkpoint = run.checkpoints.find(step)[1]
-    source = replace(run.config.log, files=tuple(files))
+    source = replace(run.config.log, files=tuple(files), **(columns or {}))
     log = prepare_log(source, cache, talk=status, known=run.log)
+    num_known = run.log.num_items
+    missing = int((log.item_keys.counts[:num_known] == 0).sum())
+    if missing == num_known:
+        raise UsageError(
+            f"none of the {num_known:,} items that {run.path} knows is in the new log. Check that "
+            "both write item keys alike; to learn other items, train a run of their own."
+        )
     split = split_log(log, run.config.split)
     for words in (*reading_words(log.report), *split_words(log, split)):
         status(words)
-    num_known = run.log.num_items
     new = replace(new_rows(run.config), bias=log_frequency(split.train_counts)[num_known:])
     grown = with_classes(checkpoint, log.num_items, new, least=0)
     grown.record["numbers"]["model.head"]["step"] = 0
@@ -73,7 +82,6 @@ def grow_run(
         num_threads=run.num_threads,
         fill=lambda folder: grown.write(folder / CHECKPOINTS / "step-00000000"),
     )
-    missing = int((log.item_keys.counts[:num_known] == 0).sum())
     return Growth(checkpoint, num_known, log.num_items - num_known, missing)
 
 

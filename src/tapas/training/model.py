@@ -100,13 +100,13 @@ class SequenceModel(nn.Module):
         x = self._vectors(items, lengths)
         states = self._encode(x, lengths, generator)
         query = states.flatten(0, 1).index_select(0, places)
+        before = items.reshape(-1)[places] if self.head.wants_context else None
         if self.repeats is None:
             weight = None if self.target_decay == 1 else decaying(batch.target, self.target_decay)
-            before = items.reshape(-1)[places] if self.head.wants_context else None
             loss: Tensor = self.head(query, batch.target, weight, context=before)
             return loss
         target = batch.target.to(device)
-        softmax = self.head.sampled_log_prob(query, target)  # type: ignore[operator]
+        softmax = self.head.sampled_log_prob(query, target, context=before)  # type: ignore[operator]
         copies: Copies = self.repeats(query, x, items, places)
         log_prob = copies.log_prob(softmax, target).masked_fill(target < 0, 0.0)
         cost = -(log_prob * decaying(target, self.target_decay)).sum(dim=1)

@@ -90,8 +90,7 @@ def resume(
         checkpoint = None
         if run.checkpoints.steps() or step is not None:
             checkpoint = read_checkpoint(run.checkpoints, parts.model, step, ranks)
-            if ranks is not ONE_PROCESS:
-                ranks.last_checkpoint = f"step {checkpoint.step} in {run.checkpoints.folder}"
+            ranks.last_checkpoint = f"step {checkpoint.step} in {run.checkpoints.folder}"
         if service is not None and ranks.is_main:
             write_config(run)
         status(resume_words(checkpoint))
@@ -104,13 +103,17 @@ def read_log(
     config: TrainConfig, out: Path, *, cache: Path, status: Status, ranks: Ranks
 ) -> tuple[EventLog, Split]:
     """The log of a new run and its parts; an error before any work if `out` cannot be made."""
-    if ranks.is_main:
-        check_free(out)
     if not config.split.shares[0]:
         raise UsageError(
             "split.validation is 0: training chooses its best checkpoint by it. Hold something out."
         )
-    log = ranks.main_first("read the log", lambda: prepare_log(config.log, cache, talk=status))
+
+    def prepared() -> EventLog:
+        if ranks.is_main:
+            check_free(out)
+        return prepare_log(config.log, cache, talk=status)
+
+    log = ranks.main_first("read the log", prepared)
     split = split_log(log, config.split)
     for words in (*reading_words(log.report), *split_words(log, split)):
         status(words)

@@ -205,7 +205,7 @@ def test_the_last_ones_and_the_best_are_kept_and_other_files_left_alone(tmp_path
 def test_what_is_not_there_is_told(folder, tmp_path):
     with pytest.raises(UsageError, match=r"keep must be at least 1, got 0\."):
         CheckpointFolder(tmp_path, keep=0)
-    words = f"no checkpoint in {folder.folder}. Start without --resume."
+    words = f"no checkpoint in {folder.folder}."
     with pytest.raises(UsageError, match=re.escape(words)):
         folder.load()
     assert (folder.steps(), folder.best()) == ([], None)

@@ -259,3 +259,14 @@ def test_numpys_numbers_and_arrays_are_welcome_and_their_checkpoint_loads():
     other.load_state_dict(torch.load(file, weights_only=True))
     assert other.seed == 3
     assert tapas.Squashed([1, 2], alpha=np.float32(0.75)).alpha == 0.75
+
+
+def test_the_context_of_a_sample_has_the_shape_of_the_queries():
+    head, query = make(), queries()
+    words = (
+        rf"context has shape \({B - 1},\); expected \({B},\), the previous class of every example"
+    )
+    with pytest.raises(tapas.UsageError, match=words):
+        head.sample(query, context=torch.zeros(B - 1, dtype=torch.int64))
+    grid = head.sample(query[None], context=torch.zeros(1, B, dtype=torch.int64))
+    assert torch.equal(grid.ids, head.sample(query).ids)

@@ -33,8 +33,8 @@ def draw(rule, *, pool=PART, keep=2, generator=None, num_queries=5):
 
 
 def keep_here(part, quota, rule):
-    noise = 1 - torch.rand(len(part), generator=stream(0, "keep"))
-    return select_here(LocalTable(31, 3), part, part.ids, noise, quota, draw(rule))
+    mine = draw(rule).for_part(torch.arange(len(part)), quota)
+    return select_here(LocalTable(31, 3), part, part.ids, mine)
 
 
 def test_a_shard_keeps_its_quota_and_scores_only_where_it_must_choose():

@@ -120,6 +120,31 @@ def test_methods_whose_structure_belongs_to_one_log_are_refused(config):
     )
 
 
+def test_columns_of_the_new_log_may_have_other_names(config, files, tmp_path):
+    old = trained(config, tmp_path)
+    renamed = tmp_path / "renamed.csv"
+    week = pl.read_parquet(files[1]).rename({"user_id": "who", "item_id": "what", "time": "at"})
+    week.write_csv(renamed)
+    options = {"cache": tmp_path / "cache", "columns": {"user": "who", "item": "what"}}
+    with pytest.raises(UsageError, match=r"no column looks like the user\. Name it with --user\."):
+        grow_run(old, [str(renamed)], tmp_path / "new", cache=tmp_path / "cache")
+    grown = grow_run(old, [str(renamed)], tmp_path / "new", **options)
+    assert (grown.num_known, grown.num_new) == (OLD, NEW - OLD)
+
+
+def test_a_log_without_any_known_item_is_refused(config, files, tmp_path):
+    old = trained(config, tmp_path)
+    other = tmp_path / "other.parquet"
+    pl.read_parquet(files[1]).with_columns(pl.col("item_id") + 10**6).write_parquet(other)
+    words = (
+        rf"^none of the {OLD} items that .* knows is in the new log\. Check that both write item "
+        r"keys alike; to learn other items, train a run of their own\.$"
+    )
+    with pytest.raises(UsageError, match=words):
+        grow_run(old, [str(other)], tmp_path / "new", cache=tmp_path / "cache")
+    assert not (tmp_path / "new").exists()
+
+
 def test_what_fails_leaves_no_run_behind(config, files, tmp_path, monkeypatch):
     old = trained(config, tmp_path)
     there = sorted(tmp_path.iterdir())

@@ -121,6 +121,11 @@ def test_a_bigram_is_told_what_came_before(method, data):
     assert not build(of_method(method), *data).model.head.wants_context
 
 
+def test_a_bigram_is_told_what_came_before_by_a_model_that_repeats_too(data):
+    config = of_method("tapas", proposal="bigram")
+    take(build(replace(config, model=replace(config.model, repeats=True)), *data), range(2))
+
+
 def test_pairs_are_those_that_batches_predict(data):
     """All positions of an epoch, each once: their items and targets."""
     log, split = data
