@@ -7,7 +7,6 @@ import resource
 import signal
 import tempfile
 import time
-from contextlib import contextmanager
 
 import polars as pl
 import pytest
@@ -15,6 +14,7 @@ from forked import Forked
 from oracle.journeys import (
     ENVIRONMENT,
     TINY,
+    files_of_at_most,
     invoke,
     last_line,
     names,
@@ -38,17 +38,6 @@ def test_a_read_only_disk_is_refused_before_anything_is_read(at, monkeypatch):
         "cannot write into out: Read-only file system. Choose another folder with --out."
     )
     assert names(at) == []
-
-
-@contextmanager
-def files_of_at_most(num_bytes):
-    """As a full disk: writing beyond gives an error and a signal that Python ignores."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 WRITERS = [

@@ -160,11 +160,7 @@ def test_what_any_number_of_ranks_saved_is_loaded_by_any_other(saved, by):
             ranges = wanted(number, num_shards, order=order)
             assert is_right(folder.load(ranges=ranges).tensors, ranges)
     record = json.loads((folder.find()[1] / "state.json").read_text())
-    size = len(by.split("-"))
-    files = [f"rows-{number}.safetensors" for number in range(size)]
-    assert [*record["files"]] == [*files, "dense.safetensors"]
-    assert (record["processes"], record["numbers"], record["state"]) == (size, NUMBERS, STATE)
-    assert [file for file, _, _ in record["tables"][HEAD]["ranges"]] == files
+    assert (record["processes"], record["numbers"]) == (len(by.split("-")), NUMBERS)
     assert record["tables"][TREE]["ranges"] == [["rows-0.safetensors", 0, 2]]
 
 

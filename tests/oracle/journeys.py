@@ -2,8 +2,10 @@
 
 import os
 import random
+import resource
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -106,3 +108,14 @@ def last_line(done: subprocess.CompletedProcess[str], code: int = 1) -> str:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+@contextmanager
+def files_of_at_most(num_bytes: int):
+    """As a full disk: writing beyond gives an error and a signal that Python ignores."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -32,10 +32,10 @@ def test_wrong_words_are_told(options, words):
 
 def test_globs_are_expanded_sorted_and_named_once(tmp_path):
     """A name with brackets is a file before it is a pattern."""
-    for name in ("b.csv", "a[1].csv", "c.txt"):
+    for name in ("b.csv", "a[1].csv", "d.csv", "c.txt"):
         (tmp_path / name).write_text("x")
     files = (str(tmp_path / "*.csv"), str(tmp_path / "b.csv"))
-    assert [p.name for p in LogSource(files=files).paths()] == ["a[1].csv", "b.csv"]
+    assert [p.name for p in LogSource(files=files).paths()] == ["a[1].csv", "b.csv", "d.csv"]
     assert [p.name for p in LogSource(files=(str(tmp_path / "a[1].csv"),)).paths()] == ["a[1].csv"]
     with told(f"'{tmp_path}' is a folder. Name the files in it, for example '{tmp_path}/*.parq"):
         LogSource(files=(str(tmp_path),)).paths()

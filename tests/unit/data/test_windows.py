@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from words import told
 
 from tapas import DataError
-from tapas.data.windows import IGNORED, Windows, gather, predicting_events
+from tapas.data.windows import IGNORED, Windows, predicting_events
 
 # (items, times) of each user, and how many of the events are for training
 users = st.lists(
@@ -84,13 +84,6 @@ def test_every_epoch_has_an_order_of_its_own_and_a_batch_is_a_function_of_its_nu
     orders = [torch.cat([b.lengths for b in forward[e * 7 : e * 7 + 7]]) for e in (0, 1)]
     assert not torch.equal(*orders)
     assert sorted(orders[0].tolist()) == sorted(set(orders[0].tolist()))
-
-
-def test_gather_takes_the_last_events_of_each_row():
-    items, lengths, event = gather(np.arange(10) + 50, np.array([0, 4]), np.array([1, 9]), 3)
-    assert items.tolist() == [[50, 0, 0], [56, 57, 58]]
-    assert lengths.tolist() == [1, 3]
-    assert event.tolist() == [[0, 0, 0], [6, 7, 8]]
 
 
 def test_positions_other_than_all_and_last_are_refused():

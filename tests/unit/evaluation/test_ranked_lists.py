@@ -16,6 +16,7 @@ from tapas.evaluation import ranked_lists as module
 from tapas.evaluation.ranked_lists import ListRules, ranked_lists, without_seen
 from tapas.evaluation.scores import TOP
 from tapas.tables import LocalTable
+from tapas.training.copy_part import Repeats
 from tapas.training.model import SequenceModel
 
 DIM, HISTORY = 5, 4
@@ -32,7 +33,7 @@ RULES = ListRules(HISTORY)
 SEEN_OUT = ListRules(HISTORY, exclude_seen=True)
 
 
-def build(num_items):
+def build(num_items, *, repeats=False):
     inputs = LocalTable(num_items, DIM, bias=False, seed=3)
     head = TapasSoftmax(num_items, DIM, num_samples=5, seed=2)
     with torch.no_grad():
@@ -40,15 +41,20 @@ def build(num_items):
             torch.randn(num_items, DIM, generator=torch.Generator().manual_seed(1))
         )
         head.table.bias.copy_(torch.linspace(-1, 1, num_items))
-    return SequenceModel(GRUEncoder(DIM, seed=1), head, inputs=inputs)
+    copies = Repeats(num_items, DIM, history=HISTORY) if repeats else None
+    return SequenceModel(GRUEncoder(DIM, seed=1), head, inputs=inputs, repeats=copies)
 
 
 def scores(model, place):
-    """Of every class after ITEMS[START:POINT], one at a time."""
+    """Of every class after ITEMS[START:POINT], one at a time; with repeats of the mixture."""
     recent = ITEMS[START[place] : POINT[place]][-HISTORY:].astype(np.int64)
-    query = model.query(torch.from_numpy(recent)[None], torch.tensor([len(recent)]))[0]
-    weight, bias = model.head.table.rows(torch.arange(model.head.num_classes))
-    return [float(query @ weight[c] + bias[c]) for c in range(model.head.num_classes)]
+    recent, length = torch.from_numpy(recent)[None], torch.tensor([len(recent)])
+    every = torch.arange(model.head.num_classes)
+    if model.repeats is not None:
+        return model.after(recent, length).log_prob(every[None])[0].tolist()
+    query = model.query(recent, length)[0]
+    weight, bias = model.head.table.rows(every)
+    return [float(query @ weight[c] + bias[c]) for c in every]
 
 
 @pytest.fixture(params=[2, 256], ids=["two at once", "all at once"])
@@ -57,10 +63,11 @@ def at_once(request, monkeypatch):
 
 
 @pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("repeats", [False, True], ids=["softmax", "mixture"])
 @pytest.mark.parametrize("exclude_seen", [False, True], ids=["keep", "exclude"])
 @pytest.mark.parametrize("num_items", [13, 20, 40])
-def test_lists_are_the_best_of_all_classes(num_items, exclude_seen):
-    model = build(num_items)
+def test_lists_are_the_best_of_all_classes(num_items, exclude_seen, repeats):
+    model = build(num_items, repeats=repeats)
     rules = ListRules(HISTORY, exclude_seen)
     ranked, _ = ranked_lists(model, LOG, POINTS, TARGET, rules)
     assert ranked.shape == (len(POINT), TOP)
@@ -73,8 +80,9 @@ def test_lists_are_the_best_of_all_classes(num_items, exclude_seen):
 
 
 @pytest.mark.usefixtures("at_once")
-def test_the_loss_is_the_mean_over_an_examples_targets_in_nats():
-    model, done = build(13), []
+@pytest.mark.parametrize("repeats", [False, True], ids=["softmax", "mixture"])
+def test_the_loss_is_the_mean_over_an_examples_targets_in_nats(repeats):
+    model, done = build(13, repeats=repeats), []
     _, loss = ranked_lists(model, LOG, POINTS, TARGET, RULES, on_progress=done.append)
     for place, targets in enumerate(TARGET.tolist()):
         score = scores(model, place)

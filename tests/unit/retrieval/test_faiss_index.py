@@ -105,8 +105,6 @@ def test_a_missing_library_is_named(monkeypatch):
 
 def test_bad_input_is_named(tmp_path):
     weight, bias = model(5)
-    with pytest.raises(UsageError, match=r"unknown index kind 'hsnw'\. Did you mean 'hnsw'\?"):
-        build_index(weight, bias, "hsnw")
     with pytest.raises(DataError, match=r"weight or bias holds NaN or inf, which no index can"):
         build_index(weight / 0, bias)
     with pytest.raises(UsageError, match=r"bias has shape \(4,\); expected \(C=5\)"):

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import subprocess
 import sys
 import warnings
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from oracle.journeys import files_of_at_most
 
 from tapas import DataError, UsageError
 from tapas.training.journal import Journal, read_journal
@@ -113,36 +113,23 @@ def test_a_bad_line_in_the_middle_is_named_and_nothing_is_changed(tmp_path, bad)
     assert path.read_text() == content
 
 
-FULL_DISK = """
-import resource, signal, sys
-from pathlib import Path
-from tapas.training.journal import Journal
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-journal = Journal(Path(sys.argv[1]), tensorboard=False)
-resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
-try:
-    for step in range(9):
-        journal.write(step, "train", loss=0.5)
-except Exception as error:
-    print(type(error).__name__, error)
-resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-journal.write(50, "train")
-print([name for name in sys.modules if "tensorboard" in name])
-"""
+def test_a_full_disk_is_told_and_leaves_no_half_line(tmp_path, monkeypatch):
+    """Nor does a journal without TensorBoard ask for it."""
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
 
+    def fill(journal):
+        for step in range(9):
+            journal.write(step, "train", loss=0.5)
 
-@pytest.mark.slow
-def test_a_full_disk_is_told_and_leaves_no_half_line(tmp_path):
-    """Files of that process may not pass 100 bytes for a while; it never asks for TensorBoard."""
-    command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    words, modules = done.stdout.splitlines()
-    path = tmp_path / "journal.jsonl"
+    with plain(tmp_path) as journal:
+        with files_of_at_most(100), pytest.raises(UsageError) as error:
+            fill(journal)
+        journal.write(50, "train")
+    start = re.escape(f"cannot write to {journal.path}: ")
     reason = "(No space left on device|File too large)"
-    start = re.escape(f"UsageError cannot write to {path}: ")
-    assert re.fullmatch(start + reason + r"\. Free some space and go on with --resume\.", words)
-    assert [line["step"] for line in read_journal(path)] == [0, 1, 50]
-    assert modules == "[]"
+    end = r"\. Free some space and go on with --resume\."
+    assert re.fullmatch(start + reason + end, str(error.value))
+    assert [line["step"] for line in read_journal(journal.path)] == [0, 1, 50]
     assert [path.name for path in tmp_path.iterdir()] == ["journal.jsonl"]
 
 

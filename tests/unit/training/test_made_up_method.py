@@ -73,7 +73,5 @@ def test_it_is_written_cited_and_said(tmp_path):
 def test_its_options_are_checked(tmp_path):
     with pytest.raises(UsageError, match=r"^head\.strength must be between 0 and 2, got 3\.0\.$"):
         config(tmp_path, strength=3)
-    with pytest.raises(UsageError, match=r"^unknown name in \[head\] 'strenght'\. Did you mean "):
-        config(tmp_path, strenght=1)
     with pytest.raises(UsageError, match=r"^head\.strength is no option of the method 'tapas'"):
         build_config({"log": {"files": ["x.csv"]}, "head": {"strength": 1}})

@@ -6,12 +6,10 @@ from statistics import fmean
 
 import pytest
 import torch
-from oracle.journeys import chain_log
 
 from tapas import DataError, UsageError
 from tapas.checkpoints.folder import CheckpointFolder
 from tapas.data.source import LogSource
-from tapas.data.splits import SplitConfig, split_log
 from tapas.training.build import build
 from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, OptimizerConfig, TrainConfig
 from tapas.training.journal import Journal, read_journal
@@ -19,12 +17,6 @@ from tapas.training.step import OwnSteps
 from tapas.training.trainer import Outcome, Trainer
 
 LOOP = LoopConfig(steps=20, evaluate_every=2, batch=4, patience=2, keep=3, checkpoint_seconds=1e9)
-
-
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory):
-    log = chain_log(tmp_path_factory.mktemp("log"), num_users=8, num_items=20, num_baskets=5)
-    return log, split_log(log, SplitConfig())
 
 
 class Script:
@@ -38,7 +30,7 @@ class Script:
 
 
 @pytest.fixture
-def make(parts, tmp_path):
+def make(data, tmp_path):
     journals = []
 
     def make(judge, *, clip=1.0, **loop):
@@ -49,7 +41,7 @@ def make(parts, tmp_path):
             optimizer=OptimizerConfig(clip=clip),
             loop=replace(LOOP, **loop),
         )
-        built = build(config, *parts)
+        built = build(config, *data)
         journals.append(Journal(tmp_path, tensorboard=False))
         return Trainer(
             built.model,
