@@ -63,6 +63,8 @@ def test_the_page_stands_alone_and_tells_the_same(done):
     assert f"{lead:+.4f}" in page
     assert f"{lead:+.4f}" in ended.stdout
     assert results["ways"]["TAPAS priority"]["scores"]["model"]["num_examples"] > 0
+    assert list(results["training_steps"].values()) == [20, 20, 1]
+    assert results["best"] in results["ways"]
 
 
 def test_the_first_two_ways_ran_as_long_and_the_third_by_its_own_measure(done):
