@@ -103,6 +103,7 @@ def test_a_log_of_ones_own(at, monkeypatch):
     page = (at / "there" / "README.md").read_text()
     assert page.startswith("# Which method, for this data?\n\nlog.csv: ")
     assert str(at) not in page
+    assert str(at) not in (at / "there" / "settings.json").read_text()
 
 
 @pytest.mark.slow

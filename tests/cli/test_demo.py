@@ -23,11 +23,6 @@ def shrink(patch):
     patch.setattr(showcase, "SETTINGS", sizes)
 
 
-@pytest.fixture
-def small(monkeypatch):
-    shrink(monkeypatch)
-
-
 def invoke(*arguments):
     return CliRunner().invoke(app, ["demo", *map(str, arguments)])
 
@@ -63,6 +58,8 @@ def test_the_page_stands_alone_and_tells_the_same(done):
     assert f"{lead:+.4f}" in page
     assert f"{lead:+.4f}" in ended.stdout
     assert results["ways"]["TAPAS priority"]["scores"]["model"]["num_examples"] > 0
+    assert list(results["training_steps"].values()) == [20, 20, 1]
+    assert results["best"] in results["ways"]
 
 
 def test_the_first_two_ways_ran_as_long_and_the_third_by_its_own_measure(done):
@@ -94,7 +91,10 @@ def test_the_lists_are_those_of_the_model_that_repeats(done):
         assert listed == [(" class=hit" * isinstance(item, Marked), item) for item in items]
 
 
-def test_the_curves_are_of_the_two_that_share_their_steps(small, tmp_path, monkeypatch):
+def test_without_the_real_log_it_makes_one_up_and_draws_the_two_that_share_their_steps(
+    tmp_path, monkeypatch
+):
+    shrink(monkeypatch)
     drawn = []
 
     def draw(journals):
@@ -102,22 +102,17 @@ def test_the_curves_are_of_the_two_that_share_their_steps(small, tmp_path, monke
         return b""
 
     monkeypatch.setattr(showcase, "draw_curves", draw)
-    ended = invoke("--synthetic", "--steps", 2, "--out", tmp_path / "demo")
+    monkeypatch.setattr(showcase, "find_groceries", lambda: None)
+    ended = invoke("--steps", 2, "--out", tmp_path / "demo", "--json")
     assert ended.exit_code == 0, ended.output
+    assert json.loads(ended.stdout)["steps"] == 2  # all that stdout carries
+    words = 'The real log is not installed (pip install "tapas-softmax[demo]"). A made-up log'
+    assert words in ended.stderr
     assert drawn == ["sampled softmax", "TAPAS priority"]
     page = (tmp_path / "demo" / "report.html").read_text()
     assert "TAPAS with repeats is left out: its steps are fewer and of another size" in page
     assert "2 steps of 8 stretches of up to 10 events." in page
     assert "1 steps of 16 stretches of up to 1,000 events." in page
-
-
-def test_without_the_real_log_it_says_so_and_makes_one_up(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(showcase, "find_groceries", lambda: None)
-    ended = invoke("--steps", 2, "--out", tmp_path / "demo", "--json")
-    assert ended.exit_code == 0
-    assert json.loads(ended.stdout)["steps"] == 2  # all that stdout carries
-    words = 'The real log is not installed (pip install "tapas-softmax[demo]"). A made-up log'
-    assert words in ended.stderr
 
 
 def test_a_folder_that_holds_something_is_left_alone(tmp_path):

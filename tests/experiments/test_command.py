@@ -50,9 +50,3 @@ def test_drawing_what_was_never_run_is_one_clear_line(tmp_path):
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("tapas: ")
     assert "continues where it stopped" in done.stderr
-
-
-def test_a_misspelt_study_is_an_error_of_usage(tmp_path):
-    done = experiment("figure-3000", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "No such command" in done.stderr

@@ -14,11 +14,13 @@ from experiments.overview import (
     study_ledger,
     system_ledger,
 )
+from experiments.real.figures import sizes_figure, steps_figure, tail_figure, time_figure
 from experiments.real.page import loss_page, map_page, pace_page
 from experiments.synthetic.page import study_page
 from experiments.synthetic.studies import STUDIES
 from experiments.system.page import system_page
 from experiments.system.results import SystemResults
+from tapas.comparison.figure_style import as_png
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -42,6 +44,13 @@ def test_the_real_sets(claims):
     sets = read_evidence(RESULTS)
     for name, page in (("figure-3", map_page), ("figure-4", loss_page), ("table-1", pace_page)):
         assert page(sets, claims) == committed(name)
+
+
+def test_the_figures_of_the_real_sets_can_be_drawn():
+    sets = read_evidence(RESULTS)
+    figures = [steps_figure(sets, "map@20"), steps_figure(sets, "loss"), time_figure(sets)]
+    for figure in (*figures, sizes_figure(sets), tail_figure(sets)):
+        assert as_png(figure).startswith(b"\x89PNG")
 
 
 def test_the_system_the_estimators_and_the_overview(claims):

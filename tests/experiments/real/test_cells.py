@@ -20,6 +20,7 @@ from experiments.real.cells import (
     TOP,
     TOP_8,
     SetRuns,
+    larger_floor,
 )
 from experiments.real.sets import RUST, SETS
 from tapas.comparison.ledger import Ledger
@@ -139,3 +140,9 @@ def test_a_search_that_is_not_finished_is_told():
             ask()
         assert str(error.value) == words
     assert PLAN.best(without_alphas, PRIORITY)  # what is known of others is enough for them
+
+
+def test_a_larger_floor_is_that_of_a_class_seen_a_hundred_times_if_there_is_room():
+    ledger = searched(scores={(SAMPLED, 0.3, FIRST_ALPHA): 0.02, (PRIORITY, 0.3, 0.5): 0.03})
+    assert larger_floor(PLAN, ledger, 1_000_000) == [1e-4**0.5]
+    assert larger_floor(PLAN, ledger, 100) == []

@@ -131,3 +131,8 @@ def test_a_result_of_another_version_is_named_and_an_unfinished_search_has_no_se
         found.seeds(SAMPLED)
     del found.ledger.results[found.plan.trial(TOP, 0.3, 1.0).key()]
     assert not found.has(TOP)
+
+
+def test_equal_time_is_unknown_where_the_slower_one_was_not_judged_within_it(tmp_path):
+    found = evidence(tmp_path, paces=costs({PRIORITY: 9.0}))  # judged at half of its steps first
+    assert found.at_equal_time(PRIORITY, SAMPLED) is None

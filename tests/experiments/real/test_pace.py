@@ -99,11 +99,3 @@ def test_rows_are_those_that_a_step_reads_and_moves(cell, place):
     n = 16 * cell.times
     assert max(n, len(targets)) <= found.in_loss <= n + len(targets)
     assert found.scored == (8 * n if cell.r == 8 else 0)
-
-
-def test_a_pool_is_never_more_than_all_classes(place):
-    run = PLAN.run(TOP._replace(times=100), 0.1, 0.75, 0)
-    parts = build_run(run, place, *open_set(PLAN.real_set, place))
-    found = count_rows(parts)
-    assert found.scored == parts.model.head.num_classes
-    assert found.in_loss <= parts.model.head.num_classes

@@ -1,6 +1,7 @@
 """Where the events of a set come from, and what is said when they are not there."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,16 @@ def test_a_missing_file_is_told_with_the_cure(somewhere):
         "the folder that has it with --data, or leave the set out with --sets. It is a table of "
         "who touched which file when (user, item, time), from the history of the Rust repository."
     )
+
+
+def test_a_file_in_the_data_folder_is_found_and_nothing_else_changes(somewhere):
+    file = somewhere.data / "rust_commits.parquet"
+    file.mkdir(parents=True)
+    with pytest.raises(UsageError, match="which is not there"):  # a folder is no file
+        RUST.find(somewhere)
+    file.rmdir()
+    file.touch()
+    assert RUST.find(somewhere) == replace(RUST.source, files=(str(file),))
 
 
 def test_groceries_come_with_a_package(somewhere, monkeypatch):
@@ -59,19 +70,6 @@ def test_a_quick_set_needs_no_file_and_keeps_what_it_is(name, place):
 SMALL = SYNTHETIC.quick()
 
 
-@pytest.fixture
-def written(monkeypatch):
-    """Paths that were written to, in a fake that writes a few letters."""
-    paths = []
-
-    def write(path, config):
-        paths.append(path)
-        path.write_text("whole")
-
-    monkeypatch.setattr(synthetic_log, "write_synthetic_log", write)
-    return paths
-
-
 @pytest.mark.parametrize("trouble", [OSError, KeyboardInterrupt])
 def test_a_log_half_made_is_not_there(somewhere, monkeypatch, trouble):
     def fail(path, config):
@@ -84,6 +82,8 @@ def test_a_log_half_made_is_not_there(somewhere, monkeypatch, trouble):
     assert list(somewhere.cache.iterdir()) == []
     monkeypatch.undo()
     assert SMALL.open(somewhere).num_users == 300
+    monkeypatch.setattr(synthetic_log, "write_synthetic_log", fail)
+    assert SMALL.find(somewhere) == SMALL.find(somewhere)  # it is made once
 
 
 def test_two_processes_that_make_a_log_at_once_do_no_harm(somewhere, monkeypatch):

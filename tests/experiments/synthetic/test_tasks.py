@@ -31,12 +31,12 @@ def test_points_of_the_mixture_scatter_by_one_around_their_centroid():
 
 @pytest.mark.slow
 def test_centroids_have_the_spread_the_paper_gives():
-    sizes = Sizes(num_classes=4_000, num_train=4, num_validation=4, num_test=80_000)
+    sizes = Sizes(num_classes=1_000, num_train=4, num_validation=4, num_test=20_000)
     task = linear_task(sizes, dim=10)
     squares = task.test.x.square().sum(dim=1)  # |mu|² is 9 on average, |noise|² is 10
     error = float(squares.double().mean()) - 19
     # classes repeat 20 times: their own spread rules, var |mu|² = 2 * 81 / 10
-    assert abs(error) < 4 * (16.2 / 4_000 + float(squares.var()) / 80_000) ** 0.5
+    assert abs(error) < 4 * (16.2 / 1_000 + float(squares.var()) / 20_000) ** 0.5
 
 
 def test_the_bayes_accuracy_is_that_of_the_nearest_centroid():

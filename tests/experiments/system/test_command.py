@@ -32,6 +32,8 @@ def test_from_rounds_to_tables_page_figure_and_verdicts(at, engine):
     assert again.stdout == done.stdout
     assert (home / "system" / "README.md").read_text() == page
     assert len(engine.opened) == 12
+    assert table_1("--rounds", 3).returncode == 0
+    assert len(engine.opened) == 18  # two of the three rounds were there
 
 
 @pytest.mark.parametrize(
@@ -63,5 +65,8 @@ def test_options_decide_the_system_and_another_one_does_not_go_into_the_same_fol
     service = engine.opened[0].service
     assert (service.servers, service.workers, service.max_staleness) == (3, 5, 9)
     assert engine.ran[:2] == [4, 6]
+    given = ("--workers", 3, "--max-staleness", 0, "--rounds", 1, "--out", "there")
+    assert table_1(*given).returncode == 0
+    assert engine.opened[-1].service.max_staleness == 0
     line = last_line(table_1(*options, "--servers", 4))
     assert "was measured with other servers (3 there, 4 here)." in line

@@ -83,19 +83,16 @@ def test_seeds_are_outermost_and_judged_on_test_points(ledger):
     }  # fmt: skip
 
 
-def test_who_diverged_in_every_trial_has_no_seeds(ledger):
+def test_an_unfinished_search_is_told_and_who_diverged_in_every_trial_has_no_seeds(ledger):
     mine = plan()
+    words = r"the search of 'full' is not finished; the same command continues where it stopped\."
+    with pytest.raises(DataError, match=words):
+        mine.finals(ledger)
     for run in mine.searches():
         more = {"diverged": "inf"} if run.contender == "full" else {}
         add(ledger, run, 0.1, **more)
     assert mine.best(ledger, "full") is None
     assert {run.contender for run in mine.finals(ledger)} == {"sampled", "tapas"}
-
-
-def test_an_unfinished_search_is_told(ledger):
-    words = r"the search of 'full' is not finished; the same command continues where it stopped\."
-    with pytest.raises(DataError, match=words):
-        plan().finals(ledger)
 
 
 def test_who_is_too_slow_is_named_with_the_numbers():

@@ -1,8 +1,6 @@
 """What the demo sets for each way, and what it says about numbers that are given."""
 
-import json
 import math
-from dataclasses import replace
 
 import pytest
 
@@ -108,32 +106,3 @@ def test_the_best_may_be_another_than_the_third():
     words = showcase.remarks(judged)
     assert words[0].startswith("The best of our models here, TAPAS priority, is ahead of every")
     assert not any("Popular" in line for line in words)
-
-
-def test_what_is_a_comparison_of_sampling_and_what_is_not():
-    words = showcase.remarks(found(OLD))
-    assert (
-        "MAP@20 of TAPAS priority minus sampled softmax, same examples: +0.0037 (+0.0013 to "
-        "+0.0061). These two differ only in the second pass: same batches, same steps."
-    ) in words
-    assert (
-        "TAPAS with repeats may copy from the history and is trained on longer stretches of it, "
-        "fewer of them: to set it beside the other two is no comparison of sampling."
-    ) in words
-
-
-def test_the_table_has_a_row_for_each_way():
-    rows = showcase.table_rows(found(replace(OLD)))
-    assert [row[0] for row in rows] == [PLAIN, TAPAS, REPEATS]
-    assert {len(row) for row in rows} == {len(showcase.HEADING)}
-    assert rows[2][1:] == ["0.0500 ±0.0100", "0.0500", "0.0500", "12.5%", "2 s"]
-
-
-def test_the_document_says_how_long_each_way_was():
-    third = assessment(0.08, popular=AHEAD)
-    document = json.loads(showcase.as_document(SHOP, found(third), 337, 5))
-    assert document["steps"] == 337
-    assert document["training_steps"] == {PLAIN: 337, TAPAS: 337, REPEATS: 26}
-    assert document["best"] == REPEATS
-    assert document["lead_map@20"] == {"mean": 0.0037, "low": 0.0013, "high": 0.0061}
-    assert document["ways"][REPEATS]["lead"]["popular"]["mean"] == 0.04

@@ -1,7 +1,6 @@
 """What is drawn follows the numbers: lines, colours, labels and circles."""
 
 import math
-import re
 from itertools import pairwise
 
 import numpy as np
@@ -41,52 +40,15 @@ def lines(figure):
     return found
 
 
-def note(figure):
-    return " ".join(re.sub(r"\s+", " ", text.get_text()) for text in figure.texts)
-
-
-def test_quality_is_drawn_over_seconds_in_the_colour_of_the_contender():
-    drawn = lines(quality_figure(comparison(*field())))
-    x, y = drawn["#b5224f"]
-    assert x == [6, 15, 30, 60]
-    np.testing.assert_allclose(y, [0.04, 0.1, 0.16, 0.2])
-
-
-def test_all_but_a_few_are_grey():
+def test_quality_is_drawn_over_seconds_and_all_but_a_few_are_grey():
     found = comparison(*field())
     assert outstanding(found) == {"sce", "tapas", "gbce", "full", "sampled", "tapas-top"}
     drawn = lines(quality_figure(found))
     assert len(drawn) == 6
+    seconds, quality = drawn[CONTENDERS["tapas"].colour]
+    assert seconds == [6, 15, 30, 60]
+    np.testing.assert_allclose(quality, [0.04, 0.1, 0.16, 0.2])
     np.testing.assert_allclose(drawn[PALE][1][-1], 0.05)
-
-
-def test_labels_stand_in_the_order_of_their_ends():
-    references = (reference("most popular", 0.02),)
-    figure = quality_figure(comparison(*field(), references=references))
-    figure.canvas.draw()
-    texts = sorted(figure.axes[0].texts, key=lambda text: -text.xyann[1])
-    assert [text.get_text() for text in texts] == [
-        "0.3000  Scalable cross-entropy",
-        "0.2000  TAPAS, priority",
-        "0.1500  gBCE",
-        "0.1200  Sampled softmax",
-        "0.1000  Full softmax",
-        "0.0500  Negative sampling",
-        "0.0200  most popular",
-    ]
-    boxes = [Text.get_window_extent(text) for text in texts]
-    assert all(above.y0 >= below.y1 - 1 for above, below in pairwise(boxes))
-    assert max(box.x1 for box in boxes) <= figure.bbox.x1
-
-
-def test_bands_and_words_on_seeds():
-    one = [standing(name, 0.1, seeds=1) for name in ("full", "tapas")]
-    figure = quality_figure(comparison(*one))
-    assert not figure.axes[0].collections
-    assert "One seed." in note(figure)
-    figure = quality_figure(comparison(*field()))
-    assert len(figure.axes[0].collections) == 5  # not for the grey one
-    assert "Mean of 2 seeds, bands from lowest to highest." in note(figure)
 
 
 @pytest.mark.parametrize("apart", [0.0, 0.001])

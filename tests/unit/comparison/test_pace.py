@@ -56,21 +56,6 @@ def test_contenders_take_turns(ledger, cache, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_is_measured_is_a_whole_step(ledger, cache):
-    runs, seen = pace_runs(CONFIG, 16), []
-    measure_paces(ledger, runs, CONFIG, cache, lambda done, total: seen.append((done, total)))
-    assert seen == [(done, 9) for done in range(1, 10)]
-    for run in runs:
-        found = ledger[run]
-        assert found["run"] == {"contender": run.contender, "num_samples": 16}
-        assert len(found["step_seconds"]) == 3
-        assert all(0 < seconds < 10 for seconds in found["step_seconds"])
-        assert found["peak_bytes"] is None or found["peak_bytes"] > 10**7
-    assert ledger[runs[1]]["scores_per_example"] == 16
-    assert set(paces(ledger, runs)) == set(CONFIG.contenders)
-
-
-@pytest.mark.slow
 def test_who_cannot_be_built_is_noted_and_the_others_go_on(ledger, cache, monkeypatch):
     build, refused = pace.build_run, []
 

@@ -12,7 +12,7 @@ from oracle.comparison_results import (
     standing,
 )
 
-from tapas.comparison.page import Grid, Heading, Picture, Words, as_markdown
+from tapas.comparison.page import Heading, Words, as_markdown
 from tapas.comparison.report import TITLE, as_document, make_parts, write_report
 from tapas.comparison.results import read_comparison
 
@@ -37,23 +37,6 @@ def headings(found):
 
 def text(found):
     return "\n".join(part.text for part in make_parts(found) if isinstance(part, Words))
-
-
-def test_the_files_of_a_whole_report():
-    files = write_report(whole())
-    assert list(files) == ["README.md", "report.html", "quality-over-time.png"]
-    markdown, page = files["README.md"].decode(), files["report.html"].decode()
-    for part in make_parts(whole()):
-        if isinstance(part, Picture):
-            assert f"]({part.name})" in markdown
-        if isinstance(part, Heading):
-            assert f"## {part.text}\n" in markdown
-            assert f"<h2>{part.text}</h2>" in page
-        if isinstance(part, Grid):
-            assert {len(row) for row in part.rows} == {len(part.heading)}
-    assert page.count("<img ") == 1
-    assert "> Use TAPAS, priority: " in markdown
-    assert "<p class='rule'>Use TAPAS, priority: " in page
 
 
 def test_what_has_no_results_has_no_section():

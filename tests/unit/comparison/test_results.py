@@ -6,7 +6,6 @@ import re
 import pytest
 from oracle.comparison_results import (
     diverged,
-    pace,
     result,
     settings,
     standing,
@@ -15,8 +14,6 @@ from oracle.comparison_results import (
 
 from tapas.comparison.results import read_comparison
 from tapas.errors import DataError
-
-TRIAL = {"points": "validation", "seed": 1_000}
 
 
 def write(folder, names=("full", "tapas"), *, paces=(), runs=(), seeds=2):
@@ -37,28 +34,6 @@ def test_a_folder_with_settings_alone(tmp_path):
         assert (each.finals, each.trials, each.curve) == ((), (), [])
         assert each.step_seconds is each.peak_bytes is each.scores_per_example is None
     assert found.references == ()
-
-
-def test_a_whole_folder(tmp_path):
-    names, runs = ("tapas", "full"), []
-    for name in names:
-        runs += [result(name, 0.1, run=TRIAL), *(result(name, 0.2, seed=s) for s in (1, 0))]
-    runs += [result("the true distribution", 0.4), result("most popular", 0.05)]
-    found = write(
-        tmp_path,
-        names,
-        paces=[pace("full", 0.5), pace("tapas", 0.04)],
-        runs=runs,
-    )
-    ours, full = found.standings
-    assert (ours.title, ours.knob, ours.colour) == ("TAPAS, priority", "alpha", "#b5224f")
-    assert [r["run"]["seed"] for r in ours.finals] == [0, 1]
-    assert [r["run"]["points"] for r in ours.trials] == ["validation"]
-    assert (ours.step_seconds, full.step_seconds) == (0.04, 0.5)  # medians of rounds
-    assert (ours.peak_bytes, ours.scores_per_example) == (500_000_000, 1_000.0)
-    assert ours.state == ""
-    assert [each.title for each in found.references] == ["most popular", "the true distribution"]
-    assert [each.is_truth for each in found.references] == [False, True]
 
 
 def test_the_curve_is_the_mean_of_the_seeds_with_their_range():
@@ -87,15 +62,6 @@ def test_a_contender_of_another_version_keeps_its_name(tmp_path):
     text = json.dumps({**found.settings, "contenders": ["gone"]})
     (tmp_path / "settings.json").write_text(text)
     assert [each.title for each in read_comparison(tmp_path).standings] == ["gone"]
-
-
-def test_no_comparison_there(tmp_path):
-    words = (
-        f"{tmp_path / 'x'} holds no comparison (settings.json is not there). Begin one with "
-        "`tapas compare LOG`, or name its folder with --out."
-    )
-    with pytest.raises(DataError, match=re.escape(words)):
-        read_comparison(tmp_path / "x")
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"seeds": 2}'])

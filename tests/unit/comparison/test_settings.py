@@ -60,12 +60,8 @@ def plain(config):
 
 
 @pytest.mark.parametrize("words", CONFIGS)
-def test_the_command_of_these_settings(words):
+def test_settings_are_told_as_a_command_that_asks_for_them(words, tmp_path, monkeypatch):
     assert command_of(plain(CONFIGS[words])) == words
-
-
-@pytest.mark.parametrize("words", CONFIGS)
-def test_the_command_asks_for_these_settings(words, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(command, "_compare", lambda config, *_: asked.append(config))
     monkeypatch.setattr(command, "_report", lambda *_: None)
