@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -356,7 +355,11 @@ def test_a_step_saved_again_is_put_back_if_the_new_one_cannot_take_its_place(fol
 
 def test_an_interrupt_leaves_nothing_half_done(folder, monkeypatch):
     save(folder, 200)
-    monkeypatch.setattr(checkpoint_files, "sync", lambda _: signal.raise_signal(signal.SIGINT))
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint_files, "sync", interrupt)
     with pytest.raises(KeyboardInterrupt):
         save(folder, 400)
     assert names(folder) == ["step-00000200"]
