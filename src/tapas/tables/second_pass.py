@@ -96,12 +96,12 @@ def select_here(
         return part
     if not quota:
         return Candidates(part.ids[:0], part.log_q[:0])
-    rule, query = second_pass.rule, second_pass.query
+    rule, query, weight = second_pass.rule, second_pass.query, table.weight
     native_rows = None
-    if native.readable(table.weight, query):
+    if native.readable(weight, query):
         bias = table.bias_or_none()
         bias = query.new_zeros(len(rows)) if bias is None else bias[rows].float()
-        native_rows = NativeRows(table.weight, rows, bias)
+        native_rows = NativeRows(weight, rows, bias)
     given = SelectionInput(
         ids=part.ids,
         log_q=part.log_q,
