@@ -4,8 +4,8 @@ The head step and the whole training step of `tapas train` (GRU over 30 items), 
 and the training step once more with B=4096, where messages are fewer for the same work. One rank
 is one process with a `LocalTable`; two are two processes with a `ShardedTable`, gloo over
 loopback. They take turns. Target: two ranks do at least 1.6 times the steps of one. Beside it: the
-share of a step that is spent in meetings (waiting for the other rank included), and the bytes that
-a rank sends, against `tapas plan`.
+share of a step that is spent in collectives (waiting for the other rank included), and the bytes
+that a rank sends, against `tapas plan`.
 """
 
 import multiprocessing as mp
@@ -116,7 +116,7 @@ def training_step(batch: int, num_samples: int, ranks: Ranks) -> Step:
 def rank(
     number: int, size: int, folder: str, setting: tuple[str, int, int], orders: Connection
 ) -> None:
-    """One process; for each order it takes so many steps and says how long it was in meetings."""
+    """One process; for each order it takes so many steps and says how long collectives took."""
     torch.set_num_threads(1)
     ranks: Any = ONE_PROCESS
     if size > 1:
@@ -213,7 +213,7 @@ def main() -> None:
         for ranks, values in seconds.items():
             times = ratio(seconds["1 rank"], values)
             print(f"  {ranks:<10}{spread(values):<34}{times} × the steps of one")
-        print(f"  in meetings: {100 * statistics.median(shares):.0f} % of a step")
+        print(f"  in collectives: {100 * statistics.median(shares):.0f} % of a step")
         print(f"  a rank sends {two.sent_bytes:,.0f} bytes a step; planned at most {planned:,}")
         measure = f"steps of 2 ranks / of 1, {name}"
         targets.append(

@@ -87,7 +87,7 @@ def sharded(record: Record) -> str:
             "1 rank",
             "2 ranks",
             "steps of 2 / of 1",
-            "2 ranks in meetings",
+            "2 ranks in collectives",
             "sent by a rank",
             "planned, at most",
         ),

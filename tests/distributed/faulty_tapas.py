@@ -10,7 +10,7 @@ import time
 from forked import tapas_main
 
 from tapas.cli import signals as stopping
-from tapas.distributed import peer_failure as blame
+from tapas.distributed import peer_failure
 from tapas.training import step as steps
 
 inner = steps.step
@@ -30,6 +30,6 @@ def step(*args, number, **options):
 
 
 def faulty_tapas(*arguments):
-    blame.GRACE_SECONDS, stopping.PATIENCE_SECONDS = 1.0, 2
+    peer_failure.GRACE_SECONDS, stopping.PATIENCE_SECONDS = 1.0, 2
     steps.step = step
     tapas_main(*arguments)

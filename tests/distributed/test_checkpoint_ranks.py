@@ -34,7 +34,7 @@ from tapas.checkpoints import folder as checkpoint
 from tapas.checkpoints import rows as checkpoint_rows
 from tapas.checkpoints.folder import CheckpointFolder, Contents
 from tapas.checkpoints.rows import TableRows
-from tapas.distributed import peer_failure as blame
+from tapas.distributed import peer_failure
 from tapas.distributed.collectives import GroupRanks
 from tapas.errors import PeerError
 from tapas.tables.placement import Placement, RowRange
@@ -129,7 +129,7 @@ def faults(ranks: GroupRanks, at: Path) -> dict[str, str]:
 
 def vanish(ranks: GroupRanks, root: Path, victim: int) -> None:
     """Save step 1, then lose a rank in the middle of step 2; the other writes down what it sees."""
-    blame.GRACE_SECONDS = 0.5
+    peer_failure.GRACE_SECONDS = 0.5
     folder = CheckpointFolder(root)
     mine = held(ranks)
     folder.save(1, mine, STATE, ranks=ranks)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ranks import CONTEXT
 
 from tapas import PeerError, ShardedTable, TapasSoftmax, join_ranks
-from tapas.distributed import peer_failure as blame
+from tapas.distributed import peer_failure
 from tapas.optim import RowwiseAdagrad
 from tapas.rng import stream
 
@@ -74,7 +74,7 @@ def train(ranks, victim, how, where, folder):
 
 def work(rank, port, hosted, folder, fault):
     torch.set_num_threads(1)
-    blame.GRACE_SECONDS = GRACE_SECONDS
+    peer_failure.GRACE_SECONDS = GRACE_SECONDS
     os.environ |= {
         "RANK": str(rank),
         "WORLD_SIZE": str(M),

@@ -31,7 +31,7 @@ def demo(
         bool,
         typer.Option("--synthetic", help="Use the built-in log, even if the real one is here."),
     ] = False,
-    seed: Annotated[int, typer.Option(metavar="N", help="Names every draw.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of all random draws.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """The whole journey: read a log, train three models, judge them, recommend, and report.

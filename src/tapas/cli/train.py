@@ -94,7 +94,7 @@ def train(
             "Default: time; group for text.",
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Names every draw.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of all random draws.")] = None,
     threads: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Default: as many as cores.")
     ] = None,

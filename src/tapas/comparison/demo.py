@@ -18,9 +18,9 @@ from tapas.data.splits import Points, split_log, targets_of
 from tapas.evaluation.evaluate import Evaluation
 from tapas.evaluation.ranked_lists import ListRules, ranked_lists
 from tapas.evaluation.scores import Interval
-from tapas.training import run as session
 from tapas.training.config import JSON, TrainConfig, build_config
 from tapas.training.journal import read_journal
+from tapas.training.run import train
 from tapas.training.run_evaluation import compare_runs, evaluate_run, load_model
 from tapas.training.run_folder import RunFolder, open_run
 from tapas.training.trainer import Tick
@@ -110,7 +110,7 @@ def train_way(
     config, cache = way_config(shop, name, steps, seed), out / "cache"
     prepare_log(config.log, cache, talk=talk)  # once, and before the clock starts
     start = time.perf_counter()
-    session.train(config, path, cache=cache, status=talk, on_progress=watch)
+    train(config, path, cache=cache, status=talk, on_progress=watch)
     return open_run(path), time.perf_counter() - start
 
 
