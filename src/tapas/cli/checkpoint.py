@@ -15,7 +15,7 @@ app = typer.Typer(
     name="checkpoint",
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Say what is in a checkpoint, or add classes to one.",
+    help="Say what is in a checkpoint, or add classes to one or items to a run.",
 )
 At = Annotated[
     Path,
@@ -25,7 +25,8 @@ Step = Annotated[int | None, typer.Option(metavar="N", help="Step; the newest on
 Out = Annotated[
     Path,
     typer.Option(
-        metavar="FOLDER", help="To be made. Called step-00000400, it is found as step 400."
+        metavar="FOLDER",
+        help="Must be new. With --to, a folder called step-00000400 is found as step 400.",
     ),
 ]
 
@@ -61,7 +62,13 @@ def info(path: At, step: Step = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def grow(
-    path: At,
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PATH",
+            help="Folder of a run; with --to also its checkpoints, or one step of them.",
+        ),
+    ],
     out: Out,
     to: Annotated[
         int | None,
