@@ -215,6 +215,11 @@ OUT_OF_STEP = {
         "rows",
     ),
     "no backward pass": (skip_backward, "batch", "backward"),
+    "another message of the same size": (
+        lambda head, odd: head.table.ranks.exchange("b" if odd else "a", torch.zeros(M, 2)),
+        "b",
+        "a",
+    ),
 }
 
 NO_EXAMPLE = "no rank has an example in this batch. Skip it on all of them."

@@ -11,7 +11,7 @@ from forked import torchrun
 from oracle.journeys import ENVIRONMENT, invoke, write_chain
 from ranks import run_ranks
 
-from tapas import UsageError, join_ranks
+from tapas import TapasError, UsageError, join_ranks
 from tapas.checkpoints.folder import CheckpointFolder
 from tapas.cli import torchrun as cli_ranks
 from tapas.data.source import LogSource
@@ -70,6 +70,21 @@ def train_on_ranks(ranks, file, folder):
         session.train(config, out, cache=folder / "cache", ranks=ranks)
         found[name] = evaluate_run(open_run(out), ranks=ranks)[0].scores["model"].metrics
     return found
+
+
+def refuse_the_folder(ranks, file, folder):
+    """What each rank hears where rank 0 finds that the folder is taken."""
+    with pytest.raises(TapasError) as error:
+        session.train(configs(file)["repeats"], folder, cache=folder / "cache", ranks=ranks)
+    return f"{type(error.value).__name__}: {error.value}"
+
+
+def test_a_folder_that_is_taken_is_told_on_every_rank(file, tmp_path):
+    """The others would wait for ever for a log that rank 0 never reads."""
+    (tmp_path / "mine.txt").write_text("not a run")
+    zero, one = run_ranks(2, refuse_the_folder, file, tmp_path)
+    assert zero.startswith(f"UsageError: {tmp_path}")
+    assert one == "PeerError: rank 0 could not read the log; the error there says why."
 
 
 def train_alone(config, folder, num_shards, monkeypatch):

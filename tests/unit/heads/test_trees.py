@@ -164,6 +164,20 @@ def test_bad_counts_and_options_are_told(make):
             make(counts, **options)
 
 
+def test_biases_are_there_or_not_and_counts_say_where_they_start(kind):
+    words = (
+        f"bias of a {kind.__name__} must be True, to start where counts say, or False, got Tensor."
+    )
+    with pytest.raises(tapas.UsageError, match="^" + re.escape(words) + "$"):
+        kind(COUNTS, D, bias=torch.zeros(C))
+
+
+def test_all_of_a_tree_is_on_the_default_device(kind):
+    with torch.device("meta"):
+        head = kind(COUNTS, D)
+    assert all(part.is_meta for part in (*head.parameters(), *head.buffers()))
+
+
 def test_biases_start_at_the_frequencies(kind):
     head = kind(COUNTS, D)
     with torch.no_grad():
