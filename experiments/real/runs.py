@@ -21,7 +21,7 @@ from tapas.comparison.runs import (
 )
 from tapas.data.event_log import EventLog
 from tapas.data.splits import Split, split_log
-from tapas.data.windows import gather
+from tapas.data.windows import gather_histories
 from tapas.errors import UsageError
 from tapas.evaluation.points import PointEvaluator, spread_points
 from tapas.evaluation.scores import bucket_classes
@@ -163,7 +163,7 @@ class Prober(PointEvaluator):
 
     def look(self, model: SequenceModel) -> dict[str, float]:
         start = np.asarray(self.log.offsets)[self.points.user]
-        items, lengths, _ = gather(self.log.items, start, self.points.point, self.history)
+        items, lengths, _ = gather_histories(self.log.items, start, self.points.point, self.history)
         query = model.query(torch.from_numpy(items), torch.from_numpy(lengths))
         return look(model, query, torch.from_numpy(self.target), bucket_classes(self.train_counts))
 

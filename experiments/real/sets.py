@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tapas.comparison.groceries import PACKAGE, find_groceries
-from tapas.comparison.synthetic_log import TRUTH, SyntheticLogConfig, kept_log
+from tapas.comparison.synthetic_log import TRUTH, SyntheticLogConfig, cached_synthetic_log
 from tapas.data.event_log import EventLog
 from tapas.data.prepare import prepare_log
 from tapas.data.source import LogSource
@@ -66,7 +66,9 @@ class RealSet:
     def find(self, place: Place) -> LogSource:
         """The source with the path of its file, or an error that says how to get it."""
         if self.made is not None:
-            return dataclasses.replace(self.source, files=(str(kept_log(self.made, place.cache)),))
+            return dataclasses.replace(
+                self.source, files=(str(cached_synthetic_log(self.made, place.cache)),)
+            )
         if self.source.files == (PACKAGE,):
             groceries = find_groceries()
             if groceries is None:

@@ -8,7 +8,7 @@ from types import FrameType
 
 
 @contextmanager
-def signals_wait() -> Iterator[None]:
+def defer_signals() -> Iterator[None]:
     """Handlers of Ctrl-C and SIGTERM run at the end of the block, not within it.
 
     For short work that must not be cut in two: a line that is appended to a file, or a call into

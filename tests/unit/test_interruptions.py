@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tapas.interruptions import signals_wait
+from tapas.interruptions import defer_signals
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def test_a_handler_runs_after_the_block_and_not_within(number):
     told = []
     before = signal.signal(number, lambda *_: told.append("handler"))
     try:
-        with signals_wait():
+        with defer_signals():
             signal.raise_signal(number)
             told.append("block")
         assert told == ["block", "handler"]
@@ -35,7 +35,7 @@ def test_ctrl_c_is_raised_once_the_block_is_done():
     done = []
 
     def interrupted():
-        with signals_wait():
+        with defer_signals():
             signal.raise_signal(signal.SIGINT)
             done.append(True)
 
@@ -46,7 +46,7 @@ def test_ctrl_c_is_raised_once_the_block_is_done():
 
 def test_a_signal_is_not_lost_where_the_block_fails():
     def failing():
-        with signals_wait():
+        with defer_signals():
             signal.raise_signal(signal.SIGINT)
             raise ValueError("a bad file")
 
@@ -58,7 +58,7 @@ def test_a_signal_is_not_lost_where_the_block_fails():
 def test_a_signal_that_kills_is_left_to_kill():
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        with signals_wait():
+        with defer_signals():
             assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -68,7 +68,7 @@ def test_another_thread_reads_without_touching_handlers():
     found = []
 
     def read():
-        with signals_wait():
+        with defer_signals():
             found.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=read)

@@ -117,11 +117,13 @@ def _parquet(folder: "RunFolder", model: "SequenceModel", to: Path) -> dict[str,
 
 def _queries(folder: "RunFolder", model: "SequenceModel") -> torch.Tensor:
     """What the encoder says of up to 1,000 users' histories."""
-    from tapas.data.windows import gather
+    from tapas.data.windows import gather_histories
 
     log = folder.log
     end = log.offsets[1 : QUERIES + 1]
-    items, lengths, _ = gather(log.items, log.offsets[: len(end)], end, folder.config.model.history)
+    items, lengths, _ = gather_histories(
+        log.items, log.offsets[: len(end)], end, folder.config.model.history
+    )
     return model.query(torch.from_numpy(items), torch.from_numpy(lengths))
 
 

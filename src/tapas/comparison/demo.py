@@ -14,7 +14,7 @@ from tapas.comparison.groceries import find_groceries, product_words
 from tapas.comparison.page import Grid, Heading, Lists, Marked, Part, Picture, Words, as_html
 from tapas.comparison.synthetic_log import SyntheticLogConfig, group_words, write_synthetic_log
 from tapas.data.prepare import prepare_log
-from tapas.data.splits import Points, split_log, targets_of
+from tapas.data.splits import EvalPoints, next_items_at, split_log
 from tapas.evaluation.evaluate import Evaluation
 from tapas.evaluation.ranked_lists import ListRules, ranked_lists
 from tapas.evaluation.scores import Interval
@@ -209,10 +209,10 @@ def some_people(run: RunFolder, words: dict[str | int, str]) -> list[Lists]:
     length = points.point - log.offsets[points.user]
     middle = length.argsort(kind="stable")[len(length) // 2 :][:PEOPLE]
     user, point = points.user[middle], points.point[middle]
-    target = targets_of(log, points, 10)[middle]
+    target = next_items_at(log, points, 10)[middle]
     start = log.offsets[user]
     rules = ListRules(run.config.model.history)
-    these = Points(user, point, points.limit[middle])
+    these = EvalPoints(user, point, points.limit[middle])
     ranked, _ = ranked_lists(model, log, these, target, rules, with_loss=False)
 
     def say(ids: Any) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from tapas.errors import DataError
-from tapas.interruptions import signals_wait
+from tapas.interruptions import defer_signals
 
 Result = dict[str, Any]
 
@@ -56,7 +56,7 @@ class Ledger:
         """Append one line and see it on the disk before it counts."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         whole = not self.path.exists() or self.path.read_bytes()[-1:] in (b"", b"\n")
-        with signals_wait(), self.path.open("a") as file:
+        with defer_signals(), self.path.open("a") as file:
             file.write(("" if whole else "\n") + json.dumps(result) + "\n")
             file.flush()
             os.fsync(file.fileno())

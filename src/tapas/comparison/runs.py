@@ -15,11 +15,16 @@ from tapas.comparison.config import CompareConfig
 from tapas.comparison.contenders import NEXT_ITEMS
 from tapas.comparison.ledger import Result, short_key
 from tapas.comparison.peak_memory import forget_peak, peak_bytes
-from tapas.comparison.synthetic_log import TRUTH, SyntheticLogConfig, kept_log, rank_by_truth
+from tapas.comparison.synthetic_log import (
+    TRUTH,
+    SyntheticLogConfig,
+    cached_synthetic_log,
+    rank_by_truth,
+)
 from tapas.data.event_log import EventLog
 from tapas.data.prepare import prepare_log
 from tapas.data.source import LogSource
-from tapas.data.splits import Points, Split, split_log
+from tapas.data.splits import EvalPoints, Split, split_log
 from tapas.errors import DataError, UsageError
 from tapas.evaluation.baselines import COUNTING, rank_by_counting
 from tapas.evaluation.points import PointEvaluator, block_sums, spread_points
@@ -65,7 +70,7 @@ def find_log(config: CompareConfig, cache: Path) -> LogSource:
     if config.log is not None:
         config.log.paths()
         return config.log
-    path = kept_log(config.made or SyntheticLogConfig(), cache)
+    path = cached_synthetic_log(config.made or SyntheticLogConfig(), cache)
     return LogSource(files=(str(path),), user="user", item="item", time="time")
 
 
@@ -128,7 +133,7 @@ def execute(run: CompareRun, config: CompareConfig, cache: Path) -> Result:
     }
 
 
-def _evaluator(scene: OpenedLog, points: Points, config: CompareConfig) -> PointEvaluator:
+def _evaluator(scene: OpenedLog, points: EvalPoints, config: CompareConfig) -> PointEvaluator:
     return PointEvaluator(scene.log, scene.split, points, NEXT_ITEMS, config.model.history)
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tapas.atomic_file import whole_file
 from tapas.data.event_log import EventLog
-from tapas.data.splits import Points
+from tapas.data.splits import EvalPoints
 from tapas.errors import UsageError
 from tapas.evaluation.scores import TOP
 from tapas.shapes import check_positive
@@ -88,7 +88,7 @@ def group_words(key: str | int, num_groups: int) -> str:
     return f"item {key} of group {int(key) % num_groups}"
 
 
-def kept_log(config: SyntheticLogConfig, cache: Path) -> Path:
+def cached_synthetic_log(config: SyntheticLogConfig, cache: Path) -> Path:
     """The file of a made-up log in `cache`, written the first time."""
     name = hashlib.blake2b(repr(config).encode(), digest_size=8).hexdigest()
     path = cache / f"made-{name}.parquet"
@@ -100,7 +100,7 @@ def kept_log(config: SyntheticLogConfig, cache: Path) -> Path:
 
 
 def rank_by_truth(
-    made: SyntheticLogConfig, log: EventLog, points: Points, target: NDArray[np.int64]
+    made: SyntheticLogConfig, log: EventLog, points: EvalPoints, target: NDArray[np.int64]
 ) -> tuple[Tensor, NDArray[np.float64]]:
     """The 20 most probable items (P, 20), and the least possible loss of `target` (P, L) in nats.
 

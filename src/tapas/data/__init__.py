@@ -13,30 +13,30 @@ from tapas.extras import how_to_install
 if TYPE_CHECKING:
     from tapas.data.event_log import EventLog
     from tapas.data.prepare import prepare_log
-    from tapas.data.splits import Points, Split, SplitConfig, split_log, targets_of
+    from tapas.data.splits import EvalPoints, Split, SplitConfig, next_items_at, split_log
     from tapas.data.vocabulary import Vocabulary
 
 __all__ = [
+    "EvalPoints",
     "EventLog",
     "LogSource",
-    "Points",
     "Split",
     "SplitConfig",
     "Vocabulary",
+    "next_items_at",
     "prepare_log",
     "split_log",
-    "targets_of",
 ]
 
 _LATER = {
     "EventLog": "event_log",
-    "Points": "splits",
+    "EvalPoints": "splits",
     "Split": "splits",
     "SplitConfig": "splits",
     "Vocabulary": "vocabulary",
     "prepare_log": "prepare",
     "split_log": "splits",
-    "targets_of": "splits",
+    "next_items_at": "splits",
 }
 
 

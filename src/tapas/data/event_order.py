@@ -17,7 +17,7 @@ LARGEST = 2**64 - 1
 
 
 @dataclass(slots=True)
-class Arranged:
+class SortedEvents:
     """Events in order. `first` marks the first event of each basket."""
 
     user: NDArray[np.uint32]  # (N,) rising
@@ -31,18 +31,18 @@ class Arranged:
         self.first = _changes(self.user, self.time)
 
 
-def arrange(
+def sort_events(
     user: NDArray[np.uint32], time: NDArray[np.int64], item: NDArray[np.uint32]
-) -> tuple[Arranged, int]:
+) -> tuple[SortedEvents, int]:
     """The events (N,) in order, without repeats, and the number of repeats removed."""
     user, time, item = _sorted(user, time, item)
     first = _changes(user, time)
     crowded = ~first
     crowded[:-1] |= ~first[1:]
     rows = np.flatnonzero(crowded)
-    arranged = Arranged(user, time, item, first)
+    events = SortedEvents(user, time, item, first)
     if not rows.size:
-        return arranged, 0
+        return events, 0
     basket = np.cumsum(first[rows], dtype=np.uint64)
     bits = 64 - int(basket[-1]).bit_length()  # at least 32: wide codes are shuffled better
     place = (basket << np.uint64(bits)) | _shuffled(item[rows], user[rows], time[rows], bits)
@@ -53,8 +53,8 @@ def arrange(
     repeated[rows[1:]] = place[1:] == place[:-1]
     num_repeated = int(np.count_nonzero(repeated))
     if num_repeated:
-        arranged.keep(~repeated)
-    return arranged, num_repeated
+        events.keep(~repeated)
+    return events, num_repeated
 
 
 def _sorted(

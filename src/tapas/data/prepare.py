@@ -20,8 +20,8 @@ from tapas.data.event_log import (
     EventLog,
     write_log,
 )
-from tapas.data.event_order import Arranged, arrange
-from tapas.data.raw_events import gather
+from tapas.data.event_order import SortedEvents, sort_events
+from tapas.data.raw_events import read_events
 from tapas.data.source import LogSource
 from tapas.data.vocabulary import Vocabulary
 from tapas.errors import DataError, UsageError
@@ -93,12 +93,12 @@ def _build(
     source: LogSource, talk: Callable[[str], None], known: EventLog | None
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Vocabulary], dict[str, object]]:
     """Arrays, vocabularies and report of a log, in memory."""
-    gathered = gather(source, talk)
-    user_keys, item_keys, report = gathered.user.keys, gathered.item.keys, gathered.report
-    talk(f"sorting {len(gathered.time):,} events")
-    user, item, time = gathered.user.codes, gathered.item.codes, gathered.time
-    del gathered
-    events, num_repeated = arrange(user, time, item)
+    raw = read_events(source, talk)
+    user_keys, item_keys, report = raw.user.keys, raw.item.keys, raw.report
+    talk(f"sorting {len(raw.time):,} events")
+    user, item, time = raw.user.codes, raw.item.codes, raw.time
+    del raw
+    events, num_repeated = sort_events(user, time, item)
     del user, item, time
     report["repeated_events"] = num_repeated
     if known is None:
@@ -135,7 +135,7 @@ def _build(
 
 def _treat_rare(
     source: LogSource,
-    events: Arranged,
+    events: SortedEvents,
     keys: pl.Series,
     report: dict[str, object],
     known: Vocabulary,

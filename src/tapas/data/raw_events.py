@@ -23,7 +23,7 @@ WORD = r"[a-z0-9]+(?:'[a-z]+)?"
 
 
 @dataclass(slots=True)
-class Gathered:
+class RawEvents:
     """Events in file order: keys as codes, times as int64."""
 
     user: Coded
@@ -51,7 +51,7 @@ class _Tally:
             self.examples.append(f"{path}, row {row}: {problem}")
 
 
-def gather(source: LogSource, talk: Callable[[str], None]) -> Gathered:
+def read_events(source: LogSource, talk: Callable[[str], None]) -> RawEvents:
     """Read `source`. Rows without user, item or time are an error unless they are skipped."""
     tally = _Tally()
     parts: dict[str, list[pl.Series]] = {}
@@ -83,7 +83,7 @@ def gather(source: LogSource, talk: Callable[[str], None]) -> Gathered:
         "guessed": tally.guessed,
         "time_kind": tally.time_kind,
     }
-    return Gathered(user, item, time, report)
+    return RawEvents(user, item, time, report)
 
 
 def _read(source: LogSource, path: Path, tally: _Tally) -> dict[str, pl.Series]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import polars as pl
 
 from tapas.errors import DataError, UsageError
-from tapas.interruptions import signals_wait
+from tapas.interruptions import defer_signals
 
 COMPRESSED = (".gz", ".zst")
 KNOWN = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv", ".txt": "csv",
@@ -88,7 +88,7 @@ def read_frame(path: Path, columns: list[str], *, skip_bad_rows: bool) -> Frame:
             blank = pl.all_horizontal(pl.all().is_null()).alias(BLANK)
             rows = scan.select(*columns, blank).collect(engine="streaming").drop(BLANK)
         else:
-            with signals_wait():
+            with defer_signals():
                 scan = pl.scan_ndjson(glob.escape(str(path)), schema=texts)
             rows = scan.collect()
         return Frame(rows, [], False)
@@ -168,7 +168,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _scan(scan: Callable[..., pl.LazyFrame], path: Path, **options: object) -> pl.LazyFrame:
-    with signals_wait():
+    with defer_signals():
         return scan(path, glob=False, **options)
 
 

@@ -69,7 +69,7 @@ class SplitConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Points:
+class EvalPoints:
     """Where to judge: history is events[offsets[user]:point], targets are events[point:limit].
 
     Neither is ever empty. All are (P,) int64.
@@ -90,8 +90,8 @@ class Split:
     config: SplitConfig
     train_end: NDArray[np.int64]  # (U,) places in the whole log
     train_counts: NDArray[np.int64]  # (C,) how often each item is taken in training
-    validation: Points
-    test: Points
+    validation: EvalPoints
+    test: EvalPoints
     cuts: tuple[int, int] | None  # times, for "time"
     report: dict[str, int]
 
@@ -127,14 +127,14 @@ def split_log(log: EventLog, config: SplitConfig) -> Split:
     return Split(config, train_end, train_counts, validation, test, cuts, report)
 
 
-def targets_of(log: EventLog, points: Points, k: int) -> NDArray[np.int64]:
+def next_items_at(log: EventLog, points: EvalPoints, k: int) -> NDArray[np.int64]:
     """The first `k` targets of each point, (P, k); -1 where a point has fewer."""
     place = points.point[:, None] + np.arange(k)
     inside = place < points.limit[:, None]
     return np.where(inside, log.items[np.where(inside, place, 0)], -1).astype(np.int64)
 
 
-Parts = tuple[NDArray[np.int64], Points, Points, tuple[int, int] | None]
+Parts = tuple[NDArray[np.int64], EvalPoints, EvalPoints, tuple[int, int] | None]
 
 
 def _by_time(log: EventLog, config: SplitConfig) -> Parts:
@@ -203,10 +203,10 @@ def _by_group(log: EventLog, config: SplitConfig) -> Parts:
     )
 
 
-def _points(log: EventLog, point: NDArray[np.int64], limit: NDArray[np.int64]) -> Points:
+def _points(log: EventLog, point: NDArray[np.int64], limit: NDArray[np.int64]) -> EvalPoints:
     """The users for whom both history and targets are there."""
     user = np.flatnonzero((point > log.offsets[:-1]) & (point < limit))
-    return Points(user, np.asarray(point[user]), np.asarray(limit[user]))
+    return EvalPoints(user, np.asarray(point[user]), np.asarray(limit[user]))
 
 
 def _basket_starts(log: EventLog) -> NDArray[np.int64]:
@@ -245,8 +245,8 @@ def _report(
     log: EventLog,
     train_end: NDArray[np.int64],
     train_counts: NDArray[np.int64],
-    validation: Points,
-    test: Points,
+    validation: EvalPoints,
+    test: EvalPoints,
 ) -> dict[str, int]:
     train_lengths = train_end - log.offsets[:-1]
     report = {

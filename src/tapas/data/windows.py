@@ -62,7 +62,7 @@ class Windows:
         if positions == "last":
             self._ends = np.flatnonzero(self._predicts) + 1
         else:
-            self._ends = _stretches(self._predicts, offsets, train_end, length)
+            self._ends = _window_ends(self._predicts, offsets, train_end, length)
         if not len(self._ends):
             raise DataError(
                 "no user has two baskets to train on: there is no next item to learn. Use a longer "
@@ -90,7 +90,7 @@ class Windows:
         chosen = self._order[1].permute(torch.arange(first, first + self.batch_size, device="cpu"))
         end = self._ends[chosen.numpy()]
         user = np.searchsorted(self.offsets, end - 1, side="right") - 1
-        items, lengths, event = gather(self.items, self.offsets[user], end, self.length)
+        items, lengths, event = gather_histories(self.items, self.offsets[user], end, self.length)
         real = np.arange(self.length) < lengths[:, None]
         if self.positions == "last":
             predicts = np.arange(self.length) == lengths[:, None] - 1
@@ -108,7 +108,7 @@ class Windows:
         )
 
 
-def gather(
+def gather_histories(
     items: Array, start: Array, end: Array, length: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """The last `length` of events start[b]:end[b], (B, T), their number, and their places.
@@ -139,7 +139,7 @@ def predicting_events(times: Array, offsets: Array, train_end: Array) -> NDArray
     return predicts
 
 
-def _stretches(
+def _window_ends(
     predicts: NDArray[np.bool_], offsets: Array, train_end: Array, length: int
 ) -> NDArray[np.int64]:
     """Ends of the stretches of `length` that cover each user's events but the last."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tapas.data.event_log import EventLog
-from tapas.data.splits import Points, Split
+from tapas.data.splits import EvalPoints, Split
 from tapas.errors import UsageError
 from tapas.evaluation.scores import TOP
 from tapas.shapes import check_positive
@@ -219,7 +219,7 @@ POPULAR, FAVOURITES, FOLLOWERS = "most popular", "the user's favourites", "co-oc
 COUNTING = (POPULAR, FAVOURITES, FOLLOWERS)
 
 
-def rank_by_counting(name: str, log: EventLog, split: Split, points: Points) -> Tensor:
+def rank_by_counting(name: str, log: EventLog, split: Split, points: EvalPoints) -> Tensor:
     """Lists (P, 20) of one of `COUNTING`."""
     arrays = (log.items, np.asarray(log.offsets), split.train_counts)
     ranker: Baseline

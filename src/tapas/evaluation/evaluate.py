@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from tapas.data.event_log import EventLog
-from tapas.data.splits import Points, Split, targets_of
+from tapas.data.splits import EvalPoints, Split, next_items_at
 from tapas.errors import UsageError, pick
 from tapas.evaluation.baselines import CoOccurrence, MostPopular, OwnMostFrequent
 from tapas.evaluation.ranked_lists import (
@@ -79,7 +79,7 @@ def evaluate(
         if name != "model"
     }
     report: dict[str, Any] = dict(split.report)
-    all_targets = int((targets_of(log, points, num_targets) >= 0).sum())
+    all_targets = int((next_items_at(log, points, num_targets) >= 0).sum())
     report["seen_targets"] = all_targets - int((target >= 0).sum())
     return Evaluation(part, rules.exclude_seen, num_targets, scores, lead, report)
 
@@ -92,14 +92,14 @@ def held_out(
     part: str = "test",
     num_targets: int,
     most: int | None = None,
-) -> tuple[Points, NDArray[np.int64]]:
+) -> tuple[EvalPoints, NDArray[np.int64]]:
     """Where to evaluate, and the next `num_targets` items there, (P, L), that lists can find."""
     points = pick("part", part, {"test": split.test, "validation": split.validation})
     if not len(points):
         raise UsageError(f"the split of this run holds nothing out for {part}.")
     if most is not None:
-        points = Points(points.user[:most], points.point[:most], points.limit[:most])
-    target = targets_of(log, points, num_targets)
+        points = EvalPoints(points.user[:most], points.point[:most], points.limit[:most])
+    target = next_items_at(log, points, num_targets)
     return points, without_seen(log, points, target) if rules.exclude_seen else target
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tapas.data.event_log import EventLog
-from tapas.data.splits import Points, Split, targets_of
+from tapas.data.splits import EvalPoints, Split, next_items_at
 from tapas.evaluation.ranked_lists import ListRules, Predictor, ranked_lists
 from tapas.evaluation.scores import judge, measure
 from tapas.metrics import ndcg_at_k
@@ -17,7 +17,7 @@ from tapas.rng import stream
 NUM_BLOCKS = 50
 
 
-def spread_points(log: EventLog, held_out: Points, most: int, *, seed: int = 0) -> Points:
+def spread_points(log: EventLog, held_out: EvalPoints, most: int, *, seed: int = 0) -> EvalPoints:
     """About `most` beginnings of baskets inside `held_out`, as many of each user as can be.
 
     In random order, so that the first of them are as good a sample as all.
@@ -36,7 +36,7 @@ def spread_points(log: EventLog, held_out: Points, most: int, *, seed: int = 0) 
         limit.append(np.full(len(chosen), last))
     order = draw.permutation(sum(map(len, point)))[:most]
     parts = (np.concatenate(p).astype(np.int64)[order] for p in (user, point, limit))
-    return Points(*parts)
+    return EvalPoints(*parts)
 
 
 def block_sums(value: NDArray[np.float64], user: NDArray[np.int64]) -> list[float]:
@@ -52,15 +52,17 @@ def block_sums(value: NDArray[np.float64], user: NDArray[np.int64]) -> list[floa
 class PointEvaluator:
     """Evaluates models at fixed points, exactly, over all classes; targets are the next L items."""
 
-    def __init__(self, log: EventLog, split: Split, points: Points, num_targets: int, history: int):
+    def __init__(
+        self, log: EventLog, split: Split, points: EvalPoints, num_targets: int, history: int
+    ):
         self.log, self.points, self.history = log, points, history
-        self.target = targets_of(log, points, num_targets)
+        self.target = next_items_at(log, points, num_targets)
         self.train_counts = torch.from_numpy(split.train_counts)
 
     def rank(self, model: Predictor, most: int) -> tuple[Tensor, NDArray[np.float64]]:
         """Lists (P, 20) and losses (P,) of the first `most` points."""
         all_of, some = self.points, slice(most)
-        first = Points(all_of.user[some], all_of.point[some], all_of.limit[some])
+        first = EvalPoints(all_of.user[some], all_of.point[some], all_of.limit[some])
         rules = ListRules(self.history)
         ranked, loss = ranked_lists(model, self.log, first, self.target[:most], rules)
         return ranked, cast(Tensor, loss).double().numpy()

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tapas.data.event_log import EventLog
-from tapas.data.splits import Points
-from tapas.data.windows import gather
+from tapas.data.splits import EvalPoints
+from tapas.data.windows import gather_histories
 from tapas.evaluation.scores import TOP, measure
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 
@@ -52,7 +52,7 @@ class ListRules:
 def ranked_lists(
     model: Predictor,
     log: EventLog,
-    points: Points,
+    points: EvalPoints,
     target: NDArray[np.int64],
     rules: ListRules,
     *,
@@ -70,7 +70,7 @@ def ranked_lists(
     for first in range(0, len(points), QUERIES_AT_ONCE):
         size = min(QUERIES_AT_ONCE, len(points) - first)
         part = slice(*(first + bound for bound in ranks.local_range(size)))
-        recent, lengths, _ = gather(items, start[part], point[part], rules.history)
+        recent, lengths, _ = gather_histories(items, start[part], point[part], rules.history)
         after = model.after(torch.from_numpy(recent), torch.from_numpy(lengths))
         seen: Tensor | None = None
         barred = [] if rules.excluded_class is None else [np.array([rules.excluded_class])]
@@ -99,7 +99,7 @@ def _loss(after: Prediction, target: Tensor) -> Tensor:
     return -(log_prob * real).sum(dim=1) / real.sum(dim=1)
 
 
-def without_seen(log: EventLog, points: Points, target: NDArray[np.int64]) -> NDArray[np.int64]:
+def without_seen(log: EventLog, points: EvalPoints, target: NDArray[np.int64]) -> NDArray[np.int64]:
     """`target` without what the history holds: lists that leave it out can never find it."""
     left, start = target.copy(), np.asarray(log.offsets)[points.user]
     for row, s, p in zip(left, start, points.point, strict=True):
@@ -118,7 +118,7 @@ def pad(rows: list[NDArray[np.integer]]) -> Tensor:
 def mean_scores(
     model: Predictor,
     log: EventLog,
-    points: Points,
+    points: EvalPoints,
     target: NDArray[np.int64],
     rules: ListRules,
     ranks: Ranks = ONE_PROCESS,

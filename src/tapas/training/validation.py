@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from tapas.data.splits import Points, Split, targets_of
+from tapas.data.splits import EvalPoints, Split, next_items_at
 from tapas.evaluation.ranked_lists import mean_scores, without_seen
 from tapas.rng import stream
 from tapas.tables.ranks import ONE_PROCESS, Ranks
@@ -20,7 +20,7 @@ def judge_of(
     """Judges a model at some points of the part that is held out for validation."""
     log, config, rules = run.log, run.config, list_rules(run)
     points = some_points(split.validation, config.loop.validation_examples, config.loop.seed)
-    target = targets_of(log, points, config.head.next_items)
+    target = next_items_at(log, points, config.head.next_items)
     if rules.exclude_seen:
         target = without_seen(log, points, target)
     return lambda model: mean_scores(model, log, points, target, rules, ranks)
@@ -44,10 +44,10 @@ def head_words(head: HeadConfig) -> str:
     return ", ".join([head.kind.title, *sizes])
 
 
-def some_points(points: Points, most: int, seed: int) -> Points:
+def some_points(points: EvalPoints, most: int, seed: int) -> EvalPoints:
     """At most `most` of `points`, chosen at random by name, in their order."""
     if len(points.user) <= most:
         return points
     order = torch.randperm(len(points.user), generator=stream(seed, "validation"), device="cpu")
     chosen = order[:most].sort().values.numpy()
-    return Points(points.user[chosen], points.point[chosen], points.limit[chosen])
+    return EvalPoints(points.user[chosen], points.point[chosen], points.limit[chosen])

@@ -26,7 +26,7 @@ from experiments.real.sets import GROCERY, SYNTHETIC
 from tapas import Squashed, TapasSoftmax
 from tapas.comparison import runs
 from tapas.comparison.synthetic_log import TRUTH
-from tapas.data.splits import targets_of
+from tapas.data.splits import next_items_at
 from tapas.errors import UsageError
 from tapas.evaluation.intervals import estimate
 from tapas.evaluation.points import PointEvaluator, spread_points
@@ -113,7 +113,7 @@ def test_judging_is_that_of_plain_numpy(place):
     bias = parts.model.head.table.bias.detach().double().numpy()
     precision, losses = [], []
     for user, point, target in zip(
-        points.user, points.point, targets_of(log, points, 5), strict=True
+        points.user, points.point, next_items_at(log, points, 5), strict=True
     ):
         history = np.asarray(log.items[log.offsets[user] : point][-20:]).astype(np.int64)
         query = parts.model.query(torch.from_numpy(history)[None], torch.tensor([len(history)]))

@@ -9,8 +9,8 @@ import pytest
 from tapas import UsageError
 from tapas.comparison.synthetic_log import (
     SyntheticLogConfig,
+    cached_synthetic_log,
     group_words,
-    kept_log,
     rank_by_truth,
     write_synthetic_log,
 )
@@ -102,7 +102,9 @@ def true_chances(made):
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     cache = tmp_path_factory.mktemp("tiny")
-    source = LogSource(files=(str(kept_log(TINY, cache)),), user="user", item="item", time="time")
+    source = LogSource(
+        files=(str(cached_synthetic_log(TINY, cache)),), user="user", item="item", time="time"
+    )
     log = prepare_log(source, cache)
     return log, spread_points(log, split_log(log, SplitConfig(kind="last")).test, 100)
 

@@ -9,17 +9,17 @@ from words import told
 
 from tapas import DataError
 from tapas.data import LogSource
-from tapas.data.raw_events import gather, places, words_of
+from tapas.data.raw_events import places, read_events, words_of
 
 
 def read(*files, **options):
-    return gather(LogSource(files=tuple(map(str, files)), **options), lambda text: None)
+    return read_events(LogSource(files=tuple(map(str, files)), **options), lambda text: None)
 
 
-def events(gathered):
-    users = gathered.user.keys.gather(gathered.user.codes).to_list()
-    items = gathered.item.keys.gather(gathered.item.codes).to_list()
-    return list(zip(users, items, gathered.time.tolist(), strict=True))
+def events(raw):
+    users = raw.user.keys.gather(raw.user.codes).to_list()
+    items = raw.item.keys.gather(raw.item.codes).to_list()
+    return list(zip(users, items, raw.time.tolist(), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -39,19 +39,19 @@ def test_a_bad_row_is_named_or_skipped_and_counted(tmp_path, row, problem):
     words = f"{file}, row 3: {problem}. Drop such rows with --skip-bad-rows (2 found among 5 rows)."
     with told(words, DataError):
         read(file)
-    gathered = read(file, skip_bad_rows=True)
-    assert events(gathered) == [("a", 5, 1), ("b", 6, 2)]
-    assert gathered.report["bad_rows"] == 2
-    assert gathered.report["bad_examples"][0] == f"{file}, row 3: {problem}"
+    raw = read(file, skip_bad_rows=True)
+    assert events(raw) == [("a", 5, 1), ("b", 6, 2)]
+    assert raw.report["bad_rows"] == 2
+    assert raw.report["bad_examples"][0] == f"{file}, row 3: {problem}"
 
 
 def test_broken_and_bad_rows_are_counted_together_but_only_some_are_quoted(tmp_path):
     file = tmp_path / "a.csv"
     file.write_text("user,item\na,1\na,1,1\n" + ",1\n" * 8 + "b,2\n")
-    gathered = read(file, skip_bad_rows=True)
-    assert events(gathered) == [("a", 1, 0), ("b", 2, 1)]
-    assert gathered.report["bad_rows"] == 9
-    assert len(gathered.report["bad_examples"]) == 5
+    raw = read(file, skip_bad_rows=True)
+    assert events(raw) == [("a", 1, 0), ("b", 2, 1)]
+    assert raw.report["bad_rows"] == 9
+    assert len(raw.report["bad_examples"]) == 5
 
 
 def test_nulls_of_parquet_are_bad_rows_even_if_all_is_null(tmp_path):
@@ -65,10 +65,10 @@ def test_nulls_of_parquet_are_bad_rows_even_if_all_is_null(tmp_path):
 def test_without_a_time_column_the_order_of_the_files_is_the_time(tmp_path):
     for name, user in (("b", 1), ("a", 2)):
         (tmp_path / f"{name}.csv").write_text(f"user,item\n{user},7\n{user},8\n")
-    gathered = read(tmp_path / "*.csv")
-    assert events(gathered) == [(2, 7, 0), (2, 8, 1), (1, 7, 2), (1, 8, 3)]
-    assert gathered.report["time_kind"] == "file order"
-    assert gathered.report["columns"] == {"user": "user", "item": "item"}
+    raw = read(tmp_path / "*.csv")
+    assert events(raw) == [(2, 7, 0), (2, 8, 1), (1, 7, 2), (1, 8, 3)]
+    assert raw.report["time_kind"] == "file order"
+    assert raw.report["columns"] == {"user": "user", "item": "item"}
 
 
 def test_files_of_different_kinds_make_one_log(tmp_path):
@@ -105,9 +105,9 @@ def test_files_that_do_not_agree_are_told(tmp_path):
 def test_a_text_is_documents_of_words_and_rows_of_one_group_are_one_document(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text('{"text": "The cat."}\n{"text": "..."}\n{"text": "the dog"}\n')
-    gathered = read(file, text="text")
-    assert events(gathered) == [(0, "the", 0), (0, "cat", 1), (2, "the", 0), (2, "dog", 1)]
-    assert gathered.report["time_kind"] == "place in the text"
+    raw = read(file, text="text")
+    assert events(raw) == [(0, "the", 0), (0, "cat", 1), (2, "the", 0), (2, "dog", 1)]
+    assert raw.report["time_kind"] == "place in the text"
     file = tmp_path / "a.csv"
     file.write_text("book,line\nx,a b\ny,c\nx,b d\n")
     got = events(read(file, text="line", group="book"))

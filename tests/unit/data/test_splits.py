@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from words import told
 
 from tapas import DataError
-from tapas.data import EventLog, SplitConfig, split_log, targets_of
+from tapas.data import EventLog, SplitConfig, next_items_at, split_log
 
 LOGS = st.lists(  # for every user the times of the events
     st.lists(st.integers(0, 12), min_size=1, max_size=15), min_size=1, max_size=8
@@ -143,8 +143,8 @@ def test_group_points_are_near_the_middle():
 def test_targets_are_padded():
     log = build([[1, 2, 3, 4, 5, 6, 7, 8]])
     split = split_log(log, SplitConfig(kind="last", validation=2, test=3))
-    assert targets_of(log, split.validation, 4).tolist() == [[*log.items[3:5].tolist(), -1, -1]]
-    assert targets_of(log, split.test, 2).tolist() == [log.items[5:7].tolist()]
+    assert next_items_at(log, split.validation, 4).tolist() == [[*log.items[3:5].tolist(), -1, -1]]
+    assert next_items_at(log, split.test, 2).tolist() == [log.items[5:7].tolist()]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tapas.data.event_log import EventLog
-from tapas.data.splits import Points
+from tapas.data.splits import EvalPoints
 from tapas.evaluation.points import NUM_BLOCKS, block_sums, spread_points
 
 
@@ -33,7 +33,7 @@ def hold_out(users):
         if len(sizes) > 1:
             rows.append((user, place + sizes[0], place + sum(sizes)))
         place += sum(sizes)
-    return Points(*np.array(rows, dtype=np.int64).reshape(-1, 3).T)
+    return EvalPoints(*np.array(rows, dtype=np.int64).reshape(-1, 3).T)
 
 
 def begins_of(users):

@@ -10,7 +10,7 @@ import torch
 
 from tapas import TapasSoftmax
 from tapas.data.event_log import EventLog
-from tapas.data.splits import Points
+from tapas.data.splits import EvalPoints
 from tapas.encoders import GRUEncoder
 from tapas.evaluation import ranked_lists as module
 from tapas.evaluation.ranked_lists import ListRules, ranked_lists, without_seen
@@ -28,7 +28,7 @@ LOG = EventLog(
     Path(), {"items": ITEMS, "times": np.arange(20), "offsets": np.array([0, 6, 10, 20])},
     {"items": 40},
 )  # fmt: skip
-POINTS = Points(np.array([0, 0, 1, 1, 2]), POINT, POINT)
+POINTS = EvalPoints(np.array([0, 0, 1, 1, 2]), POINT, POINT)
 RULES = ListRules(HISTORY)
 SEEN_OUT = ListRules(HISTORY, exclude_seen=True)
 

@@ -9,7 +9,7 @@ from oracle.journeys import chain_log, write_chain
 
 from tapas import UsageError
 from tapas.data.source import LogSource
-from tapas.data.splits import SplitConfig, split_log, targets_of
+from tapas.data.splits import SplitConfig, next_items_at, split_log
 from tapas.evaluation.ranked_lists import ListRules, ranked_lists, without_seen
 from tapas.evaluation.scores import measure
 from tapas.training import run as session
@@ -64,7 +64,7 @@ def test_the_model_is_judged_by_its_lists_at_the_points_of_the_part(run, part, e
     exclude = run.config.loop.exclude_seen if exclude is None else exclude
     split = split_log(run.log, run.config.split)
     points = getattr(split, part)
-    target = targets_of(run.log, points, 3)
+    target = next_items_at(run.log, points, 3)
     asked = int((target >= 0).sum())
     if exclude:
         target = without_seen(run.log, points, target)
