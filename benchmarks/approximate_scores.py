@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import tapas
-from tapas.candidates import Candidates, mute
+from tapas.candidates import Candidates, mask_hits
 from tapas.selection import NativeRows, SelectionInput
 from tapas.selection.base import largest
 from tapas.selection.priority import TINY, mean_share
@@ -132,7 +132,7 @@ def int8_share(
     (whole, scale), (asked, asked_scale) = rows, to_int8(query)
     logit = torch._int_mm(asked, whole.t()).float().mul_(asked_scale).mul_(scale.t())
     logit += offset
-    mute(logit, ids, own)
+    mask_hits(logit, ids, own)
     return torch.softmax(logit, dim=1, out=logit).mean(dim=0)
 
 
@@ -202,7 +202,7 @@ def compare(
     kept, log_weight = rule.select(mine, keep)
     weight, bias = head.table.rows(pool.ids)
     logit = torch.addmm(bias - pool.log_q, query, weight.t())
-    mute(logit, pool.ids, own)
+    mask_hits(logit, pool.ids, own)
     estimate = (logit[:, kept] + log_weight).logsumexp(dim=1)
     error = torch.expm1(estimate - logit.logsumexp(dim=1))
     both = torch.stack([exact_rule.share(exact), rule.share(mine)])

@@ -34,7 +34,7 @@ import tapas.native as native
 from experiments.real.cells import R
 from experiments.real.runs import RealRun, build_run, open_set
 from experiments.real.sets import Place
-from tapas.atomic_file import whole_file
+from tapas.atomic_file import atomic_write
 from tapas.cli.options import cache_folder
 from tapas.comparison.contenders import NEXT_ITEMS
 from tapas.evaluation.intervals import STUDENT
@@ -181,7 +181,7 @@ def train(place: Place) -> None:
         found = train_one(run, variants()[words], place)
         quality["runs"].append({"set": name, "variant": words, "seed": seed, **found})
         quality["settings"][name] = asdict(run) | {"seed": "as said of each run"}
-        with whole_file(QUALITY) as unfinished:
+        with atomic_write(QUALITY) as unfinished:
             unfinished.write_text(json.dumps(quality, indent=1) + "\n")
         print(f"{name}, seed {seed}, {words}: MAP@20 {found['map@20']:.4f}", flush=True)
 

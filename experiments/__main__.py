@@ -17,7 +17,7 @@ from experiments.synthetic.gradient_cost import gradient_cost
 from experiments.synthetic.page import study_page
 from experiments.synthetic.studies import FIGURE_2, STUDIES, Study, find_study
 from experiments.system import command as paper_system
-from tapas.atomic_file import ResultsFolder
+from tapas.atomic_file import OutputFolder
 from tapas.cli.exit_codes import one_line_endings
 from tapas.cli.progress import print_table, run_bars
 
@@ -93,7 +93,7 @@ def run_study(name: str, out: Path, *, quick: bool, draw: bool, workers: int) ->
 
     study = find_study(name)
     study, out = study.quick() if quick else study, home_of(out, quick)
-    folder = ResultsFolder(out / name)
+    folder = OutputFolder(out / name)
     ledger = study_ledger(out, study)
     files = {}
     if not draw:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from experiments.options import RESULTS, Out
 from experiments.synthetic.long_tail import Examples, LongTail, LongTailConfig
-from tapas.atomic_file import ResultsFolder
+from tapas.atomic_file import OutputFolder
 from tapas.cli.exit_codes import one_line_endings
 from tapas.cli.options import talk
 from tapas.cli.progress import print_table, run_bars
@@ -243,7 +243,7 @@ def four_ways(
             FourWaysRun(method=method, classes=classes, steps=steps, seed=seed)
             for method in (*METHODS, BAYES)
         ]
-        folder, ledger = ResultsFolder(out / NAME), Ledger(out / NAME / "results.jsonl")
+        folder, ledger = OutputFolder(out / NAME), Ledger(out / NAME / "results.jsonl")
         with run_bars() as follow:  # one at a time, as times are measured
             run_missing(ledger, runs, execute, follow(NAME), workers=1)
         results = [ledger[run] for run in runs]

@@ -13,7 +13,7 @@ from experiments.synthetic.claims import StudyResults, check_synthetic_claims
 from experiments.synthetic.studies import STUDIES, Study, fit_quick
 from experiments.system.claims import STUDY as SYSTEM
 from experiments.system.claims import check_system_claims
-from tapas.atomic_file import ResultsFolder
+from tapas.atomic_file import OutputFolder
 from tapas.comparison.ledger import Ledger
 from tapas.errors import DataError
 
@@ -107,4 +107,4 @@ def overview_page(out: Path, claims: list[Claim]) -> str:
 
 
 def write_overview(out: Path, claims: list[Claim]) -> None:
-    ResultsFolder(out).write({"README.md": overview_page(out, claims).encode()})
+    OutputFolder(out).write({"README.md": overview_page(out, claims).encode()})

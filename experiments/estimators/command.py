@@ -8,7 +8,7 @@ from experiments.estimators.bias import bias_runs, measure_bias
 from experiments.estimators.page import BIAS, FIGURE, README, STEP_TIMES, make_page, read_estimators
 from experiments.estimators.step_times import StepTimesConfig, measure_step_times
 from experiments.options import ALL_CORES, RESULTS, Draw, Out, Quick, Workers, home_of
-from tapas.atomic_file import ResultsFolder
+from tapas.atomic_file import OutputFolder
 from tapas.cli.exit_codes import one_line_endings
 from tapas.cli.progress import run_bars
 from tapas.comparison.ledger import Ledger
@@ -37,7 +37,7 @@ def estimators(
         from experiments.estimators.figure import draw_step_times
 
         place = home_of(out, quick) / NAME
-        folder, config = ResultsFolder(place), QUICK if quick else StepTimesConfig()
+        folder, config = OutputFolder(place), QUICK if quick else StepTimesConfig()
         if not draw:
             biases = bias_runs(config.contenders, (16,), 40) if quick else bias_runs()
             with run_bars() as follow:

@@ -33,7 +33,7 @@ from experiments.real.pace import ROUNDS, measure_pace
 from experiments.real.page import loss_page, map_page, pace_page, sweeps_page
 from experiments.real.runs import execute, open_set
 from experiments.real.sets import SETS, Place, find_set
-from tapas.atomic_file import ResultsFolder
+from tapas.atomic_file import OutputFolder
 from tapas.cli.exit_codes import one_line_endings
 from tapas.cli.options import Cache, cache_folder, talk
 from tapas.cli.progress import run_bars
@@ -86,7 +86,7 @@ def measure_paces(
         measured[plan.name] = measure_pace(plan, ledger, place, rounds=rounds)
         talk(f"measured {plan.name}")
         text = json.dumps({k: [asdict(p) for p in v] for k, v in measured.items()}, indent=1)
-        ResultsFolder(home / PACES.parent).write({PACES.name: (text + "\n").encode()})
+        OutputFolder(home / PACES.parent).write({PACES.name: (text + "\n").encode()})
     _write_figures(home, quick=quick)
 
 
@@ -120,7 +120,7 @@ def sweeps(
             figure = sweeps_figure(panels, plan.real_set.title, starts)
             files[f"{plan.name}.png"] = as_png(figure)
         files["README.md"] = sweeps_page(pages).encode()
-        ResultsFolder(home / "sweeps").write(files)
+        OutputFolder(home / "sweeps").write(files)
         talk(f"Wrote {home / 'sweeps' / 'README.md'}.")
 
 
@@ -187,7 +187,7 @@ def _write_figures(home: Path, *, quick: bool) -> None:
         files["figure-3"]["time.png"] = as_png(time_figure(found))
         files["table-1"] = {"README.md": pace_page(found, claims).encode()}
     for name, content in files.items():
-        ResultsFolder(home / name).write(content)
+        OutputFolder(home / name).write(content)
         talk(f"Wrote {home / name / 'README.md'}.")
     write_overview(home, claims)
     for claim in claims:

@@ -17,7 +17,7 @@ from tapas.data.event_log import EventLog
 from tapas.data.prepare import prepare_log
 from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig
-from tapas.errors import UsageError, pick
+from tapas.errors import UsageError, choice
 from tapas.evaluation.baselines import COUNTING, POPULAR
 from tapas.training.config import ModelConfig
 
@@ -213,4 +213,4 @@ SETS = {each.name: each for each in (LINUX, WIKIPEDIA, SYNTHETIC, RUST, GROCERY)
 
 
 def find_set(name: str) -> RealSet:
-    return pick("set", name, SETS)
+    return choice("set", name, SETS)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from experiments.synthetic.experiment import Cell, Experiment, Temperature
-from tapas.errors import pick
+from tapas.errors import choice
 
 QUICK_SHARDS = 10
 
@@ -233,4 +233,4 @@ STUDIES = {
 
 
 def find_study(name: str) -> Study:
-    return pick("study", name, STUDIES)
+    return choice("study", name, STUDIES)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from experiments.synthetic.long_tail import Examples, LongTail, LongTailConfig
-from tapas.errors import pick
+from tapas.errors import choice
 from tapas.rng import stream
 
 
@@ -139,14 +139,14 @@ TASKS: dict[str, tuple[Callable[[Sizes], Task], Sizes]] = {
 @lru_cache(maxsize=1)
 def load_task(name: str) -> Task:
     """A named task, generated once for each process."""
-    make, sizes = pick("task", name, TASKS)
+    make, sizes = choice("task", name, TASKS)
     return make(sizes)
 
 
 def sizes_of(name: str) -> Sizes:
     """Of a named task, without generating it."""
-    return pick("task", name, TASKS)[1]
+    return choice("task", name, TASKS)[1]
 
 
 def has_uniform_labels(name: str) -> bool:
-    return pick("task", name, TASKS)[0] is not long_tail_task
+    return choice("task", name, TASKS)[0] is not long_tail_task

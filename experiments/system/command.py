@@ -16,7 +16,7 @@ from experiments.system.config import ROUNDS, Round, System, check_same_system
 from experiments.system.measure import measure
 from experiments.system.page import RULE_WORDS, rates_table, system_page
 from experiments.system.results import SystemResults
-from tapas.atomic_file import ResultsFolder
+from tapas.atomic_file import OutputFolder
 from tapas.cli.exit_codes import one_line_endings
 from tapas.cli.options import Cache, cache_folder, talk
 from tapas.cli.progress import print_table, run_bars
@@ -111,7 +111,7 @@ def table_1(
             _draw(home, out, quick=quick)
             return
         system = _system(given, quick=quick)
-        ResultsFolder(home / STUDY)  # one that cannot be written is told before the work
+        OutputFolder(home / STUDY)  # one that cannot be written is told before the work
         ledger = system_ledger(home)
         check_same_system(ledger, system)
         wanted = rounds or (2 if quick else ROUNDS)
@@ -165,7 +165,7 @@ def _write(home: Path, ledger: Ledger, *, quick: bool) -> None:
     found = SystemResults(ledger)
     claims = all_claims(home, quick=quick)
     page = system_page(found, claims).encode()
-    ResultsFolder(home / STUDY).write({"figure.png": draw_system(found), "README.md": page})
+    OutputFolder(home / STUDY).write({"figure.png": draw_system(found), "README.md": page})
     write_overview(home, claims)
     talk(f"Wrote {home / STUDY / 'README.md'}.")
     for rule, words in RULE_WORDS.items():

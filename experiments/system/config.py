@@ -7,7 +7,7 @@ from pathlib import Path
 
 from experiments.synthetic.experiment import Cell
 from experiments.system.viewing_log import ViewingLogConfig, write_viewing_log
-from tapas.atomic_file import whole_file
+from tapas.atomic_file import atomic_write
 from tapas.comparison.ledger import Ledger, Result, short_key
 from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig
@@ -97,7 +97,7 @@ class System:
         path = cache / f"viewing-{name}.parquet"
         if not path.exists():
             cache.mkdir(parents=True, exist_ok=True)
-            with whole_file(path) as unfinished:
+            with atomic_write(path) as unfinished:
                 write_viewing_log(unfinished, made)
         return path
 

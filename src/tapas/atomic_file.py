@@ -11,7 +11,7 @@ from tapas.errors import UsageError
 
 
 @contextmanager
-def whole_file(path: Path, suffix: str = "") -> Iterator[Path]:
+def atomic_write(path: Path, suffix: str = "") -> Iterator[Path]:
     """A name beside `path` to write to; it becomes `path` once all is on the disk.
 
     If the block raises, or the disk is full, nothing is left behind and an older file at
@@ -51,14 +51,14 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def fingerprint(path: Path) -> dict[str, Any]:
+def checksum(path: Path) -> dict[str, Any]:
     """Size and checksum of a file, read in pieces: it may be larger than memory."""
     with path.open("rb") as opened:
-        checksum = hashlib.file_digest(opened, "blake2b").hexdigest()
-    return {"bytes": path.stat().st_size, "blake2b": checksum}
+        digest = hashlib.file_digest(opened, "blake2b").hexdigest()
+    return {"bytes": path.stat().st_size, "blake2b": digest}
 
 
-class ResultsFolder:
+class OutputFolder:
     """Makes `folder`, and writes a small file there and back to be sure that it can."""
 
     def __init__(self, folder: Path):

@@ -48,7 +48,7 @@ class Candidates:
         return Candidates(self.ids.to(device), self.log_q.to(device))
 
 
-def find(sorted_ids: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+def index_of(sorted_ids: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     """Place of each of `wanted` (any shape) in rising `sorted_ids` (K,), and if it is there."""
     if not sorted_ids.shape[0]:
         return torch.zeros_like(wanted), torch.zeros_like(wanted, dtype=torch.bool)
@@ -57,19 +57,19 @@ def find(sorted_ids: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     return place, sorted_ids[place] == wanted
 
 
-def mute(logit: Tensor, ids: Tensor, own: Tensor) -> None:
+def mask_hits(logit: Tensor, ids: Tensor, own: Tensor) -> None:
     """-inf into `logit` (B, K) where class `ids` (K,) is one of the row's `own` (B, L)."""
     num_ids, num_own = ids.shape[0], own.shape[1]
     if own.numel() * num_ids <= COMPARED_AT_ONCE:
         mine = own == ids if num_own == 1 else (own[:, :, None] == ids).any(dim=1)
         logit.masked_fill_(mine, -torch.inf)
     elif num_ids:
-        place, found = find(ids, own)
+        place, found = index_of(ids, own)
         # the minimum, as a place may be that of one own class and the nearest to another
         logit.scatter_reduce_(1, place, torch.where(found, -torch.inf, torch.inf), "amin")
 
 
-def first_mentions(ids: Tensor) -> Tensor:
+def first_occurrences(ids: Tensor) -> Tensor:
     """(B, L) True where an id stands in its row of `ids` (B, L) for the first time."""
     ordered, order = ids.sort(dim=1, stable=True)
     first = torch.ones_like(ordered, dtype=torch.bool)

@@ -33,7 +33,7 @@ class PeerError(TapasError, RuntimeError):
         self.ranks = ranks  # who is to blame; empty if that is not known
 
 
-def pick(kind: str, name: str, options: Mapping[str, T]) -> T:
+def choice(kind: str, name: str, options: Mapping[str, T]) -> T:
     """`options[name]`, or an error that lists what would have worked."""
     if name in options:
         return options[name]

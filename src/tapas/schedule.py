@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from tapas.errors import UsageError, pick
+from tapas.errors import UsageError, choice
 from tapas.shapes import check_positive, number
 
 
@@ -63,7 +63,7 @@ class Anneal:
         check_temperature("temperature start", self.start)
         check_temperature("temperature end", self.end)
         check_positive("temperature steps", self.steps)
-        pick("annealing shape", self.shape, _SHAPES)
+        choice("annealing shape", self.shape, _SHAPES)
 
     def __call__(self, step: int) -> float:
         return float(_SHAPES[self.shape](self.start, self.end, min(step / self.steps, 1.0)))

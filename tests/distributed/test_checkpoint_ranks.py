@@ -101,7 +101,7 @@ def faults(ranks: GroupRanks, at: Path) -> dict[str, str]:
         ranks.gather_numbers("looked")
         assert os.listdir(at) == ["step-00000001"]
         ranks.gather_numbers("seen")
-    for rank, module, call in ((1, checkpoint_files, "fingerprint"), (0, checkpoint, "seal")):
+    for rank, module, call in ((1, checkpoint_files, "checksum"), (0, checkpoint, "write_state")):
         with pytest.MonkeyPatch.context() as patched:
             if ranks.rank == rank:
                 patched.setattr(module, call, full)
@@ -172,8 +172,8 @@ def test_what_one_rank_cannot_do_is_told_by_all_of_them(saved):
     )
     told = {
         "full": full_disk.format("File too large on rank 2"),
-        "fingerprint": full_disk.format("No space left on device on rank 1"),
-        "seal": full_disk.format("No space left on device on rank 0"),
+        "checksum": full_disk.format("No space left on device on rank 1"),
+        "write_state": full_disk.format("No space left on device on rank 0"),
         "steps": "the ranks would save different steps: 3, 4, 5, 6, by rank. All must save the "
         "same one, in one folder that all of them see.",
         "gap": f"two processes have written the rows 0 to 5 of {HEAD}, in its stored order of {C}.",

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tapas import UsageError
-from tapas.atomic_file import ResultsFolder, whole_file
+from tapas.atomic_file import OutputFolder, atomic_write
 from tapas.retrieval import build_index, export_embeddings, export_encoder
 
 D = 3
@@ -70,18 +70,18 @@ def test_a_full_disk_leaves_nothing_behind(prepare, tmp_path):
 def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path):
     path = tmp_path / "file.txt"
     path.write_text("old")
-    with whole_file(path) as unfinished:
+    with atomic_write(path) as unfinished:
         unfinished.write_text("new")
         assert path.read_text() == "old"
     assert path.read_text() == "new"
-    with pytest.raises(UnicodeEncodeError), whole_file(path) as unfinished:
+    with pytest.raises(UnicodeEncodeError), atomic_write(path) as unfinished:
         unfinished.write_text("half \u20ac", encoding="ascii")
     assert path.read_text() == "new"
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_full_disk_leaves_the_old_results_and_no_half_written_one(monkeypatch, tmp_path):
-    folder = ResultsFolder(tmp_path)
+    folder = OutputFolder(tmp_path)
     folder.write({"a": b"old", "b": b"old"})
     calls = []
 
@@ -106,7 +106,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_work(monkeypatch,
     (tmp_path / "taken").write_text("mine")
     for place in ("taken", "taken/below"):
         with pytest.raises(UsageError, match=f"{place}: a file is in the way. Choose another"):
-            ResultsFolder(tmp_path / place)
+            OutputFolder(tmp_path / place)
     assert (tmp_path / "taken").read_text() == "mine"
 
     def refuse(*_):
@@ -114,4 +114,4 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_work(monkeypatch,
 
     monkeypatch.setattr(type(tmp_path), "write_bytes", refuse)
     with pytest.raises(UsageError, match="Read-only file system"):
-        ResultsFolder(tmp_path)
+        OutputFolder(tmp_path)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from words import told
 
 from tapas import candidates
-from tapas.candidates import Candidates, find, first_mentions, mute
+from tapas.candidates import Candidates, first_occurrences, index_of, mask_hits
 
 SOME = Candidates(torch.tensor([2, 5, 3_000_000_000]), torch.tensor([0.0, -1.5, -20.0]))
 
@@ -44,7 +44,7 @@ ids = st.integers(0, 40) | st.integers(2**31 - 3, 2**31 + 3)
 @given(st.sets(ids), st.lists(ids))
 def test_find_gives_the_place_of_what_is_there_and_says_what_is_not(held, wanted):
     held = sorted(held)
-    place, found = find(
+    place, found = index_of(
         torch.tensor(held, dtype=torch.int64), torch.tensor([wanted], dtype=torch.int64)
     )
     assert place.shape == found.shape == (1, len(wanted))
@@ -58,7 +58,7 @@ def test_find_gives_the_place_of_what_is_there_and_says_what_is_not(held, wanted
 def test_first_mentions_are_those_of_reading_each_row_from_the_left(rows, length, data):
     row = st.lists(st.integers(0, 4), min_size=length, max_size=length)
     table = data.draw(st.lists(row, min_size=rows, max_size=rows))
-    got = first_mentions(torch.tensor(table, dtype=torch.int64).reshape(rows, length))
+    got = first_occurrences(torch.tensor(table, dtype=torch.int64).reshape(rows, length))
     assert got.tolist() == [[r[j] not in r[:j] for j in range(length)] for r in table]
 
 
@@ -76,5 +76,5 @@ def test_only_the_own_classes_of_a_row_are_muted_by_comparing_and_by_searching(h
     logit = torch.ones(len(own), len(held))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(candidates, "COMPARED_AT_ONCE", limit)
-        mute(logit, torch.tensor(held, dtype=torch.int64), torch.tensor(own))
+        mask_hits(logit, torch.tensor(held, dtype=torch.int64), torch.tensor(own))
     assert logit.tolist() == [[-torch.inf if h in row else 1.0 for h in held] for row in own]

@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tapas.atomic_file import fingerprint, sync
+from tapas.atomic_file import checksum, sync
 from tapas.errors import DataError, TapasError, UsageError
 from tapas.shapes import check_tensor
 from tapas.version import __version__
@@ -33,7 +33,7 @@ DENSE, STATE = "dense.safetensors", "state.json"
 NAME = re.compile(r"(rows-\d+|dense)\.safetensors")
 FINISHED = re.compile(r"step-(?P<step>\d{8,})|\.step-(?P<replaced>\d{8,})\.\d+\.replaced")
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
-Prints: TypeAlias = dict[str, dict[str, Any]]  # size and checksum by name of file
+Checksums: TypeAlias = dict[str, dict[str, Any]]  # size and checksum by name of file
 
 
 def rows_file(number: int) -> str:
@@ -41,7 +41,7 @@ def rows_file(number: int) -> str:
     return f"rows-{number}.safetensors"
 
 
-def write_file(folder: Path, name: str, tensors: dict[str, Tensor]) -> Prints:
+def write_file(folder: Path, name: str, tensors: dict[str, Tensor]) -> Checksums:
     """Write one file, on the disk when this returns. OSError if it cannot be written."""
     file = folder / name
     try:
@@ -52,10 +52,10 @@ def write_file(folder: Path, name: str, tensors: dict[str, Tensor]) -> Prints:
             raise
         raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
     sync(file)
-    return {name: fingerprint(file)}
+    return {name: checksum(file)}
 
 
-def seal(folder: Path, record: Mapping[str, Any]) -> None:
+def write_state(folder: Path, record: Mapping[str, Any]) -> None:
     """Write state.json, without which `folder` is no checkpoint. OSError if it cannot be."""
     made = {"format": FORMAT, "tapas": __version__, **record}
     (folder / STATE).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
@@ -78,7 +78,7 @@ def verify(folder: Path, *, part: int = 0, parts: int = 1) -> dict[str, Any]:
             size = file.stat().st_size
             if size != want["bytes"]:
                 raise DataError(f"{file} is damaged: {size:,} bytes, expected {want['bytes']:,}.")
-            if number % parts == part and fingerprint(file) != want:
+            if number % parts == part and checksum(file) != want:
                 raise DataError(
                     f"{file} is damaged: its checksum is not the one it was saved with."
                 )
@@ -110,9 +110,9 @@ def read_record(folder: Path) -> dict[str, Any]:
 def _check_record(record: Mapping[str, Any]) -> None:
     """An error of any kind unless `record` has what is read from it later."""
     _ = [record[name] for name in ("step", "best", "state", "numbers", "optimizers")]
-    files: Prints = record["files"]
-    for name, print_ in files.items():
-        if not NAME.fullmatch(name) or not isinstance(print_["bytes"], int):
+    files: Checksums = record["files"]
+    for name, expected in files.items():
+        if not NAME.fullmatch(name) or not isinstance(expected["bytes"], int):
             raise ValueError(name)
     for table in record["tables"].values():
         _ = table["order"]["kind"], table["order"]["seed"]
@@ -131,7 +131,7 @@ def _check_record(record: Mapping[str, Any]) -> None:
             raise ValueError("the ranges do not make up the table")
 
 
-def finished_in(folder: Path) -> dict[int, Path]:
+def complete_in(folder: Path) -> dict[int, Path]:
     """Checkpoints by step; one moved aside counts as long as its successor is not in place."""
     found = {}
     if folder.is_dir():
@@ -141,7 +141,7 @@ def finished_in(folder: Path) -> dict[int, Path]:
     return found
 
 
-def newest_whole(finished: Mapping[int, Path]) -> int | None:
+def newest_valid(finished: Mapping[int, Path]) -> int | None:
     """The newest step whose content passes every check."""
     for step in sorted(finished, reverse=True):
         with suppress(TapasError, OSError):
@@ -150,14 +150,14 @@ def newest_whole(finished: Mapping[int, Path]) -> int | None:
     return None
 
 
-def offer_of(finished: Mapping[int, Path]) -> str:
+def suggest_other(finished: Mapping[int, Path]) -> str:
     """What to take instead of a checkpoint that is damaged."""
-    if (other := newest_whole(finished)) is not None:
+    if (other := newest_valid(finished)) is not None:
         return f"Step {other} is whole: take it with --step {other}."
     return "No other checkpoint is whole: start again without --resume, in another --out."
 
 
-def separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def unshare(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """`tensors`, contiguous and without common memory. Only what is not so is copied."""
     apart = {name: _storable(name, tensor) for name, tensor in tensors.items()}
     taken: dict[torch.device, int] = {}
@@ -199,7 +199,7 @@ def check_json(name: str, value: object) -> None:
         )
 
 
-def at_work(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     """Whether `pid` is another process, and alive."""
     try:
         os.kill(pid, 0)

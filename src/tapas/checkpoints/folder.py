@@ -27,21 +27,21 @@ from tapas.atomic_file import sync
 from tapas.checkpoints.files import (
     DENSE,
     JSON,
-    at_work,
     check_json,
-    finished_in,
-    newest_whole,
-    offer_of,
+    complete_in,
+    is_running,
+    newest_valid,
     read_record,
-    seal,
-    separate,
+    suggest_other,
+    unshare,
     verify,
     write_file,
+    write_state,
 )
 from tapas.checkpoints.rows import (
     RowsFile,
     TableRows,
-    Unwritten,
+    WriteFailed,
     Written,
     join_tables,
     read_rows,
@@ -53,7 +53,7 @@ from tapas.tables.ranks import ONE_PROCESS, Ranks
 
 LEFTOVER = re.compile(r"\.step-(?P<step>\d{8,})\.(?P<pid>\d+)\.(unfinished|replaced|removed)")
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-Servers: TypeAlias = Callable[[Path], Sequence[Written | Unwritten]]
+Servers: TypeAlias = Callable[[Path], Sequence[Written | WriteFailed]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class CheckpointFolder:
                     if ranks.rank == 0 or not rows.range.is_whole
                 }
                 rows = RowsFile.of(tables)
-                dense = separate(given.tensors)
+                dense = unshare(given.tensors)
                 problem = self._prepare(step) if ranks.rank == 0 else None
                 leader = self._agree_to_begin(ranks, index(step), problem)
             folder = self._hidden(step, "unfinished", leader)
@@ -158,7 +158,7 @@ class CheckpointFolder:
 
     def steps(self) -> list[int]:
         """Steps that were saved to the end, rising. `load` checks their content."""
-        return sorted(finished_in(self.folder))
+        return sorted(complete_in(self.folder))
 
     def best(self) -> int | None:
         """The last step saved with `best=True`; None if there is none.
@@ -166,7 +166,7 @@ class CheckpointFolder:
         A checkpoint that may be the best, but cannot be read, is an error: nobody should get a
         worse model without being told.
         """
-        for step, path in sorted(finished_in(self.folder).items(), reverse=True):
+        for step, path in sorted(complete_in(self.folder).items(), reverse=True):
             try:
                 if read_record(path)["best"]:
                     return step
@@ -239,7 +239,7 @@ class CheckpointFolder:
 
     def find(self, step: int | None = None) -> tuple[int, Path]:
         """`step`, by default the newest, and its folder; or an error that says what there is."""
-        finished = finished_in(self.folder)
+        finished = complete_in(self.folder)
         if not finished:
             raise UsageError(f"no checkpoint in {self.folder}.")
         step = max(finished) if step is None else step
@@ -279,7 +279,7 @@ class CheckpointFolder:
         problem = None
         if ranks.rank == 0:
             try:
-                seal(folder, record)
+                write_state(folder, record)
                 self._put_in_place(step, folder)
             except OSError as error:
                 problem = error
@@ -305,7 +305,7 @@ class CheckpointFolder:
         """Put back or remove what this process, or one that died, left half done."""
         for path in sorted(self.folder.glob(".step-*")):
             match = LEFTOVER.fullmatch(path.name)
-            if match is None or at_work(int(match["pid"])):
+            if match is None or is_running(int(match["pid"])):
                 continue
             target = self._path(step := int(match["step"]))
             if path.suffix != ".replaced":
@@ -317,7 +317,7 @@ class CheckpointFolder:
 
     def _prune(self, step: int) -> None:
         """Remove later steps, and all but the last, the best and those that may be the best."""
-        finished = finished_in(self.folder)
+        finished = complete_in(self.folder)
         for later in [other for other in finished if other > step]:
             self._remove(later, finished.pop(later))
         kept = set(sorted(finished)[-self.keep :])
@@ -337,12 +337,12 @@ class CheckpointFolder:
         shutil.rmtree(hidden, ignore_errors=True)
 
     def _other_than(self, step: int) -> str:
-        return offer_of({n: at for n, at in finished_in(self.folder).items() if n != step})
+        return suggest_other({n: at for n, at in complete_in(self.folder).items() if n != step})
 
     def _cannot_save(self, step: int, error: OSError) -> str:
         cure = "Free some space" if error.errno in FULL else "Make sure that it can be written to"
         left = f"No checkpoint is whole. {cure} and go on with --resume."
-        if (whole := newest_whole(finished_in(self.folder))) is not None:
+        if (whole := newest_valid(complete_in(self.folder))) is not None:
             left = f"Checkpoint step {whole} is whole. {cure} and go on with --resume."
         words = error.strerror or str(error)
         return f"cannot save checkpoint step {step} into {self.folder}: {words}. {left}"
@@ -377,7 +377,7 @@ def _ask(servers: Servers, folder: Path) -> list[Written]:
     """Have servers write into `folder`; OSError if one of them could not."""
     found: list[Written] = []
     for answer in sorted(servers(folder), key=lambda answer: answer.number):
-        if isinstance(answer, Unwritten):
+        if isinstance(answer, WriteFailed):
             raise OSError(answer.errno, f"{answer.words} on server {answer.number}")
         found.append(answer)
     numbers = [each.number for each in found]

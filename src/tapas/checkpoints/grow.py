@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tapas.atomic_file import sync
 from tapas.checkpoints.describe import state_key
-from tapas.checkpoints.files import DENSE, read_record, seal, verify, write_file
+from tapas.checkpoints.files import DENSE, read_record, verify, write_file, write_state
 from tapas.checkpoints.folder import FULL
 from tapas.checkpoints.rows import RowsFile, TableRows, join_tables, read_rows
 from tapas.errors import UsageError
@@ -61,7 +61,7 @@ class Grown:
             written = RowsFile.of(self.tables).write(unfinished, 0)
             files = written.files | write_file(unfinished, DENSE, self.dense)
             made = {"processes": 1, "files": files, "tables": join_tables([written])}
-            seal(unfinished, kept | made)
+            write_state(unfinished, kept | made)
             unfinished.rename(out)
             with suppress(OSError):  # it is whole and has its name
                 sync(out.parent)

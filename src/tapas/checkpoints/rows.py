@@ -16,8 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tapas.checkpoints.files import Prints, rows_file, separate, write_file
-from tapas.errors import DataError, UsageError, pick
+from tapas.checkpoints.files import Checksums, rows_file, unshare, write_file
+from tapas.errors import DataError, UsageError, choice
 from tapas.tables.placement import Placement, RowRange
 
 READ_BYTES = 64 * 2**20  # of rows in another order that are read at once
@@ -38,11 +38,11 @@ class Written(NamedTuple):
     """What process `number` has written: plain data, so that it can be sent to another."""
 
     number: int
-    files: Prints
+    files: Checksums
     tables: dict[str, Any]  # as in state.json, each with the range of this process alone
 
 
-class Unwritten(NamedTuple):
+class WriteFailed(NamedTuple):
     """What a process answers that could not write: the number and words of an OSError."""
 
     number: int
@@ -81,7 +81,7 @@ class RowsFile:
                 "tensors": specs,
                 "ranges": [[start, stop]],
             }
-        return cls(separate(tensors), listed)
+        return cls(unshare(tensors), listed)
 
     def write(self, folder: Path, number: int) -> Written:
         """Write them as process `number`; without rows no file. OSError if that cannot be."""
@@ -94,7 +94,7 @@ class RowsFile:
         return Written(number, files, tables)
 
 
-def write_rows(folder: Path, number: int, tables: Mapping[str, TableRows]) -> Written | Unwritten:
+def write_rows(folder: Path, number: int, tables: Mapping[str, TableRows]) -> Written | WriteFailed:
     """Write the rows that server `number` keeps into `folder`, which exists.
 
     `tables` are by the names that they have in a checkpoint, such as "model.head.table". A full
@@ -105,7 +105,7 @@ def write_rows(folder: Path, number: int, tables: Mapping[str, TableRows]) -> Wr
         return RowsFile.of(tables).write(folder, number)
     except OSError as error:
         code = error.errno or errno.EIO
-        return Unwritten(number, code, error.strerror or os.strerror(code))
+        return WriteFailed(number, code, error.strerror or os.strerror(code))
 
 
 def join_tables(written: Sequence[Written]) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def read_rows(
     """Tensors of tables by name: of those in `ranges` these rows, of others all by id, or none."""
     tables = record["tables"]
     for prefix, wanted in ranges.items():
-        _check_range(folder, prefix, pick(f"table in {folder}", prefix, tables), wanted)
+        _check_range(folder, prefix, choice(f"table in {folder}", prefix, tables), wanted)
     found = {}
     for prefix in ranges if only_these else tables:
         table = tables[prefix]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tapas.atomic_file import ResultsFolder
+from tapas.atomic_file import OutputFolder
 from tapas.cli.exit_codes import one_line_endings
 from tapas.cli.options import (
     AsJson,
@@ -197,7 +197,7 @@ def compare(
             )
             if config.log is not None:
                 config.log.paths()  # a file that is missing is told before a folder is made
-            ResultsFolder(out)
+            OutputFolder(out)
             _compare(config, out, cache_folder(cache), workers)
         _report(out, as_json)
 
@@ -265,7 +265,7 @@ def _report(out: Path, as_json: bool) -> None:
 
     comparison = read_comparison(out)
     files = write_report(comparison)
-    ResultsFolder(out).write(files)
+    OutputFolder(out).write(files)
     if as_json:
         typer.echo(json.dumps(as_document(comparison)))
     else:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tapas.atomic_file import ResultsFolder
+from tapas.atomic_file import OutputFolder
 from tapas.cli.exit_codes import one_line_endings
 from tapas.cli.options import AsJson, talk
 from tapas.cli.progress import Move, print_table, progress_bar
@@ -51,7 +51,7 @@ def demo(
             raise UsageError(
                 f"{out} exists and is not an empty folder. Remove it, or choose another --out."
             )
-        folder = ResultsFolder(out)
+        folder = OutputFolder(out)
         from tapas.comparison import demo as showcase
 
         shop = showcase.find_shop(out, synthetic)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import NamedTuple
 
-from tapas.errors import UsageError, pick
+from tapas.errors import UsageError, choice
 from tapas.heads import METHODS, Head
 from tapas.training.config import HeadConfig
 
@@ -157,9 +157,9 @@ def pick_contenders(words: str) -> tuple[str, ...]:
             f"--methods names no method. Give some of {', '.join(CONTENDERS)}, or {ALL}."
         )
     for name in wanted:
-        pick("method", name, {**CONTENDERS, ALL: None})
+        choice("method", name, {**CONTENDERS, ALL: None})
     return tuple(CONTENDERS) if ALL in wanted else tuple(wanted)
 
 
 def by_name(names: Sequence[str]) -> list[Contender]:
-    return [pick("method", name, CONTENDERS) for name in names]
+    return [choice("method", name, CONTENDERS) for name in names]

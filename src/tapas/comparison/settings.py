@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tapas.atomic_file import whole_file
+from tapas.atomic_file import atomic_write
 from tapas.comparison.config import CompareConfig, quick, synthetic
 from tapas.comparison.contenders import CONTENDERS, by_name
 from tapas.comparison.synthetic_log import SyntheticLogConfig
@@ -82,7 +82,7 @@ def check_settings(path: Path, config: CompareConfig, log: EventLog) -> None:
 def keep_settings(path: Path, settings: Settings) -> None:
     """Write them, if `path` has none."""
     if not path.exists():
-        with whole_file(path) as unfinished:
+        with atomic_write(path) as unfinished:
             unfinished.write_text(json.dumps(settings, indent=1) + "\n")
 
 

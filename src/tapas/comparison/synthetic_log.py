@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tapas.atomic_file import whole_file
+from tapas.atomic_file import atomic_write
 from tapas.data.event_log import EventLog
 from tapas.data.splits import EvalPoints
 from tapas.errors import UsageError
@@ -94,7 +94,7 @@ def cached_synthetic_log(config: SyntheticLogConfig, cache: Path) -> Path:
     path = cache / f"made-{name}.parquet"
     if not path.exists():
         cache.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as unfinished:
+        with atomic_write(path) as unfinished:
             write_synthetic_log(unfinished, config)
     return path
 

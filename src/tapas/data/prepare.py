@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from tapas.atomic_file import fingerprint, sync
+from tapas.atomic_file import checksum, sync
 from tapas.data.event_log import (
     DESCRIPTION,
     FORMAT_VERSION,
@@ -50,7 +50,7 @@ def prepare_log(
     cache = Path(cache)
     version: int | tuple[int, str] = FORMAT_VERSION
     if known is not None:
-        version = (FORMAT_VERSION, fingerprint(known.folder / VOCABULARIES["item"])["blake2b"])
+        version = (FORMAT_VERSION, checksum(known.folder / VOCABULARIES["item"])["blake2b"])
     folder = cache / source.content_key(version)
     if (folder / DESCRIPTION).exists():
         return EventLog.open(folder)

@@ -6,7 +6,7 @@ from typing import Any
 
 import polars as pl
 
-from tapas.atomic_file import whole_file
+from tapas.atomic_file import atomic_write
 from tapas.errors import DataError, UsageError
 
 ENDINGS = (".parquet", ".jsonl", ".csv")
@@ -21,7 +21,7 @@ def write_frame(path: Path, columns: Mapping[str, Sequence[Any] | Any]) -> None:
     """Write `columns`, whole or not at all."""
     check_ending(path)
     frame = pl.DataFrame({name: _column(values) for name, values in columns.items()})
-    with whole_file(path) as unfinished:
+    with atomic_write(path) as unfinished:
         try:
             if path.suffix == ".parquet":
                 frame.write_parquet(unfinished)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tapas.data.event_log import EventLog
 from tapas.data.splits import EvalPoints, Split, next_items_at
-from tapas.errors import UsageError, pick
+from tapas.errors import UsageError, choice
 from tapas.evaluation.baselines import CoOccurrence, MostPopular, OwnMostFrequent
 from tapas.evaluation.ranked_lists import (
     ListRules,
@@ -94,7 +94,7 @@ def held_out(
     most: int | None = None,
 ) -> tuple[EvalPoints, NDArray[np.int64]]:
     """Where to evaluate, and the next `num_targets` items there, (P, L), that lists can find."""
-    points = pick("part", part, {"test": split.test, "validation": split.validation})
+    points = choice("part", part, {"test": split.test, "validation": split.validation})
     if not len(points):
         raise UsageError(f"the split of this run holds nothing out for {part}.")
     if most is not None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tapas.candidates import first_mentions
+from tapas.candidates import first_occurrences
 from tapas.errors import DataError, UsageError
 from tapas.metrics import (
     average_precision_at_k,
@@ -177,7 +177,7 @@ def _interval(value: float, resampled: Tensor, num_examples: int) -> Interval:
 
 def _buckets(top: Tensor, target: Tensor, train_counts: Tensor, seed: int) -> dict[str, Bucket]:
     bucket_of = bucket_classes(train_counts)
-    asked = first_mentions(target) & (target >= 0)
+    asked = first_occurrences(target) & (target >= 0)
     found = torch.zeros_like(asked)
     for column in top.unbind(dim=1):
         found |= target == column[:, None]

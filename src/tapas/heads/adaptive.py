@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tapas.candidates import Candidates, first_mentions
+from tapas.candidates import Candidates, first_occurrences
 from tapas.errors import UsageError
 from tapas.heads.tree import Counts, TreeHead, TreeOptions, check_counts
 from tapas.heads.tree_search import best_of_parts, part_of
@@ -168,7 +168,7 @@ class AdaptiveSoftmax(TreeHead):
 def _softmax_costs(table: LocalTable, query: Tensor, target: Tensor) -> Tensor:
     """-log p of `target` (B, L) in a softmax over all rows of `table`; 0 for padding, -1."""
     kept = Candidates.every(table.num_classes, table.device)
-    counted = first_mentions(target) & (target >= 0)
+    counted = first_occurrences(target) & (target >= 0)
     return target_costs(*table.sampled_logits(GlobalBatch.local(query, target), kept), counted)
 
 

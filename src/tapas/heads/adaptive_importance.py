@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from tapas.candidates import Candidates, mute
+from tapas.candidates import Candidates, mask_hits
 from tapas.errors import DataError, UsageError
 from tapas.heads.facts import NUM_SAMPLES, BuildContext, Option, Options
 from tapas.heads.flat import FlatOptions, SharedSample
@@ -140,7 +140,7 @@ class AdaptiveImportance(SharedSample):
         """p (A, K), rows of 0 where an example owns all that was drawn."""
         weight, bias = self.table.rows(kept.ids)
         logit = torch.addmm(bias - kept.log_q, query.detach(), weight.t())
-        mute(logit, kept.ids, own)
+        mask_hits(logit, kept.ids, own)
         nothing = logit.amax(dim=1, keepdim=True).isneginf()
         return torch.softmax(logit, dim=1).masked_fill_(nothing, 0.0)
 

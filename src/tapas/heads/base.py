@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self, TypedDict
 import torch
 from torch import Tensor
 
-from tapas.errors import UsageError, pick
+from tapas.errors import UsageError, choice
 from tapas.exact_state import ExactState
 from tapas.heads.batch import Batch, check_any_example, prepare
 from tapas.heads.facts import BuildContext, Options, default_num_samples
@@ -292,7 +292,7 @@ class Head(ExactState, ABC):
 def loss_options(head: Head, options: Mapping[str, Any], known: type) -> LossOptions:
     """Those of `options` that every head has; an error if one is none of `known`, a TypedDict."""
     for name in options:
-        pick(f"option of {type(head).__name__}", name, dict.fromkeys(known.__annotations__))
+        choice(f"option of {type(head).__name__}", name, dict.fromkeys(known.__annotations__))
     return {name: options[name] for name in LossOptions.__annotations__ if name in options}  # type: ignore[return-value]
 
 

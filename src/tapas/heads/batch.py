@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tapas.candidates import first_mentions
+from tapas.candidates import first_occurrences
 from tapas.errors import UsageError
 from tapas.shapes import check_ids, check_integer, check_query, check_tensor
 
@@ -91,7 +91,7 @@ def prepare(
     low, high = ids.aminmax()
     if int(low) >= 0 > ignore_index and int(high) < num_classes:  # most batches: no padding
         weights = _weights(weight, target, None)
-        counted = first_mentions(ids) if ids.shape[1] > 1 else None
+        counted = first_occurrences(ids) if ids.shape[1] > 1 else None
         return Batch(flat, ids, weights, counted, None, shape)
     padding = ids == ignore_index
     ids = ids.masked_fill(padding, 0)
@@ -105,10 +105,10 @@ def prepare(
         )
     ids = ids.masked_fill(padding, -1)
     if len(places) == len(flat):
-        return Batch(flat, ids, weights, (first_mentions(ids) & (ids >= 0)), None, shape)
+        return Batch(flat, ids, weights, (first_occurrences(ids) & (ids >= 0)), None, shape)
     flat, ids = flat[places], ids[places]
     weights = weights[places] if weights is not None else None
-    counted = (first_mentions(ids) & (ids >= 0)) if ids.shape[1] > 1 else None
+    counted = (first_occurrences(ids) & (ids >= 0)) if ids.shape[1] > 1 else None
     return Batch(flat, ids, weights, counted, places, shape)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tapas.candidates import Candidates, find
+from tapas.candidates import Candidates, index_of
 from tapas.heads.batch import Batch
 from tapas.tables import ClassTable
 
@@ -41,7 +41,7 @@ def diagnose(
     weight, bias = table.rows(pool.ids)
     logit = torch.addmm(bias, query, weight.t())
     importance = torch.softmax(logit - pool.log_q, dim=1)
-    place, _ = find(pool.ids, kept.ids)
+    place, _ = index_of(pool.ids, kept.ids)
     own = target[target >= 0]
     return Diagnosis(
         top_coverage=float(torch.isin(kept.ids, best).float().mean()),

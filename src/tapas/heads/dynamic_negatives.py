@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from tapas.candidates import mute
+from tapas.candidates import mask_hits
 from tapas.heads.batch import Batch
 from tapas.heads.facts import UNIFORM_FIRST, Option, Options, drawn_options
 from tapas.heads.flat import FlatOptions, LookupHead, build_proposal
@@ -113,7 +113,7 @@ class DynamicNegatives(LookupHead):
         """(B,) log of the sum over what each of `query` (B, D) keeps of the pool's rows (K, D)."""
         logit = torch.addmm(bias, query, weight.t())
         score = logit.detach().clone()
-        mute(score, pool, own)
+        mask_hits(score, pool, own)
         kept = score.topk(self.num_samples, dim=1, sorted=False)
         return log_sum_without(logit.gather(1, kept.indices), kept.values.isneginf())
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tapas.errors import UsageError, pick
+from tapas.errors import UsageError, choice
 from tapas.optim.row_updates import RowUpdate
 from tapas.proposals import Bigram, LogUniform, Proposal, Relabelled, Squashed
 from tapas.tables import ClassTable
@@ -49,7 +49,7 @@ class Option:
         if isinstance(self.kind, tuple):
             if not isinstance(value, str):
                 raise UsageError(f"{name} must be a string, got {value!r}.")
-            pick(name, value, dict.fromkeys(self.kind))
+            choice(name, value, dict.fromkeys(self.kind))
             return value
         allowed = (int, float) if self.kind is float else (self.kind,)
         if isinstance(value, bool) or not isinstance(value, allowed):
@@ -119,7 +119,7 @@ def check_options(
                 f"head.{name} is no option of the method '{method}', but of "
                 f"{', '.join(readers)}. Leave it out."
             )
-        pick(f"option of the method '{method}'", name, known)
+        choice(f"option of the method '{method}'", name, known)
     return {
         name: option.check(f"head.{name}", given.get(name, option.default))
         for name, option in known.items()

@@ -28,7 +28,7 @@ from typing import ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from tapas.candidates import Candidates, find
+from tapas.candidates import Candidates, index_of
 from tapas.errors import UsageError
 from tapas.heads.facts import UNIFORM_FIRST, Option, Options, drawn_options
 from tapas.heads.flat import FlatOptions, SharedSample, build_proposal
@@ -147,8 +147,8 @@ class MixedSoftmax(InBatchSoftmax):
             return drawn
         met = self._distinct(batch)
         ids = torch.unique(torch.cat([met.cpu(), drawn.ids]))
-        was_met, _ = find(ids, met.cpu())
-        was_drawn, _ = find(ids, drawn.ids)
+        was_met, _ = index_of(ids, met.cpu())
+        was_drawn, _ = index_of(ids, drawn.ids)
         gap = self._known_gap(ids.to(self.gap.device)).cpu()
         gap[was_met] = self._gap_at_sight(met).cpu()
         chance = -torch.expm1(self.num_samples * proposal.log_miss(ids))  # e

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tapas.candidates import find
+from tapas.candidates import index_of
 from tapas.tables import LocalTable
 from tapas.tables.exhaustive import log_sum_rows, merge_topk, topk_rows
 
@@ -203,7 +203,7 @@ class _Search:
         is_leaf = node >= len(self.down)
         at = is_leaf.nonzero()[:, 0]
         leaves = Leaves(example[at], node[at] - len(self.down), value[at])
-        out = find(self.banned, leaves.example * self.num_classes + leaves.ids)[1]
+        out = index_of(self.banned, leaves.example * self.num_classes + leaves.ids)[1]
         if bool(out.any()):
             leaves = Leaves(*(part[~out] for part in leaves))
         at = (~is_leaf).nonzero()[:, 0]

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tapas.candidates import Candidates, first_mentions
+from tapas.candidates import Candidates, first_occurrences
 from tapas.errors import UsageError
 from tapas.heads.facts import Option, Options
 from tapas.heads.tree import Counts, TreeHead, TreeOptions, check_counts
@@ -105,7 +105,7 @@ class TwoLevelSoftmax(TreeHead):
     def costs(self, query: Tensor, target: Tensor) -> Tensor:
         real = target >= 0
         cluster = self.cluster_of[target.clamp(min=0)].masked_fill(~real, -1)
-        counted = first_mentions(cluster) & real  # two targets may share a cluster
+        counted = first_occurrences(cluster) & real  # two targets may share a cluster
         kept = Candidates.every(self.num_clusters, self.device)
         first = target_costs(
             *self.clusters.sampled_logits(GlobalBatch.local(query, cluster), kept), counted

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from tapas.candidates import find, mute
+from tapas.candidates import index_of, mask_hits
 from tapas.shapes import check_shape
 from tapas.torch_modes import first_derivative
 
@@ -67,7 +67,7 @@ def leave_out(score: Tensor, ids: Tensor, own: Tensor) -> Tensor:
     `own` (B, L), negative is padding. `score` itself changes; no gradient passes what is left
     out.
     """
-    place, found = find(ids, own)
+    place, found = index_of(ids, own)
     example = found.nonzero()[:, 0]
     return score.index_put_((example, place[found]), score.new_tensor(-torch.inf))
 
@@ -143,5 +143,5 @@ def _scores(
     for start in range(0, len(weight), size):
         stop = min(start + size, len(weight))
         score = torch.addmm(bias[start:stop], query, weight[start:stop].t())
-        mute(score, torch.arange(start, stop, device=own.device), own)
+        mask_hits(score, torch.arange(start, stop, device=own.device), own)
         yield start, stop, score

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import tapas.native as native
-from tapas.candidates import mute
+from tapas.candidates import mask_hits
 from tapas.shapes import check_shape
 
 HELD_AT_ONCE = 1 << 24  # scores, 64 MB; a larger matrix is computed in blocks of classes, and again
@@ -59,7 +59,7 @@ def kept_log_sum(
         log_sum, sums = sums_by_blocks(query, (logit for _, logit in blocks))
         return log_sum, Shares(None, sums)
     logit = torch.addmm(offset, query, weight.t())
-    mute(logit, ids, own)
+    mask_hits(logit, ids, own)
     # softmax is one fused pass; the largest entry gives the sum back without underflow
     peak = logit.argmax(dim=1, keepdim=True)
     most = logit.gather(1, peak)
@@ -107,7 +107,7 @@ def _blocks(
     for start in range(0, len(ids), size):
         block = slice(start, start + size)
         logit = torch.addmm(offset[block], query, weight[block].t())
-        mute(logit, ids[block], own)
+        mask_hits(logit, ids[block], own)
         yield block, logit
 
 

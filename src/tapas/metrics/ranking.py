@@ -9,7 +9,7 @@ whoever ranks decides them, by id (`head.top`) or at random (`rank_classes`).
 import torch
 from torch import Tensor
 
-from tapas.candidates import first_mentions
+from tapas.candidates import first_occurrences
 from tapas.errors import UsageError
 from tapas.rng import stream
 from tapas.shapes import check_integer, check_positive, check_shape
@@ -116,10 +116,10 @@ def _hits(ranked: Tensor, target: Tensor, k: int) -> tuple[Tensor, Tensor]:
             "Rank at least k classes."
         )
     # ids once per row, on both sides
-    ranked = ranked.masked_fill(~first_mentions(ranked), -1)
+    ranked = ranked.masked_fill(~first_occurrences(ranked), -1)
     hit = ranked >= 0
     found = torch.zeros_like(hit)
     for column in target.unbind(dim=1):  # L is small; a (B, k, L) block need not be
         found |= ranked == column[:, None]
-    num_targets = (first_mentions(target) & (target >= 0)).sum(dim=1)
+    num_targets = (first_occurrences(target) & (target >= 0)).sum(dim=1)
     return (hit & found).float(), num_targets.float()

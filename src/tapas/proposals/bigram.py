@@ -9,7 +9,7 @@ mean of its rows, Q(y) = 1/B sum_b Q(y | x_b).
 import torch
 from torch import Tensor
 
-from tapas.candidates import find
+from tapas.candidates import index_of
 from tapas.errors import DataError, UsageError
 from tapas.proposals.base import Proposal
 from tapas.shapes import check_ids, check_integer
@@ -96,7 +96,7 @@ class _BatchBigram(Proposal):
         self.num_classes, self.unigram = bigram.num_classes, bigram.unigram
         distinct, repeats = torch.unique(context, return_counts=True)
         if len(bigram.contexts):
-            row, known = find(bigram.contexts, distinct)
+            row, known = index_of(bigram.contexts, distinct)
             row, repeats = row[known], repeats[known]
         else:
             row, repeats = distinct[:0], repeats[:0]
@@ -130,7 +130,7 @@ class _BatchBigram(Proposal):
     def log_prob(self, ids: Tensor) -> Tensor:
         prob = self.unigram.log_prob(ids).exp() * self.unigram_share
         if len(self.ids):
-            place, found = find(self.ids, check_ids("ids", ids, self.num_classes))
+            place, found = index_of(self.ids, check_ids("ids", ids, self.num_classes))
             prob = prob + torch.where(found, self.mass[place], 0.0)
         return prob.log()
 

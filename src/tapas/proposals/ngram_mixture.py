@@ -17,7 +17,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from tapas.candidates import find
+from tapas.candidates import index_of
 from tapas.errors import UsageError
 from tapas.exact_state import ExactState
 from tapas.proposals.base import Proposal
@@ -113,14 +113,14 @@ class NgramMixture(ExactState):
         self, bigram: Bigram, ids: Tensor, share: Tensor, context: Tensor, base_prob: Tensor
     ) -> Tensor:
         """(K,) the part of the summed `share` that comes from the bigram, as things stand."""
-        row, known = find(bigram.contexts, context)
+        row, known = index_of(bigram.contexts, context)
         row, example = row[known], known.nonzero()[:, 0]
         start, length = bigram.starts[row], bigram.starts[row + 1] - bigram.starts[row]
         # every pair of the examples' contexts, laid end to end
         owner = torch.repeat_interleave(length)
         offset = torch.arange(len(owner), device="cpu") - (length.cumsum(0) - length)[owner]
         pair = start[owner] + offset
-        place, there = find(ids, bigram.following[pair])
+        place, there = index_of(ids, bigram.following[pair])
         owner, pair, place = owner[there], pair[there], place[there]
         told = share[example[owner], place]
         _add(self.pair_heard, pair, told)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import tapas.native as native
-from tapas.candidates import find
+from tapas.candidates import index_of
 from tapas.errors import DataError, UsageError
 from tapas.proposals.alias import AliasTable
 from tapas.proposals.base import Proposal
@@ -145,7 +145,7 @@ class Squashed(Proposal):
             return self._by_class.index_select(0, ids.reshape(-1)).view(ids.shape)
         if self._alias is None:
             return torch.full_like(ids, self._floor_log_prob, dtype=torch.float64)
-        place, found = find(self.head_ids, ids)
+        place, found = index_of(self.head_ids, ids)
         floor = self._head_log_prob.new_full((), self._floor_log_prob)
         return torch.where(found, self._head_log_prob[place], floor)
 

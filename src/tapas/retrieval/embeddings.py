@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tapas.atomic_file import check_exists, whole_file
+from tapas.atomic_file import atomic_write, check_exists
 from tapas.errors import DataError, UsageError
 from tapas.shapes import all_finite, check_shape
 
@@ -59,7 +59,7 @@ def export_embeddings(path: Path, weight: Tensor, bias: Tensor, keys: Sequence[K
         == tensors["bias"].untyped_storage().data_ptr()
     ):
         tensors["bias"] = tensors["bias"].clone()  # safetensors refuses shared memory
-    with whole_file(Path(path), ".safetensors") as unfinished:
+    with atomic_write(Path(path), ".safetensors") as unfinished:
         try:
             save_file(tensors, unfinished, metadata={"format": FORMAT})
         except SafetensorError as error:

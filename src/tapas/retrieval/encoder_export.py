@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tapas.atomic_file import check_exists, whole_file
+from tapas.atomic_file import atomic_write, check_exists
 from tapas.errors import DataError, UsageError
 from tapas.shapes import check_shape
 
@@ -72,7 +72,7 @@ def export_encoder(module: nn.Module, path: Path, example: tuple[Tensor, Tensor]
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
-        with whole_file(path, ".pt2") as unfinished, torch.no_grad():
+        with atomic_write(path, ".pt2") as unfinished, torch.no_grad():
             _save(_export(module, items, lengths), unfinished, sizes["T"])
             reloaded = load_encoder(unfinished)
             for rows in (sizes["B"], 1):

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tapas.atomic_file import check_exists, whole_file
-from tapas.errors import DataError, UsageError, pick
+from tapas.atomic_file import atomic_write, check_exists
+from tapas.errors import DataError, UsageError, choice
 from tapas.metrics import recall_at_k
 from tapas.shapes import all_finite, check_integer, check_positive, check_query, check_shape
 
@@ -62,7 +62,7 @@ class FaissIndex:
         """Write the index, whole or not at all, as FAISS's own read_index reads it."""
         faiss = _faiss()
         # through Python's file: FAISS's own does not notice that its last block was not written
-        with whole_file(Path(path)) as unfinished, unfinished.open("wb") as file:
+        with atomic_write(Path(path)) as unfinished, unfinished.open("wb") as file:
             faiss.write_index(self.index, faiss.PyCallbackIOWriter(file.write))
 
     def _search(self, query: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -90,7 +90,7 @@ def build_index(
         raise DataError("weight or bias holds NaN or inf, which no index can order.")
     rows = _with_column(weight, bias)
     num_cells = max(1, min(math.isqrt(sizes["C"]), sizes["C"] // 39))  # 39 rows train a cell
-    layout = pick(
+    layout = choice(
         "index kind", kind, {"exact": "Flat", "hnsw": "HNSW32,Flat", "ivf": f"IVF{num_cells},Flat"}
     )
     index = faiss.index_factory(rows.shape[1], layout, faiss.METRIC_INNER_PRODUCT)

@@ -1,6 +1,6 @@
 """Second pass: rules that keep n of the pool by looking at the batch."""
 
-from tapas.errors import UsageError, pick
+from tapas.errors import UsageError, choice
 from tapas.selection.base import NativeRows, Selection, SelectionInput, check_selected
 from tapas.selection.priority import Priority
 from tapas.selection.top import Top
@@ -26,4 +26,4 @@ def as_selection(rule: str | Selection) -> Selection:
         raise UsageError(
             f"selection must be a name or a Selection object such as tapas.Top(), got {rule!r}."
         )
-    return pick("selection", rule, RULES)()
+    return choice("selection", rule, RULES)()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import tapas.native as native
-from tapas.candidates import mute
+from tapas.candidates import mask_hits
 from tapas.errors import UsageError
 from tapas.selection.base import Selection, SelectionInput, builtin, largest
 from tapas.shapes import check_positive
@@ -90,7 +90,7 @@ def mean_share(given: SelectionInput) -> Tensor:
             if given.temperature != 1:
                 offset /= given.temperature
             torch.addmm(offset, query[first:last], weight.t(), out=logit[:, part])
-        mute(logit, given.ids, given.target[first:last])
+        mask_hits(logit, given.ids, given.target[first:last])
         # a query that owns the whole pool, or for which nothing in it can be, has no say
         silent = logit.amax(dim=1, keepdim=True).isneginf()
         torch.softmax(logit, dim=1, out=logit)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from tapas.atomic_file import whole_file
-from tapas.checkpoints.rows import TableRows, Unwritten, Written, write_rows
+from tapas.atomic_file import atomic_write
+from tapas.checkpoints.rows import TableRows, WriteFailed, Written, write_rows
 from tapas.data.splits import split_log
 from tapas.errors import DataError
 from tapas.servers.messages import Stamp
@@ -32,14 +32,14 @@ def restore_point(run: Path) -> int | None:
 
 
 def set_restore_point(run: Path, step: int | None) -> None:
-    with whole_file(run / FILE) as unfinished:
+    with atomic_write(run / FILE) as unfinished:
         unfinished.write_text(json.dumps({"step": step}) + "\n", encoding="utf-8")
 
 
 class TrainingServer(RowServer):
     """A server that can save its rows; its tables have the names that checkpoints give them."""
 
-    def save(self, folder: str) -> tuple[Written | Unwritten, Stamp, int]:
+    def save(self, folder: str) -> tuple[Written | WriteFailed, Stamp, int]:
         """Write all rows kept here into `folder`, on the disk when this returns.
 
         The last is the step of the checkpoint that this process began from.

@@ -13,7 +13,7 @@ from typing import Any
 
 from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig
-from tapas.errors import UsageError, pick
+from tapas.errors import UsageError, choice
 from tapas.heads import METHODS, FlatHead, Head
 from tapas.heads.facts import check_options
 
@@ -21,7 +21,7 @@ JSON = str | int | float | bool | None | list[str]
 
 
 def one_of(name: str, value: str, options: tuple[str, ...]) -> None:
-    pick(name, value, dict.fromkeys(options))
+    choice(name, value, dict.fromkeys(options))
 
 
 def at_least(name: str, value: int, least: int) -> None:
@@ -49,7 +49,7 @@ class HeadConfig:
     positions: str = "all"  # predict from all baskets of a stretch, or from the "last"
 
     def __post_init__(self) -> None:
-        pick("head.method", self.method, METHODS)
+        choice("head.method", self.method, METHODS)
         object.__setattr__(self, "options", check_options(self.method, self.options, METHODS))
         at_least("head.next_items", self.next_items, 1)
         within("head.target_decay", self.target_decay, 1e-6, 1)
@@ -63,10 +63,10 @@ class HeadConfig:
         50
         """
         shared = {f.name: f.type for f in fields(cls) if f.name != "options"}
-        kind = pick("head.method", str(table.get("method", "tapas")), METHODS)
+        kind = choice("head.method", str(table.get("method", "tapas")), METHODS)
         for name in table:
             if not any(name in other.options for other in METHODS.values()):
-                pick("name in [head]", name, {**shared, **kind.options})
+                choice("name in [head]", name, {**shared, **kind.options})
         own = {name: value for name, value in table.items() if name not in shared}
         rest = {n: _typed(f"head.{n}", v, shared[n]) for n, v in table.items() if n in shared}
         return cls(options=own, **rest)
@@ -241,7 +241,7 @@ def read_toml(path: Path) -> dict[str, dict[str, JSON]]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not TOML: {error}.") from error
     for name, table in document.items():
-        pick(f"section of {path}", name, _TYPES)
+        choice(f"section of {path}", name, _TYPES)
         if not isinstance(table, dict):
             raise UsageError(f"{path}: '{name}' must be a table, [{name}], got {table!r}.")
     return document
@@ -252,13 +252,13 @@ def build_config(*layers: Mapping[str, Mapping[str, JSON]]) -> TrainConfig:
     merged: dict[str, dict[str, JSON]] = {name: {} for name in _TYPES}
     for layer in layers:
         for section, table in layer.items():
-            kind = pick("section", section, _TYPES)
+            kind = choice("section", section, _TYPES)
             if kind is HeadConfig:  # whose names depend on the method
                 merged[section] |= table
                 continue
             known = {f.name: f for f in fields(kind)}
             for name, value in table.items():
-                pick(f"name in [{section}]", name, known)
+                choice(f"name in [{section}]", name, known)
                 merged[section][name] = _typed(f"{section}.{name}", value, known[name].type)
     if "text" in merged["log"]:  # the time of a word is its place: no cut in it means anything
         merged["split"].setdefault("kind", "group")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tapas.distributed.collectives import HEADER
-from tapas.errors import UsageError, pick
+from tapas.errors import UsageError, choice
 from tapas.optim import SGD, Adagrad, LazyAdam, RowUpdate, RowwiseAdagrad
 from tapas.shapes import check_positive
 
@@ -114,8 +114,8 @@ class Workload:
                 f"ranks must be between 1 and num_samples ({self.num_samples:,}), so that each "
                 f"keeps a class at least, got {self.ranks:,}."
             )
-        pick("dtype", self.dtype, ROW_BYTES)
-        pick("optimizer", self.optimizer, OPTIMIZERS)
+        choice("dtype", self.dtype, ROW_BYTES)
+        choice("optimizer", self.optimizer, OPTIMIZERS)
         for name in ("input_ids", "head_classes", "encoder_parameters"):
             if (getattr(self, name) or 0) < 0:
                 raise UsageError(f"{name} must be at least 0, got {getattr(self, name):,}.")

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from tapas.atomic_file import whole_file
+from tapas.atomic_file import atomic_write
 from tapas.checkpoints.describe import CHECKPOINTS
 from tapas.checkpoints.folder import CheckpointFolder
 from tapas.data.event_log import EventLog
@@ -106,7 +106,7 @@ def create_run(
 
 def write_config(run: RunFolder) -> None:
     """`run` goes on by another configuration than it began with."""
-    with whole_file(run.path / CONFIG) as unfinished:
+    with atomic_write(run.path / CONFIG) as unfinished:
         unfinished.write_text(as_toml(run.config), encoding="utf-8")
 
 

@@ -166,7 +166,7 @@ def test_what_cannot_grow_is_refused_before_anything_is_written(single, tmp_path
     assert (found["whole"], found["problem"]) == (False, words)
 
 
-@pytest.mark.parametrize("call", ["write_file", "seal"])
+@pytest.mark.parametrize("call", ["write_file", "write_state"])
 def test_a_full_disk_leaves_nothing_behind(single, tmp_path, monkeypatch, call):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

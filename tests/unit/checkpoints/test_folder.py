@@ -17,7 +17,7 @@ from oracle.stored_rows import flip
 from tapas import DataError, UsageError
 from tapas.checkpoints import files as checkpoint_files
 from tapas.checkpoints import folder as checkpoint
-from tapas.checkpoints.files import separate
+from tapas.checkpoints.files import unshare
 from tapas.checkpoints.folder import Checkpoint, CheckpointFolder
 
 DENSE, STATE = "dense.safetensors", "state.json"
@@ -119,7 +119,7 @@ def test_of_tensors_only_those_that_share_memory_are_copied_and_the_largest_is_n
         "a": torch.ones(3), "first": base[:7], "rest": base[7:], "scalar": torch.tensor(1),
         "part": whole[:7], "whole": whole,
     }  # fmt: skip
-    apart = separate(tensors)
+    apart = unshare(tensors)
     copied = {name for name, t in tensors.items() if apart[name].data_ptr() != t.data_ptr()}
     assert copied == {"part"}
 
@@ -128,7 +128,7 @@ def test_of_tensors_only_those_that_share_memory_are_copied_and_the_largest_is_n
 def test_pieces_of_one_memory_are_apart_afterwards(pieces):
     base = torch.arange(12.0)
     tensors = {str(i): base[start:end] for i, (start, end) in enumerate(pieces)}
-    apart = separate(tensors)
+    apart = unshare(tensors)
     places = [range(t.data_ptr(), t.data_ptr() + t.nbytes) for t in apart.values() if t.nbytes]
     for i, one in enumerate(places):
         assert all(one.stop <= other.start or other.stop <= one.start for other in places[:i])
@@ -312,7 +312,7 @@ def test_a_format_of_the_future_is_told_both_versions_and_the_cure(folder):
         folder.load()
 
 
-@pytest.mark.parametrize("call", ["save_file", "sync", "fingerprint"])
+@pytest.mark.parametrize("call", ["save_file", "sync", "checksum"])
 def test_a_full_disk_leaves_the_earlier_ones_and_says_how_to_go_on(folder, monkeypatch, call):
     save(folder, 100, 200, best=(100,))
 
@@ -324,7 +324,7 @@ def test_a_full_disk_leaves_the_earlier_ones_and_says_how_to_go_on(folder, monke
         f"cannot save checkpoint step 400 into {folder.folder}: No space left on device. "
         "Checkpoint step 200 is whole. Free some space and go on with --resume."
     )
-    if call == "fingerprint":  # then nothing can be said of the others either
+    if call == "checksum":  # then nothing can be said of the others either
         words = "No checkpoint is whole. Free some space and go on with --resume."
     with pytest.raises(UsageError, match=re.escape(words)):
         save(folder, 400)
@@ -442,7 +442,7 @@ def die_at(call, folder):
         return wrapped
     for module, name in [(os, "rename"), (os, "fsync"), (os, "unlink"), (os, "rmdir"),
                          (os, "mkdir"), (checkpoint_files, "save_file"),
-                         (checkpoint_files, "fingerprint")]:
+                         (checkpoint_files, "checksum")]:
         setattr(module, name, deadly(getattr(module, name)))
     save(folder, 5)
     save(folder, 6)

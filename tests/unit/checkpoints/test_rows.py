@@ -118,7 +118,7 @@ def test_the_record_says_what_is_where_and_vouches_for_every_file(tmp_path):
     files = ["rows-0.safetensors", "rows-1.safetensors", "dense.safetensors"]
     assert list(record["files"]) == files
     assert {p.name for p in path.iterdir()} == {*files, "state.json"}
-    assert record["files"] == {f: checkpoint_files.fingerprint(path / f) for f in files}
+    assert record["files"] == {f: checkpoint_files.checksum(path / f) for f in files}
     assert record["processes"] == 2
     assert record["tables"][HEAD] == {
         "num_classes": C,
@@ -339,7 +339,7 @@ def save_and_die(at: Path, place: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["write_file", "seal", "rename"])
+@pytest.mark.parametrize("place", ["write_file", "write_state", "rename"])
 def test_killed_after_the_servers_have_written_it_leaves_the_old_checkpoint(tmp_path, place):
     save(tmp_path, 3, step=1)
     process = CONTEXT.Process(target=save_and_die, args=(tmp_path, place))

@@ -92,8 +92,10 @@ def test_all_classes_in_chunks_are_those_of_autograd_at_once(monkeypatch, scores
 def test_no_chunk_holds_more_scores_than_it_may(monkeypatch):
     monkeypatch.setattr(binary, "SCORES_PER_CHUNK", 4 * B + 1)
     sizes = []
-    inner = binary.mute
-    monkeypatch.setattr(binary, "mute", lambda s, *rest: sizes.append(s.numel()) or inner(s, *rest))
+    inner = binary.mask_hits
+    monkeypatch.setattr(
+        binary, "mask_hits", lambda s, *rest: sizes.append(s.numel()) or inner(s, *rest)
+    )
     rows = torch.zeros(C, D, requires_grad=True)
     own = torch.zeros(B, 1).long()
     all_classes_cost(torch.zeros(B, D), rows, torch.zeros(C), own).sum().backward()

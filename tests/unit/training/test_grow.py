@@ -154,7 +154,7 @@ def test_what_fails_leaves_no_run_behind(config, files, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(growing, "seal", full)  # the checkpoint is written, but not whole
+    monkeypatch.setattr(growing, "write_state", full)  # the checkpoint is written, but not whole
     with pytest.raises(UsageError, match=r"No space left on device\. Free some space; nothing"):
         grow_run(old, files, tmp_path / "new", cache=tmp_path / "cache")
     assert sorted(tmp_path.iterdir()) == there
