@@ -2,7 +2,6 @@
 
 import os
 import re
-import runpy
 import shlex
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from forked import Forked, torchrun
+from forked import Forked
 
 from tapas.comparison import demo as showcase
 from tapas.comparison.synthetic_log import SyntheticLogConfig
@@ -72,22 +71,6 @@ def test_the_commands_of_the_readme_run(purchases):
         else:
             done = Forked(*arguments, cwd=purchases, env=environment, before=small_log).end()
             assert done.returncode == 0, f"{command}: {done.stderr}"
-
-
-def run(script, *arguments):
-    sys.argv = [str(script), *map(str, arguments)]
-    runpy.run_path(str(script), run_name="__main__")
-
-
-@pytest.mark.slow
-def test_the_example_on_many_ranks_runs(tmp_path):
-    script = ROOT / "examples" / "sharded_head.py"
-    done = torchrun(2, script, "--folder", "checkpoints", "--steps", 50, work=run, cwd=tmp_path)
-    done = done.end()
-    assert done.returncode == 0, done.stderr
-    assert "step 50: loss " in done.stdout
-    assert re.search(r"full softmax loss \d\.\d+; target among the best 5: \d+%", done.stdout)
-    assert (tmp_path / "checkpoints" / "step-00000050").is_dir()
 
 
 def test_local_links_lead_somewhere():
