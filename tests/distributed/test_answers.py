@@ -3,6 +3,9 @@
 Rows are full of ties, queries are dealt unevenly, and some ranks have none.
 """
 
+from dataclasses import asdict
+from math import isnan
+
 import pytest
 import torch
 from ranks import run_ranks
@@ -167,5 +170,14 @@ def test_answers_to_all_examples_are_those_of_one_process(answers, case, deal):
 def test_a_diagnosis_is_that_of_one_process_where_one_rank_has_all_examples(answers, case):
     want = ask(local(case), case, slice(None), ["diagnose"])["diagnose"]
     got = answers[2][case, DEALS[2]]["diagnose"]
-    for name in type(want).__slots__:
-        assert getattr(got, name) == pytest.approx(getattr(want, name), rel=1e-4)
+    for name, value in asdict(want).items():
+        assert getattr(got, name) == pytest.approx(value, rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_a_rank_without_examples_has_no_diagnosis(answers, case):
+    assert DEALS[2][0] == 0
+    got = answers[0][case, DEALS[2]]["diagnose"]
+    assert all(isnan(value) for value in asdict(got).values())
+    assert "this rank has no examples" in str(got)

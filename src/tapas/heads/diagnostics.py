@@ -1,33 +1,109 @@
-"""How well two passes stand in for all classes, measured on one batch against the truth."""
+"""Compares the sample of a `TapasSoftmax` with the exact softmax on one batch."""
 
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, fields
+from math import isnan, nan
 
 import torch
 from torch import Tensor
 
 from tapas.candidates import Candidates, index_of
 from tapas.heads.batch import Batch
+from tapas.proposals import Proposal, Squashed, Uniform
+from tapas.selection import Selection, Top
 from tapas.tables import ClassTable
 
 CLASSES_PER_CHUNK = 4096
+LOW, HIGH = 0.9, 0.97  # gradient cosines; docs/evidence.md says what they mean
+MEANINGS = {
+    "gradient_cosine": "sampled vs exact gradient of the queries; 1 is exact",
+    "kept_mass": "share of the pool's probability on the kept classes",
+    "top_coverage": "share of the kept classes that are in the exact top n",
+    "pool_effective_size": "effective number of classes in the pool, per example",
+    "other_targets": "share of the kept classes that are targets in this batch",
+}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Diagnosis:
-    """Five numbers: shares from 0 to 1, a cosine, and an effective number of classes."""
+    """Five numbers about one batch; `print` shows them with their meaning and a verdict.
 
-    top_coverage: float  # share of the n classes the batch scores highest of all that are kept
+    All are NaN on a rank that has no examples. `verdict` is a sentence about `gradient_cosine`
+    for the settings of the head; it is not a field, so that `asdict` returns numbers only.
+    """
+
+    top_coverage: float  # share of the kept classes among the n that the batch scores highest
     pool_effective_size: float  # (sum w)^2 / sum w^2, w = exp(logit - log_q); mean over examples
-    gradient_cosine: float  # sampled against exact gradient of the loss in the queries
+    gradient_cosine: float  # between sampled and exact gradient of the loss in the queries
     other_targets: float  # share of the kept classes that are targets of the batch
-    kept_mass: float  # share of the pool's softmax mass that the kept classes hold
+    kept_mass: float  # share of the pool's softmax probability that is on the kept classes
+    with_verdict: InitVar[str] = ""
+    verdict = ""
+
+    def __post_init__(self, with_verdict: str) -> None:
+        object.__setattr__(self, "verdict", with_verdict)
+
+    def __str__(self) -> str:
+        value = {name: f"{getattr(self, name):.2f}" for name in MEANINGS}
+        if not isnan(self.pool_effective_size):
+            value["pool_effective_size"] = f"{self.pool_effective_size:,.0f}"
+        lines = [f"{name:<19} {value[name]:>9}  {text}" for name, text in MEANINGS.items()]
+        return "\n".join([*lines, self.verdict] if self.verdict else lines)
+
+    def __repr__(self) -> str:
+        numbers = (f"{one.name}={getattr(self, one.name):.3g}" for one in fields(self))
+        return f"Diagnosis({', '.join(numbers)})"
+
+
+def verdict(
+    cosine: float,
+    *,
+    num_classes: int,
+    num_samples: int,
+    presample_factor: int,
+    selection: Selection,
+    proposal: Proposal,
+) -> str:
+    """What a gradient cosine means for a head with these settings, and what to change.
+
+    >>> verdict(
+    ...     0.98, num_classes=9000, num_samples=100, presample_factor=1, selection=Top(),
+    ...     proposal=Uniform(9000)
+    ... )
+    'gradient cosine 0.98: high. Plain sampled softmax (presample_factor=1) is enough.'
+    """
+    if isnan(cosine):
+        return "gradient cosine: none, because this rank has no examples in this batch."
+    cosine = round(cosine, 2)  # as it is printed
+    found = f"gradient cosine {cosine:.2f}"
+    second_pass = presample_factor > 1 and num_samples < num_classes
+    if cosine >= HIGH and second_pass:
+        return (
+            f"{found}: high. Try presample_factor=1: if the cosine stays at {HIGH} or above, "
+            "plain sampled softmax is enough."
+        )
+    if cosine >= HIGH:
+        return f"{found}: high. Plain sampled softmax (presample_factor=1) is enough."
+    more = "num_samples"
+    if presample_factor * num_samples < num_classes:
+        more += " or presample_factor"
+    if cosine >= LOW:
+        return f"{found}: fair. Raising {more} may bring it to {HIGH}."
+    remedies = [f"raise {more}"]
+    if second_pass and isinstance(selection, Top):
+        remedies.insert(0, 'use selection="priority"')
+    if isinstance(proposal, Uniform):
+        remedies.append("pass proposal=tapas.Squashed(counts, alpha=0.75)")
+    elif isinstance(proposal, Squashed) and proposal.alpha < 0.5:
+        remedies.append(f"raise alpha of the proposal from {proposal.alpha:g} to 0.75")
+    advice = ", or ".join(remedies)
+    return f"{found}: low. {advice[0].upper()}{advice[1:]}."
 
 
 @torch.no_grad()
 def diagnose(
     table: ClassTable, batch: Batch, pool: Candidates, kept: Candidates, temperature: float
-) -> Diagnosis:
-    """Exact, hence O(num_classes): for a look now and then, not for every step."""
+) -> dict[str, float]:
+    """The fields of a `Diagnosis`. Reads the rows of all classes: not for every step."""
     query, target = batch.query, batch.target
     partition = table.log_partition(query)
     score, expected = [], torch.zeros_like(query)
@@ -42,16 +118,17 @@ def diagnose(
     logit = torch.addmm(bias, query, weight.t())
     importance = torch.softmax(logit - pool.log_q, dim=1)
     place, _ = index_of(pool.ids, kept.ids)
-    own = target[target >= 0]
-    return Diagnosis(
-        top_coverage=float(torch.isin(kept.ids, best).float().mean()),
-        pool_effective_size=float((1 / importance.square().sum(dim=1)).mean()),
-        gradient_cosine=_cosine(
-            _sampled_gradient(table, batch, kept), _exact_gradient(table, batch, expected)
-        ),
-        other_targets=float(torch.isin(kept.ids, own).float().mean()),
-        kept_mass=float(torch.softmax(logit, dim=1)[:, place].sum(dim=1).mean()),
-    )
+    sampled = _sampled_gradient(table, batch, kept)
+    exact = _exact_gradient(table, batch, expected)
+    if not len(query):  # only now: on several ranks each call of the table is a collective
+        return dict.fromkeys(MEANINGS, nan)
+    return {
+        "top_coverage": float(torch.isin(kept.ids, best).float().mean()),
+        "pool_effective_size": float((1 / importance.square().sum(dim=1)).mean()),
+        "gradient_cosine": _cosine(sampled, exact),
+        "other_targets": float(torch.isin(kept.ids, target[target >= 0]).float().mean()),
+        "kept_mass": float(torch.softmax(logit, dim=1)[:, place].sum(dim=1).mean()),
+    }
 
 
 def _target_pull(table: ClassTable, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -63,16 +140,17 @@ def _target_pull(table: ClassTable, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def _exact_gradient(table: ClassTable, batch: Batch, expected: Tensor) -> Tensor:
+    """Gradient (B, D) of the full softmax loss; `expected` (B, D) is the model's mean row."""
     pull, total = _target_pull(table, batch)
     return total * expected - pull
 
 
 def _sampled_gradient(table: ClassTable, batch: Batch, kept: Candidates) -> Tensor:
-    """Of the sampled loss in the queries, from its definition: no row must move here."""
+    """Gradient (B, D) of the sampled loss in the queries, by its formula: no row may move."""
     pull, total = _target_pull(table, batch)
-    own, own_bias = table.rows(batch.target.clamp(min=0).reshape(-1))
-    own = own.view(*batch.target.shape, table.dim)
-    positive = torch.einsum("bld,bd->bl", own, batch.query) + own_bias.view_as(batch.target)
+    rows, target_bias = table.rows(batch.target.clamp(min=0).reshape(-1))
+    rows = rows.view(*batch.target.shape, table.dim)
+    positive = torch.einsum("bld,bd->bl", rows, batch.query) + target_bias.view_as(batch.target)
     counted = batch.counted if batch.counted is not None else batch.target >= 0
     weight, bias = table.rows(kept.ids)
     negative = torch.addmm(bias - kept.log_q, batch.query, weight.t())
@@ -82,7 +160,7 @@ def _sampled_gradient(table: ClassTable, batch: Batch, kept: Candidates) -> Tens
     )
     share = torch.softmax(logit, dim=1)
     width = positive.shape[1]
-    mean = torch.einsum("bl,bld->bd", share[:, :width], own) + share[:, width:] @ weight
+    mean = torch.einsum("bl,bld->bd", share[:, :width], rows) + share[:, width:] @ weight
     return total * mean - pull
 
 

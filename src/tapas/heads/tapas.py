@@ -13,7 +13,7 @@ from torch import Tensor
 from tapas.candidates import Candidates
 from tapas.errors import UsageError
 from tapas.heads.batch import Batch, flat_context
-from tapas.heads.diagnostics import Diagnosis, diagnose
+from tapas.heads.diagnostics import Diagnosis, diagnose, verdict
 from tapas.heads.facts import BuildContext, Option, Options, drawn_options
 from tapas.heads.flat import FlatOptions, SharedSample, build_proposal
 from tapas.proposals import Proposal
@@ -191,11 +191,24 @@ class TapasSoftmax(SharedSample):
     def diagnose(
         self, query: Tensor, target: Tensor, *, context: Tensor | None = None
     ) -> Diagnosis:
-        """How good the two passes are for this batch, against the exact softmax."""
+        """Compare the sample of this batch with the exact softmax; print the result.
+
+        Takes O(num_classes) time, so call it now and then, not in every step. On several ranks
+        all must call it; each gets the numbers of the examples it passed, NaN if there are none.
+        """
         batch, everyone = self._gather_all(query, target, context)
         pool, second_pass = self._two_passes(everyone)
         kept = self.table.select(pool, second_pass)
-        return diagnose(self.table, batch, pool.to(self.table.device), kept, self.temperature)
+        found = diagnose(self.table, batch, pool.to(self.table.device), kept, self.temperature)
+        advice = verdict(
+            found["gradient_cosine"],
+            num_classes=self.num_classes,
+            num_samples=self.num_samples,
+            presample_factor=self.presample_factor,
+            selection=self.selection,
+            proposal=self.proposal,
+        )
+        return Diagnosis(**found, with_verdict=advice)
 
     def extra_repr(self) -> str:
         return (

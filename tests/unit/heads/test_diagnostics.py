@@ -1,10 +1,15 @@
-"""The five numbers of `head.diagnose`, each against its definition in dense arithmetic."""
+"""The five numbers of `head.diagnose` against dense arithmetic, and how they are printed."""
+
+import pickle
+from dataclasses import asdict
+from math import nan
 
 import pytest
 import torch
 from torch.nn import functional
 
 import tapas
+from tapas.heads.diagnostics import Diagnosis, verdict
 
 B, C, D = 5, 31, 4
 
@@ -47,8 +52,8 @@ def test_every_number_is_what_its_definition_says(selection):
     mass = logits.exp()
     share = mass[:, kept.ids].sum(dim=1) / mass[:, pool.ids].sum(dim=1)
     assert found.kept_mass == pytest.approx(float(share.mean()), rel=1e-5)
-    own = {0, 1, 2, 3, 4, 8, 9, 30}
-    assert found.other_targets == pytest.approx(len(own & set(kept.ids.tolist())) / 6)
+    targets = {0, 1, 2, 3, 4, 8, 9, 30}
+    assert found.other_targets == pytest.approx(len(targets & set(kept.ids.tolist())) / 6)
 
     exact = query.clone().requires_grad_()
     soft = torch.zeros(B, C)
@@ -69,3 +74,90 @@ def test_a_diagnosis_changes_nothing():
     assert head.step == 0
     for name, value in before.items():
         assert torch.equal(head.state_dict()[name], value)
+
+
+def advice(cosine, **options):
+    settings = {
+        "num_classes": 200_000,
+        "num_samples": 1000,
+        "presample_factor": 8,
+        "selection": tapas.Priority(),
+        "proposal": tapas.Uniform(200_000),
+    }
+    return verdict(cosine, **(settings | options))
+
+
+def squashed(alpha):
+    return tapas.Squashed(torch.tensor([3, 2, 1]), alpha=alpha)
+
+
+def test_a_printed_diagnosis_is_a_table_with_a_verdict():
+    found = Diagnosis(0.016, 1212.4, 0.4012, 0.0, 0.314159, advice(0.4012))
+    assert str(found).splitlines() == [
+        "gradient_cosine          0.40  sampled vs exact gradient of the queries; 1 is exact",
+        "kept_mass                0.31  share of the pool's probability on the kept classes",
+        "top_coverage             0.02  share of the kept classes that are in the exact top n",
+        "pool_effective_size     1,212  effective number of classes in the pool, per example",
+        "other_targets            0.00  share of the kept classes that are targets in this batch",
+        "gradient cosine 0.40: low. Raise num_samples or presample_factor, or pass "
+        "proposal=tapas.Squashed(counts, alpha=0.75).",
+    ]
+    assert repr(found) == (
+        "Diagnosis(top_coverage=0.016, pool_effective_size=1.21e+03, gradient_cosine=0.401, "
+        "other_targets=0, kept_mass=0.314)"
+    )
+
+
+def test_the_verdict_of_a_head_is_printed_pickled_and_not_a_field():
+    found = make(proposal=tapas.Squashed(torch.arange(C), alpha=0.75)).diagnose(*batch())
+    assert str(found).splitlines()[-1] == found.verdict
+    assert found.verdict.startswith(f"gradient cosine {found.gradient_cosine:.2f}: ")
+    assert str(pickle.loads(pickle.dumps(found))) == str(found)
+    assert list(asdict(found)) == [
+        "top_coverage",
+        "pool_effective_size",
+        "gradient_cosine",
+        "other_targets",
+        "kept_mass",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cosine", "level"),
+    [(-0.2, "low"), (0.8949, "low"), (0.8951, "fair"), (0.9649, "fair"), (0.9651, "high")],
+)
+def test_the_level_is_that_of_the_printed_digits(cosine, level):
+    assert advice(cosine).startswith(f"gradient cosine {cosine:.2f}: {level}. ")
+
+
+def test_the_advice_fits_the_settings_of_the_head():
+    raise_both = "gradient cosine 0.50: low. Raise num_samples or presample_factor"
+    assert advice(0.5, proposal=squashed(0.5)) == f"{raise_both}."
+    assert advice(0.5, proposal=squashed(0.25)) == (
+        f"{raise_both}, or raise alpha of the proposal from 0.25 to 0.75."
+    )
+    assert advice(0.5, selection=tapas.Top(), proposal=squashed(1)) == (
+        'gradient cosine 0.50: low. Use selection="priority", or raise num_samples or '
+        "presample_factor."
+    )
+    assert advice(0.5, presample_factor=1, selection=tapas.Top(), proposal=squashed(1)) == (
+        f"{raise_both}."
+    )
+    assert advice(0.95, presample_factor=200) == (  # the pool has all classes
+        "gradient cosine 0.95: fair. Raising num_samples may bring it to 0.97."
+    )
+    assert advice(0.98) == (
+        "gradient cosine 0.98: high. Try presample_factor=1: if the cosine stays at 0.97 or "
+        "above, plain sampled softmax is enough."
+    )
+    assert advice(0.98, presample_factor=1) == (
+        "gradient cosine 0.98: high. Plain sampled softmax (presample_factor=1) is enough."
+    )
+
+
+def test_without_examples_there_is_no_verdict():
+    found = Diagnosis(nan, nan, nan, nan, nan, advice(nan))
+    assert str(found).splitlines()[3].split()[:2] == ["pool_effective_size", "nan"]
+    assert found.verdict == (
+        "gradient cosine: none, because this rank has no examples in this batch."
+    )
