@@ -18,8 +18,8 @@ from experiments.synthetic.page import study_page
 from experiments.synthetic.studies import FIGURE_2, STUDIES, Study, find_study
 from experiments.system import command as paper_system
 from tapas.atomic_file import OutputFolder
-from tapas.cli.exit_codes import one_line_endings
-from tapas.cli.progress import print_table, run_bars
+from tapas.cli.exit_codes import report_errors
+from tapas.cli.progress import print_table, run_progress
 
 app = typer.Typer(
     name="experiments",
@@ -47,7 +47,7 @@ def claims(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON list on stdout.")] = False,
 ) -> None:
     """Judge every claim of the paper by the results at hand. Trains nothing."""
-    with one_line_endings():
+    with report_errors():
         rows = all_claims(out)
         if as_json:
             typer.echo(json.dumps([row._asdict() for row in rows], indent=1))
@@ -65,7 +65,7 @@ def _command(study: Study) -> None:
         draw: Draw = False,
         workers: Workers = ALL_CORES,
     ) -> None:
-        with one_line_endings():
+        with report_errors():
             run_study(study.name, out, quick=quick, draw=draw, workers=workers)
 
     run.__doc__ = (
@@ -97,7 +97,7 @@ def run_study(name: str, out: Path, *, quick: bool, draw: bool, workers: int) ->
     ledger = study_ledger(out, study)
     files = {}
     if not draw:
-        with run_bars() as follow:
+        with run_progress() as follow:
             run_experiment(study.experiment, ledger, follow, workers=workers)
         if name == FIGURE_2.name:
             cost = gradient_cost(repeats=20 if quick else 400)

@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from experiments.options import RESULTS, Out
 from experiments.synthetic.long_tail import Examples, LongTail, LongTailConfig
 from tapas.atomic_file import OutputFolder
-from tapas.cli.exit_codes import one_line_endings
-from tapas.cli.options import talk
-from tapas.cli.progress import print_table, run_bars
+from tapas.cli.exit_codes import report_errors
+from tapas.cli.options import status
+from tapas.cli.progress import print_table, run_progress
 from tapas.comparison.ledger import Ledger, Result, short_key
 from tapas.comparison.page import Command, Grid, Part, Picture, Words, as_markdown
 from tapas.comparison.process_pool import run_missing
@@ -235,7 +235,7 @@ def four_ways(
     printed too. What is finished is kept, and drawn again by the same command. Step times want
     a quiet machine. About 2 minutes on two cores.
     """
-    with one_line_endings():
+    with report_errors():
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
         from experiments.four_ways_figure import draw_four_ways
 
@@ -244,7 +244,7 @@ def four_ways(
             for method in (*METHODS, BAYES)
         ]
         folder, ledger = OutputFolder(out / NAME), Ledger(out / NAME / "results.jsonl")
-        with run_bars() as follow:  # one at a time, as times are measured
+        with run_progress() as follow:  # one at a time, as times are measured
             run_missing(ledger, runs, execute, follow(NAME), workers=1)
         results = [ledger[run] for run in runs]
         found, (what, note) = table(results), remarks(results)
@@ -260,4 +260,4 @@ def four_ways(
         typer.echo(what)
         print_table(found.heading, found.rows)
         typer.echo(note)
-        talk(f"Wrote {out / NAME / 'figure.png'} and {out / NAME / 'README.md'}.")
+        status(f"Wrote {out / NAME / 'figure.png'} and {out / NAME / 'README.md'}.")

@@ -60,13 +60,13 @@ def test_a_figure_without_matplotlib_says_what_to_install(monkeypatch):
     import typer
     from typer.testing import CliRunner
 
-    from tapas.cli.exit_codes import one_line_endings
+    from tapas.cli.exit_codes import report_errors
 
     app = typer.Typer()
 
     @app.command()
     def draw():
-        with one_line_endings():
+        with report_errors():
             raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib.axes")
 
     done = CliRunner().invoke(app)

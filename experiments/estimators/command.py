@@ -9,8 +9,8 @@ from experiments.estimators.page import BIAS, FIGURE, README, STEP_TIMES, make_p
 from experiments.estimators.step_times import StepTimesConfig, measure_step_times
 from experiments.options import ALL_CORES, RESULTS, Draw, Out, Quick, Workers, home_of
 from tapas.atomic_file import OutputFolder
-from tapas.cli.exit_codes import one_line_endings
-from tapas.cli.progress import run_bars
+from tapas.cli.exit_codes import report_errors
+from tapas.cli.progress import run_progress
 from tapas.comparison.ledger import Ledger
 from tapas.comparison.process_pool import run_missing
 
@@ -32,7 +32,7 @@ def estimators(
     Step times are measured one at a time, each in a process of its own: leave the machine alone
     meanwhile. What is finished is kept, and the same command goes on. About 40 minutes.
     """
-    with one_line_endings():
+    with report_errors():
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
         from experiments.estimators.figure import draw_step_times
 
@@ -40,7 +40,7 @@ def estimators(
         folder, config = OutputFolder(place), QUICK if quick else StepTimesConfig()
         if not draw:
             biases = bias_runs(config.contenders, (16,), 40) if quick else bias_runs()
-            with run_bars() as follow:
+            with run_progress() as follow:
                 measure_step_times(Ledger(place / STEP_TIMES), config, follow("step times"))
                 ledger = Ledger(place / BIAS)
                 run_missing(ledger, biases, measure_bias, follow("bias"), workers=workers)

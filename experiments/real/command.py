@@ -34,9 +34,9 @@ from experiments.real.page import loss_page, map_page, pace_page, sweeps_page
 from experiments.real.runs import execute, open_set
 from experiments.real.sets import SETS, Place, find_set
 from tapas.atomic_file import OutputFolder
-from tapas.cli.exit_codes import one_line_endings
-from tapas.cli.options import Cache, cache_folder, talk
-from tapas.cli.progress import run_bars
+from tapas.cli.exit_codes import report_errors
+from tapas.cli.options import Cache, cache_folder, status
+from tapas.cli.progress import run_progress
 from tapas.comparison.ledger import Ledger, Result
 from tapas.comparison.process_pool import run_missing
 from tapas.comparison.settings import keep_settings, read_settings, refuse_others
@@ -68,7 +68,7 @@ def figures(
     kept: stop it at any moment and the same command continues. Several hours on two cores for
     all sets; --sets takes them one by one.
     """
-    with one_line_endings():
+    with report_errors():
         if not draw:
             _train(_plans(sets, out, quick), Place(data, cache_folder(cache)), workers)
         _write_figures(home_of(out, quick), quick=quick)
@@ -84,7 +84,7 @@ def measure_paces(
         place = Place(data, cache_folder(cache))
         rounds = 2 if quick else ROUNDS
         measured[plan.name] = measure_pace(plan, ledger, place, rounds=rounds)
-        talk(f"measured {plan.name}")
+        status(f"measured {plan.name}")
         text = json.dumps({k: [asdict(p) for p in v] for k, v in measured.items()}, indent=1)
         OutputFolder(home / PACES.parent).write({PACES.name: (text + "\n").encode()})
     _write_figures(home, quick=quick)
@@ -100,7 +100,7 @@ def sweeps(
     workers: Workers = WORKERS,
 ) -> None:
     """One setting at a time around the default, and attempts to cure the paper's rule."""
-    with one_line_endings():
+    with report_errors():
         from experiments.real.figures import sweeps_figure
         from tapas.comparison.figure_style import as_png
 
@@ -113,7 +113,7 @@ def sweeps(
             trials = [*around_the_default(plan, ledger, floors), *cures(plan, ledger)]
             if not draw:
                 runs, go = [trial.run for trial in trials], partial(execute, place=place)
-                with run_bars() as follow:
+                with run_progress() as follow:
                     run_missing(ledger, runs, go, follow(plan.name), workers=workers)
             pages[plan.name] = known(trials, ledger)
             panels, starts = _panels(pages[plan.name])
@@ -121,7 +121,7 @@ def sweeps(
             files[f"{plan.name}.png"] = as_png(figure)
         files["README.md"] = sweeps_page(pages).encode()
         OutputFolder(home / "sweeps").write(files)
-        talk(f"Wrote {home / 'sweeps' / 'README.md'}.")
+        status(f"Wrote {home / 'sweeps' / 'README.md'}.")
 
 
 COMMANDS = {"figure-3": figures, "figure-4": figures, "sweeps": sweeps}
@@ -144,9 +144,9 @@ def _train(plans: Sequence[tuple[SetRuns, Ledger]], place: Place, workers: int) 
     for plan, _ in plans:
         plan.real_set.find(place)  # a file that is missing is told before hours of work
     go = partial(execute, place=place)
-    with run_bars() as follow:
+    with run_progress() as follow:
         for plan, ledger in plans:
-            talk(f"{plan.name}: reading the log")
+            status(f"{plan.name}: reading the log")
             _check_settings(ledger.path.with_suffix(".json"), plan, place)
             for stage in plan.stages:
                 name = f"{plan.name}: {stage.__name__.replace('_', ' ')}"
@@ -188,7 +188,7 @@ def _write_figures(home: Path, *, quick: bool) -> None:
         files["table-1"] = {"README.md": pace_page(found, claims).encode()}
     for name, content in files.items():
         OutputFolder(home / name).write(content)
-        talk(f"Wrote {home / name / 'README.md'}.")
+        status(f"Wrote {home / name / 'README.md'}.")
     write_overview(home, claims)
     for claim in claims:
         if claim.study in files:

@@ -17,9 +17,9 @@ from experiments.system.measure import measure
 from experiments.system.page import RULE_WORDS, rates_table, system_page
 from experiments.system.results import SystemResults
 from tapas.atomic_file import OutputFolder
-from tapas.cli.exit_codes import one_line_endings
-from tapas.cli.options import Cache, cache_folder, talk
-from tapas.cli.progress import print_table, run_bars
+from tapas.cli.exit_codes import report_errors
+from tapas.cli.options import Cache, cache_folder, status
+from tapas.cli.progress import print_table, run_progress
 from tapas.comparison.ledger import Ledger
 from tapas.comparison.process_pool import run_missing
 from tapas.errors import UsageError
@@ -91,7 +91,7 @@ def table_1(
     With --data or --sets: every cell of figure 3 in one process, with the settings that its
     search found. A few minutes for each set.
     """
-    with one_line_endings():
+    with report_errors():
         options = {
             "servers": servers, "workers": workers, "max_staleness": max_staleness,
             "classes": classes, "users": users, "steps": steps, "warm_up": warm_up,
@@ -143,8 +143,8 @@ def _refuse(names: list[str], other: str) -> None:
 def _run(ledger: Ledger, rounds: list[Round], cache: Path) -> None:
     if not ledger.missing(rounds):
         return
-    go = partial(measure, cache=cache, tell=talk)
-    with run_bars() as follow:
+    go = partial(measure, cache=cache, tell=status)
+    with run_progress() as follow:
         run_missing(ledger, rounds, go, follow("rounds"), workers=1)
 
 
@@ -167,7 +167,7 @@ def _write(home: Path, ledger: Ledger, *, quick: bool) -> None:
     page = system_page(found, claims).encode()
     OutputFolder(home / STUDY).write({"figure.png": draw_system(found), "README.md": page})
     write_overview(home, claims)
-    talk(f"Wrote {home / STUDY / 'README.md'}.")
+    status(f"Wrote {home / STUDY / 'README.md'}.")
     for rule, words in RULE_WORDS.items():
         print_table(*rates_table(found, rule), right=False, title=words)
     for claim in claims:

@@ -3,14 +3,14 @@
 import pytest
 import typer
 
-from tapas.cli.exit_codes import one_line_endings
+from tapas.cli.exit_codes import report_errors
 
 NO_MEMORY = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError(NO_MEMORY)])
 def test_memory_that_is_not_there_is_one_line(capsys, error):
-    with pytest.raises(typer.Exit) as ended, one_line_endings():
+    with pytest.raises(typer.Exit) as ended, report_errors():
         raise error
     assert ended.value.exit_code == 1
     assert capsys.readouterr() == ("", "tapas: out of memory. Ask for fewer classes.\n")
@@ -18,5 +18,5 @@ def test_memory_that_is_not_there_is_one_line(capsys, error):
 
 @pytest.mark.parametrize("bug", [RuntimeError("size mismatch"), ModuleNotFoundError(name="numpi")])
 def test_a_bug_keeps_its_traceback(bug):
-    with pytest.raises(type(bug)), one_line_endings():
+    with pytest.raises(type(bug)), report_errors():
         raise bug

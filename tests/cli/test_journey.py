@@ -118,7 +118,7 @@ def test_evaluate_in_json_has_every_number_and_the_model_has_learned(place, run)
     model, popular = (found["scores"][name]["metrics"]["map@20"] for name in
                       ("model", "most popular"))  # fmt: skip
     assert model["low"] > popular["high"], "a chain that is learned beats the most popular"
-    few = parsed(invoke("evaluate", run, "--json", "--most", 1, "--on", "validation"))
+    few = parsed(invoke("evaluate", run, "--json", "--limit", 1, "--on", "validation"))
     assert few["part"] == "validation"
     assert few["scores"]["model"]["num_examples"] == 1
     assert few["scores"]["model"]["metrics"]["map@20"]["high"] is None

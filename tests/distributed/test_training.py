@@ -211,12 +211,12 @@ def test_a_restart_goes_on_with_a_run_of_this_job_only(tmp_path, monkeypatch, re
     monkeypatch.setattr(cli_ranks, "num_restarts", lambda: 1)
     words = []
     monkeypatch.setattr(cli_ranks, "remembered", lambda word: words.append(word) or remembered)
-    assert not cli_ranks.begun_again(tmp_path)
+    assert not cli_ranks.was_restarted(tmp_path)
     (tmp_path / "run.json").touch()
-    assert cli_ranks.begun_again(tmp_path) == remembered
+    assert cli_ranks.was_restarted(tmp_path) == remembered
     assert words == [f"run {tmp_path.resolve()}"]
     monkeypatch.setattr(cli_ranks, "num_restarts", lambda: 0)
-    assert not cli_ranks.begun_again(tmp_path)
+    assert not cli_ranks.was_restarted(tmp_path)
 
 
 def test_a_process_is_a_rank_if_it_was_told_so(monkeypatch):

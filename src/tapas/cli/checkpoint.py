@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from tapas.cli.exit_codes import FAILED, one_line_endings
-from tapas.cli.options import AsJson, Cache, Item, Time, User, cache_folder, talk
+from tapas.cli.exit_codes import FAILED, report_errors
+from tapas.cli.options import AsJson, Cache, Item, Time, User, cache_folder, status
 from tapas.errors import UsageError
 
 app = typer.Typer(
@@ -34,7 +34,7 @@ Out = Annotated[
 @app.command()
 def info(path: At, step: Step = None, as_json: AsJson = False) -> None:
     """Say what a checkpoint holds, and whether it is whole. Ends with 1 if it is not."""
-    with one_line_endings():
+    with report_errors():
         from tapas.checkpoints.describe import describe, find_checkpoint
 
         found = describe(find_checkpoint(path, step))
@@ -56,7 +56,7 @@ def info(path: At, step: Step = None, as_json: AsJson = False) -> None:
                 )
             typer.echo(f"{found['bytes']:,} bytes, {'whole' if found['whole'] else 'damaged'}")
         if not found["whole"]:
-            talk(f"tapas: {found['problem']}")
+            status(f"tapas: {found['problem']}")
             raise typer.Exit(FAILED)
 
 
@@ -113,7 +113,7 @@ def grow(
 
     Needs memory for all rows at once. The source is not touched.
     """
-    with one_line_endings():
+    with report_errors():
         if (to is None) == (log is None):
             raise UsageError(
                 "say what to grow to: --to N classes, for a loop of your own, or --log FILE, for "
@@ -145,7 +145,7 @@ def _grow_checkpoint(path: Path, step: int | None, out: Path, to: int, initial: 
     used = grown(found, out, to, new)
     told = ", ".join(f"{name} at {value:g}" for name, value in sorted(used.items()))
     state = f" Their row optimizer state starts with {told}." if told else ""
-    talk(f"Wrote {out} from {found}, with {to:,} classes.{state}")
+    status(f"Wrote {out} from {found}, with {to:,} classes.{state}")
 
 
 def _grow_run(
@@ -154,12 +154,14 @@ def _grow_run(
     from tapas.training.grow import grow_run
     from tapas.training.run_folder import open_run
 
-    grown = grow_run(open_run(path), log, out, cache=cache, step=step, columns=columns, status=talk)
-    talk(
+    grown = grow_run(
+        open_run(path), log, out, cache=cache, step=step, columns=columns, status=status
+    )
+    status(
         f"Wrote {out} from {grown.checkpoint}: {grown.num_known:,} items keep their rows "
         f"({grown.num_missing:,} of them are not in the new log), {grown.num_new:,} are new."
     )
-    talk(f"Next: `tapas train --resume {out}`, `tapas evaluate {out}`.")
+    status(f"Next: `tapas train --resume {out}`, `tapas evaluate {out}`.")
 
 
 def _start(given: str) -> tuple[str, float]:

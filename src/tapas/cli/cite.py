@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tapas.cli.exit_codes import one_line_endings
+from tapas.cli.exit_codes import report_errors
 from tapas.comparison.contenders import by_name
 from tapas.comparison.settings import SETTINGS
 from tapas.errors import DataError
@@ -62,7 +62,7 @@ def cite(
     ],
 ) -> None:
     """Print BibTeX for the methods that a run, or a comparison, used."""
-    with one_line_endings():
+    with report_errors():
         from tapas.training.run_folder import open_run
 
         if is_comparison(run):

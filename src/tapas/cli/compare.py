@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tapas.atomic_file import OutputFolder
-from tapas.cli.exit_codes import one_line_endings
+from tapas.cli.exit_codes import report_errors
 from tapas.cli.options import (
     AsJson,
     Cache,
@@ -30,9 +30,9 @@ from tapas.cli.options import (
     cache_folder,
     parse_settings,
     source_table,
-    talk,
+    status,
 )
-from tapas.cli.progress import print_table, run_bars
+from tapas.cli.progress import print_table, run_progress
 from tapas.comparison.config import CompareConfig, parse_duration, quick, synthetic
 from tapas.comparison.contenders import CONTENDERS, pick_contenders
 from tapas.comparison.settings import duration
@@ -177,7 +177,7 @@ def compare(
     You get a table and a rule here, and README.md, report.html and a figure in --out. Stop it
     at any moment: the same command goes on.
     """
-    with one_line_endings():
+    with report_errors():
         if show_list:
             _print_contenders(as_json)
             return
@@ -223,12 +223,14 @@ def _print_contenders(as_json: bool) -> None:
 def _compare(config: CompareConfig, out: Path, cache: Path, workers: int) -> None:
     from tapas.comparison.stages import compare as run_comparison
 
-    talk(expected_words(config, workers))
+    status(expected_words(config, workers))
     try:
-        with _terminated(), run_bars() as follow:
-            run_comparison(config, out, cache=cache, talk=talk, progress=follow, workers=workers)
+        with _terminated(), run_progress() as follow:
+            run_comparison(
+                config, out, cache=cache, status=status, progress=follow, workers=workers
+            )
     except (KeyboardInterrupt, SystemExit):
-        talk(f"What is done is kept in {out}: the same command goes on.")
+        status(f"What is done is kept in {out}: the same command goes on.")
         raise
 
 
@@ -249,7 +251,7 @@ def _terminated() -> Iterator[None]:
     """SIGTERM ends the processes that train, too, and not this one alone."""
 
     def end(number: int, frame: object) -> None:
-        talk("tapas: stopped by SIGTERM.")
+        status("tapas: stopped by SIGTERM.")
         raise SystemExit(128 + number)
 
     before = signal.signal(signal.SIGTERM, end)
@@ -270,7 +272,7 @@ def _report(out: Path, as_json: bool) -> None:
         typer.echo(json.dumps(as_document(comparison)))
     else:
         _print(comparison)
-    talk(f"Wrote {', '.join(str(out / name) for name in files)}.")
+    status(f"Wrote {', '.join(str(out / name) for name in files)}.")
 
 
 def _print(comparison: "Comparison") -> None:

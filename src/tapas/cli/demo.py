@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tapas.atomic_file import OutputFolder
-from tapas.cli.exit_codes import one_line_endings
-from tapas.cli.options import AsJson, talk
-from tapas.cli.progress import Move, print_table, progress_bar
+from tapas.cli.exit_codes import report_errors
+from tapas.cli.options import AsJson, status
+from tapas.cli.progress import Advance, print_table, progress_bar
 from tapas.errors import UsageError
 from tapas.training.trainer import Tick
 
@@ -45,7 +45,7 @@ def demo(
     You get a table beside three simple baselines, recommendations of the third model for
     three households in words, and report.html with everything.
     """
-    with one_line_endings():
+    with report_errors():
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise UsageError(
@@ -55,19 +55,19 @@ def demo(
         from tapas.comparison import demo as showcase
 
         shop = showcase.find_shop(out, synthetic)
-        talk(shop.name)
+        status(shop.name)
         runs: dict[str, RunFolder] = {}
         seconds: dict[str, float] = {}
         for name in showcase.WAYS:
-            talk(f"Training with {name}.")
-            with progress_bar(name, "steps") as move:
+            status(f"Training with {name}.")
+            with progress_bar(name, "steps") as advance:
 
-                def watch(tick: Tick, move: Move = move) -> None:
+                def watch(tick: Tick, advance: Advance = advance) -> None:
                     best = "" if tick.best is None else f"best MAP@20 {tick.best:.4f}"
-                    move(tick.step, tick.steps, best)
+                    advance(tick.step, tick.steps, best)
 
                 runs[name], seconds[name] = showcase.train_way(
-                    shop, out, name, steps, seed, talk=_quiet if runs else talk, watch=watch
+                    shop, out, name, steps, seed, status=_quiet if runs else status, watch=watch
                 )
         found = showcase.judge_ways(runs, seconds)
         people = showcase.some_people(runs[showcase.REPEATS], shop.words)
@@ -78,7 +78,7 @@ def demo(
             typer.echo(document)
         else:
             _print(found, people)
-        talk(f"Wrote {out / 'report.html'}, {out / 'results.json'} and a run for each way.")
+        status(f"Wrote {out / 'report.html'}, {out / 'results.json'} and a run for each way.")
 
 
 def _quiet(words: str) -> None:

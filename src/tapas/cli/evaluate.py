@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tapas.cli.exit_codes import one_line_endings
+from tapas.cli.exit_codes import report_errors
 from tapas.cli.options import AsJson
 from tapas.cli.progress import progress_bar
 from tapas.cli.torchrun import ranks_of_this_job
@@ -34,8 +34,8 @@ def evaluate(
             "the run was trained.",
         ),
     ] = None,
-    most: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Judge the first N examples only.")
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Score only the first N users.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -47,22 +47,22 @@ def evaluate(
 
     Under torchrun all ranks share the work, and each loads its part of the rows.
     """
-    with one_line_endings():
+    with report_errors():
         from tapas.training.run_evaluation import evaluate_run
         from tapas.training.run_folder import open_run
 
         folder = open_run(run)
         with (
             ranks_of_this_job(run, None) as ranks,
-            progress_bar("ranking", "examples", shown=ranks.is_main) as move,
+            progress_bar("ranking", "examples", shown=ranks.is_main) as advance,
         ):
             found, at = evaluate_run(
                 folder,
                 part=on,
                 step=step,
                 exclude_seen=exclude_seen,
-                most=most,
-                on_progress=lambda done, total: move(done, total, ""),
+                limit=limit,
+                on_progress=lambda done, total: advance(done, total, ""),
                 ranks=ranks,
             )
         if not ranks.is_main:

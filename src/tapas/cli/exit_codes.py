@@ -15,7 +15,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
 @contextmanager
-def one_line_endings() -> Iterator[None]:
+def report_errors() -> Iterator[None]:
     """Turns what can go wrong outside the code into one line; a bug keeps its traceback."""
     try:
         yield

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 import typer
 
-from tapas.cli.exit_codes import one_line_endings
+from tapas.cli.exit_codes import report_errors
 from tapas.cli.model_source import EXPORT_FORMAT, EXPORT_RECORD
-from tapas.cli.options import AsJson, talk
+from tapas.cli.options import AsJson, status
 from tapas.errors import UsageError
 from tapas.version import __version__
 
@@ -52,7 +52,7 @@ def export(
     queries is measured and said. A model with model.repeats also copies from histories, which
     no vector can: files hold its softmax alone, and a folder is refused.
     """
-    with one_line_endings():
+    with report_errors():
         from tapas.training.run_evaluation import load_model
         from tapas.training.run_folder import open_run
 
@@ -79,14 +79,14 @@ def export(
         numbers = writers[to.suffix](folder, model, to)
         if repeats:
             numbers["part"] = "softmax"
-            talk(
+            status(
                 f"{to} holds the softmax alone, without what model.repeats copies from histories: "
                 "its lists are not those of `tapas recommend`."
             )
         if as_json:
             typer.echo(json.dumps({"path": str(to), "step": at, **numbers}))
         said = ", ".join(f"{name} {value}" for name, value in numbers.items())
-        talk(f"Wrote {to} from checkpoint step {at:,} ({said}).")
+        status(f"Wrote {to} from checkpoint step {at:,} ({said}).")
 
 
 def _rows(model: "SequenceModel") -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import typer
 
-from tapas.cli.exit_codes import one_line_endings
+from tapas.cli.exit_codes import report_errors
 from tapas.cli.options import AsJson
 from tapas.version import __version__
 
@@ -19,7 +19,7 @@ EXTRAS = {  # package: what it is for
 
 def info(as_json: AsJson = False) -> None:
     """Say what this installation has: versions, processors, native kernels, optional packages."""
-    with one_line_endings():
+    with report_errors():
         import torch
 
         import tapas.native as native

@@ -5,7 +5,7 @@ import json
 
 import typer
 
-from tapas.cli.exit_codes import one_line_endings
+from tapas.cli.exit_codes import report_errors
 from tapas.cli.options import (
     AsJson,
     Cache,
@@ -20,7 +20,7 @@ from tapas.cli.options import (
     User,
     cache_folder,
     source_table,
-    talk,
+    status,
 )
 from tapas.errors import UsageError
 
@@ -42,7 +42,7 @@ def inspect(
 
     The log is read just as `train` would read it, so that what is wrong shows here first.
     """
-    with one_line_endings():
+    with report_errors():
         from tapas.data.description import describe, reading_words
         from tapas.data.prepare import prepare_log
         from tapas.data.source import LogSource
@@ -51,9 +51,9 @@ def inspect(
         if not files:
             raise UsageError("no log given. Try `tapas inspect purchases.parquet`.")
         source = LogSource(**{**table, "files": tuple(files)})  # type: ignore[arg-type]
-        log = prepare_log(source, cache_folder(cache), talk=talk)
+        log = prepare_log(source, cache_folder(cache), status=status)
         for words in reading_words(log.report):
-            talk(words)
+            status(words)
         found = describe(log)
         if as_json:
             report = {"reading": log.report, **dataclasses.asdict(found)}

@@ -21,7 +21,7 @@ EXPORT_FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ModelSource:
     """A recommender, the names of its items, and the log with its users' histories, if any."""
 
     recommender: Recommender
@@ -29,7 +29,7 @@ class Source:
     log: "EventLog | None"
 
 
-def open_source(path: Path, step: int | None = None) -> Source:
+def open_model(path: Path, step: int | None = None) -> ModelSource:
     if (path / EXPORT_RECORD).exists():
         if step is not None:
             raise UsageError(f"{path} is an export, of one checkpoint. Leave --step out.")
@@ -37,7 +37,7 @@ def open_source(path: Path, step: int | None = None) -> Source:
     return _open_run(path, step)
 
 
-def _open_run(path: Path, step: int | None) -> Source:
+def _open_run(path: Path, step: int | None) -> ModelSource:
     from tapas.training.model import Outlook
     from tapas.training.run_evaluation import load_model
     from tapas.training.run_folder import open_run
@@ -53,10 +53,10 @@ def _open_run(path: Path, step: int | None) -> Source:
     recommender = Recommender(
         encode=model.after, topk=topk, history_length=run.config.model.history
     )
-    return Source(recommender, run.log.item_keys, run.log)
+    return ModelSource(recommender, run.log.item_keys, run.log)
 
 
-def _open_export(path: Path) -> Source:
+def _open_export(path: Path) -> ModelSource:
     from tapas.data.vocabulary import Vocabulary
     from tapas.retrieval import load_embeddings, load_encoder
     from tapas.tables import LocalTable
@@ -86,7 +86,7 @@ def _open_export(path: Path) -> Source:
         return table.topk(query, min(k, num_classes), exclude=exclude)
 
     recommender = Recommender(encode=encoder, topk=topk, history_length=encoder.history_length)
-    return Source(recommender, keys, None)
+    return ModelSource(recommender, keys, None)
 
 
 def _with(exclude: Tensor | None, num_queries: int, never: int | None) -> Tensor | None:

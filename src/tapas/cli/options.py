@@ -96,7 +96,7 @@ def source_table(
     return {name: value for name, value in given.items() if value is not None}
 
 
-def talk(words: str) -> None:
+def status(words: str) -> None:
     typer.echo(words, err=True)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tapas.cli.exit_codes import FAILED, one_line_endings
+from tapas.cli.exit_codes import FAILED, report_errors
 from tapas.cli.options import AsJson
 from tapas.errors import TapasError
 
@@ -92,7 +92,7 @@ def plan(
 
     Exit code 1 if it does not fit, with the reason and with changes that would make it fit.
     """
-    with one_line_endings():
+    with report_errors():
         from tapas.training.memory_plan import (
             Workload,
             available_memory,

@@ -17,11 +17,11 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 WIDE = 160  # letters, for a file or a pipe
-Move = Callable[[int, int, str], None]  # done so far, of how many, and a few words
+Advance = Callable[[int, int, str], None]  # done so far, of how many, and a few words
 
 
 @contextmanager
-def progress_bar(what: str, unit: str, *, shown: bool = True) -> Iterator[Move]:
+def progress_bar(what: str, unit: str, *, shown: bool = True) -> Iterator[Advance]:
     bars = Bars(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -37,16 +37,16 @@ def progress_bar(what: str, unit: str, *, shown: bool = True) -> Iterator[Move]:
     with bars:
         task = bars.add_task(what, total=None, rate="", note="", visible=False)
 
-        def move(done: int, total: int, note: str) -> None:
+        def advance(done: int, total: int, note: str) -> None:
             speed = bars.tasks[0].speed
             rate = f"{speed:.3g} {unit}/s" if speed else ""
             bars.update(task, completed=done, total=total, rate=rate, note=note, visible=True)
 
-        yield move
+        yield advance
 
 
 @contextmanager
-def run_bars() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+def run_progress() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
     """A bar of finished runs for each stage that is named: follow(stage)(done, total)."""
     bars = Bars(
         TextColumn("{task.description:<22}"),
@@ -62,10 +62,10 @@ def run_bars() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
     def follow(stage: str) -> Callable[[int, int], None]:
         task = bars.add_task(stage, total=None)
 
-        def move(done: int, total: int) -> None:
+        def advance(done: int, total: int) -> None:
             bars.update(task, completed=done, total=total)
 
-        return move
+        return advance
 
     with bars:
         yield follow

@@ -7,9 +7,9 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from tapas.cli.exit_codes import one_line_endings
-from tapas.cli.model_source import Source, open_source
-from tapas.cli.options import AsJson, talk
+from tapas.cli.exit_codes import report_errors
+from tapas.cli.model_source import ModelSource, open_model
+from tapas.cli.options import AsJson, status
 from tapas.errors import UsageError
 
 
@@ -54,7 +54,7 @@ def recommend(
     For one user or history the list goes to stdout, a line for each item: rank, key, score.
     For a file of users it goes to --out, a row for each user and item.
     """
-    with one_line_endings():
+    with report_errors():
         if sum(given is not None for given in (user, history, users)) != 1:
             raise UsageError("say for whom: one of --user KEY, --history KEY,KEY or --users FILE.")
         if (users is None) != (out is None):
@@ -63,7 +63,7 @@ def recommend(
             from tapas.data.small_tables import check_ending
 
             check_ending(out)
-        opened = open_source(source, step)
+        opened = open_model(source, step)
         if users is not None and out is not None:
             _for_many(opened, users, column, out, top, exclude_seen, as_json)
             return
@@ -100,7 +100,7 @@ def _split_keys(history: str) -> list[str]:
     return [key.strip() for key in history.split(",") if key.strip()]
 
 
-def _histories(opened: Source, keys: list[str]) -> list[np.ndarray]:
+def _histories(opened: ModelSource, keys: list[str]) -> list[np.ndarray]:
     if opened.log is None:
         raise UsageError(
             "an export knows items, not users. Give --history, or the folder of the run."
@@ -110,7 +110,7 @@ def _histories(opened: Source, keys: list[str]) -> list[np.ndarray]:
 
 
 def _for_many(
-    opened: Source,
+    opened: ModelSource,
     users: Path,
     column: str | None,
     out: Path,
@@ -142,4 +142,4 @@ def _for_many(
     )
     if as_json:
         typer.echo(json.dumps({"users": len(keys), "rows": int(real.sum()), "out": str(out)}))
-    talk(f"Wrote {int(real.sum()):,} recommendations for {len(keys):,} users to {out}.")
+    status(f"Wrote {int(real.sum()):,} recommendations for {len(keys):,} users to {out}.")

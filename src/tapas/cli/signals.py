@@ -6,64 +6,64 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tapas.cli.options import talk
+from tapas.cli.options import status
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 
 PATIENCE_SECONDS = 15  # for a rank's step to end; torchrun kills after 30
 
 
 @dataclass(slots=True)
-class Asked:
-    """Whether a signal has asked to stop, and whether there is anything to save yet."""
+class StopRequest:
+    """Whether a signal asked the run to stop, and whether there is anything to save yet."""
 
     signal: int | None = None
     training: bool = False
-    heard: bool = False  # the loop knows
+    noticed: bool = False  # the loop knows
 
     parent: int | None = None  # of a rank: without torchrun there is nobody to stop it
 
-    def to_stop(self) -> bool:
+    def should_stop(self) -> bool:
         orphaned = self.parent is not None and os.getppid() != self.parent
-        self.heard = self.signal is not None or orphaned
-        return self.heard
+        self.noticed = self.signal is not None or orphaned
+        return self.noticed
 
 
 @contextmanager
-def stop_when_asked(ranks: Ranks) -> Iterator[Asked]:
+def stop_on_signal(ranks: Ranks) -> Iterator[StopRequest]:
     """A signal is noted, for the loop to end well; a second one ends at once.
 
     Ranks note any number, as torchrun repeats a signal; one whose step does not end, because
     it hangs, ends before torchrun has to kill it.
     """
-    asked = Asked(parent=None if ranks is ONE_PROCESS else os.getppid())
+    request = StopRequest(parent=None if ranks is ONE_PROCESS else os.getppid())
 
     def note(number: int, frame: object) -> None:
-        if asked.signal is not None and ranks is not ONE_PROCESS:
+        if request.signal is not None and ranks is not ONE_PROCESS:
             return
-        if asked.signal is not None or not asked.training:
+        if request.signal is not None or not request.training:
             if number == signal.SIGINT:
                 raise KeyboardInterrupt
-            talk("tapas: stopped by SIGTERM.")
+            status("tapas: stopped by SIGTERM.")
             raise SystemExit(128 + number)
-        asked.signal = number
+        request.signal = number
         if ranks.is_main:
-            talk("Stopping after this step, with a checkpoint.")
+            status("Stopping after this step, with a checkpoint.")
         if ranks is not ONE_PROCESS:
             signal.alarm(PATIENCE_SECONDS)
 
     def lose_patience(number: int, frame: object) -> None:
-        if not asked.heard:
-            talk(
+        if not request.noticed:
+            status(
                 f"tapas: rank {ranks.rank} has not ended its step in {PATIENCE_SECONDS} s: stopped."
             )
-            raise SystemExit(128 + (asked.signal or number))
+            raise SystemExit(128 + (request.signal or number))
 
     handlers = {signal.SIGINT: note, signal.SIGTERM: note}
     if ranks is not ONE_PROCESS:
         handlers[signal.SIGALRM] = lose_patience
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        yield asked
+        yield request
     finally:
         if ranks is not ONE_PROCESS:
             signal.alarm(0)

@@ -30,7 +30,7 @@ def ranks_of_this_job(folder: Path, config: TrainConfig | None) -> Iterator[Rank
         yield ranks
 
 
-def begun_again(folder: Path) -> bool:
+def was_restarted(folder: Path) -> bool:
     """Whether torchrun has started this job anew, and an earlier attempt has made the run."""
     return (
         started_by_torchrun()
@@ -40,8 +40,8 @@ def begun_again(folder: Path) -> bool:
     )
 
 
-def remember_run(ranks: Ranks, folder: Path) -> None:
-    """For `begun_again`: a run of another job must not be gone on with."""
+def mark_started(ranks: Ranks, folder: Path) -> None:
+    """For `was_restarted`: a run of another job must not be gone on with."""
     if ranks is not ONE_PROCESS:
         remember(ranks, _word(folder))
 

@@ -14,7 +14,7 @@ from typing import Annotated
 import torch
 import typer
 
-from tapas.cli.exit_codes import one_line_endings
+from tapas.cli.exit_codes import report_errors
 from tapas.cli.options import (
     AsJson,
     Cache,
@@ -31,11 +31,11 @@ from tapas.cli.options import (
     cache_folder,
     parse_settings,
     source_table,
-    talk,
+    status,
 )
 from tapas.cli.progress import progress_bar
-from tapas.cli.signals import stop_when_asked
-from tapas.cli.torchrun import begun_again, default_threads, ranks_of_this_job, remember_run
+from tapas.cli.signals import stop_on_signal
+from tapas.cli.torchrun import default_threads, mark_started, ranks_of_this_job, was_restarted
 from tapas.errors import UsageError
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.training.config import JSON, ServiceConfig, build_config, read_toml
@@ -143,7 +143,7 @@ def train(
     keeps its part of the rows. With --servers 2 --workers 2 rows are kept by servers and steps
     are taken by workers, asynchronously, on Ray. See docs/scaling.md.
     """
-    with one_line_endings():
+    with report_errors():
         log_flags = source_table(
             files, user, item, time, text, group, min_count, rare, skip_bad_rows
         )
@@ -192,25 +192,27 @@ def train(
             torch.set_num_threads(threads or default_threads())
         with (
             ranks_of_this_job(folder, built) as ranks,
-            progress_bar("training", "steps", shown=ranks.is_main) as move,
-            stop_when_asked(ranks) as asked,
+            progress_bar("training", "steps", shown=ranks.is_main) as advance,
+            stop_on_signal(ranks) as stop,
             _processes(service, ranks, ray_address) as processes,
         ):
-            if built is not None and begun_again(folder):
+            if built is not None and was_restarted(folder):
                 go = partial(_run_of(service).resume, folder)
-            say = talk if ranks.is_main else _say_nothing
+            say = status if ranks.is_main else _say_nothing
 
             def show(tick: Tick) -> None:
-                if not asked.training:
-                    asked.training = True
-                    remember_run(ranks, folder)
+                if not stop.training:
+                    stop.training = True
+                    mark_started(ranks, folder)
                 best = "" if tick.best is None else f"  best MAP@20 {tick.best:.4f}"
-                move(
+                advance(
                     tick.step, tick.steps, "" if isnan(tick.loss) else f"loss {tick.loss:.3f}{best}"
                 )
 
             try:
-                outcome = go(status=say, on_progress=show, should_stop=asked.to_stop, **processes)
+                outcome = go(
+                    status=say, on_progress=show, should_stop=stop.should_stop, **processes
+                )
             except (KeyboardInterrupt, SystemExit):
                 if (folder / RECORD).exists():
                     say(f"Go on with `tapas train --resume {folder}`.")
@@ -218,7 +220,7 @@ def train(
         if ranks.is_main:
             _report(folder, outcome, as_json)
         if outcome.ending == "asked":
-            raise typer.Exit(128 + (asked.signal or signal.SIGINT))
+            raise typer.Exit(128 + (stop.signal or signal.SIGINT))
 
 
 def _run_of(service: ServiceConfig) -> ModuleType:
@@ -278,11 +280,11 @@ def _report(folder: Path, outcome: Outcome, as_json: bool) -> None:
     }[outcome.ending]
     if outcome.best is not None:
         words += f" Best MAP@20 {outcome.best:.4f}, at step {outcome.best_step:,}."
-    talk(words)
+    status(words)
     if outcome.ending == "asked":
-        talk(f"Go on with `tapas train --resume {folder}`.")
+        status(f"Go on with `tapas train --resume {folder}`.")
         return
-    talk(f"Next: `tapas evaluate {folder}`, `tapas recommend {folder} --user ...`.")
+    status(f"Next: `tapas evaluate {folder}`, `tapas recommend {folder} --user ...`.")
 
 
 def _refuse_with_resume(flags: Layer, **others: object) -> None:

@@ -102,15 +102,15 @@ def train_way(
     steps: int,
     seed: int,
     *,
-    talk: Callable[[str], None],
+    status: Callable[[str], None],
     watch: Callable[[Tick], None],
 ) -> tuple[RunFolder, float]:
     """The run of one way, and the seconds that it took."""
     path = out / name.replace(" ", "-")
     config, cache = way_config(shop, name, steps, seed), out / "cache"
-    prepare_log(config.log, cache, talk=talk)  # once, and before the clock starts
+    prepare_log(config.log, cache, status=status)  # once, and before the clock starts
     start = time.perf_counter()
-    train(config, path, cache=cache, status=talk, on_progress=watch)
+    train(config, path, cache=cache, status=status, on_progress=watch)
     return open_run(path), time.perf_counter() - start
 
 

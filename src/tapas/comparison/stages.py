@@ -34,7 +34,7 @@ def compare(
     out: Path,
     *,
     cache: Path,
-    talk: Callable[[str], None] = lambda words: None,
+    status: Callable[[str], None] = lambda words: None,
     progress: Follow = lambda stage: lambda done, total: None,
     workers: int = 1,
 ) -> None:
@@ -45,12 +45,12 @@ def compare(
     """
     threads = torch.get_num_threads()
     out.mkdir(parents=True, exist_ok=True)
-    talk("reading the log")
+    status("reading the log")
     log = open_log(config, cache).log
     check_settings(out / SETTINGS, config, log)
     try:
         with only_one(out, SETTINGS):
-            _compare(config, out, log, cache, talk, progress, workers)
+            _compare(config, out, log, cache, status, progress, workers)
     finally:
         torch.set_num_threads(threads)
 
@@ -60,7 +60,7 @@ def _compare(
     out: Path,
     log: EventLog,
     cache: Path,
-    talk: Callable[[str], None],
+    status: Callable[[str], None],
     progress: Follow,
     workers: int,
 ) -> None:
@@ -72,7 +72,7 @@ def _compare(
 
     ledger, go = Ledger(out / RUNS), partial(execute, config=config, cache=cache)
     for run, words in plan.too_slow().values():
-        talk(f"{run.contender}: {words}")
+        status(f"{run.contender}: {words}")
         if run not in ledger:
             ledger.add({"key": run.key(), "run": dataclasses.asdict(run), "skipped": words})
     run_missing(ledger, plan.references(), go, progress("references"), workers=workers)

@@ -38,13 +38,13 @@ def prepare_log(
     source: LogSource,
     cache: Path,
     *,
-    talk: Callable[[str], None] = _silence,
+    status: Callable[[str], None] = _silence,
     known: EventLog | None = None,
 ) -> EventLog:
     """The log of `source`, sorted and memory-mapped, in a folder of `cache` named by its content.
 
     The same source with unchanged files is opened at once. A build that fails or is killed
-    leaves nothing that looks finished. `talk` is told what is going on. Items of the log `known`
+    leaves nothing that looks finished. `status` is told what is going on. Items of the log `known`
     keep their ids, none of them counts as rare, and new items come after them.
     """
     cache = Path(cache)
@@ -54,14 +54,14 @@ def prepare_log(
     folder = cache / source.content_key(version)
     if (folder / DESCRIPTION).exists():
         return EventLog.open(folder)
-    arrays, vocabularies, report = _build(source, talk, known)
+    arrays, vocabularies, report = _build(source, status, known)
     num_bytes = sum(array.nbytes for array in arrays.values())
     unfinished: Path | None = None
     try:
         cache.mkdir(parents=True, exist_ok=True)
         _clear_leftovers(cache)
         unfinished = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=cache))
-        talk(f"writing {num_bytes / 1e6:,.0f} MB")
+        status(f"writing {num_bytes / 1e6:,.0f} MB")
         write_log(unfinished, arrays, vocabularies, report)
         for file in unfinished.iterdir():
             sync(file)
@@ -90,12 +90,12 @@ def _clear_leftovers(cache: Path) -> None:
 
 
 def _build(
-    source: LogSource, talk: Callable[[str], None], known: EventLog | None
+    source: LogSource, status: Callable[[str], None], known: EventLog | None
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Vocabulary], dict[str, object]]:
     """Arrays, vocabularies and report of a log, in memory."""
-    raw = read_events(source, talk)
+    raw = read_events(source, status)
     user_keys, item_keys, report = raw.user.keys, raw.item.keys, raw.report
-    talk(f"sorting {len(raw.time):,} events")
+    status(f"sorting {len(raw.time):,} events")
     user, item, time = raw.user.codes, raw.item.codes, raw.time
     del raw
     events, num_repeated = sort_events(user, time, item)

@@ -51,12 +51,12 @@ class _Tally:
             self.examples.append(f"{path}, row {row}: {problem}")
 
 
-def read_events(source: LogSource, talk: Callable[[str], None]) -> RawEvents:
+def read_events(source: LogSource, status: Callable[[str], None]) -> RawEvents:
     """Read `source`. Rows without user, item or time are an error unless they are skipped."""
     tally = _Tally()
     parts: dict[str, list[pl.Series]] = {}
     for path in source.paths():
-        talk(f"reading {path}")
+        status(f"reading {path}")
         for role, column in _read(source, path, tally).items():
             parts.setdefault(role, []).append(column)
     if not sum(column.len() for column in next(iter(parts.values()))):
@@ -64,7 +64,7 @@ def read_events(source: LogSource, talk: Callable[[str], None]) -> RawEvents:
             f"no usable row in {', '.join(source.files)}: {tally.num_rows:,} rows read, "
             f"{tally.num_bad:,} of them bad. There is nothing to learn from."
         )
-    talk("coding keys")
+    status("coding keys")
     if source.text is None:
         user = code_keys(parts.pop("user"), typed=tally.typed)
         item = code_keys(parts.pop("item"), typed=tally.typed)

@@ -42,12 +42,12 @@ def evaluate(
     *,
     num_targets: int,
     part: str = "test",
-    most: int | None = None,
+    limit: int | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     ranks: Ranks = ONE_PROCESS,
 ) -> Evaluation:
-    """Exact, over all items; at the first `most` examples of a part of the split."""
-    points, target = held_out(log, split, rules, part=part, num_targets=num_targets, most=most)
+    """Exact, over all items; at the first `limit` examples of a part of the split."""
+    points, target = held_out(log, split, rules, part=part, num_targets=num_targets, limit=limit)
     ranked, loss = ranked_lists(
         model, log, points, target, rules,
         on_progress=lambda done: on_progress(done, len(points)), ranks=ranks,
@@ -91,14 +91,14 @@ def held_out(
     *,
     part: str = "test",
     num_targets: int,
-    most: int | None = None,
+    limit: int | None = None,
 ) -> tuple[EvalPoints, NDArray[np.int64]]:
     """Where to evaluate, and the next `num_targets` items there, (P, L), that lists can find."""
     points = choice("part", part, {"test": split.test, "validation": split.validation})
     if not len(points):
         raise UsageError(f"the split of this run holds nothing out for {part}.")
-    if most is not None:
-        points = EvalPoints(points.user[:most], points.point[:most], points.limit[:most])
+    if limit is not None:
+        points = EvalPoints(points.user[:limit], points.point[:limit], points.limit[:limit])
     target = next_items_at(log, points, num_targets)
     return points, without_seen(log, points, target) if rules.exclude_seen else target
 

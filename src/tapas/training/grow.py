@@ -60,7 +60,7 @@ def grow_run(
     step = run.checkpoints.best() if step is None else step
     checkpoint = run.checkpoints.find(step)[1]
     source = replace(run.config.log, files=tuple(files), **(columns or {}))
-    log = prepare_log(source, cache, talk=status, known=run.log)
+    log = prepare_log(source, cache, status=status, known=run.log)
     num_known = run.log.num_items
     missing = int((log.item_keys.counts[:num_known] == 0).sum())
     if missing == num_known:

@@ -111,7 +111,7 @@ def read_log(
     def prepared() -> EventLog:
         if ranks.is_main:
             check_free(out)
-        return prepare_log(config.log, cache, talk=status)
+        return prepare_log(config.log, cache, status=status)
 
     log = ranks.main_first("read the log", prepared)
     split = split_log(log, config.split)

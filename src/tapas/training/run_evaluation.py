@@ -49,7 +49,7 @@ def evaluate_run(
     part: str = "test",
     step: int | None = None,
     exclude_seen: bool | None = None,
-    most: int | None = None,
+    limit: int | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     ranks: Ranks = ONE_PROCESS,
 ) -> tuple[Evaluation, int]:
@@ -63,7 +63,7 @@ def evaluate_run(
     model, step = load_model(run, step, ranks)
     found = evaluate(
         model, run.log, split, rules,
-        num_targets=num_targets, part=part, most=most, on_progress=on_progress, ranks=ranks,
+        num_targets=num_targets, part=part, limit=limit, on_progress=on_progress, ranks=ranks,
     )  # fmt: skip
     return found, step
 

@@ -106,7 +106,7 @@ def test_who_is_too_slow_is_said_and_written(tmp_path, cache, monkeypatch):
     monkeypatch.setattr(comparing, "paces", lambda *a: {"full": 1.0, "sampled": 0.01})
     said = []
     config = quick(contenders=("full", "sampled"))
-    compare(config, tmp_path, cache=cache, talk=said.append)
+    compare(config, tmp_path, cache=cache, status=said.append)
     [line] = [r for r in lines(tmp_path / "runs.jsonl") if r["run"]["contender"] == "full"]
     assert line["skipped"].startswith("too slow for this budget: a step takes 1 s, and a run of")
     assert f"full: {line['skipped']}" in said

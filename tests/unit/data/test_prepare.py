@@ -137,10 +137,10 @@ def small(tmp_path: Path, **options) -> LogSource:
 def test_an_unchanged_source_is_opened_at_once_and_a_changed_one_read_anew(tmp_path):
     said: list[str] = []
     source = small(tmp_path)
-    first = prepare_log(source, tmp_path / "cache", talk=said.append)
+    first = prepare_log(source, tmp_path / "cache", status=said.append)
     assert said
     said.clear()
-    assert prepare_log(source, tmp_path / "cache", talk=said.append).folder == first.folder
+    assert prepare_log(source, tmp_path / "cache", status=said.append).folder == first.folder
     assert not said
     (tmp_path / "small.csv").write_text("user_id,sku,date\n2,x,2024-01-02\n")
     assert prepare_log(source, tmp_path / "cache").num_events == 1
