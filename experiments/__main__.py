@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from experiments.claims import END, START, claims_rows, replace_block
 from experiments.estimators.command import estimators
 from experiments.four_ways import four_ways
 from experiments.options import ALL_CORES, RESULTS, Draw, Out, Quick, Workers, home_of
@@ -44,16 +45,27 @@ def list_studies() -> None:
 @app.command()
 def claims(
     out: Out = RESULTS,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON list on stdout.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PAGE",
+            dir_okay=False,
+            help=f"Write a short table of the verdicts into this Markdown page, between {START} "
+            f"and {END}.",
+        ),
+    ] = None,
 ) -> None:
-    """Judge every claim of the paper by the results at hand. Trains nothing."""
+    """Print a verdict on every claim of the paper, from the results in FOLDER. Trains nothing."""
     with report_errors():
         rows = all_claims(out)
         if as_json:
-            typer.echo(json.dumps([row._asdict() for row in rows], indent=1))
-            return
-        table = [[row.text, row.verdict, row.evidence] for row in rows]
-        print_table(("claim", "verdict", "evidence"), table, right=False)
+            typer.echo(json.dumps([row.as_json() for row in rows], indent=1))
+        elif page is not None:
+            page.write_text(replace_block(page, rows, out))
+        else:
+            headings = ("claim", "verdict", "evidence")
+            print_table(headings, claims_rows(rows, indent="  "), right=False)
 
 
 def _command(study: Study) -> None:
@@ -110,7 +122,7 @@ def run_study(name: str, out: Path, *, quick: bool, draw: bool, workers: int) ->
     typer.echo(f"Wrote {out / name / 'figure.png'} and {out / name / 'README.md'}.", err=True)
     for row in rows:
         if row.study == name:
-            typer.echo(f"{row.verdict}: {row.text} {row.evidence}")
+            typer.echo(row.one_line)
 
 
 if __name__ == "__main__":

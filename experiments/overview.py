@@ -1,4 +1,4 @@
-"""What the folders of results say about the paper's claims: read, judged, and listed."""
+"""Reads the folders of results and lists the verdict on every claim of the paper."""
 
 import json
 from pathlib import Path
@@ -96,9 +96,17 @@ def overview_page(out: Path, claims: list[Claim]) -> str:
     lines = [
         "# The paper's claims",
         "",
-        "Judged by `python -m experiments claims` from the ledgers in these folders: "
+        "Verdicts by `python -m experiments claims`, from the ledgers in these folders: "
         + ", ".join(f"[{name}]({name}/README.md)" for name in pages)
-        + ".",
+        + ". Each follows from the numbers by a rule in the code.",
+        "",
+        "- **reproduced**: the rule holds; for a claim about real data, on every set;",
+        "- **partly**: one of its conditions holds, or it holds on some of the sets;",
+        "- **not reproduced**: the results contradict the claim, or the 95 % interval of the "
+        "difference includes 0.",
+        "",
+        "(-0.2 to +3.6) and ± are 95 % intervals. *One seed* means that the interval is over "
+        "users only.",
         "",
         *claims_table(claims),
         "",

@@ -1,16 +1,23 @@
-"""The paper's claims about its real data, judged on ours, and what we want of our own rule.
+"""The paper's claims about real data, checked on our sets, and the goals for our own rule.
 
-Each is judged by a rule written beside it: it holds on a set when the 95 % interval says so;
-with a single seed that is an interval over users alone, and the words say "one seed". Claims
-are judged over the five sets: "reproduced" where it holds on every one, "partly" where on some
-or where some have not been run, "not" where on none, "missing" without results. Goals are
-answered set by set, with the distance where one is missed.
+A claim holds on a set if the 95 % interval says so. With one seed the interval is over users
+only, and the evidence says "one seed". A claim is "reproduced" if it holds on all five sets,
+"partly" if on some of them or if some were not run, "not reproduced" if on none, and "missing"
+without results. Goals are answered set by set, with the distance if one is missed.
 """
 
 import math
 from collections.abc import Callable, Sequence
 
-from experiments.claims import Claim, Verdict, markdown_table
+from experiments.claims import (
+    MISSING,
+    NOT,
+    PARTLY,
+    REPRODUCED,
+    Claim,
+    SetAnswer,
+    markdown_table,
+)
 from experiments.real.cells import (
     PRIORITY,
     PRIORITY_8,
@@ -36,25 +43,25 @@ Rule = Callable[[SetEvidence], Answer | None]  # None: no results
 def higher(ours: SetCell, theirs: SetCell, metric: str = "map@20", *, than: float = 0.0) -> Rule:
     """The interval of the relative difference lies above `than`."""
 
-    def judge(found: SetEvidence) -> Answer | None:
+    def check(found: SetEvidence) -> Answer | None:
         if not found.has(ours, theirs):
             return None
         change = found.relative(ours, theirs, metric)
         return change.low > than, change.percent() + found.seed_words(ours, theirs)
 
-    return judge
+    return check
 
 
 def small_overhead(pairs: Sequence[tuple[SetCell, SetCell]]) -> Rule:
     """A step with r=8 takes at most 1.15 times as long as with r=1 and the same n."""
 
-    def judge(found: SetEvidence) -> Answer | None:
+    def check(found: SetEvidence) -> Answer | None:
         if not all(cell in found.paces for pair in pairs for cell in pair):
             return None
         ratios = [found.paces[a].cost / found.paces[b].cost for a, b in pairs]
         return max(ratios) <= SMALL_OVERHEAD, " and ".join(f"{r:.2f} ×" for r in ratios)
 
-    return judge
+    return check
 
 
 def slower_with_more_samples(found: SetEvidence) -> Answer | None:
@@ -68,67 +75,71 @@ def slower_with_more_samples(found: SetEvidence) -> Answer | None:
 CLAIMS: tuple[tuple[str, str, Rule], ...] = (
     (
         "figure-3",
-        "At n=1000 MAP@20 rises with r from 1 to 8 (.050 to .068), the paper's rule",
+        "At n=1000 MAP@20 rises with r from 1 to 8 (.050 to .068), the paper's rule.",
         higher(TOP, SAMPLED),
     ),
     (
         "figure-3",
-        "At n=8000 MAP@20 rises with r from 1 to 8 (.067 to .075), the paper's rule",
+        "At n=8000 MAP@20 rises with r from 1 to 8 (.067 to .075), the paper's rule.",
         higher(TOP_8, SAMPLED_8),
     ),
     (
         "figure-3",
-        "n=1000, r=8 is at least as good as n=8000, r=1, the paper's rule",
+        "n=1000, r=8 is at least as good as n=8000, r=1, the paper's rule.",
         higher(TOP, SAMPLED_8, than=-LEVEL),
     ),
-    ("figure-3", "At n MAP@20 rises with r from 1 to 8, priority", higher(PRIORITY, SAMPLED)),
-    ("figure-3", "At 8n MAP@20 rises with r from 1 to 8, priority", higher(PRIORITY_8, SAMPLED_8)),
+    ("figure-3", "At n MAP@20 rises with r from 1 to 8, priority.", higher(PRIORITY, SAMPLED)),
+    ("figure-3", "At 8n MAP@20 rises with r from 1 to 8, priority.", higher(PRIORITY_8, SAMPLED_8)),
     (
         "figure-3",
-        "n, r=8 is at least as good as 8n, r=1, priority",
+        "n, r=8 is at least as good as 8n, r=1, priority.",
         higher(PRIORITY, SAMPLED_8, than=-LEVEL),
     ),
     (
         "figure-4",
         "The softmax loss of n=8000, r=8 is above that of n=1000, r=1 (9.34, 9.10), the paper's "
-        "rule",
+        "rule.",
         higher(TOP_8, SAMPLED, "loss"),
     ),
     (
         "figure-4",
-        "The softmax loss of n=1000, r=8 is above that of n=1000, r=1, the paper's rule",
+        "The softmax loss of n=1000, r=8 is above that of n=1000, r=1, the paper's rule.",
         higher(TOP, SAMPLED, "loss"),
     ),
     (
         "table-1",
-        "r=8 costs about 10 % more time than r=1, the paper's rule",
+        "r=8 costs about 10 % more time than r=1, the paper's rule.",
         small_overhead(((TOP, SAMPLED), (TOP_8, SAMPLED_8))),
     ),
     (
         "table-1",
-        "r=8 costs about 10 % more time than r=1, priority",
+        "r=8 costs about 10 % more time than r=1, priority.",
         small_overhead(((PRIORITY, SAMPLED), (PRIORITY_8, SAMPLED_8))),
     ),
-    ("table-1", "Increasing n slows training significantly", slower_with_more_samples),
+    ("table-1", "Increasing n slows training significantly.", slower_with_more_samples),
 )
 
 
 def check_real_claims(sets: Sequence[SetEvidence]) -> list[Claim]:
-    """A verdict on every claim, with what was found on every set."""
-    return [Claim(text, study, *_over_sets(sets, holds)) for study, text, holds in CLAIMS]
+    """A verdict on every claim, with an answer for each set that was run."""
+    return [_over_sets(sets, study, text, rule) for study, text, rule in CLAIMS]
 
 
-def _over_sets(sets: Sequence[SetEvidence], holds: Rule) -> Verdict:
-    found = {each.name: answer for each in sets if (answer := holds(each)) is not None}
-    if not found:
-        return "missing", "has not been run; `python -m experiments figure-3` and `table-1` do"
-    yes = [name for name, (answer, _) in found.items() if answer]
-    verdict = "reproduced" if len(yes) == len(SETS) else "partly" if yes else "not"
-    rest = "" if len(found) == len(SETS) else f" that were run, of {len(SETS)}"
-    words = ", ".join(
-        f"{name} {'yes' if answer else 'no'} ({detail})" for name, (answer, detail) in found.items()
-    )
-    return verdict, f"on {len(yes)} of {len(found)} sets{rest}: {words}"
+def _over_sets(sets: Sequence[SetEvidence], study: str, text: str, rule: Rule) -> Claim:
+    answers = []
+    for each in sets:
+        answer = rule(each)
+        if answer is not None:
+            answers.append(SetAnswer(each.name, bool(answer[0]), answer[1]))
+    if not answers:
+        words = "not run yet: `python -m experiments figure-3` and `table-1` run it"
+        return Claim(text, study, MISSING, words)
+    yes = sum(answer.holds for answer in answers)
+    verdict = REPRODUCED if yes == len(SETS) else PARTLY if yes else NOT
+    words = f"holds on {yes} of {len(answers)} sets"
+    if len(answers) < len(SETS):
+        words += f"; the other {len(SETS) - len(answers)} were not run"
+    return Claim(text, study, verdict, words, tuple(answers))
 
 
 def half_of_the_gap(found: SetEvidence) -> Answer:

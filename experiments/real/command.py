@@ -192,7 +192,7 @@ def _write_figures(home: Path, *, quick: bool) -> None:
     write_overview(home, claims)
     for claim in claims:
         if claim.study in files:
-            typer.echo(f"{claim.verdict}: {claim.text}: {claim.evidence}")
+            typer.echo(claim.one_line)
 
 
 def _floors(plan: SetRuns, ledger: Ledger, place: Place) -> list[float]:

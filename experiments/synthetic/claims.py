@@ -1,17 +1,17 @@
-"""Every claim of the paper that synthetic experiments can judge, judged by the ledgers.
+"""The paper's claims that synthetic experiments can check, and the rule for each verdict.
 
-A verdict follows from numbers by a rule written down beside it; intervals are 95 % over
-seeds, differences are taken seed by seed. `missing` means that the study has not been run.
+Intervals are 95 % over seeds; differences are taken seed by seed. A difference counts only if
+its interval excludes 0.
 
-Of shards the paper has n "in the order of 10,000" and m "in the order of 10 to 100": n ≫ m is
-read as n >= 100 m. Both rules for them were written when the counted overlaps and a short trial
-were known, before the runs.
+The paper's shards have n "in the order of 10,000" and m "in the order of 10 to 100"; we read
+n ≫ m as n >= 100 m. The two rules about shards were written before the runs, but after the
+expected overlaps and a short trial were known.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
-from experiments.claims import Claim, Verdict, check_claims
+from experiments.claims import NOT, PARTLY, REPRODUCED, Claim, Verdict, check_claims
 from experiments.shards.overlap import expected_overlap
 from experiments.synthetic.experiment import Cell, sampled
 from experiments.synthetic.studies import (
@@ -67,13 +67,13 @@ def r_one_is_sampled_softmax(studies: StudyResults) -> Verdict:
     priority = studies.results("pool-size", Cell("priority", 16, 1))
     same = all(a["curve"] == b["curve"] for a, b in zip(top, priority, strict=True))
     words = f"with r=1 both rules give {'identical' if same else 'different'} curves"
-    return ("reproduced" if same else "not"), f"{words} for {len(top)} seeds"
+    return (REPRODUCED if same else NOT), f"{words} for {len(top)} seeds"
 
 
 def accuracy_rises_with_r(study: str, n: int) -> Callable[[StudyResults], Verdict]:
     """Reproduced: r=8 beats r=1, every doubling helps on average, the first one most."""
 
-    def judge(studies: StudyResults) -> Verdict:
+    def check(studies: StudyResults) -> Verdict:
         cells = [sampled(n), *(Cell("top", n, r) for r in (2, 4, 8))]
         found = [studies.accuracy(study, cell) for cell in cells]
         steps = [difference(b, a) for a, b in pairwise(found)]
@@ -83,10 +83,10 @@ def accuracy_rises_with_r(study: str, n: int) -> Callable[[StudyResults], Verdic
         means = " → ".join(f"{interval(values).mean:.4f}" for values in found)
         words = f"r=1, 2, 4, 8: {means}; r=8 over r=1 {points(whole)}"
         if whole.low > 0 and rising and first_most:
-            return "reproduced", words
-        return ("partly" if whole.low > 0 else "not"), words
+            return REPRODUCED, words
+        return (PARTLY if whole.low > 0 else NOT), words
 
-    return judge
+    return check
 
 
 def effect_is_larger_in_figure_2(studies: StudyResults) -> Verdict:
@@ -97,7 +97,7 @@ def effect_is_larger_in_figure_2(studies: StudyResults) -> Verdict:
         )
         gains.append(eight / one - 1)
     words = f"relative gain of r=8 over r=1: figure 1 {gains[0]:+.1%}, figure 2 {gains[1]:+.1%}"
-    return ("reproduced" if gains[1] > gains[0] else "not"), words
+    return (REPRODUCED if gains[1] > gains[0] else NOT), words
 
 
 def full_softmax_is_within_ten_percent(studies: StudyResults) -> Verdict:
@@ -106,7 +106,7 @@ def full_softmax_is_within_ten_percent(studies: StudyResults) -> Verdict:
     )
     relative = abs(few.mean / full.mean - 1)
     words = f"full softmax {full}, n=16 sampled softmax {few}: {relative:.1%} relative difference"
-    return ("reproduced" if relative < 0.1 else "not"), words
+    return (REPRODUCED if relative < 0.1 else NOT), words
 
 
 def equal_pools_approach_each_other(studies: StudyResults) -> Verdict:
@@ -125,8 +125,8 @@ def equal_pools_approach_each_other(studies: StudyResults) -> Verdict:
         f"{100 * late:.2f} at the end, {late / level:.1%} of the accuracy"
     )
     if late < early and late < 0.05 * level:
-        return "reproduced", words
-    return ("partly" if late < early or late < 0.05 * level else "not"), words
+        return REPRODUCED, words
+    return (PARTLY if late < early or late < 0.05 * level else NOT), words
 
 
 def few_kept_of_many_match_many(studies: StudyResults) -> Verdict:
@@ -148,8 +148,8 @@ def few_kept_of_many_match_many(studies: StudyResults) -> Verdict:
     if all(a > b for a, b in zip(last, before, strict=True)):
         words += "; both still rise at the end"
     if relative > -0.02:
-        return "reproduced", words
-    return ("partly" if relative > -0.05 else "not"), words
+        return REPRODUCED, words
+    return (PARTLY if relative > -0.05 else NOT), words
 
 
 def few_kept_are_four_times_cheaper(studies: StudyResults) -> Verdict:
@@ -161,7 +161,7 @@ def few_kept_are_four_times_cheaper(studies: StudyResults) -> Verdict:
         f"gradient part of a step on one CPU thread: {1000 * cost['seconds_n_512']:.2f} ms with "
         f"n=512, {1000 * cost['seconds_n_128']:.2f} ms with n=128: {cost['ratio']:.2f} times"
     )
-    verdict = "reproduced" if cost["ratio"] >= 3 else "partly" if cost["ratio"] >= 1.5 else "not"
+    verdict = REPRODUCED if cost["ratio"] >= 3 else PARTLY if cost["ratio"] >= 1.5 else NOT
     return verdict, words
 
 
@@ -170,7 +170,7 @@ def top_of_all_classes_generalises_worse(studies: StudyResults) -> Verdict:
     pooled = studies.accuracy("pool-size", Cell("top", 16, 8))
     change = difference(every, pooled)
     words = f"top 16 of all classes {interval(every)}, of a pool of 128 {interval(pooled)}"
-    return ("reproduced" if change.high < 0 else "not"), f"{words}: {points(change)}"
+    return (REPRODUCED if change.high < 0 else NOT), f"{words}: {points(change)}"
 
 
 def one_to_ten_percent_is_a_good_trade(studies: StudyResults) -> Verdict:
@@ -183,7 +183,7 @@ def one_to_ten_percent_is_a_good_trade(studies: StudyResults) -> Verdict:
         f"best pool in that range {16 * inside / 10:.1f} % of the classes: {found[inside]}; best "
         f"of all {min(100, 16 * best / 10):.1f} %: {found[best]} ({share:.1%} of it)"
     )
-    return ("reproduced" if share > 0.97 else "partly" if share > 0.9 else "not"), words
+    return (REPRODUCED if share > 0.97 else PARTLY if share > 0.9 else NOT), words
 
 
 def lower_temperatures_are_more_adaptive(studies: StudyResults) -> Verdict:
@@ -198,11 +198,14 @@ def lower_temperatures_are_more_adaptive(studies: StudyResults) -> Verdict:
         f"cross-entropy at τ={', '.join(map(str, TAUS))}: {row} nats; lowest against highest "
         f"{change.mean:+.3f} ± {change.half:.3f}"
     )
-    return ("reproduced" if change.low > 0 else "partly" if change.mean > 0 else "not"), words
+    return (REPRODUCED if change.low > 0 else NOT), words
 
 
 def annealing_helps(studies: StudyResults) -> Verdict:
-    """Reproduced: the better schedule beats the best constant temperature beyond its interval."""
+    """Reproduced: the better schedule is above the best constant τ, and the interval excludes 0.
+
+    Not: otherwise.
+    """
     constant = {t: studies.accuracy("temperature", Cell("top", 16, 8, t)) for t in TAUS}
     annealed = {t: studies.accuracy("temperature", Cell("top", 16, 8, t)) for t in ANNEALED}
     best = max(constant, key=lambda t: interval(constant[t]).mean)
@@ -212,15 +215,13 @@ def annealing_helps(studies: StudyResults) -> Verdict:
         f"best constant τ={best}: {interval(constant[best])}; best schedule {schedule}: "
         f"{interval(annealed[schedule])}; {points(change)}"
     )
-    if change.low > 0:
-        return "reproduced", words
-    return ("not" if change.high < 0 else "partly"), words
+    return (REPRODUCED if change.low > 0 else NOT), words
 
 
 def loss_rises_while_ranking_improves(study: str, n: int) -> Callable[[StudyResults], Verdict]:
     """Reproduced: r=8 has both higher accuracy and higher full cross-entropy than r=1."""
 
-    def judge(studies: StudyResults) -> Verdict:
+    def check(studies: StudyResults) -> Verdict:
         one, eight = sampled(n), Cell("top", n, 8)
         rank = difference(studies.accuracy(study, eight), studies.accuracy(study, one))
         loss = difference(studies.loss(study, eight), studies.loss(study, one))
@@ -229,10 +230,10 @@ def loss_rises_while_ranking_improves(study: str, n: int) -> Callable[[StudyResu
             f"{loss.half:.3f} nats"
         )
         if rank.low > 0 and loss.low > 0:
-            return "reproduced", words
-        return ("partly" if rank.low > 0 or loss.low > 0 else "not"), words
+            return REPRODUCED, words
+        return (PARTLY if rank.low > 0 or loss.low > 0 else NOT), words
 
-    return judge
+    return check
 
 
 def looked_at(results: Sequence[Result], name: str, kind: str) -> dict[int, Interval]:
@@ -264,7 +265,7 @@ def union_is_close_to_the_best(studies: StudyResults) -> Verdict:
     )
     words.append(f"counting predicts {row} for the paper's n={n:,}")
     least = min(judged)
-    verdict = "reproduced" if least > CLOSE else "partly" if least > 0.9 else "not"
+    verdict = REPRODUCED if least > CLOSE else PARTLY if least > 0.9 else NOT
     return verdict, "; ".join(words)
 
 
@@ -285,8 +286,8 @@ def cut_costs_no_accuracy(studies: StudyResults) -> Verdict:
     words = f"the paper's rule on m shards against one, {row}"
     judged = found[max(found, key=lambda size: size[0] / size[1])]
     if judged.low > -CHEAP:
-        return "reproduced", words
-    return ("partly" if judged.mean > -CHEAP else "not"), words
+        return REPRODUCED, words
+    return (PARTLY if judged.mean > -CHEAP else NOT), words
 
 
 CLAIMS: tuple[tuple[str, str, Callable[[StudyResults], Verdict]], ...] = (
@@ -297,20 +298,32 @@ CLAIMS: tuple[tuple[str, str, Callable[[StudyResults], Verdict]], ...] = (
         accuracy_rises_with_r("figure-1", 16),
     ),
     (
-        "Figure 2: the same on the harder task.",
+        "Figure 2: with n fixed, accuracy rises with r, most at small r.",
         "figure-2",
         accuracy_rises_with_r("figure-2", 64),
     ),
-    ("The effect is larger in figure 2.", "figure-2", effect_is_larger_in_figure_2),
+    (
+        "The gain from r is larger in figure 2 than in figure 1.",
+        "figure-2",
+        effect_is_larger_in_figure_2,
+    ),
     (
         "Full softmax is within 10 % of sampled softmax with n=16.",
         "figure-1",
         full_softmax_is_within_ten_percent,
     ),
-    ("At equal n·r accuracies approach each other.", "figure-1", equal_pools_approach_each_other),
-    ("n=128, r=4 is about as good as n=512, r=1.", "figure-2", few_kept_of_many_match_many),
     (
-        "Its gradient computation is about 4 times cheaper.",
+        "Figure 1: at equal n·r the accuracies approach each other.",
+        "figure-1",
+        equal_pools_approach_each_other,
+    ),
+    (
+        "Figure 2: n=128, r=4 is about as accurate as n=512, r=1.",
+        "figure-2",
+        few_kept_of_many_match_many,
+    ),
+    (
+        "Figure 2: the gradient of n=128, r=4 is about 4 times cheaper than that of n=512, r=1.",
         "figure-2",
         few_kept_are_four_times_cheaper,
     ),
@@ -336,7 +349,7 @@ CLAIMS: tuple[tuple[str, str, Callable[[StudyResults], Verdict]], ...] = (
         loss_rises_while_ranking_improves("figure-1", 16),
     ),
     (
-        "Figure 2: the same.",
+        "Figure 2: the adaptive pass raises cross-entropy while ranking improves.",
         "figure-2",
         loss_rises_while_ranking_improves("figure-2", 64),
     ),
@@ -345,7 +358,11 @@ CLAIMS: tuple[tuple[str, str, Callable[[StudyResults], Verdict]], ...] = (
         "shards",
         union_is_close_to_the_best,
     ),
-    ("When n ≫ m such a union costs no accuracy.", "shards", cut_costs_no_accuracy),
+    (
+        "When n ≫ m, taking n/m classes from each shard costs no accuracy.",
+        "shards",
+        cut_costs_no_accuracy,
+    ),
 )
 
 

@@ -1,12 +1,13 @@
-"""The paper's claims about its system, judged; every rule was written before any round was run.
+"""The paper's claims about workers and servers, and the rule for each verdict.
 
-Times are judged by medians over rounds of ratios taken inside a round, collisions by 95 %
-intervals over rounds (Student's t), each of which has a seed of its own.
+All rules were written before the first round was run. Times: medians over rounds of ratios
+taken inside a round. Collisions: 95 % intervals over rounds (Student's t); each round has
+another seed.
 """
 
 from collections.abc import Callable
 
-from experiments.claims import Claim, Verdict, check_claims
+from experiments.claims import NOT, PARTLY, REPRODUCED, Claim, Verdict, check_claims
 from experiments.synthetic.experiment import Cell, sampled
 from experiments.system.config import MORE
 from experiments.system.results import (
@@ -23,7 +24,7 @@ from tapas.evaluation.intervals import difference, interval
 STUDY = "system"
 SMALL = 0.15  # the paper's "about 10 %", with room for measuring
 SLOWER = 1.5  # the paper's "significantly"; its own numbers are 1.97 and 2.14
-Judge = Callable[[SystemResults], Verdict]
+Rule = Callable[[SystemResults], Verdict]
 
 
 def percent(found: Spread) -> str:
@@ -35,10 +36,10 @@ def percent(found: Spread) -> str:
     return f"{100 * found.median:+.1f} % ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
 
 
-def small_overhead(rule: str, size: int) -> Judge:
+def small_overhead(rule: str, size: int) -> Rule:
     """Reproduced: the median overhead is at most 15 %; partly: at most 30 %."""
 
-    def judge(found: SystemResults) -> Verdict:
+    def check(found: SystemResults) -> Verdict:
         n = found.system.sizes[size]
         overhead = spread(found.overheads(rule, n))
         words = (
@@ -46,19 +47,19 @@ def small_overhead(rule: str, size: int) -> Judge:
             f"{100 * paper_overhead(found.system, n):+.1f} %"
         )
         if overhead.median <= SMALL:
-            return "reproduced", words
-        return ("partly" if overhead.median <= 2 * SMALL else "not"), words
+            return REPRODUCED, words
+        return (PARTLY if overhead.median <= 2 * SMALL else NOT), words
 
-    return judge
+    return check
 
 
-def rates_fall_as_in_the_table(rule: str) -> Judge:
+def rates_fall_as_in_the_table(rule: str) -> Rule:
     """Reproduced: medians fall in the paper's order, and 8 n is 1.5 times slower at both r.
 
     Partly: one of the two.
     """
 
-    def judge(found: SystemResults) -> Verdict:
+    def check(found: SystemResults) -> Verdict:
         few, many = found.system.sizes
         cells = [cell for n in (few, many) for cell in (sampled(n), Cell(rule, n, MORE))]
         rates = [spread(found.rates(cell)).median for cell in cells]
@@ -76,19 +77,19 @@ def rates_fall_as_in_the_table(rule: str) -> Judge:
         )
         enough = min(slower) >= SLOWER
         if falls and enough:
-            return "reproduced", words
-        return ("partly" if falls or enough else "not"), words
+            return REPRODUCED, words
+        return (PARTLY if falls or enough else NOT), words
 
-    return judge
+    return check
 
 
-def fewer_rows_collide(rule: str) -> Judge:
+def fewer_rows_collide(rule: str) -> Rule:
     """Reproduced: fewer collisions in a step, and of a pushed row a smaller chance of one.
 
     Partly: one of the two. Each beyond its interval.
     """
 
-    def judge(found: SystemResults) -> Verdict:
+    def check(found: SystemResults) -> Verdict:
         if found.num_rounds < 2:
             raise DataError(
                 "one round has no interval. `python -m experiments table-1` measures more."
@@ -105,10 +106,10 @@ def fewer_rows_collide(rule: str) -> Judge:
             f"{100 * share.half:.1f} points of the share"
         )
         holds = [count.high < 0, share.high < 0]
-        verdict = "reproduced" if all(holds) else "partly" if any(holds) else "not"
+        verdict = REPRODUCED if all(holds) else PARTLY if any(holds) else NOT
         return verdict, words
 
-    return judge
+    return check
 
 
 def _collisions(found: SystemResults, cell: Cell) -> str:
@@ -127,30 +128,42 @@ def _collisions(found: SystemResults, cell: Cell) -> str:
     )
 
 
-CLAIMS: tuple[tuple[str, Judge], ...] = (
+CLAIMS: tuple[tuple[str, Rule], ...] = (
     (
-        "With workers and servers, at n=1000, r=8 costs 4.6 % more time than r=1, the paper's rule",
+        "With workers and servers, at n=1000, r=8 costs 4.6 % more time than r=1, the paper's "
+        "rule.",
         small_overhead("top", 0),
     ),
-    ("The same at n=8000: 13.6 %, the paper's rule", small_overhead("top", 1)),
     (
-        "With workers and servers, at n=1000, r=8 costs 4.6 % more time than r=1, priority",
+        "With workers and servers, at n=8000, r=8 costs 13.6 % more time than r=1, the paper's "
+        "rule.",
+        small_overhead("top", 1),
+    ),
+    (
+        "With workers and servers, at n=1000, r=8 costs 4.6 % more time than r=1, priority.",
         small_overhead("priority", 0),
     ),
-    ("The same at n=8000: 13.6 %, priority", small_overhead("priority", 1)),
     (
-        "Table 1: 181, 173, 92 and 81 steps a second: this order, 8 n costs much, the paper's rule",
+        "With workers and servers, at n=8000, r=8 costs 13.6 % more time than r=1, priority.",
+        small_overhead("priority", 1),
+    ),
+    (
+        "Table 1: 181, 173, 92 and 81 steps a second: in this order, and 8 n costs much more; the "
+        "paper's rule.",
         rates_fall_as_in_the_table("top"),
     ),
     (
         "Fewer rows in a step, fewer stale gradients: n=1000, r=8 against n=8000, r=1, the "
-        "paper's rule",
+        "paper's rule.",
         fewer_rows_collide("top"),
     ),
-    ("The same, priority", fewer_rows_collide("priority")),
+    (
+        "Fewer rows in a step, fewer stale gradients: n=1000, r=8 against n=8000, r=1, priority.",
+        fewer_rows_collide("priority"),
+    ),
 )
 
 
 def check_system_claims(ledger: Ledger) -> list[Claim]:
-    claims = [(text, STUDY, judge) for text, judge in CLAIMS]
+    claims = [(text, STUDY, rule) for text, rule in CLAIMS]
     return check_claims(claims, lambda: SystemResults(ledger))

@@ -172,4 +172,4 @@ def _write(home: Path, ledger: Ledger, *, quick: bool) -> None:
         print_table(*rates_table(found, rule), right=False, title=words)
     for claim in claims:
         if claim.study == STUDY:
-            typer.echo(f"{claim.verdict}: {claim.text}: {claim.evidence}")
+            typer.echo(claim.one_line)

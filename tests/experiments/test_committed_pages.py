@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from oracle.journeys import invoke_experiment
 
+from experiments.claims import replace_block
 from experiments.estimators.page import make_page, read_estimators
 from experiments.overview import (
     all_claims,
@@ -21,8 +22,10 @@ from experiments.synthetic.studies import STUDIES
 from experiments.system.page import system_page
 from experiments.system.results import SystemResults
 from tapas.comparison.figure_style import as_png
+from tapas.errors import DataError
 
 RESULTS = Path(__file__).parents[2] / "results"
+EVIDENCE = RESULTS.parent / "docs" / "evidence.md"
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +60,18 @@ def test_the_system_the_estimators_and_the_overview(claims):
     assert system_page(SystemResults(system_ledger(RESULTS)), claims) == committed("system")
     assert make_page(read_estimators(RESULTS / "estimators")) == committed("estimators")
     assert overview_page(RESULTS, claims) == committed()
+
+
+def test_the_verdicts_that_the_documentation_quotes(claims):
+    """`python -m experiments claims --page docs/evidence.md` writes them."""
+    assert replace_block(EVIDENCE, claims, RESULTS) == EVIDENCE.read_text()
+
+
+def test_a_page_without_the_markers_of_the_table_is_an_error(tmp_path, claims):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- claims --> and no end")
+    with pytest.raises(DataError, match=r"page.md lacks the lines <!-- claims --> and <!-- /cla"):
+        replace_block(page, claims, RESULTS)
 
 
 def test_the_sweeps(tmp_path):

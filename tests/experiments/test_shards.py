@@ -152,7 +152,7 @@ def steady(cell):
 
 
 @pytest.mark.parametrize(
-    ("at_ten", "verdict"), [(0.96, "reproduced"), (0.94, "partly"), (0.89, "not")]
+    ("at_ten", "verdict"), [(0.96, "reproduced"), (0.94, "partly"), (0.89, "not reproduced")]
 )
 def test_close_is_judged_where_n_is_a_hundred_times_m(made_up, at_ten, verdict):
     def overlap(n, m):
@@ -178,7 +178,7 @@ def test_close_must_hold_for_the_whole_interval(made_up):
 
 @pytest.mark.parametrize(
     ("loss", "spread", "verdict"),
-    [(0.002, 0, "reproduced"), (0.002, 0.004, "partly"), (0.006, 0, "not")],
+    [(0.002, 0, "reproduced"), (0.002, 0.004, "partly"), (0.006, 0, "not reproduced")],
 )
 def test_the_cost_is_judged_at_the_largest_n_over_m(made_up, loss, spread, verdict):
     def accuracy(cell):

@@ -5,6 +5,7 @@ import re
 import pytest
 from oracle.real_results import made_up_set, run_of
 
+from experiments.claims import SetAnswer, claims_table
 from experiments.real.cells import (
     PRIORITY,
     PRIORITY_8,
@@ -65,19 +66,25 @@ def test_a_world_like_the_papers_is_reproduced(tmp_path):
 def test_a_world_in_which_nothing_holds(tmp_path):
     slow = costs({SAMPLED_8: 1.1, TOP_8: 9.0, PRIORITY_8: 9.0})
     found = evidence(tmp_path, worse_with_a_second_pass, paces=slow)
-    assert set(verdicts(found).values()) == {"not"}
+    assert set(verdicts(found).values()) == {"not reproduced"}
     noisy = evidence(tmp_path, lambda c: 0.1 + 1e-4 * (c.r > 1), noise=0.05)
-    assert verdicts(noisy)["At n MAP@20 rises with r from 1 to 8, priority"] == "not"
+    assert verdicts(noisy)["At n MAP@20 rises with r from 1 to 8, priority."] == "not reproduced"
 
 
 def test_a_claim_that_holds_on_one_of_two_sets_is_partly_reproduced(tmp_path):
     bad = evidence(tmp_path, worse_with_a_second_pass, real_set=RUST)
     claim = check_real_claims([evidence(tmp_path), bad])[0]
     assert claim.verdict == "partly"
-    assert claim.evidence == (
-        "on 1 of 2 sets that were run, of 5: grocery yes (+70.0 % (+70.0 to +70.0)), rust no "
-        "(-33.3 % (-33.3 to -33.3))"
+    assert claim.evidence == "holds on 1 of 2 sets; the other 3 were not run"
+    assert claim.sets == (
+        SetAnswer("grocery", True, "+70.0 % (+70.0 to +70.0)"),
+        SetAnswer("rust", False, "-33.3 % (-33.3 to -33.3)"),
     )
+    assert claims_table([claim])[2:] == [
+        f"| {claim.text} | **partly** | {claim.evidence} |",
+        "| &emsp;grocery | yes | +70.0 % (+70.0 to +70.0) |",
+        "| &emsp;rust | no | -33.3 % (-33.3 to -33.3) |",
+    ]
 
 
 def test_without_results_every_claim_is_missing_and_the_pages_are_there(tmp_path):
@@ -85,7 +92,7 @@ def test_without_results_every_claim_is_missing_and_the_pages_are_there(tmp_path
     found.ledger.results.clear()
     claims = check_real_claims([found])
     assert {claim.verdict for claim in claims} == {"missing"}
-    words = "has not been run; `python -m experiments figure-3` and `table-1` do"
+    words = "not run yet: `python -m experiments figure-3` and `table-1` run it"
     assert claims[0].evidence == words
     for page in (map_page, loss_page, pace_page):
         assert "missing" in page([found], claims)
@@ -112,10 +119,10 @@ def test_goals_that_are_missed_left_open_or_have_nothing_to_reach(tmp_path):
 
 def test_one_seed_is_said_and_cells_without_a_common_seed_are_not_compared(tmp_path):
     found = evidence(tmp_path)
-    claims = {c.text: c.evidence for c in check_real_claims([found])}
+    claims = {c.text: c.sets[0].evidence for c in check_real_claims([found])}
     few = "The softmax loss of n=8000, r=8 is above that of n=1000, r=1 (9.34, 9.10), the paper's "
-    assert "one seed" in claims[f"{few}rule"]
-    assert "one seed" not in claims["At n MAP@20 rises with r from 1 to 8, priority"]
+    assert "one seed" in claims[f"{few}rule."]
+    assert "one seed" not in claims["At n MAP@20 rises with r from 1 to 8, priority."]
     assert len(found.seeds(TOP_8)) == 1
     del found.ledger.results[run_of(found, SAMPLED, 0).key()]
     assert found.has(SAMPLED)
