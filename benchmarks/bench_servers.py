@@ -32,12 +32,12 @@ from sections import percent
 import tapas
 from tapas.optim.row_store import RowGradients
 from tapas.selection import as_selection
-from tapas.servers.channel import Post
-from tapas.servers.peers import Peers, ask_all
+from tapas.servers.channel import ServerChannel
+from tapas.servers.peers import Peers, call_all
 from tapas.servers.ray_peers import RayPeers
-from tapas.servers.ray_session import join_ray
+from tapas.servers.ray_session import ray_session
 from tapas.servers.served_table import ServedTable
-from tapas.servers.worker import SLOTS
+from tapas.servers.worker import STEPS_AT_ONCE
 from tapas.tables.ranks import GlobalBatch
 from tapas.tables.second_pass import SecondPass
 from tapas.tables.shard import TableSpec
@@ -62,7 +62,7 @@ def zipf_proposal(num_classes: int) -> tapas.Proposal:
 def make_batches(
     table: tapas.LocalTable, proposal: tapas.Proposal, num_samples: int, rule: str, size: int
 ) -> list[Batch]:
-    """Made-up queries and Zipf-like targets, `size` of each, and a pool of r*n classes."""
+    """LocalCall-up queries and Zipf-like targets, `size` of each, and a pool of r*n classes."""
     selection = as_selection(rule)
     made = []
     for number in range(BATCHES):
@@ -86,8 +86,8 @@ class Contenders:
         )
         self.peers, self.alone, self.batches = peers, alone, batches
         self.kept = [alone.select(batch.pool, batch.second_pass).ids for batch in batches]
-        self.table = ServedTable(Post(Watched(peers)), "rows", spec)
-        self.echoing = ServedTable(Post(Watched(peers, {"score": "echo"})), "rows", spec)
+        self.table = ServedTable(ServerChannel(Watched(peers)), "rows", spec)
+        self.echoing = ServedTable(ServerChannel(Watched(peers, {"score": "echo"})), "rows", spec)
         self.verbs = {
             WHOLE: self.whole,
             ECHO: self.echo,
@@ -104,7 +104,7 @@ class Contenders:
                 raise SystemExit(f"{self.peers.size} servers keep other classes than one process.")
 
     def in_turns(self, repeats: int) -> dict[str, Seconds]:
-        calls = {name: partial(self._turn, name) for name in self.verbs}
+        calls = {name: partial(self._locked, name) for name in self.verbs}
         timed = interleave(calls, repeats=repeats)
         return {
             name: {
@@ -114,17 +114,17 @@ class Contenders:
             for name, turns in self.turns.items()
         }
 
-    def _turn(self, name: str) -> None:
+    def _locked(self, name: str) -> None:
         verb: Callable[[int], dict[str, float]] = self.verbs[name]
         self.turns[name].append(verb(len(self.turns[name]) % len(self.batches)))
 
     def whole(self, number: int) -> dict[str, float]:
-        traffic, before = self.table.post.traffic, ask_all(self.peers, "clocks")
+        traffic, before = self.table.channel.traffic, call_all(self.peers, "clocks")
         sent, received = traffic.sent_bytes, traffic.received_bytes
         seconds = round_trip(self.table, self.batches[number]).seconds
         self.sent_bytes["to score"] = traffic.sent_bytes - sent
         self.sent_bytes["answers"] = traffic.received_bytes - received
-        clocks = np.subtract(ask_all(self.peers, "clocks"), before)
+        clocks = np.subtract(call_all(self.peers, "clocks"), before)
         busy, cpu = clocks.max(axis=0).tolist()
         return seconds | {"busy": busy, "cpu": cpu, "cpu of all": float(clocks[:, 1].sum())}
 
@@ -135,13 +135,13 @@ class Contenders:
         """Gradients of all rows that a step touches; of 0, so that rows stay what they are."""
         ids = torch.cat([self.batches[number].target.flatten(), self.kept[number]])
         gradient = torch.zeros(len(ids), self.table.dim)
-        watch: Any = self.table.post.servers
+        watch: Any = self.table.channel.servers
         watch.seconds.clear()
-        sent, begun = self.table.post.traffic.sent_bytes, time.perf_counter()
+        sent, begun = self.table.channel.traffic.sent_bytes, time.perf_counter()
         zeros = RowGradients(ids, gradient, gradient[:, 0])
         self.table.move_rows(self.table.spec.row_optimizer, zeros, None)
         taken = time.perf_counter() - begun
-        self.sent_bytes["to push"] = self.table.post.traffic.sent_bytes - sent
+        self.sent_bytes["to push"] = self.table.channel.traffic.sent_bytes - sent
         return {"whole": taken, "between": watch.seconds.total()}
 
     def one_process(self, number: int) -> dict[str, float]:
@@ -206,13 +206,13 @@ def main() -> None:
     results: dict[str, dict[str, Any]] = {}
     targets = []
     proposal = zipf_proposal(C)
-    with join_ray():
+    with ray_session():
         for servers in SERVERS:
             spec = TableSpec(C, D, servers, OPTIMIZER)
             alone = tapas.LocalTable(C, D, row_optimizer=OPTIMIZER, num_shards=servers)
-            makes = [partial(make_server, spec, number) for number in range(servers)]
+            factories = [partial(make_server, spec, number) for number in range(servers)]
             # as many threads as a server of one worker has
-            peers = RayPeers.start("server", makes, threads=SLOTS + 1)
+            peers = RayPeers.start("server", factories, threads=STEPS_AT_ONCE + 1)
             for num_samples, repeats in REPEATS.items():
                 for rule, words in RULES.items():
                     name = f"{words}, n={num_samples}, {servers} servers"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tapas.candidates import Candidates
-from tapas.servers.messages import Floats, Ids, Scored, Scoring, tensor_of
+from tapas.servers.messages import Floats, Ids, ScoredRows, Scoring, to_tensor
 from tapas.servers.peers import Call, Peers
 from tapas.servers.row_server import RowServer
 from tapas.servers.served_table import ServedTable, _Fetched
@@ -24,7 +24,7 @@ class Clocked(RowServer):
     cpu_seconds = 0.0
     filler: Floats = np.ones((0, 1), np.float32)
 
-    def score(self, *request: Any) -> Scored:
+    def score(self, *request: Any) -> ScoredRows:
         begun = time.thread_time()
         try:
             return super().score(*request)
@@ -42,16 +42,16 @@ class Clocked(RowServer):
         noise: Floats,
         quota: int,
         wanted: Ids,
-    ) -> Scored:
+    ) -> ScoredRows:
         """What `score` is told, and an answer as large as its own."""
         for array in (query, target, ids, log_q, noise, wanted):
-            tensor_of(array)  # `score` copies them out of what carried them as well
+            to_tensor(array)  # `score` copies them out of what carried them as well
         kept = min(quota, len(ids))
         size = kept + len(wanted)
         if len(self.filler) < size:  # kept: making the true answer is part of scoring
             self.filler = np.ones((size, self.shards[table].dim), np.float32)
         rows, ones = self.filler[:size], np.ones(size, np.float32)
-        return Scored(ids[:kept].copy(), ones[:kept], rows, ones, self._stamp())
+        return ScoredRows(ids[:kept].copy(), ones[:kept], rows, ones, self._current_version())
 
     def clocks(self) -> tuple[float, float]:
         """Seconds in `score` so far, and those of them that a core worked."""
@@ -114,7 +114,7 @@ class RoundTrip(NamedTuple):
 
 def round_trip(table: ServedTable, batch: Batch) -> RoundTrip:
     """What `ServedTable.sampled_logits` does before the loss; its servers are `Watched`."""
-    watch: Any = table.post.servers
+    watch: Any = table.channel.servers
     watch.seconds.clear()
     begun = time.perf_counter()
     wanted = torch.unique(batch.target[batch.target >= 0])

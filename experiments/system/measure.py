@@ -16,7 +16,7 @@ from tapas.comparison.ledger import Result
 from tapas.data.prepare import prepare_log
 from tapas.data.splits import split_log
 from tapas.errors import DataError
-from tapas.servers.accounting import Account
+from tapas.servers.accounting import StepStatistics
 from tapas.servers.job import Job
 from tapas.servers.run import on_ray
 from tapas.training.build import prepare
@@ -54,19 +54,19 @@ class RayJob:
 
     def run(self, steps: int) -> Segment:
         """Train so many steps more; returns when all of them are done."""
-        account = self._job.account = Account()
+        statistics = self._job.statistics = StepStatistics()
         until = self._next + steps
         for number in range(self._next, until):
             self._job.take(number, until)
-        seconds, self._next = account.seconds, until
+        seconds, self._next = statistics.seconds, until
         return Segment(
-            steps=account.steps,
+            steps=statistics.steps,
             seconds=seconds,
-            bytes_sent=account.sent_bytes + account.received_bytes,
-            rows_pushed=account.rows,
-            rows_collided=account.collided,
-            staleness=dict(account.staleness),
-            loss=account.loss / account.steps,
+            bytes_sent=statistics.sent_bytes + statistics.received_bytes,
+            rows_pushed=statistics.rows,
+            rows_collided=statistics.collided,
+            staleness=dict(statistics.staleness),
+            loss=statistics.loss / statistics.steps,
         )
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tapas
-from tapas.servers.channel import Post
+from tapas.servers.channel import ServerChannel
 from tapas.servers.peers import InProcess
 from tapas.servers.served_table import ServedTable
 from tapas.tables.ranks import GlobalBatch
@@ -59,10 +59,10 @@ def contenders(bench, servers, alone, request):
 def test_a_round_trip_is_all_that_a_step_asks_and_hears(contenders, clocked, servers):
     table, batch = contenders.table, contenders.batches[0]
     found = clocked.round_trip(table, batch)
-    step = ServedTable(Post(servers), "rows", table.spec)
+    step = ServedTable(ServerChannel(servers), "rows", table.spec)
     whole = GlobalBatch.local(torch.zeros(B, D), batch.target)
     step.sampled_logits(whole, batch.pool, batch.second_pass)
-    assert table.post.traffic == step.post.traffic
+    assert table.channel.traffic == step.channel.traffic
     assert len(found.kept) == N
     ids = torch.cat([batch.target[:, 0], found.kept.ids])
     for got, want in zip(found.rows.read(ids), contenders.alone.rows(ids), strict=True):
@@ -74,12 +74,12 @@ def test_an_echo_is_as_large_as_the_answer(contenders, servers):
     contenders.echo(0)
     for number in range(SERVERS):
         scored, echoed = servers.answers["score", number], servers.answers["echo", number]
-        assert scored.stamp == echoed.stamp
+        assert scored.version == echoed.version
         for got, want in zip(echoed[:-1], scored[:-1], strict=True):
             assert (got.shape, got.dtype) == (want.shape, want.dtype)
             assert got.flags.c_contiguous
         assert not np.array_equal(echoed.rows, scored.rows)
-    assert contenders.echoing.post.traffic == contenders.table.post.traffic
+    assert contenders.echoing.channel.traffic == contenders.table.channel.traffic
 
 
 def test_nothing_is_scored_for_an_echo(contenders, servers):
@@ -121,12 +121,12 @@ def test_every_push_arrives_and_leaves_rows_as_they_are(contenders, servers, ben
     before = [server.shards["rows"].weight.clone() for server in servers.objects]
     for _ in range(2):
         contenders.push(0)
-        assert all(receipt.fresh for receipt in contenders.table.post.receipts)
+        assert all(result.fresh for result in contenders.table.channel.push_results)
     next_setting = bench.Contenders(servers, contenders.alone, contenders.batches)
     next_setting.push(1)
-    assert all(receipt.fresh for receipt in next_setting.table.post.receipts)
+    assert all(result.fresh for result in next_setting.table.channel.push_results)
     touched = torch.unique(torch.cat([contenders.batches[1].target[:, 0], contenders.kept[1]]))
-    assert sum(receipt.rows for receipt in next_setting.table.post.receipts) == len(touched)
+    assert sum(result.rows for result in next_setting.table.channel.push_results) == len(touched)
     assert next_setting.sent_bytes["to push"] == len(touched) * (8 + 4 * D + 4)
     for server, rows in zip(servers.objects, before, strict=True):
         assert torch.equal(server.shards["rows"].weight, rows)

@@ -11,7 +11,7 @@ from contracts.mirrored import Mirrored
 from tapas import LocalTable, Priority, optim
 from tapas.optim import Adagrad
 from tapas.rng import stream
-from tapas.servers.channel import Post
+from tapas.servers.channel import ServerChannel
 from tapas.servers.peers import InProcess
 from tapas.servers.row_server import RowServer
 from tapas.servers.served_table import ServedTable
@@ -33,7 +33,7 @@ def shards(num_shards):
 def on_servers(spec, *, fused=True, peers=InProcess):
     """Servers without their processes: what they say and do is the same."""
     servers = [RowServer(j, {"rows": spec.shard(j)}) for j in range(spec.num_shards)]
-    return ServedTable(Post(peers("server", servers)), "rows", spec, fused=fused)
+    return ServedTable(ServerChannel(peers("server", servers)), "rows", spec, fused=fused)
 
 
 def served(num_servers):

@@ -51,7 +51,7 @@ PLACES = {
 
 @dataclass
 class Mortal:
-    """What `make` makes, under the eyes of whoever reads `folder`."""
+    """What `make` factories, under the eyes of whoever reads `folder`."""
 
     make: Any
     name: str
@@ -80,10 +80,10 @@ class Mortal:
         if verb == "push":
             self.note(verb, step=at, fresh=answer.fresh)
         elif verb == "save":
-            self.note(verb, step=at, version=answer[1].version)
+            self.note(verb, step=at, num_pushes=answer[1].num_pushes)
         elif verb == "state":
             sums = {name: float(value.sum()) for name, value in answer[0].items()}
-            self.note(verb, sums=sums, version=answer[-2].version)
+            self.note(verb, sums=sums, num_pushes=answer[-2].num_pushes)
         return answer
 
     def face(self, verb, at, when):
@@ -124,16 +124,16 @@ class Seen:
 class Here(InProcess):
     """Peers of this process; one that dies is built again and asked again."""
 
-    def __init__(self, kind, makes, **options):
-        super().__init__(kind, [make() for make in makes])
-        self.makes, self.deaths = makes, [0] * len(makes)
+    def __init__(self, kind, factories, **options):
+        super().__init__(kind, [make() for make in factories])
+        self.factories, self.deaths = factories, [0] * len(factories)
 
     def call(self, number, verb, *args):
         while True:
             try:
                 return super().call(number, verb, *args)
             except Death:
-                self.objects[number] = self.makes[number]()
+                self.objects[number] = self.factories[number]()
                 self.deaths[number] += 1
 
     def restarts(self):
@@ -150,11 +150,11 @@ class Stage:
     faults: tuple[Fault, ...] = ()
     peers: dict[str, Any] = field(default_factory=dict)
 
-    def __call__(self, kind, makes, **options):
+    def __call__(self, kind, factories, **options):
         self.folder.mkdir(exist_ok=True)
         mortal = [
             partial(Mortal, make, f"{kind} {number}", self.folder, self.faults, self.die)
-            for number, make in enumerate(makes)
+            for number, make in enumerate(factories)
         ]
         self.peers[kind] = self.start(kind, mortal, **options)
         return self.peers[kind]
@@ -188,7 +188,7 @@ def story(notes, steps):
             assert note["step"] >= began[life], "applied again"
             applied[life].append(note["step"])
         elif note["what"] in ("save", "state"):
-            assert note["version"] == len(applied[life])
+            assert note["num_pushes"] == len(applied[life])
             # the encoder's server is not told which checkpoint it is
             savers[note.get("step", steps[len(savers)])] = life, list(applied[life])
     restarts, before, known = {}, next(iter(began)), {life: set() for life in began}

@@ -22,16 +22,16 @@ from distributed.mortals import is_alive, processes_below, wait_until
 
 from tapas import PeerError, UsageError
 from tapas.optim import Adagrad
-from tapas.servers.channel import Post
+from tapas.servers.channel import ServerChannel
 from tapas.servers.row_server import RowServer
 from tapas.servers.served_table import ServedTable
 from tapas.tables.shard import TableSpec
 
 ray = pytest.importorskip("ray")
 from tapas.servers import ray_calls, ray_peers  # noqa: E402
-from tapas.servers.ray_cluster import accepts_anybody  # noqa: E402
+from tapas.servers.ray_cluster import accepts_no_token  # noqa: E402
 from tapas.servers.ray_peers import RayPeers  # noqa: E402
-from tapas.servers.ray_session import join_ray  # noqa: E402
+from tapas.servers.ray_session import ray_session  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -148,15 +148,15 @@ def slow_to_build(folder, seconds):
 DRIVER = """
 import os, signal, sys, time
 from tapas.servers.ray_peers import RayPeers
-from tapas.servers.ray_session import join_ray
+from tapas.servers.ray_session import ray_session
 before = dict(os.environ), signal.getsignal(signal.SIGTERM)
-with join_ray():
+with ray_session():
     inside = dict(os.environ)
 assert inside == before[0] == dict(os.environ), "the environment has changed"
 assert signal.getsignal(signal.SIGTERM) == before[1], "SIGTERM is handled by another"
 print("closed", flush=True)
 sys.stdin.readline()
-with join_ray():
+with ray_session():
     peers = RayPeers.start("list", [list])
     print("open again", flush=True)
     time.sleep(600)
@@ -165,9 +165,9 @@ with join_ray():
 JOINER = """
 import sys
 from tapas import UsageError
-from tapas.servers.ray_session import join_ray
+from tapas.servers.ray_session import ray_session
 try:
-    with join_ray(sys.argv[1], timeout_seconds=40) as session:
+    with ray_session(sys.argv[1], timeout_seconds=40) as session:
         print("joined", session.address, session.is_ours)
 except UsageError as error:
     print(error)
@@ -200,7 +200,7 @@ REFUSED = [
 def test_a_session_that_cannot_be_had_is_told_at_once(options, words):
     began = time.monotonic()
     with pytest.raises(UsageError, match=words):
-        join_ray(**options).__enter__()
+        ray_session(**options).__enter__()
     assert time.monotonic() - began < 10
 
 
@@ -208,7 +208,7 @@ def test_without_ray_the_cure_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     words = r"needs Ray\. Install it with `pip install 'tapas-softmax\[ray\]'`\.$"
     with pytest.raises(UsageError, match=words):
-        join_ray().__enter__()
+        ray_session().__enter__()
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +223,7 @@ def driver():
 @pytest.fixture(scope="module")
 def session(driver):
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # peers cannot import it
-    with join_ray(object_store_bytes=100 * 2**20) as found:
+    with ray_session(object_store_bytes=100 * 2**20) as found:
         yield found
 
 
@@ -326,7 +326,7 @@ def test_peers_can_be_handed_to_peers_who_do_not_end_them(clerks):
     assert askers.call(0, "relay", 1, 20, 3).answer() == 23
     askers.call(0, "close_them").answer()
     assert askers.call(0, "relay", 1, 20, 4).answer() == 24
-    pid = ray.get(askers._actors[0].pulse.remote())[0].pid
+    pid = ray.get(askers._actors[0].ping.remote())[0].pid
     askers.close()
     wait_until(lambda: not is_alive(pid))
     with pytest.raises(PeerError, match=rf"^asker 0 \(pid {pid} .* is gone and is not started"):
@@ -402,10 +402,10 @@ def test_a_factory_that_fails_is_an_error_with_its_cause(session):
         RayPeers.start("clerk", [partial(fails_to_build, "ours")])
     assert str(caught.value) == "no rows."
     make = ray.cloudpickle.dumps(partial(fails_to_build, "theirs"))
-    host = ray_peers.Host("clerk 1", make)
+    host = ray_peers.ActorHost("clerk 1", make)
     name = rf"clerk 1 \(pid {os.getpid()} on host 127\.0\.0\.1\)"
     for verb in ("", "add"):  # whatever it is asked for
-        _, _, error = host.ask(verb)
+        _, _, error = host.call(verb)
         with pytest.raises(PeerError, match=rf"^{name} could not be built: OSError: no space left"):
             raise error
 
@@ -449,7 +449,7 @@ def test_nobody_gets_in_without_the_token(session):
     ), liar
     assert processes[3].returncode != 0
     assert "InvalidAuthToken" in talker[1]
-    assert not accepts_anybody(address)
+    assert not accepts_no_token(address)
 
 
 def test_the_token_and_the_sockets_are_for_this_user_alone(session):
@@ -459,11 +459,11 @@ def test_the_token_and_the_sockets_are_for_this_user_alone(session):
 
 
 def test_whoever_is_connected_stays_connected(session):
-    with join_ray() as found:
+    with ray_session() as found:
         assert found == (session.address, False)
     assert ray.is_initialized()
     words = rf"^this process is already connected to Ray at {session.address}, not at other:1\. "
-    with pytest.raises(UsageError, match=words), join_ray("other:1"):
+    with pytest.raises(UsageError, match=words), ray_session("other:1"):
         pass
 
 
@@ -517,7 +517,7 @@ def make(shelves):
         key, spec = next(KEYS), TableSpec(C, D, shelves.size, formula)
         for number in range(shelves.size):
             shelves.call(number, "put", key, spec).answer()
-        return ServedTable(Post(Shelved(shelves, key)), "rows", spec, fused=fused)
+        return ServedTable(ServerChannel(Shelved(shelves, key)), "rows", spec, fused=fused)
 
     return build
 

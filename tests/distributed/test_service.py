@@ -91,14 +91,14 @@ def ray_engine():
     """One session of Ray for all runs whose driver is this process."""
     ray = pytest.importorskip("ray")
     ray.cloudpickle.register_pickle_by_value(mortals)  # its processes cannot import it
-    with serving.on_ray() as engine:
-        yield engine
+    with serving.on_ray() as start_peers:
+        yield start_peers
     ray.cloudpickle.unregister_pickle_by_value(mortals)
 
 
 @pytest.fixture(params=["here", pytest.param("Ray", marks=pytest.mark.slow)])
 def stage(request, tmp_path):
-    """A function of faults: the engine under which they happen."""
+    """A function of faults: the start_peers under which they happen."""
     if request.param == "here":
         start, die = Here, forgotten
     else:
@@ -106,8 +106,8 @@ def stage(request, tmp_path):
     return lambda *faults: Stage(start, die, tmp_path / "notes", faults)
 
 
-def train(config, out, engine):
-    return serving.train(config, out, cache=out.parent / "cache", engine=engine)
+def train(config, out, start_peers):
+    return serving.train(config, out, cache=out.parent / "cache", start_peers=start_peers)
 
 
 def events(out, event):
@@ -120,9 +120,9 @@ def checkpoints(out):
 
 def test_a_run_whose_worker_dies_is_the_undisturbed_one_bit_by_bit(config, stage, tmp_path):
     """Before its step has moved anything; on Ray or in this process alike."""
-    engine = stage(Fault("worker 0", f"push to {ENCODER}", 4))
-    outcome = train(config, tmp_path / "broken", engine)
-    assert engine.victims() == ["worker 0"]
+    start_peers = stage(Fault("worker 0", f"push to {ENCODER}", 4))
+    outcome = train(config, tmp_path / "broken", start_peers)
+    assert start_peers.victims() == ["worker 0"]
     whole = train(config, tmp_path / "whole", Stage(Here, forgotten, tmp_path / "others"))
     assert outcome == whole
     (told,) = events(tmp_path / "broken", "restart")
@@ -139,7 +139,7 @@ def test_a_run_whose_worker_dies_is_the_undisturbed_one_bit_by_bit(config, stage
         for name, tensor in one.tensors.items():
             assert torch.equal(tensor, other.tensors[name]), name
     for name in ("server 0", "server 1", ENCODER):
-        applied = story(engine.notes(name), SAVED).applied
+        applied = story(start_peers.notes(name), SAVED).applied
         assert list(applied.values()) == [list(range(STEPS))]  # one process, each step once
 
 
@@ -159,34 +159,34 @@ def test_servers_that_die_come_back_and_the_journal_says_what_was_lost(
             Fault("server 0", "push", 7, "after"),  # nobody has heard of it
             Fault(ENCODER, "push", 12),
         ]
-    engine = stage(*faults)
+    start_peers = stage(*faults)
     inner = job.set_restore_point
 
     def set_restore_point(path, step):
         if step == 15:
-            engine.peers["server"].call(0, "perish").answer()
+            start_peers.peers["server"].call(0, "perish").answer()
         inner(path, step)
 
     monkeypatch.setattr(job, "set_restore_point", set_restore_point)
     service = replace(config.service, max_staleness=3)
     out = tmp_path / "run"
-    outcome = train(replace(config, service=service), out, engine)
-    victims = engine.victims()
+    outcome = train(replace(config, service=service), out, start_peers)
+    victims = start_peers.victims()
     assert None not in victims
     assert (outcome.ending, outcome.step) == ("finished", STEPS)
     assert checkpoints(out).steps() == SAVED
 
     told = {(line["process"], line["step"]): line for line in events(out, "restart")}
-    assert len(told) == len(events(out, "restart")) == len(engine.faults)
+    assert len(told) == len(events(out, "restart")) == len(start_peers.faults)
     found = {place: line["rolled_back_updates"] for place, line in told.items()}
     expected = {(victims[1], 10): 0}
     for name in ("server 0", "server 1", ENCODER):
-        restarts = story(engine.notes(name), SAVED).restarts
+        restarts = story(start_peers.notes(name), SAVED).restarts
         expected |= {(name.removesuffix(" server 0"), step): n for step, n in restarts.items()}
     assert found == expected
     assert found["encoder", 5] == found["server 1", 10] == found["server 0", 20] == EVERY
 
-    states = [note for note in engine.notes(ENCODER) if note["what"] == "state"]
+    states = [note for note in start_peers.notes(ENCODER) if note["what"] == "state"]
     for step, note in zip(SAVED, states, strict=True):  # what was saved is of the same process
         tensors = checkpoints(out).load(step).tensors
         for name, value in note["sums"].items():

@@ -111,8 +111,10 @@ def test_a_server_that_hangs_and_ctrl_c_leave_a_run_that_goes_on(file, tmp_path)
         assert go_on == "Go on with `tapas train --resume run`."
 
     asked = iter([False, True])
-    engine = Stage(Here, forgotten, tmp_path / "notes")  # whatever runs them now
-    outcome = serving.resume(tmp_path / "run", engine=engine, should_stop=lambda: next(asked))
+    start_peers = Stage(Here, forgotten, tmp_path / "notes")  # whatever runs them now
+    outcome = serving.resume(
+        tmp_path / "run", start_peers=start_peers, should_stop=lambda: next(asked)
+    )
     assert outcome.step > step
     judged = [line["step"] for line in events(tmp_path / "run", "evaluate")]
     assert judged == sorted(set(judged))

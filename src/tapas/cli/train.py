@@ -253,8 +253,8 @@ def _processes(
     else:
         from tapas.servers.run import on_ray
 
-        with on_ray(ray_address) as engine:
-            yield {"engine": engine}
+        with on_ray(ray_address) as start_peers:
+            yield {"start_peers": start_peers}
 
 
 def _changed(service: ServiceConfig, flags: dict[str, JSON]) -> ServiceConfig:

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tapas.servers.messages import Stamp
-from tapas.servers.worker import Taken
+from tapas.servers.messages import Version
+from tapas.servers.worker import StepResult
 from tapas.training.journal import Value
 
 ENCODER = "encoder"
 
 
 @dataclass(slots=True)
-class Account:
+class StepStatistics:
     """What the steps of a while took together."""
 
     steps: int = 0
@@ -34,7 +34,7 @@ class Account:
         if self.begun is None:
             self.begun = time.perf_counter()
 
-    def add(self, taken: Taken) -> None:
+    def add(self, taken: StepResult) -> None:
         self.steps += 1
         self.ended = time.perf_counter()
         self.step_seconds += taken.seconds
@@ -43,9 +43,9 @@ class Account:
         self.sent_bytes += taken.sent_bytes
         self.received_bytes += taken.received_bytes
         self.round_trips += taken.round_trips
-        self.rows += sum(receipt.rows for receipt in taken.rows)
-        self.collided += sum(receipt.collided for receipt in taken.rows)
-        self.staleness[max(receipt.staleness for receipt in taken.rows)] += 1
+        self.rows += sum(result.rows for result in taken.rows)
+        self.collided += sum(result.collided for result in taken.rows)
+        self.staleness[max(result.staleness for result in taken.rows)] += 1
 
     @property
     def seconds(self) -> float:
@@ -70,14 +70,14 @@ class Account:
         }
 
 
-class Saved(NamedTuple):
+class SavedBy(NamedTuple):
     """Which process of a server has saved, and the step of the checkpoint that it began from."""
 
     incarnation: str
     restored: int
 
 
-class Rollbacks:
+class LostUpdates:
     """Which process of each server has applied which steps, as far back as one may begin from.
 
     A server that dies comes back as it was at a checkpoint. What its earlier processes have
@@ -93,11 +93,11 @@ class Rollbacks:
         """Who is there before the first step."""
         self._current = {name: status["incarnation"] for name, status in statuses.items()}
 
-    def note(self, taken: Taken) -> None:
-        for name, stamp in stamps_of(taken).items():
-            self._applied.setdefault(name, {})[taken.number] = stamp.incarnation
+    def note(self, taken: StepResult) -> None:
+        for name, version in versions_in(taken).items():
+            self._applied.setdefault(name, {})[taken.number] = version.incarnation
 
-    def close(self, step: int, saved: Mapping[str, Saved]) -> dict[str, int]:
+    def close(self, step: int, saved: Mapping[str, SavedBy]) -> dict[str, int]:
         """At the checkpoint of `step` that the processes `saved`, while no step is under way.
 
         The servers that were started again since the last one, and how many updates of each
@@ -117,12 +117,12 @@ class Rollbacks:
         return lost
 
 
-def stamps_of(taken: Taken) -> dict[str, Stamp]:
-    rows = {f"server {j}": receipt.stamp for j, receipt in enumerate(taken.rows)}
-    return rows | {ENCODER: taken.encoder.stamp}
+def versions_in(taken: StepResult) -> dict[str, Version]:
+    rows = {f"server {j}": result.version for j, result in enumerate(taken.rows)}
+    return rows | {ENCODER: taken.encoder.version}
 
 
-class Load:
+class ServerLoad:
     """How busy each server was between two looks at it."""
 
     def __init__(self) -> None:

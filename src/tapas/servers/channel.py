@@ -14,7 +14,7 @@ import numpy as np
 
 from tapas.errors import UsageError
 from tapas.optim.row_updates import RowUpdate
-from tapas.servers.messages import Floats, Ids, Receipt, Stamp, incarnation
+from tapas.servers.messages import Floats, Ids, PushResult, Version, incarnation
 from tapas.servers.peers import Call, Peers
 
 
@@ -37,24 +37,26 @@ class Traffic:
 
 
 @dataclass(slots=True)
-class Post:
-    """The post of `worker`, which has one thread.
+class ServerChannel:
+    """The channel of `worker`, which has one thread.
 
-    A push is heard of before the next one but `max_unheard` is sent: 0 waits for each.
+    A push is heard of before the next one but `max_unacknowledged` is sent: 0 waits for each.
     """
 
     servers: Peers
-    worker: int | str = field(default_factory=incarnation)  # no two posts may have the same
+    worker: int | str = field(default_factory=incarnation)  # no two channels may have the same
     sequence: int = 0  # of the next push
-    max_unheard: int = 0
+    max_unacknowledged: int = 0
     traffic: Traffic = field(default_factory=Traffic)
-    receipts: list[Receipt] = field(default_factory=list)  # of the last push that was heard of
-    _unheard: deque[tuple[int, list[Call]]] = field(default_factory=deque)  # by sequence
-    _seen: dict[int, Stamp] = field(default_factory=dict)
-    _parcel: list[dict[str, Gradients]] | None = None  # of each server: pushes that go as one
+    push_results: list[PushResult] = field(
+        default_factory=list
+    )  # of the last push whose results are known
+    _unacknowledged: deque[tuple[int, list[Call]]] = field(default_factory=deque)  # by sequence
+    _seen: dict[int, Version] = field(default_factory=dict)
+    _pending: list[dict[str, Gradients]] | None = None  # of each server: pushes that go as one
 
-    def ask(self, verb: str, requests: Mapping[int, Sequence[Any]]) -> dict[int, Any]:
-        """The answers of the servers that are asked, whose last part is a `Stamp`."""
+    def request(self, verb: str, requests: Mapping[int, Sequence[Any]]) -> dict[int, Any]:
+        """The answers of the servers that are asked, whose last part is a `Version`."""
         calls = [self.servers.call(j, verb, *request) for j, request in requests.items()]
         answers = {call.number: call.answer() for call in calls}
         for number, answer in answers.items():
@@ -70,73 +72,78 @@ class Post:
         return shared
 
     def push(self, table: str, parts: Sequence[Gradients]) -> None:
-        """Send part j to server j, at once or with the rest of `one_push`."""
-        if self._parcel is None:
-            with self.one_push(self.sequence):
+        """Send part j to server j, at once or with the rest of `single_push`."""
+        if self._pending is None:
+            with self.single_push(self.sequence):
                 self.push(table, parts)
             return
-        for mine, part in zip(self._parcel, parts, strict=True):
+        for mine, part in zip(self._pending, parts, strict=True):
             if table in mine:
                 raise UsageError(f"'{table}' is pushed twice in one push. Accumulate it first.")
             mine[table] = part
 
     @contextmanager
-    def one_push(self, sequence: int, *, settled: int | None = None) -> Iterator[None]:
+    def single_push(
+        self, sequence: int, *, acknowledged_below: int | None = None
+    ) -> Iterator[None]:
         """All that is pushed inside goes as push number `sequence`; nothing after an exception.
 
-        All sequences below `settled` have been heard of; left out, those that this post knows.
+        The worker has the results of all pushes with a sequence below `acknowledged_below`; by
+        default, of those that this channel knows to be applied.
         """
-        if self._parcel is not None:
+        if self._pending is not None:
             raise UsageError("a push is being made already; leave that block first.")
-        if settled is not None and settled > sequence:
+        if acknowledged_below is not None and acknowledged_below > sequence:
             raise UsageError(
-                f"push {sequence} cannot be settled already, but settled is {settled}. It must be "
-                f"at most {sequence}."
+                f"acknowledged_below must be at most {sequence}, the sequence of this push, got "
+                f"{acknowledged_below}."
             )
-        self._parcel = [{} for _ in range(self.servers.size)]
+        self._pending = [{} for _ in range(self.servers.size)]
         try:
             yield
-            parcel, self._parcel = self._parcel, None
-            self._send(parcel, sequence, settled)
+            pending, self._pending = self._pending, None
+            self._send(pending, sequence, acknowledged_below)
         finally:
-            self._parcel = None
+            self._pending = None
             self._seen.clear()
 
-    def _send(self, parcel: list[dict[str, Gradients]], sequence: int, settled: int | None) -> None:
-        self._hear(self.max_unheard)
-        if settled is None:
-            settled = min([sequence, *(earlier for earlier, _ in self._unheard)])
+    def _send(
+        self, pending: list[dict[str, Gradients]], sequence: int, acknowledged_below: int | None
+    ) -> None:
+        self._await_pushes(self.max_unacknowledged)
+        if acknowledged_below is None:
+            acknowledged_below = min([sequence, *(earlier for earlier, _ in self._unacknowledged)])
         requests = {}
-        for number, part in enumerate(parcel):
-            seen = self._seen[number].version if number in self._seen else None
-            requests[number] = (self.worker, sequence, settled, seen, part)
+        for number, part in enumerate(pending):
+            seen = self._seen[number].num_pushes if number in self._seen else None
+            requests[number] = (self.worker, sequence, acknowledged_below, seen, part)
         calls = [self.servers.call(j, "push", *request) for j, request in requests.items()]
-        self._unheard.append((sequence, calls))
+        self._unacknowledged.append((sequence, calls))
         self.sequence = max(self.sequence, sequence + 1)
         self._count(requests, {})
-        self._hear(self.max_unheard)
+        self._await_pushes(self.max_unacknowledged)
 
     def flush(self) -> None:
         """Return once all pushes have been applied."""
-        self._hear(0)
+        self._await_pushes(0)
 
-    def _hear(self, most: int) -> None:
-        while len(self._unheard) > most:
-            receipts, errors = [], []
-            for call in self._unheard.popleft()[1]:
+    def _await_pushes(self, most: int) -> None:
+        while len(self._unacknowledged) > most:
+            push_results, errors = [], []
+            for call in self._unacknowledged.popleft()[1]:
                 try:
-                    receipts.append(call.answer())
+                    push_results.append(call.answer())
                 except Exception as error:  # the other servers' parts are on their way all the same
                     errors.append(error)
             if errors:
                 raise errors[0]
-            self.receipts = receipts
+            self.push_results = push_results
 
-    def _note(self, number: int, stamp: Stamp) -> None:
+    def _note(self, number: int, version: Version) -> None:
         """The first look at a server counts; after a restart its count has begun anew."""
         first = self._seen.get(number)
-        if first is None or first.incarnation != stamp.incarnation:
-            self._seen[number] = stamp
+        if first is None or first.incarnation != version.incarnation:
+            self._seen[number] = version
 
     def _count(self, requests: Mapping[int, Any], answers: Mapping[int, Any]) -> None:
         self.traffic.round_trips += 1

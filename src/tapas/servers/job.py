@@ -18,25 +18,25 @@ from tapas.checkpoints.folder import Checkpoint, CheckpointFolder
 from tapas.checkpoints.model import contents_of
 from tapas.data.splits import Split
 from tapas.errors import TapasError
-from tapas.servers.accounting import ENCODER, Account, Load, Rollbacks, Saved
-from tapas.servers.channel import Post
-from tapas.servers.encoder_server import cut, start_encoder
-from tapas.servers.messages import tensor_of
-from tapas.servers.peers import Call, Peers, ask_all
+from tapas.servers.accounting import ENCODER, LostUpdates, SavedBy, ServerLoad, StepStatistics
+from tapas.servers.channel import ServerChannel
+from tapas.servers.encoder_server import start_encoder, unflatten
+from tapas.servers.messages import to_tensor
+from tapas.servers.peers import Call, Peers, call_all
 from tapas.servers.training_server import set_restore_point, start_server
-from tapas.servers.worker import SLOTS, Taken, start_worker
-from tapas.servers.worker_model import build_client
+from tapas.servers.worker import STEPS_AT_ONCE, StepResult, start_worker
+from tapas.servers.worker_model import worker_model
 from tapas.training.build import learned_by
 from tapas.training.journal import Value
 from tapas.training.run_folder import RunFolder
 
-LOOK_SECONDS = 1.0  # between two looks at what is under way
-MOST_THREADS = 64
+POLL_SECONDS = 1.0  # between two looks at what is under way
+MAX_THREADS = 64
 DRIVER = -1  # reads, and pushes nothing
 
 
-class Engine(Protocol):
-    """Starts a process for each of `makes`, and again when it dies; see `Peers`.
+class StartPeers(Protocol):
+    """Starts a process for each of `factories`, and again when it dies; see `Peers`.
 
     It need not wait for them: `Peers.ready` does.
     """
@@ -44,7 +44,7 @@ class Engine(Protocol):
     def __call__(
         self,
         kind: str,
-        makes: Sequence[Callable[[], Any]],
+        factories: Sequence[Callable[[], Any]],
         *,
         threads: int,
         seconds: float,
@@ -54,19 +54,21 @@ class Engine(Protocol):
 
 
 class Job:
-    """The processes of `run`, started by `engine` from `restore`, a step that was saved.
+    """The processes of `run`, started by `start_peers` from `restore`, a step that was saved.
 
     `model` is this process's view of what they train: its rows are on the servers, its encoder
     is as `refresh` left it.
     """
 
-    def __init__(self, run: RunFolder, split: Split, engine: Engine, *, restore: int | None):
+    def __init__(
+        self, run: RunFolder, split: Split, start_peers: StartPeers, *, restore: int | None
+    ):
         service, seconds = run.config.service, run.config.loop.peer_seconds
         self.run, self.max_staleness = run, service.max_staleness or 0
         self._next = restore or 0  # the step to be begun next
         self._under_way: dict[int, Call] = {}
-        self._done: dict[int, Taken] = {}
-        self._rollbacks, self.account = Rollbacks(), Account()
+        self._done: dict[int, StepResult] = {}
+        self._lost_updates, self.statistics = LostUpdates(), StepStatistics()
         self._restarts = [0] * service.workers
         self._lost: dict[str, int] = {}
         set_restore_point(run.path, restore)
@@ -74,15 +76,15 @@ class Job:
             "seconds": seconds, "work_seconds": seconds, "start_seconds": service.start_seconds,
         }  # fmt: skip
         # every worker may ask twice at a time, and the driver once
-        threads = min(MOST_THREADS, SLOTS * service.workers + 1)
+        threads = min(MAX_THREADS, STEPS_AT_ONCE * service.workers + 1)
         with ExitStack() as stack:
             shards = [partial(start_server, run.path, j) for j in range(service.servers)]
-            self.servers = engine("server", shards, threads=threads, **patience)
+            self.servers = start_peers("server", shards, threads=threads, **patience)
             stack.callback(self.servers.close)
-            post = Post(self.servers, DRIVER)
-            self.model, _ = build_client(run.config, split.train_counts, post)
+            channel = ServerChannel(self.servers, DRIVER)
+            self.model, _ = worker_model(run.config, split.train_counts, channel)
             encoder = [partial(start_encoder, run.path)]
-            self.encoder = engine("encoder server", encoder, threads=threads, **patience)
+            self.encoder = start_peers("encoder server", encoder, threads=threads, **patience)
             stack.callback(self.encoder.close)
             trainers = [
                 partial(start_worker, run.path, number, self.servers, self.encoder)
@@ -90,18 +92,18 @@ class Job:
             ]
             # a worker that waits for a server, even for one that starts, must be the one to say so
             patience["work_seconds"] += service.start_seconds + seconds
-            self.workers = engine("worker", trainers, threads=SLOTS, **patience)
+            self.workers = start_peers("worker", trainers, threads=STEPS_AT_ONCE, **patience)
             stack.callback(self.workers.close)
             for peers in (self.servers, self.encoder, self.workers):  # they start side by side
                 peers.ready()
-            self._rollbacks.begin(self._statuses())
-            self._load = Load()
+            self._lost_updates.begin(self._statuses())
+            self._load = ServerLoad()
             self._ending = stack.pop_all()
 
     def take(self, number: int, until: int) -> float:
         while number not in self._done:
             self._begin(number, until)
-            for call in self.workers.any_done(list(self._under_way.values()), LOOK_SECONDS):
+            for call in self.workers.any_done(list(self._under_way.values()), POLL_SECONDS):
                 self._finish(call)
         return self._done.pop(number).loss
 
@@ -109,18 +111,18 @@ class Job:
         """All steps that may be under way when those before `number` are done."""
         size = self.workers.size
         while (step := self._next) < min(until, number + self.max_staleness + 1):
-            self.account.begin()
+            self.statistics.begin()
             busy = Counter(call.number for call in self._under_way.values())
             worker = min(range(size), key=lambda w: (busy[w], (w - step) % size))
             self._under_way[step] = self.workers.call(worker, "step", step, number)
             self._next += 1
 
     def _finish(self, call: Call) -> None:
-        taken: Taken = call.answer()
+        taken: StepResult = call.answer()
         del self._under_way[taken.number]
         self._done[taken.number] = taken
-        self._rollbacks.note(taken)
-        self.account.add(taken)
+        self._lost_updates.note(taken)
+        self.statistics.add(taken)
 
     def settle(self) -> list[float]:
         for call in list(self._under_way.values()):
@@ -132,7 +134,7 @@ class Job:
         """The encoder of `model` as it is on its server."""
         learned = learned_by(self.model)
         whole, _ = self.encoder.call(0, "pull").answer()
-        for mine, now in zip(learned.values(), cut(tensor_of(whole), learned), strict=True):
+        for mine, now in zip(learned.values(), unflatten(to_tensor(whole), learned), strict=True):
             mine.data.copy_(now)
 
     def save(
@@ -140,10 +142,10 @@ class Job:
     ) -> None:
         self.model.head.step = step
         # in one answer: of two, the second might be that of a process that began anew
-        learned, moments, record, stamp, restored = self.encoder.call(0, "state").answer()
+        learned, moments, record, version, restored = self.encoder.call(0, "state").answer()
         for name, mine in learned_by(self.model).items():
-            mine.data.copy_(tensor_of(learned[name]))
-        saved = {ENCODER: Saved(stamp.incarnation, restored)}
+            mine.data.copy_(to_tensor(learned[name]))
+        saved = {ENCODER: SavedBy(version.incarnation, restored)}
 
         def have_written(folder: Path) -> list[Any]:
             calls = [self.servers.call(j, "save", str(folder)) for j in range(self.servers.size)]
@@ -151,15 +153,15 @@ class Job:
             for j, answer in enumerate(answers):
                 if isinstance(answer, BaseException):
                     raise answer
-                saved[f"server {j}"] = Saved(answer[1].incarnation, answer[2])
+                saved[f"server {j}"] = SavedBy(answer[1].incarnation, answer[2])
             return [part for part, *_ in answers]
 
         held = contents_of(self.model)
-        tensors = {**held.tensors, **{name: tensor_of(value) for name, value in moments.items()}}
+        tensors = {**held.tensors, **{name: to_tensor(value) for name, value in moments.items()}}
         contents = replace(held, tensors=tensors, optimizers=record)
         checkpoints.save(step, contents, state, best=best, servers=have_written)
         set_restore_point(self.run.path, step)
-        self._lost = self._rollbacks.close(step, saved)
+        self._lost = self._lost_updates.close(step, saved)
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """The processes have begun there."""
@@ -172,11 +174,11 @@ class Job:
             if times > self._restarts[number]:
                 yield "restart", {"process": f"worker {number}", "rolled_back_updates": 0}
                 self._restarts[number] = times
-        account, self.account, self._lost = self.account, Account(), {}
-        yield "service", account.numbers() | self._load.numbers(self._statuses())
+        statistics, self.statistics, self._lost = self.statistics, StepStatistics(), {}
+        yield "service", statistics.numbers() | self._load.numbers(self._statuses())
 
     def _statuses(self) -> dict[str, dict[str, Any]]:
-        here = {f"server {j}": s for j, s in enumerate(ask_all(self.servers, "status"))}
+        here = {f"server {j}": s for j, s in enumerate(call_all(self.servers, "status"))}
         return here | {ENCODER: self.encoder.call(0, "status").answer()}
 
     def close(self) -> None:

@@ -16,11 +16,11 @@ Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 
-class Stamp(NamedTuple):
-    """Who answers, and how many pushes it had applied by then."""
+class Version(NamedTuple):
+    """The state of a server: which of its processes answers, and after how many pushes."""
 
-    incarnation: str  # another one after a restart
-    version: int
+    incarnation: str  # changes with every restart
+    num_pushes: int
 
 
 def incarnation() -> str:
@@ -36,64 +36,64 @@ class Scoring(NamedTuple):
     complete: bool  # whether the queries that score are the whole batch
 
 
-class Scored(NamedTuple):
+class ScoredRows(NamedTuple):
     """A server's part of what the second pass keeps, K classes, and of T targets."""
 
     ids: Ids  # (K,) rising
     log_q: Floats  # (K,)
     rows: Floats  # (K + T, D)
     biases: Floats  # (K + T,)
-    stamp: Stamp
+    version: Version
 
 
-class Receipt(NamedTuple):
+class PushResult(NamedTuple):
     """What became of a push."""
 
     fresh: bool  # False: it had been applied before
     staleness: int  # pushes of others applied between its reads and it
     rows: int
     collided: int  # rows of these that others had moved in between
-    stamp: Stamp
+    version: Version
 
 
-def tensor_of(array: NDArray[Any]) -> Tensor:
+def to_tensor(array: NDArray[Any]) -> Tensor:
     """A copy: arrays that come from another process cannot be written to."""
     return torch.tensor(array)
 
 
-def array_of(tensor: Tensor) -> Any:
+def to_array(tensor: Tensor) -> Any:
     """For another process: contiguous, or all that a view is a part of would travel."""
     return tensor.detach().to("cpu").contiguous().numpy()
 
 
-class Ledger:
-    """Pushes by (worker, sequence); all with a sequence below `settled` have been applied.
+class AppliedPushes:
+    """Pushes by (worker, sequence); all with a sequence below `applied_below` have been applied.
 
     A worker says below which sequence it will never push again: those need no entry. What one
     worker has heard of says nothing of the pushes of another.
     """
 
-    def __init__(self, settled: int = 0):
-        self.settled = settled
-        self._settled_by: dict[int | str, int] = {}
+    def __init__(self, applied_below: int = 0):
+        self.applied_below = applied_below
+        self._forgotten_below: dict[int | str, int] = {}
         self.num_repeated = 0
-        self._entries: dict[tuple[int | str, int], Receipt] = {}
+        self._entries: dict[tuple[int | str, int], PushResult] = {}
 
-    def settle(self, worker: int | str, below: int) -> None:
-        if below > self._settled_by.get(worker, self.settled):
-            self._settled_by[worker] = below
+    def forget(self, worker: int | str, below: int) -> None:
+        if below > self._forgotten_below.get(worker, self.applied_below):
+            self._forgotten_below[worker] = below
             for tag in [t for t in self._entries if t[0] == worker and t[1] < below]:
                 del self._entries[tag]
 
-    def find(self, worker: int | str, sequence: int, stamp: Stamp) -> Receipt | None:
+    def find(self, worker: int | str, sequence: int, version: Version) -> PushResult | None:
         """What to answer to a push that has been applied before; None if it has not."""
         found = self._entries.get((worker, sequence))
-        if found is None and sequence >= self._settled_by.get(worker, self.settled):
+        if found is None and sequence >= self._forgotten_below.get(worker, self.applied_below):
             return None
         self.num_repeated += 1
-        return found or Receipt(False, 0, 0, 0, stamp)
+        return found or PushResult(False, 0, 0, 0, version)
 
-    def enter(self, worker: int | str, sequence: int, receipt: Receipt) -> Receipt:
+    def add(self, worker: int | str, sequence: int, result: PushResult) -> PushResult:
         """Note that it is applied now."""
-        self._entries[worker, sequence] = receipt._replace(fresh=False)
-        return receipt
+        self._entries[worker, sequence] = result._replace(fresh=False)
+        return result

@@ -62,10 +62,10 @@ class InProcess:
     def __init__(self, kind: str, objects: Sequence[Any]):
         self.kind, self.objects, self.size = kind, list(objects), len(objects)
 
-    def call(self, number: int, verb: str, *args: Any) -> "Made":
+    def call(self, number: int, verb: str, *args: Any) -> "LocalCall":
         if not 0 <= number < self.size:
             raise UsageError(f"there is no {self.kind} {number}: there are {self.size}, from 0.")
-        return Made(number, self.objects[number], verb, args)
+        return LocalCall(number, self.objects[number], verb, args)
 
     def share(self, value: Any) -> Any:
         return value
@@ -83,7 +83,7 @@ class InProcess:
         pass
 
 
-class Made:
+class LocalCall:
     """A call within this process; it succeeds or fails at once, and says so when asked."""
 
     def __init__(self, number: int, target: Any, verb: str, args: tuple[Any, ...]):
@@ -104,7 +104,7 @@ class Made:
         return self._value
 
 
-def ask_all(peers: Peers, verb: str, args: tuple[Any, ...] = ()) -> list[Any]:
+def call_all(peers: Peers, verb: str, args: tuple[Any, ...] = ()) -> list[Any]:
     """`verb(*args)` of every peer, all under way together."""
     calls = [peers.call(number, verb, *args) for number in range(peers.size)]
     return [call.answer() for call in calls]

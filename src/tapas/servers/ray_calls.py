@@ -6,18 +6,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tapas.errors import PeerError
-from tapas.servers.ray_session import the_ray
+from tapas.servers.ray_session import import_ray
 
 if TYPE_CHECKING:
     from tapas.servers.ray_peers import RayPeers
 
 MAX_DEATHS = 4  # of a peer during one call: then the call itself is what kills it
-LOOK_SECONDS = 0.25  # between two looks at the clock
-KNOCK_SECONDS = 0.1  # between two tries to reach a peer that is being started again
+POLL_SECONDS = 0.25  # between two looks at the clock
+RETRY_SECONDS = 0.1  # between two tries to reach a peer that is being started again
 
 
-class Life(NamedTuple):
-    """One life of a peer: from the start of its process to the end of it."""
+class ProcessInfo(NamedTuple):
+    """One process of a peer: from the start of its process to the end of it."""
 
     name: str
     pid: int
@@ -25,17 +25,17 @@ class Life(NamedTuple):
 
 
 @dataclass(slots=True)
-class Seen:
+class PeerState:
     """What is known of a peer from here."""
 
-    life: Life | None = None
+    process: ProcessInfo | None = None
     is_up: bool = False  # built, and not known to have died since
-    heard: float = -float("inf")  # when it last answered
-    lives: set[str] = field(default_factory=set)
+    last_answer: float = -float("inf")  # when it last answered
+    processes: set[str] = field(default_factory=set)
 
-    def hear(self, life: Life, *, is_built: bool) -> None:
-        self.life, self.is_up, self.heard = life, is_built, time.monotonic()
-        self.lives.add(life.name)
+    def answered(self, process: ProcessInfo, *, is_built: bool) -> None:
+        self.process, self.is_up, self.last_answer = process, is_built, time.monotonic()
+        self.processes.add(process.name)
 
 
 class RayCall:
@@ -43,14 +43,14 @@ class RayCall:
 
     def __init__(self, peers: "RayPeers", number: int, verb: str, args: tuple[Any, ...]):
         self.number = number
-        self.awaited: Any  # Ray's name for what comes next; None while there is nobody to ask
-        self._pulse: Any
+        self.awaited: Any  # Ray's name for what comes next; None while there is nobody to call
+        self._pending_ping: Any
         self._peers, self._verb, self._args = peers, verb, args
         self._actor, self._seen = peers._actors[number], peers._seen[number]
         self._lock = threading.Lock()
         self._deaths, self._lost_since, self._lost_at = 0, 0.0, 0.0
         self._outcome: tuple[Any, Exception | None] | None = None
-        self._ask()
+        self._send()
 
     def done(self) -> bool:
         with self._lock:
@@ -58,37 +58,37 @@ class RayCall:
 
     def answer(self) -> Any:
         with self._lock:
-            while not self._look(LOOK_SECONDS):
+            while not self._look(POLL_SECONDS):
                 pass
             value, error = self._outcome or (None, None)
         if error is not None:
             raise error
         return value
 
-    def _ask(self) -> None:
+    def _send(self) -> None:
         # one tuple: Ray serializes, and stores if it is large, every argument by itself
-        shared = {i: a for i, a in enumerate(self._args) if isinstance(a, the_ray().ObjectRef)}
+        shared = {i: a for i, a in enumerate(self._args) if isinstance(a, import_ray().ObjectRef)}
         plain = tuple(None if i in shared else a for i, a in enumerate(self._args))
-        self.awaited = self._actor.ask.remote(self._verb, plain, tuple(shared), *shared.values())
+        self.awaited = self._actor.call.remote(self._verb, plain, tuple(shared), *shared.values())
         self._is_asked, self._made = True, time.monotonic()
-        self._pulse, self._is_alive, self._felt = None, False, self._made
+        self._pending_ping, self._is_alive, self._ping_answered = None, False, self._made
 
-    def _knock(self) -> Any:
-        return self._actor.pulse.options(concurrency_group="pulse").remote()
+    def _ping(self) -> Any:
+        return self._actor.ping.options(concurrency_group="ping").remote()
 
     def _look(self, seconds: float) -> bool:
         """Wait so long at most for something to happen; whether the outcome is known."""
         if self._outcome is not None:
             return True
         if self.awaited is None:
-            time.sleep(min(seconds, KNOCK_SECONDS))
-            if time.monotonic() < self._lost_at + KNOCK_SECONDS:
+            time.sleep(min(seconds, RETRY_SECONDS))
+            if time.monotonic() < self._lost_at + RETRY_SECONDS:
                 return False
-            self.awaited, self._is_asked = self._knock(), False
-        ray = the_ray()
+            self.awaited, self._is_asked = self._ping(), False
+        ray = import_ray()
         gone = ray.exceptions.RayActorError, ray.exceptions.ObjectLostError
         try:
-            life, value, *error = ray.get(self.awaited, timeout=seconds)
+            process, value, *error = ray.get(self.awaited, timeout=seconds)
         except ray.exceptions.GetTimeoutError:
             self._check_patience(ray)
         except gone as told:
@@ -96,15 +96,15 @@ class RayCall:
         except Exception as told:
             self._give_up(f"cannot be asked for '{self._verb}': {_first_line(told)}")
         else:
-            self._seen.hear(life, is_built=self._is_asked or value)
+            self._seen.answered(process, is_built=self._is_asked or value)
             if self._is_asked:
                 self._finish(value, error[0])
             else:
-                self._ask()
+                self._send()
         return self._outcome is not None
 
     def _lost(self, error: Exception, *, is_final: bool) -> None:
-        """The peer has died, or is not there yet: knock until it is, and ask again."""
+        """The peer has died, or is not there yet: knock until it is, and call again."""
         now, patience, why = time.monotonic(), self._peers.start_seconds, _first_line(error)
         self._seen.is_up = False
         if self._is_asked:
@@ -122,10 +122,10 @@ class RayCall:
         """Give up a peer that is silent for too long; find out before whether it is alive."""
         seen, limit, start_limit = self._seen, self._peers.seconds, self._peers.start_seconds
         work_limit = self._peers.work_seconds or limit
-        self._feel_pulse(ray)
+        self._check_ping(ray)
         now = time.monotonic()
-        working = now - max(self._made, seen.heard)
-        silent = min(working, now - self._felt)
+        working = now - max(self._made, seen.last_answer)
+        silent = min(working, now - self._ping_answered)
         since = self._made if self._is_asked else self._lost_since
         if working > work_limit and seen.is_up and self._is_alive:
             doing = f"has worked on '{self._verb}' for {work_limit:g} s without an answer"
@@ -134,28 +134,30 @@ class RayCall:
             self._give_up(f"has not answered for {limit:g} s: it hangs, or its host is cut off")
         elif now - since > start_limit and not seen.is_up:
             self._give_up(f"is not ready after {start_limit:g} s")
-        elif self._is_asked and self._pulse is None and (silent > limit / 2 or not seen.is_up):
-            self._pulse = self._knock()
+        elif (
+            self._is_asked and self._pending_ping is None and (silent > limit / 2 or not seen.is_up)
+        ):
+            self._pending_ping = self._ping()
 
-    def _feel_pulse(self, ray: Any) -> None:
-        if self._pulse is None:
+    def _check_ping(self, ray: Any) -> None:
+        if self._pending_ping is None:
             return
         try:
-            life, is_built = ray.get(self._pulse, timeout=0)
+            process, is_built = ray.get(self._pending_ping, timeout=0)
         except ray.exceptions.RayError as told:
             if not isinstance(told, ray.exceptions.GetTimeoutError):
-                self._pulse = None  # what was asked fails as well
+                self._pending_ping = None  # what was asked fails as well
             return
-        self._pulse, self._is_alive, self._felt = None, True, time.monotonic()
-        if not (self._seen.is_up and is_built and life == self._seen.life):
-            self._seen.hear(life, is_built=is_built)
+        self._pending_ping, self._is_alive, self._ping_answered = None, True, time.monotonic()
+        if not (self._seen.is_up and is_built and process == self._seen.process):
+            self._seen.answered(process, is_built=is_built)
 
     def _give_up(self, why: str) -> None:
         self._finish(None, PeerError(f"{self._peers.describe(self.number)} {why}.", (self.number,)))
 
     def _finish(self, value: Any, error: Exception | None) -> None:
         self._outcome = value, error
-        self.awaited = self._pulse = None
+        self.awaited = self._pending_ping = None
         self._args = ()  # large arrays may go
 
 

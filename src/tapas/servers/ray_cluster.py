@@ -14,7 +14,7 @@ MAKE_A_TOKEN = (
     "set RAY_AUTH_MODE=token where the cluster is started."
 )
 TOKEN = {"RAY_AUTH_MODE": "token"}
-NOT_OURS = ("RAY_ADDRESS", "RAY_REDIS_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+HIDDEN_VARIABLES = ("RAY_ADDRESS", "RAY_REDIS_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
 def check_cluster(address: str, timeout_seconds: float) -> str:
@@ -25,7 +25,7 @@ def check_cluster(address: str, timeout_seconds: float) -> str:
             f"the Ray cluster at {address} is used with a token only, and there is none: neither "
             f"RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH nor ~/.ray/auth_token. {MAKE_A_TOKEN}"
         )
-    told = _speaks(address, timeout_seconds, TOKEN)
+    told = _connection_error(address, timeout_seconds, TOKEN)
     if "InvalidAuthToken" in told:
         raise UsageError(
             f"the Ray cluster at {address} does not accept our token. Put the cluster's own into "
@@ -36,7 +36,7 @@ def check_cluster(address: str, timeout_seconds: float) -> str:
             f"what listens at {address} does not answer as Ray does: {told}. The port must be "
             "that of the cluster's head, 6379 if not said otherwise."
         )
-    if accepts_anybody(address, timeout_seconds):
+    if accepts_no_token(address, timeout_seconds):
         raise UsageError(
             f"the Ray cluster at {address} lets anybody in: whoever reaches its ports can run "
             f"code there. {MAKE_A_TOKEN}"
@@ -68,13 +68,15 @@ def _has_token() -> bool:
     return Path(path).is_file() and Path(path).stat().st_size > 0
 
 
-def accepts_anybody(address: str, timeout_seconds: float = 30.0) -> bool:
+def accepts_no_token(address: str, timeout_seconds: float = 30.0) -> bool:
     """Whether the Ray at `address` talks to a process that has no token; yes if that is unknown."""
-    told = _speaks(address, timeout_seconds, {"RAY_AUTH_MODE": "disabled"}, NOT_OURS)
+    told = _connection_error(
+        address, timeout_seconds, {"RAY_AUTH_MODE": "disabled"}, HIDDEN_VARIABLES
+    )
     return "token" not in told.lower()
 
 
-def _speaks(
+def _connection_error(
     address: str, timeout_seconds: float, settings: dict[str, str], hidden: Sequence[str] = ()
 ) -> str:
     """Why a process with `settings` gets no answer of Ray's in good time; "" if it gets one."""

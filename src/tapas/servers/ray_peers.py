@@ -19,32 +19,34 @@ from uuid import uuid4
 import torch
 
 from tapas.errors import PeerError, TapasError, UsageError
-from tapas.servers.peers import Call, ask_all
-from tapas.servers.ray_calls import KNOCK_SECONDS, LOOK_SECONDS, Life, RayCall, Seen
-from tapas.servers.ray_session import the_ray
+from tapas.servers.peers import Call, call_all
+from tapas.servers.ray_calls import POLL_SECONDS, RETRY_SECONDS, PeerState, ProcessInfo, RayCall
+from tapas.servers.ray_session import import_ray
 
 INLINE_BYTES = 1_000_000  # of an array that travels with its call
 
 
-class Host:
+class ActorHost:
     """The process of one peer; builds it when first asked, so that it can be reached before."""
 
-    def __init__(self, name: str, make: bytes):
+    def __init__(self, name: str, factory: bytes):
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started us
         torch.set_num_threads(1)
-        self._make, self._lock, self._is_built = make, threading.Lock(), False
+        self._factory, self._lock, self._is_built = factory, threading.Lock(), False
         self._error: Exception | None = None
-        self._life = Life(uuid4().hex, os.getpid(), the_ray().util.get_node_ip_address())
-        self._name = f"{name} (pid {self._life.pid} on host {self._life.host})"
+        self._process = ProcessInfo(
+            uuid4().hex, os.getpid(), import_ray().util.get_node_ip_address()
+        )
+        self._name = f"{name} (pid {self._process.pid} on host {self._process.host})"
 
-    def pulse(self) -> tuple[Life, bool]:
+    def ping(self) -> tuple[ProcessInfo, bool]:
         """Who is here, and whether it is ready to answer."""
-        return self._life, self._is_built
+        return self._process, self._is_built
 
-    def ask(
+    def call(
         self, verb: str, args: tuple[Any, ...] = (), places: tuple[int, ...] = (), *shared: Any
-    ) -> tuple[Life, Any, Exception | None]:
+    ) -> tuple[ProcessInfo, Any, Exception | None]:
         """What `verb` answers, and what it raises; without a verb, the peer is just built.
 
         What is `shared` by several calls are the arguments at `places`.
@@ -52,19 +54,19 @@ class Host:
         with self._lock:
             if not self._is_built:
                 try:
-                    self._target = the_ray().cloudpickle.loads(self._make)()
+                    self._target = import_ray().cloudpickle.loads(self._factory)()
                 except BaseException as error:
-                    self._error = self._told(error, "could not be built")
+                    self._error = self._as_error(error, "could not be built")
                 self._is_built = True
         if self._error or not verb:
-            return self._life, None, self._error
+            return self._process, None, self._error
         try:
             given = dict(enumerate(args)) | dict(zip(places, shared, strict=True))
-            return self._life, getattr(self._target, verb)(*given.values()), None
+            return self._process, getattr(self._target, verb)(*given.values()), None
         except BaseException as error:  # an exit too: only a signal ends this process
-            return self._life, None, self._told(error, f"failed in '{verb}'")
+            return self._process, None, self._as_error(error, f"failed in '{verb}'")
 
-    def _told(self, error: BaseException, did: str) -> Exception:
+    def _as_error(self, error: BaseException, did: str) -> Exception:
         """An error of ours as it is, others by the last line of what Python says of them."""
         last_line = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
         told: Exception = PeerError(f"{self._name} {did}: {last_line}")
@@ -89,13 +91,13 @@ class RayPeers:
         self.kind, self.size, self.seconds = kind, len(actors), seconds
         self.start_seconds, self.work_seconds = start_seconds, work_seconds
         self._actors, self._is_mine = list(actors), True
-        self._seen = [Seen() for _ in actors]
+        self._seen = [PeerState() for _ in actors]
 
     @classmethod
     def start(
         cls,
         kind: str,
-        makes: Sequence[Callable[[], Any]],
+        factories: Sequence[Callable[[], Any]],
         *,
         threads: int = 1,
         seconds: float = 60.0,
@@ -103,10 +105,10 @@ class RayPeers:
         work_seconds: float | None = None,
         wait: bool = True,
     ) -> "RayPeers":
-        """One process for each of `makes`, which builds the peer.
+        """One process for each of `factories`, which builds the peer.
 
         Args:
-            makes: called in the process, and again in the next one when that has died.
+            factories: called in the process, and again in the next one when that has died.
             threads: so many calls of one peer run at the same time; with 1, in the order made.
             seconds: a peer that owes an answer and is silent for so long is given up.
             start_seconds: the same, for a process that starts and the peer that is built in it.
@@ -117,18 +119,18 @@ class RayPeers:
         for name, value in limits.items():
             if not value > 0:
                 raise UsageError(f"{name} must be above 0, got {value!r}.")
-        host = the_ray().remote(
+        host = import_ray().remote(
             # more processes than cores are welcome; Ray spreads what asks for something
             num_cpus=0.001,
             scheduling_strategy="SPREAD",
             max_restarts=-1,
             max_task_retries=0,
             max_concurrency=threads,
-            concurrency_groups={"pulse": 1},
-        )(Host)
+            concurrency_groups={"ping": 1},
+        )(ActorHost)
         # as bytes: what hands peers on would lie in the object store, lost when that is full
-        packed = [the_ray().cloudpickle.dumps(make) for make in makes]
-        actors = [host.remote(f"{kind} {number}", make) for number, make in enumerate(packed)]
+        packed = [import_ray().cloudpickle.dumps(factory) for factory in factories]
+        actors = [host.remote(f"{kind} {number}", factory) for number, factory in enumerate(packed)]
         peers = cls(kind, actors, seconds, start_seconds, work_seconds)
         if wait:
             peers.ready()
@@ -138,7 +140,7 @@ class RayPeers:
         """Wait until all are built; if one cannot be, none is kept."""
         with ExitStack() as stack:
             stack.callback(self.close)
-            ask_all(self, "")
+            call_all(self, "")
             stack.pop_all()
 
     def call(self, number: int, verb: str, *args: Any) -> RayCall:
@@ -149,7 +151,7 @@ class RayPeers:
     def share(self, value: Any) -> Any:
         if getattr(value, "nbytes", INLINE_BYTES) < INLINE_BYTES:
             return value  # cheaper several times than stored once
-        return the_ray().put(value)
+        return import_ray().put(value)
 
     def any_done(self, calls: Sequence[Call], seconds: float) -> list[Call]:
         until = time.monotonic() + seconds
@@ -160,26 +162,28 @@ class RayPeers:
                 return found
             awaited = [c.awaited for c in calls if isinstance(c, RayCall) and c.awaited]
             if len(awaited) == len(calls):
-                the_ray().wait(awaited, timeout=min(left, LOOK_SECONDS))
+                import_ray().wait(awaited, timeout=min(left, POLL_SECONDS))
             else:
-                time.sleep(min(left, KNOCK_SECONDS))
+                time.sleep(min(left, RETRY_SECONDS))
 
     def restarts(self) -> list[int]:
         """How often each peer was started again, as far as its answers to us have shown."""
-        return [max(0, len(seen.lives) - 1) for seen in self._seen]
+        return [max(0, len(seen.processes) - 1) for seen in self._seen]
 
     def describe(self, number: int) -> str:
         """Such as "server 2 (pid 4301 on host 10.0.0.7)"."""
-        life = self._seen[number].life
-        return f"{self.kind} {number}" + (f" (pid {life.pid} on host {life.host})" if life else "")
+        process = self._seen[number].process
+        return f"{self.kind} {number}" + (
+            f" (pid {process.pid} on host {process.host})" if process else ""
+        )
 
     def close(self) -> None:
         """End the processes, if they were started from here. Safe to call twice."""
         mine, self._is_mine = self._is_mine, False
-        for actor in self._actors if mine and the_ray().is_initialized() else ():
-            the_ray().kill(actor, no_restart=True)
+        for actor in self._actors if mine and import_ray().is_initialized() else ():
+            import_ray().kill(actor, no_restart=True)
 
     def __getstate__(self) -> dict[str, Any]:
         # another host has another clock
-        seen = [replace(each, heard=-float("inf")) for each in self._seen]
+        seen = [replace(each, last_answer=-float("inf")) for each in self._seen]
         return self.__dict__ | {"_is_mine": False, "_seen": seen}

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tapas.errors import UsageError
-from tapas.servers.ray_cluster import NOT_OURS, TOKEN, check_cluster
+from tapas.servers.ray_cluster import HIDDEN_VARIABLES, TOKEN, check_cluster
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 OBJECT_STORE_BYTES = 256 * 2**20
 LEAST_STORE_BYTES = 80 * 2**20  # Ray refuses less than 75 MiB
 SOCKETS = "/tapas-12345678/r/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 SOCKET_BYTES = 107  # the longest path of a socket
-OWN_ENVIRONMENT = TOKEN | {
+LOCAL_ENVIRONMENT = TOKEN | {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_metrics_collection": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # keeps to the loopback interface, on Linux too
@@ -43,7 +43,7 @@ class RaySession(NamedTuple):
     is_ours: bool
 
 
-def the_ray() -> Any:
+def import_ray() -> Any:
     """The library, or an error that says how to install it."""
     if sys.modules.get("ray") is not None:
         return sys.modules["ray"]
@@ -60,7 +60,7 @@ def the_ray() -> Any:
 
 
 @contextmanager
-def join_ray(
+def ray_session(
     address: str | None = None,
     *,
     object_store_bytes: int = OBJECT_STORE_BYTES,
@@ -77,11 +77,11 @@ def join_ray(
         raise UsageError(f"timeout_seconds must be above 0, got {timeout_seconds!r}.")
     if object_store_bytes < LEAST_STORE_BYTES:
         raise UsageError(f"object_store_bytes must be at least 80 MiB, got {object_store_bytes}.")
-    ray = the_ray()
+    ray = import_ray()
     if ray.is_initialized():
         yield _already_connected(ray, address)
         return
-    own = _own_session(ray, object_store_bytes)
+    own = _local_session(ray, object_store_bytes)
     with _cluster(ray, address, timeout_seconds) if address is not None else own as found:
         yield found
 
@@ -97,7 +97,7 @@ def _already_connected(ray: Any, address: str | None) -> RaySession:
 
 
 @contextmanager
-def _own_session(ray: Any, object_store_bytes: int) -> Iterator[RaySession]:
+def _local_session(ray: Any, object_store_bytes: int) -> Iterator[RaySession]:
     usual = tempfile.gettempdir()
     where = usual if len(os.fsencode(usual + SOCKETS)) <= SOCKET_BYTES else "/tmp"
     with tempfile.TemporaryDirectory("", "tapas-", where, ignore_cleanup_errors=True) as folder:
@@ -111,8 +111,8 @@ def _own_session(ray: Any, object_store_bytes: int) -> Iterator[RaySession]:
             _connected(
                 ray,
                 "local",
-                OWN_ENVIRONMENT | {"RAY_AUTH_TOKEN_PATH": str(token)},
-                hidden=NOT_OURS,
+                LOCAL_ENVIRONMENT | {"RAY_AUTH_TOKEN_PATH": str(token)},
+                hidden=HIDDEN_VARIABLES,
                 loopback=True,
                 _node_ip_address=LOOPBACK[0],
                 _temp_dir=str(inside),
@@ -121,7 +121,7 @@ def _own_session(ray: Any, object_store_bytes: int) -> Iterator[RaySession]:
                 include_dashboard=False,
                 num_cpus=1,  # of which our actors ask for a thousandth each
             ) as address,
-            _last_rites(ray),
+            _kill_agents_on_exit(ray),
         ):
             yield RaySession(address, True)
 
@@ -151,7 +151,7 @@ def _connected(
                 os.environ.pop(name, None)
             os.environ.update(environment)
             _read_environment()
-            with _discreet(loopback=loopback):
+            with _quiet_connection(loopback=loopback):
                 context = ray.init(address, log_to_driver=False, logging_level="error", **options)
         except (ConnectionError, RuntimeError, ValueError) as error:
             why = str(error).splitlines()[0].rstrip(".")
@@ -187,7 +187,7 @@ def _read_environment(*, needs_token: bool = True) -> None:
 
 
 @contextmanager
-def _discreet(*, loopback: bool) -> Iterator[None]:
+def _quiet_connection(*, loopback: bool) -> Iterator[None]:
     """While a connection is made: no other interface, and no news of the dead on stdout later."""
     constants: Any = importlib.import_module("ray._private.ray_constants")
     worker: Any = importlib.import_module("ray._private.worker")
@@ -213,7 +213,7 @@ def _restore(environment: dict[str, str]) -> None:
 
 
 @contextmanager
-def _last_rites(ray: Any) -> Iterator[None]:
+def _kill_agents_on_exit(ray: Any) -> Iterator[None]:
     """Should this process be killed, Ray's agents outlive it by a minute: a shell ends them."""
     raylet = ray._private.worker._global_node.all_processes["raylet"][0].process.pid
     below = importlib.import_module("psutil").Process(raylet).children()

@@ -24,23 +24,23 @@ from tapas.optim.row_store import RowGradients
 from tapas.optim.row_updates import RowUpdate
 from tapas.servers.channel import Gradients
 from tapas.servers.messages import (
+    AppliedPushes,
     Floats,
     Ids,
-    Ledger,
-    Receipt,
-    Scored,
+    PushResult,
+    ScoredRows,
     Scoring,
-    Stamp,
-    array_of,
+    Version,
     incarnation,
-    tensor_of,
+    to_array,
+    to_tensor,
 )
 from tapas.tables.exhaustive import log_sum_rows, topk_by_id
 from tapas.tables.second_pass import SecondPass, select_here
 from tapas.tables.shard import Shard
 
 
-class Turns:
+class CountedLock:
     """A lock that counts who takes it for what, for how long, and who waited before."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Turns:
         self._requests: Counter[str] = Counter()
 
     @contextmanager
-    def take(self, verb: str) -> Iterator[None]:
+    def hold(self, verb: str) -> Iterator[None]:
         with self._counting:
             self._queue[self._waiting] += 1
             self._waiting += 1
@@ -82,19 +82,19 @@ class Turns:
 class RowServer:
     """Server `number` with its `shards` of tables, by name.
 
-    Pushes of a sequence below `settled`, of any worker, are in the rows already. Threads may
+    Pushes of a sequence below `applied_below`, of any worker, are in the rows already. Threads may
     call any verb; they take turns.
     """
 
-    def __init__(self, number: int, shards: Mapping[str, Shard], *, settled: int = 0):
+    def __init__(self, number: int, shards: Mapping[str, Shard], *, applied_below: int = 0):
         self.number, self.shards = number, dict(shards)
-        self.ledger, self.restored = Ledger(settled), settled
+        self.applied_pushes, self.restored = AppliedPushes(applied_below), applied_below
         self.incarnation = incarnation()
-        self.version = 0
+        self.num_pushes = 0
         self._moved = {
             name: np.zeros(shard.num_classes, np.int32) for name, shard in shards.items()
         }
-        self._turns = Turns()
+        self._lock = CountedLock()
         self._staleness: Counter[int] = Counter()
         self._rows = self._collided = 0
 
@@ -109,109 +109,116 @@ class RowServer:
         noise: Floats,
         quota: int,
         wanted: Ids,
-    ) -> Scored:
+    ) -> ScoredRows:
         """The `quota` of this server's part of a pool that the second pass keeps, with their rows.
 
         `ids` (P,), `log_q` (P,) and `noise` (P,) are that part; it is scored by `query` (A, D),
         whose targets are `target` (A, L). Where `how` is left out all of it stays, and nothing is
         scored. `wanted` (T,) are targets that live here.
         """
-        with self._turn("score"):
+        with self._locked("score"):
             shard = self._shard(table)
-            kept = Candidates(tensor_of(ids), tensor_of(log_q))
+            kept = Candidates(to_tensor(ids), to_tensor(log_q))
             if how is not None:
                 second_pass = SecondPass(
                     quota,
                     how.rule,
                     how.temperature,
-                    tensor_of(query),
-                    tensor_of(target),
+                    to_tensor(query),
+                    to_tensor(target),
                     how.complete,
-                    tensor_of(noise),
+                    to_tensor(noise),
                 )
-                rows = self._slots(table, kept.ids)
+                rows = self._positions(table, kept.ids)
                 kept = select_here(shard, kept, rows, second_pass)
-            rows = self._slots(table, torch.cat([kept.ids, tensor_of(wanted)]))
+            rows = self._positions(table, torch.cat([kept.ids, to_tensor(wanted)]))
             weight, bias = shard._read(rows)
-            return Scored(
-                kept.ids.numpy(), kept.log_q.numpy(), weight.numpy(), bias.numpy(), self._stamp()
+            return ScoredRows(
+                kept.ids.numpy(),
+                kept.log_q.numpy(),
+                weight.numpy(),
+                bias.numpy(),
+                self._current_version(),
             )
 
-    def rows(self, table: str, ids: Ids) -> tuple[Floats, Floats, Stamp]:
+    def rows(self, table: str, ids: Ids) -> tuple[Floats, Floats, Version]:
         """Weights (N, D) and biases (N,) of `ids` (N,), which live here."""
-        with self._turn("rows"):
-            weight, bias = self._shard(table)._read(self._slots(table, tensor_of(ids)))
-            return weight.numpy(), bias.numpy(), self._stamp()
+        with self._locked("rows"):
+            weight, bias = self._shard(table)._read(self._positions(table, to_tensor(ids)))
+            return weight.numpy(), bias.numpy(), self._current_version()
 
     def push(
         self,
         worker: int | str,
         sequence: int,
-        settled: int,
+        acknowledged_below: int,
         seen: int | None,
         gradients: Mapping[str, Gradients],
-    ) -> Receipt:
+    ) -> PushResult:
         """Move rows by the `gradients` of each table, unless done before.
 
-        Every push of the worker with a sequence below `settled` has been heard of and will not
-        come again; `seen` is the oldest version that this one was computed from, if it was from
-        any. A push that is refused moves nothing.
+        The worker has the result of every push with a sequence below `acknowledged_below` and will
+        not send these again. `seen` is the number of pushes that the oldest rows read for this
+        one had seen; None if none were read. A push that is refused moves nothing.
         """
-        with self._turn("push"):
-            self.ledger.settle(worker, settled)
-            if (earlier := self.ledger.find(worker, sequence, self._stamp())) is not None:
+        with self._locked("push"):
+            self.applied_pushes.forget(worker, acknowledged_below)
+            if (
+                earlier := self.applied_pushes.find(worker, sequence, self._current_version())
+            ) is not None:
                 return earlier
-            slots = {
-                table: self._slots(table, tensor_of(part.ids)) for table, part in gradients.items()
+            positions = {
+                table: self._positions(table, to_tensor(part.ids))
+                for table, part in gradients.items()
             }
             updates = {table: self._update(table, part) for table, part in gradients.items()}
             for table, part in gradients.items():
                 self._check_shapes(table, part)
             rows = collided = 0
-            seen = self.version if seen is None else seen
-            staleness = max(0, self.version - seen)
-            self.version += 1
+            seen = self.num_pushes if seen is None else seen
+            staleness = max(0, self.num_pushes - seen)
+            self.num_pushes += 1
             for table, part in gradients.items():
-                found = RowGradients(slots[table], tensor_of(part.weight), tensor_of(part.bias))
+                found = RowGradients(positions[table], to_tensor(part.weight), to_tensor(part.bias))
                 self._shard(table).move_rows(updates[table], found, None)
-                moved, at = self._moved[table], slots[table].numpy()
+                moved, at = self._moved[table], positions[table].numpy()
                 rows += len(at)
                 collided += int(np.count_nonzero(moved[at] > seen))
-                moved[at] = self.version
+                moved[at] = self.num_pushes
             self._staleness[staleness] += 1
             self._rows += rows
             self._collided += collided
-            receipt = Receipt(True, staleness, rows, collided, self._stamp())
-            return self.ledger.enter(worker, sequence, receipt)
+            result = PushResult(True, staleness, rows, collided, self._current_version())
+            return self.applied_pushes.add(worker, sequence, result)
 
     def topk(
         self, table: str, query: Floats, k: int, exclude: Ids | None
-    ) -> tuple[Floats, Ids, Stamp]:
+    ) -> tuple[Floats, Ids, Version]:
         """The k best classes of this shard (fewer if it has fewer): scores and ids, (B, k)."""
-        with self._turn("topk"):
+        with self._locked("topk"):
             shard = self._shard(table)
-            banned = None if exclude is None else tensor_of(exclude)
+            banned = None if exclude is None else to_tensor(exclude)
             if banned is not None:
-                slots = self._places(shard, banned.clamp(min=0))
-                foreign = (banned < 0) | (slots < 0) | (slots >= shard.num_classes)
-                banned = slots.masked_fill(foreign, -1)
+                positions = self._unchecked_positions(shard, banned.clamp(min=0))
+                foreign = (banned < 0) | (positions < 0) | (positions >= shard.num_classes)
+                banned = positions.masked_fill(foreign, -1)
             start = shard.whole.start(self.number)
             value, ids = topk_by_id(
                 shard.weight,
                 shard.bias_or_none(),
-                tensor_of(query),
+                to_tensor(query),
                 min(k, shard.num_classes),
                 banned,
                 lambda rows: shard.whole.ids_at(rows + start),
             )
-            return array_of(value), array_of(ids), self._stamp()
+            return to_array(value), to_array(ids), self._current_version()
 
-    def log_partition(self, table: str, query: Floats) -> tuple[Floats, Stamp]:
+    def log_partition(self, table: str, query: Floats) -> tuple[Floats, Version]:
         """Log of the sum over this shard's classes of exp(logit), (B,)."""
-        with self._turn("log_partition"):
+        with self._locked("log_partition"):
             shard = self._shard(table)
-            value = log_sum_rows(shard.weight, shard.bias_or_none(), tensor_of(query))
-            return value.numpy(), self._stamp()
+            value = log_sum_rows(shard.weight, shard.bias_or_none(), to_tensor(query))
+            return value.numpy(), self._current_version()
 
     def _check_shapes(self, table: str, part: Gradients) -> None:
         shard, size = self._shard(table), len(part.ids)
@@ -235,19 +242,19 @@ class RowServer:
 
     def state(self, table: str) -> tuple[dict[str, NDArray[Any]], int]:
         """All tensors of a shard in the order of its rows, float32, and its number of updates."""
-        with self._turn("state"):
+        with self._locked("state"):
             shard = self._shard(table)
             return {
-                name: array_of(value.to(torch.float32, copy=True))  # rows move on before it leaves
+                name: to_array(value.to(torch.float32, copy=True))  # rows move on before it leaves
                 for name, value in shard.row_tensors().items()
             }, shard.num_updates
 
     def load(self, table: str, tensors: Mapping[str, NDArray[Any]], num_updates: int) -> None:
         """Put back what `state` gave."""
-        with self._turn("load"):
+        with self._locked("load"):
             shard = self._shard(table)
             for name, value in shard.row_tensors().items():
-                value.copy_(tensor_of(tensors[name]))
+                value.copy_(to_tensor(tensors[name]))
             shard.num_updates = num_updates
 
     def num_updates(self, table: str) -> int:
@@ -256,22 +263,22 @@ class RowServer:
 
     def status(self) -> dict[str, Any]:
         """Counts since this process began; answers while others wait."""
-        return self._turns.counts() | {
+        return self._lock.counts() | {
             "server": self.number,
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "incarnation": self.incarnation,
             "restored": self.restored,
-            "version": self.version,
+            "num_pushes": self.num_pushes,
             "staleness": dict(self._staleness),
             "rows": self._rows,
             "collided": self._collided,
-            "repeated": self.ledger.num_repeated,
+            "repeated": self.applied_pushes.num_repeated,
         }
 
     @contextmanager
-    def _turn(self, verb: str) -> Iterator[None]:
-        with self._turns.take(verb), torch.no_grad():
+    def _locked(self, verb: str) -> Iterator[None]:
+        with self._lock.hold(verb), torch.no_grad():
             yield
 
     def _shard(self, table: str) -> Shard:
@@ -280,20 +287,20 @@ class RowServer:
             raise UsageError(f"server {self.number} has no table '{table}'. It has: {known}.")
         return self.shards[table]
 
-    def _slots(self, table: str, ids: Tensor) -> Tensor:
+    def _positions(self, table: str, ids: Tensor) -> Tensor:
         """Where the rows of `ids` (N,) are in the shard; native code would take any place."""
         shard = self._shard(table)
-        slots = self._places(shard, ids)
-        foreign = (slots < 0) | (slots >= shard.num_classes)
+        positions = self._unchecked_positions(shard, ids)
+        foreign = (positions < 0) | (positions >= shard.num_classes)
         if bool(foreign.any()):
             raise UsageError(
                 f"class {int(ids[foreign][0])} of '{table}' is not on server {self.number}: who "
                 "asks places classes otherwise. Build tables and servers from one TableSpec."
             )
-        return slots
+        return positions
 
-    def _places(self, shard: Shard, ids: Tensor) -> Tensor:
+    def _unchecked_positions(self, shard: Shard, ids: Tensor) -> Tensor:
         return shard.whole.permute(ids) - shard.whole.start(self.number)
 
-    def _stamp(self) -> Stamp:
-        return Stamp(self.incarnation, self.version)
+    def _current_version(self) -> Version:
+        return Version(self.incarnation, self.num_pushes)

@@ -11,8 +11,8 @@ import torch
 from tapas.checkpoints.folder import Checkpoint, CheckpointFolder
 from tapas.data.splits import Split, split_log
 from tapas.errors import PeerError
-from tapas.servers.job import Engine, Job
-from tapas.servers.ray_session import the_ray
+from tapas.servers.job import Job, StartPeers
+from tapas.servers.ray_session import import_ray
 from tapas.servers.training_server import table_specs
 from tapas.tables.ranks import ONE_PROCESS
 from tapas.training.build import check_device, plan_of, prepare
@@ -38,25 +38,25 @@ def train(
     out: Path,
     *,
     cache: Path,
-    engine: Engine | None = None,
+    start_peers: StartPeers | None = None,
     status: Status = lambda words: None,
     on_progress: OnProgress = lambda tick: None,
     should_stop: ShouldStop = lambda: False,
 ) -> Outcome:
     """As `tapas.training.run.train`; workers and servers must see the same folders.
 
-    `engine` starts them; left out, Ray on this machine does.
+    `start_peers` starts them; left out, Ray on this machine does.
     """
-    _check_can_start(config, engine)
+    _check_can_start(config, start_peers)
     log, split = read_log(config, out, cache=cache, status=status, ranks=ONE_PROCESS)
     config = prepare(config, log, split)[0]
     _check_shards(config, log.num_items)
-    if engine is None:  # all on this machine
+    if start_peers is None:  # all on this machine
         check_fits(plan_of(config, split.train_counts))
     run = create_run(out, config, log)
     with only_one(out):
         status(_start_words(config, split))
-        with _trainer(run, split, None, engine) as trainer:
+        with _trainer(run, split, None, start_peers) as trainer:
             return trainer.run(on_progress=on_progress, should_stop=should_stop)
 
 
@@ -65,7 +65,7 @@ def resume(
     *,
     step: int | None = None,
     service: ServiceConfig | None = None,
-    engine: Engine | None = None,
+    start_peers: StartPeers | None = None,
     status: Status = lambda words: None,
     on_progress: OnProgress = lambda tick: None,
     should_stop: ShouldStop = lambda: False,
@@ -75,7 +75,7 @@ def resume(
     `service` are other numbers of workers and servers than those it was begun with, if any.
     """
     run = reopen(folder, service)
-    _check_can_start(run.config, engine)
+    _check_can_start(run.config, start_peers)
     _check_shards(run.config, run.log.num_items)
     torch.set_num_threads(run.num_threads)  # sums over threads are sums in another order
     split = split_log(run.log, run.config.split)
@@ -88,7 +88,7 @@ def resume(
             write_config(run)  # which all processes read
         status(resume_words(checkpoint))
         status(_start_words(run.config, split))
-        with _trainer(run, split, checkpoint, engine) as trainer:
+        with _trainer(run, split, checkpoint, start_peers) as trainer:
             return trainer.run(on_progress=on_progress, should_stop=should_stop)
 
 
@@ -102,15 +102,15 @@ def _start_words(config: TrainConfig, split: Split) -> str:
 
 @contextmanager
 def _trainer(
-    run: RunFolder, split: Split, checkpoint: Checkpoint | None, engine: Engine | None
+    run: RunFolder, split: Split, checkpoint: Checkpoint | None, start_peers: StartPeers | None
 ) -> Iterator[Trainer]:
-    """The loop of `run` where `checkpoint` left it, its processes started by `engine`."""
+    """The loop of `run` where `checkpoint` left it, its processes started by `start_peers`."""
     run = replace(run, path=run.path.resolve())  # processes elsewhere have other working folders
     loop, restore = run.config.loop, checkpoint.step if checkpoint else None
     with ExitStack() as closing:
-        engine = engine or closing.enter_context(on_ray())
+        start_peers = start_peers or closing.enter_context(on_ray())
         journal = closing.enter_context(Journal(run.path, resume_at=restore or 0))
-        job = Job(run, split, engine, restore=restore)
+        job = Job(run, split, start_peers, restore=restore)
         closing.callback(job.close)
         judge = judge_of(run, split)
 
@@ -131,11 +131,11 @@ def _trainer(
             raise PeerError(f"{error} {left}: go on with --resume.", error.ranks) from error
 
 
-def _check_can_start(config: TrainConfig, engine: Engine | None) -> None:
+def _check_can_start(config: TrainConfig, start_peers: StartPeers | None) -> None:
     """An error if the workers and servers of `config` cannot be started, before any work."""
     check_device(config.loop.device)
-    if engine is None:
-        the_ray()
+    if start_peers is None:
+        import_ray()
 
 
 def _check_shards(config: TrainConfig, num_classes: int) -> None:
@@ -149,10 +149,10 @@ def counted(number: int, thing: str) -> str:
 
 
 @contextmanager
-def on_ray(address: str | None = None) -> Iterator[Engine]:
+def on_ray(address: str | None = None) -> Iterator[StartPeers]:
     """Ray on this machine, or the cluster at `address`."""
     from tapas.servers.ray_peers import RayPeers
-    from tapas.servers.ray_session import join_ray
+    from tapas.servers.ray_session import ray_session
 
-    with join_ray(address):
+    with ray_session(address):
         yield partial(RayPeers.start, wait=False)

@@ -16,9 +16,9 @@ from tapas.errors import UsageError
 from tapas.exact_state import unpack
 from tapas.optim.row_store import RowGradients
 from tapas.optim.row_updates import RowUpdate
-from tapas.servers.channel import Gradients, Post
-from tapas.servers.messages import Scored, Scoring, array_of, tensor_of
-from tapas.servers.peers import ask_all
+from tapas.servers.channel import Gradients, ServerChannel
+from tapas.servers.messages import ScoredRows, Scoring, to_array, to_tensor
+from tapas.servers.peers import call_all
 from tapas.shapes import check_positive, check_query
 from tapas.tables.base import ClassTable
 from tapas.tables.exhaustive import merge_topk
@@ -29,7 +29,7 @@ from tapas.tables.shard import TableSpec
 
 
 class ServedTable(ClassTable):
-    """Rows on servers, reached by `post`; on each they are the shard of `name`.
+    """Rows on servers, reached by `channel`; on each they are the shard of `name`.
 
     Args:
         fused: gradients are pushed at the end of `backward`, and moved by the formula of `spec`.
@@ -42,7 +42,7 @@ class ServedTable(ClassTable):
 
     def __init__(
         self,
-        post: Post,
+        channel: ServerChannel,
         name: str,
         spec: TableSpec,
         *,
@@ -52,12 +52,12 @@ class ServedTable(ClassTable):
         super().__init__(
             check_positive("num_classes", spec.num_classes), check_positive("dim", spec.dim)
         )
-        if spec.num_shards != post.servers.size:
+        if spec.num_shards != channel.servers.size:
             raise UsageError(
                 f"the rows of '{name}' are in {spec.num_shards} shards, but there are "
-                f"{post.servers.size} servers. One shard goes to each server."
+                f"{channel.servers.size} servers. One shard goes to each server."
             )
-        self.post = post  # that of all tables of a model
+        self.channel = channel  # that of all tables of a model
         self.name, self.spec, self.placement = name, spec, spec.layout()
         self.rows_in_state = True  # False leaves them out of `state_dict`: servers save them
         self.fused, self._device = fused, torch.device(device)
@@ -98,17 +98,17 @@ class ServedTable(ClassTable):
 
     def _score(
         self, pool: Candidates, second_pass: SecondPass | None, wanted: list[Tensor]
-    ) -> list[Scored]:
+    ) -> list[ScoredRows]:
         """One round trip: every server's part of the pool, and of the targets that are `wanted`.
 
         Without a second pass servers keep all of it, and score nothing.
         """
         pool = Candidates(pool.ids.cpu(), pool.log_q.cpu())
-        nothing = array_of(torch.empty(0, 0))
+        nothing = to_array(torch.empty(0, 0))
         query, target, how = nothing, nothing, None
         if second_pass is not None:
-            query = self.post.share(array_of(second_pass.query))
-            target = self.post.share(array_of(second_pass.target))
+            query = self.channel.share(to_array(second_pass.query))
+            target = self.channel.share(to_array(second_pass.target))
             second_pass = dataclasses.replace(second_pass, noise=second_pass.noise.cpu())
             how = Scoring(second_pass.rule, second_pass.temperature, second_pass.complete)
         requests = {}
@@ -122,14 +122,14 @@ class ServedTable(ClassTable):
                 query,
                 target,
                 how,
-                *map(array_of, (part.ids, part.log_q, noise)),
+                *map(to_array, (part.ids, part.log_q, noise)),
                 quota,
-                array_of(wanted[number]),
+                to_array(wanted[number]),
             )
-        return list(self.post.ask("score", requests).values())
+        return list(self.channel.request("score", requests).values())
 
-    def _kept(self, found: list[Scored]) -> Candidates:
-        parts = [Candidates(tensor_of(each.ids), tensor_of(each.log_q)) for each in found]
+    def _kept(self, found: list[ScoredRows]) -> Candidates:
+        parts = [Candidates(to_tensor(each.ids), to_tensor(each.log_q)) for each in found]
         return joined(parts).to(self.device)
 
     def _split(self, ids: Tensor) -> list[Tensor]:
@@ -140,13 +140,13 @@ class ServedTable(ClassTable):
     def _read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         distinct, where = torch.unique(ids.cpu(), return_inverse=True)
         parts = self._split(distinct)
-        answers = self.post.ask(
+        answers = self.channel.request(
             "rows",
-            {j: (self.name, array_of(distinct[part])) for j, part in enumerate(parts) if len(part)},
+            {j: (self.name, to_array(distinct[part])) for j, part in enumerate(parts) if len(part)},
         )
         weight, bias = torch.empty(len(distinct), self.dim), torch.empty(len(distinct))
         for number, (rows, biases, _) in answers.items():
-            weight[parts[number]], bias[parts[number]] = tensor_of(rows), tensor_of(biases)
+            weight[parts[number]], bias[parts[number]] = to_tensor(rows), to_tensor(biases)
         return weight[where].to(self.device), bias[where].to(self.device)
 
     def check_update(self, update: RowUpdate) -> None:
@@ -167,13 +167,13 @@ class ServedTable(ClassTable):
         bias = torch.zeros(len(distinct) if self.has_bias else 0)
         if self.has_bias:
             bias.index_add_(0, where, bias_grad.cpu())
-        self.post.push(
+        self.channel.push(
             self.name,
             [
                 Gradients(
-                    array_of(distinct[part]),
-                    array_of(weight[part]),
-                    array_of(bias[part] if self.has_bias else bias),
+                    to_array(distinct[part]),
+                    to_array(weight[part]),
+                    to_array(bias[part] if self.has_bias else bias),
                     sent,
                 )
                 for part in self._split(distinct)
@@ -185,16 +185,18 @@ class ServedTable(ClassTable):
         self, query: Tensor, k: int, *, exclude: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         query, exclude = self._check_topk(query, k, exclude)
-        share = self.post.share
+        share = self.channel.share
         request = (
             self.name,
-            share(array_of(query)),
+            share(to_array(query)),
             k,
-            None if exclude is None else share(array_of(exclude)),
+            None if exclude is None else share(to_array(exclude)),
         )
-        answers = self.post.ask("topk", dict.fromkeys(range(self.num_shards), request)).values()
-        value = torch.cat([tensor_of(found[0]) for found in answers], dim=1)
-        ids = torch.cat([tensor_of(found[1]) for found in answers], dim=1)
+        answers = self.channel.request(
+            "topk", dict.fromkeys(range(self.num_shards), request)
+        ).values()
+        value = torch.cat([to_tensor(found[0]) for found in answers], dim=1)
+        ids = torch.cat([to_tensor(found[1]) for found in answers], dim=1)
         last = torch.iinfo(torch.int64).max  # nothing is no class, and comes last
         value, ids = merge_topk(value, ids.masked_fill(ids < 0, last), k)
         return value.to(self.device), ids.masked_fill(value == -torch.inf, -1).to(self.device)
@@ -202,16 +204,18 @@ class ServedTable(ClassTable):
     @torch.no_grad()
     def log_partition(self, query: Tensor) -> Tensor:
         query = check_query(query, self.dim)
-        request = (self.name, self.post.share(array_of(query)))
-        answers = self.post.ask("log_partition", dict.fromkeys(range(self.num_shards), request))
-        parts = torch.stack([tensor_of(found) for found, _ in answers.values()])
+        request = (self.name, self.channel.share(to_array(query)))
+        answers = self.channel.request(
+            "log_partition", dict.fromkeys(range(self.num_shards), request)
+        )
+        parts = torch.stack([to_tensor(found) for found, _ in answers.values()])
         return parts.logsumexp(dim=0).to(self.device)
 
     def flush(self) -> None:
-        self.post.flush()
+        self.channel.flush()
 
     def close(self) -> None:
-        self.post.servers.close()
+        self.channel.servers.close()
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """All rows by id, as a `LocalTable` has them; they must fit here."""
@@ -220,8 +224,8 @@ class ServedTable(ClassTable):
         if not self.rows_in_state:
             return
         parts = [
-            {k: tensor_of(v) for k, v in found.items()}
-            for found, _ in ask_all(self.post.servers, "state", (self.name,))
+            {k: to_tensor(v) for k, v in found.items()}
+            for found, _ in call_all(self.channel.servers, "state", (self.name,))
         ]
         order = torch.cat([self.placement.ids_of(number) for number in range(self.num_shards)])
         for name in parts[0]:
@@ -235,7 +239,7 @@ class ServedTable(ClassTable):
         self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool, *lists: Any
     ) -> None:
         self.flush()
-        states = ask_all(self.post.servers, "state", (self.name,))
+        states = call_all(self.channel.servers, "state", (self.name,))
         own = {prefix + name for name in states[0][0]}
         numbers = state_dict.get(f"{prefix}_extra_state")
         count = states[0][1]
@@ -249,8 +253,8 @@ class ServedTable(ClassTable):
                 part = {}
                 for name in states[0][0]:
                     whole = state_dict[prefix + name]
-                    part[name] = array_of((whole[ids] if len(whole) else whole).float())
-                self.post.servers.call(number, "load", self.name, part, int(count)).answer()
+                    part[name] = to_array((whole[ids] if len(whole) else whole).float())
+                self.channel.servers.call(number, "load", self.name, part, int(count)).answer()
         rest = {k: v for k, v in state_dict.items() if k not in own}
         super()._load_from_state_dict(rest, prefix, local_metadata, strict, *lists)
 
@@ -258,7 +262,7 @@ class ServedTable(ClassTable):
         """What a fused `LocalTable` would say; servers are told with their rows."""
         return {
             "seed": self.spec.seed,
-            "num_updates": max(ask_all(self.post.servers, "num_updates", (self.name,))),
+            "num_updates": max(call_all(self.channel.servers, "num_updates", (self.name,))),
             "lr": self.spec.row_optimizer.lr,
         }
 
@@ -280,7 +284,7 @@ class _Fetched:
         self,
         wanted: Tensor,
         parts: list[Tensor],
-        found: list[Scored],
+        found: list[ScoredRows],
         dim: int,
         device: torch.device,
     ):
@@ -291,12 +295,12 @@ class _Fetched:
         weight = torch.zeros(num_own + sum(kept), dim)
         bias = torch.zeros(len(weight))
         # kept classes come in the order of their ids, as those of the candidates
-        order = torch.cat([tensor_of(each.ids) for each in found]).argsort()
+        order = torch.cat([to_tensor(each.ids) for each in found]).argsort()
         place = torch.empty_like(order)
         place[order] = torch.arange(num_own, num_own + len(order))
         for part, each, at in zip(parts, found, torch.split(place, kept), strict=True):
             where = torch.cat([at, part])
-            weight[where], bias[where] = tensor_of(each.rows), tensor_of(each.biases)
+            weight[where], bias[where] = to_tensor(each.rows), to_tensor(each.biases)
         self.num_own, self.num_kept = num_own, sum(kept)
         self.weight, self.bias = weight.to(device), bias.to(device)
 

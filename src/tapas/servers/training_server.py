@@ -9,7 +9,7 @@ from tapas.atomic_file import atomic_write
 from tapas.checkpoints.rows import TableRows, WriteFailed, Written, write_rows
 from tapas.data.splits import split_log
 from tapas.errors import DataError
-from tapas.servers.messages import Stamp
+from tapas.servers.messages import Version
 from tapas.servers.row_server import RowServer
 from tapas.tables.shard import Shard, TableSpec
 from tapas.training.build import build_row_optimizer, log_frequency, table_plans
@@ -39,17 +39,21 @@ def set_restore_point(run: Path, step: int | None) -> None:
 class TrainingServer(RowServer):
     """A server that can save its rows; its tables have the names that checkpoints give them."""
 
-    def save(self, folder: str) -> tuple[Written | WriteFailed, Stamp, int]:
+    def save(self, folder: str) -> tuple[Written | WriteFailed, Version, int]:
         """Write all rows kept here into `folder`, on the disk when this returns.
 
         The last is the step of the checkpoint that this process began from.
         """
-        with self._turn("save"):
+        with self._locked("save"):
             kept = {
                 name: TableRows(shard.row_range, shard.row_tensors())
                 for name, shard in self.shards.items()
             }
-            return write_rows(Path(folder), self.number, kept), self._stamp(), self.restored
+            return (
+                write_rows(Path(folder), self.number, kept),
+                self._current_version(),
+                self.restored,
+            )
 
 
 def table_specs(config: TrainConfig, num_classes: int) -> dict[str, TableSpec]:
@@ -76,7 +80,7 @@ def start_server(path: Path, number: int) -> TrainingServer:
     if step is not None:
         shards = {name: spec.shard(number) for name, spec in specs.items()}
         load_rows(run, step, number, shards)
-        return TrainingServer(number, shards, settled=step)
+        return TrainingServer(number, shards, applied_below=step)
     bias = log_frequency(split_log(run.log, run.config.split).train_counts)
     shards = {}
     for name, spec in specs.items():

@@ -22,45 +22,47 @@ from numpy.typing import NDArray
 from tapas.data.splits import split_log
 from tapas.data.windows import SequenceBatch, Windows
 from tapas.rng import stream
-from tapas.servers.channel import Post
-from tapas.servers.encoder_server import cut, flat
-from tapas.servers.messages import Receipt, array_of, tensor_of
+from tapas.servers.channel import ServerChannel
+from tapas.servers.encoder_server import flatten, unflatten
+from tapas.servers.messages import PushResult, to_array, to_tensor
 from tapas.servers.peers import Peers
-from tapas.servers.worker_model import build_client
+from tapas.servers.worker_model import worker_model
 from tapas.training.build import learned_by, prepare
 from tapas.training.config import TrainConfig
 from tapas.training.run_folder import open_run
 from tapas.training.step import finite
 
-SLOTS = 2  # steps of one worker at a time: one computes while the other waits for servers
+STEPS_AT_ONCE = 2  # steps of one worker at a time: one computes while the other waits for servers
 
 
-class Taken(NamedTuple):
+class StepResult(NamedTuple):
     """What became of a step."""
 
     number: int
     loss: float
-    rows: list[Receipt]  # of each server
-    encoder: Receipt
+    rows: list[PushResult]  # of each server
+    encoder: PushResult
     sent_bytes: int  # to and from all servers
     received_bytes: int
     round_trips: int
     seconds: float
 
 
-class Slot:
-    """One step at a time: a model of its own, and a post of its own."""
+class ModelReplica:
+    """One step at a time: a model of its own, and a channel of its own."""
 
     def __init__(
         self, worker: int, config: TrainConfig, train_counts: NDArray[np.int64], servers: Peers
     ):
-        self.post = Post(servers, worker)
-        self.model, self.tables = build_client(config, train_counts, self.post)
+        self.channel = ServerChannel(servers, worker)
+        self.model, self.tables = worker_model(config, train_counts, self.channel)
         self.learned = learned_by(self.model)
 
     @torch.no_grad()
     def load(self, parameters: torch.Tensor) -> None:
-        for mine, given in zip(self.learned.values(), cut(parameters, self.learned), strict=True):
+        for mine, given in zip(
+            self.learned.values(), unflatten(parameters, self.learned), strict=True
+        ):
             mine.copy_(given)
             mine.grad = torch.zeros_like(mine)
 
@@ -78,45 +80,51 @@ class Worker:
         encoder: Peers,
     ):
         self.number, self.config, self.windows, self.encoder = number, config, windows, encoder
-        self._slots: SimpleQueue[Slot] = SimpleQueue()
+        self._replicas: SimpleQueue[ModelReplica] = SimpleQueue()
         self._reading = threading.Lock()
-        for _ in range(SLOTS):
-            self._slots.put(Slot(number, config, train_counts, servers))
+        for _ in range(STEPS_AT_ONCE):
+            self._replicas.put(ModelReplica(number, config, train_counts, servers))
 
-    def step(self, number: int, settled: int) -> Taken:
-        """Step `number` of the run, when all before step `settled` are done."""
-        slot = self._slots.get()
+    def step(self, number: int, acknowledged_below: int) -> StepResult:
+        """Step `number` of the run, when all before step `acknowledged_below` are done."""
+        replica = self._replicas.get()
         try:
-            return self._take(slot, number, settled)
+            return self._run(replica, number, acknowledged_below)
         finally:
-            self._slots.put(slot)
+            self._replicas.put(replica)
 
-    def _take(self, slot: Slot, number: int, settled: int) -> Taken:
+    def _run(self, replica: ModelReplica, number: int, acknowledged_below: int) -> StepResult:
         begun = time.perf_counter()
-        traffic = slot.post.traffic
+        traffic = replica.channel.traffic
         before = replace(traffic)
         pulled = self.encoder.call(0, "pull")
         batch = self._batch(number)
-        parameters, stamp = pulled.answer()
-        slot.load(tensor_of(parameters))
+        parameters, version = pulled.answer()
+        replica.load(to_tensor(parameters))
         seed, clip = self.config.loop.seed, self.config.optimizer.clip
-        slot.model.head.step = number
-        with slot.post.one_push(number, settled=settled):
-            loss = slot.model.loss(batch, generator=stream(seed, "dropout", number))
+        replica.model.head.step = number
+        with replica.channel.single_push(number, acknowledged_below=acknowledged_below):
+            loss = replica.model.loss(batch, generator=stream(seed, "dropout", number))
             value = finite(float(loss.detach()), number)
             loss.backward()  # type: ignore[no-untyped-call]  # each table is pushed at its end
             if clip is not None:
-                torch.nn.utils.clip_grad_norm_(slot.model.encoder.parameters(), clip)
-            gradient = flat(p.grad for p in slot.learned.values())
+                torch.nn.utils.clip_grad_norm_(replica.model.encoder.parameters(), clip)
+            gradient = flatten(p.grad for p in replica.learned.values())
             pushed = self.encoder.call(
-                0, "push", self.number, number, settled, stamp.version, array_of(gradient)
+                0,
+                "push",
+                self.number,
+                number,
+                acknowledged_below,
+                version.num_pushes,
+                to_array(gradient),
             )
-        receipt = pushed.answer()
-        return Taken(
+        result = pushed.answer()
+        return StepResult(
             number,
             value,
-            slot.post.receipts,
-            receipt,
+            replica.channel.push_results,
+            result,
             traffic.sent_bytes - before.sent_bytes + parameters.nbytes,  # its gradient is as large
             traffic.received_bytes - before.received_bytes + parameters.nbytes,
             traffic.round_trips - before.round_trips,

@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 
 from tapas.data.splits import split_log
-from tapas.servers.channel import Post
+from tapas.servers.channel import ServerChannel
 from tapas.servers.peers import InProcess
 from tapas.servers.served_table import ServedTable
 from tapas.servers.training_server import table_specs
@@ -16,10 +16,10 @@ from tapas.training.model import SequenceModel
 from tapas.training.run_folder import RunFolder
 
 
-def build_client(
+def worker_model(
     config: TrainConfig,
     train_counts: NDArray[np.int64],
-    post: Post,
+    channel: ServerChannel,
     device: torch.device | None = None,
 ) -> tuple[SequenceModel, list[ServedTable]]:
     """A model whose rows are on servers, and its tables; on the device of the run if left out."""
@@ -27,7 +27,7 @@ def build_client(
     device = device or check_device(config.loop.device)
 
     def make(name: str, plan: TablePlan) -> ClassTable:
-        table = ServedTable(post, name, specs[name], device=device)
+        table = ServedTable(channel, name, specs[name], device=device)
         table.rows_in_state = False  # servers save them
         tables.append(table)
         return table
@@ -35,8 +35,8 @@ def build_client(
     return build_model(config, train_counts, make=make).to(device), tables
 
 
-def client_of(run: RunFolder) -> SequenceModel:
+def unconnected_model(run: RunFolder) -> SequenceModel:
     """The same with nobody to ask, on the CPU: for what the encoder starts at."""
-    nobody = Post(InProcess("server", [None] * run.config.service.servers))
+    nobody = ServerChannel(InProcess("server", [None] * run.config.service.servers))
     train_counts = split_log(run.log, run.config.split).train_counts
-    return build_client(run.config, train_counts, nobody, torch.device("cpu"))[0]
+    return worker_model(run.config, train_counts, nobody, torch.device("cpu"))[0]

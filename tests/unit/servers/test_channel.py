@@ -1,4 +1,4 @@
-"""A worker's post: one push at a time or several on the way, each applied once, bytes counted."""
+"""A worker's channel to the servers: pushes are applied once, in flight or not; bytes counted."""
 
 import numpy as np
 import pytest
@@ -10,8 +10,8 @@ from tapas import LocalTable, Priority, Top, UsageError
 from tapas.candidates import Candidates
 from tapas.optim import SGD
 from tapas.rng import stream
-from tapas.servers.channel import Gradients, Post, num_bytes
-from tapas.servers.messages import Stamp
+from tapas.servers.channel import Gradients, ServerChannel, num_bytes
+from tapas.servers.messages import Version
 from tapas.servers.peers import InProcess
 from tapas.servers.row_server import RowServer
 from tapas.servers.served_table import ServedTable
@@ -73,7 +73,7 @@ def servers(kind=InProcess, names=("rows", "inputs")):
 
 
 def versions(peers):
-    return [server.version for server in peers.objects]
+    return [server.num_pushes for server in peers.objects]
 
 
 def ones(counts=(1, 2, 0)):
@@ -84,11 +84,11 @@ def ones(counts=(1, 2, 0)):
     ]
 
 
-def push(post, sequence, parts):
+def push(channel, sequence, parts):
     """As one of many workers, who cannot say that earlier pushes of others are over."""
-    with post.one_push(sequence, settled=0):
-        post.push("rows", parts)
-    return [(receipt.staleness, receipt.collided) for receipt in post.receipts]
+    with channel.single_push(sequence, acknowledged_below=0):
+        channel.push("rows", parts)
+    return [(result.staleness, result.collided) for result in channel.push_results]
 
 
 def every_row(peers):
@@ -97,93 +97,95 @@ def every_row(peers):
 
 
 def test_all_that_is_pushed_in_a_block_is_one_push_with_a_number():
-    post = Post(servers(Slow), worker=7)
-    with post.one_push(5):
-        post.push("rows", ones())
-        post.push("inputs", ones((0, 0, 3)))
-    assert [push.args[:3] for push in post.servers.pushes] == [(7, 5, 5)] * M
-    assert [list(push.args[4]) for push in post.servers.pushes] == [["rows", "inputs"]] * M
-    assert [receipt.rows for receipt in post.receipts] == [1, 2, 3]
-    assert versions(post.servers) == [1, 1, 1]  # also where nothing moved
-    assert (post.sequence, post.traffic.round_trips) == (6, 1)
-    post.push("rows", ones())
-    assert post.sequence == 7
+    channel = ServerChannel(servers(Slow), worker=7)
+    with channel.single_push(5):
+        channel.push("rows", ones())
+        channel.push("inputs", ones((0, 0, 3)))
+    assert [push.args[:3] for push in channel.servers.pushes] == [(7, 5, 5)] * M
+    assert [list(push.args[4]) for push in channel.servers.pushes] == [["rows", "inputs"]] * M
+    assert [result.rows for result in channel.push_results] == [1, 2, 3]
+    assert versions(channel.servers) == [1, 1, 1]  # also where nothing moved
+    assert (channel.sequence, channel.traffic.round_trips) == (6, 1)
+    channel.push("rows", ones())
+    assert channel.sequence == 7
 
 
 def test_a_push_block_that_fails_sends_nothing():
-    post = Post(servers())
-    with pytest.raises(ValueError, match="is shorter"), post.one_push(0):
-        [post.push(name, ones()[:n]) for name, n in (("rows", M), ("inputs", M - 1))]
-    words = r"^push 3 cannot be settled already, but settled is 4\. It must be at most 3\.$"
+    channel = ServerChannel(servers())
+    with pytest.raises(ValueError, match="is shorter"), channel.single_push(0):
+        [channel.push(name, ones()[:n]) for name, n in (("rows", M), ("inputs", M - 1))]
+    words = r"^acknowledged_below must be at most 3, the sequence of this push, got 4\.$"
     # servers would take it for a repeat, and it would be lost
-    with pytest.raises(UsageError, match=words), post.one_push(3, settled=4):
-        post.push("rows", ones())
-    assert versions(post.servers) == [0, 0, 0]
-    assert (post.sequence, post.traffic.round_trips) == (0, 0)
-    post.push("rows", ones())
-    assert versions(post.servers) == [1, 1, 1]
+    with pytest.raises(UsageError, match=words), channel.single_push(3, acknowledged_below=4):
+        channel.push("rows", ones())
+    assert versions(channel.servers) == [0, 0, 0]
+    assert (channel.sequence, channel.traffic.round_trips) == (0, 0)
+    channel.push("rows", ones())
+    assert versions(channel.servers) == [1, 1, 1]
 
 
 def test_a_block_within_a_block_and_a_table_twice_are_refused():
-    post = Post(servers())
+    channel = ServerChannel(servers())
     inner = r"^a push is being made already; leave that block first\.$"
     twice = r"^'rows' is pushed twice in one push\. Accumulate it first\.$"
-    with post.one_push(0):
-        post.push("rows", ones())
-        with pytest.raises(UsageError, match=inner), post.one_push(1):
+    with channel.single_push(0):
+        channel.push("rows", ones())
+        with pytest.raises(UsageError, match=inner), channel.single_push(1):
             pass
         with pytest.raises(UsageError, match=twice):
-            post.push("rows", ones())
-    assert [receipt.rows for receipt in post.receipts] == [1, 2, 0]  # the outer one, once
-    assert versions(post.servers) == [1, 1, 1]
+            channel.push("rows", ones())
+    assert [result.rows for result in channel.push_results] == [1, 2, 0]  # the outer one, once
+    assert versions(channel.servers) == [1, 1, 1]
 
 
 def test_a_step_that_is_made_again_is_not_applied_again_and_numbers_go_on():
-    post = Post(servers())
+    channel = ServerChannel(servers())
     for sequence in (0, 1, 2, 1):
-        with post.one_push(sequence, settled=0):
-            post.push("rows", ones())
-    assert [receipt.fresh for receipt in post.receipts] == [False] * M
-    post.push("rows", ones())
-    assert [receipt.fresh for receipt in post.receipts] == [True] * M
-    assert versions(post.servers) == [4, 4, 4]
+        with channel.single_push(sequence, acknowledged_below=0):
+            channel.push("rows", ones())
+    assert [result.fresh for result in channel.push_results] == [False] * M
+    channel.push("rows", ones())
+    assert [result.fresh for result in channel.push_results] == [True] * M
+    assert versions(channel.servers) == [4, 4, 4]
 
 
 @settings(max_examples=25)
 @given(st.lists(st.integers(0, 2), max_size=12), st.integers(0, 2))
-def test_workers_that_count_for_themselves_lose_nothing(turns, max_unheard):
+def test_workers_that_count_for_themselves_lose_nothing(turns, max_unacknowledged):
     """Push 0 of one comes after push 5 of another."""
     peers = servers(names=["rows"])
-    posts = [Post(peers, worker, max_unheard=max_unheard) for worker in range(3)]
+    channels = [
+        ServerChannel(peers, worker, max_unacknowledged=max_unacknowledged) for worker in range(3)
+    ]
     before = every_row(peers)
     for worker in turns:
-        posts[worker].push("rows", ones((1, 1, 1)))
-    for post in posts:
-        post.flush()
+        channels[worker].push("rows", ones((1, 1, 1)))
+    for channel in channels:
+        channel.flush()
     assert versions(peers) == [len(turns)] * M
     moved = before - every_row(peers)
     np.testing.assert_allclose(moved[0], LR * len(turns), rtol=0, atol=1e-5)  # rounding of rows
 
 
 @pytest.mark.parametrize("stride", [1, 3])
-@pytest.mark.parametrize("max_unheard", [0, 1, 2])
-def test_a_push_on_its_way_is_not_settled(stride, max_unheard):
+@pytest.mark.parametrize("max_unacknowledged", [0, 1, 2])
+def test_a_push_on_its_way_is_not_settled(stride, max_unacknowledged):
     """The servers' answers are lost, pushes come late and in any order: none is dropped."""
-    post = Post(servers(Slow), max_unheard=max_unheard)
+    channel = ServerChannel(servers(Slow), max_unacknowledged=max_unacknowledged)
     steps = [stride * k for k in range(5)]
     for k, step in enumerate(steps):
-        with post.one_push(step):
-            post.push("rows", ones())
-        oldest = steps[max(0, k - max_unheard)]
-        assert {push.args[2] for push in post.servers.pushes[-M:]} <= set(range(oldest + 1))
-    for push in reversed(post.servers.pushes):
+        with channel.single_push(step):
+            channel.push("rows", ones())
+        oldest = steps[max(0, k - max_unacknowledged)]
+        assert {push.args[2] for push in channel.servers.pushes[-M:]} <= set(range(oldest + 1))
+    for push in reversed(channel.servers.pushes):
         push.answer()
-    post.flush()
-    assert versions(post.servers) == [5, 5, 5]
+    channel.flush()
+    assert versions(channel.servers) == [5, 5, 5]
 
 
 def test_reads_may_miss_a_push_on_its_way_and_flush_waits_for_it():
-    table = ServedTable(Post(servers(Slow), max_unheard=2), "rows", SPEC)
+    table = ServedTable(ServerChannel(servers(Slow), max_unacknowledged=2), "rows", SPEC)
     ids, grad = torch.arange(C), torch.ones(C, D)
     start = table.rows(ids)[0]
     for applied in (0, 0, 1, 2):  # all but the last two have been heard of
@@ -192,60 +194,60 @@ def test_reads_may_miss_a_push_on_its_way_and_flush_waits_for_it():
     table.flush()
     torch.testing.assert_close(table.rows(ids)[0], start - LR * 4)
     table.flush()
-    assert versions(table.post.servers) == [4] * M
+    assert versions(table.channel.servers) == [4] * M
 
 
 def test_what_went_wrong_with_a_push_is_heard_with_the_next_or_in_flush():
     """An error of one server leaves no other unheard."""
     words = r"^server 0 has no table 'items'\. It has: inputs, rows\.$"
-    post = Post(servers(Slow), max_unheard=1)
+    channel = ServerChannel(servers(Slow), max_unacknowledged=1)
     bad = ones()
     for then in ("push", "flush"):
-        with post.one_push(post.sequence):
-            post.push("rows", bad)
-            post._parcel[0]["items"] = bad[0]
+        with channel.single_push(channel.sequence):
+            channel.push("rows", bad)
+            channel._pending[0]["items"] = bad[0]
         with pytest.raises(UsageError, match=words):
-            post.push("rows", ones()) if then == "push" else post.flush()
-        post.flush()
-    assert versions(post.servers)[1:] == [3, 3]
+            channel.push("rows", ones()) if then == "push" else channel.flush()
+        channel.flush()
+    assert versions(channel.servers)[1:] == [3, 3]
 
 
 def test_staleness_and_collisions_are_counted_from_the_oldest_read():
     peers = servers()
-    slow, fast = (ServedTable(Post(peers, worker), "rows", SPEC) for worker in (0, 1))
+    slow, fast = (ServedTable(ServerChannel(peers, worker), "rows", SPEC) for worker in (0, 1))
     every = torch.arange(C)
     slow.rows(every)
     for sequence in range(3):
         fast.rows(every)
-        assert push(fast.post, sequence, ones((1, 2, 0))) == [(0, 0)] * M
+        assert push(fast.channel, sequence, ones((1, 2, 0))) == [(0, 0)] * M
     slow.rows(every)  # a second look does not make the first one younger
-    assert push(slow.post, 3, ones((2, 1, 1))) == [(3, 1), (3, 1), (3, 0)]
+    assert push(slow.channel, 3, ones((2, 1, 1))) == [(3, 1), (3, 1), (3, 0)]
     slow.rows(every)
-    assert push(slow.post, 4, ones((2, 1, 1))) == [(0, 0)] * M
+    assert push(slow.channel, 4, ones((2, 1, 1))) == [(0, 0)] * M
 
 
 def test_after_a_restart_staleness_is_counted_from_the_first_look_at_the_server_that_is_back():
-    post = Post(servers())
-    table = ServedTable(post, "rows", SPEC)
+    channel = ServerChannel(servers())
+    table = ServedTable(channel, "rows", SPEC)
     for sequence in range(4):
-        push(post, sequence, ones())
+        push(channel, sequence, ones())
     table.rows(torch.arange(C))
-    post.servers.objects[1] = RowServer(1, {"rows": SPEC.shard(1)}, settled=4)
+    channel.servers.objects[1] = RowServer(1, {"rows": SPEC.shard(1)}, applied_below=4)
     table.rows(torch.arange(C))
-    push(Post(post.servers, worker=1), 4, ones((2, 0, 0)))
-    push(Post(post.servers, worker=1), 5, ones((0, 1, 0)))
-    assert push(post, 6, ones((2, 2, 0))) == [(2, 2), (2, 1), (2, 0)]
-    assert post.receipts[1].stamp == Stamp(post.servers.objects[1].incarnation, 3)
+    push(ServerChannel(channel.servers, worker=1), 4, ones((2, 0, 0)))
+    push(ServerChannel(channel.servers, worker=1), 5, ones((0, 1, 0)))
+    assert push(channel, 6, ones((2, 2, 0))) == [(2, 2), (2, 1), (2, 0)]
+    assert channel.push_results[1].version == Version(channel.servers.objects[1].incarnation, 3)
 
 
 def test_what_was_not_read_is_not_stale():
     """Nor does a server count, of which a step wanted nothing."""
-    table = ServedTable(Post(servers()), "rows", SPEC)
+    table = ServedTable(ServerChannel(servers()), "rows", SPEC)
     for _ in range(3):
-        table.post.push("rows", ones())
+        table.channel.push("rows", ones())
     table.rows(torch.from_numpy(PLACES[0][:1]))
-    table.post.push("rows", ones((1, 0, 0)))
-    assert [receipt.staleness for receipt in table.post.receipts] == [0, 0, 0]
+    table.channel.push("rows", ones((1, 0, 0)))
+    assert [result.staleness for result in table.channel.push_results] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("peers", [InProcess, Sealed])
@@ -264,9 +266,9 @@ def test_bytes_are_those_of_algorithm_2(rule, peers):
     kept = local.select(pool, how).ids
     touched = len(torch.cat([kept, target.reshape(-1)]).unique())
 
-    table = ServedTable(Post(servers(peers)), "rows", SPEC)
+    table = ServedTable(ServerChannel(servers(peers)), "rows", SPEC)
     own, log_sum = table.sampled_logits(batch, pool, how)
-    row, traffic = 4 * (D + 1), table.post.traffic
+    row, traffic = 4 * (D + 1), table.channel.traffic
     pooled = num_pool * (8 + 4 + 4 * rule.random)
     asked = M * num_examples * (4 * D + 8 * num_targets) + pooled + 8 * num_own
     answered = 12 * len(kept) + (len(kept) + num_own) * row
@@ -295,20 +297,22 @@ def test_bytes_are_those_of_algorithm_2(rule, peers):
 
 def test_numbers_of_an_optimizer_travel_with_every_push_and_are_no_bytes_of_arrays():
     """As they are at that moment: they may be changed between steps, in both ways."""
-    posts = [Post(servers(Slow)) for _ in range(2)]
+    channels = [ServerChannel(servers(Slow)) for _ in range(2)]
     spec = SPEC._replace(row_optimizer=SGD.fused(lr=LR))  # whose number is changed below
     fused, given = (
-        ServedTable(post, "rows", spec, fused=is_fused)
-        for post, is_fused in zip(posts, (True, False), strict=True)
+        ServedTable(channel, "rows", spec, fused=is_fused)
+        for channel, is_fused in zip(channels, (True, False), strict=True)
     )
     optimizer = SGD(given, lr=LR)
     for lr in (LR, 2 * LR):
         optimizer.param_groups[0]["lr"] = fused.row_optimizer.lr = lr
         for table in (fused, given):
             table.update(torch.arange(4), torch.ones(4, D), torch.ones(4))
-    sent = [[push.args[4]["rows"].update for push in post.servers.pushes] for post in posts]
+    sent = [
+        [push.args[4]["rows"].update for push in channel.servers.pushes] for channel in channels
+    ]
     assert sent[0] == sent[1] == [SGD.fused(lr=LR)] * M + [SGD.fused(lr=2 * LR)] * M
-    assert posts[0].traffic == posts[1].traffic
+    assert channels[0].traffic == channels[1].traffic
 
 
 def test_bytes_are_those_of_arrays_wherever_they_are():
@@ -326,10 +330,10 @@ class Echo:
         return (
             (ids % 1000).astype(np.float32)[:, None],
             np.zeros(len(ids), np.float32),
-            Stamp("", 0),
+            Version("", 0),
         )
 
-    def push(self, worker, sequence, settled, seen, grads):
+    def push(self, worker, sequence, acknowledged_below, seen, grads):
         self.pushed.append(grads["rows"])
 
 
@@ -337,7 +341,7 @@ class Echo:
 def test_ids_of_a_billion_classes_reach_the_right_server_as_they_are(placement):
     spec = TableSpec(BILLION, 1, 2, SGD.fused(), placement=placement)
     echoes = [Echo(), Echo()]
-    table = ServedTable(Post(InProcess("server", echoes)), "rows", spec)
+    table = ServedTable(ServerChannel(InProcess("server", echoes)), "rows", spec)
     ids = torch.tensor([BILLION - 1, BILLION - 2, 16_777_217, 16_777_216, BILLION - 1])
     assert table.rows(ids)[0][:, 0].tolist() == [999, 998, 217, 216, 999]
     table.update(ids, torch.ones(5, 1), torch.ones(5))

@@ -10,8 +10,8 @@ from tapas.candidates import Candidates
 from tapas.optim import LazyAdam, RowUpdate
 from tapas.rng import stream
 from tapas.servers.channel import Gradients
-from tapas.servers.messages import Scoring, array_of, tensor_of
-from tapas.servers.peers import InProcess, ask_all
+from tapas.servers.messages import Scoring, to_array, to_tensor
+from tapas.servers.peers import InProcess, call_all
 from tapas.servers.row_server import RowServer
 from tapas.tables.ranks import GlobalBatch
 from tapas.tables.second_pass import SecondPass
@@ -56,9 +56,9 @@ def test_a_call_is_made_once_and_its_answer_is_told_or_raised_whenever_it_is_ask
 
 def test_all_are_asked_before_the_first_answer_is_heard():
     peers, value = clerks(), np.arange(3)
-    assert ask_all(peers, "add", (1, 1)) == [(0, 2), (1, 2), (2, 2)]
+    assert call_all(peers, "add", (1, 1)) == [(0, 2), (1, 2), (2, 2)]
     with pytest.raises(UsageError, match=r"^clerk 0 cannot\.$"):
-        ask_all(peers, "fail")
+        call_all(peers, "fail")
     assert int(peers.call(0, "add", peers.share(value)).answer()[1].sum()) == 3
     peers.close()
     peers.close()
@@ -149,7 +149,7 @@ def test_arrays_that_cannot_be_written_to_are_as_good_as_others(rule, has_bias):
     got, want = use(memory, rule), use(a_table(InProcess, has_bias=has_bias), rule)
     assert all(map(torch.equal, got, want))
     verbs = {"score", "rows", "push", "topk", "log_partition", "state", "num_updates", "load"}
-    assert memory.post.servers.verbs == verbs
+    assert memory.channel.servers.verbs == verbs
 
 
 def test_answers_are_contiguous_copies_that_later_pushes_leave_alone():
@@ -178,12 +178,12 @@ def test_answers_are_contiguous_copies_that_later_pushes_leave_alone():
 
 def test_a_tensor_of_an_array_is_a_copy_and_an_array_of_a_view_is_its_part_alone():
     array = np.arange(6, dtype=np.float32)
-    tensor = tensor_of(frozen(array))
+    tensor = to_tensor(frozen(array))
     assert tensor.dtype == torch.float32
     tensor.add_(1)
     assert array.tolist() == [0, 1, 2, 3, 4, 5]
     whole = torch.arange(12, dtype=torch.int64).view(3, 4)
-    column = array_of(whole[:, 1])
+    column = to_array(whole[:, 1])
     assert column.flags.c_contiguous
     assert (column.nbytes, column.dtype) == (3 * 8, np.int64)
-    assert array_of(torch.ones(2, requires_grad=True)).tolist() == [1, 1]
+    assert to_array(torch.ones(2, requires_grad=True)).tolist() == [1, 1]

@@ -4,7 +4,7 @@ import pytest
 
 from tapas import UsageError
 from tapas.servers import ray_cluster
-from tapas.servers.ray_cluster import accepts_anybody, check_cluster
+from tapas.servers.ray_cluster import accepts_no_token, check_cluster
 
 ADDRESS = "10.0.0.1:6379"
 
@@ -19,7 +19,7 @@ def answers(monkeypatch):
 
         monkeypatch.setattr(ray_cluster, "_check_listens", lambda address, seconds: "10.0.0.1")
         monkeypatch.setattr(ray_cluster, "_has_token", lambda: True)
-        monkeypatch.setattr(ray_cluster, "_speaks", speaks)
+        monkeypatch.setattr(ray_cluster, "_connection_error", speaks)
 
     return set_answers
 
@@ -32,7 +32,7 @@ def test_one_that_refuses_strangers_is_joined(answers):
 @pytest.mark.parametrize("stranger", ["", "no answer within 1 s", "ImportError: no module"])
 def test_one_that_lets_strangers_in_or_may_do_so_is_refused(answers, stranger):
     answers("", stranger)
-    assert accepts_anybody(ADDRESS, 1.0)
+    assert accepts_no_token(ADDRESS, 1.0)
     with pytest.raises(UsageError) as error:
         check_cluster(ADDRESS, 1.0)
     assert str(error.value) == (

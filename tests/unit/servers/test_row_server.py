@@ -15,7 +15,7 @@ from tapas import Top, UsageError, native
 from tapas.optim import SGD, RowwiseAdagrad
 from tapas.optim.row_store import RowGradients
 from tapas.servers.channel import Gradients
-from tapas.servers.messages import Receipt, Scoring
+from tapas.servers.messages import PushResult, Scoring
 from tapas.servers.row_server import RowServer
 from tapas.tables.shard import Shard, TableSpec
 
@@ -33,7 +33,7 @@ def a_server(*, settled=0, specs=SPECS):
     shards = {name: spec.shard(NUMBER) for name, spec in specs.items()}
     for shard in shards.values():
         shard.weight.zero_()
-    return RowServer(NUMBER, shards, settled=settled)
+    return RowServer(NUMBER, shards, applied_below=settled)
 
 
 def gradients(key, size=3):
@@ -90,7 +90,7 @@ class Job:
 
     def __init__(self):
         self.server, self.slow = a_server(), SlowServer()
-        self.messages, self.unheard, self.receipts = [], set(), {}
+        self.messages, self.unheard, self.push_results = [], set(), {}
         self.saved, self.lost = (0, SlowServer().rows, {}), set()
         self.counts, self.staleness = Counter(), Counter()
 
@@ -102,26 +102,26 @@ class Job:
         """The next push, unless the oldest that nobody has heard of is too far behind."""
         sequence = len(self.messages)
         if sequence - self.settled < 5:
-            seen = max(0, self.server.version - number % 4)
+            seen = max(0, self.server.num_pushes - number % 4)
             grads = gradients((sequence, number))
             self.messages.append((sequence % 3, sequence, self.settled, seen, grads))
             self.unheard.add(sequence)
 
     def deliver(self, sequence):
         message, is_fresh = self.messages[sequence], not self.slow.has(sequence)
-        receipt = self.server.push(*message)
-        assert receipt.fresh == is_fresh
+        result = self.server.push(*message)
+        assert result.fresh == is_fresh
         if is_fresh:
             found = self.slow.push(sequence, *message[3:])
-            stamp = (self.server.incarnation, len(self.slow.history))
-            assert receipt == Receipt(True, *found, stamp)
-            self.receipts[sequence] = receipt
+            version = (self.server.incarnation, len(self.slow.history))
+            assert result == PushResult(True, *found, version)
+            self.push_results[sequence] = result
             self.staleness[found[0]] += 1
             self.counts.update(rows=found[1], collided=found[2])
         elif sequence >= max(self.settled, self.saved[0]):
-            assert receipt == self.receipts[sequence]._replace(fresh=False)
+            assert result == self.push_results[sequence]._replace(fresh=False)
         self.counts["repeated"] += not is_fresh
-        assert self.server.version == len(self.slow.history)
+        assert self.server.num_pushes == len(self.slow.history)
 
     def late(self, number, *, is_heard):
         for sequence in sorted(self.unheard)[number % 5 :][:1]:
@@ -143,7 +143,7 @@ class Job:
 
     def kill(self, number):
         settled, rows, state = self.saved
-        self.server, self.slow = a_server(settled=settled), SlowServer(settled, rows)
+        self.server, self.slow = a_server(applied_below=settled), SlowServer(settled, rows)
         for name, (tensors, num_updates) in state.items():
             self.server.load(name, tensors, num_updates)
         self.lost |= set(range(settled, len(self.messages))) - self.unheard
@@ -186,7 +186,7 @@ def test_every_push_is_applied_once_whatever_is_lost_repeated_or_late(acts):
     for _, sequence, _, seen, grads in job.messages:
         total.push(sequence, seen, grads)
     total.check(job.server)  # all of them, in another order
-    assert job.server.version == len(job.messages)
+    assert job.server.num_pushes == len(job.messages)
 
 
 @settings(max_examples=40)
@@ -197,26 +197,26 @@ def test_a_server_that_comes_back_has_old_pushes_and_takes_those_nobody_heard_of
 
 
 def test_after_a_restart_what_was_computed_from_versions_of_the_first_server_is_not_stale():
-    server = a_server(settled=4)
+    server = a_server(applied_below=4)
     assert [server.push(k % 2, k, 0, k, gradients(k)).fresh for k in (3, 4, 5)] == [
         False,
         True,
         True,
     ]
     assert server.status()["staleness"] == {0: 2}
-    assert server.version == 2
-    assert server.incarnation != a_server(settled=4).incarnation
+    assert server.num_pushes == 2
+    assert server.incarnation != a_server(applied_below=4).incarnation
 
 
 def test_what_is_settled_is_forgotten():
-    """Else a long run would fill the memory with receipts."""
+    """Else a long run would fill the memory with push_results."""
     server, ones = a_server(), np.ones((len(IDS["rows"]), D), np.float32)
     grads = {"rows": Gradients(IDS["rows"], ones, ones[:, 0])}
     first = [server.push(0, k, max(0, k - 3), k, grads) for k in range(9)]
-    assert {receipt.rows for receipt in first} == {len(IDS["rows"])}
+    assert {result.rows for result in first} == {len(IDS["rows"])}
     again = [server.push(0, k, 0, 0, grads) for k in range(9)]
-    assert again[5:] == [receipt._replace(fresh=False) for receipt in first[5:]]
-    assert [receipt[:4] for receipt in again[:5]] == [(False, 0, 0, 0)] * 5
+    assert again[5:] == [result._replace(fresh=False) for result in first[5:]]
+    assert [result[:4] for result in again[:5]] == [(False, 0, 0, 0)] * 5
 
 
 FOREIGN, ONES = ROWS.layout().ids_of(2).numpy()[:1], np.ones((2, D), np.float32)
@@ -261,7 +261,7 @@ def test_what_a_server_cannot_do_is_told_and_moves_nothing(verb):
         with native.switched_off(), pytest.raises(UsageError, match=re.escape(words)):
             getattr(server, verb)(*call)
     SlowServer().check(server)
-    assert server.version == 0
+    assert server.num_pushes == 0
     assert server.push(0, 0, 0, 0, good).fresh
     assert server.status()["staleness"] == {0: 1}
 
@@ -285,11 +285,11 @@ def test_threads_take_turns_and_never_see_a_push_half_done(monkeypatch):
                 server.push(worker, k, 0, 0, {"rows": Gradients(ids, ones, ones[:, 0])})
 
     def read(_):
-        while server.version < 40:
-            weight, bias, stamp = server.rows("rows", ids)
-            torn.append(not (weight == -LR * stamp.version).all())
-            torn.append(not (bias == -LR * stamp.version).all())
-            reads[stamp.version] += 1
+        while server.num_pushes < 40:
+            weight, bias, version = server.rows("rows", ids)
+            torn.append(not (weight == -LR * version.num_pushes).all())
+            torn.append(not (bias == -LR * version.num_pushes).all())
+            reads[version.num_pushes] += 1
 
     jobs = [(push, 0), (push, 1), (read, 0), (read, 1)]
     threads = [threading.Thread(target=work, args=(number,)) for work, number in jobs]
@@ -299,7 +299,7 @@ def test_threads_take_turns_and_never_see_a_push_half_done(monkeypatch):
         thread.join(timeout=20)
     assert not any(torn)
     assert len(reads) > 1  # some between the first push and the last
-    assert server.version == 40
+    assert server.num_pushes == 40
     assert (server.rows("rows", ids)[0] == -LR * 40).all()
 
 

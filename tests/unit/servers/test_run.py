@@ -32,8 +32,8 @@ from tapas.training.run_folder import open_run
 LOOP = LoopConfig(steps=12, evaluate_every=5, batch=7, patience=99, checkpoint_seconds=1e9)
 
 
-def engine(kind, makes, **options):
-    return InProcess(kind, [make() for make in makes])
+def start_peers(kind, factories, **options):
+    return InProcess(kind, [make() for make in factories])
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_steps_one_by_one_are_those_of_one_process_with_as_many_shards(
         return parts
 
     config = on_servers(file, name, servers=servers, workers=workers, max_staleness=0)
-    served = train(config, tmp_path / "served", engine=engine)
+    served = train(config, tmp_path / "served", start_peers=start_peers)
     monkeypatch.setattr(session, "build", build_with_shards)
     alone = train(configs(file)[name], tmp_path / "alone")
     assert served.step == alone.step == 12
@@ -112,12 +112,12 @@ def test_steps_one_by_one_are_those_of_one_process_with_as_many_shards(
 
 def test_a_run_that_is_stopped_goes_on_to_the_same_end(file, tmp_path):
     config = on_servers(file, servers=2, workers=2, max_staleness=0)
-    outcome = train(config, tmp_path / "stopped", engine=engine, should_stop=after(7))
+    outcome = train(config, tmp_path / "stopped", start_peers=start_peers, should_stop=after(7))
     assert (outcome.ending, outcome.step) == ("asked", 7)
     said = []
-    serving.resume(tmp_path / "stopped", status=said.append, engine=engine)
+    serving.resume(tmp_path / "stopped", status=said.append, start_peers=start_peers)
     assert said[0] == "Going on from step 7."
-    train(config, tmp_path / "whole", engine=engine)
+    train(config, tmp_path / "whole", start_peers=start_peers)
     one, other = (
         load_model(open_run(tmp_path / name), 12)[0].state_dict() for name in ("stopped", "whole")
     )
@@ -128,7 +128,7 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_end(file, tmp_path):
 def test_steps_ahead_stop_at_an_evaluation_and_are_settled_when_asked(file, tmp_path):
     """Asked to stop after the first step, with four more under way: those count, too."""
     config = on_servers(file, servers=2, workers=2, max_staleness=8)
-    outcome = train(config, tmp_path / "run", engine=engine, should_stop=lambda: True)
+    outcome = train(config, tmp_path / "run", start_peers=start_peers, should_stop=lambda: True)
     assert (outcome.ending, outcome.step) == ("asked", 5)
     events = [(e["step"], e["event"]) for e in read_journal(tmp_path / "run" / "journal.jsonl")]
     assert events == [(5, "evaluate"), (5, "service")]
@@ -163,10 +163,10 @@ def test_a_run_goes_on_with_other_numbers_of_servers_and_without_any(file, tmp_p
         # all classes: no shares to differ
         head=HeadConfig.of(num_samples=53, presample_factor=1, next_items=3),
     )
-    train(config, tmp_path / "whole", engine=engine)
-    train(config, tmp_path / "run", engine=engine, should_stop=after(4))
+    train(config, tmp_path / "whole", start_peers=start_peers)
+    train(config, tmp_path / "run", start_peers=start_peers, should_stop=after(4))
     two = ServiceConfig(servers=2, max_staleness=0)
-    serving.resume(tmp_path / "run", engine=engine, service=two, should_stop=after(4))
+    serving.resume(tmp_path / "run", start_peers=start_peers, service=two, should_stop=after(4))
     assert open_run(tmp_path / "run").config.service == two
     assert open_run(tmp_path / "run").checkpoints.steps()[-1] == 8
     session.resume(tmp_path / "run", service=ServiceConfig())
@@ -182,21 +182,23 @@ def test_processes_are_told_absolute_folders(file, tmp_path, monkeypatch):
     """Their own working folder may be another."""
     seen = []
 
-    def noting(kind, makes, **options):
-        seen.extend(make.args[0] for make in makes)
-        return engine(kind, makes)
+    def noting(kind, factories, **options):
+        seen.extend(make.args[0] for make in factories)
+        return start_peers(kind, factories)
 
     monkeypatch.chdir(tmp_path)
-    train(on_servers(file, servers=2), Path("run"), engine=noting)
+    train(on_servers(file, servers=2), Path("run"), start_peers=noting)
     assert set(seen) == {tmp_path / "run"}
 
 
 def test_what_is_refused_makes_and_changes_nothing(file, tmp_path):
     too_many = r"^cannot spread 53 classes over 54 shards\. Use at most 53\.$"
     with pytest.raises(UsageError, match=too_many):
-        train(on_servers(file, servers=54), tmp_path / "run", engine=engine)
+        train(on_servers(file, servers=54), tmp_path / "run", start_peers=start_peers)
     assert not (tmp_path / "run").exists()
-    train(on_servers(file, servers=2), tmp_path / "run", engine=engine, should_stop=after(3))
+    train(
+        on_servers(file, servers=2), tmp_path / "run", start_peers=start_peers, should_stop=after(3)
+    )
     before = (tmp_path / "run" / "config.toml").read_bytes()
     for servers, step, words in (
         (54, None, too_many),
@@ -204,7 +206,7 @@ def test_what_is_refused_makes_and_changes_nothing(file, tmp_path):
         (0, 41, r"^no checkpoint of step 41 in "),
     ):
         service = ServiceConfig(servers=servers)
-        resume = partial(serving.resume, engine=engine) if servers else session.resume
+        resume = partial(serving.resume, start_peers=start_peers) if servers else session.resume
         with pytest.raises(UsageError, match=words):
             resume(tmp_path / "run", step=step, service=service)
         assert (tmp_path / "run" / "config.toml").read_bytes() == before
@@ -213,9 +215,9 @@ def test_what_is_refused_makes_and_changes_nothing(file, tmp_path):
 class Later:
     """Peers whose calls are made when somebody looks, the last one first."""
 
-    def __init__(self, kind, makes):
-        self.inner = InProcess(kind, [make() for make in makes])
-        self.size, self.begun, self.most = len(makes), [], 0
+    def __init__(self, kind, factories):
+        self.inner = InProcess(kind, [make() for make in factories])
+        self.size, self.begun, self.most = len(factories), [], 0
 
     def call(self, number, verb, *args):
         self.begun.append(Waiting(self.inner, number, verb, args))
@@ -247,19 +249,19 @@ def test_no_more_steps_are_under_way_than_staleness_allows(file, tmp_path, worke
     """And the load is even: no worker has two steps more than another."""
     started = {}
 
-    def lazily(kind, makes, **options):
-        started[kind] = Later(kind, makes) if kind == "worker" else engine(kind, makes)
+    def lazily(kind, factories, **options):
+        started[kind] = Later(kind, factories) if kind == "worker" else start_peers(kind, factories)
         return started[kind]
 
     loop = replace(LOOP, evaluate_every=12)
     config = on_servers(file, loop=loop, servers=2, workers=workers, max_staleness=staleness)
-    outcome = train(config, tmp_path / "run", engine=lazily)
+    outcome = train(config, tmp_path / "run", start_peers=lazily)
     assert outcome.step == 12
     assert started["worker"].most == staleness + 1
     steps = Counter(call.number for call in started["worker"].begun)
     assert sum(steps.values()) == 12
     assert max(steps.values()) - min(steps.values()) <= 1
-    versions = [server.status()["version"] for server in started["server"].objects]
+    versions = [server.status()["num_pushes"] for server in started["server"].objects]
     assert versions == [12, 12]
 
 
@@ -267,23 +269,23 @@ def test_what_was_rolled_back_is_told_even_if_a_server_hangs_then(file, tmp_path
     """The journal's line of a restart comes before the load of servers, which is asked for."""
     started = {}
 
-    def start(kind, makes, **options):
-        started[kind] = engine(kind, makes)
-        started[f"{kind} makes"] = makes
+    def start(kind, factories, **options):
+        started[kind] = start_peers(kind, factories)
+        started[f"{kind} factories"] = factories
         return started[kind]
 
     def kill_then_hang():
         server = started["server"]
-        if server.objects[1].version == 3:
-            server.objects[1] = started["server makes"][1]()  # as after a SIGKILL
-        if server.objects[0].version == 4:
+        if server.objects[1].num_pushes == 3:
+            server.objects[1] = started["server factories"][1]()  # as after a SIGKILL
+        if server.objects[0].num_pushes == 4:
             server.objects[0].status = lambda: (_ for _ in ()).throw(PeerError("server 0 hangs."))
         return False
 
     config = on_servers(file, servers=2, workers=1, max_staleness=0)
     words = r"^server 0 hangs\. What was saved at step 5 is there: go on with --resume\.$"
     with pytest.raises(PeerError, match=words):
-        train(config, tmp_path / "run", engine=start, should_stop=kill_then_hang)
+        train(config, tmp_path / "run", start_peers=start, should_stop=kill_then_hang)
     events = [
         (e["event"], e.get("process"), e.get("rolled_back_updates"))
         for e in read_journal(tmp_path / "run" / "journal.jsonl")

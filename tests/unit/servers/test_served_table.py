@@ -7,7 +7,7 @@ from tapas import LocalTable, Priority, TapasSoftmax, Top, UsageError
 from tapas.exact_state import pack
 from tapas.optim import LazyAdam, RowwiseAdagrad
 from tapas.rng import stream
-from tapas.servers.channel import Post
+from tapas.servers.channel import ServerChannel
 from tapas.servers.peers import InProcess
 from tapas.servers.row_server import RowServer
 from tapas.servers.served_table import ServedTable
@@ -20,7 +20,7 @@ def rows_on_servers(num_servers, optimizer, bias=None, seed=0, fused=True, **spe
     spec = TableSpec(C, D, num_servers, optimizer, seed=seed, **spec)
     parts = [None if bias is None else bias[spec.layout().ids_of(j)] for j in range(num_servers)]
     servers = [RowServer(j, {"rows": spec.shard(j, parts[j])}) for j in range(num_servers)]
-    return ServedTable(Post(InProcess("server", servers)), "rows", spec, fused=fused)
+    return ServedTable(ServerChannel(InProcess("server", servers)), "rows", spec, fused=fused)
 
 
 ADAGRAD, ADAM = RowwiseAdagrad.fused(lr=0.3), LazyAdam.fused(lr=0.1)
@@ -136,7 +136,7 @@ def test_shards_and_servers_must_be_as_many():
     spec = TableSpec(C, D, 3, RowwiseAdagrad.fused())
     servers = [RowServer(j, {"rows": spec.shard(j)}) for j in range(2)]
     with pytest.raises(UsageError) as error:
-        ServedTable(Post(InProcess("server", servers)), "rows", spec)
+        ServedTable(ServerChannel(InProcess("server", servers)), "rows", spec)
     assert str(error.value) == (
         "the rows of 'rows' are in 3 shards, but there are 2 servers. One shard goes to each "
         "server."
@@ -149,4 +149,4 @@ def test_a_step_is_two_round_trips_however_many_targets():
     head = TapasSoftmax(table=table, num_samples=7, presample_factor=3)
     query = torch.randn(4, D, generator=stream(0, "q"), requires_grad=True)
     head(query, torch.randint(C, (4, 5), generator=stream(0, "t"))).backward()
-    assert table.post.traffic.round_trips == 2
+    assert table.channel.traffic.round_trips == 2
