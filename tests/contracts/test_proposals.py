@@ -16,7 +16,7 @@ from scipy import stats
 from words import told
 
 from tapas import LogUniform, Mixture, Proposal, Squashed, Uniform
-from tapas.proposals import Bigram, Relabelled, base
+from tapas.proposals import Bigram, ByRank, base
 from tapas.rng import stream
 
 C = 31
@@ -81,9 +81,9 @@ PROPOSALS = {
     "squashed, sparse": lambda n: Squashed(few(n), alpha=0.75, num_classes=n),
     "squashed, equal counts": lambda n: Squashed([5] * n),
     "mixture": lambda n: Mixture([LogUniform(n), Squashed(holes(n)), Uniform(n)], [3, 1, 2]),
-    "bigram": lambda n: bigram(n).given(BATCH),
-    "mixture of a bigram": lambda n: Mixture([bigram(n), Uniform(n)], [4, 1]).given(BATCH),
-    "relabelled": lambda n: Relabelled(LogUniform(n), torch.arange(n).roll(5).flip(0)),
+    "bigram": lambda n: bigram(n).conditioned_on(BATCH),
+    "mixture of a bigram": lambda n: Mixture([bigram(n), Uniform(n)], [4, 1]).conditioned_on(BATCH),
+    "by rank": lambda n: ByRank(LogUniform(n), torch.arange(n).roll(5).flip(0)),
     "a user's own": Ramp,
 }
 
@@ -236,6 +236,6 @@ def test_repr_is_one_short_line(proposal):
 
 def test_a_proposal_without_context_is_itself_for_every_batch(proposal):
     if not isinstance(proposal, Mixture):
-        assert proposal.given(BATCH) is proposal
+        assert proposal.conditioned_on(BATCH) is proposal
     ids = torch.arange(C)
-    assert torch.equal(proposal.given(BATCH).log_prob(ids), proposal.log_prob(ids))
+    assert torch.equal(proposal.conditioned_on(BATCH).log_prob(ids), proposal.log_prob(ids))

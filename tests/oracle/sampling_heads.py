@@ -100,7 +100,7 @@ class Ngrams:
             total += (1 - v) * self.base(y) + (v * self.paired(x, y) if known else 0.0)
         return total / len(contexts)
 
-    def hear(self, ids, share, contexts):
+    def observe(self, ids, share, contexts):
         self.told.append(([int(c) for c in ids], share, contexts))
 
     def refresh(self, least=(0.05, 0.001)):

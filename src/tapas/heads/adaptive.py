@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from tapas.candidates import Candidates, first_occurrences
 from tapas.errors import UsageError
 from tapas.heads.tree import Counts, TreeHead, TreeOptions, check_counts
-from tapas.heads.tree_search import best_of_parts, part_of
+from tapas.heads.tree_search import topk_in_cluster, topk_over_clusters
 from tapas.losses import target_costs
 from tapas.rng import stream
 from tapas.shapes import number
@@ -115,7 +115,7 @@ class AdaptiveSoftmax(TreeHead):
     def layout(self) -> Tensor:
         return self.part_of_class
 
-    def costs(self, query: Tensor, target: Tensor) -> Tensor:
+    def neg_log_prob(self, query: Tensor, target: Tensor) -> Tensor:
         real = target >= 0
         ids = target.clamp(min=0)
         part, place = self.part_of_class[ids].masked_fill(~real, -1), self.place_of[ids]
@@ -140,7 +140,7 @@ class AdaptiveSoftmax(TreeHead):
     def _tail(self, i: int) -> LocalTable:
         return cast(LocalTable, self.tails[i])
 
-    def best(self, query: Tensor, k: int, exclude: Tensor) -> tuple[Tensor, Tensor]:
+    def _topk(self, query: Tensor, k: int, exclude: Tensor) -> tuple[Tensor, Tensor]:
         """The head first, then tails by falling probability, while one may hold a better class."""
         n = self.cutoffs[0]
         weight, bias = self.head.rows(torch.arange(self.head.num_classes, device=self.device))
@@ -154,12 +154,12 @@ class AdaptiveSoftmax(TreeHead):
         def look(g: int, who: Tensor) -> tuple[Tensor, Tensor]:
             table = self.head if g == 0 else self._tail(g - 1)
             small = query[who] if g == 0 else self._project(query[who], g - 1)
-            return part_of(
+            return topk_in_cluster(
                 table, 0, len(classes[g]), small, bound[who, g], k,
                 exclude=place[who].masked_fill(part[who] != g, -1), ids=classes[g],
             )  # fmt: skip
 
-        return best_of_parts(bound, look, k)
+        return topk_over_clusters(bound, look, k)
 
     def extra_repr(self) -> str:
         return f"cutoffs={self.cutoffs}, div_value={self.div_value:g}"

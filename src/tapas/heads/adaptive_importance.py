@@ -110,7 +110,7 @@ class AdaptiveImportance(SharedSample):
         return self.ngrams.wants_context
 
     def candidates(self, batch: GlobalBatch) -> Candidates:
-        proposal = self.ngrams.given(batch.context)
+        proposal = self.ngrams.conditioned_on(batch.context)
         return proposal.sample(int(self.num_drawn), generator=self._draws())
 
     def _logits(self, batch: GlobalBatch) -> tuple[Tensor, Tensor]:
@@ -129,7 +129,7 @@ class AdaptiveImportance(SharedSample):
         chosen = torch.arange(few, device=batch.query.device) * size // few  # of all ranks
         share = self._shares(batch.query[chosen], batch.target[chosen], kept)
         context = None if batch.context is None else batch.context[chosen]
-        self.ngrams.hear(kept.ids, share, context)
+        self.ngrams.observe(kept.ids, share, context)
         variance = share.square() @ -torch.expm1(kept.log_q)  # relative, of each example's sum
         self.ess_heard[0] += float(variance.reciprocal().clamp(max=len(kept)).mean())
         self.ess_heard[1] += 1

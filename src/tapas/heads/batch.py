@@ -169,7 +169,7 @@ def flat_context(context: Tensor | None, shape: torch.Size, device: torch.device
     return context.reshape(-1).to(device)
 
 
-def own_scores(batch: Batch, weight: Tensor, bias: Tensor) -> Tensor:
+def positive_scores(batch: Batch, weight: Tensor, bias: Tensor) -> Tensor:
     """(B, L) scores of the targets, of the rows of all classes by id; class 0's for padding."""
     own = batch.target.clamp(min=0)
     flat = own.reshape(-1)

@@ -21,7 +21,7 @@ from tapas.heads.batch import Batch
 from tapas.heads.facts import UNIFORM_FIRST, Option, Options, drawn_options
 from tapas.heads.flat import FlatOptions, LookupHead, build_proposal
 from tapas.losses import sampled_softmax_loss
-from tapas.losses.hard_negatives import log_sum_without, own_logits
+from tapas.losses.hard_negatives import log_sum_without, positive_logits
 from tapas.proposals import Proposal, Uniform
 from tapas.shapes import check_positive, check_samples
 
@@ -95,11 +95,13 @@ class DynamicNegatives(LookupHead):
     def losses(self, batch: Batch, context: Tensor | None) -> Tensor:
         query, target = batch.query, batch.target
         # a rank without examples has no context either, so that any proposal will do
-        proposal = self.proposal.given(context) if len(query) else Uniform(self.num_classes)
+        proposal = (
+            self.proposal.conditioned_on(context) if len(query) else Uniform(self.num_classes)
+        )
         pool = proposal.sample(self._pool_size, generator=self._draws()).ids.to(target.device)
         own = target[target >= 0]
         weight, bias = self.table.lookup(torch.cat([own, pool]), return_bias=True)
-        positive = own_logits(query, target, weight[: len(own)], bias[: len(own)])
+        positive = positive_logits(query, target, weight[: len(own)], bias[: len(own)])
         size = max(1, SCORES_AT_ONCE // len(pool))
         log_sum = [
             self._hardest(some, weight[len(own) :], bias[len(own) :], pool, mine)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tapas.errors import UsageError, choice
 from tapas.optim.row_updates import RowUpdate
-from tapas.proposals import Bigram, LogUniform, Proposal, Relabelled, Squashed
+from tapas.proposals import Bigram, ByRank, LogUniform, Proposal, Squashed
 from tapas.tables import ClassTable
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class BuildContext:
         """Made from the options of that name, of `alpha` and of `beta`."""
         if options["proposal"] == "log-uniform":
             by_rank = torch.argsort(-self.counts, stable=True)
-            return Relabelled(LogUniform(self.num_classes), by_rank)
+            return ByRank(LogUniform(self.num_classes), by_rank)
         squashed = Squashed(self.counts, alpha=options["alpha"], beta=options["beta"])
         if options["proposal"] == "squashed":
             return squashed

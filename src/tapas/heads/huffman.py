@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tapas.heads.tree import Counts, TreeHead, TreeOptions, check_counts
-from tapas.heads.tree_search import best_leaves
+from tapas.heads.tree_search import topk_leaves
 from tapas.tables import LocalTable
 
 
@@ -64,7 +64,7 @@ class HuffmanSoftmax(TreeHead):
     def layout(self) -> Tensor:
         return self.down
 
-    def costs(self, query: Tensor, target: Tensor) -> Tensor:
+    def neg_log_prob(self, query: Tensor, target: Tensor) -> Tensor:
         example, column = (target >= 0).nonzero(as_tuple=True)
         way, edge = self.ways(target[example, column])
         rows, bias = self.nodes.lookup(edge >> 1, return_bias=True)
@@ -90,8 +90,8 @@ class HuffmanSoftmax(TreeHead):
         owner, step = (every >= 0).nonzero(as_tuple=True)
         return owner, every[owner, step]
 
-    def best(self, query: Tensor, k: int, exclude: Tensor) -> tuple[Tensor, Tensor]:
-        return best_leaves(self.nodes, self.down, query, k, exclude)
+    def _topk(self, query: Tensor, k: int, exclude: Tensor) -> tuple[Tensor, Tensor]:
+        return topk_leaves(self.nodes, self.down, query, k, exclude)
 
 
 class _Nodes(LocalTable):

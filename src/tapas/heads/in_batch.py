@@ -86,17 +86,17 @@ class InBatchSoftmax(SharedSample):
         self.register_buffer("gap", torch.zeros(size, dtype=torch.float32, device=device))
 
     def candidates(self, batch: GlobalBatch) -> Candidates:
-        met = self._distinct(batch)
-        return Candidates(met, -self._gap_at_sight(met).log())
+        in_batch = self._distinct(batch)
+        return Candidates(in_batch, -self._mean_gap_now(in_batch).log())
 
     def _logits(self, batch: GlobalBatch) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             kept = self.candidates(batch).to(self.table.device)
         self._count_scores(len(kept))
         if self._is_training():
-            met = self._distinct(batch)
-            self.gap[met] = self._gap_at_sight(met).to(self.gap.dtype)
-            self.last_seen[met] = self.step
+            in_batch = self._distinct(batch)
+            self.gap[in_batch] = self._mean_gap_now(in_batch).to(self.gap.dtype)
+            self.last_seen[in_batch] = self.step
         return self.table.sampled_logits(batch, kept)
 
     def _distinct(self, batch: GlobalBatch) -> Tensor:
@@ -104,11 +104,11 @@ class InBatchSoftmax(SharedSample):
         ids: Tensor = torch.unique(batch.target.to(self.gap.device))
         return ids[ids >= 0]
 
-    def _gap_at_sight(self, ids: Tensor) -> Tensor:
+    def _mean_gap_now(self, ids: Tensor) -> Tensor:
         """B of `ids` (N,) after this step has seen them."""
-        gap = self.gap[ids].float()
+        mean_gap = self.gap[ids].float()
         waited = (self.step - self.last_seen[ids]).float()
-        return torch.where(gap > 0, torch.lerp(gap, waited, self.rate), waited)
+        return torch.where(mean_gap > 0, torch.lerp(mean_gap, waited, self.rate), waited)
 
     def extra_repr(self) -> str:
         return f"rate={self.rate:g}"
@@ -141,26 +141,26 @@ class MixedSoftmax(InBatchSoftmax):
         self.proposal = build_proposal(proposal, self.num_classes)
 
     def candidates(self, batch: GlobalBatch) -> Candidates:
-        proposal = self.proposal.given(batch.context)
+        proposal = self.proposal.conditioned_on(batch.context)
         drawn = proposal.sample(self.num_samples, generator=self._draws())
         if len(drawn) == self.num_classes:  # all of them for certain: nothing to add
             return drawn
-        met = self._distinct(batch)
-        ids = torch.unique(torch.cat([met.cpu(), drawn.ids]))
-        was_met, _ = index_of(ids, met.cpu())
+        in_batch = self._distinct(batch)
+        ids = torch.unique(torch.cat([in_batch.cpu(), drawn.ids]))
+        was_in_batch, _ = index_of(ids, in_batch.cpu())
         was_drawn, _ = index_of(ids, drawn.ids)
-        gap = self._known_gap(ids.to(self.gap.device)).cpu()
-        gap[was_met] = self._gap_at_sight(met).cpu()
-        chance = -torch.expm1(self.num_samples * proposal.log_miss(ids))  # e
+        mean_gap = self._mean_gap_before(ids.to(self.gap.device)).cpu()
+        mean_gap[was_in_batch] = self._mean_gap_now(in_batch).cpu()
+        chance = -torch.expm1(self.num_samples * proposal.log_not_drawn(ids))  # e
         weight = torch.zeros_like(chance)
-        weight[was_met] = 1.0
+        weight[was_in_batch] = 1.0
         weight[was_drawn] += chance[was_drawn] / drawn.log_q.double().exp()
-        return Candidates(ids, ((1 / gap + chance) / weight).log().float())
+        return Candidates(ids, ((1 / mean_gap + chance) / weight).log().float())
 
-    def _known_gap(self, ids: Tensor) -> Tensor:
+    def _mean_gap_before(self, ids: Tensor) -> Tensor:
         """B of `ids` (N,); of one never seen, the steps that it has not been seen for."""
-        gap = self.gap[ids].float()
-        return gap.where(gap > 0, gap.new_tensor(self.step + 1))
+        mean_gap = self.gap[ids].float()
+        return mean_gap.where(mean_gap > 0, mean_gap.new_tensor(self.step + 1))
 
     def extra_repr(self) -> str:
         return f"num_samples={self.num_samples}, proposal={self.proposal!r}, rate={self.rate:g}"

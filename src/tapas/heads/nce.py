@@ -59,7 +59,7 @@ class NoiseHead(LookupHead):
     def noise(self, batch: Batch, context: Tensor | None) -> Noise:
         """The noise of this step. A rank without examples has none to tell them from."""
         if len(batch.query):
-            source = self.proposal.given(context)
+            source = self.proposal.conditioned_on(context)
             draws = self.draw(source)
         else:  # nor has it a context, so that any proposal will do
             source = Uniform(self.num_classes)

@@ -9,7 +9,7 @@ a step holds a copy of all rows and their gradient, (C, D) each.
 import torch
 from torch import Tensor
 
-from tapas.heads.batch import Batch, own_scores
+from tapas.heads.batch import Batch, positive_scores
 from tapas.heads.flat import LookupHead
 from tapas.losses.binary import all_classes_cost, binary_loss
 
@@ -36,6 +36,6 @@ class OneVsAll(LookupHead):
     def losses(self, batch: Batch, context: Tensor | None) -> Tensor:
         every = torch.arange(self.num_classes, device=self.table.device)
         weight, bias = self.table.lookup(every, return_bias=True)
-        positive = own_scores(batch, weight, bias)
+        positive = positive_scores(batch, weight, bias)
         pushed = all_classes_cost(batch.query, weight, bias, batch.target)
         return binary_loss(positive, pushed, batch.weight)

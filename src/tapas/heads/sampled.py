@@ -47,7 +47,7 @@ class SampledSoftmax(SharedSample):
         return self.num_samples
 
     def candidates(self, batch: GlobalBatch) -> Candidates:
-        proposal = self.proposal.given(batch.context)
+        proposal = self.proposal.conditioned_on(batch.context)
         return proposal.sample(self.num_samples, generator=self._draws())
 
     def extra_repr(self) -> str:

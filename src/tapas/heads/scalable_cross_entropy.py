@@ -23,7 +23,7 @@ from tapas.heads.batch import Batch
 from tapas.heads.facts import Option, Options
 from tapas.heads.flat import FlatOptions, LookupHead
 from tapas.losses import sampled_softmax_loss
-from tapas.losses.hard_negatives import log_sum_without, own_logits
+from tapas.losses.hard_negatives import log_sum_without, positive_logits
 from tapas.shapes import check_positive
 
 BUCKETS_PER_ROOT = 2.0  # n_b = b_x = 2 * sqrt(B): four places in buckets for each example
@@ -75,7 +75,7 @@ class ScalableCrossEntropy(LookupHead):
         own = target[target >= 0]
         weight, bias = self.table.lookup(torch.cat([own, classes.reshape(-1)]), return_bias=True)
         query = batch.query.index_select(0, places)
-        positive = own_logits(query, target, weight[: len(own)], bias[: len(own)])
+        positive = positive_logits(query, target, weight[: len(own)], bias[: len(own)])
         logit = torch.baddbmm(
             bias[len(own) :].view(*classes.shape)[:, None, :],
             query.index_select(0, slot.view(-1)).view(*members.shape, self.dim),

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import tapas.native as native
 from tapas.errors import UsageError
-from tapas.heads.batch import Batch, own_scores
+from tapas.heads.batch import Batch, positive_scores
 from tapas.heads.facts import Option, Options
 from tapas.heads.flat import FlatOptions, LookupHead
 from tapas.losses.sampled_softmax import sums_by_blocks
@@ -87,7 +87,7 @@ class SelfNormalised(LookupHead):
         cost = batch.query.new_zeros(len(batch.query)).index_copy(
             0, chosen, ratio * (log_z + self.penalty * log_z.square())
         )
-        loss = cost[:, None] - own_scores(batch, weight, bias)
+        loss = cost[:, None] - positive_scores(batch, weight, bias)
         return (loss if batch.weight is None else loss * batch.weight).sum(dim=1)
 
     def chosen(self, num_examples: int) -> Tensor:

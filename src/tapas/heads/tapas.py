@@ -150,7 +150,7 @@ class TapasSoftmax(SharedSample):
     def _two_passes(self, batch: GlobalBatch) -> tuple[Candidates, SecondPass | None]:
         """S' of this step, and how S is chosen from it."""
         generator = stream(self.seed, "draws", self.step)
-        proposal = self.proposal.given(batch.context)
+        proposal = self.proposal.conditioned_on(batch.context)
         pool = proposal.sample(self._pool_size, generator=generator)
         second_pass = SecondPass.draw(
             batch, pool, self.num_samples, self.selection, self.temperature, generator=generator

@@ -89,14 +89,14 @@ class TreeHead(Head):
         return given
 
     @abstractmethod
-    def costs(self, query: Tensor, target: Tensor) -> Tensor:
+    def neg_log_prob(self, query: Tensor, target: Tensor) -> Tensor:
         """-log p of `target` (B, L) given `query` (B, D), (B, L); 0 for padding, which is -1.
 
         `backward` through it leaves gradients for the rows on the way to the targets.
         """
 
     @abstractmethod
-    def best(self, query: Tensor, k: int, exclude: Tensor) -> tuple[Tensor, Tensor]:
+    def _topk(self, query: Tensor, k: int, exclude: Tensor) -> tuple[Tensor, Tensor]:
         """`topk` of checked, flat queries (B, D) without `exclude` (B, E)."""
 
     @property
@@ -109,7 +109,7 @@ class TreeHead(Head):
         """What says which class is where; two heads whose layouts differ share no state."""
 
     def _losses(self, batch: Batch, context: Tensor | None) -> tuple[Tensor, float]:
-        cost = self.costs(batch.query, batch.target)
+        cost = self.neg_log_prob(batch.query, batch.target)
         if batch.weight is not None:
             cost = cost * batch.weight
         return cost.sum(dim=1), len(batch.query)
@@ -121,7 +121,7 @@ class TreeHead(Head):
         wanted = check_ids("ids", self._flat("ids", ids, query), self.num_classes)
         if not wanted.numel():
             return flat.new_zeros(ids.shape)
-        return -self.costs(flat, wanted.to(flat.device)).view(ids.shape)
+        return -self.neg_log_prob(flat, wanted.to(flat.device)).view(ids.shape)
 
     @in_float32
     @torch.no_grad()
@@ -135,7 +135,7 @@ class TreeHead(Head):
         if exclude is not None:
             banned = check_integer("exclude", self._flat("exclude", exclude, query))
             check_ids("exclude", banned.clamp(min=0), self.num_classes)
-        score, ids = self.best(flat, k, banned.to(flat.device))
+        score, ids = self._topk(flat, k, banned.to(flat.device))
         return score.view(*query.shape[:-1], k), ids.view(*query.shape[:-1], k)
 
     def state_numbers(self) -> dict[str, int | float]:

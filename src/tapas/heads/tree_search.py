@@ -22,7 +22,7 @@ LEAVES_HELD = 1 << 20  # before all but the k best are let go
 SPARE = 16  # nodes that the first dive follows beyond those it must
 
 
-def best_of_parts(
+def topk_over_clusters(
     bound: Tensor, look: Callable[[int, Tensor], tuple[Tensor, Tensor]], k: int
 ) -> tuple[Tensor, Tensor]:
     """Scores and ids (B, k), highest first, equal scores by rising id, -inf and -1 where none.
@@ -45,7 +45,7 @@ def best_of_parts(
     return value, ids.masked_fill(value == -torch.inf, -1)
 
 
-def part_of(
+def topk_in_cluster(
     table: LocalTable,
     first: int,
     last: int,
@@ -101,7 +101,7 @@ class Leaves(NamedTuple):
         return value.index_put(place, self.value), ids.index_put(place, self.ids)
 
 
-def best_leaves(
+def topk_leaves(
     table: LocalTable, down: Tensor, query: Tensor, k: int, exclude: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities and classes (B, k) of a binary tree, highest first, ties by rising id.

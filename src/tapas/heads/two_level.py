@@ -21,7 +21,7 @@ from tapas.candidates import Candidates, first_occurrences
 from tapas.errors import UsageError
 from tapas.heads.facts import Option, Options
 from tapas.heads.tree import Counts, TreeHead, TreeOptions, check_counts
-from tapas.heads.tree_search import best_of_parts, part_of
+from tapas.heads.tree_search import topk_in_cluster, topk_over_clusters
 from tapas.losses import target_costs
 from tapas.losses.grouped_softmax import grouped_softmax_costs
 from tapas.shapes import check_positive
@@ -102,7 +102,7 @@ class TwoLevelSoftmax(TreeHead):
     def layout(self) -> Tensor:
         return self.cluster_of
 
-    def costs(self, query: Tensor, target: Tensor) -> Tensor:
+    def neg_log_prob(self, query: Tensor, target: Tensor) -> Tensor:
         real = target >= 0
         cluster = self.cluster_of[target.clamp(min=0)].masked_fill(~real, -1)
         counted = first_occurrences(cluster) & real  # two targets may share a cluster
@@ -134,7 +134,7 @@ class TwoLevelSoftmax(TreeHead):
         )
         return torch.empty_like(cost).index_copy(0, order, cost)
 
-    def best(self, query: Tensor, k: int, exclude: Tensor) -> tuple[Tensor, Tensor]:
+    def _topk(self, query: Tensor, k: int, exclude: Tensor) -> tuple[Tensor, Tensor]:
         """Clusters by falling probability, until none can hold a better class than those found."""
         weight, bias = self.clusters.rows(torch.arange(self.num_clusters, device=self.device))
         bound = (query @ weight.t() + bias).log_softmax(dim=1)
@@ -142,12 +142,12 @@ class TwoLevelSoftmax(TreeHead):
 
         def look(g: int, who: Tensor) -> tuple[Tensor, Tensor]:
             first, last = int(self.first[g]), int(self.first[g + 1])
-            return part_of(
+            return topk_in_cluster(
                 self.classes, first, last, query[who], bound[who, g], k,
                 exclude=banned[who], ids=self.class_at,
             )  # fmt: skip
 
-        return best_of_parts(bound, look, k)
+        return topk_over_clusters(bound, look, k)
 
     def extra_repr(self) -> str:
         return f"{self.num_clusters} clusters"

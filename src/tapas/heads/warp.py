@@ -24,7 +24,7 @@ from torch.nn import functional
 from tapas.heads.batch import Batch
 from tapas.heads.facts import Option, Options
 from tapas.heads.flat import FlatOptions, LookupHead
-from tapas.losses.hard_negatives import own_logits
+from tapas.losses.hard_negatives import positive_logits
 from tapas.losses.warp import warp_loss
 from tapas.shapes import check_positive
 
@@ -99,7 +99,7 @@ class WARP(LookupHead):
         start = torch.zeros_like(target).masked_scatter_(real, begin.to(target.device))
         weight, bias = self.table.rows(torch.cat([target[real], drawn]))
         num_own = len(weight) - self.tries
-        margin = own_logits(query, target, weight[:num_own], bias[:num_own]) - 1
+        margin = positive_logits(query, target, weight[:num_own], bias[:num_own]) - 1
         parts, size = [], max(1, SCORES_AT_ONCE // self.tries)
         for low in range(0, max(1, len(query)), size):
             some = slice(low, low + size)

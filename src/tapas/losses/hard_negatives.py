@@ -10,7 +10,7 @@ from torch import Tensor
 from tapas.shapes import check_shape
 
 
-def own_logits(query: Tensor, target: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def positive_logits(query: Tensor, target: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """(B, L) logits of the targets, -inf for padding.
 
     Args:
@@ -20,7 +20,7 @@ def own_logits(query: Tensor, target: Tensor, weight: Tensor, bias: Tensor) -> T
         bias:   (N,)
 
     >>> one, pad = torch.ones(1, 2), torch.tensor([[7, -1]])
-    >>> own_logits(one, pad, torch.tensor([[3.0, 4.0]]), torch.zeros(1))
+    >>> positive_logits(one, pad, torch.tensor([[3.0, 4.0]]), torch.zeros(1))
     tensor([[7., -inf]])
     """
     check_shape({}, query=(query, "B D"), weight=(weight, "N D"), bias=(bias, "N"))

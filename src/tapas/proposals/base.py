@@ -24,7 +24,7 @@ class Proposal(ABC):
     """
 
     num_classes: int
-    wants_context: bool = False  # whether `given` looks at the previous classes of a batch
+    wants_context: bool = False  # whether `conditioned_on` looks at the previous classes of a batch
 
     @abstractmethod
     def draw(self, k: int, *, generator: torch.Generator) -> Tensor:
@@ -34,12 +34,12 @@ class Proposal(ABC):
     def log_prob(self, ids: Tensor) -> Tensor:
         """Normalised log Q(id): float64, the shape of `ids`."""
 
-    def log_miss(self, ids: Tensor) -> Tensor:
+    def log_not_drawn(self, ids: Tensor) -> Tensor:
         """log(1 - Q(id)): float64, the shape of `ids`."""
         # a log_prob of 0 can round to 1e-16
         return torch.log1p(-self.log_prob(ids).exp().clamp_(max=1.0))
 
-    def given(self, context: Tensor | None) -> "Proposal":
+    def conditioned_on(self, context: Tensor | None) -> "Proposal":
         """The proposal for one batch. Only context-dependent ones look at `context`."""
         return self
 
@@ -88,7 +88,7 @@ class Proposal(ABC):
                 break
             draws = torch.cat([draws, self.draw(tries, generator=generator)])
         end, ids, again = found
-        log_q = torch.log(-torch.expm1((end - again) * self.log_miss(ids)))
+        log_q = torch.log(-torch.expm1((end - again) * self.log_not_drawn(ids)))
         return Candidates(ids, log_q.float())
 
     def _all_there_is(self, draws: Tensor, k: int) -> tuple[int, Tensor, Tensor]:

@@ -25,7 +25,7 @@ class Bigram(Proposal):
         kappa: how many observations the unigram is worth; a context seen less often
             than that is mostly unigram.
 
-    It must know the batch: `bigram.given(previous)` is an ordinary proposal, and a head
+    It must know the batch: `bigram.conditioned_on(previous)` is an ordinary proposal, and a head
     calls it with the `context` it was passed. A negative context means "none" and falls
     back to the unigram.
     """
@@ -67,21 +67,21 @@ class Bigram(Proposal):
         self.starts = torch.cat([zero, lengths.cumsum(0)])
         self.counts = counts[order]
 
-    def given(self, context: Tensor | None) -> Proposal:
+    def conditioned_on(self, context: Tensor | None) -> Proposal:
         if context is None:
             raise UsageError(
                 "a Bigram proposal needs the previous class of every row: pass "
-                "context=previous to the head, or call bigram.given(previous)."
+                "context=previous to the head, or call bigram.conditioned_on(previous)."
             )
         context = check_integer("context", context).reshape(-1).cpu()
         check_ids("context", context.clamp(min=0), self.num_classes)
         return _BatchBigram(self, context)
 
     def draw(self, k: int, *, generator: torch.Generator) -> Tensor:
-        return self.given(None).draw(k, generator=generator)
+        return self.conditioned_on(None).draw(k, generator=generator)
 
     def log_prob(self, ids: Tensor) -> Tensor:
-        return self.given(None).log_prob(ids)
+        return self.conditioned_on(None).log_prob(ids)
 
     def __repr__(self) -> str:
         return f"Bigram({len(self.following)} pairs, kappa={self.kappa:g}, {self.unigram!r})"

@@ -33,8 +33,8 @@ class Mixture(Proposal):
         self.weights = torch.tensor(given, dtype=torch.float64, device="cpu")
         self.weights /= self.weights.sum()
 
-    def given(self, context: Tensor | None) -> "Mixture":
-        return Mixture([part.given(context) for part in self.parts], self.weights.tolist())
+    def conditioned_on(self, context: Tensor | None) -> "Mixture":
+        return Mixture([part.conditioned_on(context) for part in self.parts], self.weights.tolist())
 
     def draw(self, k: int, *, generator: torch.Generator) -> Tensor:
         u = torch.rand(k, generator=generator, dtype=torch.float64, device="cpu")

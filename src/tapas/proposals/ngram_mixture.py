@@ -86,13 +86,13 @@ class NgramMixture(ExactState):
         """Whether there are pairs, of which `given` can make use."""
         return self._bigram is not None
 
-    def given(self, context: Tensor | None) -> Proposal:
+    def conditioned_on(self, context: Tensor | None) -> Proposal:
         """Q of a batch whose examples have these previous classes, (B,); negative is none."""
         base, bigram = self._freeze()
-        return base if bigram is None or context is None else bigram.given(context)
+        return base if bigram is None or context is None else bigram.conditioned_on(context)
 
     @torch.no_grad()
-    def hear(self, ids: Tensor, share: Tensor, context: Tensor | None) -> None:
+    def observe(self, ids: Tensor, share: Tensor, context: Tensor | None) -> None:
         """Take note of estimates `share` (A, K) of the probabilities of `ids` (K,), rising.
 
         `context` (A,) are the previous classes of the A examples.

@@ -97,9 +97,9 @@ class Squashed(Proposal):
         spread[self.head_ids] = self._head_log_prob
         return spread
 
-    def log_miss(self, ids: Tensor) -> Tensor:
+    def log_not_drawn(self, ids: Tensor) -> Tensor:
         if self._miss_by_class is None:
-            return super().log_miss(ids)
+            return super().log_not_drawn(ids)
         return self._miss_by_class.index_select(0, ids)
 
     def enough_draws(self, k: int) -> int:
@@ -114,11 +114,11 @@ class Squashed(Proposal):
             middle = low + width * (torch.arange(BINS, dtype=torch.float64) + 0.5)
             share = torch.cat([middle, middle.new_tensor([self._floor_log_prob])]).exp_()
             count = torch.cat([count, count.new_tensor([self.num_classes - len(log_p)])])
-            log_miss = torch.log1p(-share.clamp_(max=1 - 1e-15))
+            log_not_drawn = torch.log1p(-share.clamp_(max=1 - 1e-15))
             fewest, most = float(k), float(100 * k)
             while most - fewest > 1 + fewest / 1000:
                 tries = (fewest + most) / 2
-                distinct = float(-(count * torch.expm1(tries * log_miss)).sum())
+                distinct = float(-(count * torch.expm1(tries * log_not_drawn)).sum())
                 fewest, most = (tries, most) if distinct < k else (fewest, tries)
             self._enough[k] = max(super().enough_draws(k), int(1.02 * most + 4 * math.sqrt(most)))
         return self._enough[k]

@@ -63,7 +63,7 @@ def test_at_every_stage_of_q_the_kept_sum_is_unbiased():
         head(query, TARGET, context=CONTEXT)
     head.eval()
     uniform = torch.full((C,), 1 / C).double()
-    moved = head.ngrams.given(CONTEXT).log_prob(torch.arange(C)).exp()
+    moved = head.ngrams.conditioned_on(CONTEXT).log_prob(torch.arange(C)).exp()
     assert float((moved / uniform).max()) > 2.5
     logits = scores_of(head, query)
     estimate = torch.empty(draws, B, dtype=torch.float64)
@@ -101,7 +101,7 @@ def apart(head, query, context):
     mine = (OWN[:, :, None] == torch.arange(C)).any(dim=1)
     logits = scores_of(head, query).masked_fill(mine, -torch.inf)
     model = logits.softmax(dim=1).mean(dim=0)
-    log_q = head.ngrams.given(context).log_prob(torch.arange(C))
+    log_q = head.ngrams.conditioned_on(context).log_prob(torch.arange(C))
     return float((model * (model.log() - log_q)).nansum())
 
 
@@ -178,7 +178,7 @@ def test_logits_of_ten_thousand_leave_q_finite():
     with torch.no_grad():
         head.table.bias.copy_(torch.linspace(-1e4, 1e4, C))
     run(head, 9)
-    assert bool(head.ngrams.given(None).log_prob(torch.arange(C)).isfinite().all())
+    assert bool(head.ngrams.conditioned_on(None).log_prob(torch.arange(C)).isfinite().all())
 
 
 def test_an_example_that_owns_the_whole_sample_moves_nothing():

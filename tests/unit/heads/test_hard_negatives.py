@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import tapas
 from tapas.heads import DynamicNegatives, ScalableCrossEntropy
-from tapas.losses.hard_negatives import log_sum_without, own_logits
+from tapas.losses.hard_negatives import log_sum_without, positive_logits
 
 
 def buckets(num_buckets=None, bucket_queries=None, bucket_classes=256, **options):
@@ -98,7 +98,7 @@ def test_own_logits_are_read_row_by_row():
     query, target = queries(2), torch.tensor([[3, -1, 4], [-1, 5, -1]])
     rows = torch.arange(12.0).view(3, D)
     bias = torch.tensor([0.5, 1.0, 1.5])
-    got = own_logits(query, target, rows, bias)
+    got = positive_logits(query, target, rows, bias)
     assert torch.equal(got.isneginf(), target < 0)
     want = [query[0] @ rows[0] + 0.5, query[0] @ rows[1] + 1.0, query[1] @ rows[2] + 1.5]
     torch.testing.assert_close(got[target >= 0], torch.stack(want))

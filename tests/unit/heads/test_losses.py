@@ -83,7 +83,7 @@ def shown_sample(head):
 
 def draws_of(head):
     """With repeats, some of them targets."""
-    noise = head.proposal.given(CONTEXT)
+    noise = head.proposal.conditioned_on(CONTEXT)
     drawn = noise.draw(head.num_samples, generator=stream(3, "draws", 0)).tolist()
     assert len(set(drawn)) < len(drawn)
     assert set(drawn) & set(TARGET.flatten().tolist())

@@ -41,26 +41,26 @@ context = st.integers(-1, 7) | st.integers(-1, C - 1)
 @example([(1, 3, 1e17), (2, 4, 1.0)], [2], 1.0)  # a running sum would leave 0 / 0 after 1e17
 def test_a_batch_is_proposed_for_by_the_mean_of_its_rows(pairs, contexts, kappa):
     """Repeated pairs are summed; no context, or an unknown one, is the unigram."""
-    given = build(pairs, kappa=kappa).given(torch.tensor(contexts))
+    given = build(pairs, kappa=kappa).conditioned_on(torch.tensor(contexts))
     want = slow.bigram(pairs, contexts, slow.log_uniform(C), kappa)
     np.testing.assert_allclose(prob_of(given), want, rtol=1e-9, atol=1e-14)
 
 
 def test_the_shape_of_the_context_does_not_matter():
     bigram, flat = build(PAIRS), torch.tensor([4, 0, -1, 11, 4, 30])
-    want = prob_of(bigram.given(flat))
-    np.testing.assert_array_equal(prob_of(bigram.given(flat.reshape(2, 3).int())), want)
+    want = prob_of(bigram.conditioned_on(flat))
+    np.testing.assert_array_equal(prob_of(bigram.conditioned_on(flat.reshape(2, 3).int())), want)
 
 
 def test_without_any_pair_all_is_drawn_from_the_unigram():
-    ids = build([]).given(torch.tensor([3, -1])).draw(50, generator=stream(0))
+    ids = build([]).conditioned_on(torch.tensor([3, -1])).draw(50, generator=stream(0))
     assert ids.shape == (50,)
     assert 0 <= int(ids.min()) <= int(ids.max()) < C
 
 
 def test_the_unigram_keeps_its_share_where_counts_dwarf_kappa():
     bigram = build([(0, 1, 1e20)], unigram=Uniform(C), kappa=1e-3)
-    log_prob = bigram.given(torch.tensor([0])).log_prob(torch.tensor([3]))
+    log_prob = bigram.conditioned_on(torch.tensor([0])).log_prob(torch.tensor([3]))
     assert log_prob.exp().item() == pytest.approx(1e-23 / C, rel=1e-9)
 
 
@@ -70,7 +70,7 @@ def test_pairs_of_three_billion_classes_keep_their_exact_ids():
     following = torch.tensor([size - 1, 2**24 + 1])
     unigram = Squashed(([5], [10]), num_classes=size)
     bigram = Bigram(previous, following, torch.tensor([3, 4]), unigram=unigram)
-    proposal = bigram.given(torch.tensor([2**31 + 2]))
+    proposal = bigram.conditioned_on(torch.tensor([2**31 + 2]))
     log_prob = proposal.log_prob(torch.tensor([2**24, 2**24 + 1, 2**24 + 2, size - 1]))
     assert log_prob[1].exp().item() == pytest.approx(0.8, rel=1e-8)
     assert bool((log_prob[[0, 2, 3]].exp() < 1e-9).all())
@@ -82,20 +82,20 @@ def test_pairs_of_three_billion_classes_keep_their_exact_ids():
 def test_bad_pairs_and_contexts_are_refused_in_these_words():
     bigram = build(PAIRS)
     for needs_context in (
-        lambda: bigram.given(None),
+        lambda: bigram.conditioned_on(None),
         lambda: bigram.sample(3, generator=stream(0)),
         lambda: bigram.sample(9, generator=stream(0)),
         lambda: bigram.log_prob(torch.tensor([0])),
     ):
         with told(
             "a Bigram proposal needs the previous class of every row: pass context=previous to "
-            "the head, or call bigram.given(previous)."
+            "the head, or call bigram.conditioned_on(previous)."
         ):
             needs_context()
     with told("context is empty; expected the previous class of every row."):
-        bigram.given(torch.tensor([], dtype=torch.int64))
+        bigram.conditioned_on(torch.tensor([], dtype=torch.int64))
     with told("context has dtype torch.float32; expected int64 class ids"):
-        bigram.given(torch.tensor([1.0]))
+        bigram.conditioned_on(torch.tensor([1.0]))
     for kappa in (0, float("nan")):
         with told(f"kappa must be a finite number above 0, got {kappa}."):
             build(PAIRS, kappa=kappa)

@@ -37,7 +37,7 @@ def test_the_part_of_a_draw_does_not_hang_on_its_position():
 def test_a_batch_reaches_the_parts_that_look_at_it_and_the_weights_stay():
     pair = (torch.tensor([3]), torch.tensor([8]), torch.tensor([5.0]))
     mixed = Mixture([Bigram(*pair, unigram=Uniform(C)), LogUniform(C)], [1, 3])
-    got = mixed.given(torch.tensor([3, -1])).log_prob(torch.arange(C)).exp()
+    got = mixed.conditioned_on(torch.tensor([3, -1])).log_prob(torch.arange(C)).exp()
     bigram = slow.bigram([(3, 8, 5.0)], [3, -1], np.full(C, 1 / C), 1.0)
     np.testing.assert_allclose(got, slow.mixture([bigram, DENSE[1]], [1, 3]), rtol=1e-12)
 

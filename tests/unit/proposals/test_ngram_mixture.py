@@ -32,7 +32,7 @@ def oracle(pairs=PAIRS):
 
 def prob(mixture, contexts):
     given = None if contexts is None else torch.tensor(contexts)
-    return mixture.given(given).log_prob(EVERY).exp()
+    return mixture.conditioned_on(given).log_prob(EVERY).exp()
 
 
 def estimates(step, size=6, kept=5):
@@ -63,8 +63,8 @@ def test_what_it_was_told_moves_it_as_the_loops_say():
     for refresh in range(4):
         for step in range(3):
             ids, share, context = estimates(3 * refresh + step)
-            mixture.hear(ids, share, context)
-            slow.hear(ids, share, context.tolist())
+            mixture.observe(ids, share, context)
+            slow.observe(ids, share, context.tolist())
         mixture.refresh()
         slow.refresh()
         agree(mixture, slow)
@@ -77,9 +77,9 @@ def test_without_pairs_or_context_the_unigram_moves_alone():
     paired = make()
     for step in range(3):
         ids, share, _ = estimates(step)
-        mixture.hear(ids, share, None)
-        paired.hear(ids, share, None)
-        slow.hear(ids, share, [-1] * len(share))
+        mixture.observe(ids, share, None)
+        paired.observe(ids, share, None)
+        slow.observe(ids, share, [-1] * len(share))
     before = paired.pair_mass.clone()
     for one in (mixture, paired, slow):
         one.refresh()
@@ -93,7 +93,7 @@ def test_without_pairs_or_context_the_unigram_moves_alone():
 def test_it_stands_still_until_it_is_refreshed():
     mixture = make()
     before = prob(mixture, [4, 0])
-    mixture.hear(*estimates(0))
+    mixture.observe(*estimates(0))
     assert torch.equal(prob(mixture, [4, 0]), before)
     mixture.refresh()
     assert not torch.equal(prob(mixture, [4, 0]), before)
@@ -110,7 +110,7 @@ def test_certain_estimates_move_it_as_the_loops_say_and_leave_every_part_a_rest(
         certain[0, target] = 1.0
         for _ in range(times):
             for one, context in ((mixture, torch.tensor([4])), (slow, [4])):
-                one.hear(EVERY, certain, context)
+                one.observe(EVERY, certain, context)
                 one.refresh()
         agree(mixture, slow, rtol=1e-3, atol=1e-5)  # of hundreds of roundings to float32
         assert prob(mixture, [4])[target] > 0.9
@@ -121,7 +121,7 @@ def test_certain_estimates_move_it_as_the_loops_say_and_leave_every_part_a_rest(
 def test_a_row_that_has_lost_all_its_mass_is_still_a_row():
     mixture, elsewhere = make(rate=1.0), torch.zeros(1, C)
     elsewhere[0, 3] = 1.0
-    mixture.hear(EVERY, elsewhere, torch.tensor([4]))
+    mixture.observe(EVERY, elsewhere, torch.tensor([4]))
     mixture.refresh()
     assert not mixture.pair_mass[1:3].any()  # those after class 4
     assert float(prob(mixture, [4]).sum()) == pytest.approx(1)
@@ -130,9 +130,9 @@ def test_a_row_that_has_lost_all_its_mass_is_still_a_row():
 def test_draws_follow_the_moved_mixture():
     mixture = make()
     for step in range(9):
-        mixture.hear(*estimates(step))
+        mixture.observe(*estimates(step))
     mixture.refresh()
-    proposal = mixture.given(torch.tensor([4, 0, -1]))
+    proposal = mixture.conditioned_on(torch.tensor([4, 0, -1]))
     drawn = proposal.draw(40_000, generator=stream(0, "draws"))
     # a correct one fails 1 seed in 1,000
     counts = np.bincount(drawn.numpy(), minlength=C)
@@ -142,7 +142,7 @@ def test_draws_follow_the_moved_mixture():
 def test_estimates_of_nothing_leave_the_unigram_as_it_is():
     mixture = make()
     ids, share, context = estimates(0)
-    mixture.hear(ids, torch.zeros_like(share), context)
+    mixture.observe(ids, torch.zeros_like(share), context)
     before = mixture.unigram.clone()
     mixture.refresh()
     assert torch.equal(mixture.unigram, before)
@@ -151,10 +151,10 @@ def test_estimates_of_nothing_leave_the_unigram_as_it_is():
 
 def test_a_saved_mixture_goes_on_where_it_was():
     whole, first, second = make(), make(), make()
-    second.given(None)  # what is kept of the old Q must be forgotten
+    second.conditioned_on(None)  # what is kept of the old Q must be forgotten
     for step in range(6):
         for one in (whole, first) if step < 4 else (whole,):
-            one.hear(*estimates(step))
+            one.observe(*estimates(step))
             if step % 3 == 2:
                 one.refresh()
     file = io.BytesIO()
@@ -164,7 +164,7 @@ def test_a_saved_mixture_goes_on_where_it_was():
     assert torch.equal(prob(second, [4, 0]), prob(first, [4, 0]))
     for one in (second, copy.deepcopy(first)):
         for step in range(4, 6):
-            one.hear(*estimates(step))
+            one.observe(*estimates(step))
         one.refresh()
         assert torch.equal(prob(one, [4, 0]), prob(whole, [4, 0]))
         assert one.checksum() == whole.checksum()

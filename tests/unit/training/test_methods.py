@@ -12,7 +12,7 @@ from tapas.cli.cite import cite_run
 from tapas.data.source import LogSource
 from tapas.heads import METHODS
 from tapas.heads.citations import BIBTEX
-from tapas.proposals import Bigram, LogUniform, Relabelled, Squashed
+from tapas.proposals import Bigram, ByRank, LogUniform, Squashed
 from tapas.training.build import TrainingData, build, build_model
 from tapas.training.config import (
     HeadConfig,
@@ -97,7 +97,7 @@ def test_proposals_are_as_named(data):
     log, split = data
     assert type(build(of_method("nce"), log, split).model.head.proposal) is Squashed
     ranked = build(of_method("nce", proposal="log-uniform"), log, split).model.head.proposal
-    assert type(ranked) is Relabelled
+    assert type(ranked) is ByRank
     assert type(ranked.base) is LogUniform
     most = ranked.log_prob(torch.arange(log.num_items)).argmax()
     assert split.train_counts[most] == split.train_counts.max()
