@@ -36,7 +36,7 @@ from tapas.comparison.page import Command, Grid, Part, Picture, Words, as_markdo
 from tapas.comparison.process_pool import run_missing
 from tapas.comparison.tables import NONE
 from tapas.errors import UsageError
-from tapas.evaluation.scores import measure
+from tapas.evaluation.scores import metrics_per_example
 from tapas.heads import FullSoftmax, Head, TapasSoftmax
 from tapas.optim import Adagrad
 from tapas.proposals import Squashed
@@ -139,7 +139,7 @@ def build_head(run: FourWaysRun, task: LongTail) -> Head:
 
 def scores(ranked: Tensor, target: Tensor) -> dict[str, float]:
     """Of `ranked` (B, RANKED) ids against `target` (B,); the error is that of MAP@20."""
-    found = measure(ranked, target[:, None])
+    found = metrics_per_example(ranked, target[:, None])
     precision = found["map@20"].double()
     return {
         "precision@1": float(found["precision@1"].double().mean()),

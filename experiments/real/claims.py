@@ -31,7 +31,7 @@ from experiments.real.cells import (
 )
 from experiments.real.evidence import SetEvidence
 from experiments.real.sets import SETS
-from tapas.evaluation.intervals import gap, share_of_gap
+from tapas.evaluation.intervals import difference, share_of_gap
 
 LEVEL = 0.02  # quality within 2 % is level
 LOSS_MARGIN = 0.02  # nats, by which a loss may be above another and still count as no worse
@@ -47,7 +47,7 @@ def higher(ours: SetCell, theirs: SetCell, metric: str = "map@20", *, than: floa
         if not found.has(ours, theirs):
             return None
         change = found.relative(ours, theirs, metric)
-        return change.low > than, change.percent() + found.seed_words(ours, theirs)
+        return change.low > than, change.format_percent() + found.seed_words(ours, theirs)
 
     return check
 
@@ -148,13 +148,13 @@ def half_of_the_gap(found: SetEvidence) -> Answer:
     share = share_of_gap(seeds[0], seeds[1], seeds[2], "map@20")
     if share is None:
         change = found.relative(SAMPLED_8, SAMPLED)
-        return None, f"no gap to close: 8 n is {change.percent()} above n"
-    return share.low > 0.5, share.words(2) + found.seed_words(SAMPLED, PRIORITY, SAMPLED_8)
+        return None, f"no gap to close: 8 n is {change.format_percent()} above n"
+    return share.low > 0.5, share.format(2) + found.seed_words(SAMPLED, PRIORITY, SAMPLED_8)
 
 
 def no_worse_loss(found: SetEvidence) -> Answer:
-    change = gap(found.seeds(PRIORITY), found.seeds(SAMPLED), "loss")
-    words = f"{change.words(3, sign=True)} nats" + found.seed_words(PRIORITY, SAMPLED)
+    change = difference(found.seeds(PRIORITY), found.seeds(SAMPLED), "loss")
+    words = f"{change.format(3, sign=True)} nats" + found.seed_words(PRIORITY, SAMPLED)
     return change.high < LOSS_MARGIN, words
 
 
@@ -163,8 +163,8 @@ def better_at_equal_time(found: SetEvidence) -> Answer | None:
     change = found.at_equal_time(PRIORITY, SAMPLED)
     if change is None:
         return None
-    words = change.percent() + found.seed_words(PRIORITY, SAMPLED)
-    return change.mean >= 0.05 and change.above, words
+    words = change.format_percent() + found.seed_words(PRIORITY, SAMPLED)
+    return change.mean >= 0.05 and change.above_zero, words
 
 
 def fewer_rows(found: SetEvidence) -> Answer | None:

@@ -10,7 +10,7 @@ from experiments.real.pace import Pace
 from experiments.real.sets import RealSet
 from tapas.comparison.ledger import Ledger, Result
 from tapas.errors import DataError
-from tapas.evaluation.intervals import Estimate, estimate, relative_gap
+from tapas.evaluation.intervals import Interval, block_bootstrap, relative_difference
 
 Paces = Mapping[SetCell, Pace]
 
@@ -63,13 +63,13 @@ class SetEvidence:
                 )
         return found
 
-    def score(self, cell: SetCell, metric: str = "map@20") -> Estimate:
-        return estimate(self.seeds(cell), metric)
+    def score(self, cell: SetCell, metric: str = "map@20") -> Interval:
+        return block_bootstrap(self.seeds(cell), metric)
 
-    def relative(self, ours: SetCell, theirs: SetCell, metric: str = "map@20") -> Estimate:
-        return relative_gap(self.seeds(ours), self.seeds(theirs), metric)
+    def relative(self, ours: SetCell, theirs: SetCell, metric: str = "map@20") -> Interval:
+        return relative_difference(self.seeds(ours), self.seeds(theirs), metric)
 
-    def at_equal_time(self, ours: SetCell, theirs: SetCell) -> Estimate | None:
+    def at_equal_time(self, ours: SetCell, theirs: SetCell) -> Interval | None:
         """MAP@20 of ours over theirs, less 1, each at its best moment within the same time.
 
         The time is that of the quicker one's whole run. None without paces, or where the slower
@@ -85,7 +85,7 @@ class SetEvidence:
             if found is None:
                 return None
             parts.append(found)
-        return relative_gap(parts[0], parts[1], "map@20")
+        return relative_difference(parts[0], parts[1], "map@20")
 
     def rows_for(self, ours: SetCell, cells: Sequence[SetCell]) -> float:
         """How many rows in the loss sampled softmax needs for the MAP@20 of `ours`.
@@ -98,7 +98,7 @@ class SetEvidence:
 
         def quality(cell: SetCell) -> float:
             seeds = [r for r in self.seeds(cell) if r["run"]["seed"] in shared]
-            return estimate(seeds, "map@20").mean
+            return block_bootstrap(seeds, "map@20").mean
 
         return needed([(self.paces[c].rows.in_loss, quality(c)) for c in known], quality(ours))
 

@@ -18,7 +18,7 @@ from experiments.real.cells import (
 from experiments.real.claims import goals_table
 from experiments.real.evidence import SetEvidence
 from tapas.comparison.ledger import Result
-from tapas.evaluation.intervals import estimate
+from tapas.evaluation.intervals import block_bootstrap
 
 RUNS = "../real-data"
 
@@ -185,7 +185,7 @@ def _row(name: str, seeds: Sequence[Result], alpha: str) -> list[str]:
     share = sum(r["buckets"][b]["share"] for r in seeds for b in ("tail", "unseen")) / len(seeds)
     return [
         name,
-        estimate(seeds, "map@20").words(),
+        block_bootstrap(seeds, "map@20").format(),
         str(len(seeds)),
         f"{recall:.4f}",
         f"{ndcg:.4f}",
@@ -198,7 +198,9 @@ def _row(name: str, seeds: Sequence[Result], alpha: str) -> list[str]:
 def wide_table(sets: Sequence[SetEvidence], metric: str, digits: int) -> list[str]:
     rows = []
     for cell in CELLS:
-        found = [each.score(cell, metric).words(digits) if each.has(cell) else "–" for each in sets]
+        found = [
+            each.score(cell, metric).format(digits) if each.has(cell) else "–" for each in sets
+        ]
         if any(text != "–" for text in found):
             size = "n" if cell.times == 1 else "n/8" if cell.times < 1 else f"{cell.times}n"
             name = f"{cell.method}, {size}" + (", r=8" if cell.r > 1 else "")

@@ -67,7 +67,9 @@ def _dots(
 ) -> None:
     shown = [m for m in found if m in at]
     axes.errorbar(
-        [at[m] for m in shown], [found[m].mean for m in shown], [found[m].half for m in shown],
+        [at[m] for m in shown],
+        [found[m].mean for m in shown],
+        [found[m].half_width for m in shown],
         color=colour, fmt=fmt, markersize=5, linewidth=1.8, capsize=3, elinewidth=1,
     )  # fmt: skip
 
@@ -109,7 +111,7 @@ def _costs(axes: Axes, study: Study, ledger: Ledger) -> list[Label]:
             colour = _paler(COLOURS[f"TAPAS {rule}"], PALE if n == sizes[0] else 0)
             mine = [c for c in cells if c.method == rule and c.num_samples == n and not c.moving]
             found = {c.num_shards: _cost(study, ledger, c) for c in mine if c.num_shards > 1}
-            line = {1: Interval(0.0, 0.0), **found}
+            line = {1: Interval(0.0, 0.0, 0.0), **found}
             _dots(axes, at, line, colour, "o-")
             end = line[max(line)].mean
             labels.append((f"{end:+.1f}  {rule}, n={n:,}", end, colour))
@@ -127,7 +129,7 @@ def _costs(axes: Axes, study: Study, ledger: Ledger) -> list[Label]:
 
 def _cost(study: Study, ledger: Ledger, cell: Cell) -> Interval:
     change = change_by_shards(study, ledger, cell, "accuracy")
-    return Interval(100 * change.mean, 100 * change.half)
+    return Interval(100 * change.mean, 100 * change.low, 100 * change.high)
 
 
 def _loads(axes: Axes, study: Study, ledger: Ledger) -> list[Label]:

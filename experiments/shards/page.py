@@ -7,7 +7,7 @@ from experiments.synthetic.experiment import Cell
 from experiments.synthetic.studies import Study
 from experiments.synthetic.tasks import sizes_of
 from tapas.comparison.ledger import Ledger, Result
-from tapas.evaluation.intervals import Interval, difference
+from tapas.evaluation.intervals import Interval, student_difference
 
 
 def shards_findings(study: Study, ledger: Ledger) -> list[str]:
@@ -32,7 +32,7 @@ def change_by_shards(study: Study, ledger: Ledger, cell: Cell, name: str) -> Int
         [result[name] for result in study.experiment.results(ledger, each)]
         for each in (cell, cell.unsharded)
     )
-    return difference(ours, theirs)
+    return student_difference(ours, theirs)
 
 
 def _overlaps(study: Study, ledger: Ledger) -> list[str]:
@@ -87,13 +87,13 @@ def _costs(study: Study, ledger: Ledger) -> list[str]:
             results = study.experiment.results(ledger, cell)
             own = str(looked_at(results, "overlap", "random")[cell.num_shards])
             counted = f"{expected_overlap(num_classes, cell.num_samples, cell.num_shards):.4f}"
-        points = f"{100 * accuracy.mean:+.2f} ± {100 * accuracy.half:.2f}"
-        rows.append([str(cell), points, f"{loss.mean:+.3f} ± {loss.half:.3f}", own, counted])
+        points = f"{100 * accuracy.mean:+.2f} ± {100 * accuracy.half_width:.2f}"
+        rows.append([str(cell), points, f"{loss.mean:+.3f} ± {loss.half_width:.3f}", own, counted])
     gains = []
     for n, results in one_shard(study, ledger, "top").items():
         plain = study.experiment.results(ledger, Cell("sampled", n, 1))
-        gain = difference([r["accuracy"] for r in results], [r["accuracy"] for r in plain])
-        gains.append(f"{100 * gain.mean:+.2f} ± {100 * gain.half:.2f} points with n={n:,}")
+        gain = student_difference([r["accuracy"] for r in results], [r["accuracy"] for r in plain])
+        gains.append(f"{100 * gain.mean:+.2f} ± {100 * gain.half_width:.2f} points with n={n:,}")
     headings = ["cell", "precision@1, points", "cross-entropy, nats", "own overlap", "counted"]
     return [
         "## What it costs",
@@ -157,4 +157,4 @@ def _loads(study: Study, ledger: Ledger) -> list[str]:
 
 
 def _times(found: Interval) -> str:
-    return f"{found.mean:.2f} ± {found.half:.2f}"
+    return f"{found.mean:.2f} ± {found.half_width:.2f}"

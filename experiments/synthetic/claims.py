@@ -24,7 +24,7 @@ from experiments.synthetic.studies import (
 )
 from tapas.comparison.ledger import Ledger, Result
 from tapas.errors import DataError
-from tapas.evaluation.intervals import Interval, difference, interval
+from tapas.evaluation.intervals import Interval, student_difference, student_interval
 
 MUCH_LARGER = 100
 CLOSE = 0.95  # of the classes
@@ -59,7 +59,7 @@ class StudyResults:
 
 def points(change: Interval) -> str:
     """A change of accuracy in percentage points."""
-    return f"{100 * change.mean:+.2f} ± {100 * change.half:.2f} points"
+    return f"{100 * change.mean:+.2f} ± {100 * change.half_width:.2f} points"
 
 
 def r_one_is_sampled_softmax(studies: StudyResults) -> Verdict:
@@ -76,11 +76,11 @@ def accuracy_rises_with_r(study: str, n: int) -> Callable[[StudyResults], Verdic
     def check(studies: StudyResults) -> Verdict:
         cells = [sampled(n), *(Cell("top", n, r) for r in (2, 4, 8))]
         found = [studies.accuracy(study, cell) for cell in cells]
-        steps = [difference(b, a) for a, b in pairwise(found)]
-        whole = difference(found[-1], found[0])
+        steps = [student_difference(b, a) for a, b in pairwise(found)]
+        whole = student_difference(found[-1], found[0])
         rising = all(step.mean > 0 for step in steps)
         first_most = steps[0].mean == max(step.mean for step in steps)
-        means = " → ".join(f"{interval(values).mean:.4f}" for values in found)
+        means = " → ".join(f"{student_interval(values).mean:.4f}" for values in found)
         words = f"r=1, 2, 4, 8: {means}; r=8 over r=1 {points(whole)}"
         if whole.low > 0 and rising and first_most:
             return REPRODUCED, words
@@ -93,7 +93,8 @@ def effect_is_larger_in_figure_2(studies: StudyResults) -> Verdict:
     gains = []
     for study, n in (("figure-1", 16), ("figure-2", 64)):
         one, eight = (
-            interval(studies.accuracy(study, cell)).mean for cell in (sampled(n), Cell("top", n, 8))
+            student_interval(studies.accuracy(study, cell)).mean
+            for cell in (sampled(n), Cell("top", n, 8))
         )
         gains.append(eight / one - 1)
     words = f"relative gain of r=8 over r=1: figure 1 {gains[0]:+.1%}, figure 2 {gains[1]:+.1%}"
@@ -102,7 +103,7 @@ def effect_is_larger_in_figure_2(studies: StudyResults) -> Verdict:
 
 def full_softmax_is_within_ten_percent(studies: StudyResults) -> Verdict:
     full, few = (
-        interval(studies.accuracy("figure-1", cell)) for cell in (Cell("full"), sampled(16))
+        student_interval(studies.accuracy("figure-1", cell)) for cell in (Cell("full"), sampled(16))
     )
     relative = abs(few.mean / full.mean - 1)
     words = f"full softmax {full}, n=16 sampled softmax {few}: {relative:.1%} relative difference"
@@ -115,7 +116,9 @@ def equal_pools_approach_each_other(studies: StudyResults) -> Verdict:
     curves = []
     for cell in cells:
         runs = [result["curve"] for result in studies.results("figure-1", cell)]
-        curves.append([interval([p[1] for p in points]).mean for points in zip(*runs, strict=True)])
+        curves.append(
+            [student_interval([p[1] for p in points]).mean for points in zip(*runs, strict=True)]
+        )
     steps = [point[0] for point in studies.results("figure-1", cells[0])[0]["curve"]]
     start = next(i for i, step in enumerate(steps) if step >= min(2_500, steps[-1] // 2))
     early, late = (max(c[i] for c in curves) - min(c[i] for c in curves) for i in (start, -1))
@@ -133,16 +136,17 @@ def few_kept_of_many_match_many(studies: StudyResults) -> Verdict:
     """Reproduced: within 2 % of the accuracy, or better."""
     cells = (Cell("top", 128, 4), sampled(512))
     ours, theirs = (studies.accuracy("figure-2", cell) for cell in cells)
-    change, level = difference(ours, theirs), interval(theirs).mean
+    change, level = student_difference(ours, theirs), student_interval(theirs).mean
     relative = change.mean / level
     curves = [[r["curve"] for r in studies.results("figure-2", cell)] for cell in cells]
     third = len(curves[0][0]) // 3
     early, before, last = (
-        [interval([run[place][1] for run in runs]).mean for runs in curves]
+        [student_interval([run[place][1] for run in runs]).mean for runs in curves]
         for place in (third, -2, -1)
     )
     words = (
-        f"n=128, r=4 {interval(ours)}; n=512, r=1 {interval(theirs)}; {relative:+.1%}, after "
+        f"n=128, r=4 {student_interval(ours)}; n=512, r=1 {student_interval(theirs)}; "
+        f"{relative:+.1%}, after "
         f"{early[0] / early[1] - 1:+.1%} at step {curves[0][0][third][0]:,}"
     )
     if all(a > b for a, b in zip(last, before, strict=True)):
@@ -168,14 +172,19 @@ def few_kept_are_four_times_cheaper(studies: StudyResults) -> Verdict:
 def top_of_all_classes_generalises_worse(studies: StudyResults) -> Verdict:
     every = studies.accuracy("pool-size", Cell("top", 16, POOL_FACTORS[-1]))
     pooled = studies.accuracy("pool-size", Cell("top", 16, 8))
-    change = difference(every, pooled)
-    words = f"top 16 of all classes {interval(every)}, of a pool of 128 {interval(pooled)}"
+    change = student_difference(every, pooled)
+    words = (
+        f"top 16 of all classes {student_interval(every)}, of a pool of 128 "
+        f"{student_interval(pooled)}"
+    )
     return (REPRODUCED if change.high < 0 else NOT), f"{words}: {points(change)}"
 
 
 def one_to_ten_percent_is_a_good_trade(studies: StudyResults) -> Verdict:
     """Reproduced: the best pool of 1 to 10 % reaches 97 % of the best pool of any size."""
-    found = {r: interval(studies.accuracy("pool-size", Cell("top", 16, r))) for r in POOL_FACTORS}
+    found = {
+        r: student_interval(studies.accuracy("pool-size", Cell("top", 16, r))) for r in POOL_FACTORS
+    }
     best = max(found, key=lambda r: found[r].mean)
     inside = max((r for r in POOL_FACTORS if 10 <= 16 * r <= 100), key=lambda r: found[r].mean)
     share = found[inside].mean / found[best].mean
@@ -192,11 +201,11 @@ def lower_temperatures_are_more_adaptive(studies: StudyResults) -> Verdict:
     This rule was written after the runs; the others were written before.
     """
     losses = {t: studies.loss("temperature", Cell("top", 16, 8, t)) for t in TAUS}
-    change = difference(losses[TAUS[-1]], losses[TAUS[0]])
-    row = " → ".join(f"{interval(losses[t]).mean:.3f}" for t in TAUS)
+    change = student_difference(losses[TAUS[-1]], losses[TAUS[0]])
+    row = " → ".join(f"{student_interval(losses[t]).mean:.3f}" for t in TAUS)
     words = (
         f"cross-entropy at τ={', '.join(map(str, TAUS))}: {row} nats; lowest against highest "
-        f"{change.mean:+.3f} ± {change.half:.3f}"
+        f"{change.mean:+.3f} ± {change.half_width:.3f}"
     )
     return (REPRODUCED if change.low > 0 else NOT), words
 
@@ -208,12 +217,12 @@ def annealing_helps(studies: StudyResults) -> Verdict:
     """
     constant = {t: studies.accuracy("temperature", Cell("top", 16, 8, t)) for t in TAUS}
     annealed = {t: studies.accuracy("temperature", Cell("top", 16, 8, t)) for t in ANNEALED}
-    best = max(constant, key=lambda t: interval(constant[t]).mean)
-    schedule = max(annealed, key=lambda t: interval(annealed[t]).mean)
-    change = difference(annealed[schedule], constant[best])
+    best = max(constant, key=lambda t: student_interval(constant[t]).mean)
+    schedule = max(annealed, key=lambda t: student_interval(annealed[t]).mean)
+    change = student_difference(annealed[schedule], constant[best])
     words = (
-        f"best constant τ={best}: {interval(constant[best])}; best schedule {schedule}: "
-        f"{interval(annealed[schedule])}; {points(change)}"
+        f"best constant τ={best}: {student_interval(constant[best])}; best schedule {schedule}: "
+        f"{student_interval(annealed[schedule])}; {points(change)}"
     )
     return (REPRODUCED if change.low > 0 else NOT), words
 
@@ -223,11 +232,11 @@ def loss_rises_while_ranking_improves(study: str, n: int) -> Callable[[StudyResu
 
     def check(studies: StudyResults) -> Verdict:
         one, eight = sampled(n), Cell("top", n, 8)
-        rank = difference(studies.accuracy(study, eight), studies.accuracy(study, one))
-        loss = difference(studies.loss(study, eight), studies.loss(study, one))
+        rank = student_difference(studies.accuracy(study, eight), studies.accuracy(study, one))
+        loss = student_difference(studies.loss(study, eight), studies.loss(study, one))
         words = (
             f"r=8 against r=1: accuracy {points(rank)}, cross-entropy {loss.mean:+.3f} ± "
-            f"{loss.half:.3f} nats"
+            f"{loss.half_width:.3f} nats"
         )
         if rank.low > 0 and loss.low > 0:
             return REPRODUCED, words
@@ -243,7 +252,7 @@ def looked_at(results: Sequence[Result], name: str, kind: str) -> dict[int, Inte
         for row in result["looks"]:
             if row["placement"] == kind:
                 values.setdefault(row["shards"], []).append(row[name])
-    return {m: interval(found) for m, found in values.items()}
+    return {m: student_interval(found) for m, found in values.items()}
 
 
 def union_is_close_to_the_best(studies: StudyResults) -> Verdict:
@@ -279,7 +288,7 @@ def cut_costs_no_accuracy(studies: StudyResults) -> Verdict:
         for m in SHARD_COUNTS[1:]:
             cell = Cell("top", n, 8, None, m)
             run = studies.results("shards", cell)[0]["run"]
-            found[run["num_samples"], run["num_shards"]] = difference(
+            found[run["num_samples"], run["num_shards"]] = student_difference(
                 studies.accuracy("shards", cell), studies.accuracy("shards", cell.unsharded)
             )
     row = "; ".join(f"n={n:,}, m={m}: {points(change)}" for (n, m), change in found.items())

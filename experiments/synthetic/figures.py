@@ -12,7 +12,7 @@ from experiments.synthetic.studies import Study
 from experiments.synthetic.tasks import Sizes, load_task, network_task
 from tapas.comparison.figure_style import COLOURS, INK, as_png, blank_figure, label_ends, plain
 from tapas.comparison.ledger import Ledger
-from tapas.evaluation.intervals import interval, moving_average
+from tapas.evaluation.intervals import moving_average, student_interval
 
 LEFT_OUT = 2_500  # first steps, as in the paper
 SMOOTHED = 3  # evaluations in the moving average
@@ -68,7 +68,7 @@ def _curves(axes: Axes, study: Study, ledger: Ledger, cells: Sequence[Cell]) -> 
         results = study.experiment.results(ledger, cell)
         steps = [point[0] for point in results[0]["curve"]]
         by_seed = [moving_average([p[1] for p in r["curve"]], SMOOTHED) for r in results]
-        bands = [interval(values) for values in zip(*by_seed, strict=True)]
+        bands = [student_interval(values) for values in zip(*by_seed, strict=True)]
         kept = [i for i, step in enumerate(steps) if step >= first]
         place = adaptive.index(cell) if cell in adaptive else 0
         colour = _shade(cell, place, len(adaptive))
@@ -109,12 +109,13 @@ def _pool_size(study: Study, ledger: Ledger) -> Figure:
         colour = COLOURS[f"TAPAS {cells[0].method}"]
         share = [min(c.num_samples * c.presample_factor / num_classes, 1) * 100 for c in cells]
         found = [
-            interval([r["accuracy"] for r in study.experiment.results(ledger, c)]) for c in cells
+            student_interval([r["accuracy"] for r in study.experiment.results(ledger, c)])
+            for c in cells
         ]
         mean = [f.mean for f in found]
         axes.errorbar(
-            share, mean, yerr=[f.half for f in found], color=colour, linewidth=1.8, marker="o",
-            markersize=4, capsize=3, elinewidth=1,
+            share, mean, yerr=[f.half_width for f in found], color=colour, linewidth=1.8,
+            marker="o", markersize=4, capsize=3, elinewidth=1,
         )  # fmt: skip
         labels.append((title, mean[-1], colour))
     axes.set_xscale("log")

@@ -9,7 +9,7 @@ from experiments.synthetic.runs import ALPHA
 from experiments.synthetic.studies import Study
 from experiments.synthetic.tasks import has_uniform_labels, sizes_of
 from tapas.comparison.ledger import Ledger
-from tapas.evaluation.intervals import interval
+from tapas.evaluation.intervals import student_interval
 
 
 def study_page(study: Study, ledger: Ledger, claims: Sequence[Claim]) -> str:
@@ -52,11 +52,11 @@ def _results_table(study: Study, ledger: Ledger) -> list[str]:
     for cell in study.experiment.cells:
         results = study.experiment.results(ledger, cell)
         lr, temperature = study.experiment.best(ledger, cell)
-        accuracy = interval([r["accuracy"] for r in results])
-        loss = interval([r["cross_entropy"] for r in results])
+        accuracy = student_interval([r["accuracy"] for r in results])
+        loss = student_interval([r["cross_entropy"] for r in results])
         pace = sum(r["train_seconds"] for r in results) / len(results) / study.experiment.steps
         tau = str(temperature) if cell.presample_factor > 1 else "–"
-        score = f"{loss.mean:.3f} ± {loss.half:.3f}"
+        score = f"{loss.mean:.3f} ± {loss.half_width:.3f}"
         rows.append([_name(cell), str(accuracy), score, f"{lr:g}", tau, f"{1000 * pace:.2f}"])
     headings = ["cell", "precision@1", "cross-entropy, nats", "lr", "τ", "ms a step"]
     last = None if study.timed else -1

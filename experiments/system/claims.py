@@ -19,7 +19,7 @@ from experiments.system.results import (
 )
 from tapas.comparison.ledger import Ledger
 from tapas.errors import DataError
-from tapas.evaluation.intervals import difference, interval
+from tapas.evaluation.intervals import student_difference, student_interval
 
 STUDY = "system"
 SMALL = 0.15  # the paper's "about 10 %", with room for measuring
@@ -97,13 +97,13 @@ def fewer_rows_collide(rule: str) -> Rule:
         few, many = found.system.sizes
         ours, theirs = Cell(rule, few, MORE), sampled(many)
         count, share = (
-            difference(measure(ours), measure(theirs))
+            student_difference(measure(ours), measure(theirs))
             for measure in (found.rows_collided, found.collided_share)
         )
         words = (
             f"{_collisions(found, ours)}; {_collisions(found, theirs)}; difference "
-            f"{count.mean:+,.0f} ± {count.half:,.0f} rows a step, {100 * share.mean:+.1f} ± "
-            f"{100 * share.half:.1f} points of the share"
+            f"{count.mean:+,.0f} ± {count.half_width:,.0f} rows a step, {100 * share.mean:+.1f} ± "
+            f"{100 * share.half_width:.1f} points of the share"
         )
         holds = [count.high < 0, share.high < 0]
         verdict = REPRODUCED if all(holds) else PARTLY if any(holds) else NOT
@@ -114,7 +114,7 @@ def fewer_rows_collide(rule: str) -> Rule:
 
 def _collisions(found: SystemResults, cell: Cell) -> str:
     count, pushed, share, missed = (
-        interval(measure(cell)).mean
+        student_interval(measure(cell)).mean
         for measure in (
             found.rows_collided,
             found.rows_pushed,

@@ -7,7 +7,7 @@ from experiments.synthetic.experiment import Cell, sampled
 from experiments.system.config import MORE, RULES
 from experiments.system.results import SystemResults, paper_rates, spread
 from tapas.comparison.figure_style import COLOURS, FAINT, INK, as_png, blank_figure, plain
-from tapas.evaluation.intervals import interval
+from tapas.evaluation.intervals import student_interval
 
 METHODS = {  # as the colours are called
     "sampled": "sampled softmax",
@@ -87,8 +87,8 @@ def _times(axes: Axes, found: SystemResults) -> None:
 
 def _shares(axes: Axes, found: SystemResults) -> None:
     for place, cell in _columns(found):
-        share = interval(found.collided_share(cell))
-        half = 100 * share.half if found.num_rounds > 1 else 0
+        share = student_interval(found.collided_share(cell))
+        half = 100 * share.half_width if found.num_rounds > 1 else 0
         _dot(axes, place, cell, 100 * share.mean, half, half)
 
 

@@ -13,7 +13,7 @@ from experiments.system.results import (
     paper_rates,
     spread,
 )
-from tapas.evaluation.intervals import interval
+from tapas.evaluation.intervals import student_interval
 
 RULE_WORDS = {
     "top": "the paper's rule: the best n, every query scores",
@@ -44,10 +44,11 @@ def collisions_table(found: SystemResults) -> Table:
     rows = []
     for cell in found.system.cells:
         early, late = (
-            interval(found.collided_share(cell, stretch)) for stretch in ("warm_up", "measured")
+            student_interval(found.collided_share(cell, stretch))
+            for stretch in ("warm_up", "measured")
         )
         pushed, collided, missed, sent = (
-            interval(measure(cell))
+            student_interval(measure(cell))
             for measure in (
                 found.rows_pushed, found.rows_collided, found.staleness, found.sent_bytes
             )
@@ -56,8 +57,8 @@ def collisions_table(found: SystemResults) -> Table:
             [
                 _name(cell),
                 f"{pushed.mean:,.0f}",
-                f"{collided.mean:,.0f} ± {collided.half:,.0f}",
-                f"{100 * late.mean:.1f} ± {100 * late.half:.1f} %",
+                f"{collided.mean:,.0f} ± {collided.half_width:,.0f}",
+                f"{100 * late.mean:.1f} ± {100 * late.half_width:.1f} %",
                 f"{100 * early.mean:.1f} %",
                 f"{missed.mean:.1f}",
                 f"{sent.mean / 1e6:.2f}",

@@ -15,7 +15,7 @@ from tapas.cli.exit_codes import report_errors
 from tapas.cli.options import AsJson
 from tapas.cli.progress import progress_bar
 from tapas.cli.torchrun import ranks_of_this_job
-from tapas.evaluation.scores import Interval
+from tapas.evaluation.intervals import Interval
 
 
 def evaluate(
@@ -58,7 +58,7 @@ def evaluate(
         ):
             found, at = evaluate_run(
                 folder,
-                part=on,
+                split=on,
                 step=step,
                 exclude_seen=exclude_seen,
                 limit=limit,

@@ -16,12 +16,12 @@ from tapas.comparison.synthetic_log import SyntheticLogConfig, group_words, writ
 from tapas.data.prepare import prepare_log
 from tapas.data.splits import EvalPoints, next_items_at, split_log
 from tapas.evaluation.evaluate import Evaluation
+from tapas.evaluation.intervals import Interval
 from tapas.evaluation.ranked_lists import ListRules, ranked_lists
-from tapas.evaluation.scores import Interval
 from tapas.training.config import JSON, TrainConfig, build_config
 from tapas.training.journal import read_journal
 from tapas.training.run import train
-from tapas.training.run_evaluation import compare_runs, evaluate_run, load_model
+from tapas.training.run_evaluation import evaluate_run, load_model, paired_difference_of_runs
 from tapas.training.run_folder import RunFolder, open_run
 from tapas.training.trainer import Tick
 
@@ -134,7 +134,7 @@ def _map_at_20(assessment: Evaluation) -> float:
 
 def judge_ways(runs: dict[str, RunFolder], seconds: dict[str, float]) -> Found:
     assessments = {name: evaluate_run(run)[0] for name, run in runs.items()}
-    lead = compare_runs(runs[TAPAS], runs[PLAIN])
+    lead = paired_difference_of_runs(runs[TAPAS], runs[PLAIN])
     return Found(assessments, lead, seconds)
 
 

@@ -77,7 +77,7 @@ def reach(standing: MethodResults, level: float) -> tuple[float, float]:
 
 def _behind(standing: MethodResults, best: MethodResults) -> bool:
     gap = gap_to(standing, best)
-    return gap is None or gap.below
+    return gap is None or gap.below_zero
 
 
 def _first(as_good: Sequence[MethodResults], best: MethodResults) -> tuple[MethodResults, str]:
@@ -118,7 +118,7 @@ def _size(standing: MethodResults) -> float:
 def _use(
     chosen: MethodResults, best: MethodResults, as_good: Sequence[MethodResults], why: str
 ) -> str:
-    name, found = in_sentence(chosen), quality(chosen).words()
+    name, found = in_sentence(chosen), quality(chosen).format()
     if chosen.name == FULL and chosen is best:
         return (
             f"Use plain {name}: it is exact, needs no sampling, and within this budget its MAP@20 "
@@ -141,7 +141,7 @@ def _too_thin(best: MethodResults, others: int) -> list[str]:
     who = "the other is not" if others == 1 else f"none of the {others} others is"
     return [
         f"The evidence is too thin for a rule. {best.title} has the highest MAP@20, "
-        f"{quality(best).words()}, but {who} clearly behind it.",
+        f"{quality(best).format()}, but {who} clearly behind it.",
         "Give a larger --budget or more --seeds; until then take the one you find simplest.",
     ]
 

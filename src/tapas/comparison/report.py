@@ -1,5 +1,6 @@
 """Everything that a comparison says, for README.md, report.html and --json."""
 
+from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
@@ -98,8 +99,8 @@ def as_document(comparison: Comparison) -> dict[str, Any]:
         found.append(
             {
                 "name": each.name,
-                "map@20": quality(each)._asdict(),
-                "loss": None if loss is None else loss._asdict(),
+                "map@20": asdict(quality(each)),
+                "loss": None if loss is None else asdict(loss),
                 "precision@1": _mean(each, "precision@1"),
                 "recall@20": _mean(each, "recall@20"),
                 "recall": {name: recall_of(each, name) for name in ("head", "middle", "tail")},

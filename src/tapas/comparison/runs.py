@@ -28,7 +28,7 @@ from tapas.data.splits import EvalPoints, Split, split_log
 from tapas.errors import DataError, UsageError
 from tapas.evaluation.baselines import COUNTING, rank_by_counting
 from tapas.evaluation.points import PointEvaluator, block_sums, spread_points
-from tapas.evaluation.scores import measure
+from tapas.evaluation.scores import metrics_per_example
 from tapas.training.build import Parts, build
 from tapas.training.model import SequenceModel
 from tapas.training.step import step
@@ -244,7 +244,7 @@ def reference_lists(
 def scores(judged: PointEvaluator, ranked: Tensor, loss: NDArray[np.float64] | None) -> Result:
     """`PointEvaluator.scores`, and precision@1 and recall@20 by block, too."""
     found = judged.scores(ranked, loss)
-    values = measure(ranked, torch.from_numpy(judged.target))
+    values = metrics_per_example(ranked, torch.from_numpy(judged.target))
     for name in ("precision@1", "recall@20"):
         value = values[name].double().numpy()
         found[name] = round(float(value.mean()), 6)

@@ -23,7 +23,7 @@ from tapas.atomic_file import atomic_write
 from tapas.data.event_log import EventLog
 from tapas.data.splits import EvalPoints
 from tapas.errors import UsageError
-from tapas.evaluation.scores import TOP
+from tapas.evaluation.scores import LIST_LENGTH
 from tapas.shapes import check_positive
 
 TRUTH = "the true distribution"  # the name of its lists among the references
@@ -124,13 +124,13 @@ def rank_by_truth(
     following = (group[log.items[points.point - 1]] + 1) % num_groups
     elsewhere = (1 - made.habit) / num_groups
     by_group = [np.flatnonzero(group == g) for g in range(num_groups)]
-    best = [each[np.argsort(-chance[each], kind="stable")][:TOP] for each in by_group]
-    everywhere = np.argsort(-chance, kind="stable")[: 2 * TOP]
-    ranked = np.full((len(points), TOP), -1, dtype=np.int64)
+    best = [each[np.argsort(-chance[each], kind="stable")][:LIST_LENGTH] for each in by_group]
+    everywhere = np.argsort(-chance, kind="stable")[: 2 * LIST_LENGTH]
+    ranked = np.full((len(points), LIST_LENGTH), -1, dtype=np.int64)
     for row, g in zip(ranked, following, strict=True):
         ids = np.unique(np.concatenate([best[g], everywhere]))
         score = chance[ids] * (made.habit * (group[ids] == g) + elsewhere)
-        chosen = ids[np.argsort(-score, kind="stable")][:TOP]
+        chosen = ids[np.argsort(-score, kind="stable")][:LIST_LENGTH]
         row[: len(chosen)] = chosen
     wanted = np.maximum(target, 0)
     p = chance[wanted] * (made.habit * (group[wanted] == following[:, None]) + elsewhere)

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from tapas.comparison.ledger import Result
 from tapas.comparison.results import Comparison, MethodResults, Reference
-from tapas.evaluation.intervals import Estimate, estimate, gap
+from tapas.evaluation.intervals import Interval, block_bootstrap, difference
 
 BUCKETS = ("head", "middle", "tail")
 NONE = "–"
@@ -51,33 +51,33 @@ def best_of(judged: Sequence[MethodResults]) -> MethodResults:
     return next((each for each in judged if not each.diverged_seeds), judged[0])
 
 
-def quality(standing: MethodResults) -> Estimate:
+def quality(standing: MethodResults) -> Interval:
     """MAP@20 on the test points."""
-    return estimate(standing.finals, "map@20")
+    return block_bootstrap(standing.finals, "map@20")
 
 
-def loss_of(standing: MethodResults) -> Estimate | None:
+def loss_of(standing: MethodResults) -> Interval | None:
     """Loss of the full softmax on the test points, in nats."""
     if not all("loss" in result["blocks"] for result in standing.finals):
         return None
-    return estimate(standing.finals, "loss")
+    return block_bootstrap(standing.finals, "loss")
 
 
-def gap_to(standing: MethodResults, other: MethodResults) -> Estimate | None:
+def gap_to(standing: MethodResults, other: MethodResults) -> Interval | None:
     """MAP@20 of one less that of the other, in pairs; None without a seed that both have."""
     seeds = [{result["run"]["seed"] for result in each.finals} for each in (standing, other)]
-    return gap(standing.finals, other.finals, "map@20") if seeds[0] & seeds[1] else None
+    return difference(standing.finals, other.finals, "map@20") if seeds[0] & seeds[1] else None
 
 
 def beaten_by(standing: MethodResults, reference: Reference) -> bool:
     """Whether a reference that counts is clearly better; the truth may be."""
-    return not reference.is_truth and gap_to_reference(standing, reference, "map@20").below
+    return not reference.is_truth and gap_to_reference(standing, reference, "map@20").below_zero
 
 
-def gap_to_reference(standing: MethodResults, reference: Reference, metric: str) -> Estimate:
+def gap_to_reference(standing: MethodResults, reference: Reference, metric: str) -> Interval:
     """Of the contender less that of the reference, which is the same for every seed."""
     fixed = [{**reference.result, "run": result["run"]} for result in standing.finals]
-    return gap(standing.finals, fixed, metric)
+    return difference(standing.finals, fixed, metric)
 
 
 def recall_of(standing: MethodResults, bucket: str) -> float | None:
@@ -111,7 +111,7 @@ def short_rows(comparison: Comparison) -> list[list[str]]:
         rows.append(
             [
                 _title(each),
-                quality(each).words(),
+                quality(each).format(),
                 _against(each, best_of(judged)),
                 NONE if loss is None else f"{loss.mean:.3f}",
                 _percent(recall_of(each, "tail")),
@@ -135,7 +135,7 @@ def reference_rows(comparison: Comparison) -> list[list[str]]:
         rows.append(
             [
                 each.title,
-                estimate([found], "map@20").words(),
+                block_bootstrap([found], "map@20").format(),
                 _number(found.get("precision@1")),
                 _number(found.get("recall@20")),
                 NONE if loss is None else f"{loss:.3f}",
@@ -160,18 +160,18 @@ def excess_rows(comparison: Comparison) -> list[list[str]]:
         if loss is not None:
             found.append((gap_to_reference(each, truth, "loss"), loss, each))
     found.sort(key=lambda entry: entry[0].mean)
-    return [[_title(each), f"{loss.mean:.3f}", gap.words(3)] for gap, loss, each in found]
+    return [[_title(each), f"{loss.mean:.3f}", gap.format(3)] for gap, loss, each in found]
 
 
 def _row(standing: MethodResults, best: MethodResults) -> list[str]:
     finals, loss = standing.finals, loss_of(standing)
     return [
         _title(standing),
-        quality(standing).words(),
+        quality(standing).format(),
         _against(standing, best),
         _number(_mean(finals, "precision@1")),
         _number(_mean(finals, "recall@20")),
-        NONE if loss is None else loss.words(3),
+        NONE if loss is None else loss.format(3),
         _recalls(lambda bucket: recall_of(standing, bucket)),
         _steps(standing),
         _milliseconds(standing),
@@ -195,7 +195,7 @@ def _against(standing: MethodResults, best: MethodResults) -> str:
     if standing is best:
         return "best"
     found = gap_to(standing, best)
-    return NONE if found is None else found.words(sign=True)
+    return NONE if found is None else found.format(sign=True)
 
 
 def _mean(finals: Sequence[Result], name: str) -> float | None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from tapas.data.event_log import EventLog
 from tapas.data.splits import EvalPoints, Split
 from tapas.errors import UsageError
-from tapas.evaluation.scores import TOP
+from tapas.evaluation.scores import LIST_LENGTH
 from tapas.shapes import check_positive
 
 Ids = NDArray[np.int64]
@@ -229,4 +229,4 @@ def rank_by_counting(name: str, log: EventLog, split: Split, points: EvalPoints)
         ranker = OwnMostFrequent(*arrays)
     else:
         ranker = CoOccurrence(*arrays, times=log.times, train_end=split.train_end)
-    return torch.from_numpy(ranker.rank(points.user, points.point, TOP))
+    return torch.from_numpy(ranker.rank(points.user, points.point, LIST_LENGTH))

@@ -12,13 +12,20 @@ from tapas.data.event_log import EventLog
 from tapas.data.splits import EvalPoints, Split, next_items_at
 from tapas.errors import UsageError, choice
 from tapas.evaluation.baselines import CoOccurrence, MostPopular, OwnMostFrequent
+from tapas.evaluation.intervals import Interval
 from tapas.evaluation.ranked_lists import (
     ListRules,
     Predictor,
     ranked_lists,
     without_seen,
 )
-from tapas.evaluation.scores import TOP, Interval, Scores, compare, judge, measure
+from tapas.evaluation.scores import (
+    LIST_LENGTH,
+    Scores,
+    metrics_per_example,
+    paired_difference,
+    score_lists,
+)
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 
 
@@ -41,13 +48,15 @@ def evaluate(
     rules: ListRules,
     *,
     num_targets: int,
-    part: str = "test",
+    split_name: str = "test",
     limit: int | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     ranks: Ranks = ONE_PROCESS,
 ) -> Evaluation:
     """Exact, over all items; at the first `limit` examples of a part of the split."""
-    points, target = held_out(log, split, rules, part=part, num_targets=num_targets, limit=limit)
+    points, target = held_out(
+        log, split, rules, split_name=split_name, num_targets=num_targets, limit=limit
+    )
     ranked, loss = ranked_lists(
         model, log, points, target, rules,
         on_progress=lambda done: on_progress(done, len(points)), ranks=ranks,
@@ -59,29 +68,33 @@ def evaluate(
         "own most frequent": OwnMostFrequent(*arrays),
         "co-occurrence": CoOccurrence(*arrays, times=log.times, train_end=split.train_end),
     }.items():
-        found = baseline.rank(points.user, points.point, TOP + 1, exclude=rules.exclude_seen)
+        found = baseline.rank(
+            points.user, points.point, LIST_LENGTH + 1, exclude=rules.exclude_seen
+        )
         lists[name] = torch.from_numpy(_without(found, rules.excluded_class))
     truth, counts = torch.from_numpy(target), torch.from_numpy(split.train_counts)
     scores = {
-        name: judge(
+        name: score_lists(
             each,
             truth,
             train_counts=counts,
             loss=loss if name == "model" else None,
-            k=min(num_targets, TOP),
+            k=min(num_targets, LIST_LENGTH),
         )
         for name, each in lists.items()
     }
-    precision = {name: measure(each, truth)[f"map@{TOP}"] for name, each in lists.items()}
+    precision = {
+        name: metrics_per_example(each, truth)[f"map@{LIST_LENGTH}"] for name, each in lists.items()
+    }
     lead = {
-        name: compare(precision["model"], value)
+        name: paired_difference(precision["model"], value)
         for name, value in precision.items()
         if name != "model"
     }
     report: dict[str, Any] = dict(split.report)
     all_targets = int((next_items_at(log, points, num_targets) >= 0).sum())
     report["seen_targets"] = all_targets - int((target >= 0).sum())
-    return Evaluation(part, rules.exclude_seen, num_targets, scores, lead, report)
+    return Evaluation(split_name, rules.exclude_seen, num_targets, scores, lead, report)
 
 
 def held_out(
@@ -89,14 +102,17 @@ def held_out(
     split: Split,
     rules: ListRules,
     *,
-    part: str = "test",
+    split_name: str = "test",
     num_targets: int,
     limit: int | None = None,
 ) -> tuple[EvalPoints, NDArray[np.int64]]:
     """Where to evaluate, and the next `num_targets` items there, (P, L), that lists can find."""
-    points = choice("part", part, {"test": split.test, "validation": split.validation})
+    points = choice("split", split_name, {"test": split.test, "validation": split.validation})
     if not len(points):
-        raise UsageError(f"the split of this run holds nothing out for {part}.")
+        raise UsageError(
+            f"this run holds out no {split_name} events. Train with split.{split_name} above 0, or "
+            "evaluate on the other split."
+        )
     if limit is not None:
         points = EvalPoints(points.user[:limit], points.point[:limit], points.limit[:limit])
     target = next_items_at(log, points, num_targets)
@@ -106,6 +122,6 @@ def held_out(
 def _without(ranked: NDArray[np.int64], excluded: int | None) -> NDArray[np.int64]:
     """The first 20 of each row of `ranked` (P, 21) that are not `excluded`."""
     if excluded is None:
-        return ranked[:, :TOP]
+        return ranked[:, :LIST_LENGTH]
     order = np.argsort(ranked == excluded, axis=1, kind="stable")  # which goes to the end
-    return np.take_along_axis(ranked, order, axis=1)[:, :TOP]
+    return np.take_along_axis(ranked, order, axis=1)[:, :LIST_LENGTH]

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,57 +15,67 @@ Result = Mapping[str, Any]  # a line of a ledger, with sums over blocks of users
 Floats = NDArray[np.float64]
 
 
-class Estimate(NamedTuple):
-    """A value and the ends of its 95 % interval."""
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean and the ends of its 95 % interval, infinite where there is only one value."""
 
     mean: float
     low: float
     high: float
 
     @property
-    def above(self) -> bool:
+    def half_width(self) -> float:
+        return (self.high - self.low) / 2
+
+    @property
+    def above_zero(self) -> bool:
         return self.low > 0
 
     @property
-    def below(self) -> bool:
+    def below_zero(self) -> bool:
         return self.high < 0
 
-    def words(self, digits: int = 4, *, sign: bool = False) -> str:
+    def __str__(self) -> str:
+        return f"{self.mean:.4f} ± {self.half_width:.4f}"
+
+    def format(self, digits: int = 4, *, sign: bool = False) -> str:
+        """For example "0.0123 (0.0098 to 0.0148)"."""
         form = f"{'+' if sign else ''}.{digits}f"
         return f"{self.mean:{form}} ({self.low:{form}} to {self.high:{form}})"
 
-    def percent(self) -> str:
+    def format_percent(self) -> str:
+        """For example "+1.2 % (-0.4 to +2.8)"."""
         return f"{100 * self.mean:+.1f} % ({100 * self.low:+.1f} to {100 * self.high:+.1f})"
 
 
-def estimate(results: Sequence[Result], metric: str) -> Estimate:
+def block_bootstrap(results: Sequence[Result], metric: str) -> Interval:
     """Mean of "map@20" or "loss" over the seeds in `results`."""
-    return _interval(_resampled([results], metric)[0])
+    return _percentile_interval(_resampled([results], metric)[0])
 
 
-def gap(ours: Sequence[Result], theirs: Sequence[Result], metric: str) -> Estimate:
+def difference(ours: Sequence[Result], theirs: Sequence[Result], metric: str) -> Interval:
     """Mean of ours minus theirs, over the seeds both have."""
     a, b = _resampled(_paired(ours, theirs), metric)
-    return _interval(a - b)
+    return _percentile_interval(a - b)
 
 
-def relative_gap(ours: Sequence[Result], theirs: Sequence[Result], metric: str) -> Estimate:
+def relative_difference(ours: Sequence[Result], theirs: Sequence[Result], metric: str) -> Interval:
     """Ours over theirs, less 1."""
     a, b = _resampled(_paired(ours, theirs), metric)
-    return _interval(a / b - 1)
+    return _percentile_interval(a / b - 1)
 
 
 def share_of_gap(
     low: Sequence[Result], ours: Sequence[Result], high: Sequence[Result], metric: str
-) -> Estimate | None:
+) -> Interval | None:
     """How far `ours` is on the way from `low` to `high`: 0 is no gain, 1 is all of it.
 
     None where the interval of the way itself reaches 0: there is nothing to close.
     """
     a, b, c = _resampled(_paired(low, ours, high), metric)
-    if not _interval(c - a).above:
+    if not _percentile_interval(c - a).above_zero:
         return None
-    return _interval((b - a) / (c - a))
+    return _percentile_interval((b - a) / (c - a))
 
 
 def _paired(*groups: Sequence[Result]) -> list[list[Result]]:
@@ -95,46 +106,29 @@ def _resampled(groups: Sequence[Sequence[Result]], metric: str) -> list[Floats]:
     return found
 
 
-def _interval(values: Floats) -> Estimate:
+def _percentile_interval(values: Floats) -> Interval:
     low, high = np.quantile(values[1:], [0.025, 0.975])
-    return Estimate(float(values[0]), float(low), float(high))
+    return Interval(float(values[0]), float(low), float(high))
 
 
 # two-sided 95 % points of Student's t for 1 .. 9 degrees of freedom
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
-class Interval(NamedTuple):
-    """A mean and the half width of its 95 % interval."""
-
-    mean: float
-    half: float
-
-    @property
-    def low(self) -> float:
-        return self.mean - self.half
-
-    @property
-    def high(self) -> float:
-        return self.mean + self.half
-
-    def __str__(self) -> str:
-        return f"{self.mean:.4f} ± {self.half:.4f}"
-
-
-def interval(values: Sequence[float]) -> Interval:
+def student_interval(values: Sequence[float]) -> Interval:
     """Student's 95 % interval of the mean; infinitely wide for a single value."""
     mean = sum(values) / len(values)
     if len(values) < 2:
-        return Interval(mean, math.inf)
+        return Interval(mean, -math.inf, math.inf)
     variance = sum((v - mean) ** 2 for v in values) / (len(values) - 1)
     student = STUDENT[min(len(values) - 2, len(STUDENT) - 1)]
-    return Interval(mean, student * math.sqrt(variance / len(values)))
+    half_width = student * math.sqrt(variance / len(values))
+    return Interval(mean, mean - half_width, mean + half_width)
 
 
-def difference(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
+def student_difference(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     """Interval of ours - theirs, seed by seed: both saw the same batches and started alike."""
-    return interval([a - b for a, b in zip(ours, theirs, strict=True)])
+    return student_interval([a - b for a, b in zip(ours, theirs, strict=True)])
 
 
 def moving_average(values: Sequence[float], width: int) -> list[float]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from tapas.data.event_log import EventLog
 from tapas.data.splits import EvalPoints, Split, next_items_at
 from tapas.evaluation.ranked_lists import ListRules, Predictor, ranked_lists
-from tapas.evaluation.scores import judge, measure
+from tapas.evaluation.scores import metrics_per_example, score_lists
 from tapas.metrics import ndcg_at_k
 from tapas.rng import stream
 
@@ -75,7 +75,7 @@ class PointEvaluator:
     def scores(self, ranked: Tensor, loss: NDArray[np.float64] | None) -> dict[str, Any]:
         """MAP@20 and loss at all points, with what a recommender engineer asks for."""
         target = torch.from_numpy(self.target)
-        scores = judge(ranked, target, train_counts=self.train_counts)
+        scores = score_lists(ranked, target, train_counts=self.train_counts)
         return {
             **self._scores(ranked, loss),
             "recall@20": round(scores.metrics["recall@20"].mean, 6),
@@ -93,7 +93,11 @@ class PointEvaluator:
 
     def _scores(self, ranked: Tensor, loss: NDArray[np.float64] | None) -> dict[str, Any]:
         size = len(ranked)
-        precision = measure(ranked, torch.from_numpy(self.target[:size]))["map@20"].double().numpy()
+        precision = (
+            metrics_per_example(ranked, torch.from_numpy(self.target[:size]))["map@20"]
+            .double()
+            .numpy()
+        )
         user = self.points.user[:size]
         found: dict[str, Any] = {"map@20": round(float(precision.mean()), 6)}
         blocks = {"points": self.block_sizes(size), "map@20": block_sums(precision, user)}

@@ -12,7 +12,7 @@ from torch import Tensor
 from tapas.data.event_log import EventLog
 from tapas.data.splits import EvalPoints
 from tapas.data.windows import gather_histories
-from tapas.evaluation.scores import TOP, measure
+from tapas.evaluation.scores import LIST_LENGTH, metrics_per_example
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 
 QUERIES_AT_ONCE = 256
@@ -80,7 +80,7 @@ def ranked_lists(
         elif barred:
             seen = pad(barred * len(recent))
         sizes = ranks.local_sizes(size)
-        lists.append(ranks.gather_rows(top_padded(after, TOP, seen), sizes))
+        lists.append(ranks.gather_rows(top_padded(after, LIST_LENGTH, seen), sizes))
         if with_loss:
             losses.append(ranks.gather_rows(_loss(after, torch.from_numpy(target[part])), sizes))
         on_progress(first + size)
@@ -125,7 +125,7 @@ def mean_scores(
 ) -> dict[str, float]:
     """What training asks for again and again: means of the metrics at a few points."""
     ranked, loss = ranked_lists(model, log, points, target, rules, ranks=ranks)
-    values = measure(ranked, torch.from_numpy(target))
+    values = metrics_per_example(ranked, torch.from_numpy(target))
     if loss is not None:
         values["loss"] = loss
     return {name: float(value.double().nanmean()) for name, value in values.items()}

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tapas.candidates import first_occurrences
 from tapas.errors import DataError, UsageError
+from tapas.evaluation.intervals import Interval
 from tapas.metrics import (
     average_precision_at_k,
     ndcg_at_k,
@@ -24,21 +25,9 @@ from tapas.metrics import (
 from tapas.rng import stream
 from tapas.shapes import check_ids, check_integer, check_shape
 
-TOP = 20  # places of a list that are looked at
+LIST_LENGTH = 20  # places of a list that are looked at
 RESAMPLES = 1_000
 DRAWS_AT_ONCE = 1 << 22
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A mean over examples and the ends of its 95 % interval, endless for one example."""
-
-    mean: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.mean:.4f} ({self.low:.4f} to {self.high:.4f})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +50,7 @@ class Scores:
     coverage: int  # distinct classes in the first 20 places of all lists
 
 
-def judge(
+def score_lists(
     ranked: Tensor,
     target: Tensor,
     *,
@@ -88,7 +77,7 @@ def judge(
     judged = (target >= 0).any(dim=1)
     if not bool(judged.any()):
         raise UsageError("no example has a target: there is nothing to judge.")
-    values = measure(ranked, target, k=k)
+    values = metrics_per_example(ranked, target, k=k)
     if loss is not None:
         check_shape(sizes, loss=(loss, "P"))
         loss = loss.cpu()
@@ -99,7 +88,7 @@ def judge(
                 "judge an earlier checkpoint or lower the learning rate."
             )
         values["loss"] = loss
-    top = ranked[judged, :TOP].long()
+    top = ranked[judged, :LIST_LENGTH].long()
     return Scores(
         num_examples=int(judged.sum()),
         metrics=_intervals({name: value[judged] for name, value in values.items()}, seed),
@@ -108,22 +97,24 @@ def judge(
     )
 
 
-def measure(ranked: Tensor, target: Tensor, *, k: int = 5) -> dict[str, Tensor]:
+def metrics_per_example(ranked: Tensor, target: Tensor, *, k: int = 5) -> dict[str, Tensor]:
     """Every metric of every example, (P,) each; NaN for an example without targets."""
     found = {
         "precision@1": precision_at_k(ranked, target, 1),
         f"precision@{k}": precision_at_k(ranked, target, k),
-        f"map@{TOP}": average_precision_at_k(ranked, target, TOP),
-        f"map@{TOP}-hits": average_precision_at_k(ranked, target, TOP, normalise="hits"),
-        f"recall@{TOP}": recall_at_k(ranked, target, TOP),
-        f"ndcg@{TOP}": ndcg_at_k(ranked, target, TOP),
-        f"mrr@{TOP}": reciprocal_rank(ranked[:, :TOP], target),
+        f"map@{LIST_LENGTH}": average_precision_at_k(ranked, target, LIST_LENGTH),
+        f"map@{LIST_LENGTH}-hits": average_precision_at_k(
+            ranked, target, LIST_LENGTH, normalise="hits"
+        ),
+        f"recall@{LIST_LENGTH}": recall_at_k(ranked, target, LIST_LENGTH),
+        f"ndcg@{LIST_LENGTH}": ndcg_at_k(ranked, target, LIST_LENGTH),
+        f"mrr@{LIST_LENGTH}": reciprocal_rank(ranked[:, :LIST_LENGTH], target),
     }
     without = ~(target >= 0).any(dim=1)
     return {name: value.masked_fill(without, math.nan) for name, value in found.items()}
 
 
-def compare(a: Tensor, b: Tensor, *, seed: int = 0) -> Interval:
+def paired_difference(a: Tensor, b: Tensor, *, seed: int = 0) -> Interval:
     """Mean of a - b over the examples both judged, (P,) each, resampled in pairs.
 
     Examples without a value (NaN) must be the same in both and are left out. An interval

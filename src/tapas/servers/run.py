@@ -30,7 +30,7 @@ from tapas.training.run import (
 )
 from tapas.training.run_folder import RunFolder, create_run, only_one, write_config
 from tapas.training.trainer import Outcome, Trainer
-from tapas.training.validation import judge_of, training_words
+from tapas.training.validation import training_words, validator
 
 
 def train(
@@ -112,7 +112,7 @@ def _trainer(
         journal = closing.enter_context(Journal(run.path, resume_at=restore or 0))
         job = Job(run, split, start_peers, restore=restore)
         closing.callback(job.close)
-        judge = judge_of(run, split)
+        judge = validator(run, split)
 
         def judge_now(model: SequenceModel) -> dict[str, float]:
             job.refresh()

@@ -32,7 +32,7 @@ from tapas.training.run_folder import (
 )
 from tapas.training.step import OwnSteps
 from tapas.training.trainer import Outcome, Tick, Trainer
-from tapas.training.validation import judge_of, training_words
+from tapas.training.validation import training_words, validator
 
 Status = Callable[[str], None]
 OnProgress = Callable[[Tick], None]
@@ -145,7 +145,7 @@ def _trainer(
 ) -> Iterator[Trainer]:
     """The loop of `run` where `checkpoint` left it, with its journal open."""
     config, begun = parts.config, checkpoint.step if checkpoint else 0
-    judge = judge_of(run, split, ranks)
+    judge = validator(run, split, ranks)
     steps = OwnSteps(
         parts.model,
         parts.windows,

@@ -9,8 +9,9 @@ from tapas.checkpoints.model import load_model_state, read_checkpoint
 from tapas.data.splits import split_log
 from tapas.errors import UsageError
 from tapas.evaluation.evaluate import Evaluation, evaluate, held_out
+from tapas.evaluation.intervals import Interval
 from tapas.evaluation.ranked_lists import ListRules, ranked_lists
-from tapas.evaluation.scores import TOP, Interval, compare, measure
+from tapas.evaluation.scores import LIST_LENGTH, metrics_per_example, paired_difference
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.training.build import TrainingData, build_model
 from tapas.training.model import SequenceModel
@@ -46,7 +47,7 @@ def list_rules(run: RunFolder, exclude_seen: bool | None = None) -> ListRules:
 def evaluate_run(
     run: RunFolder,
     *,
-    part: str = "test",
+    split: str = "test",
     step: int | None = None,
     exclude_seen: bool | None = None,
     limit: int | None = None,
@@ -57,18 +58,19 @@ def evaluate_run(
 
     All `ranks` share rows and work; each gets all of the answer.
     """
-    split, rules = split_log(run.log, run.config.split), list_rules(run, exclude_seen)
+    splits, rules = split_log(run.log, run.config.split), list_rules(run, exclude_seen)
     num_targets = run.config.head.next_items
-    held_out(run.log, split, rules, part=part, num_targets=num_targets)  # an error before the work
+    held_out(run.log, splits, rules, split_name=split, num_targets=num_targets)  # fail early
     model, step = load_model(run, step, ranks)
     found = evaluate(
-        model, run.log, split, rules,
-        num_targets=num_targets, part=part, limit=limit, on_progress=on_progress, ranks=ranks,
+        model, run.log, splits, rules,
+        num_targets=num_targets, split_name=split, limit=limit, on_progress=on_progress,
+        ranks=ranks,
     )  # fmt: skip
     return found, step
 
 
-def compare_runs(first: RunFolder, second: RunFolder) -> Interval:
+def paired_difference_of_runs(first: RunFolder, second: RunFolder) -> Interval:
     """MAP@20 of `first` minus that of `second` on the test part, resampled in pairs."""
     values, exclude_seen = [], first.config.loop.exclude_seen
     for run in (first, second):
@@ -85,5 +87,5 @@ def compare_runs(first: RunFolder, second: RunFolder) -> Interval:
         ranked, _ = ranked_lists(
             load_model(run)[0], run.log, points, target, rules, with_loss=False
         )
-        values.append(measure(ranked, torch.from_numpy(target))[f"map@{TOP}"])
-    return compare(*values)
+        values.append(metrics_per_example(ranked, torch.from_numpy(target))[f"map@{LIST_LENGTH}"])
+    return paired_difference(*values)

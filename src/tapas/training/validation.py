@@ -14,7 +14,7 @@ from tapas.training.run_evaluation import list_rules
 from tapas.training.run_folder import RunFolder
 
 
-def judge_of(
+def validator(
     run: RunFolder, split: Split, ranks: Ranks = ONE_PROCESS
 ) -> Callable[[SequenceModel], dict[str, float]]:
     """Judges a model at some points of the part that is held out for validation."""

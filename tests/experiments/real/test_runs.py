@@ -28,7 +28,7 @@ from tapas.comparison import runs
 from tapas.comparison.synthetic_log import TRUTH
 from tapas.data.splits import next_items_at
 from tapas.errors import UsageError
-from tapas.evaluation.intervals import estimate
+from tapas.evaluation.intervals import block_bootstrap
 from tapas.evaluation.points import PointEvaluator, spread_points
 from tapas.rng import stream
 
@@ -87,7 +87,7 @@ def test_a_curve_is_judged_at_its_moments(result, place):
     assert sum(result["blocks"]["points"]) == 60  # of the quick set
     assert sum(result["curve_points"]) == 40
     for metric, digits in (("map@20", 1e-5), ("loss", 2e-5)):
-        assert estimate([result], metric).mean == pytest.approx(result[metric], abs=digits)
+        assert block_bootstrap([result], metric).mean == pytest.approx(result[metric], abs=digits)
     for at in result["curve"]:
         assert len(at["blocks"]) == 50
         mean = sum(at["blocks"]) / sum(result["curve_points"])

@@ -7,7 +7,8 @@ import pytest
 from tapas.comparison import demo as showcase
 from tapas.comparison.demo import PLAIN, REPEATS, TAPAS, Found, Shop
 from tapas.evaluation.evaluate import Evaluation
-from tapas.evaluation.scores import Bucket, Interval, Scores
+from tapas.evaluation.intervals import Interval
+from tapas.evaluation.scores import Bucket, Scores
 from tapas.training.config import as_tables
 
 SHOP = Shop("A shop.", ["shop.parquet"], {})

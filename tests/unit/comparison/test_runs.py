@@ -12,7 +12,7 @@ from tapas.comparison.config import quick
 from tapas.comparison.runs import MOMENTS, CompareRun, build_run, execute, find_log, open_log
 from tapas.data.source import LogSource
 from tapas.errors import DataError, UsageError
-from tapas.evaluation.intervals import estimate
+from tapas.evaluation.intervals import block_bootstrap
 
 CONFIG = quick()
 RUN = CompareRun(contender="sampled", rows_lr=0.3, knob=0.5, num_samples=16, steps=8,
@@ -36,7 +36,7 @@ def test_a_result_says_all_and_its_curve_is_over_time_at_the_contenders_own_pace
     assert result["scores_per_example"] == 16
     assert result["peak_bytes"] is None or result["peak_bytes"] > 10**7
     for metric in ("map@20", "loss", "precision@1", "recall@20"):
-        assert estimate([result], metric).mean == pytest.approx(result[metric], abs=2e-5)
+        assert block_bootstrap([result], metric).mean == pytest.approx(result[metric], abs=2e-5)
     steps = sorted({max(1, round(8 * moment)) for moment in MOMENTS})
     assert [at["step"] for at in result["curve"]] == steps
     assert [at["seconds"] for at in result["curve"]] == [0.25 * step for step in steps]

@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import astuple
 
 import numpy as np
 import pytest
@@ -11,14 +12,14 @@ from tapas.errors import UsageError
 from tapas.evaluation import intervals
 from tapas.evaluation.intervals import (
     STUDENT,
-    Estimate,
+    Interval,
+    block_bootstrap,
     difference,
-    estimate,
-    gap,
-    interval,
     moving_average,
-    relative_gap,
+    relative_difference,
     share_of_gap,
+    student_difference,
+    student_interval,
 )
 from tapas.evaluation.points import NUM_BLOCKS, block_sums
 
@@ -60,7 +61,7 @@ def slow_means(results, metric):
 
 def close(found, value, resampled):
     low, high = np.quantile(resampled, [0.025, 0.975])
-    np.testing.assert_allclose(tuple(found), (value, low, high), rtol=1e-12)
+    np.testing.assert_allclose(astuple(found), (value, low, high), rtol=1e-12)
 
 
 @pytest.mark.parametrize("metric", ["map@20", "loss"])
@@ -78,9 +79,9 @@ def test_means_and_gaps_are_those_of_the_loops_on_the_same_resamples(
     (a, a_again), (b, b_again), (c, c_again) = (
         slow_means(results, metric) for results in (ours, theirs, high)
     )
-    close(estimate(ours, metric), a, a_again)
-    close(gap(ours, theirs, metric), a - b, a_again - b_again)
-    close(relative_gap(ours, theirs, metric), a / b - 1, a_again / b_again - 1)
+    close(block_bootstrap(ours, metric), a, a_again)
+    close(difference(ours, theirs, metric), a - b, a_again - b_again)
+    close(relative_difference(ours, theirs, metric), a / b - 1, a_again / b_again - 1)
     share = (a_again - b_again) / (c_again - b_again)
     close(share_of_gap(theirs, ours, high, metric), (a - b) / (c - b), share)
 
@@ -88,41 +89,43 @@ def test_means_and_gaps_are_those_of_the_loops_on_the_same_resamples(
 def test_seeds_are_compared_in_pairs_whatever_their_order():
     """One is better by the same everywhere: only in pairs is that certain."""
     ours, theirs = seeds(2, 0, 1, shift=0.25), seeds(0, 3, 1, 2)
-    np.testing.assert_allclose(gap(ours, theirs, "map@20"), [0.25] * 3, rtol=1e-12)
+    np.testing.assert_allclose(astuple(difference(ours, theirs, "map@20")), [0.25] * 3, rtol=1e-12)
     doubled = [
         {**r, "blocks": {**r["blocks"], "map@20": [2 * v for v in r["blocks"]["map@20"]]}}
         for r in seeds(1, 0)
     ]
-    np.testing.assert_allclose(relative_gap(doubled, theirs, "map@20"), [1.0] * 3, rtol=1e-12)
-    alone = gap(seeds(1, shift=0.5), seeds(0, 1), "map@20")  # one seed in common
-    np.testing.assert_allclose(alone, [0.5] * 3, rtol=1e-12)
+    relative = relative_difference(doubled, theirs, "map@20")
+    np.testing.assert_allclose(astuple(relative), [1.0] * 3, rtol=1e-12)
+    alone = difference(seeds(1, shift=0.5), seeds(0, 1), "map@20")  # one seed in common
+    np.testing.assert_allclose(astuple(alone), [0.5] * 3, rtol=1e-12)
 
 
 def test_what_cannot_be_compared_is_refused():
     other = [1.0, *POINTS[1:]]
     for compare in (
-        lambda: gap(seeds(0, 1), seeds(0, 1, points=other), "loss"),
+        lambda: difference(seeds(0, 1), seeds(0, 1, points=other), "loss"),
         lambda: share_of_gap(seeds(0), seeds(0), seeds(0, points=other), "loss"),
-        lambda: estimate([a_result(0), a_result(1, points=other)], "loss"),
+        lambda: block_bootstrap([a_result(0), a_result(1, points=other)], "loss"),
     ):
         with pytest.raises(UsageError) as error:
             compare()
         assert str(error.value) == "these results were judged at different points."
     words = "these methods have no seed in common: there is nothing to compare."
     with pytest.raises(UsageError, match=f"^{re.escape(words)}$"):
-        gap(seeds(0, 1), seeds(2, 3), "loss")
+        difference(seeds(0, 1), seeds(2, 3), "loss")
 
 
-def test_words_signs_and_sides():
-    found = Estimate(0.01234, -0.5, 0.75)
-    assert found.words() == "0.0123 (-0.5000 to 0.7500)"
-    assert found.words(2, sign=True) == "+0.01 (-0.50 to +0.75)"
-    assert found.percent() == "+1.2 % (-50.0 to +75.0)"
-    assert (found.above, found.below) == (False, False)
-    assert Estimate(1, 0.5, 2).above
-    assert Estimate(-1, -2, -0.5).below
-    assert not Estimate(0, 0.0, 0.0).above
-    assert not Estimate(0, 0.0, 0.0).below
+def test_an_interval_is_formatted_and_knows_its_side_of_zero():
+    found = Interval(0.01234, -0.5, 0.75)
+    assert str(Interval(0.25, 0.2, 0.3)) == "0.2500 ± 0.0500"
+    assert found.format() == "0.0123 (-0.5000 to 0.7500)"
+    assert found.format(2, sign=True) == "+0.01 (-0.50 to +0.75)"
+    assert found.format_percent() == "+1.2 % (-50.0 to +75.0)"
+    assert (found.above_zero, found.below_zero) == (False, False)
+    assert Interval(1, 0.5, 2).above_zero
+    assert Interval(-1, -2, -0.5).below_zero
+    assert not Interval(0, 0.0, 0.0).above_zero
+    assert not Interval(0, 0.0, 0.0).below_zero
 
 
 USERS, EACH, TRIALS = 400, 8, 300
@@ -139,7 +142,7 @@ def share_that_hold_the_truth():
             "points": block_sums(np.ones(len(user)), user),
             "loss": block_sums(value, user),
         }
-        found = estimate([{"run": {"seed": 0}, "blocks": blocks}], "loss")
+        found = block_bootstrap([{"run": {"seed": 0}, "blocks": blocks}], "loss")
         held += found.low <= 1 <= found.high
     return held / TRIALS
 
@@ -158,11 +161,11 @@ def test_an_interval_holds_the_truth_in_95_of_100_although_points_come_in_users(
 def test_the_interval_over_seeds_is_students():
     values = [0.31, 0.29, 0.35, 0.30, 0.33]
     low, high = stats.t.interval(0.95, 4, loc=np.mean(values), scale=stats.sem(values))
-    found = interval(values)
+    found = student_interval(values)
     assert (found.low, found.high) == pytest.approx((low, high), rel=1e-4)
-    assert interval([0.5]).half == math.inf  # one value says nothing about its spread
-    paired = difference([1.0, 2.0, 4.0], [0.5, 1.5, 3.5])
-    assert (paired.mean, paired.half) == (0.5, 0)
+    assert student_interval([0.5]).half_width == math.inf  # one value says nothing about its spread
+    paired = student_difference([1.0, 2.0, 4.0], [0.5, 1.5, 3.5])
+    assert (paired.mean, paired.half_width) == (0.5, 0)
     for degrees, value in enumerate(STUDENT, start=1):
         assert abs(stats.t.isf(0.025, degrees) - value) < 5e-4
 

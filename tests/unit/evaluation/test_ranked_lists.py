@@ -14,7 +14,7 @@ from tapas.data.splits import EvalPoints
 from tapas.encoders import GRUEncoder
 from tapas.evaluation import ranked_lists as module
 from tapas.evaluation.ranked_lists import ListRules, ranked_lists, without_seen
-from tapas.evaluation.scores import TOP
+from tapas.evaluation.scores import LIST_LENGTH
 from tapas.tables import LocalTable
 from tapas.training.copy_part import Repeats
 from tapas.training.model import SequenceModel
@@ -70,12 +70,12 @@ def test_lists_are_the_best_of_all_classes(num_items, exclude_seen, repeats):
     model = build(num_items, repeats=repeats)
     rules = ListRules(HISTORY, exclude_seen)
     ranked, _ = ranked_lists(model, LOG, POINTS, TARGET, rules)
-    assert ranked.shape == (len(POINT), TOP)
+    assert ranked.shape == (len(POINT), LIST_LENGTH)
     for place in range(len(POINT)):
         score = scores(model, place)
         seen = set(ITEMS[START[place] : POINT[place]].tolist()) if exclude_seen else set()
         best = sorted((c for c in range(num_items) if c not in seen), key=lambda c: -score[c])
-        want = (best + [-1] * TOP)[:TOP]
+        want = (best + [-1] * LIST_LENGTH)[:LIST_LENGTH]
         assert ranked[place].tolist() == want
 
 
@@ -110,7 +110,7 @@ def test_a_class_that_is_no_item_is_in_no_list(rules):
     without, _ = ranked_lists(model, LOG, POINTS, TARGET, replace(rules, excluded_class=12))
     for before, after in zip(ranked.tolist(), without.tolist(), strict=True):
         left = [item for item in before if item != 12]
-        assert after == (left + [-1] * TOP)[:TOP]
+        assert after == (left + [-1] * LIST_LENGTH)[:LIST_LENGTH]
 
 
 def test_what_the_history_holds_is_not_to_be_found_again():

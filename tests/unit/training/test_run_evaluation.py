@@ -11,7 +11,7 @@ from tapas import UsageError
 from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig, next_items_at, split_log
 from tapas.evaluation.ranked_lists import ListRules, ranked_lists, without_seen
-from tapas.evaluation.scores import measure
+from tapas.evaluation.scores import metrics_per_example
 from tapas.training import run as session
 from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, TrainConfig
 from tapas.training.journal import read_journal
@@ -56,14 +56,14 @@ def test_the_best_checkpoint_is_taken_unless_told(run, tmp_path):
     assert evaluate_run(copied, step=99)[1] == 99
 
 
-@pytest.mark.parametrize("part", ["test", "validation"])
+@pytest.mark.parametrize("split_name", ["test", "validation"])
 @pytest.mark.parametrize("exclude", [True, False, None])
-def test_the_model_is_judged_by_its_lists_at_the_points_of_the_part(run, part, exclude):
+def test_the_model_is_judged_by_its_lists_at_the_points_of_the_split(run, split_name, exclude):
     """Without seen items if asked; if nobody asks, as it was trained."""
-    found, at = evaluate_run(run, part=part, exclude_seen=exclude)
+    found, at = evaluate_run(run, split=split_name, exclude_seen=exclude)
     exclude = run.config.loop.exclude_seen if exclude is None else exclude
     split = split_log(run.log, run.config.split)
-    points = getattr(split, part)
+    points = getattr(split, split_name)
     target = next_items_at(run.log, points, 3)
     asked = int((target >= 0).sum())
     if exclude:
@@ -76,11 +76,11 @@ def test_the_model_is_judged_by_its_lists_at_the_points_of_the_part(run, part, e
         for user, point, row in zip(points.user, points.point, ranked, strict=True)
     )
     assert (hits == 0) == exclude
-    assert (found.part, at, found.num_targets) == (part, step, 3)
+    assert (found.part, at, found.num_targets) == (split_name, step, 3)
     assert found.exclude_seen is exclude
     mine = found.scores["model"]
     assert mine.num_examples == int((target >= 0).any(axis=1).sum())
-    for name, values in measure(ranked, torch.from_numpy(target), k=3).items():
+    for name, values in metrics_per_example(ranked, torch.from_numpy(target), k=3).items():
         assert mine.metrics[name].mean == pytest.approx(float(values.double().nanmean()))
         assert mine.metrics[name].low <= mine.metrics[name].mean <= mine.metrics[name].high
     assert mine.metrics["loss"].mean == pytest.approx(float(loss.double().nanmean()))
@@ -104,7 +104,7 @@ def test_baselines_are_judged_on_the_same_examples_and_leads_are_differences(run
 def test_training_judges_by_the_same_numbers(run):
     lines = read_journal(run.path / "journal.jsonl")
     for line in lines:
-        found, _ = evaluate_run(run, part="validation", step=line["step"])
+        found, _ = evaluate_run(run, split="validation", step=line["step"])
         for name in ("map@20", "recall@20", "loss"):
             assert line[name] == pytest.approx(found.scores["model"].metrics[name].mean)
 
@@ -115,15 +115,20 @@ def test_what_cannot_be_judged_is_told(run, tmp_path):
     empty = create_run(tmp_path / "empty", config, log)
     untested = create_run(tmp_path / "all", replace(config, split=SplitConfig(test=0)), log)
     calls = [
-        (run, "tset", "unknown part 'tset'. Did you mean 'test'? Known: test, validation."),
+        (run, "tset", "unknown split 'tset'. Did you mean 'test'? Known: test, validation."),
         (
             empty,
             "validation",
             f"{empty.path} has no checkpoint yet. `tapas train --resume {empty.path}` makes one.",
         ),
-        (untested, "test", "the split of this run holds nothing out for test."),
+        (
+            untested,
+            "test",
+            "this run holds out no test events. Train with split.test above 0, or evaluate on the "
+            "other split.",
+        ),
     ]
-    for judged, part, words in calls:
+    for judged, split, words in calls:
         with pytest.raises(UsageError) as error:
-            evaluate_run(judged, part=part)
+            evaluate_run(judged, split=split)
         assert str(error.value) == words
