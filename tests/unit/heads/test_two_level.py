@@ -97,11 +97,11 @@ def test_scores_per_example_are_clusters_and_the_mean_cluster():
 def test_a_search_that_prunes_does_not_look_into_all_clusters(monkeypatch):
     import tapas.heads.two_level as module
 
-    head, visits, part_of = make(torch.ones(900)), [], module.part_of
+    head, visits, search = make(torch.ones(900)), [], module.topk_in_cluster
     with torch.no_grad():
         head.clusters.weight.mul_(20)
     monkeypatch.setattr(
-        module, "part_of", lambda *a, **o: visits.append(len(a[3])) or part_of(*a, **o)
+        module, "topk_in_cluster", lambda *a, **o: visits.append(len(a[3])) or search(*a, **o)
     )
     ids = head.topk(queries(), 3)[1]
     log_p = head.log_prob(queries(), torch.arange(900).expand(B, -1))
