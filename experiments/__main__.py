@@ -20,7 +20,8 @@ from experiments.synthetic.studies import FIGURE_2, STUDIES, Study, find_study
 from experiments.system import command as paper_system
 from tapas.atomic_file import OutputFolder
 from tapas.cli.exit_codes import report_errors
-from tapas.cli.progress import print_table, run_progress
+from tapas.cli.progress import run_progress
+from tapas.cli.terminal import print_table
 
 app = typer.Typer(
     name="experiments",

@@ -29,8 +29,8 @@ from experiments.options import RESULTS, Out
 from experiments.synthetic.long_tail import Examples, LongTail, LongTailConfig
 from tapas.atomic_file import OutputFolder
 from tapas.cli.exit_codes import report_errors
-from tapas.cli.options import status
-from tapas.cli.progress import print_table, run_progress
+from tapas.cli.progress import run_progress
+from tapas.cli.terminal import print_table, status
 from tapas.comparison.ledger import Ledger, Result, short_key
 from tapas.comparison.page import Command, Grid, Part, Picture, Words, as_markdown
 from tapas.comparison.process_pool import run_missing

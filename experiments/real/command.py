@@ -35,8 +35,9 @@ from experiments.real.runs import execute, open_set
 from experiments.real.sets import SETS, Place, find_set
 from tapas.atomic_file import OutputFolder
 from tapas.cli.exit_codes import report_errors
-from tapas.cli.options import Cache, cache_folder, status
+from tapas.cli.options import Cache, cache_folder
 from tapas.cli.progress import run_progress
+from tapas.cli.terminal import status
 from tapas.comparison.ledger import Ledger, Result
 from tapas.comparison.process_pool import run_missing
 from tapas.comparison.settings import keep_settings, read_settings, refuse_others

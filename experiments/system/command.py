@@ -18,8 +18,9 @@ from experiments.system.page import RULE_WORDS, rates_table, system_page
 from experiments.system.results import SystemResults
 from tapas.atomic_file import OutputFolder
 from tapas.cli.exit_codes import report_errors
-from tapas.cli.options import Cache, cache_folder, status
-from tapas.cli.progress import print_table, run_progress
+from tapas.cli.options import Cache, cache_folder
+from tapas.cli.progress import run_progress
+from tapas.cli.terminal import print_table, status
 from tapas.comparison.ledger import Ledger
 from tapas.comparison.process_pool import run_missing
 from tapas.errors import UsageError

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from tapas.cli.exit_codes import FAILED, report_errors
-from tapas.cli.options import AsJson, Cache, Item, Time, User, cache_folder, status
+from tapas.cli.options import AsJson, Cache, Item, Time, User, cache_folder
+from tapas.cli.terminal import status
 from tapas.errors import UsageError
 
 app = typer.Typer(

@@ -30,9 +30,9 @@ from tapas.cli.options import (
     cache_folder,
     parse_settings,
     source_table,
-    status,
 )
-from tapas.cli.progress import print_table, run_progress
+from tapas.cli.progress import run_progress
+from tapas.cli.terminal import print_table, status
 from tapas.comparison.config import CompareConfig, parse_duration, quick, synthetic
 from tapas.comparison.contenders import CONTENDERS, pick_contenders
 from tapas.comparison.settings import duration

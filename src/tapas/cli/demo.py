@@ -8,8 +8,9 @@ import typer
 
 from tapas.atomic_file import OutputFolder
 from tapas.cli.exit_codes import report_errors
-from tapas.cli.options import AsJson, status
-from tapas.cli.progress import Advance, print_table, progress_bar
+from tapas.cli.options import AsJson
+from tapas.cli.progress import Advance, progress_bar
+from tapas.cli.terminal import print_table, status
 from tapas.errors import UsageError
 from tapas.training.trainer import Tick
 

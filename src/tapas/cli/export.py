@@ -14,7 +14,8 @@ import typer
 
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.model_source import EXPORT_FORMAT, EXPORT_RECORD
-from tapas.cli.options import AsJson, status
+from tapas.cli.options import AsJson
+from tapas.cli.terminal import status
 from tapas.errors import UsageError
 from tapas.version import __version__
 

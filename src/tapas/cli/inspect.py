@@ -20,8 +20,8 @@ from tapas.cli.options import (
     User,
     cache_folder,
     source_table,
-    status,
 )
+from tapas.cli.terminal import status
 from tapas.errors import UsageError
 
 

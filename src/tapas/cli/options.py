@@ -96,10 +96,6 @@ def source_table(
     return {name: value for name, value in given.items() if value is not None}
 
 
-def status(words: str) -> None:
-    typer.echo(words, err=True)
-
-
 Layer = dict[str, dict[str, JSON]]
 
 

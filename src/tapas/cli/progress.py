@@ -1,10 +1,9 @@
-"""What a terminal shows: progress bars on stderr, on a terminal only, and tables on stdout."""
+"""Progress bars on stderr, shown on a terminal only."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich import box
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -14,9 +13,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.progress import Progress as Bars
-from rich.table import Table
 
-WIDE = 160  # letters, for a file or a pipe
 Advance = Callable[[int, int, str], None]  # done so far, of how many, and a few words
 
 
@@ -69,19 +66,3 @@ def run_progress() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
 
     with bars:
         yield follow
-
-
-def print_table(
-    heading: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    *,
-    right: bool = True,
-    title: str | None = None,
-) -> None:
-    """As wide as the terminal; elsewhere as wide as it must be. `right`: all but the first."""
-    table = Table(box=box.SIMPLE_HEAD, title=title)
-    for place, words in enumerate(heading):
-        table.add_column(words, justify="right" if right and place else "left")
-    for row in rows:
-        table.add_row(*row)
-    Console(highlight=False, width=None if sys.stdout.isatty() else WIDE).print(table)

@@ -9,7 +9,8 @@ import typer
 
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.model_source import ModelSource, open_model
-from tapas.cli.options import AsJson, status
+from tapas.cli.options import AsJson
+from tapas.cli.terminal import status
 from tapas.errors import UsageError
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tapas.cli.options import status
+from tapas.cli.terminal import status
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 
 PATIENCE_SECONDS = 15  # for a rank's step to end; torchrun kills after 30

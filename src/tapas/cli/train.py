@@ -31,10 +31,10 @@ from tapas.cli.options import (
     cache_folder,
     parse_settings,
     source_table,
-    status,
 )
 from tapas.cli.progress import progress_bar
 from tapas.cli.signals import stop_on_signal
+from tapas.cli.terminal import status
 from tapas.cli.torchrun import default_threads, mark_started, ranks_of_this_job, was_restarted
 from tapas.errors import UsageError
 from tapas.tables.ranks import ONE_PROCESS, Ranks

@@ -1,0 +1,76 @@
+"""Lines and tables for the user, fitted to the width of the terminal."""
+
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import TextIO
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+WIDE = 160  # columns of a table in a file or a pipe
+
+
+def status(words: str) -> None:
+    """Tell the user on stderr what the command is doing."""
+    typer.echo(wrapped(words, sys.stderr), err=True)
+
+
+def say(words: str) -> None:
+    """Print a sentence of the answer on stdout."""
+    typer.echo(wrapped(words, sys.stdout))
+
+
+def wrapped(words: str, stream: TextIO, *, indent: str = "") -> str:
+    """`words` broken between words at the width of the terminal; later lines begin with `indent`.
+
+    Files and pipes get one long line, so that programs can search it.
+    """
+    width = terminal_width(stream)
+    if width is None:
+        return words
+    return textwrap.fill(
+        words,
+        width,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        replace_whitespace=False,
+        drop_whitespace=True,
+    )
+
+
+def terminal_width(stream: TextIO) -> int | None:
+    """Columns of the terminal that `stream` writes to, or of COLUMNS; None for files and pipes."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdigit() and int(columns) > 0:
+        return int(columns)
+    return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
+def print_table(
+    heading: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: bool = True,
+    title: str | None = None,
+) -> None:
+    """Print a table; `right` aligns all columns but the first to the right."""
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=title,
+        show_edge=False,
+        padding=(0, 1),
+        collapse_padding=True,
+        pad_edge=False,
+    )
+    for place, words in enumerate(heading):
+        table.add_column(words, justify="right" if right and place else "left")
+    for row in rows:
+        table.add_row(*row)
+    width = terminal_width(sys.stdout) or WIDE
+    Console(highlight=False, markup=False, width=width).print(table)
