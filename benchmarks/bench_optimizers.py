@@ -14,7 +14,7 @@ from measuring import interleave, ratio, ratio_target, spread, write_record
 
 import tapas
 from tapas.optim import Adagrad, Combined, LazyAdam, RowOptimizer, RowwiseAdagrad
-from tapas.training.build import build_optimizer, learned_by
+from tapas.training.build import build_optimizer, dense_parameters
 
 C, D, N, R, LR = 500_000, 64, 1000, 8, 0.1
 BATCH_SIZES = {1024: 100, 64: 300}  # and how often each is repeated
@@ -59,7 +59,7 @@ def head_step(batch: int, kind: type[RowOptimizer], *, fused: bool) -> Step:
 def training_step(*, fused: bool) -> Step:
     data = batches()
     config, model = make_model({"num_samples": N, "presample_factor": R}, fused=fused)
-    dense = build_optimizer(config.optimizer, learned_by(model))
+    dense = build_optimizer(config.optimizer, dense_parameters(model))
     optimizer = dense if fused else Combined(dense, RowwiseAdagrad(model, lr=LR))
     turn = 0
 

@@ -29,9 +29,9 @@ from tapas.data.windows import SequenceBatch
 from tapas.distributed.collectives import GroupRanks
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.training import step as steps
-from tapas.training.build import build_model, build_optimizer, learned_by, workload_of
+from tapas.training.build import build_model, build_optimizer, dense_parameters, workload_of
 from tapas.training.config import build_config
-from tapas.training.memory_plan import Workload, plan
+from tapas.training.memory_plan import Workload, memory_plan
 
 C, D, HISTORY, R = 500_000, 64, 30, 8
 HEAD, TRAINING = "head step", "training step"
@@ -95,7 +95,7 @@ def head_step(batch: int, num_samples: int, ranks: Ranks) -> Step:
 def training_step(batch: int, num_samples: int, ranks: Ranks) -> Step:
     settings = config(batch, num_samples)
     model = build_model(settings, counts(), ranks)
-    optimizer = build_optimizer(settings.optimizer, learned_by(model))
+    optimizer = build_optimizer(settings.optimizer, dense_parameters(model))
     lengths = torch.full((batch,), HISTORY)
     places = torch.arange(batch) * HISTORY + HISTORY - 1
     items = zipf_ids((BATCHES, batch, HISTORY), "items")
@@ -186,10 +186,10 @@ def planned_bytes(kind: str, batch: int, num_samples: int) -> int:
             batch=batch,
             ranks=2,
         )
-        return plan(workload).traffic_bytes
+        return memory_plan(workload).traffic_bytes
     ranks = Ranks()
     ranks.size = 2
-    return plan(workload_of(config(batch, num_samples), counts(), ranks)).traffic_bytes
+    return memory_plan(workload_of(config(batch, num_samples), counts(), ranks)).traffic_bytes
 
 
 def main() -> None:

@@ -17,14 +17,14 @@ from tapas.data.prepare import prepare_log
 from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig, split_log
 from tapas.losses import sampled_softmax_loss
-from tapas.training.build import Parts, build
+from tapas.training.build import TrainingSetup, build_training
 from tapas.training.config import build_config
 
 CLASSES, STEPS, WARMUP = 500_000, 60, 10
 PARTS = ("data", "encoder", "pass 1", "pass 2", "loss", "backward and update")
 
 
-def timed_step(parts: Parts, number: int) -> list[float]:
+def timed_step(parts: TrainingSetup, number: int) -> list[float]:
     """Seconds of each of PARTS in one step."""
     model, head = parts.model, parts.model.head
     clock = [time.perf_counter()]
@@ -63,7 +63,7 @@ def main() -> None:
                 "loop": {"batch": 256},
             }
         )
-        parts = build(config, log, split)
+        parts = build_training(config, log, split)
         steps = STEPS // 10 if quick() else STEPS
         rows = [timed_step(parts, i) for i in range(WARMUP + steps)][WARMUP:]
         queries = len(parts.windows.batch(0).places)

@@ -23,12 +23,12 @@ from profiling import profile_summary
 
 import tapas
 from tapas.data.windows import SequenceBatch
+from tapas.tables.shard import TableSpec
 from tapas.training.build import (
-    TablePlan,
+    bias_from_counts,
     build_model,
     build_optimizer,
-    learned_by,
-    log_frequency,
+    dense_parameters,
 )
 from tapas.training.config import TrainConfig, build_config
 from tapas.training.model import SequenceModel
@@ -67,16 +67,16 @@ def make_model(head: dict[str, object], *, fused: bool = True) -> tuple[TrainCon
     if fused:
         return config, build_model(config, counts)
 
-    def waiting(name: str, plan: TablePlan) -> tapas.LocalTable:
-        bias = plan.has_bias and log_frequency(counts)
-        return tapas.LocalTable(C, plan.dim, bias=bias, seed=plan.seed)
+    def waiting(name: str, spec: TableSpec) -> tapas.LocalTable:
+        bias = spec.has_bias and bias_from_counts(counts)
+        return tapas.LocalTable(C, spec.dim, bias=bias, seed=spec.seed)
 
     return config, build_model(config, counts, make=waiting)
 
 
 def make_step(head: dict[str, object], data: list[SequenceBatch]) -> Step:
     config, model = make_model(head)
-    optimizer = build_optimizer(config.optimizer, learned_by(model))
+    optimizer = build_optimizer(config.optimizer, dense_parameters(model))
     parameters, clip = list(model.encoder.parameters()), config.optimizer.clip
     turn = 0
 

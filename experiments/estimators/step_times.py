@@ -32,7 +32,7 @@ from tapas.heads.facts import BuildContext, default_num_samples
 from tapas.optim import RowwiseAdagrad, anchors
 from tapas.rng import stream
 from tapas.tables import LocalTable
-from tapas.training.build import TrainingData, log_frequency
+from tapas.training.build import TrainingData, bias_from_counts
 from tapas.training.memory_plan import available_memory
 
 WARM_UP = 2
@@ -196,7 +196,7 @@ def build_alone(run: StepRun) -> tuple[Head, Windows]:
     feed, windows = zipf_feed(counts, run.examples, steps * run.examples)
     rows, table = RowwiseAdagrad.fused(lr=0.1), None
     if issubclass(contender.kind, FlatHead):
-        bias = log_frequency(counts)
+        bias = bias_from_counts(counts)
         table = LocalTable(run.num_classes, run.dim, row_optimizer=rows, bias=bias)
     config = contender.head(run.num_samples, contender.trials(1)[0].knob)
     context = BuildContext(

@@ -15,7 +15,7 @@ from experiments.real.cells import PAPER_CELLS, SAMPLED, SAMPLED_2, SAMPLED_4, S
 from experiments.real.runs import build_run, open_set
 from experiments.real.sets import Place
 from tapas.comparison.ledger import Ledger
-from tapas.training.build import Parts
+from tapas.training.build import TrainingSetup
 from tapas.training.step import step
 
 ROUNDS = 5
@@ -72,7 +72,7 @@ def measure_pace(
     ]
 
 
-def _seconds_of_a_step(parts: Parts, budget: float, number: int) -> tuple[float, int]:
+def _seconds_of_a_step(parts: TrainingSetup, budget: float, number: int) -> tuple[float, int]:
     """Median over as many steps as fit into `budget` seconds, the first three left out.
 
     Begins with step `number`, and says which one is next.
@@ -88,9 +88,9 @@ def _seconds_of_a_step(parts: Parts, budget: float, number: int) -> tuple[float,
 
 
 @torch.no_grad()
-def count_rows(parts: Parts) -> Rows:
+def count_rows(parts: TrainingSetup) -> Rows:
     """Distinct class rows of one batch."""
-    head, batch = parts.model.two_passes, parts.windows.batch(0)
+    head, batch = parts.model.tapas_head, parts.windows.batch(0)
     states = parts.model.states(batch.items, batch.lengths)
     query = states.view(-1, states.shape[2])[batch.places]
     kept = head.sample(query, batch.target).ids

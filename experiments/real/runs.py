@@ -25,7 +25,7 @@ from tapas.data.windows import gather_histories
 from tapas.errors import UsageError
 from tapas.evaluation.points import PointEvaluator, spread_points
 from tapas.evaluation.scores import bucket_classes
-from tapas.training.build import Parts, build
+from tapas.training.build import TrainingSetup, build_training
 from tapas.training.config import HeadConfig, LoopConfig, OptimizerConfig, TrainConfig
 from tapas.training.model import SequenceModel
 
@@ -96,11 +96,11 @@ def open_set(real_set: RealSet, place: Place) -> tuple[EventLog, Split]:
     return log, split_log(log, real_set.split)
 
 
-def build_run(run: RealRun, place: Place, log: EventLog, split: Split) -> Parts:
+def build_run(run: RealRun, place: Place, log: EventLog, split: Split) -> TrainingSetup:
     """The model of `run`, its batches and its optimizer."""
-    parts = build(run.config(place, log.num_items), log, split)
+    parts = build_training(run.config(place, log.num_items), log, split)
     if run.method in CURES:
-        head = parts.model.two_passes
+        head = parts.model.tapas_head
         head.selection = CURES[run.method]
     return parts
 
@@ -181,9 +181,9 @@ def look(
     `query` (B, D), `target` (B, L) negative for padding, `bucket_of` (C,) from 0 to 3. O(C).
     """
     found: dict[str, float] = asdict(
-        model.two_passes.diagnose(query, target.masked_fill(target < 0, -100))
+        model.tapas_head.diagnose(query, target.masked_fill(target < 0, -100))
     )
-    table = model.class_rows
+    table = model.output_table
     partition = table.log_partition(query)
     mass, height = (torch.zeros(4, dtype=torch.float64, device=query.device) for _ in range(2))
     for start in range(0, table.num_classes, CLASSES_PER_CHUNK):

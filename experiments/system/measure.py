@@ -19,7 +19,7 @@ from tapas.errors import DataError
 from tapas.servers.accounting import StepStatistics
 from tapas.servers.job import Job
 from tapas.servers.run import on_ray
-from tapas.training.build import prepare
+from tapas.training.build import resolve_config
 from tapas.training.config import TrainConfig
 from tapas.training.run_folder import create_run
 
@@ -47,7 +47,7 @@ class RayJob:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tapas-")))
             log = prepare_log(config.log, cache)
             split = split_log(log, config.split)
-            run = create_run(folder.resolve() / "run", prepare(config, log, split)[0], log)
+            run = create_run(folder.resolve() / "run", resolve_config(config, log, split)[0], log)
             self._job = Job(run, split, stack.enter_context(on_ray()), restore=None)
             stack.callback(self._job.close)
             self._ending, self._next = stack.pop_all(), 0
@@ -57,7 +57,7 @@ class RayJob:
         statistics = self._job.statistics = StepStatistics()
         until = self._next + steps
         for number in range(self._next, until):
-            self._job.take(number, until)
+            self._job.run_step(number, until)
         seconds, self._next = statistics.seconds, until
         return Segment(
             steps=statistics.steps,

@@ -33,10 +33,16 @@ class PeerError(TapasError, RuntimeError):
         self.ranks = ranks  # who is to blame; empty if that is not known
 
 
-def choice(kind: str, name: str, options: Mapping[str, T]) -> T:
-    """`options[name]`, or an error that lists what would have worked."""
+def choice(
+    kind: str, name: str, options: Mapping[str, T], renamed: Mapping[str, str] | None = None
+) -> T:
+    """Return `options[name]`, or raise a UsageError that lists the known names.
+
+    The error suggests the closest name, or the new one if `name` was `renamed`.
+    """
     if name in options:
         return options[name]
-    close = get_close_matches(name, options, n=1)
+    new = (renamed or {}).get(name)
+    close = [new] if new else get_close_matches(name, options, n=1)
     hint = f" Did you mean '{close[0]}'?" if close else ""
     raise UsageError(f"unknown {kind} '{name}'.{hint} Known: {', '.join(sorted(options))}.")

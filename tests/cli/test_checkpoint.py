@@ -23,7 +23,7 @@ def test_info_says_what_is_in_the_newest_checkpoint(run):
         f"run/checkpoints/{STEP}: step 4, the best so far",
         f"rows of 1 process (format 1, tapas {__version__})",
         "model.head.table: 30 classes, dim 4, float32, optimizer state: sum, 4 updates",
-        "model.own_inputs: 30 classes, dim 4, float32, optimizer state: sum, 4 updates",
+        "model.input_table: 30 classes, dim 4, float32, optimizer state: sum, 4 updates",
         f"{size:,} bytes, whole",
     ]
 

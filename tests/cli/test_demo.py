@@ -73,7 +73,7 @@ def test_the_first_two_ways_ran_as_long_and_the_third_by_its_own_measure(done):
     )
     assert first == second == list(range(2, 21, 2))
     assert third == [1]
-    assert [open_run(folder / name).config.model.repeats for name in RUNS] == [False, False, True]
+    assert [open_run(folder / name).config.model.copy for name in RUNS] == [False, False, True]
 
 
 def test_the_lists_are_those_of_the_model_that_repeats(done):

@@ -131,7 +131,7 @@ def test_asked_to_stop_it_saves_and_says_how_to_go_on(at, number, code):
     done = process.end(timeout=60)
     assert done.returncode == code, done.stderr
     outcome = json.loads(done.stdout)
-    assert outcome["ending"] == "asked"
+    assert outcome["reason"] == "interrupted"
     assert CheckpointFolder(at / "out" / "checkpoints").steps()[-1] == outcome["step"]
     talk = done.stderr.split("Training on")[1].splitlines()[1:]
     assert talk[0] == "Stopping after this step, with a checkpoint."

@@ -85,7 +85,7 @@ def test_inspect_says_what_is_there_in_words_and_in_json(place):
 
 def test_train_leaves_a_run_and_says_how_it_went(training, run):
     outcome = parsed(training)
-    assert outcome["ending"] in ("finished", "early")
+    assert outcome["reason"] in ("finished", "no_improvement")
     assert outcome["run"] == "run"
     assert 0 < outcome["best"] <= 1
     talk = said(training)

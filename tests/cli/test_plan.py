@@ -58,7 +58,7 @@ def test_every_option_reaches_the_plan_and_json_is_the_plan_in_bytes():
         ranks=4, dtype="bfloat16", optimizer="adagrad", inputs=True, head_classes=100_000,
         encoder_parameters=20_000,
     )  # fmt: skip
-    told, planned = json.loads(done.stdout), planning.plan(workload)
+    told, planned = json.loads(done.stdout), planning.memory_plan(workload)
     assert Workload(**told["workload"]) == workload
     assert (told["memory_bytes"], told["traffic_bytes"]) == (planned.memory, planned.traffic)
     assert told["memory_total_bytes"] == planned.memory_bytes

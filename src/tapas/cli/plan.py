@@ -14,7 +14,7 @@ from tapas.cli.options import AsJson
 from tapas.errors import TapasError
 
 if TYPE_CHECKING:
-    from tapas.training.memory_plan import Plan
+    from tapas.training.memory_plan import MemoryPlan
 
 UNITS = {
     **{f"{letter}B".lower(): 1000**power for power, letter in enumerate(("", *"kMGTP"))},
@@ -97,9 +97,9 @@ def plan(
             Workload,
             available_memory,
             check_fits,
+            memory_plan,
             traffic_designs,
         )
-        from tapas.training.memory_plan import plan as plan_of
 
         workload = Workload(
             num_classes=classes,
@@ -115,7 +115,10 @@ def plan(
             head_classes=head,
             encoder_parameters=encoder_parameters,
         )
-        planned, available = plan_of(workload), available_memory(1) if memory is None else memory
+        planned, available = (
+            memory_plan(workload),
+            available_memory(1) if memory is None else memory,
+        )
         designs = traffic_designs(workload)
         typer.echo(
             _as_json(planned, available, designs)
@@ -129,7 +132,7 @@ def plan(
             raise typer.Exit(FAILED) from None
 
 
-def _as_json(planned: "Plan", available: int, designs: dict[str, int]) -> str:
+def _as_json(planned: "MemoryPlan", available: int, designs: dict[str, int]) -> str:
     told = {
         "workload": asdict(planned.workload),
         "memory_bytes": planned.memory,
@@ -143,7 +146,7 @@ def _as_json(planned: "Plan", available: int, designs: dict[str, int]) -> str:
     return json.dumps(told, indent=1)
 
 
-def _as_text(planned: "Plan", available: int, designs: dict[str, int]) -> Iterable[str]:
+def _as_text(planned: "MemoryPlan", available: int, designs: dict[str, int]) -> Iterable[str]:
     """Parts of nothing are left out."""
     from tapas.training.memory_plan import in_units
 

@@ -50,7 +50,7 @@ def recommend(
 ) -> None:
     """Recommend the best items of all, exactly, with their scores.
 
-    Scores are logits, or log-probabilities if the run was trained with model.repeats.
+    Scores are logits, or log-probabilities if the run was trained with model.copy.
 
     For one user or history the list goes to stdout, a line for each item: rank, key, score.
     For a file of users it goes to --out, a row for each user and item.

@@ -40,7 +40,7 @@ from tapas.errors import UsageError
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.training.config import JSON, ServiceConfig, build_config, read_toml
 from tapas.training.run_folder import RECORD, open_run
-from tapas.training.trainer import Outcome, Tick
+from tapas.training.trainer import Progress, TrainResult
 
 
 def train(
@@ -200,7 +200,7 @@ def train(
                 go = partial(_run_of(service).resume, folder)
             say = status if ranks.is_main else _say_nothing
 
-            def show(tick: Tick) -> None:
+            def show(tick: Progress) -> None:
                 if not stop.training:
                     stop.training = True
                     mark_started(ranks, folder)
@@ -219,7 +219,7 @@ def train(
                 raise
         if ranks.is_main:
             _report(folder, outcome, as_json)
-        if outcome.ending == "asked":
+        if outcome.reason == "interrupted":
             raise typer.Exit(128 + (stop.signal or signal.SIGINT))
 
 
@@ -270,18 +270,18 @@ def _say_nothing(words: str) -> None:
     """A rank that does not lead; what it would say has been said."""
 
 
-def _report(folder: Path, outcome: Outcome, as_json: bool) -> None:
+def _report(folder: Path, outcome: TrainResult, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"run": str(folder), **asdict(outcome)}))
     words = {
         "finished": f"Finished after {outcome.step:,} steps.",
-        "early": f"Stopped at step {outcome.step:,}: no better for a while.",
-        "asked": f"Stopped at step {outcome.step:,}, as asked.",
-    }[outcome.ending]
+        "no_improvement": f"Stopped at step {outcome.step:,}: no better for a while.",
+        "interrupted": f"Stopped at step {outcome.step:,}, as asked.",
+    }[outcome.reason]
     if outcome.best is not None:
         words += f" Best MAP@20 {outcome.best:.4f}, at step {outcome.best_step:,}."
     status(words)
-    if outcome.ending == "asked":
+    if outcome.reason == "interrupted":
         status(f"Go on with `tapas train --resume {folder}`.")
         return
     status(f"Next: `tapas evaluate {folder}`, `tapas recommend {folder} --user ...`.")

@@ -80,9 +80,9 @@ class CompareConfig:
                 f"trials must be at most {MOST_TRIALS}, got {self.trials}: there are no more "
                 "settings in the fixed list of every method."
             )
-        if self.model.repeats:
+        if self.model.copy:
             raise UsageError(
-                "model.repeats mixes copies into the softmax, which few methods can. Leave it "
+                "model.copy mixes copies into the softmax, which few methods can. Leave it "
                 "out: methods are compared without."
             )
         for contender in by_name(self.contenders):

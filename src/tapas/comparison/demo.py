@@ -23,7 +23,7 @@ from tapas.training.journal import read_journal
 from tapas.training.run import train
 from tapas.training.run_evaluation import evaluate_run, load_model, paired_difference_of_runs
 from tapas.training.run_folder import RunFolder, open_run
-from tapas.training.trainer import Tick
+from tapas.training.trainer import Progress
 
 Layer = dict[str, dict[str, JSON]]
 SETTINGS: Layer = {
@@ -37,7 +37,7 @@ WAYS: dict[str, Layer] = {  # what each sets beside SETTINGS; PLAIN and TAPAS ar
     PLAIN: {"head": {"presample_factor": 1}},
     TAPAS: {"head": {"presample_factor": 8}},
     REPEATS: {
-        "model": {"repeats": True, "history": 1_000},
+        "model": {"copy": True, "history": 1_000},
         "head": {"presample_factor": 8},
         "loop": {"batch": 16},
     },
@@ -103,7 +103,7 @@ def train_way(
     seed: int,
     *,
     status: Callable[[str], None],
-    watch: Callable[[Tick], None],
+    watch: Callable[[Progress], None],
 ) -> tuple[RunFolder, float]:
     """The run of one way, and the seconds that it took."""
     path = out / name.replace(" ", "-")

@@ -29,7 +29,7 @@ from tapas.errors import DataError, UsageError
 from tapas.evaluation.baselines import COUNTING, rank_by_counting
 from tapas.evaluation.points import PointEvaluator, block_sums, spread_points
 from tapas.evaluation.scores import metrics_per_example
-from tapas.training.build import Parts, build
+from tapas.training.build import TrainingSetup, build_training
 from tapas.training.model import SequenceModel
 from tapas.training.step import step
 
@@ -82,7 +82,7 @@ def open_log(config: CompareConfig, cache: Path) -> OpenedLog:
     return OpenedLog(source, log, split_log(log, config.split))
 
 
-def build_run(run: CompareRun, config: CompareConfig, scene: OpenedLog) -> Parts:
+def build_run(run: CompareRun, config: CompareConfig, scene: OpenedLog) -> TrainingSetup:
     """The model of `run`, its batches and its optimizer."""
     train = config.train_config(
         scene.source,
@@ -94,7 +94,7 @@ def build_run(run: CompareRun, config: CompareConfig, scene: OpenedLog) -> Parts
         seed=run.seed,
         num_classes=scene.log.num_items,
     )
-    return build(train, scene.log, scene.split)
+    return build_training(train, scene.log, scene.split)
 
 
 def execute(run: CompareRun, config: CompareConfig, cache: Path) -> Result:
@@ -140,7 +140,7 @@ def _evaluator(scene: OpenedLog, points: EvalPoints, config: CompareConfig) -> P
 def _final(
     run: CompareRun,
     config: CompareConfig,
-    parts: Parts,
+    parts: TrainingSetup,
     judged: PointEvaluator,
     stop: PointEvaluator,
 ) -> Result:
@@ -175,7 +175,7 @@ def _final(
 
 
 def train_and_evaluate(
-    parts: Parts,
+    parts: TrainingSetup,
     moments: Iterable[int],
     evaluate: Callable[[int, float], float | None] = lambda steps, seconds: None,
 ) -> float:

@@ -21,7 +21,7 @@ from tapas.data.event_log import EventLog
 from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig
 from tapas.errors import DataError, UsageError
-from tapas.training.config import HeadConfig, ModelConfig, OptimizerConfig
+from tapas.training.config import RENAMED, HeadConfig, ModelConfig, OptimizerConfig
 from tapas.version import __version__
 
 SETTINGS = "settings.json"
@@ -101,6 +101,9 @@ def read_settings(path: Path, *, needed: Sequence[str] = (), away: str) -> dict[
             f"{path} cannot be read as the settings of the results beside it. Restore it, or move "
             f"{away} away."
         )
+    for section, names in RENAMED.items():
+        if isinstance(found.get(section), dict):
+            found[section] = {names.get(name, name): v for name, v in found[section].items()}
     return found
 
 

@@ -23,7 +23,7 @@ from tapas.comparison.process_pool import run_missing
 from tapas.comparison.runs import execute, open_log
 from tapas.comparison.settings import SETTINGS, check_settings
 from tapas.data.event_log import EventLog
-from tapas.training.run_folder import only_one
+from tapas.training.run_folder import exclusive
 
 PACE, RUNS = "pace.jsonl", "runs.jsonl"
 Follow = Callable[[str], Callable[[int, int], None]]  # of a stage: done, in all
@@ -49,7 +49,7 @@ def compare(
     log = open_log(config, cache).log
     check_settings(out / SETTINGS, config, log)
     try:
-        with only_one(out, SETTINGS):
+        with exclusive(out, SETTINGS):
             _compare(config, out, log, cache, status, progress, workers)
     finally:
         torch.set_num_threads(threads)

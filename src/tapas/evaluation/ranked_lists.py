@@ -35,7 +35,7 @@ class Prediction(Protocol):
 class Predictor(Protocol):
     """A model that can be evaluated."""
 
-    def after(self, items: Tensor, lengths: Tensor) -> Prediction:
+    def predict(self, items: Tensor, lengths: Tensor) -> Prediction:
         """Of histories `items` (B, H), the last `lengths` (B,) of which are real."""
 
 
@@ -71,7 +71,7 @@ def ranked_lists(
         size = min(QUERIES_AT_ONCE, len(points) - first)
         part = slice(*(first + bound for bound in ranks.local_range(size)))
         recent, lengths, _ = gather_histories(items, start[part], point[part], rules.history)
-        after = model.after(torch.from_numpy(recent), torch.from_numpy(lengths))
+        after = model.predict(torch.from_numpy(recent), torch.from_numpy(lengths))
         seen: Tensor | None = None
         barred = [] if rules.excluded_class is None else [np.array([rules.excluded_class])]
         if rules.exclude_seen:

@@ -22,7 +22,7 @@ from tapas.servers.messages import (
 from tapas.servers.row_server import CountedLock
 from tapas.servers.training_server import restore_point
 from tapas.servers.worker_model import unconnected_model
-from tapas.training.build import build_optimizer, learned_by
+from tapas.training.build import build_optimizer, dense_parameters
 from tapas.training.config import OptimizerConfig
 from tapas.training.run_folder import open_run
 
@@ -111,7 +111,7 @@ def unflatten(whole: torch.Tensor, like: Mapping[str, torch.Tensor]) -> list[tor
 def start_encoder(path: Path) -> EncoderServer:
     """The encoder's server of the run at `path`: as it began, or as its checkpoint has it."""
     run = open_run(path)
-    parameters = {name: to_array(p) for name, p in learned_by(unconnected_model(run)).items()}
+    parameters = {name: to_array(p) for name, p in dense_parameters(unconnected_model(run)).items()}
     step = restore_point(path)
     if step is None:
         return EncoderServer(parameters, run.config.optimizer)

@@ -26,7 +26,7 @@ from tapas.servers.peers import Call, Peers, call_all
 from tapas.servers.training_server import set_restore_point, start_server
 from tapas.servers.worker import STEPS_AT_ONCE, StepResult, start_worker
 from tapas.servers.worker_model import worker_model
-from tapas.training.build import learned_by
+from tapas.training.build import dense_parameters
 from tapas.training.journal import Value
 from tapas.training.run_folder import RunFolder
 
@@ -100,7 +100,7 @@ class Job:
             self._load = ServerLoad()
             self._ending = stack.pop_all()
 
-    def take(self, number: int, until: int) -> float:
+    def run_step(self, number: int, until: int) -> float:
         while number not in self._done:
             self._begin(number, until)
             for call in self.workers.any_done(list(self._under_way.values()), POLL_SECONDS):
@@ -124,7 +124,7 @@ class Job:
         self._lost_updates.note(taken)
         self.statistics.add(taken)
 
-    def settle(self) -> list[float]:
+    def drain(self) -> list[float]:
         for call in list(self._under_way.values()):
             self._finish(call)
         done, self._done = self._done, {}
@@ -132,7 +132,7 @@ class Job:
 
     def refresh(self) -> None:
         """The encoder of `model` as it is on its server."""
-        learned = learned_by(self.model)
+        learned = dense_parameters(self.model)
         whole, _ = self.encoder.call(0, "pull").answer()
         for mine, now in zip(learned.values(), unflatten(to_tensor(whole), learned), strict=True):
             mine.data.copy_(now)
@@ -143,7 +143,7 @@ class Job:
         self.model.head.step = step
         # in one answer: of two, the second might be that of a process that began anew
         learned, moments, record, version, restored = self.encoder.call(0, "state").answer()
-        for name, mine in learned_by(self.model).items():
+        for name, mine in dense_parameters(self.model).items():
             mine.data.copy_(to_tensor(learned[name]))
         saved = {ENCODER: SavedBy(version.incarnation, restored)}
 
@@ -166,7 +166,7 @@ class Job:
     def resume(self, checkpoint: Checkpoint) -> None:
         """The processes have begun there."""
 
-    def news(self) -> Iterator[tuple[str, dict[str, Value]]]:
+    def events(self) -> Iterator[tuple[str, dict[str, Value]]]:
         # first what no later question to a server may keep from being told
         for name, count in self._lost.items():
             yield "restart", {"process": name, "rolled_back_updates": count}

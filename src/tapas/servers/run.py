@@ -13,9 +13,8 @@ from tapas.data.splits import Split, split_log
 from tapas.errors import PeerError
 from tapas.servers.job import Job, StartPeers
 from tapas.servers.ray_session import import_ray
-from tapas.servers.training_server import table_specs
 from tapas.tables.ranks import ONE_PROCESS
-from tapas.training.build import check_device, plan_of, prepare
+from tapas.training.build import check_device, resolve_config, run_memory_plan, table_specs
 from tapas.training.config import ServiceConfig, TrainConfig
 from tapas.training.journal import Journal
 from tapas.training.memory_plan import check_fits
@@ -24,13 +23,13 @@ from tapas.training.run import (
     OnProgress,
     ShouldStop,
     Status,
+    describe_resume,
     read_log,
     reopen,
-    resume_words,
 )
-from tapas.training.run_folder import RunFolder, create_run, only_one, write_config
-from tapas.training.trainer import Outcome, Trainer
-from tapas.training.validation import training_words, validator
+from tapas.training.run_folder import RunFolder, create_run, exclusive, write_config
+from tapas.training.trainer import Trainer, TrainResult
+from tapas.training.validation import describe_training, validator
 
 
 def train(
@@ -42,20 +41,20 @@ def train(
     status: Status = lambda words: None,
     on_progress: OnProgress = lambda tick: None,
     should_stop: ShouldStop = lambda: False,
-) -> Outcome:
+) -> TrainResult:
     """As `tapas.training.run.train`; workers and servers must see the same folders.
 
     `start_peers` starts them; left out, Ray on this machine does.
     """
     _check_can_start(config, start_peers)
     log, split = read_log(config, out, cache=cache, status=status, ranks=ONE_PROCESS)
-    config = prepare(config, log, split)[0]
+    config = resolve_config(config, log, split)[0]
     _check_shards(config, log.num_items)
     if start_peers is None:  # all on this machine
-        check_fits(plan_of(config, split.train_counts))
+        check_fits(run_memory_plan(config, split.train_counts))
     run = create_run(out, config, log)
-    with only_one(out):
-        status(_start_words(config, split))
+    with exclusive(out):
+        status(_describe_start(config, split))
         with _trainer(run, split, None, start_peers) as trainer:
             return trainer.run(on_progress=on_progress, should_stop=should_stop)
 
@@ -69,7 +68,7 @@ def resume(
     status: Status = lambda words: None,
     on_progress: OnProgress = lambda tick: None,
     should_stop: ShouldStop = lambda: False,
-) -> Outcome:
+) -> TrainResult:
     """Go on from the newest checkpoint, or from that of `step`.
 
     `service` are other numbers of workers and servers than those it was begun with, if any.
@@ -79,23 +78,23 @@ def resume(
     _check_shards(run.config, run.log.num_items)
     torch.set_num_threads(run.num_threads)  # sums over threads are sums in another order
     split = split_log(run.log, run.config.split)
-    with only_one(folder):
+    with exclusive(folder):
         checkpoint = None
         if run.checkpoints.steps() or step is not None:
             servers = run.config.service.servers  # who check the files of rows
             checkpoint = run.checkpoints.load_dense(step, part=servers, parts=servers + 1)
         if service is not None:
             write_config(run)  # which all processes read
-        status(resume_words(checkpoint))
-        status(_start_words(run.config, split))
+        status(describe_resume(checkpoint))
+        status(_describe_start(run.config, split))
         with _trainer(run, split, checkpoint, start_peers) as trainer:
             return trainer.run(on_progress=on_progress, should_stop=should_stop)
 
 
-def _start_words(config: TrainConfig, split: Split) -> str:
+def _describe_start(config: TrainConfig, split: Split) -> str:
     service = config.service
     return (
-        f"{training_words(config, split)}, {counted(service.workers, 'worker')}, "
+        f"{describe_training(config, split)}, {counted(service.workers, 'worker')}, "
         f"{counted(service.servers, 'server')}, staleness at most {service.max_staleness}."
     )
 

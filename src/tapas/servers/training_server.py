@@ -11,9 +11,8 @@ from tapas.data.splits import split_log
 from tapas.errors import DataError
 from tapas.servers.messages import Version
 from tapas.servers.row_server import RowServer
-from tapas.tables.shard import Shard, TableSpec
-from tapas.training.build import build_row_optimizer, log_frequency, table_plans
-from tapas.training.config import TrainConfig
+from tapas.tables.shard import Shard
+from tapas.training.build import bias_from_counts, table_specs
 from tapas.training.run_folder import RunFolder, open_run
 
 FILE = "restore.json"
@@ -56,22 +55,6 @@ class TrainingServer(RowServer):
             )
 
 
-def table_specs(config: TrainConfig, num_classes: int) -> dict[str, TableSpec]:
-    """The tables of the run, cut into as many shards as there are servers."""
-    return {
-        name: TableSpec(
-            num_classes,
-            plan.dim,
-            config.service.servers,
-            build_row_optimizer(config.optimizer),
-            seed=plan.seed,
-            has_bias=plan.has_bias,
-            at_zero=plan.at_zero,
-        )
-        for name, plan in table_plans(config).items()
-    }
-
-
 def start_server(path: Path, number: int) -> TrainingServer:
     """Server `number` of the run at `path`, as it began or as its checkpoint has it."""
     run = open_run(path)
@@ -81,7 +64,7 @@ def start_server(path: Path, number: int) -> TrainingServer:
         shards = {name: spec.shard(number) for name, spec in specs.items()}
         load_rows(run, step, number, shards)
         return TrainingServer(number, shards, applied_below=step)
-    bias = log_frequency(split_log(run.log, run.config.split).train_counts)
+    bias = bias_from_counts(split_log(run.log, run.config.split).train_counts)
     shards = {}
     for name, spec in specs.items():
         start = bias[spec.layout().ids_of(number)] if spec.has_bias else None

@@ -27,7 +27,7 @@ from tapas.servers.encoder_server import flatten, unflatten
 from tapas.servers.messages import PushResult, to_array, to_tensor
 from tapas.servers.peers import Peers
 from tapas.servers.worker_model import worker_model
-from tapas.training.build import learned_by, prepare
+from tapas.training.build import dense_parameters, resolve_config
 from tapas.training.config import TrainConfig
 from tapas.training.run_folder import open_run
 from tapas.training.step import finite
@@ -56,7 +56,7 @@ class ModelReplica:
     ):
         self.channel = ServerChannel(servers, worker)
         self.model, self.tables = worker_model(config, train_counts, self.channel)
-        self.learned = learned_by(self.model)
+        self.learned = dense_parameters(self.model)
 
     @torch.no_grad()
     def load(self, parameters: torch.Tensor) -> None:
@@ -140,5 +140,5 @@ def start_worker(path: Path, number: int, servers: Peers, encoder: Peers) -> Wor
     """Worker `number` of the run at `path`."""
     run = open_run(path)
     split = split_log(run.log, run.config.split)
-    config, windows = prepare(run.config, run.log, split)
+    config, windows = resolve_config(run.config, run.log, split)
     return Worker(number, config, windows, split.train_counts, servers, encoder)

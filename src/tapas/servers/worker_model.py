@@ -8,9 +8,9 @@ from tapas.data.splits import split_log
 from tapas.servers.channel import ServerChannel
 from tapas.servers.peers import InProcess
 from tapas.servers.served_table import ServedTable
-from tapas.servers.training_server import table_specs
 from tapas.tables import ClassTable
-from tapas.training.build import TablePlan, build_model, check_device
+from tapas.tables.shard import TableSpec
+from tapas.training.build import build_model, check_device
 from tapas.training.config import TrainConfig
 from tapas.training.model import SequenceModel
 from tapas.training.run_folder import RunFolder
@@ -23,11 +23,11 @@ def worker_model(
     device: torch.device | None = None,
 ) -> tuple[SequenceModel, list[ServedTable]]:
     """A model whose rows are on servers, and its tables; on the device of the run if left out."""
-    specs, tables = table_specs(config, len(train_counts)), []
+    tables: list[ServedTable] = []
     device = device or check_device(config.loop.device)
 
-    def make(name: str, plan: TablePlan) -> ClassTable:
-        table = ServedTable(channel, name, specs[name], device=device)
+    def make(name: str, spec: TableSpec) -> ClassTable:
+        table = ServedTable(channel, name, spec, device=device)
         table.rows_in_state = False  # servers save them
         tables.append(table)
         return table

@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,18 +23,20 @@ from tapas.heads.facts import BuildContext
 from tapas.optim import SGD, Adagrad, LazyAdam, RowOptimizer, RowUpdate, RowwiseAdagrad, anchors
 from tapas.tables import ClassTable, LocalTable
 from tapas.tables.ranks import ONE_PROCESS, Ranks
+from tapas.tables.shard import TableSpec
 from tapas.training.config import (
     ModelConfig,
     OptimizerConfig,
     ServiceConfig,
     TrainConfig,
 )
-from tapas.training.copy_part import Repeats, start_at_zero
-from tapas.training.memory_plan import Plan, Workload, check_fits, plan
+from tapas.training.copy_part import CopyPart, start_at_zero
+from tapas.training.memory_plan import MemoryPlan, Workload, check_fits, memory_plan
 from tapas.training.model import SequenceModel
 
 EVALUATIONS = 10
-HEAD, INPUTS, RATE = "model.head.table", "model.own_inputs", "model.repeats.rate"
+OUTPUT_TABLE, INPUT_TABLE = "model.head.table", "model.input_table"
+COPY_RATE = "model.copy.rate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +69,11 @@ class TrainingData:
         return torch.from_numpy(previous), torch.from_numpy(following), torch.from_numpy(count)
 
 
-class TablePlan(NamedTuple):
-    """One table of a model; its name is the one that checkpoints have for it."""
-
-    dim: int
-    seed: int
-    has_bias: bool  # which starts at the log of the frequencies
-    at_zero: bool = False  # where rows start, not at random
-
-
-MakeTable = Callable[[str, TablePlan], ClassTable]
+MakeTable = Callable[[str, TableSpec], ClassTable]
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class TrainingSetup:
     """All that a trainer needs, and the configuration with nothing left open."""
 
     config: TrainConfig
@@ -90,25 +82,29 @@ class Parts:
     optimizer: torch.optim.Optimizer
 
 
-def build(config: TrainConfig, log: EventLog, split: Split, ranks: Ranks = ONE_PROCESS) -> Parts:
+def build_training(
+    config: TrainConfig, log: EventLog, split: Split, ranks: Ranks = ONE_PROCESS
+) -> TrainingSetup:
     """On all `ranks` alike; each builds its part of the rows."""
-    config, windows = prepare(config, log, split)
+    config, windows = resolve_config(config, log, split)
     device = check_device(config.loop.device)
     if device.type == "cpu":
-        check_fits(plan_of(config, split.train_counts, ranks))
+        check_fits(run_memory_plan(config, split.train_counts, ranks))
     data = TrainingData(windows, log, split.train_end)
     model = build_model(config, split.train_counts, ranks, data=data).to(device)
-    return Parts(config, windows, model, build_optimizer(config.optimizer, learned_by(model)))
+    return TrainingSetup(
+        config, windows, model, build_optimizer(config.optimizer, dense_parameters(model))
+    )
 
 
-def learned_by(model: SequenceModel) -> dict[str, nn.Parameter]:
+def dense_parameters(model: SequenceModel) -> dict[str, nn.Parameter]:
     """What the optimizer of the encoder moves, by the names that `model` has for it."""
     rows = anchors(model)
     named = model.named_parameters()
     return {name: p for name, p in named if p.requires_grad and p not in rows}
 
 
-def prepare(config: TrainConfig, log: EventLog, split: Split) -> tuple[TrainConfig, Windows]:
+def resolve_config(config: TrainConfig, log: EventLog, split: Split) -> tuple[TrainConfig, Windows]:
     """The configuration with nothing left open, and the batches."""
     windows = Windows(
         log.items,
@@ -121,10 +117,10 @@ def prepare(config: TrainConfig, log: EventLog, split: Split) -> tuple[TrainConf
         batch_size=config.loop.batch,
         seed=config.loop.seed,
     )
-    return resolve(config, log.num_items, windows), windows
+    return with_defaults(config, log.num_items, windows), windows
 
 
-def resolve(config: TrainConfig, num_classes: int, windows: Windows) -> TrainConfig:
+def with_defaults(config: TrainConfig, num_classes: int, windows: Windows) -> TrainConfig:
     """`config` with a number wherever one was left to us."""
     head, loop = config.head, config.loop
     head = head.with_options(**head.kind.resolve_options(head.options, num_classes))
@@ -172,25 +168,31 @@ def workload_of(
     )
 
 
-def plan_of(
+def run_memory_plan(
     config: TrainConfig, train_counts: NDArray[np.int64], ranks: Ranks = ONE_PROCESS
-) -> Plan:
+) -> MemoryPlan:
     """The plan of a run: what `tapas plan` says, and what training holds beside it."""
-    planned = plan(workload_of(config, train_counts, ranks))
+    planned = memory_plan(workload_of(config, train_counts, ranks))
     beside = {"counts of classes": train_counts.nbytes}
     return dataclasses.replace(planned, memory=planned.memory | beside)
 
 
-def table_plans(config: TrainConfig) -> dict[str, TablePlan]:
-    """The tables of a model, by name."""
+def table_specs(config: TrainConfig, num_classes: int) -> dict[str, TableSpec]:
+    """The tables of a model by their names in checkpoints, with one shard for each server."""
     dim, seed = config.model.dim, config.loop.seed
-    has_rows = issubclass(config.head.kind, FlatHead)
-    plans = {HEAD: TablePlan(dim, seed, has_bias=True)} if has_rows else {}
+    spec = TableSpec(
+        num_classes,
+        dim,
+        max(1, config.service.servers),
+        build_row_optimizer(config.optimizer),
+        seed=seed,
+    )
+    specs = {OUTPUT_TABLE: spec} if issubclass(config.head.kind, FlatHead) else {}
     if config.model.inputs == "own":
-        plans[INPUTS] = TablePlan(dim, seed + 1, has_bias=False)
-    if config.model.repeats:
-        plans[RATE] = TablePlan(1, seed + 2, has_bias=False, at_zero=True)
-    return plans
+        specs[INPUT_TABLE] = spec._replace(seed=seed + 1, has_bias=False)
+    if config.model.copy:
+        specs[COPY_RATE] = spec._replace(dim=1, seed=seed + 2, has_bias=False, at_zero=True)
+    return specs
 
 
 def build_model(
@@ -209,25 +211,26 @@ def build_model(
     num_classes, dim, seed = len(train_counts), config.model.dim, config.loop.seed
     rows = build_row_optimizer(config.optimizer)
 
-    def own_table(name: str, plan: TablePlan) -> ClassTable:
-        bias = plan.has_bias and log_frequency(train_counts)
+    def make_here(name: str, spec: TableSpec) -> ClassTable:
+        bias = spec.has_bias and bias_from_counts(train_counts)
         table: ClassTable
         if not isinstance(ranks, GroupRanks):
-            table = LocalTable(num_classes, plan.dim, row_optimizer=rows, bias=bias, seed=plan.seed)
+            table = LocalTable(num_classes, spec.dim, row_optimizer=rows, bias=bias, seed=spec.seed)
         else:
             table = ShardedTable(
                 num_classes,
-                plan.dim,
+                spec.dim,
                 row_optimizer=rows,
                 bias=bias,
-                seed=plan.seed,
+                seed=spec.seed,
                 group=ranks,
             )
-        if plan.at_zero:
+        if spec.at_zero:
             start_at_zero(table)
         return table
 
-    tables = {name: (make or own_table)(name, plan) for name, plan in table_plans(config).items()}
+    specs = table_specs(config, num_classes)
+    tables = {name: (make or make_here)(name, spec) for name, spec in specs.items()}
     head = config.head.kind.from_options(
         config.head.options,
         BuildContext(
@@ -236,22 +239,22 @@ def build_model(
             seed=seed,
             steps=config.loop.steps or 1,
             row_optimizer=rows,
-            table=tables.get(HEAD),
+            table=tables.get(OUTPUT_TABLE),
             pairs=None if data is None else partial(data.pairs, config.head.next_items),
             upcoming=None if data is None else data.upcoming,
         ),
     )
-    repeats = None
-    if config.model.repeats:
-        repeats = Repeats(num_classes, dim, history=config.model.history, rate=tables[RATE])
+    copy = None
+    if config.model.copy:
+        copy = CopyPart(num_classes, dim, history=config.model.history, rate=tables[COPY_RATE])
     half = config.loop.precision == "bfloat16"
     return SequenceModel(
         build_encoder(config.model, seed),
         head,
-        inputs=tables.get(INPUTS),
+        inputs=tables.get(INPUT_TABLE),
         encoder_dtype=torch.bfloat16 if half else torch.float32,
         target_decay=config.head.target_decay,
-        repeats=repeats,
+        copy=copy,
     )
 
 
@@ -268,7 +271,7 @@ def check_device(name: str) -> torch.device:
     return device
 
 
-def log_frequency(train_counts: NDArray[np.int64]) -> torch.Tensor:
+def bias_from_counts(train_counts: NDArray[np.int64]) -> torch.Tensor:
     """Where biases start: what a model that knows nothing but frequencies would say, (C,)."""
     seen = torch.from_numpy(train_counts).double().add_(1)
     return seen.div_(seen.sum()).log_().float()

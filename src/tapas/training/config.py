@@ -18,6 +18,7 @@ from tapas.heads import METHODS, FlatHead, Head
 from tapas.heads.facts import check_options
 
 JSON = str | int | float | bool | None | list[str]
+RENAMED = {"model": {"repeats": "copy"}}  # by section: names of earlier versions
 
 
 def one_of(name: str, value: str, options: tuple[str, ...]) -> None:
@@ -98,7 +99,7 @@ class ModelConfig:
     inputs: str = (
         "own"  # item vectors that the encoder reads: its own, or "shared" with the softmax
     )
-    repeats: bool = False  # part of the probability is copied from the history
+    copy: bool = False  # part of the probability is copied from the history
 
     def __post_init__(self) -> None:
         one_of("model.encoder", self.encoder, ("mean", "gru", "transformer"))
@@ -208,15 +209,15 @@ class TrainConfig:
                 f"the method '{method}' has no rows of classes for the encoder to share: use "
                 "model.inputs 'own'."
             )
-        if self.model.repeats and not kind.estimates_probabilities:
+        if self.model.copy and not kind.estimates_probabilities:
             raise UsageError(
-                "model.repeats weighs copies against the probability that the softmax gives, which "
+                "model.copy weighs copies against the probability that the softmax gives, which "
                 f"the method '{method}' does not estimate. Use 'tapas', 'sampled' or 'full'."
             )
         is_top = options.get("selection") == "top" and options.get("presample_factor") != 1
-        if self.model.repeats and is_top:
+        if self.model.copy and is_top:
             raise UsageError(
-                "model.repeats weighs copies against the probability that the softmax gives, which "
+                "model.copy weighs copies against the probability that the softmax gives, which "
                 "head.selection 'top' overestimates by design. Use 'priority'."
             )
 
@@ -258,7 +259,7 @@ def build_config(*layers: Mapping[str, Mapping[str, JSON]]) -> TrainConfig:
                 continue
             known = {f.name: f for f in fields(kind)}
             for name, value in table.items():
-                choice(f"name in [{section}]", name, known)
+                choice(f"name in [{section}]", name, known, RENAMED.get(section))
                 merged[section][name] = _typed(f"{section}.{name}", value, known[name].type)
     if "text" in merged["log"]:  # the time of a word is its place: no cut in it means anything
         merged["split"].setdefault("kind", "group")

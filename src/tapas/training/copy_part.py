@@ -26,7 +26,7 @@ AGE_PACE = 10  # ages are few and shared by all events: they move so much faster
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
+class CopyDistribution:
     """What their own past offers to Q queries."""
 
     items: Tensor  # (Q, T) int64; -1 for what is not past
@@ -74,7 +74,7 @@ class Copies:
         return distinct, torch.zeros_like(share).scatter_add_(1, slot, share)
 
 
-class Repeats(nn.Module):
+class CopyPart(nn.Module):
     """Learns which past events to copy, and how often to copy at all.
 
     `age` is a line through learned numbers at 1, 2, 4, 8, ... events back, `rate` a learned
@@ -105,7 +105,7 @@ class Repeats(nn.Module):
             start_at_zero(rate)
         self.rate = rate
 
-    def forward(self, query: Tensor, x: Tensor, items: Tensor, places: Tensor) -> Copies:
+    def forward(self, query: Tensor, x: Tensor, items: Tensor, places: Tensor) -> CopyDistribution:
         """What `query` (Q, D) may copy.
 
         Args:
@@ -121,7 +121,7 @@ class Repeats(nn.Module):
         score = self._matches(query @ self.key, x, row) / math.sqrt(x.shape[2])
         score = score + self._ages(width)[back.clamp(min=0)]
         score = score + self._rates(items, row, last).index_select(0, row)
-        return Copies(
+        return CopyDistribution(
             items=items.index_select(0, row).masked_fill(~past, -1),
             share=score.masked_fill(~past, -torch.inf).softmax(dim=1),
             gate=query @ self.gate + self.gate_bias,

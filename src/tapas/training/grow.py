@@ -19,15 +19,15 @@ from tapas.data.splits import Split, split_log
 from tapas.errors import UsageError
 from tapas.heads import FlatHead
 from tapas.training.build import (
+    COPY_RATE,
+    bias_from_counts,
     build_row_optimizer,
-    log_frequency,
-    prepare,
-    resolve,
-    table_plans,
+    resolve_config,
+    with_defaults,
 )
 from tapas.training.config import TrainConfig
 from tapas.training.run_folder import RunFolder, check_free, create_run
-from tapas.training.trainer import Progress
+from tapas.training.trainer import TrainerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +71,10 @@ def grow_run(
     split = split_log(log, run.config.split)
     for words in (*reading_words(log.report), *split_words(log, split)):
         status(words)
-    new = replace(new_rows(run.config), bias=log_frequency(split.train_counts)[num_known:])
+    new = replace(new_rows(run.config), bias=bias_from_counts(split.train_counts)[num_known:])
     grown = with_classes(checkpoint, log.num_items, new, least=0)
     grown.record["numbers"]["model.head"]["step"] = 0
-    grown.record.update(step=0, best=False, state={"progress": asdict(Progress())})
+    grown.record.update(step=0, best=False, state={"progress": asdict(TrainerState())})
     create_run(
         out,
         _as_many_passes(replace(run.config, log=source), run.log, log, split),
@@ -89,7 +89,7 @@ def new_rows(config: TrainConfig) -> NewRows:
     """Where a run of `config` starts its rows."""
     return NewRows(
         optimizer=build_row_optimizer(config.optimizer),
-        zero_tables={name for name, plan in table_plans(config).items() if plan.at_zero},
+        zero_tables={COPY_RATE},
     )
 
 
@@ -112,8 +112,8 @@ def _as_many_passes(
     config: TrainConfig, old: EventLog, new: EventLog, new_split: Split
 ) -> TrainConfig:
     """`config` with steps for as many passes over `new` as it has steps for over `old`."""
-    before = prepare(config, old, split_log(old, config.split))[1]
-    windows = prepare(config, new, new_split)[1]
+    before = resolve_config(config, old, split_log(old, config.split))[1]
+    windows = resolve_config(config, new, new_split)[1]
     ratio = windows.steps_per_epoch / before.steps_per_epoch
     steps, every = config.loop.steps or 1, config.loop.evaluate_every or 1
     loop = replace(
@@ -121,4 +121,4 @@ def _as_many_passes(
         steps=max(1, round(steps * ratio)),
         evaluate_every=max(1, round(every * ratio)),
     )
-    return resolve(replace(config, loop=loop), new.num_items, windows)
+    return with_defaults(replace(config, loop=loop), new.num_items, windows)

@@ -131,7 +131,7 @@ class Workload:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class MemoryPlan:
     """Bytes by what they are for, on the rank that has most to hold."""
 
     workload: Workload
@@ -147,8 +147,8 @@ class Plan:
         return sum(self.traffic.values())
 
 
-def plan(workload: Workload) -> Plan:
-    return Plan(workload=workload, memory=_memory(workload), traffic=_traffic(workload))
+def memory_plan(workload: Workload) -> MemoryPlan:
+    return MemoryPlan(workload=workload, memory=_memory(workload), traffic=_traffic(workload))
 
 
 def _memory(w: Workload) -> dict[str, int]:
@@ -229,7 +229,7 @@ def traffic_designs(workload: Workload) -> dict[str, int]:
     }
 
 
-def check_fits(planned: Plan, available_bytes: int | None = None) -> None:
+def check_fits(planned: MemoryPlan, available_bytes: int | None = None) -> None:
     """An error that says what is too large, and which changes would fit, if the plan does not.
 
     `available_bytes` is the memory of a rank; left out, what this machine has free.
@@ -251,7 +251,7 @@ def check_fits(planned: Plan, available_bytes: int | None = None) -> None:
 
 def _cures(w: Workload, available: int) -> Iterator[str]:
     def need(**changed: Any) -> int:
-        return plan(replace(w, **changed)).memory_bytes
+        return memory_plan(replace(w, **changed)).memory_bytes
 
     def told(words: str, **changed: Any) -> str:
         return f"{words} ({in_units(need(**changed))})"

@@ -10,14 +10,14 @@ from tapas.encoders import Encoder, last_state
 from tapas.errors import UsageError
 from tapas.heads import FlatHead, Head, SharedSample, TapasSoftmax
 from tapas.tables import ClassTable
-from tapas.training.copy_part import Copies, Repeats
+from tapas.training.copy_part import CopyDistribution, CopyPart
 
 
 class SequenceModel(nn.Module):
     """What comes next, from what came before.
 
     `inputs` are the item vectors that the encoder reads; left out, it reads the rows of the
-    softmax. Either way only the rows of a batch are touched. With `repeats` a part of the
+    softmax. Either way only the rows of a batch are touched. With `copy` a part of the
     probability is copied from the history. Batches may be anywhere; they are moved to where
     the rows are.
     """
@@ -30,29 +30,29 @@ class SequenceModel(nn.Module):
         inputs: ClassTable | None = None,
         encoder_dtype: torch.dtype = torch.float32,
         target_decay: float = 1.0,
-        repeats: Repeats | None = None,
+        copy: CopyPart | None = None,
     ):
         super().__init__()
-        self.encoder, self.head, self.own_inputs = encoder, head, inputs
-        self.repeats = repeats
+        self.encoder, self.head, self.input_table = encoder, head, inputs
+        self.copy = copy
         self.encoder_dtype, self.target_decay = encoder_dtype, target_decay
         if not self.inputs.dim == encoder.dim == head.dim:
             raise UsageError(
                 f"inputs, encoder and head have {self.inputs.dim}, {encoder.dim} and "
                 f"{head.dim} dimensions; expected one number."
             )
-        if repeats is not None and not isinstance(head, SharedSample):
+        if copy is not None and not isinstance(head, SharedSample):
             raise UsageError(
                 f"copies are weighed against probabilities, which the loss of {head.method} does "
-                "not estimate. Leave `repeats` out, or use TapasSoftmax."
+                "not estimate. Leave `copy` out, or use TapasSoftmax."
             )
 
     @property
     def inputs(self) -> ClassTable:
-        return self.class_rows if self.own_inputs is None else self.own_inputs
+        return self.output_table if self.input_table is None else self.input_table
 
     @property
-    def class_rows(self) -> ClassTable:
+    def output_table(self) -> ClassTable:
         """The rows of the softmax, one for each class, if its method has such."""
         if isinstance(self.head, FlatHead):
             return self.head.table
@@ -62,7 +62,7 @@ class SequenceModel(nn.Module):
         )
 
     @property
-    def two_passes(self) -> TapasSoftmax:
+    def tapas_head(self) -> TapasSoftmax:
         """The head, where it is TAPAS."""
         if isinstance(self.head, TapasSoftmax):
             return self.head
@@ -101,15 +101,17 @@ class SequenceModel(nn.Module):
         states = self._encode(x, lengths, generator)
         query = states.flatten(0, 1).index_select(0, places)
         before = items.reshape(-1)[places] if self.head.wants_context else None
-        if self.repeats is None:
-            weight = None if self.target_decay == 1 else decaying(batch.target, self.target_decay)
+        if self.copy is None:
+            weight = (
+                None if self.target_decay == 1 else target_weights(batch.target, self.target_decay)
+            )
             loss: Tensor = self.head(query, batch.target, weight, context=before)
             return loss
         target = batch.target.to(device)
         softmax = self.head.sampled_log_prob(query, target, context=before)  # type: ignore[operator]
-        copies: Copies = self.repeats(query, x, items, places)
+        copies: CopyDistribution = self.copy(query, x, items, places)
         log_prob = copies.log_prob(softmax, target).masked_fill(target < 0, 0.0)
-        cost = -(log_prob * decaying(target, self.target_decay)).sum(dim=1)
+        cost = -(log_prob * target_weights(target, self.target_decay)).sum(dim=1)
         mean_size = self.head.ranks.mean(len(cost))
         return cost.mean() if mean_size == len(cost) else cost.sum() / mean_size
 
@@ -120,26 +122,26 @@ class SequenceModel(nn.Module):
         return last_state(states, lengths.to(states.device))
 
     @torch.no_grad()
-    def after(self, items: Tensor, lengths: Tensor) -> "Outlook":
+    def predict(self, items: Tensor, lengths: Tensor) -> "Prediction":
         """What comes after the last item of each row of `items` (B, T), by all that was learned."""
         if len(lengths) and int(lengths.min()) < 1:
             raise UsageError("a history is empty: there is nothing to go on from.")
         items, lengths = items.to(self.inputs.device), lengths.to(self.inputs.device)
         x = self._vectors(items, lengths)
         query = last_state(self._encode(x, lengths, None), lengths)
-        if self.repeats is None:
-            return Outlook(self.head, query, None)
+        if self.copy is None:
+            return Prediction(self.head, query, None)
         places = torch.arange(len(items), device=items.device) * items.shape[1] + lengths - 1
-        return Outlook(self.head, query, self.repeats(query, x, items, places))
+        return Prediction(self.head, query, self.copy(query, x, items, places))
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class Prediction:
     """B histories as a model has read them; ranks and judges over all classes, exactly."""
 
     head: Head
     query: Tensor  # (B, D)
-    copies: Copies | None  # None for a model that does not repeat
+    copies: CopyDistribution | None  # None for a model that does not repeat
 
     @property
     def num_classes(self) -> int:
@@ -162,7 +164,7 @@ class Outlook:
         return self.copies.log_prob(softmax, ids.to(softmax.device))
 
 
-def decaying(target: Tensor, decay: float) -> Tensor:
+def target_weights(target: Tensor, decay: float) -> Tensor:
     """Weights (Q, K) of `target` that fall by `decay` from each to the next and sum to 1."""
     steps = torch.arange(target.shape[1], device=target.device)
     weight = (decay**steps) * (target >= 0)

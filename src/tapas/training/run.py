@@ -19,23 +19,23 @@ from tapas.data.prepare import prepare_log
 from tapas.data.splits import Split, split_log
 from tapas.errors import UsageError
 from tapas.tables.ranks import ONE_PROCESS, Ranks
-from tapas.training.build import Parts, build, resolve_service
+from tapas.training.build import TrainingSetup, build_training, resolve_service
 from tapas.training.config import ServiceConfig, TrainConfig
 from tapas.training.journal import Journal, NoJournal
 from tapas.training.run_folder import (
     RunFolder,
     check_free,
     create_run,
-    only_one,
+    exclusive,
     open_run,
     write_config,
 )
-from tapas.training.step import OwnSteps
-from tapas.training.trainer import Outcome, Tick, Trainer
-from tapas.training.validation import training_words, validator
+from tapas.training.step import LocalSteps
+from tapas.training.trainer import Progress, Trainer, TrainResult
+from tapas.training.validation import describe_training, validator
 
 Status = Callable[[str], None]
-OnProgress = Callable[[Tick], None]
+OnProgress = Callable[[Progress], None]
 ShouldStop = Callable[[], bool]
 
 
@@ -48,7 +48,7 @@ def train(
     status: Status = lambda words: None,
     on_progress: OnProgress = lambda tick: None,
     should_stop: ShouldStop = lambda: False,
-) -> Outcome:
+) -> TrainResult:
     """Read the log, split it, train, and keep everything in the new folder `out`.
 
     All `ranks` must see the same folders. Prepared logs are kept in `cache`. `status`
@@ -56,13 +56,13 @@ def train(
     """
     _check_no_servers(config)
     log, split = read_log(config, out, cache=cache, status=status, ranks=ranks)
-    parts = build(config, log, split, ranks)
+    parts = build_training(config, log, split, ranks)
     run = ranks.main_first(
         "lay out the run",
         lambda: create_run(out, parts.config, log) if ranks.is_main else open_run(out),
     )
-    with only_one(out) if ranks.is_main else nullcontext():
-        status(_start_words(parts.config, split, ranks))
+    with exclusive(out) if ranks.is_main else nullcontext():
+        status(_describe_start(parts.config, split, ranks))
         with _trainer(run, split, parts, None, ranks) as trainer:
             return trainer.run(on_progress=on_progress, should_stop=should_stop)
 
@@ -76,7 +76,7 @@ def resume(
     status: Status = lambda words: None,
     on_progress: OnProgress = lambda tick: None,
     should_stop: ShouldStop = lambda: False,
-) -> Outcome:
+) -> TrainResult:
     """Go on from the newest checkpoint, or from that of `step`, to the same end.
 
     `service` takes the place of the run's own: `ServiceConfig()` brings a run home from servers.
@@ -85,16 +85,16 @@ def resume(
     _check_no_servers(run.config)
     torch.set_num_threads(run.num_threads)  # sums over threads are sums in another order
     split = split_log(run.log, run.config.split)
-    parts = build(run.config, run.log, split, ranks)
-    with only_one(folder) if ranks.is_main else nullcontext():
+    parts = build_training(run.config, run.log, split, ranks)
+    with exclusive(folder) if ranks.is_main else nullcontext():
         checkpoint = None
         if run.checkpoints.steps() or step is not None:
             checkpoint = read_checkpoint(run.checkpoints, parts.model, step, ranks)
             ranks.last_checkpoint = f"step {checkpoint.step} in {run.checkpoints.folder}"
         if service is not None and ranks.is_main:
             write_config(run)
-        status(resume_words(checkpoint))
-        status(_start_words(parts.config, split, ranks))
+        status(describe_resume(checkpoint))
+        status(_describe_start(parts.config, split, ranks))
         with _trainer(run, split, parts, checkpoint, ranks) as trainer:
             return trainer.run(on_progress=on_progress, should_stop=should_stop)
 
@@ -128,25 +128,25 @@ def reopen(folder: Path, service: ServiceConfig | None) -> RunFolder:
     return replace(run, config=replace(run.config, service=resolve_service(service)))
 
 
-def resume_words(checkpoint: Checkpoint | None) -> str:
+def describe_resume(checkpoint: Checkpoint | None) -> str:
     if checkpoint is None:
         return "There is no checkpoint yet: beginning again."
     return f"Going on from step {checkpoint.step:,}."
 
 
-def _start_words(config: TrainConfig, split: Split, ranks: Ranks) -> str:
+def _describe_start(config: TrainConfig, split: Split, ranks: Ranks) -> str:
     where = "" if ranks.size == 1 else f", rows on {ranks.size} ranks"
-    return f"{training_words(config, split)}{where}."
+    return f"{describe_training(config, split)}{where}."
 
 
 @contextmanager
 def _trainer(
-    run: RunFolder, split: Split, parts: Parts, checkpoint: Checkpoint | None, ranks: Ranks
+    run: RunFolder, split: Split, parts: TrainingSetup, checkpoint: Checkpoint | None, ranks: Ranks
 ) -> Iterator[Trainer]:
     """The loop of `run` where `checkpoint` left it, with its journal open."""
     config, begun = parts.config, checkpoint.step if checkpoint else 0
     judge = validator(run, split, ranks)
-    steps = OwnSteps(
+    steps = LocalSteps(
         parts.model,
         parts.windows,
         parts.optimizer,

@@ -111,7 +111,7 @@ def write_config(run: RunFolder) -> None:
 
 
 @contextmanager
-def only_one(path: Path, record: str = RECORD) -> Iterator[None]:
+def exclusive(path: Path, record: str = RECORD) -> Iterator[None]:
     """Nobody else trains in the folder `path` meanwhile; a process that dies lets go.
 
     `record` is a file in it that is there all the time.

@@ -21,17 +21,17 @@ from tapas.training.model import SequenceModel
 from tapas.training.parallel import average_gradients, local_batch
 
 
-class Steps(Protocol):
+class StepRunner(Protocol):
     """What a trainer asks for, step by step, and what it keeps of them."""
 
-    def take(self, number: int, until: int) -> float:
+    def run_step(self, number: int, until: int) -> float:
         """The loss of step `number`; all before it have been taken.
 
         Steps before `until` may be begun meanwhile.
         """
         ...
 
-    def settle(self) -> list[float]:
+    def drain(self) -> list[float]:
         """Losses of the steps that were begun and not taken, in order; none is under way then."""
         ...
 
@@ -45,12 +45,12 @@ class Steps(Protocol):
         """Go on from what `save` has saved."""
         ...
 
-    def news(self) -> Iterable[tuple[str, dict[str, Value]]]:
+    def events(self) -> Iterable[tuple[str, dict[str, Value]]]:
         """What the journal shall say, event by event, of the steps since it was last asked."""
         ...
 
 
-class OwnSteps:
+class LocalSteps:
     """Steps of `model` by this process, together with the other `ranks`."""
 
     def __init__(
@@ -66,7 +66,7 @@ class OwnSteps:
         self.model, self.windows, self.optimizer = model, windows, optimizer
         self.seed, self.clip, self.ranks = seed, clip, ranks
 
-    def take(self, number: int, until: int) -> float:
+    def run_step(self, number: int, until: int) -> float:
         return step(
             self.model,
             self.optimizer,
@@ -77,7 +77,7 @@ class OwnSteps:
             ranks=self.ranks,
         )
 
-    def settle(self) -> list[float]:
+    def drain(self) -> list[float]:
         return []
 
     def save(
@@ -90,7 +90,7 @@ class OwnSteps:
         load_model_state(self.model, checkpoint)
         load_optimizer_state(self.optimizer, checkpoint)
 
-    def news(self) -> Iterable[tuple[str, dict[str, Value]]]:
+    def events(self) -> Iterable[tuple[str, dict[str, Value]]]:
         return ()
 
 

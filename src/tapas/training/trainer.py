@@ -14,13 +14,13 @@ from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.training.config import LoopConfig
 from tapas.training.journal import Journal
 from tapas.training.model import SequenceModel
-from tapas.training.step import Steps
+from tapas.training.step import StepRunner
 
 REPORT_EVERY = 20  # steps
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class Progress:
     """Where training stands, for whoever shows it."""
 
     step: int
@@ -30,7 +30,7 @@ class Tick:
 
 
 @dataclass(slots=True)
-class Progress:
+class TrainerState:
     """What a checkpoint must remember beside tensors."""
 
     step: int = 0
@@ -42,10 +42,13 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a run ended: "finished", "early" (no better for a while) or "asked" to stop."""
+class TrainResult:
+    """How a run ended.
 
-    ending: str
+    `reason` is "finished", "no_improvement" (early stopping) or "interrupted" (asked to stop).
+    """
+
+    reason: str
     step: int
     best: float | None
     best_step: int | None
@@ -57,7 +60,7 @@ class Trainer:
     def __init__(
         self,
         model: SequenceModel,
-        steps: Steps,
+        steps: StepRunner,
         judge: Callable[[SequenceModel], dict[str, float]],
         checkpoints: CheckpointFolder,
         journal: Journal,
@@ -71,38 +74,38 @@ class Trainer:
         self.checkpoints, self.journal, self.loop = checkpoints, journal, loop
         self.num_steps, self.evaluate_every = loop.steps, loop.evaluate_every
         self.ranks = ranks
-        self.progress = Progress()
+        self.progress = TrainerState()
 
     def run(
         self,
         *,
-        on_progress: Callable[[Tick], None] = lambda tick: None,
+        on_progress: Callable[[Progress], None] = lambda tick: None,
         should_stop: Callable[[], bool] = lambda: False,
-    ) -> Outcome:
+    ) -> TrainResult:
         progress, saved_at = self.progress, time.monotonic()
-        on_progress(Tick(progress.step, self.num_steps, math.nan, progress.best))
+        on_progress(Progress(progress.step, self.num_steps, math.nan, progress.best))
         while progress.step < self.num_steps:
             if self._has_stalled():
-                return self._outcome("early")
-            self._count(self.steps.take(progress.step, self._next_evaluation()))
+                return self._result("no_improvement")
+            self._count(self.steps.run_step(progress.step, self._next_evaluation()))
             mean = progress.loss_sum / progress.loss_steps
             evaluated = self._is_due()
             if evaluated:
                 self._save(best=self._evaluate())
                 saved_at = time.monotonic()
             if evaluated or progress.step % REPORT_EVERY == 0:
-                on_progress(Tick(progress.step, self.num_steps, mean, progress.best))
+                on_progress(Progress(progress.step, self.num_steps, mean, progress.best))
             overdue = time.monotonic() - saved_at > self.loop.checkpoint_seconds
             # every rank must do the same, whoever was asked and whatever its clock says
             asked, overdue = (n > 0 for n in self.ranks.sum_numbers(should_stop(), overdue))
             if asked or overdue:
                 if not evaluated:
-                    self._count(*self.steps.settle())
+                    self._count(*self.steps.drain())
                     self._save(best=self._is_due() and self._evaluate())
                 saved_at = time.monotonic()
             if asked and progress.step < self.num_steps:
-                return self._outcome("asked")
-        return self._outcome("finished")
+                return self._result("interrupted")
+        return self._result("finished")
 
     def _is_due(self) -> bool:
         """Whether the model is to be judged as it is now."""
@@ -113,9 +116,9 @@ class Trainer:
         step = self.progress.step
         return min(self.num_steps, step - step % self.evaluate_every + self.evaluate_every)
 
-    def _outcome(self, ending: str) -> Outcome:
+    def _result(self, reason: str) -> TrainResult:
         progress = self.progress
-        return Outcome(ending, progress.step, progress.best, progress.best_step)
+        return TrainResult(reason, progress.step, progress.best, progress.best_step)
 
     def _count(self, *losses: float) -> None:
         self.progress.step += len(losses)
@@ -141,13 +144,13 @@ class Trainer:
 
     def _save(self, *, best: bool) -> None:
         self.journal.check()  # or a folder that is no run would be made in its place
-        progress = {name: getattr(self.progress, name) for name in Progress.__slots__}
+        progress = {name: getattr(self.progress, name) for name in TrainerState.__slots__}
         step = self.progress.step
         self.steps.save(self.checkpoints, step, {"progress": progress}, best=best)
-        for event, numbers in self.steps.news():
+        for event, numbers in self.steps.events():
             self.journal.write(step, event, **numbers)
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Go on where `checkpoint` was taken."""
         self.steps.resume(checkpoint)
-        self.progress = Progress(**checkpoint.state["progress"])
+        self.progress = TrainerState(**checkpoint.state["progress"])

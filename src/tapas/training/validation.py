@@ -26,15 +26,15 @@ def validator(
     return lambda model: mean_scores(model, log, points, target, rules, ranks)
 
 
-def training_words(config: TrainConfig, split: Split) -> str:
+def describe_training(config: TrainConfig, split: Split) -> str:
     return (
         f"Training on {int(split.train_counts.sum()):,} events, {len(split.train_counts):,} "
         f"classes: {config.loop.steps:,} steps of {config.loop.batch}, "
-        f"{head_words(config.head)}; rows move in `backward`, by {config.optimizer.rows}"
+        f"{describe_head(config.head)}; rows move in `backward`, by {config.optimizer.rows}"
     )
 
 
-def head_words(head: HeadConfig) -> str:
+def describe_head(head: HeadConfig) -> str:
     """The method, and the sizes that it samples with."""
     letters = {"num_samples": "n", "presample_factor": "r"}
     found = {letters[name]: value for name, value in head.options.items() if name in letters}

@@ -216,7 +216,7 @@ def a_model(scale=1.0):
     proposal = Squashed(torch.arange(C), alpha=0.5)
     head = TapasSoftmax(C, D, num_samples=6, presample_factor=2, bias=bias, proposal=proposal)
     head.table.weight.data.copy_(scale * torch.randn(C, D, generator=stream(0, "rows")))
-    return SimpleNamespace(head=head, two_passes=head, class_rows=head.table)
+    return SimpleNamespace(head=head, tapas_head=head, output_table=head.table)
 
 
 def a_query():

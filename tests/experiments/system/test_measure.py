@@ -15,7 +15,7 @@ from tapas.comparison.ledger import Ledger
 from tapas.data.prepare import prepare_log
 from tapas.data.splits import split_log
 from tapas.errors import PeerError
-from tapas.training.build import build
+from tapas.training.build import build_training
 
 PAPER = System()
 
@@ -44,7 +44,7 @@ def test_a_batch_is_about_the_papers_and_the_log_can_be_trained_on(cache):
     config = system.config(system.cells[1], log_file, 0)
     log = prepare_log(config.log, cache)
     assert log.num_items == 8_000
-    parts = build(config, log, split_log(log, config.split))
+    parts = build_training(config, log, split_log(log, config.split))
     assert parts.model.head.num_samples == 1_000
     queries = [len(parts.windows.batch(number).places) for number in range(20)]
     assert 900 < sum(queries) / len(queries) < 1_100

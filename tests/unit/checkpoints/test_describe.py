@@ -25,9 +25,9 @@ from tapas.checkpoints.rows import TableRows, write_rows
 from tapas.optim import LazyAdam, RowwiseAdagrad
 from tapas.rng import stream
 from tapas.tables.placement import Placement, RowRange
-from tapas.training.copy_part import Repeats
+from tapas.training.copy_part import CopyPart
 
-C, D, RATE = 23, 3, "model.repeats.rate"
+C, D, RATE = 23, 3, "model.copy.rate"
 
 
 class Model(torch.nn.Module):
@@ -39,14 +39,14 @@ class Model(torch.nn.Module):
         self.head.table = LocalTable(
             num_classes, D, row_optimizer=RowwiseAdagrad.fused(lr=0.5), seed=4, placement="random"
         )
-        self.own_inputs = LocalTable(
+        self.input_table = LocalTable(
             num_classes, D, row_optimizer=LazyAdam.fused(), dtype=torch.bfloat16, bias=False,
             seed=5, placement="contiguous",
         )  # fmt: skip
-        self.repeats = Repeats(
+        self.copy = CopyPart(
             num_classes, D, history=4, row_optimizer=RowwiseAdagrad.fused(), seed=6
         )
-        for table in (self.head.table, self.own_inputs, self.repeats.rate) if moved else ():
+        for table in (self.head.table, self.input_table, self.copy.rate) if moved else ():
             draws = stream(0, "move")
             grad = torch.randn(C, table.dim, generator=draws)
             table.update(torch.arange(C), grad, torch.randn(C, generator=draws))
@@ -116,7 +116,7 @@ def test_a_start_may_be_given_and_an_unknown_one_is_asked_for(single, tmp_path, 
     monkeypatch.setattr(growing, "LazyAdam", RowwiseAdagrad)
     words = refused(lambda: grow(single, tmp_path / "b", 30))
     assert words == (
-        "the row optimizer keeps 'mean' in model.own_inputs.weight_mean, and where that starts is "
+        "the row optimizer keeps 'mean' in model.input_table.weight_mean, and where that starts is "
         "not known. Say it with --initial mean=VALUE."
     )
 

@@ -155,7 +155,7 @@ def test_what_cannot_be_loaded_is_told(folder):
 
     calls = {
         f"unknown table in {path} 'model.head.tabel'. Did you mean 'model.head.table'? Known: "
-        "model.head.table, model.own_inputs.": of_range("model.head.tabel", C),
+        "model.head.table, model.input_table.": of_range("model.head.tabel", C),
         f"model.head.table in {path} has 23 classes; asked for as one of 30. `tapas checkpoint "
         "grow` adds classes.": of_range(HEAD, 30),
         "there is no shard 2 of model.head.table; expected 0 to 1.": of_range(HEAD, C, 2),

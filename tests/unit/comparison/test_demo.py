@@ -41,7 +41,7 @@ def test_the_first_two_differ_in_the_second_pass_only():
 
 def test_the_third_is_the_second_with_repeats_and_a_longer_history():
     assert differences(TAPAS, REPEATS) == {
-        "model.repeats": (False, True),
+        "model.copy": (False, True),
         "model.history": (200, 1_000),
         "loop.batch": (64, 16),
         "loop.steps": (2000, 160),

@@ -20,6 +20,7 @@ from tapas.comparison.settings import (
     duration,
     log_words,
     question,
+    read_settings,
 )
 from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig
@@ -88,11 +89,19 @@ def test_log_and_budget_in_words():
     assert {seconds: duration(seconds) for seconds in times} == times
 
 
-FOLDERS = sorted((Path(__file__).parents[3] / "results" / "compare").glob("*/settings.json"))
+RESULTS = Path(__file__).parents[3] / "results"
+FOLDERS = sorted((RESULTS / "compare").glob("*/settings.json"))
 
 
 def read(path):
-    return json.loads(path.read_text())
+    return read_settings(path, away="the folder")
+
+
+@pytest.mark.parametrize("name", ["model", "source", "split"])
+def test_settings_of_earlier_versions_are_read_by_the_names_of_today(name):
+    kinds = {"model": ModelConfig, "source": LogSource, "split": SplitConfig}
+    for path in sorted((RESULTS / "real-data").glob("*.json")):
+        assert read(path)[name].keys() == {f.name for f in dataclasses.fields(kinds[name])}
 
 
 def config_of(found):

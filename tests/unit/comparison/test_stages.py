@@ -12,7 +12,7 @@ from tapas.comparison.runs import open_log
 from tapas.comparison.settings import check_settings
 from tapas.comparison.stages import compare
 from tapas.errors import DataError, UsageError
-from tapas.training.run_folder import only_one
+from tapas.training.run_folder import exclusive
 
 pytestmark = pytest.mark.slow
 CONFIG = quick(contenders=("full", "sampled"))
@@ -95,7 +95,7 @@ def test_two_at_once_in_one_folder_are_refused(tmp_path, cache):
     out.mkdir()
     check_settings(out / "settings.json", CONFIG, open_log(CONFIG, cache).log)
     with (
-        only_one(out, "settings.json"),
+        exclusive(out, "settings.json"),
         pytest.raises(UsageError, match=r"^another process is training in .*out\. Wait for it"),
     ):
         compare(CONFIG, out, cache=cache)

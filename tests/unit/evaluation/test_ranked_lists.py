@@ -16,7 +16,7 @@ from tapas.evaluation import ranked_lists as module
 from tapas.evaluation.ranked_lists import ListRules, ranked_lists, without_seen
 from tapas.evaluation.scores import LIST_LENGTH
 from tapas.tables import LocalTable
-from tapas.training.copy_part import Repeats
+from tapas.training.copy_part import CopyPart
 from tapas.training.model import SequenceModel
 
 DIM, HISTORY = 5, 4
@@ -33,7 +33,7 @@ RULES = ListRules(HISTORY)
 SEEN_OUT = ListRules(HISTORY, exclude_seen=True)
 
 
-def build(num_items, *, repeats=False):
+def build(num_items, *, copy=False):
     inputs = LocalTable(num_items, DIM, bias=False, seed=3)
     head = TapasSoftmax(num_items, DIM, num_samples=5, seed=2)
     with torch.no_grad():
@@ -41,17 +41,17 @@ def build(num_items, *, repeats=False):
             torch.randn(num_items, DIM, generator=torch.Generator().manual_seed(1))
         )
         head.table.bias.copy_(torch.linspace(-1, 1, num_items))
-    copies = Repeats(num_items, DIM, history=HISTORY) if repeats else None
-    return SequenceModel(GRUEncoder(DIM, seed=1), head, inputs=inputs, repeats=copies)
+    copies = CopyPart(num_items, DIM, history=HISTORY) if copy else None
+    return SequenceModel(GRUEncoder(DIM, seed=1), head, inputs=inputs, copy=copies)
 
 
 def scores(model, place):
-    """Of every class after ITEMS[START:POINT], one at a time; with repeats of the mixture."""
+    """Of every class after ITEMS[START:POINT], one at a time; with a copy part of the mixture."""
     recent = ITEMS[START[place] : POINT[place]][-HISTORY:].astype(np.int64)
     recent, length = torch.from_numpy(recent)[None], torch.tensor([len(recent)])
     every = torch.arange(model.head.num_classes)
-    if model.repeats is not None:
-        return model.after(recent, length).log_prob(every[None])[0].tolist()
+    if model.copy is not None:
+        return model.predict(recent, length).log_prob(every[None])[0].tolist()
     query = model.query(recent, length)[0]
     weight, bias = model.head.table.rows(every)
     return [float(query @ weight[c] + bias[c]) for c in every]
@@ -63,11 +63,11 @@ def at_once(request, monkeypatch):
 
 
 @pytest.mark.usefixtures("at_once")
-@pytest.mark.parametrize("repeats", [False, True], ids=["softmax", "mixture"])
+@pytest.mark.parametrize("copy", [False, True], ids=["softmax", "mixture"])
 @pytest.mark.parametrize("exclude_seen", [False, True], ids=["keep", "exclude"])
 @pytest.mark.parametrize("num_items", [13, 20, 40])
-def test_lists_are_the_best_of_all_classes(num_items, exclude_seen, repeats):
-    model = build(num_items, repeats=repeats)
+def test_lists_are_the_best_of_all_classes(num_items, exclude_seen, copy):
+    model = build(num_items, copy=copy)
     rules = ListRules(HISTORY, exclude_seen)
     ranked, _ = ranked_lists(model, LOG, POINTS, TARGET, rules)
     assert ranked.shape == (len(POINT), LIST_LENGTH)
@@ -80,9 +80,9 @@ def test_lists_are_the_best_of_all_classes(num_items, exclude_seen, repeats):
 
 
 @pytest.mark.usefixtures("at_once")
-@pytest.mark.parametrize("repeats", [False, True], ids=["softmax", "mixture"])
-def test_the_loss_is_the_mean_over_an_examples_targets_in_nats(repeats):
-    model, done = build(13, repeats=repeats), []
+@pytest.mark.parametrize("copy", [False, True], ids=["softmax", "mixture"])
+def test_the_loss_is_the_mean_over_an_examples_targets_in_nats(copy):
+    model, done = build(13, copy=copy), []
     _, loss = ranked_lists(model, LOG, POINTS, TARGET, RULES, on_progress=done.append)
     for place, targets in enumerate(TARGET.tolist()):
         score = scores(model, place)

@@ -16,7 +16,7 @@ from tapas.servers.peers import InProcess
 from tapas.servers.training_server import restore_point, set_restore_point
 from tapas.tables.placement import Placement
 from tapas.training import run as session
-from tapas.training.build import build
+from tapas.training.build import build_training
 from tapas.training.config import (
     HeadConfig,
     LoopConfig,
@@ -57,7 +57,7 @@ def configs(file):
             head=plain.head.with_options(selection="top", presample_factor=2),
             optimizer=OptimizerConfig(rows="lazy-adam", rows_lr=0.01),
         ),
-        "repeats": replace(plain, model=replace(plain.model, repeats=True, dropout=0.2)),
+        "copy part": replace(plain, model=replace(plain.model, copy=True, dropout=0.2)),
     }
 
 
@@ -78,7 +78,7 @@ def train(config, out, **options):
 
 @pytest.mark.parametrize(
     ("name", "servers", "workers"),
-    [("own inputs", 3, 1), ("shared inputs, the paper's rule", 2, 3), ("repeats", 1, 2)],
+    [("own inputs", 3, 1), ("shared inputs, the paper's rule", 2, 3), ("copy part", 1, 2)],
 )
 def test_steps_one_by_one_are_those_of_one_process_with_as_many_shards(
     file, name, servers, workers, tmp_path, monkeypatch
@@ -86,7 +86,7 @@ def test_steps_one_by_one_are_those_of_one_process_with_as_many_shards(
     """However many workers take them: at staleness 0 each sees all that came before it."""
 
     def build_with_shards(*args):
-        parts = build(*args)
+        parts = build_training(*args)
         for table in parts.model.modules():
             if hasattr(table, "placement"):
                 table.placement = Placement(table.num_classes, servers, seed=table.seed)
@@ -94,7 +94,7 @@ def test_steps_one_by_one_are_those_of_one_process_with_as_many_shards(
 
     config = on_servers(file, name, servers=servers, workers=workers, max_staleness=0)
     served = train(config, tmp_path / "served", start_peers=start_peers)
-    monkeypatch.setattr(session, "build", build_with_shards)
+    monkeypatch.setattr(session, "build_training", build_with_shards)
     alone = train(configs(file)[name], tmp_path / "alone")
     assert served.step == alone.step == 12
     assert served.best == pytest.approx(alone.best)
@@ -113,7 +113,7 @@ def test_steps_one_by_one_are_those_of_one_process_with_as_many_shards(
 def test_a_run_that_is_stopped_goes_on_to_the_same_end(file, tmp_path):
     config = on_servers(file, servers=2, workers=2, max_staleness=0)
     outcome = train(config, tmp_path / "stopped", start_peers=start_peers, should_stop=after(7))
-    assert (outcome.ending, outcome.step) == ("asked", 7)
+    assert (outcome.reason, outcome.step) == ("interrupted", 7)
     said = []
     serving.resume(tmp_path / "stopped", status=said.append, start_peers=start_peers)
     assert said[0] == "Going on from step 7."
@@ -129,7 +129,7 @@ def test_steps_ahead_stop_at_an_evaluation_and_are_settled_when_asked(file, tmp_
     """Asked to stop after the first step, with four more under way: those count, too."""
     config = on_servers(file, servers=2, workers=2, max_staleness=8)
     outcome = train(config, tmp_path / "run", start_peers=start_peers, should_stop=lambda: True)
-    assert (outcome.ending, outcome.step) == ("asked", 5)
+    assert (outcome.reason, outcome.step) == ("interrupted", 5)
     events = [(e["step"], e["event"]) for e in read_journal(tmp_path / "run" / "journal.jsonl")]
     assert events == [(5, "evaluate"), (5, "service")]
 

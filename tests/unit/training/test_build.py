@@ -12,7 +12,7 @@ from tapas.data.source import LogSource
 from tapas.encoders import GRUEncoder, MeanEncoder, TransformerEncoder
 from tapas.optim import SGD, Adagrad, LazyAdam, RowwiseAdagrad
 from tapas.selection import Priority, Top
-from tapas.training.build import build, check_device, workload_of
+from tapas.training.build import build_training, check_device, workload_of
 from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, OptimizerConfig, TrainConfig
 
 ENCODERS = {"mean": MeanEncoder, "gru": GRUEncoder, "transformer": TransformerEncoder}
@@ -30,12 +30,12 @@ CONFIG = TrainConfig(
 @pytest.mark.parametrize(("name", "kind"), ENCODERS.items())
 def test_encoders_are_as_configured(data, name, kind):
     config = replace(CONFIG, model=replace(CONFIG.model, encoder=name))
-    encoder = build(config, *data).model.encoder
+    encoder = build_training(config, *data).model.encoder
     assert type(encoder) is kind
     assert (encoder.dim, encoder.dropout) == (6, 0.25)
     if kind is not GRUEncoder:
         assert encoder.window == 7
-    other = build(replace(config, loop=replace(CONFIG.loop, seed=12)), *data).model.encoder
+    other = build_training(replace(config, loop=replace(CONFIG.loop, seed=12)), *data).model.encoder
     weights = zip(encoder.parameters(), other.parameters(), strict=True)
     assert any(not torch.equal(one, two) for one, two in weights)
 
@@ -56,7 +56,7 @@ def test_windows_head_and_proposal_are_as_configured(data):
     head = CONFIG.head.with_options(
         anneal_to=0.5, alpha=0.5, beta=0.125, selection="top", score_queries=7
     )
-    parts = build(replace(CONFIG, head=head), log, split)
+    parts = build_training(replace(CONFIG, head=head), log, split)
     windows, model = parts.windows, parts.model
     assert (windows.length, windows.next_items, windows.batch_size) == (7, 4, 6)
     assert (windows.positions, windows.seed) == ("all", 11)
@@ -64,7 +64,7 @@ def test_windows_head_and_proposal_are_as_configured(data):
     assert (head.num_classes, head.table.dim) == (log.num_items, 6)
     assert (head.num_samples, head.presample_factor) == (5, 3)
     assert head.selection == Top(score_queries=7)
-    assert build(CONFIG, log, split).model.head.selection == Priority()
+    assert build_training(CONFIG, log, split).model.head.selection == Priority()
     assert (head.seed, head.temperature, model.target_decay) == (11, 2.0, 0.5)
     head.step = parts.config.loop.steps
     assert head.temperature == 0.5
@@ -86,13 +86,13 @@ def test_all_rows_move_by_one_rule_and_the_encoder_by_its_own(
     data, rows, rows_kind, encoder, encoder_kind
 ):
     rules = replace(CONFIG.optimizer, rows=rows, encoder=encoder)
-    parts = build(replace(CONFIG, optimizer=rules), *data)
+    parts = build_training(replace(CONFIG, optimizer=rules), *data)
     model = parts.model
-    for table in (model.head.table, model.own_inputs):
+    for table in (model.head.table, model.input_table):
         rule = table.row_optimizer
         assert type(rule) is rows_kind.formula
         assert (rule.lr, rule.weight_decay) == (0.3, 0.01)
-    assert not torch.equal(model.head.table.weight, model.own_inputs.weight)
+    assert not torch.equal(model.head.table.weight, model.input_table.weight)
     assert type(parts.optimizer) is encoder_kind
     (group,) = parts.optimizer.param_groups
     assert (group["lr"], group["weight_decay"]) == (0.02, 0.01)
@@ -101,20 +101,22 @@ def test_all_rows_move_by_one_rule_and_the_encoder_by_its_own(
 
 def test_inputs_and_repeats_are_as_configured(data):
     """What begins at random begins alike with and without repeats."""
-    plain = build(CONFIG, *data).model
-    config = replace(CONFIG, model=replace(CONFIG.model, repeats=True))
-    parts = build(config, *data)
-    repeats = parts.model.repeats
-    assert plain.repeats is None
-    assert (repeats.history, repeats.rate.num_classes) == (7, data[0].num_items)
-    assert repeats.rate.row_optimizer.lr == 0.3
-    own = {repeats.age, repeats.key, repeats.gate, repeats.gate_bias}
+    plain = build_training(CONFIG, *data).model
+    config = replace(CONFIG, model=replace(CONFIG.model, copy=True))
+    parts = build_training(config, *data)
+    copy = parts.model.copy
+    assert plain.copy is None
+    assert (copy.history, copy.rate.num_classes) == (7, data[0].num_items)
+    assert copy.rate.row_optimizer.lr == 0.3
+    own = {copy.age, copy.key, copy.gate, copy.gate_bias}
     (group,) = parts.optimizer.param_groups
     assert set(group["params"]) == {*parts.model.encoder.parameters(), *own}
     begun = parts.model.state_dict()
     assert all(torch.equal(value, begun[name]) for name, value in plain.state_dict().items())
-    shared = build(replace(CONFIG, model=replace(CONFIG.model, inputs="shared")), *data).model
-    assert shared.own_inputs is None
+    shared = build_training(
+        replace(CONFIG, model=replace(CONFIG.model, inputs="shared")), *data
+    ).model
+    assert shared.input_table is None
     assert shared.inputs is shared.head.table
 
 
@@ -123,16 +125,16 @@ def test_what_was_left_open_gets_a_number(data):
     open_ends = replace(
         CONFIG, head=CONFIG.head.with_options(num_samples=None), loop=LoopConfig(epochs=3, batch=10)
     )
-    parts = build(open_ends, log, split)
+    parts = build_training(open_ends, log, split)
     per_epoch = parts.windows.steps_per_epoch
     assert parts.config.head.options["num_samples"] == log.num_items // 8
     assert parts.config.loop.steps == 3 * per_epoch
     assert 1 <= parts.config.loop.evaluate_every <= per_epoch
-    again = build(parts.config, log, split).config
+    again = build_training(parts.config, log, split).config
     assert again == parts.config
     total = int(split.train_counts.sum())  # and the floor is the value of a class seen once
     assert parts.model.head.proposal.beta == pytest.approx((1 / total) ** 0.75)
-    large = build(replace(CONFIG, loop=LoopConfig(batch=10_000)), log, split)
+    large = build_training(replace(CONFIG, loop=LoopConfig(batch=10_000)), log, split)
     assert large.config.loop.batch == large.windows.num_examples
 
 

@@ -37,7 +37,11 @@ BAD = [
     ({"modle": {}}, "unknown section 'modle'. Did you mean 'model'? Known: head, log, loop, model"),
     (
         {"model": {"encodr": "gru"}},
-        "unknown name in [model] 'encodr'. Did you mean 'encoder'? Known: attention_heads, dim",
+        "unknown name in [model] 'encodr'. Did you mean 'encoder'? Known: attention_heads, copy",
+    ),
+    (
+        {"model": {"repeats": True}},  # its name in earlier versions
+        "unknown name in [model] 'repeats'. Did you mean 'copy'? Known: attention_heads, copy, dim",
     ),
     ({"model": {"encoder": "lstm"}}, "unknown model.encoder 'lstm'. Known: gru, mean, transfo"),
     ({"model": {"dim": 0}}, "model.dim must be at least 1, got 0."),
@@ -73,13 +77,13 @@ BAD = [
         "'squashed', or train without --servers.",
     ),
     (
-        {"head": {"method": "warp"}, "model": {"repeats": True}},
-        "model.repeats weighs copies against the probability that the softmax gives, which the "
+        {"head": {"method": "warp"}, "model": {"copy": True}},
+        "model.copy weighs copies against the probability that the softmax gives, which the "
         "method 'warp' does not estimate. Use 'tapas', 'sampled' or 'full'.",
     ),
     (
-        {"head": {"selection": "top"}, "model": {"repeats": True}},
-        "model.repeats weighs copies against the probability that the softmax gives, which "
+        {"head": {"selection": "top"}, "model": {"copy": True}},
+        "model.copy weighs copies against the probability that the softmax gives, which "
         "head.selection 'top' overestimates by design. Use 'priority'.",
     ),
     ({"service": {"workers": 2}}, "workers need servers to keep the rows: add --servers 2, say."),
@@ -135,5 +139,5 @@ def test_methods_that_are_not_for_servers_or_shared_inputs_are_told(method):
 
 def test_the_papers_rule_without_a_second_pass_goes_with_repeats():
     build_config(
-        LOG, {"model": {"repeats": True}, "head": {"selection": "top", "presample_factor": 1}}
+        LOG, {"model": {"copy": True}, "head": {"selection": "top", "presample_factor": 1}}
     )

@@ -13,7 +13,7 @@ from tapas.data.source import LogSource
 from tapas.data.splits import split_log
 from tapas.heads import METHODS, FlatHead
 from tapas.training import run as session
-from tapas.training.build import build, log_frequency
+from tapas.training.build import bias_from_counts, build_training
 from tapas.training.config import (
     HeadConfig,
     LoopConfig,
@@ -42,7 +42,7 @@ def files(tmp_path_factory):
 def config(files):
     return TrainConfig(
         log=LogSource(files=(files[0],)),
-        model=ModelConfig(dim=4, history=6, repeats=True),
+        model=ModelConfig(dim=4, history=6, copy=True),
         head=HeadConfig.of(num_samples=11, presample_factor=3, proposal="log-uniform"),
         loop=LoopConfig(steps=12, evaluate_every=4, batch=7, patience=99, keep=9),
     )
@@ -69,7 +69,7 @@ def test_old_rows_stay_and_new_ones_start_as_in_a_new_run(config, files, tmp_pat
     assert new.log.item_keys.keys(range(OLD)) == old.log.item_keys.keys(range(OLD))
     before, after = saved(old, 8), saved(new, None)
     split = split_log(new.log, new.config.split)
-    fresh = build(new.config, new.log, split).model.state_dict()
+    fresh = build_training(new.config, new.log, split).model.state_dict()
     assert (after.step, new.checkpoints.best()) == (0, None)
     assert [c.numbers["model.head"]["step"] for c in (before, after)] == [8, 0]
     assert before.tensors.keys() == after.tensors.keys()
@@ -81,7 +81,7 @@ def test_old_rows_stay_and_new_ones_start_as_in_a_new_run(config, files, tmp_pat
             assert torch.equal(now[:OLD], tensor), name
             assert torch.equal(now[OLD:], fresh[name.removeprefix("model.")][OLD:]), name
     bias = after.tensors["model.head.table.bias"]
-    assert torch.equal(bias[OLD:], log_frequency(split.train_counts)[OLD:])
+    assert torch.equal(bias[OLD:], bias_from_counts(split.train_counts)[OLD:])
     assert after.optimizers == before.optimizers
     updates = [c.numbers["model.head.table"]["num_updates"] for c in (before, after)]
     assert updates == [8, 8]

@@ -10,10 +10,10 @@ from tapas.candidates import Candidates
 from tapas.cli.cite import papers_of
 from tapas.heads import METHODS, SharedSample
 from tapas.heads.facts import NUM_SAMPLES, Option, Options
-from tapas.training.build import build
+from tapas.training.build import build_training
 from tapas.training.config import as_tables, as_toml, build_config, read_toml
 from tapas.training.step import step
-from tapas.training.validation import head_words
+from tapas.training.validation import describe_head
 
 
 class FirstClasses(SharedSample):
@@ -52,7 +52,7 @@ def config(tmp_path, **head):
 
 
 def test_it_is_configured_built_and_trained(data, tmp_path):
-    parts = build(config(tmp_path, strength=1.5), *data)
+    parts = build_training(config(tmp_path, strength=1.5), *data)
     head = parts.model.head
     assert type(head) is FirstClasses
     assert (head.num_samples, head.strength) == (5, 1.5)  # an eighth of 40 classes
@@ -67,7 +67,7 @@ def test_it_is_written_cited_and_said(tmp_path):
     assert build_config(as_tables(found)) == found
     assert "strength = 0.5" in as_toml(found)
     assert papers_of(found.head) == ("bai2017tapas",)
-    assert head_words(found.head) == "First classes, n = 7"
+    assert describe_head(found.head) == "First classes, n = 7"
 
 
 def test_its_options_are_checked(tmp_path):

@@ -16,7 +16,7 @@ from tapas.training.memory_plan import (
     Workload,
     available_memory,
     check_fits,
-    plan,
+    memory_plan,
     traffic_designs,
 )
 
@@ -45,7 +45,7 @@ def held(table: torch.nn.Module, *names: str) -> int:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_tables_are_planned_to_the_byte(optimizer, dtype):
     workload = replace(SMALL, ranks=1, optimizer=optimizer, dtype=dtype, inputs=True)
-    memory = plan(workload).memory
+    memory = memory_plan(workload).memory
     options = {"row_optimizer": OPTIMIZERS[optimizer], "dtype": getattr(torch, dtype)}
     table = LocalTable(C, D, **options)
     assert memory["rows"] == held(table, "weight")
@@ -64,26 +64,26 @@ def test_the_proposal_is_planned_to_the_byte(seen):
     kept = {proposal.head_ids, proposal._head_log_prob, proposal._by_class}
     kept |= {proposal._miss_by_class, proposal._alias.threshold, proposal._alias.partner}
     size = sum(tensor.nbytes for tensor in kept if tensor is not None)
-    assert plan(replace(SMALL, head_classes=seen)).memory["proposal"] == size
+    assert memory_plan(replace(SMALL, head_classes=seen)).memory["proposal"] == size
 
 
 def test_a_step_has_room_for_what_it_allocates():
     """Each line by hand: 12 examples with padding, 8 of 23 kept classes on the fullest rank."""
-    memory = plan(replace(SMALL, encoder_parameters=10)).memory
+    memory = memory_plan(replace(SMALL, encoder_parameters=10)).memory
     assert memory["rows"] == 335 * D * 4  # a third of 1,003 classes, rounded up
     assert memory["batch"] == 12 * (4 * 4 * D + 8 * L + 3 * 4 * (L + 1))
     assert memory["pool"] == 200 * 69 + 23 * (4 * D + 4 * 64)
     assert memory["kept rows and gradients"] == 4 * (8 + 12 * L) * D * 4
     assert memory["kept scores"] == 12 * 8 * 4
     assert memory["encoder, gradients, Adam"] == 10 * (4 + 4 + 8)
-    pools = [plan(replace(SMALL, presample_factor=r)).memory["pool"] for r in (44, 10**6)]
+    pools = [memory_plan(replace(SMALL, presample_factor=r)).memory["pool"] for r in (44, 10**6)]
     assert pools[0] == pools[1], "a pool is all classes at most"
 
 
 def test_the_total_is_the_worst_moment_from_building_to_stepping():
     lasting = ("process", "rows", "biases", "row state", "proposal")
     for changed in ({}, {"head_classes": None}, {"inputs": True}, {"ranks": 1}):
-        planned = plan(replace(LARGE, **changed))
+        planned = memory_plan(replace(LARGE, **changed))
         memory = planned.memory
         building = {name for name in memory if name.startswith("building")}
         stepping = sum(size for name, size in memory.items() if name not in building)
@@ -111,14 +111,14 @@ def sent(ranks, workload, num_ids):
 @pytest.mark.slow
 def test_ranks_send_what_is_planned():
     """For inputs each rank asks for as many rows of each, 4 of its 12 from itself."""
-    step = plan(SMALL).traffic_bytes
-    with_inputs = plan(replace(SMALL, inputs=True, input_ids=12 * M)).traffic_bytes
+    step = memory_plan(SMALL).traffic_bytes
+    with_inputs = memory_plan(replace(SMALL, inputs=True, input_ids=12 * M)).traffic_bytes
     assert run_ranks(M, sent, SMALL, 12) == [(step, with_inputs - step)] * M
 
 
 def test_the_bytes_of_a_step_by_hand():
     """B/m = 100 examples go to, and come from, each of 9 others."""
-    traffic = plan(replace(LARGE, ranks=10, encoder_parameters=50)).traffic
+    traffic = memory_plan(replace(LARGE, ranks=10, encoder_parameters=50)).traffic
     assert traffic == {
         "headers": 9 * (2 * 5 * 8 + 4 * 8),
         "queries and targets": 9 * 100 * (4 * 64 + 8),
@@ -128,8 +128,10 @@ def test_the_bytes_of_a_step_by_hand():
         "inputs": 0,
         "encoder gradients": 360,
     }
-    assert plan(replace(LARGE, ranks=1, inputs=True, encoder_parameters=5)).traffic_bytes == 0
-    one_a_query = plan(replace(LARGE, ranks=10, inputs=True)).traffic
+    assert (
+        memory_plan(replace(LARGE, ranks=1, inputs=True, encoder_parameters=5)).traffic_bytes == 0
+    )
+    one_a_query = memory_plan(replace(LARGE, ranks=10, inputs=True)).traffic
     assert one_a_query["inputs"] == 90 * (8 + 2 * 4 * 64)
     assert one_a_query["headers"] == traffic["headers"] + 2 * 9 * 5 * 8
 
@@ -139,7 +141,7 @@ def test_three_designs_by_hand():
     assert traffic_designs(workload) == {
         "rows to the worker": (100_000 + 1_000 + 11_000) * 65 * 4,
         "algorithm 2": 10 * 1_000 * 64 * 4 + 2 * 11_000 * 65 * 4,
-        "no rows (ours)": 10 * plan(workload).traffic_bytes,
+        "no rows (ours)": 10 * memory_plan(workload).traffic_bytes,
     }
     assert traffic_designs(workload) == traffic_designs(
         replace(workload, inputs=True, encoder_parameters=9)
@@ -150,15 +152,15 @@ def test_three_designs_by_hand():
 
 def refusal(workload, available):
     with pytest.raises(UsageError) as caught:
-        check_fits(plan(workload), available)
+        check_fits(memory_plan(workload), available)
     return str(caught.value)
 
 
 def test_a_refusal_names_what_is_too_large_and_the_least_changes_that_fit():
     def need(**changed):
-        return plan(replace(LARGE, **changed)).memory_bytes
+        return memory_plan(replace(LARGE, **changed)).memory_bytes
 
-    check_fits(plan(LARGE), need())
+    check_fits(memory_plan(LARGE), need())
     assert refusal(LARGE, need() - 1)
     assert refusal(LARGE, 60 * GB) == (
         "1,000,000,000 classes of 64 dimensions on 4 ranks need 200 GB a rank, but only 60 GB are "
@@ -184,8 +186,8 @@ def test_a_proposal_that_is_too_large_is_not_cured_by_ranks():
         "The largest part: proposal, 48 GB. What would fit: a proposal of at most "
         "568,303,571 classes above its floor (64 GB); 568,303,571 classes (64 GB)."
     ) in words
-    most = plan(replace(workload, head_classes=568_303_571)).memory_bytes
-    assert most <= 64 * GB < plan(replace(workload, head_classes=568_303_572)).memory_bytes
+    most = memory_plan(replace(workload, head_classes=568_303_571)).memory_bytes
+    assert most <= 64 * GB < memory_plan(replace(workload, head_classes=568_303_572)).memory_bytes
 
 
 @pytest.mark.parametrize(

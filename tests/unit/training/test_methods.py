@@ -13,7 +13,7 @@ from tapas.data.source import LogSource
 from tapas.heads import METHODS
 from tapas.heads.citations import BIBTEX
 from tapas.proposals import Bigram, ByRank, LogUniform, Squashed
-from tapas.training.build import TrainingData, build, build_model
+from tapas.training.build import TrainingData, build_model, build_training
 from tapas.training.config import (
     HeadConfig,
     LoopConfig,
@@ -44,13 +44,13 @@ def take(parts, numbers):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_trains_and_goes_on_from_a_checkpoint(method, data, tmp_path):
-    straight, broken = (build(of_method(method), *data) for _ in range(2))
+    straight, broken = (build_training(of_method(method), *data) for _ in range(2))
     assert type(straight.model.head) is METHODS[method]
     assert straight.model.head.seed == 11
     take(straight, range(5))
     take(broken, range(3))
     save_checkpoint(tmp_path, 3, broken.model, broken.optimizer)
-    again = build(of_method(method), *data)
+    again = build_training(of_method(method), *data)
     assert load_checkpoint(tmp_path, again.model, again.optimizer) == (3, {})
     take(again, range(3, 5))
     mine, theirs = (m.model.state_dict() for m in (straight, again))
@@ -65,13 +65,13 @@ def test_a_method_trains_and_goes_on_from_a_checkpoint(method, data, tmp_path):
     )
     judged.load_state_dict(mine)  # for evaluation, where there are no batches
     items, lengths = torch.tensor([[1, 2, 3]]), torch.tensor([3])
-    ranked = [m.eval().after(items, lengths).topk(5) for m in (straight.model, judged)]
+    ranked = [m.eval().predict(items, lengths).topk(5) for m in (straight.model, judged)]
     assert all(map(torch.equal, *ranked))
 
 
 def test_all_that_a_head_has_to_learn_is_learned(data):
     """Projections of an adaptive softmax are no rows: the encoder's optimizer moves them."""
-    parts = build(of_method("adaptive"), *data)
+    parts = build_training(of_method("adaptive"), *data)
     dense = {n for n, _ in parts.model.named_parameters() if n.startswith("head.proj")}
     assert dense
     learned = {id(p) for group in parts.optimizer.param_groups for p in group["params"]}
@@ -86,17 +86,19 @@ def test_options_reach_the_heads_that_read_them(data):
     }  # fmt: skip
     for method, kind in METHODS.items():
         given = {option: value for option, value in values.items() if option in kind.options}
-        head = build(of_method(method, **given), *data).model.head
+        head = build_training(of_method(method, **given), *data).model.head
         assert {option: getattr(head, option) for option in given} == given, method
     left_out = {"num_samples": None, "presample_factor": None}
-    few = build(of_method("dynamic-negatives", **left_out), *data).model.head
+    few = build_training(of_method("dynamic-negatives", **left_out), *data).model.head
     assert (few.num_samples, few.presample_factor) == (1, 40 // 8)
 
 
 def test_proposals_are_as_named(data):
     log, split = data
-    assert type(build(of_method("nce"), log, split).model.head.proposal) is Squashed
-    ranked = build(of_method("nce", proposal="log-uniform"), log, split).model.head.proposal
+    assert type(build_training(of_method("nce"), log, split).model.head.proposal) is Squashed
+    ranked = build_training(
+        of_method("nce", proposal="log-uniform"), log, split
+    ).model.head.proposal
     assert type(ranked) is ByRank
     assert type(ranked.base) is LogUniform
     most = ranked.log_prob(torch.arange(log.num_items)).argmax()
@@ -107,7 +109,7 @@ def test_proposals_are_as_named(data):
     "method", [name for name, kind in METHODS.items() if "proposal" in kind.options]
 )
 def test_a_bigram_is_told_what_came_before(method, data):
-    parts = build(of_method(method, proposal="bigram"), *data)
+    parts = build_training(of_method(method, proposal="bigram"), *data)
     assert type(parts.model.head.proposal) is Bigram
     assert parts.model.head.wants_context
     seen = []
@@ -118,19 +120,19 @@ def test_a_bigram_is_told_what_came_before(method, data):
     take(parts, range(2))
     batch = parts.windows.batch(0)
     assert torch.equal(seen[0], batch.items.reshape(-1)[batch.places])
-    assert not build(of_method(method), *data).model.head.wants_context
+    assert not build_training(of_method(method), *data).model.head.wants_context
 
 
 def test_a_bigram_is_told_what_came_before_by_a_model_that_repeats_too(data):
     config = of_method("tapas", proposal="bigram")
-    take(build(replace(config, model=replace(config.model, repeats=True)), *data), range(2))
+    take(build_training(replace(config, model=replace(config.model, copy=True)), *data), range(2))
 
 
 def test_pairs_are_those_that_batches_predict(data):
     """All positions of an epoch, each once: their items and targets."""
     log, split = data
     config = replace(of_method("nce"), model=replace(CONFIG.model, history=1_000))
-    windows = build(config, log, split).windows
+    windows = build_training(config, log, split).windows
     previous, following, count = TrainingData(windows, log, split.train_end).pairs(5)
     wanted = Counter()
     for number in range(windows.num_examples // windows.batch_size):

@@ -12,8 +12,8 @@ from tapas.encoders import GRUEncoder, MeanEncoder, TransformerEncoder
 from tapas.optim import SGD
 from tapas.rng import stream
 from tapas.tables import LocalTable
-from tapas.training.copy_part import AGE_PACE, Copies, Repeats
-from tapas.training.model import SequenceModel, decaying
+from tapas.training.copy_part import AGE_PACE, CopyDistribution, CopyPart
+from tapas.training.model import SequenceModel, target_weights
 
 C, D, T = 13, 6, 7
 ITEMS = torch.tensor([[3, 4, 3, 5, 0, 0, 0], [6, 0, 0, 0, 0, 0, 0], [7, 3, 8, 7, 7, 9, 3]])
@@ -33,17 +33,17 @@ ENCODERS = {
 
 def learned(history=T, **options):
     """Repeats that have something to say, as after training."""
-    repeats = Repeats(C, D, history=history, **options)
+    copy = CopyPart(C, D, history=history, **options)
     draw = stream(5, "repeats")
     with torch.no_grad():
-        for parameter in repeats.parameters():
+        for parameter in copy.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=draw))
-        repeats.age.mul_(0.1)
-        repeats.rate.weight.copy_(torch.randn(C, 1, generator=draw))
-    return repeats
+        copy.age.mul_(0.1)
+        copy.rate.weight.copy_(torch.randn(C, 1, generator=draw))
+    return copy
 
 
-def build(encoder="gru", *, own=True, repeats=True, weight_decay=0.0, **options):
+def build(encoder="gru", *, own=True, copy=True, weight_decay=0.0, **options):
     """Every class is kept, so that the sampled loss is the exact one."""
     rows = SGD.fused(lr=0.5, weight_decay=weight_decay)
     head = TapasSoftmax(C, D, num_samples=C, presample_factor=1, row_optimizer=rows, seed=2)
@@ -51,36 +51,36 @@ def build(encoder="gru", *, own=True, repeats=True, weight_decay=0.0, **options)
         head.table.weight.copy_(torch.randn(C, D, generator=stream(1, "rows")))
         head.table.bias.copy_(torch.linspace(-1, 1, C))
     inputs = LocalTable(C, D, row_optimizer=rows, bias=False, seed=3) if own else None
-    repeats = learned(row_optimizer=rows) if repeats else None
-    return SequenceModel(ENCODERS[encoder](), head, inputs=inputs, repeats=repeats, **options)
+    copy = learned(row_optimizer=rows) if copy else None
+    return SequenceModel(ENCODERS[encoder](), head, inputs=inputs, copy=copy, **options)
 
 
-def age_of(repeats, back):
+def age_of(copy, back):
     """The line through the learned numbers at 1, 2, 4, ... events."""
-    place = math.log2(min(back + 1, repeats.history))
-    knots = (AGE_PACE * repeats.age.detach().double()).tolist()
+    place = math.log2(min(back + 1, copy.history))
+    knots = (AGE_PACE * copy.age.detach().double()).tolist()
     return float(np.interp(place, range(len(knots)), knots))
 
 
 def probabilities(model, row, last):
     """(C,) of the mixture after event `last` of `row`, one event at a time."""
-    repeats = model.repeats
+    copy = model.copy
     items = ITEMS[row, : last + 1].tolist()
     vectors = model.inputs.rows(ITEMS[row, : last + 1])[0].double().numpy()
     query = model.states(ITEMS, LENGTHS)[row, last].detach().double().numpy()
     weight, bias = (part.double().numpy() for part in model.head.table.rows(torch.arange(C)))
     softmax = np.exp(weight @ query + bias)
     softmax /= softmax.sum()
-    if repeats is None:
+    if copy is None:
         return softmax
-    key = repeats.key.detach().double().numpy()
-    rate = repeats.rate.weight[:, 0].tolist()
+    key = copy.key.detach().double().numpy()
+    rate = copy.rate.weight[:, 0].tolist()
     score = [
-        query @ key @ vectors[t] / math.sqrt(D) + age_of(repeats, last - t) + rate[item]
+        query @ key @ vectors[t] / math.sqrt(D) + age_of(copy, last - t) + rate[item]
         for t, item in enumerate(items)
     ]
     share = np.exp(score) / np.exp(score).sum()
-    gate = query @ repeats.gate.detach().double().numpy() + float(repeats.gate_bias.detach())
+    gate = query @ copy.gate.detach().double().numpy() + float(copy.gate_bias.detach())
     g = 1 / (1 + math.exp(-gate))
     mixed = (1 - g) * softmax
     for part, item in zip(share, items, strict=True):
@@ -104,12 +104,12 @@ def test_states_are_those_of_each_row_alone_without_its_padding(encoder, own):
 
 @pytest.mark.parametrize("own", [True, False], ids=["own", "shared"])
 @pytest.mark.parametrize("encoder", ENCODERS)
-@pytest.mark.parametrize(("repeats", "decay"), [(True, 1.0), (True, 0.5), (False, 1.0)])
-def test_the_loss_is_that_of_the_mixture(encoder, own, repeats, decay):
-    """Without repeats, of the softmax: the mean over positions of the mean over their targets."""
-    model = build(encoder, own=own, repeats=repeats, target_decay=decay)
+@pytest.mark.parametrize(("copy", "decay"), [(True, 1.0), (True, 0.5), (False, 1.0)])
+def test_the_loss_is_that_of_the_mixture(encoder, own, copy, decay):
+    """Without copy, of the softmax: the mean over positions of the mean over their targets."""
+    model = build(encoder, own=own, copy=copy, target_decay=decay)
     total = 0.0
-    weights = decaying(BATCH.target, decay).tolist()
+    weights = target_weights(BATCH.target, decay).tolist()
     for place, targets, weight in zip(
         BATCH.places.tolist(), BATCH.target.tolist(), weights, strict=True
     ):
@@ -120,9 +120,9 @@ def test_the_loss_is_that_of_the_mixture(encoder, own, repeats, decay):
 
 
 def test_it_begins_as_the_count_of_each_item_for_half_of_the_probability():
-    repeats = Repeats(C, D, history=T)
+    copy = CopyPart(C, D, history=T)
     x, query = torch.randn(3, T, D, generator=stream(0, "x")), torch.ones(3, D)
-    found = repeats(query, x, ITEMS, torch.tensor([3, 7, 20]))
+    found = copy(query, x, ITEMS, torch.tensor([3, 7, 20]))
     got = found.log_prob(torch.full((3, 2), -torch.inf), torch.tensor([[3, 4], [6, 1], [7, 12]]))
     want = torch.tensor([[2 / 4, 1 / 4], [1, 0], [3 / 7, 0]]) / 2
     torch.testing.assert_close(got.exp(), want)
@@ -130,18 +130,18 @@ def test_it_begins_as_the_count_of_each_item_for_half_of_the_probability():
 
 @pytest.mark.parametrize("history", [1, 2, 3, 4, 7, 8, 9])
 def test_ages_are_a_line_between_powers_of_two_and_end_with_the_history(history):
-    repeats = learned(history=history)
-    want = [age_of(repeats, back) for back in range(12)]
-    assert repeats._ages(12).tolist() == pytest.approx(want, rel=1e-5, abs=1e-5)
+    copy = learned(history=history)
+    want = [age_of(copy, back) for back in range(12)]
+    assert copy._ages(12).tolist() == pytest.approx(want, rel=1e-5, abs=1e-5)
 
 
-@pytest.mark.parametrize("repeats", [True, False])
+@pytest.mark.parametrize("copy", [True, False])
 @pytest.mark.parametrize("k", [1, 4, C])
 @pytest.mark.parametrize("exclude", [None, [[3, 5, -1], [-1, -1, -1], [0, 7, 12]]])
-def test_lists_are_the_best_of_all_classes(k, exclude, repeats):
-    model = build(repeats=repeats)
+def test_lists_are_the_best_of_all_classes(k, exclude, copy):
+    model = build(copy=copy)
     barred = None if exclude is None else torch.tensor(exclude)
-    after = model.after(ITEMS, LENGTHS)
+    after = model.predict(ITEMS, LENGTHS)
     score, ids = after.topk(k, barred)
     log_prob = after.log_prob(torch.arange(C).expand(3, C))
     for row, length in enumerate(LENGTHS.tolist()):
@@ -151,7 +151,7 @@ def test_lists_are_the_best_of_all_classes(k, exclude, repeats):
         best = sorted(left, key=lambda c: -p[c])[:k]
         short = k - len(best)
         assert ids[row].tolist() == best + [-1] * short
-        if repeats:  # without, a head gives scores that are not normalized
+        if copy:  # without, a head gives scores that are not normalized
             want = [math.log(p[c]) for c in best] + [-math.inf] * short
             assert score[row].tolist() == pytest.approx(want, rel=1e-4)
 
@@ -160,8 +160,8 @@ def test_a_copied_item_the_softmax_ranks_last_can_be_first():
     model = build()
     with torch.no_grad():
         model.head.table.bias[6] = -50.0
-        model.repeats.gate_bias.fill_(20.0)
-    _, ids = model.after(ITEMS, LENGTHS).topk(1)
+        model.copy.gate_bias.fill_(20.0)
+    _, ids = model.predict(ITEMS, LENGTHS).topk(1)
     assert ids[1].tolist() == [6]
 
 
@@ -169,7 +169,7 @@ def test_equal_probabilities_come_by_rising_id():
     head = TapasSoftmax(C, D, num_samples=3)
     with torch.no_grad():
         head.table.weight.zero_()
-    copies = Copies(
+    copies = CopyDistribution(
         items=torch.tensor([[9, 2, -1, 9]]),
         share=torch.tensor([[0.25, 0.5, 0.0, 0.25]]),
         gate=torch.zeros(1),
@@ -183,9 +183,9 @@ def test_gradients_are_those_of_finite_differences(own):
     model = build(own=own)
     model.loss(BATCH).backward()
     fresh = build(own=own)  # backward has moved the rows
-    dense = {n: p for n, p in model.repeats.named_parameters() if "rate" not in n}
+    dense = {n: p for n, p in model.copy.named_parameters() if "rate" not in n}
     for name, parameter in dense.items():
-        there = dict(fresh.repeats.named_parameters())[name]
+        there = dict(fresh.copy.named_parameters())[name]
         for place in range(0, parameter.numel(), 7):
             losses = []
             for step in (-1e-2, 1e-2):
@@ -199,7 +199,7 @@ def test_gradients_are_those_of_finite_differences(own):
 
 def test_only_what_the_batch_has_moves_and_padding_does_not_even_decay():
     model = build(weight_decay=0.1)
-    tables = (model.own_inputs, model.repeats.rate)
+    tables = (model.input_table, model.copy.rate)
     before = [table.weight.clone() for table in tables]
     model.loss(BATCH).backward()
     moved = [
@@ -210,13 +210,13 @@ def test_only_what_the_batch_has_moves_and_padding_does_not_even_decay():
 
 
 def test_shared_inputs_get_both_gradients_in_one_update():
-    shared, apart = (build(own=own, repeats=False) for own in (False, True))
+    shared, apart = (build(own=own, copy=False) for own in (False, True))
     start = shared.head.table.weight.clone()
     with torch.no_grad():
-        apart.own_inputs.weight.copy_(start)
+        apart.input_table.weight.copy_(start)
     for model in (shared, apart):
         model.loss(BATCH).backward()
-    as_class, as_input = apart.head.table.weight - start, apart.own_inputs.weight - start
+    as_class, as_input = apart.head.table.weight - start, apart.input_table.weight - start
     torch.testing.assert_close(shared.head.table.weight - start, as_class + as_input)
 
 
@@ -232,7 +232,7 @@ def test_an_encoder_in_half_precision_gives_queries_in_full():
 def test_targets_weigh_less_and_less_and_padding_nothing():
     target = torch.tensor([[4, 9, 2], [7, -100, -100], [1, 1, -100]])
     want = torch.tensor([[4 / 7, 2 / 7, 1 / 7], [1, 0, 0], [2 / 3, 1 / 3, 0]])
-    torch.testing.assert_close(decaying(target, 0.5), want)
+    torch.testing.assert_close(target_weights(target, 0.5), want)
 
 
 def test_targets_never_taken_before_leave_finite_gradients():
@@ -245,8 +245,8 @@ def test_targets_never_taken_before_leave_finite_gradients():
 
 @pytest.mark.parametrize("decay", [1.0, 0.5])
 def test_without_repeats_every_tensor_is_bit_for_bit_what_the_head_alone_makes(decay):
-    plain, by_hand = (build(repeats=False, target_decay=decay) for _ in range(2))
-    weight = None if decay == 1 else decaying(BATCH.target, decay)
+    plain, by_hand = (build(copy=False, target_decay=decay) for _ in range(2))
+    weight = None if decay == 1 else target_weights(BATCH.target, decay)
     for _ in range(3):
         plain.loss(BATCH).backward()
         query = by_hand.states(ITEMS, LENGTHS).view(-1, D)[BATCH.places]
@@ -265,8 +265,8 @@ def mismatched():
 
 
 BAD = {
-    "history must be at least 1, got 0.": lambda: Repeats(C, D, history=0),
-    "a history is empty: there is nothing to go on from.": lambda: build().after(
+    "history must be at least 1, got 0.": lambda: CopyPart(C, D, history=0),
+    "a history is empty: there is nothing to go on from.": lambda: build().predict(
         ITEMS, torch.tensor([4, 0, 7])
     ),
     "inputs, encoder and head have 5, 4 and 6 dimensions; expected one number.": mismatched,

@@ -58,7 +58,7 @@ def whole(tmp_path_factory):
     def whole(config):
         if config not in made:
             made[config] = tmp_path_factory.mktemp("whole") / "run"
-            assert begin(config, made[config]).ending == "finished"
+            assert begin(config, made[config]).reason == "finished"
         return made[config]
 
     return whole
@@ -94,18 +94,18 @@ def assert_same_end(one, other, steps=STEPS):
 
 
 VARIANTS = {  # encoder and its optimizer, that of rows and its tensors of state, positions, model
-    "own inputs, repeats": (
-        "transformer", "adamw", "lazy-adam", 2, "all", {"inputs": "own", "repeats": True}
+    "own inputs, copy part": (
+        "transformer", "adamw", "lazy-adam", 2, "all", {"inputs": "own", "copy": True}
     ),
     "half precision": (
-        "transformer", "adamw", "rowwise-adagrad", 1, "last", {"inputs": "own", "repeats": True}
+        "transformer", "adamw", "rowwise-adagrad", 1, "last", {"inputs": "own", "copy": True}
     ),
     "shared inputs": (
-        "gru", "adagrad", "adagrad", 1, "last", {"inputs": "shared", "repeats": True}
+        "gru", "adagrad", "adagrad", 1, "last", {"inputs": "shared", "copy": True}
     ),
-    "no repeats": ("mean", "adamw", "sgd", 0, "all", {"inputs": "shared", "repeats": False}),
+    "no copy part": ("mean", "adamw", "sgd", 0, "all", {"inputs": "shared", "copy": False}),
 }  # fmt: skip
-QUICK = ("own inputs, repeats", "half precision")
+QUICK = ("own inputs, copy part", "half precision")
 
 
 @pytest.mark.parametrize(
@@ -124,18 +124,18 @@ def test_stopped_again_and_again_it_ends_with_the_same_bits(config, whole, tmp_p
     undisturbed = whole(config)
     broken = tmp_path / "broken"
     outcome = begin(config, broken, should_stop=stopping(1))
-    endings = [outcome.ending]
+    reasons = [outcome.reason]
     for every in (2, 3, 99):
         outcome = session.resume(broken, should_stop=stopping(every))
-        endings.append(outcome.ending)
-    assert endings == ["asked", "asked", "asked", "finished"]
+        reasons.append(outcome.reason)
+    assert reasons == ["interrupted", "interrupted", "interrupted", "finished"]
     assert_same_end(undisturbed, broken)
     tensors = CheckpointFolder(undisturbed / "checkpoints").load().tensors
     state = [name for name in tensors if name.startswith("model.head.table.weight_")]
     assert len(state) == num_states
-    if model["repeats"]:
+    if model["copy"]:
         for name in ("age", "gate", "gate_bias", "key", "rate.weight"):
-            assert bool(tensors[f"model.repeats.{name}"].any()), f"{name} never moved"
+            assert bool(tensors[f"model.copy.{name}"].any()), f"{name} never moved"
 
 
 @pytest.mark.parametrize("seconds", [0, 1e9], ids=["every step saved", "evaluations saved"])
@@ -182,7 +182,7 @@ def test_a_finished_run_stays_as_it_is_unless_it_goes_back(config, whole, tmp_pa
     undisturbed, run = whole(config), tmp_path / "run"
     shutil.copytree(undisturbed, run)
     outcome = session.resume(run)
-    assert (outcome.ending, outcome.step) == ("finished", STEPS)
+    assert (outcome.reason, outcome.step) == ("finished", STEPS)
     files = [path for path in (run / "checkpoints").rglob("*") if path.is_file()]
     assert all(
         path.read_bytes() == (undisturbed / path.relative_to(run)).read_bytes() for path in files
@@ -209,7 +209,7 @@ def test_patience_is_remembered(config, tmp_path):
     """A run that had stopped early does not begin again."""
     config = replace(config, loop=replace(LOOP, evaluate_every=1, patience=2, steps=60))
     outcome = begin(config, tmp_path / "run")
-    assert outcome.ending == "early"
+    assert outcome.reason == "no_improvement"
     again = session.resume(tmp_path / "run")
     assert again == outcome
     steps = [line["step"] for line in read_journal(tmp_path / "run" / "journal.jsonl")]
@@ -258,7 +258,7 @@ def test_sigkill_at_ten_random_moments_leaves_the_same_model(file, tmp_path):
         begun.append(max([0, *saved.steps()]))
     done = tapas("train", "--resume", killed, "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["ending"] == "finished"
+    assert json.loads(done.stdout)["reason"] == "finished"
     assert len(set(begun)) > 5, "kills did not come after checkpoints"
     assert_same_end(undisturbed, killed, num_steps)
     unfinished = [path.name for path in killed.rglob(".*")]

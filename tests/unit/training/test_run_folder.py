@@ -11,7 +11,7 @@ from oracle.journeys import chain_log
 from tapas import DataError, UsageError
 from tapas.data.source import LogSource
 from tapas.training.config import LoopConfig, TrainConfig
-from tapas.training.run_folder import check_free, create_run, only_one, open_run
+from tapas.training.run_folder import check_free, create_run, exclusive, open_run
 from tapas.version import __version__
 
 CONFIG = TrainConfig(log=LogSource(files=('with "quotes".csv',)), loop=LoopConfig(keep=7))
@@ -150,9 +150,9 @@ def test_a_record_that_is_damaged_or_of_a_newer_version_is_told(
 
 def test_only_one_process_trains_in_a_run(log, tmp_path):
     run = create_run(tmp_path / "run", CONFIG, log)
-    with only_one(run.path), pytest.raises(UsageError) as error, only_one(run.path):
+    with exclusive(run.path), pytest.raises(UsageError) as error, exclusive(run.path):
         pass
     words = f"another process is training in {run.path}. Wait for it, or stop it."
     assert str(error.value) == words
-    with only_one(run.path):
+    with exclusive(run.path):
         pass

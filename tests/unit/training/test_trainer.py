@@ -10,11 +10,11 @@ import torch
 from tapas import DataError, UsageError
 from tapas.checkpoints.folder import CheckpointFolder
 from tapas.data.source import LogSource
-from tapas.training.build import build
+from tapas.training.build import build_training
 from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, OptimizerConfig, TrainConfig
 from tapas.training.journal import Journal, read_journal
-from tapas.training.step import OwnSteps
-from tapas.training.trainer import Outcome, Trainer
+from tapas.training.step import LocalSteps
+from tapas.training.trainer import Trainer, TrainResult
 
 LOOP = LoopConfig(steps=20, evaluate_every=2, batch=4, patience=2, keep=3, checkpoint_seconds=1e9)
 
@@ -41,11 +41,11 @@ def make(data, tmp_path):
             optimizer=OptimizerConfig(clip=clip),
             loop=replace(LOOP, **loop),
         )
-        built = build(config, *data)
+        built = build_training(config, *data)
         journals.append(Journal(tmp_path, tensorboard=False))
         return Trainer(
             built.model,
-            OwnSteps(
+            LocalSteps(
                 built.model, built.windows, built.optimizer, seed=built.config.loop.seed, clip=clip
             ),
             judge,
@@ -65,11 +65,11 @@ def stops_at(step):
     return lambda: next(asked) >= step
 
 
-ENDINGS = {  # what the judge says, the loop, then: ending, step, best, its step, steps kept
-    "patience runs out": ((0.1, 0.3, 0.2, 0.25, 0.9), {}, ("early", 8, 0.3, 4), [4, 6, 8]),
-    "as good is not better": ((0.2, 0.2, 0.2, 0.9), {}, ("early", 6, 0.2, 2), [2, 4, 6]),
+RESULTS = {  # what the judge says, the loop, then: reason, step, best, its step, steps kept
+    "patience runs out": ((0.1, 0.3, 0.2, 0.25, 0.9), {}, ("no_improvement", 8, 0.3, 4), [4, 6, 8]),
+    "as good is not better": ((0.2, 0.2, 0.2, 0.9), {}, ("no_improvement", 6, 0.2, 2), [2, 4, 6]),
     "a better one gives all patience back": (
-        (0.1, 0.05, 0.2, 0.1, 0.3, 0.1, 0.1), {}, ("early", 14, 0.3, 10), [10, 12, 14]
+        (0.1, 0.05, 0.2, 0.1, 0.3, 0.1, 0.1), {}, ("no_improvement", 14, 0.3, 10), [10, 12, 14]
     ),
     "the best is kept however old": (
         (0.9, *[0.1] * 9), {"patience": 100, "keep": 1}, ("finished", 20, 0.9, 2), [2, 20]
@@ -80,11 +80,11 @@ ENDINGS = {  # what the judge says, the loop, then: ending, step, best, its step
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", ENDINGS)
+@pytest.mark.parametrize("case", RESULTS)
 def test_it_ends_when_it_should_and_keeps_the_best(make, tmp_path, case):
-    said, loop, (ending, step, best, best_step), kept = ENDINGS[case]
+    said, loop, (reason, step, best, best_step), kept = RESULTS[case]
     trainer = make(Script(*said), **loop)
-    assert trainer.run() == Outcome(ending, step, best, best_step)
+    assert trainer.run() == TrainResult(reason, step, best, best_step)
     assert (trainer.checkpoints.best(), trainer.checkpoints.steps()) == (best_step, kept)
     every = trainer.evaluate_every
     lines = [line["step"] for line in read_journal(tmp_path / "journal.jsonl")]
@@ -92,13 +92,18 @@ def test_it_ends_when_it_should_and_keeps_the_best(make, tmp_path, case):
 
 
 @pytest.mark.parametrize(
-    ("step", "ending", "kept"),
-    [(1, "asked", [1]), (3, "asked", [2, 3]), (4, "asked", [2, 4]), (6, "finished", [2, 4, 6])],
+    ("step", "reason", "kept"),
+    [
+        (1, "interrupted", [1]),
+        (3, "interrupted", [2, 3]),
+        (4, "interrupted", [2, 4]),
+        (6, "finished", [2, 4, 6]),
+    ],
 )
-def test_asked_to_stop_it_saves_the_step_it_is_at(make, step, ending, kept):
+def test_asked_to_stop_it_saves_the_step_it_is_at(make, step, reason, kept):
     trainer = make(Script(0.1, 0.2, 0.3), steps=6)
     outcome = trainer.run(should_stop=stops_at(step))
-    assert (outcome.ending, outcome.step) == (ending, step)
+    assert (outcome.reason, outcome.step) == (reason, step)
     assert trainer.checkpoints.steps() == kept
 
 
@@ -145,7 +150,7 @@ def test_a_loss_that_is_no_number_ends_it_and_saves_nothing(make, bad):
 def test_the_encoder_is_clipped_and_the_rows_are_not(make):
     trainer = make(Script(0.1), clip=1e-3)
     trainer.judge = lambda model: pytest.fail("not yet")
-    trainer.steps.take(0, 1)
+    trainer.steps.run_step(0, 1)
     norm = torch.stack([p.grad.norm() for p in trainer.model.encoder.parameters()]).norm()
     assert float(norm) == pytest.approx(1e-3, rel=1e-2)
 
