@@ -229,7 +229,7 @@ ALL_ALIKE = {
     "no example for the full loss": (lambda head: head.full_loss(GOOD[:0], TARGET[:0]), NO_EXAMPLE),
     "no query": (
         lambda head: head.sample(GOOD[:0]),
-        "the batch is empty: there is no query to sample for.",
+        "the batch is empty: there is no query to sample for. Skip such a batch.",
     ),
     "fewer classes than ranks": (
         lambda head: ShardedTable(2, D, row_optimizer=FUSED),

@@ -1,7 +1,8 @@
 """TAPAS: two-pass approximate adaptive sampling for softmax (Bai, Goldman, Zhang 2017).
 
-Per batch: draw a pool of r*n classes from Q; score it with the batch and keep n; softmax
-cross-entropy on targets and kept classes. r = 1 is sampled softmax.
+For each batch: draw a pool of r*n classes from a proposal Q, score the pool with the queries of
+the batch and keep n classes, then compute softmax cross-entropy over the targets and the kept
+classes. With r = 1 there is no second pass: that is sampled softmax.
 """
 
 from collections.abc import Mapping
@@ -27,21 +28,70 @@ from tapas.torch_modes import in_float32
 
 
 class TapasSoftmax(SharedSample):
-    """A softmax head over many classes that looks at few of them.
+    """Softmax cross-entropy over many classes, computed on a small sample of them.
+
+    The head takes the place of the last `nn.Linear` and of `cross_entropy`. It holds one weight
+    row and one bias for each class. `backward` computes gradients only for the rows in the sample,
+    and the `step` of an optimizer from `tapas.optim` moves those rows; the optimizers of
+    `torch.optim` do not see them.
+
+    >>> import tapas
+    >>> num_classes, dim = 20_000, 8
+    >>> counts = torch.arange(num_classes, 0, -1)  # how often training has each class
+    >>> encoder = torch.nn.LayerNorm(dim)  # stands for your model, whose outputs are (..., dim)
+    >>> head = tapas.TapasSoftmax(
+    ...     num_classes, dim, num_samples=100, proposal=tapas.Squashed(counts, alpha=0.75)
+    ... )
+    >>> optimizer = tapas.optim.Combined(
+    ...     torch.optim.AdamW(encoder.parameters()), tapas.optim.RowwiseAdagrad(head, lr=0.1)
+    ... )
+    >>> x, target = torch.eye(32, dim), torch.arange(32)
+    >>> loss = head(encoder(x), target)  # a scalar; 800 classes were drawn, 100 of them kept
+    >>> loss.backward()
+    >>> optimizer.step()
+    >>> scores, ids = head.topk(encoder(x), k=5)  # exact, over all classes
+    >>> ids.shape
+    torch.Size([32, 5])
 
     Args:
-        num_classes, dim: size of the class table; leave both out when you pass `table`.
-        num_samples: n, classes kept for the loss.
-        presample_factor: r; the pool has min(r*n, num_classes) classes. 1 is sampled softmax.
-        temperature: tau of the second pass, a number or a schedule. Never touches the loss. Lower
-            it with "top" alone: "priority" stays unbiased, but its variance grows without bound.
-        proposal: Q of the first pass; uniform when left out.
-        selection: "priority" (unbiased), "top" (the paper's), or a `Selection` of yours.
-        options: `table`, `row_optimizer`, `bias`, `seed` and so on; see `FlatHead`.
+        num_classes, dim: size of the table, C rows of D numbers. Leave both out if you pass
+            `table`.
+        num_samples: n, the number of classes kept for the loss, shared by the whole batch.
+        presample_factor: r. The pool has min(r*n, num_classes) classes; 1 is sampled softmax.
+        temperature: tau, divides the scores of the second pass and never those of the loss. A
+            number, or a schedule such as `tapas.Anneal`. Lower it with selection="top" only: with
+            "priority" a low temperature raises the variance without bound.
+        proposal: Q, what the pool is drawn from, such as `tapas.Squashed(counts, alpha=0.75)`.
+            The default is uniform, because the head does not know the counts; on all data sets
+            of docs/evidence.md that was worse.
+        selection: which classes of the pool are kept. "priority" weights them so that the
+            estimate of the partition sum Z is unbiased; log Z, and with it the loss, is too small
+            on average, as in every sampled softmax, and less so the better the sample is. "top"
+            keeps the highest scores without weights, as the paper does, and underestimates Z.
+            Or pass a `Selection` that you wrote.
+        table: rows that live elsewhere, such as `tapas.ShardedTable(num_classes, dim)`, or that
+            another head shares. By default the head creates a `LocalTable`, and `row_optimizer`,
+            `bias`, `dtype`, `num_shards` and `device` are passed to it.
+        row_optimizer: leave it out to use an optimizer of `tapas.optim` as above. A fused one,
+            `tapas.optim.RowwiseAdagrad.fused(lr=0.1)`, moves the rows inside `backward` instead.
+        bias: True (start at 0), False, or (C,) values to start at.
+        dtype: float32 or bfloat16, of the rows; the loss is computed in float32.
+        num_shards: emulate that many shards, each of which keeps its part of the sample.
+        device: of the rows; torch's default device if left out.
+        reduction: "mean" over examples, "sum" or "none", as in `cross_entropy`.
+        ignore_index: the target value that means padding.
+        seed: of all random draws and of the initial rows; `torch.manual_seed` has no effect.
 
-    The step counts training calls (those with gradients on, in training mode). Draws are
-    named by (seed, step), so that a resumed run repeats them and `sample` shows just what
-    the next `forward` on the same batch will keep.
+    Calling the head, `head(query, target, target_weight=None, context=None)`, returns the loss in
+    nats as float32: a scalar, or one value for each example with reduction="none". Shapes are in
+    `forward`. `topk`, `log_prob` and `full_loss` are exact and read all classes.
+
+    Unlike `cross_entropy` it has no `label_smoothing`, no class `weight` (pass
+    `target_weight=class_weight[target]`; the mean is still over examples) and no probabilities of
+    all classes as targets.
+
+    The draws of a step depend on `seed` and the number of training calls so far, so that a resumed
+    run repeats them, and `sample` returns what the next `forward` on the same batch will keep.
     """
 
     method = "tapas"
@@ -50,24 +100,30 @@ class TapasSoftmax(SharedSample):
     bibtex = ("bai2017tapas",)
     options: ClassVar[Options] = {
         **drawn_options(),
-        "presample_factor": Option(8, int, low=1, help="r; 1 is sampled softmax"),
-        "selection": Option(
-            "priority", ("priority", "top"), help="rule of the second pass; top is the paper's"
+        "presample_factor": Option(
+            8, int, low=1, help="r: the pool is r times num_samples; 1 is sampled softmax"
         ),
-        "temperature": Option(1.0, float, low=1e-6, high=1e6, help="tau of the second pass"),
+        "selection": Option(
+            "priority",
+            ("priority", "top"),
+            help="which classes of the pool are kept; top is the paper's rule",
+        ),
+        "temperature": Option(
+            1.0, float, low=1e-6, high=1e6, help="divides the scores of the second pass"
+        ),
         "anneal_to": Option(
             None,
             float,
             low=1e-6,
             high=1e6,
-            help="the temperature falls to this in a straight line over the run",
+            help="change the temperature linearly to this value over the run",
             part_of="temperature",
         ),
         "score_queries": Option(
             None,
             int,
             low=1,
-            help="queries that score the pool; left out: 64 for priority, all for top",
+            help="queries of a batch that score the pool; default: 64 for priority, all for top",
             part_of="selection",
         ),
     }
@@ -92,7 +148,8 @@ class TapasSoftmax(SharedSample):
         if self.table.num_shards > num_samples:
             raise UsageError(
                 f"num_shards is {self.table.num_shards}, but only num_samples={num_samples} "
-                "classes are kept: some shards would keep none. Keep at least one for each shard."
+                "classes are kept: some shards would keep none. Raise num_samples to at least "
+                "one for each shard."
             )
         self.proposal = build_proposal(proposal, self.table.num_classes)
         self.ranks.check_equal(
@@ -101,7 +158,7 @@ class TapasSoftmax(SharedSample):
 
     @property
     def temperature(self) -> float:
-        """tau at the current step."""
+        """tau of the current step."""
         value = self.schedule(self.step)
         check_temperature("temperature", value)
         return float(value)
@@ -112,7 +169,7 @@ class TapasSoftmax(SharedSample):
 
     @classmethod
     def papers_of(cls, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """The paper's, and that of priority sampling where a second pass uses it."""
+        """The TAPAS paper, and that of priority sampling if a second pass uses it."""
         both = options["selection"] == "priority" and options["presample_factor"] > 1
         return (*cls.bibtex, "duffield2007priority") if both else cls.bibtex
 
@@ -142,13 +199,13 @@ class TapasSoftmax(SharedSample):
     def _logits(self, batch: GlobalBatch) -> tuple[Tensor, Tensor]:
         pool, second_pass = self._two_passes(batch)
         scored = 0.0
-        if second_pass is not None:  # queries that do not score the pool score the kept classes
+        if second_pass is not None:  # scored by some queries of the batch only
             scored = len(pool) * len(second_pass.query) / len(batch.query)
         self._count_scores(self.num_samples + scored)
         return self.table.sampled_logits(batch, pool, second_pass)
 
     def _two_passes(self, batch: GlobalBatch) -> tuple[Candidates, SecondPass | None]:
-        """S' of this step, and how S is chosen from it."""
+        """The pool of this step, and how n classes are selected from it (None: all are kept)."""
         generator = stream(self.seed, "draws", self.step)
         proposal = self.proposal.conditioned_on(batch.context)
         pool = proposal.sample(self._pool_size, generator=generator)
@@ -161,10 +218,11 @@ class TapasSoftmax(SharedSample):
     def sample(
         self, query: Tensor, target: Tensor | None = None, *, context: Tensor | None = None
     ) -> Candidates:
-        """What the two passes keep for this batch, on the table's device.
+        """The classes kept for `query` (..., D): n ids and log expected counts.
 
-        With `target`, exactly what the next `forward` will keep; without it, no query has
-        targets of its own to leave out of its score.
+        With `target` (...,) or (..., L) exactly those that the next `forward` on this batch will
+        keep. Without it, targets are not left out of the scores of their examples. The result is
+        on the device of the table; `context` is as in `forward`.
         """
         if target is not None:
             return self.candidates(self._gather_all(query, target, context)[1])
@@ -176,7 +234,9 @@ class TapasSoftmax(SharedSample):
                 flat, nothing, context, step=self.step, gradients=self.table.gradients
             )
         if not len(batch.query):
-            raise UsageError("the batch is empty: there is no query to sample for.")
+            raise UsageError(
+                "the batch is empty: there is no query to sample for. Skip such a batch."
+            )
         return self.candidates(batch)
 
     def _gather_all(

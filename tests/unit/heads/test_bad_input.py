@@ -25,15 +25,15 @@ def beside_a_table(**options):
 
 
 class Beyond(tapas.Uniform):
-    """Draws classes that there are not."""
+    """Draws ids beyond the last class."""
 
     def draw(self, k, *, generator):
         return super().draw(k, generator=generator) + 4_900
 
 
 SHARDS = (
-    "num_shards is 6, but only num_samples=5 classes are kept: some shards would keep none. Keep "
-    "at least one for each shard."
+    "num_shards is 6, but only num_samples=5 classes are kept: some shards would keep none. Raise "
+    "num_samples to at least one for each shard."
 )
 FUSED = (
     "row_optimizer must be a fused one, such as tapas.optim.RowwiseAdagrad.fused(lr=0.1), or None "
@@ -86,7 +86,7 @@ WRONG = [  # a call, and how the words about it begin; where they end in a full 
     (lambda: head().sample(QUERY.tolist()), "query must be a torch.Tensor, got list"),
     (
         lambda: head().sample(QUERY[:0]),
-        "the batch is empty: there is no query to sample for.",
+        "the batch is empty: there is no query to sample for. Skip such a batch.",
     ),
     (
         lambda: head().half(),
