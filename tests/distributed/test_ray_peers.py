@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from contracts import test_table_answers, test_tables
 from contracts.tables import C, D
-from distributed.mortals import is_alive, processes_below, wait_until
+from distributed.crashing_peers import is_alive, processes_below, wait_until
 
 from tapas import PeerError, UsageError
 from tapas.optim import Adagrad

@@ -1,4 +1,4 @@
-"""Workers and servers that die, hang, or are asked to stop: nothing is lost that is not told."""
+"""Workers and servers that crash: the run continues, and the journal counts what was lost."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -6,21 +6,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from distributed import mortals
-from distributed.mortals import (
+from distributed import crashing_peers
+from distributed.crashing_peers import (
+    CrashingJob,
     Fault,
-    Here,
-    Stage,
-    forgotten,
-    killed,
-    story,
+    RestartingPeers,
+    kill_process,
+    raise_crash,
+    server_history,
 )
 from oracle.journeys import invoke, last_line, write_chain
 
 from tapas.checkpoints.folder import CheckpointFolder
 from tapas.data.source import LogSource
 from tapas.servers import job
-from tapas.servers import run as serving
+from tapas.servers import run as server_run
 from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, ServiceConfig, TrainConfig
 from tapas.training.journal import read_journal
 
@@ -50,7 +50,7 @@ def config(file):
     )
 
 
-ASKED_FOR_TOO_MUCH = [
+REFUSED = [
     (("--workers", 2), "workers need servers to keep the rows: add --servers 2, say."),
     (("--max-staleness", 0), "workers need servers to keep the rows: add --servers 2, say."),
     (("--servers", -1), "service.servers must be at least 0, got -1."),
@@ -68,10 +68,10 @@ ASKED_FOR_TOO_MUCH = [
 ]
 
 
-@pytest.mark.parametrize(("flags", "words"), ASKED_FOR_TOO_MUCH)
-def test_what_cannot_be_asked_for(file, flags, words, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("flags", "words"), REFUSED)
+def test_flags_that_are_refused(file, flags, words, tmp_path, monkeypatch):
     if "--ray-address" not in flags:
-        monkeypatch.setattr(serving, "on_ray", None)  # nothing may be started
+        monkeypatch.setattr(server_run, "on_ray", None)  # nothing may be started
     paths = ("--out", tmp_path / "run", "--cache", tmp_path / "cache")
     assert last_line(invoke("train", file, *paths, *flags)) == words
 
@@ -87,27 +87,27 @@ def test_servers_under_torchrun_are_refused(file, tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def ray_engine():
-    """One session of Ray for all runs whose driver is this process."""
+def on_ray():
+    """Starts peers on one Ray session, which all tests of this file share."""
     ray = pytest.importorskip("ray")
-    ray.cloudpickle.register_pickle_by_value(mortals)  # its processes cannot import it
-    with serving.on_ray() as start_peers:
+    ray.cloudpickle.register_pickle_by_value(crashing_peers)  # its processes cannot import it
+    with server_run.on_ray() as start_peers:
         yield start_peers
-    ray.cloudpickle.unregister_pickle_by_value(mortals)
+    ray.cloudpickle.unregister_pickle_by_value(crashing_peers)
 
 
 @pytest.fixture(params=["here", pytest.param("Ray", marks=pytest.mark.slow)])
-def stage(request, tmp_path):
-    """A function of faults: the start_peers under which they happen."""
+def crashing(request, tmp_path):
+    """A function that takes faults and returns the job in which they happen."""
     if request.param == "here":
-        start, die = Here, forgotten
+        start, crash = RestartingPeers, raise_crash
     else:
-        start, die = request.getfixturevalue("ray_engine"), killed
-    return lambda *faults: Stage(start, die, tmp_path / "notes", faults)
+        start, crash = request.getfixturevalue("on_ray"), kill_process
+    return lambda *faults: CrashingJob(start, crash, tmp_path / "records", faults)
 
 
 def train(config, out, start_peers):
-    return serving.train(config, out, cache=out.parent / "cache", start_peers=start_peers)
+    return server_run.train(config, out, cache=out.parent / "cache", start_peers=start_peers)
 
 
 def events(out, event):
@@ -118,12 +118,16 @@ def checkpoints(out):
     return CheckpointFolder(out / "checkpoints")
 
 
-def test_a_run_whose_worker_dies_is_the_undisturbed_one_bit_by_bit(config, stage, tmp_path):
-    """Before its step has moved anything; on Ray or in this process alike."""
-    start_peers = stage(Fault("worker 0", f"push to {ENCODER}", 4))
+def test_a_run_whose_worker_crashes_equals_an_undisturbed_run_bit_by_bit(
+    config, crashing, tmp_path
+):
+    """The worker crashes before its step has moved any row."""
+    start_peers = crashing(Fault("worker 0", f"push to {ENCODER}", 4))
     outcome = train(config, tmp_path / "broken", start_peers)
-    assert start_peers.victims() == ["worker 0"]
-    whole = train(config, tmp_path / "whole", Stage(Here, forgotten, tmp_path / "others"))
+    assert start_peers.crashed() == ["worker 0"]
+    whole = train(
+        config, tmp_path / "whole", CrashingJob(RestartingPeers, raise_crash, tmp_path / "others")
+    )
     assert outcome == whole
     (told,) = events(tmp_path / "broken", "restart")
     assert (told["step"], told["process"], told["rolled_back_updates"]) == (5, "worker 0", 0)
@@ -139,55 +143,55 @@ def test_a_run_whose_worker_dies_is_the_undisturbed_one_bit_by_bit(config, stage
         for name, tensor in one.tensors.items():
             assert torch.equal(tensor, other.tensors[name]), name
     for name in ("server 0", "server 1", ENCODER):
-        applied = story(start_peers.notes(name), SAVED).applied
+        applied = server_history(start_peers.records(name), SAVED).applied
         assert list(applied.values()) == [list(range(STEPS))]  # one process, each step once
 
 
-def test_servers_that_die_come_back_and_the_journal_says_what_was_lost(
-    config, stage, tmp_path, monkeypatch, request
+def test_crashed_servers_are_restarted_and_the_journal_says_what_was_lost(
+    config, crashing, tmp_path, monkeypatch, request
 ):
-    """Whenever it happens: before there is a checkpoint, and while one is saved."""
+    """Whether they crash before the first checkpoint, between two, or while one is saved."""
     faults = [
         Fault(ENCODER, "state"),  # the first checkpoint is being saved
-        Fault("worker", "push to server 1", 9),  # server 0 has been told
-        Fault("server 1", "save", 10, "after"),  # its rows are in a checkpoint that is not whole
-        Fault("server 0", "perish"),  # has begun again from the last but one, see below
+        Fault("worker", "push to server 1", 9),  # server 0 has applied its part of the push
+        Fault("server 1", "save", 10, "after"),  # its rows are in an incomplete checkpoint
+        Fault("server 0", "crash_now"),  # restarts from the checkpoint before the newest, see below
     ]
-    if request.node.callspec.params["stage"] == "here":  # each takes Ray five seconds
+    if request.node.callspec.params["crashing"] == "here":  # each takes Ray five seconds
         faults += [
-            Fault("server 1", "push", 0),  # nothing is saved yet, and nothing lost
-            Fault("server 0", "push", 7, "after"),  # nobody has heard of it
+            Fault("server 1", "push", 0),  # nothing saved yet, nothing lost
+            Fault("server 0", "push", 7, "after"),  # applied, but not acknowledged
             Fault(ENCODER, "push", 12),
         ]
-    start_peers = stage(*faults)
+    start_peers = crashing(*faults)
     inner = job.set_restore_point
 
     def set_restore_point(path, step):
         if step == 15:
-            start_peers.peers["server"].call(0, "perish").answer()
+            start_peers.peers["server"].call(0, "crash_now").answer()
         inner(path, step)
 
     monkeypatch.setattr(job, "set_restore_point", set_restore_point)
     service = replace(config.service, max_staleness=3)
     out = tmp_path / "run"
     outcome = train(replace(config, service=service), out, start_peers)
-    victims = start_peers.victims()
-    assert None not in victims
+    crashed = start_peers.crashed()
+    assert None not in crashed
     assert (outcome.reason, outcome.step) == ("finished", STEPS)
     assert checkpoints(out).steps() == SAVED
 
     told = {(line["process"], line["step"]): line for line in events(out, "restart")}
     assert len(told) == len(events(out, "restart")) == len(start_peers.faults)
     found = {place: line["rolled_back_updates"] for place, line in told.items()}
-    expected = {(victims[1], 10): 0}
+    expected = {(crashed[1], 10): 0}
     for name in ("server 0", "server 1", ENCODER):
-        restarts = story(start_peers.notes(name), SAVED).restarts
+        restarts = server_history(start_peers.records(name), SAVED).restarts
         expected |= {(name.removesuffix(" server 0"), step): n for step, n in restarts.items()}
     assert found == expected
     assert found["encoder", 5] == found["server 1", 10] == found["server 0", 20] == EVERY
 
-    states = [note for note in start_peers.notes(ENCODER) if note["what"] == "state"]
-    for step, note in zip(SAVED, states, strict=True):  # what was saved is of the same process
+    states = [note for note in start_peers.records(ENCODER) if note["what"] == "state"]
+    for step, note in zip(SAVED, states, strict=True):  # all tensors are of the same process
         tensors = checkpoints(out).load(step).tensors
         for name, value in note["sums"].items():
             assert float(tensors[f"model.{name}"].sum()) == pytest.approx(value, abs=1e-5)

@@ -1,4 +1,4 @@
-"""`tapas train` with servers, from a shell: one of them hangs, somebody says stop."""
+"""`tapas train --servers` as a process: a server hangs; Ctrl-C stops the run."""
 
 import os
 import re
@@ -6,20 +6,20 @@ import signal
 from contextlib import ExitStack
 
 import pytest
-from distributed.mortals import (
-    Here,
-    Stage,
-    forgotten,
+from distributed.crashing_peers import (
+    CrashingJob,
+    RestartingPeers,
     is_alive,
-    named_tapas,
     processes_below,
+    raise_crash,
+    tapas_with_process_names,
     wait_until,
 )
 from forked import Forked
 from oracle.journeys import ENVIRONMENT, write_chain
 
 from tapas.checkpoints.folder import CheckpointFolder
-from tapas.servers import run as serving
+from tapas.servers import run as server_run
 from tapas.training.journal import read_journal
 
 PATIENCE = 4  # seconds
@@ -39,7 +39,7 @@ def checkpoints(out):
 
 
 class Driver:
-    """`tapas` with `arguments` in `folder`, which has saved a checkpoint of its own by now."""
+    """`tapas` with `arguments`, run in `folder`; entered once it has saved a checkpoint."""
 
     def __init__(self, folder, *arguments):
         environment = {k: v for k, v in ENVIRONMENT.items() if k != "PYTHONWARNINGS"}
@@ -47,7 +47,11 @@ class Driver:
         self.names.unlink(missing_ok=True)
         self.found = checkpoints(folder / "run").steps()
         self.process = Forked(
-            *arguments, work=named_tapas, cwd=folder, env=environment, before=os.setpgrp
+            *arguments,
+            work=tapas_with_process_names,
+            cwd=folder,
+            env=environment,
+            before=os.setpgrp,
         )
         self.folder, self.done = folder, None
 
@@ -73,7 +77,7 @@ class Driver:
         return int(re.search(rf"^{name} \(pid (\d+) ", self.names.read_text(), re.M)[1])
 
     def end(self, code):
-        """What it said, when nobody is left."""
+        """Its lines on stderr, after all its processes have ended."""
         self.done = self.process.end(60)
         assert self.done.returncode == code, self.done.stderr
         assert "Traceback" not in self.done.stderr
@@ -82,7 +86,7 @@ class Driver:
 
 
 @pytest.mark.slow
-def test_a_server_that_hangs_and_ctrl_c_leave_a_run_that_goes_on(file, tmp_path):
+def test_a_run_can_be_resumed_after_a_hanging_server_and_after_ctrl_c(file, tmp_path):
     pytest.importorskip("ray")
     settings = ("loop.evaluate_every=10", "loop.patience=99999", f"loop.peer_seconds={PATIENCE}")
     begin = (
@@ -111,8 +115,8 @@ def test_a_server_that_hangs_and_ctrl_c_leave_a_run_that_goes_on(file, tmp_path)
         assert go_on == "Go on with `tapas train --resume run`."
 
     asked = iter([False, True])
-    start_peers = Stage(Here, forgotten, tmp_path / "notes")  # whatever runs them now
-    outcome = serving.resume(
+    start_peers = CrashingJob(RestartingPeers, raise_crash, tmp_path / "records")
+    outcome = server_run.resume(
         tmp_path / "run", start_peers=start_peers, should_stop=lambda: next(asked)
     )
     assert outcome.step > step

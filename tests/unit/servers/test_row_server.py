@@ -1,4 +1,4 @@
-"""A server against plain numpy: pushes once, versions, staleness, collisions, turns."""
+"""A row server against plain numpy: repeated pushes, versions, staleness, collisions, threads."""
 
 import re
 import threading
@@ -20,7 +20,7 @@ from tapas.servers.row_server import RowServer
 from tapas.tables.shard import Shard, TableSpec
 
 C, D, NUMBER = 31, 3, 1
-LR = 0.5  # and gradients are whole numbers: sums are exact in any order
+LR = 0.5  # gradients are integers, so sums are exact in any order
 ROWS = TableSpec(C, D, 3, SGD.fused(lr=LR))
 INPUTS = TableSpec(C, 2, 3, SGD.fused(lr=LR), seed=5, has_bias=False)
 SPECS = {"rows": ROWS, "inputs": INPUTS}
@@ -28,16 +28,16 @@ IDS = {name: spec.layout().ids_of(NUMBER).numpy() for name, spec in SPECS.items(
 BILLION = 1_000_000_000
 
 
-def a_server(*, settled=0, specs=SPECS):
-    """Server 1 of 3, whose rows start at 0."""
+def make_server(*, applied_below=0, specs=SPECS):
+    """Server 1 of 3, with rows of zeros."""
     shards = {name: spec.shard(NUMBER) for name, spec in specs.items()}
     for shard in shards.values():
         shard.weight.zero_()
-    return RowServer(NUMBER, shards, applied_below=settled)
+    return RowServer(NUMBER, shards, applied_below=applied_below)
 
 
 def gradients(key, size=3):
-    """Whole numbers for a few distinct classes of each table."""
+    """Integer gradients of a few distinct classes of each table."""
     draw = np.random.default_rng(key)
     found = {}
     for name, spec in SPECS.items():
@@ -53,19 +53,19 @@ def every_row(server):
     return {name: server.rows(name, ids)[:2] for name, ids in IDS.items()}
 
 
-class SlowServer:
-    """What `RowServer.push` means: a list of what was applied, looked through every time."""
+class ReferenceServer:
+    """`RowServer.push` written the slow way: a list of applied pushes, searched every time."""
 
-    def __init__(self, settled=0, rows=None):
-        self.settled, self.history = settled, []  # (sequence, {table: ids})
+    def __init__(self, applied_below=0, rows=None):
+        self.applied_below, self.history = applied_below, []  # (sequence, {table: ids})
         zeros = {n: (np.zeros((len(IDS[n]), SPECS[n].dim)), np.zeros(len(IDS[n]))) for n in IDS}
         self.rows = {name: (w.copy(), b.copy()) for name, (w, b) in (rows or zeros).items()}
 
     def has(self, sequence):
-        return sequence < self.settled or any(sequence == done for done, _ in self.history)
+        return sequence < self.applied_below or any(sequence == done for done, _ in self.history)
 
     def push(self, sequence, seen, grads):
-        """Rows pushed, and how many of them were among the pushes after version `seen`."""
+        """Staleness, rows pushed, and how many of them were moved after the first `seen` pushes."""
         staleness, later = max(0, len(self.history) - seen), self.history[seen:]
         rows = collided = 0
         for name, (ids, weight, bias, _) in grads.items():
@@ -86,84 +86,87 @@ class SlowServer:
 
 
 class Job:
-    """Steps of three workers whose pushes are lost, late, repeated; and a server that dies."""
+    """Three workers whose pushes are lost, late or repeated, and a server that dies."""
 
     def __init__(self):
-        self.server, self.slow = a_server(), SlowServer()
-        self.messages, self.unheard, self.push_results = [], set(), {}
-        self.saved, self.lost = (0, SlowServer().rows, {}), set()
+        self.server, self.reference = make_server(), ReferenceServer()
+        self.messages, self.unacknowledged, self.results = [], set(), {}
+        self.saved, self.lost = (0, ReferenceServer().rows, {}), set()
         self.counts, self.staleness = Counter(), Counter()
 
     @property
-    def settled(self):
-        return min(self.unheard, default=len(self.messages))
+    def acknowledged_below(self):
+        return min(self.unacknowledged, default=len(self.messages))
 
     def make(self, number):
-        """The next push, unless the oldest that nobody has heard of is too far behind."""
+        """Create the next push, unless the oldest unacknowledged one is too far behind."""
         sequence = len(self.messages)
-        if sequence - self.settled < 5:
+        if sequence - self.acknowledged_below < 5:
             seen = max(0, self.server.num_pushes - number % 4)
             grads = gradients((sequence, number))
-            self.messages.append((sequence % 3, sequence, self.settled, seen, grads))
-            self.unheard.add(sequence)
+            self.messages.append((sequence % 3, sequence, self.acknowledged_below, seen, grads))
+            self.unacknowledged.add(sequence)
 
     def deliver(self, sequence):
-        message, is_fresh = self.messages[sequence], not self.slow.has(sequence)
+        message, is_fresh = self.messages[sequence], not self.reference.has(sequence)
         result = self.server.push(*message)
         assert result.fresh == is_fresh
         if is_fresh:
-            found = self.slow.push(sequence, *message[3:])
-            version = (self.server.incarnation, len(self.slow.history))
+            found = self.reference.push(sequence, *message[3:])
+            version = (self.server.incarnation, len(self.reference.history))
             assert result == PushResult(True, *found, version)
-            self.push_results[sequence] = result
+            self.results[sequence] = result
             self.staleness[found[0]] += 1
             self.counts.update(rows=found[1], collided=found[2])
-        elif sequence >= max(self.settled, self.saved[0]):
-            assert result == self.push_results[sequence]._replace(fresh=False)
+        elif sequence >= max(self.acknowledged_below, self.saved[0]):
+            assert result == self.results[sequence]._replace(fresh=False)
         self.counts["repeated"] += not is_fresh
-        assert self.server.num_pushes == len(self.slow.history)
+        assert self.server.num_pushes == len(self.reference.history)
 
-    def late(self, number, *, is_heard):
-        for sequence in sorted(self.unheard)[number % 5 :][:1]:
+    def late(self, number, *, is_acknowledged):
+        for sequence in sorted(self.unacknowledged)[number % 5 :][:1]:
             self.deliver(sequence)
-            self.unheard -= {sequence} if is_heard else set()
+            self.unacknowledged -= {sequence} if is_acknowledged else set()
 
     def again(self, number):
-        """A push that has been answered comes once more."""
-        heard = sorted(set(range(len(self.messages))) - self.unheard - self.lost)
-        if heard:
-            self.deliver(heard[number % len(heard)])
+        """An acknowledged push arrives once more."""
+        done = sorted(set(range(len(self.messages))) - self.unacknowledged - self.lost)
+        if done:
+            self.deliver(done[number % len(done)])
 
     def save(self, number):
-        if not self.unheard:  # before a checkpoint no step is under way
+        if not self.unacknowledged:  # no step is in flight during a checkpoint
             state = {name: self.server.state(name) for name in SPECS}
             state = {n: ({k: v.copy() for k, v in t.items()}, u) for n, (t, u) in state.items()}
-            rows = SlowServer(rows=self.slow.rows).rows
+            rows = ReferenceServer(rows=self.reference.rows).rows
             self.saved, self.lost = (len(self.messages), rows, state), set()
 
     def kill(self, number):
-        settled, rows, state = self.saved
-        self.server, self.slow = a_server(applied_below=settled), SlowServer(settled, rows)
+        saved_step, rows, state = self.saved
+        self.server, self.reference = (
+            make_server(applied_below=saved_step),
+            ReferenceServer(saved_step, rows),
+        )
         for name, (tensors, num_updates) in state.items():
             self.server.load(name, tensors, num_updates)
-        self.lost |= set(range(settled, len(self.messages))) - self.unheard
+        self.lost |= set(range(saved_step, len(self.messages))) - self.unacknowledged
         self.counts, self.staleness = Counter(), Counter()
-        assert self.server.status()["restored"] == settled
+        assert self.server.status()["restored"] == saved_step
 
     def run(self, events):
         acts = {
             "make": self.make,
-            "answered": lambda number: self.late(number, is_heard=True),
-            "answer lost": lambda number: self.late(number, is_heard=False),
+            "answered": lambda number: self.late(number, is_acknowledged=True),
+            "answer lost": lambda number: self.late(number, is_acknowledged=False),
             "again": self.again,
             "save": self.save,
             "kill": self.kill,
         }
         for act, number in events:
             acts[act](number)
-        while self.unheard:
-            self.late(0, is_heard=True)
-        self.slow.check(self.server)
+        while self.unacknowledged:
+            self.late(0, is_acknowledged=True)
+        self.reference.check(self.server)
         status = self.server.status()
         assert status["staleness"] == self.staleness
         for name in ("rows", "collided", "repeated"):
@@ -181,23 +184,23 @@ def events(acts):
 @settings(max_examples=40)
 @given(events(NORMAL))
 def test_every_push_is_applied_once_whatever_is_lost_repeated_or_late(acts):
-    job, total = Job(), SlowServer()
+    job, total = Job(), ReferenceServer()
     job.run(acts)
     for _, sequence, _, seen, grads in job.messages:
         total.push(sequence, seen, grads)
-    total.check(job.server)  # all of them, in another order
+    total.check(job.server)  # all pushes, in another order
     assert job.server.num_pushes == len(job.messages)
 
 
 @settings(max_examples=40)
 @given(events([*NORMAL, "answered", "save", "save", "kill"]))
-def test_a_server_that_comes_back_has_old_pushes_and_takes_those_nobody_heard_of(acts):
-    """Those heard of after the checkpoint are lost: they do not come again."""
+def test_a_restarted_server_has_the_saved_pushes_and_applies_the_unacknowledged_ones(acts):
+    """Pushes acknowledged after the checkpoint are lost: workers do not send them again."""
     Job().run(acts)
 
 
-def test_after_a_restart_what_was_computed_from_versions_of_the_first_server_is_not_stale():
-    server = a_server(applied_below=4)
+def test_after_a_restart_pushes_computed_from_the_old_process_count_as_not_stale():
+    server = make_server(applied_below=4)
     assert [server.push(k % 2, k, 0, k, gradients(k)).fresh for k in (3, 4, 5)] == [
         False,
         True,
@@ -205,12 +208,12 @@ def test_after_a_restart_what_was_computed_from_versions_of_the_first_server_is_
     ]
     assert server.status()["staleness"] == {0: 2}
     assert server.num_pushes == 2
-    assert server.incarnation != a_server(applied_below=4).incarnation
+    assert server.incarnation != make_server(applied_below=4).incarnation
 
 
-def test_what_is_settled_is_forgotten():
-    """Else a long run would fill the memory with push_results."""
-    server, ones = a_server(), np.ones((len(IDS["rows"]), D), np.float32)
+def test_acknowledged_pushes_are_forgotten():
+    """Otherwise the results of a long run would fill the memory."""
+    server, ones = make_server(), np.ones((len(IDS["rows"]), D), np.float32)
     grads = {"rows": Gradients(IDS["rows"], ones, ones[:, 0])}
     first = [server.push(0, k, max(0, k - 3), k, grads) for k in range(9)]
     assert {result.rows for result in first} == {len(IDS["rows"])}
@@ -221,10 +224,10 @@ def test_what_is_settled_is_forgotten():
 
 FOREIGN, ONES = ROWS.layout().ids_of(2).numpy()[:1], np.ones((2, D), np.float32)
 NO_TABLE = "server 1 has no table '{}'. It has: inputs, rows."
-REFUSED = {  # the arguments of a verb, and what is told
+REFUSED = {  # arguments of a method, and the error
     "rows": [
         (("row", IDS["rows"]), NO_TABLE.format("row")),
-        # workers that place classes otherwise than servers would read and write foreign memory
+        # with another placement, workers would read and write memory outside the shard
         (("rows", FOREIGN), f"class {FOREIGN[0]} of 'rows' is not on server 1"),
     ],
     "score": [
@@ -253,28 +256,28 @@ REFUSED = {  # the arguments of a verb, and what is told
 
 
 @pytest.mark.parametrize("verb", REFUSED)
-def test_what_a_server_cannot_do_is_told_and_moves_nothing(verb):
-    """Whatever else is in a push; it may come again, and the lock is free."""
-    server, good = a_server(), gradients(1)
+def test_a_refused_request_changes_nothing(verb):
+    """Valid parts of a refused push are not applied either; afterwards the lock is free."""
+    server, good = make_server(), gradients(1)
     for args, words in REFUSED[verb]:
         call = (0, 0, 0, 0, good | args) if verb == "push" else args
         with native.switched_off(), pytest.raises(UsageError, match=re.escape(words)):
             getattr(server, verb)(*call)
-    SlowServer().check(server)
+    ReferenceServer().check(server)
     assert server.num_pushes == 0
     assert server.push(0, 0, 0, 0, good).fresh
     assert server.status()["staleness"] == {0: 1}
 
 
-def test_threads_take_turns_and_never_see_a_push_half_done(monkeypatch):
-    """Every push moves all rows by the same: a row is the version times that, or is torn."""
-    server, ids = a_server(), IDS["rows"]
+def test_threads_never_see_a_push_half_applied(monkeypatch):
+    """Each push moves all rows by the same amount, so every row read is a multiple of it."""
+    server, ids = make_server(), IDS["rows"]
     shard, ones = server.shards["rows"], np.ones((len(ids), D), np.float32)
 
     def move_slowly(update, gradients, state):
         for place in torch.randperm(len(gradients.ids), generator=torch.Generator()).split(4):
             Shard.move_rows(shard, update, RowGradients(*(x[place] for x in gradients)), state)
-            time.sleep(1e-4)  # whoever waits for the lock, or for nothing, may run
+            time.sleep(1e-4)  # lets other threads run
 
     monkeypatch.setattr(shard, "move_rows", move_slowly)
     torn, reads = [], Counter()
@@ -298,13 +301,13 @@ def test_threads_take_turns_and_never_see_a_push_half_done(monkeypatch):
     for thread in threads:
         thread.join(timeout=20)
     assert not any(torn)
-    assert len(reads) > 1  # some between the first push and the last
+    assert len(reads) > 1  # some reads fell between the first push and the last
     assert server.num_pushes == 40
     assert (server.rows("rows", ids)[0] == -LR * 40).all()
 
 
-def test_queues_and_seconds_are_counted_and_told_while_others_wait(monkeypatch):
-    server, ids = a_server(), IDS["rows"]
+def test_status_counts_queues_and_busy_seconds_and_needs_no_lock(monkeypatch):
+    server, ids = make_server(), IDS["rows"]
     inside, go_on = threading.Event(), threading.Event()
 
     def log_partition(*args):
@@ -334,12 +337,12 @@ def test_queues_and_seconds_are_counted_and_told_while_others_wait(monkeypatch):
     assert status["queue"] == {0: 2, 1: 1, 2: 1, 3: 1}
     assert status["requests"] == {"log_partition": 1, "rows": 4}
     assert status["busy_seconds"]["log_partition"] >= held
-    assert status["busy_seconds"]["rows"] < held  # waiting is not work
+    assert status["busy_seconds"]["rows"] < held  # waiting for the lock does not count
 
 
 @pytest.mark.parametrize("placement", ["contiguous", "random"])
 def test_the_last_of_a_billion_classes(placement, monkeypatch):
-    """Ids that float32 cannot tell apart; ten rows, of so many servers."""
+    """Such ids are not distinct in float32. Each of the many servers has ten rows."""
     monkeypatch.setattr(Shard, "init_rows", lambda self, weight: weight.zero_())
     spec = TableSpec(BILLION, D, BILLION // 10, SGD.fused(lr=LR), placement=placement)
     number = BILLION // 10 - 1
@@ -352,9 +355,9 @@ def test_the_last_of_a_billion_classes(placement, monkeypatch):
     weight, bias, _ = server.rows("rows", ids)
     assert weight[:, 0].tolist() == bias.tolist() == [0.5 * (i in (4, 9)) for i in range(10)]
     assert server.topk("rows", ones, 3, None)[1][1].tolist() == ids[[4, 9, 0]].tolist()
-    banned = np.array([[-1, 3], [ids[4], 7]])
-    assert server.topk("rows", ones, 1, banned)[1][:, 0].tolist() == ids[[4, 9]].tolist()
+    excluded = np.array([[-1, 3], [ids[4], 7]])
+    assert server.topk("rows", ones, 1, excluded)[1][:, 0].tolist() == ids[[4, 9]].tolist()
     zeros = np.zeros(10, np.float32)
     how = Scoring(Top(), 1.0, True)
-    ask = ("rows", ones, banned, how, ids, zeros, zeros[:0], 2, ids[:1])
+    ask = ("rows", ones, excluded, how, ids, zeros, zeros[:0], 2, ids[:1])
     assert server.score(*ask).ids.tolist() == ids[[4, 9]].tolist()

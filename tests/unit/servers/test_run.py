@@ -1,4 +1,4 @@
-"""A run with workers and servers, all in this process: the one that one process would have made."""
+"""Runs with workers and servers, all in this process, against runs of one process."""
 
 from collections import Counter
 from dataclasses import replace
@@ -11,11 +11,11 @@ from oracle.journeys import write_chain
 
 from tapas import DataError, PeerError, UsageError
 from tapas.data.source import LogSource
-from tapas.servers import run as serving
+from tapas.servers import run as server_run
 from tapas.servers.peers import InProcess
 from tapas.servers.training_server import restore_point, set_restore_point
 from tapas.tables.placement import Placement
-from tapas.training import run as session
+from tapas.training import run as local_run
 from tapas.training.build import build_training
 from tapas.training.config import (
     HeadConfig,
@@ -66,24 +66,24 @@ def on_servers(file, name="own inputs", *, loop=LOOP, **service):
 
 
 def after(num_steps):
-    """Asked to stop once so many are done."""
+    """A `should_stop` that is true after `num_steps` steps."""
     asked = iter([False] * (num_steps - 1) + [True])
     return lambda: next(asked)
 
 
 def train(config, out, **options):
-    run = serving if config.service.servers else session
-    return run.train(config, out, cache=out.parent / "cache", **options)
+    module = server_run if config.service.servers else local_run
+    return module.train(config, out, cache=out.parent / "cache", **options)
 
 
 @pytest.mark.parametrize(
     ("name", "servers", "workers"),
     [("own inputs", 3, 1), ("shared inputs, the paper's rule", 2, 3), ("copy part", 1, 2)],
 )
-def test_steps_one_by_one_are_those_of_one_process_with_as_many_shards(
+def test_at_staleness_0_a_run_equals_one_process_with_as_many_shards(
     file, name, servers, workers, tmp_path, monkeypatch
 ):
-    """However many workers take them: at staleness 0 each sees all that came before it."""
+    """With any number of workers: at staleness 0 each step sees all updates before it."""
 
     def build_with_shards(*args):
         parts = build_training(*args)
@@ -94,7 +94,7 @@ def test_steps_one_by_one_are_those_of_one_process_with_as_many_shards(
 
     config = on_servers(file, name, servers=servers, workers=workers, max_staleness=0)
     served = train(config, tmp_path / "served", start_peers=start_peers)
-    monkeypatch.setattr(session, "build_training", build_with_shards)
+    monkeypatch.setattr(local_run, "build_training", build_with_shards)
     alone = train(configs(file)[name], tmp_path / "alone")
     assert served.step == alone.step == 12
     assert served.best == pytest.approx(alone.best)
@@ -110,12 +110,12 @@ def test_steps_one_by_one_are_those_of_one_process_with_as_many_shards(
     assert judged[0] == pytest.approx(judged[1], rel=1e-4)
 
 
-def test_a_run_that_is_stopped_goes_on_to_the_same_end(file, tmp_path):
+def test_a_stopped_run_resumes_to_the_same_end(file, tmp_path):
     config = on_servers(file, servers=2, workers=2, max_staleness=0)
     outcome = train(config, tmp_path / "stopped", start_peers=start_peers, should_stop=after(7))
     assert (outcome.reason, outcome.step) == ("interrupted", 7)
     said = []
-    serving.resume(tmp_path / "stopped", status=said.append, start_peers=start_peers)
+    server_run.resume(tmp_path / "stopped", status=said.append, start_peers=start_peers)
     assert said[0] == "Going on from step 7."
     train(config, tmp_path / "whole", start_peers=start_peers)
     one, other = (
@@ -125,8 +125,8 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_end(file, tmp_path):
     assert all(torch.equal(one[name], other[name]) for name in tensors)
 
 
-def test_steps_ahead_stop_at_an_evaluation_and_are_settled_when_asked(file, tmp_path):
-    """Asked to stop after the first step, with four more under way: those count, too."""
+def test_steps_ahead_end_at_an_evaluation_and_are_finished_before_a_stop(file, tmp_path):
+    """Stopped after the first step while four more are in flight: those count, too."""
     config = on_servers(file, servers=2, workers=2, max_staleness=8)
     outcome = train(config, tmp_path / "run", start_peers=start_peers, should_stop=lambda: True)
     assert (outcome.reason, outcome.step) == ("interrupted", 5)
@@ -153,7 +153,7 @@ def test_one_process_refuses_to_train_what_is_for_servers(file, tmp_path):
     config = on_servers(file, servers=2)
     words = r"^service\.servers is 2: `tapas\.servers\.run` trains such a run, or set it to 0\.$"
     with pytest.raises(UsageError, match=words):
-        session.train(config, tmp_path / "run", cache=tmp_path / "cache")
+        local_run.train(config, tmp_path / "run", cache=tmp_path / "cache")
     assert not list(tmp_path.iterdir())
 
 
@@ -166,10 +166,10 @@ def test_a_run_goes_on_with_other_numbers_of_servers_and_without_any(file, tmp_p
     train(config, tmp_path / "whole", start_peers=start_peers)
     train(config, tmp_path / "run", start_peers=start_peers, should_stop=after(4))
     two = ServiceConfig(servers=2, max_staleness=0)
-    serving.resume(tmp_path / "run", start_peers=start_peers, service=two, should_stop=after(4))
+    server_run.resume(tmp_path / "run", start_peers=start_peers, service=two, should_stop=after(4))
     assert open_run(tmp_path / "run").config.service == two
     assert open_run(tmp_path / "run").checkpoints.steps()[-1] == 8
-    session.resume(tmp_path / "run", service=ServiceConfig())
+    local_run.resume(tmp_path / "run", service=ServiceConfig())
     one, other = (
         load_model(open_run(tmp_path / name), 12)[0].state_dict() for name in ("run", "whole")
     )
@@ -178,8 +178,8 @@ def test_a_run_goes_on_with_other_numbers_of_servers_and_without_any(file, tmp_p
         torch.testing.assert_close(one[name], other[name], rtol=1e-4, atol=1e-5)
 
 
-def test_processes_are_told_absolute_folders(file, tmp_path, monkeypatch):
-    """Their own working folder may be another."""
+def test_processes_get_absolute_paths(file, tmp_path, monkeypatch):
+    """Their working directory may differ."""
     seen = []
 
     def noting(kind, factories, **options):
@@ -191,7 +191,7 @@ def test_processes_are_told_absolute_folders(file, tmp_path, monkeypatch):
     assert set(seen) == {tmp_path / "run"}
 
 
-def test_what_is_refused_makes_and_changes_nothing(file, tmp_path):
+def test_a_refused_run_creates_and_changes_no_file(file, tmp_path):
     too_many = r"^cannot spread 53 classes over 54 shards\. Use at most 53\.$"
     with pytest.raises(UsageError, match=too_many):
         train(on_servers(file, servers=54), tmp_path / "run", start_peers=start_peers)
@@ -206,14 +206,16 @@ def test_what_is_refused_makes_and_changes_nothing(file, tmp_path):
         (0, 41, r"^no checkpoint of step 41 in "),
     ):
         service = ServiceConfig(servers=servers)
-        resume = partial(serving.resume, start_peers=start_peers) if servers else session.resume
+        resume = (
+            partial(server_run.resume, start_peers=start_peers) if servers else local_run.resume
+        )
         with pytest.raises(UsageError, match=words):
             resume(tmp_path / "run", step=step, service=service)
         assert (tmp_path / "run" / "config.toml").read_bytes() == before
 
 
 class Later:
-    """Peers whose calls are made when somebody looks, the last one first."""
+    """Peers whose calls are made when they are waited for, the last one first."""
 
     def __init__(self, kind, factories):
         self.inner = InProcess(kind, [make() for make in factories])
@@ -245,8 +247,8 @@ class Waiting:
 
 
 @pytest.mark.parametrize(("workers", "staleness"), [(1, 0), (2, 3), (3, 5)])
-def test_no_more_steps_are_under_way_than_staleness_allows(file, tmp_path, workers, staleness):
-    """And the load is even: no worker has two steps more than another."""
+def test_no_more_steps_are_in_flight_than_staleness_allows(file, tmp_path, workers, staleness):
+    """And the load is even: no worker gets two steps more than another."""
     started = {}
 
     def lazily(kind, factories, **options):
@@ -265,8 +267,8 @@ def test_no_more_steps_are_under_way_than_staleness_allows(file, tmp_path, worke
     assert versions == [12, 12]
 
 
-def test_what_was_rolled_back_is_told_even_if_a_server_hangs_then(file, tmp_path):
-    """The journal's line of a restart comes before the load of servers, which is asked for."""
+def test_rolled_back_updates_are_reported_even_if_a_server_hangs_afterwards(file, tmp_path):
+    """The journal's restart lines are written before the servers are asked for their load."""
     started = {}
 
     def start(kind, factories, **options):
