@@ -140,7 +140,7 @@ def _train(run: RealRun, place: Place, judged: PointEvaluator, split: Split) -> 
         if whole:
             final.update(judged.scores(*lists))
         if run.points == TEST:
-            found = judged.few(*lists, few)
+            found = judged.quick_scores(*lists, few)
             curve.append({"step": number, "seconds": round(seconds, 2), **found})
             if probes:
                 looks.append({"step": number, **probed.look(model)})

@@ -4,7 +4,7 @@ import math
 
 
 def clean(ranked, target):
-    """The list with every id blanked but its first mention, and the set of true ids."""
+    """The list with repeated and negative ids replaced by None, and the set of true ids."""
     seen, once = set(), []
     for class_id in ranked:
         once.append(class_id if class_id >= 0 and class_id not in seen else None)

@@ -155,10 +155,10 @@ def _final(
         nonlocal peak
         peak = peak or peak_bytes()  # judging takes memory of its own, which is not the method's
         most = len(stop.points)
-        valid = float(stop.few(*_rank(model, stop, most), most)["map@20"])
+        valid = float(stop.quick_scores(*_rank(model, stop, most), most)["map@20"])
         seconds = round(number * run.step_seconds, 3)
         told = {"share": shares[number], "step": number, "seconds": seconds, "validation": valid}
-        curve.append(told | judged.few(*_rank(model, judged, few), few))
+        curve.append(told | judged.quick_scores(*_rank(model, judged, few), few))
         return valid
 
     train_seconds = train_and_evaluate(parts, shares, evaluate)

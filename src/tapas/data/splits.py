@@ -82,6 +82,9 @@ class EvalPoints:
     def __len__(self) -> int:
         return len(self.user)
 
+    def __getitem__(self, index: slice | NDArray[np.int64]) -> "EvalPoints":
+        return EvalPoints(self.user[index], self.point[index], self.limit[index])
+
 
 @dataclass(frozen=True, slots=True)
 class Split:

@@ -1,1 +1,1 @@
-"""How good lists are: metrics with intervals, beside counting baselines."""
+"""Evaluation of ranked lists: metrics with confidence intervals, and counting baselines."""

@@ -1,4 +1,4 @@
-"""A model beside three baselines, on what its training never saw."""
+"""Evaluation of a model and three counting baselines on held-out events."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tapas.data.event_log import EventLog
 from tapas.data.splits import EvalPoints, Split, next_items_at
 from tapas.errors import UsageError, choice
-from tapas.evaluation.baselines import CoOccurrence, MostPopular, OwnMostFrequent
+from tapas.evaluation.baselines import CoOccurrence, MostPopular, UserMostFrequent
 from tapas.evaluation.intervals import Interval
 from tapas.evaluation.ranked_lists import (
     ListRules,
@@ -31,14 +31,17 @@ from tapas.tables.ranks import ONE_PROCESS, Ranks
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Scores of the model (first) and of each baseline on the same examples."""
+    """Scores of the model (first) and of each baseline on the same examples.
+
+    The names of the fields are those of `tapas evaluate --json`.
+    """
 
     part: str  # "test" or "validation"
     exclude_seen: bool
-    num_targets: int  # items to be found for each example, at most
+    num_targets: int  # most targets of an example
     scores: dict[str, Scores]
-    lead: dict[str, Interval]  # MAP@20 of the model minus that of each baseline, in pairs
-    split: dict[str, Any]  # how many events and users, and what training never saw
+    lead: dict[str, Interval]  # MAP@20 of the model minus that of each baseline, paired
+    split: dict[str, Any]  # `Split.report`, and the number of targets seen before
 
 
 def evaluate(
@@ -53,7 +56,11 @@ def evaluate(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     ranks: Ranks = ONE_PROCESS,
 ) -> Evaluation:
-    """Exact, over all items; at the first `limit` examples of a part of the split."""
+    """Rank all items exactly, for the model and the baselines, at the points of one split.
+
+    `split_name` is "test" or "validation"; `limit` evaluates only the first examples.
+    `on_progress(done, total)` is called after each chunk of examples.
+    """
     points, target = held_out(
         log, split, rules, split_name=split_name, num_targets=num_targets, limit=limit
     )
@@ -65,7 +72,7 @@ def evaluate(
     arrays = (log.items, log.offsets, split.train_counts)
     for name, baseline in {
         "most popular": MostPopular(*arrays),
-        "own most frequent": OwnMostFrequent(*arrays),
+        "own most frequent": UserMostFrequent(*arrays),
         "co-occurrence": CoOccurrence(*arrays, times=log.times, train_end=split.train_end),
     }.items():
         found = baseline.rank(
@@ -106,7 +113,11 @@ def held_out(
     num_targets: int,
     limit: int | None = None,
 ) -> tuple[EvalPoints, NDArray[np.int64]]:
-    """Where to evaluate, and the next `num_targets` items there, (P, L), that lists can find."""
+    """The points of a split, and the next `num_targets` items at each, (P, L), padded with -1.
+
+    With `rules.exclude_seen` items of the history are no targets. Raises `UsageError` if the split
+    is unknown or empty.
+    """
     points = choice("split", split_name, {"test": split.test, "validation": split.validation})
     if not len(points):
         raise UsageError(
@@ -114,14 +125,14 @@ def held_out(
             "evaluate on the other split."
         )
     if limit is not None:
-        points = EvalPoints(points.user[:limit], points.point[:limit], points.limit[:limit])
+        points = points[:limit]
     target = next_items_at(log, points, num_targets)
     return points, without_seen(log, points, target) if rules.exclude_seen else target
 
 
 def _without(ranked: NDArray[np.int64], excluded: int | None) -> NDArray[np.int64]:
-    """The first 20 of each row of `ranked` (P, 21) that are not `excluded`."""
+    """The first 20 ids of each row of `ranked` (P, 21) without `excluded`."""
     if excluded is None:
         return ranked[:, :LIST_LENGTH]
-    order = np.argsort(ranked == excluded, axis=1, kind="stable")  # which goes to the end
+    order = np.argsort(ranked == excluded, axis=1, kind="stable")  # excluded goes last
     return np.take_along_axis(ranked, order, axis=1)[:, :LIST_LENGTH]

@@ -1,4 +1,4 @@
-"""Means with intervals: over users and seeds by bootstrap, over a few seeds by Student's t."""
+"""Confidence intervals of means: block bootstrap over users and seeds, Student's t over seeds."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from tapas.errors import UsageError
 
 RESAMPLES = 2_000
-Result = Mapping[str, Any]  # a line of a ledger, with sums over blocks of users
+Result = Mapping[str, Any]  # one line of a ledger, with metric sums for each block of users
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean and the ends of its 95 % interval, infinite where there is only one value."""
+    """A mean and its 95 % confidence interval, which is infinite for a single value."""
 
     mean: float
     low: float
@@ -49,18 +49,21 @@ class Interval:
 
 
 def block_bootstrap(results: Sequence[Result], metric: str) -> Interval:
-    """Mean of "map@20" or "loss" over the seeds in `results`."""
+    """Interval of the mean of `metric` over the runs in `results`, one run for each seed.
+
+    Seeds and blocks of users are resampled; `metric` is "map@20" or "loss".
+    """
     return _percentile_interval(_resampled([results], metric)[0])
 
 
 def difference(ours: Sequence[Result], theirs: Sequence[Result], metric: str) -> Interval:
-    """Mean of ours minus theirs, over the seeds both have."""
+    """Interval of ours - theirs, paired by seed; raises `UsageError` without a common seed."""
     a, b = _resampled(_paired(ours, theirs), metric)
     return _percentile_interval(a - b)
 
 
 def relative_difference(ours: Sequence[Result], theirs: Sequence[Result], metric: str) -> Interval:
-    """Ours over theirs, less 1."""
+    """Interval of ours / theirs - 1, paired by seed."""
     a, b = _resampled(_paired(ours, theirs), metric)
     return _percentile_interval(a / b - 1)
 
@@ -68,9 +71,9 @@ def relative_difference(ours: Sequence[Result], theirs: Sequence[Result], metric
 def share_of_gap(
     low: Sequence[Result], ours: Sequence[Result], high: Sequence[Result], metric: str
 ) -> Interval | None:
-    """How far `ours` is on the way from `low` to `high`: 0 is no gain, 1 is all of it.
+    """Share of the gap from `low` to `high` that `ours` closes: (ours - low) / (high - low).
 
-    None where the interval of the way itself reaches 0: there is nothing to close.
+    None if the gap itself is not significantly above 0.
     """
     a, b, c = _resampled(_paired(low, ours, high), metric)
     if not _percentile_interval(c - a).above_zero:
@@ -79,7 +82,7 @@ def share_of_gap(
 
 
 def _paired(*groups: Sequence[Result]) -> list[list[Result]]:
-    """The results of the seeds that all groups have, in one order."""
+    """The results of the seeds that all groups share, in the same order."""
     by_seed = [{result["run"]["seed"]: result for result in group} for group in groups]
     common = sorted(set.intersection(*(set(group) for group in by_seed)))
     if not common:
@@ -88,7 +91,7 @@ def _paired(*groups: Sequence[Result]) -> list[list[Result]]:
 
 
 def _resampled(groups: Sequence[Sequence[Result]], metric: str) -> list[Floats]:
-    """For each group the mean, and after it the means of 2,000 resamples: (2001,) each."""
+    """For each group its mean, followed by the means of 2,000 resamples: (2001,) each."""
     draw = np.random.default_rng(0)
     points = np.array(groups[0][0]["blocks"]["points"])
     num_seeds, num_blocks = len(groups[0]), len(points)
@@ -98,25 +101,28 @@ def _resampled(groups: Sequence[Sequence[Result]], metric: str) -> list[Floats]:
     found = []
     for group in groups:
         if any(result["blocks"]["points"] != points.tolist() for result in group):
-            raise UsageError("these results were judged at different points.")
+            raise UsageError(
+                "these results were evaluated at different points and cannot be compared."
+            )
         sums = np.array([result["blocks"][metric] for result in group])  # (seeds, blocks)
-        whole = sums.mean(axis=0).sum() / points.sum()
-        again = (sums[seeds].mean(axis=1) * times).sum(axis=1) / (times @ points)
-        found.append(np.append(whole, again))
+        mean = sums.mean(axis=0).sum() / points.sum()
+        resampled = (sums[seeds].mean(axis=1) * times).sum(axis=1) / (times @ points)
+        found.append(np.append(mean, resampled))
     return found
 
 
 def _percentile_interval(values: Floats) -> Interval:
+    """Interval of the mean values[0] from its resamples values[1:]."""
     low, high = np.quantile(values[1:], [0.025, 0.975])
     return Interval(float(values[0]), float(low), float(high))
 
 
-# two-sided 95 % points of Student's t for 1 .. 9 degrees of freedom
+# two-sided 95 % quantiles of Student's t for 1 .. 9 degrees of freedom
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 def student_interval(values: Sequence[float]) -> Interval:
-    """Student's 95 % interval of the mean; infinitely wide for a single value."""
+    """Student's 95 % interval of the mean of `values`; infinite for a single value."""
     mean = sum(values) / len(values)
     if len(values) < 2:
         return Interval(mean, -math.inf, math.inf)
@@ -127,12 +133,12 @@ def student_interval(values: Sequence[float]) -> Interval:
 
 
 def student_difference(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
-    """Interval of ours - theirs, seed by seed: both saw the same batches and started alike."""
+    """Student's interval of ours - theirs, paired: value i of both must have the same seed."""
     return student_interval([a - b for a, b in zip(ours, theirs, strict=True)])
 
 
 def moving_average(values: Sequence[float], width: int) -> list[float]:
-    """Centred mean of up to `width` neighbours; narrower at both ends."""
+    """Centred moving average over `width` values, fewer at both ends."""
     half = width // 2
     windows = (values[max(0, i - half) : i + half + 1] for i in range(len(values)))
     return [sum(window) / len(window) for window in windows]

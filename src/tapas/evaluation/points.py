@@ -1,4 +1,4 @@
-"""Where models are judged: several points of every held-out user, in blocks for intervals."""
+"""Evaluation at several points of each held-out user, summed by blocks of users."""
 
 from typing import Any, cast
 
@@ -18,9 +18,9 @@ NUM_BLOCKS = 50
 
 
 def spread_points(log: EventLog, held_out: EvalPoints, most: int, *, seed: int = 0) -> EvalPoints:
-    """About `most` beginnings of baskets inside `held_out`, as many of each user as can be.
+    """Up to `most` starts of baskets within `held_out`, spread evenly over the users.
 
-    In random order, so that the first of them are as good a sample as all.
+    They are in random order, so that the first few are a fair sample of all.
     """
     if not len(held_out):
         return held_out
@@ -40,17 +40,20 @@ def spread_points(log: EventLog, held_out: EvalPoints, most: int, *, seed: int =
 
 
 def block_sums(value: NDArray[np.float64], user: NDArray[np.int64]) -> list[float]:
-    """Sums of `value` (P,) over blocks of users, (50,).
+    """Sums of `value` (P,) over 50 blocks of users.
 
-    All points of a user fall into one block, so that blocks are independent where the points
-    of one user are not; intervals are made by resampling blocks.
+    All points of a user are in one block, so blocks are independent although the points of a user
+    are not. Intervals are computed by resampling blocks.
     """
     sums = np.bincount(user % NUM_BLOCKS, weights=value, minlength=NUM_BLOCKS)
     return [round(float(s), 5) for s in sums]
 
 
 class PointEvaluator:
-    """Evaluates models at fixed points, exactly, over all classes; targets are the next L items."""
+    """Evaluates models at fixed points by exact ranking over all classes.
+
+    The targets of a point are the next `num_targets` items; the model sees the last `history`.
+    """
 
     def __init__(
         self, log: EventLog, split: Split, points: EvalPoints, num_targets: int, history: int
@@ -60,20 +63,18 @@ class PointEvaluator:
         self.train_counts = torch.from_numpy(split.train_counts)
 
     def rank(self, model: Predictor, most: int) -> tuple[Tensor, NDArray[np.float64]]:
-        """Lists (P, 20) and losses (P,) of the first `most` points."""
-        all_of, some = self.points, slice(most)
-        first = EvalPoints(all_of.user[some], all_of.point[some], all_of.limit[some])
-        rules = ListRules(self.history)
-        ranked, loss = ranked_lists(model, self.log, first, self.target[:most], rules)
+        """Ranked lists (P, 20) and full softmax losses (P,) at the first P = `most` points."""
+        points, target, rules = self.points[:most], self.target[:most], ListRules(self.history)
+        ranked, loss = ranked_lists(model, self.log, points, target, rules)
         return ranked, cast(Tensor, loss).double().numpy()
 
-    def few(self, ranked: Tensor, loss: NDArray[np.float64], most: int) -> dict[str, Any]:
-        """MAP@20 and the full softmax loss at the first `most` points; MAP@20 also by block."""
+    def quick_scores(self, ranked: Tensor, loss: NDArray[np.float64], most: int) -> dict[str, Any]:
+        """MAP@20 and loss at the first `most` points, and the sums of MAP@20 by block."""
         found = self._scores(ranked[:most], loss[:most])
         return {**found, "blocks": found["blocks"]["map@20"]}
 
     def scores(self, ranked: Tensor, loss: NDArray[np.float64] | None) -> dict[str, Any]:
-        """MAP@20 and loss at all points, with what a recommender engineer asks for."""
+        """MAP@20 and loss at all points, recall@20, NDCG@10, coverage and recall by frequency."""
         target = torch.from_numpy(self.target)
         scores = score_lists(ranked, target, train_counts=self.train_counts)
         return {
@@ -107,6 +108,6 @@ class PointEvaluator:
         return {**found, "blocks": blocks}
 
     def block_sizes(self, most: int) -> list[float]:
-        """How many of the first `most` points each block has."""
+        """Number of points of each block, among the first `most`."""
         user = self.points.user[:most]
         return block_sums(np.ones(len(user)), user)

@@ -1,9 +1,9 @@
-"""How good ranked lists are: means with their intervals, and where in the long tail they hit.
+"""Scores of ranked lists: metrics with bootstrap intervals, and recall by class frequency.
 
-    interval = 2.5 % and 97.5 % points of the mean over 1,000 resamples of the examples
+    interval = 2.5 % and 97.5 % quantiles of the mean over 1,000 resamples of the examples
 
-Examples are resampled one by one, so that the interval is too narrow if several of them
-are about one user.
+Examples are resampled one by one, so intervals are too narrow if a user has several examples.
+`tapas.evaluation.intervals` resamples users instead.
 """
 
 import math
@@ -25,29 +25,29 @@ from tapas.metrics import (
 from tapas.rng import stream
 from tapas.shapes import check_ids, check_integer, check_shape
 
-LIST_LENGTH = 20  # places of a list that are looked at
+LIST_LENGTH = 20  # ids of each ranked list that are evaluated
 RESAMPLES = 1_000
-DRAWS_AT_ONCE = 1 << 22
+DRAWS_PER_CHUNK = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Classes of similar frequency: what they ask for and what they are given."""
+    """Classes of similar training frequency, and how well the lists find them."""
 
     num_classes: int
     num_targets: int  # distinct targets of an example, summed over the examples
-    recall: Interval | None  # share of these found in the first 20 places; None without any
-    share: float  # of all places that recommend something, those that name such a class
+    recall: Interval | None  # share of these targets in the first 20 ids; None without targets
+    share: float  # share of all recommended ids that are classes of this bucket
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What `judge` found. `dataclasses.asdict` makes it plain enough for JSON."""
+    """Result of `score_lists`. `dataclasses.asdict` turns it into plain JSON values."""
 
-    num_examples: int  # those with a target; the others are left out
+    num_examples: int  # examples with at least one target; others are ignored
     metrics: dict[str, Interval]
     buckets: dict[str, Bucket]  # head, middle, tail, unseen
-    coverage: int  # distinct classes in the first 20 places of all lists
+    coverage: int  # distinct classes in the first 20 ids of all lists
 
 
 def score_lists(
@@ -61,44 +61,51 @@ def score_lists(
 ) -> Scores:
     """Scores of the lists `ranked` (P, K >= 20), best first, against `target` (P, L).
 
-    Negative ids are padding on both sides. `train_counts` (C,) says how often a class is in
-    the training data, `loss` (P,) are nats of the full softmax, if known. A target never
-    seen in training stays a target: nothing is left out because it is hard.
+    Negative ids are padding in both. `train_counts` (C,) is the number of training events of each
+    class, `loss` (P,) the full softmax loss in nats, if known; `k` is that of precision@k. Targets
+    never seen in training count as misses, not as padding.
 
-    Buckets, by falling training count: the head are the fewest classes that hold half of
-    the training events, the tail is what is left after the fewest that hold 90 %, the
-    middle lies between; classes with count 0 are unseen.
+    Buckets, by decreasing training count: the head is the fewest classes that make up half of
+    the training events, the tail all classes after the fewest that make up 90 %, the middle those
+    between; classes with count 0 are unseen.
+
+    Raises `UsageError` for wrong shapes or ids or if no example has a target, `DataError` if a
+    loss is NaN or infinite.
     """
     sizes = check_shape({}, train_counts=(train_counts, "C"), target=(target, "P L"))
     sizes = check_shape(sizes, ranked=(ranked, "P K"))
     ranked, target, train_counts = ranked.cpu(), target.cpu(), train_counts.cpu()
     for name, ids in (("ranked", ranked), ("target", target)):
         check_ids(name, check_integer(name, ids).clamp(min=0), sizes["C"])
-    judged = (target >= 0).any(dim=1)
-    if not bool(judged.any()):
-        raise UsageError("no example has a target: there is nothing to judge.")
+    has_target = (target >= 0).any(dim=1)
+    if not bool(has_target.any()):
+        raise UsageError("no example has a target: there is nothing to score.")
     values = metrics_per_example(ranked, target, k=k)
     if loss is not None:
         check_shape(sizes, loss=(loss, "P"))
         loss = loss.cpu()
-        bad = (judged & ~loss.isfinite()).nonzero()
+        bad = (has_target & ~loss.isfinite()).nonzero()
         if len(bad):
             raise DataError(
                 f"loss of example {int(bad[0])} is {float(loss[bad[0]])}. The model has diverged: "
-                "judge an earlier checkpoint or lower the learning rate."
+                "evaluate an earlier checkpoint, or train with a lower learning rate."
             )
         values["loss"] = loss
-    top = ranked[judged, :LIST_LENGTH].long()
+    top = ranked[has_target, :LIST_LENGTH].long()
     return Scores(
-        num_examples=int(judged.sum()),
-        metrics=_intervals({name: value[judged] for name, value in values.items()}, seed),
-        buckets=_buckets(top, target[judged].long(), train_counts, seed),
+        num_examples=int(has_target.sum()),
+        metrics=_intervals({name: value[has_target] for name, value in values.items()}, seed),
+        buckets=_buckets(top, target[has_target].long(), train_counts, seed),
         coverage=int(torch.bincount(top[top >= 0]).count_nonzero()),
     )
 
 
 def metrics_per_example(ranked: Tensor, target: Tensor, *, k: int = 5) -> dict[str, Tensor]:
-    """Every metric of every example, (P,) each; NaN for an example without targets."""
+    """Values (P,) of every metric for `ranked` (P, K >= 20) and `target`, (P,) or (P, L).
+
+    NaN for an example without targets.
+    """
+    target = target[:, None] if target.dim() == 1 else target
     found = {
         "precision@1": precision_at_k(ranked, target, 1),
         f"precision@{k}": precision_at_k(ranked, target, k),
@@ -115,16 +122,16 @@ def metrics_per_example(ranked: Tensor, target: Tensor, *, k: int = 5) -> dict[s
 
 
 def paired_difference(a: Tensor, b: Tensor, *, seed: int = 0) -> Interval:
-    """Mean of a - b over the examples both judged, (P,) each, resampled in pairs.
+    """Interval of the mean of a - b, (P,) each, resampled in pairs.
 
-    Examples without a value (NaN) must be the same in both and are left out. An interval
-    that does not hold 0 is a difference.
+    NaN marks an example without a value; it must be NaN in both and is ignored. The difference
+    is significant if the interval excludes 0.
     """
     check_shape({}, a=(a, "P"), b=(b, "P"))
-    alone = (a.isnan() != b.isnan()).nonzero()
-    if len(alone):
+    unpaired = (a.isnan() != b.isnan()).nonzero()
+    if len(unpaired):
         raise UsageError(
-            f"example {int(alone[0])} has a value in one of a and b and none in the other. "
+            f"example {int(unpaired[0])} is NaN in one of a and b, but not in the other. "
             "Compare values of the same examples, in the same order."
         )
     difference = (a.double() - b.double())[~a.isnan()]
@@ -134,7 +141,7 @@ def paired_difference(a: Tensor, b: Tensor, *, seed: int = 0) -> Interval:
 
 
 def _intervals(values: dict[str, Tensor], seed: int) -> dict[str, Interval]:
-    """Interval of the mean of each of `values` (P,), all on the same resamples."""
+    """Intervals of the means of `values`, (P,) each, from the same resamples."""
     table = torch.stack([value.detach().cpu().double() for value in values.values()], dim=1)
     means = _resampled_sums(table, seed) / len(table)
     return {
@@ -144,11 +151,11 @@ def _intervals(values: dict[str, Tensor], seed: int) -> dict[str, Interval]:
 
 
 def _resampled_sums(table: Tensor, seed: int) -> Tensor:
-    """Sums over P examples drawn with replacement from `table` (P, M), 1,000 times: (R, M)."""
+    """Sums over P rows drawn with replacement from `table` (P, M), 1,000 times: (R, M)."""
     num_examples = len(table)
     generator = stream(seed, "bootstrap")
     sums = []
-    at_once = max(1, DRAWS_AT_ONCE // num_examples)
+    at_once = max(1, DRAWS_PER_CHUNK // num_examples)
     for start in range(0, RESAMPLES, at_once):
         shape = (min(at_once, RESAMPLES - start), num_examples)
         drawn = torch.randint(num_examples, shape, generator=generator)
@@ -158,7 +165,7 @@ def _resampled_sums(table: Tensor, seed: int) -> Tensor:
 
 
 def _interval(value: float, resampled: Tensor, num_examples: int) -> Interval:
-    """`value` between the 2.5 % and 97.5 % points of `resampled` (R,), NaN left out."""
+    """`value` with the 2.5 % and 97.5 % quantiles of `resampled` (R,), ignoring NaN."""
     resampled = resampled[~resampled.isnan()]
     if num_examples == 1 or not len(resampled):
         return Interval(value, -math.inf, math.inf)
@@ -168,16 +175,16 @@ def _interval(value: float, resampled: Tensor, num_examples: int) -> Interval:
 
 def _buckets(top: Tensor, target: Tensor, train_counts: Tensor, seed: int) -> dict[str, Bucket]:
     bucket_of = bucket_classes(train_counts)
-    asked = first_occurrences(target) & (target >= 0)
-    found = torch.zeros_like(asked)
+    is_target = first_occurrences(target) & (target >= 0)
+    found = torch.zeros_like(is_target)
     for column in top.unbind(dim=1):
         found |= target == column[:, None]
-    wanted = bucket_of[target.clamp(min=0)]
-    given = bucket_of[top[top >= 0]]
+    target_bucket = bucket_of[target.clamp(min=0)]
+    listed_bucket = bucket_of[top[top >= 0]]
     buckets = {}
-    for place, name in enumerate(("head", "middle", "tail", "unseen")):
-        mine = asked & (wanted == place)
-        # hits and targets of each example: their ratio is resampled, as both are chance
+    for number, name in enumerate(("head", "middle", "tail", "unseen")):
+        mine = is_target & (target_bucket == number)
+        # resample hits and targets together: both sums of the ratio are random
         counts = torch.stack([(mine & found).sum(dim=1), mine.sum(dim=1)], dim=1).double()
         num_hits, num_targets = counts.sum(dim=0).tolist()
         recall = None
@@ -185,16 +192,16 @@ def _buckets(top: Tensor, target: Tensor, train_counts: Tensor, seed: int) -> di
             hits, targets = _resampled_sums(counts, seed).unbind(dim=1)
             recall = _interval(num_hits / num_targets, hits / targets, len(counts))
         buckets[name] = Bucket(
-            num_classes=int((bucket_of == place).sum()),
+            num_classes=int((bucket_of == number).sum()),
             num_targets=int(num_targets),
             recall=recall,
-            share=int((given == place).sum()) / max(1, len(given)),
+            share=int((listed_bucket == number).sum()) / max(1, len(listed_bucket)),
         )
     return buckets
 
 
 def bucket_classes(train_counts: Tensor) -> Tensor:
-    """(C,) 0 for a class of the head, 1 of the middle, 2 of the tail, 3 for an unseen one.
+    """The bucket of each class, (C,): 0 head, 1 middle, 2 tail, 3 unseen.
 
     >>> bucket_classes(torch.tensor([0, 10, 3, 3, 3, 1]))
     tensor([3, 0, 1, 1, 1, 2])

@@ -1,4 +1,4 @@
-"""Metrics of ranked lists."""
+"""Ranking metrics: precision, recall, MAP, NDCG and MRR of ranked lists of class ids."""
 
 from tapas.metrics.ranking import (
     average_precision_at_k,

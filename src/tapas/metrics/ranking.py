@@ -1,9 +1,9 @@
-"""Ranking metrics over lists of class ids: one number for each example.
+"""Ranking metrics of lists of class ids: one value for each example.
 
-`ranked` (B, N) are predicted ids, best first, -1 for "none"; `target` (B, L) are the true
-ids, negative for padding. A true id is counted once, however often it is listed on
-either side. Metrics look at ids, never at scores, so that ties cannot be counted as hits:
-whoever ranks decides them, by id (`head.top`) or at random (`rank_classes`).
+`ranked` (B, N) holds predicted ids, best first, -1 where a list has no more. `target` holds the
+true ids, (B,) or (B, L) as the heads take them; negative ids are padding. An id that is repeated in
+a list or among the targets counts once. Metrics compare ids, never scores, so tied scores cannot
+count as hits: ties are broken before, by id (`head.topk`) or at random (`rank_classes`).
 """
 
 import torch
@@ -16,16 +16,16 @@ from tapas.shapes import check_integer, check_positive, check_shape
 
 
 def rank_classes(scores: Tensor, k: int, *, seed: int = 0) -> Tensor:
-    """Ids of the k best of dense `scores` (B, C), ties broken at random: (B, k).
+    """Ids of the k highest `scores` (B, C) of each row, ties broken at random: (B, k).
 
-    A model that scores everything the same is ranked at random and so gets chance level.
-    Give every batch a seed of its own (its number, say), or all share one shuffle.
+    A model that gives all classes the same score therefore performs at chance level. Use another
+    seed for every batch, such as its number; otherwise all batches break ties alike.
     """
     sizes = check_shape({}, scores=(scores, "B C"))
     if check_positive("k", k) > sizes["C"]:
         raise UsageError(f"k is {k}, but there are only {sizes['C']} classes.")
     if bool(scores.isnan().any()):
-        raise UsageError("scores hold NaN, which has no rank.")
+        raise UsageError("scores contain NaN, which cannot be ranked.")
     shuffle = torch.rand(
         scores.shape, generator=stream(seed, "ties"), dtype=torch.float64, device="cpu"
     )
@@ -51,9 +51,9 @@ def average_precision_at_k(
 ) -> Tensor:
     """Precision@k' averaged over the positions k' <= k that are hits: (B,).
 
-    `normalise="possible"` divides the sum by min(|Y|, k), Kaggle's definition, 1 only for a
-    perfect list; `"hits"` divides by the number of hits, the paper's literal words, under
-    which one hit at rank 1 of five is perfect too.
+    `normalise="possible"` divides the sum by min(|Y|, k), as Kaggle does: only a perfect list
+    gets 1. `"hits"` divides by the number of hits, as the paper defines it: one hit at rank 1 also
+    gets 1, however many targets are missed. NaN for an example without targets.
 
     >>> average_precision_at_k(torch.tensor([[7, 3, 9]]), torch.tensor([[7, 9]]), 3)
     tensor([0.8333])
@@ -69,7 +69,7 @@ def average_precision_at_k(
 
 
 def ndcg_at_k(ranked: Tensor, target: Tensor, k: int) -> Tensor:
-    """Discounted gain, 1 / log2(rank + 1) for every hit, over that of a perfect list: (B,).
+    """Sum of 1 / log2(rank + 1) over the hits, divided by that of a perfect list: (B,).
 
     NaN for an example without targets.
     """
@@ -99,27 +99,32 @@ def mean_average_precision_at_k(
 
 
 def _mean(value: Tensor, target: Tensor) -> float:
-    judged = (target >= 0).any(dim=1)
-    if not bool(judged.any()):
+    has_target = (_as_rows(target, len(value)) >= 0).any(dim=1)
+    if not bool(has_target.any()):
         raise UsageError("no example has a target: there is nothing to average.")
-    return float(value[judged].double().mean())
+    return float(value[has_target].double().mean())
+
+
+def _as_rows(target: Tensor, num_examples: int) -> Tensor:
+    """One target for each example, (B,), as a column (B, 1); other shapes unchanged."""
+    return target[:, None] if target.shape == (num_examples,) else target
 
 
 def _hits(ranked: Tensor, target: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """(B, min(N, k)) 1.0 where a list first names a true id, and (B,) distinct true ids."""
+    """1.0 at the first mention of each true id, (B, k), and the number of true ids, (B,)."""
     check_positive("k", k)
+    target = _as_rows(target, len(ranked))
     check_shape({}, ranked=(ranked, "B N"), target=(target, "B L"))
     ranked, target = check_integer("ranked", ranked)[:, :k], check_integer("target", target)
     if ranked.shape[1] < k:
         raise UsageError(
-            f"k is {k}, but ranked holds only {ranked.shape[1]} ids for each example. "
+            f"k is {k}, but ranked has only {ranked.shape[1]} ids for each example. "
             "Rank at least k classes."
         )
-    # ids once per row, on both sides
     ranked = ranked.masked_fill(~first_occurrences(ranked), -1)
     hit = ranked >= 0
     found = torch.zeros_like(hit)
-    for column in target.unbind(dim=1):  # L is small; a (B, k, L) block need not be
+    for column in target.unbind(dim=1):  # L is small, but a (B, k, L) tensor may not be
         found |= ranked == column[:, None]
     num_targets = (first_occurrences(target) & (target >= 0)).sum(dim=1)
     return (hit & found).float(), num_targets.float()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tapas import UsageError
 from tapas.evaluation import baselines
-from tapas.evaluation.baselines import CoOccurrence, MostPopular, OwnMostFrequent
+from tapas.evaluation.baselines import CoOccurrence, MostPopular, UserMostFrequent
 
 C = 11
 
@@ -18,15 +18,15 @@ logs = st.lists(st.lists(baskets, max_size=6), min_size=1, max_size=5)
 
 
 def arrays(log):
-    """items, times, offsets of a log written as users of baskets of items."""
+    """items, times and offsets of `log`: users, each a list of baskets of items."""
     items = [i for user in log for basket in user for i in basket]
     times = [t for user in log for t, basket in enumerate(user) for _ in basket]
     offsets = np.cumsum([0] + [sum(map(len, user)) for user in log])
     return np.array(items, dtype=np.int32), np.array(times, dtype=np.int64), offsets
 
 
-def train_part(log, offsets, share):
-    """Where training ends for each user, at a basket's end, and the counts up to there."""
+def train_events(log, offsets, share):
+    """The end of each user's training events, at the end of a basket, and their counts."""
     ends, counts = [], np.zeros(C, dtype=np.int64)
     for u, user in enumerate(log):
         seen = [i for basket in user[: int(share * len(user))] for i in basket]
@@ -41,9 +41,9 @@ def every_point(offsets):
     return user, point
 
 
-def fill(first, counts, barred, k):
+def fill(first, counts, excluded, k):
     popular = sorted((c for c in range(C) if counts[c]), key=lambda c: (-counts[c], c))
-    chosen = list(dict.fromkeys(c for c in [*first, *popular] if c not in barred))[:k]
+    chosen = list(dict.fromkeys(c for c in [*first, *popular] if c not in excluded))[:k]
     return chosen + [-1] * (k - len(chosen))
 
 
@@ -61,35 +61,35 @@ def followers_by_hand(log, ends, offsets, window):
 @given(log=logs, share=st.sampled_from([0, 0.5, 1]), k=st.integers(1, C + 2), exclude=st.booleans())
 def test_every_baseline_is_its_definition(log, share, k, exclude):
     items, times, offsets = arrays(log)
-    ends, counts = train_part(log, offsets, share)
+    ends, counts = train_events(log, offsets, share)
     user, point = every_point(offsets)
     follow = followers_by_hand(log, ends, offsets, window=2)
     popular = MostPopular(items, offsets, counts).rank(user, point, k, exclude=exclude)
-    own = OwnMostFrequent(items, offsets, counts).rank(user, point, k, exclude=exclude)
+    own = UserMostFrequent(items, offsets, counts).rank(user, point, k, exclude=exclude)
     after = CoOccurrence(items, offsets, counts, times=times, train_end=ends, window=2, keep=C)
     after = after.rank(user, point, k, exclude=exclude)
     for row, (u, p) in enumerate(zip(user, point, strict=True)):
         history = items[offsets[u] : p].tolist()
-        barred = set(history) if exclude else set()
-        assert popular[row].tolist() == fill([], counts, barred, k)
+        excluded = set(history) if exclude else set()
+        assert popular[row].tolist() == fill([], counts, excluded, k)
         often = sorted(set(history), key=lambda c: (-history.count(c), history[::-1].index(c)))
-        assert own[row].tolist() == fill(often, counts, barred, k)
+        assert own[row].tolist() == fill(often, counts, excluded, k)
         last = {items[e] for e in range(offsets[u], p) if times[e] == times[p - 1]}
         votes = sum((follow[item] for item in last), Counter())
         best = sorted(votes, key=lambda c: (-votes[c], c))
-        assert after[row].tolist() == fill(best, counts, barred, k)
+        assert after[row].tolist() == fill(best, counts, excluded, k)
 
 
 @given(log=logs, size=st.integers(1, 9))
-def test_counting_pairs_in_pieces_changes_nothing(log, size):
+def test_counting_pairs_in_chunks_changes_nothing(log, size):
     items, times, offsets = arrays(log)
-    ends, counts = train_part(log, offsets, 1)
-    whole = CoOccurrence(items, offsets, counts, times=times, train_end=ends)
+    ends, counts = train_events(log, offsets, 1)
+    at_once = CoOccurrence(items, offsets, counts, times=times, train_end=ends)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(baselines, "PAIRS_AT_ONCE", size)
-        pieces = CoOccurrence(items, offsets, counts, times=times, train_end=ends)
+        patch.setattr(baselines, "PAIRS_PER_CHUNK", size)
+        in_chunks = CoOccurrence(items, offsets, counts, times=times, train_end=ends)
     for name in ("starts", "follower", "count"):
-        np.testing.assert_array_equal(getattr(pieces, name), getattr(whole, name))
+        np.testing.assert_array_equal(getattr(in_chunks, name), getattr(at_once, name))
 
 
 def test_only_the_most_frequent_followers_are_kept():
@@ -111,7 +111,7 @@ def test_nothing_to_rank_is_no_error():
         assert made.rank(none, none, 4).shape == (0, 4)
 
 
-def test_class_ids_that_do_not_fit_the_square_of_an_int32_are_counted_apart():
+def test_pairs_of_class_ids_may_exceed_int32():
     items = np.array([99_999, 70_000, 99_999, 70_000], dtype=np.int32)
     offsets = np.array([0, 2, 4])
     counts = np.bincount(items, minlength=100_000)
@@ -120,7 +120,7 @@ def test_class_ids_that_do_not_fit_the_square_of_an_int32_are_counted_apart():
     assert made.rank(np.array([0]), np.array([1]), 1).tolist() == [[70_000]]
 
 
-def test_bad_arrays_are_named():
+def test_errors_name_the_bad_array():
     items, times, offsets = arrays([[[0], [1]], [[2]]])
     counts = np.bincount(items, minlength=C)
     made, one = MostPopular(items, offsets, counts), np.array([1])
@@ -129,21 +129,25 @@ def test_bad_arrays_are_named():
         return CoOccurrence(items, offsets, counts, times=times, train_end=train_end)
 
     calls = {
-        "offsets are from 0 to 2; expected from 0 to 3, len": lambda: MostPopular(
+        "offsets are from 0 to 2; expected from 0 to 3, the number of items.": lambda: MostPopular(
             items, offsets[:-1], counts
         ),
         "offsets are empty; expected from 0 to 3": lambda: MostPopular(items, offsets[:0], counts),
-        "items hold ids from 0 to 2; expected 0 to 1, a place": lambda: MostPopular(
+        "items have ids from 0 to 2; expected 0 to 1, the classes of": lambda: MostPopular(
             items, offsets, counts[:2]
         ),
-        "there are 1 users but 2 points.": lambda: made.rank(one, np.array([2, 3]), 2),
+        "there are 1 users but 2 points; expected one point each.": lambda: made.rank(
+            one, np.array([2, 3]), 2
+        ),
         "users are from 2 to 2; expected 0 to 1.": lambda: made.rank(one + 1, one, 2),
-        "point 1 is not one of user 1, whose events are 2 to 3": lambda: made.rank(one, one, 2),
+        "point 1 is outside the events of user 1, 2 to 3. Points are": lambda: made.rank(
+            one, one, 2
+        ),
         "k must be at least 1, got 0": lambda: made.rank(one, one + 1, 0),
-        "times and train_end have lengths 2 and 2; expected 3, one for each event, and 2": (
+        "times and train_end have lengths 2 and 2; expected 3, one per event, and 2": (
             lambda: following(times[:2], offsets[1:])
         ),
-        "train_end of user 1 is 1; expected 2 to 3. It counts": lambda: following(
+        "train_end of user 1 is 1; expected 2 to 3. It is a": lambda: following(
             times, np.array([2, 1])
         ),
     }

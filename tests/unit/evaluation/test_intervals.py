@@ -1,4 +1,4 @@
-"""Means and differences against plain loops, and how often the intervals hold the truth."""
+"""Means and differences against plain loops, and the coverage of the intervals."""
 
 import math
 import re
@@ -40,7 +40,7 @@ def seeds(*which, **options):
 
 
 def slow_means(results, metric):
-    """The mean, and those of all resamples, one block at a time."""
+    """The mean and the means of all resamples, computed one block at a time."""
     draw = np.random.default_rng(0)
     num_seeds, num_blocks = len(results), len(POINTS)
     chosen_seeds = draw.integers(num_seeds, size=(intervals.RESAMPLES, num_seeds))
@@ -54,9 +54,9 @@ def slow_means(results, metric):
                 size += POINTS[block]
         return total / size
 
-    whole = mean(range(num_seeds), range(num_blocks))
+    overall = mean(range(num_seeds), range(num_blocks))
     pairs = zip(chosen_seeds, chosen_blocks, strict=True)
-    return whole, np.array([mean(s, b) for s, b in pairs])
+    return overall, np.array([mean(s, b) for s, b in pairs])
 
 
 def close(found, value, resampled):
@@ -66,7 +66,7 @@ def close(found, value, resampled):
 
 @pytest.mark.parametrize("metric", ["map@20", "loss"])
 @pytest.mark.parametrize("num_seeds", [1, 3])
-def test_means_and_gaps_are_those_of_the_loops_on_the_same_resamples(
+def test_means_and_differences_equal_those_of_loops_on_the_same_resamples(
     metric, num_seeds, monkeypatch
 ):
     monkeypatch.setattr(intervals, "RESAMPLES", 200)
@@ -86,8 +86,8 @@ def test_means_and_gaps_are_those_of_the_loops_on_the_same_resamples(
     close(share_of_gap(theirs, ours, high, metric), (a - b) / (c - b), share)
 
 
-def test_seeds_are_compared_in_pairs_whatever_their_order():
-    """One is better by the same everywhere: only in pairs is that certain."""
+def test_seeds_are_paired_in_any_order():
+    """The difference is the same everywhere: paired, its interval has no width."""
     ours, theirs = seeds(2, 0, 1, shift=0.25), seeds(0, 3, 1, 2)
     np.testing.assert_allclose(astuple(difference(ours, theirs, "map@20")), [0.25] * 3, rtol=1e-12)
     doubled = [
@@ -100,7 +100,7 @@ def test_seeds_are_compared_in_pairs_whatever_their_order():
     np.testing.assert_allclose(astuple(alone), [0.5] * 3, rtol=1e-12)
 
 
-def test_what_cannot_be_compared_is_refused():
+def test_results_of_other_points_or_seeds_cannot_be_compared():
     other = [1.0, *POINTS[1:]]
     for compare in (
         lambda: difference(seeds(0, 1), seeds(0, 1, points=other), "loss"),
@@ -109,7 +109,10 @@ def test_what_cannot_be_compared_is_refused():
     ):
         with pytest.raises(UsageError) as error:
             compare()
-        assert str(error.value) == "these results were judged at different points."
+        assert (
+            str(error.value)
+            == "these results were evaluated at different points and cannot be compared."
+        )
     words = "these methods have no seed in common: there is nothing to compare."
     with pytest.raises(UsageError, match=f"^{re.escape(words)}$"):
         difference(seeds(0, 1), seeds(2, 3), "loss")
@@ -131,8 +134,11 @@ def test_an_interval_is_formatted_and_knows_its_side_of_zero():
 USERS, EACH, TRIALS = 400, 8, 300
 
 
-def share_that_hold_the_truth():
-    """Of simulated experiments: users differ by a normal 1, the points of one by a normal 0.5."""
+def coverage():
+    """Share of simulated experiments whose interval contains the true mean, 1.
+
+    Users have standard deviation 1, the points of a user 0.5.
+    """
     draw = np.random.default_rng(0)
     user = np.repeat(np.arange(USERS), EACH)
     held = 0
@@ -147,15 +153,15 @@ def share_that_hold_the_truth():
     return held / TRIALS
 
 
-def test_an_interval_holds_the_truth_in_95_of_100_although_points_come_in_users(monkeypatch):
-    """Fifty blocks and the normal quantile make it 94 %, resampled 300 times 93.5 %.
+def test_95_percent_intervals_cover_the_truth_although_points_of_a_user_are_correlated(monkeypatch):
+    """With 50 blocks the coverage is 94 %, with 300 resamples 93.5 %.
 
-    The standard error over 300 trials is 1.4 %: outside 4 of them in 1 of 16,000 seeds.
+    The standard error over 300 trials is 1.4 %: more than 4 of them in 1 of 16,000 seeds.
     """
     monkeypatch.setattr(intervals, "RESAMPLES", 300)
     assert USERS % NUM_BLOCKS == 0
     error = (0.935 * 0.065 / TRIALS) ** 0.5
-    assert abs(share_that_hold_the_truth() - 0.935) < 4 * error
+    assert abs(coverage() - 0.935) < 4 * error
 
 
 def test_the_interval_over_seeds_is_students():
@@ -163,7 +169,7 @@ def test_the_interval_over_seeds_is_students():
     low, high = stats.t.interval(0.95, 4, loc=np.mean(values), scale=stats.sem(values))
     found = student_interval(values)
     assert (found.low, found.high) == pytest.approx((low, high), rel=1e-4)
-    assert student_interval([0.5]).half_width == math.inf  # one value says nothing about its spread
+    assert student_interval([0.5]).half_width == math.inf  # one value has no variance
     paired = student_difference([1.0, 2.0, 4.0], [0.5, 1.5, 3.5])
     assert (paired.mean, paired.half_width) == (0.5, 0)
     for degrees, value in enumerate(STUDENT, start=1):

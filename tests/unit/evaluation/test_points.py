@@ -1,4 +1,4 @@
-"""Judged points are beginnings of baskets, fairly spread; blocks keep users whole."""
+"""Evaluation points are starts of baskets, fairly spread; a user is in one block."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from tapas.evaluation.points import NUM_BLOCKS, block_sums, spread_points
 
 
 def a_log(users):
-    """`users` are lists of basket sizes. Times go on where the user before has stopped."""
+    """A log of `users`, lists of basket sizes; times continue where the last user's stopped."""
     times, ends, time = [], [0], 0
     for sizes in users:
         for size in sizes:
@@ -27,7 +27,7 @@ def a_log(users):
 
 
 def hold_out(users):
-    """All baskets but the first of every user who has two: who, from where and to where."""
+    """The points that hold out all baskets but the first of users with at least two."""
     rows, place = [], 0
     for user, sizes in enumerate(users):
         if len(sizes) > 1:
@@ -36,8 +36,8 @@ def hold_out(users):
     return EvalPoints(*np.array(rows, dtype=np.int64).reshape(-1, 3).T)
 
 
-def begins_of(users):
-    """The beginnings of the baskets that `hold_out` holds out, by user."""
+def starts_of(users):
+    """The starts of the baskets that `hold_out` holds out, by user."""
     found, place = {}, 0
     for user, sizes in enumerate(users):
         starts = [place + sum(sizes[:b]) for b in range(len(sizes))]
@@ -60,28 +60,28 @@ def as_tuples(points):
     st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=6), min_size=1, max_size=9),
     st.integers(1, 40),
 )
-def test_points_begin_baskets_of_the_held_out_stretch_as_many_of_each_user_as_can_be(users, most):
-    begins, held_out = begins_of(users), hold_out(users)
+def test_points_are_starts_of_held_out_baskets_spread_evenly_over_users(users, most):
+    starts, held_out = starts_of(users), hold_out(users)
     found = spread(users, most)
     limit = dict(zip(held_out.user.tolist(), held_out.limit.tolist(), strict=True))
     for user, point, end in as_tuples(found):
-        assert point in begins[user]
+        assert point in starts[user]
         assert end == limit[user]
-    assert len(set(found.point.tolist())) == len(found)  # none twice
+    assert len(set(found.point.tolist())) == len(found)  # distinct
     assert {part.dtype for part in (found.user, found.point, found.limit)} == {np.dtype(np.int64)}
-    if not begins:
+    if not starts:
         assert len(found) == 0
         return
-    each = -(-most // len(begins))
-    able = {user: min(each, len(starts)) for user, starts in begins.items()}
+    each = -(-most // len(starts))
+    able = {user: min(each, len(own)) for user, own in starts.items()}
     assert len(found) == min(most, sum(able.values()))
-    counts = {user: found.user.tolist().count(user) for user in begins}
-    assert all(counts[user] <= able[user] for user in begins)
+    counts = {user: found.user.tolist().count(user) for user in starts}
+    assert all(counts[user] <= able[user] for user in starts)
     if sum(able.values()) <= most:
         assert counts == able
 
 
-def test_the_order_is_random_and_the_same_every_time():
+def test_the_order_is_random_but_reproducible():
     users = [[1, 2, 1, 3, 1]] * 11
     found = as_tuples(spread(users, 44))
     assert found == as_tuples(spread(users, 44))
@@ -94,14 +94,14 @@ def test_the_order_is_random_and_the_same_every_time():
 
 @pytest.mark.parametrize("most", [3, 7, 28])
 def test_the_first_few_are_a_fair_sample(most):
-    """Every one of 28 beginnings is among the first three equally often.
+    """Each of the 28 starts is equally often among the first three.
 
-    A false alarm in 1 of 10,000 seeds for each of three cases. Three of one draw are
-    distinct, which makes chi-square a little smaller than its distribution, never larger.
+    A false alarm in 1 of 10,000 seeds for each of three cases. The three points of a draw are
+    distinct, which makes the chi-square statistic slightly smaller than its distribution.
     """
     users = [[2, 1, 3, 1, 2]] * 7
     draws = 800
-    every = [start for starts in begins_of(users).values() for start in starts]
+    every = [start for starts in starts_of(users).values() for start in starts]
     count = dict.fromkeys(every, 0)
     for seed in range(draws):
         for point in spread(users, most, seed=seed).point[:3].tolist():
@@ -111,7 +111,7 @@ def test_the_first_few_are_a_fair_sample(most):
     assert square < stats.chi2.isf(1e-4, len(every) - 1)
 
 
-def test_blocks_add_up_and_keep_a_user_whole():
+def test_blocks_add_up_and_each_user_is_in_one_block():
     draw = np.random.default_rng(0)
     user, value = draw.integers(173, size=997), draw.normal(size=997)
     sums = block_sums(value, user)

@@ -30,7 +30,7 @@ LOG = EventLog(
 )  # fmt: skip
 POINTS = EvalPoints(np.array([0, 0, 1, 1, 2]), POINT, POINT)
 RULES = ListRules(HISTORY)
-SEEN_OUT = ListRules(HISTORY, exclude_seen=True)
+EXCLUDE_SEEN = ListRules(HISTORY, exclude_seen=True)
 
 
 def build(num_items, *, copy=False):
@@ -46,7 +46,10 @@ def build(num_items, *, copy=False):
 
 
 def scores(model, place):
-    """Of every class after ITEMS[START:POINT], one at a time; with a copy part of the mixture."""
+    """Scores of all classes after the history of example `place`, computed one at a time.
+
+    With a copy part these are log-probabilities of the mixture.
+    """
     recent = ITEMS[START[place] : POINT[place]][-HISTORY:].astype(np.int64)
     recent, length = torch.from_numpy(recent)[None], torch.tensor([len(recent)])
     every = torch.arange(model.head.num_classes)
@@ -57,12 +60,12 @@ def scores(model, place):
     return [float(query @ weight[c] + bias[c]) for c in every]
 
 
-@pytest.fixture(params=[2, 256], ids=["two at once", "all at once"])
-def at_once(request, monkeypatch):
-    monkeypatch.setattr(module, "QUERIES_AT_ONCE", request.param)
+@pytest.fixture(params=[2, 256], ids=["two per chunk", "one chunk"])
+def chunk_size(request, monkeypatch):
+    monkeypatch.setattr(module, "QUERIES_PER_CHUNK", request.param)
 
 
-@pytest.mark.usefixtures("at_once")
+@pytest.mark.usefixtures("chunk_size")
 @pytest.mark.parametrize("copy", [False, True], ids=["softmax", "mixture"])
 @pytest.mark.parametrize("exclude_seen", [False, True], ids=["keep", "exclude"])
 @pytest.mark.parametrize("num_items", [13, 20, 40])
@@ -79,7 +82,7 @@ def test_lists_are_the_best_of_all_classes(num_items, exclude_seen, copy):
         assert ranked[place].tolist() == want
 
 
-@pytest.mark.usefixtures("at_once")
+@pytest.mark.usefixtures("chunk_size")
 @pytest.mark.parametrize("copy", [False, True], ids=["softmax", "mixture"])
 def test_the_loss_is_the_mean_over_an_examples_targets_in_nats(copy):
     model, done = build(13, copy=copy), []
@@ -90,21 +93,21 @@ def test_the_loss_is_the_mean_over_an_examples_targets_in_nats(copy):
         each = [log_sum - score[t] for t in targets if t >= 0]
         want = sum(each) / len(each) if each else math.nan
         assert float(loss[place]) == pytest.approx(want, rel=1e-4, nan_ok=True)
-    assert done == ([2, 4, 5] if module.QUERIES_AT_ONCE == 2 else [5])
+    assert done == ([2, 4, 5] if module.QUERIES_PER_CHUNK == 2 else [5])
     assert ranked_lists(model, LOG, POINTS, TARGET, RULES, with_loss=False)[1] is None
 
 
-def test_judging_moves_nothing():
+def test_ranking_does_not_change_the_model():
     model = build(13)
     before = {k: v.clone() for k, v in model.state_dict().items() if torch.is_tensor(v)}
-    ranked_lists(model, LOG, POINTS, TARGET, SEEN_OUT)
+    ranked_lists(model, LOG, POINTS, TARGET, EXCLUDE_SEEN)
     assert model.head.step == 0
     assert all(torch.equal(before[name], model.state_dict()[name]) for name in before)
 
 
-@pytest.mark.usefixtures("at_once")
-@pytest.mark.parametrize("rules", [RULES, SEEN_OUT], ids=["keep", "exclude"])
-def test_a_class_that_is_no_item_is_in_no_list(rules):
+@pytest.mark.usefixtures("chunk_size")
+@pytest.mark.parametrize("rules", [RULES, EXCLUDE_SEEN], ids=["keep", "exclude"])
+def test_the_excluded_class_is_in_no_list(rules):
     model = build(13)
     ranked, _ = ranked_lists(model, LOG, POINTS, TARGET, rules)
     without, _ = ranked_lists(model, LOG, POINTS, TARGET, replace(rules, excluded_class=12))
@@ -113,7 +116,7 @@ def test_a_class_that_is_no_item_is_in_no_list(rules):
         assert after == (left + [-1] * LIST_LENGTH)[:LIST_LENGTH]
 
 
-def test_what_the_history_holds_is_not_to_be_found_again():
+def test_items_of_the_history_are_removed_from_the_targets():
     left = without_seen(LOG, POINTS, TARGET)
     assert left.tolist() == [[3, -1], [0, -1], [-1, 6], [-1, -1], [-1, -1]]
     assert TARGET[0].tolist() == [3, 1]

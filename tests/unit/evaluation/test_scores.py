@@ -1,4 +1,4 @@
-"""Judging lists: metrics and buckets against loops, intervals against known spreads."""
+"""Scores of lists: metrics and buckets against loops, intervals against known variances."""
 
 import math
 
@@ -57,7 +57,7 @@ def test_every_metric_is_the_mean_over_the_examples_that_have_a_target(ranked, t
 
 
 def buckets_by_hand(counts):
-    """Take classes, most frequent first, until half and until 90 % of the events are held."""
+    """Take classes, most frequent first, until they make up half and 90 % of the events."""
     order = sorted(range(C), key=lambda c: (-counts[c], c))
     bucket, held, total = {}, 0, sum(counts)
     for c in order:
@@ -68,48 +68,48 @@ def buckets_by_hand(counts):
 
 
 @given(**lists)
-def test_buckets_count_targets_hits_and_places(ranked, target, counts):
+def test_buckets_count_targets_hits_and_listed_ids(ranked, target, counts):
     target[0] = [4, -1, 4]
     got = score_lists(
         torch.from_numpy(ranked), torch.from_numpy(target), train_counts=torch.from_numpy(counts)
     )
     bucket = buckets_by_hand(counts.tolist())
-    asked, hit, given_ = [], [], []
+    targets, hits, listed = [], [], []
     for row, true in zip(ranked[:, :20].tolist(), target.tolist(), strict=True):
         true = {t for t in true if t >= 0}
         if true:
-            asked += [bucket[t] for t in true]
-            hit += [bucket[t] for t in true if t in row]
-            given_ += [c for c in row if c >= 0]
-    assert got.coverage == len(set(given_))
+            targets += [bucket[t] for t in true]
+            hits += [bucket[t] for t in true if t in row]
+            listed += [c for c in row if c >= 0]
+    assert got.coverage == len(set(listed))
     assert list(got.buckets) == ["head", "middle", "tail", "unseen"]
     for name, found in got.buckets.items():
-        num_targets = asked.count(name)
+        num_targets = targets.count(name)
         assert found.num_classes == list(bucket.values()).count(name)
         assert found.num_targets == num_targets
         if num_targets:
-            assert found.recall.mean == hit.count(name) / num_targets
+            assert found.recall.mean == hits.count(name) / num_targets
             assert found.recall.low <= found.recall.mean <= found.recall.high
         else:
             assert found.recall is None
-        share = [bucket[c] for c in given_].count(name) / max(1, len(given_))
+        share = [bucket[c] for c in listed].count(name) / max(1, len(listed))
         assert found.share == pytest.approx(share)
 
 
 def test_the_interval_of_a_buckets_recall_is_that_of_hits_over_targets():
-    """400 examples with one head target each, found by half: as wide as a binomial's."""
+    """400 examples with one head target each, half of them hits: a binomial's interval."""
     counts = torch.zeros(C).long()
     counts[[0, 25, 1]] = torch.tensor([9, 9, 2])  # 0 and 25 are the head
     target = torch.tensor([[0], [25]]).repeat(200, 1)
     head = score_lists(torch.arange(20).repeat(400, 1), target, train_counts=counts).buckets["head"]
     assert (head.num_targets, head.recall.mean) == (400, 0.5)
     half = 1.96 * (0.5 * 0.5 / 400) ** 0.5
-    # an end of 1,000 resamples is uncertain by 3 % of the width
+    # with 1,000 resamples the standard error of each end is 3 % of the width
     assert head.recall.high - head.recall.low == pytest.approx(2 * half, rel=0.15)
 
 
-def test_the_interval_holds_the_true_mean_about_95_times_in_100():
-    """400 experiments of 60 coins: 95 % +- 4 standard errors of 1.1 %, and one for the skew."""
+def test_the_interval_contains_the_true_mean_about_95_times_in_100():
+    """400 experiments of 60 coin flips: 95 % ± 4 standard errors of 1.1 %, and 1.1 % for skew."""
     coins = (torch.rand(400, 60, generator=stream(0, "coins")) < 0.3).float()
     zero = torch.zeros(60)
     found = [paired_difference(row, zero, seed=i) for i, row in enumerate(coins)]
@@ -117,13 +117,13 @@ def test_the_interval_holds_the_true_mean_about_95_times_in_100():
     assert 0.895 < held < 0.994
 
 
-def test_pairs_make_small_differences_visible():
+def test_pairing_makes_small_differences_significant():
     noise = torch.randn(200, generator=stream(0, "noise"))
     got = paired_difference(noise + 0.01, noise)
     assert (got.mean, got.low, got.high) == pytest.approx((0.01, 0.01, 0.01), rel=1e-4)
 
 
-def test_the_same_seed_gives_the_same_interval_and_another_another():
+def test_the_interval_depends_only_on_the_seed():
     ranked, target, counts = long_lists(50)
     first, again, other = (
         score_lists(ranked, target, train_counts=counts, seed=s) for s in (1, 1, 2)
@@ -142,26 +142,28 @@ def test_an_example_without_a_target_changes_nothing():
     assert want.metrics["loss"].mean == 24.5
 
 
-def test_one_example_has_no_end_of_its_interval():
+def test_the_interval_of_one_example_is_infinite():
     got = paired_difference(torch.tensor([0.5]), torch.tensor([0.25]))
     assert got == Interval(0.25, -math.inf, math.inf)
 
 
-def test_bad_input_is_named():
+def test_errors_name_the_bad_input():
     ranked, target, counts = long_lists(5)
     good = {"ranked": ranked, "target": target, "train_counts": counts}
     nan, none = torch.tensor([0, 1, math.nan, 3, 4]), -torch.ones_like(target)
     for changed, kind, words in (
         ({"target": target * 0 + 99}, UsageError, "target holds class 99; expected ids from 0 to"),
-        ({"ranked": ranked[:, :19]}, UsageError, "k is 20, but ranked holds only 19 ids"),
+        ({"ranked": ranked[:, :19]}, UsageError, "k is 20, but ranked has only 19 ids"),
         ({"ranked": ranked[:4]}, UsageError, "ranked has shape (4, 23); expected (P=5, K)."),
-        ({"target": none}, UsageError, "no example has a target: there is nothing to judge"),
+        ({"target": none}, UsageError, "no example has a target: there is nothing to score"),
         ({"loss": nan}, DataError, "loss of example 2 is nan. The model has diverged"),
     ):
         with pytest.raises(kind) as error:
             score_lists(**good | changed)
         assert str(error.value).startswith(words)
-    with pytest.raises(UsageError, match=r"example 1 has a value in one of a and b and none in"):
+    with pytest.raises(
+        UsageError, match=r"example 1 is NaN in one of a and b, but not in the other"
+    ):
         paired_difference(torch.zeros(2), torch.tensor([0, math.nan]))
     with pytest.raises(UsageError, match=r"no example has a value: there is nothing to compare"):
         paired_difference(torch.tensor([math.nan]), torch.tensor([math.nan]))

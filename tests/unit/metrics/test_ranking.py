@@ -36,7 +36,7 @@ def check(got, metric, ranked, target, *args):
 
 @given(**lists, k=st.integers(1, N))
 def test_every_metric_is_its_definition_and_means_are_over_examples_with_targets(ranked, target, k):
-    """With padding, lists that end early, and ids repeated on both sides."""
+    """Including padding, lists that end early, and ids repeated in lists and targets."""
     target[0], target[1] = 3, -1
     both = torch.from_numpy(ranked), torch.from_numpy(target)
     check(metrics.recall_at_k(*both, k), oracle.recall, *both, k)
@@ -50,6 +50,25 @@ def test_every_metric_is_its_definition_and_means_are_over_examples_with_targets
         got = metrics.mean_average_precision_at_k(*both, k, normalise=normalise)
         assert isinstance(got, float)
         assert got == pytest.approx(mean)
+
+
+@given(ranked=lists["ranked"], target=arrays(np.int64, (B,), elements=st.integers(-1, C - 1)))
+def test_one_target_per_example_may_be_a_vector_as_the_heads_take_it(ranked, target):
+    target[0] = 3
+    ranked, target = torch.from_numpy(ranked), torch.from_numpy(target)
+    for metric in (
+        metrics.precision_at_k,
+        metrics.recall_at_k,
+        metrics.average_precision_at_k,
+        metrics.ndcg_at_k,
+    ):
+        got, want = metric(ranked, target, N), metric(ranked, target[:, None], N)
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+    got = metrics.reciprocal_rank(ranked, target)
+    want = metrics.reciprocal_rank(ranked, target[:, None])
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+    for mean in (metrics.mean_precision_at_k, metrics.mean_average_precision_at_k):
+        assert mean(ranked, target, N) == mean(ranked, target[:, None], N)
 
 
 @pytest.mark.parametrize(
@@ -84,8 +103,8 @@ def test_the_other_metrics_by_hand():
     torch.testing.assert_close(metrics.ndcg_at_k(ranked, target, 4), want)
 
 
-def test_ids_beyond_float32_are_told_apart():
-    """2^24 and 2^24 + 1 are one number in float32."""
+def test_ids_that_float32_cannot_distinguish_are_distinct():
+    """2^24 and 2^24 + 1 are the same number in float32."""
     ranked, target = torch.tensor([[2**24, 5]]), torch.tensor([[2**24 + 1]])
     assert metrics.precision_at_k(ranked, target, 2).tolist() == [0.0]
     assert metrics.precision_at_k(ranked + 1, target, 2).tolist() == [0.5]
@@ -106,7 +125,7 @@ def test_ranked_classes_are_distinct_and_none_left_out_scores_higher(scores, k, 
 
 
 def test_a_model_that_scores_everything_the_same_gets_chance_level():
-    """Although the popular class is id 0, which an honest tie by id would always put first."""
+    """Most targets are class 0, which breaking ties by id would always put first."""
     num_examples, k = 4000, 3
     target = torch.zeros(num_examples, 1, dtype=torch.int64)
     target[::4, 0] = 6
@@ -122,8 +141,8 @@ def test_a_model_that_scores_everything_the_same_gets_chance_level():
         assert abs(error) < 4.5 * float(value.std()) / num_examples**0.5
 
 
-def test_every_class_is_as_likely_at_every_place_of_a_tie():
-    """Classes 0 .. 6 tie above the rest; each place of the first seven is a fair draw of them."""
+def test_tied_classes_are_equally_likely_at_every_rank():
+    """Classes 0 .. 6 tie above the rest: each of the first seven ranks is uniform over them."""
     num_examples = 7000
     scores = torch.zeros(num_examples, C)
     scores[:, :7] = 1.0
@@ -136,7 +155,7 @@ def test_every_class_is_as_likely_at_every_place_of_a_tie():
         assert bool((error < 5 * (1 / size * (1 - 1 / size) / num_examples) ** 0.5).all())
 
 
-def test_ties_hang_on_the_seed_alone():
+def test_ties_depend_only_on_the_seed():
     scores = torch.zeros(B, C)
     first = metrics.rank_classes(scores, C, seed=1)
     assert torch.equal(first, metrics.rank_classes(scores, C, seed=1))
@@ -149,21 +168,25 @@ def test_ties_hang_on_the_seed_alone():
 RANKED, TARGET = torch.tensor([[4, 5], [6, 7]]), torch.tensor([[4], [-1]])
 
 
-def test_a_bad_question_is_told_what_is_wrong():
+def test_errors_name_the_value_and_the_expectation():
     with told("k is 4, but there are only 3 classes."):
         metrics.rank_classes(torch.zeros(2, 3), 4)
     with told("scores has shape (3,); expected (B, C)."):
         metrics.rank_classes(torch.zeros(3), 1)
     with told("k must be at least 1, got 0."):
         metrics.rank_classes(torch.zeros(2, 3), 0)
-    with told("scores hold NaN, which has no rank."):
+    with told("scores contain NaN, which cannot be ranked."):
         metrics.rank_classes(torch.tensor([[0.0, torch.nan]]), 1)
-    with told("k is 3, but ranked holds only 2 ids for each example. Rank at least k classes."):
+    with told("k is 3, but ranked has only 2 ids for each example. Rank at least k classes."):
         metrics.recall_at_k(RANKED, TARGET, 3)
     with told("k must be a whole number, got 1.5."):
         metrics.ndcg_at_k(RANKED, TARGET, 1.5)
     with told("target has shape (1,); expected (B=2, L)."):
         metrics.precision_at_k(RANKED, TARGET[0], 1)
+    with told("target has shape (2, 1, 1); expected (B=2, L)."):
+        metrics.precision_at_k(RANKED, TARGET[..., None], 1)
+    with told("target has shape (3,); expected (B=2, L)."):
+        metrics.mean_precision_at_k(RANKED, torch.zeros(3, dtype=torch.int64), 1)
     with told("ranked has dtype torch.float32; expected int64 class ids"):
         metrics.reciprocal_rank(RANKED.float(), TARGET)
     with told("normalise must be 'possible' or 'hits', got 'kaggle'."):
