@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from oracle.pool_views import a_view, draw
+from oracle.selection_inputs import draw, make_selection_input
 
 import tapas
 import tapas.native as native
@@ -33,7 +33,7 @@ def bench(load, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("complete", [True, False])
 def test_in_two_parts_the_rule_is_still_priority(scores, complete):
-    given = a_view(A, D, P, complete=complete)
+    given = make_selection_input(A, D, P, complete=complete)
     got, want = (rule.select(given, KEEP) for rule in (scores.ByShare(), tapas.Priority()))
     assert torch.equal(got[0], want[0])
     assert torch.equal(got[1], want[1])
@@ -41,7 +41,7 @@ def test_in_two_parts_the_rule_is_still_priority(scores, complete):
 
 @pytest.mark.slow
 def test_every_variant_is_unbiased(scores):
-    given = a_view(A, D, P, complete=False)
+    given = make_selection_input(A, D, P, complete=False)
     weight, bias = given.rows(0, P)
     mass = torch.exp(draw(3, D, name="other query") @ weight.t() + bias - given.log_q).double()
     draws = 800
@@ -57,7 +57,7 @@ def test_every_variant_is_unbiased(scores):
 
 
 def test_coarse_scores_are_those_of_a_coarse_table(scores):
-    given = a_view(A, D, P, complete=False)
+    given = make_selection_input(A, D, P, complete=False)
     weight, bias = given.rows(0, P)
     table = torch.zeros(200, D, dtype=torch.bfloat16)
     table[given.ids] = weight.bfloat16()
@@ -82,7 +82,7 @@ def test_int8_rows_are_within_half_a_step_and_give_the_shares_of_their_products(
     product = (other.long() @ whole.long().t()) * other_scale * scale.t()
     coarse = scores.through_int8(query) @ scores.through_int8(rows).t()
     torch.testing.assert_close(coarse, product)
-    given = a_view(A, D, P)
+    given = make_selection_input(A, D, P)
     weight, bias = given.rows(0, P)
     share = scores.int8_share(
         scores.to_int8(weight), given.query, bias - given.log_q, given.ids, given.target
@@ -107,7 +107,7 @@ def test_a_held_pool_comes_again_and_then_no_more(scores):
 
 
 def test_stale_scores_are_those_of_the_first_time_a_pool_is_seen(scores):
-    rule, given = scores.Stale(), a_view(A, D, P)
+    rule, given = scores.Stale(), make_selection_input(A, D, P)
     first = rule.share(given).clone()
     later = replace(given, query=draw(A, D, name="later query"))
     rule.select(later, KEEP)

@@ -96,7 +96,7 @@ class TableSpec(NamedTuple):
     seed: int = 0
     dtype: torch.dtype = torch.float32
     has_bias: bool = True
-    at_zero: bool = False  # where rows start, not at random
+    zero_init: bool = False  # rows start at 0 instead of at random
 
     def layout(self) -> Placement:
         return Placement(self.num_classes, self.num_shards, seed=self.seed, kind=self.placement)
@@ -115,6 +115,6 @@ class TableSpec(NamedTuple):
             bias=start,
             device=None,
         )
-        if self.at_zero:
+        if self.zero_init:
             shard.weight.zero_()
         return shard

@@ -191,7 +191,7 @@ def table_specs(config: TrainConfig, num_classes: int) -> dict[str, TableSpec]:
     if config.model.inputs == "own":
         specs[INPUT_TABLE] = spec._replace(seed=seed + 1, has_bias=False)
     if config.model.copy:
-        specs[COPY_RATE] = spec._replace(dim=1, seed=seed + 2, has_bias=False, at_zero=True)
+        specs[COPY_RATE] = spec._replace(dim=1, seed=seed + 2, has_bias=False, zero_init=True)
     return specs
 
 
@@ -225,7 +225,7 @@ def build_model(
                 seed=spec.seed,
                 group=ranks,
             )
-        if spec.at_zero:
+        if spec.zero_init:
             start_at_zero(table)
         return table
 

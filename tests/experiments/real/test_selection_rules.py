@@ -12,7 +12,7 @@ from contracts.test_selection import (  # noqa: F401  run here for the rules of 
     test_ties_go_to_the_lower_id,
 )
 from oracle import selection as oracle
-from oracle.pool_views import a_view
+from oracle.selection_inputs import make_selection_input
 
 from experiments.real.selection_rules import CURES, TemperedPriority, TopPerQuery, TopWithFloor
 from tapas import Top
@@ -34,7 +34,7 @@ def slow_logits(given):
 @pytest.mark.parametrize("sizes", [(1, 1, 2), (5, 3, 17), (67, 7, 31)], ids=str)
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
 def test_top_per_query_keeps_the_highest_mean_share_unweighted(sizes, temperature):
-    given = a_view(*sizes, temperature=temperature, noise=torch.empty(0))
+    given = make_selection_input(*sizes, temperature=temperature, noise=torch.empty(0))
     share = oracle.shares(slow_logits(given), given.ids, given.log_q, given.target, temperature)
     for keep in {1, len(given) // 2, len(given) - 1}:
         kept, log_weight = TopPerQuery().select(given, keep)
@@ -48,7 +48,7 @@ def test_the_top_ones_are_kept_whatever_the_noise(share, keep):
     """The rest are the luckiest; each stands for its part of the pool without the top ones."""
     num_top = max(1, keep - round(share * keep))
     for seed in range(10):
-        given = a_view(5, 3, 17, seed=seed)
+        given = make_selection_input(5, 3, 17, seed=seed)
         score = oracle.top_scores(slow_logits(given), 1.0)
         top = oracle.keep_largest(score, num_top)
         others = [place for place in range(17) if place not in top]
@@ -64,7 +64,7 @@ def test_the_top_ones_are_kept_whatever_the_noise(share, keep):
 
 def test_drawn_classes_stand_for_the_rest_of_the_pool_without_bias():
     draws, keep, num_top = 2_000, 7, 3  # 7 - round(3.5): half to even
-    given = a_view(5, 3, 17)
+    given = make_selection_input(5, 3, 17)
     top = oracle.keep_largest(oracle.top_scores(slow_logits(given), 1.0), num_top)
     term = torch.from_numpy(np.exp(slow_logits(given) - given.log_q.double().numpy()))  # (A, P)
     weight = torch.zeros(draws, 17, dtype=torch.float64)
@@ -85,7 +85,7 @@ def test_drawn_classes_stand_for_the_rest_of_the_pool_without_bias():
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
 def test_tempered_priority_keeps_as_priority_does_at_a_power_of_its_weights(power):
-    given = a_view(5, 3, 17)
+    given = make_selection_input(5, 3, 17)
     kept, log_weight = Priority().select(given, 6)
     same, tempered = TemperedPriority(power=power).select(given, 6)
     assert torch.equal(kept, same)

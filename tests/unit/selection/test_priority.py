@@ -5,7 +5,7 @@ import pytest
 import torch
 from contracts.tables import select
 from oracle import selection as oracle
-from oracle.pool_views import a_view, draw
+from oracle.selection_inputs import draw, make_selection_input
 from words import told
 
 from tapas import LocalTable, Priority
@@ -26,7 +26,7 @@ def slow_shares(given):
 @pytest.mark.parametrize("temperature", [1.0, 0.2, 3.0])
 @pytest.mark.parametrize("complete", [True, False])
 def test_one_draw_is_that_of_the_loops(sizes, temperature, complete):
-    given = a_view(*sizes, temperature=temperature, complete=complete)
+    given = make_selection_input(*sizes, temperature=temperature, complete=complete)
     share = slow_shares(given)
     np.testing.assert_allclose(mean_share(given).numpy(), share, rtol=3e-4, atol=1e-12)
     for keep in {1, len(given) // 2, len(given) - 1}:
@@ -46,13 +46,13 @@ def test_the_floor_is_a_tenth_spread_evenly_and_none_when_all_queries_score():
         "target": torch.tensor([[-1]]),
         "noise": torch.tensor([1.0, 1.0]),
     }
-    kept, log_weight = Priority().select(a_view(1, 1, 2, complete=False, **given), 1)
+    kept, log_weight = Priority().select(make_selection_input(1, 1, 2, complete=False, **given), 1)
     assert (kept.tolist(), log_weight.tolist()) == ([1], [0.0])
     given["noise"] = torch.tensor([0.01, 1.0])  # g / u: 0.05 / 0.01 beats 0.95
-    kept, log_weight = Priority().select(a_view(1, 1, 2, complete=False, **given), 1)
+    kept, log_weight = Priority().select(make_selection_input(1, 1, 2, complete=False, **given), 1)
     assert kept.tolist() == [0]
     torch.testing.assert_close(log_weight.exp(), torch.tensor([0.95 / 0.05]))
-    kept, _ = Priority().select(a_view(1, 1, 2, complete=True, **given), 1)
+    kept, _ = Priority().select(make_selection_input(1, 1, 2, complete=True, **given), 1)
     assert kept.tolist() == [1]
 
 
@@ -62,9 +62,11 @@ def test_own_targets_are_left_out_of_a_querys_share(queries, monkeypatch):
     monkeypatch.setattr("tapas.selection.priority.QUERIES", queries)
     monkeypatch.setattr("tapas.selection.priority.SCRATCH", 0)
     own = torch.tensor([[0, 3, 3, 7], [-1, -1, -1, -1], [6, -1, 9, 300], [3, 3, 3, 3]])
-    given = a_view(4, 3, 5, target=own)
+    given = make_selection_input(4, 3, 5, target=own)
     np.testing.assert_allclose(mean_share(given).numpy(), slow_shares(given), rtol=1e-4)
-    assert mean_share(a_view(1, 3, 5, target=own[:1], query=given.query[:1]))[:2].tolist() == [0, 0]
+    assert mean_share(make_selection_input(1, 3, 5, target=own[:1], query=given.query[:1]))[
+        :2
+    ].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("queries", [1, 64])
@@ -72,9 +74,11 @@ def test_a_query_that_owns_the_whole_pool_has_no_say(queries, monkeypatch):
     monkeypatch.setattr("tapas.selection.priority.QUERIES", queries)
     monkeypatch.setattr("tapas.selection.priority.SCRATCH", 0)
     own = torch.tensor([[0, 3, 6, 9], [-1, -1, -1, -1]])
-    given = a_view(2, 3, 4, target=own)
+    given = make_selection_input(2, 3, 4, target=own)
     np.testing.assert_allclose(mean_share(given).numpy(), slow_shares(given), rtol=1e-4)
-    nobody = a_view(2, 3, 4, target=own[:1].repeat(2, 1), noise=torch.tensor([0.5, 0.1, 0.2, 1.0]))
+    nobody = make_selection_input(
+        2, 3, 4, target=own[:1].repeat(2, 1), noise=torch.tensor([0.5, 0.1, 0.2, 1.0])
+    )
     kept, log_weight = Priority().select(nobody, 2)  # all alike: the smallest u stay
     assert kept.tolist() == [1, 2]
     torch.testing.assert_close(log_weight.exp(), torch.tensor([2.0, 2.0]))

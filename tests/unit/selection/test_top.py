@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from oracle import selection as oracle
-from oracle.pool_views import a_view, draw
+from oracle.selection_inputs import draw, make_selection_input
 from words import told
 
 from tapas import Priority, Top
@@ -21,7 +21,7 @@ def test_scores_and_choice_are_those_of_the_loops(sizes, temperature, scale):
     num_queries, dim, size = sizes
     query = scale * draw(num_queries, dim, name="query")
     noise = torch.full((size,), torch.nan)  # whoever touches it shows
-    given = a_view(*sizes, temperature=temperature, query=query, noise=noise)
+    given = make_selection_input(*sizes, temperature=temperature, query=query, noise=noise)
     weight, bias = given.rows(0, size)
     want = oracle.top_scores(oracle.logit(given.query, weight, bias), given.temperature)
     np.testing.assert_allclose(batch_score(given).numpy(), want, rtol=1e-5, atol=1e-4 * scale)

@@ -1,4 +1,4 @@
-"""A pool as a second-pass rule sees it, made of draws with names."""
+"""Random inputs of second-pass rules."""
 
 import torch
 
@@ -10,8 +10,11 @@ def draw(*shape, name):
     return torch.randn(*shape, generator=stream(0, name))
 
 
-def a_view(num_queries, dim, size, *, seed=0, **options):
-    """`seed` names the noise; anything of the given can be given instead."""
+def make_selection_input(num_queries, dim, size, *, seed=0, **options):
+    """A `SelectionInput` with A queries and P classes; `options` replace its fields.
+
+    `seed` is that of the noise.
+    """
     weight, bias = draw(size, dim, name="rows"), draw(size, name="bias")
     defaults = {
         "ids": torch.arange(size) * 3,
