@@ -1,4 +1,4 @@
-"""`tapas checkpoint`: what is in one, one with more classes, a run with the items of a new log."""
+"""`tapas checkpoint`: describe a checkpoint, or grow one to more classes or a newer log."""
 
 import json
 from dataclasses import replace
@@ -16,25 +16,36 @@ app = typer.Typer(
     name="checkpoint",
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Say what is in a checkpoint, or add classes to one or items to a run.",
+    help="Describe a checkpoint, or add classes or new items.",
 )
 At = Annotated[
     Path,
-    typer.Argument(metavar="PATH", help="Folder of a run, its checkpoints, or one step of them."),
+    typer.Argument(metavar="PATH", help="Folder of a run, of its checkpoints, or of one step."),
 ]
-Step = Annotated[int | None, typer.Option(metavar="N", help="Step; the newest one if left out.")]
+Step = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Step of the checkpoint. Default: the newest one.",
+    ),
+]
 Out = Annotated[
     Path,
     typer.Option(
         metavar="FOLDER",
-        help="Must be new. With --to, a folder called step-00000400 is found as step 400.",
+        help="Folder to write to. Must be new. With --to, call it step-00000400 to have it found"
+        " as "
+        "step 400.",
     ),
 ]
 
 
 @app.command()
 def info(path: At, step: Step = None, as_json: AsJson = False) -> None:
-    """Say what a checkpoint holds, and whether it is whole. Ends with 1 if it is not."""
+    """Describe a checkpoint and verify its checksums.
+
+    The exit code is 1 if the checkpoint is damaged.
+    """
     with report_errors():
         from tapas.checkpoints.describe import describe, find_checkpoint
 
@@ -67,32 +78,34 @@ def grow(
         Path,
         typer.Argument(
             metavar="PATH",
-            help="Folder of a run; with --to also its checkpoints, or one step of them.",
+            help="Folder of a run; with --to also of its checkpoints, or of one step.",
         ),
     ],
     out: Out,
     to: Annotated[
         int | None,
-        typer.Option(min=1, max=10**12, metavar="N", help="Classes, old and new."),
+        typer.Option(min=1, max=10**12, metavar="N", help="Number of classes in all, old and new."),
     ] = None,
     log: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="FILE", help="Log with new items, for a run; several times, or as a glob."
+            metavar="FILE",
+            help="Newer log, for a run of `tapas train`; a glob, or several times --log.",
         ),
     ] = None,
     initial: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="With --to: where row optimizer state starts, such as sum=0.1; the run's own "
-            "start, or the default of the optimizer, if left out.",
+            help="With --to: initial optimizer state of the new rows, such as sum=0.1. Default: "
+            "that of the run, or of the optimizer.",
         ),
     ] = None,
     step: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Step; if left out, the newest one, with --log the best one."
+            metavar="N",
+            help="Step of the checkpoint. Default: the newest one; with --log, the best one.",
         ),
     ] = None,
     user: User = None,
@@ -100,19 +113,19 @@ def grow(
     time: Time = None,
     cache: Cache = None,
 ) -> None:
-    """Write a checkpoint with more classes, or a run with the items of a newer log.
+    """Add classes to a checkpoint, or new items to a run.
 
-    With --to N, for loops of your own, FOLDER becomes one checkpoint of N classes. Old rows
-    stay as they are. New rows are drawn as a new table of N classes with the same seed draws
-    them, new biases are the smallest old one, and row optimizer state starts anew.
+    With --to N, for training loops of your own, a checkpoint of N classes is written. Old rows do
+    not change. New rows are initialised like those of a new table of N classes with the same
+    seed, new biases are the smallest old bias, and the optimizer state of new rows starts afresh.
 
-    With --log FILE, for a run of `tapas train`, FOLDER becomes a run on that log. Items that
-    PATH knows keep their rows, new ones start as in a new run, with the bias of their
-    frequency. `tapas train --resume FOLDER` trains it; evaluate and recommend work at once.
-    Name the old files beside the new ones if their events shall count, too. The log is read as
-    that of the run; --user, --item and --time say where its columns have other names.
+    With --log FILE, for a run of `tapas train`, a run on that log is written. Known items keep
+    their rows; new items start as in a new run, with a bias from their frequency. Continue it
+    with `tapas train --resume FOLDER`; evaluate and recommend work at once. To train on the old
+    events, too, name the old files with --log as well. The log is read like that of the run;
+    --user, --item and --time are for columns with other names.
 
-    Needs memory for all rows at once. The source is not touched.
+    Needs memory for all rows at once. PATH is not changed.
     """
     with report_errors():
         if (to is None) == (log is None):

@@ -1,4 +1,4 @@
-"""`tapas cite`: whom to thank."""
+"""`tapas cite`: BibTeX of the library and of the methods of a run."""
 
 import json
 from pathlib import Path
@@ -61,7 +61,7 @@ def cite(
         Path, typer.Argument(metavar="RUN", help="Folder of a run, or of a comparison.")
     ],
 ) -> None:
-    """Print BibTeX for the methods that a run, or a comparison, used."""
+    """Print BibTeX for the library, or for the methods of a run."""
     with report_errors():
         from tapas.training.run_folder import open_run
 

@@ -1,4 +1,4 @@
-"""`tapas compare`: every method on one log, in equal time, and which one to use."""
+"""`tapas compare`: train all methods on one log, for the same time, and recommend one."""
 
 import json
 import logging
@@ -107,36 +107,61 @@ def compare(
     files: Files = None,
     made_up: Annotated[
         bool,
-        typer.Option("--synthetic", help="The built-in log, whose true distribution is known."),
+        typer.Option(
+            "--synthetic",
+            help="Use a made-up log, whose true distribution is known, instead of LOG.",
+        ),
     ] = False,
     methods: Annotated[
         str | None,
-        typer.Option(metavar="NAMES", help="Some of --list, with commas, or all. Default: all."),
+        typer.Option(
+            metavar="NAMES",
+            help="Methods to compare, separated by commas (see --list). Default: all.",
+        ),
     ] = None,
     budget: Annotated[
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Training time of each method in all, such as 90s, 10m or 1h. Default: 10m.",
+            help="Total training time of each method, such as 90s, 10m or 1h. Default: 10m.",
         ),
     ] = None,
     num_samples: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="n of all that sample. Default: 1,000, or an eighth of few classes."
+            metavar="N",
+            help="Sampled classes (n) of all methods that sample. Default: 1,000, but at most an "
+            "eighth of the items.",
         ),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(metavar="N", help="Final runs of each method. Default: 3.")
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Final runs of each method, each with another random seed. Default: 3.",
+        ),
     ] = None,
     trials: Annotated[
-        int | None, typer.Option(metavar="N", help="Settings tried for each method. Default: 4.")
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Settings tried for each method before its final runs. Default: 4.",
+        ),
     ] = None,
     out: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Where results are kept, and found again.")
+        Path,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder for results. The same command continues from what is there.",
+        ),
     ] = Path("compare"),
     workers: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Runs side by side, one thread each.")
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Number of runs at once, one thread each.",
+        ),
     ] = WORKERS,
     user: User = None,
     item: Item = None,
@@ -152,30 +177,41 @@ def compare(
         typer.Option(
             "--set",
             metavar="SECTION.NAME=VALUE",
-            help="A setting of all methods: of model, split or optimizer, or loop.batch.",
+            help="A setting for all methods: in model, split or optimizer, or loop.batch.",
         ),
     ] = None,
     seconds_only: Annotated[
         bool,
-        typer.Option("--quick", help="A small made-up log and a second each: to see the report."),
+        typer.Option(
+            "--quick",
+            help="A second of training each on a small made-up log, to see the report.",
+        ),
     ] = False,
     draw: Annotated[
-        bool, typer.Option("--draw", help="Only write the report, from the results in --out.")
+        bool,
+        typer.Option(
+            "--draw",
+            help="Train nothing; write the report of the results in --out again.",
+        ),
     ] = False,
     show_list: Annotated[
-        bool, typer.Option("--list", help="Print the methods, and what is tuned, and stop.")
+        bool,
+        typer.Option(
+            "--list",
+            help="List the methods and their settings, and exit.",
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare every method on one log, in equal time, and say which to use.
+    """Compare all methods on a log and recommend one.
 
-    All share log, split, encoder, batches, optimizers and n. Half of --budget goes to a search
-    of the same number of trials, judged on validation points; half to the final runs, judged on
-    test points. Times are steps at the pace that a method has alone on the machine, so that
-    runs may go side by side.
+    All methods share the log, its split, the encoder, the batches, the optimizers and n. Half of
+    the budget goes to trying settings, scored on validation events, and half to the final runs,
+    scored on test events. Each method gets as many steps as fit its budget at the speed it has
+    alone; running two at once changes nothing.
 
-    You get a table and a rule here, and README.md, report.html and a figure in --out. Stop it
-    at any moment: the same command goes on.
+    The table and the recommendation are printed here; README.md, report.html and a figure are
+    written to --out. Stop it at any time: the same command continues.
     """
     with report_errors():
         if show_list:

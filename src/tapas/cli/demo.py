@@ -1,4 +1,4 @@
-"""`tapas demo`: the whole journey on a real log, in a few minutes."""
+"""`tapas demo`: all steps from a log to a report, in a few minutes."""
 
 import logging
 from pathlib import Path
@@ -22,29 +22,46 @@ if TYPE_CHECKING:
 
 def demo(
     out: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Folder for runs and report; must be new.")
+        Path,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder for the runs and the report. Must be new.",
+        ),
     ] = Path("demo"),
     steps: Annotated[
         int,
-        typer.Option(min=1, metavar="N", help="Training steps; TAPAS with repeats makes 2 for 25."),
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Number of training steps. The third model makes 2 steps for every 25.",
+        ),
     ] = 2000,
     synthetic: Annotated[
         bool,
-        typer.Option("--synthetic", help="Use the built-in log, even if the real one is here."),
+        typer.Option(
+            "--synthetic",
+            help="Use the made-up log, even if the real one is installed.",
+        ),
     ] = False,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of all random draws.")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Random seed: the same seed gives the same numbers.",
+        ),
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """The whole journey: read a log, train three models, judge them, recommend, and report.
+    """Try everything on a grocery log: train, evaluate, report.
 
-    The log is 1.47 million real grocery purchases of 2,469 households (the extra [demo]
-    installs it); without it, a made-up log of the same kind is used. One model is trained
-    with plain sampled softmax, one with TAPAS, with the same n, batches and steps. A third,
-    with TAPAS too, may also copy from the history (model.copy): it reads longer
-    stretches of it in fewer steps, and is no part of that comparison.
+    The log is 1.47 million real grocery purchases of 2,469 households, if the extra [demo] is
+    installed; otherwise a made-up log of the same kind. One model is trained with plain sampled
+    softmax and one with TAPAS, with the same n, batches and steps. A third model, also with
+    TAPAS, can copy from the history (model.copy). It reads longer windows in fewer steps, so
+    it is not part of that comparison.
 
-    You get a table beside three simple baselines, recommendations of the third model for
-    three households in words, and report.html with everything.
+    The results are a table with three simple baselines, recommendations of the third model for
+    three households, and report.html with everything.
     """
     with report_errors():
         logging.getLogger("matplotlib").setLevel(logging.ERROR)

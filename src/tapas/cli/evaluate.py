@@ -1,4 +1,4 @@
-"""`tapas evaluate`: how good a run's recommendations are, beside what anybody should beat."""
+"""`tapas evaluate`: metrics of a run on held-out events, next to simple baselines."""
 
 import dataclasses
 import json
@@ -19,33 +19,53 @@ from tapas.evaluation.intervals import Interval
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN",
+            help="Folder of the run.",
+        ),
+    ],
     on: Annotated[
-        str, typer.Option(metavar="test|validation", help="Which held-out part.")
+        str,
+        typer.Option(
+            metavar="test|validation",
+            help="Which held-out events to use.",
+        ),
     ] = "test",
     step: Annotated[
-        int | None, typer.Option(metavar="N", help="Checkpoint; the best one if left out.")
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Step of the checkpoint. Default: the best one.",
+        ),
     ] = None,
     exclude_seen: Annotated[
         bool | None,
         typer.Option(
             "--exclude-seen/--keep-seen",
-            help="Whether items that the user has taken before may be recommended. Default: as "
-            "the run was trained.",
+            help="Leave out items that the user has had before, or keep them in the lists. "
+            "Default: as the run was trained.",
         ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Score only the first N users.")
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Evaluate the first N users only.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Judge a run on what its training never saw, exactly, over all items.
+    """Evaluate a run on held-out events, next to three baselines.
 
-    Every metric comes with a 95 % interval (bootstrap over examples), next to three baselines:
-    the most popular items, the user's own most frequent ones, and what followed the last
-    basket most often. A second table shows where in the long tail the model hits.
+    Lists are exact: all items are ranked. Every metric has a 95 % interval (bootstrap over
+    users). The baselines are the most popular items, the items that the user had most often, and
+    the items that most often followed those of the user's last basket. A second table shows how
+    the model does on frequent and on rare items.
 
-    Under torchrun all ranks share the work, and each loads its part of the rows.
+    Under torchrun the ranks share the work, and each loads its part of the class vectors.
     """
     with report_errors():
         from tapas.training.run_evaluation import evaluate_run

@@ -1,4 +1,4 @@
-"""`tapas export`: a run as files that other systems read."""
+"""`tapas export`: item vectors, a FAISS index or the encoder, in files for other systems."""
 
 import copy
 import json
@@ -29,29 +29,41 @@ Writer = Callable[["RunFolder", "SequenceModel", Path], dict[str, Any]]
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")],
     to: Annotated[
         Path,
         typer.Option(
             metavar="PATH",
-            help="index.faiss, embeddings.safetensors, embeddings.parquet or encoder.pt2; a name "
-            "without an ending is a new folder with all that `tapas recommend` needs.",
+            help="What to write, by its ending: a FAISS index (.faiss), item vectors "
+            "(.safetensors, "
+            ".parquet) or the encoder (.pt2). A name without an ending is a new folder with "
+            "everything that `tapas recommend` needs.",
         ),
     ],
     index: Annotated[
-        str, typer.Option(metavar="exact|hnsw|ivf", help="Kind of a FAISS index.")
+        str,
+        typer.Option(
+            metavar="exact|hnsw|ivf",
+            help="Kind of the FAISS index.",
+        ),
     ] = "exact",
     step: Annotated[
-        int | None, typer.Option(metavar="N", help="Checkpoint; the best one if left out.")
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Step of the checkpoint. Default: the best one.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write item vectors, a FAISS index, or the encoder, each whole or not at all.
+    """Write item vectors, a FAISS index or the encoder to files.
 
     The score of an item is query · vector + bias. In a FAISS index the bias is one more
-    dimension, to which a query appends a 1; its recall against the exact lists of real
-    queries is measured and said. A model with model.copy also copies from histories, which
-    no vector can: files hold its softmax alone, and a folder is refused.
+    dimension, so append a 1 to your queries. The recall of the index, compared with exact lists,
+    is measured and printed.
+
+    Of a model with model.copy only the softmax part can be exported, without the part that
+    copies from the history, and no folder. A failed export leaves no file.
     """
     with report_errors():
         from tapas.training.run_evaluation import load_model

@@ -1,4 +1,4 @@
-"""`tapas info`: what this installation has, and what it lacks and how to get it."""
+"""`tapas info`: versions, hardware, and optional packages with how to install them."""
 
 import json
 import os
@@ -18,7 +18,7 @@ EXTRAS = {  # package: what it is for
 
 
 def info(as_json: AsJson = False) -> None:
-    """Say what this installation has: versions, processors, native kernels, optional packages."""
+    """Show versions, hardware and optional packages."""
     with report_errors():
         import torch
 

@@ -1,4 +1,4 @@
-"""`tapas inspect`: say what is in a log before training on it."""
+"""`tapas inspect`: describe a log before training on it."""
 
 import dataclasses
 import json
@@ -38,9 +38,9 @@ def inspect(
     cache: Cache = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what is in a log: events, users, items, baskets, and how long its tail is.
+    """Describe a log: events, users, items and the long tail.
 
-    The log is read just as `train` would read it, so that what is wrong shows here first.
+    The log is read as `tapas train` reads it, so problems with the data show up here first.
     """
     with report_errors():
         from tapas.data.description import describe, reading_words

@@ -1,4 +1,4 @@
-"""The command line's front door."""
+"""The `tapas` command and its subcommands."""
 
 from typing import Annotated
 
@@ -38,25 +38,19 @@ def tapas(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and stop."
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:
-    """Softmax models over a hundred thousand to a billion classes, trained with TAPAS.
+    """Train softmax models over many classes with TAPAS.
 
-    Start with `tapas demo`: the whole journey on a real log, in a few minutes. Then, with
-    your own: inspect, train, evaluate, recommend, export.
+    With a log of your own, go from top to bottom: inspect, train, evaluate, recommend, export.
+    Without one, start with `tapas demo`, which takes a few minutes.
     """
 
 
-app.command()(inspect)
-app.command()(plan)
-app.command()(train)
-app.command()(evaluate)
-app.command()(recommend)
-app.command()(export)
-app.command()(compare)
-app.command()(cite)
-app.command()(demo)
-app.command()(info)
+for command in (
+    inspect, train, evaluate, recommend, export, compare, plan, demo, cite, info,
+):  # fmt: skip
+    app.command()(command)
 app.add_typer(checkpoint)

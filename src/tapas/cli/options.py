@@ -1,4 +1,4 @@
-"""Flags that several commands share, and --set."""
+"""Options that several commands share, and the parser of --set."""
 
 import os
 import tomllib
@@ -13,57 +13,88 @@ from tapas.training.config import JSON
 Files = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="LOG...",
-        help="Parquet, CSV or TSV (also .gz, .zst), or JSON lines; several files or a glob.",
+        metavar="LOG",
+        help="Files of the log, or a glob: Parquet, CSV, TSV (also .gz, .zst) or JSON lines.",
         show_default=False,
     ),
 ]
 User = Annotated[
     str | None,
-    typer.Option(metavar="COLUMN", help="Who. Guessed from common names if left out."),
+    typer.Option(
+        metavar="COLUMN",
+        help="Column of user ids. Default: guessed from names such as user_id or customer.",
+    ),
 ]
-Item = Annotated[str | None, typer.Option(metavar="COLUMN", help="Took what. Guessed likewise.")]
+Item = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN",
+        help="Column of item ids. Default: guessed from names such as item_id, product or sku.",
+    ),
+]
 Time = Annotated[
     str | None,
     typer.Option(
         metavar="COLUMN",
-        help="When: a date, a time or a number. Guessed likewise; a log without any is taken in "
-        "file order.",
+        help="Column of times: dates, times or numbers. Default: guessed; without such a column "
+        "the order of the file is the order of the events.",
     ),
 ]
 Text = Annotated[
     str | None,
     typer.Option(
-        metavar="COLUMN", help="For a text corpus: the column of text. Predicts the next word."
+        metavar="COLUMN",
+        help="For a text corpus: column of the text. The model predicts the next word.",
     ),
 ]
 Group = Annotated[
-    str | None, typer.Option(metavar="COLUMN", help="Rows of a text that are one document.")
+    str | None,
+    typer.Option(
+        metavar="COLUMN",
+        help="With --text: column of document ids. Default: each row is a document.",
+    ),
 ]
 MinCount = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Items seen less often than this are rare. Default: 1."),
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Items seen fewer than N times are rare. Default: 1, no item is rare.",
+    ),
 ]
 Rare = Annotated[
     str | None,
     typer.Option(
-        metavar="keep|drop|fold", help="What to do with rare items; fold: one class. Default: keep."
+        metavar="keep|drop|fold",
+        help="Keep rare items, drop them, or merge (fold) them into one class. Default: keep.",
     ),
 ]
 SkipBadRows = Annotated[
-    bool, typer.Option("--skip-bad-rows", help="Leave bad rows out and count them.")
+    bool,
+    typer.Option(
+        "--skip-bad-rows",
+        help="Skip rows without a valid user, item or time, and count them.",
+    ),
 ]
 Cache = Annotated[
     Path | None,
     typer.Option(
-        metavar="FOLDER", help="Where prepared logs are kept, to be read at once the next time."
+        metavar="FOLDER",
+        help="Folder for prepared logs, which open at once the next time. Default: "
+        "~/.cache/tapas/logs.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.")]
+AsJson = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Print one JSON object on stdout instead of text.",
+    ),
+]
 
 
 def cache_folder(chosen: Path | None) -> Path:
-    """The folder given, or the one that the platform keeps for caches."""
+    """The folder given, or the default: in XDG_CACHE_HOME, or ~/.cache."""
     if chosen is not None:
         return chosen
     base = os.environ.get("XDG_CACHE_HOME")
@@ -81,7 +112,7 @@ def source_table(
     rare: str | None,
     skip_bad_rows: bool,
 ) -> dict[str, JSON]:
-    """The [log] section that these flags make; what was left out is left to the TOML file."""
+    """The [log] section of these options; those left out are left to the TOML file."""
     given: dict[str, JSON] = {
         "files": list(files) if files else None,
         "user": user,
@@ -100,7 +131,7 @@ Layer = dict[str, dict[str, JSON]]
 
 
 def parse_settings(settings: list[str]) -> Layer:
-    """SECTION.NAME=VALUE, the value as TOML has it; a bare word is a string."""
+    """Settings by section, from SECTION.NAME=VALUE; values are TOML, a bare word is a string."""
     layer: Layer = {}
     for setting in settings:
         name, equals, value = setting.partition("=")

@@ -1,4 +1,4 @@
-"""`tapas plan`: the memory of a rank and the bytes of a step, before anything is started."""
+"""`tapas plan`: estimate the memory and the traffic of a run before starting it."""
 
 import json
 import re
@@ -50,47 +50,60 @@ def _number(help_text: str, parser: Callable[[str], int] = whole_number) -> Any:
 
 
 def plan(
-    classes: Annotated[int, _number("Classes; 1e9, 10_000 and 1,000 are numbers, too.")],
-    dim: Annotated[int, _number("Size of a class's vector.")] = 64,
-    num_samples: Annotated[int, _number("n: classes kept for each batch.")] = 1_000,
+    classes: Annotated[int, _number("Number of classes. 1e9, 10_000 and 1,000 are fine, too.")],
+    dim: Annotated[int, _number("Dimensions of the class vectors.")] = 64,
+    num_samples: Annotated[
+        int, _number("Sampled classes (n) that each batch is trained with.")
+    ] = 1_000,
     presample_factor: Annotated[
-        int, _number("r: r·n classes are drawn and scored. 1: sampled softmax.")
+        int,
+        _number(
+            "TAPAS draws N times as many classes (r), scores them and keeps n. 1: plain sampled "
+            "softmax."
+        ),
     ] = 8,
-    batch: Annotated[int, _number("Examples of a step, on all ranks together.")] = 1_000,
-    targets: Annotated[int, _number("Targets of an example.")] = 1,
-    ranks: Annotated[int, _number("Processes that share the rows.")] = 1,
+    batch: Annotated[int, _number("Examples of a step, over all ranks.")] = 1_000,
+    targets: Annotated[int, _number("Number of targets of an example.")] = 1,
+    ranks: Annotated[int, _number("Number of processes that share the class vectors.")] = 1,
     dtype: Annotated[
-        str, typer.Option(metavar="float32|bfloat16", help="Of the rows.")
+        str, typer.Option(metavar="float32|bfloat16", help="Number type of the class vectors.")
     ] = "float32",
     optimizer: Annotated[
         str,
-        typer.Option(metavar="rowwise-adagrad|adagrad|lazy-adam|sgd", help="Of the rows."),
+        typer.Option(
+            metavar="rowwise-adagrad|adagrad|lazy-adam|sgd", help="Optimizer of the class vectors."
+        ),
     ] = "rowwise-adagrad",
     inputs: Annotated[
         bool,
         typer.Option(
             "--inputs/--no-inputs",
-            help="The encoder reads vectors of its own, a second table of the same size.",
+            help="Whether the encoder has input vectors of its own: a second table of the same "
+            "size.",
         ),
     ] = False,
     head: Annotated[
         int | None,
-        _number("Classes above the proposal's floor, seen more than once. Default: all."),
+        _number(
+            "Classes seen more than once; 32 bytes each on every rank. Default: all, the worst "
+            "case."
+        ),
     ] = None,
-    encoder_parameters: Annotated[int, _number("Parameters of the encoder.")] = 0,
+    encoder_parameters: Annotated[int, _number("Number of parameters of the encoder.")] = 0,
     memory: Annotated[
         int | None,
         typer.Option(
             metavar="SIZE",
             parser=amount_of_memory,
-            help="Of a rank, such as 64GB. Default: what this machine has free.",
+            help="Memory of one rank, such as 64GB. Default: what is free on this machine.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a run needs: memory of the fullest rank, bytes that it sends in a step.
+    """Estimate the memory and the network traffic of a run.
 
-    Exit code 1 if it does not fit, with the reason and with changes that would make it fit.
+    The memory is that of the rank that needs most. If it does not fit, the exit code is 1, and
+    the message says what is largest and which changes would make it fit.
     """
     with report_errors():
         from tapas.training.memory_plan import (

@@ -1,4 +1,4 @@
-"""`tapas recommend`: what next, for a user, a history, or a file of users."""
+"""`tapas recommend`: the next items of a user, of a history, or of a file of users."""
 
 import json
 from pathlib import Path
@@ -16,44 +16,70 @@ from tapas.errors import UsageError
 
 def recommend(
     source: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder of a run, or of an export of one.")
+        Path, typer.Argument(metavar="RUN", help="Folder of a run, or of an export.")
     ],
     user: Annotated[
-        str | None, typer.Option(metavar="KEY", help="A user of the log, by all that they took.")
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            help="Recommend for this user of the log, from all of their events.",
+        ),
     ] = None,
     history: Annotated[
         str | None,
         typer.Option(
             metavar="KEY,KEY...",
-            help="Items in the order they were taken; a JSON list if keys hold commas.",
+            help="Recommend for this history: item ids, the oldest first, or a JSON list if ids "
+            "contain commas.",
         ),
     ] = None,
     users: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A file of users: Parquet, CSV, JSON lines, or lines."),
+        typer.Option(
+            metavar="FILE",
+            help="Recommend for all users in a file: Parquet, CSV, JSON lines, or one id per line.",
+        ),
     ] = None,
     column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Column of --users; the first if left out.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="With --users: column of the user ids. Default: the first column.",
+        ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="With --users: .parquet, .jsonl or .csv to write."),
+        typer.Option(
+            metavar="FILE",
+            help="With --users: file to write, .parquet, .jsonl or .csv.",
+        ),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, metavar="N", help="How many items.")] = 20,
+    top: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Number of items to recommend.")
+    ] = 20,
     step: Annotated[
-        int | None, typer.Option(metavar="N", help="Checkpoint; the best one if left out.")
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Step of the checkpoint. Default: the best one.",
+        ),
     ] = None,
     exclude_seen: Annotated[
-        bool, typer.Option("--exclude-seen", help="Leave out what the user has taken before.")
+        bool,
+        typer.Option(
+            "--exclude-seen",
+            help="Leave out items that the user has had before.",
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Recommend the best items of all, exactly, with their scores.
+    """Recommend the next items for users or histories.
 
-    Scores are logits, or log-probabilities if the run was trained with model.copy.
+    All items are ranked, exactly. Scores are logits (log-probabilities if the run was trained
+    with model.copy): compare them within one list only.
 
-    For one user or history the list goes to stdout, a line for each item: rank, key, score.
-    For a file of users it goes to --out, a row for each user and item.
+    For one user or history the list is printed on stdout, one line per item: rank, item, score.
+    For a file of users it is written to --out, one row per user and item.
     """
     with report_errors():
         if sum(given is not None for given in (user, history, users)) != 1:

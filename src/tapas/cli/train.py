@@ -1,4 +1,4 @@
-"""`tapas train`: from a log to a model."""
+"""`tapas train`: train a model on a log."""
 
 import json
 import signal
@@ -46,15 +46,25 @@ from tapas.training.trainer import Progress, TrainResult
 def train(
     files: Files = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Folder of the run; must be new.")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder to write the run to. Must be new.",
+        ),
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Go on with a run that was stopped or killed."),
+        typer.Option(
+            metavar="FOLDER",
+            help="Continue the run in FOLDER after it was stopped or killed.",
+        ),
     ] = None,
     step: Annotated[
         int | None,
-        typer.Option(metavar="N", help="With --resume: from this checkpoint, not the newest."),
+        typer.Option(
+            metavar="N",
+            help="With --resume: continue from the checkpoint of step N. Default: the newest.",
+        ),
     ] = None,
     user: User = None,
     item: Item = None,
@@ -67,81 +77,146 @@ def train(
     cache: Cache = None,
     config: Annotated[
         Path | None,
-        typer.Option(metavar="TOML", help="Settings; flags win over it. See docs/training.md."),
+        typer.Option(
+            metavar="TOML",
+            help="TOML file of settings (docs/training.md). Options given here override it.",
+        ),
     ] = None,
     encoder: Annotated[
-        str | None, typer.Option(metavar="mean|gru|transformer", help="How histories are read.")
+        str | None,
+        typer.Option(
+            metavar="mean|gru|transformer",
+            help="Network that turns a history into a query. Default: gru.",
+        ),
     ] = None,
-    dim: Annotated[int | None, typer.Option(metavar="N", help="Size of an item's vector.")] = None,
+    dim: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Dimensions of the vectors of items. Default: 64.",
+        ),
+    ] = None,
     num_samples: Annotated[
-        int | None, typer.Option(metavar="N", help="n: classes kept for each batch.")
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Sampled classes (n) that each batch is trained with. Default: 1,000, but "
+            "at most an eighth of the items.",
+        ),
     ] = None,
     presample_factor: Annotated[
         int | None,
-        typer.Option(metavar="N", help="r: r·n classes are drawn and scored. 1: sampled softmax."),
+        typer.Option(
+            metavar="N",
+            help="TAPAS draws N times as many classes (r), scores them and keeps n. 1: plain "
+            "sampled softmax. Default: 8.",
+        ),
     ] = None,
     selection: Annotated[
-        str | None, typer.Option(metavar="priority|top", help="Rule of the second pass.")
+        str | None,
+        typer.Option(
+            metavar="priority|top",
+            help="How the second pass chooses n classes: unbiased (priority) or the highest "
+            "scores (top). Default: priority.",
+        ),
     ] = None,
-    epochs: Annotated[float | None, typer.Option(metavar="N", help="Passes over the log.")] = None,
-    steps: Annotated[int | None, typer.Option(metavar="N", help="Batches, not epochs.")] = None,
-    batch: Annotated[int | None, typer.Option(metavar="N", help="Histories in a batch.")] = None,
+    epochs: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N",
+            help="Passes over the training events. Default: 10.",
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Number of training steps, instead of --epochs.",
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Number of histories in a batch. Default: 64.",
+        ),
+    ] = None,
     split: Annotated[
         str | None,
         typer.Option(
             metavar="time|last|group",
-            help="What is held out: the end of the log, each user's last events, or whole users. "
-            "Default: time; group for text.",
+            help="What to hold out for validation and test: the end of the log (time), the last "
+            "events of each user (last), or some users (group). Default: time; group for text.",
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of all random draws.")] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Random seed: the same seed gives the same numbers.",
+        ),
+    ] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Default: as many as cores.")
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Number of CPU threads. Default: all cores.",
+        ),
     ] = None,
     servers: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Processes that keep the rows, on Ray; see docs/scaling.md."
+            metavar="N",
+            help="Train on Ray with N processes that store the class vectors (docs/scaling.md).",
         ),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(metavar="N", help="With --servers: processes that train.")
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="With --servers: number of processes that compute the steps.",
+        ),
     ] = None,
     max_staleness: Annotated[
         int | None,
         typer.Option(
             metavar="N",
-            help="Steps that one may miss of those before it. 0: one by one. "
-            "Default: twice the workers, less one.",
+            help="With --servers: how many earlier steps' updates a step may not have seen. "
+            "0: synchronous. Default: twice the workers, minus one.",
         ),
     ] = None,
     ray_address: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="A Ray cluster; left out, Ray on this machine."),
+        typer.Option(
+            metavar="HOST:PORT",
+            help="With --servers: address of a Ray cluster. Default: Ray on this machine only.",
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="SECTION.NAME=VALUE",
-            help="Any other setting, such as head.alpha=0.5 or loop.patience=5.",
+            help="Any other setting (docs/training.md), such as head.alpha=0.5. May be repeated.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model that says what comes next, over all items of a log.
+    """Train a model that predicts the next items of a user.
 
-    The log is split first (by time unless told otherwise); training sees its first part only,
-    stops when the recommendations for the second no longer get better, and leaves the third
-    to `tapas evaluate`. Everything goes into one folder, from which every other command works.
+    The log is split into training, validation and test events, by time unless --split says
+    otherwise. Training stops when the recommendations for the validation users no longer
+    improve; the test events are left to `tapas evaluate`. All results go into one folder, which
+    the other commands read.
 
-    Ctrl-C and SIGTERM save a checkpoint and stop; `tapas train --resume FOLDER` goes on, also
-    after a crash, and ends with the same model as a run that was never stopped (with workers and
-    servers at --max-staleness 0 only).
+    Ctrl-C and SIGTERM save a checkpoint and stop. `tapas train --resume FOLDER` continues such a
+    run, also after a crash, and ends with the same model as a run that was never stopped (on
+    servers only with --max-staleness 0).
 
-    Under `torchrun --nproc-per-node 2 -m tapas train ...` all ranks train one model and each
-    keeps its part of the rows. With --servers 2 --workers 2 rows are kept by servers and steps
-    are taken by workers, asynchronously, on Ray. See docs/scaling.md.
+    `torchrun --nproc-per-node 2 -m tapas train ...` trains one model on two processes (ranks),
+    each of which stores half of the class vectors. With --servers 2 --workers 2 the vectors are
+    stored by servers and trained by asynchronous workers, on Ray. See docs/scaling.md.
     """
     with report_errors():
         log_flags = source_table(

@@ -1,0 +1,56 @@
+"""Help that a stranger understands: short summaries, and a sentence for every option."""
+
+import re
+
+import pytest
+import typer
+from oracle.journeys import invoke
+
+from tapas.cli.main import app
+
+JOURNEY = ["inspect", "train", "evaluate", "recommend", "export"]
+
+
+def commands(group, name=()):
+    """Every command below `group`, by its words."""
+    for word, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*name, word))
+        else:
+            yield (*name, word), command
+
+
+COMMANDS = dict(commands(typer.main.get_command(app)))
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def summaries(*words):
+    text = invoke(*words, "--help").stdout
+    assert max(map(len, text.splitlines())) <= 80
+    return dict(
+        re.findall(r"^  ([a-z]+) +([A-Z].*)$", text.partition("Commands:")[2], re.MULTILINE)
+    )
+
+
+def test_the_journey_comes_first_and_no_summary_is_cut():
+    found = summaries()
+    assert list(found)[: len(JOURNEY)] == JOURNEY
+    assert len(found) == len({words[0] for words in COMMANDS})
+    for summary in (found | summaries("checkpoint")).values():
+        assert summary.endswith(".")
+        assert not summary.endswith(("...", "…"))
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_option_is_explained_in_a_sentence(words):
+    for option in COMMANDS[words].params:
+        help_text = option.help or ""
+        assert len(help_text.split()) >= 3, f"{option.name}: {help_text!r}"
+        assert help_text.endswith("."), f"{option.name}: {help_text!r}"
+        assert help_text[0].isupper() or help_text.startswith("With --"), option.name
+    text = invoke(*words, "--help").stdout
+    assert max(map(len, text.splitlines())) <= 80
