@@ -32,7 +32,7 @@ from tapas.cli.exit_codes import report_errors
 from tapas.cli.progress import run_progress
 from tapas.cli.terminal import print_table, status
 from tapas.comparison.ledger import Ledger, Result, short_key
-from tapas.comparison.page import Command, Grid, Part, Picture, Words, as_markdown
+from tapas.comparison.page import Block, Command, Paragraph, Picture, Table, as_markdown
 from tapas.comparison.process_pool import run_missing
 from tapas.comparison.tables import NONE
 from tapas.errors import UsageError
@@ -179,7 +179,7 @@ def execute(run: FourWaysRun) -> Result:
     }
 
 
-def table(results: Sequence[Result]) -> Grid:
+def table(results: Sequence[Result]) -> Table:
     reference = results[0]["step_seconds"]
     rows = []
     for result in results:
@@ -189,7 +189,7 @@ def table(results: Sequence[Result]) -> Grid:
             times = [f"{1000 * step:.2f} ms", f"{step / reference:.1f}x"]
         scored = [f"{result[name]:.3f}" for name in ("precision@1", "map@20")]
         rows.append([result["run"]["method"], *scored, *times])
-    return Grid(("", "precision@1", "MAP@20", "step time", "vs sampled"), rows)
+    return Table(("", "precision@1", "MAP@20", "step time", "vs sampled"), rows)
 
 
 def remarks(results: Sequence[Result]) -> list[str]:
@@ -248,12 +248,12 @@ def four_ways(
             run_missing(ledger, runs, execute, follow(NAME), workers=1)
         results = [ledger[run] for run in runs]
         found, (what, note) = table(results), remarks(results)
-        parts: list[Part] = [
-            Words(what),
+        parts: list[Block] = [
+            Paragraph(what),
             Command(f"python -m experiments {NAME}"),
             Picture("figure.png", "MAP@20 of one encoder trained four ways"),
             found,
-            Words(note),
+            Paragraph(note),
         ]
         page = as_markdown("Four ways to train a softmax", parts).encode()
         folder.write({"figure.png": draw_four_ways(results), "README.md": page})

@@ -8,7 +8,7 @@ from pathlib import Path
 from experiments.estimators.step_times import break_even, median_of
 from tapas.comparison.contenders import CONTENDERS
 from tapas.comparison.ledger import Ledger, Result
-from tapas.comparison.page import Command, Grid, Heading, Part, Picture, Words, as_markdown
+from tapas.comparison.page import Block, Command, Heading, Paragraph, Picture, Table, as_markdown
 from tapas.comparison.results import FULL
 from tapas.comparison.tables import NONE, time_words
 
@@ -109,24 +109,24 @@ def timed(name: str, lines: list[Result]) -> Timed:
 
 
 def make_page(found: Estimators) -> str:
-    parts: list[Part] = [
-        Words(
+    parts: list[Block] = [
+        Paragraph(
             "Neither looks at anybody's log: methods on a log, in equal time, are compared by "
             "`tapas compare`."
         ),
         Command(COMMAND),
         Heading("Time of a step over the number of classes"),
         Picture(FIGURE, "time of a step over the number of classes"),
-        Grid(break_even_heading(found), break_even_rows(found)),
-        Words(STEP_WORDS, "note"),
+        Table(break_even_heading(found), break_even_rows(found)),
+        Paragraph(STEP_WORDS, "note"),
         *(
-            Words(f"{each.title}, {number:,} classes: {words}.")
+            Paragraph(f"{each.title}, {number:,} classes: {words}.")
             for each in found.times
             for number, words in each.skipped.items()
         ),
         Heading("The bias of each estimator"),
-        *(Words(words) for words in BIAS_WORDS),
-        Grid(BIAS_HEADING, bias_rows(found)),
+        *(Paragraph(words) for words in BIAS_WORDS),
+        Table(BIAS_HEADING, bias_rows(found)),
     ]
     return as_markdown(TITLE, parts)
 

@@ -139,7 +139,7 @@ class SetRuns:
         rates = self.learning_rates(ledger)
         return rates if ledger.missing(rates) else [*rates, *self.alphas(ledger)]
 
-    def drawn(self, ledger: Ledger) -> list[RealRun]:
+    def final_runs(self, ledger: Ledger) -> list[RealRun]:
         """Seeds outermost, so that an interrupted figure has whole seeds."""
         return [
             self.run(cell, *self.best(ledger, cell), seed)
@@ -155,7 +155,7 @@ class SetRuns:
             self.learning_rates,
             self.alphas,
             self.corrections,
-            self.drawn,
+            self.final_runs,
         )
 
     def best_lr(self, ledger: Ledger) -> float:
@@ -200,9 +200,11 @@ class SweepPoint:
         return "all" if self.value == ALL_QUERIES else f"{self.value:,.4g}"
 
 
-def around_the_default(plan: SetRuns, ledger: Ledger, betas: Sequence[float]) -> list[SweepPoint]:
+def around_the_default(
+    set_runs: SetRuns, ledger: Ledger, betas: Sequence[float]
+) -> list[SweepPoint]:
     """Every setting of the head and the batch; `betas` are floors beside that of the start."""
-    base = plan.trial(PRIORITY, *plan.best(ledger, PRIORITY))
+    base = set_runs.trial(PRIORITY, *set_runs.best(ledger, PRIORITY))
     n, batch = base.num_samples, base.batch
     values: dict[str, dict[float, RealRun]] = {
         "n": {n * m / 4: replace(base, num_samples=n * m // 4) for m in (1, 16)},
@@ -221,9 +223,9 @@ def around_the_default(plan: SetRuns, ledger: Ledger, betas: Sequence[float]) ->
     return trials
 
 
-def larger_floor(plan: SetRuns, ledger: Ledger, num_events: int) -> list[float]:
+def larger_floor(set_runs: SetRuns, ledger: Ledger, num_events: int) -> list[float]:
     """The floor of a class seen a hundred times among `num_events`, if there is room for it."""
-    _, alpha = plan.best(ledger, PRIORITY)
+    _, alpha = set_runs.best(ledger, PRIORITY)
     floor = (100 / num_events) ** alpha if num_events > 100 else 1.0
     return [floor] if floor < 1 else []
 
@@ -234,9 +236,9 @@ def floors_run(ledger: Ledger) -> list[float]:
     return sorted(floor for floor in tried if floor is not None)
 
 
-def cures(plan: SetRuns, ledger: Ledger) -> list[SweepPoint]:
+def top_variants(set_runs: SetRuns, ledger: Ledger) -> list[SweepPoint]:
     """The paper's rule, what might save it, and what it competes with."""
-    top = _longer(plan.trial(TOP, *plan.best(ledger, TOP)))
+    top = _longer(set_runs.trial(TOP, *set_runs.best(ledger, TOP)))
     runs = {
         "top": top,
         "top, τ = 0.3": replace(top, temperature=0.3),
@@ -247,7 +249,7 @@ def cures(plan: SetRuns, ledger: Ledger) -> list[SweepPoint]:
         "top, a vote for each query": replace(top, method="top per query"),
     }
     for cell in (SAMPLED, PRIORITY):
-        runs[cell.method] = _longer(plan.trial(cell, *plan.best(ledger, cell)))
+        runs[cell.method] = _longer(set_runs.trial(cell, *set_runs.best(ledger, cell)))
     for method in ("priority, half corrected", "priority, not corrected"):
         runs[method] = replace(runs["priority"], method=method)
     return [SweepPoint("rule", name, run, name == "top") for name, run in runs.items()]

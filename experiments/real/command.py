@@ -24,10 +24,10 @@ from experiments.real.cells import (
     SetRuns,
     SweepPoint,
     around_the_default,
-    cures,
     floors_run,
     known,
     larger_floor,
+    top_variants,
 )
 from experiments.real.pace import ROUNDS, measure_pace
 from experiments.real.page import loss_page, map_page, pace_page, sweeps_page
@@ -71,7 +71,7 @@ def figures(
     """
     with report_errors():
         if not draw:
-            _train(_plans(sets, out, quick), Place(data, cache_folder(cache)), workers)
+            _train(_sets_to_run(sets, out, quick), Place(data, cache_folder(cache)), workers)
         _write_figures(home_of(out, quick), quick=quick)
 
 
@@ -81,11 +81,11 @@ def measure_paces(
     """Table 1 in one process: steps a second of every cell of figure 3, measured in turns."""
     home = home_of(out, quick)
     measured = read_paces(home)
-    for plan, ledger in [] if draw else _plans(sets, out, quick):
+    for set_runs, ledger in [] if draw else _sets_to_run(sets, out, quick):
         place = Place(data, cache_folder(cache))
         rounds = 2 if quick else ROUNDS
-        measured[plan.name] = measure_pace(plan, ledger, place, rounds=rounds)
-        status(f"measured {plan.name}")
+        measured[set_runs.name] = measure_pace(set_runs, ledger, place, rounds=rounds)
+        status(f"measured {set_runs.name}")
         text = json.dumps({k: [asdict(p) for p in v] for k, v in measured.items()}, indent=1)
         OutputFolder(home / PACES.parent).write({PACES.name: (text + "\n").encode()})
     _write_figures(home, quick=quick)
@@ -107,19 +107,22 @@ def sweeps(
 
         place, home = Place(data, cache_folder(cache)), home_of(out, quick)
         pages, files = {}, {}
-        for plan, ledger in _plans(sets, out, quick):
+        for set_runs, ledger in _sets_to_run(sets, out, quick):
             if not draw:
-                _check_settings(ledger.path.with_suffix(".json"), plan, place)
-            floors = floors_run(ledger) if draw else _floors(plan, ledger, place)
-            trials = [*around_the_default(plan, ledger, floors), *cures(plan, ledger)]
+                _check_settings(ledger.path.with_suffix(".json"), set_runs, place)
+            floors = floors_run(ledger) if draw else _floors(set_runs, ledger, place)
+            trials = [
+                *around_the_default(set_runs, ledger, floors),
+                *top_variants(set_runs, ledger),
+            ]
             if not draw:
                 runs, go = [trial.run for trial in trials], partial(execute, place=place)
                 with run_progress() as follow:
-                    run_missing(ledger, runs, go, follow(plan.name), workers=workers)
-            pages[plan.name] = known(trials, ledger)
-            panels, starts = _panels(pages[plan.name])
-            figure = sweeps_figure(panels, plan.real_set.title, starts)
-            files[f"{plan.name}.png"] = as_png(figure)
+                    run_missing(ledger, runs, go, follow(set_runs.name), workers=workers)
+            pages[set_runs.name] = known(trials, ledger)
+            panels, starts = _panels(pages[set_runs.name])
+            figure = sweeps_figure(panels, set_runs.real_set.title, starts)
+            files[f"{set_runs.name}.png"] = as_png(figure)
         files["README.md"] = sweeps_page(pages).encode()
         OutputFolder(home / "sweeps").write(files)
         status(f"Wrote {home / 'sweeps' / 'README.md'}.")
@@ -133,7 +136,7 @@ ABOUT = {  # what each is about, and minutes on two cores
 }
 
 
-def _plans(names: str, out: Path, quick: bool) -> list[tuple[SetRuns, Ledger]]:
+def _sets_to_run(names: str, out: Path, quick: bool) -> list[tuple[SetRuns, Ledger]]:
     wanted = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     if not wanted:
         raise UsageError(f"--sets names no set. Known: {ALL}.")
@@ -141,22 +144,22 @@ def _plans(names: str, out: Path, quick: bool) -> list[tuple[SetRuns, Ledger]]:
     return [(SetRuns(find_set(name), quick=quick), real_ledger(home, name)) for name in wanted]
 
 
-def _train(plans: Sequence[tuple[SetRuns, Ledger]], place: Place, workers: int) -> None:
-    for plan, _ in plans:
-        plan.real_set.find(place)  # a file that is missing is told before hours of work
+def _train(sets: Sequence[tuple[SetRuns, Ledger]], place: Place, workers: int) -> None:
+    for set_runs, _ in sets:
+        set_runs.real_set.find(place)  # a file that is missing is told before hours of work
     go = partial(execute, place=place)
     with run_progress() as follow:
-        for plan, ledger in plans:
-            status(f"{plan.name}: reading the log")
-            _check_settings(ledger.path.with_suffix(".json"), plan, place)
-            for stage in plan.stages:
-                name = f"{plan.name}: {stage.__name__.replace('_', ' ')}"
+        for set_runs, ledger in sets:
+            status(f"{set_runs.name}: reading the log")
+            _check_settings(ledger.path.with_suffix(".json"), set_runs, place)
+            for stage in set_runs.stages:
+                name = f"{set_runs.name}: {stage.__name__.replace('_', ' ')}"
                 run_missing(ledger, stage(ledger), go, follow(name), workers=workers)
 
 
-def _check_settings(path: Path, plan: SetRuns, place: Place) -> None:
+def _check_settings(path: Path, set_runs: SetRuns, place: Place) -> None:
     """Results of other data or another model are never taken for these."""
-    settings = plan.real_set.settings(plan.real_set.open(place))
+    settings = set_runs.real_set.settings(set_runs.real_set.open(place))
     path.parent.mkdir(parents=True, exist_ok=True)
     keep_settings(path, settings)
     before = read_settings(path, away="both")
@@ -196,9 +199,9 @@ def _write_figures(home: Path, *, quick: bool) -> None:
             typer.echo(claim.one_line)
 
 
-def _floors(plan: SetRuns, ledger: Ledger, place: Place) -> list[float]:
-    _, split = open_set(plan.real_set, place)
-    return larger_floor(plan, ledger, int(split.train_counts.sum()))
+def _floors(set_runs: SetRuns, ledger: Ledger, place: Place) -> list[float]:
+    _, split = open_set(set_runs.real_set, place)
+    return larger_floor(set_runs, ledger, int(split.train_counts.sum()))
 
 
 Point = tuple[float | str, float, float | None]  # value, MAP@20, loss

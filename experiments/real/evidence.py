@@ -18,17 +18,17 @@ Paces = Mapping[SetCell, Pace]
 class SetEvidence:
     """Everything known about one set."""
 
-    def __init__(self, plan: SetRuns, ledger: Ledger, paces: Sequence[Pace] = ()):
-        self.plan, self.ledger = plan, ledger
+    def __init__(self, set_runs: SetRuns, ledger: Ledger, paces: Sequence[Pace] = ()):
+        self.set_runs, self.ledger = set_runs, ledger
         self.paces: Paces = {pace.cell: pace for pace in paces}
 
     @property
     def name(self) -> str:
-        return self.plan.name
+        return self.set_runs.name
 
     @property
     def real_set(self) -> RealSet:
-        return self.plan.real_set
+        return self.set_runs.real_set
 
     def has(self, *cells: SetCell) -> bool:
         """Whether there is a seed that all of `cells` have."""
@@ -46,10 +46,10 @@ class SetEvidence:
     def results(self, cell: SetCell) -> list[Result]:
         """The seeds of `cell` that have been run, diverged ones too; none is no error."""
         try:
-            settings = self.plan.best(self.ledger, cell)
+            settings = self.set_runs.best(self.ledger, cell)
         except DataError:  # its search is not finished, so none of its seeds has been run
             return []
-        runs = [self.plan.run(cell, *settings, seed) for seed in SEEDS]
+        runs = [self.set_runs.run(cell, *settings, seed) for seed in SEEDS]
         return [self.ledger[run] for run in runs if run in self.ledger]
 
     def seeds(self, cell: SetCell) -> list[Result]:

@@ -46,18 +46,18 @@ class Pace:
 
 
 def measure_pace(
-    plan: SetRuns, ledger: Ledger, place: Place, *, rounds: int = ROUNDS
+    set_runs: SetRuns, ledger: Ledger, place: Place, *, rounds: int = ROUNDS
 ) -> list[Pace]:
-    """Every cell of `plan`, with the settings that its search found."""
-    runs = {cell: plan.run(cell, *plan.best(ledger, cell), seed=0) for cell in MEASURED}
-    log, split = open_set(plan.real_set, place)
+    """Every cell of `set_runs`, with the settings that its search found."""
+    runs = {cell: set_runs.run(cell, *set_runs.best(ledger, cell), seed=0) for cell in MEASURED}
+    log, split = open_set(set_runs.real_set, place)
     built = {cell: build_run(run, place, log, split) for cell, run in runs.items()}
     rows = {cell: count_rows(parts) for cell, parts in built.items()}
     seconds: dict[SetCell, list[float]] = {cell: [] for cell in MEASURED}
     done = dict.fromkeys(MEASURED, 0)
     for _ in range(rounds):
         for cell, parts in built.items():
-            budget = 0.1 if plan.is_quick else SECONDS
+            budget = 0.1 if set_runs.is_quick else SECONDS
             taken, done[cell] = _seconds_of_a_step(parts, budget, done[cell])
             seconds[cell].append(taken)
     base = seconds[SAMPLED]

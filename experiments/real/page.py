@@ -159,9 +159,9 @@ def set_section(each: SetEvidence) -> list[str]:
     for cell in CELLS:
         if each.has(cell):
             name = cell.words(mine.num_samples)
-            alpha = "–" if cell == FULL else f"{each.plan.best(each.ledger, cell)[1]:g}"
+            alpha = "–" if cell == FULL else f"{each.set_runs.best(each.ledger, cell)[1]:g}"
             rows.append(_row(name, each.seeds(cell), alpha))
-    for run in each.plan.references(each.ledger):
+    for run in each.set_runs.references(each.ledger):
         if run in each.ledger:
             rows.append(_row(run.method, [each.ledger[run]], "–"))
     headings = [
@@ -249,11 +249,12 @@ def settings_section(sets: Sequence[SetEvidence]) -> list[str]:
     for each in sets:
         if not each.has(SMALL_CELLS[0]):
             continue
-        mine, lr = each.real_set, each.plan.best_lr(each.ledger)
+        mine, lr = each.real_set, each.set_runs.best_lr(each.ledger)
         searched = "; ".join(
             f"{cell.method} "
             + ", ".join(
-                f"{each.ledger[each.plan.trial(cell, lr, alpha)]['map@20']:.4f}" for alpha in ALPHAS
+                f"{each.ledger[each.set_runs.trial(cell, lr, alpha)]['map@20']:.4f}"
+                for alpha in ALPHAS
             )
             for cell in SMALL_CELLS
         )
@@ -280,12 +281,12 @@ def corrections_section(sets: Sequence[SetEvidence]) -> list[str]:
     ]
     rows = []
     for each in sets:
-        if each.ledger.missing(each.plan.searches(each.ledger)):
+        if each.ledger.missing(each.set_runs.searches(each.ledger)):
             continue
         row = [each.name]
         for cell in cells:
             searched = PRIORITY if cell in (HALF_CORRECTED, NOT_CORRECTED) else cell
-            run = each.plan.trial(cell, *each.plan.best(each.ledger, searched))
+            run = each.set_runs.trial(cell, *each.set_runs.best(each.ledger, searched))
             row.append(", ".join(scores(each.ledger[run])) if run in each.ledger else "–")
         rows.append(row)
     return [*lines, *markdown_table(["set", *(cell.method for cell in cells)], rows)]

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.real.selection_rules import CURES
+from experiments.real.selection_rules import VARIANTS
 from experiments.real.sets import Place, RealSet, find_set
 from tapas.comparison.contenders import NEXT_ITEMS
 from tapas.comparison.ledger import Result, short_key
@@ -29,7 +29,7 @@ from tapas.training.build import TrainingSetup, build_training
 from tapas.training.config import HeadConfig, LoopConfig, OptimizerConfig, TrainConfig
 from tapas.training.model import SequenceModel
 
-METHODS = ("full", "sampled", "top", "priority", *CURES, *REFERENCES)
+METHODS = ("full", "sampled", "top", "priority", *VARIANTS, *REFERENCES)
 PROBED = 128  # queries looked into
 MOMENTS = (0.1, 0.25, 0.45, 0.7, 0.85, 1.0)  # of a run, when it is judged
 
@@ -99,9 +99,9 @@ def open_set(real_set: RealSet, place: Place) -> tuple[EventLog, Split]:
 def build_run(run: RealRun, place: Place, log: EventLog, split: Split) -> TrainingSetup:
     """The model of `run`, its batches and its optimizer."""
     parts = build_training(run.config(place, log.num_items), log, split)
-    if run.method in CURES:
+    if run.method in VARIANTS:
         head = parts.model.tapas_head
-        head.selection = CURES[run.method]
+        head.selection = VARIANTS[run.method]
     return parts
 
 
@@ -143,7 +143,7 @@ def _train(run: RealRun, place: Place, judged: PointEvaluator, split: Split) -> 
             found = judged.quick_scores(*lists, few)
             curve.append({"step": number, "seconds": round(seconds, 2), **found})
             if probes:
-                looks.append({"step": number, **probed.look(model)})
+                looks.append({"step": number, **probed.measure(model)})
 
     parts_of_run = MOMENTS if run.points == TEST else (1.0,)
     moments = {max(1, round(run.steps * part)) for part in parts_of_run}
@@ -161,11 +161,13 @@ def _train(run: RealRun, place: Place, judged: PointEvaluator, split: Split) -> 
 class Prober(PointEvaluator):
     """Looks into the sampling of a model at fixed points, too."""
 
-    def look(self, model: SequenceModel) -> dict[str, float]:
+    def measure(self, model: SequenceModel) -> dict[str, float]:
         start = np.asarray(self.log.offsets)[self.points.user]
         items, lengths, _ = gather_histories(self.log.items, start, self.points.point, self.history)
         query = model.query(torch.from_numpy(items), torch.from_numpy(lengths))
-        return look(model, query, torch.from_numpy(self.target), bucket_classes(self.train_counts))
+        return probe_model(
+            model, query, torch.from_numpy(self.target), bucket_classes(self.train_counts)
+        )
 
 
 CLASSES_PER_CHUNK = 1 << 16
@@ -173,7 +175,7 @@ BUCKETS = ("head", "middle", "tail", "unseen")
 
 
 @torch.no_grad()
-def look(
+def probe_model(
     model: SequenceModel, query: Tensor, target: Tensor, bucket_of: Tensor
 ) -> dict[str, float]:
     """Diagnoses of the sample, and of each bucket the model's mass and its mean log-probability.

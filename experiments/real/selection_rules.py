@@ -61,7 +61,7 @@ class TemperedPriority(Selection):
         return kept, self.power * log_weight
 
 
-CURES: dict[str, Selection] = {
+VARIANTS: dict[str, Selection] = {
     "top with a floor": TopWithFloor(),
     "top per query": TopPerQuery(),
     "priority, half corrected": TemperedPriority(),

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from experiments.shards.overlap import IN_ORDER, SHARDS, expected_overlap
 from experiments.shards.page import change_by_shards, one_shard
-from experiments.synthetic.claims import PAPER_SIZES, looked_at
+from experiments.synthetic.claims import PAPER_SIZES, overlap_by_shards
 from experiments.synthetic.experiment import Cell
 from experiments.synthetic.studies import Study
 from experiments.synthetic.tasks import sizes_of
@@ -80,12 +80,12 @@ def _overlaps(axes: Axes, study: Study, ledger: Ledger) -> list[Label]:
     labels: list[Label] = []
     for n, results in one_shard(study, ledger, "top").items():
         colour = _paler(COLOURS["TAPAS top"], PALE if not labels else 0)
-        found = looked_at(results, "overlap", "random")
+        found = overlap_by_shards(results, "overlap", "random")
         counted = [expected_overlap(num_classes, n, m) for m in found]
         axes.plot([at[m] for m in found], counted, color=colour, linewidth=1.6)
         _dots(axes, at, found, colour, "o")
         labels.append((f"{counted[-1]:.2f}  n={n:,}", counted[-1], colour))
-        ordered = looked_at(results, "overlap", "contiguous")
+        ordered = overlap_by_shards(results, "overlap", "contiguous")
         _dots(axes, at, ordered, colour, "x")
     classes, n, _ = PAPER_SIZES
     counted = [expected_overlap(classes, n, m) for m in SHARDS]
@@ -142,7 +142,7 @@ def _loads(axes: Axes, study: Study, ledger: Ledger) -> list[Label]:
             ("row_load", "moved", "o-"),
             ("pool_load", "scored", "o--"),
         ):
-            found = looked_at(results, name, kind)
+            found = overlap_by_shards(results, name, kind)
             shown = {m: found[m] for m in IN_ORDER if m in found}
             _dots(axes, at, shown, colour, style)
             end = shown[max(shown)].mean

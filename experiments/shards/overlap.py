@@ -32,7 +32,7 @@ class Draw:
     exact: Tensor  # (n,) ids
 
 
-def look(
+def measure_overlap(
     encoder: nn.Module, head: TapasSoftmax, split: Examples, *, draws: int
 ) -> list[dict[str, Any]]:
     """A row for each kind of placement and number of shards, means over `draws`.

@@ -2,7 +2,7 @@
 
 from experiments.claims import markdown_table
 from experiments.shards.overlap import expected_overlap
-from experiments.synthetic.claims import PAPER_SIZES, looked_at
+from experiments.synthetic.claims import PAPER_SIZES, overlap_by_shards
 from experiments.synthetic.experiment import Cell
 from experiments.synthetic.studies import Study
 from experiments.synthetic.tasks import sizes_of
@@ -38,8 +38,10 @@ def change_by_shards(study: Study, ledger: Ledger, cell: Cell, name: str) -> Int
 def _overlaps(study: Study, ledger: Ledger) -> list[str]:
     num_classes = sizes_of(study.experiment.task).num_classes
     by_size = one_shard(study, ledger, "top")
-    random = {n: looked_at(results, "overlap", "random") for n, results in by_size.items()}
-    in_order = {n: looked_at(results, "overlap", "contiguous") for n, results in by_size.items()}
+    random = {n: overlap_by_shards(results, "overlap", "random") for n, results in by_size.items()}
+    in_order = {
+        n: overlap_by_shards(results, "overlap", "contiguous") for n, results in by_size.items()
+    }
     headings = ["m"]
     for n in by_size:
         headings += [f"n={n:,}: random", "counted", "contiguous"]
@@ -85,7 +87,7 @@ def _costs(study: Study, ledger: Ledger) -> list[str]:
         own, counted = "–", "–"
         if cell.method == "top":
             results = study.experiment.results(ledger, cell)
-            own = str(looked_at(results, "overlap", "random")[cell.num_shards])
+            own = str(overlap_by_shards(results, "overlap", "random")[cell.num_shards])
             counted = f"{expected_overlap(num_classes, cell.num_samples, cell.num_shards):.4f}"
         points = f"{100 * accuracy.mean:+.2f} ± {100 * accuracy.half_width:.2f}"
         rows.append([str(cell), points, f"{loss.mean:+.3f} ± {loss.half_width:.3f}", own, counted])
@@ -127,7 +129,7 @@ def _gradients(study: Study, ledger: Ledger) -> list[str]:
         for n, results in one_shard(study, ledger, rule).items():
             for name, words in (("kept_mass", "mass"), ("gradient_cosine", "cosine")):
                 headings.append(f"{rule}, n={n:,}: {words}")
-                columns.append(looked_at(results, name, "random"))
+                columns.append(overlap_by_shards(results, name, "random"))
     rows = [
         [str(m), *(str(column[m]) if m in column else "–" for column in columns)]
         for m in max(columns, key=len)
@@ -141,7 +143,7 @@ def _loads(study: Study, ledger: Ledger) -> list[str]:
         for kind in ("random", "contiguous"):
             for name, words in (("pool_load", "scores"), ("row_load", "moves")):
                 headings.append(f"n={n:,}, {kind}: {words}")
-                columns.append(looked_at(results, name, kind))
+                columns.append(overlap_by_shards(results, name, kind))
     shown = sorted(set.intersection(*map(set, columns)))
     rows = [[str(m), *(_times(column[m]) for column in columns)] for m in shown]
     return [

@@ -245,7 +245,7 @@ def loss_rises_while_ranking_improves(study: str, n: int) -> Callable[[StudyResu
     return check
 
 
-def looked_at(results: Sequence[Result], name: str, kind: str) -> dict[int, Interval]:
+def overlap_by_shards(results: Sequence[Result], name: str, kind: str) -> dict[int, Interval]:
     """`name` of every number of shards with this placement: mean over runs with its interval."""
     values: dict[int, list[float]] = {}
     for result in results:
@@ -261,7 +261,7 @@ def union_is_close_to_the_best(studies: StudyResults) -> Verdict:
     for n in SHARD_SAMPLES:
         results = studies.results("shards", Cell("top", n, 8))
         kept = results[0]["run"]["num_samples"]
-        overlap = looked_at(results, "overlap", "random")
+        overlap = overlap_by_shards(results, "overlap", "random")
         judged += [found.low for m, found in overlap.items() if m > 1 and kept >= MUCH_LARGER * m]
         shown = [m for m in (2, *SHARD_COUNTS[1:]) if m in overlap]
         row = ", ".join(f"{100 * overlap[m].mean:.1f} % with m={m}" for m in shown)

@@ -121,7 +121,7 @@ class Experiment:
     def _lr_trial(self, cell: Cell, lr: float) -> Run:
         return self.trial(cell, lr, cell.temperature or Temperature())
 
-    def drawn(self, ledger: Ledger) -> list[Run]:
+    def final_runs(self, ledger: Ledger) -> list[Run]:
         """Seeds outermost, so that an interrupted figure has whole seeds."""
         return [
             self.run(cell, *self.best(ledger, cell), seed)
@@ -131,7 +131,7 @@ class Experiment:
 
     @property
     def stages(self) -> tuple[Callable[[Ledger], list[Run]], ...]:
-        return (self.learning_rates, self.other_temperatures, self.drawn)
+        return (self.learning_rates, self.other_temperatures, self.final_runs)
 
     def best_lr(self, ledger: Ledger, cell: Cell) -> float:
         return max(self.lrs, key=lambda lr: _score(ledger, self._lr_trial(cell, lr)))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from experiments.shards.overlap import look
+from experiments.shards.overlap import measure_overlap
 from experiments.synthetic.long_tail import Examples
 from experiments.synthetic.tasks import Task, load_task
 from tapas.comparison.ledger import short_key
@@ -97,11 +97,11 @@ def execute(run: Run) -> dict[str, object]:
         optimizer.step()
         seconds += time.perf_counter() - start
         if step % run.evaluate_every == 0 or step == run.steps:
-            accuracy, loss = judged(encoder, table, few)
+            accuracy, loss = evaluate(encoder, table, few)
             curve.append((step, accuracy, loss))
     if len(judge.y) > len(few.y):
-        accuracy, loss = judged(encoder, table, judge)
-    looks = {"looks": look(encoder, head, judge, draws=run.looks)} if run.looks else {}
+        accuracy, loss = evaluate(encoder, table, judge)
+    looks = {"looks": measure_overlap(encoder, head, judge, draws=run.looks)} if run.looks else {}
     return {
         "key": run.key(),
         "run": asdict(run),
@@ -115,7 +115,7 @@ def execute(run: Run) -> dict[str, object]:
 
 
 @torch.no_grad()
-def judged(encoder: nn.Module, table: LocalTable, split: Examples) -> tuple[float, float]:
+def evaluate(encoder: nn.Module, table: LocalTable, split: Examples) -> tuple[float, float]:
     """Precision@1 and full softmax loss on all of `split`, exact."""
     hits, loss = 0, 0.0
     for start in range(0, len(split.y), QUERIES_PER_CHUNK):

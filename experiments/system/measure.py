@@ -88,8 +88,8 @@ def measure(round: Round, cache: Path, tell: Callable[[str], None] = lambda word
             before, found = job.run(system.warm_up), job.run(system.steps)
         finally:
             job.close()
-        for stretch, steps in ((before, system.warm_up), (found, system.steps)):
-            _check(stretch, steps, str(cell))
+        for segment, steps in ((before, system.warm_up), (found, system.steps)):
+            _check(segment, steps, str(cell))
         rows.append({"cell": cell[:3], "warm_up": _plain(before), "measured": _plain(found)})
     return {
         "key": round.key(),
@@ -100,18 +100,18 @@ def measure(round: Round, cache: Path, tell: Callable[[str], None] = lambda word
     }
 
 
-def _check(stretch: Segment, steps: int, cell: str) -> None:
+def _check(segment: Segment, steps: int, cell: str) -> None:
     """A job that did less, or no longer trains, has no pace worth keeping."""
-    if stretch.steps != steps:
-        raise DataError(f"{cell}: {steps} steps were asked for, {stretch.steps} were done.")
-    if not math.isfinite(stretch.loss):
+    if segment.steps != steps:
+        raise DataError(f"{cell}: {steps} steps were asked for, {segment.steps} were done.")
+    if not math.isfinite(segment.loss):
         raise DataError(
-            f"{cell}: the loss became {stretch.loss} within {steps} steps. Lower max_staleness."
+            f"{cell}: the loss became {segment.loss} within {steps} steps. Lower max_staleness."
         )
 
 
-def _plain(stretch: Segment) -> dict[str, Any]:
+def _plain(segment: Segment) -> dict[str, Any]:
     """For JSON, whose names are text."""
-    found = stretch._asdict()
-    found["staleness"] = {str(missed): n for missed, n in sorted(stretch.staleness.items())}
+    found = segment._asdict()
+    found["staleness"] = {str(missed): n for missed, n in sorted(segment.staleness.items())}
     return found

@@ -44,8 +44,8 @@ def collisions_table(found: SystemResults) -> Table:
     rows = []
     for cell in found.system.cells:
         early, late = (
-            student_interval(found.collided_share(cell, stretch))
-            for stretch in ("warm_up", "measured")
+            student_interval(found.collided_share(cell, segment))
+            for segment in ("warm_up", "measured")
         )
         pushed, collided, missed, sent = (
             student_interval(measure(cell))

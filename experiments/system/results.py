@@ -10,7 +10,7 @@ from tapas.comparison.ledger import Ledger
 from tapas.errors import DataError
 
 PAPER_RATES = ((181, 173), (92, 81))  # steps a second: n = 1,000 and 8,000; r = 1 and 8
-Record = dict[str, Any]  # a stretch of one cell in one round
+Record = dict[str, Any]  # a segment of one cell in one round
 
 
 class Spread(NamedTuple):
@@ -66,10 +66,10 @@ class SystemResults:
         """In a step."""
         return self._each(cell, lambda found: found["rows_collided"] / found["steps"])
 
-    def collided_share(self, cell: Cell, stretch: str = "measured") -> list[float]:
+    def collided_share(self, cell: Cell, segment: str = "measured") -> list[float]:
         """Of the rows pushed; a job that pushed none had no collision."""
         return self._each(
-            cell, lambda found: found["rows_collided"] / max(1, found["rows_pushed"]), stretch
+            cell, lambda found: found["rows_collided"] / max(1, found["rows_pushed"]), segment
         )
 
     def staleness(self, cell: Cell) -> list[float]:
@@ -81,9 +81,9 @@ class SystemResults:
         return self._each(cell, lambda found: found["bytes_sent"] / found["steps"])
 
     def _each(
-        self, cell: Cell, value: Callable[[Record], float], stretch: str = "measured"
+        self, cell: Cell, value: Callable[[Record], float], segment: str = "measured"
     ) -> list[float]:
-        return [value(row[stretch]) for row in self._rows[cell]]
+        return [value(row[segment]) for row in self._rows[cell]]
 
 
 def paper_rates(system: System) -> dict[tuple[int, int], int]:

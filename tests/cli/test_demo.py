@@ -39,7 +39,7 @@ def done(tmp_path_factory):
 
 def test_the_table_has_all_models_and_three_baselines(done):
     ended, _ = done
-    for name in (*showcase.WAYS, "most popular", "own most frequent", "co-occurrence"):
+    for name in (*showcase.VARIANTS, "most popular", "own most frequent", "co-occurrence"):
         assert re.search(rf"^ *{name} ", ended.stdout, flags=re.MULTILINE), name
     assert "MAP@20 of TAPAS priority minus sampled softmax" in ended.stdout
     assert "no comparison of sampling" in " ".join(ended.stdout.split())

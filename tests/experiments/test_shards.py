@@ -11,7 +11,7 @@ from oracle.study_results import finished_study
 from scipy import stats
 from torch import nn
 
-from experiments.shards.overlap import IN_ORDER, SHARDS, expected_overlap, look
+from experiments.shards.overlap import IN_ORDER, SHARDS, expected_overlap, measure_overlap
 from experiments.synthetic.claims import (
     StudyResults,
     cut_costs_no_accuracy,
@@ -71,7 +71,7 @@ def by_placement(rows):
 
 
 def test_overlap_is_what_the_shards_keep_of_the_best():
-    rows = by_placement(look(nn.Identity(), head_of(), SPLIT, draws=2))
+    rows = by_placement(measure_overlap(nn.Identity(), head_of(), SPLIT, draws=2))
     one = rows["random", 1]
     assert one["overlap"] == one["kept"] == one["pool_load"] == one["row_load"] == 1
     assert rows["contiguous", 2]["overlap"] == 0.5  # the best 8 are 33 .. 40, all in one half
@@ -79,13 +79,13 @@ def test_overlap_is_what_the_shards_keep_of_the_best():
     assert ("contiguous", 10) not in rows  # more shards than classes kept
     even = torch.zeros(C)
     even[[0, 1, 2, 3, 37, 38, 39, 40]] = 5.0  # four in each half
-    rows = by_placement(look(nn.Identity(), head_of(bias=even), SPLIT, draws=1))
+    rows = by_placement(measure_overlap(nn.Identity(), head_of(bias=even), SPLIT, draws=1))
     assert rows["contiguous", 2]["overlap"] == 1
 
 
 def test_every_draw_has_a_placement_of_its_own():
     one, many = (
-        by_placement(look(nn.Identity(), head_of(), SPLIT, draws=draws))["random", 5]
+        by_placement(measure_overlap(nn.Identity(), head_of(), SPLIT, draws=draws))["random", 5]
         for draws in (1, 9)
     )
     assert (8 * one["overlap"]) % 1 == 0
@@ -95,7 +95,7 @@ def test_every_draw_has_a_placement_of_its_own():
 def test_a_model_trained_on_shards_is_looked_at_on_its_own_ones():
     head = head_of(num_shards=3)
     placement = head.table.placement
-    (row,) = look(nn.Identity(), head, SPLIT, draws=2)
+    (row,) = measure_overlap(nn.Identity(), head, SPLIT, draws=2)
     shard = placement.shard(torch.arange(33, 41))
     kept = sum(min(int((shard == j).sum()), share) for j, share in enumerate((3, 3, 2)))
     assert (row["placement"], row["shards"]) == ("random", 3)
@@ -107,7 +107,7 @@ def test_a_look_leaves_the_head_as_it_was(num_shards):
     head = head_of(num_shards)
     head.step = 17
     before = head.table.placement
-    look(nn.Identity(), head, SPLIT, draws=1)
+    measure_overlap(nn.Identity(), head, SPLIT, draws=1)
     assert head.step == 17
     assert head.table.placement is before
 
@@ -117,7 +117,7 @@ def test_a_table_that_is_elsewhere_is_refused():
     head.table = nn.Identity()
     words = "virtual shards need a LocalTable, got Identity."
     with pytest.raises(UsageError, match=re.escape(words)):
-        look(nn.Identity(), head, SPLIT, draws=1)
+        measure_overlap(nn.Identity(), head, SPLIT, draws=1)
 
 
 def looks_of(cell, overlap):
@@ -210,7 +210,7 @@ def test_what_runs_leave_behind_is_what_page_and_figure_read(tmp_path):
         return lambda done, total: None
 
     run_experiment(small, ledger, progress, workers=1)
-    assert stages == ["learning rates", "other temperatures", "drawn"]
+    assert stages == ["learning rates", "other temperatures", "final runs"]
     page = study_page(study, ledger, [])
     assert "| n=25, r=8, priority, 10 shards |" in page
     assert "| 20 | " in page

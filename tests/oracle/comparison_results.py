@@ -8,7 +8,7 @@ import numpy as np
 
 from tapas.comparison.config import synthetic
 from tapas.comparison.contenders import CONTENDERS
-from tapas.comparison.results import Comparison, MethodResults, Reference
+from tapas.comparison.results import BaselineResult, Comparison, MethodResults
 from tapas.evaluation.points import NUM_BLOCKS
 
 POINTS_EACH = 10.0  # of a block of users
@@ -94,7 +94,7 @@ def settings(names, **changes):
     return json.loads(json.dumps(found))
 
 
-def standing(name, quality, *, seeds=2, **more):
+def method(name, quality, *, seeds=2, **more):
     """One contender, finished; `more` is for `result`, or a field of `MethodResults`."""
     fields = {f.name for f in dataclasses.fields(MethodResults)}
     own = {key: more.pop(key) for key in list(more) if key in fields}
@@ -106,13 +106,13 @@ def standing(name, quality, *, seeds=2, **more):
     )
 
 
-def comparison(*standings, **more):
-    names = [each.name for each in standings]
-    return Comparison(settings(names), tuple(standings), **more)
+def comparison(*methods, **more):
+    names = [each.name for each in methods]
+    return Comparison(settings(names), tuple(methods), **more)
 
 
 def reference(title, quality, loss=None):
     found = result(title, quality, loss=5.0 if loss is None else loss)
     if loss is None:
         del found["loss"], found["blocks"]["loss"]
-    return Reference(title, found)
+    return BaselineResult(title, found)

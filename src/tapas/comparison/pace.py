@@ -55,20 +55,20 @@ def measure_paces(
     if not todo:
         return
     torch.set_num_threads(1)
-    scene = open_log(config, cache)
+    opened = open_log(config, cache)
     found: dict[str, dict[str, Any]] = {run.key(): {"step_seconds": []} for run in todo}
     for turn in range(config.pace_rounds):
         for place, run in enumerate(todo):
             mine = found[run.key()]
             if "skipped" not in mine:
-                _take_turn(run, turn, mine, config, scene)
+                _take_turn(run, turn, mine, config, opened)
             progress(turn * len(todo) + place + 1, config.pace_rounds * len(todo))
     for run in todo:
         ledger.add({"key": run.key(), "run": asdict(run), **found[run.key()]})
 
 
 def _take_turn(
-    run: PaceRun, turn: int, found: dict[str, Any], config: CompareConfig, scene: OpenedLog
+    run: PaceRun, turn: int, found: dict[str, Any], config: CompareConfig, opened: OpenedLog
 ) -> None:
     """Add one mean to `found`."""
     first = by_name([run.contender])[0].trials(1)[0]
@@ -82,7 +82,7 @@ def _take_turn(
     )
     forget_peak()
     try:
-        parts = build_run(training, config, scene)
+        parts = build_run(training, config, opened)
     except UsageError as refusal:  # too large for this machine, say: the others go on
         found |= {"skipped": str(refusal)}
         return

@@ -29,7 +29,7 @@ class Heading:
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class Paragraph:
     """A paragraph; `kind` is empty, "note" for small print, "rule" for what to remember."""
 
     text: str
@@ -44,7 +44,7 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class Table:
     """A table; every row has as many cells as the heading."""
 
     heading: Sequence[str]
@@ -71,21 +71,21 @@ class Lists:
     lists: Mapping[str, Sequence[str]]
 
 
-Part = Heading | Words | Command | Grid | Picture | Lists
+Block = Heading | Paragraph | Command | Table | Picture | Lists
 
 
-def as_markdown(title: str, parts: Sequence[Part]) -> str:
+def as_markdown(title: str, parts: Sequence[Block]) -> str:
     """Pictures are linked; bars and angle brackets in cells are taken for text."""
     blocks = [f"# {title}"]
     for part in parts:
         match part:
             case Heading(text):
                 blocks.append(f"## {_plain(text)}")
-            case Words(text, kind):
+            case Paragraph(text, kind):
                 blocks.append(f"> {_plain(text)}" if kind == "rule" else _plain(text))
             case Command(text):
                 blocks.append(f"```console\n$ {text}\n```")
-            case Grid(heading, rows):
+            case Table(heading, rows):
                 lines = ["| " + " | ".join(map(_cell, row)) + " |" for row in (heading, *rows)]
                 lines.insert(1, "|---" + "|---:" * (len(heading) - 1) + "|")
                 blocks.append("\n".join(lines))
@@ -98,7 +98,7 @@ def as_markdown(title: str, parts: Sequence[Part]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def as_html(title: str, parts: Sequence[Part], pictures: Mapping[str, bytes]) -> str:
+def as_html(title: str, parts: Sequence[Block], pictures: Mapping[str, bytes]) -> str:
     """One page, its pictures within it."""
     blocks = [
         "<!doctype html><html lang='en'><meta charset='utf-8'>",
@@ -110,11 +110,11 @@ def as_html(title: str, parts: Sequence[Part], pictures: Mapping[str, bytes]) ->
         match part:
             case Heading(text):
                 blocks.append(f"<h2>{escape(text)}</h2>")
-            case Words(text, kind):
+            case Paragraph(text, kind):
                 blocks.append(f"<p class='{kind}'>{escape(text)}</p>" if kind else _p(text))
             case Command(text):
                 blocks.append(f"<pre>$ {escape(text)}</pre>")
-            case Grid(heading, rows):
+            case Table(heading, rows):
                 blocks.append(f"<div class='wide'>{_table(heading, rows)}</div>")
             case Picture(name, text):
                 image = base64.b64encode(pictures[name]).decode()

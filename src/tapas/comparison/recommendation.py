@@ -66,17 +66,17 @@ def recommend_method(comparison: Comparison) -> Recommendation:
     return Recommendation(chosen.name, names, (*sentences, *_warnings(comparison, best)))
 
 
-def reach(standing: MethodResults, level: float) -> tuple[float, float]:
+def first_reached(method: MethodResults, level: float) -> tuple[float, float]:
     """Share and seconds of training at which its mean curve first reaches `level`, or endless.
 
     Seconds are whole steps, and so never quite those of another; shares are the same for all.
     """
-    there = (p for p in standing.curve if p.quality >= level)
+    there = (p for p in method.curve if p.quality >= level)
     return next(((p.share, p.seconds) for p in there), (math.inf, math.inf))
 
 
-def _behind(standing: MethodResults, best: MethodResults) -> bool:
-    gap = gap_to(standing, best)
+def _behind(method: MethodResults, best: MethodResults) -> bool:
+    gap = gap_to(method, best)
     return gap is None or gap.below_zero
 
 
@@ -85,12 +85,12 @@ def _first(as_good: Sequence[MethodResults], best: MethodResults) -> tuple[Metho
     level = _level(best)
 
     def order(each: MethodResults) -> tuple[float, float, float]:
-        return reach(each, level)[0], _size(each), each.step_seconds or math.inf
+        return first_reached(each, level)[0], _size(each), each.step_seconds or math.inf
 
     first, *others = sorted(as_good, key=order)
-    share, seconds = reach(first, level)
+    share, seconds = first_reached(first, level)
     there = f"{100 * NEAR:.0f} % of the best MAP@20 after {_time(seconds)} of training"
-    equals = [each for each in others if reach(each, level)[0] == share]
+    equals = [each for each in others if first_reached(each, level)[0] == share]
     if not others or math.isinf(seconds):
         return first, ""
     if not equals:
@@ -109,9 +109,9 @@ def _level(best: MethodResults) -> float:
     return NEAR * best.curve[-1].quality if best.curve else math.inf
 
 
-def _size(standing: MethodResults) -> float:
+def _size(method: MethodResults) -> float:
     """Memory in classes that differ by a tenth."""
-    memory = standing.peak_bytes
+    memory = method.peak_bytes
     return math.inf if memory is None else math.floor(math.log(memory, SIMILAR))
 
 
@@ -173,15 +173,15 @@ def _warnings(comparison: Comparison, best: MethodResults) -> list[str]:
         )
     if len(best.finals) == 1:
         said.append("One seed: the intervals know nothing of the chance in training.")
-    lost = [in_sentence(each) for each in comparison.standings if each.diverged_seeds]
+    lost = [in_sentence(each) for each in comparison.methods if each.diverged_seeds]
     if lost:
         said.append(f"Not recommended because a seed diverged: {_list(lost)}.")
     return said
 
 
-def in_sentence(standing: MethodResults) -> str:
+def in_sentence(method: MethodResults) -> str:
     """Its title within a sentence: "Full softmax" loses its capital, "NCE" does not."""
-    title = standing.title
+    title = method.title
     return title[0].lower() + title[1:] if title[1:2].islower() or title[1:2] == "-" else title
 
 

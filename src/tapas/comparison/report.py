@@ -6,12 +6,12 @@ from typing import Any
 
 from tapas.comparison.figures import draw_quality
 from tapas.comparison.page import (
+    Block,
     Command,
-    Grid,
     Heading,
-    Part,
+    Paragraph,
     Picture,
-    Words,
+    Table,
     as_html,
     as_markdown,
 )
@@ -62,31 +62,31 @@ EQUAL = (
 def write_report(comparison: Comparison) -> dict[str, bytes]:
     """The files of the report, by name; a figure without data is left out."""
     pictures = {}
-    if any(each.curve for each in comparison.standings):
+    if any(each.curve for each in comparison.methods):
         pictures[QUALITY] = draw_quality(comparison)
-    parts = make_parts(comparison)
+    blocks = make_blocks(comparison)
     return {
-        README: as_markdown(TITLE, parts).encode(),
-        PAGE: as_html(TITLE, parts, pictures).encode(),
+        README: as_markdown(TITLE, blocks).encode(),
+        PAGE: as_html(TITLE, blocks, pictures).encode(),
         **pictures,
     }
 
 
-def make_parts(comparison: Comparison) -> list[Part]:
+def make_blocks(comparison: Comparison) -> list[Block]:
     """The report from top to bottom."""
     settings = comparison.settings
     return [
-        Words(f"{log_words(settings)} {budget_words(settings)}"),
+        Paragraph(f"{log_words(settings)} {budget_words(settings)}"),
         Command(command_of(settings)),
-        *(Words(words, "rule") for words in recommend_method(comparison).sentences),
+        *(Paragraph(words, "rule") for words in recommend_method(comparison).sentences),
         Heading("Quality over time"),
-        *_quality_parts(comparison),
-        *_reference_parts(comparison),
+        *_quality_blocks(comparison),
+        *_baseline_blocks(comparison),
         Heading("What was equal"),
-        *(Words(words) for words in EQUAL),
-        *_cut_parts(comparison),
+        *(Paragraph(words) for words in EQUAL),
+        *_skipped_blocks(comparison),
         Heading("Where it ran"),
-        Words(_machine_words(settings)),
+        Paragraph(_machine_words(settings)),
     ]
 
 
@@ -114,7 +114,7 @@ def as_document(comparison: Comparison) -> dict[str, Any]:
                 "state": each.state or None,
             }
         )
-    without = {each.name: each.state for each in comparison.standings if not each.finals}
+    without = {each.name: each.state for each in comparison.methods if not each.finals}
     return {
         "methods": found,
         "without_result": without,
@@ -127,48 +127,54 @@ def as_document(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _mean(standing: MethodResults, name: str) -> float:
-    return fmean(float(result[name]) for result in standing.finals)
+def _mean(method: MethodResults, name: str) -> float:
+    return fmean(float(result[name]) for result in method.finals)
 
 
-def _quality_parts(comparison: Comparison) -> list[Part]:
-    parts: list[Part] = []
-    if any(each.curve for each in comparison.standings):
-        parts.append(Picture(QUALITY, "MAP@20 on test points over seconds of training"))
-    return [*parts, Grid(HEADING, table_rows(comparison)), *(Words(w, "note") for w in HOW_TO_READ)]
+def _quality_blocks(comparison: Comparison) -> list[Block]:
+    blocks: list[Block] = []
+    if any(each.curve for each in comparison.methods):
+        blocks.append(Picture(QUALITY, "MAP@20 on test points over seconds of training"))
+    return [
+        *blocks,
+        Table(HEADING, table_rows(comparison)),
+        *(Paragraph(w, "note") for w in HOW_TO_READ),
+    ]
 
 
-def _reference_parts(comparison: Comparison) -> list[Part]:
+def _baseline_blocks(comparison: Comparison) -> list[Block]:
     if not comparison.references:
         return []
-    parts: list[Part] = [
+    blocks: list[Block] = [
         Heading("What needs no training"),
-        Words("Judged at the same test points. A method that does not beat counting is no use."),
-        Grid(REFERENCE_HEADING, reference_rows(comparison)),
+        Paragraph(
+            "Judged at the same test points. A method that does not beat counting is no use."
+        ),
+        Table(REFERENCE_HEADING, reference_rows(comparison)),
     ]
     excess = excess_rows(comparison)
     if excess:
-        parts += [
-            Words(
+        blocks += [
+            Paragraph(
                 "The log is made up, and its true distribution is known: the loss above that of "
                 "the truth, on the same targets, is how far a model is from it, in nats "
                 "(Kullback-Leibler divergence)."
             ),
-            Grid(EXCESS_HEADING, excess),
+            Table(EXCESS_HEADING, excess),
         ]
-    return parts
+    return blocks
 
 
-def _cut_parts(comparison: Comparison) -> list[Part]:
+def _skipped_blocks(comparison: Comparison) -> list[Block]:
     """All that was left out, and why."""
-    lines = [f"{each.title}: {each.state}." for each in comparison.standings if each.state]
-    for each in comparison.standings:
+    lines = [f"{each.title}: {each.state}." for each in comparison.methods if each.state]
+    for each in comparison.methods:
         lost = sum("diverged" in trial for trial in each.trials)
         if lost:
             lines.append(f"{each.title}: {lost} of {len(each.trials)} trials diverged.")
     if not lines:
-        return [Heading("What was cut"), Words("Nothing: every method ran as planned.")]
-    return [Heading("What was cut"), *(Words(line) for line in lines)]
+        return [Heading("What was cut"), Paragraph("Nothing: every method ran as planned.")]
+    return [Heading("What was cut"), *(Paragraph(line) for line in lines)]
 
 
 def _machine_words(settings: Any) -> str:

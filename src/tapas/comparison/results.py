@@ -92,7 +92,7 @@ class MethodResults:
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class BaselineResult:
     """Lists that need no training: counting, or the truth itself."""
 
     title: str
@@ -108,8 +108,8 @@ class Comparison:
     """A folder of results: contenders in the order of the settings."""
 
     settings: Mapping[str, Any]
-    standings: tuple[MethodResults, ...]
-    references: tuple[Reference, ...] = ()
+    methods: tuple[MethodResults, ...]
+    references: tuple[BaselineResult, ...] = ()
 
 
 def read_comparison(folder: Path) -> Comparison:
@@ -125,10 +125,14 @@ def read_comparison(folder: Path) -> Comparison:
     return Comparison(
         settings,
         tuple(
-            _standing(name, settings["seeds"], *(_of(name, some) for some in (paces, runs)))
+            _method_results(name, settings["seeds"], *(_of(name, some) for some in (paces, runs)))
             for name in names
         ),
-        tuple(Reference(title, result) for title in REFERENCES for result in _of(title, runs)[-1:]),
+        tuple(
+            BaselineResult(title, result)
+            for title in REFERENCES
+            for result in _of(title, runs)[-1:]
+        ),
     )
 
 
@@ -136,7 +140,9 @@ def _of(name: str, lines: Iterable[Result]) -> list[Result]:
     return [line for line in lines if line["run"].get("contender") == name]
 
 
-def _standing(name: str, num_seeds: int, paces: list[Result], runs: list[Result]) -> MethodResults:
+def _method_results(
+    name: str, num_seeds: int, paces: list[Result], runs: list[Result]
+) -> MethodResults:
     known = CONTENDERS.get(name)  # an older folder may name one that is gone
     finals = {r["run"]["seed"]: r for r in runs if r["run"]["points"] == TEST}  # the latest
     reasons = [line["skipped"] for line in (*paces, *runs) if "skipped" in line]

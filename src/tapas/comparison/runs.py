@@ -82,19 +82,19 @@ def open_log(config: CompareConfig, cache: Path) -> OpenedLog:
     return OpenedLog(source, log, split_log(log, config.split))
 
 
-def build_run(run: CompareRun, config: CompareConfig, scene: OpenedLog) -> TrainingSetup:
+def build_run(run: CompareRun, config: CompareConfig, opened: OpenedLog) -> TrainingSetup:
     """The model of `run`, its batches and its optimizer."""
     train = config.train_config(
-        scene.source,
+        opened.source,
         run.num_samples,
         contender=run.contender,
         rows_lr=run.rows_lr,
         knob=run.knob,
         steps=run.steps,
         seed=run.seed,
-        num_classes=scene.log.num_items,
+        num_classes=opened.log.num_items,
     )
-    return build_training(train, scene.log, scene.split)
+    return build_training(train, opened.log, opened.split)
 
 
 def execute(run: CompareRun, config: CompareConfig, cache: Path) -> Result:
@@ -104,21 +104,21 @@ def execute(run: CompareRun, config: CompareConfig, cache: Path) -> Result:
     points, as training keeps its best checkpoint, and is judged there on test points.
     """
     torch.set_num_threads(1)
-    scene = open_log(config, cache)
+    opened = open_log(config, cache)
     if run.points == TEST:
-        points = spread_points(scene.log, scene.split.test, config.points)
+        points = spread_points(opened.log, opened.split.test, config.points)
     else:
-        points = spread_points(scene.log, scene.split.validation, config.search_points)
-    judged = _evaluator(scene, points, config)
+        points = spread_points(opened.log, opened.split.validation, config.search_points)
+    judged = _evaluator(opened, points, config)
     if run.contender in REFERENCES:
-        lists = reference_lists(run.contender, config.made, scene.split, judged)
+        lists = reference_lists(run.contender, config.made, opened.split, judged)
         return {"key": run.key(), "run": asdict(run), **scores(judged, *lists)}
 
     def train() -> Result:
-        parts = build_run(run, config, scene)
+        parts = build_run(run, config, opened)
         if run.points == TEST:
-            stop = spread_points(scene.log, scene.split.validation, STOP_POINTS)
-            return _final(run, config, parts, judged, _evaluator(scene, stop, config))
+            stop = spread_points(opened.log, opened.split.validation, STOP_POINTS)
+            return _final(run, config, parts, judged, _evaluator(opened, stop, config))
         seconds = train_and_evaluate(parts, [run.steps])
         found = scores(judged, *_rank(parts.model, judged, len(judged.points)))
         return found | {"train_wall_seconds": round(seconds, 2), "curve": []}
@@ -133,8 +133,8 @@ def execute(run: CompareRun, config: CompareConfig, cache: Path) -> Result:
     }
 
 
-def _evaluator(scene: OpenedLog, points: EvalPoints, config: CompareConfig) -> PointEvaluator:
-    return PointEvaluator(scene.log, scene.split, points, NEXT_ITEMS, config.model.history)
+def _evaluator(opened: OpenedLog, points: EvalPoints, config: CompareConfig) -> PointEvaluator:
+    return PointEvaluator(opened.log, opened.split, points, NEXT_ITEMS, config.model.history)
 
 
 def _final(

@@ -68,13 +68,13 @@ def _compare(
 
     measured, wanted = Ledger(out / PACE), pace_runs(config, num_samples)
     measure_paces(measured, wanted, config, cache, progress("pace"))
-    plan = RunBudget(config, num_samples, paces(measured, wanted))
+    budget = RunBudget(config, num_samples, paces(measured, wanted))
 
     ledger, go = Ledger(out / RUNS), partial(execute, config=config, cache=cache)
-    for run, words in plan.too_slow().values():
+    for run, words in budget.too_slow().values():
         status(f"{run.contender}: {words}")
         if run not in ledger:
             ledger.add({"key": run.key(), "run": dataclasses.asdict(run), "skipped": words})
-    run_missing(ledger, plan.references(), go, progress("references"), workers=workers)
-    run_missing(ledger, plan.searches(), go, progress("search"), workers=workers)
-    run_missing(ledger, plan.finals(ledger), go, progress("seeds"), workers=workers)
+    run_missing(ledger, budget.references(), go, progress("references"), workers=workers)
+    run_missing(ledger, budget.searches(), go, progress("search"), workers=workers)
+    run_missing(ledger, budget.finals(ledger), go, progress("seeds"), workers=workers)

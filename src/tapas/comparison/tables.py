@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from tapas.comparison.ledger import Result
-from tapas.comparison.results import Comparison, MethodResults, Reference
+from tapas.comparison.results import BaselineResult, Comparison, MethodResults
 from tapas.evaluation.intervals import Interval, block_bootstrap, difference
 
 BUCKETS = ("head", "middle", "tail")
@@ -42,7 +42,7 @@ EXCESS_HEADING = ("", "loss, nats", "above the truth, nats")
 
 def ranked(comparison: Comparison) -> list[MethodResults]:
     """Those with final results, by falling MAP@20."""
-    judged = [each for each in comparison.standings if each.finals]
+    judged = [each for each in comparison.methods if each.finals]
     return sorted(judged, key=lambda each: -fmean(r["map@20"] for r in each.finals))
 
 
@@ -51,51 +51,51 @@ def best_of(judged: Sequence[MethodResults]) -> MethodResults:
     return next((each for each in judged if not each.diverged_seeds), judged[0])
 
 
-def quality(standing: MethodResults) -> Interval:
+def quality(method: MethodResults) -> Interval:
     """MAP@20 on the test points."""
-    return block_bootstrap(standing.finals, "map@20")
+    return block_bootstrap(method.finals, "map@20")
 
 
-def loss_of(standing: MethodResults) -> Interval | None:
+def loss_of(method: MethodResults) -> Interval | None:
     """Loss of the full softmax on the test points, in nats."""
-    if not all("loss" in result["blocks"] for result in standing.finals):
+    if not all("loss" in result["blocks"] for result in method.finals):
         return None
-    return block_bootstrap(standing.finals, "loss")
+    return block_bootstrap(method.finals, "loss")
 
 
-def gap_to(standing: MethodResults, other: MethodResults) -> Interval | None:
+def gap_to(method: MethodResults, other: MethodResults) -> Interval | None:
     """MAP@20 of one less that of the other, in pairs; None without a seed that both have."""
-    seeds = [{result["run"]["seed"] for result in each.finals} for each in (standing, other)]
-    return difference(standing.finals, other.finals, "map@20") if seeds[0] & seeds[1] else None
+    seeds = [{result["run"]["seed"] for result in each.finals} for each in (method, other)]
+    return difference(method.finals, other.finals, "map@20") if seeds[0] & seeds[1] else None
 
 
-def beaten_by(standing: MethodResults, reference: Reference) -> bool:
+def beaten_by(method: MethodResults, reference: BaselineResult) -> bool:
     """Whether a reference that counts is clearly better; the truth may be."""
-    return not reference.is_truth and gap_to_reference(standing, reference, "map@20").below_zero
+    return not reference.is_truth and gap_to_reference(method, reference, "map@20").below_zero
 
 
-def gap_to_reference(standing: MethodResults, reference: Reference, metric: str) -> Interval:
+def gap_to_reference(method: MethodResults, reference: BaselineResult, metric: str) -> Interval:
     """Of the contender less that of the reference, which is the same for every seed."""
-    fixed = [{**reference.result, "run": result["run"]} for result in standing.finals]
-    return difference(standing.finals, fixed, metric)
+    fixed = [{**reference.result, "run": result["run"]} for result in method.finals]
+    return difference(method.finals, fixed, metric)
 
 
-def recall_of(standing: MethodResults, bucket: str) -> float | None:
+def recall_of(method: MethodResults, bucket: str) -> float | None:
     """Share of the targets of a bucket that are found in 20 places; the mean over seeds."""
-    known = [result["buckets"][bucket]["recall"] for result in standing.finals]
+    known = [result["buckets"][bucket]["recall"] for result in method.finals]
     return None if None in known or not known else fmean(known)
 
 
-def targets_of(standing: MethodResults, bucket: str) -> int:
+def targets_of(method: MethodResults, bucket: str) -> int:
     """Targets of the test points that lie in a bucket."""
-    return max((result["buckets"][bucket]["targets"] for result in standing.finals), default=0)
+    return max((result["buckets"][bucket]["targets"] for result in method.finals), default=0)
 
 
 def table_rows(comparison: Comparison) -> list[list[str]]:
     """Under `HEADING`; contenders without results come last and say why."""
     judged = ranked(comparison)
     rows = [_row(each, best_of(judged)) for each in judged]
-    for each in comparison.standings:
+    for each in comparison.methods:
         if not each.finals:
             cost = [_milliseconds(each), _scores(each), NONE, NONE, NONE]
             rows.append([each.title, _why(each), *[NONE] * 6, *cost])
@@ -120,7 +120,7 @@ def short_rows(comparison: Comparison) -> list[list[str]]:
                 _memory(each),
             ]
         )
-    for each in comparison.standings:
+    for each in comparison.methods:
         if not each.finals:
             rows.append([each.title, _why(each), *[NONE] * 4, _milliseconds(each), NONE])
     return rows
@@ -163,38 +163,38 @@ def excess_rows(comparison: Comparison) -> list[list[str]]:
     return [[_title(each), f"{loss.mean:.3f}", gap.format(3)] for gap, loss, each in found]
 
 
-def _row(standing: MethodResults, best: MethodResults) -> list[str]:
-    finals, loss = standing.finals, loss_of(standing)
+def _row(method: MethodResults, best: MethodResults) -> list[str]:
+    finals, loss = method.finals, loss_of(method)
     return [
-        _title(standing),
-        quality(standing).format(),
-        _against(standing, best),
+        _title(method),
+        quality(method).format(),
+        _against(method, best),
         _number(_mean(finals, "precision@1")),
         _number(_mean(finals, "recall@20")),
         NONE if loss is None else loss.format(3),
-        _recalls(lambda bucket: recall_of(standing, bucket)),
-        _steps(standing),
-        _milliseconds(standing),
-        _scores(standing),
-        _memory(standing),
+        _recalls(lambda bucket: recall_of(method, bucket)),
+        _steps(method),
+        _milliseconds(method),
+        _scores(method),
+        _memory(method),
         f"{finals[0]['run']['rows_lr']:g}",
-        _knob(standing),
+        _knob(method),
     ]
 
 
-def _title(standing: MethodResults) -> str:
-    return f"{standing.title} ({standing.state})" if standing.state else standing.title
+def _title(method: MethodResults) -> str:
+    return f"{method.title} ({method.state})" if method.state else method.title
 
 
-def _why(standing: MethodResults) -> str:
+def _why(method: MethodResults) -> str:
     """In a cell: up to the colon; the rest is said below."""
-    return standing.state.partition(":")[0]
+    return method.state.partition(":")[0]
 
 
-def _against(standing: MethodResults, best: MethodResults) -> str:
-    if standing is best:
+def _against(method: MethodResults, best: MethodResults) -> str:
+    if method is best:
         return "best"
-    found = gap_to(standing, best)
+    found = gap_to(method, best)
     return NONE if found is None else found.format(sign=True)
 
 
@@ -215,12 +215,12 @@ def _recalls(recall: Callable[[str], float | None]) -> str:
     return " / ".join(_percent(recall(bucket)).removesuffix(" %") for bucket in BUCKETS) + " %"
 
 
-def _steps(standing: MethodResults) -> str:
-    return f"{standing.finals[0]['run']['steps']:,}"
+def _steps(method: MethodResults) -> str:
+    return f"{method.finals[0]['run']['steps']:,}"
 
 
-def _milliseconds(standing: MethodResults) -> str:
-    seconds = standing.step_seconds
+def _milliseconds(method: MethodResults) -> str:
+    seconds = method.step_seconds
     return NONE if seconds is None else _three_digits(1000 * seconds)
 
 
@@ -236,17 +236,17 @@ def _three_digits(value: float) -> str:
     return f"{value:.3g}" if value < 1_000 else f"{value:,.0f}"
 
 
-def _scores(standing: MethodResults) -> str:
-    scores = standing.scores_per_example
+def _scores(method: MethodResults) -> str:
+    scores = method.scores_per_example
     return NONE if scores is None else _three_digits(scores)
 
 
-def _memory(standing: MethodResults) -> str:
-    return NONE if standing.peak_bytes is None else f"{standing.peak_bytes / 1e6:,.0f} MB"
+def _memory(method: MethodResults) -> str:
+    return NONE if method.peak_bytes is None else f"{method.peak_bytes / 1e6:,.0f} MB"
 
 
-def _knob(standing: MethodResults) -> str:
-    value = standing.finals[0]["run"].get("knob")
-    if standing.knob is None or value is None:
+def _knob(method: MethodResults) -> str:
+    value = method.finals[0]["run"].get("knob")
+    if method.knob is None or value is None:
         return NONE
-    return f"{standing.knob} = {value if isinstance(value, str) else f'{value:g}'}"
+    return f"{method.knob} = {value if isinstance(value, str) else f'{value:g}'}"

@@ -26,7 +26,7 @@ from experiments.real.sets import RUST, SETS
 from tapas.comparison.ledger import Ledger
 from tapas.errors import DataError
 
-PLAN = SetRuns(RUST)
+SET_RUNS = SetRuns(RUST)
 
 
 class Known(Ledger):
@@ -43,13 +43,15 @@ class Known(Ledger):
         self.results[run.key()] = {"key": run.key(), "run": {"seed": run.seed}, "map@20": score}
 
 
-def searched(plan=PLAN, scores=()):
+def searched(set_runs=SET_RUNS, scores=()):
     """A ledger with every trial there could be; `scores` (cell, lr, alpha) lift some of them."""
     ledger = Known()
     for cell in CELLS:
         for lr in LRS:
             for alpha in ALPHAS:
-                ledger.know(plan.trial(cell, lr, alpha), dict(scores).get((cell, lr, alpha), 0.01))
+                ledger.know(
+                    set_runs.trial(cell, lr, alpha), dict(scores).get((cell, lr, alpha), 0.01)
+                )
     return ledger
 
 
@@ -68,18 +70,18 @@ def test_the_learning_rate_is_that_of_sampled_softmax_then_alpha_is_a_methods_ow
     ledger = searched(scores=scores | lures)
     alphas = {"sampled": 0.5, "top": 1.0, "priority": 0.0, "full": FIRST_ALPHA}
     for cell in CELLS:
-        assert PLAN.best(ledger, cell) == (0.3, alphas[cell.method])
+        assert SET_RUNS.best(ledger, cell) == (0.3, alphas[cell.method])
 
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_search_reads_validation_results_of_its_own_seed_only(cell):
     ledger = searched()
-    drawn = [PLAN.run(cell, lr, a, seed) for lr in LRS for a in ALPHAS for seed in SEEDS]
+    drawn = [SET_RUNS.run(cell, lr, a, seed) for lr in LRS for a in ALPHAS for seed in SEEDS]
     found = []
     for sign in (1, -1):
         for run in drawn:
             ledger.know(run, sign * (run.rows_lr + run.alpha + 100))
-        found.append(PLAN.best(ledger, cell))
+        found.append(SET_RUNS.best(ledger, cell))
     assert found[0] == found[1]
     for run in ledger.asked:
         assert (run.points, run.seed, run.steps) == ("validation", SEARCH_SEED, RUST.search_steps)
@@ -88,38 +90,38 @@ def test_a_search_reads_validation_results_of_its_own_seed_only(cell):
 
 def test_every_method_has_the_same_alphas_at_the_same_learning_rate():
     ledger = searched(scores={(SAMPLED, 0.3, FIRST_ALPHA): 0.02})
-    names = [stage.__name__ for stage in PLAN.stages]
+    names = [stage.__name__ for stage in SET_RUNS.stages]
     # each needs the one before it
-    assert names == ["references", "learning_rates", "alphas", "corrections", "drawn"]
-    rates, alphas = PLAN.learning_rates(ledger), PLAN.alphas(ledger)
-    assert rates == [PLAN.trial(SAMPLED, lr, FIRST_ALPHA) for lr in LRS]
-    assert alphas == [PLAN.trial(cell, 0.3, alpha) for cell in SMALL_CELLS for alpha in ALPHAS]
+    assert names == ["references", "learning_rates", "alphas", "corrections", "final_runs"]
+    rates, alphas = SET_RUNS.learning_rates(ledger), SET_RUNS.alphas(ledger)
+    assert rates == [SET_RUNS.trial(SAMPLED, lr, FIRST_ALPHA) for lr in LRS]
+    assert alphas == [SET_RUNS.trial(cell, 0.3, alpha) for cell in SMALL_CELLS for alpha in ALPHAS]
     assert {run.num_samples for run in (*rates, *alphas)} == {RUST.num_samples}
-    start = PLAN.trial(PRIORITY, *PLAN.best(ledger, PRIORITY))
-    assert PLAN.corrections(ledger) == [
+    start = SET_RUNS.trial(PRIORITY, *SET_RUNS.best(ledger, PRIORITY))
+    assert SET_RUNS.corrections(ledger) == [
         replace(start, method=method)
         for method in ("priority, half corrected", "priority, not corrected")
     ]
-    listed = {run.key() for run in PLAN.searches(ledger)}
+    listed = {run.key() for run in SET_RUNS.searches(ledger)}
     ledger.asked.clear()
     for cell in CELLS:
-        PLAN.best(ledger, cell)
+        SET_RUNS.best(ledger, cell)
     assert {run.key() for run in ledger.asked} == listed
-    assert PLAN.searches(Known()) == PLAN.learning_rates(Known())
+    assert SET_RUNS.searches(Known()) == SET_RUNS.learning_rates(Known())
 
 
 @pytest.mark.parametrize("name", SETS)
 def test_seeds_are_outermost_and_expensive_cells_get_fewer(name):
-    plan = SetRuns(SETS[name])
-    drawn = plan.drawn(searched(plan))
+    set_runs = SetRuns(SETS[name])
+    drawn = set_runs.final_runs(searched(set_runs))
     assert [run.seed for run in drawn] == sorted(run.seed for run in drawn)
     assert len({run.key() for run in drawn}) == len(drawn)
     found = Counter((run.method, run.num_samples) for run in drawn)
     for cell in CELLS:
-        size = cell.num_samples(plan.real_set.num_samples)
+        size = cell.num_samples(set_runs.real_set.num_samples)
         assert found.pop((cell.method, size), 0) == FEWER_SEEDS[name].get(cell, 3)
     assert not found
-    assert {(run.points, run.steps) for run in drawn} == {("test", plan.real_set.steps)}
+    assert {(run.points, run.steps) for run in drawn} == {("test", set_runs.real_set.steps)}
 
 
 def test_a_search_that_is_not_finished_is_told():
@@ -128,21 +130,21 @@ def test_a_search_that_is_not_finished_is_told():
         "stopped."
     )
     without_rates, without_alphas = searched(), searched()
-    del without_rates.results[PLAN.trial(SAMPLED, LRS[-1], FIRST_ALPHA).key()]
-    del without_alphas.results[PLAN.trial(TOP, PLAN.best_lr(without_alphas), 1.0).key()]
+    del without_rates.results[SET_RUNS.trial(SAMPLED, LRS[-1], FIRST_ALPHA).key()]
+    del without_alphas.results[SET_RUNS.trial(TOP, SET_RUNS.best_lr(without_alphas), 1.0).key()]
     for ask in (
-        lambda: PLAN.alphas(without_rates),
-        lambda: PLAN.best(without_rates, FULL),
-        lambda: PLAN.drawn(without_alphas),
-        lambda: PLAN.best(without_alphas, TOP_8),
+        lambda: SET_RUNS.alphas(without_rates),
+        lambda: SET_RUNS.best(without_rates, FULL),
+        lambda: SET_RUNS.final_runs(without_alphas),
+        lambda: SET_RUNS.best(without_alphas, TOP_8),
     ):
         with pytest.raises(DataError) as error:
             ask()
         assert str(error.value) == words
-    assert PLAN.best(without_alphas, PRIORITY)  # what is known of others is enough for them
+    assert SET_RUNS.best(without_alphas, PRIORITY)  # what is known of others is enough for them
 
 
 def test_a_larger_floor_is_that_of_a_class_seen_a_hundred_times_if_there_is_room():
     ledger = searched(scores={(SAMPLED, 0.3, FIRST_ALPHA): 0.02, (PRIORITY, 0.3, 0.5): 0.03})
-    assert larger_floor(PLAN, ledger, 1_000_000) == [1e-4**0.5]
-    assert larger_floor(PLAN, ledger, 100) == []
+    assert larger_floor(SET_RUNS, ledger, 1_000_000) == [1e-4**0.5]
+    assert larger_floor(SET_RUNS, ledger, 100) == []

@@ -136,7 +136,7 @@ def test_a_result_of_another_version_is_named_and_an_unfinished_search_has_no_se
     words = re.escape(f"the result with the key {result['key']} lacks")
     with pytest.raises(DataError, match=words):
         found.seeds(SAMPLED)
-    del found.ledger.results[found.plan.trial(TOP, 0.3, 1.0).key()]
+    del found.ledger.results[found.set_runs.trial(TOP, 0.3, 1.0).key()]
     assert not found.has(TOP)
 
 

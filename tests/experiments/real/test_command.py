@@ -66,19 +66,19 @@ def test_what_cannot_be_done_is_one_line_before_any_work(arguments, words, at):
 
 
 def test_results_of_other_data_are_refused(tmp_path, place):
-    plan = SetRuns(RUST, quick=True)
+    set_runs = SetRuns(RUST, quick=True)
     path = tmp_path / "results" / "rust.json"
-    _check_settings(path, plan, place)
-    _check_settings(path, plan, place)  # the same again
+    _check_settings(path, set_runs, place)
+    _check_settings(path, set_runs, place)  # the same again
     before = json.loads(path.read_text())
     path.write_text(json.dumps(before | {"log": {}, "points": 1}))
     words = f"the results beside {path} were made with another points, log. Choose another folder"
     with pytest.raises(UsageError, match=re.escape(words)):
-        _check_settings(path, plan, place)
+        _check_settings(path, set_runs, place)
     for broken in ("", "[]"):
         path.write_text(broken)
         with pytest.raises(DataError, match=re.escape(f"{path} cannot be read as the settings")):
-            _check_settings(path, plan, place)
+            _check_settings(path, set_runs, place)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"rust": [{"cell": ["top"]}]}'])

@@ -106,7 +106,7 @@ def test_a_diverged_seed_is_left_out_and_told_and_other_settings_are_not_drawn(t
     found = evidence(tmp_path, paces=[Pace(c, [], [1.0], Rows(0, 1)) for c in (SAMPLED, TOP)])
     run = run_of(found, TOP, 2)
     found.ledger.results[run.key()] = {"key": run.key(), "run": {}, "diverged": "step 7"}
-    stray = found.plan.run(TOP, 0.3, 0.33, 1)
+    stray = found.set_runs.run(TOP, 0.3, 0.33, 1)
     found.ledger.results[stray.key()] = {"curve": None}
     figure = steps_figure([found], "map@20")
     assert any(label.endswith("TAPAS top (2 seeds)") for label in ends(figure.axes[0]))

@@ -13,14 +13,14 @@ from experiments.real.sets import RUST
 from tapas.comparison.ledger import Ledger
 from tapas.training.step import step
 
-PLAN = SetRuns(RUST, quick=True)
+SET_RUNS = SetRuns(RUST, quick=True)
 
 
 @pytest.fixture
 def ledger(tmp_path):
     """Every search is done; the settings that differ from the defaults are the best."""
     known = Ledger(tmp_path / "results.jsonl")
-    while missing := known.missing(PLAN.searches(known)):
+    while missing := known.missing(SET_RUNS.searches(known)):
         for run in missing:
             score = run.rows_lr + run.alpha
             known.results[run.key()] = {"key": run.key(), "run": {}, "map@20": score}
@@ -48,10 +48,10 @@ def test_ratios_are_taken_inside_a_round_and_those_of_sampled_softmax_are_1(
     monkeypatch.setattr(pace, "build_run", remember)
     monkeypatch.setattr(pace, "_seconds_of_a_step", fake)
     monkeypatch.setattr(pace, "count_rows", lambda parts: pace.Rows(1, 2))
-    found = {each.cell: each for each in measure_pace(PLAN, ledger, place, rounds=2)}
+    found = {each.cell: each for each in measure_pace(SET_RUNS, ledger, place, rounds=2)}
     assert tuple(found) == MEASURED
     # with the settings of their search
-    assert seen == [PLAN.run(cell, *PLAN.best(ledger, cell), 0) for cell in MEASURED]
+    assert seen == [SET_RUNS.run(cell, *SET_RUNS.best(ledger, cell), 0) for cell in MEASURED]
     assert FULL not in found
     assert order == [(0.1, 16 * cell.times) for cell in MEASURED] * 2
     assert found[SAMPLED].against_sampled == [1.0, 1.0]
@@ -86,7 +86,7 @@ def test_a_step_is_the_median_without_the_first_three(budget, steps, monkeypatch
 
 @pytest.mark.parametrize("cell", [SAMPLED, TOP, PRIORITY, SAMPLED_8], ids=str)
 def test_rows_are_those_that_a_step_reads_and_moves(cell, place):
-    parts = build_run(PLAN.run(cell, 0.1, 0.75, 0), place, *open_set(PLAN.real_set, place))
+    parts = build_run(SET_RUNS.run(cell, 0.1, 0.75, 0), place, *open_set(SET_RUNS.real_set, place))
     table, batch = parts.model.head.table, parts.windows.batch(0)
     found = count_rows(parts)
     assert found == count_rows(parts)  # looking changes nothing

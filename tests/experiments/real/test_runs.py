@@ -18,10 +18,10 @@ from experiments.real.runs import (
     RealRun,
     build_run,
     execute,
-    look,
     open_set,
+    probe_model,
 )
-from experiments.real.selection_rules import CURES
+from experiments.real.selection_rules import VARIANTS
 from experiments.real.sets import GROCERY, SYNTHETIC
 from tapas import Squashed, TapasSoftmax
 from tapas.comparison import runs
@@ -60,7 +60,7 @@ def test_equal_runs_give_equal_numbers_and_other_seeds_others(result, place):
     other = execute(replace(RUN, seed=1), place)
     assert other["loss"] != result["loss"]
     assert other["blocks"]["points"] == result["blocks"]["points"]  # so that they can be compared
-    assert other["looks"] == []  # one seed is enough to look into
+    assert other["looks"] == []  # one seed is enough to probe
     assert other["curve"]
 
 
@@ -143,7 +143,7 @@ def test_settings_reach_the_head(place):
     head.step = RUN.steps
     assert head.temperature == 0.5
     kinds = {m: type(prepare(replace(RUN, method=m), place)[2].model.head.selection).__name__
-             for m in ("sampled", "priority", "top", *CURES)}  # fmt: skip
+             for m in ("sampled", "priority", "top", *VARIANTS)}  # fmt: skip
     assert kinds == {
         "sampled": "Priority",
         "priority": "Priority",
@@ -166,7 +166,7 @@ def test_a_run_that_diverges_is_a_result(place, monkeypatch, points):
         return value
 
     monkeypatch.setattr(runs, "step", spoil)
-    run = replace(RUN, steps=20, points=points)  # the first look is after the second step
+    run = replace(RUN, steps=20, points=points)  # the first measurement is after the second step
     found = execute(run, place)
     assert found == {
         "key": run.key(),
@@ -187,10 +187,10 @@ def test_wrong_words_are_told():
 
 
 def test_references_are_judged_where_runs_are(place, monkeypatch):
-    plan = SetRuns(SYNTHETIC, quick=True)
-    runs_of_none = plan.references(None)
+    set_runs = SetRuns(SYNTHETIC, quick=True)
+    runs_of_none = set_runs.references(None)
     references = [execute(run, place) for run in runs_of_none]
-    trained = execute(plan.run(SAMPLED, 0.1, 0.75, 0), place)
+    trained = execute(set_runs.run(SAMPLED, 0.1, 0.75, 0), place)
     for found in references:
         assert found["blocks"]["points"] == trained["blocks"]["points"]
     truth = references[-1]
@@ -227,7 +227,7 @@ def a_query():
 def test_a_look_into_a_model_is_that_of_numpy_over_all_classes(scale, chunk, monkeypatch):
     monkeypatch.setattr(real_runs, "CLASSES_PER_CHUNK", chunk)
     model = a_model(scale)
-    found = look(model, a_query(), TARGET, BUCKET)
+    found = probe_model(model, a_query(), TARGET, BUCKET)
     weight, bias = (
         part.detach().double().numpy() for part in (model.head.table.weight, model.head.table.bias)
     )
@@ -239,14 +239,14 @@ def test_a_look_into_a_model_is_that_of_numpy_over_all_classes(scale, chunk, mon
         assert found[f"mass of {name}"] == pytest.approx(mass, rel=1e-5, abs=1e-6)
         height = pytest.approx(mine.mean(), rel=1e-5, abs=1e-6)
         assert found[f"log-probability of {name}"] == height
-    empty = look(model, a_query(), TARGET, BUCKET.clamp(max=1))
+    empty = probe_model(model, a_query(), TARGET, BUCKET.clamp(max=1))
     assert (empty["mass of tail"], empty["mass of unseen"]) == (0, 0)
 
 
 def test_the_diagnoses_are_those_of_the_head_and_the_head_is_left_alone():
     model = a_model()
     before = model.head.table.weight.clone()
-    found = look(model, a_query(), TARGET, BUCKET)
+    found = probe_model(model, a_query(), TARGET, BUCKET)
     want = asdict(model.head.diagnose(a_query(), TARGET.masked_fill(TARGET < 0, -100)))
     assert {name: found[name] for name in want} == {n: round(v, 6) for n, v in want.items()}
     assert len(found) == len(want) + 2 * len(BUCKETS)

@@ -14,16 +14,16 @@ from contracts.test_selection import (  # noqa: F401  run here for the rules of 
 from oracle import selection as oracle
 from oracle.selection_inputs import make_selection_input
 
-from experiments.real.selection_rules import CURES, TemperedPriority, TopPerQuery, TopWithFloor
+from experiments.real.selection_rules import VARIANTS, TemperedPriority, TopPerQuery, TopWithFloor
 from tapas import Top
 from tapas.rng import stream
 from tapas.selection import Priority
 from tapas.tables.ranks import GlobalBatch
 
 
-@pytest.fixture(params=CURES)
+@pytest.fixture(params=VARIANTS)
 def rule(request):
-    return CURES[request.param]
+    return VARIANTS[request.param]
 
 
 def slow_logits(given):

@@ -20,7 +20,7 @@ def test_from_rounds_to_tables_page_figure_and_verdicts(at, engine):
     home = at / "results" / "quick"
     assert names(home / "system") == ["README.md", "figure.png", "results.jsonl"]
     assert "+4.6 %" in done.stdout
-    assert "reproduced: The same at n=8000: 13.6 %, the paper's rule: n=128: +13.6 %" in done.stdout
+    assert "costs 13.6 % more time than r=1, the paper's rule. n=128: +13.6 %" in done.stdout
     assert "Fewer rows in a step, fewer stale gradients" in done.stdout
     page = (home / "system" / "README.md").read_text()
     assert "**missing**" not in page

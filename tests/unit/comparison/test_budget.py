@@ -1,4 +1,4 @@
-"""The plan: equal time for all, choices by validation alone, nobody dropped in silence."""
+"""The budget: equal time for all, choices by validation alone, nobody dropped in silence."""
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ from tapas.errors import DataError
 PACES = {"full": 0.02, "sampled": 0.001, "tapas": 0.003}
 
 
-def plan():
+def budget():
     config = quick(budget_seconds=12.0, trials=4, seeds=3, least_steps=20)
     return RunBudget(config, 16, PACES)
 
@@ -43,7 +43,7 @@ def test_every_contender_trains_for_the_budget_within_a_step_a_run(pace, budget,
 
 
 def test_searches_are_equal_in_number_and_judged_on_validation():
-    runs = plan().searches()
+    runs = budget().searches()
     for name in PACES:
         mine = [run for run in runs if run.contender == name]
         assert len({(run.rows_lr, run.knob) for run in mine}) == len(mine) == 4
@@ -56,7 +56,7 @@ def test_searches_are_equal_in_number_and_judged_on_validation():
 
 
 def test_the_best_on_validation_is_chosen_and_a_diverged_trial_never(ledger):
-    mine = plan()
+    mine = budget()
     for run in mine.searches():
         if (run.rows_lr, run.knob) == (1.0, 0.75):
             add(ledger, run, 0.9, diverged="the loss is nan")
@@ -67,7 +67,7 @@ def test_the_best_on_validation_is_chosen_and_a_diverged_trial_never(ledger):
 
 
 def test_seeds_are_outermost_and_judged_on_test_points(ledger):
-    mine = plan()
+    mine = budget()
     for run in mine.searches():
         add(ledger, run, run.rows_lr)
     finals = mine.finals(ledger)
@@ -84,7 +84,7 @@ def test_seeds_are_outermost_and_judged_on_test_points(ledger):
 
 
 def test_an_unfinished_search_is_told_and_who_diverged_in_every_trial_has_no_seeds(ledger):
-    mine = plan()
+    mine = budget()
     words = r"the search of 'full' is not finished; the same command continues where it stopped\."
     with pytest.raises(DataError, match=words):
         mine.finals(ledger)
@@ -114,7 +114,7 @@ def test_who_is_too_slow_is_named_with_the_numbers():
 
 
 def test_the_truth_is_a_reference_where_it_is_known():
-    assert [run.contender for run in plan().references()] == [
+    assert [run.contender for run in budget().references()] == [
         "most popular", "the user's favourites", "co-occurrence", "the true distribution"
     ]  # fmt: skip
     other = RunBudget(quick(made=None, log=LogSource(files=("a.csv",))), 16, PACES)

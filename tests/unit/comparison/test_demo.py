@@ -5,13 +5,13 @@ import math
 import pytest
 
 from tapas.comparison import demo as showcase
-from tapas.comparison.demo import PLAIN, REPEATS, TAPAS, Found, Shop
+from tapas.comparison.demo import PLAIN, REPEATS, TAPAS, DemoLog, DemoResult
 from tapas.evaluation.evaluate import Evaluation
 from tapas.evaluation.intervals import Interval
 from tapas.evaluation.scores import Bucket, Scores
 from tapas.training.config import as_tables
 
-SHOP = Shop("A shop.", ["shop.parquet"], {})
+SHOP = DemoLog("A log.", ["log.parquet"], {})
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,9 @@ def test_the_third_way_makes_two_steps_for_twenty_five(steps, every, own, own_ev
 
 def differences(first, second, steps=2000):
     """{section.name: (value of `first`, value of `second`)} where two ways are not the same."""
-    one, other = (as_tables(showcase.way_config(SHOP, way, steps, 7)) for way in (first, second))
+    one, other = (
+        as_tables(showcase.variant_config(SHOP, way, steps, 7)) for way in (first, second)
+    )
     assert one.keys() == other.keys()
     return {
         f"{section}.{name}": (value, other[section].get(name))
@@ -49,7 +51,7 @@ def test_the_third_is_the_second_with_repeats_and_a_longer_history():
     }
 
 
-def assessment(value, **lead):
+def evaluation(value, **lead):
     """Of a model with MAP@20 `value`; `lead` are intervals, "_" stands for a space."""
     whole = Interval(value, value - 0.01, value + 0.01)
     scores = Scores(
@@ -63,16 +65,16 @@ def assessment(value, **lead):
 
 
 BEHIND, AHEAD = (-0.02, -0.03, -0.01), (0.04, 0.03, 0.05)
-OLD = assessment(0.05, popular=BEHIND, own_most_frequent=BEHIND)
+OLD = evaluation(0.05, popular=BEHIND, own_most_frequent=BEHIND)
 
 
 def found(third, *, second=OLD):
     ways = {PLAIN: OLD, TAPAS: second, REPEATS: third}
-    return Found(ways, Interval(0.0037, 0.0013, 0.0061), dict.fromkeys(ways, 2.0))
+    return DemoResult(ways, Interval(0.0037, 0.0013, 0.0061), dict.fromkeys(ways, 2.0))
 
 
 def test_ahead_of_every_baseline_names_the_best_of_them():
-    third = assessment(0.08, popular=AHEAD, own_most_frequent=(0.0037, 0.0004, 0.0070))
+    third = evaluation(0.08, popular=AHEAD, own_most_frequent=(0.0037, 0.0004, 0.0070))
     assert showcase.remarks(found(third))[0] == (
         "The best of our models here, TAPAS with repeats, is ahead of every baseline: MAP@20 "
         "+0.0037 (+0.0004 to +0.0070) against the best of them, own most frequent, same examples."
@@ -90,7 +92,7 @@ def test_ahead_of_every_baseline_names_the_best_of_them():
     ],
 )
 def test_each_baseline_that_is_not_beaten_has_its_line(ends, words):
-    third = assessment(0.08, popular=ends, own_most_frequent=ends, other=AHEAD)
+    third = evaluation(0.08, popular=ends, own_most_frequent=ends, other=AHEAD)
     first, second, third_line, *_ = showcase.remarks(found(third))
     assert first == (
         f"Popular {words} the best of our models here, TAPAS with repeats: MAP@20 {ends[0]:+.4f} "
@@ -101,7 +103,7 @@ def test_each_baseline_that_is_not_beaten_has_its_line(ends, words):
 
 
 def test_the_best_may_be_another_than_the_third():
-    weak, strong = assessment(0.04, popular=BEHIND), assessment(0.06, popular=AHEAD)
+    weak, strong = evaluation(0.04, popular=BEHIND), evaluation(0.06, popular=AHEAD)
     judged = found(weak, second=strong)
     assert judged.best == TAPAS
     words = showcase.remarks(judged)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
-from oracle.comparison_results import comparison, reference, standing
+from oracle.comparison_results import comparison, method, reference
 
 from tapas.comparison.contenders import CONTENDERS
 from tapas.comparison.figure_style import spread
@@ -28,7 +28,7 @@ def field():
     """Six contenders; the last is neither among the best nor always in colour."""
     names = ("full", "sampled", "tapas", "gbce", "sce", GREY_ONE)
     scores = (0.1, 0.12, 0.2, 0.15, 0.3, 0.05)
-    return [standing(name, score) for name, score in zip(names, scores, strict=True)]
+    return [method(name, score) for name, score in zip(names, scores, strict=True)]
 
 
 def lines(figure):
@@ -53,7 +53,7 @@ def test_quality_is_drawn_over_seconds_and_all_but_a_few_are_grey():
 
 @pytest.mark.parametrize("apart", [0.0, 0.001])
 def test_labels_of_a_crowd_do_not_overlap_nor_leave_the_figure(apart):
-    crowd = [standing(name, 0.1 + apart * place) for place, name in enumerate(CONTENDERS)]
+    crowd = [method(name, 0.1 + apart * place) for place, name in enumerate(CONTENDERS)]
     high = (reference("co-occurrence", 0.35), reference("the true distribution", 0.37, 5.0))
     figure = quality_figure(comparison(*crowd, references=high))
     figure.canvas.draw()
@@ -78,9 +78,9 @@ def test_spread_labels_keep_their_order_and_their_distance(values):
 
 
 def test_who_has_no_results_is_not_drawn():
-    late = standing("nce", 0.2, finals=())
-    figure = quality_figure(comparison(standing("full", 0.1), late))
+    late = method("nce", 0.2, finals=())
+    figure = quality_figure(comparison(method("full", 0.1), late))
     assert [text.get_text() for text in figure.axes[0].texts] == ["0.1000  Full softmax"]
-    assert draw_quality(comparison(standing("full", 0.1))).startswith(b"\x89PNG")
+    assert draw_quality(comparison(method("full", 0.1))).startswith(b"\x89PNG")
     with pytest.raises(DataError, match=r"nothing to draw: no contender has a final run\."):
         quality_figure(comparison(late))

@@ -41,7 +41,7 @@ def test_a_step_is_the_mean_without_the_warm_up():
 def test_contenders_take_turns(ledger, cache, monkeypatch):
     turns = []
 
-    def take_turn(run, turn, found, config, scene):
+    def take_turn(run, turn, found, config, opened):
         turns.append((turn, run.contender))
         found["step_seconds"].append(turn + 1.0)
 
@@ -59,11 +59,11 @@ def test_contenders_take_turns(ledger, cache, monkeypatch):
 def test_who_cannot_be_built_is_noted_and_the_others_go_on(ledger, cache, monkeypatch):
     build, refused = pace.build_run, []
 
-    def refuse(run, config, scene):
+    def refuse(run, config, opened):
         if run.contender == "full":
             refused.append(run)
             raise UsageError("this needs more memory than there is.")
-        return build(run, config, scene)
+        return build(run, config, opened)
 
     monkeypatch.setattr(pace, "build_run", refuse)
     runs = pace_runs(CONFIG, 16)
@@ -76,7 +76,7 @@ def test_who_cannot_be_built_is_noted_and_the_others_go_on(ledger, cache, monkey
 
 
 def test_nothing_is_written_of_an_interrupted_measurement(ledger, cache, monkeypatch):
-    def stop(run, turn, found, config, scene):
+    def stop(run, turn, found, config, opened):
         found["step_seconds"].append(1.0)
         if turn == 1:
             raise KeyboardInterrupt

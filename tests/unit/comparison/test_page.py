@@ -6,24 +6,24 @@ from html import unescape
 
 from tapas.comparison.page import (
     Command,
-    Grid,
     Heading,
     Lists,
     Marked,
+    Paragraph,
     Picture,
-    Words,
+    Table,
     as_html,
     as_markdown,
 )
 
 PARTS = [
-    Words("a <b> & 'co'"),
+    Paragraph("a <b> & 'co'"),
     Heading("b <i>"),
     Command("tapas compare 'x & y' > z"),
-    Grid(("", "c <u>"), [["d | e", "f <s>"], ["g\nh", "<"]]),
+    Table(("", "c <u>"), [["d | e", "f <s>"], ["g\nh", "<"]]),
     Picture("p.png", "what 'it' <shows>"),
-    Words("i <b>", "rule"),
-    Words("j", "note"),
+    Paragraph("i <b>", "rule"),
+    Paragraph("j", "note"),
     Lists("k <b>", {"l <i>": ["m", Marked("n <u>")]}),
 ]
 

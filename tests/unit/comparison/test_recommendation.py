@@ -1,31 +1,31 @@
 """The rule follows the numbers: made-up results for every branch, and the words it says."""
 
 import pytest
-from oracle.comparison_results import comparison, reference, standing
+from oracle.comparison_results import comparison, method, reference
 
 from tapas.comparison.recommendation import in_sentence, recommend_method
 
 
-def said(*standings, **more):
-    rule = recommend_method(comparison(*standings, **more))
+def said(*methods, **more):
+    rule = recommend_method(comparison(*methods, **more))
     return rule.choice, " ".join(rule.sentences)
 
 
 def paced(name, step_seconds, **more):
-    return standing(name, 0.2, noise=0.05, pace={"step_seconds": [step_seconds]}, **more)
+    return method(name, 0.2, noise=0.05, pace={"step_seconds": [step_seconds]}, **more)
 
 
 CASES = {  # who took part, who is recommended, what is said among other things
     "the one that is better than all others": (
-        (standing("nce", 0.1), standing("tapas", 0.2), standing("full", 0.1)),
+        (method("nce", 0.1), method("tapas", 0.2), method("full", 0.1)),
         "tapas",
         ["Use TAPAS, priority: its MAP@20 of 0.2000 (0.2000 to 0.2000) is better than that of "],
     ),
     "the full softmax if it is best, even if others are as good and sooner there": (
         (
-            standing("full", 0.2, noise=0.05),
-            standing("tapas", 0.199, noise=0.05, rise=(0.9, 1.0, 1.0, 1.0)),
-            standing("nce", 0.05),
+            method("full", 0.2, noise=0.05),
+            method("tapas", 0.199, noise=0.05, rise=(0.9, 1.0, 1.0, 1.0)),
+            method("nce", 0.05),
         ),
         "full",
         [
@@ -35,10 +35,10 @@ CASES = {  # who took part, who is recommended, what is said among other things
     ),
     "of those as good the one that is there first": (
         (
-            standing("sampled", 0.2, noise=0.05, rise=(0.2, 0.5, 0.8, 1.0)),
-            standing("tapas", 0.199, noise=0.05, rise=(0.2, 0.97, 0.98, 1.0), peak_bytes=10**10),
-            standing("mixed", 0.199, noise=0.05, rise=(0.2, 0.5, 0.97, 1.0)),
-            standing("full", 0.05),
+            method("sampled", 0.2, noise=0.05, rise=(0.2, 0.5, 0.8, 1.0)),
+            method("tapas", 0.199, noise=0.05, rise=(0.2, 0.97, 0.98, 1.0), peak_bytes=10**10),
+            method("mixed", 0.199, noise=0.05, rise=(0.2, 0.5, 0.97, 1.0)),
+            method("full", 0.05),
         ),
         "tapas",
         [
@@ -49,20 +49,20 @@ CASES = {  # who took part, who is recommended, what is said among other things
     ),
     "of those there at once the lightest": (
         (
-            standing("sampled", 0.2, noise=0.05, peak_bytes=900_000_000),
-            standing("tapas", 0.2, noise=0.05, peak_bytes=300_000_000),
-            standing("full", 0.05),
+            method("sampled", 0.2, noise=0.05, peak_bytes=900_000_000),
+            method("tapas", 0.2, noise=0.05, peak_bytes=300_000_000),
+            method("full", 0.05),
         ),
         "tapas",
         ["after 60 s of training, as others, but with the least memory: 300 MB."],
     ),
     "of those as light the one with the fastest step": (
-        (paced("sampled", 0.5), paced("tapas", 0.02), standing("full", 0.05)),
+        (paced("sampled", 0.5), paced("tapas", 0.02), method("full", 0.05)),
         "tapas",
         ["as others, but with the fastest steps: 20 ms."],
     ),
     "none if the evidence is too thin": (
-        tuple(standing(name, 0.1, noise=0.05) for name in ("full", "tapas", "nce")),
+        tuple(method(name, 0.1, noise=0.05) for name in ("full", "tapas", "nce")),
         None,
         [
             "The evidence is too thin for a rule. ",
@@ -70,34 +70,34 @@ CASES = {  # who took part, who is recommended, what is said among other things
         ],
     ),
     "none of two that are alike": (
-        (standing("full", 0.1), standing("nce", 0.1)),
+        (method("full", 0.1), method("nce", 0.1)),
         None,
         ["but the other is not clearly behind it."],
     ),
     "not a lucky seed": (
         (
-            standing("sampled", 0.9, seeds=1, diverged_seeds=(1,)),
-            standing("tapas", 0.2),
-            standing("full", 0.1),
+            method("sampled", 0.9, seeds=1, diverged_seeds=(1,)),
+            method("tapas", 0.2),
+            method("full", 0.1),
         ),
         "tapas",
         ["Not recommended because a seed diverged: sampled softmax."],
     ),
     "titles with commas are told apart": (
         (
-            *(standing(name, 0.2, noise=0.05) for name in ("nce", "huffman", "two-level")),
-            standing("full", 0.05),
+            *(method(name, 0.2, noise=0.05) for name in ("nce", "huffman", "two-level")),
+            method("full", 0.05),
         ),
         "nce",
         ["can tell: hierarchical softmax, Huffman; hierarchical softmax, two "],
     ),
     "none where there is one": (
-        (standing("nce", 0.1),),
+        (method("nce", 0.1),),
         None,
         ["Only NCE has been judged (MAP@20 0.1000): there is nothing to compare it with."],
     ),
     "none where nobody has finished": (
-        (standing("nce", 0.1, finals=()),),
+        (method("nce", 0.1, finals=()),),
         None,
         [
             "No contender has finished without diverging, so that there is nothing to choose. Give "
@@ -109,8 +109,8 @@ CASES = {  # who took part, who is recommended, what is said among other things
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_recommended_one_is(case):
-    standings, wanted, sentences = CASES[case]
-    choice, words = said(*standings)
+    methods, wanted, sentences = CASES[case]
+    choice, words = said(*methods)
     assert choice == wanted
     assert all(sentence in words for sentence in sentences), words
 
@@ -118,7 +118,7 @@ def test_the_recommended_one_is(case):
 # 1,000 targets at 10 %: the standard error of a difference is 1.3 to 1.5 %, three are 4 to 4.5 %
 @pytest.mark.parametrize(("tail", "told"), [(0.135, False), (0.15, True)])
 def test_a_word_on_the_tail_if_another_is_clearly_better_there(tail, told):
-    choice, words = said(standing("tapas", 0.2), standing("nce", 0.1, tail=tail))
+    choice, words = said(method("tapas", 0.2), method("nce", 0.1, tail=tail))
     assert choice == "tapas"
     assert ("If rare classes matter most" in words) is told
     if told:
@@ -130,8 +130,8 @@ def test_a_word_on_the_tail_if_another_is_clearly_better_there(tail, told):
 
 def test_counting_that_is_better_than_all():
     _, words = said(
-        standing("tapas", 0.2),
-        standing("nce", 0.1),
+        method("tapas", 0.2),
+        method("nce", 0.1),
         references=(reference("co-occurrence", 0.3), reference("the true distribution", 0.4, 5.0)),
     )
     assert words.endswith(
@@ -139,7 +139,7 @@ def test_counting_that_is_better_than_all():
         "--budget or another model before you choose."
     )
     _, words = said(
-        standing("tapas", 0.2), standing("nce", 0.1), references=(reference("most popular", 0.1),)
+        method("tapas", 0.2), method("nce", 0.1), references=(reference("most popular", 0.1),)
     )
     assert "Beware" not in words
 
@@ -148,7 +148,7 @@ def test_whole_steps_are_no_difference_in_time():
     """A moment of 30 s is 29.9 or 30.1 s, as steps are long or short; memory decides then."""
 
     def at(name, pace, memory):
-        entry = standing(name, 0.2)
+        entry = method(name, 0.2)
         for final in entry.finals:
             final["peak_bytes"] = memory
             for point in final["curve"]:
@@ -156,7 +156,7 @@ def test_whole_steps_are_no_difference_in_time():
         return entry
 
     late, early = at("nce", 1.004, 300_000_000), at("tapas", 0.996, 900_000_000)
-    choice, words = said(late, early, standing("full", 0.1))
+    choice, words = said(late, early, method("full", 0.1))
     assert choice == "nce"
     assert "as others, but with the least memory: 300 MB" in words
 
@@ -167,12 +167,12 @@ def test_whole_steps_are_no_difference_in_time():
      ("tapas", "TAPAS, priority"), ("warp", "WARP")],
 )  # fmt: skip
 def test_titles_within_a_sentence(name, title):
-    assert in_sentence(standing(name, 0.1)) == title
+    assert in_sentence(method(name, 0.1)) == title
 
 
 def test_a_log_without_a_tail_and_a_single_seed():
     none = {"head": {"recall": 0.5, "targets": 9}, "tail": {"recall": None, "targets": 0}}
-    one = standing("tapas", 0.2, seeds=1, buckets=none)
-    _, words = said(one, standing("nce", 0.1, seeds=1, tail=0.9))
+    one = method("tapas", 0.2, seeds=1, buckets=none)
+    _, words = said(one, method("nce", 0.1, seeds=1, tail=0.9))
     assert "rare" not in words
     assert words.endswith("One seed: the intervals know nothing of the chance in training.")

@@ -8,12 +8,12 @@ import pytest
 from oracle.comparison_results import (
     comparison,
     diverged,
+    method,
     reference,
-    standing,
 )
 
-from tapas.comparison.page import Heading, Words, as_markdown
-from tapas.comparison.report import TITLE, as_document, make_parts, write_report
+from tapas.comparison.page import Heading, Paragraph, as_markdown
+from tapas.comparison.report import TITLE, as_document, make_blocks, write_report
 from tapas.comparison.results import read_comparison
 
 RESULTS = Path(__file__).parents[3] / "results" / "compare"
@@ -22,25 +22,25 @@ TRUTH = reference("the true distribution", 0.4, 5.0)
 
 def whole():
     return comparison(
-        standing("full", 0.1),
-        standing("tapas", 0.2),
-        standing("nce", 0.1),
-        standing("huffman", 0.1, trials=(diverged("huffman", points="validation"),)),
-        standing("warp", 0.1, finals=(), skipped="too slow for this budget: 9 s"),
+        method("full", 0.1),
+        method("tapas", 0.2),
+        method("nce", 0.1),
+        method("huffman", 0.1, trials=(diverged("huffman", points="validation"),)),
+        method("warp", 0.1, finals=(), skipped="too slow for this budget: 9 s"),
         references=(TRUTH,),
     )
 
 
 def headings(found):
-    return [part.text for part in make_parts(found) if isinstance(part, Heading)]
+    return [part.text for part in make_blocks(found) if isinstance(part, Heading)]
 
 
 def text(found):
-    return "\n".join(part.text for part in make_parts(found) if isinstance(part, Words))
+    return "\n".join(part.text for part in make_blocks(found) if isinstance(part, Paragraph))
 
 
 def test_what_has_no_results_has_no_section():
-    found = comparison(standing("full", 0.1, finals=()), standing("nce", 0.1, finals=()))
+    found = comparison(method("full", 0.1, finals=()), method("nce", 0.1, finals=()))
     assert list(write_report(found)) == ["README.md", "report.html"]
     assert headings(found) == [
         "Quality over time", "What was equal", "What was cut", "Where it ran"
@@ -53,11 +53,11 @@ def test_all_that_was_cut_is_said():
     assert "WARP: too slow for this budget: 9 s." in said
     assert "Hierarchical softmax, Huffman: 1 of 1 trials diverged." in said
     assert "Nothing: every method" not in said
-    assert "Nothing: every method ran as planned." in text(comparison(standing("full", 0.1)))
+    assert "Nothing: every method ran as planned." in text(comparison(method("full", 0.1)))
 
 
 def test_a_folder_that_knows_nothing_of_its_machine():
-    found = comparison(standing("full", 0.1))
+    found = comparison(method("full", 0.1))
     settings = {**found.settings, "machine": {}}
     del settings["sizes"]
     assert "Every number is in the" in text(dataclasses.replace(found, settings=settings))
@@ -80,5 +80,5 @@ def test_the_document_for_programs():
 def test_the_committed_reports_are_those_of_today(name):
     """From their ledgers: every table, the recommendation and what was left out."""
     folder = RESULTS / name
-    page = as_markdown(TITLE, make_parts(read_comparison(folder)))
+    page = as_markdown(TITLE, make_blocks(read_comparison(folder)))
     assert page == (folder / "README.md").read_text()

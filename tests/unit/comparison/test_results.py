@@ -6,9 +6,9 @@ import re
 import pytest
 from oracle.comparison_results import (
     diverged,
+    method,
     result,
     settings,
-    standing,
     write_lines,
 )
 
@@ -28,8 +28,8 @@ def write(folder, names=("full", "tapas"), *, paces=(), runs=(), seeds=2):
 
 def test_a_folder_with_settings_alone(tmp_path):
     found = write(tmp_path)
-    assert [each.name for each in found.standings] == ["full", "tapas"]
-    for each in found.standings:
+    assert [each.name for each in found.methods] == ["full", "tapas"]
+    for each in found.methods:
         assert each.state == "not finished"
         assert (each.finals, each.trials, each.curve) == ((), (), [])
         assert each.step_seconds is each.peak_bytes is each.scores_per_example is None
@@ -38,7 +38,7 @@ def test_a_folder_with_settings_alone(tmp_path):
 
 def test_the_curve_is_the_mean_of_the_seeds_with_their_range():
     a, b = result("nce", 0.1, seed=0), result("nce", 0.3, seed=1)
-    curve = standing("nce", 0, finals=(a, b)).curve
+    curve = method("nce", 0, finals=(a, b)).curve
     assert [p.seconds for p in curve] == [6, 15, 30, 60]
     assert curve[-1] == pytest.approx((1, 60, 0.2, 0.1, 0.3))
     assert curve[0] == pytest.approx((0.1, 6, 0.04, 0.02, 0.06))
@@ -47,21 +47,21 @@ def test_the_curve_is_the_mean_of_the_seeds_with_their_range():
 @pytest.mark.parametrize("file", ["paces", "runs"])
 def test_a_contender_that_was_not_run_says_why(tmp_path, file):
     line = {"key": "x", "run": {"contender": "full", "points": "validation"}, "skipped": "slow: 9"}
-    found = write(tmp_path, **{file: [line]}).standings[0]
+    found = write(tmp_path, **{file: [line]}).methods[0]
     assert found.state == "slow: 9"
     assert (found.trials, found.finals, found.step_seconds) == ((), (), None)
 
 
 def test_of_two_results_of_one_seed_the_later_counts(tmp_path):
     runs = [result("full", 0.2), result("full", 0.3, run={"steps": 7})]
-    assert [r["map@20"] for r in write(tmp_path, runs=runs).standings[0].finals] == [0.3]
+    assert [r["map@20"] for r in write(tmp_path, runs=runs).methods[0].finals] == [0.3]
 
 
 def test_a_contender_of_another_version_keeps_its_name(tmp_path):
     found = write(tmp_path)
     text = json.dumps({**found.settings, "contenders": ["gone"]})
     (tmp_path / "settings.json").write_text(text)
-    assert [each.title for each in read_comparison(tmp_path).standings] == ["gone"]
+    assert [each.title for each in read_comparison(tmp_path).methods] == ["gone"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"seeds": 2}'])
@@ -86,6 +86,6 @@ def test_settings_that_are_none(tmp_path, text):
     ],
 )
 def test_what_is_wrong_with_a_contender_is_its_state(tmp_path, runs, seeds, state):
-    found, other = write(tmp_path, runs=runs, seeds=seeds).standings
+    found, other = write(tmp_path, runs=runs, seeds=seeds).methods
     assert (found.state, other.state) == (state, "not finished")
     assert len(found.finals) == sum("diverged" not in run for run in runs)

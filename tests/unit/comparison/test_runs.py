@@ -48,7 +48,7 @@ def test_a_result_says_all_and_its_curve_is_over_time_at_the_contenders_own_pace
 
 def test_a_run_is_judged_as_it_was_at_its_best_moment_by_validation(cache, monkeypatch):
     """The rows are spoiled after the third moment: what was best before is what is judged."""
-    scene = open_log(CONFIG, cache)
+    opened = open_log(CONFIG, cache)
     take, calls = runs.step, []
 
     def spoil(model, *args, **kwargs):
@@ -56,7 +56,7 @@ def test_a_run_is_judged_as_it_was_at_its_best_moment_by_validation(cache, monke
         if len(calls) == 4:
             with torch.no_grad():
                 model.head.table.weight.zero_()
-                model.head.table.bias.copy_(torch.arange(scene.log.num_items) * 1e-3)
+                model.head.table.bias.copy_(torch.arange(opened.log.num_items) * 1e-3)
         return take(model, *args, **kwargs)
 
     monkeypatch.setattr(runs, "step", spoil)
@@ -70,9 +70,9 @@ def test_a_run_is_judged_as_it_was_at_its_best_moment_by_validation(cache, monke
 
 
 def test_the_same_seed_sees_the_same_batches_whatever_the_method(cache):
-    scene = open_log(CONFIG, cache)
+    opened = open_log(CONFIG, cache)
     built = [
-        build_run(replace(RUN, contender=name, knob=knob), CONFIG, scene)
+        build_run(replace(RUN, contender=name, knob=knob), CONFIG, opened)
         for name, knob in (("full", None), ("sampled", 0.5), ("tapas", 1.0))
     ]
     for number in (0, 5):
@@ -178,13 +178,13 @@ def test_the_one_loop_takes_every_step_once_and_leaves_the_best_model(cache, qua
 
 @pytest.mark.parametrize("name", runs.COUNTING)
 def test_counting_gives_lists_of_distinct_items_and_favourites_are_ones_own(name, cache):
-    scene = open_log(CONFIG, cache)
-    points = runs.spread_points(scene.log, scene.split.test, 50)
-    ranked = runs.rank_by_counting(name, scene.log, scene.split, points)
+    opened = open_log(CONFIG, cache)
+    points = runs.spread_points(opened.log, opened.split.test, 50)
+    ranked = runs.rank_by_counting(name, opened.log, opened.split, points)
     assert ranked.shape == (len(points), 20)
     for row in ranked:
         assert len(torch.unique(row[row >= 0])) == int((row >= 0).sum())
     if name == "the user's favourites":
-        own = scene.log.items[scene.log.offsets[points.user[0]] : points.point[0]]
+        own = opened.log.items[opened.log.offsets[points.user[0]] : points.point[0]]
         ids, count = np.unique(own, return_counts=True)
         assert count[ids == int(ranked[0, 0])] == count.max()

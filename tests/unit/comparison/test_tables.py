@@ -1,6 +1,6 @@
 """Every cell of the tables, from made-up results."""
 
-from oracle.comparison_results import comparison, result, standing
+from oracle.comparison_results import comparison, method, result
 
 from tapas.comparison.tables import (
     HEADING,
@@ -15,8 +15,8 @@ from tapas.comparison.tables import (
 
 
 def test_rows_are_ordered_by_quality_and_those_without_come_last():
-    late = standing("warp", 0.9, finals=(), skipped="too slow for this budget: a step takes 9 s")
-    found = comparison(late, standing("nce", 0.1), standing("full", 0.3), standing("sce", 0.2))
+    late = method("warp", 0.9, finals=(), skipped="too slow for this budget: a step takes 9 s")
+    found = comparison(late, method("nce", 0.1), method("full", 0.3), method("sce", 0.2))
     assert [each.name for each in ranked(found)] == ["full", "sce", "nce"]
     rows = table_rows(found)
     assert [row[0] for row in rows] == ["Full softmax", "Scalable cross-entropy", "NCE", "WARP"]
@@ -34,7 +34,7 @@ def test_rows_are_ordered_by_quality_and_those_without_come_last():
 
 
 def test_what_a_system_does_not_tell_is_left_out():
-    bare = standing("full", 0.3, peak_bytes=None, pace=None, scores_per_example=None)
+    bare = method("full", 0.3, peak_bytes=None, pace=None, scores_per_example=None)
     for final in bare.finals:
         del final["loss"], final["blocks"]["loss"], final["precision@1"]
     row = dict(zip(HEADING, table_rows(comparison(bare))[0], strict=True))
@@ -44,14 +44,14 @@ def test_what_a_system_does_not_tell_is_left_out():
 
 
 def test_without_a_seed_in_common_there_is_no_difference():
-    one = standing("tapas", 0.2, seeds=1)
-    other = standing("nce", 0, finals=(result("nce", 0.1, seed=1),))
+    one = method("tapas", 0.2, seeds=1)
+    other = method("nce", 0, finals=(result("nce", 0.1, seed=1),))
     assert gap_to(other, one) is None
     assert table_rows(comparison(one, other))[1][2] == NONE
 
 
 def test_the_best_has_no_seed_that_diverged():
-    lucky = standing("nce", 0.9, seeds=1, diverged_seeds=(1,), num_seeds=2)
-    rows = table_rows(comparison(lucky, standing("full", 0.2)))
+    lucky = method("nce", 0.9, seeds=1, diverged_seeds=(1,), num_seeds=2)
+    rows = table_rows(comparison(lucky, method("full", 0.2)))
     assert [row[0] for row in rows] == ["NCE (1 of 2 seeds diverged)", "Full softmax"]
     assert [row[2] for row in rows] == ["+0.7000 (+0.7000 to +0.7000)", "best"]
