@@ -1,6 +1,7 @@
-"""One thread for each test process: results must not hang on the number of cores.
+"""Fixtures and settings of all tests.
 
-With `-n`, a process takes whole files.
+Each test process uses one thread, so that results do not depend on the number of cores. With
+`-n`, all tests of a file run in one process.
 """
 
 from contextlib import nullcontext
@@ -12,24 +13,24 @@ from hypothesis import settings
 from tapas import native
 
 torch.set_num_threads(1)
-settings.register_profile("whole", deadline=None, derandomize=True, max_examples=60)
-settings.register_profile("quick", settings.get_profile("whole"), max_examples=15)
+settings.register_profile("full", deadline=None, derandomize=True, max_examples=60)
+settings.register_profile("quick", settings.get_profile("full"), max_examples=15)
 
 
 def pytest_configure(config):
-    """Fewer made-up examples where slow tests are left out."""
-    settings.load_profile("quick" if config.option.markexpr == "not slow" else "whole")
+    """Run fewer Hypothesis examples when slow tests are deselected."""
+    settings.load_profile("quick" if config.option.markexpr == "not slow" else "full")
 
 
 def pytest_collection_modifyitems(items):
-    """Files with slow tests first: what comes last should be short, or a process idles."""
+    """Run files with slow tests first, so that all processes finish at about the same time."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """A file is run by one process, in the order above: what its tests share is made once."""
+    """Run each file in one process, in the order above, so that its fixtures are built once."""
     from xdist.scheduler import LoadFileScheduling
 
     config.option.loadscopereorder = False
@@ -38,14 +39,14 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.fixture(autouse=True)
 def _one_thread_again():
-    """A command that was run in this process may have taken all cores."""
+    """Undo `torch.set_num_threads` of commands that were run in this process."""
     yield
     torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
-def _ambient_randomness_is_not_used():
-    """The library must never touch torch's global generator."""
+def _global_generator_is_not_used():
+    """The library must never use torch's global generator."""
     before = torch.random.get_rng_state()
     yield
     assert torch.equal(before, torch.random.get_rng_state()), "the global generator was used"
@@ -53,7 +54,7 @@ def _ambient_randomness_is_not_used():
 
 @pytest.fixture(scope="module", params=["native", "torch"])
 def kernels(request):
-    """For modules whose code has a native kernel and a double in PyTorch: both are tested."""
+    """Runs the tests of a module twice: with native kernels and with their PyTorch fallback."""
     if request.param == "native" and native.state() != "in use on CPUs":
         pytest.skip(f"native kernels are {native.state()}")
     with nullcontext() if request.param == "native" else native.switched_off():

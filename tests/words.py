@@ -1,4 +1,4 @@
-"""The words of errors are part of the interface, so tests pin them."""
+"""`told`: checks the text of an error, which is part of the interface."""
 
 import re
 
@@ -8,6 +8,6 @@ from tapas import UsageError
 
 
 def told(words: str, error: type[Exception] = UsageError):
-    """Inside, `error` must be raised with these words; a full stop ends the message."""
+    """Expect `error` with `words` in its message; if they end in a full stop, at its end."""
     end = r"\Z" if words.endswith(".") else ""
     return pytest.raises(error, match=re.escape(words) + end)

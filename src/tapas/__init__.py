@@ -1,7 +1,7 @@
-"""Softmax models over a hundred thousand to a billion classes, trained with TAPAS.
+"""Train softmax models over a hundred thousand to a billion classes with TAPAS.
 
-More is one level down: `tapas.heads` (every method), `tapas.optim`, `tapas.metrics`,
-`tapas.proposals`, `tapas.rng`.
+The names below are what most users need. See also `tapas.heads` (all methods), `tapas.optim`,
+`tapas.metrics`, `tapas.proposals` and `tapas.rng`.
 """
 
 from importlib import import_module
@@ -53,6 +53,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name in ("load_checkpoint", "save_checkpoint"):  # seldom needed, slow to import
+    if name in ("load_checkpoint", "save_checkpoint"):  # imported on first use: slow
         return getattr(import_module("tapas.checkpoints.model"), name)
     raise AttributeError(f"module 'tapas' has no attribute '{name}'")

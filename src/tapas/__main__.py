@@ -1,4 +1,4 @@
-"""The command `tapas`, which is also `python -m tapas`."""
+"""Entry point of the command `tapas` and of `python -m tapas`."""
 
 import sys
 
@@ -6,7 +6,7 @@ from tapas.extras import how_to_install
 
 
 def main() -> None:
-    """Run the command line; without the libraries of [train], say how to install them."""
+    """Run the command line, or say how to install the extra [train] if it is missing."""
     try:
         from tapas.cli.main import app
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written under another name, then renamed."""
+"""Atomic file writes: a file is written under a temporary name, then renamed."""
 
 import hashlib
 import os
@@ -12,10 +12,11 @@ from tapas.errors import UsageError
 
 @contextmanager
 def atomic_write(path: Path, suffix: str = "") -> Iterator[Path]:
-    """A name beside `path` to write to; it becomes `path` once all is on the disk.
+    """Yield a temporary path to write to; it is renamed to `path` when the block ends.
 
-    If the block raises, or the disk is full, nothing is left behind and an older file at
-    `path` stays as it was. `suffix` is the ending that `path` must have, if any.
+    If the block raises or the disk is full, the temporary file is removed and an existing file at
+    `path` is unchanged. If `suffix` is given, `path` must end in it. Raises UsageError if `path`
+    cannot be written.
     """
     if suffix and path.suffix != suffix:
         raise UsageError(f"{path} must end in {suffix}. Call it {path.with_suffix(suffix).name}.")
@@ -37,13 +38,13 @@ def atomic_write(path: Path, suffix: str = "") -> Iterator[Path]:
 
 
 def check_exists(path: Path) -> None:
-    """An error that names the file, before a library says it in its own way."""
+    """Raise a UsageError if there is no file at `path`."""
     if not path.is_file():
         raise UsageError(f"there is no file {path}.")
 
 
 def sync(path: Path) -> None:
-    """Return once `path`, a file or a folder, is on the disk."""
+    """Flush the file or folder at `path` to disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -52,14 +53,17 @@ def sync(path: Path) -> None:
 
 
 def checksum(path: Path) -> dict[str, Any]:
-    """Size and checksum of a file, read in pieces: it may be larger than memory."""
+    """Size and BLAKE2b checksum of a file. The file may be larger than memory."""
     with path.open("rb") as opened:
         digest = hashlib.file_digest(opened, "blake2b").hexdigest()
     return {"bytes": path.stat().st_size, "blake2b": digest}
 
 
 class OutputFolder:
-    """Makes `folder`, and writes a small file there and back to be sure that it can."""
+    """A folder for results, created if needed and tested for write access.
+
+    Raises UsageError if the folder cannot be written to.
+    """
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -72,9 +76,9 @@ class OutputFolder:
             raise self._refusal(error) from error
 
     def write(self, files: dict[str, bytes]) -> None:
-        """All of `files` (name: content), or none: each is renamed into place when all are there.
+        """Write `files` (name: content); they are renamed into place once all are on disk.
 
-        A reader sees the old file or the finished one, never a part.
+        A reader sees either the old file or the new one, never a partial one.
         """
         try:
             for name, content in files.items():

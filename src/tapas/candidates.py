@@ -1,4 +1,4 @@
-"""Classes drawn for a batch, together with how likely each draw was."""
+"""Candidate classes drawn for a batch, with the log of their expected counts."""
 
 from dataclasses import dataclass
 
@@ -7,19 +7,18 @@ from torch import Tensor
 
 from tapas.errors import UsageError
 
-COMPARED_AT_ONCE = 1 << 14  # pairs of ids; up to here comparing all beats searching
+COMPARED_AT_ONCE = 1 << 14  # up to this many pairs of ids, comparing all is faster than searching
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Distinct class ids, rising, and the log of each one's expected count.
+    """Sorted distinct class ids and the log of the expected count of each.
 
-    The two travel together because a sampled loss without its `log_q` is a
-    different, biased loss.
+    The two are kept together because a sampled loss without the `log_q` correction is biased.
     """
 
-    ids: Tensor  # (K,) int64, distinct, rising
-    log_q: Tensor  # (K,) float32; log of the expected count of that draw, 0 for a certain one
+    ids: Tensor  # (K,) int64, distinct, ascending
+    log_q: Tensor  # (K,) float32; log expected count; 0 for a class that is always included
 
     def __post_init__(self) -> None:
         if self.ids.dim() != 1 or self.ids.shape != self.log_q.shape:
@@ -35,7 +34,7 @@ class Candidates:
 
     @staticmethod
     def every(num_classes: int, device: torch.device | str = "cpu") -> "Candidates":
-        """All classes, each for certain."""
+        """All classes, with log_q = 0."""
         log_q = torch.zeros(num_classes, dtype=torch.float32, device=device)
         return Candidates(torch.arange(num_classes, device=device), log_q)
 
@@ -49,28 +48,35 @@ class Candidates:
 
 
 def index_of(sorted_ids: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Place of each of `wanted` (any shape) in rising `sorted_ids` (K,), and if it is there."""
+    """Look up `wanted` (any shape) in ascending `sorted_ids` (K,).
+
+    Returns the index of each id and whether it was found, both in the shape of `wanted`. The
+    index of an id that was not found is valid but meaningless.
+    """
     if not sorted_ids.shape[0]:
         return torch.zeros_like(wanted), torch.zeros_like(wanted, dtype=torch.bool)
-    place = torch.searchsorted(sorted_ids, wanted.contiguous())
-    place.clamp_(max=sorted_ids.shape[0] - 1)
-    return place, sorted_ids[place] == wanted
+    index = torch.searchsorted(sorted_ids, wanted.contiguous())
+    index.clamp_(max=sorted_ids.shape[0] - 1)
+    return index, sorted_ids[index] == wanted
 
 
-def mask_hits(logit: Tensor, ids: Tensor, own: Tensor) -> None:
-    """-inf into `logit` (B, K) where class `ids` (K,) is one of the row's `own` (B, L)."""
-    num_ids, num_own = ids.shape[0], own.shape[1]
-    if own.numel() * num_ids <= COMPARED_AT_ONCE:
-        mine = own == ids if num_own == 1 else (own[:, :, None] == ids).any(dim=1)
-        logit.masked_fill_(mine, -torch.inf)
+def mask_hits(logit: Tensor, ids: Tensor, target: Tensor) -> None:
+    """Mask accidental hits, in place.
+
+    Sets `logit` (B, K) to -inf wherever candidate `ids` (K,) is a `target` (B, L) of that row.
+    """
+    num_ids, num_targets = ids.shape[0], target.shape[1]
+    if target.numel() * num_ids <= COMPARED_AT_ONCE:
+        hit = target == ids if num_targets == 1 else (target[:, :, None] == ids).any(dim=1)
+        logit.masked_fill_(hit, -torch.inf)
     elif num_ids:
-        place, found = index_of(ids, own)
-        # the minimum, as a place may be that of one own class and the nearest to another
-        logit.scatter_reduce_(1, place, torch.where(found, -torch.inf, torch.inf), "amin")
+        index, found = index_of(ids, target)
+        # amin: one index can belong to a target that was found and to another that was not
+        logit.scatter_reduce_(1, index, torch.where(found, -torch.inf, torch.inf), "amin")
 
 
 def first_occurrences(ids: Tensor) -> Tensor:
-    """(B, L) True where an id stands in its row of `ids` (B, L) for the first time."""
+    """(B, L) bool: True where an id occurs for the first time in its row of `ids` (B, L)."""
     ordered, order = ids.sort(dim=1, stable=True)
     first = torch.ones_like(ordered, dtype=torch.bool)
     torch.ne(ordered[:, 1:], ordered[:, :-1], out=first[:, 1:])

@@ -1,9 +1,9 @@
-"""Everything this library raises on purpose.
+"""The exceptions of this library.
 
 TapasError
   UsageError(ValueError)    the caller can fix it; the message says how
-  DataError(ValueError)     a value of the input data is bad; names where it is
-  PeerError(RuntimeError)   another rank is gone, hangs or has stopped; names it
+  DataError(ValueError)     bad input data; the message says where
+  PeerError(RuntimeError)   another rank or server died, hangs or stopped; the message names it
 """
 
 from collections.abc import Mapping
@@ -14,23 +14,23 @@ T = TypeVar("T")
 
 
 class TapasError(Exception):
-    """The root: `except TapasError` catches all of ours and nothing else."""
+    """Base class of all exceptions that this library raises."""
 
 
 class UsageError(TapasError, ValueError):
-    """The caller can fix it; the message says how."""
+    """An error that the caller can fix; the message says how."""
 
 
 class DataError(TapasError, ValueError):
-    """A value of the input data is bad; the message says which and where."""
+    """Bad or damaged input data; the message says which value and where."""
 
 
 class PeerError(TapasError, RuntimeError):
-    """Another process that this one needs is gone, hangs or has stopped; the message names it."""
+    """Another process that this one needs died, hangs or stopped; the message names it."""
 
     def __init__(self, message: str, ranks: tuple[int, ...] = ()):
         super().__init__(message)
-        self.ranks = ranks  # who is to blame; empty if that is not known
+        self.ranks = ranks  # the ranks that failed; empty if unknown
 
 
 def choice(

@@ -1,4 +1,4 @@
-"""State of a module that saving, loading and casting must not change."""
+"""Modules with integer and float state that must survive saving and casting exactly."""
 
 import struct
 from typing import Any, Self
@@ -10,25 +10,26 @@ from tapas.errors import UsageError
 
 
 class ExactState(nn.Module):
-    """A module with plain numbers that belong to its state, as one tensor in its `state_dict`.
+    """A module with plain numbers in its state, saved as one tensor in its `state_dict`.
 
-    A tensor, because that is all that safetensors and the frameworks that write it can hold; not
-    buffers, because a number that decides what a step draws must not live on a GPU. Its buffers
-    keep their dtype in a cast such as `model.bfloat16()`, which would round what was counted.
+    They are a tensor because safetensors can hold nothing else, and not buffers because numbers
+    that seed the draws must stay on the CPU. Buffers of the module keep their dtype in casts such
+    as `model.bfloat16()`, which would round counts.
     """
 
     def state_numbers(self) -> dict[str, int | float]:
-        """By name, always the same names in the same order."""
+        """The numbers by name, always in the same order."""
         return {}
 
     def load_state_numbers(self, numbers: dict[str, Any]) -> None:
-        """Take over what `state_numbers` has said, here or in another process."""
+        """Restore the result of `state_numbers`."""
 
     def get_extra_state(self) -> Tensor:
-        """(N,) int64: whole numbers as they are, others by the bits of a float64."""
+        """(N,) int64: integers as they are, floats as the bits of a float64."""
         return pack(self.state_numbers())
 
     def set_extra_state(self, state: Tensor) -> None:
+        """Restore the result of `get_extra_state`; UsageError if it does not fit."""
         self.load_state_numbers(unpack(state, self.state_numbers(), type(self).__name__))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
@@ -42,12 +43,16 @@ class ExactState(nn.Module):
 
 
 def pack(numbers: dict[str, int | float]) -> Tensor:
-    words = [n if isinstance(n, int) else float_bits(n) for n in numbers.values()]
-    return torch.tensor(words, dtype=torch.int64, device="cpu")
+    """(N,) int64 on the CPU: integers as they are, floats as the bits of a float64."""
+    packed = [n if isinstance(n, int) else float_bits(n) for n in numbers.values()]
+    return torch.tensor(packed, dtype=torch.int64, device="cpu")
 
 
 def unpack(state: Tensor, like: dict[str, int | float], kind: str) -> dict[str, Any]:
-    """The numbers that `pack` has made `state` of; `like` has their names and kinds."""
+    """The inverse of `pack`; `like` gives the names and types of the numbers.
+
+    Raises UsageError, naming the `kind` of module, if `state` does not match.
+    """
     if not (
         isinstance(state, Tensor)
         and (state.dtype, tuple(state.shape)) == (torch.int64, (len(like),))
@@ -55,18 +60,19 @@ def unpack(state: Tensor, like: dict[str, int | float], kind: str) -> dict[str, 
     ):
         found = f"{state.dtype}, {tuple(state.shape)}" if isinstance(state, Tensor) else repr(state)
         raise UsageError(
-            f"the state of this {kind} has other numbers than {', '.join(like)}: its _extra_state "
-            f"is {found}; expected int64, ({len(like)},). It was cast, or is of another kind of "
-            "head, table or optimizer: build what it was saved from."
+            f"the _extra_state of this {kind} is {found}; expected int64, ({len(like)},) for "
+            f"{', '.join(like)}. It was cast, or saved from another kind of head, table or "
+            "optimizer: build the same kind as was saved."
         )
-    words = zip(like.items(), state.tolist(), strict=True)
-    return {name: word if isinstance(own, int) else bits_float(word) for (name, own), word in words}
+    pairs = zip(like.items(), state.tolist(), strict=True)
+    return {name: n if isinstance(old, int) else bits_float(n) for (name, old), n in pairs}
 
 
 def float_bits(number: float) -> int:
-    """A float64 as the int64 of the same bits."""
+    """The bits of a float64 as an int64."""
     return int(struct.unpack("<q", struct.pack("<d", number))[0])
 
 
 def bits_float(bits: int) -> float:
+    """The inverse of `float_bits`."""
     return float(struct.unpack("<d", struct.pack("<q", bits))[0])

@@ -1,6 +1,6 @@
-"""Libraries that only some users need, and how to install those that are missing."""
+"""Optional dependencies, and how to install them."""
 
-EXTRAS = {  # module: the extra of tapas-softmax that brings it
+EXTRAS = {  # module: the extra of tapas-softmax that installs it
     "polars": "train",
     "typer": "train",
     "rich": "train",
@@ -13,7 +13,7 @@ EXTRAS = {  # module: the extra of tapas-softmax that brings it
 
 
 def how_to_install(module: str | None) -> str | None:
-    """One sentence for a module that cannot be imported; None if no extra brings it.
+    """How to install a missing `module`; None if it belongs to no extra.
 
     >>> how_to_install("polars.exceptions")
     'this needs polars. Install it with `pip install "tapas-softmax[train]"`.'

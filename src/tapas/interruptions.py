@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM at a moment that can take them."""
+"""Deferring Ctrl-C and SIGTERM until a short critical section is done."""
 
 import signal
 import threading
@@ -9,12 +9,12 @@ from types import FrameType
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Handlers of Ctrl-C and SIGTERM run at the end of the block, not within it.
+    """Run the handlers of Ctrl-C and SIGTERM at the end of the block, not inside it.
 
-    For short work that must not be cut in two: a line that is appended to a file, or a call into
-    polars, whose Rust code panics where a handler raises in the Python that it calls in turn.
+    For short work that must not be interrupted: appending a line to a file, or a call into polars,
+    whose Rust code panics if a signal handler raises in a Python callback.
     """
-    if threading.current_thread() is not threading.main_thread():  # others never run handlers
+    if threading.current_thread() is not threading.main_thread():  # only it runs handlers
         yield
         return
     arrived: list[int] = []

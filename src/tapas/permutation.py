@@ -1,7 +1,7 @@
-"""A random order of 0 .. n-1 that is computed, not stored: a keyed Feistel network.
+"""A random permutation of 0 .. n-1 that needs no memory: a keyed Feistel network.
 
-Numbers that land outside 0 .. n-1 are sent through it again until they land inside, which
-keeps it one to one.
+The network permutes a slightly larger range. Numbers that land outside 0 .. n-1 are sent through
+it again until they land inside (cycle walking), so that the result is a permutation, too.
 """
 
 import torch
@@ -15,7 +15,7 @@ PRIME = 2**31 - 1
 
 
 class Permutation:
-    """Position i of the order is `permute(i)`; O(1) memory, the same for equal generators."""
+    """A permutation of 0 .. size-1 in O(1) memory; its keys are drawn from `generator`."""
 
     def __init__(self, size: int, generator: torch.Generator):
         self.size = check_positive("size", size)
@@ -23,11 +23,11 @@ class Permutation:
         self._keys = torch.randint(1, PRIME, (ROUNDS, 2), generator=generator, device="cpu")
 
     def permute(self, ids: Tensor) -> Tensor:
-        """Where each of `ids` goes, the shape of `ids`."""
+        """The position of each id, in the shape of `ids`."""
         return self._walk(check_ids("ids", ids, self.size), backwards=False)
 
     def inverse(self, places: Tensor) -> Tensor:
-        """Which id went to each of `places`: permute(inverse(p)) is p."""
+        """The id at each position of `places`: permute(inverse(p)) == p."""
         return self._walk(check_ids("places", places, self.size), backwards=True)
 
     def _walk(self, ids: Tensor, *, backwards: bool) -> Tensor:
@@ -43,7 +43,7 @@ class Permutation:
         return out.view(ids.shape)
 
     def _encrypt(self, ids: Tensor) -> Tensor:
-        """A permutation of 0 .. 4^half - 1, the least such square that holds every id."""
+        """A permutation of 0 .. 4^half - 1, the smallest such range that holds all ids."""
         left, right = ids >> self._half, ids & self._mask
         for key in self._keys.tolist():
             left, right = right, left ^ self._mix(right, *key)
@@ -60,7 +60,7 @@ class Permutation:
         return (1 << self._half) - 1
 
     def _mix(self, half: Tensor, factor: int, shift: int) -> Tensor:
-        # halves and keys stay below 2^31, so that no product leaves int64
+        # halves and keys stay below 2^31, so that no product overflows int64
         mixed = (half * factor + shift) % PRIME
         mixed = (mixed ^ (mixed >> 15)) * 0x2C1B3C6D % PRIME
         return (mixed ^ (mixed >> 13)) & self._mask

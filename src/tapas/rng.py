@@ -1,4 +1,4 @@
-"""Randomness is named, never ambient: no global seed, and nothing to save but numbers."""
+"""Named random streams: generators derived from a seed and a name, never from global state."""
 
 import hashlib
 from operator import index
@@ -9,10 +9,10 @@ from tapas.errors import UsageError
 
 
 def stream(seed: int, *path: str | int) -> torch.Generator:
-    """An independent generator named by what it is for.
+    """An independent CPU generator for the given seed and name.
 
-    `stream(seed, "pool", step)` is the same numbers on every run, on any world
-    size, and after a resume at `step`.
+    `stream(seed, "pool", step)` gives the same numbers in every run, on any number of ranks and
+    after resuming at `step`.
     """
     name = [part if isinstance(part, str) else index(part) for part in (seed, *path)]
     key = hashlib.blake2b(repr(tuple(name)).encode(), digest_size=8).digest()
@@ -20,18 +20,21 @@ def stream(seed: int, *path: str | int) -> torch.Generator:
 
 
 def check_seed(seed: int) -> int:
-    """`seed` as a plain int that a checkpoint can hold."""
+    """Return `seed` as an int that fits into int64, or raise UsageError."""
     try:
-        whole = index(seed)
+        number = index(seed)
     except TypeError:
         raise UsageError(f"seed must be a whole number, got {seed!r}.") from None
-    if not -(2**63) <= whole < 2**63:
-        raise UsageError(f"seed must be below 2^63, got {whole}.")
-    return whole
+    if not -(2**63) <= number < 2**63:
+        raise UsageError(f"seed must be below 2^63, got {number}.")
+    return number
 
 
 def check_generator(generator: torch.Generator) -> None:
-    """Draws are made on the CPU, so that one seed gives the same ids on every device."""
+    """Raise UsageError unless `generator` is a CPU generator.
+
+    Ids are drawn on the CPU so that one seed gives the same ids on every device.
+    """
     if not isinstance(generator, torch.Generator):
         raise UsageError(
             f"generator must be a torch.Generator, got {type(generator).__name__}. "

@@ -1,4 +1,4 @@
-"""Numbers that change with the step: the temperature tau of the second pass.
+"""Schedules: numbers that depend on the step, such as the temperature of the second pass.
 
 linear        start + (end - start) * x             x = min(step / steps, 1)
 exponential   start * (end / start) ** x
@@ -16,12 +16,13 @@ from tapas.shapes import check_positive, number
 
 @runtime_checkable
 class Schedule(Protocol):
-    """Anything that maps a step (0, 1, ...) to a positive number."""
+    """A callable that maps a step (0, 1, ...) to a positive number."""
 
     def __call__(self, step: int) -> float: ...
 
 
 def check_temperature(name: str, value: float) -> None:
+    """Raise UsageError unless `value` is finite and positive."""
     if not (math.isfinite(number(value)) and value > 0):
         raise UsageError(f"{name} must be a finite number above 0, got {value!r}.")
 
@@ -40,7 +41,7 @@ class Constant:
 
 
 def _linear(start: float, end: float, x: float) -> float:
-    return start * (1 - x) + end * x  # exact at both ends, so never rounded down to 0
+    return start * (1 - x) + end * x  # exact at both ends: never rounds down to 0
 
 
 _SHAPES: dict[str, Callable[[float, float, float], float]] = {
@@ -52,12 +53,12 @@ _SHAPES: dict[str, Callable[[float, float, float], float]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Anneal:
-    """From `start` to `end` over `steps` steps, then `end` for ever."""
+    """Moves from `start` to `end` over `steps` steps, then stays at `end`."""
 
     start: float
     end: float
     steps: int
-    shape: str = "linear"  # or "exponential", "cosine"
+    shape: str = "linear"  # "linear", "exponential" or "cosine"
 
     def __post_init__(self) -> None:
         check_temperature("temperature start", self.start)
@@ -70,7 +71,7 @@ class Anneal:
 
 
 def as_schedule(value: float | Schedule) -> Schedule:
-    """A number becomes `Constant`; a schedule stays itself."""
+    """Return a schedule as it is, and a number as a `Constant`."""
     if isinstance(value, type) or not isinstance(value, Schedule):
         return Constant(value)  # type: ignore[arg-type]
     return value

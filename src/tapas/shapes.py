@@ -1,4 +1,4 @@
-"""Checks at the public boundary: shapes by letter, ids by range, numbers by finiteness.
+"""Argument checks: shapes, class ids, finite queries, positive numbers.
 
 Letters: B examples, L targets of one example, K candidates, C classes, D dimensions.
 """
@@ -16,7 +16,9 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def check_shape(sizes: dict[str, int], **tensors: tuple[Tensor, str]) -> dict[str, int]:
-    """Bind one-letter sizes across tensors; `"B K"` means a (batch, candidates) matrix.
+    """Check that tensors agree in their sizes; `"B K"` means a (batch, candidates) matrix.
+
+    Returns `sizes` with the sizes that were found. Raises UsageError on the first mismatch.
 
     >>> check_shape({"B": 5}, negative=(torch.zeros(5, 7), "B K"))
     {'B': 5, 'K': 7}
@@ -36,7 +38,7 @@ def check_shape(sizes: dict[str, int], **tensors: tuple[Tensor, str]) -> dict[st
 
 
 def check_tensor(name: str, value: object) -> None:
-    """A list or an array here is better converted once, by the caller, than in every call."""
+    """Raise UsageError if `value` is no tensor; lists and arrays are not converted."""
     if not isinstance(value, Tensor):
         raise UsageError(
             f"{name} must be a torch.Tensor, got {type(value).__name__}. torch.as_tensor makes one."
@@ -44,18 +46,18 @@ def check_tensor(name: str, value: object) -> None:
 
 
 def check_integer(name: str, tensor: Tensor) -> Tensor:
-    """`tensor` as int64, or an error: a float id is already corrupt above 2^24."""
+    """Return `tensor` as int64. Raises UsageError for floats: they corrupt ids above 2^24."""
     check_tensor(name, tensor)
     if tensor.dtype not in INTEGERS:
         raise UsageError(
             f"{name} has dtype {tensor.dtype}; expected int64 class ids. "
-            "Convert before the ids ever pass through a float."
+            "Keep ids as integers: floats corrupt them."
         )
     return tensor.long()
 
 
 def check_ids(name: str, ids: Tensor, num_classes: int, *, hint: str = "") -> Tensor:
-    """`ids` as int64, or an error naming one outside 0 .. num_classes-1."""
+    """Return `ids` as int64, or raise UsageError naming one outside 0 .. num_classes-1."""
     ids = check_integer(name, ids)
     if ids.numel():
         low, high = (int(end) for end in ids.aminmax())
@@ -69,7 +71,7 @@ def check_ids(name: str, ids: Tensor, num_classes: int, *, hint: str = "") -> Te
 
 
 def check_query(query: Tensor, dim: int) -> Tensor:
-    """`query` (..., D) as float32 (N, D), or an error naming the first bad row."""
+    """Return `query` (..., D) as float32 (N, D), or raise an error naming the first bad row."""
     check_tensor("query", query)
     if not query.is_floating_point():
         raise UsageError(f"query has dtype {query.dtype}; expected floating point.")
@@ -81,29 +83,29 @@ def check_query(query: Tensor, dim: int) -> Tensor:
     if not all_finite(flat):
         row = int((~flat.detach().isfinite().all(dim=1)).nonzero()[0])
         raise DataError(
-            f"query row {row} holds NaN or inf. The encoder has diverged or its input is bad: look "
-            "at that row's input, lower the learning rate or clip gradients."
+            f"query row {row} holds NaN or inf. The encoder has diverged or its input is bad: "
+            "check that row's input, lower the learning rate or clip gradients."
         )
     return flat
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """Whether no entry is NaN or inf. A finite sum proves it; only a bad one pays for more."""
+    """Whether all entries are finite. A finite sum proves it, and is faster to compute."""
     tensor = tensor.detach()
     return isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())
 
 
 def number(value: object) -> float:
-    """`value` as a float if it is a number, also one of numpy's; NaN if it is not."""
+    """`value` as a float if it is a Python or numpy number, else NaN."""
     return float(value) if isinstance(value, int | float | np.number) else nan
 
 
 def check_positive(name: str, value: int) -> int:
-    """`value` if it is a whole number of at least 1."""
+    """Return `value` as an int, or raise UsageError if it is not an integer of at least 1."""
     try:
         if isinstance(value, bool):
             raise TypeError
-        value = index(value)  # numpy's integers are welcome
+        value = index(value)  # accepts numpy integers, too
     except TypeError:
         raise UsageError(f"{name} must be a whole number, got {value!r}.") from None
     if value < 1:
@@ -112,7 +114,7 @@ def check_positive(name: str, value: int) -> int:
 
 
 def check_samples(num_samples: int, num_classes: int) -> int:
-    """`num_samples` as an int, or an error: that many distinct classes must be there."""
+    """Return `num_samples` as an int, or raise UsageError if there are fewer classes."""
     num_samples = check_positive("num_samples", num_samples)
     if num_samples > num_classes:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""What a head keeps out of: torch.compile's graphs, autocast, second derivatives."""
+"""Decorators that keep heads out of torch.compile graphs, autocast and double backward."""
 
 import sys
 from collections.abc import Callable
@@ -14,16 +14,16 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def outside_graphs(method: Method) -> Method:
-    """A method that a compiled model calls as it is, between two of its graphs.
+    """Run `method` eagerly, between the graphs of a compiled model.
 
-    Draws are named by the step, checks look at values and rows move in `backward`: none of it
-    can be part of a graph, and to try would cut it into dozens of small ones.
+    Heads draw samples, check values and update rows in `backward`. None of this can be traced;
+    trying would break the graph into dozens of small ones.
     """
     disabled: list[Callable[..., Any]] = []
 
     @wraps(method)
     def call(*args: Any, **options: Any) -> Any:
-        if "torch._dynamo" not in sys.modules:  # nothing is compiled; its import takes a second
+        if "torch._dynamo" not in sys.modules:  # nothing is compiled; importing it takes a second
             return method(*args, **options)
         if not disabled:
             disabled.append(torch.compiler.disable(method))  # type: ignore[no-untyped-call]
@@ -33,19 +33,19 @@ def outside_graphs(method: Method) -> Method:
 
 
 def first_derivative(backward: Method) -> Method:
-    """The `backward` of an autograd Function whose result cannot be differentiated again.
+    """Raise UsageError when this `backward` is differentiated again (create_graph=True).
 
-    torch's own `once_differentiable` says so only to passes that end where its result was used:
-    `autograd.grad(..., create_graph=True)`, and a Hessian with it, would come out as 0.
+    torch's `once_differentiable` does not always raise: with `autograd.grad(...,
+    create_graph=True)` the second derivative could silently be 0.
     """
 
     @wraps(backward)
     def call(ctx: Any, *grads: Any) -> Any:
         if torch.is_grad_enabled():
             raise UsageError(
-                "the gradient of a head cannot be differentiated again: create_graph=True, as of "
-                "a Hessian or a gradient penalty, would leave a term out. Use "
-                "torch.nn.functional.cross_entropy for it."
+                "the gradient of a head cannot be differentiated again: with create_graph=True, "
+                "as for a Hessian or a gradient penalty, a term would be missing. Use "
+                "torch.nn.functional.cross_entropy instead."
             )
         return backward(ctx, *grads)
 
@@ -53,7 +53,7 @@ def first_derivative(backward: Method) -> Method:
 
 
 def in_float32(method: Method) -> Method:
-    """A method whose first argument is a query, with autocast switched off inside it."""
+    """Switch autocast off inside a method whose first argument is a query."""
 
     @wraps(method)
     def call(self: Any, query: Tensor, *args: Any, **options: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Which version is installed."""
+"""The installed version of tapas-softmax."""
 
 from importlib.metadata import PackageNotFoundError, version
 
 try:
     __version__ = version("tapas-softmax")
-except PackageNotFoundError:  # run from a source tree that was never installed
+except PackageNotFoundError:  # a source tree that was never installed
     __version__ = "0+unknown"

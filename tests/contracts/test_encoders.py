@@ -1,4 +1,4 @@
-"""Every sentence of `Encoder`'s docstring, for every encoder."""
+"""The contract of `Encoder`, tested for every encoder."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def test_there_is_one_query_for_every_position_and_a_shorter_batch_gives_the_sam
     torch.testing.assert_close(encoder(x[:2, :4], lengths[:2]), encoder(x, lengths)[:2, :4])
 
 
-def test_weights_start_from_the_seed_alone(build):
+def test_initial_weights_depend_only_on_the_seed(build):
     first, second, other = build(D, seed=1), build(D, seed=1), build(D, seed=2)
     pairs = list(zip(first.parameters(), second.parameters(), strict=True))
     assert all(torch.equal(a, b) for a, b in pairs)
@@ -45,7 +45,7 @@ def test_weights_start_from_the_seed_alone(build):
     assert all(not torch.equal(a, b) for a, b in matrices if a.dim() > 1)
 
 
-def test_dropout_draws_from_the_generator_passed_and_from_nothing_else(build):
+def test_dropout_draws_only_from_the_generator_that_is_passed(build):
     encoder = build(D, dropout=0.5)
     x, lengths = sequences()
     plain = encoder(x, lengths)
@@ -63,7 +63,7 @@ def test_every_parameter_learns(build):
     assert all(bool(p.grad.abs().sum() > 0) for p in encoder.parameters())
 
 
-def test_a_dropout_that_leaves_nothing_is_refused(build):
+def test_a_dropout_rate_outside_0_to_1_is_refused(build):
     for rate in (1.0, -0.1):
         with told(f"dropout must be at least 0 and below 1, got {rate!r}."):
             build(D, dropout=rate)
@@ -75,7 +75,7 @@ def test_the_last_state_is_that_of_the_last_item():
     assert torch.equal(last_state(x, lengths), want)
 
 
-def test_the_mean_is_of_the_window_and_no_more():
+def test_the_mean_is_that_of_the_window():
     encoder = MeanEncoder(D, window=3)
     x, lengths = sequences()
     mean = torch.stack([x[:, max(0, t - 2) : t + 1].mean(dim=1) for t in range(T)], dim=1)
@@ -89,10 +89,10 @@ def test_the_gru_takes_hidden_units_and_layers():
 
 
 def test_a_transformer_refuses_heads_and_positions_that_do_not_fit():
-    with told("dim is 6, which 4 attention heads cannot share. Make num_heads a divisor of dim."):
+    with told("dim is 6, which is not divisible by num_heads=4. Make num_heads a divisor of dim."):
         TransformerEncoder(D, num_heads=4)
     with told(
-        "x has 7 positions, the encoder was built for 4. Pass the last of them, or build it "
+        "x has 7 positions, but the encoder was built for 4. Pass only the last ones, or build it "
         "with a larger window."
     ):
         TransformerEncoder(D, window=4)(*sequences())

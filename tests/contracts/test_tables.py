@@ -72,8 +72,7 @@ TWO, QUERY = torch.arange(2), draw(B, D)
 OUTSIDE = torch.tensor([3, 31])
 NO_CLASS = "holds class 31; expected ids from 0 to 30 (num_classes=31)."
 NO_INTEGER = (
-    "has dtype torch.float32; expected int64 class ids. Convert before the ids ever pass through "
-    "a float."
+    "has dtype torch.float32; expected int64 class ids. Keep ids as integers: floats corrupt them."
 )
 RISE = (
     "the ids of candidates must be distinct and rise: an example's own target is looked up among "

@@ -69,8 +69,8 @@ BAD_GRADIENT = (
     "learning rate, clip gradients, or use a torch.amp.GradScaler, which leaves out such a step."
 )
 BAD_ROW = (
-    "DataError: query row 1 holds NaN or inf. The encoder has diverged or its input is bad: look "
-    "at that row's input, lower the learning rate or clip gradients."
+    "DataError: query row 1 holds NaN or inf. The encoder has diverged or its input is bad: check "
+    "that row's input, lower the learning rate or clip gradients."
 )
 
 NO_ID = f"UsageError: ids {NO_CLASS}"

@@ -51,8 +51,8 @@ def config(file):
 
 
 REFUSED = [
-    (("--workers", 2), "workers need servers to keep the rows: add --servers 2, say."),
-    (("--max-staleness", 0), "workers need servers to keep the rows: add --servers 2, say."),
+    (("--workers", 2), "service.workers and service.max_staleness need servers, but"),
+    (("--max-staleness", 0), "service.workers and service.max_staleness need servers, but"),
     (("--servers", -1), "service.servers must be at least 0, got -1."),
     (("--servers", 1, "--workers", 0), "service.workers must be at least 1, got 0."),
     (

@@ -258,9 +258,9 @@ def test_second_derivatives_are_refused(differentiate, method):
     head = build(method, row_optimizer=None)
     x, target = draw(4, head.dim), torch.arange(4)
     with says(
-        "the gradient of a head cannot be differentiated again: create_graph=True, as of a Hessian "
-        "or a gradient penalty, would leave a term out. Use torch.nn.functional.cross_entropy for "
-        "it."
+        "the gradient of a head cannot be differentiated again: with create_graph=True, as for a "
+        "Hessian or a gradient penalty, a term would be missing. Use "
+        "torch.nn.functional.cross_entropy instead."
     ):
         differentiate(head, x, target)
 

@@ -1,4 +1,4 @@
-"""Every file that is exported is whole or not there, also on a full disk."""
+"""Atomic writes: a file is complete or absent, also on a full disk."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ D = 3
 
 @contextmanager
 def a_full_disk():
-    """No file of this process may grow beyond 64 bytes."""
+    """Limit all files that this process writes to 64 bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
     try:
@@ -67,7 +67,7 @@ def test_a_full_disk_leaves_nothing_behind(prepare, tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path):
+def test_the_old_file_stays_until_the_new_one_is_complete(tmp_path):
     path = tmp_path / "file.txt"
     path.write_text("old")
     with atomic_write(path) as unfinished:

@@ -1,4 +1,4 @@
-"""Candidates, and the search for classes among them."""
+"""Candidates: construction, lookup of ids, accidental hits, first occurrences."""
 
 import dataclasses
 import pickle
@@ -15,7 +15,7 @@ from tapas.candidates import Candidates, first_occurrences, index_of, mask_hits
 SOME = Candidates(torch.tensor([2, 5, 3_000_000_000]), torch.tensor([0.0, -1.5, -20.0]))
 
 
-def test_ids_and_their_log_expected_counts_travel_together():
+def test_candidates_are_frozen_picklable_and_movable():
     assert len(SOME) == 3
     with pytest.raises(dataclasses.FrozenInstanceError):
         SOME.log_q = torch.zeros(3)
@@ -42,7 +42,7 @@ ids = st.integers(0, 40) | st.integers(2**31 - 3, 2**31 + 3)
 
 
 @given(st.sets(ids), st.lists(ids))
-def test_find_gives_the_place_of_what_is_there_and_says_what_is_not(held, wanted):
+def test_index_of_gives_the_index_of_each_id_and_whether_it_was_found(held, wanted):
     held = sorted(held)
     place, found = index_of(
         torch.tensor(held, dtype=torch.int64), torch.tensor([wanted], dtype=torch.int64)
@@ -55,7 +55,7 @@ def test_find_gives_the_place_of_what_is_there_and_says_what_is_not(held, wanted
 
 
 @given(st.integers(0, 5), st.integers(0, 6), st.data())
-def test_first_mentions_are_those_of_reading_each_row_from_the_left(rows, length, data):
+def test_first_occurrences_are_those_of_a_loop_over_each_row(rows, length, data):
     row = st.lists(st.integers(0, 4), min_size=length, max_size=length)
     table = data.draw(st.lists(row, min_size=rows, max_size=rows))
     got = first_occurrences(torch.tensor(table, dtype=torch.int64).reshape(rows, length))
@@ -71,10 +71,10 @@ def test_first_mentions_are_those_of_reading_each_row_from_the_left(rows, length
     ),
     st.sampled_from([0, 1 << 14]),
 )
-def test_only_the_own_classes_of_a_row_are_muted_by_comparing_and_by_searching(held, own, limit):
+def test_only_targets_of_a_row_are_masked_by_comparing_and_by_searching(held, target, limit):
     held = sorted(held)
-    logit = torch.ones(len(own), len(held))
+    logit = torch.ones(len(target), len(held))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(candidates, "COMPARED_AT_ONCE", limit)
-        mask_hits(logit, torch.tensor(held, dtype=torch.int64), torch.tensor(own))
-    assert logit.tolist() == [[-torch.inf if h in row else 1.0 for h in held] for row in own]
+        mask_hits(logit, torch.tensor(held, dtype=torch.int64), torch.tensor(target))
+    assert logit.tolist() == [[-torch.inf if h in row else 1.0 for h in held] for row in target]

@@ -1,4 +1,4 @@
-"""Signals wait for the end of a short call that could not stand them."""
+"""Deferred signals: their handlers run after the block."""
 
 import signal
 import threading
@@ -9,15 +9,15 @@ from tapas.interruptions import defer_signals
 
 
 @pytest.fixture(autouse=True)
-def _ctrl_c_is_heard():
-    """A test run that was started in the background ignores it."""
+def _default_ctrl_c_handler():
+    """A test run in the background ignores SIGINT; restore Python's handler."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_handler_runs_after_the_block_and_not_within(number):
+def test_a_handler_runs_after_the_block_and_not_inside_it(number):
     told = []
     before = signal.signal(number, lambda *_: told.append("handler"))
     try:
@@ -44,7 +44,7 @@ def test_ctrl_c_is_raised_once_the_block_is_done():
     assert done == [True]
 
 
-def test_a_signal_is_not_lost_where_the_block_fails():
+def test_a_signal_is_not_lost_when_the_block_raises():
     def failing():
         with defer_signals():
             signal.raise_signal(signal.SIGINT)
@@ -55,7 +55,7 @@ def test_a_signal_is_not_lost_where_the_block_fails():
     assert isinstance(caught.value.__context__, ValueError)
 
 
-def test_a_signal_that_kills_is_left_to_kill():
+def test_a_signal_without_a_handler_is_left_alone():
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         with defer_signals():
@@ -64,7 +64,7 @@ def test_a_signal_that_kills_is_left_to_kill():
         signal.signal(signal.SIGTERM, before)
 
 
-def test_another_thread_reads_without_touching_handlers():
+def test_other_threads_do_not_touch_the_handlers():
     found = []
 
     def read():

@@ -1,4 +1,4 @@
-"""Named streams of numbers."""
+"""Named random streams."""
 
 import numpy as np
 import pytest
@@ -13,8 +13,8 @@ def numbers(generator: torch.Generator) -> list[int]:
     return torch.randint(2**40, (5,), generator=generator).tolist()
 
 
-def test_the_numbers_of_a_name_never_change_between_versions():
-    """A run resumed under another version of this library must go on as it began."""
+def test_the_numbers_of_a_stream_never_change_between_versions():
+    """A run must resume identically under another version of this library."""
     for name in ((0, "pool", 3), (np.int64(0), "pool", np.int32(3))):
         got = torch.randint(1000, (6,), generator=stream(*name)).tolist()
         assert got == [862, 858, 897, 548, 926, 318]
@@ -29,7 +29,7 @@ def test_another_seed_purpose_step_order_or_type_is_another_stream(other):
     assert numbers(stream(*other)) != numbers(stream(7, "pool", 3))
 
 
-def test_names_do_not_run_into_each_other():
+def test_similar_names_give_different_streams():
     assert numbers(stream(0, "ab", "c")) != numbers(stream(0, "a", "bc"))
     assert numbers(stream(1, 23)) != numbers(stream(12, 3))
 
@@ -45,12 +45,12 @@ def test_streams_of_neighbouring_steps_are_unrelated():
 
 
 class FarGenerator(torch.Generator):
-    """Says that it lives on a GPU, which this machine need not have."""
+    """Pretends to be on a GPU."""
 
     device = torch.device("cuda", 1)
 
 
-def test_what_is_no_generator_of_the_cpu_is_refused():
+def test_anything_but_a_cpu_generator_is_refused():
     check_generator(stream(-5, "negative seeds are fine"))
     with told(
         "generator is on cuda:1; expected cpu. Ids are drawn on the CPU, so that one seed gives "

@@ -1,4 +1,4 @@
-"""Temperatures over the steps of a run."""
+"""Schedules: temperatures over the steps of a run."""
 
 import dataclasses
 import itertools
@@ -31,9 +31,7 @@ def test_each_shape_follows_its_equation(shape, want):
 
 
 @given(positive, positive, st.integers(1, 10**9), st.sampled_from(SHAPES))
-def test_annealing_starts_at_start_falls_or_rises_and_stays_at_end_for_ever(
-    start, end, steps, shape
-):
+def test_annealing_moves_from_start_to_end_and_stays_there(start, end, steps, shape):
     """A linear start + (end - start) would end at 0, not at 1e-17, and divide scores by it."""
     schedule = Anneal(start=start, end=end, steps=steps, shape=shape)
     assert schedule(0) == start
@@ -46,8 +44,8 @@ def test_annealing_starts_at_start_falls_or_rises_and_stays_at_end_for_ever(
         assert sign * (after - before) >= -1e-12 * max(before, after)
 
 
-def test_a_number_becomes_constant_and_a_schedule_stays_itself():
-    assert Anneal(start=3, end=1, steps=4)(1) == 2.5  # linear, if not asked
+def test_a_number_becomes_a_constant_and_a_schedule_is_returned_as_it_is():
+    assert Anneal(start=3, end=1, steps=4)(1) == 2.5  # linear by default
     schedule = as_schedule(2)
     assert schedule == Constant(2)
     assert [schedule(0), schedule(10**9)] == [2.0, 2.0]

@@ -1,4 +1,4 @@
-"""Checks at the public boundary, and the words of what they refuse."""
+"""Argument checks and their error messages."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ B, K, C, D = 5, 7, 31, 3
 INF = float("inf")
 
 
-def test_letters_bind_across_tensors_and_the_sizes_handed_in_are_not_changed():
+def test_sizes_are_bound_across_tensors_and_the_given_ones_are_not_changed():
     given = {"B": B}
     sizes = check_shape(given, a=(torch.zeros(B, K), "B K"), b=(torch.zeros(K, D), "K D"))
     assert sizes == {"B": B, "K": K, "D": D}
@@ -41,7 +41,7 @@ def test_a_wrong_shape_is_shown_beside_the_expected_one():
         check_shape({}, ids=([1, 2], "K"))
 
 
-def test_every_whole_dtype_becomes_int64():
+def test_every_integer_dtype_becomes_int64():
     for dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
         got = check_integer("ids", torch.tensor([1, 100], dtype=dtype))
         assert got.dtype == torch.int64
@@ -49,10 +49,10 @@ def test_every_whole_dtype_becomes_int64():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bool])
-def test_ids_that_went_through_a_float_or_a_mask_are_refused(dtype):
+def test_float_and_bool_ids_are_refused(dtype):
     words = (
         f"ids has dtype {dtype}; expected int64 class ids. "
-        "Convert before the ids ever pass through a float."
+        "Keep ids as integers: floats corrupt them."
     )
     with told(words):
         check_integer("ids", torch.ones(3).to(dtype))
@@ -60,7 +60,7 @@ def test_ids_that_went_through_a_float_or_a_mask_are_refused(dtype):
         check_ids("ids", torch.ones(3).to(dtype), C)
 
 
-def test_ids_of_any_shape_in_range_come_back_as_they_are_and_others_are_named():
+def test_ids_in_range_are_returned_and_others_are_named():
     ids = torch.tensor([[0, 30], [7, 7]])
     assert check_ids("target", ids, C) is ids
     assert check_ids("target", torch.tensor([3_000_000_000]), 3_000_000_001).item() == 3 * 10**9
@@ -98,7 +98,7 @@ def test_the_first_bad_row_of_a_query_is_named_and_large_numbers_are_fine():
             query[row:, 1] = bad
             words = (
                 f"query row {row} holds NaN or inf. The encoder has diverged or its input is bad: "
-                "look at that row's input, lower the learning rate or clip gradients."
+                "check that row's input, lower the learning rate or clip gradients."
             )
             with told(words, DataError):
                 check_query(query, D)
@@ -113,7 +113,7 @@ def test_the_first_bad_row_of_a_query_is_named_and_large_numbers_are_fine():
     assert not all_finite(torch.tensor([INF, -INF]))
 
 
-def test_a_positive_whole_number_comes_back_and_nothing_else():
+def test_only_positive_integers_are_accepted():
     assert check_positive("k", 3_000_000_000) == 3_000_000_000
     assert check_positive("k", np.int64(3)) == 3
     for value in (2.0, True, "3", None):
@@ -124,7 +124,7 @@ def test_a_positive_whole_number_comes_back_and_nothing_else():
             check_positive("k", value)
 
 
-def test_errors_are_both_ours_and_value_errors():
+def test_errors_are_tapas_errors_and_value_errors():
     for kind in (UsageError, DataError):
         assert issubclass(kind, TapasError)
         assert issubclass(kind, ValueError)

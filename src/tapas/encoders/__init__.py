@@ -1,4 +1,4 @@
-"""From a sequence of item vectors to a query, at every position; strangers to classes."""
+"""Sequence encoders: from item vectors to a query at every position."""
 
 from tapas.encoders.base import Encoder, last_state
 from tapas.encoders.gru import GRUEncoder

@@ -1,4 +1,4 @@
-"""What every sequence encoder promises."""
+"""The interface of sequence encoders, and functions that they share."""
 
 import math
 from abc import ABC, abstractmethod
@@ -11,13 +11,12 @@ from tapas.rng import stream
 
 
 class Encoder(nn.Module, ABC):
-    """Item vectors (B, T, D) in, queries (B, T, D) out.
+    """Maps item vectors (B, T, D) to queries (B, T, D).
 
-    Causal: the query at a position depends on the vectors up to it and on nothing after it.
-    Sequences stand at the left of their row; what follows their `lengths` (B,) is padding,
-    whose queries mean nothing. Weights start from `seed` alone, dropout draws from the
-    `generator` passed, so that a run can be repeated. Without a generator nothing is
-    dropped.
+    Causal: the query at a position depends only on the vectors up to that position. Sequences
+    are left-aligned; positions beyond `lengths` (B,) are padding, and their queries are
+    meaningless. Initial weights depend only on `seed`, and dropout only on the `generator` that
+    is passed, so that runs are reproducible. Without a generator there is no dropout.
     """
 
     dim: int
@@ -26,17 +25,17 @@ class Encoder(nn.Module, ABC):
     def forward(
         self, x: Tensor, lengths: Tensor, *, generator: torch.Generator | None = None
     ) -> Tensor:
-        """The query at every position."""
+        """Return the query at every position, (B, T, D)."""
 
 
 def last_state(states: Tensor, lengths: Tensor) -> Tensor:
-    """(B, D) of `states` (B, T, D) at the last item of each row."""
+    """`states` (B, T, D) at the last item of each sequence, (B, D)."""
     place = (lengths - 1).clamp(min=0)
     return states[torch.arange(states.shape[0], device=states.device), place]
 
 
 def start_weights(module: nn.Module, seed: int) -> None:
-    """Uniform with the variance of one over the fan-in; vectors 0, gains stay 1."""
+    """Initialise matrices uniformly with variance 1 / fan_in and biases with 0; gains stay 1."""
     for name, parameter in module.named_parameters():
         if parameter.dim() < 2:
             if not name.endswith("gain"):
@@ -49,7 +48,7 @@ def start_weights(module: nn.Module, seed: int) -> None:
 
 
 def drop(x: Tensor, rate: float, generator: torch.Generator | None) -> Tensor:
-    """Zero each number with chance `rate` and scale the others up; nothing at no generator."""
+    """Dropout with draws from `generator`; without one, `x` is returned unchanged."""
     if not rate or generator is None:
         return x
     kept = torch.rand(x.shape, generator=generator, dtype=torch.float32, device="cpu") >= rate
@@ -57,6 +56,7 @@ def drop(x: Tensor, rate: float, generator: torch.Generator | None) -> Tensor:
 
 
 def check_dropout(rate: float) -> float:
+    """Return `rate` as a float, or raise UsageError unless 0 <= rate < 1."""
     if not 0 <= rate < 1:
         raise UsageError(f"dropout must be at least 0 and below 1, got {rate!r}.")
     return float(rate)

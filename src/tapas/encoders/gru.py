@@ -33,7 +33,7 @@ class GRUEncoder(Encoder):
     def forward(
         self, x: Tensor, lengths: Tensor, *, generator: torch.Generator | None = None
     ) -> Tensor:
-        # padding stands behind the sequence, where a causal network cannot be harmed by it
+        # padding comes after the sequence and cannot affect a causal network
         states, _ = self.gru(drop(x, self.dropout, generator))
         out: Tensor = self.out(drop(states, self.dropout, generator))
         return out

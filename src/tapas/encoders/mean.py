@@ -1,4 +1,4 @@
-"""The mean of the last items, through one linear layer; the paper's simplest reading."""
+"""The mean of the last items, followed by a linear layer: the paper's simplest encoder."""
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,8 @@ class MeanEncoder(Encoder):
         self, x: Tensor, lengths: Tensor, *, generator: torch.Generator | None = None
     ) -> Tensor:
         length = x.shape[1]
-        place = torch.arange(length, device=x.device)
-        age = place[:, None] - place[None, :]  # of column s at row t
+        position = torch.arange(length, device=x.device)
+        age = position[:, None] - position[None, :]  # of item s (column) at position t (row)
         inside = ((age >= 0) & (age < self.window)).to(x.dtype)
         mean = (inside / inside.sum(dim=1, keepdim=True)) @ x
         mean = drop(mean, self.dropout, generator)

@@ -1,7 +1,6 @@
 """A causal transformer over the items (SASRec; Kang and McAuley 2018).
 
-Each item has the learned vector of its place in the window added; layers normalise (root
-mean square) before they attend and before they feed forward.
+Learned position embeddings; RMSNorm before attention and before the feed-forward network.
 """
 
 import torch
@@ -14,7 +13,7 @@ from tapas.shapes import check_positive
 
 
 class TransformerEncoder(Encoder):
-    """`num_layers` blocks of self-attention and a feed-forward net, up to `window` items."""
+    """`num_layers` blocks of causal self-attention and feed-forward, for up to `window` items."""
 
     def __init__(
         self,
@@ -31,7 +30,7 @@ class TransformerEncoder(Encoder):
         self.window = check_positive("window", window)
         if dim % check_positive("num_heads", num_heads):
             raise UsageError(
-                f"dim is {dim}, which {num_heads} attention heads cannot share. "
+                f"dim is {dim}, which is not divisible by num_heads={num_heads}. "
                 "Make num_heads a divisor of dim."
             )
         self.dropout = check_dropout(dropout)
@@ -47,8 +46,8 @@ class TransformerEncoder(Encoder):
     ) -> Tensor:
         if x.shape[1] > self.window:
             raise UsageError(
-                f"x has {x.shape[1]} positions, the encoder was built for {self.window}. "
-                "Pass the last of them, or build it with a larger window."
+                f"x has {x.shape[1]} positions, but the encoder was built for {self.window}. "
+                "Pass only the last ones, or build it with a larger window."
             )
         x = drop(x + self.place[: x.shape[1]].to(x.dtype), self.dropout, generator)
         for block in self.blocks:

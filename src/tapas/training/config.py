@@ -1,7 +1,7 @@
-"""What a training run is: frozen, checked, written beside its result.
+"""The configuration of a training run: frozen dataclasses, read from TOML and flags.
 
-A TOML file has one table for each section below; flags win over it. Unknown names are
-errors that say what was meant.
+A TOML file has one table for each section below; flags override it. Unknown names are errors
+that suggest the closest known name.
 """
 
 import dataclasses
@@ -37,17 +37,17 @@ def within(name: str, value: float, low: float, high: float) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadConfig:
-    """A method, its own options, and what all methods share.
+    """The training method and its targets.
 
-    `options` are checked against the class of the method, and completed by its defaults. In a
-    TOML file they stand in [head] beside the others. `tapas compare --list` prints them.
+    `options` are those of the method, checked against its class and completed by its defaults.
+    In a TOML file they are listed in [head] like all others.
     """
 
-    method: str = "tapas"
-    options: Mapping[str, JSON] = field(default_factory=dict, hash=False)
-    next_items: int = 5  # targets of one position
-    target_decay: float = 1.0  # weight of each further target against the one before it
-    positions: str = "all"  # predict from all baskets of a stretch, or from the "last"
+    method: str = "tapas"  # training method; `tapas compare --list` prints all of them
+    options: Mapping[str, JSON] = field(default_factory=dict, hash=False)  # of the method
+    next_items: int = 5  # number of next items to predict at each position
+    target_decay: float = 1.0  # weight of each target relative to the one before it
+    positions: str = "all"  # predict at "all" baskets of a window, or only at the "last"
 
     def __post_init__(self) -> None:
         choice("head.method", self.method, METHODS)
@@ -58,7 +58,7 @@ class HeadConfig:
 
     @classmethod
     def of(cls, /, **table: JSON) -> "HeadConfig":
-        """From the names of [head], where options stand beside the rest.
+        """Build a HeadConfig from the table [head], which also contains the options.
 
         >>> HeadConfig.of(method="nce", num_samples=50, next_items=1).options["num_samples"]
         50
@@ -68,12 +68,12 @@ class HeadConfig:
         for name in table:
             if not any(name in other.options for other in METHODS.values()):
                 choice("name in [head]", name, {**shared, **kind.options})
-        own = {name: value for name, value in table.items() if name not in shared}
+        options = {name: value for name, value in table.items() if name not in shared}
         rest = {n: _typed(f"head.{n}", v, shared[n]) for n, v in table.items() if n in shared}
-        return cls(options=own, **rest)
+        return cls(options=options, **rest)
 
     def as_table(self) -> dict[str, JSON]:
-        """What `of` makes the same of."""
+        """The inverse of `of`."""
         shared = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "options"}
         return {"method": self.method, **self.options, **shared}
 
@@ -88,18 +88,16 @@ class HeadConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """The encoder and the vectors it reads."""
+    """The encoder and its input vectors."""
 
-    encoder: str = "gru"  # mean, gru or transformer
-    dim: int = 64
-    history: int = 50  # items the encoder looks back at
-    layers: int = 1
-    attention_heads: int = 2  # of the transformer
-    dropout: float = 0.0
-    inputs: str = (
-        "own"  # item vectors that the encoder reads: its own, or "shared" with the softmax
-    )
-    copy: bool = False  # part of the probability is copied from the history
+    encoder: str = "gru"  # encoder of the history: "mean", "gru" or "transformer"
+    dim: int = 64  # dimensions of class vectors and queries
+    history: int = 50  # how many of the latest items the encoder reads
+    layers: int = 1  # layers of the GRU or transformer
+    attention_heads: int = 2  # attention heads of the transformer
+    dropout: float = 0.0  # dropout rate of the encoder
+    inputs: str = "own"  # input vectors of the encoder: its "own", or "shared" with the softmax
+    copy: bool = False  # mix in a learned distribution over the items of the history
 
     def __post_init__(self) -> None:
         one_of("model.encoder", self.encoder, ("mean", "gru", "transformer"))
@@ -111,14 +109,14 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerConfig:
-    """Rows move by row optimizers, the encoder by one of torch's."""
+    """The optimizers of the class vectors (rows) and of the encoder."""
 
-    rows: str = "rowwise-adagrad"  # or adagrad, lazy-adam, sgd
-    rows_lr: float = 0.1
-    encoder: str = "adamw"  # or adagrad
-    encoder_lr: float = 0.002
-    weight_decay: float = 0.0
-    clip: float | None = 1.0  # norm of the encoder's gradient, at most
+    rows: str = "rowwise-adagrad"  # optimizer of the class vectors; or adagrad, lazy-adam, sgd
+    rows_lr: float = 0.1  # learning rate of the class vectors
+    encoder: str = "adamw"  # optimizer of the encoder: "adamw" or "adagrad"
+    encoder_lr: float = 0.002  # learning rate of the encoder
+    weight_decay: float = 0.0  # weight decay of both optimizers
+    clip: float | None = 1.0  # largest gradient norm of the encoder
 
     def __post_init__(self) -> None:
         one_of("optimizer.rows", self.rows, ("rowwise-adagrad", "adagrad", "lazy-adam", "sgd"))
@@ -132,21 +130,21 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopConfig:
-    """How long, how often, and what is kept."""
+    """The training loop: length, evaluation, checkpoints, device."""
 
-    epochs: float = 10.0
-    steps: int | None = None  # instead of epochs
-    batch: int = 64  # stretches of history
-    evaluate_every: int | None = None  # steps; left out: ten times a run, at least once an epoch
-    patience: int = 3  # evaluations without a better MAP@20 before it stops
-    validation_examples: int = 2_000  # judged each time; the first of a fixed random order
-    checkpoint_seconds: float = 60.0  # between checkpoints, at least one for each evaluation
-    keep: int = 2  # newest checkpoints kept, beside the best
-    device: str = "cpu"  # or any that torch knows, such as "cuda"
-    precision: str = "float32"  # of the encoder; bfloat16 where the machine is fast at it
-    peer_seconds: float = 120.0  # a rank or server that is silent for so long is given up
-    exclude_seen: bool = False  # never recommend, or count, what the user has taken before
-    seed: int = 0
+    epochs: float = 10.0  # passes over the training data
+    steps: int | None = None  # number of steps, instead of epochs
+    batch: int = 64  # windows of histories in a step
+    evaluate_every: int | None = None  # steps between evaluations; default: run/10, at most 1 epoch
+    patience: int = 3  # stop after this many evaluations without a better MAP@20
+    validation_examples: int = 2_000  # validation points in an evaluation, a fixed random sample
+    checkpoint_seconds: float = 60.0  # longest time without a checkpoint; evaluations save one, too
+    keep: int = 2  # how many of the newest checkpoints to keep, besides the best
+    device: str = "cpu"  # torch device, such as "cpu" or "cuda"
+    precision: str = "float32"  # of the encoder: "float32" or "bfloat16"
+    peer_seconds: float = 120.0  # give up on a rank or server that is silent for this long
+    exclude_seen: bool = False  # leave out items that the user had before, from lists and targets
+    seed: int = 0  # seed of all random draws
 
     def __post_init__(self) -> None:
         within("loop.epochs", self.epochs, 1e-9, 1e9)
@@ -162,12 +160,12 @@ class LoopConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServiceConfig:
-    """Workers and servers; without servers, this process or the ranks of torchrun train."""
+    """Workers and servers. Without servers, this process or the ranks of torchrun train."""
 
-    servers: int = 0  # processes that keep the rows
-    workers: int = 1  # processes that compute gradients
-    max_staleness: int | None = None  # steps before its own that a step may miss; 0: one by one
-    start_seconds: float = 600.0  # for a process to start, and to draw or load its rows
+    servers: int = 0  # server processes that keep the class vectors
+    workers: int = 1  # worker processes that compute gradients
+    max_staleness: int | None = None  # earlier steps whose updates a step may miss; 0: synchronous
+    start_seconds: float = 600.0  # time limit for a process to start and load its class vectors
 
     def __post_init__(self) -> None:
         at_least("service.servers", self.servers, 0)
@@ -176,12 +174,15 @@ class ServiceConfig:
         if self.max_staleness is not None:
             at_least("service.max_staleness", self.max_staleness, 0)
         if not self.servers and (self.workers > 1 or self.max_staleness is not None):
-            raise UsageError("workers need servers to keep the rows: add --servers 2, say.")
+            raise UsageError(
+                "service.workers and service.max_staleness need servers, but service.servers is "
+                "0. Add --servers 2, for example."
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
-    """A run, whole: equal ones on one machine give equal models."""
+    """The complete configuration of a run. The same configuration gives the same model."""
 
     log: LogSource
     split: SplitConfig = field(default_factory=SplitConfig)
@@ -195,30 +196,30 @@ class TrainConfig:
         kind, method, options = self.head.kind, self.head.method, self.head.options
         has_rows = issubclass(kind, FlatHead)
         if self.service.servers and (kind.learns_state or not has_rows):
-            what = "learns beside its rows" if has_rows else "has no rows for servers"
+            what = "learns state besides its rows" if has_rows else "has no rows for servers"
             raise UsageError(
                 f"the method '{method}' {what}: train it in one process, without --servers."
             )
         if self.service.servers and options.get("proposal") == "bigram":
             raise UsageError(
-                "head.proposal 'bigram' is counted from the whole log, which workers do not read: "
+                "head.proposal 'bigram' is counted from the full log, which workers do not read: "
                 "use 'squashed', or train without --servers."
             )
         if self.model.inputs == "shared" and not has_rows:
             raise UsageError(
-                f"the method '{method}' has no rows of classes for the encoder to share: use "
-                "model.inputs 'own'."
+                f"model.inputs is 'shared', but the method '{method}' has no class vectors to "
+                "share. Use 'own'."
             )
         if self.model.copy and not kind.estimates_probabilities:
             raise UsageError(
-                "model.copy weighs copies against the probability that the softmax gives, which "
-                f"the method '{method}' does not estimate. Use 'tapas', 'sampled' or 'full'."
+                f"model.copy needs softmax probabilities, which the method '{method}' does not "
+                "estimate. Use 'tapas', 'sampled' or 'full'."
             )
         is_top = options.get("selection") == "top" and options.get("presample_factor") != 1
         if self.model.copy and is_top:
             raise UsageError(
-                "model.copy weighs copies against the probability that the softmax gives, which "
-                "head.selection 'top' overestimates by design. Use 'priority'."
+                "model.copy needs softmax probabilities, which head.selection 'top' overestimates "
+                "by design. Use 'priority'."
             )
 
 
@@ -234,7 +235,7 @@ _TYPES: dict[str, Any] = {
 
 
 def read_toml(path: Path) -> dict[str, dict[str, JSON]]:
-    """The tables of a TOML file, not yet checked."""
+    """Read the tables of a TOML file; only the names of sections are checked."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -249,35 +250,35 @@ def read_toml(path: Path) -> dict[str, dict[str, JSON]]:
 
 
 def build_config(*layers: Mapping[str, Mapping[str, JSON]]) -> TrainConfig:
-    """One configuration from several, later ones win; every name and value is checked."""
+    """Merge `layers` into one checked configuration; later layers override earlier ones."""
     merged: dict[str, dict[str, JSON]] = {name: {} for name in _TYPES}
     for layer in layers:
         for section, table in layer.items():
             kind = choice("section", section, _TYPES)
-            if kind is HeadConfig:  # whose names depend on the method
+            if kind is HeadConfig:  # its names depend on the method
                 merged[section] |= table
                 continue
             known = {f.name: f for f in fields(kind)}
             for name, value in table.items():
                 choice(f"name in [{section}]", name, known, RENAMED.get(section))
                 merged[section][name] = _typed(f"{section}.{name}", value, known[name].type)
-    if "text" in merged["log"]:  # the time of a word is its place: no cut in it means anything
+    if "text" in merged["log"]:  # words have no times, so a split by time is meaningless
         merged["split"].setdefault("kind", "group")
     head = HeadConfig.of(**merged.pop("head"))
     return TrainConfig(head=head, **{name: _TYPES[name](**t) for name, t in merged.items()})
 
 
 def as_tables(config: TrainConfig) -> dict[str, dict[str, JSON]]:
-    """What `build_config` makes the same configuration of; None is left out."""
+    """The inverse of `build_config`; values of None are left out."""
     tables = dataclasses.asdict(config) | {"head": config.head.as_table()}
     return {
-        name: {k: list(v) if isinstance(v, tuple) else v for k, v in part.items() if v is not None}
-        for name, part in tables.items()
+        name: {k: list(v) if isinstance(v, tuple) else v for k, v in table.items() if v is not None}
+        for name, table in tables.items()
     }
 
 
 def as_toml(config: TrainConfig) -> str:
-    """The resolved configuration, defaults included, as a file that can be passed again."""
+    """The configuration as TOML, including defaults; `read_toml` reads it back."""
     lines = []
     for name, table in as_tables(config).items():
         lines += [f"[{name}]", *(f"{key} = {_literal(value)}" for key, value in table.items()), ""]
@@ -297,7 +298,7 @@ def _literal(value: JSON) -> str:
 
 
 def _typed(name: str, value: Any, wanted: Any) -> Any:
-    """`value` if it is of the annotated type; whole numbers are welcome as fractions."""
+    """Return `value` if it has the annotated type; an int is accepted as a float."""
     wanted = str(wanted.__name__ if isinstance(wanted, type) else wanted)
     if wanted.startswith("tuple"):
         if isinstance(value, str):
@@ -305,7 +306,7 @@ def _typed(name: str, value: Any, wanted: Any) -> Any:
         if isinstance(value, list | tuple) and all(isinstance(v, str) for v in value):
             return tuple(value)
         raise UsageError(f"{name} must be a list of strings, got {value!r}.")
-    kinds = {part.strip() for part in wanted.split("|")}
+    kinds = {kind.strip() for kind in wanted.split("|")}
     if value is None and "None" in kinds:
         return None
     if isinstance(value, bool):

@@ -289,8 +289,8 @@ def test_numbers_that_were_cut_or_cast_are_told_and_not_taken(spoil, found):
     with pytest.raises(UsageError) as error:
         other.load_state_dict(state)
     assert str(error.value) == (
-        "the state of this LocalTable has other numbers than seed, num_updates, lr: its "
-        f"_extra_state is {found}; expected int64, (3,). It was cast, or is of another kind of "
-        "head, table or optimizer: build what it was saved from."
+        f"the _extra_state of this LocalTable is {found}; expected int64, (3,) for seed, "
+        "num_updates, lr. It was cast, or saved from another kind of head, table or optimizer: "
+        "build the same kind as was saved."
     )
     assert (other.seed, other.num_updates, other.row_optimizer.lr) == (0, 0, 0.1)

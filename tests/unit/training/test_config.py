@@ -1,4 +1,4 @@
-"""Configurations: from TOML and flags, checked by name and value, and written back."""
+"""Configurations: read from TOML and flags, checked, and written back."""
 
 import re
 
@@ -73,20 +73,24 @@ BAD = [
     ),
     (
         {"head": {"method": "nce", "proposal": "bigram"}, "service": {"servers": 2}},
-        "head.proposal 'bigram' is counted from the whole log, which workers do not read: use "
+        "head.proposal 'bigram' is counted from the full log, which workers do not read: use "
         "'squashed', or train without --servers.",
     ),
     (
         {"head": {"method": "warp"}, "model": {"copy": True}},
-        "model.copy weighs copies against the probability that the softmax gives, which the "
-        "method 'warp' does not estimate. Use 'tapas', 'sampled' or 'full'.",
+        "model.copy needs softmax probabilities, which the method 'warp' does not estimate. Use "
+        "'tapas', 'sampled' or 'full'.",
     ),
     (
         {"head": {"selection": "top"}, "model": {"copy": True}},
-        "model.copy weighs copies against the probability that the softmax gives, which "
-        "head.selection 'top' overestimates by design. Use 'priority'.",
+        "model.copy needs softmax probabilities, which head.selection 'top' overestimates by "
+        "design. Use 'priority'.",
     ),
-    ({"service": {"workers": 2}}, "workers need servers to keep the rows: add --servers 2, say."),
+    (
+        {"service": {"workers": 2}},
+        "service.workers and service.max_staleness need servers, but service.servers is 0. Add "
+        "--servers 2, for example.",
+    ),
     (
         {"service": {"servers": 2, "start_seconds": 0}},
         "service.start_seconds must be between 1 and 1e+06, got 0.0.",
@@ -98,7 +102,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("layer", "words"), BAD, ids=lambda x: str(x)[:40])
-def test_a_bad_name_or_value_is_told(layer, words):
+def test_a_bad_name_or_value_is_an_error(layer, words):
     with pytest.raises(UsageError, match="^" + re.escape(words)):
         build_config(LOG, layer)
 
@@ -111,7 +115,7 @@ def test_a_bad_name_or_value_is_told(layer, words):
         ("[modle]\n", "config.toml 'modle'. Did you mean 'model'?"),
     ],
 )
-def test_a_file_that_is_no_configuration_is_told(tmp_path, content, words):
+def test_a_file_that_is_no_configuration_is_an_error(tmp_path, content, words):
     path = tmp_path / "config.toml"
     path.write_text(content)
     with pytest.raises(UsageError, match=re.escape(words)):
@@ -119,7 +123,7 @@ def test_a_file_that_is_no_configuration_is_told(tmp_path, content, words):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_methods_that_are_not_for_servers_or_shared_inputs_are_told(method):
+def test_methods_that_cannot_use_servers_or_shared_inputs_are_refused(method):
     kind = METHODS[method]
     has_rows = issubclass(kind, FlatHead)
     head, refused = {"head": {"method": method}}, {}
@@ -130,14 +134,14 @@ def test_methods_that_are_not_for_servers_or_shared_inputs_are_told(method):
             refused[next(iter(layer))] = str(error)
     served = None
     if kind.learns_state or not has_rows:
-        what = "learns beside its rows" if has_rows else "has no rows for servers"
+        what = "learns state besides its rows" if has_rows else "has no rows for servers"
         served = f"the method '{method}' {what}: train it in one process, without --servers."
     assert refused.pop("service", None) == served
-    shared = f"the method '{method}' has no rows of classes for the encoder to share: use "
-    assert refused == ({} if has_rows else {"model": f"{shared}model.inputs 'own'."})
+    shared = f"model.inputs is 'shared', but the method '{method}' has no class vectors to share. "
+    assert refused == ({} if has_rows else {"model": f"{shared}Use 'own'."})
 
 
-def test_the_papers_rule_without_a_second_pass_goes_with_repeats():
+def test_the_papers_rule_without_a_second_pass_works_with_the_copy_part():
     build_config(
         LOG, {"model": {"copy": True}, "head": {"selection": "top", "presample_factor": 1}}
     )
