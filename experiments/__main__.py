@@ -63,7 +63,7 @@ def claims(
         if as_json:
             typer.echo(json.dumps([row.as_json() for row in rows], indent=1))
         elif page is not None:
-            page.write_text(replace_block(page, rows, out))
+            page.write_text(replace_block(page, rows))
         else:
             headings = ("claim", "verdict", "evidence")
             print_table(headings, claims_rows(rows, indent="  "), right=False)

@@ -9,7 +9,7 @@ Verdicts, by a rule that is written beside each claim:
     missing         the study has not been run
 """
 
-import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -82,19 +82,27 @@ def claims_table(claims: Sequence[Claim]) -> list[str]:
     return markdown_table(["claim", "verdict", "evidence"], rows)
 
 
-def verdicts_table(claims: Sequence[Claim], folder: str) -> list[str]:
-    """Markdown: the verdict on every claim in short, with links to the pages below `folder`."""
-    rows = []
-    for claim in claims:
-        yes = sum(answer.holds for answer in claim.sets)
-        sets = f"{yes} of {len(claim.sets)}" if claim.sets else "–"
-        page = f"[{claim.study}]({folder}/{claim.study}/README.md)"
-        rows.append([claim.text, f"**{claim.verdict}**", sets, page])
-    return markdown_table(["claim", "verdict", "sets", "evidence"], rows)
+def sets_table(claims: Sequence[Claim]) -> list[str]:
+    """Markdown: on how many of the sets that were run each claim about real data holds."""
+    rows = [
+        [claim.text, f"{sum(answer.holds for answer in claim.sets)} of {len(claim.sets)} sets"]
+        for claim in claims
+        if claim.sets
+    ]
+    return markdown_table(["claim", "holds on"], rows)
 
 
-def replace_block(page: Path, claims: Sequence[Claim], results: Path) -> str:
-    """The text of `page` with today's `verdicts_table` between its two markers.
+def count_verdicts(claims: Sequence[Claim]) -> str:
+    """How many claims have which verdict, as a sentence without its full stop."""
+    found = Counter(claim.verdict for claim in claims)
+    return (
+        f"of {len(claims)}, {found[REPRODUCED]} are reproduced, {found[PARTLY]} partly, "
+        f"{found[NOT]} not"
+    )
+
+
+def replace_block(page: Path, claims: Sequence[Claim]) -> str:
+    """The text of `page` with today's `sets_table` between its two markers.
 
     Raises DataError if the page has no such markers.
     """
@@ -105,8 +113,7 @@ def replace_block(page: Path, claims: Sequence[Claim], results: Path) -> str:
         raise DataError(
             f"{page} lacks the lines {START} and {END}. Write both where the table is to be."
         )
-    folder = Path(os.path.relpath(results, page.parent)).as_posix()
-    block = "\n".join([START, "", *verdicts_table(claims, folder), "", END])
+    block = "\n".join([START, "", *sets_table(claims), "", END])
     return before + block + after
 
 

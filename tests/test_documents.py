@@ -1,10 +1,11 @@
-"""The README is run, Python blocks in order and commands as they stand; so are two other pages."""
+"""What README.md and docs/ tell people to type is typed here, and their links lead somewhere."""
 
 import os
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -12,21 +13,14 @@ import polars as pl
 import pytest
 from forked import Forked
 
-from tapas.comparison import demo as showcase
-from tapas.comparison.synthetic_log import SyntheticLogConfig
+from tapas.data.source import LogSource
+from tapas.training.config import TrainConfig, as_tables
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
-PAGES = [(ROOT / "docs" / name).read_text() for name in ("pytorch.md", "methods.md")]
-PYTHON = re.findall(r"```python\n(.*?)```", "".join([README, *PAGES]), flags=re.DOTALL)
-COMMANDS = [
-    line.removeprefix("$ ")
-    for block in re.findall(r"```console\n(.*?)```", README, flags=re.DOTALL)
-    for line in block.splitlines()
-    if line.startswith(("$ tapas ", "$ torchrun "))
-]
-SIZES = {  # what makes a command of the README quick enough for a test
-    "demo": ["--synthetic", "--steps", "2"],
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = {str(page.relative_to(ROOT)): page.read_text() for page in (ROOT / "README.md", *DOCS)}
+RUN_IN_ORDER = ("README.md", "docs/start.md", "docs/training.md")
+SHORTER = {  # what makes a command quick enough for a test
     "train": ["--steps", "3", "--set", "model.dim=8"],
     "compare": shlex.split(
         "--methods sampled,tapas --budget 1s --trials 1 --seeds 1 --num-samples 20 --workers 1"
@@ -34,56 +28,106 @@ SIZES = {  # what makes a command of the README quick enough for a test
 }
 
 
+def blocks(page, kind):
+    """Fenced blocks of a kind of a page."""
+    return re.findall(rf"```{kind}\n(.*?)```", PAGES[page], flags=re.DOTALL)
+
+
+PYTHON = {
+    f"{page} {place}": text
+    for page in PAGES
+    for place, text in enumerate(blocks(page, "python"), start=1)
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("place", range(len(PYTHON)))
-def test_the_readme_runs(place, tmp_path):
-    """In a process of its own: a reader starts with an empty interpreter, too."""
-    subprocess.run([sys.executable, "-W", "error", "-c", PYTHON[place]], check=True, cwd=tmp_path)
+@pytest.mark.parametrize("text", PYTHON.values(), ids=PYTHON.keys())
+def test_python_blocks_run(text, tmp_path):
+    """Each in a process of its own: a reader starts with an empty interpreter, too."""
+    subprocess.run([sys.executable, "-W", "error", "-c", text], check=True, cwd=tmp_path)
 
 
 @pytest.fixture
 def purchases(tmp_path):
-    """A folder with the log that the README speaks of."""
+    """A folder with the two logs that the pages speak of."""
     draw = np.random.default_rng(0)
-    users, items, times = (draw.integers(n, size=4_000) for n in (60, 300, 200))
-    columns = {"household_id": users + 880, "product_id": items, "time": times}
-    pl.DataFrame(columns).write_parquet(tmp_path / "purchases.parquet")
+    for name in ("purchases", "week2"):
+        users, items, times = (draw.integers(n, size=4_000) for n in (60, 300, 200))
+        columns = {"household_id": users + 880, "product_id": items, "time": times}
+        pl.DataFrame(columns).write_parquet(tmp_path / f"{name}.parquet")
     return tmp_path
 
 
-def small_log():
-    """The log that `tapas demo` makes up, of a size for tests."""
-    showcase.SyntheticLogConfig = lambda: SyntheticLogConfig(num_users=60, num_items=300)
-
-
 @pytest.mark.slow
-def test_the_commands_of_the_readme_run(purchases):
+@pytest.mark.parametrize("page", RUN_IN_ORDER)
+def test_commands_run(page, purchases):
     """One after the other, as they stand but for sizes: their own take minutes."""
-    assert COMMANDS
-    assert PYTHON
     environment = {**os.environ, "XDG_CACHE_HOME": str(purchases / "cache")}
-    for command in COMMANDS:
-        program, *arguments = shlex.split(command)
-        arguments += next((SIZES[word] for word in arguments if word in SIZES), [])
+    lines = "\n".join(blocks(page, "console")).splitlines()
+    commands = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("$ ")]
+    if page == "docs/training.md":  # which speaks of a run that is there
+        commands.insert(0, ["tapas", "train", "purchases.parquet", "--out", "run"])
+    assert commands
+    for program, *arguments in commands:
+        if "--resume" not in arguments:
+            arguments += next((SHORTER[word] for word in arguments if word in SHORTER), [])
         if program == "torchrun":
             start = [sys.executable, "-m", "torch.distributed.run", *arguments]
             subprocess.run(start, check=True, cwd=purchases, env=environment)
+        elif program == "tapas":
+            done = Forked(*arguments, cwd=purchases, env=environment).end()
+            assert done.returncode == 0, f"{arguments}: {done.stderr}"
         else:
-            done = Forked(*arguments, cwd=purchases, env=environment, before=small_log).end()
-            assert done.returncode == 0, f"{command}: {done.stderr}"
+            assert program == "pip"  # tests/test_wheel.py installs the package
+
+
+def test_the_settings_page_shows_all_defaults():
+    """Names and values; settings without a default are named in a comment."""
+    (text,) = blocks("docs/training.md", "toml")
+    defaults = as_tables(TrainConfig(log=LogSource(files=("a.csv",))))
+    shown = tomllib.loads(text)
+    options = TrainConfig(log=LogSource(files=("a.csv",))).head.options
+    wanted = {
+        section: {name: value for name, value in table.items() if name not in options}
+        for section, table in defaults.items()
+        if section != "log"
+    }
+    for name in ("validation", "test"):  # depend on the kind of split
+        del wanted["split"][name]
+    assert shown == wanted
+    for name in ("validation", "test", "steps", "evaluate_every", "max_staleness"):
+        assert name in text
+
+
+def heading_anchors(page):
+    """Anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in headings}
 
 
 def test_local_links_lead_somewhere():
-    pages = (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md"))
-    links = [(p, link) for p in pages for link in re.findall(r"\]\(([^)#]+)\)", p.read_text())]
-    local = [(page, link) for page, link in links if not link.startswith(("http:", "https:"))]
-    assert local
-    assert [
-        f"{page} links to {link}" for page, link in local if not (page.parent / link).exists()
-    ] == []
+    pages = (*ROOT.glob("*.md"), *DOCS, *ROOT.glob("*/README.md"), *ROOT.glob("*/*/README.md"))
+    broken, num_links = [], 0
+    for page in pages:
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+            if link.startswith(("http:", "https:")):
+                continue
+            num_links += 1
+            path, _, anchor = link.partition("#")
+            target = page.parent / path if path else page
+            if not target.exists() or (anchor and anchor not in heading_anchors(target)):
+                broken.append(f"{page.relative_to(ROOT)} links to {link}")
+    assert num_links > 100
+    assert broken == []
+
+
+def test_the_map_of_the_documentation_names_every_page():
+    for page in DOCS:
+        assert page.name == "README.md" or f"({page.name})" in PAGES["docs/README.md"], page.name
 
 
 def test_the_make_targets_that_documents_name_exist():
     makefile = (ROOT / "Makefile").read_text()
-    for name in re.findall(r"`?make ([a-z]+)", README + (ROOT / "CONTRIBUTING.md").read_text()):
+    text = PAGES["README.md"] + (ROOT / "CONTRIBUTING.md").read_text()
+    for name in re.findall(r"`?make ([a-z]+)", text):
         assert re.search(rf"^{name}:", makefile, flags=re.MULTILINE), f"make {name}"

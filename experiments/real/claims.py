@@ -21,10 +21,12 @@ from experiments.claims import (
 from experiments.real.cells import (
     PRIORITY,
     PRIORITY_8,
+    PRIORITY_EIGHTH,
     SAMPLED,
     SAMPLED_2,
     SAMPLED_4,
     SAMPLED_8,
+    SAMPLED_EIGHTH,
     TOP,
     TOP_8,
     SetCell,
@@ -187,6 +189,10 @@ GOALS: tuple[tuple[str, Rule], ...] = (
     (
         "MAP@20 above sampled softmax with the same n, beyond the interval",
         higher(PRIORITY, SAMPLED),
+    ),
+    (
+        "MAP@20 above sampled softmax with the same n/8, beyond the interval",
+        higher(PRIORITY_EIGHTH, SAMPLED_EIGHTH),
     ),
     ("closes at least half of the gap to sampled softmax with 8 n", half_of_the_gap),
     ("full softmax loss no worse than that of sampled softmax", no_worse_loss),

@@ -1,12 +1,13 @@
 """Pages that are committed are those that the code of today writes from the committed ledgers."""
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 from oracle.journeys import invoke_experiment
 
-from experiments.claims import replace_block
+from experiments.claims import count_verdicts, replace_block
 from experiments.estimators.page import make_page, read_estimators
 from experiments.overview import (
     all_claims,
@@ -64,14 +65,32 @@ def test_the_system_the_estimators_and_the_overview(claims):
 
 def test_the_verdicts_that_the_documentation_quotes(claims):
     """`python -m experiments claims --page docs/evidence.md` writes them."""
-    assert replace_block(EVIDENCE, claims, RESULTS) == EVIDENCE.read_text()
+    assert replace_block(EVIDENCE, claims) == EVIDENCE.read_text()
+
+
+def test_the_readme_counts_the_verdicts(claims):
+    assert count_verdicts(claims) in (RESULTS.parent / "README.md").read_text()
+
+
+def test_intervals_that_the_documentation_quotes_stand_on_a_page_of_results():
+    """Every "+0.4 % (-0.7 to +1.5)" of docs/ is found on a page that is drawn from ledgers."""
+    drawn = "".join(page.read_text() for page in RESULTS.rglob("README.md"))
+    quoted = [
+        interval.replace("−", "-")
+        for page in EVIDENCE.parent.glob("*.md")
+        for interval in re.findall(
+            r"[+−-][\d.]+ % \([+−-][\d.]+ to [+−-][\d.]+\)", page.read_text()
+        )
+    ]
+    assert len(quoted) > 10
+    assert [interval for interval in quoted if interval not in drawn] == []
 
 
 def test_a_page_without_the_markers_of_the_table_is_an_error(tmp_path, claims):
     page = tmp_path / "page.md"
     page.write_text("<!-- claims --> and no end")
     with pytest.raises(DataError, match=r"page.md lacks the lines <!-- claims --> and <!-- /cla"):
-        replace_block(page, claims, RESULTS)
+        replace_block(page, claims)
 
 
 def test_the_sweeps(tmp_path):

@@ -1,0 +1,119 @@
+"""Tables and numbers of README.md and docs/ that come from records, ledgers or the memory plan.
+
+`python benchmarks/doc_tables.py` prints them; tests/benchmarks/test_doc_tables.py compares them
+with the pages.
+"""
+
+import json
+import statistics
+from typing import Any
+
+from measuring import RECORDS
+from sections import table
+
+from tapas.training.memory_plan import Workload, in_units, plan, traffic_designs
+
+BATCH, SAMPLES, PRESAMPLE = 1_000, 10_000, 10  # the sizes that the paper speaks of
+BILLION, HOSTS, SEEN = 10**9, 50, 10**7
+
+
+def newest_record(theme: str) -> dict[str, Any]:
+    """The newest record of a benchmark."""
+    record: dict[str, Any] = json.loads(max(RECORDS.glob(f"*_{theme}_*.json")).read_text())
+    return record
+
+
+def designs_table() -> str:
+    """Bytes of one step with three designs, for docs/scaling.md."""
+    rows = []
+    for ranks in (10, 20, 50, 100):
+        to_worker, servers, ours = traffic_designs(_workload(ranks=ranks)).values()
+        sizes = (f"{size / 1e6:.1f} MB" for size in (to_worker, servers, ours))
+        rows.append((str(ranks), *sizes, f"{ours / ranks / 1e6:.2f} MB"))
+    head = ("m", "rows to the worker", "Algorithm 2", "no rows (ours)", "ours, each rank")
+    return table(head, rows)
+
+
+def billion_table() -> str:
+    """Memory and traffic of a rank for a billion classes, for docs/scaling.md."""
+    kinds = [
+        ("float32", "rowwise-adagrad"),
+        ("bfloat16", "rowwise-adagrad"),
+        ("float32", "lazy-adam"),
+    ]
+    plans = [
+        plan(_workload(ranks=HOSTS, dtype=dtype, optimizer=optimizer, inputs=True))
+        for dtype, optimizer in kinds
+    ]
+    parts = {name: [planned.memory[name] for planned in plans] for name in plans[0].memory}
+    rows = [
+        (name, *map(in_units, sizes))
+        for name, sizes in parts.items()
+        if max(sizes) > 50e6  # what decides
+    ]
+    rows.append(("**memory of a rank**", *(in_units(planned.memory_bytes) for planned in plans)))
+    sent = "**sent by a rank in a step**"
+    rows.append((sent, *(in_units(planned.traffic_bytes) for planned in plans)))
+    return table(("", *(f"{dtype}, {optimizer}" for dtype, optimizer in kinds)), rows)
+
+
+def bias_table() -> str:
+    """Bias of the estimated partition sum, for docs/accuracy.md."""
+    results = newest_record("partition-bias")["results"]
+    kinds = list(dict.fromkeys(name.split(": ")[0] for name in results))
+    cases = list(dict.fromkeys(name.split(": ")[1] for name in results))
+
+    def percent(found: dict[str, float]) -> str:
+        return f"{100 * found['mean']:+.1f} % ± {100 * found['standard_error']:.1f}"
+
+    def nats(found: dict[str, float]) -> str:
+        return f"{found['mean']:+.3f} ± {found['standard_error']:.3f}"
+
+    rows = []
+    for case in cases:
+        found = [results[f"{kind}: {case}"] for kind in kinds]
+        cells = (cell for f in found for cell in (percent(f["bias"]), nats(f["log_bias"])))
+        rows.append((case, *cells))
+    head = [f"{kind.split(',')[0]}: {of}" for kind in kinds for of in ("Z", "log Z, nats")]
+    return table(("", *head), rows)
+
+
+def step_sentence() -> str:
+    """How long a step takes beside what people use, for README.md."""
+    record = newest_record("peers")
+    readings = {target["measure"]: target["reading"] for target in record["targets"]}
+    own = "ours n=1000 r=8"
+    seconds = statistics.median(record["results"]["step_seconds_by_round"][own].values())
+    full, plain, wide = (
+        readings[f"{peer} / {own}"]
+        for peer in ("full softmax", "plain PyTorch n=1000", "plain PyTorch n=8000")
+    )
+    return (
+        f"{1000 * seconds:.1f} ms; full softmax {round(full, -1):,.0f} × that, sampled softmax in "
+        f"plain PyTorch {plain:.1f} ×, with 8n samples {wide:.1f} ×"
+    )
+
+
+def classes_sentence() -> str:
+    """How a step grows with the number of classes, for README.md."""
+    record = newest_record("classes")
+    times = record["targets"][0]["reading"]
+    beyond = record["results"]["peak_bytes_beyond_table"]["1e+08"] / 1e6
+    return f"10⁸ classes take {times:.2f} × the step of 10⁵ and {beyond:.0f} MB beyond the table"
+
+
+def _workload(**changed: Any) -> Workload:
+    usual = {
+        "num_classes": BILLION,
+        "dim": 64,
+        "num_samples": SAMPLES,
+        "presample_factor": PRESAMPLE,
+        "batch": BATCH,
+        "head_classes": SEEN,
+    }
+    return Workload(**{**usual, **changed})
+
+
+if __name__ == "__main__":
+    parts = (designs_table, billion_table, bias_table, step_sentence, classes_sentence)
+    print("\n\n".join(part() for part in parts))

@@ -1,0 +1,21 @@
+"""Numbers in README.md and docs/ are those of the newest records and of the memory plan."""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("page", "part"),
+    [
+        ("docs/scaling.md", "designs_table"),
+        ("docs/scaling.md", "billion_table"),
+        ("docs/accuracy.md", "bias_table"),
+        ("README.md", "step_sentence"),
+        ("README.md", "classes_sentence"),
+    ],
+)
+def test_the_page_shows_what_the_records_say(load, page, part):
+    assert getattr(load("doc_tables"), part)() in (ROOT / page).read_text()
