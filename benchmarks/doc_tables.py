@@ -11,7 +11,7 @@ from typing import Any
 from measuring import RECORDS
 from sections import table
 
-from tapas.training.memory_plan import Workload, in_units, plan, traffic_designs
+from tapas.training.memory_plan import Workload, in_units, memory_plan, traffic_designs
 
 BATCH, SAMPLES, PRESAMPLE = 1_000, 10_000, 10  # the sizes that the paper speaks of
 BILLION, HOSTS, SEEN = 10**9, 50, 10**7
@@ -42,7 +42,7 @@ def billion_table() -> str:
         ("float32", "lazy-adam"),
     ]
     plans = [
-        plan(_workload(ranks=HOSTS, dtype=dtype, optimizer=optimizer, inputs=True))
+        memory_plan(_workload(ranks=HOSTS, dtype=dtype, optimizer=optimizer, inputs=True))
         for dtype, optimizer in kinds
     ]
     parts = {name: [planned.memory[name] for planned in plans] for name in plans[0].memory}
