@@ -262,12 +262,15 @@ def partition_bias(record: Record) -> str:
     def percent(found: dict[str, float]) -> str:
         return f"{100 * found['mean']:+.2f} % ± {100 * found['standard_error']:.2f}"
 
+    def nats(found: dict[str, float]) -> str:
+        return f"{found['mean']:+.4f} ± {found['standard_error']:.4f}"
+
     rows = [
-        (name, percent(found["bias"]), percent(found["log_bias"]))
+        (name, percent(found["bias"]), nats(found["log_bias"]))
         for name, found in record["results"].items()
     ]
     words = "What it means is in [docs/accuracy.md](../docs/accuracy.md)."
-    return f"{words}\n\n{table(('case', 'bias of Z', 'bias of log Z'), rows)}"
+    return f"{words}\n\n{table(('case', 'bias of Z', 'bias of log Z, nats'), rows)}"
 
 
 def growth(record: Record) -> str:
