@@ -38,19 +38,21 @@ BAD_LOGS = [  # what is in the log (text, or columns of Parquet), flags, and wha
     (
         COLUMNS | {"item": [1.5, 2.0]},
         (),
-        "x.parquet, row 1: item is 1.5, a number with a fraction or beyond 2^53. Expected whole "
-        "numbers or text: write the column as such.",
+        "x.parquet, row 1: item is 1.5, a number with a fraction or beyond 2^53; expected "
+        "integers or text. Store the column as one of these.",
     ),
-    ("", (), "x.csv is empty: it has no rows and no columns. Leave it out."),
+    ("", (), "x.csv is empty. Leave it out."),
     (
         "user,item,time\n",
         (),
-        "no usable row in x.csv: 0 rows read, 0 of them bad. There is nothing to learn from.",
+        "no usable row in x.csv: 0 rows read, 0 of them bad. Check the file and the "
+        "names of the columns.",
     ),
     (
         "user,item,time\na,1,x\na,2,y\n",
         ("--skip-bad-rows",),
-        "no usable row in x.csv: 2 rows read, 2 of them bad. There is nothing to learn from.",
+        "no usable row in x.csv: 2 rows read, 2 of them bad. Check the file and the "
+        "names of the columns.",
     ),
     (
         events(row4="u1,2,3,4", row9="u1,2,3,4,5"),
@@ -70,14 +72,14 @@ BAD_TO_TRAIN = [
     (
         {"user": range(30), "item": [i % 7 for i in range(30)], "time": range(30)},
         (),
-        "every user has a single event: there is no next item to learn. Check that the user column "
-        "names who took the items, not the event.",
+        "every user has a single event, so there is no next item to learn. Check that the user "
+        "column identifies users, not events.",
     ),
     (
         dict(zip(("user", "item", "time"), zip(*BASKETS, strict=True), strict=True)),
         ("--split", "last", "--set", "split.validation=1", "--set", "split.test=1"),
-        "no user has two baskets to train on: there is no next item to learn. Use a longer log, a "
-        "later cut, or check that --time is the right column.",
+        "no user has two baskets to train on, so there is no next item to learn. Use a longer log "
+        "or a later cut, or check that --time is the right column.",
     ),
 ]
 
@@ -125,7 +127,7 @@ def test_one_user_only_is_remarked_upon(at):
     train = ("train", "one.parquet", "--cache", "cache", *TINY)
     done = invoke(*train, "--out", "out")
     assert done.returncode == 0
-    assert "There is only one user: name another user column if that is not meant.\n" in done.stderr
+    assert "There is only one user; name another user column if that is wrong.\n" in done.stderr
     told = last_line(invoke(*train, "--out", "other", "--split", "group"))
     assert told.startswith("the split by 'group' ")
     assert not (at / "other").exists()

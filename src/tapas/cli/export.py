@@ -121,7 +121,7 @@ def _safetensors(folder: "RunFolder", model: "SequenceModel", to: Path) -> dict[
 
 
 def _parquet(folder: "RunFolder", model: "SequenceModel", to: Path) -> dict[str, Any]:
-    from tapas.data.small_tables import write_frame
+    from tapas.data.table_files import write_frame
 
     weight, bias = _rows(model)
     write_frame(to, {"key": _keys(folder), "vector": weight.numpy(), "bias": bias.numpy()})

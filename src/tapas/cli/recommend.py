@@ -87,9 +87,9 @@ def recommend(
         if (users is None) != (out is None):
             raise UsageError("--users FILE and --out FILE go together.")
         if out is not None:
-            from tapas.data.small_tables import check_ending
+            from tapas.data.table_files import check_suffix
 
-            check_ending(out)
+            check_suffix(out)
         opened = open_model(source, step)
         if users is not None and out is not None:
             _for_many(opened, users, column, out, top, exclude_seen, as_json)
@@ -145,7 +145,7 @@ def _for_many(
     exclude_seen: bool,
     as_json: bool,
 ) -> None:
-    from tapas.data.small_tables import read_keys, write_frame
+    from tapas.data.table_files import read_keys, write_frame
 
     keys = read_keys(users, column)
     if not keys:

@@ -1,6 +1,6 @@
-"""Logs of who took what when: read, prepared, split and cut into batches.
+"""Event logs (user, item, time): reading, preparing, splitting, and cutting into batches.
 
-What needs polars is loaded when it is first asked for.
+Modules that need polars are imported on first use.
 """
 
 from importlib import import_module
@@ -28,7 +28,7 @@ __all__ = [
     "split_log",
 ]
 
-_LATER = {
+_LAZY = {
     "EventLog": "event_log",
     "EvalPoints": "splits",
     "Split": "splits",
@@ -41,10 +41,10 @@ _LATER = {
 
 
 def __getattr__(name: str) -> object:
-    if name in _LATER:
+    if name in _LAZY:
         try:
-            return getattr(import_module(f"tapas.data.{_LATER[name]}"), name)
+            return getattr(import_module(f"tapas.data.{_LAZY[name]}"), name)
         except ModuleNotFoundError as error:
-            words = how_to_install(error.name)
-            raise error if words is None else UsageError(words) from None
+            hint = how_to_install(error.name)
+            raise error if hint is None else UsageError(hint) from None
     raise AttributeError(f"module 'tapas.data' has no attribute '{name}'")

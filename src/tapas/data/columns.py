@@ -1,4 +1,4 @@
-"""Which column is the user, which the item, which the time: as told, or guessed by name."""
+"""The columns of user, item and time: as named by the source, or guessed from common names."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -7,8 +7,8 @@ from pathlib import Path
 from tapas.data.source import LogSource
 from tapas.errors import UsageError
 
-# names in lower case without _ - . and spaces, likeliest first
-COMMON = {
+# in lower case without punctuation and spaces; earlier names win
+COMMON_NAMES = {
     "user": """user userid uid visitor visitorid customer customerid household householdid
         householdkey member memberid account accountid client clientid reviewer reviewerid player
         playerid author authorid session sessionid""",
@@ -26,14 +26,15 @@ ROLES = ("user", "item", "time")
 def resolve_columns(
     source: LogSource, present: Sequence[str], path: Path
 ) -> tuple[dict[str, str], list[str]]:
-    """{role: column} for the roles that `source` has, and the roles that were guessed.
+    """The column of each role of `source`, {role: column}, and the roles that were guessed.
 
-    Only a time column may be missing altogether.
+    `present` are the columns of the file `path`. Only the time column may be missing; anything
+    else that is missing, duplicated or used twice raises `UsageError`.
     """
     if source.text is not None:
         wanted = {"text": source.text, "group": source.group}
         return {
-            role: _named(role, name, present, path)
+            role: _check_column(role, name, present, path)
             for role, name in wanted.items()
             if name is not None
         }, []
@@ -42,9 +43,9 @@ def resolve_columns(
     for role in ROLES:
         name: str | None = getattr(source, role)
         if name is not None:
-            columns[role] = _named(role, name, present, path)
+            columns[role] = _check_column(role, name, present, path)
             continue
-        guess = _guess(role, [c for c in present if c not in _told(source)])
+        guess = _guess(role, [c for c in present if c not in _named_columns(source)])
         if guess is not None:
             columns[role] = guess
             guessed.append(role)
@@ -54,21 +55,22 @@ def resolve_columns(
                 f"Columns: {', '.join(present)}."
             )
     for name in columns.values():
-        if f"{name}_duplicated_0" in present:  # as Polars calls the second of two
+        if f"{name}_duplicated_0" in present:  # polars renames a second column so
             raise UsageError(f"{path}: two columns are called '{name}'. Rename one of them.")
     if len(set(columns.values())) < len(columns):
         raise UsageError(
-            f"{path}: one column has two parts to play: "
-            f"{', '.join(f'{role} is {name!r}' for role, name in columns.items())}."
+            f"{path}: one column is used twice: "
+            f"{', '.join(f'{role} is {name!r}' for role, name in columns.items())}. "
+            "Name another column for one of them."
         )
     return columns, guessed
 
 
-def _told(source: LogSource) -> set[str | None]:
+def _named_columns(source: LogSource) -> set[str | None]:
     return {source.user, source.item, source.time}
 
 
-def _named(role: str, name: str, present: Sequence[str], path: Path) -> str:
+def _check_column(role: str, name: str, present: Sequence[str], path: Path) -> str:
     if name in present:
         return name
     close = get_close_matches(name, present, n=1)
@@ -80,4 +82,4 @@ def _named(role: str, name: str, present: Sequence[str], path: Path) -> str:
 
 def _guess(role: str, present: Sequence[str]) -> str | None:
     plain = {"".join(c for c in name.lower() if c.isalnum()): name for name in reversed(present)}
-    return next((plain[name] for name in COMMON[role].split() if name in plain), None)
+    return next((plain[name] for name in COMMON_NAMES[role].split() if name in plain), None)

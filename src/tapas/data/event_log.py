@@ -1,4 +1,4 @@
-"""A prepared log on disk: events by user and time, memory-mapped, with their vocabularies."""
+"""A prepared log on disk: memory-mapped events sorted by user and time, and vocabularies."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -22,11 +22,11 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class EventLog:
-    """Who took what when. Events of user u are `offsets[u]:offsets[u + 1]`, at least one.
+    """Events (user, item, time). Those of user u are `offsets[u]:offsets[u + 1]`, at least one.
 
-    They are sorted by time, and by a hash among equal times, where an item stands once. Items
-    are ordered by falling count, after those that had ids before; users by key. Made by
-    `prepare_log`, never changed.
+    A user's events are sorted by time, and by a hash among equal times (a basket), where each item
+    occurs once. Item ids are ordered by decreasing count, after the items of an earlier log if
+    there was one; user ids are ordered by key. Created by `prepare_log`, never modified.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class EventLog:
         return int(str(self.report["items"]))
 
     def format_time(self, time: int) -> str:
-        """An ISO date, with the time of day (UTC) if it has one; the number for other kinds."""
+        """`time` as an ISO date, with the time of day (UTC) unless midnight, or as a number."""
         if self.report["time_kind"] != DATETIME:
             return str(int(time))
         try:
@@ -81,11 +81,14 @@ class EventLog:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """The log in `folder`; nothing is read but its description."""
+        """Open the log in `folder`, reading only its description; arrays are memory-mapped.
+
+        Raises `UsageError` if `folder` is not a log or of a newer format, `DataError` if damaged.
+        """
         folder = Path(folder)
         file = folder / DESCRIPTION
         if not file.exists():
-            raise UsageError(f"{folder} holds no prepared log: {DESCRIPTION} is missing.")
+            raise UsageError(f"{folder} is not a prepared log: {DESCRIPTION} is missing.")
         try:
             description = json.loads(file.read_text())
             version, sizes = description["format_version"], description["sizes"]
@@ -110,7 +113,7 @@ def write_log(
     vocabularies: dict[str, Vocabulary],
     report: dict[str, object],
 ) -> None:
-    """What `EventLog.open` opens, into an existing folder; the description comes last."""
+    """Write a log that `EventLog.open` reads into an existing folder, the description last."""
     for name in ARRAYS:
         np.save(folder / f"{name}.npy", arrays[name])
     for kind, name in VOCABULARIES.items():
@@ -126,7 +129,7 @@ def _mapped(file: Path, size: int) -> NDArray[Any]:
     except FileNotFoundError:
         raise DataError(f"{file} is missing. {CURE}.") from None
     except (ValueError, OSError, EOFError):
-        raise DataError(f"{file} is damaged or cut short. {CURE}.") from None
+        raise DataError(f"{file} is damaged or truncated. {CURE}.") from None
     if array.shape != (size,):
         raise DataError(f"{file} has shape {array.shape}; expected ({size},). {CURE}.")
     return array

@@ -1,4 +1,4 @@
-"""From a source to a prepared log, once: an unchanged source is opened at once."""
+"""Preparation of a log, cached: an unchanged source is prepared only once."""
 
 import shutil
 import tempfile
@@ -27,7 +27,7 @@ from tapas.data.vocabulary import Vocabulary
 from tapas.errors import DataError, UsageError
 
 UNFINISHED = ".unfinished-"
-LEFT_FOR_GOOD_SECONDS = 24 * 3600
+ABANDONED_SECONDS = 24 * 3600  # an unfinished folder this old is from a killed process
 
 
 def _silence(text: str) -> None:
@@ -41,17 +41,19 @@ def prepare_log(
     status: Callable[[str], None] = _silence,
     known: EventLog | None = None,
 ) -> EventLog:
-    """The log of `source`, sorted and memory-mapped, in a folder of `cache` named by its content.
+    """The log of `source`, sorted and memory-mapped, in a folder of `cache`.
 
-    The same source with unchanged files is opened at once. A build that fails or is killed
-    leaves nothing that looks finished. `status` is told what is going on. Items of the log `known`
-    keep their ids, none of them counts as rare, and new items come after them.
+    A source with unchanged files is opened without reading them again. A preparation that fails
+    or is killed leaves no log behind. `status(text)` is called at the start of each stage. Items
+    of the log `known` keep their ids and never count as rare; new items get the ids after them.
+
+    Raises `UsageError` or `DataError` if the files cannot be read or `cache` cannot be written.
     """
     cache = Path(cache)
     version: int | tuple[int, str] = FORMAT_VERSION
     if known is not None:
         version = (FORMAT_VERSION, checksum(known.folder / VOCABULARIES["item"])["blake2b"])
-    folder = cache / source.content_key(version)
+    folder = cache / source.cache_key(version)
     if (folder / DESCRIPTION).exists():
         return EventLog.open(folder)
     arrays, vocabularies, report = _build(source, status, known)
@@ -71,9 +73,9 @@ def prepare_log(
             sync(cache)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise UsageError(
-            f"the prepared log could not be written to {cache}: {error}. About "
-            f"{num_bytes / 1e6:,.0f} MB are needed; nothing was left behind. Free some space or "
-            "name another folder."
+            f"the prepared log could not be written to {cache}: {error}. It needs about "
+            f"{num_bytes / 1e6:,.0f} MB; nothing was left behind. Free some space or name another "
+            "folder."
         ) from error
     finally:
         if unfinished is not None:
@@ -82,17 +84,17 @@ def prepare_log(
 
 
 def _clear_leftovers(cache: Path) -> None:
-    """What a killed build left behind a day ago or more; a younger one may still be at work."""
+    """Remove unfinished folders older than a day; newer ones may still be being written."""
     for folder in cache.glob(f"{UNFINISHED}*"):
         with suppress(OSError):
-            if time.time() - folder.stat().st_mtime > LEFT_FOR_GOOD_SECONDS:
+            if time.time() - folder.stat().st_mtime > ABANDONED_SECONDS:
                 shutil.rmtree(folder)
 
 
 def _build(
     source: LogSource, status: Callable[[str], None], known: EventLog | None
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Vocabulary], dict[str, object]]:
-    """Arrays, vocabularies and report of a log, in memory."""
+    """Arrays, vocabularies and report of the log of `source`, in memory."""
     raw = read_events(source, status)
     user_keys, item_keys, report = raw.user.keys, raw.item.keys, raw.report
     status(f"sorting {len(raw.time):,} events")
@@ -105,8 +107,8 @@ def _build(
         known_items = Vocabulary(item_keys.clear(), np.zeros(0, dtype=np.int64))
     else:
         known_items = known.item_keys
-        item_keys = known_items.as_own_type(item_keys)
-    item_keys = _treat_rare(source, events, item_keys, report, known_items)
+        item_keys = known_items.cast_keys(item_keys)
+    item_keys = _handle_rare_items(source, events, item_keys, report, known_items)
     counts = np.bincount(events.item, minlength=item_keys.len())
     items, ids = known_items.extended(item_keys, counts)
     num_items = len(items)
@@ -133,14 +135,14 @@ def _build(
     return arrays, vocabularies, report
 
 
-def _treat_rare(
+def _handle_rare_items(
     source: LogSource,
     events: SortedEvents,
     keys: pl.Series,
     report: dict[str, object],
     known: Vocabulary,
 ) -> pl.Series:
-    """Drop or fold the rare items among `events`; the keys of the codes afterwards."""
+    """Drop or fold the rare items of `events`, in place. Returns the keys of the new codes."""
     counts = np.bincount(events.item, minlength=keys.len())
     rare = (counts > 0) & (counts < source.min_count) & (known.find(keys) < 0)
     report |= {"rare": source.rare, "rare_items": int(np.count_nonzero(rare))}
@@ -151,34 +153,35 @@ def _treat_rare(
     if source.rare == "drop":
         if is_rare.all():
             raise DataError(
-                f"every item is seen less than {source.min_count} times (min_count): dropping them "
-                f"leaves nothing. Lower min_count; the most frequent is seen {counts.max()} times."
+                f"every item occurs less than {source.min_count} times (min_count), so dropping "
+                "rare items leaves no events. Lower min_count; the most frequent item occurs "
+                f"{counts.max()} times."
             )
         events.keep(~is_rare)
         return keys
     events.item[is_rare] = keys.len()
     rows = np.flatnonzero(is_rare)
     basket = np.cumsum(events.first)[rows]
-    again = np.zeros(len(events.item), dtype=np.bool_)
-    again[rows[1:]] = basket[1:] == basket[:-1]
-    events.keep(~again)  # a basket is a set: it holds the rare class once
+    duplicate = np.zeros(len(events.item), dtype=np.bool_)
+    duplicate[rows[1:]] = basket[1:] == basket[:-1]
+    events.keep(~duplicate)  # a basket is a set: the rare class occurs once
     return pl.concat([keys, pl.Series(keys.name, [None], dtype=keys.dtype)])
 
 
 def _num_alone(first: NDArray[np.bool_]) -> int:
-    """Number of events that are the only one of their basket."""
+    """Number of baskets with a single event."""
     return int(np.count_nonzero(np.diff(np.append(np.flatnonzero(first), len(first))) == 1))
 
 
 def _notes(report: dict[str, object]) -> list[str]:
-    """What a user should know before training on this log."""
+    """Remarks about the log that a user should read before training on it."""
     notes = []
     if report["users"] == 1:
-        notes.append("there is only one user: name another user column if that is not meant")
+        notes.append("there is only one user; name another user column if that is wrong")
     if report["longest"] == 1:
-        notes.append("every user has a single event: there is no next item to learn")
+        notes.append("every user has a single event, so there is no next item to learn")
     if report["items"] == 1:
-        notes.append("there is only one item: nothing to choose from")
+        notes.append("there is only one item, so there is nothing to predict")
     if report["time_kind"] == "file order":
-        notes.append("no time column: the order of the file is taken as the order of events")
+        notes.append("no time column: events are taken in the order of the file")
     return notes

@@ -1,6 +1,6 @@
-"""Files as frames: Parquet typed as it is, CSV and JSON lines as text.
+"""Log files read into data frames: Parquet with its types, CSV and JSON lines as text.
 
-A row is a record: the first one after the header is row 1.
+Rows are numbered from 1, the first one after the header.
 """
 
 import csv
@@ -17,18 +17,18 @@ from tapas.errors import DataError, UsageError
 from tapas.interruptions import defer_signals
 
 COMPRESSED = (".gz", ".zst")
-KNOWN = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv", ".txt": "csv",
+FORMATS = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv", ".txt": "csv",
          ".jsonl": "json", ".ndjson": "json"}  # fmt: skip
 CURE = "Drop such rows with --skip-bad-rows"
-BLANK = "\0blank"  # a name that no column has
-PEEK = 100  # records of JSON lines whose names make up the columns
+BLANK = "\0blank"  # no column has this name
+PEEK = 100  # records of a JSON-lines file that are searched for column names
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The asked columns of a file, all its rows in order, and what could not be parsed.
+    """The requested columns of a file, with all its rows in order.
 
-    A broken row is a row of nulls in `rows`.
+    A row that could not be parsed is all null in `rows` and listed in `broken`.
     """
 
     rows: pl.DataFrame
@@ -36,27 +36,27 @@ class Frame:
     typed: bool  # False: everything is text
 
 
-def kind_of(path: Path) -> str:
-    """'parquet', 'csv' or 'json' by the file's name."""
+def file_kind(path: Path) -> str:
+    """'parquet', 'csv' or 'json', from the suffix of the file."""
     suffixes = [s.lower() for s in path.suffixes]
     if suffixes and suffixes[-1] in COMPRESSED:
         suffixes.pop()
-    kind = KNOWN.get(suffixes[-1] if suffixes else "")
+    kind = FORMATS.get(suffixes[-1] if suffixes else "")
     if kind is None or (kind == "parquet" and path.suffix.lower() in COMPRESSED):
         raise UsageError(
-            f"{path}: not a kind of file that can be read. Known: .parquet, .csv, .tsv, .jsonl, "
+            f"{path}: unknown file format. Known: .parquet, .csv, .tsv, .jsonl, "
             ".ndjson; all but .parquet also with .gz or .zst."
         )
     return kind
 
 
 def column_names(path: Path) -> list[str]:
-    """The columns of a file: of the first records, if it is JSON lines."""
-    kind = kind_of(path)
+    """The columns of a file; of JSON lines, those of the first 100 records."""
+    kind = file_kind(path)
     if path.stat().st_size == 0:
-        raise DataError(f"{path} is empty: it has no rows and no columns. Leave it out.")
+        raise DataError(f"{path} is empty. Leave it out.")
     if kind == "parquet":
-        return _caught(path, _scan(pl.scan_parquet, path)).collect_schema().names()
+        return _checked_schema(path, _scan(pl.scan_parquet, path)).collect_schema().names()
     if kind == "csv":
         options = {"infer_schema": False, "separator": separator(path), "n_rows": 0}
         return _collected(path, _scan(pl.scan_csv, path, **options)).columns
@@ -70,21 +70,24 @@ def column_names(path: Path) -> list[str]:
 
 
 def separator(path: Path) -> str:
-    """What stands most often between the names in the first line: a comma, tab, ; or |."""
+    """The separator of a CSV file: the most frequent of , tab ; | in its first line."""
     first = next(_records(path), "")
     return max(",\t;|", key=first.count)
 
 
 def read_frame(path: Path, columns: list[str], *, skip_bad_rows: bool) -> Frame:
-    """The `columns` of `path`. A record that cannot be parsed is an error, or left out."""
-    kind = kind_of(path)
+    """Read the `columns` of `path`.
+
+    Raises `DataError` at a row that cannot be parsed, unless `skip_bad_rows`.
+    """
+    kind = file_kind(path)
     if kind == "parquet":
         return Frame(_collected(path, _scan(pl.scan_parquet, path).select(columns)), [], True)
     texts = dict.fromkeys(columns, pl.String())
     try:
         if kind == "csv":
             scan = _scan(pl.scan_csv, path, infer_schema=False, separator=separator(path))
-            # polars misses surplus values unless it reads every column: ask for all, keep few
+            # polars notices surplus values only if it reads all columns
             blank = pl.all_horizontal(pl.all().is_null()).alias(BLANK)
             rows = scan.select(*columns, blank).collect(engine="streaming").drop(BLANK)
         else:
@@ -109,7 +112,10 @@ def read_frame(path: Path, columns: list[str], *, skip_bad_rows: bool) -> Frame:
 
 
 def _checked_csv(path: Path) -> tuple[io.BytesIO, list[tuple[int, str]], int]:
-    """The file with empty rows in place of broken ones: slow, only after a failure."""
+    """The file with broken rows replaced by empty ones, the broken rows, the number of rows.
+
+    Slow; used only after polars has failed to read the file.
+    """
     reader = csv.reader(
         (line + "\n" for line in _lines(path)), delimiter=separator(path), strict=True
     )
@@ -125,13 +131,14 @@ def _checked_csv(path: Path) -> tuple[io.BytesIO, list[tuple[int, str]], int]:
             writer.writerow(values)
     except csv.Error:
         raise DataError(
-            f"{path}, row {row + 1}: a quote is opened and never closed as it should be. "
-            "Correct the file; what follows such a row cannot be told apart."
+            f"{path}, row {row + 1}: a quote is opened and never closed, so the rows after it "
+            "cannot be separated. Correct the file."
         ) from None
     return io.BytesIO(good.getvalue().encode()), broken, row
 
 
 def _checked_json(path: Path) -> tuple[io.BytesIO, list[tuple[int, str]], int]:
+    """Like `_checked_csv`, for JSON lines."""
     good, broken, row = io.StringIO(), list[tuple[int, str]](), 0
     for row, line in enumerate(_records(path), start=1):
         record, problem = _parse(line)
@@ -157,7 +164,7 @@ def _records(path: Path) -> Iterator[str]:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """The file's lines, block by block."""
+    """The lines of a file, read in blocks."""
     start, size = 0, 1000
     while True:
         block = _collected(path, _scan(pl.scan_lines, path).slice(start, size))
@@ -179,7 +186,7 @@ def _collected(path: Path, frame: pl.LazyFrame) -> pl.DataFrame:
         raise _unreadable(path, error) from None
 
 
-def _caught(path: Path, frame: pl.LazyFrame) -> pl.LazyFrame:
+def _checked_schema(path: Path, frame: pl.LazyFrame) -> pl.LazyFrame:
     try:
         frame.collect_schema()
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
@@ -190,5 +197,5 @@ def _caught(path: Path, frame: pl.LazyFrame) -> pl.LazyFrame:
 def _unreadable(path: Path, error: BaseException) -> DataError:
     reason = str(error).splitlines()[0].rstrip(".")
     return DataError(
-        f"{path} cannot be read: {reason}. It may be damaged or cut short; fetch it again."
+        f"{path} cannot be read: {reason}. It may be damaged or truncated; get a new copy."
     )

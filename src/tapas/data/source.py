@@ -1,4 +1,4 @@
-"""What decides a prepared log: files, columns and options. Equal sources have equal keys."""
+"""The source of a log: files, columns and options, and the key under which it is cached."""
 
 import glob
 import hashlib
@@ -15,11 +15,11 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogSource:
-    """Where a log of "who took what when" is, or a text, and how to read it.
+    """The files of an event log (user, item, time) or of a text, and how to read them.
 
-    Column names that are None are guessed from common ones. A log without any time column is
-    taken in file order. With `text`, every document is a user, every word an item and its
-    place the time; rows that share a `group` are one document, in file order.
+    Columns that are None are guessed from common names. Without a time column the order of the
+    file is the order of events. With `text`, each document is a user, each word an item and its
+    position the time; rows with the same `group` are one document, in file order.
     """
 
     files: tuple[str, ...]  # paths or globs
@@ -28,8 +28,8 @@ class LogSource:
     time: str | None = None
     text: str | None = None
     group: str | None = None
-    split: str = "words"  # "words": runs of a-z and 0-9 in lower case; "spaces": as written
-    min_count: int = 1  # items seen less often are rare
+    split: str = "words"  # of text; "words": runs of a-z and 0-9 in lower case; "spaces": unchanged
+    min_count: int = 1  # items with fewer events are rare
     rare: str = "keep"  # or "drop", or "fold": all rare items become one class, "(rare)"
     skip_bad_rows: bool = False
 
@@ -47,11 +47,11 @@ class LogSource:
                 if getattr(self, name) is not None:
                     raise UsageError(
                         f"{name} is {getattr(self, name)!r}, but with text={self.text!r} the "
-                        "documents are the users and the words the items. Give one or the other."
+                        "documents are the users and the words the items. Leave one of them out."
                     )
         elif self.group is not None:
             raise UsageError(
-                f"group is {self.group!r}, but groups belong to a text. Name its column as text."
+                f"group is {self.group!r}, but only text has groups. Name the column of the text."
             )
         if self.rare != "keep" and self.min_count == 1:
             raise UsageError(
@@ -59,7 +59,7 @@ class LogSource:
             )
 
     def paths(self) -> tuple[Path, ...]:
-        """Every file that the patterns name, once each, sorted."""
+        """All files that match `files`, without duplicates, sorted."""
         found: set[Path] = set()
         for pattern in self.files:
             matched = [pattern] if Path(pattern).exists() else glob.glob(pattern, recursive=True)
@@ -75,14 +75,16 @@ class LogSource:
                     )
                 found.add(path)
         if not found:
-            raise UsageError(f"{', '.join(map(repr, self.files))} names only folders, no file.")
+            raise UsageError(
+                f"{', '.join(map(repr, self.files))} matches only folders. Name files."
+            )
         return tuple(sorted(found))
 
-    def content_key(self, version: object) -> str:
-        """A name for what `prepare_log` makes of this source as the files are now.
+    def cache_key(self, version: object) -> str:
+        """A hash of everything that determines the prepared log.
 
-        Covers the options, `version`, and each file's path, size, time of change, first and
-        last MiB.
+        It covers the options, `version`, and for each file its path, size, modification time, and
+        first and last MiB.
         """
         options = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name != "files"]
         key = hashlib.blake2b(repr((version, options)).encode(), digest_size=16)

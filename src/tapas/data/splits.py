@@ -1,8 +1,8 @@
-"""Which events are for training, and where models are judged. No basket is ever divided.
+"""Training, validation and test splits of a log. A basket is never divided.
 
-"time"   train < first cut <= validation < second cut <= test, over all users
-"last"   the last events of every user
-"group"  whole users, judged from about the middle of their events on
+"time"   train < first cut <= validation < second cut <= test, for all users
+"last"   the last events of each user are held out
+"group"  whole users are held out, and evaluated from about the middle of their events
 """
 
 from dataclasses import dataclass
@@ -27,14 +27,16 @@ KINDS = ", ".join(DEFAULTS)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitConfig:
-    """How to hold events out. `validation` and `test` are shares of all events for "time",
-    events of each user for "last", shares of the users for "group"; 0 is none.
+    """How to hold events out.
+
+    `validation` and `test` are shares of all events for "time", numbers of events per user for
+    "last", and shares of the users for "group"; 0 holds nothing out.
     """
 
     kind: str = "time"
     validation: float | None = None  # None: 0.1 for "time", 5 for "last", 0.05 for "group"
     test: float | None = None
-    seed: int = 0  # of "group": who is held out, and from where on
+    seed: int = 0  # for "group": chooses the held-out users and where their histories end
 
     def __post_init__(self) -> None:
         if self.kind not in DEFAULTS:
@@ -46,33 +48,34 @@ class SplitConfig:
             elif self.kind == "last":
                 if not (number(value) >= 0 and float(value).is_integer()):
                     raise UsageError(
-                        f"{name} must be a whole number of events of each user for a split by "
-                        f"'last', got {value!r}."
+                        f"{name} must be an integer, the number of events per user, for a split by "
+                        f"'last'; got {value!r}."
                     )
                 object.__setattr__(self, name, int(value))
             elif not 0 <= number(value) < 1:
                 what = "events" if self.kind == "time" else "users"
                 raise UsageError(
-                    f"{name} must be a share of the {what} between 0 and 1 for a split by "
-                    f"'{self.kind}', got {value!r}."
+                    f"{name} must be a share of the {what}, at least 0 and below 1, for a split by "
+                    f"'{self.kind}'; got {value!r}."
                 )
         if self.kind != "last" and self.shares[0] + self.shares[1] >= 1:
             raise UsageError(
-                f"validation {self.validation} and test {self.test} leave nothing to train on: "
-                "together they must be below 1."
+                f"validation {self.validation} and test {self.test} leave no training events: "
+                "their sum must be below 1."
             )
 
     @property
     def shares(self) -> tuple[float, float]:
-        """`validation` and `test`, which are never None once built."""
+        """`validation` and `test` as floats."""
         return float(self.validation or 0), float(self.test or 0)
 
 
 @dataclass(frozen=True, slots=True)
 class EvalPoints:
-    """Where to judge: history is events[offsets[user]:point], targets are events[point:limit].
+    """Points at which models are evaluated.
 
-    Neither is ever empty. All are (P,) int64.
+    The history of a point is events[offsets[user]:point], its targets are events[point:limit];
+    both have at least one event. All arrays are (P,) int64. Points can be sliced and indexed.
     """
 
     user: NDArray[np.int64]
@@ -88,24 +91,30 @@ class EvalPoints:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Training events of user u are events[offsets[u]:train_end[u]], possibly none."""
+    """The splits of a log.
+
+    The training events of user u are events[offsets[u]:train_end[u]], possibly none.
+    """
 
     config: SplitConfig
-    train_end: NDArray[np.int64]  # (U,) places in the whole log
-    train_counts: NDArray[np.int64]  # (C,) how often each item is taken in training
+    train_end: NDArray[np.int64]  # (U,) positions in the log
+    train_counts: NDArray[np.int64]  # (C,) training events of each item
     validation: EvalPoints
     test: EvalPoints
-    cuts: tuple[int, int] | None  # times, for "time"
-    report: dict[str, int]
+    cuts: tuple[int, int] | None  # the two times of a split by "time"
+    report: dict[str, int]  # numbers of users, events and unseen items of each split
 
 
 def split_log(log: EventLog, config: SplitConfig) -> Split:
-    """Hold events out as `config` says; an error if nothing is left to train on or judge by."""
+    """Split `log` according to `config`.
+
+    Raises `DataError` if a split that was asked for is empty or no user has two training events.
+    """
     lengths = np.diff(log.offsets)
     if int(lengths.max()) == 1:
         raise DataError(
-            "every user has a single event: there is no next item to learn. Check that the user "
-            "column names who took the items, not the event."
+            "every user has a single event, so there is no next item to learn. Check that the "
+            "user column identifies users, not events."
         )
     split_by = {"time": _by_time, "last": _by_last, "group": _by_group}[config.kind]
     train_end, validation, test, cuts = split_by(log, config)
@@ -113,16 +122,16 @@ def split_log(log: EventLog, config: SplitConfig) -> Split:
     if int((train_end - start).max()) < 2:
         raise DataError(
             f"the split by '{config.kind}' leaves no user with two events to train on. "
-            "Hold out less, or split in another way."
+            "Hold out less, or use another kind of split."
         )
     for name, share, points in zip(
         ("validation", "test"), config.shares, (validation, test), strict=True
     ):
         if share and not len(points):
             raise DataError(
-                f"the split by '{config.kind}' leaves nothing to judge by: no user has both "
-                f"{name} events and events before them. Set {name} to another value, or split in "
-                "another way."
+                f"the split by '{config.kind}' leaves no {name} points: no user has both {name} "
+                f"events and events before them. Set {name} to another value, or use another "
+                "kind of split."
             )
     trained = np.arange(log.num_events) < np.repeat(train_end, lengths)
     train_counts = np.bincount(log.items[trained], minlength=log.num_items)
@@ -131,27 +140,28 @@ def split_log(log: EventLog, config: SplitConfig) -> Split:
 
 
 def next_items_at(log: EventLog, points: EvalPoints, k: int) -> NDArray[np.int64]:
-    """The first `k` targets of each point, (P, k); -1 where a point has fewer."""
-    place = points.point[:, None] + np.arange(k)
-    inside = place < points.limit[:, None]
-    return np.where(inside, log.items[np.where(inside, place, 0)], -1).astype(np.int64)
+    """The next `k` items at each point, (P, k), padded with -1."""
+    event = points.point[:, None] + np.arange(k)
+    inside = event < points.limit[:, None]
+    return np.where(inside, log.items[np.where(inside, event, 0)], -1).astype(np.int64)
 
 
-Parts = tuple[NDArray[np.int64], EvalPoints, EvalPoints, tuple[int, int] | None]
+# end of training of each user, validation points, test points, the cuts of a split by time
+Ends = tuple[NDArray[np.int64], EvalPoints, EvalPoints, tuple[int, int] | None]
 
 
-def _by_time(log: EventLog, config: SplitConfig) -> Parts:
+def _by_time(log: EventLog, config: SplitConfig) -> Ends:
     validation, test = config.shares
     num_events = log.num_events
     first = min(num_events - 1, round(num_events * (1 - validation - test)))
     second = min(num_events - 1, round(num_events * (1 - test)))
     sorted_there = np.partition(log.times, (first, second))
     cuts = int(sorted_there[first]), int(sorted_there[second])
-    beyond = int(log.times.max()) + 1  # a part of share 0 begins after the last event
+    beyond = int(log.times.max()) + 1  # a split of share 0 starts after the last event
     cuts = (cuts[0] if validation or test else beyond, cuts[1] if test else beyond)
     if cuts[0] == int(log.times.min()):
         raise DataError(
-            f"no event is earlier than the first cut, {log.format_time(cuts[0])}: too many events "
+            f"no event is before the first cut, {log.format_time(cuts[0])}: too many events "
             "have the same time. Split by 'last' or 'group', or name another time column."
         )
     if validation and test and cuts[0] == cuts[1]:
@@ -172,75 +182,79 @@ def _by_time(log: EventLog, config: SplitConfig) -> Parts:
     )
 
 
-def _by_last(log: EventLog, config: SplitConfig) -> Parts:
-    """Training ends at a user's first point; a user too short for any is all training."""
-    begin = _basket_starts(log)
+def _by_last(log: EventLog, config: SplitConfig) -> Ends:
+    """Training ends at the first held-out event; users too short for that are all training."""
+    basket_start = _basket_starts(log)
     start, end = np.asarray(log.offsets[:-1]), np.asarray(log.offsets[1:])
     num_validation, num_test = map(int, config.shares)
-    test = _moved_back(begin, start, end, end - num_test)
-    validation = _moved_back(begin, start, end, test - num_validation)
+    test = _moved_back(basket_start, start, end, end - num_test)
+    validation = _moved_back(basket_start, start, end, test - num_validation)
     train_end = np.where(validation > start, validation, np.where(test > start, test, end))
     return train_end, _points(log, validation, test), _points(log, test, end), None
 
 
-def _by_group(log: EventLog, config: SplitConfig) -> Parts:
-    """Held-out users have no training events; the rest has nothing else."""
+def _by_group(log: EventLog, config: SplitConfig) -> Ends:
+    """Held-out users have no training events; all events of the others are training events."""
     num_users = log.num_users
-    draw = stream(config.seed, "held-out users")
-    place = np.empty(num_users, dtype=np.int64)  # a random place in the row for every user
-    place[_permutation(num_users, draw)] = np.arange(num_users)
+    generator = stream(config.seed, "held-out users")
+    rank = np.empty(num_users, dtype=np.int64)  # of each user in a random order
+    rank[_permutation(num_users, generator)] = np.arange(num_users)
     num_validation, num_test = (max(1, round(s * num_users)) if s else 0 for s in config.shares)
-    is_test = place < num_test
-    is_validation = ~is_test & (place < num_test + num_validation)
+    is_test = rank < num_test
+    is_validation = ~is_test & (rank < num_test + num_validation)
     start, end = np.asarray(log.offsets[:-1]), np.asarray(log.offsets[1:])
-    begin = _basket_starts(log)
+    basket_start = _basket_starts(log)
     near_middle = 1 / 3 + _uniform(num_users, stream(config.seed, "points")) / 3
-    point = _moved_back(begin, start, end, start + ((end - start) * near_middle).astype(np.int64))
-    point = np.where(point == start, _second_basket(log, begin), point)
-    nowhere = end
+    point = _moved_back(
+        basket_start, start, end, start + ((end - start) * near_middle).astype(np.int64)
+    )
+    point = np.where(point == start, _second_basket(log, basket_start), point)
+    no_point = end
     return (
         np.where(is_test | is_validation, start, end),
-        _points(log, np.where(is_validation, point, nowhere), end),
-        _points(log, np.where(is_test, point, nowhere), end),
+        _points(log, np.where(is_validation, point, no_point), end),
+        _points(log, np.where(is_test, point, no_point), end),
         None,
     )
 
 
 def _points(log: EventLog, point: NDArray[np.int64], limit: NDArray[np.int64]) -> EvalPoints:
-    """The users for whom both history and targets are there."""
+    """The points of the users who have both a history and targets."""
     user = np.flatnonzero((point > log.offsets[:-1]) & (point < limit))
     return EvalPoints(user, np.asarray(point[user]), np.asarray(limit[user]))
 
 
 def _basket_starts(log: EventLog) -> NDArray[np.int64]:
-    """For every event the place where its basket begins: (N,)."""
-    begins = np.ones(log.num_events, dtype=np.bool_)
-    begins[1:] = log.times[1:] != log.times[:-1]
-    begins[log.offsets[:-1]] = True
-    places = np.where(begins, np.arange(log.num_events), 0)
-    return np.asarray(np.maximum.accumulate(places))
+    """The start of the basket of each event, (N,)."""
+    is_start = np.ones(log.num_events, dtype=np.bool_)
+    is_start[1:] = log.times[1:] != log.times[:-1]
+    is_start[log.offsets[:-1]] = True
+    starts = np.where(is_start, np.arange(log.num_events), 0)
+    return np.asarray(np.maximum.accumulate(starts))
 
 
 def _moved_back(
-    begin: NDArray[np.int64], start: NDArray[Any], end: NDArray[Any], place: NDArray[Any]
+    basket_start: NDArray[np.int64], start: NDArray[Any], end: NDArray[Any], position: NDArray[Any]
 ) -> NDArray[np.int64]:
-    """`place` (U,) at the beginning of its basket, and not before the user's first event."""
-    place = np.maximum(place, start)
-    return np.where(place < end, begin[np.minimum(place, end - 1)], end)
+    """`position` (U,) moved back to the start of its basket, at least the user's first event."""
+    position = np.maximum(position, start)
+    return np.where(position < end, basket_start[np.minimum(position, end - 1)], end)
 
 
-def _second_basket(log: EventLog, begin: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each user's second basket begins, or the end of the user: (U,)."""
-    in_first = np.append(0, np.cumsum(begin == np.repeat(log.offsets[:-1], np.diff(log.offsets))))
+def _second_basket(log: EventLog, basket_start: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The start of each user's second basket, or the end of the user's events: (U,)."""
+    in_first = np.append(
+        0, np.cumsum(basket_start == np.repeat(log.offsets[:-1], np.diff(log.offsets)))
+    )
     return np.asarray(log.offsets[:-1] + in_first[log.offsets[1:]] - in_first[log.offsets[:-1]])
 
 
-def _permutation(size: int, draw: torch.Generator) -> NDArray[np.int64]:
-    return np.argsort(_uniform(size, draw), kind="stable")
+def _permutation(size: int, generator: torch.Generator) -> NDArray[np.int64]:
+    return np.argsort(_uniform(size, generator), kind="stable")
 
 
-def _uniform(size: int, draw: torch.Generator) -> NDArray[np.float64]:
-    drawn: NDArray[np.float64] = torch.rand(size, generator=draw, dtype=torch.float64).numpy()
+def _uniform(size: int, generator: torch.Generator) -> NDArray[np.float64]:
+    drawn: NDArray[np.float64] = torch.rand(size, generator=generator, dtype=torch.float64).numpy()
     return drawn
 
 
@@ -259,13 +273,15 @@ def _report(
     }
     for name, points in (("validation", validation), ("test", test)):
         sizes = points.limit - points.point
-        places = np.repeat(points.point - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
+        events = np.repeat(points.point - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
         report[f"{name}_users"] = len(points)
         report[f"{name}_events"] = int(sizes.sum())
         report[f"{name}_unseen_targets"] = int(
-            np.count_nonzero(train_counts[log.items[places]] == 0)
+            np.count_nonzero(train_counts[log.items[events]] == 0)
         )
-    judged = np.zeros(log.num_users, dtype=np.bool_)
-    judged[validation.user] = judged[test.user] = True
-    report["users_without_history"] = int(np.count_nonzero(~judged & (train_end < log.offsets[1:])))
+    evaluated = np.zeros(log.num_users, dtype=np.bool_)
+    evaluated[validation.user] = evaluated[test.user] = True
+    report["users_without_history"] = int(
+        np.count_nonzero(~evaluated & (train_end < log.offsets[1:]))
+    )
     return report

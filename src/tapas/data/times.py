@@ -1,4 +1,4 @@
-"""Times as int64: datetimes as microseconds since the epoch, whole numbers as they are."""
+"""Times parsed to int64: datetimes as microseconds since the epoch, integers unchanged."""
 
 from pathlib import Path
 
@@ -9,11 +9,12 @@ from tapas.errors import DataError
 DATETIME, NUMBER, FILE_ORDER, PLACE = "datetime", "number", "file order", "place in the text"
 
 
-def whole_times(column: pl.Series, path: Path) -> tuple[pl.Series, str]:
-    """`column` as Int64, null where a value is not a time, and its kind.
+def parse_times(column: pl.Series, path: Path) -> tuple[pl.Series, str]:
+    """`column` as Int64, null where a value is not a time, and its kind (`DATETIME`, `NUMBER`).
 
-    Numbers with a fraction are seconds since the epoch. Text is read as whatever of these,
-    or as a date or datetime, fits most of its rows; a datetime without a zone is UTC.
+    Numbers with a fraction are seconds since the epoch. Text is parsed as integers, numbers or
+    datetimes, whichever fits most rows; a datetime without a time zone is UTC. Raises `DataError`
+    for columns of another type.
     """
     dtype = column.dtype
     if dtype.is_integer():
@@ -45,10 +46,7 @@ def _floats(column: pl.Series) -> tuple[pl.Series, str]:
 
 
 def _texts(column: pl.Series) -> tuple[pl.Series, str]:
-    """Whole numbers, numbers, datetimes: the first that fits all, or else the one that fits most.
-
-    On equal terms nothing fits, and the first stands.
-    """
+    """Text as integers, numbers or datetimes: the first that fits all rows, or else most."""
     num_present = len(column) - column.null_count()
     best: tuple[pl.Series, str] | None = None
     for kind in (pl.Int64, pl.Float64, pl.Datetime):
@@ -69,6 +67,6 @@ def _datetimes(column: pl.Series) -> pl.Series:
     text = column.str.strip_suffix(" UTC")
     try:
         parsed = text.str.to_datetime(time_unit="us", strict=False)
-    except pl.exceptions.PolarsError:  # no known way of writing a date
+    except pl.exceptions.PolarsError:  # no known date format
         return pl.Series(column.name, [None], dtype=pl.Int64).new_from_index(0, len(column))
     return parsed.to_physical()

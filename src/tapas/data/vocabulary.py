@@ -1,4 +1,4 @@
-"""Raw keys and their ids 0 .. n-1, with how often each was seen."""
+"""The vocabulary of users or items: raw keys, their ids 0 .. n-1, and their counts."""
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
@@ -13,18 +13,21 @@ from numpy.typing import NDArray
 from tapas.errors import DataError, UsageError
 
 RARE_KEY = "(rare)"
-SHORTLIST = 5000  # keys among which a close match is looked for
+MAX_SUGGESTIONS = 5000  # keys that are searched for a close match
 
 
 class Vocabulary:
-    """Keys are integers or strings; one of them may be null: the class of all rare items.
+    """Maps keys to ids and back. Keys are integers or strings.
 
-    `kind` is what a key is called in messages: "item", "user".
+    One key may be null, the class of all rare items, shown as "(rare)". `kind` is "item" or "user"
+    and appears in error messages.
     """
 
     def __init__(self, keys: pl.Series, counts: NDArray[np.int64], *, kind: str = "item"):
         if keys.len() != len(counts):
-            raise UsageError(f"{keys.len()} keys, but {len(counts)} counts. Give one for each.")
+            raise UsageError(
+                f"there are {keys.len()} keys but {len(counts)} counts; expected one count per key."
+            )
         self._keys = keys
         self.counts = counts  # (n,) int64
         self.kind = kind
@@ -36,7 +39,7 @@ class Vocabulary:
         return f"Vocabulary({len(self):,} {self.kind}s)"
 
     def keys(self, ids: Sequence[int] | NDArray[Any]) -> list[str | int]:
-        """The raw keys of `ids`, in order."""
+        """The raw keys of `ids`, in the same order. Raises `UsageError` for an id out of range."""
         wanted = np.asarray(ids, dtype=np.int64).reshape(-1)
         if wanted.size and not (wanted.min() >= 0 and wanted.max() < len(self)):
             bad = wanted[(wanted < 0) | (wanted >= len(self))][0]
@@ -51,7 +54,10 @@ class Vocabulary:
         return int(self.ids([key])[0])
 
     def ids(self, keys: Iterable[str | int]) -> NDArray[np.int64]:
-        """The ids of `keys`, (len(keys),). "123" will do for 123; an unknown key is an error."""
+        """The ids of `keys`, (len(keys),); "123" also finds 123.
+
+        Raises `UsageError` for an unknown key, with a suggestion.
+        """
         wanted = list(keys)
         text = pl.Series(wanted, dtype=pl.String, strict=False)
         found = self.find(text.cast(self._keys.dtype, strict=False))
@@ -60,38 +66,39 @@ class Vocabulary:
         return found
 
     def find(self, keys: pl.Series) -> NDArray[np.int64]:
-        """The ids of `keys`, which have the type of ours, -1 for unknown ones and for null."""
+        """The ids of `keys`, -1 for unknown keys and null. The type must be that of `cast_keys`."""
         order, sorted_keys = self._index
         found = np.full(keys.len(), -1, dtype=np.int64)
         if sorted_keys.len() and keys.len():
-            place = sorted_keys.search_sorted(keys.fill_null(sorted_keys[0]), side="left")
-            place = place.clip(0, sorted_keys.len() - 1)
-            same = (sorted_keys.gather(place) == keys).fill_null(False).to_numpy()
-            found[same] = order[place.to_numpy()[same]]
+            position = sorted_keys.search_sorted(keys.fill_null(sorted_keys[0]), side="left")
+            position = position.clip(0, sorted_keys.len() - 1)
+            same = (sorted_keys.gather(position) == keys).fill_null(False).to_numpy()
+            found[same] = order[position.to_numpy()[same]]
         return found
 
-    def as_own_type(self, keys: pl.Series) -> pl.Series:
-        """`keys` as whole numbers or text, whichever ours are; an error if they cannot be."""
-        own = self._keys.dtype
-        if keys.dtype == own:
+    def cast_keys(self, keys: pl.Series) -> pl.Series:
+        """`keys` cast to the type of this vocabulary's keys; raises `DataError` if impossible."""
+        dtype = self._keys.dtype
+        if keys.dtype == dtype:
             return keys
-        whole = keys if own == pl.String or keys.dtype != pl.String else keys.clear(keys.len())
-        cast = whole.cast(own, strict=False)
+        castable = dtype == pl.String or keys.dtype != pl.String
+        cast = (keys if castable else keys.clear(keys.len())).cast(dtype, strict=False)
         lost = (cast.is_null() & keys.is_not_null()).arg_true()
         if lost.len():
             raise DataError(
                 f"{self.kind} {keys[lost[0]]!r} is of type {keys.dtype}, but the {len(self):,} "
-                f"{self.kind}s that are known are of type {own}. Write them alike."
+                f"known {self.kind}s are of type {dtype}. Write them the same way in all files."
             )
         return cast
 
     def extended(
         self, keys: pl.Series, counts: NDArray[np.int64]
     ) -> tuple["Vocabulary", NDArray[np.int64]]:
-        """Ours, with the ids that we have, then those of `keys` that are new and were seen.
+        """This vocabulary extended by the new ones of `keys` with positive `counts`, and all ids.
 
-        New ones are ordered by falling count, ties as in `keys`. Returns the ids of `keys`, too,
-        -1 where one is new and was not seen. Counts are those given; of other keys, 0.
+        Known keys keep their ids; new ones follow by decreasing count, ties in the order of
+        `keys`. The second result has the ids of `keys`, -1 for a new key with count 0. Counts of
+        the result are `counts`, and 0 for keys that are not in `keys`.
         """
         ids = self.find(keys)
         if self.rare_id is not None:
@@ -106,13 +113,13 @@ class Vocabulary:
 
     @property
     def rare_id(self) -> int | None:
-        """The class of all rare items together, which is no item to recommend; None if none is."""
+        """The id of the class of all rare items, which is never recommended; None without one."""
         if not self._keys.null_count():
             return None
         return int(self._keys.is_null().arg_true()[0])
 
     def save(self, path: Path) -> None:
-        """A Parquet file with columns key and count."""
+        """Write a Parquet file with columns key and count."""
         pl.DataFrame({"key": self._keys, "count": self.counts}).write_parquet(path)
 
     @classmethod
@@ -124,12 +131,12 @@ class Vocabulary:
             reason = str(error).splitlines()[0]
             raise DataError(
                 f"{path} cannot be read: {reason}. Expected a Parquet file with columns key and "
-                "count; make it again."
+                "count; prepare the log again."
             ) from None
 
     @cached_property
     def _index(self) -> tuple[NDArray[np.int64], pl.Series]:
-        """Ids in rising order of their keys, and these keys; the null key is not among them."""
+        """Ids sorted by their keys, and the sorted keys, without the null key."""
         order = self._keys.arg_sort(nulls_last=True)
         order = order.head(len(self) - self._keys.null_count())
         return order.to_numpy().astype(np.int64), self._keys.gather(order)
@@ -144,10 +151,10 @@ class Vocabulary:
         )
 
     def _near(self, key: str) -> list[str]:
-        """Keys of about the same length that begin or end alike: difflib is too slow for all."""
+        """Keys of similar length with the same start or end, as difflib is too slow for all."""
         text = self._keys.cast(pl.String)
-        column, part = pl.col("key"), max(1, len(key) // 3)
-        similar = column.str.starts_with(key[:part]) | column.str.ends_with(key[-part:])
+        column, size = pl.col("key"), max(1, len(key) // 3)
+        similar = column.str.starts_with(key[:size]) | column.str.ends_with(key[-size:])
         length = column.str.len_chars().cast(pl.Int64)
         frame = pl.DataFrame({"key": text}).filter(similar & ((length - len(key)).abs() <= 2))
-        return frame["key"].drop_nulls().head(SHORTLIST).to_list()
+        return frame["key"].drop_nulls().head(MAX_SUGGESTIONS).to_list()

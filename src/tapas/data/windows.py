@@ -1,9 +1,9 @@
-"""Batches of sequences for training: batch number i is a pure function of (log, seed, i).
+"""Batches of training sequences: batch i is a pure function of (log, seed, i).
 
-Examples go by in a keyed random order, one order for each epoch, that is computed and not
-stored; a resumed run therefore sees just the batches that the killed one would have seen.
-Items of one basket (equal time) are predicted together: only the last item of a basket has
-a query that counts, and its targets begin with the next basket.
+Examples come in a keyed random order, a new one in each epoch, which is computed and not stored,
+so a resumed run sees exactly the batches that the interrupted one would have seen. The items of a
+basket (events of equal time) are predicted together: only the last item of a basket predicts,
+and its targets start with the next basket.
 """
 
 from dataclasses import dataclass
@@ -18,25 +18,29 @@ from tapas.permutation import Permutation
 from tapas.rng import stream
 from tapas.shapes import check_positive
 
-IGNORED = -100  # what heads take for "no target", as torch's cross_entropy does
+IGNORED = -100  # padding of targets, the ignore_index of heads and of torch's cross_entropy
 Array = NDArray[np.integer]
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceBatch:
-    """Histories and what came after them."""
+    """Histories and the items that follow them."""
 
-    items: Tensor  # (B, T) int64, at the left of their row; 0 behind the end
-    lengths: Tensor  # (B,)
-    places: Tensor  # (Q,) positions in the flattened (B*T,) that predict
-    target: Tensor  # (Q, K) int64, the next K items of each; -100 pads
+    items: Tensor  # (B, T) int64, padded with 0 at the end of each row
+    lengths: Tensor  # (B,) events of each row
+    places: Tensor  # (Q,) positions in the flattened (B*T,) items that predict
+    target: Tensor  # (Q, K) int64, the next K items of each, padded with -100
 
 
 class Windows:
-    """Training examples of a log: stretches of up to `length` events of one user.
+    """Training examples of a log: windows of up to `length` consecutive events of one user.
 
-    `positions="all"` cuts each user's events into stretches and predicts from every basket
-    of a stretch; `"last"` makes an example of every basket, with the events before it.
+    `positions="all"` cuts the events of each user into windows and predicts from every basket of a
+    window; `"last"` makes one example of each basket: the window that ends with it predicts what
+    follows. Each example has up to `next_items` targets. `items`, `times` (N,) and `offsets` (U+1,)
+    are those of an `EventLog`, `train_end` (U,) that of a `Split`.
+
+    Raises `DataError` if no user has two baskets to train on.
     """
 
     def __init__(
@@ -65,8 +69,8 @@ class Windows:
             self._ends = _window_ends(self._predicts, offsets, train_end, length)
         if not len(self._ends):
             raise DataError(
-                "no user has two baskets to train on: there is no next item to learn. Use a longer "
-                "log, a later cut, or check that --time is the right column."
+                "no user has two baskets to train on, so there is no next item to learn. Use a "
+                "longer log or a later cut, or check that --time is the right column."
             )
         self.batch_size = min(check_positive("batch_size", batch_size), len(self._ends))
         self._order: tuple[int, Permutation] | None = None
@@ -77,16 +81,16 @@ class Windows:
 
     @property
     def steps_per_epoch(self) -> int:
-        """The last few examples of an epoch, too few for a batch, wait for another order."""
+        """Full batches in an epoch; the few examples left over are skipped in that epoch."""
         return self.num_examples // self.batch_size
 
     def batch(self, number: int) -> SequenceBatch:
         """Batch `number`, counted from 0 over all epochs."""
-        epoch, place = divmod(number, self.steps_per_epoch)
+        epoch, position = divmod(number, self.steps_per_epoch)
         if self._order is None or self._order[0] != epoch:
             order = Permutation(self.num_examples, stream(self.seed, "epoch", epoch))
             self._order = (epoch, order)
-        first = place * self.batch_size
+        first = position * self.batch_size
         chosen = self._order[1].permute(torch.arange(first, first + self.batch_size, device="cpu"))
         end = self._ends[chosen.numpy()]
         user = np.searchsorted(self.offsets, end - 1, side="right") - 1
@@ -111,9 +115,10 @@ class Windows:
 def gather_histories(
     items: Array, start: Array, end: Array, length: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """The last `length` of events start[b]:end[b], (B, T), their number, and their places.
+    """The last `length` events of each range start[b]:end[b], as rows.
 
-    Behind the end of a row items are 0 and places are the row's last event.
+    Returns the items (B, T), padded with 0, the number of events of each row (B,), and the
+    positions of the events in `items` (B, T), padded with the row's last one.
     """
     start = np.maximum(start, end - length)
     lengths = (end - start).astype(np.int64)
@@ -124,7 +129,7 @@ def gather_histories(
 
 
 def predicting_events(times: Array, offsets: Array, train_end: Array) -> NDArray[np.bool_]:
-    """(N,) True where the next event is the same user's, later, and still for training."""
+    """True where the next event is of the same user, later, and a training event: (N,)."""
     num_events = len(times)
     starts = np.zeros(num_events + 1, dtype=np.int8)
     np.add.at(starts, offsets[:-1], 1)
@@ -135,14 +140,17 @@ def predicting_events(times: Array, offsets: Array, train_end: Array) -> NDArray
         np.not_equal(times[1:], times[:-1], out=predicts[:-1])
         predicts[:-1] &= training[1:]
         predicts &= training
-        predicts[offsets[1:] - 1] = False  # what follows is another user's
+        predicts[offsets[1:] - 1] = False  # the next event is another user's
     return predicts
 
 
 def _window_ends(
     predicts: NDArray[np.bool_], offsets: Array, train_end: Array, length: int
 ) -> NDArray[np.int64]:
-    """Ends of the stretches of `length` that cover each user's events but the last."""
+    """Ends of the windows that cover each user's training events but the last, (W,).
+
+    Windows from which no basket predicts are left out.
+    """
     usable = np.maximum(train_end - offsets[:-1] - 1, 0)
     count = -(-usable // length)
     user = np.repeat(np.arange(len(usable)), count)

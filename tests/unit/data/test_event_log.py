@@ -1,4 +1,4 @@
-"""An opened log is checked, and what is wrong with it is named."""
+"""A log is checked when it is opened, and errors name the damaged file."""
 
 import json
 
@@ -25,7 +25,7 @@ def test_arrays_are_memory_mapped_and_small(log):
     assert log.offsets.tolist() == [0, 1, 3]
 
 
-def test_times_are_written_as_people_do_and_numbers_stay_numbers(log, tmp_path):
+def test_datetimes_are_formatted_as_iso_and_numbers_stay_numbers(log, tmp_path):
     written = ["2024-01-01 10:30:00", "2024-01-01", "2024-01-02"]
     assert [log.format_time(t) for t in log.times] == written
     assert log.format_time(2**62) == str(2**62)
@@ -35,7 +35,7 @@ def test_times_are_written_as_people_do_and_numbers_stay_numbers(log, tmp_path):
     assert log.format_time(log.times[0]) == "7"
 
 
-def test_a_newer_format_is_told_both_versions(log):
+def test_the_error_for_a_newer_format_names_both_versions(log):
     file = log.folder / "log.json"
     description = json.loads(file.read_text())
     file.write_text(json.dumps(description | {"format_version": FORMAT_VERSION + 1}))
@@ -47,12 +47,12 @@ def test_a_newer_format_is_told_both_versions(log):
 
 
 @pytest.mark.parametrize("name", ["items.npy", "times.npy", "offsets.npy"])
-def test_an_array_that_is_missing_or_cut_short_is_named(log, name):
+def test_a_missing_or_truncated_array_is_named(log, name):
     file = log.folder / name
-    whole = file.read_bytes()
-    for size in (len(whole) - 1, 5):
-        file.write_bytes(whole[:size])
-        with told(f"{file} is damaged or cut short", DataError):
+    content = file.read_bytes()
+    for size in (len(content) - 1, 5):
+        file.write_bytes(content[:size])
+        with told(f"{file} is damaged or truncated", DataError):
             EventLog.open(log.folder)
     np.save(file, np.zeros(9))
     with told(f"{file} has shape (9,); expected (3,)", DataError):
@@ -69,5 +69,5 @@ def test_a_missing_vocabulary_or_description_is_named(log, tmp_path):
     (log.folder / "log.json").write_text("{")
     with told("log.json is damaged. Delete the folder", DataError):
         EventLog.open(log.folder)
-    with told("holds no prepared log: log.json is missing."):
+    with told("is not a prepared log: log.json is missing."):
         EventLog.open(tmp_path)

@@ -1,4 +1,4 @@
-"""Sorted by user and time, baskets as sets, whatever the order of the file."""
+"""Events are sorted by user and time, baskets are sets, and the input order is irrelevant."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def sorted_rows(rows):
 
 @pytest.mark.parametrize("times", [SMALL, DAYS, SECONDS, MOMENTS, FAR | SMALL])
 @pytest.mark.parametrize("largest", [3, 2**20, 2**32 - 2])
-def test_events_are_a_sorted_set_whatever_their_order_was(times, largest):
+def test_events_become_a_sorted_set_whatever_their_order(times, largest):
     ids = SMALL | st.integers(0, largest)
 
     @settings(max_examples=20)
@@ -41,7 +41,7 @@ def test_events_are_a_sorted_set_whatever_their_order_was(times, largest):
 
 
 @pytest.mark.parametrize("far", [1, 1000, 2**30])
-def test_inside_a_basket_every_order_is_as_likely_as_another(far):
+def test_all_orders_within_a_basket_are_equally_likely(far):
     num_baskets = 6000
     rows = [(0, time, item * far) for time in range(num_baskets) for item in range(3)]
     order = np.array([item for _, _, item in sorted_rows(rows)[0]]).reshape(num_baskets, 3) // far

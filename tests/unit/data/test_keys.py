@@ -1,4 +1,4 @@
-"""Keys become codes in the order of the keys, whatever they were written as."""
+"""Keys of all types are encoded in the order of the keys."""
 
 from decimal import Decimal
 from pathlib import Path
@@ -12,7 +12,7 @@ from words import told
 
 from tapas import DataError
 from tapas.data import keys as keys_module
-from tapas.data.keys import MOST_TABLE_BITS, code_integers, code_keys, plain_keys
+from tapas.data.keys import MAX_TABLE_BITS, code_integers, code_keys, normalize_keys
 
 FILE = Path("clicks.parquet")
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -23,16 +23,16 @@ def by_loop(values):
     return [keys.index(v) for v in values], keys
 
 
-@given(st.lists(INT64 | st.integers(-3, 3), min_size=1), st.sampled_from([1, MOST_TABLE_BITS]))
-def test_integers_are_coded_like_a_loop_does_though_they_collide(values, bits):
+@given(st.lists(INT64 | st.integers(-3, 3), min_size=1), st.sampled_from([1, MAX_TABLE_BITS]))
+def test_integers_are_encoded_like_a_loop_despite_hash_collisions(values, bits):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keys_module, "MOST_TABLE_BITS", bits)
+        patch.setattr(keys_module, "MAX_TABLE_BITS", bits)
         coded = code_integers(np.array(values))
     assert (coded.codes.tolist(), coded.keys.to_list()) == by_loop(values)
 
 
 @given(st.lists(st.sampled_from(["a", "b", "ä", "7", "07", "x y"]), min_size=1))
-def test_text_is_coded_like_a_loop_does(values):
+def test_text_is_encoded_like_a_loop(values):
     coded = code_keys([pl.Series("k", values)], typed=True)
     assert (coded.codes.tolist(), coded.keys.to_list()) == by_loop(values)
 
@@ -48,13 +48,13 @@ def test_text_is_coded_like_a_loop_does(values):
         (["123456789012345678901234", "3"], ["123456789012345678901234", "3"]),
     ],
 )
-def test_text_that_is_all_whole_numbers_becomes_numbers(texts, keys):
+def test_text_that_is_all_integers_becomes_integers(texts, keys):
     coded = code_keys([pl.Series("k", texts)], typed=False)
     assert coded.keys.to_list() == keys
     assert len(set(coded.codes.tolist())) == len(keys)
 
 
-def test_files_of_different_types_meet_as_text():
+def test_keys_of_different_types_become_text():
     coded = code_keys([pl.Series("k", [10, 9]), pl.Series("k", ["9", "x"])], typed=True)
     assert coded.keys.to_list() == ["10", "9", "x"]
     assert coded.codes.tolist() == [0, 1, 1, 2]
@@ -73,17 +73,17 @@ def test_files_of_different_types_meet_as_text():
         (pl.Series([2**100], dtype=pl.Int128), [str(2**100)]),
     ],
 )
-def test_every_type_of_key_is_welcome(column, want):
-    assert plain_keys(column, FILE).to_list() == want
+def test_all_types_of_keys_are_accepted(column, want):
+    assert normalize_keys(column, FILE).to_list() == want
 
 
-def test_what_is_no_key_is_told():
+def test_columns_that_cannot_be_keys_are_refused():
     for bad in (2.5, 2.0**60, float("inf")):
         words = f"clicks.parquet, row 3: item is {bad}, a number with a fraction or beyond 2^53"
         with told(words, DataError):
-            plain_keys(pl.Series("item", [1.0, None, bad]), FILE)
+            normalize_keys(pl.Series("item", [1.0, None, bad]), FILE)
     with told("clicks.parquet, row 1: item is 1.50, a nu", DataError):
-        plain_keys(pl.Series("item", [Decimal("1.50")]), FILE)
-    words = "clicks.parquet: column 'item' has type List(Int64); expected whole numbers or text"
+        normalize_keys(pl.Series("item", [Decimal("1.50")]), FILE)
+    words = "clicks.parquet: column 'item' has type List(Int64); expected integers or text"
     with told(words, DataError):
-        plain_keys(pl.Series("item", [[1]]), FILE)
+        normalize_keys(pl.Series("item", [[1]]), FILE)

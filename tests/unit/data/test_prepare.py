@@ -1,4 +1,4 @@
-"""A prepared log is what a plain loop makes of the rows, is made once, and never by halves."""
+"""Prepared logs equal those of a plain loop, are prepared once, and are never incomplete."""
 
 import os
 from collections import Counter
@@ -57,12 +57,12 @@ def by_loop(rows, min_count=1, rare="keep", known=()):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 @given(rows=ROWS, rare=st.sampled_from(["keep", "drop", "fold"]), random=st.randoms())
 @example(rows=[(1, "a", 0), (1, "b", 0)], rare="fold", random=Random(0))  # rare in one basket
-def test_a_log_is_what_a_loop_makes_of_the_rows(tmp_path, rows, rare, random):
+def test_a_log_equals_that_of_a_plain_loop_over_the_rows(tmp_path, rows, rare, random):
     options = {"min_count": 3, "rare": rare}
     want = by_loop(rows, **options)
     source = LogSource(files=(written(tmp_path, rows),), **options)
     if not want:
-        with told("every item is seen less than 3 times", DataError):
+        with told("every item occurs less than 3 times", DataError):
             prepare_log(source, tmp_path / "cache")
         return
     log = prepare_log(source, tmp_path / "cache")
@@ -80,7 +80,7 @@ def test_a_log_is_what_a_loop_makes_of_the_rows(tmp_path, rows, rare, random):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 @given(first=ROWS, second=ROWS, rare=st.sampled_from(["keep", "drop", "fold"]))
-def test_items_that_are_known_keep_their_ids_and_new_ones_follow(tmp_path, first, second, rare):
+def test_known_items_keep_their_ids_and_new_ones_follow(tmp_path, first, second, rare):
     source = LogSource(files=(written(tmp_path, first),), min_count=2, rare=rare)
     if not by_loop(first, 2, rare):
         return
@@ -98,31 +98,35 @@ def test_items_that_are_known_keep_their_ids_and_new_ones_follow(tmp_path, first
     assert log.item_keys.counts.tolist() == [counts[key] for key in keys + new]
     again = prepare_log(source, tmp_path / "cache", known=known)
     assert (again.folder, again.num_items) == (log.folder, log.num_items)
-    assert log.folder.name != source.content_key(preparing.FORMAT_VERSION)
+    assert log.folder.name != source.cache_key(preparing.FORMAT_VERSION)
 
 
-KINDS = [  # keys of the known log, of the new one, and what is said or what all are
+KINDS = [  # keys of the known log and of the new one; all keys, or the start of the error
     (["a", "2"], [2, 3], ["2", "a", "3"]),
-    ([1, 2], [2**63], "item 9223372036854775808 is of type UInt64, but the 2 items"),
-    ([2**63, 1], [-1], "item -1 is of type Int64, but the 2 items"),
+    (
+        [1, 2],
+        [2**63],
+        "item 9223372036854775808 is of type UInt64, but the 2 known items are of type ",
+    ),
+    ([2**63, 1], [-1], "item -1 is of type Int64, but the 2 known items are of type "),
     ([2**63, 1], [7], [1, 2**63, 7]),
-    ([1, 2], ["02"], "item '02' is of type String, but the 2 items"),
+    ([1, 2], ["02"], "item '02' is of type String, but the 2 known items are of type "),
 ]
 
 
-@pytest.mark.parametrize(("before", "now", "told"), KINDS)
-def test_keys_of_another_type_are_those_that_are_known_or_refused(tmp_path, before, now, told):
+@pytest.mark.parametrize(("before", "now", "want"), KINDS)
+def test_keys_of_another_type_are_cast_to_the_known_type_or_refused(tmp_path, before, now, want):
     first = written(tmp_path, [(1, key, 0) for key in before])
     known = prepare_log(LogSource(files=(first,)), tmp_path / "cache")
     second = LogSource(files=(written(tmp_path, [(1, key, 0) for key in now]),))
-    if isinstance(told, list):
+    if isinstance(want, list):
         log = prepare_log(second, tmp_path / "cache", known=known)
-        assert log.item_keys.keys(range(log.num_items)) == told
+        assert log.item_keys.keys(range(log.num_items)) == want
         return
     with pytest.raises(DataError) as error:
         prepare_log(second, tmp_path / "cache", known=known)
-    own = known.item_keys.as_own_type(pl.Series(before)).dtype
-    assert str(error.value) == f"{told} that are known are of type {own}. Write them alike."
+    dtype = known.item_keys.cast_keys(pl.Series(before)).dtype
+    assert str(error.value) == f"{want}{dtype}. Write them the same way in all files."
 
 
 def small(tmp_path: Path, **options) -> LogSource:
@@ -134,14 +138,14 @@ def small(tmp_path: Path, **options) -> LogSource:
     return LogSource(files=(str(file),), **options)
 
 
-def test_an_unchanged_source_is_opened_at_once_and_a_changed_one_read_anew(tmp_path):
-    said: list[str] = []
+def test_an_unchanged_source_is_not_read_again_and_a_changed_one_is(tmp_path):
+    messages: list[str] = []
     source = small(tmp_path)
-    first = prepare_log(source, tmp_path / "cache", status=said.append)
-    assert said
-    said.clear()
-    assert prepare_log(source, tmp_path / "cache", status=said.append).folder == first.folder
-    assert not said
+    first = prepare_log(source, tmp_path / "cache", status=messages.append)
+    assert messages
+    messages.clear()
+    assert prepare_log(source, tmp_path / "cache", status=messages.append).folder == first.folder
+    assert not messages
     (tmp_path / "small.csv").write_text("user_id,sku,date\n2,x,2024-01-02\n")
     assert prepare_log(source, tmp_path / "cache").num_events == 1
 
@@ -152,19 +156,19 @@ def prepared(tmp_path, content, **options) -> EventLog:
     return prepare_log(LogSource(files=(str(file),), **options), tmp_path / "cache")
 
 
-def test_the_report_says_what_was_read_and_what_to_know_of_it(tmp_path):
+def test_the_report_describes_what_was_read_and_what_to_note(tmp_path):
     log = prepared(tmp_path, "user_id,sku,date\n2,x,2024-01-02\n2,x,2024-01-02\n1,y,2024-01-01\n")
     report = log.report
     assert report["columns"] == {"user": "user_id", "item": "sku", "time": "date"}
     assert report["guessed"] == ["user", "item", "time"]
     assert (report["rows"], report["repeated_events"], report["bad_rows"]) == (3, 1, 0)
-    assert report["notes"] == ["every user has a single event: there is no next item to learn"]
+    assert report["notes"] == ["every user has a single event, so there is no next item to learn"]
     assert report["users_with_one_event"] == 2
     assert log.format_time(int(str(report["first_time"]))) == "2024-01-01"
     assert prepared(tmp_path, "user,item\n1,7\n1,7\n").report["notes"] == [
-        "there is only one user: name another user column if that is not meant",
-        "there is only one item: nothing to choose from",
-        "no time column: the order of the file is taken as the order of events",
+        "there is only one user; name another user column if that is wrong",
+        "there is only one item, so there is nothing to predict",
+        "no time column: events are taken in the order of the file",
     ]
     text = prepared(tmp_path, "text\nthe cat and the dog\n", text="text")
     assert text.item_keys.keys(text.items) == ["the", "cat", "and", "the", "dog"]
@@ -172,7 +176,7 @@ def test_the_report_says_what_was_read_and_what_to_know_of_it(tmp_path):
         prepared(tmp_path, "user,item,time,item\n1,a,1,b\n1,b,2,c\n")
 
 
-def test_a_killed_build_is_not_taken_for_a_finished_one(tmp_path, monkeypatch):
+def test_a_killed_preparation_is_not_mistaken_for_a_finished_one(tmp_path, monkeypatch):
     class Killed(BaseException):
         pass
 
@@ -188,7 +192,7 @@ def test_a_killed_build_is_not_taken_for_a_finished_one(tmp_path, monkeypatch):
     assert prepare_log(small(tmp_path), tmp_path / "cache").num_events == 3
 
 
-def test_when_another_process_is_faster_its_log_is_used(tmp_path, monkeypatch):
+def test_the_log_of_a_faster_process_is_used(tmp_path, monkeypatch):
     write_log = preparing.write_log
 
     def overtaken(folder, *rest):
@@ -201,7 +205,7 @@ def test_when_another_process_is_faster_its_log_is_used(tmp_path, monkeypatch):
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
-def test_what_a_killed_build_left_long_ago_is_cleared_and_a_young_one_is_not(tmp_path):
+def test_only_old_unfinished_folders_are_removed(tmp_path):
     cache = tmp_path / "cache"
     for name, age in (("old", 2 * 86_400), ("young", 60)):
         folder = cache / f"{preparing.UNFINISHED}{name}"

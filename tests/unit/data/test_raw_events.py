@@ -1,4 +1,4 @@
-"""Bad rows are named, or skipped and counted; files must agree; a text is documents of words."""
+"""Bad rows are reported or skipped and counted; files must agree; text becomes a log."""
 
 import numpy as np
 import polars as pl
@@ -9,7 +9,7 @@ from words import told
 
 from tapas import DataError
 from tapas.data import LogSource
-from tapas.data.raw_events import places, read_events, words_of
+from tapas.data.raw_events import read_events, tokenize, word_positions
 
 
 def read(*files, **options):
@@ -33,7 +33,7 @@ def events(raw):
         ("a,5,noon", "time is 'noon', not a time"),
     ],
 )
-def test_a_bad_row_is_named_or_skipped_and_counted(tmp_path, row, problem):
+def test_a_bad_row_is_reported_or_skipped_and_counted(tmp_path, row, problem):
     file = tmp_path / "clicks.csv"
     file.write_text(f"user_id,item_id,time\na,5,1\n\n{row}\nb,6,2\n{row}\n")
     words = f"{file}, row 3: {problem}. Drop such rows with --skip-bad-rows (2 found among 5 rows)."
@@ -54,7 +54,7 @@ def test_broken_and_bad_rows_are_counted_together_but_only_some_are_quoted(tmp_p
     assert len(raw.report["bad_examples"]) == 5
 
 
-def test_nulls_of_parquet_are_bad_rows_even_if_all_is_null(tmp_path):
+def test_nulls_in_parquet_are_bad_rows_even_in_all_columns(tmp_path):
     file = tmp_path / "a.parquet"
     pl.DataFrame({"user": [1, None, None], "item": [5, 6, None]}).write_parquet(file)
     with told(f"{file}, row 2: user is empty", DataError):
@@ -71,8 +71,8 @@ def test_without_a_time_column_the_order_of_the_files_is_the_time(tmp_path):
     assert raw.report["columns"] == {"user": "user", "item": "item"}
 
 
-def test_files_of_different_kinds_make_one_log(tmp_path):
-    """Keys of text are numbers, though one of the files is typed, whichever comes last."""
+def test_files_of_different_formats_are_read_as_one_log(tmp_path):
+    """Keys that are text in some files and integers in others become integers, in any order."""
     typed = pl.DataFrame({"user": [1], "item": [5], "time": [3]})
     typed.write_parquet(tmp_path / "a.parquet")
     (tmp_path / "b.csv").write_text("item,user,time\n6,1,4\n")
@@ -81,12 +81,12 @@ def test_files_of_different_kinds_make_one_log(tmp_path):
     assert events(read(tmp_path / "*")) == [(1, 5, 3), (1, 6, 4), (2, 5, 5), (1, 5, 3)]
 
 
-def test_files_that_do_not_agree_are_told(tmp_path):
+def test_files_with_different_columns_or_times_are_refused(tmp_path):
     (tmp_path / "a.csv").write_text("user,item\n1,2\n")
     (tmp_path / "b.csv").write_text("user,sku\n1,2\n")
     words = (
-        f"{tmp_path}/b.csv has user 'user', item 'sku', but the files before it user 'user', "
-        "item 'item'. Name the columns, or read the files apart."
+        f"{tmp_path}/b.csv has user 'user', item 'sku', but the files before it have user 'user', "
+        "item 'item'. Name the columns, or read the files separately."
     )
     with told(words, DataError):
         read(tmp_path / "*.csv")
@@ -96,13 +96,13 @@ def test_files_that_do_not_agree_are_told(tmp_path):
     (tmp_path / "b.csv").write_text("user,item,time\n1,2,2024-01-01\n")
     words = (
         f"{tmp_path}/b.csv: column 'time' is read as a datetime, but in {tmp_path}/a.csv as a "
-        "number. Write both alike."
+        "number. Write times the same way in all files."
     )
     with told(words, DataError):
         read(tmp_path / "*.csv")
 
 
-def test_a_text_is_documents_of_words_and_rows_of_one_group_are_one_document(tmp_path):
+def test_text_is_read_as_words_of_documents_and_a_group_is_one_document(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text('{"text": "The cat."}\n{"text": "..."}\n{"text": "the dog"}\n')
     raw = read(file, text="text")
@@ -116,10 +116,10 @@ def test_a_text_is_documents_of_words_and_rows_of_one_group_are_one_document(tmp
     ]  # fmt: skip
 
 
-def test_a_text_without_words_or_of_numbers_is_told(tmp_path):
+def test_text_without_words_or_of_another_type_is_refused(tmp_path):
     file = tmp_path / "a.csv"
     file.write_text("text,x\n...,1\n")
-    words = f"no words in column 'text' of {file}. Try split='spaces', or name another column."
+    words = f"no words in column 'text' of {file}. Use split='spaces', or name another column."
     with told(words, DataError):
         read(file, text="text")
     pl.DataFrame({"text": [1]}).write_parquet(tmp_path / "a.parquet")
@@ -127,16 +127,16 @@ def test_a_text_without_words_or_of_numbers_is_told(tmp_path):
         read(tmp_path / "a.parquet", text="text")
 
 
-def test_words_are_runs_of_letters_and_digits_in_lower_case_and_spaces_keep_them_as_written():
-    words, counts = words_of(pl.Series(["Don't stop: 42 TIMES!", "...", "a-b"]), "words")
+def test_words_are_lower_case_letters_and_digits_and_spaces_keep_words_unchanged():
+    words, counts = tokenize(pl.Series(["Don't stop: 42 TIMES!", "...", "a-b"]), "words")
     assert words.to_list() == ["don't", "stop", "42", "times", "a", "b"]
     assert counts.tolist() == [4, 0, 2]
-    words, counts = words_of(pl.Series(["Don't  stop:", " Ä\tb\n"]), "spaces")
+    words, counts = tokenize(pl.Series(["Don't  stop:", " Ä\tb\n"]), "spaces")
     assert words.to_list() == ["Don't", "stop:", "Ä", "b"]
     assert counts.tolist() == [2, 2]
 
 
 @given(st.lists(st.integers(0, 4)))
-def test_places_count_up_within_a_document(documents):
-    want = [documents[:place].count(document) for place, document in enumerate(documents)]
-    assert places(np.array(documents, dtype=np.uint32)).tolist() == want
+def test_word_positions_count_up_within_a_document(documents):
+    want = [documents[:i].count(document) for i, document in enumerate(documents)]
+    assert word_positions(np.array(documents, dtype=np.uint32)).tolist() == want

@@ -1,4 +1,4 @@
-"""Files of every kind are read alike, and broken ones are named with the row."""
+"""All formats give the same rows; broken files are reported with the row."""
 
 import gzip
 from pathlib import Path
@@ -48,7 +48,7 @@ def written(folder: Path, name: str, text: str) -> Path:
         ("blank_lines.jsonl", JSON.replace("\n", "\n\n")),
     ],
 )
-def test_every_kind_of_text_file_gives_the_same_rows(tmp_path, name, text):
+def test_every_text_format_gives_the_same_rows(tmp_path, name, text):
     file = written(tmp_path, name, text)
     assert column_names(file) == NAMES
     frame = read_frame(file, NAMES, skip_bad_rows=False)
@@ -63,7 +63,7 @@ def test_parquet_keeps_its_types(tmp_path):
     assert frame.typed
 
 
-def test_a_row_with_too_many_values_is_named_or_left_out_whichever_columns_are_read(tmp_path):
+def test_a_row_with_too_many_values_is_reported_or_skipped_whichever_columns_are_read(tmp_path):
     file = written(tmp_path, "a.csv", 'who,what\na,"1\n1"\nb,2,3\nc,4\nd,5,6,7\n')
     words = (
         f"{file}, row 2: 3 values where the header names 2. Drop such rows with --skip-bad-rows "
@@ -84,7 +84,7 @@ def test_a_row_with_too_many_values_is_named_or_left_out_whichever_columns_are_r
         ("[1, 2]", "a JSON list where an object is expected"),
     ],
 )
-def test_a_broken_line_of_json_is_named_or_left_out(tmp_path, line, problem):
+def test_a_broken_line_of_json_is_reported_or_skipped(tmp_path, line, problem):
     file = written(tmp_path, "a.jsonl", f'{{"who": 1}}\n{line}\n{{"who": "x"}}\n')
     assert column_names(file) == ["who"]
     words = f"{file}, row 2: {problem}. Drop such rows with --skip-bad-rows (1 broken among 3 rows)"
@@ -98,13 +98,13 @@ def damaged_in_the_middle(content: bytes) -> bytes:
     return content[:4] + bytes(1996) + content[2000:]
 
 
-def test_what_cannot_be_read_is_named(tmp_path):
+def test_unreadable_files_are_reported(tmp_path):
     file = written(tmp_path, "quote.csv", 'who,what\na,1\nb,"2\nc,3\n')
-    with told(f"{file}, row 2: a quote is opened and never closed as it should be", DataError):
+    with told(f"{file}, row 2: a quote is opened and never closed, so", DataError):
         read_frame(file, ["who"], skip_bad_rows=True)
     for name in ("a.parquet", "a.csv", "a.jsonl"):
         file = written(tmp_path, name, "")
-        with told(f"{file} is empty: it has no rows and no col", DataError):
+        with told(f"{file} is empty. Leave it out.", DataError):
             column_names(file)
     file = tmp_path / "latin.csv"
     file.write_bytes("who,what\ncafé,1\n".encode("latin-1"))
@@ -112,16 +112,16 @@ def test_what_cannot_be_read_is_named(tmp_path):
         read_frame(file, ["who"], skip_bad_rows=False)
     file = tmp_path / "a.parquet"
     pl.DataFrame({"who": range(10_000)}).write_parquet(file)
-    whole = file.read_bytes()
-    file.write_bytes(damaged_in_the_middle(whole))
+    content = file.read_bytes()
+    file.write_bytes(damaged_in_the_middle(content))
     with told(f"{file} cannot be read: ", DataError):
         read_frame(file, ["who"], skip_bad_rows=False)
-    file.write_bytes(whole[:-100])
+    file.write_bytes(content[:-100])
     with told(f"{file} cannot be read: ", DataError):
         column_names(file)
 
 
 @pytest.mark.parametrize("name", ["a.xlsx", "a", "a.parquet.gz"])
-def test_an_unknown_kind_of_file_is_told_the_known_ones(tmp_path, name):
-    with told("Known: .parquet, .csv, .tsv, .jsonl, .ndjson"):
+def test_the_error_for_an_unknown_format_lists_the_known_ones(tmp_path, name):
+    with told(": unknown file format. Known: .parquet, .csv, .tsv, .jsonl, .ndjson"):
         column_names(written(tmp_path, name, "x"))

@@ -1,4 +1,4 @@
-"""A source is checked when it is made, finds its columns, and has a key for what matters."""
+"""Sources are validated, find their columns, and have a key that covers all that matters."""
 
 import os
 from pathlib import Path
@@ -20,18 +20,18 @@ BAD = [
         {"text": "body", "user": "who"},
         "user is 'who', but with text='body' the documents are the users",
     ),
-    ({"group": "book"}, "group is 'book', but groups belong to a text. Name its column as text."),
+    ({"group": "book"}, "group is 'book', but only text has groups. Name the column of the text."),
 ]
 
 
 @pytest.mark.parametrize(("options", "words"), BAD)
-def test_wrong_words_are_told(options, words):
+def test_bad_options_are_refused(options, words):
     with told(words):
         LogSource(**{"files": ("a.csv",)} | options)
 
 
-def test_globs_are_expanded_sorted_and_named_once(tmp_path):
-    """A name with brackets is a file before it is a pattern."""
+def test_globs_are_expanded_sorted_and_without_duplicates(tmp_path):
+    """An existing file with brackets in its name is no pattern."""
     for name in ("b.csv", "a[1].csv", "d.csv", "c.txt"):
         (tmp_path / name).write_text("x")
     files = (str(tmp_path / "*.csv"), str(tmp_path / "b.csv"))
@@ -41,20 +41,20 @@ def test_globs_are_expanded_sorted_and_named_once(tmp_path):
         LogSource(files=(str(tmp_path),)).paths()
 
 
-def test_the_key_changes_with_options_contents_and_times(tmp_path):
+def test_the_cache_key_changes_with_options_contents_and_modification_times(tmp_path):
     file = tmp_path / "a.csv"
     file.write_text("user,item\n1,2\n")
     os.utime(file, ns=(5, 5))
     files = (str(file),)
-    keys = [LogSource(files=files).content_key(1)]
-    assert LogSource(files=files).content_key(1) == keys[0]
-    keys.append(LogSource(files=files).content_key(2))
-    keys.append(LogSource(files=files, min_count=2).content_key(1))
+    keys = [LogSource(files=files).cache_key(1)]
+    assert LogSource(files=files).cache_key(1) == keys[0]
+    keys.append(LogSource(files=files).cache_key(2))
+    keys.append(LogSource(files=files, min_count=2).cache_key(1))
     file.write_text("user,item\n1,3\n")
     os.utime(file, ns=(5, 5))
-    keys.append(LogSource(files=files).content_key(1))
+    keys.append(LogSource(files=files).cache_key(1))
     os.utime(file, ns=(5, 6))
-    keys.append(LogSource(files=files).content_key(1))
+    keys.append(LogSource(files=files).cache_key(1))
     assert len(set(keys)) == len(keys)
 
 
@@ -62,7 +62,7 @@ def resolve(present, **options):
     return resolve_columns(LogSource(files=("a.csv",), **options), present, Path("clicks.csv"))
 
 
-GUESSED = [  # the columns there, those that are given, and who is user, item and time
+GUESSED = [  # columns of the file, columns that are named, resulting user, item and time
     (["user_id", "item_id", "timestamp"], {}, ["user_id", "item_id", "timestamp"]),
     (["x", "transaction_timestamp", "product_id", "household_id"], {},
      ["household_id", "product_id", "transaction_timestamp"]),
@@ -74,12 +74,12 @@ GUESSED = [  # the columns there, those that are given, and who is user, item an
 
 
 @pytest.mark.parametrize(("present", "given", "columns"), GUESSED)
-def test_columns_that_were_not_given_are_guessed(present, given, columns):
+def test_columns_that_are_not_named_are_guessed(present, given, columns):
     found, guessed = resolve([*present, "price"], **given)
     assert list(found.values()) == columns
-    assert guessed == [part for part in found if part not in given]
+    assert guessed == [role for role in found if role not in given]
 
 
-def test_a_column_with_two_parts_to_play_is_told():
-    with told("clicks.csv: one column has two parts to play: user is 'id', item is 'id'."):
+def test_a_column_used_twice_is_refused():
+    with told("clicks.csv: one column is used twice: user is 'id', item is 'id'. Name"):
         resolve(["id"], user="id", item="id")

@@ -1,4 +1,4 @@
-"""Splits keep their promises: checked event by event against plain loops."""
+"""Splits are checked event by event against plain loops."""
 
 import numpy as np
 import pytest
@@ -32,8 +32,8 @@ def splits(users, **options):
         assume(False)
 
 
-def check_promises(log, split):
-    """What holds for every kind of split."""
+def check_split(log, split):
+    """Properties of every kind of split."""
     seen = np.zeros(log.num_items, dtype=int)
     for u in range(log.num_users):
         start, end = log.offsets[u], log.offsets[u + 1]
@@ -75,7 +75,7 @@ SHARES = st.sampled_from([0.0, 0.1, 0.2, 0.3])
 @given(LOGS, SHARES, SHARES)
 def test_a_split_by_time_never_looks_ahead(users, validation, test):
     log, split = splits(users, kind="time", validation=validation, test=test)
-    check_promises(log, split)
+    check_split(log, split)
     first, second = split.cuts
     want = {"validation": {}, "test": {}}
     for u in range(log.num_users):
@@ -93,17 +93,17 @@ def test_a_split_by_time_never_looks_ahead(users, validation, test):
 
 
 @given(LOGS, st.integers(0, 4), st.integers(0, 4))
-def test_a_split_by_last_holds_out_whole_baskets(users, validation, test):
+def test_a_split_by_last_never_divides_a_basket(users, validation, test):
     log, split = splits(users, kind="last", validation=validation, test=test)
-    check_promises(log, split)
+    check_split(log, split)
     for u, times in enumerate(users):
         times, start = sorted(times), int(log.offsets[u])
         bounds = [len(times)]
         for size in (test, validation):
-            place = max(0, bounds[-1] - size)
-            while 0 < place < len(times) and times[place - 1] == times[place]:
-                place -= 1
-            bounds.append(place)
+            bound = max(0, bounds[-1] - size)
+            while 0 < bound < len(times) and times[bound - 1] == times[bound]:
+                bound -= 1
+            bounds.append(bound)
         end, at_test, at_validation = bounds
         want = (start + at_test, start + end) if 0 < at_test < end else None
         assert as_dict(split.test).get(u) == want
@@ -113,10 +113,10 @@ def test_a_split_by_last_holds_out_whole_baskets(users, validation, test):
 
 
 @given(LOGS, SHARES, SHARES, st.integers(0, 3))
-def test_a_split_by_group_holds_out_whole_users(users, validation, test, seed):
+def test_a_split_by_group_holds_out_all_events_of_a_user(users, validation, test, seed):
     options = {"kind": "group", "validation": validation, "test": test, "seed": seed}
     log, split = splits(users, **options)
-    check_promises(log, split)
+    check_split(log, split)
     held_out = split.train_end == log.offsets[:-1]
     assert (held_out | (split.train_end == log.offsets[1:])).all()
     num_held_out = sum(max(1, round(s * len(users))) if s else 0 for s in (validation, test))
@@ -125,9 +125,9 @@ def test_a_split_by_group_holds_out_whole_users(users, validation, test, seed):
     for points in (split.validation, split.test):
         assert held_out[points.user].all()
         assert (points.limit == log.offsets[points.user + 1]).all()
-    judged = {*split.validation.user.tolist(), *split.test.user.tolist()}
+    evaluated = {*split.validation.user.tolist(), *split.test.user.tolist()}
     with_two_baskets = {u for u in np.flatnonzero(held_out) if len(set(users[u])) > 1}
-    assert judged == with_two_baskets
+    assert evaluated == with_two_baskets
     again = split_log(log, SplitConfig(**options))
     assert as_dict(again.test) == as_dict(split.test)
 
@@ -151,14 +151,14 @@ def test_targets_are_padded():
     ("options", "words"),
     [
         ({"kind": "random"}, "split kind must be one of time, last, group, got 'random'."),
-        ({"test": 5}, "test must be a share of the events between 0 and 1 for a split by 'time'"),
-        ({"kind": "group", "validation": -0.1}, "validation must be a share of the users between"),
-        ({"kind": "last", "test": 0.1}, "test must be a whole number of events of each user"),
-        ({"kind": "last", "test": "x"}, "test must be a whole number of events of each user"),
-        ({"test": 0.6, "validation": 0.4}, "validation 0.4 and test 0.6 leave nothing to train on"),
+        ({"test": 5}, "test must be a share of the events, at least 0 and below 1, for a"),
+        ({"kind": "group", "validation": -0.1}, "validation must be a share of the users, at"),
+        ({"kind": "last", "test": 0.1}, "test must be an integer, the number of events per user"),
+        ({"kind": "last", "test": "x"}, "test must be an integer, the number of events per user"),
+        ({"test": 0.6, "validation": 0.4}, "validation 0.4 and test 0.6 leave no training events"),
     ],
 )
-def test_a_bad_value_is_told(options, words):
+def test_bad_values_are_refused(options, words):
     with told(words):
         SplitConfig(**options)
 
@@ -166,13 +166,13 @@ def test_a_bad_value_is_told(options, words):
 @pytest.mark.parametrize(
     ("users", "options", "words"),
     [
-        ([[3] * 9], {}, "no event is earlier than the first cut, 3: too many events have the same"),
+        ([[3] * 9], {}, "no event is before the first cut, 3: too many events have the same"),
         ([[1, 2, 2, 2, 2]], {"test": 0.3, "validation": 0.3}, "both cuts fall on 2: too many"),
         ([[1, 2], [3, 4]], {"kind": "last", "validation": 0, "test": 1}, "no user with two events"),
-        ([[1, 2]], {"kind": "last"}, "leaves nothing to judge by: no user has both validation"),
+        ([[1, 2]], {"kind": "last"}, "leaves no validation points: no user has both validation"),
         ([[1, 2, 3], [9, 9]], {"test": 0.4, "validation": 0}, "no user has both test events and"),
     ],
 )
-def test_when_nothing_is_left_it_is_told_why(users, options, words):
+def test_an_empty_split_is_an_error(users, options, words):
     with told(words, DataError):
         split_log(build(users), SplitConfig(**options))

@@ -1,4 +1,4 @@
-"""Times come as dates, numbers or text, and leave as int64."""
+"""Dates, numbers and text are parsed to int64 times."""
 
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from words import told
 
 from tapas import DataError
-from tapas.data.times import whole_times
+from tapas.data.times import parse_times
 
 FILE = Path("clicks.csv")
 DAY = 86_400_000_000
@@ -36,16 +36,16 @@ DAY = 86_400_000_000
         ([None], [None], "number"),
     ],
 )
-def test_times_become_whole_numbers(values, want, kind):
-    times, got = whole_times(pl.Series("t", values), FILE)
+def test_times_become_integers(values, want, kind):
+    times, got = parse_times(pl.Series("t", values), FILE)
     assert times.dtype == pl.Int64
     assert (times.to_list(), got) == (want, kind)
 
 
-def test_what_cannot_be_a_time_is_told():
+def test_a_column_that_cannot_be_a_time_is_refused():
     words = (
         "clicks.csv: column 't' has type Boolean; expected a date, a datetime, a number or text "
         "for the time."
     )
     with told(words, DataError):
-        whole_times(pl.Series("t", [True]), FILE)
+        parse_times(pl.Series("t", [True]), FILE)

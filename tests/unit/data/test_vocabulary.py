@@ -1,4 +1,4 @@
-"""Keys and ids go both ways; an unknown key is told what it might have been."""
+"""Keys map to ids and back; errors for unknown keys suggest a similar one."""
 
 import numpy as np
 import polars as pl
@@ -15,7 +15,7 @@ def build(keys, kind="item", dtype=None) -> Vocabulary:
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), unique=True, min_size=1))
-def test_integer_keys_go_both_ways(keys):
+def test_integer_keys_map_to_ids_and_back(keys):
     vocabulary = build(keys, dtype=pl.Int64)
     assert vocabulary.keys(np.arange(len(keys))) == keys
     assert vocabulary.ids(keys).tolist() == list(range(len(keys)))
@@ -23,19 +23,19 @@ def test_integer_keys_go_both_ways(keys):
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8"), min_size=1), unique=True, min_size=1))
-def test_text_keys_go_both_ways(keys):
+def test_text_keys_map_to_ids_and_back(keys):
     vocabulary = build(keys, dtype=pl.String)
     assert vocabulary.keys(list(range(len(keys)))) == keys
     assert vocabulary.ids(keys).tolist() == list(range(len(keys)))
 
 
-def test_keys_beyond_int64_are_known():
+def test_keys_may_exceed_int64():
     vocabulary = build([2**64 - 1, 5], dtype=pl.UInt64)
     assert vocabulary.id(2**64 - 1) == 0
     assert vocabulary.key(1) == 5
 
 
-def test_unknown_keys_and_ids_are_told():
+def test_unknown_keys_and_ids_are_refused():
     with told("unknown item '109527'. Did you mean '1095275'? The model knows 3 items."):
         build([1095275, 42, 7]).id("109527")
     with told("unknown user 'zzz'. The model knows 2 users."):
@@ -48,7 +48,7 @@ def test_unknown_keys_and_ids_are_told():
             build([5, 6]).keys([0, bad])
 
 
-def test_the_rare_class_is_known_by_its_name_and_its_id():
+def test_the_rare_class_has_a_name_and_an_id():
     vocabulary = build([5, None, 6])
     assert vocabulary.keys([0, 1, 2]) == [5, "(rare)", 6]
     assert vocabulary.id("(rare)") == vocabulary.rare_id == 1
@@ -56,7 +56,7 @@ def test_the_rare_class_is_known_by_its_name_and_its_id():
     assert build(["a"]).rare_id is None
 
 
-def test_saved_and_loaded_it_is_the_same_and_a_broken_file_is_named(tmp_path):
+def test_a_saved_vocabulary_is_loaded_unchanged_and_a_damaged_file_is_named(tmp_path):
     file = tmp_path / "v.parquet"
     build(["b", None, "a"]).save(file)
     loaded = Vocabulary.load(file)

@@ -1,4 +1,4 @@
-"""Batches of sequences, against reading the log event by event."""
+"""Batches of sequences against a loop over the events of the log."""
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from words import told
 from tapas import DataError
 from tapas.data.windows import IGNORED, Windows, predicting_events
 
-# (items, times) of each user, and how many of the events are for training
+# (item, time since the previous event) of each user, and the number of training events
 users = st.lists(
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2)), min_size=1, max_size=12).flatmap(
         lambda steps: st.tuples(st.just(steps), st.integers(0, len(steps)))
@@ -30,7 +30,7 @@ def arrays_of(log):
 
 
 def predictions(items, times, offsets, train_end, next_items):
-    """Event -> its targets, for every event that may predict."""
+    """The targets of every event that predicts, {event: targets}."""
     found = {}
     for u in range(len(train_end)):
         for i in range(offsets[u], train_end[u] - 1):
@@ -41,11 +41,11 @@ def predictions(items, times, offsets, train_end, next_items):
 
 
 @given(users, st.sampled_from(["all", "last"]), st.integers(1, 5), st.integers(1, 3))
-def test_an_epoch_predicts_from_every_basket_once_and_shows_only_what_was_before(
+def test_an_epoch_predicts_from_every_basket_once_and_only_from_earlier_events(
     log, positions, length, next_items
 ):
     items, times, offsets, train_end = arrays_of(log)
-    items = np.arange(len(items))  # an item is its own event, so that batches can be traced
+    items = np.arange(len(items))  # item ids are event numbers, so that batches can be traced
     want = predictions(items, times, offsets, train_end, next_items)
     assert np.flatnonzero(predicting_events(times, offsets, train_end)).tolist() == sorted(want)
     options = {"length": length, "next_items": next_items, "positions": positions, "seed": 3}
@@ -71,7 +71,7 @@ def test_an_epoch_predicts_from_every_basket_once_and_shows_only_what_was_before
     assert seen == want
 
 
-def test_every_epoch_has_an_order_of_its_own_and_a_batch_is_a_function_of_its_number():
+def test_epochs_have_different_orders_and_a_batch_depends_only_on_its_number():
     steps = [(n % 7, 1) for n in range(50)]
     arrays = arrays_of([(steps, 50)])
     first, second = (Windows(*arrays, positions="last", batch_size=7, seed=1) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Small tables in and out: Parquet or JSON lines by the ending of the file's name."""
+"""Small tables as files: results written, and keys read, in the format of the suffix."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,17 +9,17 @@ import polars as pl
 from tapas.atomic_file import atomic_write
 from tapas.errors import DataError, UsageError
 
-ENDINGS = (".parquet", ".jsonl", ".csv")
+SUFFIXES = (".parquet", ".jsonl", ".csv")
 
 
-def check_ending(path: Path) -> None:
-    if path.suffix not in ENDINGS:
-        raise UsageError(f"{path} must end in one of {', '.join(ENDINGS)}.")
+def check_suffix(path: Path) -> None:
+    if path.suffix not in SUFFIXES:
+        raise UsageError(f"{path} must end in one of {', '.join(SUFFIXES)}.")
 
 
 def write_frame(path: Path, columns: Mapping[str, Sequence[Any] | Any]) -> None:
-    """Write `columns`, whole or not at all."""
-    check_ending(path)
+    """Write `columns` to `path` as Parquet, JSON lines or CSV; a failure leaves no file."""
+    check_suffix(path)
     frame = pl.DataFrame({name: _column(values) for name, values in columns.items()})
     with atomic_write(path) as unfinished:
         try:
@@ -34,13 +34,17 @@ def write_frame(path: Path, columns: Mapping[str, Sequence[Any] | Any]) -> None:
 
 
 def _column(values: Any) -> Any:
-    """`values`, as text if numbers and text are mixed, as in integer keys beside "(rare)"."""
+    """`values`, converted to text if types are mixed, such as integer keys and "(rare)"."""
     mixed = isinstance(values, list) and len({type(value) for value in values}) > 1
     return [str(value) for value in values] if mixed else values
 
 
 def read_keys(path: Path, column: str | None) -> list[str]:
-    """One column of a Parquet, CSV or JSON-lines file, or the lines of a text file, as text."""
+    """The keys in `path`, as text: a column of a Parquet, CSV or JSON-lines file, or text lines.
+
+    `column` defaults to the first one. Raises `UsageError` if file or column is missing,
+    `DataError` if the file cannot be read or a key is empty.
+    """
     if not path.is_file():
         raise UsageError(f"there is no file {path}.")
     try:
