@@ -1,4 +1,4 @@
-"""What every second-pass rule must do, ours and a user's own, where the rows live."""
+"""What every second-pass rule must do: `Top`, `Priority` and one that a user wrote."""
 
 import importlib
 
@@ -22,7 +22,7 @@ A, C, D, P, KEEP = 5, 31, 3, 17, 7
 
 
 class Closest(Selection):
-    """A user's own: the classes nearest to any one query, each counted a little heavier."""
+    """A user's rule: the classes closest to any query, each with a weight above 1."""
 
     score_queries = None
 
@@ -59,10 +59,10 @@ def a_pool(size=P, num_classes=C):
     return Candidates(ids, -draw(size, name="log_q").abs())
 
 
-OWN = torch.tensor([[4, 9], [-1, 2], [30, 30], [-1, -1], [11, 12]])
+TARGET = torch.tensor([[4, 9], [-1, 2], [30, 30], [-1, -1], [11, 12]])
 
 
-def run(table, rule, *, pool=None, keep=KEEP, query=None, target=OWN, complete=True, seed=0):
+def run(table, rule, *, pool=None, keep=KEEP, query=None, target=TARGET, complete=True, seed=0):
     query = draw(A, D, name="query") if query is None else query
     options = {"rule": rule, "target": target, "complete": complete}
     return select(table, query, pool or a_pool(), keep, generator=stream(seed, "keep"), **options)
@@ -74,7 +74,7 @@ def equal(a, b):
 
 @pytest.mark.parametrize("keep", [1, KEEP, P - 1])
 @pytest.mark.parametrize("num_shards", [1, 3])
-def test_distinct_rising_ids_of_the_pool_are_kept(rule, keep, num_shards):
+def test_distinct_ascending_ids_of_the_pool_are_kept(rule, keep, num_shards):
     pool = a_pool()
     kept = run(a_table(num_shards=num_shards), rule, pool=pool, keep=keep)
     assert len(kept) <= keep
@@ -106,7 +106,7 @@ def test_the_same_generator_keeps_the_same_classes_and_nothing_is_changed(rule):
     assert equal(pool, Candidates(ids, log_q))
 
 
-def test_only_the_priority_rule_looks_at_the_noise():
+def test_only_the_priority_rule_uses_the_noise():
     for name, rule in RULES.items():
         outcomes = [run(a_table(), rule, seed=seed) for seed in range(5)]
         same = all(equal(outcome, outcomes[0]) for outcome in outcomes)
@@ -120,7 +120,7 @@ def view_of(table, pool, noise, query=None):
         log_q=pool.log_q,
         rows=lambda start, stop: table.rows(pool.ids[start:stop]),
         query=query,
-        target=OWN,
+        target=TARGET,
         complete=True,
         temperature=0.7,
         noise=noise,
@@ -128,7 +128,7 @@ def view_of(table, pool, noise, query=None):
 
 
 def test_ties_go_to_the_lower_id(rule):
-    """All rows but one are the same and own targets lie elsewhere, so that all others tie."""
+    """All rows but one are equal and no target is in the pool, so that all others tie."""
     table = LocalTable(C, D, bias=False)
     table.weight.data.fill_(0.5)
     table.weight.data[23] = 2.0
@@ -139,20 +139,20 @@ def test_ties_go_to_the_lower_id(rule):
 
 
 @pytest.mark.parametrize(("chunk", "queries"), [(1, 1), (2, 3), (5, 2), (16, 4), (17, 5)])
-def test_chunking_is_invisible(rule, chunk, queries, monkeypatch):
-    whole = [run(a_table(), rule, keep=keep) for keep in range(1, P)]
+def test_chunks_do_not_change_the_result(rule, chunk, queries, monkeypatch):
+    unchunked = [run(a_table(), rule, keep=keep) for keep in range(1, P)]
     monkeypatch.setattr(top_rule, "CHUNK", chunk)
     monkeypatch.setattr(priority_rule, "CHUNK", chunk)
     monkeypatch.setattr(priority_rule, "QUERIES", queries)
     monkeypatch.setattr(priority_rule, "SCRATCH", 0)
     for keep in range(1, P):
         kept = run(a_table(), rule, keep=keep)
-        assert torch.equal(kept.ids, whole[keep - 1].ids)
-        torch.testing.assert_close(kept.log_q, whole[keep - 1].log_q)
+        assert torch.equal(kept.ids, unchunked[keep - 1].ids)
+        torch.testing.assert_close(kept.log_q, unchunked[keep - 1].log_q)
 
 
 def test_bfloat16_rows_are_scored_in_float32(rule):
-    """Exactly as a float32 table that holds the same numbers; 257 terms drown in bfloat16."""
+    """As in a float32 table with the same numbers; sums of 257 terms differ in bfloat16."""
     narrow = LocalTable(C, 257, bias=draw(C, name="bias"), dtype=torch.bfloat16)
     wide = LocalTable(C, 257, bias=narrow.bias.detach().float())
     wide.weight.data.copy_(narrow.weight.data)
@@ -163,7 +163,7 @@ def test_bfloat16_rows_are_scored_in_float32(rule):
 
 
 class Largest(TorchDispatchMode):
-    """The most numbers that any one tensor had that came out of an operation."""
+    """Records the size of the largest tensor that any operation returned."""
 
     numel = 0
 
@@ -176,15 +176,18 @@ class Largest(TorchDispatchMode):
 
 
 def test_no_tensor_of_queries_times_pool_is_ever_made(rule, monkeypatch):
-    for module in (priority_rule, kernels_module):  # it bounds the block at any size
+    for module in (
+        priority_rule,
+        kernels_module,
+    ):  # the scratch matrix would hold any of these sizes
         monkeypatch.setattr(module, "SCRATCH", 0)
     num_queries, size = 129, 5003
     table = LocalTable(6007, D, bias=draw(6007))
     pool, query = a_pool(size, 6007), draw(num_queries, D, name="query")
-    own = torch.arange(num_queries)[:, None]
+    target = torch.arange(num_queries)[:, None]
     with Largest() as seen:
-        run(table, rule, pool=pool, query=query, target=own, keep=97)
-    assert seen.numel >= size  # the mode did see the work
+        run(table, rule, pool=pool, query=query, target=target, keep=97)
+    assert seen.numel >= size  # the mode was active
     bounds = {"Top": top_rule.CHUNK * num_queries, "Priority": priority_rule.QUERIES * size}
     assert seen.numel <= bounds.get(type(rule).__name__, D * 6007) < num_queries * size
 
@@ -196,7 +199,7 @@ def test_a_diverged_row_shows_in_the_loss(rule, bad, place):
     table.weight.data[pool.ids[place]] = bad
     query = draw(A, D, name="query")
     kept = run(table, rule, pool=pool, query=query, target=torch.full((A, 1), -1))
-    if not isinstance(rule, Priority):  # there one bad row spoils every share, hence every weight
+    if not isinstance(rule, Priority):  # there one bad row makes every share and weight bad
         assert int(pool.ids[place]) in kept.ids.tolist()
     _, log_sum = table.sampled_logits(GlobalBatch.local(query, torch.full((A, 1), -1)), kept)
     assert not bool(log_sum.isfinite().any()) or bad == torch.inf
@@ -220,12 +223,12 @@ def test_shards_keep_the_union_of_what_each_would_keep_alone(rule, num_shards, k
         part = [p for p, c in enumerate(pool.ids.tolist()) if home[c] == shard]
         mine = Candidates(pool.ids[part], pool.log_q[part])
         starved |= len(part) < share
-        places, log_weight = range(len(part)), [0.0] * len(part)
+        positions, log_weight = range(len(part)), [0.0] * len(part)
         if len(part) > share:
-            places, log_weight = [], []
+            positions, log_weight = [], []
             if share:
-                places, log_weight = rule.select(view_of(table, mine, noise[part]), share)
-        for place, weight in zip(places, log_weight, strict=True):
+                positions, log_weight = rule.select(view_of(table, mine, noise[part]), share)
+        for place, weight in zip(positions, log_weight, strict=True):
             want[int(mine.ids[place])] = float(mine.log_q[place] - weight)
     got = run(table, rule, pool=pool, keep=keep)
     assert got.ids.tolist() == sorted(want)
@@ -233,7 +236,7 @@ def test_shards_keep_the_union_of_what_each_would_keep_alone(rule, num_shards, k
     assert (len(got) < keep) == starved
 
 
-def test_rules_are_found_by_name_and_a_rule_stays_itself():
+def test_rules_are_found_by_name_and_an_object_is_returned_as_it_is():
     assert as_selection("top") == Top()
     assert as_selection("priority") == Priority()
     mine = Closest()

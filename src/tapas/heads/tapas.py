@@ -31,9 +31,9 @@ class TapasSoftmax(SharedSample):
     """Softmax cross-entropy over many classes, computed on a small sample of them.
 
     The head takes the place of the last `nn.Linear` and of `cross_entropy`. It holds one weight
-    row and one bias for each class. `backward` computes gradients only for the rows in the sample,
-    and the `step` of an optimizer from `tapas.optim` moves those rows; the optimizers of
-    `torch.optim` do not see them.
+    row and one bias for each class. `backward` computes gradients only for the rows of the targets
+    and of the sample, and the `step` of an optimizer from `tapas.optim` moves those rows; the
+    optimizers of `torch.optim` do not see them.
 
     >>> import tapas
     >>> num_classes, dim = 20_000, 8
@@ -76,7 +76,7 @@ class TapasSoftmax(SharedSample):
             `tapas.optim.RowwiseAdagrad.fused(lr=0.1)`, moves the rows inside `backward` instead.
         bias: True (start at 0), False, or (C,) values to start at.
         dtype: float32 or bfloat16, of the rows; the loss is computed in float32.
-        num_shards: emulate that many shards, each of which keeps its part of the sample.
+        num_shards: emulate that many shards, each of which keeps its share of the sample.
         device: of the rows; torch's default device if left out.
         reduction: "mean" over examples, "sum" or "none", as in `cross_entropy`.
         ignore_index: the target value that means padding.

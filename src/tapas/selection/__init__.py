@@ -1,4 +1,4 @@
-"""Second pass: rules that keep n of the pool by looking at the batch."""
+"""Second pass: rules that select n classes of the pool by their scores for the batch."""
 
 from tapas.errors import UsageError, choice
 from tapas.selection.base import NativeRows, Selection, SelectionInput, check_selected
@@ -19,7 +19,7 @@ RULES: dict[str, type[Priority | Top]] = {"priority": Priority, "top": Top}
 
 
 def as_selection(rule: str | Selection) -> Selection:
-    """`"priority"` and `"top"` are the rules with their defaults; an object stays itself."""
+    """The rule named "priority" or "top" with its defaults; a `Selection` is returned as it is."""
     if isinstance(rule, Selection):
         return rule
     if not isinstance(rule, str):

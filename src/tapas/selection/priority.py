@@ -4,9 +4,9 @@
     keep the n largest of g_y / u_y, u_y uniform in (0, 1]; t is the (n+1)-th
     w_y = max(1, t / g_y)
 
-The softmax runs over the pool without the query's own targets. Whatever positive g is
-used, the weighted sum over the kept classes is an unbiased estimate of the pool's sum
-for every example: hard negatives are kept almost surely and the loss stays right.
+The softmax runs over the pool without the query's targets. Hard negatives are kept almost
+surely. For any positive g the weighted sum over the kept classes is an unbiased estimate of
+the pool's sum, for every example; its logarithm, and hence the loss, is not unbiased.
 """
 
 from collections.abc import Iterable
@@ -21,21 +21,24 @@ from tapas.errors import UsageError
 from tapas.selection.base import Selection, SelectionInput, builtin, largest
 from tapas.shapes import check_positive
 
-CHUNK = 16384  # classes read at once
-QUERIES = 64  # queries normalised at once, at least
-SCRATCH = 1 << 22  # floats of the matrix they are normalised in, if that holds more
-Piece = tuple[int, Tensor, Tensor]  # start, weights and biases of a stretch of the pool
-TINY = 1e-30  # g must be positive, also where a softmax underflows
+CHUNK = 16384  # classes read at a time
+QUERIES = 64  # queries normalised at a time, at least; more if their matrix fits in SCRATCH
+SCRATCH = 1 << 22  # floats
+Chunk = tuple[int, Tensor, Tensor]  # first position, weights and biases of a range of the pool
+TINY = 1e-30  # g must be positive even if a softmax underflows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Priority(Selection):
-    """Keep by priority, weight by the inverse of the chance to be kept.
+    """Keep classes by priority and weight them by the inverse of their chance to be kept.
 
-    `floor` (eps) is the part of g spread evenly over the pool; it bounds the weight of a
-    class that the scoring queries overlooked, and is 0 when every query scores. A
-    temperature other than 1 makes g flatter (above) or sharper (below) than the variance
-    calls for; the estimate stays unbiased.
+    Args:
+        score_queries: how many queries of a batch score the pool; None is all.
+        floor: eps, the share of g that is spread evenly over the pool. It bounds the weight of
+            a class that only the other queries score high; not used if all queries score.
+
+    A temperature other than 1 makes g flatter (above) or sharper (below) than the g of least
+    variance. The estimate of the partition sum is unbiased at any temperature.
     """
 
     score_queries: int | None = 64
@@ -58,7 +61,7 @@ class Priority(Selection):
 
 
 def mean_share(given: SelectionInput) -> Tensor:
-    """Mean over the scoring queries of each class's share of the pool's softmax, (P,)."""
+    """(P,) softmax over the pool of every scoring query, averaged over these queries."""
     if given.native is not None:
         weight, positions, bias = given.native
         return native.mean_share(
@@ -74,26 +77,26 @@ def mean_share(given: SelectionInput) -> Tensor:
     width = min(max(QUERIES, SCRATCH // size), num_queries)
     query = given.query if given.temperature == 1 else given.query / given.temperature
     if num_queries <= width:
-        pieces: Iterable[Piece] = (
+        chunks: Iterable[Chunk] = (
             (s, *given.rows(s, min(s + CHUNK, size))) for s in range(0, size, CHUNK)
         )
     else:
-        pieces = [(0, *given.rows(0, size))]  # several blocks of queries read it: gather once
+        chunks = [(0, *given.rows(0, size))]  # read by several blocks of queries: gather once
     scratch = query.new_empty(width, size)
     share = query.new_zeros(size)
     for first in range(0, num_queries, width):
         last = min(first + width, num_queries)
         logit = scratch[: last - first]
-        for start, weight, bias in pieces:
-            part = slice(start, start + weight.shape[0])
-            offset = bias - given.log_q[part]
+        for start, weight, bias in chunks:
+            here = slice(start, start + weight.shape[0])
+            offset = bias - given.log_q[here]
             if given.temperature != 1:
                 offset /= given.temperature
-            torch.addmm(offset, query[first:last], weight.t(), out=logit[:, part])
+            torch.addmm(offset, query[first:last], weight.t(), out=logit[:, here])
         mask_hits(logit, given.ids, given.target[first:last])
-        # a query that owns the whole pool, or for which nothing in it can be, has no say
-        silent = logit.amax(dim=1, keepdim=True).isneginf()
+        # a query with nothing but targets or -inf in the pool adds nothing, instead of NaN
+        empty = logit.amax(dim=1, keepdim=True).isneginf()
         torch.softmax(logit, dim=1, out=logit)
-        logit.masked_fill_(silent, 0.0)
+        logit.masked_fill_(empty, 0.0)
         share += logit.sum(dim=0)
     return share.div_(num_queries)

@@ -1,8 +1,8 @@
-"""The paper's rule: keep the n classes that the batch as a whole scores highest.
+"""The paper's rule: keep the n classes with the highest scores, summed over the batch.
 
     score_y = log sum_i exp((query_i . row_y + bias_y) / tau)
 
-Kept classes are not re-weighted: the paper wants the emphasis on hard negatives.
+Kept classes get no weights: the paper wants the emphasis on hard negatives.
 """
 
 from dataclasses import dataclass
@@ -15,12 +15,18 @@ import tapas.native as native
 from tapas.selection.base import Selection, SelectionInput, builtin, largest
 from tapas.shapes import check_positive
 
-CHUNK = 1024  # classes scored at once
+CHUNK = 1024  # classes scored at a time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Top(Selection):
-    """Keep the highest. No correction for the second pass (Bai, Goldman, Zhang 2017)."""
+    """Keep the highest scores, without weights (Bai, Goldman, Zhang 2017).
+
+    The classes that are dropped are not made up for, so the partition sum is underestimated.
+
+    Args:
+        score_queries: how many queries of a batch score the pool; None is all.
+    """
 
     random: ClassVar[bool] = False
     score_queries: int | None = None
@@ -36,7 +42,7 @@ class Top(Selection):
 
 
 def batch_score(given: SelectionInput) -> Tensor:
-    """log sum_i exp(logit_iy / tau) of every class of the pool, (P,)."""
+    """(P,) log sum_i exp(logit_iy / tau) of every class y of the pool."""
     if given.native is not None:
         return native.batch_score(*given.native, given.query, temperature=given.temperature)
     query = given.query.t() if given.temperature == 1 else (given.query / given.temperature).t()
@@ -45,8 +51,8 @@ def batch_score(given: SelectionInput) -> Tensor:
     for start in range(0, size, CHUNK):
         weight, bias = given.rows(start, min(start + CHUNK, size))
         logit = torch.mm(weight, query)
-        # log_softmax is the one fused max-exp-sum that torch has; any of its columns gives the
-        # sum back, and it is 1.6 times as fast as logsumexp
+        # log_softmax is fused and 1.6 times as fast as logsumexp; any column minus its
+        # log_softmax is the logsumexp
         first = logit[:, 0].clone()
         torch.log_softmax(logit, dim=1, out=logit)
         scores.append(first.sub_(logit[:, 0]).add_(bias, alpha=1 / given.temperature))

@@ -102,7 +102,9 @@ def test_a_rule_of_the_users_own_can_be_the_second_pass():
     ],
 )
 def test_a_rule_that_answers_wrongly_is_told_so(answer):
-    words = r"Rule\(\) must select 7 distinct positions below 14, rising, as int64, and as many log"
+    words = (
+        r"Rule\(\) must select 7 distinct positions below 14, ascending, as int64, and as many log"
+    )
     with pytest.raises(tapas.UsageError, match=words):
         make(selection=rule_of(answer))(queries(), TARGET)
 

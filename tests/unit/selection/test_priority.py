@@ -1,4 +1,4 @@
-"""Our rule: against plain loops for one draw of the noise, and in the mean over many."""
+"""The priority rule against plain loops for one draw of the noise, and its mean over many."""
 
 import numpy as np
 import pytest
@@ -57,29 +57,32 @@ def test_the_floor_is_a_tenth_spread_evenly_and_none_when_all_queries_score():
 
 
 @pytest.mark.parametrize("queries", [1, 2, 64])
-def test_own_targets_are_left_out_of_a_querys_share(queries, monkeypatch):
-    """Also classes that are not there, and one that is listed twice: it is owned once."""
+def test_the_targets_of_a_query_are_left_out_of_its_share(queries, monkeypatch):
+    """Also with targets outside the pool, and with one that is listed twice."""
     monkeypatch.setattr("tapas.selection.priority.QUERIES", queries)
     monkeypatch.setattr("tapas.selection.priority.SCRATCH", 0)
-    own = torch.tensor([[0, 3, 3, 7], [-1, -1, -1, -1], [6, -1, 9, 300], [3, 3, 3, 3]])
-    given = make_selection_input(4, 3, 5, target=own)
+    target = torch.tensor([[0, 3, 3, 7], [-1, -1, -1, -1], [6, -1, 9, 300], [3, 3, 3, 3]])
+    given = make_selection_input(4, 3, 5, target=target)
     np.testing.assert_allclose(mean_share(given).numpy(), slow_shares(given), rtol=1e-4)
-    assert mean_share(make_selection_input(1, 3, 5, target=own[:1], query=given.query[:1]))[
+    assert mean_share(make_selection_input(1, 3, 5, target=target[:1], query=given.query[:1]))[
         :2
-    ].tolist() == [0, 0]
+    ].tolist() == [
+        0,
+        0,
+    ]
 
 
 @pytest.mark.parametrize("queries", [1, 64])
-def test_a_query_that_owns_the_whole_pool_has_no_say(queries, monkeypatch):
+def test_a_query_whose_targets_are_the_whole_pool_adds_nothing(queries, monkeypatch):
     monkeypatch.setattr("tapas.selection.priority.QUERIES", queries)
     monkeypatch.setattr("tapas.selection.priority.SCRATCH", 0)
-    own = torch.tensor([[0, 3, 6, 9], [-1, -1, -1, -1]])
-    given = make_selection_input(2, 3, 4, target=own)
+    target = torch.tensor([[0, 3, 6, 9], [-1, -1, -1, -1]])
+    given = make_selection_input(2, 3, 4, target=target)
     np.testing.assert_allclose(mean_share(given).numpy(), slow_shares(given), rtol=1e-4)
-    nobody = make_selection_input(
-        2, 3, 4, target=own[:1].repeat(2, 1), noise=torch.tensor([0.5, 0.1, 0.2, 1.0])
+    all_targets = make_selection_input(
+        2, 3, 4, target=target[:1].repeat(2, 1), noise=torch.tensor([0.5, 0.1, 0.2, 1.0])
     )
-    kept, log_weight = Priority().select(nobody, 2)  # all alike: the smallest u stay
+    kept, log_weight = Priority().select(all_targets, 2)  # equal shares: the smallest u are kept
     assert kept.tolist() == [1, 2]
     torch.testing.assert_close(log_weight.exp(), torch.tensor([2.0, 2.0]))
 
@@ -98,12 +101,12 @@ B, C, D, P, DRAWS = 5, 31, 3, 17, 1000
 def test_the_weighted_kept_sum_is_unbiased_for_every_query_and_class(
     num_shards, scorers, temperature
 ):
-    """Also for the queries that did not score, whatever tau was, and shard by shard."""
+    """Also for queries that did not score the pool, at any tau, and for each shard."""
     keep = {1: 5, 3: 8}[num_shards]  # shards keep 3, 3 and 2
-    # mild logits: the mean of a weight with a heavy tail has no standard error to speak of
+    # small logits: a weight with a heavy tail has no useful standard error
     table = LocalTable(C, D, bias=0.3 * draw(C, name="bias"), num_shards=num_shards)
     query = 0.5 * draw(B, D, name="query")
-    own = torch.tensor([[4, 9], [-1, 2], [30, 30], [-1, -1], [11, 12]])
+    target = torch.tensor([[4, 9], [-1, 2], [30, 30], [-1, -1], [11, 12]])
     ids = torch.randperm(C, generator=stream(0, "pool"))[:P].sort().values
     pool = Candidates(ids, -0.5 * draw(P, name="log_q").abs())
     kept_weight = torch.zeros(DRAWS, P, dtype=torch.float64)
@@ -114,7 +117,7 @@ def test_the_weighted_kept_sum_is_unbiased_for_every_query_and_class(
             pool,
             keep,
             rule=Priority(),
-            target=own[:scorers],
+            target=target[:scorers],
             complete=scorers == B,
             generator=stream(1, "keep", i),
             tau=temperature,
@@ -123,18 +126,18 @@ def test_the_weighted_kept_sum_is_unbiased_for_every_query_and_class(
         kept_weight[i, place] = (pool.log_q[place] - kept.log_q).double().exp()
     weight, bias = table.rows(ids)
     term = (query @ weight.t() + bias - pool.log_q).double().exp()
-    term[(ids == own[:, :, None]).any(dim=1)] = 0.0
+    term[(ids == target[:, :, None]).any(dim=1)] = 0.0
     for estimate, truth in (
-        (kept_weight @ term.t(), term.sum(dim=1)),  # the sums that the losses see
+        (kept_weight @ term.t(), term.sum(dim=1)),  # the sums in the losses
         (kept_weight, torch.ones(P, dtype=torch.float64)),  # each class counts once in the mean
     ):
         error = (estimate.mean(dim=0) - truth).abs()
         # 22 comparisons in each of 4 cases: a false alarm in 1 of 1,600 seeds at 4.5 errors
-        # (a class that is always kept has no error but float32's)
+        # (a class that is always kept has only the rounding error of float32)
         assert bool((error <= 4.5 * estimate.std(dim=0) / DRAWS**0.5 + 1e-6).all())
 
 
-def test_a_floor_that_is_no_share_is_refused():
+def test_a_floor_outside_0_to_1_is_refused():
     for floor in (1.5, -0.1, torch.nan):
         with told(f"floor must be between 0 and 1, got {floor}."):
             Priority(floor=floor)

@@ -1,4 +1,4 @@
-"""The paper's rule against plain loops."""
+"""The paper's rule, `Top`, against plain loops."""
 
 import numpy as np
 import pytest
@@ -17,10 +17,10 @@ SIZES = [(1, 1, 2), (5, 3, 17), (67, 7, 31), (3, 2, CHUNK + 1)]  # queries, dim,
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize(("temperature", "scale"), [(1.0, 1), (0.1, 1), (3.0, 1), (0.1, 1e3)])
 def test_scores_and_choice_are_those_of_the_loops(sizes, temperature, scale):
-    """Neither the first pass nor the targets have a say; scores of 10^4 do not overflow."""
+    """log_q and targets do not matter to `Top`; scores of 10^4 do not overflow."""
     num_queries, dim, size = sizes
     query = scale * draw(num_queries, dim, name="query")
-    noise = torch.full((size,), torch.nan)  # whoever touches it shows
+    noise = torch.full((size,), torch.nan)  # any use of it would show
     given = make_selection_input(*sizes, temperature=temperature, query=query, noise=noise)
     weight, bias = given.rows(0, size)
     want = oracle.top_scores(oracle.logit(given.query, weight, bias), given.temperature)
@@ -32,7 +32,7 @@ def test_scores_and_choice_are_those_of_the_loops(sizes, temperature, scale):
 
 
 @pytest.mark.parametrize("keep", range(1, 9))
-def test_largest_gives_ties_to_the_lower_place_and_nan_the_first(keep):
+def test_largest_prefers_the_lower_position_in_ties_and_nan_to_all(keep):
     score = torch.tensor([1.0, 2.0, -torch.inf, 2.0, torch.nan, 1.0, 2.0, -torch.inf, 1.0])
     order = [4, 1, 3, 6, 0, 5, 8, 2, 7]
     kept, left_out = largest(score, keep)
