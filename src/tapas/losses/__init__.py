@@ -1,4 +1,4 @@
-"""Losses as pure functions of logits."""
+"""Losses as pure functions of logits, rows or queries; a head reduces what they return."""
 
 from tapas.losses.sampled_softmax import (
     Shares,

@@ -1,11 +1,11 @@
-"""Losses that ask of each class by itself: is it one of the example's targets or not?
+"""Binary cross-entropy for each class separately: is it a target of the example or not?
 
-    yes:  -log sigmoid(s)       = softplus(-s)
-    no:   -log(1 - sigmoid(s))  = softplus(s)
+    target:      -log sigmoid(s)       = softplus(-s)
+    no target:   -log(1 - sigmoid(s))  = softplus(s)
 
     loss_b = sum_l w_bl * ( pull * softplus(-s_bl) + pushed_b )
 
-`pushed_b` is what the "no" of all other classes, or of a sample of them, costs the example.
+`pushed_b` is the loss of example b on all classes that are no targets, or on a sample of them.
 """
 
 from collections.abc import Iterator
@@ -19,19 +19,19 @@ from tapas.candidates import index_of, mask_hits
 from tapas.shapes import check_shape
 from tapas.torch_modes import first_derivative
 
-SCORES_PER_CHUNK = 1 << 18  # floats of a (B, chunk) block of scores: what stays in a cache
+SCORES_PER_CHUNK = 1 << 18  # floats of a (B, chunk) block of scores, so that it fits in a cache
 
 
 def binary_loss(
     positive: Tensor, pushed: Tensor, weight: Tensor | None = None, *, pull: float = 1.0
 ) -> Tensor:
-    """Every target's "yes", and for each of them the cost of all that is not.
+    """Loss of the targets plus, once for each target, the loss of the other classes.
 
     Args:
-        positive: (B, L) scores of the example's own targets, finite for padding too.
-        pushed:   (B,)   what saying "no" to the others costs.
+        positive: (B, L) scores of the targets, also finite for padding.
+        pushed:   (B,)   loss of the other classes, such as `noise_cost`.
         weight:   (B, L) weight of each target, 0 for padding; 1 if left out.
-        pull:     how often a "yes" counts against one "no".
+        pull:     factor of the targets' loss.
 
     Returns: (B,) loss in nats.
 
@@ -47,9 +47,9 @@ def binary_loss(
 
 
 def noise_cost(negative: Tensor, times: Tensor | None = None) -> Tensor:
-    """sum_k times_k * softplus(n_bk), (B,), of `negative` (B, K); -inf is left out.
+    """(B,) sum_k times_k * softplus(n_bk) over the scores `negative` (B, K); -inf adds nothing.
 
-    `times` (K,) is how often each candidate counts; once if left out.
+    `times` (K,) is how often each candidate counts, by default once.
 
     >>> noise_cost(torch.tensor([[0.0, -torch.inf]]))  # one coin toss
     tensor([0.6931])
@@ -61,41 +61,41 @@ def noise_cost(negative: Tensor, times: Tensor | None = None) -> Tensor:
     return cost
 
 
-def leave_out(score: Tensor, ids: Tensor, own: Tensor) -> Tensor:
-    """`score` (B, K) with -inf where the class `ids` (K,), rising, is one of the row's `own`.
+def leave_out(score: Tensor, ids: Tensor, target: Tensor) -> Tensor:
+    """Set `score` (B, K) of `ids` (K,) to -inf where a class is one of the row's targets.
 
-    `own` (B, L), negative is padding. `score` itself changes; no gradient passes what is left
-    out.
+    `ids` are ascending; `target` (B, L), negative is padding. Changes `score` in place and
+    returns it; no gradient flows through what is left out.
     """
-    place, found = index_of(ids, own)
+    position, found = index_of(ids, target)
     example = found.nonzero()[:, 0]
-    return score.index_put_((example, place[found]), score.new_tensor(-torch.inf))
+    return score.index_put_((example, position[found]), score.new_tensor(-torch.inf))
 
 
-def all_classes_cost(query: Tensor, weight: Tensor, bias: Tensor, own: Tensor) -> Tensor:
-    """sum over all classes c but the example's own of softplus(query_b . weight_c + bias_c), (B,).
+def all_classes_cost(query: Tensor, weight: Tensor, bias: Tensor, target: Tensor) -> Tensor:
+    """(B,) sum of softplus(query_b . weight_c + bias_c) over all classes c but the targets of b.
 
     Args:
         query:  (B, D)
         weight: (C, D) rows of all classes, by id.
         bias:   (C,)
-        own:    (B, L) classes to leave out; negative is padding.
+        target: (B, L) classes to leave out; negative is padding.
 
-    The (B, C) scores never exist at once: `backward` computes them again, a chunk at a time.
+    No (B, C) matrix is stored: `backward` computes the scores again, one chunk at a time.
 
-    >>> rows, own = torch.zeros(4, 2), torch.tensor([[1]])
-    >>> all_classes_cost(torch.ones(1, 2), rows, torch.zeros(4), own)  # three coin tosses
+    >>> rows, target = torch.zeros(4, 2), torch.tensor([[1]])
+    >>> all_classes_cost(torch.ones(1, 2), rows, torch.zeros(4), target)  # three coin tosses
     tensor([2.0794])
     """
     check_shape(
-        {}, query=(query, "B D"), weight=(weight, "C D"), bias=(bias, "C"), own=(own, "B L")
+        {}, query=(query, "B D"), weight=(weight, "C D"), bias=(bias, "C"), target=(target, "B L")
     )
-    cost: Tensor = _AllClassesCost.apply(query, weight, bias, own)  # type: ignore[no-untyped-call]
+    cost: Tensor = _AllClassesCost.apply(query, weight, bias, target)  # type: ignore[no-untyped-call]
     return cost
 
 
 class _NoiseCost(torch.autograd.Function):
-    """Autograd would keep two matrices (B, K), and look at each twice."""
+    """Saves one (B, K) matrix for `backward`; autograd would save two and read each twice."""
 
     @staticmethod
     def forward(ctx: Any, negative: Tensor, times: Tensor | None) -> Tensor:
@@ -113,21 +113,21 @@ class _NoiseCost(torch.autograd.Function):
 
 class _AllClassesCost(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, weight: Tensor, bias: Tensor, own: Tensor) -> Tensor:
-        ctx.save_for_backward(query, weight, bias, own)
+    def forward(ctx: Any, query: Tensor, weight: Tensor, bias: Tensor, target: Tensor) -> Tensor:
+        ctx.save_for_backward(query, weight, bias, target)
         total = query.new_zeros(len(query))
-        for _, _, score in _scores(query, weight, bias, own):
+        for _, _, score in _scores(query, weight, bias, target):
             total += softplus(score).sum(dim=1)
         return total
 
     @staticmethod
     @first_derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        query, weight, bias, own = ctx.saved_tensors
+        query, weight, bias, target = ctx.saved_tensors
         query_grad = torch.zeros_like(query)
         weight_grad, bias_grad = torch.empty_like(weight), torch.empty_like(bias)
         with torch.autocast(query.device.type, enabled=False):
-            for start, stop, score in _scores(query, weight, bias, own):
+            for start, stop, score in _scores(query, weight, bias, target):
                 share = score.sigmoid_().mul_(grad[:, None])
                 query_grad.addmm_(share, weight[start:stop])
                 torch.mm(share.t(), query, out=weight_grad[start:stop])
@@ -136,12 +136,12 @@ class _AllClassesCost(torch.autograd.Function):
 
 
 def _scores(
-    query: Tensor, weight: Tensor, bias: Tensor, own: Tensor
+    query: Tensor, weight: Tensor, bias: Tensor, target: Tensor
 ) -> Iterator[tuple[int, int, Tensor]]:
-    """First class, the one after the last, and the scores (B, chunk) of each chunk of classes."""
+    """Chunks of classes: the first class, one past the last, and their scores (B, chunk)."""
     size = max(1, SCORES_PER_CHUNK // max(1, len(query)))
     for start in range(0, len(weight), size):
         stop = min(start + size, len(weight))
         score = torch.addmm(bias[start:stop], query, weight[start:stop].t())
-        mask_hits(score, torch.arange(start, stop, device=own.device), own)
+        mask_hits(score, torch.arange(start, stop, device=target.device), target)
         yield start, stop, score

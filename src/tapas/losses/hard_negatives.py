@@ -1,7 +1,7 @@
-"""Logits of each example's own targets, and log sums over classes of its own choice.
+"""Logits of targets, and log sums over candidates that differ between examples.
 
-For softmax heads whose examples do not all look at the same classes; together they are what
-`sampled_softmax_loss` asks for.
+For heads whose examples do not share one sample; the two are the inputs of
+`sampled_softmax_loss`.
 """
 
 import torch
@@ -16,7 +16,7 @@ def positive_logits(query: Tensor, target: Tensor, weight: Tensor, bias: Tensor)
     Args:
         query:  (B, D)
         target: (B, L) class ids, negative is padding.
-        weight: (N, D) rows of those targets that are not padding, in the order of reading.
+        weight: (N, D) rows of the targets that are not padding, in row-major order of `target`.
         bias:   (N,)
 
     >>> one, pad = torch.ones(1, 2), torch.tensor([[7, -1]])
@@ -30,12 +30,12 @@ def positive_logits(query: Tensor, target: Tensor, weight: Tensor, bias: Tensor)
     return empty.masked_scatter(target >= 0, logit)
 
 
-def log_sum_without(logit: Tensor, own: Tensor) -> Tensor:
-    """Log of the sum of exp(logit) over the last dimension, without what is `own` (same shape).
+def log_sum_without(logit: Tensor, left_out: Tensor) -> Tensor:
+    """logsumexp of `logit` over the last dimension, without the entries marked in `left_out`.
 
-    Where nothing is left it is -inf, with a gradient of 0.
+    Both have the same shape, `left_out` is bool. -inf with a gradient of 0 if all are left out.
 
     >>> log_sum_without(torch.zeros(4), torch.tensor([False, False, False, True]))  # log 3
     tensor(1.0986)
     """
-    return logit.masked_fill(own, -torch.inf).logsumexp(dim=-1)
+    return logit.masked_fill(left_out, -torch.inf).logsumexp(dim=-1)

@@ -1,9 +1,9 @@
-"""The weighted approximate-rank pairwise loss, of a class that violates the margin.
+"""WARP, the weighted approximate-rank pairwise loss, of a class that violates the margin.
 
     loss = L(rank) * max(0, 1 - s_y + s_neg)        L(k) = 1 + 1/2 + ... + 1/k
 
-L grows like the logarithm of the rank: to rise from place 2 to place 1 is worth as much as
-from place 1000 to place 500, which is what precision at the top asks for.
+L grows like the logarithm of the rank: moving a target from position 2 to 1 of the ranked list
+gains as much as from 1000 to 500, which suits precision at the top.
 """
 
 import torch
@@ -15,7 +15,7 @@ EULER = 0.5772156649015329  # the limit of L(k) - log k
 
 
 def harmonic(k: Tensor) -> Tensor:
-    """L(k) of whole numbers from 0 on, any shape, float64; no sum over the classes.
+    """L(k) of integers from 0 on, any shape, as float64; O(1) for each.
 
     >>> harmonic(torch.tensor([0, 1, 2, 4]))
     tensor([0.0000, 1.0000, 1.5000, 2.0833], dtype=torch.float64)
@@ -24,14 +24,14 @@ def harmonic(k: Tensor) -> Tensor:
 
 
 def warp_loss(positive: Tensor, negative: Tensor, rank: Tensor) -> Tensor:
-    """What each pair of a target and a violator costs.
+    """The loss of each pair of a target and a class that violates its margin.
 
     Args:
         positive: (N,) logits of targets.
         negative: (N,) logits of classes that violate the margin: above `positive` - 1.
-        rank:     (N,) how many classes are thought to violate it, whole numbers.
+        rank:     (N,) estimated number of classes that violate it, integers.
 
-    Returns: (N,) loss. Reduce it yourself.
+    Returns: (N,) loss, not reduced.
 
     >>> warp_loss(torch.tensor([2.0]), torch.tensor([1.5]), torch.tensor([2]))  # 1.5 * 0.5
     tensor([0.7500])
