@@ -465,7 +465,7 @@ def test_a_proposal_that_looks_at_the_context_is_given_it(method):
     head = build(method)
     head.proposal = Bigram(*known, unigram=Uniform(C), kappa=1e-6)
     assert head.wants_context
-    with says("a Bigram proposal needs the previous class of every row: pass context=previous to"):
+    with says("a Bigram proposal needs the previous class of every example: pass context="):
         head(draw(B, D), TARGET)
     head.eval()
     first, same, other = (

@@ -1,4 +1,4 @@
-"""First pass: fixed distributions that distinct classes are drawn from."""
+"""First pass: distributions over the classes, from which a pool of distinct ones is drawn."""
 
 from tapas.proposals.base import Proposal
 from tapas.proposals.bigram import Bigram

@@ -1,10 +1,10 @@
 """Walker's alias method: O(1) draws from any finite distribution, built in vector operations.
 
-Scale the weights to mean 1. A light bucket (below 1) is topped up by a heavy class; a
-heavy one that has given away so much that it is light itself is topped up by the next.
-The textbook loop does this one bucket at a time. With D the running sum of what light
-buckets lack and E the running sum of what heavy classes can spare, the loop's state is
-just E - D, so that every partner is found by binary search instead.
+Weights are scaled to mean 1. A light bucket (below 1) is filled up by a heavy class; a heavy
+class that becomes light by this is filled up by the next heavy one. The textbook loop does
+this one bucket at a time. Let D be the running sum of what light buckets lack and E that of what
+heavy classes have in excess: the state of the loop is E - D, so all partners can be found by
+binary search.
 """
 
 import torch
@@ -14,7 +14,7 @@ import tapas.native as native
 
 
 class AliasTable:
-    """Positions 0 .. H-1 drawn in proportion to `weights` (H,), which are positive."""
+    """Draws positions 0 .. H-1 in proportion to positive `weights` (H,)."""
 
     def __init__(self, weights: Tensor):
         scaled = weights.double() * (weights.shape[0] / weights.double().sum())
@@ -22,7 +22,7 @@ class AliasTable:
         self.partner = torch.arange(weights.shape[0], device=weights.device)
         light, heavy = (scaled < 1).nonzero()[:, 0], (scaled >= 1).nonzero()[:, 0]
         if not (len(light) and len(heavy)):
-            return  # equal weights: every bucket is full, or short of it by a rounding error
+            return  # equal weights: every bucket is full, up to rounding
         lacking = torch.cat([scaled.new_zeros(1), (1 - scaled[light]).cumsum(0)])
         spare = (scaled[heavy] - 1).cumsum(0)
         giver = torch.searchsorted(spare, lacking[:-1], right=True).clamp_(max=len(heavy) - 1)

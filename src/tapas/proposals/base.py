@@ -1,4 +1,4 @@
-"""What every first-pass distribution promises, and how distinct classes are drawn from it."""
+"""`Proposal`, the interface of first-pass distributions, and how distinct classes are drawn."""
 
 from abc import ABC, abstractmethod
 
@@ -11,48 +11,48 @@ from tapas.errors import UsageError
 from tapas.rng import check_generator
 from tapas.shapes import check_positive
 
-TRIES_PER_CLASS = 200  # give up when a distinct class costs more draws than this on average
-RACE_BELOW = 2048  # classes; to look at so few is faster than to sort draws
+TRIES_PER_CLASS = 200  # give up if a distinct class takes more draws than this on average
+RACE_BELOW = 2048  # with so few classes arrival times are faster than sorting draws
 
 
 class Proposal(ABC):
-    """A fixed distribution Q over classes 0 .. num_classes-1.
+    """A distribution Q over the classes 0 .. num_classes-1.
 
-    Subclass it with two methods, `draw` and `log_prob`; every class must have
-    positive probability, or the sampled loss has no correction for it. Ids are
-    int64 and live on the CPU, as the generator does.
+    A subclass needs `num_classes` and two methods, `draw` and `log_prob`. Every class must have
+    a positive probability, because the loss cannot correct for classes that are never drawn. Ids
+    are int64 and, like the generator, on the CPU.
     """
 
     num_classes: int
-    wants_context: bool = False  # whether `conditioned_on` looks at the previous classes of a batch
+    wants_context: bool = False  # whether Q depends on the previous classes of the batch
 
     @abstractmethod
     def draw(self, k: int, *, generator: torch.Generator) -> Tensor:
-        """`k` independent draws, repeats allowed: (k,) int64."""
+        """`k` independent draws with replacement: (k,) int64."""
 
     @abstractmethod
     def log_prob(self, ids: Tensor) -> Tensor:
-        """Normalised log Q(id): float64, the shape of `ids`."""
+        """Normalised log Q(id), float64, in the shape of `ids`."""
 
     def log_not_drawn(self, ids: Tensor) -> Tensor:
-        """log(1 - Q(id)): float64, the shape of `ids`."""
-        # a log_prob of 0 can round to 1e-16
+        """log(1 - Q(id)), float64, in the shape of `ids`."""
+        # a log_prob of 0 may have been rounded to 1e-16
         return torch.log1p(-self.log_prob(ids).exp().clamp_(max=1.0))
 
     def conditioned_on(self, context: Tensor | None) -> "Proposal":
-        """The proposal for one batch. Only context-dependent ones look at `context`."""
+        """The proposal for a batch with these previous classes (B,); itself if it ignores them."""
         return self
 
     def sample(self, k: int, *, generator: torch.Generator) -> Candidates:
-        """`k` distinct classes, ids rising, with the log of their expected counts.
+        """`k` distinct classes, ids ascending, and the log expected count of each.
 
-        Classes are drawn one after another until `k` distinct ones are in hand. Where `k`
-        is at least a quarter of all classes, or classes are few, the same order of first
-        appearances is drawn by exponential arrival times, which ends however skewed Q is.
-        Either way a sum over
-        the sample, weighted by the inverse expected counts, is an unbiased estimate of the
-        sum over all classes. `k` equal to num_classes is every class, each with log
-        expected count 0.
+        Classes are drawn until there are `k` distinct ones. If `k` is at least a quarter of all
+        classes, or there are few classes, exponential arrival times are drawn instead: they
+        give the same distribution and finish for any Q, however skewed. Either way a sum over the
+        sample, weighted by the inverse expected counts, is an unbiased estimate of the sum over
+        all classes. If `k` is num_classes, the sample is every class, with log expected count 0.
+
+        Raises UsageError if `k` is too large, or if Q has too little mass beyond a few classes.
         """
         check_positive("number of samples", k)
         check_generator(generator)
@@ -67,46 +67,47 @@ class Proposal(ABC):
         return self._draw_until_distinct(k, generator)
 
     def enough_draws(self, k: int) -> int:
-        """How many draws to begin with for more than `k` distinct ones; more follow if need be.
+        """How many draws to make at first to get more than `k` distinct ones.
 
-        A function of the distribution alone, or what is drawn would hang on what was before.
+        If they are too few, more are made. Must depend on the distribution only: otherwise the
+        sample would depend on earlier calls.
         """
         return k + k // 4 + 8
 
     def _draw_until_distinct(self, k: int, generator: torch.Generator) -> Candidates:
-        """The first k distinct draws; draw T brought the next class after them.
+        """The first k distinct classes of a sequence of draws.
 
-        Given all draws of the other classes, class c is among the k unless it stays away
-        from the T - N_c of them that were made, where N_c is how often c itself was drawn
-        before T. The chance 1 - (1 - q)^(T - N_c) is therefore exact, not an approximation.
+        Let T be the number of the draw that brings class k + 1, and N_c how often class c was
+        drawn again before it. Given the draws of all other classes, c is among the k unless
+        it is missing from T - N_c draws. The chance 1 - (1 - q)^(T - N_c) is therefore exact.
         """
         draws = self.draw(self.enough_draws(k), generator=generator)
         while (found := first_distinct(draws, k, self)) is None:
             tries = draws.shape[0]
             if tries > TRIES_PER_CLASS * k + 100_000:
-                found = self._all_there_is(draws, k)
+                found = self._accept_or_give_up(draws, k)
                 break
             draws = torch.cat([draws, self.draw(tries, generator=generator)])
         end, ids, again = found
         log_q = torch.log(-torch.expm1((end - again) * self.log_not_drawn(ids)))
         return Candidates(ids, log_q.float())
 
-    def _all_there_is(self, draws: Tensor, k: int) -> tuple[int, Tensor, Tensor]:
-        """Of so many draws: good enough if k classes are there and the next is too rare."""
+    def _accept_or_give_up(self, draws: Tensor, k: int) -> tuple[int, Tensor, Tensor]:
+        """After too many draws: accept exactly k classes, of which the next one is too rare."""
         ids, count = torch.unique(draws, return_counts=True)
         if len(ids) == k:
             return len(draws), ids, count - 1
         raise UsageError(
-            f"{self!r} gave only {len(ids)} distinct classes of {k} in {len(draws)} draws: its "
-            "mass sits on too few of them. Raise beta, lower alpha, mix in a Uniform, or ask for "
+            f"{self!r} gave only {len(ids)} of {k} distinct classes in {len(draws)} draws: its "
+            "mass is on too few classes. Raise beta, lower alpha, mix in a Uniform, or ask for "
             "fewer samples."
         )
 
     def _race(self, k: int, generator: torch.Generator) -> Candidates:
-        """Class c arrives at Exp(1) / q_c; the first k to arrive are kept.
+        """Class c arrives at time Exp(1) / q_c; the first k to arrive are kept.
 
-        Given the arrival t of the one after them, a kept class had the chance
-        1 - exp(-q t), which makes the inverse-weighted sum exactly unbiased.
+        Given the time t of the next arrival, a class is kept with probability 1 - exp(-q t);
+        with the inverse of these as weights the sum is exactly unbiased.
         """
         log_p = self.log_prob(torch.arange(self.num_classes, device="cpu"))
         arrival = torch.empty_like(log_p).exponential_(generator=generator).log_() - log_p
@@ -124,10 +125,10 @@ class Proposal(ABC):
 def first_distinct(
     draws: Tensor, k: int, proposal: Proposal
 ) -> tuple[int | Tensor, Tensor, Tensor] | None:
-    """The first k distinct of `draws` (T,), or None where there are no more than k.
+    """The first k distinct ids of `draws` (T,); None if there are at most k distinct ids.
 
-    Returns: the number of the draw that brought the next class, the ids (k,), rising, and how
-    often each came again before it, (k,).
+    Returns: the position of the draw that brings the next distinct id, the ids (k,), ascending,
+    and how often each was drawn again before it, (k,).
     """
     low, high = draws.aminmax()
     if int(low) < 0 or int(high) >= proposal.num_classes:
@@ -137,17 +138,17 @@ def first_distinct(
         )
     if native.reaches(draws):
         return native.distinct(draws.long().contiguous(), k, proposal.num_classes)
-    # a stable sort keeps the earlier draw of equal ids in front
-    ordered, place = torch.sort(draws, stable=True)
+    # stable: of equal ids the earlier draw comes first
+    ordered, position = torch.sort(draws, stable=True)
     new = torch.ones_like(ordered, dtype=torch.bool)
     torch.ne(ordered[1:], ordered[:-1], out=new[1:])
     start = new.nonzero()[:, 0]
     if start.shape[0] <= k:
         return None
-    # cut by order of appearance, never by id: a cut of the sorted ids would lose rare classes
-    appeared = place[start]
+    # cut by order of appearance, not by id: cutting the sorted ids would lose classes with high ids
+    appeared = position[start]
     end = appeared.kthvalue(k + 1).values
     kept = appeared < end
-    in_time = (place < end).cumsum(0)
+    in_time = (position < end).cumsum(0)
     stop = torch.cat([start[1:], start.new_tensor([draws.shape[0]])])
     return end, ordered[start[kept]], (in_time[stop - 1] - in_time[start])[kept]

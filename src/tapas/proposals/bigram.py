@@ -1,9 +1,9 @@
-"""Context-dependent proposal: what followed the previous class, backing off to a unigram.
+"""Proposal from pair counts: what follows the previous class, backing off to a unigram.
 
     Q(y | x) = (n(x, y) + kappa * U(y)) / (n(x) + kappa)
 
-A pool is shared by a batch, so a batch with contexts x_1 .. x_B is proposed for by the
-mean of its rows, Q(y) = 1/B sum_b Q(y | x_b).
+A batch shares one pool, so a batch with the previous classes x_1 .. x_B has the mean of
+their rows as its proposal, Q(y) = 1/B sum_b Q(y | x_b).
 """
 
 import torch
@@ -16,18 +16,17 @@ from tapas.shapes import check_ids, check_integer
 
 
 class Bigram(Proposal):
-    """Counts of (previous, next) pairs over a `unigram` that every row falls back to.
+    """Draws classes that followed the previous classes of the batch in training.
 
     Args:
-        previous, following, counts: (N,) each; pairs not listed have count 0, repeated
-            pairs are summed.
-        unigram: the proposal behind every row, with positive probability everywhere.
-        kappa: how many observations the unigram is worth; a context seen less often
-            than that is mostly unigram.
+        previous, following, counts: (N,) each: how often `following` came after `previous`.
+            Pairs that are not listed have count 0, counts of repeated pairs are added.
+        unigram: the proposal to back off to, with a positive probability for every class.
+        kappa: the unigram counts as much as so many observations; rows of previous classes
+            with fewer are mostly unigram.
 
-    It must know the batch: `bigram.conditioned_on(previous)` is an ordinary proposal, and a head
-    calls it with the `context` it was passed. A negative context means "none" and falls
-    back to the unigram.
+    Heads call `bigram.conditioned_on(context)` with the `context` of the batch, which returns an
+    ordinary proposal. A negative previous class means "none" and uses the unigram.
     """
 
     wants_context = True
@@ -70,7 +69,7 @@ class Bigram(Proposal):
     def conditioned_on(self, context: Tensor | None) -> Proposal:
         if context is None:
             raise UsageError(
-                "a Bigram proposal needs the previous class of every row: pass "
+                "a Bigram proposal needs the previous class of every example: pass "
                 "context=previous to the head, or call bigram.conditioned_on(previous)."
             )
         context = check_integer("context", context).reshape(-1).cpu()
@@ -88,11 +87,11 @@ class Bigram(Proposal):
 
 
 class _BatchBigram(Proposal):
-    """The mean of a bigram's rows for the contexts of one batch, and the unigram's share."""
+    """The mean of the rows of a bigram over the previous classes of one batch."""
 
     def __init__(self, bigram: Bigram, context: Tensor):
         if not len(context):
-            raise UsageError("context is empty; expected the previous class of every row.")
+            raise UsageError("context is empty; expected the previous class of every example.")
         self.num_classes, self.unigram = bigram.num_classes, bigram.unigram
         distinct, repeats = torch.unique(context, return_counts=True)
         if len(bigram.contexts):
@@ -101,7 +100,7 @@ class _BatchBigram(Proposal):
         else:
             row, repeats = distinct[:0], repeats[:0]
         start, end = bigram.starts[row], bigram.starts[row + 1]
-        # every pair of the batch's contexts, laid end to end
+        # all pairs of these rows, concatenated
         length = end - start
         owner = torch.repeat_interleave(length)
         offset = torch.arange(len(owner), device="cpu") - (length.cumsum(0) - length)[owner]
@@ -114,7 +113,7 @@ class _BatchBigram(Proposal):
         self.mass = mass.new_zeros(len(self.ids)).index_add_(0, slot, mass)
         self.cumulative = self.mass.cumsum(0)
         self.pair_share = float(share.sum())
-        # not 1 - pair_share, which rounds to 0 where counts dwarf kappa
+        # not 1 - pair_share, which rounds to 0 if counts are much larger than kappa
         unknown = 1 - int(repeats.sum()) / len(context)
         backed_off = repeats.double() / len(context) * (bigram.kappa / (seen + bigram.kappa))
         self.unigram_share = unknown + float(backed_off.sum())
@@ -123,16 +122,16 @@ class _BatchBigram(Proposal):
         ids = self.unigram.draw(k, generator=generator)
         u = torch.rand(k, generator=generator, dtype=torch.float64, device="cpu")
         paired = (u < self.pair_share).nonzero()[:, 0]
-        place = torch.searchsorted(self.cumulative, u[paired], right=True)
-        ids[paired] = self.ids[place.clamp_(max=max(len(self.ids) - 1, 0))]
+        position = torch.searchsorted(self.cumulative, u[paired], right=True)
+        ids[paired] = self.ids[position.clamp_(max=max(len(self.ids) - 1, 0))]
         return ids
 
     def log_prob(self, ids: Tensor) -> Tensor:
         prob = self.unigram.log_prob(ids).exp() * self.unigram_share
         if len(self.ids):
-            place, found = index_of(self.ids, check_ids("ids", ids, self.num_classes))
-            prob = prob + torch.where(found, self.mass[place], 0.0)
+            position, found = index_of(self.ids, check_ids("ids", ids, self.num_classes))
+            prob = prob + torch.where(found, self.mass[position], 0.0)
         return prob.log()
 
     def __repr__(self) -> str:
-        return f"Bigram given a batch ({len(self.ids)} classes seen after it, {self.unigram!r})"
+        return f"Bigram of a batch ({len(self.ids)} classes in its rows, {self.unigram!r})"

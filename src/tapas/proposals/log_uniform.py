@@ -13,9 +13,10 @@ from tapas.shapes import check_ids, check_positive
 
 
 class LogUniform(Proposal):
-    """Draws class 0 most often and class C-1 least, with no table to store.
+    """Draws class 0 most often and class C-1 least. Stores nothing.
 
-    Only sensible if ids are ranks: id 0 must be the most frequent class.
+    Use it only if ids are sorted by frequency, 0 being the most frequent class; for other ids,
+    wrap it in `tapas.proposals.ByRank`.
     """
 
     def __init__(self, num_classes: int):
@@ -27,8 +28,8 @@ class LogUniform(Proposal):
         return ids.clamp_(max=self.num_classes - 1)  # expm1 can round up to exactly C
 
     def log_prob(self, ids: Tensor) -> Tensor:
-        rank = check_ids("ids", ids, self.num_classes).double()
-        return torch.log1p(1 / (rank + 1)).log() - math.log(math.log1p(self.num_classes))
+        position = check_ids("ids", ids, self.num_classes).double()
+        return torch.log1p(1 / (position + 1)).log() - math.log(math.log1p(self.num_classes))
 
     def __repr__(self) -> str:
         return f"LogUniform({self.num_classes})"

@@ -10,7 +10,12 @@ from tapas.proposals.base import Proposal
 
 
 class Mixture(Proposal):
-    """Draws from one of `parts`, chosen with probability in proportion to `weights`."""
+    """Each draw is from one of `parts`, chosen with probability proportional to `weights`.
+
+    Args:
+        parts: proposals over the same classes.
+        weights: one finite number above 0 for each; equal if left out.
+    """
 
     def __init__(self, parts: Sequence[Proposal], weights: Sequence[float] | None = None):
         self.parts = tuple(parts)
@@ -24,13 +29,13 @@ class Mixture(Proposal):
             raise UsageError(f"the parts of a mixture must share num_classes, got {sizes}.")
         self.num_classes = sizes[0]
         self.wants_context = any(part.wants_context for part in self.parts)
-        given = list(weights) if weights is not None else [1.0] * len(self.parts)
-        if len(given) != len(self.parts) or not all(0 < w < float("inf") for w in given):
+        wanted = list(weights) if weights is not None else [1.0] * len(self.parts)
+        if len(wanted) != len(self.parts) or not all(0 < w < float("inf") for w in wanted):
             raise UsageError(
                 f"a mixture of {len(self.parts)} proposals needs as many weights, each finite and "
-                f"above 0, got {given}."
+                f"above 0, got {wanted}."
             )
-        self.weights = torch.tensor(given, dtype=torch.float64, device="cpu")
+        self.weights = torch.tensor(wanted, dtype=torch.float64, device="cpu")
         self.weights /= self.weights.sum()
 
     def conditioned_on(self, context: Tensor | None) -> "Mixture":

@@ -1,13 +1,13 @@
-"""A mixture of uniform, unigram and bigram that follows a distribution it is told of.
+"""A mixture of uniform, unigram and bigram that adapts to an observed distribution.
 
     Q(y | x) = (1 - v) (u / C + (1 - u) U(y)) + v Bi(y | x)
 
-What it is told are estimates p of the distribution to follow, few classes at a time. U and the
+`observe` takes estimates p of the distribution to follow, for a few classes at a time. U and the
 rows of Bi move towards them by interpolation, the shares u and v by a step of expectation
-maximisation for their likelihood. A context x without a row is proposed for as if v were 0.
+maximisation. For a previous class x without a row, v is 0.
 
-Draws are made from a copy of Q that stands still until `refresh`, which costs O(C + pairs);
-to be told costs what is told.
+Draws are made from a copy of Q that changes only in `refresh`, which takes O(C + pairs);
+`observe` takes time in proportion to the estimates.
 """
 
 from copy import copy
@@ -25,19 +25,19 @@ from tapas.proposals.bigram import Bigram
 from tapas.proposals.squashed import Squashed
 from tapas.proposals.uniform import Uniform
 
-LEAST_UNIFORM = 0.05  # share of the base: what the other parts overlook must be drawn, too
-LEAST_PAIRS = 0.001  # share of the bigram, which at 0 could not be told of anything
-LEAST_MASS = 1e-12  # of a pair, before its row is scaled to 1
+LEAST_UNIFORM = 0.05  # of u: classes that unigram and bigram miss must be drawn, too
+LEAST_PAIRS = 0.001  # of v: at 0 it could never grow again
+LEAST_MASS = 1e-12  # of a pair, before its row is scaled to sum to 1
 
 
 class NgramMixture(ExactState):
     """The mixture over `num_classes` classes, as buffers: O(C + pairs) numbers.
 
     Args:
-        counts: (C,) how often each class was seen, to begin with; all alike if left out.
-        pairs: (previous, following, counts), (N,) each, as for `Bigram`. Rows move within
-            these pairs; there is no bigram if they are left out.
-        rate: by how much one example moves the row of its context, one step everything else.
+        counts: (C,) how often each class was seen: the initial unigram; uniform if left out.
+        pairs: (previous, following, counts), (N,) each, as for `Bigram`: the initial bigram. No
+            other pairs are added later. There is no bigram if left out.
+        rate: learning rate: of a bigram row for each example, of all else for each step.
     """
 
     unigram: Tensor  # (C,) U
@@ -46,7 +46,7 @@ class NgramMixture(ExactState):
     pair_heard: Tensor  # (N,)
     row_heard: Tensor  # (rows,) number of estimates for each context
     shares: Tensor  # (2,) u and v
-    shares_heard: Tensor  # (4,) mass that the uniform and the bigram part explain, of how much each
+    shares_heard: Tensor  # (4,) mass explained by uniform, by bigram, and the total of each
     num_heard: Tensor  # () steps since the last refresh
 
     def __init__(
@@ -83,19 +83,19 @@ class NgramMixture(ExactState):
 
     @property
     def wants_context(self) -> bool:
-        """Whether there are pairs, of which `given` can make use."""
+        """Whether there is a bigram, so that `conditioned_on` uses the previous classes."""
         return self._bigram is not None
 
     def conditioned_on(self, context: Tensor | None) -> Proposal:
-        """Q of a batch whose examples have these previous classes, (B,); negative is none."""
+        """Q for a batch with these previous classes (B,); negative is none."""
         base, bigram = self._freeze()
         return base if bigram is None or context is None else bigram.conditioned_on(context)
 
     @torch.no_grad()
     def observe(self, ids: Tensor, share: Tensor, context: Tensor | None) -> None:
-        """Take note of estimates `share` (A, K) of the probabilities of `ids` (K,), rising.
+        """Add estimates `share` (A, K) of the probabilities of `ids` (K,), ascending.
 
-        `context` (A,) are the previous classes of the A examples.
+        `context` (A,) are the previous classes of the A examples. Q changes in `refresh`.
         """
         ids, share = ids.cpu(), share.cpu().double()
         base, bigram = self._freeze()
@@ -103,38 +103,38 @@ class NgramMixture(ExactState):
         total = share.sum(dim=0)
         _add(self.unigram_heard, ids, total / len(share))
         if bigram is not None and context is not None:
-            total = total - self._hear_pairs(bigram, ids, share, context.cpu().long(), base_prob)
+            total = total - self._observe_pairs(bigram, ids, share, context.cpu().long(), base_prob)
         by_uniform = float(self.shares[0]) / self.num_classes / base_prob
         self.shares_heard[0] += float((total * by_uniform).sum())
         self.shares_heard[2] += float(total.sum())
         self.num_heard += 1
 
-    def _hear_pairs(
+    def _observe_pairs(
         self, bigram: Bigram, ids: Tensor, share: Tensor, context: Tensor, base_prob: Tensor
     ) -> Tensor:
-        """(K,) the part of the summed `share` that comes from the bigram, as things stand."""
+        """(K,) how much of the summed `share` the present bigram explains."""
         row, known = index_of(bigram.contexts, context)
         row, example = row[known], known.nonzero()[:, 0]
         start, length = bigram.starts[row], bigram.starts[row + 1] - bigram.starts[row]
-        # every pair of the examples' contexts, laid end to end
+        # all pairs of the examples' rows, concatenated
         owner = torch.repeat_interleave(length)
         offset = torch.arange(len(owner), device="cpu") - (length.cumsum(0) - length)[owner]
         pair = start[owner] + offset
-        place, there = index_of(ids, bigram.following[pair])
-        owner, pair, place = owner[there], pair[there], place[there]
-        told = share[example[owner], place]
-        _add(self.pair_heard, pair, told)
+        position, there = index_of(ids, bigram.following[pair])
+        owner, pair, position = owner[there], pair[there], position[there]
+        estimate = share[example[owner], position]
+        _add(self.pair_heard, pair, estimate)
         _add(self.row_heard, row, torch.ones(len(row), device="cpu"))
         v = float(self.shares[1])
         paired = v * bigram.counts[pair]
-        told *= paired / (paired + (1 - v) * base_prob[place])
-        self.shares_heard[1] += float(told.sum())
+        estimate *= paired / (paired + (1 - v) * base_prob[position])
+        self.shares_heard[1] += float(estimate.sum())
         self.shares_heard[3] += float(share[example].sum())
-        return share.new_zeros(len(ids)).index_add_(0, place, told)
+        return share.new_zeros(len(ids)).index_add_(0, position, estimate)
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Move Q towards what was heard since the last time."""
+        """Move Q towards the estimates observed since the last refresh."""
         pace = 1 - (1 - self.rate) ** int(self.num_heard)
         if float(total := self.unigram_heard.sum()) > 0:
             self.unigram.lerp_(self.unigram_heard / total, pace)
@@ -152,35 +152,39 @@ class NgramMixture(ExactState):
         self._frozen = None
 
     def checksum(self) -> int:
-        """Of all that Q is made of."""
+        """CRC-32 of all numbers that define Q."""
         sums = [crc32(x.cpu().numpy().tobytes()) for x in (self.unigram, self.pair_mass)]
         return crc32(repr((sums, self.shares.tolist())).encode())
 
     def _freeze(self) -> tuple[Squashed, Bigram | None]:
-        """What to draw from: Q without context, and with it, as of the last refresh."""
+        """Q as of the last refresh: without previous classes, and with them."""
         if self._frozen is None:
             u, v = self.shares.tolist()
             prob = (1 - u) * self.unigram.cpu().double()
-            prob += (1 - float(prob.sum())) / self.num_classes  # u / C, roundings included
+            prob += (1 - float(prob.sum())) / self.num_classes  # u / C, and the rounding error
             base, bigram = Squashed(prob), None
             if self._bigram is not None:
                 bigram = copy(self._bigram)
                 bigram.counts = self.pair_mass.cpu().double()
                 bigram.counts = _rows_of_one(bigram)
-                # a row of sum 1 has the share 1 / (1 + kappa)
+                # the share of a row that sums to 1 is 1 / (1 + kappa) = v
                 bigram.unigram, bigram.kappa = base, (1 - v) / v
             self._frozen = base, bigram
         return self._frozen
 
     def state_numbers(self) -> dict[str, int | float]:
-        return {"pairs": 0 if self._bigram is None else crc32(repr(_names(self._bigram)).encode())}
+        return {
+            "pairs": 0
+            if self._bigram is None
+            else crc32(repr(_pair_checksums(self._bigram)).encode())
+        }
 
     def load_state_numbers(self, numbers: dict[str, Any]) -> None:
         self._frozen = None
         if numbers != self.state_numbers():
             raise UsageError(
-                "this state was adapted with other pairs than the mixture has. Pass the pairs that "
-                "it was saved with."
+                "the saved state has other pairs than this mixture. Build it with the pairs that "
+                "the state was saved with."
             )
 
 
@@ -188,12 +192,12 @@ def _pairs(pairs: tuple[Tensor, Tensor, Tensor], unigram: Proposal) -> Bigram | 
     if not isinstance(pairs, tuple) or len(pairs) != 3:
         raise UsageError(
             f"pairs must be a tuple (previous, following, counts), got {type(pairs).__name__} of "
-            f"{len(pairs)}. Pair counts of a log come as such a triple."
+            f"length {len(pairs)}. Pass three tensors of one shape, (N,)."
         )
     bigram = Bigram(*pairs, unigram=unigram)
     if not len(bigram.counts):
         return None
-    # an estimate is told to one pair: those listed twice become one
+    # an estimate belongs to one pair: merge pairs that are listed twice
     row, num_classes = _row_of_pair(bigram), unigram.num_classes
     key, slot = torch.unique(
         bigram.contexts[row] * num_classes + bigram.following, return_inverse=True
@@ -213,11 +217,11 @@ def _rows_of_one(bigram: Bigram) -> Tensor:
     return count / count.new_zeros(len(bigram.contexts)).index_add_(0, row, count)[row]
 
 
-def _names(bigram: Bigram) -> list[int]:
-    """Checksums of which pairs there are."""
+def _pair_checksums(bigram: Bigram) -> list[int]:
+    """Checksums of the pairs, without their counts."""
     parts = (bigram.contexts, bigram.starts, bigram.following)
     return [crc32(part.numpy().tobytes()) for part in parts]
 
 
-def _add(heard: Tensor, places: Tensor, values: Tensor) -> None:
-    heard.index_add_(0, places.to(heard.device), values.to(heard))
+def _add(total: Tensor, positions: Tensor, values: Tensor) -> None:
+    total.index_add_(0, positions.to(total.device), values.to(total))

@@ -1,10 +1,10 @@
-"""The paper's first pass: squashed empirical frequencies with a floor.
+"""The paper's proposal: class frequencies raised to a power, with a floor.
 
-    p_z  ∝  max(f_z^alpha, beta)  =  beta + max(f_z^alpha - beta, 0)
+    Q(c)  ∝  max(f_c^alpha, beta)  =  beta + max(f_c^alpha - beta, 0)
 
-The right-hand side is a uniform part over all classes plus an alias table over the
-classes above the floor only: a billion classes of which a million were seen need a
-million entries.
+The right-hand side is a uniform distribution over all classes plus an alias table over the
+classes above the floor, so that a billion classes of which a million were seen need a million
+entries.
 """
 
 import math
@@ -22,23 +22,23 @@ from tapas.proposals.alias import AliasTable
 from tapas.proposals.base import Proposal
 from tapas.shapes import check_ids, check_positive, number
 
-BINS = 2048  # of the histogram that draws are foreseen from
+BINS = 2048  # of the histogram that predicts how many draws are needed
 Counts = Tensor | NDArray[np.generic] | Sequence[float]
 
 
 class Squashed(Proposal):
-    """Frequencies raised to `alpha`, never below `beta`.
+    """Draws classes in proportion to their frequency f to the power of `alpha`, at least `beta`.
 
     Args:
-        counts: how often each class was seen, (C,); or `(ids, counts)` of the classes
-            that were seen at all, and `num_classes` for how many there are.
-        alpha: squash exponent from 0 (uniform) to 1 (the unigram); 0.75 is the
-            power-raised unigram of word2vec.
-        beta: floor on f^alpha. Left out, it is the value of a class seen once (of the
-            least one, where counts are fractions), so that an unseen class is drawn like
-            the rarest seen ones.
+        counts: (C,) how often each class was seen; or a tuple `(ids, counts)` of the classes
+            that were seen, together with `num_classes`.
+        alpha: exponent from 0 (uniform) to 1 (the frequencies); 0.75 is that of word2vec and of
+            `tapas train`.
+        beta: floor of f^alpha. By default the value of a class seen once, or of the least count
+            if that is a fraction below 1: unseen classes are drawn like the rarest seen ones.
+        num_classes: C, needed for sparse `(ids, counts)`.
 
-    Memory is O(classes above the floor) and a draw O(1).
+    Memory is O(classes above the floor), a draw takes O(1).
     """
 
     def __init__(
@@ -63,34 +63,34 @@ class Squashed(Proposal):
                 f"all counts are 0: no class was ever seen. Use Uniform({self.num_classes})."
             )
         self.alpha = float(alpha)
-        once = seen.min().clamp(max=1.0)  # weights below 1 are no counts: the least of them is
+        once = seen.min().clamp(max=1.0)  # the least count, if that is a fraction below 1
         self.beta = float(beta) if beta is not None else float((once / total) ** alpha)
         value = (seen / total) ** alpha
         above = value > self.beta
         if beta is None:
-            above &= seen > once  # a power can round 1 ulp above the floor, its own value
+            above &= seen > once  # a power may be rounded to just above the floor
         if alpha == 0:
-            above &= False  # f^0 is 1, also for a class never seen
+            above &= False  # f^0 is 1, also for an unseen class
         self.head_ids, value = ids[above], value[above]
         floor_mass = self.beta * self.num_classes
         norm = floor_mass + _sum(value - self.beta)
         if not (self.beta > 0 and math.isfinite(norm)):
             raise DataError(
                 f"counts from {float(seen.min()):g} to {float(seen.max()):g} with beta "
-                f"{self.beta:g} are beyond what float64 can normalise. Scale them, or clip them."
+                f"{self.beta:g} cannot be normalised in float64. Scale them, or clip them."
             )
         self._floor_share = floor_mass / norm
         self._floor_log_prob = math.log(self.beta) - math.log(norm)
         self._head_log_prob = value.log() - math.log(norm)
         self._alias = AliasTable(value - self.beta) if len(value) else None
         self._by_class = self._spread_if_cheap()
-        self._miss_by_class: Tensor | None = None
+        self._log_not_drawn_by_class: Tensor | None = None
         if self._by_class is not None:
-            self._miss_by_class = self._by_class.exp().clamp_(max=1.0).neg_().log1p_()
-        self._enough: dict[int, int] = {}  # draws to begin with, by the number of classes wanted
+            self._log_not_drawn_by_class = self._by_class.exp().clamp_(max=1.0).neg_().log1p_()
+        self._enough: dict[int, int] = {}  # first number of draws, by number of classes wanted
 
     def _spread_if_cheap(self) -> Tensor | None:
-        """log_prob of every class, where that array is no larger than a few heads."""
+        """(C,) log_prob of every class, if most classes are above the floor anyway."""
         if self.num_classes > 4 * len(self.head_ids):
             return None
         spread = self._head_log_prob.new_full((self.num_classes,), self._floor_log_prob)
@@ -98,12 +98,12 @@ class Squashed(Proposal):
         return spread
 
     def log_not_drawn(self, ids: Tensor) -> Tensor:
-        if self._miss_by_class is None:
+        if self._log_not_drawn_by_class is None:
             return super().log_not_drawn(ids)
-        return self._miss_by_class.index_select(0, ids)
+        return self._log_not_drawn_by_class.index_select(0, ids)
 
     def enough_draws(self, k: int) -> int:
-        """From a histogram of the head: a long tail repeats its head again and again."""
+        """From a histogram of Q: the more skewed it is, the more draws are repeats."""
         if k not in self._enough:
             log_p = self._head_log_prob
             if not len(log_p):
@@ -145,9 +145,9 @@ class Squashed(Proposal):
             return self._by_class.index_select(0, ids.reshape(-1)).view(ids.shape)
         if self._alias is None:
             return torch.full_like(ids, self._floor_log_prob, dtype=torch.float64)
-        place, found = index_of(self.head_ids, ids)
+        position, found = index_of(self.head_ids, ids)
         floor = self._head_log_prob.new_full((), self._floor_log_prob)
-        return torch.where(found, self._head_log_prob[place], floor)
+        return torch.where(found, self._head_log_prob[position], floor)
 
     def __repr__(self) -> str:
         return (
@@ -159,7 +159,7 @@ class Squashed(Proposal):
 def _sparse_counts(
     counts: Counts | tuple[Counts, Counts], num_classes: int | None
 ) -> tuple[Tensor, Tensor, int]:
-    """Rising ids of the classes seen, their counts as float64, and the number of classes."""
+    """Ascending ids of the classes seen, their counts as float64, and the number of classes."""
     if isinstance(counts, tuple) and len(counts) == 2 and not isinstance(counts[0], int | float):
         if num_classes is None:
             raise UsageError("sparse counts (ids, counts) need num_classes=...")
@@ -195,9 +195,9 @@ def _check_counts(counts: Counts) -> Tensor:
         raise UsageError(f"counts has shape {tuple(seen.shape)}; expected (C,).")
     bad = (~(seen.isfinite() & (seen >= 0))).nonzero()
     if len(bad):
-        place = int(bad[0])
+        first = int(bad[0])
         raise DataError(
-            f"counts[{place}] is {float(seen[place]):g}; expected a finite number of at least 0."
+            f"counts[{first}] is {float(seen[first]):g}; expected a finite number of at least 0."
         )
     return seen
 

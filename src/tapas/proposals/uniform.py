@@ -1,4 +1,4 @@
-"""Every class alike: Q(c) = 1 / C."""
+"""Uniform proposal: Q(c) = 1 / C."""
 
 import math
 
@@ -10,11 +10,11 @@ from tapas.proposals.base import Proposal
 from tapas.rng import check_generator
 from tapas.shapes import check_ids, check_positive
 
-PERMUTED_PER_SAMPLE = 32  # up to here a permutation of all classes is faster than sorted draws
+PERMUTED_PER_SAMPLE = 32  # up to this C / k a permutation is faster than sorting draws
 
 
 class Uniform(Proposal):
-    """Draws every class with the same probability; nothing to store."""
+    """Draws every class with the same probability. Stores nothing."""
 
     def __init__(self, num_classes: int):
         self.num_classes = check_positive("num_classes", num_classes)
@@ -23,7 +23,7 @@ class Uniform(Proposal):
         return torch.randint(self.num_classes, (k,), generator=generator, device="cpu")
 
     def sample(self, k: int, *, generator: torch.Generator) -> Candidates:
-        """As in `Proposal`; every class has the same chance k / C, so few need no race."""
+        """As in `Proposal`; if classes are few, the first `k` of a random permutation."""
         check_positive("number of samples", k)
         if not k < self.num_classes <= PERMUTED_PER_SAMPLE * k:
             return super().sample(k, generator=generator)

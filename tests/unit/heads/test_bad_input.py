@@ -112,8 +112,8 @@ WRONG = [  # a call, and how the words about it begin; where they end in a full 
     ),
     (
         lambda: tapas.Squashed([1e308, 1e308, 1, 2]),
-        "counts from 1 to 1e+308 with beta 0 are beyond what float64 can normalise. Scale them, or "
-        "clip them.",
+        "counts from 1 to 1e+308 with beta 0 cannot be normalised in float64. Scale them, or clip "
+        "them.",
     ),
 ]
 

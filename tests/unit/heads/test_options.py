@@ -253,8 +253,8 @@ BAD = [  # method, option, values, and what is said of one
         "pairs",
         [(torch.tensor([3]), torch.tensor([4]))],
         lambda value: (
-            "pairs must be a tuple (previous, following, counts), got tuple of 2. Pair counts of a "
-            "log come as such a triple."
+            "pairs must be a tuple (previous, following, counts), got tuple of length 2. Pass "
+            "three tensors of one shape, (N,)."
         ),
     ),
     (

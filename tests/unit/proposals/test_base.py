@@ -103,13 +103,13 @@ def test_expected_counts_are_those_of_the_loop_for_three_billion_classes(proposa
     np.testing.assert_allclose(sample.log_q, np.log(expected), rtol=1e-6, atol=1e-7)
 
 
-def test_a_hopelessly_concentrated_proposal_ends_with_an_error_or_a_race():
-    """Nine of 31 is a race, whose cost does not hang on how skewed Q is."""
+def test_a_proposal_with_all_mass_on_one_class_raises_or_uses_arrival_times():
+    """9 of 31 classes are drawn by arrival times, for which the skew of Q does not matter."""
     proposal = Squashed([1] + [0] * 30, beta=1e-300)
     with told(
-        "Squashed(31 classes, 1 above the floor, alpha=1, beta=1e-300) gave only 1 distinct "
-        "classes of 5 in 153344 draws: its mass sits on too few of them. Raise beta, lower alpha, "
-        "mix in a Uniform, or ask for fewer samples."
+        "Squashed(31 classes, 1 above the floor, alpha=1, beta=1e-300) gave only 1 of 5 "
+        "distinct classes in 153344 draws: its mass is on too few classes. Raise beta, lower "
+        "alpha, mix in a Uniform, or ask for fewer samples."
     ):
         proposal.sample(5, generator=stream(0))
     sample = proposal.sample(9, generator=stream(0))

@@ -88,11 +88,11 @@ def test_bad_pairs_and_contexts_are_refused_in_these_words():
         lambda: bigram.log_prob(torch.tensor([0])),
     ):
         with told(
-            "a Bigram proposal needs the previous class of every row: pass context=previous to "
-            "the head, or call bigram.conditioned_on(previous)."
+            "a Bigram proposal needs the previous class of every example: pass "
+            "context=previous to the head, or call bigram.conditioned_on(previous)."
         ):
             needs_context()
-    with told("context is empty; expected the previous class of every row."):
+    with told("context is empty; expected the previous class of every example."):
         bigram.conditioned_on(torch.tensor([], dtype=torch.int64))
     with told("context has dtype torch.float32; expected int64 class ids"):
         bigram.conditioned_on(torch.tensor([1.0]))

@@ -177,13 +177,15 @@ def test_no_pairs_at_all_are_no_bigram():
     torch.testing.assert_close(prob(mixture, [4]), prob(make(None), None))
 
 
-def test_bad_pairs_counts_and_states_are_told():
-    with told("pairs must be a tuple (previous, following, counts), got list of 2. Pair counts"):
+def test_bad_pairs_counts_and_states_are_refused():
+    with told("pairs must be a tuple (previous, following, counts), got list of length 2. Pass"):
         NgramMixture(C, pairs=[EVERY, EVERY])
     with told("following holds class 13; expected ids from 0 to 12"):
         make([(0, 13, 1.0)])
     with told("num_classes is 13 but counts has 2 entries"):
         make(counts=torch.ones(2))
     state = make([(2, 7, 3.0), *PAIRS[1:]]).state_dict()
-    with told("this state was adapted with other pairs than the mixture has. Pass the pairs that"):
+    with told(
+        "the saved state has other pairs than this mixture. Build it with the pairs that the"
+    ):
         make([(3, 7, 3.0), *PAIRS[1:]]).load_state_dict(state)

@@ -62,7 +62,7 @@ def test_the_proposal_is_planned_to_the_byte(seen):
     proposal = Squashed(counts)
     assert len(proposal.head_ids) == seen
     kept = {proposal.head_ids, proposal._head_log_prob, proposal._by_class}
-    kept |= {proposal._miss_by_class, proposal._alias.threshold, proposal._alias.partner}
+    kept |= {proposal._log_not_drawn_by_class, proposal._alias.threshold, proposal._alias.partner}
     size = sum(tensor.nbytes for tensor in kept if tensor is not None)
     assert memory_plan(replace(SMALL, head_classes=seen)).memory["proposal"] == size
 
