@@ -93,7 +93,7 @@ class Proposal(ABC):
         return Candidates(ids, log_q.float())
 
     def _accept_or_give_up(self, draws: Tensor, k: int) -> tuple[int, Tensor, Tensor]:
-        """After too many draws: accept exactly k classes, of which the next one is too rare."""
+        """After too many draws: accept k classes if the next one is too rare to appear."""
         ids, count = torch.unique(draws, return_counts=True)
         if len(ids) == k:
             return len(draws), ids, count - 1

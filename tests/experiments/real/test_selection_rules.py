@@ -7,7 +7,7 @@ import pytest
 import torch
 from contracts import test_selection as contract
 from contracts.test_selection import (  # noqa: F401  run here for the rules of this package
-    test_chunking_is_invisible,
+    test_chunks_do_not_change_the_result,
     test_shards_keep_the_union_of_what_each_would_keep_alone,
     test_ties_go_to_the_lower_id,
 )
