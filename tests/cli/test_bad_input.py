@@ -109,7 +109,10 @@ def test_bad_rows_that_are_skipped_are_told(at):
     (at / "x.csv").write_text(events(row4="u1,2,yesterday", row7=",2,1700000000"))
     done = invoke("train", "x.csv", "--skip-bad-rows", "--out", "out", "--cache", "cache", *TINY)
     assert done.returncode == 0
-    assert "2 bad rows were skipped: x.csv, row 4: time is 'yesterday', not a" in done.stderr
+    assert (
+        "Skipped 2 rows: 1 without user, 1 without valid time (first: x.csv, row 4: time is 'yest"
+        in done.stderr
+    )
     done = invoke("inspect", "x.csv", "--skip-bad-rows", "--json", "--cache", "cache")
     reading = json.loads(done.stdout)["reading"]
     assert (reading["rows"], reading["bad_rows"]) == (NUM_ROWS, 2)
@@ -123,7 +126,7 @@ def test_one_user_only_is_remarked_upon(at):
     write_chain(at / "one.parquet", num_users=1)
     done = invoke("inspect", "one.parquet", "--cache", "cache")
     assert done.returncode == 0
-    assert "There is one user only: is --user the right column?\n" in done.stdout
+    assert "There is only one user: is --user the right column?\n" in done.stdout
     train = ("train", "one.parquet", "--cache", "cache", *TINY)
     done = invoke(*train, "--out", "out")
     assert done.returncode == 0
@@ -173,11 +176,11 @@ def test_a_folder_that_holds_a_run_is_left_alone(run, at):
     ("flags", "words"),
     [
         ((), "no log given. Try `tapas train purchases.parquet --out run`, or --resume."),
-        (("x.csv", "--step", 3), "--step goes with --resume FOLDER."),
+        (("x.csv", "--step", 3), "--step can be used with --resume only."),
         (("x.csv", "--resume", "run", "--dim", 5, "--split", "last", "--set", "loop.seed=1",
           "--threads", 2, "--min-count", 1),
-         "--resume goes on with a run as it began; LOG, --min-count, --dim, --split, --out, --set, "
-         "--threads cannot be changed."),
+         "--resume continues a run with its own settings; LOG, --min-count, --dim, --split, "
+         "--out, --set, --threads cannot be changed."),
         (("x.csv", "--set", "loop.patience"),
          "--set 'loop.patience' is not SECTION.NAME=VALUE, as in head.alpha=0.5."),
         (("x.csv", "--set", "loop.patience=lots"),

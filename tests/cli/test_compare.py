@@ -114,7 +114,7 @@ def test_a_log_of_ones_own(at, monkeypatch):
 def test_what_is_done_is_kept_when_it_is_stopped(at, number, code, words):
     command = (*QUICK, "--budget", "1h", "--methods", "full,tapas")
     running = Forked(*command, cwd=at, env=ENVIRONMENT)
-    running.wait_for("reading the log")
+    running.wait_for("Reading the log")
     while not (at / "compare" / "pace.jsonl").exists():
         assert running.is_alive()
     running.send_signal(number)

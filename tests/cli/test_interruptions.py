@@ -89,7 +89,7 @@ def test_a_disk_that_fills_while_training_leaves_whole_checkpoints(at):
     assert names(at / "out" / "checkpoints") == []
     done = tapas("train", "--resume", "out")
     assert done.returncode == 0, done.stderr
-    assert "There is no checkpoint yet: beginning again.\n" in done.stderr
+    assert "There is no checkpoint yet: starting again from step 0.\n" in done.stderr
 
 
 def interrupted(*_, **__):
@@ -108,10 +108,10 @@ def test_ctrl_c_while_the_log_is_read_leaves_nothing_and_later_says_how_to_go_on
         patch.setattr(session, "Journal", interrupted)  # before the first step
         done = invoke(*train)
     assert last_line(done, 130) == "stopped by Ctrl-C."
-    assert done.stderr.splitlines()[-2] == "Go on with `tapas train --resume out`."
+    assert done.stderr.splitlines()[-2] == "Continue with `tapas train --resume out`."
     done = invoke("train", "--resume", at / "out")
     assert done.returncode == 0
-    assert done.stderr.startswith("There is no checkpoint yet: beginning again.\n")
+    assert done.stderr.startswith("There is no checkpoint yet: starting again from step 0.\n")
 
 
 LONG = ("log.parquet", "--out", "out", "--cache", "cache", "--threads", 1, "--steps", 100_000,
@@ -134,9 +134,9 @@ def test_asked_to_stop_it_saves_and_says_how_to_go_on(at, number, code):
     assert outcome["reason"] == "interrupted"
     assert CheckpointFolder(at / "out" / "checkpoints").steps()[-1] == outcome["step"]
     talk = done.stderr.split("Training on")[1].splitlines()[1:]
-    assert talk[0] == "Stopping after this step, with a checkpoint."
-    assert talk[1].startswith(f"Stopped at step {outcome['step']:,}, as asked.")
-    assert talk[2] == "Go on with `tapas train --resume out`."
+    assert talk[0] == "Stopping after this step; saving a checkpoint."
+    assert talk[1].startswith(f"Interrupted at step {outcome['step']:,}; a checkpoint is saved.")
+    assert talk[2] == "Continue with `tapas train --resume out`."
     assert len(talk) == 3
 
 
@@ -154,7 +154,7 @@ def test_asked_to_stop_while_it_reads_it_leaves_no_run(at, number, code, words):
         "log.csv"
     )
     process = Forked("train", "log.csv", *LONG[1:], cwd=at, env=ENVIRONMENT)
-    process.wait_for("reading log.csv")
+    process.wait_for("Reading log.csv")
     process.send_signal(number)
     done = process.end(timeout=60)
     assert (done.returncode, done.stdout) == (code, ""), done.stderr

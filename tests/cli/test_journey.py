@@ -89,9 +89,11 @@ def test_train_leaves_a_run_and_says_how_it_went(training, run):
     assert outcome["run"] == "run"
     assert 0 < outcome["best"] <= 1
     talk = said(training)
-    assert "Split by time, cut at " in talk
-    words = "n = 25, r = 8, priority; rows move in `backward`, by rowwise-adagrad"
-    assert f", 200 classes: 80 steps of 16, {words}.\n" in talk
+    assert "Split by time at " in talk
+    assert (
+        " and 200 classes: 80 steps of 16 histories; TAPAS (priority), 200 drawn, 25 kept; row "
+        "optimizer rowwise-adagrad.\n"
+    ) in talk
     assert talk.endswith("Next: `tapas evaluate run`, `tapas recommend run --user ...`.\n")
     assert sorted(path.name for path in run.iterdir()) == [
         "checkpoints", "config.toml", "journal.jsonl", "log", "run.json", "tensorboard"
@@ -218,7 +220,7 @@ def test_a_text_is_read_as_documents_of_words(tmp_path):
         "train", "corpus.jsonl", "--text", "body", "--group", "doc", "--out", "run", *QUICK,
         "--steps", 60, "--set", "head.next_items=1", "--cache", "cache", cwd=tmp_path,
     )  # fmt: skip
-    assert "Split by user: " in said(done)
+    assert "Split by user; training: " in said(done)
     assert 'kind = "group"' in (tmp_path / "run" / "config.toml").read_text()
     rows = lines(tapas("recommend", "run", "--history", "w3,w4,w5", "--top", 3, cwd=tmp_path))
     assert rows[0][1] == "w6"
@@ -237,7 +239,7 @@ def test_settings_come_from_a_file_and_flags_win(place, tmp_path):
         "model.encoder=transformer", "--set", "loop.exclude_seen=true", "--min-count", 1,
         "--threads", 1, "--cache", "cache", "--out", "run", cwd=tmp_path,
     )  # fmt: skip
-    assert "Split by the last events of each user: " in said(done)
+    assert "Split by the last events of each user; training: " in said(done)
     written = (tmp_path / "run" / "config.toml").read_text()
     for line in ('encoder = "transformer"', "dim = 12", "history = 6", "num_samples = 9",
                  "steps = 4", "exclude_seen = true", "min_count = 1", 'kind = "last"'):  # fmt: skip

@@ -57,7 +57,7 @@ REFUSED = [
     (("--servers", 1, "--workers", 0), "service.workers must be at least 1, got 0."),
     (
         ("--ray-address", "127.0.0.1:1"),
-        "--ray-address is for workers and servers: add --servers 2, say.",
+        "--ray-address is for training with servers: add --servers, such as --servers 2.",
     ),
     (
         ("--servers", 2, "--ray-address", "127.0.0.1:1"),

@@ -107,12 +107,14 @@ def test_a_run_can_be_resumed_after_a_hanging_server_and_after_ctrl_c(file, tmp_
     with Driver(tmp_path, "train", "--resume", "run") as driver:
         os.killpg(driver.process.pid, signal.SIGINT)
         going_on, training, stopping, stopped, go_on = driver.end(code=130)
-        assert going_on == f"Going on from step {driver.found[-1]:,}."
+        assert going_on == f"Continuing from step {driver.found[-1]:,}."
         assert training.endswith("1 worker, 2 servers, staleness at most 1.")
-        assert stopping == "Stopping after this step, with a checkpoint."
+        assert stopping == "Stopping after this step; saving a checkpoint."
         step = checkpoints(tmp_path / "run").steps()[-1]
-        assert stopped.startswith(f"Stopped at step {step:,}, as asked. Best MAP@20 ")
-        assert go_on == "Go on with `tapas train --resume run`."
+        assert stopped.startswith(
+            f"Interrupted at step {step:,}; a checkpoint is saved. Best MAP@20: "
+        )
+        assert go_on == "Continue with `tapas train --resume run`."
 
     asked = iter([False, True])
     start_peers = CrashingJob(RestartingPeers, raise_crash, tmp_path / "records")

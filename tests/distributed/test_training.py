@@ -162,11 +162,11 @@ def test_a_job_goes_on_by_itself_after_a_fault(file, tmp_path):
     assert done.returncode == 0, words
     assert "rank 1 died or hangs: no answer" in words
     assert "No checkpoint was saved." in words
-    assert "There is no checkpoint yet: beginning again." in words
+    assert "There is no checkpoint yet: starting again from step 0." in words
     assert "rank 0 hangs or is lost: no answer" in words
     assert "The last checkpoint is step 4 in broken/checkpoints." in words
-    assert "rank 0 has not ended its step in 2 s: stopped." in words
-    assert words.count("Going on from step 4.") == 1
+    assert "stopped: the step of rank 0 did not end within 2 s." in words
+    assert words.count("Continuing from step 4.") == 1
     run_ranks(2, begin_whole, tmp_path)
     a, b = (CheckpointFolder(tmp_path / run / "checkpoints").load() for run in ("whole", "broken"))
     assert (a.step, b.step) == (14, 14)
@@ -187,8 +187,8 @@ def test_a_job_that_is_asked_to_stop_saves_and_goes_on_with_other_ranks(file, tm
     done = job.end(60)
     assert done.returncode != 0
     words = done.stderr
-    assert "Stopping after this step, with a checkpoint." in words
-    assert "as asked." in words
+    assert "Stopping after this step; saving a checkpoint." in words
+    assert "; a checkpoint is saved." in words
     stopped = checkpoints.load()
     assert stopped.step % 4 or stopped.step == checkpoints.steps()[-1]
 

@@ -21,7 +21,7 @@ from tapas.cli.options import (
     cache_folder,
     source_table,
 )
-from tapas.cli.terminal import status
+from tapas.cli.terminal import say, status
 from tapas.errors import UsageError
 
 
@@ -43,7 +43,7 @@ def inspect(
     The log is read as `tapas train` reads it, so problems with the data show up here first.
     """
     with report_errors():
-        from tapas.data.description import describe, reading_words
+        from tapas.data.description import describe, describe_period, describe_reading
         from tapas.data.prepare import prepare_log
         from tapas.data.source import LogSource
 
@@ -52,7 +52,7 @@ def inspect(
             raise UsageError("no log given. Try `tapas inspect purchases.parquet`.")
         source = LogSource(**{**table, "files": tuple(files)})  # type: ignore[arg-type]
         log = prepare_log(source, cache_folder(cache), status=status)
-        for words in reading_words(log.report):
+        for words in describe_reading(log.report):
             status(words)
         found = describe(log)
         if as_json:
@@ -65,12 +65,12 @@ def inspect(
         )
         low, middle, high = found.events_per_user
         for words in (
-            f"from {found.first_time} to {found.last_time}",
-            f"a user has {middle:,} events in the middle, {low:,} to {high:,} for most; a basket "
-            f"has {found.items_per_basket:.1f} items",
-            f"{found.seen_once:.1%} of the items were taken once; the most frequent fifth of them "
-            f"hold {found.top_fifth:.0%} of the events",
-            f"{found.repeats:.0%} of the events repeat an item that the user had taken before",
+            describe_period(log),
+            f"events per user: median {middle:,}, 80 % of users {low:,} to {high:,}; items per "
+            f"basket: {found.items_per_basket:.1f}",
+            f"{100 * found.seen_once:.0f} % of items occur once; the most frequent 20 % have "
+            f"{100 * found.top_fifth:.0f} % of the events",
+            f"{100 * found.repeats:.0f} % of events repeat an item that the user had before",
             *found.remarks,
         ):
-            typer.echo(words)
+            say(words)

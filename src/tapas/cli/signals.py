@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a training run ends after its step, with a checkpoint."""
+"""Ctrl-C and SIGTERM: a training run saves a checkpoint after its step and stops."""
 
 import os
 import signal
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from tapas.cli.terminal import status
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 
-PATIENCE_SECONDS = 15  # for a rank's step to end; torchrun kills after 30
+STOPPING = "Stopping after this step; saving a checkpoint."
+PATIENCE_SECONDS = 15  # for the step of a rank to end; torchrun kills after 30
 
 
 @dataclass(slots=True)
@@ -18,27 +19,33 @@ class StopRequest:
 
     signal: int | None = None
     training: bool = False
-    noticed: bool = False  # the loop knows
-
-    parent: int | None = None  # of a rank: without torchrun there is nobody to stop it
+    noticed: bool = False  # by the training loop
+    parent: int | None = None  # process id of torchrun: a rank stops when torchrun is gone
+    announce: bool = False  # print that the run stops once the loop has noticed
 
     def should_stop(self) -> bool:
         orphaned = self.parent is not None and os.getppid() != self.parent
+        if self.announce and self.signal is not None and not self.noticed:
+            status(STOPPING)
         self.noticed = self.signal is not None or orphaned
         return self.noticed
 
 
 @contextmanager
 def stop_on_signal(ranks: Ranks) -> Iterator[StopRequest]:
-    """A signal is noted, for the loop to end well; a second one ends at once.
+    """The first signal lets the training loop finish its step; a second one stops at once.
 
-    Ranks note any number, as torchrun repeats a signal; one whose step does not end, because
-    it hangs, ends before torchrun has to kill it.
+    Ranks ignore later signals, because torchrun repeats them. A rank whose step hangs exits
+    before torchrun has to kill it. Ranks announce a stop only when the loop has noticed the
+    signal: if a rank has died, torchrun stops the others, and only the death is worth a line.
     """
-    request = StopRequest(parent=None if ranks is ONE_PROCESS else os.getppid())
+    alone = ranks is ONE_PROCESS
+    request = StopRequest(
+        parent=None if alone else os.getppid(), announce=ranks.is_main and not alone
+    )
 
     def note(number: int, frame: object) -> None:
-        if request.signal is not None and ranks is not ONE_PROCESS:
+        if request.signal is not None and not alone:
             return
         if request.signal is not None or not request.training:
             if number == signal.SIGINT:
@@ -46,26 +53,27 @@ def stop_on_signal(ranks: Ranks) -> Iterator[StopRequest]:
             status("tapas: stopped by SIGTERM.")
             raise SystemExit(128 + number)
         request.signal = number
-        if ranks.is_main:
-            status("Stopping after this step, with a checkpoint.")
-        if ranks is not ONE_PROCESS:
+        if alone:
+            status(STOPPING)
+        if not alone:
             signal.alarm(PATIENCE_SECONDS)
 
     def lose_patience(number: int, frame: object) -> None:
         if not request.noticed:
             status(
-                f"tapas: rank {ranks.rank} has not ended its step in {PATIENCE_SECONDS} s: stopped."
+                f"tapas: stopped: the step of rank {ranks.rank} did not end within "
+                f"{PATIENCE_SECONDS} s."
             )
             raise SystemExit(128 + (request.signal or number))
 
     handlers = {signal.SIGINT: note, signal.SIGTERM: note}
-    if ranks is not ONE_PROCESS:
+    if not alone:
         handlers[signal.SIGALRM] = lose_patience
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield request
     finally:
-        if ranks is not ONE_PROCESS:
+        if not alone:
             signal.alarm(0)
         for number, handler in before.items():
             signal.signal(number, handler)

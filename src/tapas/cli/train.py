@@ -247,9 +247,9 @@ def train(
             go = partial(_run_of(service).resume, resume, step=step, service=changed)
         else:
             if out is None:
-                raise UsageError("say where the run shall be kept: --out FOLDER.")
+                raise UsageError("name a folder for the run with --out FOLDER.")
             if step is not None:
-                raise UsageError("--step goes with --resume FOLDER.")
+                raise UsageError("--step can be used with --resume only.")
             if epochs is not None and steps is None:
                 flags["loop"]["steps"] = None  # those of a TOML file
             wanted = [
@@ -290,7 +290,7 @@ def train(
                 )
             except (KeyboardInterrupt, SystemExit):
                 if (folder / RECORD).exists():
-                    say(f"Go on with `tapas train --resume {folder}`.")
+                    say(f"Continue with `tapas train --resume {folder}`.")
                 raise
         if ranks.is_main:
             _report(folder, outcome, as_json)
@@ -299,7 +299,7 @@ def train(
 
 
 def _run_of(service: ServiceConfig) -> ModuleType:
-    """Who trains such a run: this process and its ranks, or workers and servers."""
+    """The module with `train` and `resume` for such a run: on ranks, or on servers."""
     if service.servers:
         from tapas.servers import run as on_servers
 
@@ -313,10 +313,12 @@ def _run_of(service: ServiceConfig) -> ModuleType:
 def _processes(
     service: ServiceConfig, ranks: Ranks, ray_address: str | None
 ) -> Iterator[dict[str, object]]:
-    """Who takes the steps, as an argument for `train` and `resume` of `_run_of(service)`."""
+    """The processes that train, as keyword arguments for `train` and `resume`."""
     if not service.servers:
         if ray_address is not None:
-            raise UsageError("--ray-address is for workers and servers: add --servers 2, say.")
+            raise UsageError(
+                "--ray-address is for training with servers: add --servers, such as --servers 2."
+            )
         yield {"ranks": ranks}
     elif ranks is not ONE_PROCESS:
         raise UsageError(
@@ -333,7 +335,7 @@ def _processes(
 
 
 def _changed(service: ServiceConfig, flags: dict[str, JSON]) -> ServiceConfig:
-    """`service` with what a run shall go on with instead; staleness that was left to us follows."""
+    """`service` with the settings in `flags`; a default staleness is computed again."""
     if flags.get("servers") == 0:
         flags = {"workers": 1, "max_staleness": None, **flags}
     elif service.max_staleness == 2 * service.workers - 1:
@@ -342,7 +344,7 @@ def _changed(service: ServiceConfig, flags: dict[str, JSON]) -> ServiceConfig:
 
 
 def _say_nothing(words: str) -> None:
-    """A rank that does not lead; what it would say has been said."""
+    """Status lines of ranks other than the main one are dropped: they are the same."""
 
 
 def _report(folder: Path, outcome: TrainResult, as_json: bool) -> None:
@@ -350,25 +352,25 @@ def _report(folder: Path, outcome: TrainResult, as_json: bool) -> None:
         typer.echo(json.dumps({"run": str(folder), **asdict(outcome)}))
     words = {
         "finished": f"Finished after {outcome.step:,} steps.",
-        "no_improvement": f"Stopped at step {outcome.step:,}: no better for a while.",
-        "interrupted": f"Stopped at step {outcome.step:,}, as asked.",
+        "no_improvement": f"Stopped at step {outcome.step:,}: MAP@20 no longer improves.",
+        "interrupted": f"Interrupted at step {outcome.step:,}; a checkpoint is saved.",
     }[outcome.reason]
     if outcome.best is not None:
-        words += f" Best MAP@20 {outcome.best:.4f}, at step {outcome.best_step:,}."
+        words += f" Best MAP@20: {outcome.best:.4f}, at step {outcome.best_step:,}."
     status(words)
     if outcome.reason == "interrupted":
-        status(f"Go on with `tapas train --resume {folder}`.")
+        status(f"Continue with `tapas train --resume {folder}`.")
         return
     status(f"Next: `tapas evaluate {folder}`, `tapas recommend {folder} --user ...`.")
 
 
 def _refuse_with_resume(flags: Layer, **others: object) -> None:
-    """A run goes on as it began, or its end would not be that of an unbroken run."""
+    """Refuse settings beside --resume: the run would not end as one that was never stopped."""
     named = {"files": "LOG", "kind": "--split"}
     given = [name for table in flags.values() for name in table]
     given += [name for name, value in others.items() if value is not None]
     if given:
         words = [named.get(name, f"--{name.replace('_', '-')}") for name in given]
         raise UsageError(
-            f"--resume goes on with a run as it began; {', '.join(words)} cannot be changed."
+            f"--resume continues a run with its own settings; {', '.join(words)} cannot be changed."
         )

@@ -45,7 +45,7 @@ def compare(
     """
     threads = torch.get_num_threads()
     out.mkdir(parents=True, exist_ok=True)
-    status("reading the log")
+    status("Reading the log.")
     log = open_log(config, cache).log
     check_settings(out / SETTINGS, config, log)
     try:

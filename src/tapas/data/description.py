@@ -1,18 +1,22 @@
-"""What is in a log, in numbers to look at before training on it."""
+"""Numbers and sentences that describe a log, how it was read and how it is split."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
 from tapas.data.event_log import EventLog
 from tapas.data.splits import Split
+from tapas.data.times import DATETIME, FILE_ORDER, PLACE
+
+EPOCH_SECONDS = (315_532_800, 4_102_444_800)  # 1980 to 2100: numbers that are probably seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """Counts and shares; `remarks` say what will hinder training, in words."""
+    """Counts and shares of a log; `remarks` are sentences about what will hinder training."""
 
     num_events: int
     num_users: int
@@ -23,13 +27,13 @@ class Description:
     events_per_user: tuple[int, int, int]  # 10 %, median, 90 %
     items_per_basket: float  # mean
     seen_once: float  # share of the items
-    top_fifth: float  # share of the events that the most frequent fifth of the items holds
-    repeats: float  # share of the events whose user has taken the item before
+    top_fifth: float  # share of the events that are of the most frequent fifth of the items
+    repeats: float  # share of the events whose item the user had before
     remarks: tuple[str, ...]
 
 
-def reading_words(report: Mapping[str, Any]) -> list[str]:
-    """How a log was read, in sentences: what was guessed, left out or put together."""
+def describe_reading(report: Mapping[str, Any]) -> list[str]:
+    """Sentences on how a log was read: guessed columns, skipped rows, merged items."""
     columns, guessed = report["columns"], report["guessed"]
     named = [
         f"{column} ({part}{', guessed' if part in guessed else ''})"
@@ -38,46 +42,81 @@ def reading_words(report: Mapping[str, Any]) -> list[str]:
     ]
     words = [f"Columns: {', '.join(named)}."]
     if report["bad_rows"]:
-        words.append(f"{report['bad_rows']:,} bad rows were skipped: {report['bad_examples'][0]}")
+        words.append(_describe_bad_rows(report))
     if report["repeated_events"]:
         words.append(
-            f"{report['repeated_events']:,} events repeated another of the same user, item and "
-            "time, and were left out."
+            f"Left out {_count(report['repeated_events'], 'duplicate')}: same user, item and time."
         )
     if report["rare_items"]:
-        done = {"drop": "dropped", "fold": "folded into one class", "keep": "kept"}
+        done = {"drop": "dropped", "fold": "merged into one class", "keep": "kept"}
         words.append(
-            f"{report['rare_items']:,} rare items with {report['rare_events']:,} events were "
-            f"{done[report['rare']]}."
+            f"{_count(report['rare_items'], 'rare item')} with "
+            f"{_count(report['rare_events'], 'event')}: {done[report['rare']]}."
         )
     return words + [f"{note[0].upper()}{note[1:]}." for note in report["notes"]]
 
 
-def split_words(log: EventLog, split: Split) -> list[str]:
-    """What is held out and what cannot be learned, in sentences."""
+def _describe_bad_rows(report: Mapping[str, Any]) -> str:
+    names = {"user": "user", "item": "item", "time": "valid time", "text": "text", "group": "group"}
+    kinds = report.get("bad_kinds", {})  # logs prepared by older versions have none
+    counts = [f"{num:,} without {names[kind]}" for kind, num in kinds.items() if kind in names]
+    if kinds.get("broken"):
+        counts.append(f"{kinds['broken']:,} broken")
+    told = f": {', '.join(counts)}" if counts else ""
+    return (
+        f"Skipped {_count(report['bad_rows'], 'row')}{told} (first: {report['bad_examples'][0]})."
+    )
+
+
+def describe_split(log: EventLog, split: Split) -> list[str]:
+    """Sentences on what is held out, and what a model cannot learn from the rest."""
     report, kind = split.report, split.config.kind
     how = {"time": "by time", "last": "by the last events of each user", "group": "by user"}[kind]
     if split.cuts is not None:
-        how += f", cut at {log.format_time(split.cuts[0])} and {log.format_time(split.cuts[1])}"
+        zone = " UTC" if log.report["time_kind"] == DATETIME else ""
+        how += f" at {_short_time(log, split.cuts[0])} and {_short_time(log, split.cuts[1])}{zone}"
     words = [
-        f"Split {how}: {report['train_events']:,} events to train on, "
-        f"{report['validation_users']:,} users to choose by, {report['test_users']:,} to judge by."
+        f"Split {how}; training: {_count(report['train_events'], 'event')}; validation: "
+        f"{_count(report['validation_users'], 'user')}; test: "
+        f"{_count(report['test_users'], 'user')}."
     ]
     if report["unseen_items"]:
         words.append(
-            f"{report['unseen_items']:,} items are never seen in training; "
-            f"{report['test_unseen_targets']:,} of {report['test_events']:,} test events are such, "
-            "and stay among the targets."
+            f"{_count(report['unseen_items'], 'item')} "
+            f"{'is' if report['unseen_items'] == 1 else 'are'} not in the training events; "
+            f"{report['test_unseen_targets']:,} of {report['test_events']:,} test events are of "
+            "such items and count as misses."
         )
     if report["users_without_history"]:
         words.append(
-            f"{report['users_without_history']:,} users have no history before the cut and are "
-            "not judged."
+            f"{_count(report['users_without_history'], 'user')} without events before the cut "
+            "cannot be evaluated."
         )
     return words
 
 
+def describe_period(log: EventLog) -> str:
+    """From when to when the events are; epoch seconds and milliseconds as dates, too."""
+    kind = log.report["time_kind"]
+    first, last = int(log.times.min()), int(log.times.max())
+    if kind == FILE_ORDER:
+        return "no times: events are in file order"
+    if kind == PLACE:
+        return "no times: words are in the order of the text"
+    if kind == DATETIME:
+        return f"from {_short_time(log, first)} to {_short_time(log, last)} UTC"
+    told = f"from {first} to {last}"
+    for unit, per_second in (("seconds", 1), ("milliseconds", 1000)):
+        if all(EPOCH_SECONDS[0] <= time / per_second <= EPOCH_SECONDS[1] for time in (first, last)):
+            dates = [
+                f"{datetime.fromtimestamp(t / per_second, UTC):%Y-%m-%d}" for t in (first, last)
+            ]
+            return f"{told} (if epoch {unit}: {dates[0]} to {dates[1]} UTC)"
+    return told
+
+
 def describe(log: EventLog) -> Description:
+    """Count what is in `log`."""
     lengths = np.diff(log.offsets)
     new_basket = np.ones(log.num_events, dtype=bool)
     np.not_equal(log.times[1:], log.times[:-1], out=new_basket[1:])
@@ -88,16 +127,16 @@ def describe(log: EventLog) -> Description:
     low, middle, high = np.percentile(lengths, [10, 50, 90], method="nearest")
     remarks = []
     if log.num_users == 1:
-        remarks.append("There is one user only: is --user the right column?")
+        remarks.append("There is only one user: is --user the right column?")
     if num_baskets == log.num_users:
         remarks.append(
-            "Every user has all events at one time: there is no next item to learn. Is --time the "
-            "right column?"
+            "All events of a user have the same time, so there is no next item to learn: is --time "
+            "the right column?"
         )
     if log.num_items < 10_000:
         remarks.append(
-            f"With {log.num_items:,} items a full softmax is exact and fast enough; TAPAS pays "
-            "from about 50,000 on."
+            f"With {log.num_items:,} items a full softmax is exact and fast enough; TAPAS pays off "
+            "from about 50,000 items on."
         )
     return Description(
         num_events=log.num_events,
@@ -116,7 +155,7 @@ def describe(log: EventLog) -> Description:
 
 
 def _repeats(log: EventLog) -> float:
-    """Share of events that are not the first of their (user, item); a million users at a time."""
+    """Share of events that are not the first of their user and item; a million users at a time."""
     distinct = 0
     step = 1_000_000
     for first in range(0, log.num_users, step):
@@ -126,3 +165,12 @@ def _repeats(log: EventLog) -> float:
         pair = user.astype(np.int64) * log.num_items + log.items[start:stop]
         distinct += len(np.unique(pair))
     return 1 - distinct / max(1, log.num_events)
+
+
+def _short_time(log: EventLog, time: int) -> str:
+    """Without fractions of a second."""
+    return log.format_time(int(time)).partition(".")[0]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -63,7 +63,7 @@ def prepare_log(
         cache.mkdir(parents=True, exist_ok=True)
         _clear_leftovers(cache)
         unfinished = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=cache))
-        status(f"writing {num_bytes / 1e6:,.0f} MB")
+        status(f"Writing the prepared log, {num_bytes / 1e6:,.1f} MB.")
         write_log(unfinished, arrays, vocabularies, report)
         for file in unfinished.iterdir():
             sync(file)
@@ -97,7 +97,7 @@ def _build(
     """Arrays, vocabularies and report of the log of `source`, in memory."""
     raw = read_events(source, status)
     user_keys, item_keys, report = raw.user.keys, raw.item.keys, raw.report
-    status(f"sorting {len(raw.time):,} events")
+    status(f"Sorting {len(raw.time):,} events.")
     user, item, time = raw.user.codes, raw.item.codes, raw.time
     del raw
     events, num_repeated = sort_events(user, time, item)

@@ -39,11 +39,16 @@ class _Tally:
     num_rows: int = 0
     num_bad: int = 0
     examples: list[str] = field(default_factory=list)
+    bad_kinds: dict[str, int] = field(default_factory=dict)  # role without a value, or "broken"
     columns: dict[str, str] = field(default_factory=dict)
     guessed: list[str] = field(default_factory=list)
     time_kind: str = FILE_ORDER
     time_file: Path | None = None
     typed: bool = True
+
+    def add_kind(self, kind: str, number: int) -> None:
+        if number:
+            self.bad_kinds[kind] = self.bad_kinds.get(kind, 0) + number
 
     def add_bad(self, path: Path, row: int, problem: str) -> None:
         self.num_bad += 1
@@ -60,7 +65,7 @@ def read_events(source: LogSource, status: Callable[[str], None]) -> RawEvents:
     tally = _Tally()
     columns: dict[str, list[pl.Series]] = {}
     for path in source.paths():
-        status(f"reading {path}")
+        status(f"Reading {path}.")
         for role, column in _read(source, path, tally).items():
             columns.setdefault(role, []).append(column)
     if not sum(column.len() for column in next(iter(columns.values()))):
@@ -68,7 +73,7 @@ def read_events(source: LogSource, status: Callable[[str], None]) -> RawEvents:
             f"no usable row in {', '.join(source.files)}: {tally.num_rows:,} rows read, "
             f"{tally.num_bad:,} of them bad. Check the file and the names of the columns."
         )
-    status("encoding keys")
+    status("Indexing users and items.")
     if source.text is None:
         user = code_keys(columns.pop("user"), typed=tally.typed)
         item = code_keys(columns.pop("item"), typed=tally.typed)
@@ -83,6 +88,7 @@ def read_events(source: LogSource, status: Callable[[str], None]) -> RawEvents:
         "rows": tally.num_rows,
         "bad_rows": tally.num_bad,
         "bad_examples": tally.examples,
+        "bad_kinds": tally.bad_kinds,
         "columns": tally.columns,
         "guessed": tally.guessed,
         "time_kind": tally.time_kind,
@@ -143,6 +149,7 @@ def _valid_rows(
     """A mask of the rows to keep, None for all. Raises at a bad row unless these are skipped."""
     for row, problem in frame.broken:
         tally.add_bad(path, row, problem)
+    tally.add_kind("broken", len(frame.broken))
     if not any(column.null_count() for column in columns.values()):
         return None
     missing = pl.DataFrame([column.is_null().alias(role) for role, column in columns.items()])
@@ -165,6 +172,8 @@ def _valid_rows(
             )
         tally.add_bad(path, row + 1, problem)
     tally.num_bad += max(0, rows.len() - MAX_EXAMPLES)
+    for role in columns:
+        tally.add_kind(role, int((missing[role] & bad).sum()))
     return keep
 
 

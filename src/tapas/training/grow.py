@@ -12,7 +12,7 @@ from typing import Any
 
 from tapas.checkpoints.describe import CHECKPOINTS
 from tapas.checkpoints.grow import NewRows, with_classes
-from tapas.data.description import reading_words, split_words
+from tapas.data.description import describe_reading, describe_split
 from tapas.data.event_log import EventLog
 from tapas.data.prepare import prepare_log
 from tapas.data.splits import Split, split_log
@@ -69,7 +69,7 @@ def grow_run(
             "both write item keys alike; to learn other items, train a run of their own."
         )
     split = split_log(log, run.config.split)
-    for words in (*reading_words(log.report), *split_words(log, split)):
+    for words in (*describe_reading(log.report), *describe_split(log, split)):
         status(words)
     new = replace(new_rows(run.config), bias=bias_from_counts(split.train_counts)[num_known:])
     grown = with_classes(checkpoint, log.num_items, new, least=0)

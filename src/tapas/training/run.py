@@ -13,7 +13,7 @@ import torch
 
 from tapas.checkpoints.folder import Checkpoint
 from tapas.checkpoints.model import read_checkpoint
-from tapas.data.description import reading_words, split_words
+from tapas.data.description import describe_reading, describe_split
 from tapas.data.event_log import EventLog
 from tapas.data.prepare import prepare_log
 from tapas.data.splits import Split, split_log
@@ -115,7 +115,7 @@ def read_log(
 
     log = ranks.main_first("read the log", prepared)
     split = split_log(log, config.split)
-    for words in (*reading_words(log.report), *split_words(log, split)):
+    for words in (*describe_reading(log.report), *describe_split(log, split)):
         status(words)
     return log, split
 
@@ -130,8 +130,8 @@ def reopen(folder: Path, service: ServiceConfig | None) -> RunFolder:
 
 def describe_resume(checkpoint: Checkpoint | None) -> str:
     if checkpoint is None:
-        return "There is no checkpoint yet: beginning again."
-    return f"Going on from step {checkpoint.step:,}."
+        return "There is no checkpoint yet: starting again from step 0."
+    return f"Continuing from step {checkpoint.step:,}."
 
 
 def _describe_start(config: TrainConfig, split: Split, ranks: Ranks) -> str:

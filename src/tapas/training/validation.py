@@ -1,6 +1,7 @@
-"""What a run is judged by while it trains, and what is said of it at its start."""
+"""Validation during training, and the sentences that a run prints when it starts."""
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 
@@ -17,7 +18,7 @@ from tapas.training.run_folder import RunFolder
 def validator(
     run: RunFolder, split: Split, ranks: Ranks = ONE_PROCESS
 ) -> Callable[[SequenceModel], dict[str, float]]:
-    """Judges a model at some points of the part that is held out for validation."""
+    """A function that scores a model on some of the validation points."""
     log, config, rules = run.log, run.config, list_rules(run)
     points = some_points(split.validation, config.loop.validation_examples, config.loop.seed)
     target = next_items_at(log, points, config.head.next_items)
@@ -28,19 +29,25 @@ def validator(
 
 def describe_training(config: TrainConfig, split: Split) -> str:
     return (
-        f"Training on {int(split.train_counts.sum()):,} events, {len(split.train_counts):,} "
-        f"classes: {config.loop.steps:,} steps of {config.loop.batch}, "
-        f"{describe_head(config.head)}; rows move in `backward`, by {config.optimizer.rows}"
+        f"Training on {int(split.train_counts.sum()):,} events and {len(split.train_counts):,} "
+        f"classes: {config.loop.steps:,} steps of {config.loop.batch:,} histories; "
+        f"{describe_head(config.head, len(split.train_counts))}; row optimizer "
+        f"{config.optimizer.rows}"
     )
 
 
-def describe_head(head: HeadConfig) -> str:
-    """The method, and the sizes that it samples with."""
+def describe_head(head: HeadConfig, num_classes: int) -> str:
+    """The method, and how many classes it samples."""
+    if head.method in ("tapas", "sampled"):
+        kept = cast(int, head.options["num_samples"])
+        factor = cast(int, head.options.get("presample_factor", 1))
+        if factor == 1:
+            return f"sampled softmax, {kept:,} drawn"
+        drawn = min(factor * kept, num_classes)
+        return f"TAPAS ({head.options['selection']}), {drawn:,} drawn, {kept:,} kept"
     letters = {"num_samples": "n", "presample_factor": "r"}
     found = {letters[name]: value for name, value in head.options.items() if name in letters}
     sizes = [f"{letter} = {value:,}" for letter, value in found.items() if value is not None]
-    if head.method == "tapas":
-        return ", ".join([*sizes, str(head.options["selection"])])
     return ", ".join([head.kind.title, *sizes])
 
 

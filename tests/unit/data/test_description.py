@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapas.data import EventLog, SplitConfig, split_log
-from tapas.data.description import describe, reading_words, split_words
+from tapas.data.description import describe, describe_period, describe_reading, describe_split
 
 NUM_ITEMS = 6
 LOGS = st.lists(  # for every user the (time, item) of the events
@@ -58,10 +58,11 @@ def test_every_number_is_what_a_loop_counts(users):
 def test_what_will_hinder_training_is_said():
     one = describe(build([[(0, 1), (0, 2)]]))
     assert one.remarks == (
-        "There is one user only: is --user the right column?",
-        "Every user has all events at one time: there is no next item to learn. Is --time the "
-        "right column?",
-        "With 6 items a full softmax is exact and fast enough; TAPAS pays from about 50,000 on.",
+        "There is only one user: is --user the right column?",
+        "All events of a user have the same time, so there is no next item to learn: is --time "
+        "the right column?",
+        "With 6 items a full softmax is exact and fast enough; TAPAS pays off from about 50,000 "
+        "items on.",
     )
     assert len(describe(build([[(0, 1), (1, 2)], [(0, 1)]])).remarks) == 1
 
@@ -72,36 +73,63 @@ def test_how_a_log_was_read_is_said():
         "guessed": ["item"],
         "bad_rows": 1200,
         "bad_examples": ["a.csv, row 3: sku is empty", "..."],
+        "bad_kinds": {"user": 300, "item": 898, "time": 2, "broken": 1},
         "repeated_events": 7,
         "rare": "fold",
         "rare_items": 5,
         "rare_events": 9,
         "notes": ["there is only one item"],
     }
-    assert reading_words(report) == [
+    assert describe_reading(report) == [
         "Columns: who (user), sku (item, guessed), t (time).",
-        "1,200 bad rows were skipped: a.csv, row 3: sku is empty",
-        "7 events repeated another of the same user, item and time, and were left out.",
-        "5 rare items with 9 events were folded into one class.",
+        "Skipped 1,200 rows: 300 without user, 898 without item, 2 without valid time, 1 broken "
+        "(first: a.csv, row 3: sku is empty).",
+        "Left out 7 duplicates: same user, item and time.",
+        "5 rare items with 9 events: merged into one class.",
         "There is only one item.",
     ]
     columns = {"user": "who", "item": "sku", "time": None}
     nothing = {"guessed": [], "bad_rows": 0, "repeated_events": 0, "notes": []}
-    assert reading_words(report | nothing | {"columns": columns, "rare": "drop"}) == [
+    assert describe_reading(report | nothing | {"columns": columns, "rare": "drop"}) == [
         "Columns: who (user), sku (item).",
-        "5 rare items with 9 events were dropped.",
+        "5 rare items with 9 events: dropped.",
     ]
-    assert len(reading_words(report | nothing | {"rare_items": 0})) == 1
+    assert len(describe_reading(report | nothing | {"rare_items": 0})) == 1
+
+
+def test_bad_rows_of_an_older_prepared_log_have_no_kinds():
+    report = {"columns": {"user": "who"}, "guessed": [], "bad_rows": 1, "repeated_events": 0,
+              "bad_examples": ["x.csv, row 3: sku is empty"], "rare_items": 0,
+              "notes": []}  # fmt: skip
+    assert describe_reading(report)[1] == "Skipped 1 row (first: x.csv, row 3: sku is empty)."
+
+
+@pytest.mark.parametrize(
+    ("kind", "times", "words"),
+    [
+        ("file order", (0, 1), "no times: events are in file order"),
+        ("place in the text", (0, 1), "no times: words are in the order of the text"),
+        ("number", (3, 9), "from 3 to 9"),
+        ("number", (1_700_000_000, 1_700_100_000),
+         "from 1700000000 to 1700100000 (if epoch seconds: 2023-11-14 to 2023-11-16 UTC)"),
+        ("number", (1_700_000_000_000, 1_700_100_000_000),
+         "from 1700000000000 to 1700100000000 (if epoch milliseconds: 2023-11-14 to 2023-11-16 "
+         "UTC)"),
+        ("datetime", (86_400_000_000, 90_000_500_000),
+         "from 1970-01-02 to 1970-01-02 01:00:00 UTC"),
+    ],
+)  # fmt: skip
+def test_a_period_is_in_dates_where_there_are_dates(kind, times, words):
+    assert describe_period(build([[(time, 1) for time in times]], time_kind=kind)) == words
 
 
 def test_a_split_says_what_it_holds_out_and_what_cannot_be_learned():
     users = [[(t, t % 3) for t in range(8)], [(t, 1) for t in range(7)] + [(9, 5)], [(9, 2)]]
     log = build(users)
     split = split_log(log, SplitConfig(kind="time", validation=0.2, test=0.15))
-    assert split_words(log, split) == [
-        "Split by time, cut at 5 and 7: 10 events to train on, 2 users to choose by, 2 to judge "
-        "by.",
-        "3 items are never seen in training; 1 of 2 test events are such, and stay among the "
-        "targets.",
-        "1 users have no history before the cut and are not judged.",
+    assert describe_split(log, split) == [
+        "Split by time at 5 and 7; training: 10 events; validation: 2 users; test: 2 users.",
+        "3 items are not in the training events; 1 of 2 test events are of such items and count "
+        "as misses.",
+        "1 user without events before the cut cannot be evaluated.",
     ]

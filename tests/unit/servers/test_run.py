@@ -116,7 +116,7 @@ def test_a_stopped_run_resumes_to_the_same_end(file, tmp_path):
     assert (outcome.reason, outcome.step) == ("interrupted", 7)
     said = []
     server_run.resume(tmp_path / "stopped", status=said.append, start_peers=start_peers)
-    assert said[0] == "Going on from step 7."
+    assert said[0] == "Continuing from step 7."
     train(config, tmp_path / "whole", start_peers=start_peers)
     one, other = (
         load_model(open_run(tmp_path / name), 12)[0].state_dict() for name in ("stopped", "whole")

@@ -67,7 +67,7 @@ def test_it_is_written_cited_and_said(tmp_path):
     assert build_config(as_tables(found)) == found
     assert "strength = 0.5" in as_toml(found)
     assert papers_of(found.head) == ("bai2017tapas",)
-    assert describe_head(found.head) == "First classes, n = 7"
+    assert describe_head(found.head, 100) == "First classes, n = 7"
 
 
 def test_its_options_are_checked(tmp_path):

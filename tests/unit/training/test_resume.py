@@ -152,8 +152,8 @@ def test_killed_after_any_step_it_goes_on_from_what_was_saved(config, whole, tmp
     session.resume(broken, status=said.append)
     evaluated = at if at == STEPS else at // 4 * 4
     saved = evaluated if seconds or evaluated == at else at - 1
-    start = f"Going on from step {saved}." if saved else (
-        "There is no checkpoint yet: beginning again."
+    start = f"Continuing from step {saved}." if saved else (
+        "There is no checkpoint yet: starting again from step 0."
     )  # fmt: skip
     assert said[0] == start
     assert_same_end(undisturbed, broken)
