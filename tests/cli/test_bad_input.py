@@ -166,7 +166,7 @@ def test_a_folder_that_holds_a_run_is_left_alone(run, at):
     write_chain(at / "log.parquet", num_users=3)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     assert last_line(invoke("train", "log.parquet", "--out", "run", "--cache", "c", *TINY)) == (
-        "run holds a run already. Go on with it by --resume, or choose another --out."
+        "run already holds a run. Continue it with --resume, or choose another --out."
     )
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     assert not (at / "c").exists()
@@ -214,8 +214,8 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_offered(run):
     ("flags", "words"),
     [
         (("train", "--resume", "none"),
-         "none holds no run (run.json is missing). There is no such folder. `tapas train ... --out "
-         "none` makes one."),
+         "none holds no run (run.json is missing). There is no such folder. Create one with "
+         "`tapas train ... --out none`."),
         (("evaluate", "run", "--step", 77),
          "no checkpoint of step 77 in run/checkpoints. There are: 2, 4."),
         (("export", "run", "--to", "a.xyz"),

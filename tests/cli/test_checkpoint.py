@@ -96,10 +96,10 @@ def test_a_damaged_checkpoint_is_described_and_ends_with_one(run):
         (("grow", "run", "--log", "x.csv", "--out", "more"),
          "no file matches 'x.csv'. Check the path."),
         (("grow", "run", "--log", "x.csv", "--out", "run"),
-         "run holds a run already. Go on with it by --resume, or choose another --out."),
+         "run already holds a run. Continue it with --resume, or choose another --out."),
         (("grow", "run/checkpoints", "--log", "x.csv", "--out", "more"),
-         "run/checkpoints holds no run (run.json is missing). `tapas train ... --out "
-         "run/checkpoints` makes one."),
+         "run/checkpoints holds no run (run.json is missing). Create one with `tapas train ... "
+         "--out run/checkpoints`."),
         (("info", "run", "--step", 5),
          "no checkpoint of step 5 in run/checkpoints. There are: 2, 4."),
     ],

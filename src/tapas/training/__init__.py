@@ -1,1 +1,1 @@
-"""From a log to a trained model, in a folder that holds all of it."""
+"""Training: from an event log to a model in a run folder."""

@@ -1,4 +1,4 @@
-"""From a configuration and a log to the objects that train; the one place that builds them."""
+"""Builds model, optimizer and batches from a configuration and a log."""
 
 import dataclasses
 import math
@@ -41,25 +41,28 @@ COPY_RATE = "model.copy.rate"
 
 @dataclass(frozen=True, slots=True)
 class TrainingData:
-    """What a run trains on, for methods that look at more of it than one batch."""
+    """The training data of a run, for methods that read more of it than one batch."""
 
-    windows: Windows | None  # None where nothing is trained
+    windows: Windows | None  # None if the model is only evaluated
     log: EventLog
-    train_end: NDArray[np.int64]  # (U,) where each user's training events end
+    train_end: NDArray[np.int64]  # (U,) end of each user's training events
 
     def upcoming(self, step: int) -> Tensor:
-        """Targets of training step `step`, (N, L)."""
+        """Targets (N, L) of training step `step`."""
         if self.windows is None:
-            raise UsageError("a partitioned vocabulary looks ahead at batches: there are none.")
+            raise UsageError(
+                "a partitioned vocabulary looks ahead at training batches, but this run has none."
+            )
         return self.windows.batch(step).target
 
     def pairs(self, next_items: int) -> tuple[Tensor, Tensor, Tensor]:
-        """What batches predict from what: previous class, target and how often, (P,) each.
+        """All pairs of training: previous class, target class and their count, (P,) each.
 
-        A basket predicts from its last item; its targets are the next `next_items` events.
+        The previous class is the last item of a basket; the targets are the `next_items` events
+        after it.
         """
         log, items = self.log, np.asarray(self.log.items, dtype=np.int64)
-        end = np.repeat(self.train_end, np.diff(log.offsets))  # of the training of an event's user
+        end = np.repeat(self.train_end, np.diff(log.offsets))  # of each event's user
         place = np.flatnonzero(predicting_events(log.times, log.offsets, self.train_end))
         follows = place[:, None] + np.arange(1, next_items + 1)
         row, column = np.nonzero(follows < end[place][:, None])
@@ -74,9 +77,9 @@ MakeTable = Callable[[str, TableSpec], ClassTable]
 
 @dataclass(frozen=True, slots=True)
 class TrainingSetup:
-    """All that a trainer needs, and the configuration with nothing left open."""
+    """Everything that a trainer needs."""
 
-    config: TrainConfig
+    config: TrainConfig  # resolved: steps and sizes are numbers
     windows: Windows
     model: SequenceModel
     optimizer: torch.optim.Optimizer
@@ -85,7 +88,10 @@ class TrainingSetup:
 def build_training(
     config: TrainConfig, log: EventLog, split: Split, ranks: Ranks = ONE_PROCESS
 ) -> TrainingSetup:
-    """On all `ranks` alike; each builds its part of the rows."""
+    """Build model, optimizer and batches; each of `ranks` builds its shard of the rows.
+
+    Raises UsageError if the device cannot be used or the model does not fit into memory.
+    """
     config, windows = resolve_config(config, log, split)
     device = check_device(config.loop.device)
     if device.type == "cpu":
@@ -98,14 +104,14 @@ def build_training(
 
 
 def dense_parameters(model: SequenceModel) -> dict[str, nn.Parameter]:
-    """What the optimizer of the encoder moves, by the names that `model` has for it."""
+    """Trainable parameters outside of class tables, by name."""
     rows = anchors(model)
     named = model.named_parameters()
     return {name: p for name, p in named if p.requires_grad and p not in rows}
 
 
 def resolve_config(config: TrainConfig, log: EventLog, split: Split) -> tuple[TrainConfig, Windows]:
-    """The configuration with nothing left open, and the batches."""
+    """Return the configuration with all defaults resolved, and the training batches."""
     windows = Windows(
         log.items,
         log.times,
@@ -121,7 +127,7 @@ def resolve_config(config: TrainConfig, log: EventLog, split: Split) -> tuple[Tr
 
 
 def with_defaults(config: TrainConfig, num_classes: int, windows: Windows) -> TrainConfig:
-    """`config` with a number wherever one was left to us."""
+    """`config` with numbers in place of values that were left out."""
     head, loop = config.head, config.loop
     head = head.with_options(**head.kind.resolve_options(head.options, num_classes))
     steps = loop.steps or max(1, round(loop.epochs * windows.steps_per_epoch))
@@ -136,8 +142,9 @@ def with_defaults(config: TrainConfig, num_classes: int, windows: Windows) -> Tr
 
 
 def resolve_service(service: ServiceConfig) -> ServiceConfig:
+    """`service` with a number as `max_staleness` if there are servers."""
     if service.servers and service.max_staleness is None:
-        # each worker computes one step while the next one's round trip is under way
+        # each worker computes one step while its next step waits for the servers
         return dataclasses.replace(service, max_staleness=2 * service.workers - 1)
     return service
 
@@ -145,13 +152,13 @@ def resolve_service(service: ServiceConfig) -> ServiceConfig:
 def workload_of(
     config: TrainConfig, train_counts: NDArray[np.int64], ranks: Ranks = ONE_PROCESS
 ) -> Workload:
-    """What `tapas plan` would be asked about a resolved `config`, at most."""
+    """The workload of a resolved `config` for `memory_plan`; sizes are upper bounds."""
     positions = config.model.history if config.head.positions == "all" else 1
     encoder = build_encoder(config.model, config.loop.seed)
     rows, factor = config.head.kind.rows_per_step(config.head.options, len(train_counts))
-    if not rows:  # a method that samples nothing has the targets of its batch
-        own = config.loop.batch * positions * config.head.next_items
-        rows = min(own, len(train_counts))
+    if not rows:  # a method without samples reads only the targets of its batch
+        num_targets = config.loop.batch * positions * config.head.next_items
+        rows = min(num_targets, len(train_counts))
     return Workload(
         num_classes=len(train_counts),
         dim=config.model.dim,
@@ -171,10 +178,10 @@ def workload_of(
 def run_memory_plan(
     config: TrainConfig, train_counts: NDArray[np.int64], ranks: Ranks = ONE_PROCESS
 ) -> MemoryPlan:
-    """The plan of a run: what `tapas plan` says, and what training holds beside it."""
-    planned = memory_plan(workload_of(config, train_counts, ranks))
-    beside = {"counts of classes": train_counts.nbytes}
-    return dataclasses.replace(planned, memory=planned.memory | beside)
+    """The plan of `tapas plan` plus the memory that training needs in addition."""
+    plan = memory_plan(workload_of(config, train_counts, ranks))
+    more = {"counts of classes": train_counts.nbytes}
+    return dataclasses.replace(plan, memory=plan.memory | more)
 
 
 def table_specs(config: TrainConfig, num_classes: int) -> dict[str, TableSpec]:
@@ -203,9 +210,9 @@ def build_model(
     make: MakeTable | None = None,
     data: TrainingData | None = None,
 ) -> SequenceModel:
-    """With tables that `make` makes, or with those of this process or of `ranks`.
+    """Build the model. Its tables are local, or sharded over `ranks`, or built by `make`.
 
-    `data` is what the run trains on, for methods that look at it.
+    `data` is the training data, for methods that read it.
     """
     check_ranks(config, ranks)
     num_classes, dim, seed = len(train_counts), config.model.dim, config.loop.seed
@@ -259,7 +266,7 @@ def build_model(
 
 
 def check_device(name: str) -> torch.device:
-    """The device called `name`, if torch can compute on it here."""
+    """Return the device `name`, or raise UsageError if torch cannot use it here."""
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
@@ -272,9 +279,9 @@ def check_device(name: str) -> torch.device:
 
 
 def bias_from_counts(train_counts: NDArray[np.int64]) -> torch.Tensor:
-    """Where biases start: what a model that knows nothing but frequencies would say, (C,)."""
-    seen = torch.from_numpy(train_counts).double().add_(1)
-    return seen.div_(seen.sum()).log_().float()
+    """Initial biases (C,): log frequencies of the classes in training, with add-one smoothing."""
+    counts = torch.from_numpy(train_counts).double().add_(1)
+    return counts.div_(counts.sum()).log_().float()
 
 
 def build_encoder(config: ModelConfig, seed: int) -> Encoder:
@@ -303,10 +310,10 @@ def build_row_optimizer(config: OptimizerConfig) -> RowUpdate:
 
 
 def check_ranks(config: TrainConfig, ranks: Ranks) -> None:
-    """An error if ranks cannot share what the method learns."""
+    """Raise UsageError if there are several ranks and the method cannot shard its rows."""
     if ranks is not ONE_PROCESS and not issubclass(config.head.kind, FlatHead):
         raise UsageError(
-            f"the method '{config.head.method}' keeps its rows in one process: start it without "
+            f"the method '{config.head.method}' keeps its rows in one process. Start it without "
             "torchrun."
         )
 

@@ -1,11 +1,11 @@
-"""What was taken before, offered again: a share of the probability is copied from the history.
+"""The copy part of a model: some of the probability is copied from the user's history.
 
     p(y | x) = (1 - g) p_softmax(y | x) + g * sum of a_t over the past events t with item y
     a        = softmax over past events of  age(events since t) + x_t . K query / √D + rate(item_t)
     g        = sigmoid(w . query + b)
 
-The softmax may be estimated in any way that estimates its probabilities, which the paper's
-rule does not. Ranking stays exact: the best k are among the best k of the softmax and the
+The softmax may be sampled by any method that estimates its probabilities; the paper's rule `top`
+does not. Ranking stays exact: the best k classes are among the best k of the softmax and the
 items of the history.
 """
 
@@ -22,26 +22,26 @@ from tapas.shapes import check_positive
 from tapas.tables import ClassTable, LocalTable
 from tapas.tables.exhaustive import merge_topk
 
-AGE_PACE = 10  # ages are few and shared by all events: they move so much faster than an encoder
+AGE_SCALE = 10  # speeds up the few age parameters, which are shared by all events
 
 
 @dataclass(frozen=True, slots=True)
 class CopyDistribution:
-    """What their own past offers to Q queries."""
+    """The copy distribution of Q queries over the past items of their histories."""
 
-    items: Tensor  # (Q, T) int64; -1 for what is not past
-    share: Tensor  # (Q, T) a, which sums to 1; 0 for what is not past
-    gate: Tensor  # (Q,) g = sigmoid(gate)
+    items: Tensor  # (Q, T) int64; -1 for events that are not in the past
+    share: Tensor  # (Q, T) the weights a, which sum to 1; 0 for events that are not in the past
+    gate: Tensor  # (Q,) logits of g = sigmoid(gate)
 
     def log_prob(self, softmax: Tensor, ids: Tensor) -> Tensor:
-        """log p of `ids` (Q, L), of which the softmax alone says `softmax` (Q, L)."""
+        """Log-probability (Q, L) of `ids` (Q, L) whose softmax log-probability is `softmax`."""
         copied = [(self.share * (self.items == one[:, None])).sum(1) for one in ids.unbind(1)]
         return self._mix(softmax, torch.stack(copied, dim=1))
 
     def topk(
         self, head: Head, query: Tensor, k: int, exclude: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The k best classes: log p and ids, (Q, k) each, else as `head.top`."""
+        """Log-probabilities and ids of the k best classes, (Q, k) each; see `Head.topk`."""
         _, best = head.topk(query, k, exclude=exclude)
         past, copied = self._distinct()
         if exclude is not None:
@@ -56,7 +56,7 @@ class CopyDistribution:
         return score, ids.masked_fill(score == -torch.inf, -1)
 
     def _mix(self, softmax: Tensor, copied: Tensor) -> Tensor:
-        tiny = torch.finfo(copied.dtype).tiny  # the slope of log at 0 would be NaN times 0
+        tiny = torch.finfo(copied.dtype).tiny  # the gradient of log at 0 would be NaN
         log_copied = copied.clamp(min=tiny).log().masked_fill(copied == 0, -torch.inf)
         gate = self.gate[:, None]
         return torch.logaddexp(
@@ -64,7 +64,7 @@ class CopyDistribution:
         )
 
     def _distinct(self) -> tuple[Tensor, Tensor]:
-        """Every item of a past once, (Q, T), -1 behind them, and its summed share (Q, T)."""
+        """Distinct past items (Q, T), padded with -1, and their summed shares (Q, T)."""
         items, order = self.items.sort(dim=1, descending=True)
         begins = torch.ones_like(items)
         begins[:, 1:] = items[:, 1:] != items[:, :-1]
@@ -75,12 +75,12 @@ class CopyDistribution:
 
 
 class CopyPart(nn.Module):
-    """Learns which past events to copy, and how often to copy at all.
+    """Learns which past events to copy, and how much probability to copy.
 
-    `age` is a line through learned numbers at 1, 2, 4, 8, ... events back, `rate` a learned
-    number for each class, in a table of one dimension that may be passed. All start at 0, in a
-    table that is passed by its maker, so that at first what was taken most often within
-    `history` events is copied most, with g = 1/2.
+    `age` is piecewise linear between learned values at 1, 2, 4, 8, ... events back. `rate` is a
+    learned number for each class, in a table with dim 1; a table that is passed should start at 0.
+    All parameters start at 0: at first items are copied in proportion to their frequency within
+    the history, with g = 1/2. Events further back than `history` count as `history` events back.
     """
 
     def __init__(
@@ -106,13 +106,13 @@ class CopyPart(nn.Module):
         self.rate = rate
 
     def forward(self, query: Tensor, x: Tensor, items: Tensor, places: Tensor) -> CopyDistribution:
-        """What `query` (Q, D) may copy.
+        """The copy distribution of `query` (Q, D).
 
         Args:
-            x:      (B, T, D) vectors of the events, 0 behind the end of a row.
+            x:      (B, T, D) vectors of the events, 0 for padding.
             items:  (B, T) their classes.
-            places: (Q,) rising; where in the flattened (B*T,) each query stands. Events up to
-                its own are its past.
+            places: (Q,) ascending; index of each query in the flattened (B*T,) events. The event
+                at that index and those before it in the same row are the query's past.
         """
         width = items.shape[1]
         row, last = places // width, places % width
@@ -128,7 +128,7 @@ class CopyPart(nn.Module):
         )
 
     def _matches(self, wanted: Tensor, x: Tensor, row: Tensor) -> Tensor:
-        """(Q, T) of each of `wanted` (Q, D) with the events of its row; no (Q, T, D) is made."""
+        """(Q, T) products of `wanted` (Q, D) with the events of its row, without a (Q, T, D)."""
         num_rows, width, dim = x.shape
         count = torch.bincount(row, minlength=num_rows)
         most = int(count.max()) if num_rows else 0
@@ -139,14 +139,14 @@ class CopyPart(nn.Module):
         return match.view(num_rows * most, width).index_select(0, slot)
 
     def _ages(self, width: int) -> Tensor:
-        """(T,) for 0 to T-1 events back; what is older than `history` is as old as that."""
+        """(T,) scores of events 0 to T-1 back; constant beyond `history`."""
         events = torch.arange(1, width + 1, device=self.age.device).clamp(max=self.history)
         place = events.float().log2()
         knot = place.long().clamp(max=len(self.age) - 2)
-        return AGE_PACE * torch.lerp(self.age[knot], self.age[knot + 1], place - knot)
+        return AGE_SCALE * torch.lerp(self.age[knot], self.age[knot + 1], place - knot)
 
     def _rates(self, items: Tensor, row: Tensor, last: Tensor) -> Tensor:
-        """(B, T) of `items` that are the past of some query; no other row is touched."""
+        """(B, T) rates of `items` in the past of some query; no other row is read."""
         num_rows, width = items.shape
         end = last.new_full((num_rows,), -1).scatter_reduce(0, row, last, "amax")
         read = (torch.arange(width, device=items.device) <= end[:, None]).view(-1).nonzero()[:, 0]
@@ -155,14 +155,14 @@ class CopyPart(nn.Module):
 
 
 def _within(ids: Tensor, others: Tensor, num_classes: int) -> Tensor:
-    """(Q, N) True where an id of `ids` (Q, N) is in the same row of `others` (Q, M); -1 pads."""
+    """(Q, N) True where `ids` (Q, N) occur in the same row of `others` (Q, M); -1 is padding."""
     row = num_classes * torch.arange(len(ids), device=ids.device)[:, None]
     return torch.isin(row + ids, (row + others)[others >= 0]) & (ids >= 0)
 
 
 @torch.no_grad()
 def start_at_zero(table: ClassTable) -> None:
-    """The rows that are kept here."""
+    """Set the rows of `table` that this process keeps to 0."""
     for name, rows in table.state_dict().items():
         if name == "weight":
             rows.zero_()

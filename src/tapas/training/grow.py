@@ -1,8 +1,8 @@
-"""A run that goes on with a newer log: what it has learned stays, new items get rows.
+"""Continuing a run with a newer log: learned rows stay, new items get new rows.
 
-Items that the run knows keep their ids and, bit for bit, their rows and all that optimizers
-remember; those that only the new log has get the ids that follow, and start as in a fresh run. The
-new run begins at step 0 with what the old one has learned, and makes as many passes over its log.
+Known items keep their ids and, bit for bit, their rows and optimizer state. New items get the
+next ids, and their rows start as in a fresh run. The new run starts at step 0 with the learned
+model and trains for as many epochs on its log as the old one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,12 +32,12 @@ from tapas.training.trainer import TrainerState
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What became of the items of a run."""
+    """How the items of a run changed."""
 
-    checkpoint: Path  # the one that the new run begins with, as it was
+    checkpoint: Path  # of the old run, from which the new one starts
     num_known: int
     num_new: int
-    num_missing: int  # known, but not in the new log
+    num_missing: int  # known items that are not in the new log
 
 
 def grow_run(
@@ -50,10 +50,11 @@ def grow_run(
     columns: Mapping[str, Any] | None = None,
     status: Callable[[str], None] = lambda words: None,
 ) -> Growth:
-    """Make the run `out` from `run`, with the log in `files`, read by the same options.
+    """Create the run `out` from `run` with the log in `files`, read with the same options.
 
-    It begins with the checkpoint of `step`; None is the best, or the newest if none is. `columns`
-    are those of the new log that have other names: user, item, time.
+    It starts from the checkpoint of `step`, by default the best, or the newest if none is marked
+    as best. `columns` gives the columns (user, item, time) that have other names in the new log.
+    Raises UsageError if the method cannot grow or no known item is in the new log.
     """
     check_can_grow(run.config)
     check_free(out)
@@ -65,8 +66,8 @@ def grow_run(
     missing = int((log.item_keys.counts[:num_known] == 0).sum())
     if missing == num_known:
         raise UsageError(
-            f"none of the {num_known:,} items that {run.path} knows is in the new log. Check that "
-            "both write item keys alike; to learn other items, train a run of their own."
+            f"none of the {num_known:,} items of {run.path} is in the new log. Check that both "
+            "logs write item keys in the same way, or train a new run with `tapas train`."
         )
     split = split_log(log, run.config.split)
     for words in (*describe_reading(log.report), *describe_split(log, split)):
@@ -86,7 +87,7 @@ def grow_run(
 
 
 def new_rows(config: TrainConfig) -> NewRows:
-    """Where a run of `config` starts its rows."""
+    """How the rows of new classes start in a run with `config`."""
     return NewRows(
         optimizer=build_row_optimizer(config.optimizer),
         zero_tables={COPY_RATE},
@@ -94,24 +95,24 @@ def new_rows(config: TrainConfig) -> NewRows:
 
 
 def check_can_grow(config: TrainConfig) -> None:
-    """An error if the method has more than rows that belongs to the classes of one log."""
+    """Raise UsageError if the method has state besides its rows that depends on the classes."""
     kind, method = config.head.kind, config.head.method
     if not issubclass(kind, FlatHead):
-        what = "arranges its classes by how often the old log has them"
+        what = "arranges its classes by their frequencies in the old log"
     elif kind.learns_state:
-        what = "learns beside its rows what belongs to the classes of the old log"
+        what = "learns state for the classes of the old log besides its rows"
     else:
         return
     raise UsageError(
-        f"the method '{method}' {what}: such a run cannot grow. Train a run of its own on the new "
-        "log, with `tapas train`."
+        f"the method '{method}' {what}: such a run cannot grow. Train a new run on the new log "
+        "with `tapas train`."
     )
 
 
 def _as_many_passes(
     config: TrainConfig, old: EventLog, new: EventLog, new_split: Split
 ) -> TrainConfig:
-    """`config` with steps for as many passes over `new` as it has steps for over `old`."""
+    """`config` with steps for as many epochs of `new` as it has for `old`."""
     before = resolve_config(config, old, split_log(old, config.split))[1]
     windows = resolve_config(config, new, new_split)[1]
     ratio = windows.steps_per_epoch / before.steps_per_epoch

@@ -1,4 +1,4 @@
-"""What a run did, step by step: JSON lines that any tool reads, and TensorBoard scalars.
+"""The journal of a run: evaluations and other events as JSON lines and TensorBoard scalars.
 
 {"step": 400, "event": "train", "loss": 3.25, "seconds": 12.5}
 """
@@ -25,11 +25,11 @@ Value = float | int | str | None
 
 
 class Journal:
-    """One JSON object per line: {"step": ..., "event": "train"|"evaluate"|..., **numbers}.
+    """Writes one JSON object per line: {"step": ..., "event": "evaluate", **numbers}.
 
-    The same numbers go to TensorBoard as scalars named event/number, unless told not to.
-    A journal that is there already is continued; `resume_at` first drops what it says of
-    later steps, here and in TensorBoard. A last line torn by a kill is dropped either way.
+    With `tensorboard`, the same numbers are written as scalars named event/number. An existing
+    journal is continued; with `resume_at`, entries of later steps are removed first, here and in
+    TensorBoard. An incomplete last line, left by a killed process, is always removed.
     """
 
     def __init__(self, folder: Path, *, resume_at: int | None = None, tensorboard: bool = True):
@@ -44,12 +44,12 @@ class Journal:
         self._scalars = _scalars(self.path.parent, resume_at) if tensorboard else None
 
     def write(self, step: int, event: str, **numbers: Value) -> None:
-        """Add one line; it is in the file when this returns.
+        """Append one line and flush it to the file.
 
-        JSON has no NaN or inf: they become null, and `not_finite` says which they were.
+        NaN and inf are not valid JSON: they are written as null and listed in `not_finite`.
         """
         if self._file.closed:
-            raise UsageError(f"{self.path} is closed: step {step}, '{event}' came too late.")
+            raise UsageError(f"{self.path} is closed: cannot write '{event}' of step {step}.")
         plain = {name: _plain(name, value) for name, value in numbers.items()}
         odd = {name: value for name, value in plain.items() if not _finite(value)}
         if odd:
@@ -62,15 +62,15 @@ class Journal:
                     self._scalars.add_scalar(f"{event}/{name}", value, global_step=int(step))
 
     def check(self) -> None:
-        """An error if the file is no longer where it was: what is written now would be lost."""
+        """Raise UsageError if the file was moved or deleted: further lines would be lost."""
         if not self.path.exists():
             raise UsageError(
-                f"{self.path} is gone: the folder was moved or deleted. Go on with --resume where "
-                "it is now."
+                f"{self.path} is gone: the folder was moved or deleted. If it was moved, continue "
+                "with --resume at its new place."
             )
 
     def close(self) -> None:
-        """Let go of the files. Safe to call twice."""
+        """Close the files. Safe to call twice."""
         self._file.close()
         if self._scalars is not None:
             self._scalars.close()
@@ -88,7 +88,7 @@ class Journal:
         self.close()
 
     def _append(self, line: str) -> None:
-        """The whole line or nothing: half a line would spoil the next."""
+        """Append the complete line or nothing: a partial line would corrupt the next one."""
         data = line.encode()
         size_bytes = os.fstat(self._file.fileno()).st_size
         try:
@@ -101,7 +101,7 @@ class Journal:
 
 
 class NoJournal(Journal):
-    """Of a rank whose lines another writes."""
+    """Writes nothing: only the main rank keeps a journal."""
 
     def __init__(self) -> None:
         pass
@@ -117,21 +117,21 @@ class NoJournal(Journal):
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """Every line as a dict, in order. A last line torn by a kill is left out."""
+    """All lines as dicts, in order. An incomplete last line is left out."""
     path = Path(path)
     if not path.exists():
-        raise UsageError(f"{path} does not exist. `Journal` writes one for each run.")
-    return [json.loads(line) for line in _whole_lines(path)]
+        raise UsageError(f"{path} does not exist. `tapas train` writes one for each run.")
+    return [json.loads(line) for line in _complete_lines(path)]
 
 
-def _whole_lines(path: Path) -> list[bytes]:
-    """Lines without their ends; DataError for one that is not an object with a step."""
+def _complete_lines(path: Path) -> list[bytes]:
+    """All complete lines; DataError for one that is not a JSON object with a step."""
     *lines, last = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):
         if not _is_entry(line):
             raise DataError(
-                f"{path}, line {number}: not a JSON object with a whole number as its step. "
-                "Remove that line, or move the file away."
+                f"{path}, line {number}: not a JSON object with an integer step. Remove that "
+                "line, or move the file away."
             )
     return [*lines, last] if _is_entry(last) else lines
 
@@ -145,8 +145,8 @@ def _is_entry(line: bytes) -> bool:
 
 
 def _drop_after(path: Path, step: int | None) -> None:
-    """Rewrite the file without a torn end and, if given, without steps after `step`."""
-    lines = _whole_lines(path)
+    """Rewrite the file without an incomplete last line and without steps after `step`."""
+    lines = _complete_lines(path)
     kept = [line for line in lines if step is None or json.loads(line)["step"] <= step]
     content = b"".join(line + b"\n" for line in kept)
     if content == path.read_bytes():
@@ -162,34 +162,36 @@ def _drop_after(path: Path, step: int | None) -> None:
 def _cannot_write(path: Path, error: OSError) -> UsageError:
     full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
     cure = "Free some space" if full else "Make sure that it can be written to"
-    return UsageError(f"cannot write to {path}: {error.strerror}. {cure} and go on with --resume.")
+    return UsageError(
+        f"cannot write to {path}: {error.strerror}. {cure} and continue with --resume."
+    )
 
 
 def _scalars(folder: Path, resume_at: int | None) -> "SummaryWriter":
-    with warnings.catch_warnings():  # slow to import, and talkative under some versions
+    with warnings.catch_warnings():  # some versions warn on import
         warnings.simplefilter("ignore")
         from torch.utils.tensorboard import SummaryWriter
 
         purge_step = None if resume_at is None else resume_at + 1
-        _wait_for_a_later_name(folder / "tensorboard")
+        _wait_for_next_second(folder / "tensorboard")
         return SummaryWriter(str(folder / "tensorboard"), purge_step=purge_step)
 
 
-def _wait_for_a_later_name(folder: Path) -> None:
-    """TensorBoard reads files by name, which has the second; within one, 10 comes before 9."""
+def _wait_for_next_second(folder: Path) -> None:
+    """Make the new event file sort after existing ones: their names contain the second."""
     seconds = [int(file.name.split(".")[3]) for file in folder.glob("events.out.tfevents.*")]
     if max(seconds, default=0) == int(time.time()):
         time.sleep(1 - time.time() % 1)
 
 
 def _plain(name: str, value: object) -> Value:
-    """`value` as JSON knows it: numpy's numbers become Python's."""
+    """Convert numpy numbers to Python numbers; UsageError for anything that is not plain."""
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, int | float | str | None):
         return value
     raise UsageError(
         f"{name} is of type {type(value).__name__}; expected a number, text or None. "
-        "float() or .item() makes a number of it."
+        "Convert it with float() or .item()."
     )
 
 

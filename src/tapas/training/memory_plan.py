@@ -1,7 +1,7 @@
-"""What a run needs, before it starts: the memory of its fullest rank and the bytes it sends.
+"""Memory and network traffic of a run, computed before it starts.
 
 Letters: C classes of D dimensions on m ranks; a step has B examples with L targets each, draws
-a pool of r*n classes and keeps n of it.
+a pool of r*n classes and keeps n of them.
 """
 
 import math
@@ -19,9 +19,10 @@ from tapas.shapes import check_positive
 
 
 def available_memory(ranks_per_host: int | None = None, *, root: Path = Path("/")) -> int:
-    """Bytes that this process may still take: what the host and its control groups have free.
+    """Bytes that this process may still allocate, by the host and its control groups (cgroups).
 
-    Ranks of one host share it evenly: `ranks_per_host`, left out, is what torchrun says.
+    Ranks on one host share the memory evenly; `ranks_per_host` defaults to torchrun's
+    LOCAL_WORLD_SIZE.
     """
     if ranks_per_host is None:
         ranks_per_host = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -33,11 +34,11 @@ def _free_on_host(root: Path) -> int:
     found = _numbers(root / "proc/meminfo").get("MemAvailable:")
     if found is not None:
         return 1024 * found
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # not Linux: all there is
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # not Linux: total memory
 
 
 def _free_in_groups(root: Path) -> Iterator[int]:
-    """For each control group with a limit that this process is in, and for those above it."""
+    """Free bytes of each cgroup with a limit that contains this process."""
     listed = root / "proc/self/cgroup"
     for line in listed.read_text().splitlines() if listed.exists() else ():
         _, kinds, path = line.split(":", 2)
@@ -52,15 +53,15 @@ def _free_in_groups(root: Path) -> Iterator[int]:
         inside = top / path.strip("/")
         for folder in (inside, *inside.parents):
             limit, used = (_numbers(folder / name).get("") for name in names[:2])
-            if limit is not None and used is not None:  # else "max", or a group not shown here
-                # pages of files that nobody has used lately are given up first
+            if limit is not None and used is not None:  # else no limit, or not visible here
+                # inactive file pages are reclaimed first
                 yield limit - used + _numbers(folder / "memory.stat").get(names[2], 0)
             if folder == top:
                 break
 
 
 def _numbers(file: Path) -> dict[str, int]:
-    """The number of each line by the word before it; nothing of a file that cannot be read."""
+    """The number in each line by the word before it; empty if the file cannot be read."""
     try:
         found = re.findall(r"^(?:(\S+)\s+)?(\d+)\b", file.read_text(), flags=re.MULTILINE)
     except OSError:
@@ -75,30 +76,30 @@ OPTIMIZERS: dict[str, RowUpdate] = {
     "lazy-adam": LazyAdam.fused(),
     "sgd": SGD.fused(),
 }
-PROCESS_BYTES = 350_000_000  # an allowance: Python, torch, and the holes that malloc leaves
-POOL_BYTES = 200  # for a class of the pool: draws, ids, places, counts, noise, scores
-HEAD_BYTES = 32  # for a class above the proposal's floor: its id, log q and alias bucket
-BUILD_BYTES = 112  # the same while the proposal is built, at the worst moment
-EVERY_CLASS_BYTES = 16  # log q and its miss for all classes, where a quarter is above the floor
-SCORERS = 64  # queries whose scores of the pool are held at once
+PROCESS_BYTES = 350_000_000  # allowance for Python, torch and fragmentation
+POOL_BYTES = 200  # per class of the pool: draws, ids, indices, counts, noise, scores
+HEAD_BYTES = 32  # per class above the proposal's floor: id, log q and alias bucket
+BUILD_BYTES = 112  # the same at the peak of building the proposal
+EVERY_CLASS_BYTES = 16  # per class, for dense log q if a quarter of all classes is above the floor
+SCORERS = 64  # queries that are scored against the pool at once
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """A run as far as memory and traffic go."""
+    """The sizes of a run that determine its memory and traffic."""
 
     num_classes: int
     dim: int
     num_samples: int
     presample_factor: int
-    batch: int  # examples (queries) of a step, on all ranks together
+    batch: int  # examples (queries) in a step, summed over all ranks
     targets: int = 1
     ranks: int = 1
-    dtype: str = "float32"  # of the rows, or bfloat16
-    optimizer: str = "rowwise-adagrad"  # of the rows, or adagrad, lazy-adam, sgd
-    inputs: bool = False  # a second table of the same size for the encoder, without biases
-    input_ids: int | None = None  # distinct items the encoder reads in a step; None: one a query
-    head_classes: int | None = None  # classes above the proposal's floor; None: all of them
+    dtype: str = "float32"  # of the rows: float32 or bfloat16
+    optimizer: str = "rowwise-adagrad"  # of the rows: rowwise-adagrad, adagrad, lazy-adam or sgd
+    inputs: bool = False  # whether the encoder has a table of its own, without biases
+    input_ids: int | None = None  # distinct items the encoder reads in a step; None: one per query
+    head_classes: int | None = None  # classes above the proposal's floor; None: all classes
     encoder_parameters: int = 0
 
     def __post_init__(self) -> None:
@@ -111,8 +112,8 @@ class Workload:
             )
         if not 1 <= self.ranks <= self.num_samples:
             raise UsageError(
-                f"ranks must be between 1 and num_samples ({self.num_samples:,}), so that each "
-                f"keeps a class at least, got {self.ranks:,}."
+                f"ranks must be between 1 and num_samples ({self.num_samples:,}), as each rank "
+                f"keeps at least one class of a step, got {self.ranks:,}."
             )
         choice("dtype", self.dtype, ROW_BYTES)
         choice("optimizer", self.optimizer, OPTIMIZERS)
@@ -132,11 +133,11 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPlan:
-    """Bytes by what they are for, on the rank that has most to hold."""
+    """Bytes of memory and traffic by purpose, for the rank that needs most."""
 
     workload: Workload
     memory: dict[str, int]
-    traffic: dict[str, int]  # sent by a rank in a step
+    traffic: dict[str, int]  # bytes that a rank sends in a step
 
     @property
     def memory_bytes(self) -> int:
@@ -148,17 +149,18 @@ class MemoryPlan:
 
 
 def memory_plan(workload: Workload) -> MemoryPlan:
+    """Compute the memory and traffic of `workload`."""
     return MemoryPlan(workload=workload, memory=_memory(workload), traffic=_traffic(workload))
 
 
 def _memory(w: Workload) -> dict[str, int]:
-    """Tables to the byte; of a step, what torch allocates where no native kernel applies."""
+    """Exact for tables; for a step, what torch allocates without native kernels."""
     num_rows, size = _over(w.num_classes, w.ranks), ROW_BYTES[w.dtype]
     specs = OPTIMIZERS[w.optimizer].state_specs().values()
     row_state = sum(4 * num_rows * (w.dim if spec.wide else 1) for spec in specs)
     bias_state = 4 * num_rows * len(specs)
-    row = 4 * w.dim  # rows are computed with as float32
-    examples = w.ranks * _over(w.batch, w.ranks)  # all of them are gathered on every rank
+    row = 4 * w.dim  # computations use float32
+    examples = w.ranks * _over(w.batch, w.ranks)  # gathered on every rank
     pool_here, kept_here = _over(w.pool, w.ranks), _over(min(w.num_samples, w.pool), w.ranks)
     by_class = EVERY_CLASS_BYTES * w.num_classes if w.num_classes <= 4 * w.head else 0
     parts = {
@@ -169,14 +171,14 @@ def _memory(w: Workload) -> dict[str, int]:
         "input rows and state": num_rows * w.dim * size + row_state if w.inputs else 0,
         "proposal": HEAD_BYTES * w.head + by_class,
         "encoder, gradients, Adam": 16 * w.encoder_parameters,
-        # as gathered, as kept, and gradients on their way out and in
+        # gathered, local, and gradients as sent and received
         "batch": examples * (4 * row + 8 * w.targets + 12 * (w.targets + 1)),
         "pool": POOL_BYTES * w.pool + pool_here * (row + 4 * SCORERS),
-        # rows as read, their gradients in pieces, joined, and without foreign targets
+        # rows as read; their gradients in blocks, joined, and without targets of other ranks
         "kept rows and gradients": 4 * row * (kept_here + examples * w.targets),
         "kept scores": 4 * examples * kept_here,
     }
-    # before the first step: a proposal is built, then rows, whose biases every rank sees whole
+    # before the first step: the proposal is built, then the rows from all biases
     steady, proposal = sum(parts.values()), PROCESS_BYTES + BUILD_BYTES * w.head
     start = 4 * w.num_classes if w.ranks > 1 or w.dtype == "bfloat16" else 0
     rows = start + sum(
@@ -188,51 +190,51 @@ def _memory(w: Workload) -> dict[str, int]:
 
 
 def _traffic(w: Workload) -> dict[str, int]:
-    """What `Ranks.sent_bytes` counts in a step; shares of uneven batches are filled up."""
+    """What `Ranks.sent_bytes` counts in a step; uneven batches are padded."""
     away, share = w.ranks - 1, _over(w.batch, w.ranks)
     header = 8 * HEADER * away
     answers = away * share * 4 * (w.targets + 1)
     read = _over(w.batch if w.input_ids is None else w.input_ids, w.ranks) if w.inputs else 0
     return {
-        # of the batch and its backward pass, of reads and theirs; four names of messages
+        # of the batch and of input rows, forward and backward; names of four messages
         "headers": header * (4 if w.inputs else 2) + 4 * 8 * away,
         "queries and targets": away * share * (4 * w.dim + 8 * w.targets),
         "answers": answers,
         "answers' gradients": answers,
         "query gradients": away * share * 4 * w.dim,
-        # ids there, rows back, gradients there
+        # ids to the owner, rows back, gradients to the owner
         "inputs": math.ceil(read * away / w.ranks) * (8 + 2 * 4 * w.dim),
         "encoder gradients": 2 * 4 * w.encoder_parameters * away // w.ranks,
     }
 
 
 def traffic_designs(workload: Workload) -> dict[str, int]:
-    """Bytes on the wire, all senders together, for one step of B examples, by three designs.
+    """Bytes that all processes together send in one step of B examples, for three designs.
 
     "rows to the worker": one worker reads the rows of pool and targets from m servers, and
         sends back the gradients of kept rows and targets.
     "algorithm 2" (the paper's): one worker sends its queries to each of m servers, gets the
         rows of kept classes and targets, and sends back their gradients.
-    "no rows (ours)": m ranks that are workers and servers; see `plan`.
+    "no rows (ours)": m ranks that are workers and servers; see `memory_plan`.
 
-    Ids of rows are not counted in the first two. Encoder and inputs cost all designs the same
-    and are left out. Without a second pass (r = 1) the pool is what is kept.
+    Ids of rows are not counted in the first two. Encoder and inputs cost the same in all designs
+    and are left out. Without a second pass (r = 1) all of the pool is kept.
     """
     w, row = workload, 4 * (workload.dim + 1)
-    own = w.batch * w.targets
-    touched = (min(w.num_samples, w.pool) + own) * row
+    num_targets = w.batch * w.targets
+    touched = (min(w.num_samples, w.pool) + num_targets) * row
     ours = _traffic(replace(w, inputs=False, encoder_parameters=0))
     return {
-        "rows to the worker": (w.pool + own) * row + touched,
+        "rows to the worker": (w.pool + num_targets) * row + touched,
         "algorithm 2": w.ranks * w.batch * 4 * w.dim + 2 * touched,
         "no rows (ours)": w.ranks * sum(ours.values()),
     }
 
 
 def check_fits(planned: MemoryPlan, available_bytes: int | None = None) -> None:
-    """An error that says what is too large, and which changes would fit, if the plan does not.
+    """Raise UsageError if the plan needs more memory than there is, and suggest changes that fit.
 
-    `available_bytes` is the memory of a rank; left out, what this machine has free.
+    `available_bytes` is the memory of a rank, by default what is free on this machine.
     """
     available = available_memory() if available_bytes is None else available_bytes
     if planned.memory_bytes <= available:
@@ -245,7 +247,7 @@ def check_fits(planned: MemoryPlan, available_bytes: int | None = None) -> None:
         f"{'rank' if w.ranks == 1 else 'ranks'} need {in_units(planned.memory_bytes)} a rank, but "
         f"only {in_units(available)} are free. The largest part: {part}, "
         f"{in_units(planned.memory[part])}. "
-        + (f"What would fit: {cures}." if cures else "Nothing we know of would fit.")
+        + (f"What would fit: {cures}." if cures else "No change that we know of would fit.")
     )
 
 
@@ -280,7 +282,7 @@ def _cures(w: Workload, available: int) -> Iterator[str]:
 
 
 def _last(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """The last whole number below `high` for which `holds`, as it does up to some point."""
+    """Bisect: the last integer below `high` for which `holds`; it holds at `low`."""
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)
@@ -288,12 +290,13 @@ def _last(low: int, high: int, holds: Callable[[int], bool]) -> int:
 
 
 def in_units(num_bytes: float) -> str:
-    """Three digits and a unit: 5.12 GB is 5.12e9 bytes."""
+    """Bytes with three digits and a decimal unit: "5.12 GB" is 5.12e9 bytes."""
     units = ["B", "kB", "MB", "GB", "TB", "PB"]
     while num_bytes >= 999.5 and len(units) > 1:
         num_bytes, units = num_bytes / 1000, units[1:]
     return f"{num_bytes:.3g} {units[0]}"
 
 
-def _over(whole: int, parts: int) -> int:
-    return -(-whole // parts)
+def _over(total: int, count: int) -> int:
+    """Division that rounds up."""
+    return -(-total // count)

@@ -1,4 +1,4 @@
-"""Item vectors, an encoder over them, a softmax over all items, and what is copied beside it."""
+"""The sequence model: input vectors, an encoder, a softmax head and an optional copy part."""
 
 from dataclasses import dataclass
 
@@ -14,12 +14,12 @@ from tapas.training.copy_part import CopyDistribution, CopyPart
 
 
 class SequenceModel(nn.Module):
-    """What comes next, from what came before.
+    """Predicts the next items of a history.
 
-    `inputs` are the item vectors that the encoder reads; left out, it reads the rows of the
-    softmax. Either way only the rows of a batch are touched. With `copy` a part of the
-    probability is copied from the history. Batches may be anywhere; they are moved to where
-    the rows are.
+    `inputs` is the table of item vectors that the encoder reads; if left out, the encoder reads
+    the rows of the softmax. Only rows of items in the batch are read and updated. With `copy`,
+    part of the probability is copied from the history. Batches may be on any device; they are
+    moved to that of the tables.
     """
 
     def __init__(
@@ -39,31 +39,32 @@ class SequenceModel(nn.Module):
         if not self.inputs.dim == encoder.dim == head.dim:
             raise UsageError(
                 f"inputs, encoder and head have {self.inputs.dim}, {encoder.dim} and "
-                f"{head.dim} dimensions; expected one number."
+                f"{head.dim} dimensions; expected the same dim for all three."
             )
         if copy is not None and not isinstance(head, SharedSample):
             raise UsageError(
-                f"copies are weighed against probabilities, which the loss of {head.method} does "
+                f"a copy part needs softmax probabilities, which the method '{head.method}' does "
                 "not estimate. Leave `copy` out, or use TapasSoftmax."
             )
 
     @property
     def inputs(self) -> ClassTable:
+        """The table that the encoder reads: `input_table`, or `output_table` if it is shared."""
         return self.output_table if self.input_table is None else self.input_table
 
     @property
     def output_table(self) -> ClassTable:
-        """The rows of the softmax, one for each class, if its method has such."""
+        """The class table of the softmax; UsageError if the method has none."""
         if isinstance(self.head, FlatHead):
             return self.head.table
         raise UsageError(
-            f"the method '{self.head.method}' has no rows of classes, for an encoder to read or "
-            "for an index. `tapas recommend` works all the same."
+            f"the method '{self.head.method}' has no table of class vectors, which shared inputs "
+            "and exports need. `tapas recommend` works without it."
         )
 
     @property
     def tapas_head(self) -> TapasSoftmax:
-        """The head, where it is TAPAS."""
+        """The head; UsageError if it is not a TapasSoftmax."""
         if isinstance(self.head, TapasSoftmax):
             return self.head
         raise UsageError(f"the method of this model is '{self.head.method}'; expected 'tapas'.")
@@ -71,21 +72,21 @@ class SequenceModel(nn.Module):
     def states(
         self, items: Tensor, lengths: Tensor, *, generator: torch.Generator | None = None
     ) -> Tensor:
-        """(B, T, D) queries of `items` (B, T), of which the first `lengths` (B,) are real."""
+        """Queries (B, T, D) of `items` (B, T); items beyond `lengths` (B,) are padding."""
         items, lengths = items.to(self.inputs.device), lengths.to(self.inputs.device)
         return self._encode(self._vectors(items, lengths), lengths, generator)
 
     def _vectors(self, items: Tensor, lengths: Tensor) -> Tensor:
-        """(B, T, D) rows of `items`, 0 behind the end of a row."""
+        """Input vectors (B, T, D) of `items` (B, T), 0 for padding."""
         num_rows, width = items.shape
         real = (torch.arange(width, device=items.device) < lengths[:, None]).view(-1)
-        place = real.nonzero()[:, 0]  # padding is no item: its row must not be touched
+        place = real.nonzero()[:, 0]  # padding must not read or update any row
         rows = self.inputs.lookup(items.reshape(-1)[place])
         x = rows.new_zeros(num_rows * width, rows.shape[1]).index_copy(0, place, rows)
         return x.view(num_rows, width, rows.shape[1])
 
     def _encode(self, x: Tensor, lengths: Tensor, generator: torch.Generator | None) -> Tensor:
-        if not len(x):  # a rank without examples
+        if not len(x):  # this rank has no examples
             return x
         half = self.encoder_dtype != torch.float32
         with torch.autocast(x.device.type, dtype=self.encoder_dtype, enabled=half):
@@ -93,7 +94,7 @@ class SequenceModel(nn.Module):
         return states.float()
 
     def loss(self, batch: SequenceBatch, *, generator: torch.Generator | None = None) -> Tensor:
-        """-log p of the targets, the softmax sampled: the mean over the positions that predict."""
+        """The sampled loss, -log p of the targets: a scalar, the mean over predicting positions."""
         device = self.inputs.device
         items, lengths = batch.items.to(device), batch.lengths.to(device)
         places = batch.places.to(device)
@@ -117,15 +118,15 @@ class SequenceModel(nn.Module):
 
     @torch.no_grad()
     def query(self, items: Tensor, lengths: Tensor) -> Tensor:
-        """(B, D) what the encoder says after the last item of each row."""
+        """Queries (B, D) after the last item of each history."""
         states = self.states(items, lengths)
         return last_state(states, lengths.to(states.device))
 
     @torch.no_grad()
     def predict(self, items: Tensor, lengths: Tensor) -> "Prediction":
-        """What comes after the last item of each row of `items` (B, T), by all that was learned."""
+        """Predict what follows the last item of each history, rows of `items` (B, T)."""
         if len(lengths) and int(lengths.min()) < 1:
-            raise UsageError("a history is empty: there is nothing to go on from.")
+            raise UsageError("a history is empty; expected at least one item in each.")
         items, lengths = items.to(self.inputs.device), lengths.to(self.inputs.device)
         x = self._vectors(items, lengths)
         query = last_state(self._encode(x, lengths, None), lengths)
@@ -137,27 +138,27 @@ class SequenceModel(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """B histories as a model has read them; ranks and judges over all classes, exactly."""
+    """The exact distribution over all classes after each of B histories."""
 
     head: Head
     query: Tensor  # (B, D)
-    copies: CopyDistribution | None  # None for a model that does not repeat
+    copies: CopyDistribution | None  # None for a model without a copy part
 
     @property
     def num_classes(self) -> int:
         return self.head.num_classes
 
     def topk(self, k: int, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The k best classes of each history, (B, k), as `head.top`.
+        """Scores and ids of the k best classes of each history, (B, k) each; see `Head.topk`.
 
-        Scores are logits, or log-probabilities of a model that repeats.
+        Scores are logits, or log-probabilities for a model with a copy part.
         """
         if self.copies is None:
             return self.head.topk(self.query, k, exclude=exclude)
         return self.copies.topk(self.head, self.query, k, exclude)
 
     def log_prob(self, ids: Tensor) -> Tensor:
-        """Exact log-probability of `ids` (B, L)."""
+        """Exact log-probabilities (B, L) of `ids` (B, L)."""
         softmax = self.head.log_prob(self.query, ids)
         if self.copies is None:
             return softmax
@@ -165,7 +166,7 @@ class Prediction:
 
 
 def target_weights(target: Tensor, decay: float) -> Tensor:
-    """Weights (Q, K) of `target` that fall by `decay` from each to the next and sum to 1."""
+    """Weights (Q, L) of `target` (Q, L): each is `decay` times the one before; rows sum to 1."""
     steps = torch.arange(target.shape[1], device=target.device)
     weight = (decay**steps) * (target >= 0)
     return weight / weight.sum(dim=1, keepdim=True)

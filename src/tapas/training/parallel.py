@@ -1,4 +1,4 @@
-"""Data-parallel training: each rank takes its part of a batch, and gradients are averaged."""
+"""Data-parallel training: splitting a batch over ranks and averaging gradients."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ from tapas.tables.ranks import Ranks
 
 
 def local_batch(ranks: Ranks, batch: SequenceBatch) -> SequenceBatch:
-    """This rank's histories of `batch`, which may be none."""
+    """The histories of `batch` for this rank, possibly none."""
     if not isinstance(ranks, GroupRanks):
         return batch
     width = batch.items.shape[1]
@@ -26,7 +26,10 @@ def local_batch(ranks: Ranks, batch: SequenceBatch) -> SequenceBatch:
 
 
 def average_gradients(ranks: Ranks, parameters: Iterable[nn.Parameter], number: float) -> float:
-    """As DistributedDataParallel, and the mean of `number`; without examples both are 0."""
+    """Average gradients over ranks, in place, as DistributedDataParallel does.
+
+    Returns the mean of `number` over ranks. Missing gradients count as 0.
+    """
     if not isinstance(ranks, GroupRanks):
         return number
     learned = [p for p in parameters if p.requires_grad]
@@ -34,8 +37,8 @@ def average_gradients(ranks: Ranks, parameters: Iterable[nn.Parameter], number: 
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
     grads = [p.grad for p in learned if p.grad is not None]
-    beside = grads[0].new_tensor([number])
-    flat = torch.cat([*(grad.reshape(-1) for grad in grads), beside])
+    last = grads[0].new_tensor([number])
+    flat = torch.cat([*(grad.reshape(-1) for grad in grads), last])
     flat = ranks.sum(flat).div_(ranks.size)
     *parts, mean = torch.split(flat, [*(grad.numel() for grad in grads), 1])
     for grad, part in zip(grads, parts, strict=True):

@@ -1,7 +1,6 @@
-"""A run from its configuration to its end, and going on with one that was broken off.
+"""`train` starts a run, `resume` continues one, in this process or on the ranks of torchrun.
 
-In this process, or on the ranks of torchrun; `tapas.servers.run` has the same two functions for
-workers and servers.
+`tapas.servers.run` has the same two functions for workers and servers.
 """
 
 from collections.abc import Callable, Iterator
@@ -46,24 +45,25 @@ def train(
     cache: Path,
     ranks: Ranks = ONE_PROCESS,
     status: Status = lambda words: None,
-    on_progress: OnProgress = lambda tick: None,
+    on_progress: OnProgress = lambda progress: None,
     should_stop: ShouldStop = lambda: False,
 ) -> TrainResult:
-    """Read the log, split it, train, and keep everything in the new folder `out`.
+    """Read and split the log, train, and write everything into the new folder `out`.
 
-    All `ranks` must see the same folders. Prepared logs are kept in `cache`. `status`
-    is told in sentences what is done; `should_stop` is asked after every step.
+    All `ranks` must see the same folders. Prepared logs are cached in `cache`. `status` is called
+    with messages for the user, `should_stop` after every step; if it returns True, training stops
+    with a checkpoint.
     """
     _check_no_servers(config)
     log, split = read_log(config, out, cache=cache, status=status, ranks=ranks)
-    parts = build_training(config, log, split, ranks)
+    setup = build_training(config, log, split, ranks)
     run = ranks.main_first(
-        "lay out the run",
-        lambda: create_run(out, parts.config, log) if ranks.is_main else open_run(out),
+        "create the run folder",
+        lambda: create_run(out, setup.config, log) if ranks.is_main else open_run(out),
     )
     with exclusive(out) if ranks.is_main else nullcontext():
-        status(_describe_start(parts.config, split, ranks))
-        with _trainer(run, split, parts, None, ranks) as trainer:
+        status(_describe_start(setup.config, split, ranks))
+        with _trainer(run, split, setup, None, ranks) as trainer:
             return trainer.run(on_progress=on_progress, should_stop=should_stop)
 
 
@@ -74,38 +74,40 @@ def resume(
     service: ServiceConfig | None = None,
     ranks: Ranks = ONE_PROCESS,
     status: Status = lambda words: None,
-    on_progress: OnProgress = lambda tick: None,
+    on_progress: OnProgress = lambda progress: None,
     should_stop: ShouldStop = lambda: False,
 ) -> TrainResult:
-    """Go on from the newest checkpoint, or from that of `step`, to the same end.
+    """Continue from the newest checkpoint, or from that of `step`, to the end of the run.
 
-    `service` takes the place of the run's own: `ServiceConfig()` brings a run home from servers.
+    The result is the same as without the interruption. `service` replaces that of the run:
+    `ServiceConfig()` continues a run of servers in this process.
     """
     run = reopen(folder, service)
     _check_no_servers(run.config)
-    torch.set_num_threads(run.num_threads)  # sums over threads are sums in another order
+    torch.set_num_threads(run.num_threads)  # another number would change the order of sums
     split = split_log(run.log, run.config.split)
-    parts = build_training(run.config, run.log, split, ranks)
+    setup = build_training(run.config, run.log, split, ranks)
     with exclusive(folder) if ranks.is_main else nullcontext():
         checkpoint = None
         if run.checkpoints.steps() or step is not None:
-            checkpoint = read_checkpoint(run.checkpoints, parts.model, step, ranks)
+            checkpoint = read_checkpoint(run.checkpoints, setup.model, step, ranks)
             ranks.last_checkpoint = f"step {checkpoint.step} in {run.checkpoints.folder}"
         if service is not None and ranks.is_main:
             write_config(run)
         status(describe_resume(checkpoint))
-        status(_describe_start(parts.config, split, ranks))
-        with _trainer(run, split, parts, checkpoint, ranks) as trainer:
+        status(_describe_start(setup.config, split, ranks))
+        with _trainer(run, split, setup, checkpoint, ranks) as trainer:
             return trainer.run(on_progress=on_progress, should_stop=should_stop)
 
 
 def read_log(
     config: TrainConfig, out: Path, *, cache: Path, status: Status, ranks: Ranks
 ) -> tuple[EventLog, Split]:
-    """The log of a new run and its parts; an error before any work if `out` cannot be made."""
+    """The log of a new run and its split. Raises UsageError early if `out` cannot be used."""
     if not config.split.shares[0]:
         raise UsageError(
-            "split.validation is 0: training chooses its best checkpoint by it. Hold something out."
+            "split.validation is 0, but training chooses the best checkpoint on validation data. "
+            "Set it above 0."
         )
 
     def prepared() -> EventLog:
@@ -121,7 +123,7 @@ def read_log(
 
 
 def reopen(folder: Path, service: ServiceConfig | None) -> RunFolder:
-    """The run in `folder`, to go on with `service` instead of its own if that is given."""
+    """The run in `folder`, with `service` in place of its own if that is given."""
     run = open_run(folder)
     if service is None:
         return run
@@ -141,22 +143,22 @@ def _describe_start(config: TrainConfig, split: Split, ranks: Ranks) -> str:
 
 @contextmanager
 def _trainer(
-    run: RunFolder, split: Split, parts: TrainingSetup, checkpoint: Checkpoint | None, ranks: Ranks
+    run: RunFolder, split: Split, setup: TrainingSetup, checkpoint: Checkpoint | None, ranks: Ranks
 ) -> Iterator[Trainer]:
-    """The loop of `run` where `checkpoint` left it, with its journal open."""
-    config, begun = parts.config, checkpoint.step if checkpoint else 0
-    judge = validator(run, split, ranks)
+    """A trainer of `run` that continues from `checkpoint`, with an open journal."""
+    config, begun = setup.config, checkpoint.step if checkpoint else 0
+    validate = validator(run, split, ranks)
     steps = LocalSteps(
-        parts.model,
-        parts.windows,
-        parts.optimizer,
+        setup.model,
+        setup.windows,
+        setup.optimizer,
         seed=config.loop.seed,
         clip=config.optimizer.clip,
         ranks=ranks,
     )
     with Journal(run.path, resume_at=begun) if ranks.is_main else NoJournal() as journal:
         trainer = Trainer(
-            parts.model, steps, judge, run.checkpoints, journal, loop=config.loop, ranks=ranks
+            setup.model, steps, validate, run.checkpoints, journal, loop=config.loop, ranks=ranks
         )
         if checkpoint is not None:
             trainer.resume(checkpoint)
@@ -166,6 +168,6 @@ def _trainer(
 def _check_no_servers(config: TrainConfig) -> None:
     if config.service.servers:
         raise UsageError(
-            f"service.servers is {config.service.servers}: `tapas.servers.run` trains such a run, "
-            "or set it to 0."
+            f"service.servers is {config.service.servers}; expected 0 for a run without servers. "
+            "`tapas.servers.run` trains with servers."
         )

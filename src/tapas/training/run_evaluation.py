@@ -1,4 +1,4 @@
-"""A finished run: its model at a checkpoint, evaluated, and compared with that of another."""
+"""Loading the model of a run, evaluating it, and comparing two runs."""
 
 from collections.abc import Callable
 
@@ -21,14 +21,15 @@ from tapas.training.run_folder import RunFolder
 def load_model(
     run: RunFolder, step: int | None = None, ranks: Ranks = ONE_PROCESS
 ) -> tuple[SequenceModel, int]:
-    """The model of `run` at checkpoint `step`; None is the best, or the newest if none is.
+    """Load the model of `run` at checkpoint `step`; returns the model and the step.
 
-    Each of `ranks` loads its part of the rows.
+    By default the best checkpoint, or the newest if none is marked as best. Each of `ranks` loads
+    its shard of the rows.
     """
     split = split_log(run.log, run.config.split)
     if not run.checkpoints.steps():
         raise UsageError(
-            f"{run.path} has no checkpoint yet. `tapas train --resume {run.path}` makes one."
+            f"{run.path} has no checkpoint yet. Train on with `tapas train --resume {run.path}`."
         )
     data = TrainingData(None, run.log, split.train_end)
     model = build_model(run.config, split.train_counts, ranks, data=data)
@@ -39,7 +40,7 @@ def load_model(
 
 
 def list_rules(run: RunFolder, exclude_seen: bool | None = None) -> ListRules:
-    """What lists of this run may hold; `exclude_seen` None is what it was trained for."""
+    """What recommendations of `run` may contain; `exclude_seen` defaults to that of the run."""
     exclude = run.config.loop.exclude_seen if exclude_seen is None else exclude_seen
     return ListRules(run.config.model.history, exclude, run.log.item_keys.rare_id)
 
@@ -54,9 +55,9 @@ def evaluate_run(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     ranks: Ranks = ONE_PROCESS,
 ) -> tuple[Evaluation, int]:
-    """The model of a run beside the baselines, and at which checkpoint it was.
+    """Evaluate a run and its baselines; returns the result and the step of the checkpoint.
 
-    All `ranks` share rows and work; each gets all of the answer.
+    All `ranks` share rows and work; each gets the full result.
     """
     splits, rules = split_log(run.log, run.config.split), list_rules(run, exclude_seen)
     num_targets = run.config.head.next_items
@@ -71,15 +72,18 @@ def evaluate_run(
 
 
 def paired_difference_of_runs(first: RunFolder, second: RunFolder) -> Interval:
-    """MAP@20 of `first` minus that of `second` on the test part, resampled in pairs."""
+    """MAP@20 of `first` minus that of `second` on the test set, as a paired difference.
+
+    Raises UsageError if the runs have different logs or splits.
+    """
     values, exclude_seen = [], first.config.loop.exclude_seen
     for run in (first, second):
         if run.config.split != first.config.split or not np.array_equal(
             run.log.offsets, first.log.offsets
         ):
             raise UsageError(
-                f"{first.path} and {run.path} were not trained on one log with one split: their "
-                "examples cannot be paired."
+                f"{first.path} and {run.path} have different logs or splits, so their test "
+                "examples cannot be paired. Train both on the same log and split."
             )
         rules, split = list_rules(run, exclude_seen), split_log(run.log, run.config.split)
         num_targets = first.config.head.next_items

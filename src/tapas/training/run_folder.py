@@ -1,12 +1,12 @@
-"""The folder of one run: what was asked, the log it learned from, checkpoints, the journal.
+"""The folder of one run: configuration, log, checkpoints and journal.
 
 run/
   run.json        format, versions, threads
-  config.toml     the whole configuration, nothing left open
+  config.toml     the complete configuration, defaults included
   log/            the prepared log: item and user keys, events
   checkpoints/    the newest and the best
   journal.jsonl   one line for each evaluation; tensorboard/ has the same
-  restore.json    with servers: the checkpoint that one goes on from which was started again
+  restore.json    with servers: the checkpoint from which a restarted server continues
 """
 
 import fcntl
@@ -36,7 +36,7 @@ UNFINISHED = ".unfinished."
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """A run that is whole enough to be read."""
+    """An opened run folder."""
 
     path: Path
     config: TrainConfig
@@ -49,15 +49,15 @@ class RunFolder:
 
 
 def check_free(path: Path) -> None:
-    """An error if `path` cannot become a run, before any work is done for it."""
+    """Raise UsageError if no run can be created at `path`, before any work is done."""
     if (path / RECORD).exists():
         raise UsageError(
-            f"{path} holds a run already. Go on with it by --resume, or choose another --out."
+            f"{path} already holds a run. Continue it with --resume, or choose another --out."
         )
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file. Choose another --out.")
-    if path.is_dir() and any(path.iterdir()) and not _was_broken_off(path):
-        raise UsageError(f"{path} is not empty, and holds no run. Choose another --out.")
+    if path.is_dir() and any(path.iterdir()) and not _is_incomplete(path):
+        raise UsageError(f"{path} is not empty and holds no run. Choose another --out.")
     try:
         with tempfile.TemporaryFile(dir=next(p for p in (path, *path.parents) if p.exists())):
             pass
@@ -73,10 +73,10 @@ def create_run(
     num_threads: int | None = None,
     fill: Callable[[Path], None] = lambda folder: None,
 ) -> RunFolder:
-    """Lay out a run; `run.json` comes last, so that an interrupted one is no run.
+    """Create a run folder; `run.json` is written last, so that an incomplete one is no run.
 
-    `num_threads` is how many it trains with, as many as torch has now if left out. `fill` is
-    called with a folder; what it writes there becomes part of the run.
+    `num_threads` is the number of threads for training, by default that of torch now. `fill` is
+    called with a folder; the files that it writes there become part of the run.
     """
     unfinished = path / f"{UNFINISHED}{os.getpid()}"
     try:
@@ -93,8 +93,8 @@ def create_run(
         }
         fill(unfinished)
         (unfinished / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        for part in sorted(unfinished.iterdir(), key=lambda part: part.name == RECORD):
-            part.rename(path / part.name)
+        for file in sorted(unfinished.iterdir(), key=lambda file: file.name == RECORD):
+            file.rename(path / file.name)
         unfinished.rmdir()
     except BaseException as error:
         _discard(path)
@@ -105,16 +105,16 @@ def create_run(
 
 
 def write_config(run: RunFolder) -> None:
-    """`run` goes on by another configuration than it began with."""
+    """Replace the configuration in the folder by that of `run`."""
     with atomic_write(run.path / CONFIG) as unfinished:
         unfinished.write_text(as_toml(run.config), encoding="utf-8")
 
 
 @contextmanager
 def exclusive(path: Path, record: str = RECORD) -> Iterator[None]:
-    """Nobody else trains in the folder `path` meanwhile; a process that dies lets go.
+    """Lock the folder `path` against other training processes; UsageError if it is locked.
 
-    `record` is a file in it that is there all the time.
+    The lock is on the existing file `record` in it and ends with the process.
     """
     descriptor = os.open(path / record, os.O_RDONLY)
     try:
@@ -122,7 +122,7 @@ def exclusive(path: Path, record: str = RECORD) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UsageError(
-                f"another process is training in {path}. Wait for it, or stop it."
+                f"another process is training in {path}. Wait until it ends, or stop it."
             ) from None
         yield
     finally:
@@ -130,13 +130,17 @@ def exclusive(path: Path, record: str = RECORD) -> Iterator[None]:
 
 
 def open_run(path: Path) -> RunFolder:
+    """Open the run in `path`.
+
+    Raises UsageError if there is none or its format is newer, DataError if it is damaged.
+    """
     try:
         record = json.loads((path / RECORD).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         hint = "" if path.is_dir() else " There is no such folder."
         raise UsageError(
-            f"{path} holds no run ({RECORD} is missing).{hint} `tapas train ... --out {path}` "
-            "makes one."
+            f"{path} holds no run ({RECORD} is missing).{hint} Create one with "
+            f"`tapas train ... --out {path}`."
         ) from None
     except (OSError, ValueError) as error:
         raise DataError(f"{path / RECORD} cannot be read: {error}.") from error
@@ -146,7 +150,7 @@ def open_run(path: Path) -> RunFolder:
     if found > FORMAT:
         raise UsageError(
             f"{path} was written by tapas {record.get('tapas')} (run format {found}); this is "
-            f"tapas {__version__}, which knows formats up to {FORMAT}. Upgrade tapas-softmax."
+            f"tapas {__version__}, which reads formats up to {FORMAT}. Upgrade tapas-softmax."
         )
     return RunFolder(
         path=path,
@@ -156,25 +160,25 @@ def open_run(path: Path) -> RunFolder:
     )
 
 
-def _was_broken_off(path: Path) -> bool:
-    """Whether `path` holds a run that was never laid out to the end."""
+def _is_incomplete(path: Path) -> bool:
+    """Whether `path` holds a run folder that was not created completely."""
     return not (path / RECORD).exists() and any(path.glob(f"{UNFINISHED}*"))
 
 
 def _discard(path: Path) -> None:
-    """Remove what `create_run`, here or in a process that was killed, left half done."""
-    if _was_broken_off(path):
+    """Remove an incomplete run folder, also of a process that was killed."""
+    if _is_incomplete(path):
         for name in (LOG, CHECKPOINTS):
             shutil.rmtree(path / name, ignore_errors=True)
         (path / CONFIG).unlink(missing_ok=True)
         for folder in path.glob(f"{UNFINISHED}*"):
             shutil.rmtree(folder, ignore_errors=True)
-        with suppress(OSError):  # not empty: the rest is not ours
+        with suppress(OSError):  # not empty: other files are not ours
             path.rmdir()
 
 
 def _link(source: Path, destination: Path) -> None:
-    """The same bytes twice for the price of one, where the file system can."""
+    """Hard-link the file, or copy it where the file system cannot link."""
     try:
         os.link(source, destination)
     except OSError:

@@ -1,4 +1,4 @@
-"""Where the steps of training are taken: in this process, on all ranks, or by workers elsewhere."""
+"""The steps of training: the interface that the trainer uses, and steps in this process."""
 
 import math
 from collections.abc import Iterable
@@ -22,36 +22,36 @@ from tapas.training.parallel import average_gradients, local_batch
 
 
 class StepRunner(Protocol):
-    """What a trainer asks for, step by step, and what it keeps of them."""
+    """Runs training steps for a trainer: in this process, on ranks, or on workers and servers."""
 
     def run_step(self, number: int, until: int) -> float:
-        """The loss of step `number`; all before it have been taken.
+        """Return the loss of step `number`; all earlier steps have been returned.
 
-        Steps before `until` may be begun meanwhile.
+        Further steps before `until` may be started in the meantime.
         """
         ...
 
     def drain(self) -> list[float]:
-        """Losses of the steps that were begun and not taken, in order; none is under way then."""
+        """Wait for all steps that were started; returns their losses in order."""
         ...
 
     def save(
         self, checkpoints: CheckpointFolder, step: int, state: dict[str, Any], *, best: bool
     ) -> None:
-        """Save all that was learned, and `state`, while no step is under way."""
+        """Save the model, the optimizers and `state`; no step may be running."""
         ...
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Go on from what `save` has saved."""
+        """Load a checkpoint written by `save`."""
         ...
 
     def events(self) -> Iterable[tuple[str, dict[str, Value]]]:
-        """What the journal shall say, event by event, of the steps since it was last asked."""
+        """Events for the journal since the last call: names and numbers."""
         ...
 
 
 class LocalSteps:
-    """Steps of `model` by this process, together with the other `ranks`."""
+    """Runs the steps of `model` in this process, together with the other `ranks`."""
 
     def __init__(
         self,
@@ -104,15 +104,16 @@ def step(
     clip: float | None,
     ranks: Ranks = ONE_PROCESS,
 ) -> float:
-    """One step of training, number `number` of the run with `seed`; returns the sampled loss.
+    """Run training step `number` of a run with `seed`; returns the sampled loss.
 
-    `batch` is that of all ranks; each takes its part, and the loss is the mean over all.
+    `batch` is the global batch, of which each rank uses its share; the loss is the mean over all
+    ranks. Raises DataError if the loss is not finite.
     """
     name = ("dropout", number) if ranks is ONE_PROCESS else ("dropout", number, ranks.rank)
     optimizer.zero_grad(set_to_none=True)
     loss = model.loss(local_batch(ranks, batch), generator=stream(seed, *name))
     value = finite(float(loss.detach()), number)
-    loss.backward()  # type: ignore[no-untyped-call]  # rows move at its end, each once
+    loss.backward()  # type: ignore[no-untyped-call]  # also updates the class rows
     learned = (p for group in optimizer.param_groups for p in group["params"])
     value = average_gradients(ranks, learned, value)
     if clip is not None:
@@ -122,10 +123,10 @@ def step(
 
 
 def finite(loss: float, number: int) -> float:
-    """`loss`, or an error that says at which step training has diverged."""
+    """Return `loss`, or raise DataError if training has diverged."""
     if not math.isfinite(loss):
         raise DataError(
             f"the loss is {loss} at step {number}: training has diverged. Lower "
-            "optimizer.rows_lr or optimizer.encoder_lr (with --set) and begin again."
+            "optimizer.rows_lr or optimizer.encoder_lr (with --set) and start again."
         )
     return loss

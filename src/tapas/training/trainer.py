@@ -1,7 +1,7 @@
-"""The loop: batches in, checkpoints and a journal out.
+"""The training loop: steps, evaluations, checkpoints, early stopping.
 
-Every draw is named by the step, so that the state of a run is its tensors and a few
-numbers: a run killed at any moment and resumed ends with the same bits.
+Random draws depend only on seed and step, so the state of a run is its tensors and a few numbers:
+a run that is killed at any moment and resumed gives bit-identical results.
 """
 
 import math
@@ -21,7 +21,7 @@ REPORT_EVERY = 20  # steps
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where training stands, for whoever shows it."""
+    """The progress of training, for display."""
 
     step: int
     steps: int
@@ -31,7 +31,7 @@ class Progress:
 
 @dataclass(slots=True)
 class TrainerState:
-    """What a checkpoint must remember beside tensors."""
+    """The state of the loop, saved in checkpoints."""
 
     step: int = 0
     best: float | None = None
@@ -55,13 +55,13 @@ class TrainResult:
 
 
 class Trainer:
-    """Takes `steps` of `model`; `judge` gives the validation numbers, "map@20" among them."""
+    """Trains `model` with `steps`; `validate` returns its metrics, "map@20" among them."""
 
     def __init__(
         self,
         model: SequenceModel,
         steps: StepRunner,
-        judge: Callable[[SequenceModel], dict[str, float]],
+        validate: Callable[[SequenceModel], dict[str, float]],
         checkpoints: CheckpointFolder,
         journal: Journal,
         *,
@@ -70,87 +70,87 @@ class Trainer:
     ):
         if loop.steps is None or loop.evaluate_every is None:
             raise ValueError("the loop's steps and evaluate_every must be resolved")
-        self.model, self.steps, self.judge = model, steps, judge
+        self.model, self.steps, self.validate = model, steps, validate
         self.checkpoints, self.journal, self.loop = checkpoints, journal, loop
         self.num_steps, self.evaluate_every = loop.steps, loop.evaluate_every
         self.ranks = ranks
-        self.progress = TrainerState()
+        self.state = TrainerState()
 
     def run(
         self,
         *,
-        on_progress: Callable[[Progress], None] = lambda tick: None,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> TrainResult:
-        progress, saved_at = self.progress, time.monotonic()
-        on_progress(Progress(progress.step, self.num_steps, math.nan, progress.best))
-        while progress.step < self.num_steps:
+        state, saved_at = self.state, time.monotonic()
+        on_progress(Progress(state.step, self.num_steps, math.nan, state.best))
+        while state.step < self.num_steps:
             if self._has_stalled():
                 return self._result("no_improvement")
-            self._count(self.steps.run_step(progress.step, self._next_evaluation()))
-            mean = progress.loss_sum / progress.loss_steps
+            self._count(self.steps.run_step(state.step, self._next_evaluation()))
+            mean = state.loss_sum / state.loss_steps
             evaluated = self._is_due()
             if evaluated:
                 self._save(best=self._evaluate())
                 saved_at = time.monotonic()
-            if evaluated or progress.step % REPORT_EVERY == 0:
-                on_progress(Progress(progress.step, self.num_steps, mean, progress.best))
+            if evaluated or state.step % REPORT_EVERY == 0:
+                on_progress(Progress(state.step, self.num_steps, mean, state.best))
             overdue = time.monotonic() - saved_at > self.loop.checkpoint_seconds
-            # every rank must do the same, whoever was asked and whatever its clock says
-            asked, overdue = (n > 0 for n in self.ranks.sum_numbers(should_stop(), overdue))
-            if asked or overdue:
+            # all ranks must agree, although signals and clocks differ
+            stop, overdue = (n > 0 for n in self.ranks.sum_numbers(should_stop(), overdue))
+            if stop or overdue:
                 if not evaluated:
                     self._count(*self.steps.drain())
                     self._save(best=self._is_due() and self._evaluate())
                 saved_at = time.monotonic()
-            if asked and progress.step < self.num_steps:
+            if stop and state.step < self.num_steps:
                 return self._result("interrupted")
         return self._result("finished")
 
     def _is_due(self) -> bool:
-        """Whether the model is to be judged as it is now."""
-        step = self.progress.step
+        """Whether to evaluate the model after this step."""
+        step = self.state.step
         return step % self.evaluate_every == 0 or step == self.num_steps
 
     def _next_evaluation(self) -> int:
-        step = self.progress.step
+        step = self.state.step
         return min(self.num_steps, step - step % self.evaluate_every + self.evaluate_every)
 
     def _result(self, reason: str) -> TrainResult:
-        progress = self.progress
-        return TrainResult(reason, progress.step, progress.best, progress.best_step)
+        state = self.state
+        return TrainResult(reason, state.step, state.best, state.best_step)
 
     def _count(self, *losses: float) -> None:
-        self.progress.step += len(losses)
-        self.progress.loss_sum += sum(losses)
-        self.progress.loss_steps += len(losses)
+        self.state.step += len(losses)
+        self.state.loss_sum += sum(losses)
+        self.state.loss_steps += len(losses)
 
     def _evaluate(self) -> bool:
-        """Judge, write it down, and say whether it was the best so far."""
-        progress = self.progress
-        numbers = self.judge(self.model)
-        mean = progress.loss_sum / max(1, progress.loss_steps)
-        progress.loss_sum, progress.loss_steps = 0.0, 0
-        self.journal.write(progress.step, "evaluate", train_loss=mean, **numbers)
-        if progress.best is not None and numbers["map@20"] <= progress.best:
-            progress.evaluations_since_best += 1
+        """Evaluate, write the journal, and return whether the model is the best so far."""
+        state = self.state
+        numbers = self.validate(self.model)
+        mean = state.loss_sum / max(1, state.loss_steps)
+        state.loss_sum, state.loss_steps = 0.0, 0
+        self.journal.write(state.step, "evaluate", train_loss=mean, **numbers)
+        if state.best is not None and numbers["map@20"] <= state.best:
+            state.evaluations_since_best += 1
             return False
-        progress.best, progress.best_step = numbers["map@20"], progress.step
-        progress.evaluations_since_best = 0
+        state.best, state.best_step = numbers["map@20"], state.step
+        state.evaluations_since_best = 0
         return True
 
     def _has_stalled(self) -> bool:
-        return self.progress.evaluations_since_best >= self.loop.patience
+        return self.state.evaluations_since_best >= self.loop.patience
 
     def _save(self, *, best: bool) -> None:
-        self.journal.check()  # or a folder that is no run would be made in its place
-        progress = {name: getattr(self.progress, name) for name in TrainerState.__slots__}
-        step = self.progress.step
+        self.journal.check()  # or saving would recreate a folder that was moved away
+        progress = {name: getattr(self.state, name) for name in TrainerState.__slots__}
+        step = self.state.step
         self.steps.save(self.checkpoints, step, {"progress": progress}, best=best)
         for event, numbers in self.steps.events():
             self.journal.write(step, event, **numbers)
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Go on where `checkpoint` was taken."""
+        """Continue from `checkpoint`."""
         self.steps.resume(checkpoint)
-        self.progress = TrainerState(**checkpoint.state["progress"])
+        self.state = TrainerState(**checkpoint.state["progress"])

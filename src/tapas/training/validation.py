@@ -52,7 +52,7 @@ def describe_head(head: HeadConfig, num_classes: int) -> str:
 
 
 def some_points(points: EvalPoints, most: int, seed: int) -> EvalPoints:
-    """At most `most` of `points`, chosen at random by name, in their order."""
+    """A random sample of at most `most` points, in their order; it depends only on `seed`."""
     if len(points.user) <= most:
         return points
     order = torch.randperm(len(points.user), generator=stream(seed, "validation"), device="cpu")

@@ -173,7 +173,7 @@ def test_a_run_that_diverges_is_a_result(place, monkeypatch, points):
         "run": dataclasses.asdict(run),
         "map@20": 0.0,
         "diverged": "the loss is nan at step 1: training has diverged. Lower optimizer.rows_lr or "
-        "optimizer.encoder_lr (with --set) and begin again.",
+        "optimizer.encoder_lr (with --set) and start again.",
     }
 
 

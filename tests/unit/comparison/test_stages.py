@@ -96,7 +96,7 @@ def test_two_at_once_in_one_folder_are_refused(tmp_path, cache):
     check_settings(out / "settings.json", CONFIG, open_log(CONFIG, cache).log)
     with (
         exclusive(out, "settings.json"),
-        pytest.raises(UsageError, match=r"^another process is training in .*out\. Wait for it"),
+        pytest.raises(UsageError, match=r"^another process is training in .*out\. Wait until"),
     ):
         compare(CONFIG, out, cache=cache)
     assert not (out / "pace.jsonl").exists()

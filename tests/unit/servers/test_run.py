@@ -151,7 +151,10 @@ def test_a_restore_point_is_what_was_set_last(tmp_path, step):
 
 def test_one_process_refuses_to_train_what_is_for_servers(file, tmp_path):
     config = on_servers(file, servers=2)
-    words = r"^service\.servers is 2: `tapas\.servers\.run` trains such a run, or set it to 0\.$"
+    words = (
+        r"^service\.servers is 2; expected 0 for a run without servers\. `tapas\.servers\.run` "
+        r"trains with servers\.$"
+    )
     with pytest.raises(UsageError, match=words):
         local_run.train(config, tmp_path / "run", cache=tmp_path / "cache")
     assert not list(tmp_path.iterdir())

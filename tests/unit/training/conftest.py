@@ -1,4 +1,4 @@
-"""A log that is read and split once for all tests of this folder."""
+"""A log that is read and split once for all tests in this folder."""
 
 import pytest
 from oracle.journeys import chain_log

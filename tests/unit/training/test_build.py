@@ -1,4 +1,4 @@
-"""Every setting reaches the object it is for, and what was left open gets a number."""
+"""Settings reach the objects that are built; defaults are resolved."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -43,8 +43,8 @@ def test_encoders_are_as_configured(data, name, kind):
 @pytest.mark.parametrize(
     ("method", "rows"), [("in-batch", 40), ("full", 40), ("sampled", 5), ("tapas", 5)]
 )
-def test_a_memory_plan_has_the_rows_that_a_step_of_the_method_touches(method, rows):
-    """Also of a method that samples nothing, which ranks could not train otherwise."""
+def test_a_memory_plan_has_the_rows_that_a_step_of_the_method_reads(method, rows):
+    """Also for a method without samples, which reads only targets."""
     options = {"num_samples": 5} if rows == 5 else {}
     config = replace(CONFIG, head=HeadConfig.of(method=method, next_items=4, **options))
     ranks = SimpleNamespace(size=2)
@@ -56,8 +56,8 @@ def test_windows_head_and_proposal_are_as_configured(data):
     head = CONFIG.head.with_options(
         anneal_to=0.5, alpha=0.5, beta=0.125, selection="top", score_queries=7
     )
-    parts = build_training(replace(CONFIG, head=head), log, split)
-    windows, model = parts.windows, parts.model
+    setup = build_training(replace(CONFIG, head=head), log, split)
+    windows, model = setup.windows, setup.model
     assert (windows.length, windows.next_items, windows.batch_size) == (7, 4, 6)
     assert (windows.positions, windows.seed) == ("all", 11)
     head = model.head
@@ -66,7 +66,7 @@ def test_windows_head_and_proposal_are_as_configured(data):
     assert head.selection == Top(score_queries=7)
     assert build_training(CONFIG, log, split).model.head.selection == Priority()
     assert (head.seed, head.temperature, model.target_decay) == (11, 2.0, 0.5)
-    head.step = parts.config.loop.steps
+    head.step = setup.config.loop.steps
     assert head.temperature == 0.5
     value = np.maximum((split.train_counts / split.train_counts.sum()) ** 0.5, 0.125)
     found = head.proposal.log_prob(torch.arange(log.num_items)).double().exp().numpy()
@@ -82,36 +82,36 @@ def test_windows_head_and_proposal_are_as_configured(data):
         ("sgd", SGD, "adamw", torch.optim.AdamW),
     ],
 )
-def test_all_rows_move_by_one_rule_and_the_encoder_by_its_own(
+def test_all_rows_have_one_optimizer_and_the_encoder_another(
     data, rows, rows_kind, encoder, encoder_kind
 ):
     rules = replace(CONFIG.optimizer, rows=rows, encoder=encoder)
-    parts = build_training(replace(CONFIG, optimizer=rules), *data)
-    model = parts.model
+    setup = build_training(replace(CONFIG, optimizer=rules), *data)
+    model = setup.model
     for table in (model.head.table, model.input_table):
         rule = table.row_optimizer
         assert type(rule) is rows_kind.formula
         assert (rule.lr, rule.weight_decay) == (0.3, 0.01)
     assert not torch.equal(model.head.table.weight, model.input_table.weight)
-    assert type(parts.optimizer) is encoder_kind
-    (group,) = parts.optimizer.param_groups
+    assert type(setup.optimizer) is encoder_kind
+    (group,) = setup.optimizer.param_groups
     assert (group["lr"], group["weight_decay"]) == (0.02, 0.01)
     assert set(group["params"]) == set(model.encoder.parameters())
 
 
-def test_inputs_and_repeats_are_as_configured(data):
-    """What begins at random begins alike with and without repeats."""
+def test_inputs_and_copy_part_are_as_configured(data):
+    """Random initial values are the same with and without the copy part."""
     plain = build_training(CONFIG, *data).model
     config = replace(CONFIG, model=replace(CONFIG.model, copy=True))
-    parts = build_training(config, *data)
-    copy = parts.model.copy
+    setup = build_training(config, *data)
+    copy = setup.model.copy
     assert plain.copy is None
     assert (copy.history, copy.rate.num_classes) == (7, data[0].num_items)
     assert copy.rate.row_optimizer.lr == 0.3
     own = {copy.age, copy.key, copy.gate, copy.gate_bias}
-    (group,) = parts.optimizer.param_groups
-    assert set(group["params"]) == {*parts.model.encoder.parameters(), *own}
-    begun = parts.model.state_dict()
+    (group,) = setup.optimizer.param_groups
+    assert set(group["params"]) == {*setup.model.encoder.parameters(), *own}
+    begun = setup.model.state_dict()
     assert all(torch.equal(value, begun[name]) for name, value in plain.state_dict().items())
     shared = build_training(
         replace(CONFIG, model=replace(CONFIG.model, inputs="shared")), *data
@@ -120,26 +120,26 @@ def test_inputs_and_repeats_are_as_configured(data):
     assert shared.inputs is shared.head.table
 
 
-def test_what_was_left_open_gets_a_number(data):
+def test_defaults_are_resolved_to_numbers(data):
     log, split = data
     open_ends = replace(
         CONFIG, head=CONFIG.head.with_options(num_samples=None), loop=LoopConfig(epochs=3, batch=10)
     )
-    parts = build_training(open_ends, log, split)
-    per_epoch = parts.windows.steps_per_epoch
-    assert parts.config.head.options["num_samples"] == log.num_items // 8
-    assert parts.config.loop.steps == 3 * per_epoch
-    assert 1 <= parts.config.loop.evaluate_every <= per_epoch
-    again = build_training(parts.config, log, split).config
-    assert again == parts.config
+    setup = build_training(open_ends, log, split)
+    per_epoch = setup.windows.steps_per_epoch
+    assert setup.config.head.options["num_samples"] == log.num_items // 8
+    assert setup.config.loop.steps == 3 * per_epoch
+    assert 1 <= setup.config.loop.evaluate_every <= per_epoch
+    again = build_training(setup.config, log, split).config
+    assert again == setup.config
     total = int(split.train_counts.sum())  # and the floor is the value of a class seen once
-    assert parts.model.head.proposal.beta == pytest.approx((1 / total) ** 0.75)
+    assert setup.model.head.proposal.beta == pytest.approx((1 / total) ** 0.75)
     large = build_training(replace(CONFIG, loop=LoopConfig(batch=10_000)), log, split)
     assert large.config.loop.batch == large.windows.num_examples
 
 
 @pytest.mark.parametrize("name", ["cuda:99", "abacus"])
-def test_a_device_that_is_not_there_is_told(name):
+def test_a_device_that_cannot_be_used_is_an_error(name):
     words = rf"loop.device is '{name}', which torch cannot use here: .* Try 'cpu'\."
     with pytest.raises(UsageError, match=words):
         check_device(name)

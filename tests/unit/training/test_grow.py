@@ -1,4 +1,4 @@
-"""A run with the items of a newer log: old rows stay bit for bit, new ones start as rows start."""
+"""Growing a run: old rows stay bit for bit, new ones start as in a new run."""
 
 from dataclasses import replace
 
@@ -99,7 +99,7 @@ def test_a_run_may_grow_again_and_without_new_items(config, files, tmp_path):
     assert all(torch.equal(second.tensors[name], t) for name, t in first.tensors.items())
 
 
-def test_methods_whose_structure_belongs_to_one_log_are_refused(config):
+def test_methods_with_state_for_the_classes_of_one_log_are_refused(config):
     refused = {}
     for method in METHODS:
         try:
@@ -111,12 +111,12 @@ def test_methods_whose_structure_belongs_to_one_log_are_refused(config):
     assert refused.keys() == trees | learning
     assert {"huffman", "two-level", "adaptive"} <= trees
     assert refused["huffman"] == (
-        "the method 'huffman' arranges its classes by how often the old log has them: such a run "
-        "cannot grow. Train a run of its own on the new log, with `tapas train`."
+        "the method 'huffman' arranges its classes by their frequencies in the old log: such a run "
+        "cannot grow. Train a new run on the new log with `tapas train`."
     )
     assert refused["in-batch"] == (
-        "the method 'in-batch' learns beside its rows what belongs to the classes of the old log: "
-        "such a run cannot grow. Train a run of its own on the new log, with `tapas train`."
+        "the method 'in-batch' learns state for the classes of the old log besides its rows: such "
+        "a run cannot grow. Train a new run on the new log with `tapas train`."
     )
 
 
@@ -137,15 +137,15 @@ def test_a_log_without_any_known_item_is_refused(config, files, tmp_path):
     other = tmp_path / "other.parquet"
     pl.read_parquet(files[1]).with_columns(pl.col("item_id") + 10**6).write_parquet(other)
     words = (
-        rf"^none of the {OLD} items that .* knows is in the new log\. Check that both write item "
-        r"keys alike; to learn other items, train a run of their own\.$"
+        rf"^none of the {OLD} items of .* is in the new log\. Check that both logs write item "
+        r"keys in the same way, or train a new run with `tapas train`\.$"
     )
     with pytest.raises(UsageError, match=words):
         grow_run(old, [str(other)], tmp_path / "new", cache=tmp_path / "cache")
     assert not (tmp_path / "new").exists()
 
 
-def test_what_fails_leaves_no_run_behind(config, files, tmp_path, monkeypatch):
+def test_a_failure_leaves_no_run_behind(config, files, tmp_path, monkeypatch):
     old = trained(config, tmp_path)
     there = sorted(tmp_path.iterdir())
     with pytest.raises(UsageError, match=r"^no checkpoint of step 5 in .* There are: 4, 8, 12\.$"):
@@ -154,7 +154,7 @@ def test_what_fails_leaves_no_run_behind(config, files, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(growing, "write_state", full)  # the checkpoint is written, but not whole
+    monkeypatch.setattr(growing, "write_state", full)  # the checkpoint is not completed
     with pytest.raises(UsageError, match=r"No space left on device\. Free some space; nothing"):
         grow_run(old, files, tmp_path / "new", cache=tmp_path / "cache")
     assert sorted(tmp_path.iterdir()) == there

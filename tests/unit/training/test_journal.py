@@ -1,4 +1,4 @@
-"""The journal: every line readable by any tool, whatever was killed and wherever it is resumed."""
+"""The journal: every line is valid JSON, also after kills and resumes."""
 
 import json
 import math
@@ -44,7 +44,7 @@ def refuse(word):
     raise AssertionError(f"{word} is not JSON")
 
 
-def test_nan_and_inf_become_null_and_a_note_says_which_they_were(tmp_path):
+def test_nan_and_inf_become_null_and_are_listed(tmp_path):
     with plain(tmp_path) as journal:
         journal.write(1, "train", loss=math.nan, norm=-math.inf, rate=np.float32(0.5))
     text = journal.path.read_text()
@@ -77,7 +77,7 @@ def test_what_is_written_is_read_back(tmp_path_factory, values):
 
 
 WHOLE = b'{"step": 1, "event": "train"}\n{"step": 2, "event": "train"}\n'
-TORN = {  # the end of a file, and how it is once a journal goes on in it
+TORN = {  # the end of a file, and what a continued journal makes of it
     "in a name": (WHOLE + b'{"step": 3, "ev', WHOLE),
     "in a letter": (WHOLE + '{"step": 3, "note": "ü'.encode()[:-1], WHOLE),
     "by a crash of the machine": (WHOLE + b"\0" * 9, WHOLE),
@@ -87,7 +87,7 @@ TORN = {  # the end of a file, and how it is once a journal goes on in it
 
 @pytest.mark.parametrize("resume_at", [None, 2, 9])
 @pytest.mark.parametrize("case", TORN)
-def test_a_last_line_torn_by_a_kill_is_ignored_and_then_dropped(tmp_path, case, resume_at):
+def test_an_incomplete_last_line_is_ignored_and_then_removed(tmp_path, case, resume_at):
     path = tmp_path / "journal.jsonl"
     content, after = TORN[case]
     path.write_bytes(content)
@@ -103,8 +103,8 @@ def test_a_bad_line_in_the_middle_is_named_and_nothing_is_changed(tmp_path, bad)
     content = f'{{"step": 1}}\n{bad}\n{{"step": 2}}\n'
     path.write_text(content)
     words = (
-        f"{path}, line 2: not a JSON object with a whole number as its step. "
-        "Remove that line, or move the file away."
+        f"{path}, line 2: not a JSON object with an integer step. Remove that line, or move the "
+        "file away."
     )
     with pytest.raises(DataError, match=re.escape(words)):
         read_journal(path)
@@ -113,8 +113,8 @@ def test_a_bad_line_in_the_middle_is_named_and_nothing_is_changed(tmp_path, bad)
     assert path.read_text() == content
 
 
-def test_a_full_disk_is_told_and_leaves_no_half_line(tmp_path, monkeypatch):
-    """Nor does a journal without TensorBoard ask for it."""
+def test_a_full_disk_is_an_error_and_leaves_no_partial_line(tmp_path, monkeypatch):
+    """Without `tensorboard`, TensorBoard is not imported."""
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
 
     def fill(journal):
@@ -127,34 +127,33 @@ def test_a_full_disk_is_told_and_leaves_no_half_line(tmp_path, monkeypatch):
         journal.write(50, "train")
     start = re.escape(f"cannot write to {journal.path}: ")
     reason = "(No space left on device|File too large)"
-    end = r"\. Free some space and go on with --resume\."
+    end = r"\. Free some space and continue with --resume\."
     assert re.fullmatch(start + reason + end, str(error.value))
     assert [line["step"] for line in read_journal(journal.path)] == [0, 1, 50]
     assert [path.name for path in tmp_path.iterdir()] == ["journal.jsonl"]
 
 
-def test_what_cannot_be_written_or_read_is_told(tmp_path):
+def test_what_cannot_be_written_or_read_is_an_error(tmp_path):
     absent = tmp_path / "run" / "journal.jsonl"
     (tmp_path / "file").write_text("")
     journal, closed = plain(tmp_path), plain(tmp_path / "closed")
     closed.close()
     closed.close()
     no_number = (
-        "loss is of type {}; expected a number, text or None. float() or .item() makes a number "
-        "of it."
+        "loss is of type {}; expected a number, text or None. Convert it with float() or .item()."
     )
     calls = {
         no_number.format("Tensor"): lambda: journal.write(1, "train", loss=torch.ones(3)),
         no_number.format("list"): lambda: journal.write(1, "train", loss=[1.0]),
         no_number.format("ndarray"): lambda: journal.write(1, "train", loss=np.ones(2)),
-        f"{closed.path} is closed: step 4, 'train' came too late.": lambda: closed.write(
+        f"{closed.path} is closed: cannot write 'train' of step 4.": lambda: closed.write(
             4, "train", loss=1.0
         ),
-        f"{absent} does not exist. `Journal` writes one for each run.": lambda: read_journal(
+        f"{absent} does not exist. `tapas train` writes one for each run.": lambda: read_journal(
             absent
         ),
         f"cannot write to {tmp_path}/file/journal.jsonl: File exists. Make sure that it can be "
-        "written to and go on with --resume.": lambda: plain(tmp_path / "file"),
+        "written to and continue with --resume.": lambda: plain(tmp_path / "file"),
     }
     for words, call in calls.items():
         with pytest.raises(UsageError) as error:
@@ -164,15 +163,15 @@ def test_what_cannot_be_written_or_read_is_told(tmp_path):
     assert read_journal(journal.path) == []
 
 
-def test_a_journal_that_goes_on_within_a_second_has_a_later_name(tmp_path):
-    """TensorBoard reads files in the order of their names: second, then a count without zeros."""
+def test_a_journal_continued_within_a_second_has_a_later_file_name(tmp_path):
+    """TensorBoard reads files in the order of their names, which contain the second."""
     for step in range(1, 4):
         Journal(tmp_path, resume_at=step).close()
     seconds = sorted(file.name.split(".")[3] for file in (tmp_path / "tensorboard").iterdir())
     assert len(set(seconds)) == 3
 
 
-def test_tensorboard_shows_the_same_numbers_and_forgets_steps_after_a_resume(tmp_path):
+def test_tensorboard_has_the_same_numbers_and_drops_later_steps_on_resume(tmp_path):
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         with Journal(tmp_path) as journal:

@@ -1,4 +1,4 @@
-"""A method is known from its class alone: nothing else must be told of it."""
+"""A new method needs only its class: nothing else must be changed."""
 
 from typing import ClassVar
 
@@ -17,7 +17,7 @@ from tapas.training.validation import describe_head
 
 
 class FirstClasses(SharedSample):
-    """Against the classes of the lowest ids, whatever they are worth."""
+    """Uses the classes with the lowest ids as negatives."""
 
     method = "first-classes"
     title = "First classes"
@@ -52,17 +52,17 @@ def config(tmp_path, **head):
 
 
 def test_it_is_configured_built_and_trained(data, tmp_path):
-    parts = build_training(config(tmp_path, strength=1.5), *data)
-    head = parts.model.head
+    setup = build_training(config(tmp_path, strength=1.5), *data)
+    head = setup.model.head
     assert type(head) is FirstClasses
     assert (head.num_samples, head.strength) == (5, 1.5)  # an eighth of 40 classes
-    assert parts.config.head.options == {"num_samples": 5, "strength": 1.5}
+    assert setup.config.head.options == {"num_samples": 5, "strength": 1.5}
     before = head.table.weight.clone()
-    step(parts.model, parts.optimizer, parts.windows.batch(0), seed=0, number=0, clip=1.0)
+    step(setup.model, setup.optimizer, setup.windows.batch(0), seed=0, number=0, clip=1.0)
     assert not torch.equal(head.table.weight, before)
 
 
-def test_it_is_written_cited_and_said(tmp_path):
+def test_it_is_saved_cited_and_described(tmp_path):
     found = config(tmp_path, num_samples=7)
     assert build_config(as_tables(found)) == found
     assert "strength = 0.5" in as_toml(found)

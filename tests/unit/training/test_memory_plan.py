@@ -1,4 +1,4 @@
-"""The plan is what tables hold and ranks send, and a refusal names changes that do fit."""
+"""Memory plans match what tables hold and ranks send; errors suggest changes that fit."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +43,7 @@ def held(table: torch.nn.Module, *names: str) -> int:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_tables_are_planned_to_the_byte(optimizer, dtype):
+def test_the_plan_of_tables_is_exact(optimizer, dtype):
     workload = replace(SMALL, ranks=1, optimizer=optimizer, dtype=dtype, inputs=True)
     memory = memory_plan(workload).memory
     options = {"row_optimizer": OPTIMIZERS[optimizer], "dtype": getattr(torch, dtype)}
@@ -55,8 +55,8 @@ def test_tables_are_planned_to_the_byte(optimizer, dtype):
 
 
 @pytest.mark.parametrize("seen", [C, 300, 251, 250])
-def test_the_proposal_is_planned_to_the_byte(seen):
-    """From a quarter of all classes on it keeps two numbers for each class, too."""
+def test_the_plan_of_the_proposal_is_exact(seen):
+    """With a quarter of all classes above the floor, it keeps two numbers for every class."""
     counts = torch.ones(C)
     counts[:seen] += 1 + torch.arange(seen)
     proposal = Squashed(counts)
@@ -68,7 +68,7 @@ def test_the_proposal_is_planned_to_the_byte(seen):
 
 
 def test_a_step_has_room_for_what_it_allocates():
-    """Each line by hand: 12 examples with padding, 8 of 23 kept classes on the fullest rank."""
+    """Computed by hand: 12 examples with padding, 8 of 23 kept classes on the largest rank."""
     memory = memory_plan(replace(SMALL, encoder_parameters=10)).memory
     assert memory["rows"] == 335 * D * 4  # a third of 1,003 classes, rounded up
     assert memory["batch"] == 12 * (4 * 4 * D + 8 * L + 3 * 4 * (L + 1))
@@ -80,7 +80,7 @@ def test_a_step_has_room_for_what_it_allocates():
     assert pools[0] == pools[1], "a pool is all classes at most"
 
 
-def test_the_total_is_the_worst_moment_from_building_to_stepping():
+def test_the_total_is_the_peak_of_building_and_training():
     lasting = ("process", "rows", "biases", "row state", "proposal")
     for changed in ({}, {"head_classes": None}, {"inputs": True}, {"ranks": 1}):
         planned = memory_plan(replace(LARGE, **changed))
@@ -109,15 +109,15 @@ def sent(ranks, workload, num_ids):
 
 
 @pytest.mark.slow
-def test_ranks_send_what_is_planned():
-    """For inputs each rank asks for as many rows of each, 4 of its 12 from itself."""
+def test_ranks_send_as_many_bytes_as_planned():
+    """Each rank reads 12 input rows, 4 of them from itself."""
     step = memory_plan(SMALL).traffic_bytes
     with_inputs = memory_plan(replace(SMALL, inputs=True, input_ids=12 * M)).traffic_bytes
     assert run_ranks(M, sent, SMALL, 12) == [(step, with_inputs - step)] * M
 
 
 def test_the_bytes_of_a_step_by_hand():
-    """B/m = 100 examples go to, and come from, each of 9 others."""
+    """B/m = 100 examples are sent to, and received from, each of 9 other ranks."""
     traffic = memory_plan(replace(LARGE, ranks=10, encoder_parameters=50)).traffic
     assert traffic == {
         "headers": 9 * (2 * 5 * 8 + 4 * 8),
@@ -156,7 +156,7 @@ def refusal(workload, available):
     return str(caught.value)
 
 
-def test_a_refusal_names_what_is_too_large_and_the_least_changes_that_fit():
+def test_the_error_names_what_is_too_large_and_the_smallest_changes_that_fit():
     def need(**changed):
         return memory_plan(replace(LARGE, **changed)).memory_bytes
 
@@ -175,10 +175,10 @@ def test_a_refusal_names_what_is_too_large_and_the_least_changes_that_fit():
     assert "; rowwise-adagrad instead of lazy-adam (71.7 GB); " in refusal(LARGE, 100 * GB)
     assert "; bfloat16 rows (167 GB); rowwise-adagrad instead" in refusal(LARGE, 170 * GB)
     assert "on 1 rank need" in refusal(replace(LARGE, ranks=1), 60 * GB)
-    assert refusal(LARGE, GB // 10).endswith("Nothing we know of would fit.")
+    assert refusal(LARGE, GB // 10).endswith("No change that we know of would fit.")
 
 
-def test_a_proposal_that_is_too_large_is_not_cured_by_ranks():
+def test_more_ranks_do_not_help_a_proposal_that_is_too_large():
     workload = replace(LARGE, head_classes=None, ranks=50)
     words = refusal(workload, 64 * GB)
     assert "ranks with" not in words
@@ -202,13 +202,13 @@ def test_a_proposal_that_is_too_large_is_not_cured_by_ranks():
         ({"head_classes": -1}, r"head_classes must be at least 0, got -1\."),
     ],
 )
-def test_a_workload_that_cannot_be_is_an_error(changed, words):
+def test_an_impossible_workload_is_an_error(changed, words):
     with pytest.raises(UsageError, match=words):
         replace(SMALL, **changed)
 
 
 def host(root: Path, free_kilobytes: int, groups: str, **limits: dict[str, object]) -> Path:
-    """A machine's files: free memory, the groups of this process, and a folder for each group."""
+    """Fake /proc and /sys: free memory, the cgroups of this process and their limits."""
     files = {
         "proc/meminfo": f"MemTotal: 99 kB\nMemAvailable:   {free_kilobytes} kB\n",
         "proc/self/cgroup": groups,
@@ -232,7 +232,7 @@ FIRST_VERSION = {
     "memory.stat": "total_inactive_file 1000",
 }
 UNLIMITED = {"memory.max": "max", "memory.current": 10}
-GROUPS = {  # the groups of this process, the folders of their limits, bytes that are free
+GROUPS = {  # cgroups of this process, their limits, bytes that are free
     "no limit": ("0::/\n", {}, 5_000 * 1024),
     "a limit around a group without one": (
         "0::/job/step\n", {"job/step": UNLIMITED, "job": LIMITED}, 650_000
@@ -245,7 +245,7 @@ GROUPS = {  # the groups of this process, the folders of their limits, bytes tha
 
 
 @pytest.mark.parametrize("case", GROUPS)
-def test_the_tightest_group_decides_and_old_file_pages_are_free(tmp_path, case):
+def test_the_tightest_group_decides_and_inactive_file_pages_count_as_free(tmp_path, case):
     groups, limits, free = GROUPS[case]
     root = host(tmp_path, 5_000, groups, **limits)
     assert available_memory(1, root=root) == free
@@ -262,7 +262,7 @@ def test_ranks_of_a_host_share_its_memory(tmp_path, monkeypatch):
         available_memory(0, root=root)
 
 
-def test_the_page_on_scaling_says_where_the_designs_cross():
+def test_the_scaling_page_says_where_the_designs_cross():
     def first(dearer: str, cheaper: str) -> int:
         def designs(ranks: int) -> dict[str, int]:
             return traffic_designs(replace(LARGE, ranks=ranks))

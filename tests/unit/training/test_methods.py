@@ -1,4 +1,4 @@
-"""Every method is built as it is configured, trains, and comes back from a checkpoint."""
+"""Every method is built as configured, trains, and resumes from a checkpoint."""
 
 import re
 from collections import Counter
@@ -36,23 +36,23 @@ def of_method(method, **options):
     return replace(CONFIG, head=HeadConfig(method=method, options=options))
 
 
-def take(parts, numbers):
+def run_steps(setup, numbers):
     for number in numbers:
-        step(parts.model, parts.optimizer, parts.windows.batch(number), seed=11, number=number,
+        step(setup.model, setup.optimizer, setup.windows.batch(number), seed=11, number=number,
              clip=1.0)  # fmt: skip
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_method_trains_and_goes_on_from_a_checkpoint(method, data, tmp_path):
+def test_a_method_trains_and_resumes_from_a_checkpoint(method, data, tmp_path):
     straight, broken = (build_training(of_method(method), *data) for _ in range(2))
     assert type(straight.model.head) is METHODS[method]
     assert straight.model.head.seed == 11
-    take(straight, range(5))
-    take(broken, range(3))
+    run_steps(straight, range(5))
+    run_steps(broken, range(3))
     save_checkpoint(tmp_path, 3, broken.model, broken.optimizer)
     again = build_training(of_method(method), *data)
     assert load_checkpoint(tmp_path, again.model, again.optimizer) == (3, {})
-    take(again, range(3, 5))
+    run_steps(again, range(3, 5))
     mine, theirs = (m.model.state_dict() for m in (straight, again))
     assert mine.keys() == theirs.keys()
     for name, value in mine.items():
@@ -60,22 +60,22 @@ def test_a_method_trains_and_goes_on_from_a_checkpoint(method, data, tmp_path):
         assert same, name
     assert straight.model.head.step == again.model.head.step == 5
     log, split = data
-    judged = build_model(
+    evaluated = build_model(
         straight.config, split.train_counts, data=TrainingData(None, log, split.train_end)
     )
-    judged.load_state_dict(mine)  # for evaluation, where there are no batches
+    evaluated.load_state_dict(mine)  # for evaluation, where there are no batches
     items, lengths = torch.tensor([[1, 2, 3]]), torch.tensor([3])
-    ranked = [m.eval().predict(items, lengths).topk(5) for m in (straight.model, judged)]
+    ranked = [m.eval().predict(items, lengths).topk(5) for m in (straight.model, evaluated)]
     assert all(map(torch.equal, *ranked))
 
 
-def test_all_that_a_head_has_to_learn_is_learned(data):
-    """Projections of an adaptive softmax are no rows: the encoder's optimizer moves them."""
-    parts = build_training(of_method("adaptive"), *data)
-    dense = {n for n, _ in parts.model.named_parameters() if n.startswith("head.proj")}
+def test_all_parameters_of_a_head_are_trained(data):
+    """Projections of an adaptive softmax are dense: the encoder's optimizer updates them."""
+    setup = build_training(of_method("adaptive"), *data)
+    dense = {n for n, _ in setup.model.named_parameters() if n.startswith("head.proj")}
     assert dense
-    learned = {id(p) for group in parts.optimizer.param_groups for p in group["params"]}
-    assert all(id(p) in learned for n, p in parts.model.named_parameters() if n in dense)
+    learned = {id(p) for group in setup.optimizer.param_groups for p in group["params"]}
+    assert all(id(p) in learned for n, p in setup.model.named_parameters() if n in dense)
 
 
 def test_options_reach_the_heads_that_read_them(data):
@@ -108,24 +108,26 @@ def test_proposals_are_as_named(data):
 @pytest.mark.parametrize(
     "method", [name for name, kind in METHODS.items() if "proposal" in kind.options]
 )
-def test_a_bigram_is_told_what_came_before(method, data):
-    parts = build_training(of_method(method, proposal="bigram"), *data)
-    assert type(parts.model.head.proposal) is Bigram
-    assert parts.model.head.wants_context
+def test_a_bigram_gets_the_previous_class(method, data):
+    setup = build_training(of_method(method, proposal="bigram"), *data)
+    assert type(setup.model.head.proposal) is Bigram
+    assert setup.model.head.wants_context
     seen = []
-    head, forward = parts.model.head, parts.model.head.forward
+    head, forward = setup.model.head, setup.model.head.forward
     head.forward = lambda *args, context=None: (
         seen.append(context) or forward(*args, context=context)
     )
-    take(parts, range(2))
-    batch = parts.windows.batch(0)
+    run_steps(setup, range(2))
+    batch = setup.windows.batch(0)
     assert torch.equal(seen[0], batch.items.reshape(-1)[batch.places])
     assert not build_training(of_method(method), *data).model.head.wants_context
 
 
-def test_a_bigram_is_told_what_came_before_by_a_model_that_repeats_too(data):
+def test_a_bigram_gets_the_previous_class_from_a_model_with_a_copy_part_too(data):
     config = of_method("tapas", proposal="bigram")
-    take(build_training(replace(config, model=replace(config.model, copy=True)), *data), range(2))
+    run_steps(
+        build_training(replace(config, model=replace(config.model, copy=True)), *data), range(2)
+    )
 
 
 def test_pairs_are_those_that_batches_predict(data):

@@ -1,4 +1,4 @@
-"""The model and what it copies from histories, against plain loops over events and classes."""
+"""The model and its copy part, against plain loops over events and classes."""
 
 import math
 
@@ -12,7 +12,7 @@ from tapas.encoders import GRUEncoder, MeanEncoder, TransformerEncoder
 from tapas.optim import SGD
 from tapas.rng import stream
 from tapas.tables import LocalTable
-from tapas.training.copy_part import AGE_PACE, CopyDistribution, CopyPart
+from tapas.training.copy_part import AGE_SCALE, CopyDistribution, CopyPart
 from tapas.training.model import SequenceModel, target_weights
 
 C, D, T = 13, 6, 7
@@ -32,7 +32,7 @@ ENCODERS = {
 
 
 def learned(history=T, **options):
-    """Repeats that have something to say, as after training."""
+    """A copy part with random parameters, as after training."""
     copy = CopyPart(C, D, history=history, **options)
     draw = stream(5, "repeats")
     with torch.no_grad():
@@ -44,7 +44,7 @@ def learned(history=T, **options):
 
 
 def build(encoder="gru", *, own=True, copy=True, weight_decay=0.0, **options):
-    """Every class is kept, so that the sampled loss is the exact one."""
+    """All classes are sampled, so that the sampled loss is exact."""
     rows = SGD.fused(lr=0.5, weight_decay=weight_decay)
     head = TapasSoftmax(C, D, num_samples=C, presample_factor=1, row_optimizer=rows, seed=2)
     with torch.no_grad():
@@ -56,14 +56,14 @@ def build(encoder="gru", *, own=True, copy=True, weight_decay=0.0, **options):
 
 
 def age_of(copy, back):
-    """The line through the learned numbers at 1, 2, 4, ... events."""
+    """Linear interpolation of the learned values at 1, 2, 4, ... events."""
     place = math.log2(min(back + 1, copy.history))
-    knots = (AGE_PACE * copy.age.detach().double()).tolist()
+    knots = (AGE_SCALE * copy.age.detach().double()).tolist()
     return float(np.interp(place, range(len(knots)), knots))
 
 
 def probabilities(model, row, last):
-    """(C,) of the mixture after event `last` of `row`, one event at a time."""
+    """Probabilities (C,) of the mixture after event `last` of `row`, by loops."""
     copy = model.copy
     items = ITEMS[row, : last + 1].tolist()
     vectors = model.inputs.rows(ITEMS[row, : last + 1])[0].double().numpy()
@@ -106,7 +106,7 @@ def test_states_are_those_of_each_row_alone_without_its_padding(encoder, own):
 @pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.parametrize(("copy", "decay"), [(True, 1.0), (True, 0.5), (False, 1.0)])
 def test_the_loss_is_that_of_the_mixture(encoder, own, copy, decay):
-    """Without copy, of the softmax: the mean over positions of the mean over their targets."""
+    """Without the copy part, that of the softmax: a mean over positions of means over targets."""
     model = build(encoder, own=own, copy=copy, target_decay=decay)
     total = 0.0
     weights = target_weights(BATCH.target, decay).tolist()
@@ -119,7 +119,7 @@ def test_the_loss_is_that_of_the_mixture(encoder, own, copy, decay):
     assert float(model.loss(BATCH).detach()) == pytest.approx(total / 5, rel=1e-5)
 
 
-def test_it_begins_as_the_count_of_each_item_for_half_of_the_probability():
+def test_the_copy_part_starts_with_item_counts_and_half_of_the_probability():
     copy = CopyPart(C, D, history=T)
     x, query = torch.randn(3, T, D, generator=stream(0, "x")), torch.ones(3, D)
     found = copy(query, x, ITEMS, torch.tensor([3, 7, 20]))
@@ -129,7 +129,7 @@ def test_it_begins_as_the_count_of_each_item_for_half_of_the_probability():
 
 
 @pytest.mark.parametrize("history", [1, 2, 3, 4, 7, 8, 9])
-def test_ages_are_a_line_between_powers_of_two_and_end_with_the_history(history):
+def test_ages_are_linear_between_powers_of_two_and_constant_beyond_the_history(history):
     copy = learned(history=history)
     want = [age_of(copy, back) for back in range(12)]
     assert copy._ages(12).tolist() == pytest.approx(want, rel=1e-5, abs=1e-5)
@@ -151,7 +151,7 @@ def test_lists_are_the_best_of_all_classes(k, exclude, copy):
         best = sorted(left, key=lambda c: -p[c])[:k]
         short = k - len(best)
         assert ids[row].tolist() == best + [-1] * short
-        if copy:  # without, a head gives scores that are not normalized
+        if copy:  # without it, scores are logits
             want = [math.log(p[c]) for c in best] + [-math.inf] * short
             assert score[row].tolist() == pytest.approx(want, rel=1e-4)
 
@@ -165,7 +165,7 @@ def test_a_copied_item_the_softmax_ranks_last_can_be_first():
     assert ids[1].tolist() == [6]
 
 
-def test_equal_probabilities_come_by_rising_id():
+def test_equal_probabilities_are_ordered_by_id():
     head = TapasSoftmax(C, D, num_samples=3)
     with torch.no_grad():
         head.table.weight.zero_()
@@ -197,7 +197,7 @@ def test_gradients_are_those_of_finite_differences(own):
             assert float(parameter.grad.view(-1)[place]) == pytest.approx(slope, abs=2e-3), name
 
 
-def test_only_what_the_batch_has_moves_and_padding_does_not_even_decay():
+def test_only_rows_in_the_batch_are_updated_and_padding_does_not_even_decay():
     model = build(weight_decay=0.1)
     tables = (model.input_table, model.copy.rate)
     before = [table.weight.clone() for table in tables]
@@ -229,13 +229,13 @@ def test_an_encoder_in_half_precision_gives_queries_in_full():
     torch.testing.assert_close(half, full, rtol=0.05, atol=0.05)
 
 
-def test_targets_weigh_less_and_less_and_padding_nothing():
+def test_target_weights_decay_and_padding_has_none():
     target = torch.tensor([[4, 9, 2], [7, -100, -100], [1, 1, -100]])
     want = torch.tensor([[4 / 7, 2 / 7, 1 / 7], [1, 0, 0], [2 / 3, 1 / 3, 0]])
     torch.testing.assert_close(target_weights(target, 0.5), want)
 
 
-def test_targets_never_taken_before_leave_finite_gradients():
+def test_targets_outside_the_history_have_finite_gradients():
     model = build()
     target = torch.full_like(BATCH.target, 12)
     batch = SequenceBatch(BATCH.items, BATCH.lengths, BATCH.places, target)
@@ -244,7 +244,7 @@ def test_targets_never_taken_before_leave_finite_gradients():
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.5])
-def test_without_repeats_every_tensor_is_bit_for_bit_what_the_head_alone_makes(decay):
+def test_without_a_copy_part_every_tensor_is_bit_for_bit_that_of_the_head_alone(decay):
     plain, by_hand = (build(copy=False, target_decay=decay) for _ in range(2))
     weight = None if decay == 1 else target_weights(BATCH.target, decay)
     for _ in range(3):
@@ -266,15 +266,17 @@ def mismatched():
 
 BAD = {
     "history must be at least 1, got 0.": lambda: CopyPart(C, D, history=0),
-    "a history is empty: there is nothing to go on from.": lambda: build().predict(
+    "a history is empty; expected at least one item in each.": lambda: build().predict(
         ITEMS, torch.tensor([4, 0, 7])
     ),
-    "inputs, encoder and head have 5, 4 and 6 dimensions; expected one number.": mismatched,
+    "inputs, encoder and head have 5, 4 and 6 dimensions; expected the same dim for all three.": (
+        mismatched
+    ),
 }
 
 
 @pytest.mark.parametrize("words", BAD)
-def test_what_cannot_be_is_told(words):
+def test_impossible_arguments_are_refused(words):
     with pytest.raises(UsageError) as error:
         BAD[words]()
     assert str(error.value) == words

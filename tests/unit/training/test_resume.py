@@ -1,4 +1,4 @@
-"""A run that was stopped or killed anywhere ends with the bits of one that never was."""
+"""A run that is stopped or killed at any time and resumed gives bit-identical results."""
 
 import json
 import math
@@ -26,12 +26,12 @@ LOOP = LoopConfig(steps=STEPS, evaluate_every=4, batch=3, patience=99, checkpoin
 
 
 class KilledError(BaseException):
-    """As near as a test in one process comes to SIGKILL: nobody catches it."""
+    """Stands in for SIGKILL: nothing catches it."""
 
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
-    """So few items that they come back within a history."""
+    """Few items, so that they repeat within a history."""
     folder = tmp_path_factory.mktemp("chain")
     return write_chain(folder / "chain.parquet", num_users=9, num_items=9, num_baskets=6)
 
@@ -52,7 +52,7 @@ def begin(config, out, **options):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The folder of a run of a configuration that was never disturbed, made once."""
+    """The folder of an uninterrupted run of a configuration, trained once."""
     made = {}
 
     def whole(config):
@@ -65,13 +65,13 @@ def whole(tmp_path_factory):
 
 
 def stopping(every):
-    """Asked to stop at every `every`-th step of a life."""
+    """A `should_stop` that returns True at every `every`-th call."""
     steps = count(1)
     return lambda: next(steps) >= every
 
 
 def killing(at):
-    """Dies after step `at` of its life, before that step can be saved by the clock."""
+    """Raises after step `at`, before that step can be saved by the clock."""
     steps = count(1)
 
     def ask():
@@ -112,7 +112,7 @@ QUICK = ("own inputs, copy part", "half precision")
     "case",
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in VARIANTS],
 )
-def test_stopped_again_and_again_it_ends_with_the_same_bits(config, whole, tmp_path, case):
+def test_a_run_stopped_many_times_is_bit_identical(config, whole, tmp_path, case):
     encoder, optimizer, rows, num_states, positions, model = VARIANTS[case]
     config = replace(
         config,
@@ -143,7 +143,9 @@ def test_stopped_again_and_again_it_ends_with_the_same_bits(config, whole, tmp_p
     "at",
     [1, pytest.param(4, marks=pytest.mark.slow), 5, pytest.param(9, marks=pytest.mark.slow), STEPS],
 )
-def test_killed_after_any_step_it_goes_on_from_what_was_saved(config, whole, tmp_path, at, seconds):
+def test_a_run_killed_after_any_step_resumes_from_the_last_checkpoint(
+    config, whole, tmp_path, at, seconds
+):
     config = replace(config, loop=replace(LOOP, checkpoint_seconds=seconds))
     undisturbed = whole(config)
     broken, said = tmp_path / "broken", []
@@ -160,7 +162,7 @@ def test_killed_after_any_step_it_goes_on_from_what_was_saved(config, whole, tmp
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])
-def test_killed_between_the_journal_and_the_checkpoint_no_line_is_twice(
+def test_killed_between_journal_and_checkpoint_no_line_is_duplicated(
     config, whole, tmp_path, monkeypatch, times
 ):
     undisturbed = whole(config)
@@ -178,7 +180,7 @@ def test_killed_between_the_journal_and_the_checkpoint_no_line_is_twice(
     assert_same_end(undisturbed, tmp_path / "broken")
 
 
-def test_a_finished_run_stays_as_it_is_unless_it_goes_back(config, whole, tmp_path):
+def test_resuming_a_finished_run_changes_nothing_unless_at_an_earlier_step(config, whole, tmp_path):
     undisturbed, run = whole(config), tmp_path / "run"
     shutil.copytree(undisturbed, run)
     outcome = session.resume(run)
@@ -193,8 +195,8 @@ def test_a_finished_run_stays_as_it_is_unless_it_goes_back(config, whole, tmp_pa
     assert_same_end(undisturbed, run)
 
 
-def test_it_goes_on_with_as_many_threads_as_it_began_with(config, tmp_path, monkeypatch):
-    """Sums over threads are sums in another order."""
+def test_a_run_resumes_with_its_number_of_threads(config, tmp_path, monkeypatch):
+    """Another number of threads would change the order of sums."""
     begin(config, tmp_path / "run", should_stop=stopping(2))
     file = tmp_path / "run" / "run.json"
     assert json.loads(file.read_text())["num_threads"] == 1
@@ -205,8 +207,8 @@ def test_it_goes_on_with_as_many_threads_as_it_began_with(config, tmp_path, monk
     assert asked == [3]
 
 
-def test_patience_is_remembered(config, tmp_path):
-    """A run that had stopped early does not begin again."""
+def test_patience_survives_a_resume(config, tmp_path):
+    """A run that stopped early does not train on."""
     config = replace(config, loop=replace(LOOP, evaluate_every=1, patience=2, steps=60))
     outcome = begin(config, tmp_path / "run")
     assert outcome.reason == "no_improvement"
@@ -216,19 +218,20 @@ def test_patience_is_remembered(config, tmp_path):
     assert steps == list(range(1, outcome.step + 1))
 
 
-def test_without_validation_nothing_is_begun(config, tmp_path):
+def test_without_validation_data_no_run_is_created(config, tmp_path):
     config = replace(config, split=replace(config.split, validation=0))
     with pytest.raises(UsageError) as error:
         begin(config, tmp_path / "run")
     assert str(error.value) == (
-        "split.validation is 0: training chooses its best checkpoint by it. Hold something out."
+        "split.validation is 0, but training chooses the best checkpoint on validation data. "
+        "Set it above 0."
     )
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
-def test_sigkill_at_ten_random_moments_leaves_the_same_model(file, tmp_path):
-    """Half of the kills fall anywhere after the start, half into the training itself."""
+def test_sigkill_at_ten_random_moments_gives_the_same_model(file, tmp_path):
+    """Half of the kills come at any time after the start, half during training."""
     num_steps, most = 240, 10  # steps of a life until it is killed, at most
     settings = [
         "--threads", 1, "--encoder", "transformer", "--dim", 8, "--steps", num_steps, "--batch", 4,

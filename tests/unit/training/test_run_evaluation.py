@@ -1,4 +1,4 @@
-"""A run judged: the right checkpoint, the right examples, the same for model and baselines."""
+"""Evaluating a run: the right checkpoint, the same examples for model and baselines."""
 
 import shutil
 from dataclasses import replace
@@ -37,8 +37,8 @@ def run(request, tmp_path_factory):
     return open_run(folder / "run")
 
 
-def test_the_best_checkpoint_is_taken_unless_told(run, tmp_path):
-    """Also where a newer one is there."""
+def test_the_best_checkpoint_is_the_default(run, tmp_path):
+    """Also if there is a newer one."""
     shutil.copytree(run.path, tmp_path / "run")
     copied = open_run(tmp_path / "run")
     best = copied.checkpoints.best()
@@ -58,8 +58,8 @@ def test_the_best_checkpoint_is_taken_unless_told(run, tmp_path):
 
 @pytest.mark.parametrize("split_name", ["test", "validation"])
 @pytest.mark.parametrize("exclude", [True, False, None])
-def test_the_model_is_judged_by_its_lists_at_the_points_of_the_split(run, split_name, exclude):
-    """Without seen items if asked; if nobody asks, as it was trained."""
+def test_the_model_is_scored_by_its_lists_at_the_points_of_the_split(run, split_name, exclude):
+    """`exclude_seen` defaults to that of the run."""
     found, at = evaluate_run(run, split=split_name, exclude_seen=exclude)
     exclude = run.config.loop.exclude_seen if exclude is None else exclude
     split = split_log(run.log, run.config.split)
@@ -87,7 +87,7 @@ def test_the_model_is_judged_by_its_lists_at_the_points_of_the_split(run, split_
     assert found.split["test_users"] == len(split.test)
 
 
-def test_baselines_are_judged_on_the_same_examples_and_leads_are_differences(run):
+def test_baselines_are_scored_on_the_same_examples_and_leads_are_differences(run):
     found, _ = evaluate_run(run)
     assert list(found.scores) == ["model", "most popular", "own most frequent", "co-occurrence"]
     assert {scores.num_examples for scores in found.scores.values()} == {len(
@@ -101,7 +101,7 @@ def test_baselines_are_judged_on_the_same_examples_and_leads_are_differences(run
         assert lead.mean == pytest.approx(gap)
 
 
-def test_training_judges_by_the_same_numbers(run):
+def test_training_and_evaluation_give_the_same_numbers(run):
     lines = read_journal(run.path / "journal.jsonl")
     for line in lines:
         found, _ = evaluate_run(run, split="validation", step=line["step"])
@@ -109,7 +109,7 @@ def test_training_judges_by_the_same_numbers(run):
             assert line[name] == pytest.approx(found.scores["model"].metrics[name].mean)
 
 
-def test_what_cannot_be_judged_is_told(run, tmp_path):
+def test_what_cannot_be_evaluated_is_an_error(run, tmp_path):
     log = chain_log(tmp_path, num_users=3, num_items=9, num_baskets=3)
     config = configured("x.parquet")
     empty = create_run(tmp_path / "empty", config, log)
@@ -119,7 +119,8 @@ def test_what_cannot_be_judged_is_told(run, tmp_path):
         (
             empty,
             "validation",
-            f"{empty.path} has no checkpoint yet. `tapas train --resume {empty.path}` makes one.",
+            f"{empty.path} has no checkpoint yet. Train on with `tapas train --resume "
+            f"{empty.path}`.",
         ),
         (
             untested,

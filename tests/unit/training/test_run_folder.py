@@ -1,4 +1,4 @@
-"""The folder of a run: whole or no run, refused before any work, read back as it was."""
+"""The run folder: complete or no run, checked before any work, read back unchanged."""
 
 import errno
 import os
@@ -30,7 +30,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_what_was_laid_out_is_read_back_without_log_and_cache(tmp_path):
+def test_a_run_is_read_back_without_log_and_cache(tmp_path):
     log = chain_log(tmp_path, num_users=3, num_items=9, num_baskets=3)
     items, keys = log.items.tolist(), log.item_keys.keys(range(8))
     run = create_run(tmp_path / "a" / "run", CONFIG, log)
@@ -46,7 +46,7 @@ def test_what_was_laid_out_is_read_back_without_log_and_cache(tmp_path):
     assert again.num_threads == 1
 
 
-def test_where_files_cannot_be_linked_they_are_copied(log, tmp_path, monkeypatch):
+def test_files_that_cannot_be_linked_are_copied(log, tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
 
@@ -55,7 +55,7 @@ def test_where_files_cannot_be_linked_they_are_copied(log, tmp_path, monkeypatch
     assert run.log.items.tolist() == log.items.tolist()
 
 
-def test_only_a_free_place_is_taken_and_every_place_left_as_it_was(log, tmp_path):
+def test_only_a_free_path_is_accepted_and_other_paths_are_unchanged(log, tmp_path):
     (tmp_path / "empty").mkdir()
     for free in (tmp_path / "a" / "b", tmp_path / "empty"):
         check_free(free)
@@ -64,9 +64,9 @@ def test_only_a_free_place_is_taken_and_every_place_left_as_it_was(log, tmp_path
     run, file = create_run(tmp_path / "run", CONFIG, log).path, tmp_path / "file"
     file.write_text("mine")
     told = {
-        run: "{} holds a run already. Go on with it by --resume, or choose another --out.",
+        run: "{} already holds a run. Continue it with --resume, or choose another --out.",
         file: "{} is a file. Choose another --out.",
-        tmp_path: "{} is not empty, and holds no run. Choose another --out.",
+        tmp_path: "{} is not empty and holds no run. Choose another --out.",
         file / "run": "cannot write into {}: Not a directory. Choose another folder with --out.",
     }
     for path, words in told.items():
@@ -77,7 +77,7 @@ def test_only_a_free_place_is_taken_and_every_place_left_as_it_was(log, tmp_path
 
 
 def failing(monkeypatch, move, error):
-    """Let the renaming number `move` of `create_run` raise; that of run.json is the last."""
+    """Let rename number `move` of `create_run` raise; the last one is that of run.json."""
     moves, rename = iter(range(1, 9)), Path.rename
 
     def rename_or_fail(self, target):
@@ -93,10 +93,10 @@ def with_checkpoints(folder):
 
 
 @pytest.mark.parametrize("move", [1, 2, 3, 4])
-def test_killed_while_it_is_laid_out_it_is_no_run_and_can_be_begun_again(
+def test_a_kill_while_it_is_created_leaves_no_run_and_it_can_be_created_again(
     log, tmp_path, monkeypatch, move
 ):
-    """The kill comes just before the move; nothing can tidy up after it."""
+    """The process dies just before the rename and cannot clean up."""
     path = tmp_path / "run"
     with monkeypatch.context() as patch:
         failing(patch, move, KilledError())
@@ -124,7 +124,7 @@ def test_a_full_disk_leaves_nothing(log, tmp_path, monkeypatch, move):
 
 
 NEWER = (
-    f"{{run}} was written by tapas 9.1 (run format 2); this is tapas {__version__}, which knows "
+    f"{{run}} was written by tapas 9.1 (run format 2); this is tapas {__version__}, which reads "
     "formats up to 1. Upgrade tapas-softmax."
 )
 
@@ -138,9 +138,7 @@ NEWER = (
         ('{"format": "one"}', DataError, "{run}/run.json has no format number: it was not"),
     ],
 )
-def test_a_record_that_is_damaged_or_of_a_newer_version_is_told(
-    log, tmp_path, content, kind, words
-):
+def test_a_damaged_or_newer_record_is_an_error(log, tmp_path, content, kind, words):
     run = create_run(tmp_path / "run", CONFIG, log)
     (run.path / "run.json").write_text(content)
     with pytest.raises(kind) as error:
@@ -152,7 +150,7 @@ def test_only_one_process_trains_in_a_run(log, tmp_path):
     run = create_run(tmp_path / "run", CONFIG, log)
     with exclusive(run.path), pytest.raises(UsageError) as error, exclusive(run.path):
         pass
-    words = f"another process is training in {run.path}. Wait for it, or stop it."
+    words = f"another process is training in {run.path}. Wait until it ends, or stop it."
     assert str(error.value) == words
     with exclusive(run.path):
         pass

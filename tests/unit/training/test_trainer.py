@@ -1,4 +1,4 @@
-"""The loop: when it stops, what it calls best, what it writes down, how it fails."""
+"""The training loop: when it stops, its best checkpoint, its journal, its errors."""
 
 import math
 from dataclasses import replace
@@ -20,7 +20,7 @@ LOOP = LoopConfig(steps=20, evaluate_every=2, batch=4, patience=2, keep=3, check
 
 
 class Script:
-    """A judge that says what it was told to, and notes at which steps it was asked."""
+    """A `validate` function that returns given metrics and records the steps of its calls."""
 
     def __init__(self, *values):
         self.values = list(values)
@@ -60,12 +60,12 @@ def make(data, tmp_path):
 
 
 def stops_at(step):
-    """Asked to stop once `step` steps are done."""
+    """A `should_stop` that returns True once `step` steps are done."""
     asked = iter(range(1, 1000))
     return lambda: next(asked) >= step
 
 
-RESULTS = {  # what the judge says, the loop, then: reason, step, best, its step, steps kept
+RESULTS = {  # metrics of the evaluations, the loop, then: reason, step, best, its step, steps kept
     "patience runs out": ((0.1, 0.3, 0.2, 0.25, 0.9), {}, ("no_improvement", 8, 0.3, 4), [4, 6, 8]),
     "as good is not better": ((0.2, 0.2, 0.2, 0.9), {}, ("no_improvement", 6, 0.2, 2), [2, 4, 6]),
     "a better one gives all patience back": (
@@ -81,7 +81,7 @@ RESULTS = {  # what the judge says, the loop, then: reason, step, best, its step
 
 
 @pytest.mark.parametrize("case", RESULTS)
-def test_it_ends_when_it_should_and_keeps_the_best(make, tmp_path, case):
+def test_the_loop_stops_when_it_should_and_keeps_the_best(make, tmp_path, case):
     said, loop, (reason, step, best, best_step), kept = RESULTS[case]
     trainer = make(Script(*said), **loop)
     assert trainer.run() == TrainResult(reason, step, best, best_step)
@@ -100,14 +100,14 @@ def test_it_ends_when_it_should_and_keeps_the_best(make, tmp_path, case):
         (6, "finished", [2, 4, 6]),
     ],
 )
-def test_asked_to_stop_it_saves_the_step_it_is_at(make, step, reason, kept):
+def test_an_interrupted_run_saves_its_current_step(make, step, reason, kept):
     trainer = make(Script(0.1, 0.2, 0.3), steps=6)
     outcome = trainer.run(should_stop=stops_at(step))
     assert (outcome.reason, outcome.step) == (reason, step)
     assert trainer.checkpoints.steps() == kept
 
 
-def test_checkpoints_come_by_the_clock_between_evaluations(make):
+def test_checkpoints_are_also_saved_by_the_clock(make):
     trainer = make(Script(0.1, 0.2), steps=6, evaluate_every=4, checkpoint_seconds=0, keep=9)
     trainer.run()
     assert trainer.checkpoints.steps() == [1, 2, 3, 4, 5, 6]
@@ -134,28 +134,28 @@ def test_the_journal_holds_the_mean_loss_since_its_last_line(make, tmp_path):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_loss_that_is_no_number_ends_it_and_saves_nothing(make, bad):
+def test_a_loss_that_is_not_finite_is_an_error_and_saves_nothing(make, bad):
     trainer = make(Script(0.1, 0.2))
     whole = trainer.model.loss
-    trainer.model.loss = lambda *a, **o: whole(*a, **o) * (bad if trainer.progress.step == 3 else 1)
+    trainer.model.loss = lambda *a, **o: whole(*a, **o) * (bad if trainer.state.step == 3 else 1)
     with pytest.raises(DataError) as error:
         trainer.run()
     assert trainer.checkpoints.steps() == [2]
     assert str(error.value) == (
         f"the loss is {bad} at step 3: training has diverged. Lower optimizer.rows_lr or "
-        "optimizer.encoder_lr (with --set) and begin again."
+        "optimizer.encoder_lr (with --set) and start again."
     )
 
 
 def test_the_encoder_is_clipped_and_the_rows_are_not(make):
     trainer = make(Script(0.1), clip=1e-3)
-    trainer.judge = lambda model: pytest.fail("not yet")
+    trainer.validate = lambda model: pytest.fail("not yet")
     trainer.steps.run_step(0, 1)
     norm = torch.stack([p.grad.norm() for p in trainer.model.encoder.parameters()]).norm()
     assert float(norm) == pytest.approx(1e-3, rel=1e-2)
 
 
-def test_ticks_tell_where_it_stands(make, tmp_path):
+def test_progress_is_reported(make, tmp_path):
     ticks = []
     make(Script(0.1, 0.4), steps=4).run(on_progress=ticks.append)
     journal = [line["train_loss"] for line in read_journal(tmp_path / "journal.jsonl")]
@@ -168,11 +168,11 @@ def test_ticks_tell_where_it_stands(make, tmp_path):
     ]
 
 
-def test_a_run_that_was_moved_away_is_not_made_again(make, tmp_path):
-    """A checkpoint in a folder without a run would be the newest, and nobody's."""
+def test_a_run_folder_that_was_moved_away_is_not_recreated(make, tmp_path):
+    """The checkpoint would end up in a folder without a run."""
     trainer = make(Script(0.1, 0.2))
     moved = tmp_path.with_name("moved")
-    trainer.judge = lambda model: (tmp_path.rename(moved), {"map@20": 0.1})[1]
+    trainer.validate = lambda model: (tmp_path.rename(moved), {"map@20": 0.1})[1]
     with pytest.raises(
         UsageError, match=r"journal\.jsonl is gone: the folder was moved or deleted"
     ):
@@ -181,10 +181,10 @@ def test_a_run_that_was_moved_away_is_not_made_again(make, tmp_path):
     moved.rename(tmp_path)
 
 
-def test_a_loop_with_open_ends_is_refused(make):
+def test_an_unresolved_loop_is_refused(make):
     trainer = make(Script())
     with pytest.raises(ValueError, match="must be resolved"):
         Trainer(
-            trainer.model, trainer.steps, trainer.judge, trainer.checkpoints, trainer.journal,
+            trainer.model, trainer.steps, trainer.validate, trainer.checkpoints, trainer.journal,
             loop=LoopConfig(),
         )  # fmt: skip
