@@ -59,8 +59,8 @@ def test_a_tree_has_no_rows_to_export(at, log):
 def test_an_option_of_another_method_is_told(at, log):
     done = trained("head.method=nce", "head.presample_factor=4")
     assert last_line(done) == (
-        "head.presample_factor is no option of the method 'nce', but of dynamic-negatives, tapas. "
-        "Leave it out."
+        "head.presample_factor is not an option of the method 'nce', but of dynamic-negatives, "
+        "tapas. Leave it out."
     )
 
 

@@ -492,7 +492,7 @@ RANGE = "expected ids from 0 to 30 (num_classes=31)."
 BAD = [
     (
         lambda head: head(draw(B, D) * torch.nan, TARGET),
-        "query row 0 holds NaN or inf. The encoder has diverged or its input is bad: look at that "
+        "query row 0 holds NaN or inf. The encoder has diverged or its input is bad: check that "
         "row's input, lower the learning rate or clip gradients.",
     ),
     (lambda head: head.topk(draw(B, D) / 0, 2), "query row 0 holds NaN or inf. The encoder has"),
@@ -633,9 +633,12 @@ BAD_DRAWS = [
     ({"num_samples": 32}, f"num_samples is 32, but there are only 31 classes. {FEW}"),
     (
         {"proposal": Uniform(30)},
-        "the proposal is over 30 classes, the table has 31. Build both from one number.",
+        "the proposal has 30 classes, the table has 31. Build both with the same number.",
     ),
-    ({"proposal": "unigram"}, "proposal must be one such as tapas.Squashed(counts), got str."),
+    (
+        {"proposal": "unigram"},
+        "proposal must be a Proposal such as tapas.Squashed(counts, alpha=0.75), got str.",
+    ),
 ]
 REPEATED = {"nce", "negative-sampling"}  # draw with repeats, as many as they like
 

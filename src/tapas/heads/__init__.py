@@ -1,7 +1,7 @@
-"""Heads: everything from query to loss. One published method in each file.
+"""Heads: modules that turn queries into a loss. One published method in each file.
 
-A class in a file of this folder that names a `method` is one of `METHODS`, and all else that
-must be known about the method stands on the class.
+`METHODS` has every class of this folder that sets `method`; all other facts about a method are
+attributes of its class, too.
 """
 
 from importlib import import_module
@@ -32,7 +32,7 @@ from tapas.heads.warp import WARP
 
 
 def _find_methods() -> dict[str, type[Head]]:
-    """The methods of this folder by name, in the order of the alphabet."""
+    """The methods of this folder by name, sorted."""
     modules = [import_module(module.name) for module in iter_modules(__path__, f"{__name__}.")]
     kinds = [kind for module in modules for kind in vars(module).values() if isinstance(kind, type)]
     named = {k.method: k for k in kinds if issubclass(k, Head) and "method" in vars(k)}

@@ -1,4 +1,4 @@
-"""What every head promises: from queries to a loss, and from queries to classes."""
+"""`Head`, the base class of all heads: the training loss, exact top-k and probabilities."""
 
 import warnings
 from abc import ABC, abstractmethod
@@ -21,11 +21,11 @@ from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.torch_modes import in_float32, outside_graphs
 
 REDUCTIONS = ("mean", "sum", "none")
-MOST_SCALE = 4096  # a GradScaler begins at 65536; nobody weighs a loss by so much
+MOST_SCALE = 4096  # a GradScaler starts at 65536; weights of losses are far smaller
 
 
 class LossOptions(TypedDict, total=False):
-    """What every head can be told."""
+    """Keyword arguments that every head has."""
 
     reduction: str
     ignore_index: int
@@ -33,39 +33,44 @@ class LossOptions(TypedDict, total=False):
 
 
 class Head(ExactState, ABC):
-    """A way to learn, and to ask, which of `num_classes` classes goes with a query (B, D).
+    """Learns and predicts which of `num_classes` classes belongs to a query (..., D).
 
-    `forward` is the training loss, each method's own; the verbs below it are exact whatever the
-    method, and look at all classes. `backward` leaves gradients for the rows that the loss has
-    touched; an optimizer of `tapas.optim` moves them, and no other row, in its step. `step` counts
-    training calls (those with gradients on, in training mode); all draws are named by (seed,
-    step), so that a resumed run repeats them, and torch.manual_seed has no say.
+    `forward` returns the training loss of the method. `topk`, `log_prob` and `full_loss` are exact
+    for every method and read all classes. `backward` leaves gradients for the rows that the loss
+    used, and the `step` of an optimizer from `tapas.optim` moves these rows and no others. `step`
+    counts training calls (in training mode, with gradients enabled). All random draws depend only
+    on (seed, step), so that a resumed run repeats them; `torch.manual_seed` has no effect.
 
-    The facts of a method stand on its class, below. `tapas train`, `tapas compare` and
-    `tapas cite` know a method from them alone.
+    The class attributes below describe a method to `tapas train`, `tapas compare` and `tapas cite`.
     """
 
-    method: ClassVar[str]  # its name in a configuration
-    title: ClassVar[str]  # its name in a sentence
-    paper: ClassVar[str]  # authors and year; empty for what needs no citation
+    method: ClassVar[str]  # name in a configuration
+    title: ClassVar[str]  # name in a sentence
+    paper: ClassVar[str]  # authors and year; empty if there is nothing to cite
     bibtex: ClassVar[tuple[str, ...]]  # keys of the papers to cite, in bibliography.bib
-    options: ClassVar[Options] = {}  # by the constructor's names for them
-    reads: ClassVar[frozenset[str]] = frozenset()  # of a `BuildContext`: counts, pairs, upcoming
+    options: ClassVar[Options] = {}  # by name of the constructor's argument
+    reads: ClassVar[frozenset[str]] = (
+        frozenset()
+    )  # fields of a `BuildContext`: counts, pairs, upcoming
     every_row: ClassVar[bool] = False  # a step reads and moves the rows of all classes
-    learns_state: ClassVar[bool] = False  # beside its rows, in the process that trains
-    learns_from_batch: ClassVar[bool] = False  # what is drawn depends on what is in the batch
-    estimates_probabilities: ClassVar[bool] = False  # in training, of each target, over all classes
-    targets_softmax: ClassVar[bool] = True  # the loss is least where logits are log-probabilities
+    learns_state: ClassVar[bool] = False  # beside rows, in the training process
+    learns_from_batch: ClassVar[bool] = False  # the sample depends on the batch
+    estimates_probabilities: ClassVar[bool] = (
+        False  # of targets, in training, see `sampled_log_prob`
+    )
+    targets_softmax: ClassVar[bool] = (
+        True  # at the minimum, logits are log-probabilities up to a constant
+    )
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], context: BuildContext) -> Self:
-        """The head that a configuration asks for; `options` has a value for each of its options."""
+        """Build the head from a configuration: `options` has a value for each of `cls.options`."""
         resolved = cls.resolve_options(options, context.num_classes)
         return cls(**cls.arguments(resolved, context))
 
     @classmethod
     def arguments(cls, options: Mapping[str, Any], context: BuildContext) -> dict[str, Any]:
-        """Keywords for the constructor: the options that go by the same name, and what it reads."""
+        """Keyword arguments of the constructor, from `options` and from the fields in `reads`."""
         plain = {name: options[name] for name in cls.options if not cls.options[name].part_of}
         read = {name: context.read(name) for name in cls.reads}
         size = {"num_classes": context.num_classes, "dim": context.dim}
@@ -73,27 +78,24 @@ class Head(ExactState, ABC):
 
     @classmethod
     def resolve_options(cls, options: Mapping[str, Any], num_classes: int) -> dict[str, Any]:
-        """`options` with a number of samples that suits `num_classes`, if none was given."""
+        """`options` with a default number of samples for `num_classes`, if none was given."""
         chosen = cls.sample_options(default_num_samples(num_classes))
         left_out = {name: value for name, value in chosen.items() if options[name] is None}
         return {**options, **left_out}
 
     @classmethod
     def sample_options(cls, num_samples: int) -> dict[str, int]:
-        """Options with which a batch looks at `num_samples` classes; none if it cannot be told."""
+        """The options that make a batch use `num_samples` classes; empty if there are none."""
         return {"num_samples": num_samples} if "num_samples" in cls.options else {}
 
     @classmethod
     def rows_per_step(cls, options: Mapping[str, Any], num_classes: int) -> tuple[int, int]:
-        """For a memory plan: rows that a step moves, and how many times as many it scores first.
-
-        0 are none but those of the batch's own targets.
-        """
+        """For the memory plan: rows that a step moves beside targets, and pool size / that."""
         return num_classes if cls.every_row else options.get("num_samples") or 0, 1
 
     @classmethod
     def papers_of(cls, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Keys of what to cite for a head with these options."""
+        """BibTeX keys to cite for a head with these options."""
         return cls.bibtex
 
     def __init__(
@@ -110,7 +112,9 @@ class Head(ExactState, ABC):
         self.reduction, self.ignore_index = reduction, ignore_index
         self.seed, self.step = check_seed(seed), 0
         self._num_scores, self._num_scored = 0.0, 0
-        self._eval_passes: int | None = None  # at the first call in eval() with gradients on
+        self._eval_passes: int | None = (
+            None  # backward passes at the first call in eval() with gradients on
+        )
         self._warned_of_eval = False
         check_reduction(reduction)
 
@@ -124,13 +128,19 @@ class Head(ExactState, ABC):
         *,
         context: Tensor | None = None,
     ) -> Tensor:
-        """The training loss.
+        """The training loss, in nats and float32.
 
         Args:
             query:   (..., D) encoder outputs.
             target:  (...,) or (..., L) class ids; `ignore_index` is padding.
-            target_weight: the shape of `target`. Left out, an example's targets share 1 evenly.
-            context: previous class of each example, for methods that look at it.
+            target_weight: weight of each target, in the shape of `target`. If left out, the L
+                targets of an example weigh 1 / L each, padding aside.
+            context: (...,) previous class of each example, for proposals that use it.
+
+        Returns: a scalar, or (...,) with reduction="none". "mean" is over the examples that have
+        a target; on several ranks over those of all ranks, once their gradients are averaged.
+
+        Raises UsageError for bad shapes and ids, and if no example has a target.
         """
         with self.ranks.share_errors():
             self._refuse_backward()
@@ -149,7 +159,7 @@ class Head(ExactState, ABC):
             )
 
     def _guarded(self, loss: Tensor) -> Tensor:
-        """`loss`, whose gradient must not be scaled where rows move at once."""
+        """`loss`; if rows move inside `backward`, with a check that its gradient is not scaled."""
         fused = any(table.row_optimizer is not None for table in self.tables())
         if fused and loss.requires_grad:
             loss.register_hook(check_scale)  # type: ignore[no-untyped-call]
@@ -157,44 +167,45 @@ class Head(ExactState, ABC):
 
     @abstractmethod
     def _losses(self, batch: Batch, context: Tensor | None) -> tuple[Tensor, float]:
-        """(B,) the loss of each example, and the mean over ranks of B."""
+        """(B,) the loss of each example, and the mean of B over the ranks."""
 
     @abstractmethod
     def topk(
         self, query: Tensor, k: int, *, exclude: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The k best of all classes for `query` (..., D): scores and ids, (..., k).
+        """The k classes with the highest scores for `query` (..., D): scores and ids, (..., k).
 
-        Exact; equal scores by rising id. `exclude` (..., E) are classes to leave
-        out of a row, negative is padding; where fewer than k remain ids end in -1.
+        Exact, over all classes; the lower id comes first among equal scores. `exclude` (..., E)
+        has classes to leave out for each query, negative is padding; if fewer than k remain, the
+        last ids are -1.
         """
 
     @abstractmethod
     def log_prob(self, query: Tensor, ids: Tensor) -> Tensor:
-        """Exact log-probability of `ids` (..., L) given `query` (..., D), over all classes."""
+        """(..., L) exact log-probabilities of `ids` (..., L) given `query` (..., D)."""
 
     @property
     def scores_per_example(self) -> float:
-        """How many scores a training step computes for each example, its own targets aside.
+        """How many scores a training step computes for each example, beside those of its targets.
 
-        Where steps differ, the mean of those since the head was built; NaN before the first.
+        If steps differ, the mean over the steps since the head was built; NaN before the first.
         """
         return self._num_scores / self._num_scored if self._num_scored else nan
 
     def _count_scores(self, number: float) -> None:
-        """This step computes `number` scores for an example; counted if it is training."""
+        """Record that a training step computes `number` scores for each example."""
         if self._is_training():
             self._num_scores, self._num_scored = self._num_scores + number, self._num_scored + 1
 
     def tables(self) -> list[ClassTable]:
-        """All that hold rows of this head."""
-        return [part for part in self.modules() if isinstance(part, ClassTable)]
+        """All tables with rows of this head."""
+        return [module for module in self.modules() if isinstance(module, ClassTable)]
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Several backward passes, one fused update of the rows at the end of the block.
+        """Several backward passes, then one update of the rows at the end of the block.
 
-        Rows that an optimizer moves wait for its step anyway.
+        Only for a fused `row_optimizer`: other rows wait for the optimizer's step anyway.
         """
         with ExitStack() as stack:
             for table in self.tables():
@@ -202,7 +213,7 @@ class Head(ExactState, ABC):
             yield
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Also drops the gradients of rows, as their optimizer's `zero_grad` does."""
+        """Also drops the gradients of the rows, like `zero_grad` of their optimizer."""
         for table in self.tables():
             table.gradients.discard()
         super().zero_grad(set_to_none)
@@ -212,7 +223,7 @@ class Head(ExactState, ABC):
     def full_loss(
         self, query: Tensor, target: Tensor, target_weight: Tensor | None = None
     ) -> Tensor:
-        """The exact softmax loss over all classes, whatever `forward` trains by."""
+        """The exact softmax loss over all classes, for any method; arguments as in `forward`."""
         with self.ranks.share_errors():
             batch = self._prepare(query, target, target_weight)
             mean_size = self.ranks.mean(len(batch.query))
@@ -222,7 +233,7 @@ class Head(ExactState, ABC):
         return batch.reduce(loss.sum(dim=1), self.reduction, mean_size)
 
     def papers(self) -> tuple[str, ...]:
-        """Keys of what to cite for a head as this one is set up."""
+        """BibTeX keys to cite for this head with its settings."""
         return self.bibtex
 
     def state_numbers(self) -> dict[str, int | float]:
@@ -244,16 +255,16 @@ class Head(ExactState, ABC):
 
     @property
     def wants_context(self) -> bool:
-        """Whether `forward` looks at the previous class of each example."""
+        """Whether `forward` uses the previous class of each example, `context`."""
         return False
 
     @property
     def ranks(self) -> Ranks:
-        """The processes that share the head's rows, and call it together."""
+        """The processes that share the rows of the head; all must make the same calls."""
         return ONE_PROCESS
 
     def _is_training(self) -> bool:
-        """Whether this call is a step: what a head learns beside its rows moves then alone."""
+        """Whether a call is a training step; only these change what a head learns beside rows."""
         return self.training and torch.is_grad_enabled()
 
     def _count_step(self) -> None:
@@ -265,7 +276,7 @@ class Head(ExactState, ABC):
             self._watch_eval()
 
     def _watch_eval(self) -> None:
-        """A warning where calls in eval() are followed by backward passes: all draw alike."""
+        """Warn if calls in eval() are followed by backward passes: their draws do not change."""
         passes = sum(table.gradients.num_passes for table in self.tables())
         if self._eval_passes is None:
             self._eval_passes = passes
@@ -278,7 +289,7 @@ class Head(ExactState, ABC):
             )
 
     def _flat(self, name: str, ids: Tensor, query: Tensor) -> Tensor:
-        """`ids` (..., E), called `name`, one row for each of `query` (..., D), as (B, E)."""
+        """`ids` (..., E) as (B, E); `name` is for the error if it does not fit `query` (..., D)."""
         check_tensor(name, ids)
         if ids.dim() != query.dim() or ids.shape[:-1] != query.shape[:-1]:
             pad = " Pad rows with -1." if name == "exclude" else ""
@@ -290,16 +301,16 @@ class Head(ExactState, ABC):
 
 
 def loss_options(head: Head, options: Mapping[str, Any], known: type) -> LossOptions:
-    """Those of `options` that every head has; an error if one is none of `known`, a TypedDict."""
+    """The `options` that every head has; raises for names that `known`, a TypedDict, has not."""
     for name in options:
         choice(f"option of {type(head).__name__}", name, dict.fromkeys(known.__annotations__))
     return {name: options[name] for name in LossOptions.__annotations__ if name in options}  # type: ignore[return-value]
 
 
 def check_scale(grad: Tensor) -> None:
-    """`grad` of a loss whose rows move by it at once; see `RowOptimizer.fused`."""
+    """Refuse a scaled gradient of the loss: fused row optimizers would move rows by it."""
     most = abs(float(grad)) if grad.dim() == 0 else float(grad.abs().max()) if len(grad) else 0.0
-    if MOST_SCALE <= most < inf:  # what is not finite is told by the rows
+    if MOST_SCALE <= most < inf:  # other checks report values that are not finite
         raise UsageError(
             f"the gradient that arrives at the loss is {most:g}: it was scaled, as by a "
             "torch.amp.GradScaler, and a fused row_optimizer would move rows by that. Use "

@@ -1,4 +1,4 @@
-"""One batch as every head sees it: flat, checked, and without the positions to ignore."""
+"""`Batch`: queries and targets checked, flattened, and without examples that are all padding."""
 
 from dataclasses import dataclass
 
@@ -18,27 +18,29 @@ class Batch:
     target: Tensor  # (B, L) int64; -1 is padding
     weight: Tensor | None  # (B, L); None is 1 for a single target
     counted: Tensor | None  # (B, L) False for padding and repeats; None is all True
-    places: Tensor | None  # (B,) where the examples stood; None is all of them, in order
-    shape: torch.Size  # leading shape of the queries as they came
+    positions: Tensor | None  # (B,) of these examples in the input; None is all, in order
+    shape: torch.Size  # leading shape of the input queries
 
     def context_of(self, context: Tensor | None) -> Tensor | None:
-        """The previous class of each example, (B,), of one for each that came."""
+        """(B,) previous classes of these examples; `context` has one for each input query."""
         flat = flat_context(context, self.shape, self.query.device)
-        return flat if flat is None or self.places is None else flat[self.places]
+        return flat if flat is None or self.positions is None else flat[self.positions]
 
     def reduce(self, loss: Tensor, reduction: str, mean_size: float) -> Tensor:
-        """(B,) losses to their mean or sum over examples, or back to the leading shape.
+        """Mean or sum of `loss` (B,), or `loss` in the leading shape of the input, 0 for padding.
 
-        `mean_size` is the mean over ranks of B: what a rank calls its mean is such that the
-        mean over ranks is the mean over all examples.
+        `mean_size` is the mean of B over the ranks. The "mean" of a rank is its sum divided by
+        that, so that the average over ranks is the mean over all examples.
         """
         if reduction == "mean":
             return loss.mean() if mean_size == len(loss) else loss.sum() / mean_size
         if reduction == "sum":
             return loss.sum()
-        if self.places is None:
+        if self.positions is None:
             return loss.view(self.shape)
-        return loss.new_zeros(self.shape.numel()).index_copy(0, self.places, loss).view(self.shape)
+        return (
+            loss.new_zeros(self.shape.numel()).index_copy(0, self.positions, loss).view(self.shape)
+        )
 
 
 def prepare(
@@ -53,10 +55,9 @@ def prepare(
 ) -> Batch:
     """Check and flatten `query` (..., D) with `target` (...,) or (..., L).
 
-    Without `weight` the targets of an example share its weight of 1 evenly; with it they
-    weigh what it says, and nothing is normalised. An empty batch, or one whose every
-    target is to be ignored, is an error, as there is no loss to speak of, unless it
-    `may_be_empty`: one rank of many.
+    Without `weight` the targets of an example have equal weights that sum to 1; a given `weight`
+    is not normalised. Raises UsageError for an empty batch and for one that is all padding,
+    unless it `may_be_empty`, as on one of several ranks.
     """
     check_tensor("query", query)
     check_tensor("target", target)
@@ -89,7 +90,7 @@ def prepare(
     target = check_integer("target", target).to(flat.device)
     ids = target.reshape(len(flat), -1).contiguous()
     low, high = ids.aminmax()
-    if int(low) >= 0 > ignore_index and int(high) < num_classes:  # most batches: no padding
+    if int(low) >= 0 > ignore_index and int(high) < num_classes:  # no padding, the usual case
         weights = _weights(weight, target, None)
         counted = first_occurrences(ids) if ids.shape[1] > 1 else None
         return Batch(flat, ids, weights, counted, None, shape)
@@ -97,23 +98,23 @@ def prepare(
     ids = ids.masked_fill(padding, 0)
     check_ids("target", ids, num_classes, hint=f" Padding is ignore_index={ignore_index}.")
     weights = _weights(weight, target, padding)
-    places = (~padding.all(dim=1)).nonzero()[:, 0]
-    if not len(places) and not may_be_empty:
+    positions = (~padding.all(dim=1)).nonzero()[:, 0]
+    if not len(positions) and not may_be_empty:
         raise UsageError(
             f"every target is ignore_index ({ignore_index}): the batch has nothing to learn from. "
             "Skip such a batch, or check the padding value."
         )
     ids = ids.masked_fill(padding, -1)
-    if len(places) == len(flat):
+    if len(positions) == len(flat):
         return Batch(flat, ids, weights, (first_occurrences(ids) & (ids >= 0)), None, shape)
-    flat, ids = flat[places], ids[places]
-    weights = weights[places] if weights is not None else None
+    flat, ids = flat[positions], ids[positions]
+    weights = weights[positions] if weights is not None else None
     counted = (first_occurrences(ids) & (ids >= 0)) if ids.shape[1] > 1 else None
-    return Batch(flat, ids, weights, counted, places, shape)
+    return Batch(flat, ids, weights, counted, positions, shape)
 
 
 def _refuse_multi_hot(target: Tensor, num_classes: int, ignore_index: int) -> None:
-    """One flag for each class is not a list of classes; as int64 it would teach 0 and 1."""
+    """Refuse one flag for each class: taken as ids, they would train classes 0 and 1."""
     if target.shape[-1] != num_classes or num_classes <= 2:
         return
     if bool(((target == 0) | (target == 1)).all()):
@@ -131,7 +132,7 @@ def _refuse_multi_hot(target: Tensor, num_classes: int, ignore_index: int) -> No
 
 
 def ids_of_multi_hot(multi_hot: Tensor, *, ignore_index: int = -100) -> Tensor:
-    """(..., L) rising ids of the classes that are set in `multi_hot` (..., C), padded.
+    """(..., L) ascending ids of the classes set in `multi_hot` (..., C), padded to equal length.
 
     >>> ids_of_multi_hot(torch.tensor([[0, 1, 0, 1], [0, 0, 1, 0]]))
     tensor([[   1,    3],
@@ -151,13 +152,13 @@ def ids_of_multi_hot(multi_hot: Tensor, *, ignore_index: int = -100) -> Tensor:
 
 
 def check_any_example(size: float) -> None:
-    """One rank may come without examples, as long as another has some."""
+    """Raise if no rank has an example; `size` is the mean or total number of them."""
     if not size:
         raise UsageError("no rank has an example in this batch. Skip it on all of them.")
 
 
 def flat_context(context: Tensor | None, shape: torch.Size, device: torch.device) -> Tensor | None:
-    """The previous class of each query, whose leading shape is `shape`, flat and on `device`."""
+    """`context`, which must have the leading shape of the queries, as (B,) on `device`."""
     if context is None:
         return None
     check_tensor("context", context)
@@ -170,16 +171,16 @@ def flat_context(context: Tensor | None, shape: torch.Size, device: torch.device
 
 
 def positive_scores(batch: Batch, weight: Tensor, bias: Tensor) -> Tensor:
-    """(B, L) scores of the targets, of the rows of all classes by id; class 0's for padding."""
-    own = batch.target.clamp(min=0)
-    flat = own.reshape(-1)
-    rows = weight.index_select(0, flat).view(*own.shape, weight.shape[1])
+    """(B, L) scores of the targets, from the rows (C, D) of all classes; of class 0 for padding."""
+    target = batch.target.clamp(min=0)
+    flat = target.reshape(-1)
+    rows = weight.index_select(0, flat).view(*target.shape, weight.shape[1])
     score = (rows * batch.query[:, None]).sum(dim=2)
-    return score + bias.index_select(0, flat).view(own.shape)
+    return score + bias.index_select(0, flat).view(target.shape)
 
 
 def _nothing(query: Tensor, num_targets: int, weight: Tensor | None, shape: torch.Size) -> Batch:
-    """No example, with tensors as wide as those of a batch that has some."""
+    """A batch of no examples, with the fields and widths of one that has some."""
     several = num_targets > 1
     none = torch.empty(0, num_targets, device=query.device)
     return Batch(
@@ -193,7 +194,7 @@ def _nothing(query: Tensor, num_targets: int, weight: Tensor | None, shape: torc
 
 
 def _weights(weight: Tensor | None, target: Tensor, padding: Tensor | None) -> Tensor | None:
-    """(B, L) float32 weights, 0 for padding; None where a single target weighs 1."""
+    """(B, L) float32 weights, 0 for padding; None if each example has one target of weight 1."""
     num_targets = target.shape[-1]
     if weight is None:
         if num_targets == 1:

@@ -8,7 +8,7 @@ from tapas.heads.base import Head
 
 
 def _read() -> dict[str, str]:
-    """Each entry by its key; entries are separated by an empty line."""
+    """Entries by key; the file separates them by an empty line."""
     text = files("tapas.heads").joinpath("bibliography.bib").read_text(encoding="utf-8")
     entries = text.strip().split("\n\n")
     return {re.split(r"[{,]", entry, maxsplit=2)[1]: entry for entry in entries}
@@ -18,10 +18,10 @@ BIBTEX = _read()
 
 
 def citation(head: Head) -> str:
-    """BibTeX for the papers that `head` is made of; empty for a full softmax."""
+    """BibTeX of the papers to cite for `head`; empty for a full softmax."""
     return bibtex_of(head.papers())
 
 
 def bibtex_of(keys: Iterable[str]) -> str:
-    """The entries of `keys`, each once, in order."""
+    """The entries of `keys` in their order, each once."""
     return "\n\n".join(BIBTEX[key] for key in dict.fromkeys(keys))

@@ -1,7 +1,7 @@
-"""What a method's class says about the method, and what a head of it is built from.
+"""`Option`, how a method declares its options, and `BuildContext`, what heads are built from.
 
-A class lists its options as `Option`s. Their names are those of the constructor, of [head] in
-a configuration and of the flags; a configuration is checked against the class it names.
+An option has one name in the constructor, in [head] of a configuration and as a flag. A
+configuration is checked against the options of the method that it names.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
 MOST_SAMPLES = 1_000
 ALPHAS = (0.75, 1.0, 0.5, 0.0)  # power-raised, unigram, in between, uniform
 UNIFORM_FIRST = (0.0, 0.75, 1.0, 0.5)  # for methods whose papers draw uniformly
-Pairs = tuple[Tensor, Tensor, Tensor]  # previous class, next class, how often: (P,) each
+Pairs = tuple[Tensor, Tensor, Tensor]  # previous class, next class, count: (P,) each
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option of a method: its default, which values are allowed, which are worth trying.
+    """One option of a method: its default, the values allowed, and those worth searching.
 
     >>> Option(5.0, float, low=0).check("negatives", 3)
     3.0
     """
 
-    default: Any  # None: a value is chosen when the head is built
-    kind: type | tuple[str, ...]  # int, float, or the words that are allowed
-    low: float | None = None  # the least value; None is no bound
+    default: Any  # None: chosen when the head is built
+    kind: type | tuple[str, ...]  # int, float, or the strings allowed
+    low: float | None = None  # least value; None is no bound
     high: float | None = None
     search: tuple[float, ...] = ()  # values that `tapas compare` tries
     help: str = ""
-    part_of: str | None = None  # the constructor's keyword whose object is made from this option
+    part_of: str | None = None  # the constructor's argument that is built from this option
 
     def check(self, name: str, value: Any) -> Any:
-        """`value`, or an error that calls it `name`; a whole number may stand for a fraction."""
+        """`value` after checks, as `kind`; an error calls it `name`. An int is a valid float."""
         if value is None and self.default is None:
             return None
         if isinstance(self.kind, tuple):
@@ -58,14 +58,19 @@ class Option:
         value = self.kind(value)
         low = -inf if self.low is None else self.low
         high = inf if self.high is None else self.high
-        if not low <= value <= high:  # NaN is not
+        if not low <= value <= high:  # also true of NaN
             bounds = f"at least {low:g}" if high == inf else f"between {low:g} and {high:g}"
             raise UsageError(f"{name} must be {bounds}, got {value!r}.")
         return value
 
 
 Options = Mapping[str, Option]  # by name
-NUM_SAMPLES = Option(None, int, low=1, help="n; left out: 1,000, or an eighth of few classes")
+NUM_SAMPLES = Option(
+    None,
+    int,
+    low=1,
+    help="n, classes in the sample; default: 1,000, or an eighth of the classes if that is less",
+)
 
 
 def drawn_options(search: tuple[float, ...] = ALPHAS) -> Options:
@@ -75,7 +80,7 @@ def drawn_options(search: tuple[float, ...] = ALPHAS) -> Options:
         "proposal": Option(
             "squashed",
             ("squashed", "log-uniform", "bigram"),
-            help="classes are drawn by frequency, by rank of frequency, or by the class before",
+            help="draw classes by frequency, by order of frequency, or by the previous class",
             part_of="proposal",
         ),
         "alpha": Option(
@@ -84,7 +89,7 @@ def drawn_options(search: tuple[float, ...] = ALPHAS) -> Options:
             low=0,
             high=1,
             search=search,
-            help="exponent of the frequencies; 0 is uniform, 1 the frequencies themselves",
+            help="exponent of the frequencies; 0 is uniform, 1 the frequencies",
             part_of="proposal",
         ),
         "beta": Option(
@@ -92,14 +97,14 @@ def drawn_options(search: tuple[float, ...] = ALPHAS) -> Options:
             float,
             low=1e-300,
             high=1,
-            help="least squashed frequency; left out: that of a class seen once",
+            help="floor of frequency^alpha; default: the value of a class seen once",
             part_of="proposal",
         ),
     }
 
 
 def default_num_samples(num_classes: int) -> int:
-    """n where none was given.
+    """The number of samples if none was given.
 
     >>> default_num_samples(1_000_000), default_num_samples(800)
     (1000, 100)
@@ -110,13 +115,13 @@ def default_num_samples(num_classes: int) -> int:
 def check_options(
     method: str, given: Mapping[str, Any], methods: Mapping[str, "type[Head]"]
 ) -> dict[str, Any]:
-    """All options of `method`, one of `methods`: those `given`, the others at their defaults."""
+    """All options of `method`, one of `methods`: the `given` ones, and defaults for the others."""
     known = methods[method].options
     for name in given:
         readers = [other for other, kind in methods.items() if name in kind.options]
         if name not in known and readers:
             raise UsageError(
-                f"head.{name} is no option of the method '{method}', but of "
+                f"head.{name} is not an option of the method '{method}', but of "
                 f"{', '.join(readers)}. Leave it out."
             )
         choice(f"option of the method '{method}'", name, known)
@@ -128,34 +133,33 @@ def check_options(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildContext:
-    """All that a head may be built from, beside its options.
+    """Everything that a head is built from, beside its options.
 
-    What only some methods read, and what takes long to count, are functions: they are called
-    for the methods whose `reads` name them.
+    `pairs` and `upcoming` are functions, because only methods that list them in `reads` need them.
     """
 
-    counts: Tensor  # (C,) how often training has each class
+    counts: Tensor  # (C,) how often each class occurs in training
     dim: int
     seed: int
     steps: int  # of the run
-    row_optimizer: RowUpdate  # for heads that make their own tables
-    table: ClassTable | None = None  # the rows of the classes, for a `FlatHead`
-    pairs: Callable[[], Pairs] | None = None  # which class follows which, in training
-    upcoming: Callable[[int], Tensor | None] | None = None  # the targets of a training step
+    row_optimizer: RowUpdate  # for heads that create their tables
+    table: ClassTable | None = None  # for a `FlatHead`
+    pairs: Callable[[], Pairs] | None = None  # counts of which class follows which in training
+    upcoming: Callable[[int], Tensor | None] | None = None  # targets of a training step
 
     @property
     def num_classes(self) -> int:
         return len(self.counts)
 
     def read(self, name: str) -> Any:
-        """What a class calls `name` in its `reads`, and its constructor in its keywords."""
+        """The value of field `name` for the constructor; `pairs` are counted here."""
         value = getattr(self, name)
         if value is None:
-            raise ValueError(f"a head wants {name}, which this context does not have")
+            raise ValueError(f"the head needs {name}, but the BuildContext has none")
         return value() if name == "pairs" else value
 
     def proposal(self, options: Mapping[str, Any]) -> Proposal:
-        """Made from the options of that name, of `alpha` and of `beta`."""
+        """The proposal of the options `proposal`, `alpha` and `beta`."""
         if options["proposal"] == "log-uniform":
             by_rank = torch.argsort(-self.counts, stable=True)
             return ByRank(LogUniform(self.num_classes), by_rank)

@@ -1,7 +1,8 @@
-"""Heads with one row for each class: what they have in common, and two ways to a loss.
+"""Base classes of heads with one row for each class.
 
-SharedSample   a softmax over targets and a sample of classes that the batch shares
-LookupHead     anything else: a loss of the rows that it looks up
+FlatHead       the table, exact top-k and probabilities
+SharedSample   loss: a softmax over targets and a sample of classes shared by the batch
+LookupHead     loss: any function of rows that the head looks up
 """
 
 from abc import abstractmethod
@@ -27,7 +28,7 @@ from tapas.torch_modes import in_float32, outside_graphs
 
 
 class FlatOptions(LossOptions, total=False):
-    """What a head with one row for each class can be told, beside its method's own options."""
+    """Keyword arguments of every head with one row for each class."""
 
     table: ClassTable | None
     row_optimizer: RowUpdate | None
@@ -38,17 +39,18 @@ class FlatOptions(LossOptions, total=False):
 
 
 class FlatHead(Head):
-    """A head with one row for each class, wherever it lives; a class's score is its logit.
+    """A head with one row for each class; the score of a class is its logit.
 
     Args:
-        num_classes, dim: size of a `LocalTable` of its own; or leave both out and pass `table`.
-        table: the rows, such as tapas.ShardedTable(num_classes, dim).
-        row_optimizer: left out, an optimizer of `tapas.optim` moves the rows in its `step`. A
-            fused one, tapas.optim.RowwiseAdagrad.fused(lr=0.1), moves them inside `backward`.
-        bias, dtype, num_shards, device: of its own table; see `LocalTable`.
-        reduction: "mean", "sum" or "none", as in torch.
-        ignore_index: target that is padding.
-        seed: of all draws, and of where rows of its own table start.
+        num_classes, dim: size of the `LocalTable` that the head creates; or pass `table`.
+        table: existing rows, such as tapas.ShardedTable(num_classes, dim).
+        row_optimizer: if left out, the rows are moved by the `step` of an optimizer of
+            `tapas.optim`. A fused one, tapas.optim.RowwiseAdagrad.fused(lr=0.1), moves them
+            inside `backward`.
+        bias, dtype, num_shards, device: of the table that the head creates; see `LocalTable`.
+        reduction: "mean" over examples, "sum" or "none", as in torch.
+        ignore_index: the target value that means padding.
+        seed: of all random draws, and of the initial rows of the table that the head creates.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class FlatHead(Head):
 
     @property
     def wants_context(self) -> bool:
-        proposal = getattr(self, "proposal", None)  # of heads that draw from one
+        proposal = getattr(self, "proposal", None)  # not every head has one
         return isinstance(proposal, Proposal) and proposal.wants_context
 
     @property
@@ -106,19 +108,19 @@ class FlatHead(Head):
         return self.table.ranks
 
     def _draws(self, *names: str) -> torch.Generator:
-        """Where this step draws from."""
+        """The random generator of this step."""
         return stream(self.seed, "draws", *names, self.step)
 
 
 class SharedSample(FlatHead):
-    """Softmax cross-entropy on targets and `candidates`, which the examples of a batch share."""
+    """Softmax cross-entropy over the targets and over `candidates` that the batch shares."""
 
     @abstractmethod
     def candidates(self, batch: GlobalBatch) -> Candidates:
-        """The classes to put beside the targets of this step, and how often each is expected.
+        """The sample of this step: distinct ascending class ids and their log expected counts.
 
-        Must give the same answer on every rank, on whichever device. `batch` holds the examples
-        of all ranks; queries are looked at with `batch.query.detach()`.
+        Must return the same on every rank, on any device. `batch` has the examples of all ranks;
+        use `batch.query.detach()` to score with the queries.
         """
 
     def _losses(self, batch: Batch, context: Tensor | None) -> tuple[Tensor, float]:
@@ -131,7 +133,7 @@ class SharedSample(FlatHead):
     def sampled_log_prob(
         self, query: Tensor, target: Tensor, *, context: Tensor | None = None
     ) -> Tensor:
-        """Log-probability of each target as `forward` estimates it, its shape; 0 for padding."""
+        """Log-probabilities that `forward` estimates, in the shape of `target`; 0 for padding."""
         with self.ranks.share_errors():
             self._refuse_backward()
             batch = self._prepare(query, target, None)
@@ -143,7 +145,7 @@ class SharedSample(FlatHead):
         return self._guarded(found)
 
     def _gather(self, batch: Batch, context: Tensor | None) -> GlobalBatch:
-        """The examples of all ranks, those of this process among them."""
+        """The examples of all ranks."""
         with self.ranks.share_errors():
             everyone = self.ranks.batch(
                 batch.query,
@@ -156,20 +158,20 @@ class SharedSample(FlatHead):
         return everyone
 
     def _logits(self, batch: GlobalBatch) -> tuple[Tensor, Tensor]:
-        """Logits of targets and the log of the kept sum, for the examples of this process."""
+        """Logits of targets (B, L) and log sums over the sample (B,), of this rank's examples."""
         with torch.no_grad():
             kept = self.candidates(batch)
         return self.table.sampled_logits(batch, kept)
 
 
 class LookupHead(FlatHead):
-    """A loss of each example by itself, from rows that the head looks up in its table."""
+    """A loss computed for each example from rows that the head looks up in its table."""
 
     @abstractmethod
     def losses(self, batch: Batch, context: Tensor | None) -> Tensor:
-        """(B,) the loss of each example, from rows of one call of `table.lookup`.
+        """(B,) the loss of each example, from rows of exactly one call of `table.lookup`.
 
-        `batch` may be empty on one rank of many, which looks rows up all the same.
+        On several ranks `batch` may be empty on some; they must call `lookup` all the same.
         """
 
     def _losses(self, batch: Batch, context: Tensor | None) -> tuple[Tensor, float]:
@@ -184,23 +186,23 @@ _OF_TABLE = ("row_optimizer", "bias", "dtype", "num_shards", "device")
 
 
 def _table_of(num_classes: int | None, dim: int | None, options: dict[str, Any]) -> ClassTable:
-    """The table passed, or a `LocalTable` by `options`."""
+    """`options["table"]`, or a new `LocalTable` with these options."""
     table = options.get("table")
-    own = {name: options[name] for name in _OF_TABLE if name in options}
+    of_table = {name: options[name] for name in _OF_TABLE if name in options}
     if isinstance(num_classes, ClassTable):
-        raise UsageError("pass a table by its name: table=...")
+        raise UsageError("pass a table as a keyword argument: table=...")
     if table is None:
         if num_classes is None or dim is None:
             raise UsageError("pass num_classes and dim, or a table.")
-        return LocalTable(num_classes, dim, seed=options.get("seed", 0), **own)
+        return LocalTable(num_classes, dim, seed=options.get("seed", 0), **of_table)
     if not isinstance(table, ClassTable):
         raise UsageError(
             f"table must be a ClassTable such as tapas.LocalTable(...), got {table!r}."
         )
-    if own:
+    if of_table:
         raise UsageError(
-            f"{', '.join(own)} cannot be passed beside a table, which has its own. "
-            "Pass them to the table."
+            f"{', '.join(of_table)} cannot be passed together with a table. Pass them to the "
+            "constructor of the table."
         )
     for name, given in (("num_classes", num_classes), ("dim", dim)):
         if given not in (None, getattr(table, name)):
@@ -211,16 +213,17 @@ def _table_of(num_classes: int | None, dim: int | None, options: dict[str, Any])
 
 
 def build_proposal(proposal: Proposal | None, num_classes: int) -> Proposal:
-    """The proposal passed, or the uniform one, over just the classes of the table."""
+    """`proposal` after checks, or a uniform one if it is None."""
     if proposal is None:
         return Uniform(num_classes)
     if not isinstance(proposal, Proposal):
         raise UsageError(
-            f"proposal must be one such as tapas.Squashed(counts), got {type(proposal).__name__}."
+            f"proposal must be a Proposal such as tapas.Squashed(counts, alpha=0.75), got "
+            f"{type(proposal).__name__}."
         )
     if proposal.num_classes != num_classes:
         raise UsageError(
-            f"the proposal is over {proposal.num_classes} classes, the table has {num_classes}. "
-            "Build both from one number."
+            f"the proposal has {proposal.num_classes} classes, the table has {num_classes}. Build "
+            "both with the same number."
         )
     return proposal

@@ -71,13 +71,13 @@ WRONG = [  # a call, and how the words about it begin; where they end in a full 
     ),
     (
         lambda: beside_a_table(num_samples=9, row_optimizer=SGD.fused(), dtype=1, bias=False),
-        "row_optimizer, bias, dtype cannot be passed beside a table, which has its own. Pass them "
-        "to the table.",
+        "row_optimizer, bias, dtype cannot be passed together with a table. Pass them to the "
+        "constructor of the table.",
     ),
     (lambda: tapas.TapasSoftmax(num_samples=3), "pass num_classes and dim, or a table."),
     (
         lambda: tapas.TapasSoftmax(tapas.LocalTable(9, 2), num_samples=3),
-        "pass a table by its name: table=...",
+        "pass a table as a keyword argument: table=...",
     ),
     (lambda: head(row_optimizer="sgd"), FUSED + "'sgd'."),
     (lambda: head(row_optimizer=SGD), FUSED + "<class"),

@@ -79,7 +79,7 @@ WRONG = [  # a query, its targets, whether it is one rank of many, and what is s
         torch.empty(2, D) * torch.nan,
         torch.zeros(2).long(),
         True,
-        "query row 0 holds NaN or inf. The encoder has diverged or its input is bad: look at that "
+        "query row 0 holds NaN or inf. The encoder has diverged or its input is bad: check that "
         "row's input, lower the learning rate or clip gradients.",
     ),
     (torch.empty(0, D), torch.empty(0).long(), False, EMPTY_BATCH),

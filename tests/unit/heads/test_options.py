@@ -145,7 +145,7 @@ def test_whole_numbers_are_welcome_as_fractions_and_none_where_it_is_the_default
 def test_a_misspelt_option_and_a_context_that_lacks_something_are_told():
     with says("unknown option of the method 'warp' 'trys'. Did you mean 'tries'? Known: tries."):
         check_options("warp", {"trys": 3}, METHODS)
-    with pytest.raises(ValueError, match=r"^a head wants pairs, which this context does not have$"):
+    with pytest.raises(ValueError, match=r"^the head needs pairs, but the BuildContext has none$"):
         context().read("pairs")
 
 

@@ -68,8 +68,8 @@ BAD = [
     ),
     (
         {"head": {"method": "nce", "presample_factor": 4}},
-        "head.presample_factor is no option of the method 'nce', but of dynamic-negatives, tapas. "
-        "Leave it out.",
+        "head.presample_factor is not an option of the method 'nce', but of dynamic-negatives, "
+        "tapas. Leave it out.",
     ),
     (
         {"head": {"method": "nce", "proposal": "bigram"}, "service": {"servers": 2}},

@@ -73,5 +73,5 @@ def test_it_is_saved_cited_and_described(tmp_path):
 def test_its_options_are_checked(tmp_path):
     with pytest.raises(UsageError, match=r"^head\.strength must be between 0 and 2, got 3\.0\.$"):
         config(tmp_path, strength=3)
-    with pytest.raises(UsageError, match=r"^head\.strength is no option of the method 'tapas'"):
+    with pytest.raises(UsageError, match=r"^head\.strength is not an option of the method 'tapas'"):
         build_config({"log": {"files": ["x.csv"]}, "head": {"strength": 1}})
