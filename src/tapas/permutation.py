@@ -31,7 +31,7 @@ class Permutation:
         return self._walk(check_ids("places", places, self.size), backwards=True)
 
     def _walk(self, ids: Tensor, *, backwards: bool) -> Tensor:
-        if native.reaches(ids):
+        if native.supports(ids):
             return native.permute(ids, self._half, self._keys, self.size, backwards=backwards)
         step = self._decrypt if backwards else self._encrypt
         out = step(ids.reshape(-1))

@@ -61,7 +61,7 @@ def test_coarse_scores_are_those_of_a_coarse_table(scores):
     weight, bias = given.rows(0, P)
     table = torch.zeros(200, D, dtype=torch.bfloat16)
     table[given.ids] = weight.bfloat16()
-    if not native.reaches(table):
+    if not native.supports(table):
         pytest.skip("needs the native kernels")
     stored = NativeRows(table, given.ids, bias)
     kernel = scores.ByShare().share(

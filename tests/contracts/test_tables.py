@@ -28,7 +28,7 @@ from tapas.tables.ranks import GlobalBatch
 EITHER_WAY = pytest.mark.parametrize("fused", [True, False], ids=["fused", "step"])
 NOT_FINITE = (
     "the gradient of the class rows holds NaN or inf; no row was changed. Lower the learning rate, "
-    "clip gradients, or use a torch.amp.GradScaler, which leaves out such a step."
+    "clip gradients, or use a torch.amp.GradScaler, which skips such a step."
 )
 
 
@@ -214,8 +214,8 @@ def test_an_update_that_nothing_moves_is_told(make):
     with pytest.raises(UsageError) as error:
         table.update(torch.tensor([3]), torch.ones(1, D), torch.ones(1))
     assert str(error.value) == (
-        "nothing moves these rows yet. Make an optimizer for them, "
-        "tapas.optim.RowwiseAdagrad(table, lr=0.1), or build the table with "
+        "these rows have no optimizer yet. Create one, tapas.optim.RowwiseAdagrad(table, lr=0.1), "
+        "or build the table with "
         "row_optimizer=tapas.optim.RowwiseAdagrad.fused(lr=0.1)."
     )
     assert same(before, everything(table))
@@ -296,7 +296,7 @@ def test_blocks_do_not_nest_and_the_outer_one_survives_the_attempt(make):
         table.update(ids, *grads)
         with pytest.raises(UsageError) as error, table.accumulate():
             pass
-        assert str(error.value) == "this table is accumulating already; leave that block first."
+        assert str(error.value) == "this table is already accumulating; leave that block first."
         assert same(everything(table), everything(reference))
     reference.update(ids, *grads)
     assert same(everything(table), everything(reference))

@@ -66,7 +66,7 @@ NO_CLASS = "holds class 31; expected ids from 0 to 30 (num_classes=31)."
 NO_TARGET = f"UsageError: target {NO_CLASS} Padding is ignore_index=-100."
 BAD_GRADIENT = (
     "UsageError: the gradient of the class rows holds NaN or inf; no row was changed. Lower the "
-    "learning rate, clip gradients, or use a torch.amp.GradScaler, which leaves out such a step."
+    "learning rate, clip gradients, or use a torch.amp.GradScaler, which skips such a step."
 )
 BAD_ROW = (
     "DataError: query row 1 holds NaN or inf. The encoder has diverged or its input is bad: check "

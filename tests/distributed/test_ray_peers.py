@@ -115,8 +115,8 @@ class Shelf:
     def put(self, key, spec):
         self.servers[key] = RowServer(self.number, {"rows": spec.shard(self.number)})
 
-    def ask(self, key, verb, *args):
-        return getattr(self.servers[key], verb)(*args)
+    def ask(self, key, method, *args):
+        return getattr(self.servers[key], method)(*args)
 
 
 class Shelved:
@@ -126,8 +126,8 @@ class Shelved:
         self.peers, self.key = peers, key
         self.kind, self.size, self.share = peers.kind, peers.size, peers.share
 
-    def call(self, number, verb, *args):
-        return self.peers.call(number, "ask", self.key, verb, *args)
+    def call(self, number, method, *args):
+        return self.peers.call(number, "ask", self.key, method, *args)
 
     def close(self):
         """Others are on the same shelf."""
@@ -309,15 +309,15 @@ def test_errors_of_ours_come_back_as_themselves(clerks):
 
 def test_errors_of_others_name_the_peer(clerks):
     pid = pid_of(clerks, 1)
-    for verb, args, last_line in (
+    for method, args, last_line in (
         ("fail", ("theirs",), "ZeroDivisionError: division by zero"),
         ("fail", ("odd",), r".*TooManyWordsError: one, two"),
         ("fail", ("exit",), "SystemExit: 3"),
         ("wave", (), "AttributeError: 'Clerk' object has no attribute 'wave'"),
     ):
-        words = rf"^clerk 1 \(pid {pid} on host 127\.0\.0\.1\) failed in '{verb}': {last_line}\n"
+        words = rf"^clerk 1 \(pid {pid} on host 127\.0\.0\.1\) failed in '{method}': {last_line}\n"
         with pytest.raises(PeerError, match=words):
-            clerks.call(1, verb, *args).answer()
+            clerks.call(1, method, *args).answer()
     assert pid_of(clerks, 1) == pid
 
 
@@ -404,8 +404,8 @@ def test_a_factory_that_fails_is_an_error_with_its_cause(session):
     make = ray.cloudpickle.dumps(partial(fails_to_build, "theirs"))
     host = ray_peers.ActorHost("clerk 1", make)
     name = rf"clerk 1 \(pid {os.getpid()} on host 127\.0\.0\.1\)"
-    for verb in ("", "add"):  # whatever it is asked for
-        _, _, error = host.call(verb)
+    for method in ("", "add"):  # whatever it is asked for
+        _, _, error = host.call(method)
         with pytest.raises(PeerError, match=rf"^{name} could not be built: OSError: no space left"):
             raise error
 

@@ -77,7 +77,7 @@ def test_flags_that_are_refused(file, flags, words, tmp_path, monkeypatch):
 
 
 def test_servers_under_torchrun_are_refused(file, tmp_path, monkeypatch):
-    rank = nullcontext(SimpleNamespace(rank=1, size=2, is_main=False))
+    rank = nullcontext(SimpleNamespace(rank=1, size=2, is_main=False, is_distributed=True))
     monkeypatch.setattr("tapas.cli.train.ranks_of_this_job", lambda *_: rank)
     told = invoke("train", file, "--out", tmp_path / "run", "--servers", 2)
     assert last_line(told) == (

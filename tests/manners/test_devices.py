@@ -124,8 +124,8 @@ def _moved_between_backward_and_step():
     before = model.rows()
     model.two.to(NAME)
     words = (
-        "the table has another anchor than when this optimizer was made, as after to_empty. Make "
-        "the optimizer when the rows are where they stay."
+        "the table's anchor was replaced after this optimizer was created, as by to_empty. Create "
+        "the optimizer after the table is on its final device."
     )
     with pytest.raises(tapas.UsageError, match="^" + re.escape(words) + "$"):
         optimizer.step()

@@ -1,4 +1,4 @@
-"""What people get wrong around rows is told, with its cure, and moves nothing."""
+"""Mistakes in training class rows raise errors that name the cure, and move no row."""
 
 import re
 from collections import defaultdict
@@ -16,27 +16,27 @@ from tapas.candidates import Candidates
 from tapas.heads import ids_of_multi_hot
 from tapas.optim import SGD, Adagrad, Combined, LazyAdam, RowwiseAdagrad
 
-NOBODY = (
-    "the class rows have gradients from an earlier backward pass, and no optimizer to take them: "
-    "the rows would never move. Make one beside that of the encoder, "
-    "tapas.optim.RowwiseAdagrad(head, lr=0.1), and step both; or both as one, "
-    "tapas.optim.Combined(...). To train no rows, head.requires_grad_(False)."
+NO_OPTIMIZER = (
+    "the class rows have gradients from an earlier backward pass, but no optimizer: the rows would "
+    "never move. Create one beside the encoder's, tapas.optim.RowwiseAdagrad(head, lr=0.1), and "
+    "step both, or combine both with tapas.optim.Combined(...). To train no rows, call "
+    "head.requires_grad_(False)."
 )
 NOT_FINITE = (
     "the gradient of the class rows holds NaN or inf; no row was changed. Lower the learning rate, "
-    "clip gradients, or use a torch.amp.GradScaler, which leaves out such a step."
+    "clip gradients, or use a torch.amp.GradScaler, which skips such a step."
 )
-ANOTHER = (
-    "another optimizer moves the table's anchor, too: it lists model.parameters(). A GradScaler "
-    "would unscale the rows twice, and its zero_grad drops their gradients before they are used. "
-    "Give it encoder.parameters(), or join both: "
+SECOND_OPTIMIZER = (
+    "another optimizer also has the table's anchor among its parameters, as with "
+    "model.parameters(). A GradScaler would unscale the rows twice, and that optimizer's zero_grad "
+    "drops their gradients before they are used. Give it encoder.parameters(), or combine both: "
     "tapas.optim.Combined(torch.optim.AdamW(model.parameters()), "
     "tapas.optim.RowwiseAdagrad(head))."
 )
-BY_HAND = (
-    "anchor.grad was set by hand: it is only the norm of the gradients of class rows, which "
-    "`backward` alone brings. Change it in place, as `grad.mul_(0.5)` does, or assign the "
-    "gradients of the other parameters only."
+ASSIGNED_GRAD = (
+    "anchor.grad was assigned: it is only the norm of the gradients of class rows, which come from "
+    "`backward` alone. Change it in place, as `grad.mul_(0.5)` does, and assign gradients only to "
+    "other parameters."
 )
 OTHER_STATE = "this state is not that of a Adagrad for these rows"
 
@@ -58,7 +58,7 @@ def stays(model, before):
 
 
 def step_of(optimizer, model):
-    """One step as a loop makes it; whether it moves rows is up to the optimizer."""
+    """One step of a training loop."""
     optimizer.zero_grad()
     model(*batch()).backward()
     optimizer.step()
@@ -88,31 +88,31 @@ def zeroed_by_the_head(model):
 
 
 def updated_by_hand(model):
-    """p.data -= lr * g, of all that autograd.grad was asked for."""
+    """p.data -= lr * g for all parameters, with gradients of autograd.grad."""
     learned = learned_by(model)
     grads = torch.autograd.grad(model(*batch()), learned)
     for parameter, grad in zip(learned, grads, strict=True):
         parameter.data -= 0.1 * grad
 
 
-UNTAKEN = {  # ways to train that would leave the rows where they are
+UNTRAINED = {  # training loops that would never move the rows
     "AdamW of all": lambda model: step_of(torch.optim.AdamW(model.parameters()), model),
     "AdamW of the encoder": lambda model: step_of(
         torch.optim.AdamW(model.encoder.parameters()), model
     ),
-    "nobody": lambda model: model(*batch()).backward(),
-    "an optimizer that is gone": dropped_optimizer,
+    "no optimizer": lambda model: model(*batch()).backward(),
+    "an optimizer that no longer exists": dropped_optimizer,
     "an optimizer of another head": optimizer_of_another_head,
-    "all parameters, and the head is zeroed itself": zeroed_by_the_head,
+    "AdamW of all, and head.zero_grad()": zeroed_by_the_head,
     "an update by hand": updated_by_hand,
 }
 
 
-@pytest.mark.parametrize("way", UNTAKEN)
-def test_gradients_that_nobody_takes_are_told_of_by_the_second_training_call(way):
+@pytest.mark.parametrize("loop", UNTRAINED)
+def test_rows_without_an_optimizer_are_an_error_in_the_second_training_call(loop):
     model = Model()
-    before, kept = model.rows(), UNTAKEN[way](model)
-    with says(NOBODY):
+    before, kept = model.rows(), UNTRAINED[loop](model)
+    with says(NO_OPTIMIZER):
         model(*batch(1))
     assert stays(model, before)
     assert model.head.step == 1
@@ -121,12 +121,12 @@ def test_gradients_that_nobody_takes_are_told_of_by_the_second_training_call(way
     model.requires_grad_(False)
     model(*batch(1))
     model.requires_grad_(True)
-    step_of(SGD(model, lr=0.1), model)  # as it was told
+    step_of(SGD(model, lr=0.1), model)  # the cure of the error
     assert not stays(model, before)
     del kept
 
 
-def test_who_only_looks_at_gradients_of_rows_zeroes_them():
+def test_gradients_of_rows_may_be_zeroed_without_a_step():
     model = Model()
     for number in range(2):
         model(*batch(number)).backward()
@@ -139,7 +139,7 @@ def cleared(model, rows):
 
 
 def unscaled_twice(model, rows):
-    """A GradScaler would divide rows by its scale once for each optimizer that lists them."""
+    """A GradScaler would unscale the rows once for each optimizer that has them."""
     dense = torch.optim.AdamW(model.parameters())
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     scaler.scale(model(*batch())).backward()
@@ -153,7 +153,7 @@ def updated_by_hand_beside(model, rows):
 
 
 def assigned(model, rows):
-    """As by PCGrad: autograd.grad, and then p.grad = g."""
+    """As PCGrad does: autograd.grad, then p.grad = g."""
     learned = learned_by(model)
     for parameter, grad in zip(learned, torch.autograd.grad(model(*batch()), learned), strict=True):
         parameter.grad = grad
@@ -161,7 +161,7 @@ def assigned(model, rows):
 
 
 def put_back(*numbers):
-    """Accumulation by hand: rows would move by the last pass, or by an old one."""
+    """Accumulation by hand: rows would move by the gradients of one pass only."""
 
     def of_batches(model, rows):
         total = [0.0] * len(learned_by(model))
@@ -180,18 +180,18 @@ def put_back(*numbers):
 @pytest.mark.parametrize(
     ("mistake", "words"),
     [
-        (cleared, ANOTHER),
-        (unscaled_twice, ANOTHER),
-        (updated_by_hand_beside, ANOTHER),
-        (assigned, BY_HAND),
-        (put_back(0), BY_HAND),
-        (put_back(0, 1), BY_HAND),
+        (cleared, SECOND_OPTIMIZER),
+        (unscaled_twice, SECOND_OPTIMIZER),
+        (updated_by_hand_beside, SECOND_OPTIMIZER),
+        (assigned, ASSIGNED_GRAD),
+        (put_back(0), ASSIGNED_GRAD),
+        (put_back(0, 1), ASSIGNED_GRAD),
     ],
 )
-def test_whoever_else_moves_or_sets_the_anchor_is_told(mistake, words):
+def test_changing_or_assigning_the_anchor_is_an_error(mistake, words):
     model = Model()
     rows = SGD(model, lr=0.1)
-    if words == BY_HAND:  # also after a step that was right
+    if words == ASSIGNED_GRAD:  # also after a step that was right
         model(*batch(5)).backward()
         rows.step()
         model.zero_grad()
@@ -201,26 +201,26 @@ def test_whoever_else_moves_or_sets_the_anchor_is_told(mistake, words):
     assert stays(model, before)
 
 
-def test_an_optimizer_of_all_parameters_does_once_it_is_combined():
-    """As one is told that clears gradients of rows: Combined(AdamW(model.parameters()), rows)."""
+def test_an_optimizer_of_all_parameters_works_in_a_combined():
+    """The cure that the error names: Combined(AdamW(model.parameters()), rows)."""
     model = Model()
     before = model.rows()
     step_of(Combined(torch.optim.AdamW(model.parameters()), SGD(model, lr=0.1)), model)
     assert not stays(model, before)
 
 
-def test_a_hook_on_the_anchor_is_told():
-    """Not refused: hooks that only look, to log gradients, are on every parameter."""
+def test_a_hook_on_the_anchor_is_a_warning():
+    """Not an error: hooks that log gradients are registered on every parameter."""
     model = Model()
     for parameter in learned_by(model):
         parameter.register_hook(lambda grad: 0.01 * grad)
-    words = "the anchor of the class rows has a hook, which sees a gradient of 0 and can change no"
+    words = "the anchor of the class rows has a hook, which sees a gradient of 0 and cannot change"
     with pytest.warns(UserWarning, match=words):
         model(*batch())
-    model(*batch())  # once is enough
+    model(*batch())  # warns only once
 
 
-def test_a_gradient_that_is_halved_in_place_is_that_of_half_a_loss():
+def test_halving_gradients_in_place_equals_halving_the_loss():
     ours, half = Model(), Model()
     for model, scale in ((ours, 1.0), (half, 0.5)):
         rows = SGD(model, lr=0.1)
@@ -232,8 +232,8 @@ def test_a_gradient_that_is_halved_in_place_is_that_of_half_a_loss():
     torch.testing.assert_close(ours.rows(), half.rows())
 
 
-def test_values_that_all_parameters_are_drawn_anew_with_are_no_optimizer():
-    """for p in model.parameters(): p.uniform_(), as in many a language model."""
+def test_initialising_all_parameters_is_not_taken_for_another_optimizer():
+    """for p in model.parameters(): p.uniform_(), as many language models do."""
     model = Model()
     generator = tapas.rng.stream(0, "drawn anew")
     with torch.no_grad():
@@ -254,7 +254,7 @@ def test_values_that_all_parameters_are_drawn_anew_with_are_no_optimizer():
 )
 @pytest.mark.parametrize("method", ["tapas", "nce", "two-level", "self-normalised"])
 def test_second_derivatives_are_refused(differentiate, method):
-    """They would be 0, as if the loss were linear."""
+    """They would silently be 0, as if the loss were linear."""
     head = build(method, row_optimizer=None)
     x, target = draw(4, head.dim), torch.arange(4)
     with says(
@@ -265,11 +265,11 @@ def test_second_derivatives_are_refused(differentiate, method):
         differentiate(head, x, target)
 
 
-def test_a_head_that_is_trained_in_eval_is_told_once():
+def test_training_a_head_in_eval_mode_warns_once():
     head = tapas.TapasSoftmax(C, D, num_samples=5).eval()
     rows = SGD(head, lr=0.1)
     x, target = batch()
-    head(x, target)  # to look at the loss, with gradients on, is no training
+    head(x, target)  # computing a loss with gradients enabled is not yet training
     head(x, target).backward()
     rows.step()
     words = "the head is trained in eval(): every step draws the same classes. Call model.train()"
@@ -279,7 +279,7 @@ def test_a_head_that_is_trained_in_eval_is_told_once():
     head(x, target)
 
 
-def test_evaluation_between_steps_of_training_is_no_training_in_eval():
+def test_evaluation_between_training_steps_does_not_warn():
     head = tapas.TapasSoftmax(C, D, num_samples=5)
     rows = SGD(head, lr=0.1)
     for number in range(3):
@@ -289,13 +289,13 @@ def test_evaluation_between_steps_of_training_is_no_training_in_eval():
         head.eval()(*batch(number))
 
 
-def test_an_optimizer_of_optimizers_is_flat():
+def test_nested_combined_optimizers_are_flattened():
     model = Model()
     dense, rows = torch.optim.SGD(model.parameters(), lr=0.1), SGD(model, lr=0.1)
-    joined = Combined(Combined(rows), dense)
-    assert joined.optimizers == (rows, dense)
+    combined = Combined(Combined(rows), dense)
+    assert combined.optimizers == (rows, dense)
     anchor = anchor_of(model)
-    assert sum(p is anchor for group in joined.param_groups for p in group["params"]) == 1
+    assert sum(p is anchor for group in combined.param_groups for p in group["params"]) == 1
 
 
 def parameter(*shape, dtype=torch.float32):
@@ -307,7 +307,7 @@ def candidates(*ids):
 
 
 def loss_with(*ids):
-    """Of a head of somebody's own that puts these classes beside the targets."""
+    """The loss of a user's head whose candidates are `ids`."""
 
     class Mine(tapas.heads.SampledSoftmax):
         def candidates(self, batch):
@@ -318,7 +318,7 @@ def loss_with(*ids):
 
 def combined_attribute(name):
     words = (
-        f"the {name} of a Combined is that of its optimizers. Assign it to one of these, "
+        f"the {name} of a Combined cannot be assigned. Assign that of one of its optimizers, "
         f"combined.optimizers[0].{name}, or use load_state_dict."
     )
     return lambda model: setattr(Combined(SGD(model)), name, []), words
@@ -328,20 +328,21 @@ ROWS = "moves the rows of heads and tables, got "
 GROUP = "a group of SGD must be a dict with 'params', a head or a table, got "
 ITSELF = ". Pass the head itself, not its parameters."
 AS_BUILT = "as the table was built."
-ONCE = "Combined needs optimizers, each once."
+ONCE = "Combined needs at least one optimizer, and each only once."
 RISE = (
     "the ids of candidates must be distinct and rise: an example's own target is looked up among "
     "them. Sort them with their log_q."
 )
 LR = "SGD.lr must be a finite number of at least 0, got "
 LARGE = "which float32 cannot hold."
-WRONG = [  # a call with a model whose rows wait, and what is said
+WRONG = [  # a call with a model, and its error
     (lambda model: SGD(model.parameters()), f"SGD {ROWS}Parameter{ITSELF}"),
     (lambda model: SGD(anchor_of(model)), f"SGD {ROWS}Parameter{ITSELF}"),
     (lambda model: SGD(None), f"SGD {ROWS}NoneType{ITSELF}"),
     (
         lambda model: LazyAdam(model.encoder),
-        "LazyAdam was given no head and no class table: it has no rows to move.",
+        "LazyAdam found no class table in what it was given, so it has no rows to move. Pass a "
+        "head, a table or a model that contains one.",
     ),
     (lambda model: SGD([{"lr": 1.0}]), GROUP + "{'lr': 1.0}."),
     (lambda model: SGD([{"params": model}, Model()]), GROUP + "a Model."),
@@ -353,25 +354,26 @@ WRONG = [  # a call with a model whose rows wait, and what is said
     ),
     (
         lambda model: Combined(model.head),
-        "Combined joins optimizers, got TapasSoftmax. Build each one first.",
+        "Combined takes optimizers, got TapasSoftmax. Build each one first.",
     ),
     (lambda model: Combined(), ONCE),
     (lambda model: Combined(*[SGD(model)] * 2), ONCE),
     (
         lambda model: Combined(SGD(model)).add_param_group({"params": []}),
-        "add the group to one of the optimizers that were combined.",
+        "a Combined has no parameter groups of its own. Add the group to one of its optimizers, "
+        "combined.optimizers[0].add_param_group(group).",
     ),
     combined_attribute("state"),
     combined_attribute("param_groups"),
     (
         lambda model: Combined(torch.optim.LBFGS(model.encoder.parameters()), SGD(model)),
-        "LBFGS calls the model several times in a step, so that it cannot be joined with others. "
-        "Step it apart from the optimizer of the rows.",
+        "LBFGS calls the model several times in a step and cannot be combined with other "
+        "optimizers. Step it separately from the optimizer of the rows.",
     ),
     (
         lambda model: RowwiseAdagrad(head_of(SGD.fused(lr=0.5))),
-        "these rows move in `backward` already, by SGD(lr=0.5, weight_decay=0.0). Leave "
-        "row_optimizer out of the head to have an optimizer move them.",
+        "these rows already move in `backward`, by SGD(lr=0.5, weight_decay=0.0). Build the head "
+        "without row_optimizer to use an optimizer.",
     ),
     (
         lambda model: setattr(model.head.table, "weight", parameter(C - 1, D)),
@@ -402,7 +404,7 @@ WRONG = [  # a call with a model whose rows wait, and what is said
 
 
 @pytest.mark.parametrize(("call", "words"), WRONG, ids=[words[:40] for _, words in WRONG])
-def test_what_is_plainly_wrong_gets_words(call, words):
+def test_a_wrong_call_raises_an_error_with_a_cure(call, words):
     with says(words):
         call(Model())
 
@@ -413,7 +415,7 @@ def test_candidates_that_do_not_rise_are_refused(ids):
         loss_with(*ids)
 
 
-def test_targets_of_any_integer_type_are_read_as_what_they_are():
+def test_targets_may_have_any_integer_dtype():
     query, target = batch()
     want = tapas.TapasSoftmax(C, D, num_samples=5)(query, target)
     for dtype in (torch.int32, torch.int16, torch.uint8):
@@ -426,7 +428,7 @@ def test_rows_cannot_become_the_parameter_of_another_module():
         embedding.weight = head_of().table.weight
 
 
-def test_a_parametrized_table_is_told():
+def test_a_parametrized_table_is_refused():
     head = head_of()
     nn.utils.parametrize.register_parametrization(head.table, "weight", nn.Identity())
     with says("the rows of a class table cannot be parametrized", end=""):
@@ -454,7 +456,7 @@ class TestSwappingTheFusedUpdate:
                 table.row_optimizer = other
         assert table.row_optimizer == RowwiseAdagrad.fused()
 
-    def test_the_same_state_and_another_number_are_taken(self):
+    def test_other_hyperparameters_of_the_same_formula_are_accepted(self):
         table = tapas.LocalTable(C, D, row_optimizer=RowwiseAdagrad.fused(lr=0.1))
         table.row_optimizer = RowwiseAdagrad.fused(lr=0.05)
         table.row_optimizer.lr = 0.01
@@ -466,13 +468,13 @@ class TestSwappingTheFusedUpdate:
             table.row_optimizer.rate = 0.1
 
     @pytest.mark.parametrize(("before", "after"), [(None, SGD.fused()), (SGD.fused(), None)])
-    def test_whether_rows_wait_is_decided_when_the_table_is_built(self, before, after):
+    def test_a_table_cannot_be_fused_or_unfused_later(self, before, after):
         table = tapas.LocalTable(C, D, row_optimizer=before)
         with says("whether rows move in `backward` is decided when", end=""):
             table.row_optimizer = after
 
     @pytest.mark.parametrize("kernels", ["native", "torch"])
-    def test_a_state_that_was_assigned_in_another_shape_moves_nothing(self, kernels):
+    def test_a_state_of_another_shape_moves_nothing(self, kernels):
         head = head_of(Adagrad.fused(lr=0.1))
         head.table.weight_sum = torch.zeros(C, 1)
         before = head.table.weight.clone(), head.table.bias.clone()
@@ -485,8 +487,8 @@ class TestSwappingTheFusedUpdate:
         assert not bool(head.table.weight_sum.any())
 
 
-def test_kernels_are_not_given_what_they_would_read_or_write_beyond():
-    """They believe every number that they get."""
+def test_kernels_never_get_ids_or_shapes_out_of_bounds():
+    """They check nothing themselves."""
     if tapas.native.state() != "in use on CPUs":
         pytest.skip("no kernels")
     rows, one, grad = torch.zeros(7, 4), torch.tensor([3]), torch.ones(1, 4)
@@ -527,7 +529,7 @@ def test_the_state_of_another_kind_of_optimizer_is_refused_and_nothing_is_loaded
     before = {k: v.clone() for k, v in head.table.gradients.state.items()}
     with says(
         "this state is not that of a Adagrad: it lacks initial_sum. Load it into the kind of "
-        "optimizer that has saved it. Nothing was loaded."
+        "optimizer that saved it. Nothing was loaded."
     ):
         adagrad.load_state_dict(stepped(LazyAdam)[1].state_dict())
     with says(OTHER_STATE, end=""):
@@ -536,15 +538,15 @@ def test_the_state_of_another_kind_of_optimizer_is_refused_and_nothing_is_loaded
     sizes = rf"'weight_sum': \({C + 1}, {D}\).*expected.*\({C}, {D}\)"
     with pytest.raises(UsageError, match=sizes):
         adagrad.load_state_dict(larger)
-    joined = Combined(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0), adagrad)
+    combined = Combined(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0), adagrad)
     with says("this state has 1 parameter groups; expected 2, those of", end=""):
-        joined.load_state_dict(larger)
+        combined.load_state_dict(larger)
     assert adagrad.param_groups[0]["lr"] == 0.3
     assert all(torch.equal(before[k], v) for k, v in head.table.gradients.state.items())
 
 
 def tampered(model, optimizer):
-    """State of another shape, of which the optimizer learns in its next step."""
+    """Put a state of another shape into the optimizer."""
     state = {"weight_sum": torch.zeros(2, D), "bias_sum": torch.zeros(3, 1)}
     optimizer.state[anchor_of(model)].update(state, step=torch.tensor(1))
     model(*batch()).backward()
@@ -563,13 +565,13 @@ def not_finite(value):
         (tampered, OTHER_STATE),
     ],
 )
-@pytest.mark.parametrize("joined", [False, True])
-def test_a_step_that_is_refused_for_one_table_moves_nothing_of_any(joined, spoil, words):
-    """Neither rows of the other table, nor the encoder, whoever steps first."""
+@pytest.mark.parametrize("combined", [False, True])
+def test_a_step_that_is_refused_for_one_table_moves_nothing_at_all(combined, spoil, words):
+    """Neither the rows of another table nor the encoder move."""
     good, bad = Model(), Model()
     dense = torch.optim.SGD([*good.encoder.parameters(), *bad.encoder.parameters()], lr=0.1)
     optimizer = rows = Adagrad([good, bad], lr=0.1)
-    if joined:
+    if combined:
         rows = Adagrad(bad, lr=0.1)
         optimizer = Combined(dense, SGD(good, lr=0.1), rows)
     good(*batch()).backward()
@@ -592,7 +594,7 @@ def test_a_gradient_that_is_not_finite_moves_no_row_in_backward_either():
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
-def test_a_bad_gradient_that_was_dropped_is_forgotten(set_to_none):
+def test_zero_grad_removes_a_gradient_that_is_not_finite(set_to_none):
     model = Model()
     optimizer = SGD(model, lr=0.1)
     (model(*batch()) * torch.nan).backward()
@@ -604,17 +606,14 @@ def test_a_bad_gradient_that_was_dropped_is_forgotten(set_to_none):
     assert not torch.equal(model.rows()[0], before[0])
 
 
-def test_the_last_optimizer_made_for_rows_is_the_one_that_moves_them():
-    """In a notebook a cell is run twice."""
+def test_the_newest_optimizer_of_rows_is_the_one_that_moves_them():
+    """As when a notebook cell is run twice."""
     model = Model()
     first = SGD(model, lr=0.1)
     second = RowwiseAdagrad(model, lr=0.1)
     model(*batch()).backward()
     before = model.rows()
-    with says(
-        "the rows of this SGD have another optimizer by now, a RowwiseAdagrad that was made later. "
-        "Step that one."
-    ):
+    with says("the rows of this SGD have a newer optimizer, a RowwiseAdagrad. Step that one."):
         first.step()
     assert stays(model, before)
     second.step()
@@ -622,7 +621,7 @@ def test_the_last_optimizer_made_for_rows_is_the_one_that_moves_them():
 
 
 def refused(model, optimizer):
-    with says("Adagrad was given no head and no class table", end=""):
+    with says("Adagrad found no class table in what it was given", end=""):
         Adagrad([{"params": model}, {"params": nn.utils.skip_init(nn.Linear, 1, 1)}])
     return optimizer
 
@@ -648,7 +647,7 @@ def reset(model, optimizer):
     ("happens", "steps"),
     [(refused, 2), (made_and_dropped, 2), (loaded_by_an_older_one, 2), (reset, 1)],
 )
-def test_the_optimizer_that_is_left_goes_on_with_its_own_state(happens, steps):
+def test_the_remaining_optimizer_continues_with_its_own_state(happens, steps):
     model = Model()
     optimizer = Adagrad(model, lr=0.1)
     model(*batch()).backward()
@@ -662,7 +661,7 @@ def no_memory(*_):
     raise MemoryError
 
 
-def test_a_first_step_that_runs_out_of_memory_can_be_made_again(monkeypatch):
+def test_a_first_step_that_runs_out_of_memory_can_be_repeated(monkeypatch):
     model = Model()
     optimizer = Adagrad(model, lr=0.1)
     model(*batch()).backward()
@@ -674,7 +673,7 @@ def test_a_first_step_that_runs_out_of_memory_can_be_made_again(monkeypatch):
     assert model.head.table.num_updates == 1
 
 
-def test_a_gradscaler_leaves_out_a_step_that_overflows_and_goes_on():
+def test_a_gradscaler_skips_a_step_that_overflows_and_continues():
     model = Model()
     optimizer = Combined(torch.optim.SGD(model.parameters(), lr=0.1), SGD(model, lr=0.1))
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
@@ -692,7 +691,7 @@ def test_a_gradscaler_leaves_out_a_step_that_overflows_and_goes_on():
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("scale", [4096, -65536])
-def test_a_scaled_loss_is_refused_by_rows_that_move_at_once(reduction, scale):
+def test_a_scaled_loss_is_refused_by_fused_rows(reduction, scale):
     head = head_of(RowwiseAdagrad.fused(lr=0.1), reduction=reduction)
     before = head.table.weight.clone()
     for call in (head, head.sampled_log_prob):
@@ -707,8 +706,8 @@ def test_a_scaled_loss_is_refused_by_rows_that_move_at_once(reduction, scale):
     assert head.table.num_updates == 0
 
 
-def test_a_loss_that_is_merely_weighed_moves_rows_as_it_should():
-    """Biases of two classes, of which one is the target: gradients of p - 1 and p."""
+def test_a_weighted_loss_moves_fused_rows_by_its_weight():
+    """Two classes, one of them the target: the gradients of biases are p - 1 and p."""
     head = tapas.TapasSoftmax(2, D, num_samples=2, row_optimizer=SGD.fused(lr=1.0))
     (head(torch.zeros(B, D), torch.zeros(B).long()) * 4095).backward()
     torch.testing.assert_close(head.table.bias, torch.tensor([2047.5, -2047.5]))
@@ -716,7 +715,7 @@ def test_a_loss_that_is_merely_weighed_moves_rows_as_it_should():
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize("fused", [False, True])
-def test_a_head_inside_of_a_checkpoint_is_refused(use_reentrant, fused):
+def test_a_head_inside_torch_checkpoint_is_refused(use_reentrant, fused):
     head = head_of(RowwiseAdagrad.fused(lr=0.1) if fused else None)
     before = head.table.weight.clone()
     x, target = batch()
@@ -730,13 +729,13 @@ def test_a_head_inside_of_a_checkpoint_is_refused(use_reentrant, fused):
         ):
             loss.sum().backward()
     assert torch.equal(head.table.weight, before)
-    assert not head.table.gradients.waits
-    head(x, target).backward()  # and is none the worse for it
-    assert fused != head.table.gradients.waits
+    assert not head.table.gradients.has_unapplied
+    head(x, target).backward()  # the head still works
+    assert fused != head.table.gradients.has_unapplied
     assert fused != torch.equal(head.table.weight, before)
 
 
-def test_fused_rows_are_not_looked_up_inside_of_a_backward_pass():
+def test_looking_up_fused_rows_inside_a_backward_pass_is_refused():
     table = tapas.LocalTable(C, D, row_optimizer=SGD.fused(lr=0.1))
     x = draw(3, D).requires_grad_()
     out = torch.utils.checkpoint.checkpoint(

@@ -126,7 +126,7 @@ class CheckpointFolder:
                 tables = {
                     name: rows
                     for name, rows in given.tables.items()
-                    if ranks.rank == 0 or not rows.range.is_whole
+                    if ranks.rank == 0 or not rows.range.has_all_rows
                 }
                 rows = RowsFile.of(tables)
                 dense = unshare(given.tensors)

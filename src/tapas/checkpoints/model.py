@@ -102,7 +102,7 @@ def read_checkpoint(
     ranges = {
         _join("model", name): part.row_range
         for name, part in model.named_modules()
-        if isinstance(part, ClassTable) and part.ranks is not ONE_PROCESS
+        if isinstance(part, ClassTable) and part.ranks.is_distributed
     }
     return checkpoints.load(step, ranges=ranges, ranks=ranks)
 
@@ -308,7 +308,7 @@ def _row_state(checkpoint: Checkpoint, name: str, table: ClassTable) -> dict[str
     count = checkpoint.numbers[_join("model", name)].get("num_updates", 0)
     if not count or not table.row_state_shapes(_formula(table)):
         return None
-    return {"step": torch.tensor(count, device="cpu"), **table.row_state_marks(), **state}
+    return {"step": torch.tensor(count, device="cpu"), **table.row_state_layout(), **state}
 
 
 def _formula(table: ClassTable) -> RowUpdate:
@@ -328,7 +328,7 @@ def _rows_by_number(optimizer: torch.optim.Optimizer) -> dict[int, ClassTable]:
 def ranks_of_model(model: nn.Module) -> Ranks:
     """The ranks that share its tables."""
     tables = (part for part in model.modules() if isinstance(part, ClassTable))
-    found = [table.ranks for table in tables if table.ranks is not ONE_PROCESS]
+    found = [table.ranks for table in tables if table.ranks.is_distributed]
     if any(ranks is not found[0] for ranks in found):
         raise UsageError(
             "the tables of this model are shared by different groups of ranks. Save each in a "

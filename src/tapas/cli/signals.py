@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tapas.cli.terminal import status
-from tapas.tables.ranks import ONE_PROCESS, Ranks
+from tapas.tables.ranks import Ranks
 
 STOPPING = "Stopping after this step; saving a checkpoint."
 PATIENCE_SECONDS = 15  # for the step of a rank to end; torchrun kills after 30
@@ -39,7 +39,7 @@ def stop_on_signal(ranks: Ranks) -> Iterator[StopRequest]:
     before torchrun has to kill it. Ranks announce a stop only when the loop has noticed the
     signal: if a rank has died, torchrun stops the others, and only the death is worth a line.
     """
-    alone = ranks is ONE_PROCESS
+    alone = not ranks.is_distributed
     request = StopRequest(
         parent=None if alone else os.getppid(), announce=ranks.is_main and not alone
     )

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tapas.distributed.torchrun import (
+    has_job_flag,
     join_ranks,
     num_restarts,
-    remember,
-    remembered,
+    set_job_flag,
     started_by_torchrun,
 )
 from tapas.tables.ranks import ONE_PROCESS, Ranks
@@ -36,17 +36,17 @@ def was_restarted(folder: Path) -> bool:
         started_by_torchrun()
         and num_restarts() > 0
         and (folder / RECORD).exists()
-        and remembered(_word(folder))
+        and has_job_flag(_job_flag(folder))
     )
 
 
 def mark_started(ranks: Ranks, folder: Path) -> None:
     """For `was_restarted`: a run of another job must not be gone on with."""
-    if ranks is not ONE_PROCESS:
-        remember(ranks, _word(folder))
+    if ranks.is_distributed:
+        set_job_flag(ranks, _job_flag(folder))
 
 
-def _word(folder: Path) -> str:
+def _job_flag(folder: Path) -> str:
     return f"run {folder.resolve()}"
 
 

@@ -37,7 +37,7 @@ from tapas.cli.signals import stop_on_signal
 from tapas.cli.terminal import status
 from tapas.cli.torchrun import default_threads, mark_started, ranks_of_this_job, was_restarted
 from tapas.errors import UsageError
-from tapas.tables.ranks import ONE_PROCESS, Ranks
+from tapas.tables.ranks import Ranks
 from tapas.training.config import JSON, ServiceConfig, build_config, read_toml
 from tapas.training.run_folder import RECORD, open_run
 from tapas.training.trainer import Progress, TrainResult
@@ -320,7 +320,7 @@ def _processes(
                 "--ray-address is for training with servers: add --servers, such as --servers 2."
             )
         yield {"ranks": ranks}
-    elif ranks is not ONE_PROCESS:
+    elif ranks.is_distributed:
         raise UsageError(
             "torchrun and --servers are two ways to train on many processes: start `tapas train` "
             "without torchrun, or with --servers 0."

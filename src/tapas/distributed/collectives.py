@@ -17,17 +17,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tapas.distributed.global_batch import check_agreement, gather_batch, unpad
+from tapas.distributed.global_batch import check_equal, gather_batch, unpad
 from tapas.distributed.peer_failure import peer_error, rank_names, record_failure
 from tapas.errors import PeerError, UsageError
 from tapas.optim.gradient_queue import GradientQueue
 from tapas.tables.ranks import GlobalBatch, Ranks
 
 T = TypeVar("T")
-give_way = getattr(os, "sched_yield", lambda: time.sleep(0))  # not every system has it
+yield_cpu = getattr(os, "sched_yield", lambda: time.sleep(0))  # not every system has it
 CPU = torch.device("cpu")
-HEADER = 5  # numbers that are gathered at once: the verb, three more, and one for each rank
-AWAKE_SECONDS = 0.005
+HEADER = 5  # numbers that are gathered at once: the operation, three more, and one for each rank
+SPIN_SECONDS = 0.005
 SMALL = 1024  # numbers whose sum is not worth two collectives
 REFUSED = -1  # in place of the name of a call: what this rank was given is bad
 
@@ -38,6 +38,8 @@ class GroupRanks(Ranks):
     Counts what it sends and how long collectives take. `last_checkpoint` is what a `PeerError`
     offers to go on from; whoever saves one says so here.
     """
+
+    is_distributed = True
 
     def __init__(self, group: dist.ProcessGroup | None = None):
         if not (dist.is_available() and dist.is_initialized()):
@@ -52,7 +54,7 @@ class GroupRanks(Ranks):
             raise UsageError("this process is not in the group that shares the table.")
         self._store = store_of(self.group)
         self._backend = str(dist.get_backend(self.group))
-        self._num_turns = 0
+        self._num_main_first = 0
         self.num_collectives = 0
         self.sent_bytes = 0
         self.seconds = 0.0
@@ -86,8 +88,8 @@ class GroupRanks(Ranks):
 
     def check_equal(self, what: str, value: object) -> None:
         words = re.sub(r" at 0x[0-9a-f]+", "", repr(value))  # of objects without words of their own
-        heard = self.gather_numbers(f"compare {what}", zlib.crc32(words.encode()))
-        check_agreement(f"{what}, here by checksum", [row[0] for row in heard])
+        gathered = self.gather_numbers(f"compare {what}", zlib.crc32(words.encode()))
+        check_equal(f"{what}, here by checksum", [row[0] for row in gathered])
 
     def mean(self, number: int) -> float:
         return sum(row[0] for row in self.gather_numbers("mean", number)) / self.size
@@ -104,43 +106,43 @@ class GroupRanks(Ranks):
         return unpad(self.gather(padded), sizes).to(rows.device)
 
     def gather_numbers(
-        self, verb: str, *numbers: int, each: Sequence[int] | None = None
+        self, operation: str, *numbers: int, each: Sequence[int] | None = None
     ) -> list[list[int]]:
-        """What every rank brings to `verb`: its `numbers`, by rank.
+        """What every rank brings to `operation`: its `numbers`, by rank.
 
         With `each`, a number for every rank, the last one is what that rank has for this one.
-        An error on every rank if they are not all at the same verb, or if one refused.
+        An error on every rank if they are not all at the same operation, or if one refused.
         """
-        name = zlib.crc32(verb.encode())
-        heard = self._gather_header([name, *numbers], each)
-        refused = tuple(rank for rank, row in enumerate(heard) if row[0] == REFUSED)
+        name = zlib.crc32(operation.encode())
+        gathered = self._gather_header([name, *numbers], each)
+        refused = tuple(rank for rank, row in enumerate(gathered) if row[0] == REFUSED)
         if refused:
-            raise _refused(refused, verb)
-        lost = tuple(rank for rank, row in enumerate(heard) if row[0] != name)
+            raise _refused(refused, operation)
+        lost = tuple(rank for rank, row in enumerate(gathered) if row[0] != name)
         if lost:
-            raise self._out_of_step(lost, verb)
+            raise self._out_of_step(lost, operation)
         return [
-            row[1 : 1 + len(numbers)] + ([row[-1]] if each is not None else []) for row in heard
+            row[1 : 1 + len(numbers)] + ([row[-1]] if each is not None else []) for row in gathered
         ]
 
-    def _out_of_step(self, lost: tuple[int, ...], verb: str) -> PeerError:
+    def _out_of_step(self, lost: tuple[int, ...], operation: str) -> PeerError:
         return PeerError(
-            f"{rank_names(lost)} made another call than `{verb}`, where rank {self.rank} is. "
+            f"{rank_names(lost)} made another call than `{operation}`, where rank {self.rank} is. "
             "All ranks must make the same calls in the same order.",
             lost,
         )
 
-    def gather_json(self, verb: str, value: Any) -> list[Any]:
+    def gather_json(self, operation: str, value: Any) -> list[Any]:
         """The `value` of every rank, by rank; anything that JSON can hold.
 
         As text, so that nothing that a rank receives can run code in it.
         """
         text = json.dumps(value).encode()
-        sizes = [row[0] for row in self.gather_numbers(verb, len(text))]
+        sizes = [row[0] for row in self.gather_numbers(operation, len(text))]
         padded = torch.zeros(max(sizes), dtype=torch.uint8, device="cpu")
         padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        heard = self.gather(padded.to(self.device)).cpu().numpy()
-        return [json.loads(row[:size].tobytes()) for row, size in zip(heard, sizes, strict=True)]
+        gathered = self.gather(padded.to(self.device)).cpu().numpy()
+        return [json.loads(row[:size].tobytes()) for row, size in zip(gathered, sizes, strict=True)]
 
     @contextmanager
     def share_errors(self) -> Iterator[None]:
@@ -161,12 +163,12 @@ class GroupRanks(Ranks):
         rows = [[*filled, 0 if each is None else each[rank]] for rank in range(self.size)]
         self.num_collectives += 1
         sent = torch.tensor(rows, dtype=torch.int64, device=self.device)
-        heard: list[list[int]] = self._exchange(sent).tolist()
-        return heard
+        gathered: list[list[int]] = self._exchange(sent).tolist()
+        return gathered
 
     def main_first(self, what: str, work: Callable[[], T]) -> T:
-        self._num_turns += 1
-        key = f"turn/{self._num_turns}"
+        self._num_main_first += 1
+        key = f"turn/{self._num_main_first}"
         if self.rank == 0:
             try:
                 result = work()
@@ -245,7 +247,6 @@ class GroupRanks(Ranks):
         return received
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over all ranks of `tensor` (N,), the same bits on each."""
         if not self._by_gloo(tensor):
             with self.collective(2 * tensor.nbytes * (self.size - 1) // self.size):
                 dist.all_reduce(tensor, group=self.group)
@@ -260,9 +261,9 @@ class GroupRanks(Ranks):
 
     def _finish(self, work: Any) -> None:
         """Wait for it; at first awake, as to be woken takes longer than most messages."""
-        until = time.perf_counter() + AWAKE_SECONDS
+        until = time.perf_counter() + SPIN_SECONDS
         while not work.is_completed() and time.perf_counter() < until:
-            give_way()
+            yield_cpu()
         work.wait()
 
     @property
@@ -298,9 +299,9 @@ class GroupRanks(Ranks):
         )
 
 
-def _refused(ranks: tuple[int, ...], verb: str) -> PeerError:
+def _refused(ranks: tuple[int, ...], operation: str) -> PeerError:
     return PeerError(
-        f"{rank_names(ranks)} refused the input of `{verb}`; the error there says why. "
+        f"{rank_names(ranks)} refused the input of `{operation}`; the error there says why. "
         "Nothing was changed here.",
         ranks,
     )

@@ -68,7 +68,7 @@ class ReturnAnswers(torch.autograd.Function):
 
 def gather_batch(
     ranks: "GroupRanks",
-    verb: str,
+    operation: str,
     query: Tensor,
     target: Tensor | None = None,
     context: Tensor | None = None,
@@ -87,12 +87,12 @@ def gather_batch(
         context = check_integer("context", context)
     has_context = context is not None
     flags = int(query.requires_grad) + 2 * torch.is_grad_enabled() + 4 * has_context + 8 * trains
-    heard = ranks.gather_numbers(verb, len(query), target.shape[1] * 16 + flags, agreed)
-    check_agreement(f"`{verb}`", [row[2] for row in heard])
+    gathered = ranks.gather_numbers(operation, len(query), target.shape[1] * 16 + flags, agreed)
+    check_equal(f"`{operation}`", [row[2] for row in gathered])
     told = "gradients (1), context (2) and rows that are not frozen (4)"
-    check_agreement(told, [row[1] // 2 % 8 for row in heard])
-    sizes = tuple(row[0] for row in heard)
-    width = max(row[1] // 16 for row in heard)
+    check_equal(told, [row[1] // 2 % 8 for row in gathered])
+    sizes = tuple(row[0] for row in gathered)
+    width = max(row[1] // 16 for row in gathered)
     # one message of 32-bit words: a query, its targets and its context
     own = target.new_full((len(target), width), -1)
     own[:, : target.shape[1]] = target
@@ -102,8 +102,8 @@ def gather_batch(
     whole = ranks.gather_rows(torch.cat(columns, dim=1), sizes)
     dim = query.shape[1]
     everyone = whole[:, :dim].contiguous()
-    ids = int64_of(whole[:, dim:])
-    if any(row[1] % 2 for row in heard) and torch.is_grad_enabled():
+    ids = unpack_int64(whole[:, dim:])
+    if any(row[1] % 2 for row in gathered) and torch.is_grad_enabled():
         everyone = GatherQueries.apply(ANCHOR, query, everyone, sizes, ranks)  # type: ignore[no-untyped-call]
     return GlobalBatch(
         everyone,
@@ -160,7 +160,7 @@ def merge_topk_of_ranks(
     packed = torch.cat([value[:, :, None], ids.view(torch.float32).view(*ids.shape, 2)], dim=2)
     found = return_answers(ranks, packed.flatten(1), sizes).transpose(0, 1)  # (B, m, 3k)
     found = found.reshape(found.shape[0], ranks.size * k, 3)
-    found_ids = int64_of(found[:, :, 1:])[:, :, 0]
+    found_ids = unpack_int64(found[:, :, 1:])[:, :, 0]
     last = torch.iinfo(torch.int64).max  # nothing is no class, and comes last
     value, ids = merge_topk(found[:, :, 0], found_ids.masked_fill(found_ids < 0, last), k)
     return value, ids.masked_fill(value == -torch.inf, -1)
@@ -170,7 +170,7 @@ def gather_candidates(ranks: "GroupRanks", here: Candidates, sizes: Sequence[int
     """The candidates of all ranks, sizes[r] of rank r and `here` of this one, by rising id."""
     packed = torch.cat([here.ids.view(torch.float32).view(-1, 2), here.log_q[:, None]], dim=1)
     whole = ranks.gather_rows(packed, sizes)
-    ids, order = int64_of(whole[:, :2])[:, 0].sort()
+    ids, order = unpack_int64(whole[:, :2])[:, 0].sort()
     return Candidates(ids, whole[:, 2][order])
 
 
@@ -192,7 +192,7 @@ def unpad(parts: Tensor, sizes: Sequence[int]) -> Tensor:
     return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
 
-def int64_of(words: Tensor) -> Tensor:
+def unpack_int64(words: Tensor) -> Tensor:
     """The whole numbers (..., W) that travelled as `words` (..., 2W) of float32."""
     # not the other way round: a slice may start at an odd word, or have none
     whole = words.new_empty(*words.shape[:-1], words.shape[-1] // 2, dtype=torch.int64)
@@ -200,7 +200,7 @@ def int64_of(words: Tensor) -> Tensor:
     return whole
 
 
-def check_agreement(name: str, values: list[int]) -> None:
+def check_equal(name: str, values: list[int]) -> None:
     if any(value != values[0] for value in values):
         told = ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
         raise PeerError(f"the ranks disagree on {name} ({told}). Start all of them alike.")

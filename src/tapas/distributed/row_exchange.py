@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tapas.distributed.collectives import GroupRanks
-from tapas.distributed.global_batch import check_agreement
+from tapas.distributed.global_batch import check_equal
 from tapas.errors import UsageError
 from tapas.optim.gradient_queue import NOT_FINITE
 from tapas.optim.row_store import RowGradients
@@ -25,12 +25,17 @@ class Route:
     order: Tensor  # (N,) the ids, sorted by shard
     send: list[int]  # how many of them go to each shard
     receive: list[int]  # how many each rank asks this shard for
-    slots: Tensor  # (R,) the rows of this shard that are asked for
+    positions: Tensor  # (R,) the rows of this shard that are asked for
     total: int  # ids of all ranks
 
     @staticmethod
     def find(
-        verb: str, ids: Tensor, placement: Placement, ranks: GroupRanks, *, trains: bool = False
+        operation: str,
+        ids: Tensor,
+        placement: Placement,
+        ranks: GroupRanks,
+        *,
+        trains: bool = False,
     ) -> "Route":
         """All ranks call it together, each with its own distinct `ids` (N,).
 
@@ -38,19 +43,19 @@ class Route:
         """
         place, order = placement.permute(ids).sort()
         send = torch.bincount(placement.shard_at(place), minlength=ranks.size).tolist()
-        heard = ranks.gather_numbers(verb, len(ids), int(trains), each=send)
-        check_agreement(f"`{verb}` of rows that are not frozen (1)", [row[1] for row in heard])
-        receive = [row[2] for row in heard]
+        gathered = ranks.gather_numbers(operation, len(ids), int(trains), each=send)
+        check_equal(f"`{operation}` of rows that are not frozen (1)", [row[1] for row in gathered])
+        receive = [row[2] for row in gathered]
         asked = ranks.exchange_rows(place, send, receive)
-        slots = asked - placement.start(ranks.rank)
-        return Route(ranks, order, send, receive, slots, sum(row[0] for row in heard))
+        positions = asked - placement.start(ranks.rank)
+        return Route(ranks, order, send, receive, positions, sum(row[0] for row in gathered))
 
     def to_owners(self, rows: Tensor) -> Tensor:
-        """(R, W) what is brought for `slots`, of `rows` (N, W) for the ids here."""
+        """(R, W) what is brought for `positions`, of `rows` (N, W) for the ids here."""
         return self.ranks.exchange_rows(rows[self.order], self.send, self.receive)
 
     def from_owners(self, rows: Tensor) -> Tensor:
-        """(N, W) the answers for the ids here, of `rows` (R, W) for `slots`."""
+        """(N, W) the answers for the ids here, of `rows` (R, W) for `positions`."""
         rows = self.ranks.exchange_rows(rows, self.receive, self.send)
         return torch.empty_like(rows).index_copy_(0, self.order, rows)
 
@@ -69,7 +74,7 @@ def send_gradients(
     grad = route.to_owners(grad)
     if not route.total:
         return None
-    return RowGradients(route.slots, grad[:, :-1].contiguous(), grad[:, -1].contiguous())
+    return RowGradients(route.positions, grad[:, :-1].contiguous(), grad[:, -1].contiguous())
 
 
 def fetch_rows(
@@ -90,7 +95,7 @@ def fetch_rows(
     """
     distinct, where = torch.unique(ids, return_inverse=True)
     route = Route.find("lookup", distinct, placement, ranks, trains=trains)
-    weight, bias = shard._read(route.slots)
+    weight, bias = shard._read(route.positions)
     packed = torch.cat([weight, bias[:, None]], dim=1) if biases else weight
     rows = route.from_owners(packed).index_select(0, where)
 
@@ -105,7 +110,7 @@ def fetch_rows(
         if route.total:
             split = summed[:, : shard.dim].contiguous()
             last = summed[:, -1].contiguous() if biases else summed.new_zeros(len(summed))
-            add(route.slots, split, last)
+            add(route.positions, split, last)
 
     if biases:
         return rows[:, :-1].contiguous(), rows[:, -1].contiguous(), send

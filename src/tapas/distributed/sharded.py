@@ -1,7 +1,7 @@
-"""The class table of many ranks: each keeps its part of the rows, and no row travels in a step.
+"""`ShardedTable`: class rows sharded over ranks. A step sends queries and answers, not rows.
 
-All ranks call every verb together, each with examples or ids of its own, as many as it has, which
-may be none. `select` alone is asked the same on every rank.
+All ranks must call the same methods in the same order, each with its own examples or ids, any
+number of them. Only `select` takes the same arguments on every rank.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from tapas.candidates import Candidates
 from tapas.distributed.collectives import GroupRanks, ranks_in
 from tapas.distributed.global_batch import (
     ReturnAnswers,
-    check_agreement,
+    check_equal,
     combine,
     gather_batch,
     gather_candidates,
@@ -117,18 +117,18 @@ class ShardedTable(ClassTable):
         return self.ranks.size
 
     def _select_here(self, pool: Candidates, second_pass: SecondPass) -> Candidates:
-        slot, mine = self._slots(pool.ids)
+        position, mine = self._positions(pool.ids)
         here = mine.nonzero()[:, 0]
         quota = shard_quota(second_pass.keep, self.ranks.size, self.ranks.rank)
         part = second_pass.for_part(here, quota)
-        return select_here(self.shard, classes_at(pool, here), slot.index_select(0, here), part)
+        return select_here(self.shard, classes_at(pool, here), position.index_select(0, here), part)
 
     def select(self, pool: Candidates, second_pass: SecondPass | None) -> Candidates:
         kept = super().select(pool, second_pass)
         if second_pass is None:
             return kept
-        heard = self.ranks.gather_numbers("select", len(kept))
-        return gather_candidates(self.ranks, kept, tuple(row[0] for row in heard))
+        gathered = self.ranks.gather_numbers("select", len(kept))
+        return gather_candidates(self.ranks, kept, tuple(row[0] for row in gathered))
 
     def sampled_logits(
         self, batch: GlobalBatch, pool: Candidates, second_pass: SecondPass | None = None
@@ -142,16 +142,16 @@ class ShardedTable(ClassTable):
                 size = (self.ranks.size, max(batch.sizes), batch.target.shape[1] + 1)
                 self.ranks.refuse(batch.query.new_zeros(size))
                 raise
-            slot, mine = self._slots(kept.ids)
-            slot, order = slot[mine].sort()
-            here = Candidates(slot, kept.log_q[mine][order])
+            position, mine = self._positions(kept.ids)
+            position, order = position[mine].sort()
+            here = Candidates(position, kept.log_q[mine][order])
         target = batch.target
         place = self.placement.permute(target.clamp(min=0))
         owner = self.placement.shard_at(place)
         foreign = (target < 0) | (owner != self.ranks.rank)
-        slots = (place - self.placement.start(self.ranks.rank)).masked_fill_(foreign, -1)
+        positions = (place - self.placement.start(self.ranks.rank)).masked_fill_(foreign, -1)
         positive, log_sum = sampled_logits(
-            self.gradients, self.shard._read, batch.query, slots, here
+            self.gradients, self.shard._read, batch.query, positions, here
         )
         found = torch.cat([positive, log_sum[:, None]], dim=1)
         found = ReturnAnswers.apply(found, batch.sizes, self.ranks)  # type: ignore[no-untyped-call]
@@ -159,15 +159,15 @@ class ShardedTable(ClassTable):
         owner = owner[before : before + batch.sizes[self.ranks.rank]]
         return combine(found, owner, batch.num_targets)
 
-    def _slots(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def _positions(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Rows of `ids` in this shard, and which of them it has."""
-        slot = self.placement.permute(ids) - self.placement.start(self.ranks.rank)
-        return slot, (slot >= 0) & (slot < self.shard.num_classes)
+        position = self.placement.permute(ids) - self.placement.start(self.ranks.rank)
+        return position, (position >= 0) & (position < self.shard.num_classes)
 
     def _read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         distinct, where = torch.unique(ids, return_inverse=True)
         route = Route.find("rows", distinct, self.placement, self.ranks)
-        weight, bias = self.shard._read(route.slots)
+        weight, bias = self.shard._read(route.positions)
         found = route.from_owners(torch.cat([weight, bias[:, None]], dim=1))[where]
         return found[:, :-1], found[:, -1]
 
@@ -205,7 +205,7 @@ class ShardedTable(ClassTable):
     def row_state_shapes(self, update: RowUpdate) -> dict[str, tuple[int, ...]]:
         return {**self.shard.row_state_shapes(update), "layout": (4,)}
 
-    def row_state_marks(self) -> dict[str, Tensor]:
+    def row_state_layout(self) -> dict[str, Tensor]:
         return {"layout": self.layout()}
 
     def check_row_state(self, update: RowUpdate, state: Mapping[str, Tensor]) -> None:
@@ -218,12 +218,12 @@ class ShardedTable(ClassTable):
             )
 
     def sum_over_ranks(self, value: float, formula: Callable[[], str]) -> float:
-        # by verb: a rank that is elsewhere must not have its message taken for this one
-        heard = self.ranks.gather_numbers(
+        # by operation: a rank that is elsewhere must not have its message taken for this one
+        gathered = self.ranks.gather_numbers(
             "norm of gradients", float_bits(value), crc32(formula().encode())
         )
-        check_agreement("the optimizer of the rows, here by checksum", [row[1] for row in heard])
-        return sum(bits_float(row[0]) for row in heard)
+        check_equal("the optimizer of the rows, here by checksum", [row[1] for row in gathered])
+        return sum(bits_float(row[0]) for row in gathered)
 
     def _update(self, gradients: RowGradients) -> None:
         """Bad gradients are refused where they come from, before any row has moved anywhere."""
@@ -243,15 +243,15 @@ class ShardedTable(ClassTable):
             whole = gather_batch(
                 self.ranks, "topk", query, exclude, agreed=k
             )  # they travel as targets do
-        slot, mine = self._slots(whole.target.clamp(min=0))
-        banned = slot.masked_fill(~mine | (whole.target < 0), -1)
+        position, mine = self._positions(whole.target.clamp(min=0))
+        excluded = position.masked_fill(~mine | (whole.target < 0), -1)
         start = self.placement.start(self.ranks.rank)
         value, ids = topk_by_id(
             self.shard.weight,
             self.shard.bias_or_none(),
             whole.query,
             min(k, self.shard.num_classes),
-            banned if bool((banned >= 0).any()) else None,
+            excluded if bool((excluded >= 0).any()) else None,
             lambda rows: self.placement.ids_at(rows + start),
         )
         return merge_topk_of_ranks(self.ranks, value, ids, k, whole.sizes)

@@ -30,17 +30,17 @@ def num_restarts() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def remember(ranks: Ranks, word: str) -> None:
+def set_job_flag(ranks: Ranks, word: str) -> None:
     """Leave `word` for later attempts of this job, should torchrun have to start it again."""
     store = _job_store()
     if store is not None and ranks.rank == 0:
-        store.set(f"tapas/remembered/{word}", "1")
+        store.set(f"tapas/has_job_flag/{word}", "1")
 
 
-def remembered(word: str) -> bool:
+def has_job_flag(word: str) -> bool:
     """Whether an earlier attempt of this job has left `word`."""
     store = _job_store()
-    return store is not None and bool(store.check([f"tapas/remembered/{word}"]))
+    return store is not None and bool(store.check([f"tapas/has_job_flag/{word}"]))
 
 
 def _job_store() -> Any:

@@ -50,7 +50,7 @@ def kept_log_sum(
     Returns: log_sum (B,), -inf if nothing is left to sum, and the shares for `kept_gradients`.
     """
     if native.readable(weight, query, offset):
-        log_sum, sums = native.log_sum(weight, offset, query, ids=ids, own=target)
+        log_sum, sums = native.log_sum(weight, offset, query, ids=ids, target=target)
         return log_sum, Shares(None, sums)
     if not len(ids):
         nothing = query.new_full((len(query),), -torch.inf)

@@ -1,7 +1,7 @@
 """Native kernels for CPUs, where they were built; every one has a double in PyTorch."""
 
 from tapas.native.kernels import (
-    MOST_RANKED,
+    MAX_TOPK,
     Biases,
     alias,
     batch_score,
@@ -12,13 +12,13 @@ from tapas.native.kernels import (
     mix,
     permute,
     sum_rows,
-    top,
+    topk,
     update,
 )
-from tapas.native.library import reaches, readable, state, switched_off, writable
+from tapas.native.library import readable, state, supports, switched_off, writable
 
 __all__ = [
-    "MOST_RANKED",
+    "MAX_TOPK",
     "Biases",
     "alias",
     "batch_score",
@@ -28,12 +28,12 @@ __all__ = [
     "mean_share",
     "mix",
     "permute",
-    "reaches",
     "readable",
     "state",
     "sum_rows",
+    "supports",
     "switched_off",
-    "top",
+    "topk",
     "update",
     "writable",
 ]

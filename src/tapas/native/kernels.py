@@ -1,4 +1,4 @@
-"""The native kernels on tensors. All of them need `reaches(...)` to be true of what they get.
+"""The native kernels on tensors. All of them need `supports(...)` to be true of what they get.
 
 Inputs are float32 but for class rows, which may be bfloat16. Nothing is differentiated.
 """
@@ -16,7 +16,7 @@ from tapas.torch_modes import outside_graphs
 QUERIES = 64  # normalised at once, at least
 MOST_QUERIES = 512  # and at most
 SCRATCH = 1 << 22  # floats of the matrix they are normalised in, if that holds more
-MOST_RANKED = 512  # k up to which `top` is worth it
+MAX_TOPK = 512  # k up to which `topk` is worth it
 NUMBERS = {0: 2, 1: 3, 2: 3, 3: 7}  # of each rule in updates.h, and
 STATE = {0: (), 1: ("wide",), 2: ("narrow",), 3: ("wide", "wide")}  # what it remembers of a row
 
@@ -27,7 +27,7 @@ def log_sum(
     query: Tensor,
     *,
     ids: Tensor | None = None,
-    own: Tensor | None = None,
+    target: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log of the sum over the rows of exp(query . row + offset), and what shares are taken from.
 
@@ -36,13 +36,13 @@ def log_sum(
         offset: (K,) or None for 0.
         query:  (B, D)
         ids:    (K,) rising classes of the rows, and
-        own:    (B, L) classes of each query itself, which are left out of its sum.
+        target:    (B, L) classes of each query itself, which are left out of its sum.
 
     Returns: log_sum (B,), -inf of nothing, and `sums` (2, B), a reference and an inverse for each
     query: the share of a row in its sum is exp(score - reference) * inverse, 0 of nothing.
     """
     weight, query = _plain(weight), query.contiguous()
-    offset, ids, own = (x if x is None else x.contiguous() for x in (offset, ids, own))
+    offset, ids, target = (x if x is None else x.contiguous() for x in (offset, ids, target))
     num_queries = query.shape[0]
     total, sums = query.new_empty(num_queries), query.new_empty(2, num_queries)
     library().tapas_log_sum(
@@ -52,8 +52,8 @@ def log_sum(
         query.data_ptr(),
         query.shape[0],
         _address(ids),
-        _address(own),
-        0 if own is None else own.shape[1],
+        _address(target),
+        0 if target is None else target.shape[1],
         torch.get_num_threads(),
         total.data_ptr(),
         *_both(sums),
@@ -62,7 +62,7 @@ def log_sum(
 
 
 def gradients(
-    weight: Tensor, offset: Tensor, query: Tensor, ids: Tensor, own: Tensor,
+    weight: Tensor, offset: Tensor, query: Tensor, ids: Tensor, target: Tensor,
     *, sums: Tensor, scale: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Of (scale * log_sum).sum(), by query (B, D), rows (K, D) and offset (K,).
@@ -70,7 +70,7 @@ def gradients(
     `sums` (2, B) is what `log_sum` gave for the same arguments; `scale` (B,).
     """
     weight, query = _plain(weight), query.contiguous()
-    offset, ids, own = offset.contiguous(), ids.contiguous(), own.contiguous()
+    offset, ids, target = offset.contiguous(), ids.contiguous(), target.contiguous()
     sums, scale = sums.contiguous(), scale.contiguous()
     query_grad, offset_grad = torch.empty_like(query), torch.empty_like(offset)
     row_grad = query.new_empty(weight.shape)
@@ -81,8 +81,8 @@ def gradients(
         query.data_ptr(),
         query.shape[0],
         ids.data_ptr(),
-        own.data_ptr(),
-        own.shape[1],
+        target.data_ptr(),
+        target.shape[1],
         *_both(sums),
         scale.data_ptr(),
         torch.get_num_threads(),
@@ -94,31 +94,31 @@ def gradients(
 
 
 def mean_share(
-    weight: Tensor, places: Tensor, offset: Tensor, query: Tensor, ids: Tensor, own: Tensor,
+    weight: Tensor, positions: Tensor, offset: Tensor, query: Tensor, ids: Tensor, target: Tensor,
     *, temperature: float,
 ) -> Tensor:  # fmt: skip
-    """Mean over queries of the softmax of (query . weight[places] + offset) / temperature, (P,).
+    """Mean over queries of the softmax of (query . weight[positions] + offset) / temperature, (P,).
 
-    `ids` (P,) are the classes at `places` (P,) of `weight`, `own` (A, L) the classes of each
+    `ids` (P,) are the classes at `positions` (P,) of `weight`, `target` (A, L) the classes of each
     query (A, D), which are left out of its softmax.
     """
-    weight, query, own = _plain(weight), query.contiguous(), own.contiguous()
-    places, offset, ids = places.contiguous(), offset.contiguous(), ids.contiguous()
-    num_queries, size = query.shape[0], places.shape[0]
+    weight, query, target = _plain(weight), query.contiguous(), target.contiguous()
+    positions, offset, ids = positions.contiguous(), offset.contiguous(), ids.contiguous()
+    num_queries, size = query.shape[0], positions.shape[0]
     width = min(max(QUERIES, SCRATCH // max(1, size)), MOST_QUERIES, -(-num_queries // 16) * 16)
     width -= width % 16
     scratch = query.new_empty(size * width)
     share = query.new_empty(size)
     library().tapas_mean_share(
         *_table(weight),
-        places.data_ptr(),
+        positions.data_ptr(),
         offset.data_ptr(),
         size,
         query.data_ptr(),
         num_queries,
         ids.data_ptr(),
-        own.data_ptr(),
-        own.shape[1],
+        target.data_ptr(),
+        target.shape[1],
         1 / temperature,
         torch.get_num_threads(),
         scratch.data_ptr(),
@@ -129,17 +129,17 @@ def mean_share(
 
 
 def batch_score(
-    weight: Tensor, places: Tensor, bias: Tensor, query: Tensor, *, temperature: float
+    weight: Tensor, positions: Tensor, bias: Tensor, query: Tensor, *, temperature: float
 ) -> Tensor:
-    """log sum_a exp((query_a . weight[places] + bias) / temperature), (P,)."""
+    """log sum_a exp((query_a . weight[positions] + bias) / temperature), (P,)."""
     weight, query = _plain(weight), query.contiguous()
-    places, bias = places.contiguous(), bias.contiguous()
-    score = query.new_empty(places.shape)
+    positions, bias = positions.contiguous(), bias.contiguous()
+    score = query.new_empty(positions.shape)
     library().tapas_batch_score(
         *_table(weight),
-        places.data_ptr(),
+        positions.data_ptr(),
         bias.data_ptr(),
-        *places.shape,
+        *positions.shape,
         query.data_ptr(),
         query.shape[0],
         1 / temperature,
@@ -149,7 +149,7 @@ def batch_score(
     return score
 
 
-def top(
+def topk(
     weight: Tensor, bias: Tensor | None, query: Tensor, k: int, exclude: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Scores and rows (B, k) of the k highest query . weight + bias, ties by rising row.

@@ -88,7 +88,7 @@ def library() -> ctypes.CDLL:
     return _library
 
 
-def reaches(*tensors: Tensor) -> bool:
+def supports(*tensors: Tensor) -> bool:
     """Whether the kernels can be used on `tensors`: plain ones, in this machine's memory."""
     if _library is None or _off:
         return False
@@ -104,13 +104,13 @@ def readable(weight: Tensor, *numbers: Tensor) -> bool:
         weight.dtype in (torch.float32, torch.bfloat16)
         and weight.shape[1] > 0
         and all(t.dtype == torch.float32 for t in numbers)
-        and reaches(weight, *numbers)
+        and supports(weight, *numbers)
     )
 
 
 def writable(*stored: Tensor) -> bool:
     """Whether the kernels can move rows and their state where they lie."""
-    return all(t.dtype == torch.float32 and t.is_contiguous() for t in stored) and reaches(*stored)
+    return all(t.dtype == torch.float32 and t.is_contiguous() for t in stored) and supports(*stored)
 
 
 @contextmanager

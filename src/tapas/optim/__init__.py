@@ -1,4 +1,4 @@
-"""Optimizers of class rows, and one that joins them with that of an encoder."""
+"""Optimizers of class rows, and `Combined`, which steps them with that of an encoder."""
 
 from tapas.optim.combined import Combined
 from tapas.optim.gradient_queue import anchors

@@ -1,4 +1,4 @@
-"""Several optimizers as one, for training loops and frameworks that step only one."""
+"""Several optimizers in one, for training loops and frameworks that accept only one."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -13,14 +13,14 @@ from tapas.torch_modes import outside_graphs
 
 
 class Combined(torch.optim.Optimizer):
-    """One optimizer that steps several: that of the encoder and that of the rows.
+    """One optimizer that steps several, such as the encoder's and that of the rows.
 
         Combined(torch.optim.AdamW(model.parameters()), tapas.optim.RowwiseAdagrad(head))
 
-    Its `param_groups` are those of all, one after the other, the same dicts, so that a scheduler
-    reaches every learning rate; its `state_dict` holds all and is loaded by a `Combined` of the
-    same kinds. Rows that a `RowOptimizer` moves, and their anchors, are taken out of the other
-    optimizers: `model.parameters()` lists them, too.
+    `param_groups` lists the group dicts of all of them, so that a scheduler reaches every
+    learning rate. `state_dict` holds all states and loads into a `Combined` of the same kinds.
+    Rows of a `RowOptimizer` and their anchors are removed from the other optimizers, since
+    `model.parameters()` includes them.
     """
 
     optimizers: tuple[torch.optim.Optimizer, ...]
@@ -29,12 +29,12 @@ class Combined(torch.optim.Optimizer):
         for one in optimizers:
             if not isinstance(one, torch.optim.Optimizer):
                 raise UsageError(
-                    f"Combined joins optimizers, got {type(one).__name__}. Build each one first."
+                    f"Combined takes optimizers, got {type(one).__name__}. Build each one first."
                 )
             if isinstance(one, torch.optim.LBFGS):
                 raise UsageError(
-                    "LBFGS calls the model several times in a step, so that it cannot be joined "
-                    "with others. Step it apart from the optimizer of the rows."
+                    "LBFGS calls the model several times in a step and cannot be combined with "
+                    "other optimizers. Step it separately from the optimizer of the rows."
                 )
         parts = [
             part
@@ -42,14 +42,14 @@ class Combined(torch.optim.Optimizer):
             for part in (one.optimizers if isinstance(one, Combined) else (one,))
         ]
         if not parts or len({id(part) for part in parts}) < len(parts):
-            raise UsageError("Combined needs optimizers, each once.")
+            raise UsageError("Combined needs at least one optimizer, and each only once.")
         self.optimizers = tuple(parts)
         self._is_built = False
         _leave_anchors_to_rows(self.optimizers)
         super().__init__(self.param_groups, {})
         self._is_built = True
 
-    # The groups and states are those of the parts, which replace them when they load a state.
+    # Groups and states are read from the parts, which replace them when they load a state.
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -61,7 +61,7 @@ class Combined(torch.optim.Optimizer):
 
     @property
     def state(self) -> Any:
-        """By parameter, of all parts; to change one, change that of its part."""
+        """The states of all parts by parameter, read-only: change the state of a part instead."""
         found: dict[Any, Any] = defaultdict(dict)
         for one in self.optimizers:
             found.update(one.state)
@@ -72,28 +72,31 @@ class Combined(torch.optim.Optimizer):
         self._refuse_assignment("state")
 
     def _refuse_assignment(self, name: str) -> None:
-        if self._is_built:  # torch's own constructor begins with empty ones
+        if self._is_built:  # torch's constructor assigns empty ones
             raise UsageError(
-                f"the {name} of a Combined is that of its optimizers. Assign it to one of these, "
-                f"combined.optimizers[0].{name}, or use load_state_dict."
+                f"the {name} of a Combined cannot be assigned. Assign that of one of its "
+                f"optimizers, combined.optimizers[0].{name}, or use load_state_dict."
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if any(param_group is group for group in self.param_groups):
-            return  # torch's constructor hands over what the parts have already
-        raise UsageError("add the group to one of the optimizers that were combined.")
+            return  # torch's constructor adds the groups of the parts
+        raise UsageError(
+            "a Combined has no parameter groups of its own. Add the group to one of its "
+            "optimizers, combined.optimizers[0].add_param_group(group)."
+        )
 
     @outside_graphs
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step all, or none if a step of rows is refused."""
+        """Step all optimizers, or none if the step of rows raises an error."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for one in self.optimizers:
             if isinstance(one, RowOptimizer):
-                one.ready()
+                one.prepare_step()
         for one in self.optimizers:
             one.step()
         return loss
@@ -103,7 +106,7 @@ class Combined(torch.optim.Optimizer):
             one.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """Those of the parts as one: parameters are numbered on, what else they have is kept."""
+        """The states of all parts in one, with parameters numbered consecutively."""
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         found: dict[str, Any] = {"state": {}, "param_groups": [], "others": []}
@@ -119,13 +122,13 @@ class Combined(torch.optim.Optimizer):
             found["others"].append(part)
             first += sum(len(group["params"]) for group in groups)
         if not any(found["others"]):
-            del found["others"]  # as most have none
+            del found["others"]  # most optimizers have nothing else
         for after in self._optimizer_state_dict_post_hooks.values():
             found = after(self, found) or found
         return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load all parts, or none if the state of one is refused."""
+        """Load all parts, or none if the state of rows does not fit."""
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
         parts = self._parts_of(state_dict)
@@ -138,7 +141,7 @@ class Combined(torch.optim.Optimizer):
             after(self)
 
     def _parts_of(self, state_dict: dict[str, Any]) -> list[dict[str, Any]]:
-        """The state of each part, in its own numbers."""
+        """The state of each part, its parameters numbered from 0."""
         sizes = [len(one.param_groups) for one in self.optimizers]
         groups = state_dict["param_groups"]
         if len(groups) != sum(sizes):
@@ -187,7 +190,7 @@ class Combined(torch.optim.Optimizer):
 
 
 def _leave_anchors_to_rows(optimizers: tuple[torch.optim.Optimizer, ...]) -> None:
-    """Take what row optimizers move out of the others, rows and names included."""
+    """Remove rows and anchors of row optimizers from the groups of the others."""
     of_rows = [one for one in optimizers if isinstance(one, RowOptimizer)]
     taken = {id(p) for one in of_rows for p in one.anchors_and_rows()}
     for one in optimizers:
@@ -202,4 +205,4 @@ def _leave_anchors_to_rows(optimizers: tuple[torch.optim.Optimizer, ...]) -> Non
                     group[name] = list(compress(group[name], keep))
     for one in of_rows:
         for queue in one._queues.values():
-            queue.forget_marks()
+            queue.reset_mark()

@@ -3,11 +3,11 @@
 A table's rows are too many for a dense `.grad`. In its place every table owns one parameter of
 shape (1,), the anchor, that stands for all of its rows:
 
-    anchor.grad = norm of all row gradients that wait, each id summed, over all ranks
+    anchor.grad = norm of the queued row gradients of all ranks, summed for each id
 
-Whatever torch does to gradients it does to the anchor: `clip_grad_norm_` counts the rows, a
+What torch does to the anchor takes effect on the rows: `clip_grad_norm_` counts their norm, a
 GradScaler finds infinities in them and unscales them, `requires_grad = False` freezes them. A
-step multiplies what waits by anchor.grad / (the norm that was recorded).
+step multiplies the queued gradients by anchor.grad / (the norm that was recorded).
 """
 
 import math
@@ -30,27 +30,27 @@ from tapas.torch_modes import outside_graphs
 if TYPE_CHECKING:
     from tapas.optim.optimizers import RowOptimizer
 
-ROUNDING = 1e-6  # a mean over ranks of equal norms may differ from each by so much
-NOBODY = (
-    "the class rows have gradients from an earlier backward pass, and no optimizer to take them: "
-    "the rows would never move. Make one beside that of the encoder, "
-    "tapas.optim.RowwiseAdagrad(head, lr=0.1), and step both; or both as one, "
-    "tapas.optim.Combined(...). To train no rows, head.requires_grad_(False)."
+ROUNDING = 1e-6  # the mean of equal norms over ranks may differ from them by rounding
+NO_OPTIMIZER = (
+    "the class rows have gradients from an earlier backward pass, but no optimizer: the rows would "
+    "never move. Create one beside the encoder's, tapas.optim.RowwiseAdagrad(head, lr=0.1), and "
+    "step both, or combine both with tapas.optim.Combined(...). To train no rows, call "
+    "head.requires_grad_(False)."
 )
-ANOTHER = (
-    "another optimizer moves the table's anchor, too: it lists model.parameters(). A GradScaler "
-    "would unscale the rows twice, and its zero_grad drops their gradients before they are used. "
-    "Give it encoder.parameters(), or join both: "
+SECOND_OPTIMIZER = (
+    "another optimizer also has the table's anchor among its parameters, as with "
+    "model.parameters(). A GradScaler would unscale the rows twice, and that optimizer's zero_grad "
+    "drops their gradients before they are used. Give it encoder.parameters(), or combine both: "
     "tapas.optim.Combined(torch.optim.AdamW(model.parameters()), tapas.optim.RowwiseAdagrad(head))."
 )
 NOT_FINITE = (
     "the gradient of the class rows holds NaN or inf; no row was changed. Lower the learning rate, "
-    "clip gradients, or use a torch.amp.GradScaler, which leaves out such a step."
+    "clip gradients, or use a torch.amp.GradScaler, which skips such a step."
 )
 
 
 class GradientQueue(nn.Module):
-    """What waits for a step of the rows of one table.
+    """The row gradients of one table that wait for an optimizer's step.
 
     With a fused update (`row_optimizer=` of the table) nothing waits: rows move at the end of
     the backward pass. A copy of the module starts empty, without an optimizer.
@@ -61,9 +61,9 @@ class GradientQueue(nn.Module):
 
     def __init__(self, rows: RowStore, device: torch.device | None = None):
         super().__init__()
-        self.serve(rows)
+        self.set_table(rows)
         self.anchor = nn.Parameter(torch.zeros(1, dtype=torch.float32, device=device))
-        self.__dict__.update(_nothing_waits())
+        self.__dict__.update(_empty_state())
         self._set_hook()
 
     _rows: "weakref.ref[RowStore] | None"
@@ -71,9 +71,9 @@ class GradientQueue(nn.Module):
     _pending: dict[
         tuple[int, int], list[RowGradients]
     ]  # of passes that have not reached the anchor
-    _mark: float | None  # of the anchor at the first call; who lists it in an optimizer changes it
-    _grad: "weakref.ref[Tensor] | None"  # anchor.grad as it was when `_norm` was written to it
-    num_passes: int  # backward passes that have brought gradients
+    _mark: float | None  # value of the anchor at the first call; another optimizer would change it
+    _grad: "weakref.ref[Tensor] | None"  # the tensor anchor.grad to which `_norm` was written
+    num_passes: int  # backward passes that brought gradients
     _warned: bool
     _summed: RowGradients | None
     _norm: float  # of `_summed`, as it was written to anchor.grad
@@ -82,26 +82,29 @@ class GradientQueue(nn.Module):
     _optimizer: "weakref.ref[RowOptimizer] | None"
     _hooked: "weakref.ref[nn.Parameter] | None"
 
-    # A table must go with the last name that it has, not when Python looks for cycles: it may be
-    # most of the memory. So nothing here holds what holds it.
+    # A table may be most of the memory, so it must be freed with its last reference and not
+    # when Python collects cycles: everything here refers to it weakly.
 
-    def serve(self, rows: RowStore) -> None:
-        """The table whose rows these are; it says so again after it was copied."""
+    def set_table(self, rows: RowStore) -> None:
+        """Set the table of these gradients; a table calls it again after it was copied."""
         self._rows = weakref.ref(rows)
 
     @property
-    def serves(self) -> bool:
+    def has_table(self) -> bool:
         return self._rows is not None and self._rows() is not None
 
     @property
     def rows(self) -> RowStore:
         found = None if self._rows is None else self._rows()
         if found is None:
-            raise UsageError("the table of these gradients is gone. Keep its head, or the table.")
+            raise UsageError(
+                "the table of these gradients no longer exists. Keep a reference to the table or "
+                "its head."
+            )
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, **_nothing_waits(), "_rows": None, "_lock": None}
+        return {**self.__dict__, **_empty_state(), "_rows": None, "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -119,18 +122,18 @@ class GradientQueue(nn.Module):
 
     def input(self) -> Tensor:
         """The anchor, for an autograd Function whose `backward` hands its gradients to `add`."""
-        self.follow()
+        self.follow_rows()
         if self._pending and torch._C._current_graph_task_id() == -1:
             self._forget_failed()
         anchor = self.anchor
         if torch.is_grad_enabled() and anchor.requires_grad:
             if anchor.grad is None:
-                self._summed = None  # somebody's zero_grad; its memory goes, too
+                self._summed = None  # somebody called zero_grad
             self._check_use(anchor)
         return anchor
 
     def _forget_failed(self) -> None:
-        """This thread is in no backward pass: what it has left here is of one that failed."""
+        """Drop what a failed backward pass of this thread left; it is in none now."""
         me = threading.get_ident()
         with self._lock:
             for key in [key for key in self._pending if key[0] == me]:
@@ -140,15 +143,15 @@ class GradientQueue(nn.Module):
         if self._hooked is None or self._hooked() is not anchor:
             raise UsageError(
                 "the anchor of the class rows was replaced by another parameter, as FSDP does: "
-                "their gradients would be lost. Leave it out: fully_shard(model, "
+                "their gradients would be lost. Exclude it: fully_shard(model, "
                 "ignored_params=tapas.optim.anchors(model))."
             )
         if anchor._backward_hooks and not self._warned:
             self._warned = True
             warnings.warn(
-                "the anchor of the class rows has a hook, which sees a gradient of 0 and can "
-                "change no row. Leave tapas.optim.anchors(model) out; scale rows by anchor.grad "
-                "after backward.",
+                "the anchor of the class rows has a hook, which sees a gradient of 0 and cannot "
+                "change any row. Register no hooks on tapas.optim.anchors(model); to scale the "
+                "gradients of rows, scale anchor.grad after backward.",
                 stacklevel=2,
             )
         rows = self.rows
@@ -156,16 +159,16 @@ class GradientQueue(nn.Module):
         if rows.row_optimizer is not None:
             return
         moved = self._was_moved(anchor)
-        if self.optimizer is None and (moved or self.waits):
-            raise UsageError(NOBODY)
+        if self.optimizer is None and (moved or self.has_unapplied):
+            raise UsageError(NO_OPTIMIZER)
         if moved:
-            raise UsageError(ANOTHER)
+            raise UsageError(SECOND_OPTIMIZER)
 
     def _was_moved(self, anchor: Tensor) -> bool:
-        """Whether something has moved the anchor since it was first looked at.
+        """Whether another optimizer has changed the anchor since the first call.
 
-        Its value tells. To ask a GPU for that is to wait for it; there its version must do, which
-        a write to `anchor.data` does not change.
+        On the CPU by its value. Reading a value from a GPU would synchronize, so there by the
+        tensor's version, which misses writes to `anchor.data`.
         """
         mark = float(anchor.detach()) if anchor.is_cpu else float(anchor._version)
         if self._mark is None:
@@ -173,22 +176,21 @@ class GradientQueue(nn.Module):
         return mark != self._mark
 
     @property
-    def waits(self) -> bool:
-        """Whether there are gradients that a step has not been made with."""
+    def has_unapplied(self) -> bool:
+        """Whether there are gradients that no step has applied yet."""
         return self._summed is not None and not self._applied
 
     @property
     def optimizer(self) -> "RowOptimizer | None":
-        """The optimizer of `tapas.optim` that was made last for these rows, while it lives."""
+        """The newest optimizer of `tapas.optim` for these rows, if it still exists."""
         return None if self._optimizer is None else self._optimizer()
 
     @staticmethod
     def accumulates(anchor: Any) -> bool | None:
-        """Whether the backward pass under way reaches the anchor, whose node of the graph it is.
+        """Whether the current backward pass reaches `anchor`, the anchor's node in the graph.
 
-        `torch.autograd.grad` of something else, and `backward(inputs=...)` without it, do not:
-        they look at gradients and must not move rows. None if it is the anchor's gradient that
-        `autograd.grad` was asked for.
+        `torch.autograd.grad` of other tensors and `backward(inputs=...)` without the anchor do
+        not, and must not move rows. None if `autograd.grad` was asked for the anchor's gradient.
         """
         try:
             return bool(torch._C._will_engine_execute_node(anchor))
@@ -196,10 +198,10 @@ class GradientQueue(nn.Module):
             return None
 
     def anchor_grad(self, accumulates: bool | None, *gradients: Tensor) -> Tensor:
-        """What a Function answers for the anchor: 0, to be filled in at the end of the pass.
+        """The gradient that a Function returns for the anchor: 0, filled in after the pass.
 
-        If `autograd.grad` asks for it, the norm of `gradients`: whoever assigns that to
-        anchor.grad by hand is told in the next step that rows cannot be moved by it.
+        For `autograd.grad` of the anchor, the norm of `gradients`. Assigning that to anchor.grad
+        by hand moves no rows; the next step raises an error.
         """
         if accumulates is not None:
             return self.anchor.new_zeros(1)
@@ -208,8 +210,8 @@ class GradientQueue(nn.Module):
         return norm
 
     def add(self, ids: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> None:
-        """In `backward`, if it `accumulates`: gradients (N, D) and (N,) of rows `ids` (N,)."""
-        if not self.rows.has_bias:  # or the norm would count what nobody moves
+        """Queue gradients (N, D) and (N,) of rows `ids` (N,), in a pass that `accumulates`."""
+        if not self.rows.has_bias:  # else the norm would count gradients that move nothing
             bias_grad = torch.zeros_like(bias_grad)
         with self._lock:
             found = self._pending.setdefault(_this_pass(), [])
@@ -217,9 +219,9 @@ class GradientQueue(nn.Module):
 
     @outside_graphs
     def _collect(self, anchor: Tensor) -> None:
-        """At the end of a backward pass, as it has reached the anchor with a gradient of 0.
+        """Called at the end of a backward pass, when the anchor gets its gradient of 0.
 
-        Several passes may be under way: in threads, or one inside another.
+        Several passes may run at once, in threads or nested.
         """
         with self._lock:
             found = self._pending.pop(_this_pass(), [])
@@ -231,8 +233,8 @@ class GradientQueue(nn.Module):
         if self.rows.row_optimizer is not None:
             self._move_now(self.rows.row_optimizer, found)
             return
-        grad: Any = anchor.grad  # which the pass has just made or added to
-        if self._summed is not None and float(grad) != 0:  # 0: somebody's zero_grad
+        grad: Any = anchor.grad  # which this pass has created or added to
+        if self._summed is not None and float(grad) != 0:  # 0: somebody called zero_grad
             found.insert(0, self._summed.times(self._factor(float(grad))))
         self._summed, square = sum_rows(found, self.rows.num_rows)
         self._applied = False
@@ -240,18 +242,18 @@ class GradientQueue(nn.Module):
         self._norm, self._grad = float(grad), weakref.ref(grad)
 
     def _formula(self) -> str:
-        """Of the optimizer, in words that ranks can compare."""
+        """The optimizer's formula as text, for ranks to compare."""
         return "" if self.optimizer is None else repr(self.optimizer.update_of(self.anchor))
 
     def update(self, gradients: RowGradients) -> None:
-        """One step with `gradients` alone, now, or at the end of `hold`."""
+        """Apply one step with only `gradients`, now or at the end of `hold`."""
         if self.rows.row_optimizer is not None:
             self._move_now(self.rows.row_optimizer, [gradients])
             return
         if self.optimizer is None:
             raise UsageError(
-                "nothing moves these rows yet. Make an optimizer for them, "
-                "tapas.optim.RowwiseAdagrad(table, lr=0.1), or build the table with "
+                "these rows have no optimizer yet. Create one, tapas.optim.RowwiseAdagrad(table, "
+                "lr=0.1), or build the table with "
                 "row_optimizer=tapas.optim.RowwiseAdagrad.fused(lr=0.1)."
             )
         if not gradients.is_finite():
@@ -259,30 +261,30 @@ class GradientQueue(nn.Module):
         self.optimizer.move(self, gradients)
 
     def _move_now(self, update: RowUpdate, found: Sequence[RowGradients]) -> None:
-        """By a fused update, each id once."""
+        """Move rows by a fused update, each id once."""
         for gradients in found:
             if not gradients.is_finite():
                 raise UsageError(NOT_FINITE)
-        if self._held is not None:  # copies: the caller is free to reuse its own
+        if self._held is not None:  # copies: the caller may reuse its tensors
             self._held.extend(RowGradients(*(p.clone() for p in each)) for each in found)
             return
-        self.rows.move_rows(update, joined(found), None)
+        self.rows.move_rows(update, concatenate(found), None)
 
     def summed(self) -> RowGradients | None:
-        """All that waits, each id once, times what has been done to anchor.grad."""
+        """The queued gradients, each id once, scaled by the changes made to anchor.grad."""
         if self._summed is None or self.anchor.grad is None:
             return None
         return self._summed.times(self._factor(float(self.anchor.grad)))
 
-    def ready(self) -> RowGradients | None:
-        """`summed`, for a step; an error if it is not finite, or another optimizer has it, too."""
-        if self.waits and self._was_moved(self.anchor):
-            raise UsageError(ANOTHER)
+    def prepare_step(self) -> RowGradients | None:
+        """`summed` for a step; an error if not finite, or if another optimizer has the anchor."""
+        if self.has_unapplied and self._was_moved(self.anchor):
+            raise UsageError(SECOND_OPTIMIZER)
         if self._is_by_hand(self.anchor.grad):
             raise UsageError(
-                "anchor.grad was set by hand: it is only the norm of the gradients of class rows, "
-                "which `backward` alone brings. Change it in place, as `grad.mul_(0.5)` does, or "
-                "assign the gradients of the other parameters only."
+                "anchor.grad was assigned: it is only the norm of the gradients of class rows, "
+                "which come from `backward` alone. Change it in place, as `grad.mul_(0.5)` does, "
+                "and assign gradients only to other parameters."
             )
         if self._summed is None or self.anchor.grad is None:
             return None
@@ -290,42 +292,42 @@ class GradientQueue(nn.Module):
             raise UsageError(NOT_FINITE)
         return self.summed()
 
-    def forget_marks(self) -> None:
-        """Another optimizer may have moved the anchor; from now on it should not."""
+    def reset_mark(self) -> None:
+        """Accept the anchor's present value: another optimizer may have changed it before."""
         self._mark = None
 
     def _is_by_hand(self, grad: Tensor | None) -> bool:
-        """Whether `grad` is another tensor than the one that the norm was written to.
+        """Whether `grad` is not the tensor to which the norm was written.
 
-        DistributedDataParallel may have put it into a bucket, where it is a part of a larger one.
+        A view of a larger tensor is fine: DistributedDataParallel puts gradients into buckets.
         """
         if grad is None or (self._grad is not None and self._grad() is grad):
             return False
         in_bucket = grad.untyped_storage().nbytes() > grad.nbytes
         return float(grad) != 0 and (self._summed is None or not in_bucket)
 
-    def applied(self) -> None:
-        """A step has been made with what waits; it stays for as long as torch keeps a `.grad`."""
+    def mark_applied(self) -> None:
+        """Note that a step has applied the queue; it stays until `zero_grad`, as a `.grad` does."""
         self._applied = True
 
     def _factor(self, grad: float) -> float:
-        """What has been done to anchor.grad since its norm was recorded."""
+        """The factor by which anchor.grad was scaled since its norm was recorded."""
         factor = grad / self._norm if self._norm else 1.0
         return 1.0 if abs(factor - 1) < ROUNDING else factor
 
     def discard(self) -> None:
-        """Drop all that waits."""
+        """Drop the queued gradients."""
         self._summed = None
         self._pending.clear()
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Fused updates inside are applied as one at the end, after an exception not at all.
+        """Apply fused updates made inside as one at the end; none after an exception.
 
-        Without a fused update nothing is to be held: every step of an optimizer is one update.
+        Without a fused update this does nothing: a step of an optimizer is one update anyway.
         """
         if self._held is not None:
-            raise UsageError("this table is accumulating already; leave that block first.")
+            raise UsageError("this table is already accumulating; leave that block first.")
         self._held = []
         try:
             yield
@@ -336,10 +338,10 @@ class GradientQueue(nn.Module):
             self._held = None
 
     def _apply(self, fn: Any, recurse: bool = True) -> "GradientQueue":
-        """A move takes along what waits and the optimizer's state; nothing here is ever cast."""
+        """Move queue and optimizer state with the module; nothing here is ever cast."""
         device = fn(self.anchor.detach()[:0]).device
         if device != self.anchor.device:
-            # what comes from "meta" has no value
+            # a tensor on "meta" has no values to copy
             super()._apply(lambda t: torch.zeros(1, device=device) if t.is_meta else t.to(device))  # type: ignore[no-untyped-call]
             if self._hooked is None or self._hooked() is not self.anchor:
                 self._set_hook()
@@ -353,23 +355,23 @@ class GradientQueue(nn.Module):
         return self
 
     def _save_to_state_dict(self, *args: Any) -> None:
-        """The anchor's value means nothing: it is in no state_dict."""
+        """Save nothing: the anchor's value has no meaning."""
 
     def _load_from_state_dict(self, *args: Any) -> None:
-        """Nor is it in any that is loaded."""
+        """Load nothing."""
 
-    def follow(self) -> None:
-        """To where the rows are, which a state that was assigned may have brought from "meta"."""
+    def follow_rows(self) -> None:
+        """Move the anchor to the device of the rows, after these were loaded on "meta"."""
         if self.anchor.is_meta and self.rows.device.type != "meta":
             self.to_empty(device=self.rows.device)
 
 
 def _this_pass() -> tuple[int, int]:
-    """The thread, and which of the backward passes inside of each other it is in."""
+    """The current thread and its innermost backward pass."""
     return threading.get_ident(), torch._C._current_graph_task_id()
 
 
-def _nothing_waits() -> dict[str, Any]:
+def _empty_state() -> dict[str, Any]:
     return {
         "_pending": {},
         "_summed": None,
@@ -386,16 +388,16 @@ def _nothing_waits() -> dict[str, Any]:
     }
 
 
-def joined(parts: Sequence[RowGradients]) -> RowGradients:
-    """All `parts` in a row."""
+def concatenate(parts: Sequence[RowGradients]) -> RowGradients:
+    """All `parts`, one after the other."""
     if len(parts) == 1:
         return parts[0]
     return RowGradients(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 def sum_rows(parts: Sequence[RowGradients], num_rows: int) -> tuple[RowGradients, float]:
-    """Each id of `parts` once, rising, with its summed gradient, and the sum of all squares."""
-    ids, weight, bias = joined(parts)
+    """Distinct ids of `parts`, rising, with summed gradients, and the sum of all squares."""
+    ids, weight, bias = concatenate(parts)
     if native.readable(weight, bias):
         *summed, square = native.sum_rows(ids, weight, bias, num_rows)
         return RowGradients(*summed), square
@@ -415,5 +417,5 @@ def queues_in(modules: nn.Module | Iterable[nn.Module]) -> list[GradientQueue]:
 
 
 def anchors(model: nn.Module) -> set[nn.Parameter]:
-    """The parameters that stand for class rows: for `ignored_params` of fully_shard."""
+    """The parameters that stand for class rows, as for `ignored_params` of fully_shard."""
     return {queue.anchor for queue in queues_in(model)}

@@ -1,4 +1,4 @@
-"""Optimizers of class rows: real torch optimizers whose parameters are the tables' anchors."""
+"""Optimizers of class rows: torch optimizers whose parameters are the tables' anchors."""
 
 import weakref
 from collections.abc import Callable, Iterable
@@ -22,28 +22,30 @@ from tapas.optim.row_updates import (
 from tapas.torch_modes import outside_graphs
 
 _names_of = cache(lambda formula: [field.name for field in fields(formula)])
-WHOLE = ("step", "layout")  # numbers of a state, on the CPU
+INTEGERS = ("step", "layout")  # entries of a state that are integers, on the CPU
 Rows: TypeAlias = nn.Module | Iterable[nn.Module] | Iterable[dict[str, Any]]
 
 
 class RowOptimizer(torch.optim.Optimizer):
-    """Moves the rows that a step has touched, and no other.
+    """Base of the row optimizers, which move only rows with a gradient.
 
-    `rows` is a head, a table or a model that holds some; several of them; or dicts with such
-    "params" and numbers of their own, as torch has it. `step` applies the gradients of all calls
-    since the last `zero_grad`, each row once; rows without a gradient do not move. What a formula
-    remembers of the rows is made in the first step and is a part of `state_dict`. `weight_decay`
-    is added to the gradient, as in torch.optim.SGD: of the rows that a step touches, when it does,
-    and never of biases.
+    Args:
+        rows: a head, a table, a model that contains some, or an iterable of these; or torch's
+            list of dicts, with such modules as "params".
+
+    `step` applies the gradients of all backward passes since the last `zero_grad`, once for each
+    row. State is created in the first step and saved in `state_dict`. Weight decay is added to
+    the gradient, as in torch.optim.SGD, but only for the rows that a step touches, and never for
+    biases.
     """
 
     formula: ClassVar[type[RowUpdate]]
 
     def __init__(self, rows: Rows, defaults: dict[str, Any]):
         self._queues: dict[Tensor, GradientQueue] = {}
-        self._tables: list[RowStore] = []  # which live as long as their optimizer, as in torch
+        self._tables: list[RowStore] = []  # kept alive by their optimizer, as parameters in torch
         self._attached = False
-        self.formula(**defaults)  # a bad number is told before anything else
+        self.formula(**defaults)  # bad hyperparameters raise before anything else
         groups: Any = rows
         if isinstance(rows, nn.Module | Tensor):
             groups = [{"params": rows}]
@@ -52,21 +54,21 @@ class RowOptimizer(torch.optim.Optimizer):
             if groups and not isinstance(groups[0], dict):
                 groups = [{"params": groups}]
         super().__init__(groups, defaults)
-        self._attached = True  # rows change hands when nothing can be refused any more
+        self._attached = True  # only now, as the checks above may have raised
         for queue in self._queues.values():
             self._attach(queue)
 
     def _attach(self, queue: GradientQueue) -> None:
         queue._optimizer = weakref.ref(self)
         queue.state = self.state.get(queue.anchor, {})
-        queue.forget_marks()
+        queue.reset_mark()
 
     @classmethod
     def fused(cls, **numbers: Any) -> RowUpdate:
-        """The same formula as the `row_optimizer` of a head: rows then move inside `backward`.
+        """The same update for `row_optimizer=` of a head or table: rows move inside `backward`.
 
-        Such rows need no optimizer, and hear of none: no scheduler, no clipping, no loss scaling,
-        no accumulation but inside `head.accumulate()`.
+        Such rows need no optimizer, and schedulers, clipping, loss scaling and accumulation over
+        several backward passes do not apply to them, except inside `head.accumulate()`.
         """
         return cls.formula(**numbers)
 
@@ -81,11 +83,11 @@ class RowOptimizer(torch.optim.Optimizer):
         queues = self._queues_of(param_group["params"])
         update = self._update({**self.defaults, **param_group})
         for queue in queues:
-            queue.follow()
+            queue.follow_rows()
             if queue.rows.row_optimizer is not None:
                 raise UsageError(
-                    f"these rows move in `backward` already, by {queue.rows.row_optimizer}. Leave "
-                    "row_optimizer out of the head to have an optimizer move them."
+                    f"these rows already move in `backward`, by {queue.rows.row_optimizer}. Build "
+                    "the head without row_optimizer to use an optimizer."
                 )
             queue.rows.check_update(update)
         super().add_param_group({**param_group, "params": [queue.anchor for queue in queues]})
@@ -110,7 +112,8 @@ class RowOptimizer(torch.optim.Optimizer):
                 )
         if not (queues := queues_in(several)):
             raise UsageError(
-                f"{kind} was given no head and no class table: it has no rows to move."
+                f"{kind} found no class table in what it was given, so it has no rows to move. "
+                "Pass a head, a table or a model that contains one."
             )
         return queues
 
@@ -120,7 +123,7 @@ class RowOptimizer(torch.optim.Optimizer):
         return [p for table in tables for p in table.parameters()]
 
     def update_of(self, anchor: Tensor) -> RowUpdate:
-        """The formula with the present numbers of the group that `anchor` is in."""
+        """The update with the current hyperparameters of the group of `anchor`."""
         for group in self.param_groups:
             if any(anchor is one for one in group["params"]):
                 return self._update(group)
@@ -135,18 +138,18 @@ class RowOptimizer(torch.optim.Optimizer):
     @outside_graphs
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Move all rows that have gradients. Nothing moves if one of these is not finite."""
+        """Move all rows that have gradients, or none if a gradient is not finite."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for queue, update, gradients in self.ready():
+        for queue, update, gradients in self.prepare_step():
             self._move(queue, update, gradients)
-            queue.applied()
+            queue.mark_applied()
         return loss
 
-    def ready(self) -> list[tuple[GradientQueue, RowUpdate, RowGradients]]:
-        """All that a step will do, or an error that leaves everything as it is."""
+    def prepare_step(self) -> list[tuple[GradientQueue, RowUpdate, RowGradients]]:
+        """What a step will apply; an error, before anything has changed, if it cannot."""
         work = []
         for group in self.param_groups:
             update = self._update(group)
@@ -154,24 +157,24 @@ class RowOptimizer(torch.optim.Optimizer):
                 queue = self._queues[anchor]
                 if queue.anchor is not anchor:
                     raise UsageError(
-                        "the table has another anchor than when this optimizer was made, as after "
-                        "to_empty. Make the optimizer when the rows are where they stay."
+                        "the table's anchor was replaced after this optimizer was created, as by "
+                        "to_empty. Create the optimizer after the table is on its final device."
                     )
-                if queue.optimizer is None:  # one that was made later is gone
+                if queue.optimizer is None:  # a newer optimizer no longer exists
                     self._attach(queue)
                 if queue.optimizer is not self:
                     raise UsageError(
-                        f"the rows of this {type(self).__name__} have another optimizer by now, a "
-                        f"{type(queue.optimizer).__name__} that was made later. Step that one."
+                        f"the rows of this {type(self).__name__} have a newer optimizer, a "
+                        f"{type(queue.optimizer).__name__}. Step that one."
                     )
-                gradients = queue.ready()
+                gradients = queue.prepare_step()
                 if gradients is not None:
                     queue.rows.check_row_state(update, self.state.get(anchor, {}))
                     work.append((queue, update, gradients))
         return work
 
     def move(self, queue: GradientQueue, gradients: RowGradients) -> None:
-        """One step with `gradients` alone, beside what waits in the queue."""
+        """Apply one step with only `gradients`; the queue stays as it is."""
         self._move(queue, self.update_of(queue.anchor), gradients)
 
     def _move(self, queue: GradientQueue, update: RowUpdate, gradients: RowGradients) -> None:
@@ -188,18 +191,18 @@ class RowOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Numbers and state as they were saved; a state of other rows or formula is refused."""
+        """Load hyperparameters and state; an error if they are of other rows or another formula."""
         self._check_loaded(state_dict)
         numbers = (n for group in state_dict["param_groups"] for n in group["params"])
         anchors = (a for group in self.param_groups for a in group["params"])
         saved = {a: state_dict["state"].get(n) for n, a in zip(numbers, anchors, strict=False)}
         super().load_state_dict(state_dict)
         for anchor, queue in self._queues.items():
-            # copies, as two optimizers must not move one state; torch would round whole numbers
+            # copies, so that two optimizers never share a state; torch would cast the integers
             if given := saved.get(anchor):
                 self.state[anchor] = {
                     name: part.clone()
-                    if name in WHOLE
+                    if name in INTEGERS
                     else part.to(anchor.device, torch.float32, copy=True).contiguous()
                     for name, part in given.items()
                 }
@@ -212,10 +215,10 @@ class RowOptimizer(torch.optim.Optimizer):
             if lacking := [name for name in self._numbers() if name not in group]:
                 raise UsageError(
                     f"this state is not that of a {kind}: it lacks {', '.join(lacking)}. Load it "
-                    "into the kind of optimizer that has saved it. Nothing was loaded."
+                    "into the kind of optimizer that saved it. Nothing was loaded."
                 )
         if [len(g["params"]) for g in groups] != [len(g["params"]) for g in self.param_groups]:
-            return  # torch has words for that
+            return  # torch raises its own error
         for saved, mine in zip(groups, self.param_groups, strict=True):
             for number, anchor in zip(saved["params"], mine["params"], strict=True):
                 state = state_dict["state"].get(number) or {}
@@ -228,7 +231,7 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        for queue in self._queues.values():  # a copy of both belongs together
+        for queue in self._queues.values():  # a copy of table and optimizer stays connected
             if queue.optimizer is None:
                 self._attach(queue)
 
@@ -245,7 +248,7 @@ class SGD(RowOptimizer):
 class Adagrad(RowOptimizer):
     """sum += g^2;  row -= lr * g / (sqrt(sum) + eps)        (Duchi, Hazan, Singer 2011)
 
-    `initial_sum` is where sums start; state is as large as the rows.
+    Sums start at `initial_sum`; the state is as large as the rows.
     """
 
     formula = AdagradUpdate
@@ -264,18 +267,18 @@ class Adagrad(RowOptimizer):
 
 
 class RowwiseAdagrad(Adagrad):
-    """Adagrad with one sum for the whole row: sum += mean(g^2). D times less state.
+    """Adagrad with one sum for each row: sum += mean(g^2). D times less state.
 
-    The choice for large tables, and the one whose learning rate matters least.
+    The default choice for large tables, and the least sensitive to its learning rate.
     """
 
     formula = RowwiseAdagradUpdate
 
 
 class LazyAdam(RowOptimizer):
-    """Adam whose moments move only when their row is touched, as torch.optim.SparseAdam.
+    """Adam that updates moments only for the rows of a step, as torch.optim.SparseAdam.
 
-    State is twice as large as the rows.
+    The state is twice as large as the rows.
     """
 
     formula = LazyAdamUpdate

@@ -1,4 +1,4 @@
-"""What optimizers need of a table: where its rows are, and how to move them."""
+"""`RowStore`, the part of a class table that optimizers use, and `RowGradients`."""
 
 import math
 from abc import ABC, abstractmethod
@@ -13,7 +13,7 @@ from tapas.optim.row_updates import RowUpdate
 
 
 class RowGradients(NamedTuple):
-    """Gradients of N rows and their biases; an id may repeat until they are summed."""
+    """Gradients of N rows and their biases; ids may repeat."""
 
     ids: Tensor  # (N,) int64
     weight: Tensor  # (N, D) float32
@@ -25,7 +25,7 @@ class RowGradients(NamedTuple):
         return RowGradients(self.ids, self.weight * factor, self.bias * factor)
 
     def is_finite(self) -> bool:
-        # a finite sum proves it; only a bad one pays for more
+        # a finite sum proves it, and is cheaper than looking at each number
         total = float(self.weight.sum()) + float(self.bias.sum())
         return math.isfinite(total) or bool(
             self.weight.isfinite().all() & self.bias.isfinite().all()
@@ -33,69 +33,73 @@ class RowGradients(NamedTuple):
 
 
 class RowStore(ABC):
-    """Rows that can be moved, wherever they are."""
+    """Class rows that an optimizer can move."""
 
     @property
     @abstractmethod
     def num_rows(self) -> int:
-        """Rows that are kept in this process."""
+        """Number of rows stored in this process."""
 
     @property
     @abstractmethod
     def has_bias(self) -> bool:
-        """Whether there are biases; where not they are 0 and have no gradient."""
+        """Whether classes have biases; without them biases read as 0 and get no gradient."""
 
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where the rows are read, and where queries are expected."""
+        """The device on which rows are read and queries are expected."""
 
     @property
     @abstractmethod
     def row_optimizer(self) -> RowUpdate | None:
-        """What moves rows in `backward`; None where they wait for an optimizer's step."""
+        """The fused update that moves rows in `backward`; None if an optimizer moves them."""
 
     @abstractmethod
     def move_rows(
         self, update: RowUpdate, gradients: RowGradients, state: dict[str, Tensor] | None
     ) -> None:
-        """One step by `update` of the rows named, whose gradients are finite.
+        """Apply one step of `update` to the rows of `gradients`, which must be finite.
 
-        `state` is that of an optimizer, which is filled in its first step; with None it is the
-        table's own, of the fused option. Gradients of a repeated id are summed.
+        `state` is that of an optimizer and is filled in its first step; None means the table's
+        own, for a fused update. Gradients of repeated ids are summed.
         """
 
-    def check_training(self) -> None:  # noqa: B027  (most have nothing to refuse)
-        """An error if the rows cannot be trained in this process."""
+    def check_training(self) -> None:  # noqa: B027  (optional)
+        """Raise UsageError if the rows cannot be trained in this process."""
 
     def check_update(self, update: RowUpdate) -> None:  # noqa: B027
-        """An error if the rows cannot be moved by `update`."""
+        """Raise UsageError if the rows cannot be moved by `update`."""
 
     def row_state_shapes(self, update: RowUpdate) -> dict[str, tuple[int, ...]]:
-        """What an optimizer's state of these rows holds after its first step, by name."""
+        """Names and shapes of an optimizer's state for these rows, after its first step."""
         return {}
 
-    def row_state_marks(self) -> dict[str, Tensor]:
-        """Entries of such a state that say whose rows they are, not what was learned."""
+    def row_state_layout(self) -> dict[str, Tensor]:
+        """Entries of such a state that say which rows it is for."""
         return {}
 
     def check_row_state(self, update: RowUpdate, state: Mapping[str, Tensor]) -> None:
-        """An error if `state`, an optimizer's, is not what `update` remembers of these rows."""
+        """Raise UsageError if `state` is not a state of `update` for these rows."""
         found = {name: tuple(getattr(part, "shape", ())) for name, part in state.items()}
         if state and found != (wanted := self.row_state_shapes(update)):
             raise UsageError(
                 f"this state is not that of a {update.name} for these rows: it has {found}, "
-                f"expected {wanted}."
+                f"expected {wanted}. Load the state that was saved with these rows."
             )
         for name, part in state.items():
-            whole = name in ("step", "layout")
-            if not isinstance(part, Tensor) or part.is_meta or part.is_floating_point() == whole:
+            integer = name in ("step", "layout")
+            if not isinstance(part, Tensor) or part.is_meta or part.is_floating_point() == integer:
+                kind = "integer" if integer else "floating point"
                 raise UsageError(
-                    f"{name} of an optimizer's state of rows is no such tensor: {part!r}."
+                    f"'{name}' in the optimizer state of rows must be a {kind} tensor with "
+                    f"values, got {part!r}."
                 )
             if name == "step" and int(part) < 0:
-                raise UsageError(f"an optimizer's state of rows has made {int(part)} steps.")
+                raise UsageError(
+                    f"'step' in the optimizer state of rows must be at least 0, got {int(part)}."
+                )
 
     def sum_over_ranks(self, value: float, formula: Callable[[], str]) -> float:
-        """The sum of `value` over all ranks, whose optimizers must have the same `formula`."""
+        """The sum of `value` over all ranks; an error if they differ in `formula`."""
         return value

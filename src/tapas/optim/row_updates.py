@@ -1,9 +1,9 @@
-"""What one step does to the rows that it touches: four formulas and their numbers.
+"""Update formulas of the row optimizers: SGD, Adagrad, row-wise Adagrad and lazy Adam.
 
-Each is a function on a block of touched rows (N, W): the class rows with W = D, the
-biases with W = 1. Repeated ids have been summed before. Weight decay is coupled L2 (as
-in torch.optim.SGD and Adagrad): it is added to the gradient of the rows a step touches,
-when it touches them, and never to biases; an untouched row does not decay.
+Each works on a block of rows (N, W), W = D for class rows and W = 1 for biases, after the
+gradients of repeated ids have been summed. Weight decay is coupled L2, as in torch.optim.SGD
+and Adagrad: it is added to the gradient of the rows in a step, never to biases. Rows without
+a gradient do not decay.
 """
 
 import math
@@ -20,10 +20,10 @@ from tapas.shapes import number
 
 
 def round_to_bfloat16(block: Tensor, generator: torch.Generator) -> Tensor:
-    """float32 `block` in bfloat16, up or down so that the mean is `block`.
+    """float32 `block` rounded stochastically to bfloat16: its expectation is `block`.
 
-    bfloat16 is the upper half of a float32. Adding 16 random bits below the cut before
-    cutting rounds up with just the probability that the lower half stands for.
+    bfloat16 is the upper half of a float32. Adding 16 random bits to the lower half before
+    dropping it rounds up with the right probability.
     """
     bits = block.view(torch.int32)
     noise = torch.randint(
@@ -38,7 +38,7 @@ LARGEST, SMALLEST = torch.finfo(torch.float32).max, torch.finfo(torch.float32).t
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """One piece of optimizer state: as wide as its row, or one number for the row."""
+    """One optimizer state of a row: as wide as the row, or one number."""
 
     wide: bool
     initial: float = 0.0
@@ -46,9 +46,9 @@ class StateSpec:
 
 @dataclass(kw_only=True)
 class RowUpdate(ABC):
-    """A formula with its numbers, which may be changed between steps: `update.lr = 0.05`."""
+    """A formula with its hyperparameters, which may change between steps: `update.lr = 0.05`."""
 
-    name: ClassVar[str]  # of the optimizer in `tapas.optim` that steps by it
+    name: ClassVar[str]  # of the optimizer in `tapas.optim` that uses it
     lr: float = 0.1
     weight_decay: float = 0.0
 
@@ -59,12 +59,12 @@ class RowUpdate(ABC):
         object.__setattr__(self, name, self._check(name, value))
 
     def _check(self, name: str, value: Any) -> Any:
-        """`value` as a number that `name` may be; all but `eps` may be 0."""
+        """`value` as a float, or an error; all hyperparameters but `eps` may be 0."""
         if isinstance(value, Tensor) and value.numel() == 1:
             value = float(value)
         given = number(value)
         least = SMALLEST if name == "eps" else 0.0
-        if not least <= given <= LARGEST:  # of float32, in which rows are computed
+        if not least <= given <= LARGEST:  # rows are computed in float32
             bound = "above 0" if name == "eps" else "of at least 0"
             beyond = ", which float32 cannot hold" if 0 < given < math.inf else ""
             raise UsageError(
@@ -74,22 +74,22 @@ class RowUpdate(ABC):
 
     @abstractmethod
     def state_specs(self) -> dict[str, StateSpec]:
-        """What it remembers for every row."""
+        """The state that it keeps for every row, by name."""
 
     @abstractmethod
     def apply(self, rows: Tensor, grad: Tensor, state: dict[str, Tensor], step: int) -> None:
-        """Move `rows` (N, W) against `grad` (N, W) in place, and `state` with them.
+        """Update `rows` (N, W) and their `state` in place by gradients `grad` (N, W).
 
-        `step` counts this table's updates from 1.
+        `step` counts the updates of the table, from 1.
         """
 
     def native(self, step: int) -> tuple[int, tuple[float, ...]] | None:
-        """What native/updates.h calls this formula, and its numbers; None if it has no kernel."""
+        """The number of this formula in native/updates.h and its arguments; None without one."""
         return None
 
     def __repr__(self) -> str:
-        told = ", ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
-        return f"{self.name}({told})"
+        numbers = ", ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
+        return f"{self.name}({numbers})"
 
 
 @dataclass(kw_only=True, repr=False)
@@ -130,7 +130,7 @@ class AdagradUpdate(RowUpdate):
 
 @dataclass(kw_only=True, repr=False)
 class RowwiseAdagradUpdate(AdagradUpdate):
-    """Adagrad with one sum for the whole row: sum += mean(g^2). D times less state."""
+    """Adagrad with one sum for each row: sum += mean(g^2). D times less state."""
 
     name = "RowwiseAdagrad"
 
@@ -149,10 +149,10 @@ class RowwiseAdagradUpdate(AdagradUpdate):
 
 @dataclass(kw_only=True, repr=False)
 class LazyAdamUpdate(RowUpdate):
-    """Adam whose moments move only when their row is touched, as torch.optim.SparseAdam.
+    """Adam that updates moments only for the rows of a step, as torch.optim.SparseAdam.
 
     m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
-    row -= lr * sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps)     t: the table's updates
+    row -= lr * sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps)     t: updates of the table
     """
 
     name = "LazyAdam"
@@ -178,7 +178,7 @@ class LazyAdamUpdate(RowUpdate):
         rows.addcdiv_(mean, square.sqrt().add_(self.eps), value=-length)
 
     def correction(self, step: int) -> float:
-        """Of the learning rate, for moments that begin at 0."""
+        """The factor of the learning rate that corrects for moments starting at 0."""
         return math.sqrt(1 - self.betas[1] ** step) / (1 - self.betas[0] ** step)
 
     def native(self, step: int) -> tuple[int, tuple[float, ...]] | None:

@@ -36,7 +36,7 @@ class AliasTable:
     def draw(self, k: int, *, generator: torch.Generator) -> Tensor:
         """`k` independent positions, (k,) int64."""
         u = torch.rand(k, generator=generator, dtype=torch.float64, device="cpu")
-        if native.reaches(self.threshold, self.partner):
+        if native.supports(self.threshold, self.partner):
             return native.alias(u, self.threshold, self.partner)
         u.mul_(self.threshold.shape[0])
         bucket = u.long().clamp_(max=self.threshold.shape[0] - 1)

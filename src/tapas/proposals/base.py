@@ -136,7 +136,7 @@ def first_distinct(
         raise UsageError(
             f"{proposal!r} drew class {worst}; expected ids from 0 to {proposal.num_classes - 1}."
         )
-    if native.reaches(draws):
+    if native.supports(draws):
         return native.distinct(draws.long().contiguous(), k, proposal.num_classes)
     # stable: of equal ids the earlier draw comes first
     ordered, position = torch.sort(draws, stable=True)

@@ -128,7 +128,7 @@ class Squashed(Proposal):
         if self._alias is None:
             return ids
         u = torch.rand(k, generator=generator, dtype=torch.float64, device="cpu")
-        if native.reaches(ids, self.head_ids):
+        if native.supports(ids, self.head_ids):
             num_head = int((u >= self._floor_share).sum())
             v = torch.rand(num_head, generator=generator, dtype=torch.float64, device="cpu")
             alias = self._alias

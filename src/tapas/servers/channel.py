@@ -55,9 +55,9 @@ class ServerChannel:
     _seen: dict[int, Version] = field(default_factory=dict)
     _pending: list[dict[str, Gradients]] | None = None  # of each server: pushes that go as one
 
-    def request(self, verb: str, requests: Mapping[int, Sequence[Any]]) -> dict[int, Any]:
+    def request(self, method: str, requests: Mapping[int, Sequence[Any]]) -> dict[int, Any]:
         """The answers of the servers that are asked, whose last part is a `Version`."""
-        calls = [self.servers.call(j, verb, *request) for j, request in requests.items()]
+        calls = [self.servers.call(j, method, *request) for j, request in requests.items()]
         answers = {call.number: call.answer() for call in calls}
         for number, answer in answers.items():
             self._note(number, answer[-1])

@@ -2,7 +2,7 @@
 
 Questions and answers are numpy arrays, numbers, text, and tuples and dicts of these. A process
 that dies is started again by whoever runs it, and what it had been asked is asked again: every
-verb must bear being called twice.
+method must bear being called twice.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class Call(Protocol):
         ...
 
     def answer(self) -> Any:
-        """Wait for it. Raises what the verb has raised, or PeerError if there is none to hear."""
+        """Wait for it. Raises what the method has raised, or PeerError if there is none to hear."""
         ...
 
 
@@ -31,8 +31,8 @@ class Peers(Protocol):
     kind: str
     size: int
 
-    def call(self, number: int, verb: str, *args: Any) -> Call:
-        """Ask peer `number` for `verb(*args)`; returns at once."""
+    def call(self, number: int, method: str, *args: Any) -> Call:
+        """Ask peer `number` for `method(*args)`; returns at once."""
         ...
 
     def share(self, value: Any) -> Any:
@@ -62,10 +62,10 @@ class InProcess:
     def __init__(self, kind: str, objects: Sequence[Any]):
         self.kind, self.objects, self.size = kind, list(objects), len(objects)
 
-    def call(self, number: int, verb: str, *args: Any) -> "LocalCall":
+    def call(self, number: int, method: str, *args: Any) -> "LocalCall":
         if not 0 <= number < self.size:
             raise UsageError(f"there is no {self.kind} {number}: there are {self.size}, from 0.")
-        return LocalCall(number, self.objects[number], verb, args)
+        return LocalCall(number, self.objects[number], method, args)
 
     def share(self, value: Any) -> Any:
         return value
@@ -86,12 +86,12 @@ class InProcess:
 class LocalCall:
     """A call within this process; it succeeds or fails at once, and says so when asked."""
 
-    def __init__(self, number: int, target: Any, verb: str, args: tuple[Any, ...]):
+    def __init__(self, number: int, target: Any, method: str, args: tuple[Any, ...]):
         self.number = number
         self._value: Any = None
         self._error: Exception | None = None
         try:
-            self._value = getattr(target, verb)(*args)
+            self._value = getattr(target, method)(*args)
         except Exception as error:
             self._error = error
 
@@ -104,7 +104,7 @@ class LocalCall:
         return self._value
 
 
-def call_all(peers: Peers, verb: str, args: tuple[Any, ...] = ()) -> list[Any]:
-    """`verb(*args)` of every peer, all under way together."""
-    calls = [peers.call(number, verb, *args) for number in range(peers.size)]
+def call_all(peers: Peers, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
+    """`method(*args)` of every peer, all under way together."""
+    calls = [peers.call(number, method, *args) for number in range(peers.size)]
     return [call.answer() for call in calls]

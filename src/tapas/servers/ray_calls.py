@@ -41,11 +41,11 @@ class PeerState:
 class RayCall:
     """A call of one peer, made again whenever the peer's process dies under it."""
 
-    def __init__(self, peers: "RayPeers", number: int, verb: str, args: tuple[Any, ...]):
+    def __init__(self, peers: "RayPeers", number: int, method: str, args: tuple[Any, ...]):
         self.number = number
         self.awaited: Any  # Ray's name for what comes next; None while there is nobody to call
         self._pending_ping: Any
-        self._peers, self._verb, self._args = peers, verb, args
+        self._peers, self._method, self._args = peers, method, args
         self._actor, self._seen = peers._actors[number], peers._seen[number]
         self._lock = threading.Lock()
         self._deaths, self._lost_since, self._lost_at = 0, 0.0, 0.0
@@ -69,7 +69,7 @@ class RayCall:
         # one tuple: Ray serializes, and stores if it is large, every argument by itself
         shared = {i: a for i, a in enumerate(self._args) if isinstance(a, import_ray().ObjectRef)}
         plain = tuple(None if i in shared else a for i, a in enumerate(self._args))
-        self.awaited = self._actor.call.remote(self._verb, plain, tuple(shared), *shared.values())
+        self.awaited = self._actor.call.remote(self._method, plain, tuple(shared), *shared.values())
         self._is_asked, self._made = True, time.monotonic()
         self._pending_ping, self._is_alive, self._ping_answered = None, False, self._made
 
@@ -94,7 +94,7 @@ class RayCall:
         except gone as told:
             self._lost(told, is_final=isinstance(told, ray.exceptions.ActorDiedError))
         except Exception as told:
-            self._give_up(f"cannot be asked for '{self._verb}': {_first_line(told)}")
+            self._give_up(f"cannot be asked for '{self._method}': {_first_line(told)}")
         else:
             self._seen.answered(process, is_built=self._is_asked or value)
             if self._is_asked:
@@ -113,7 +113,7 @@ class RayCall:
         if is_final and not self._is_asked:
             self._give_up(f"is gone and is not started again: {why}")
         elif self._deaths >= MAX_DEATHS:
-            doing = f"it was asked for '{self._verb}'" if self._verb else "it was built"
+            doing = f"it was asked for '{self._method}'" if self._method else "it was built"
             self._give_up(f"has died {self._deaths} times in a row while {doing}: {why}")
         elif now - self._lost_since > patience:
             self._give_up(f"has died and is not back after {patience:g} s: {why}")
@@ -128,7 +128,7 @@ class RayCall:
         silent = min(working, now - self._ping_answered)
         since = self._made if self._is_asked else self._lost_since
         if working > work_limit and seen.is_up and self._is_alive:
-            doing = f"has worked on '{self._verb}' for {work_limit:g} s without an answer"
+            doing = f"has worked on '{self._method}' for {work_limit:g} s without an answer"
             self._give_up(f"{doing}. Allow it more seconds if that is what it takes")
         elif silent > limit and (seen.is_up or self._is_alive):
             self._give_up(f"has not answered for {limit:g} s: it hangs, or its host is cut off")

@@ -45,9 +45,9 @@ class ActorHost:
         return self._process, self._is_built
 
     def call(
-        self, verb: str, args: tuple[Any, ...] = (), places: tuple[int, ...] = (), *shared: Any
+        self, method: str, args: tuple[Any, ...] = (), places: tuple[int, ...] = (), *shared: Any
     ) -> tuple[ProcessInfo, Any, Exception | None]:
-        """What `verb` answers, and what it raises; without a verb, the peer is just built.
+        """What `method` answers, and what it raises; without a method, the peer is just built.
 
         What is `shared` by several calls are the arguments at `places`.
         """
@@ -58,13 +58,13 @@ class ActorHost:
                 except BaseException as error:
                     self._error = self._as_error(error, "could not be built")
                 self._is_built = True
-        if self._error or not verb:
+        if self._error or not method:
             return self._process, None, self._error
         try:
             given = dict(enumerate(args)) | dict(zip(places, shared, strict=True))
-            return self._process, getattr(self._target, verb)(*given.values()), None
+            return self._process, getattr(self._target, method)(*given.values()), None
         except BaseException as error:  # an exit too: only a signal ends this process
-            return self._process, None, self._as_error(error, f"failed in '{verb}'")
+            return self._process, None, self._as_error(error, f"failed in '{method}'")
 
     def _as_error(self, error: BaseException, did: str) -> Exception:
         """An error of ours as it is, others by the last line of what Python says of them."""
@@ -143,10 +143,10 @@ class RayPeers:
             call_all(self, "")
             stack.pop_all()
 
-    def call(self, number: int, verb: str, *args: Any) -> RayCall:
+    def call(self, number: int, method: str, *args: Any) -> RayCall:
         if not 0 <= number < self.size:
             raise UsageError(f"there is no {self.kind} {number}: there are {self.size}, from 0.")
-        return RayCall(self, number, verb, args)
+        return RayCall(self, number, method, args)
 
     def share(self, value: Any) -> Any:
         if getattr(value, "nbytes", INLINE_BYTES) < INLINE_BYTES:

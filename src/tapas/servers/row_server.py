@@ -1,4 +1,4 @@
-"""A server: one shard of every table, and the verbs by which workers reach its rows.
+"""A server: one shard of every table, and the methods by which workers reach its rows.
 
 All ids are global. A push carries (worker, sequence) and is applied once, however often it
 comes; each one applied is a version, by which reads and pushes say what they have seen.
@@ -51,7 +51,7 @@ class CountedLock:
         self._requests: Counter[str] = Counter()
 
     @contextmanager
-    def hold(self, verb: str) -> Iterator[None]:
+    def hold(self, method: str) -> Iterator[None]:
         with self._counting:
             self._queue[self._waiting] += 1
             self._waiting += 1
@@ -63,8 +63,8 @@ class CountedLock:
                 finally:
                     taken = time.perf_counter() - begun
                     with self._counting:
-                        self._requests[verb] += 1
-                        self._busy_seconds[verb] = self._busy_seconds.get(verb, 0.0) + taken
+                        self._requests[method] += 1
+                        self._busy_seconds[method] = self._busy_seconds.get(method, 0.0) + taken
         finally:
             with self._counting:
                 self._waiting -= 1
@@ -83,7 +83,7 @@ class RowServer:
     """Server `number` with its `shards` of tables, by name.
 
     Pushes of a sequence below `applied_below`, of any worker, are in the rows already. Threads may
-    call any verb; they take turns.
+    call any method; they take turns.
     """
 
     def __init__(self, number: int, shards: Mapping[str, Shard], *, applied_below: int = 0):
@@ -202,14 +202,14 @@ class RowServer:
                 positions = self._unchecked_positions(shard, banned.clamp(min=0))
                 foreign = (banned < 0) | (positions < 0) | (positions >= shard.num_classes)
                 banned = positions.masked_fill(foreign, -1)
-            start = shard.whole.start(self.number)
+            start = shard.table_placement.start(self.number)
             value, ids = topk_by_id(
                 shard.weight,
                 shard.bias_or_none(),
                 to_tensor(query),
                 min(k, shard.num_classes),
                 banned,
-                lambda rows: shard.whole.ids_at(rows + start),
+                lambda rows: shard.table_placement.ids_at(rows + start),
             )
             return to_array(value), to_array(ids), self._current_version()
 
@@ -277,8 +277,8 @@ class RowServer:
         }
 
     @contextmanager
-    def _locked(self, verb: str) -> Iterator[None]:
-        with self._lock.hold(verb), torch.no_grad():
+    def _locked(self, method: str) -> Iterator[None]:
+        with self._lock.hold(method), torch.no_grad():
             yield
 
     def _shard(self, table: str) -> Shard:
@@ -300,7 +300,7 @@ class RowServer:
         return positions
 
     def _unchecked_positions(self, shard: Shard, ids: Tensor) -> Tensor:
-        return shard.whole.permute(ids) - shard.whole.start(self.number)
+        return shard.table_placement.permute(ids) - shard.table_placement.start(self.number)
 
     def _current_version(self) -> Version:
         return Version(self.incarnation, self.num_pushes)

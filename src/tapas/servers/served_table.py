@@ -24,7 +24,7 @@ from tapas.tables.base import ClassTable
 from tapas.tables.exhaustive import merge_topk
 from tapas.tables.gradients import sampled_logits
 from tapas.tables.ranks import GlobalBatch
-from tapas.tables.second_pass import SecondPass, classes_at, joined, shard_quota
+from tapas.tables.second_pass import SecondPass, classes_at, merge_candidates, shard_quota
 from tapas.tables.shard import TableSpec
 
 
@@ -130,7 +130,7 @@ class ServedTable(ClassTable):
 
     def _kept(self, found: list[ScoredRows]) -> Candidates:
         parts = [Candidates(to_tensor(each.ids), to_tensor(each.log_q)) for each in found]
-        return joined(parts).to(self.device)
+        return merge_candidates(parts).to(self.device)
 
     def _split(self, ids: Tensor) -> list[Tensor]:
         """Which of `ids` (N,) live on each server, by their places in `ids`."""

@@ -50,8 +50,8 @@ class ClassTable(RowStore, ExactState, ABC):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        if not self.gradients.serves:  # a shallow copy shares the queue of the original
-            self.gradients.serve(self)
+        if not self.gradients.has_table:  # a shallow copy shares the queue of the original
+            self.gradients.set_table(self)
 
     @property
     def num_shards(self) -> int:

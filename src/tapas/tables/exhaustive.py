@@ -12,7 +12,7 @@ from torch import Tensor
 import tapas.native as native
 
 
-def best_of_chunk(score: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def topk_of_chunk(score: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest of each row of `score` (B, W): values and columns, ties to low columns.
 
     The order inside the k is not defined yet; `merge_topk` sorts.
@@ -22,13 +22,13 @@ def best_of_chunk(score: Tensor, k: int) -> tuple[Tensor, Tensor]:
         return score, torch.arange(width, device=score.device).expand_as(score)
     value, column = score.topk(k + 1, dim=1)
     # torch.topk takes any of the equal scores; only a tie across the edge can go wrong
-    torn = (value[:, k - 1] == value[:, k]).nonzero()[:, 0]
+    tied = (value[:, k - 1] == value[:, k]).nonzero()[:, 0]
     value, column = value[:, :k], column[:, :k]
-    if len(torn):
-        edge = value[torn, -1:]
-        rank = (score[torn] == edge).to(torch.int32) + 2 * (score[torn] > edge).to(torch.int32)
+    if len(tied):
+        edge = value[tied, -1:]
+        rank = (score[tied] == edge).to(torch.int32) + 2 * (score[tied] > edge).to(torch.int32)
         column = column.clone()
-        column[torn] = rank.sort(dim=1, descending=True, stable=True).indices[:, :k]
+        column[tied] = rank.sort(dim=1, descending=True, stable=True).indices[:, :k]
         value = score.gather(1, column)
     return value, column
 
@@ -65,11 +65,11 @@ def topk_rows(
         exclude: (B, E) rows to leave out, negative is padding. Where fewer than k are left,
             scores end in -inf and rows in -1.
     """
-    if k <= native.MOST_RANKED and native.readable(weight, query):
-        return native.top(weight, None if bias is None else bias.float(), query, k, exclude)
+    if k <= native.MAX_TOPK and native.readable(weight, query):
+        return native.topk(weight, None if bias is None else bias.float(), query, k, exclude)
     # many queries at once would leave chunks of few classes, each with k to merge
     parts = [
-        _best_of_block(
+        _topk_of_block(
             weight,
             bias,
             query[b : b + QUERIES_PER_BLOCK],
@@ -95,16 +95,16 @@ def topk_by_id(
     looked at once more, and if all that can be ranked at once tie, among all rows. Scores stay
     those of the first look: others may round otherwise, and shards would no longer tie.
     """
-    value, ids, torn = _topk_wide(weight, bias, query, k, k + 1, exclude, ids_at)
-    if k + 1 < native.MOST_RANKED and bool(torn.any()):
-        banned = None if exclude is None else exclude[torn]
-        _, ids[torn], still = _topk_wide(
-            weight, bias, query[torn], k, native.MOST_RANKED, banned, ids_at
+    value, ids, tied = _topk_wide(weight, bias, query, k, k + 1, exclude, ids_at)
+    if k + 1 < native.MAX_TOPK and bool(tied.any()):
+        excluded = None if exclude is None else exclude[tied]
+        _, ids[tied], still = _topk_wide(
+            weight, bias, query[tied], k, native.MAX_TOPK, excluded, ids_at
         )
-        torn = torn.masked_scatter(torn, still)
-    if bool(torn.any()):
-        banned = None if exclude is None else exclude[torn]
-        _, ids[torn] = _best_of_block(weight, bias, query[torn], k, banned, ids_at)
+        tied = tied.masked_scatter(tied, still)
+    if bool(tied.any()):
+        excluded = None if exclude is None else exclude[tied]
+        _, ids[tied] = _topk_of_block(weight, bias, query[tied], k, excluded, ids_at)
     return value, ids.masked_fill(value == -torch.inf, -1)
 
 
@@ -121,8 +121,8 @@ def _topk_wide(
     wide = min(wide, len(weight))
     value, rows = topk_rows(weight, bias, query, wide, exclude)
     ids = ids_at(rows.clamp(min=0)).masked_fill_(rows < 0, torch.iinfo(torch.int64).max)
-    torn = (value[:, k - 1] == value[:, -1]) & (value[:, -1] > -torch.inf)
-    return *merge_topk(value, ids, k), torn & (wide < len(weight))
+    tied = (value[:, k - 1] == value[:, -1]) & (value[:, -1] > -torch.inf)
+    return *merge_topk(value, ids, k), tied & (wide < len(weight))
 
 
 def log_sum_rows(weight: Tensor, bias: Tensor | None, query: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ def _scores(weight: Tensor, bias: Tensor | None, query: Tensor, start: int, stop
     return query @ rows if bias is None else torch.addmm(bias[start:stop].float(), query, rows)
 
 
-def _best_of_block(
+def _topk_of_block(
     weight: Tensor,
     bias: Tensor | None,
     query: Tensor,
@@ -153,19 +153,19 @@ def _best_of_block(
     exclude: Tensor | None,
     ids_at: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    banned, row = (x.to(weight.device) for x in exclusions(exclude))
+    excluded, row = (x.to(weight.device) for x in exclusions(exclude))
     value = query.new_full((len(query), k), -torch.inf)
     ids = torch.full_like(value, torch.iinfo(torch.int64).max, dtype=torch.int64)
     for start, stop in chunks(len(weight), len(query)):
         score = _scores(weight, bias, query, start, stop)
-        if len(banned):
-            first, last = torch.searchsorted(banned, banned.new_tensor([start, stop]))
-            score[row[first:last], banned[first:last] - start] = -torch.inf
+        if len(excluded):
+            first, last = torch.searchsorted(excluded, excluded.new_tensor([start, stop]))
+            score[row[first:last], excluded[first:last] - start] = -torch.inf
         found = torch.arange(start, stop, device=weight.device)
         if ids_at is not None:
             found, order = ids_at(found).sort()
             score = score[:, order]
-        best, column = best_of_chunk(score, k)
+        best, column = topk_of_chunk(score, k)
         value, ids = merge_topk(
             torch.cat([value, best], dim=1), torch.cat([ids, found[column]], dim=1), k
         )

@@ -25,7 +25,13 @@ from tapas.shapes import (
 from tapas.tables.base import ClassTable
 from tapas.tables.exhaustive import log_sum_rows, topk_rows
 from tapas.tables.placement import Placement
-from tapas.tables.second_pass import SecondPass, classes_at, joined, select_here, shard_quota
+from tapas.tables.second_pass import (
+    SecondPass,
+    classes_at,
+    merge_candidates,
+    select_here,
+    shard_quota,
+)
 
 PARTS = ("weight", "bias")
 
@@ -190,7 +196,7 @@ class LocalTable(ClassTable):
             quota = shard_quota(second_pass.keep, self.num_shards, j)
             mine = second_pass.for_part(positions, quota)
             parts.append(select_here(self, part, part.ids, mine))
-        return joined(parts)
+        return merge_candidates(parts)
 
     def move_rows(
         self, update: RowUpdate, gradients: RowGradients, state: dict[str, Tensor] | None

@@ -97,7 +97,7 @@ class RowRange:
         return self.placement.start(self.number + 1)
 
     @property
-    def is_whole(self) -> bool:
+    def has_all_rows(self) -> bool:
         """Whether no other process keeps rows of the table."""
         return self.placement.num_shards == 1
 

@@ -40,6 +40,7 @@ class Ranks:
     `tapas.distributed.collectives.GroupRanks` is the same for those of torch.distributed.
     """
 
+    is_distributed: bool = False  # whether torch.distributed runs them, even if it is only one
     rank: int = 0
     size: int = 1
     last_checkpoint: str | None = None  # what an error offers to go on from
@@ -88,15 +89,19 @@ class Ranks:
         """The mean over ranks of `number`."""
         return number
 
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum of `tensor` (N,) over all ranks, the same bits on each."""
+        return tensor
+
     def sum_numbers(self, *numbers: float) -> list[float]:
         """Each number summed over ranks."""
         return list(numbers)
 
-    def gather_numbers(self, verb: str, *numbers: int) -> list[list[int]]:
-        """The `numbers` of every rank; an error if they are not all at the same `verb`."""
+    def gather_numbers(self, operation: str, *numbers: int) -> list[list[int]]:
+        """The `numbers` of every rank; an error if they are not all at the same `operation`."""
         return [list(numbers)]
 
-    def gather_json(self, verb: str, value: Any) -> list[Any]:
+    def gather_json(self, operation: str, value: Any) -> list[Any]:
         """The `value` of every rank, by rank; anything that JSON can hold."""
         return [value]
 

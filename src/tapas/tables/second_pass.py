@@ -76,7 +76,7 @@ def classes_at(pool: Candidates, positions: Tensor) -> Candidates:
     return Candidates(pool.ids.index_select(0, positions), pool.log_q.index_select(0, positions))
 
 
-def joined(parts: Sequence[Candidates]) -> Candidates:
+def merge_candidates(parts: Sequence[Candidates]) -> Candidates:
     """The classes of all `parts`, by rising id."""
     ids, order = torch.cat([part.ids for part in parts]).sort()
     return Candidates(ids, torch.cat([part.log_q for part in parts])[order])

@@ -1,4 +1,4 @@
-"""One shard's rows: a local table that starts as its part of the whole table would."""
+"""`Shard`: the rows of one rank or server, and `TableSpec`, which all shards of a table share."""
 
 import math
 from collections.abc import Mapping
@@ -12,19 +12,19 @@ from tapas.rng import stream
 from tapas.tables.local import LocalTable
 from tapas.tables.placement import Placement, RowRange
 
-NUMBERS_PER_BLOCK = 1 << 22  # drawn at once
+NUMBERS_PER_BLOCK = 1 << 22  # random numbers drawn at a time
 
 
 class Shard(LocalTable):
-    """Rows number 0 .. N-1 of shard `number`; its ids are positions in the shard.
+    """The rows of shard `number` as a table whose ids are positions in the shard, 0 .. N-1.
 
-    They start just as the same rows of a `LocalTable` with all classes would: each shard goes
-    through the numbers of the whole table, block by block, and keeps its own.
+    They start as the same rows of a `LocalTable` with all classes: each shard draws the numbers
+    of the whole table, block by block, and keeps its own.
     """
 
     def __init__(
         self,
-        whole: Placement,
+        table_placement: Placement,
         number: int,
         dim: int,
         *,
@@ -33,32 +33,35 @@ class Shard(LocalTable):
         bias: bool | Tensor,
         device: torch.device | str | None,
     ):
-        self.whole, self.number = whole, number
+        self.table_placement, self.number = table_placement, number
         super().__init__(
-            whole.size(number),
+            table_placement.size(number),
             dim,
             row_optimizer=row_optimizer,
             dtype=dtype,
             bias=bias,
-            seed=whole.seed,
+            seed=table_placement.seed,
             device=device,
         )
-        # shards that round by the same numbers would err together
-        self.seed = stream(whole.seed, "shard", number).initial_seed()
+        # otherwise all shards would round bfloat16 rows by the same numbers
+        self.seed = stream(table_placement.seed, "shard", number).initial_seed()
 
     @property
     def row_range(self) -> RowRange:
-        return RowRange(self.whole, self.number)
+        return RowRange(self.table_placement, self.number)
 
     def init_rows(self, weight: Tensor) -> None:
         bound, generator = 1 / math.sqrt(self.dim), stream(self.seed, "rows")
-        first, last = self.whole.start(self.number), self.whole.start(self.number + 1)
+        first, last = (
+            self.table_placement.start(self.number),
+            self.table_placement.start(self.number + 1),
+        )
         step = max(1, NUMBERS_PER_BLOCK // self.dim)
-        for start in range(0, self.whole.num_classes, step):
-            stop = min(start + step, self.whole.num_classes)
+        for start in range(0, self.table_placement.num_classes, step):
+            stop = min(start + step, self.table_placement.num_classes)
             block = torch.empty(stop - start, self.dim, dtype=weight.dtype, device="cpu")
             block.uniform_(-bound, bound, generator=generator)
-            place = self.whole.permute(torch.arange(start, stop, device="cpu"))
+            place = self.table_placement.permute(torch.arange(start, stop, device="cpu"))
             mine = (place >= first) & (place < last)
             weight[place[mine] - first] = block[mine]
 
@@ -71,7 +74,7 @@ def load_rows(
     missing: list[str],
     errors: list[str],
 ) -> None:
-    """Copy into `rows` what `state` has for them, as `load_state_dict` would."""
+    """Copy `state` into `rows`; `missing` and `errors` are those of `load_state_dict`."""
     for name, kept in rows.items():
         given = state.get(prefix + name)
         if given is None:
@@ -79,14 +82,14 @@ def load_rows(
         elif given.shape != kept.shape:
             errors.append(
                 f"{prefix}{name} has shape {tuple(given.shape)}; this rank keeps "
-                f"{tuple(kept.shape)}: load what the same rank of as many has saved"
+                f"{tuple(kept.shape)}: load what the same rank saved, of the same number of ranks"
             )
         else:
             kept.copy_(given)
 
 
 class TableSpec(NamedTuple):
-    """All that shards of one table have in common, apart from where biases start."""
+    """The settings that all shards of a table share, except for initial biases."""
 
     num_classes: int
     dim: int
@@ -102,7 +105,7 @@ class TableSpec(NamedTuple):
         return Placement(self.num_classes, self.num_shards, seed=self.seed, kind=self.placement)
 
     def shard(self, number: int, bias: Tensor | None = None) -> Shard:
-        """Shard `number`, whose biases start at `bias` (N,) or 0."""
+        """Shard `number`; its biases start at `bias` (N,), by default 0."""
         start: bool | Tensor = self.has_bias
         if self.has_bias and bias is not None:
             start = bias

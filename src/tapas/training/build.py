@@ -311,7 +311,7 @@ def build_row_optimizer(config: OptimizerConfig) -> RowUpdate:
 
 def check_ranks(config: TrainConfig, ranks: Ranks) -> None:
     """Raise UsageError if there are several ranks and the method cannot shard its rows."""
-    if ranks is not ONE_PROCESS and not issubclass(config.head.kind, FlatHead):
+    if ranks.is_distributed and not issubclass(config.head.kind, FlatHead):
         raise UsageError(
             f"the method '{config.head.method}' keeps its rows in one process. Start it without "
             "torchrun."

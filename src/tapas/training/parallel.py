@@ -6,13 +6,12 @@ import torch
 from torch import nn
 
 from tapas.data.windows import SequenceBatch
-from tapas.distributed.collectives import GroupRanks
 from tapas.tables.ranks import Ranks
 
 
 def local_batch(ranks: Ranks, batch: SequenceBatch) -> SequenceBatch:
     """The histories of `batch` for this rank, possibly none."""
-    if not isinstance(ranks, GroupRanks):
+    if not ranks.is_distributed:
         return batch
     width = batch.items.shape[1]
     first, last = ranks.local_range(len(batch.items))
@@ -30,7 +29,7 @@ def average_gradients(ranks: Ranks, parameters: Iterable[nn.Parameter], number: 
 
     Returns the mean of `number` over ranks. Missing gradients count as 0.
     """
-    if not isinstance(ranks, GroupRanks):
+    if not ranks.is_distributed:
         return number
     learned = [p for p in parameters if p.requires_grad]
     for parameter in learned:

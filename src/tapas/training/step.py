@@ -109,7 +109,7 @@ def step(
     `batch` is the global batch, of which each rank uses its share; the loss is the mean over all
     ranks. Raises DataError if the loss is not finite.
     """
-    name = ("dropout", number) if ranks is ONE_PROCESS else ("dropout", number, ranks.rank)
+    name = ("dropout", number, ranks.rank) if ranks.is_distributed else ("dropout", number)
     optimizer.zero_grad(set_to_none=True)
     loss = model.loss(local_batch(ranks, batch), generator=stream(seed, *name))
     value = finite(float(loss.detach()), number)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tapas.distributed.global_batch import (
     AddLogSums,
     combine,
-    int64_of,
     pad,
+    unpack_int64,
     unpad,
 )
 from tapas.rng import stream
@@ -33,7 +33,7 @@ def test_ids_survive_the_way_among_floats_wherever_they_stand(shape, first):
     """Those beyond 2^53, which no float could hold, and -1, which is a NaN in float32."""
     ids = torch.randint(-1, 2**62, shape, generator=stream(0, "ids"))
     words = torch.cat([torch.ones(shape[0], first), ids.view(torch.float32)], dim=1)
-    assert torch.equal(int64_of(words[:, first:]), ids)
+    assert torch.equal(unpack_int64(words[:, first:]), ids)
 
 
 def test_the_logits_of_targets_come_from_the_shards_that_have_them():

@@ -54,7 +54,7 @@ def gradients(weight, offset, query, ids=None, own=None, scale=None):
     """The log sum, and its gradients by query, rows and offset; without `own`, of nobody's."""
     count = len(query)
     ids = torch.arange(len(weight)) if ids is None else ids
-    log_sum, sums = native.log_sum(weight, offset, query, ids=ids, own=own)
+    log_sum, sums = native.log_sum(weight, offset, query, ids=ids, target=own)
     own = torch.full((count, 1), -1) if own is None else own
     scale = torch.ones(count) if scale is None else scale
     return log_sum, *native.gradients(weight, offset, query, ids, own, sums=sums, scale=scale)
@@ -72,7 +72,7 @@ def a_case(num_rows, num_queries, dim, scale=1.0):
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_the_log_sum_is_that_of_numpy(size, scale, threads):
     weight, query, offset, ids, own = a_case(*size, scale)
-    log_sum, _ = native.log_sum(weight, offset, query, ids=ids, own=own)
+    log_sum, _ = native.log_sum(weight, offset, query, ids=ids, target=own)
     logit = without_own(scores(query, weight, offset), ids, own)
     # float32 scores carry a relative error of 1e-7 times the terms they are summed from
     far = 1e-5 + 2e-6 * np.abs(logit[np.isfinite(logit)]).max(initial=0)
@@ -134,7 +134,7 @@ def test_the_best_rows_are_those_of_a_sort(size, k, threads):
     exclude = torch.randint(-2, size[0], (size[1], 7), generator=stream(0, "e"))
     logit = scores(query, weight, bias).astype(np.float32)
     for banned in (None, exclude):
-        score, rows = native.top(weight, bias, query, k, banned)
+        score, rows = native.topk(weight, bias, query, k, banned)
         want_score, want = slow_top(logit, k, None if banned is None else banned.numpy())
         np.testing.assert_array_equal(rows.numpy(), want)
         np.testing.assert_array_equal(score.numpy(), want_score)
@@ -153,7 +153,7 @@ def test_bfloat16_rows_are_read_as_the_numbers_they_are(rows, queries, dim, k):
             *gradients(weight, bias, query, scale=query[:, 0]),
             native.batch_score(weight, places, bias, query, temperature=1.0),
             native.mean_share(weight, places, bias, query, places, own, temperature=1.0),
-            *native.top(weight, bias, query, k, None),
+            *native.topk(weight, bias, query, k, None),
         )
         if weight is half:
             want = got
@@ -169,7 +169,7 @@ def test_answers_do_not_hang_on_the_number_of_threads():
         found.append(
             (
                 native.batch_score(weight, places, offset, query, temperature=1.0),
-                *native.top(weight, offset, query, 11, None),
+                *native.topk(weight, offset, query, 11, None),
             )
         )
     torch.set_num_threads(1)
@@ -243,7 +243,7 @@ def test_a_diverged_row_shows(at):
     assert score.isnan().nonzero().tolist() == [[at]]
     share = native.mean_share(weight, places, bias, query, places, own, temperature=1.0)
     assert share.isnan().any()
-    value, rows = native.top(weight, None, query, 2, None)
+    value, rows = native.topk(weight, None, query, 2, None)
     assert rows[:, 0].tolist() == [at] * 5
     assert value[:, 0].isnan().all()
     assert not value[:, 1].isnan().any()
@@ -252,9 +252,9 @@ def test_a_diverged_row_shows(at):
 def test_no_queries_and_no_rows_are_answered():
     query, weight = torch.zeros(0, 3), draw(7, 3, name="w")
     assert native.log_sum(weight, None, query)[0].shape == (0,)
-    assert native.top(weight, None, query, 2, None)[1].shape == (0, 2)
+    assert native.topk(weight, None, query, 2, None)[1].shape == (0, 2)
     assert native.log_sum(weight[:0], None, torch.zeros(2, 3))[0].tolist() == [-INF, -INF]
-    score, rows = native.top(weight[:1], None, torch.ones(1, 3), 2, None)
+    score, rows = native.topk(weight[:1], None, torch.ones(1, 3), 2, None)
     assert rows.tolist() == [[0, -1]]
     assert score[0, 1] == -INF
 

@@ -51,9 +51,9 @@ class Slow(InProcess):
         super().__init__(*args)
         self.pushes = []
 
-    def call(self, number, verb, *args):
-        if verb != "push":
-            return super().call(number, verb, *args)
+    def call(self, number, method, *args):
+        if method != "push":
+            return super().call(number, method, *args)
         self.pushes.append(Held(self, number, args))
         return self.pushes[-1]
 
@@ -64,8 +64,8 @@ class Sealed(InProcess):
     def share(self, value):
         return lambda: value
 
-    def call(self, number, verb, *args):
-        return super().call(number, verb, *(arg() if callable(arg) else arg for arg in args))
+    def call(self, number, method, *args):
+        return super().call(number, method, *(arg() if callable(arg) else arg for arg in args))
 
 
 def servers(kind=InProcess, names=("rows", "inputs")):

@@ -102,13 +102,13 @@ def arrays(value):
 class Memory(InProcess):
     """Questions and answers go through memory that nobody may write to."""
 
-    verbs = frozenset()
+    methods = frozenset()
 
-    def call(self, number, verb, *args):
+    def call(self, number, method, *args):
         assert all(array.flags.c_contiguous for array in arrays(args))
-        call = super().call(number, verb, *frozen(args))
+        call = super().call(number, method, *frozen(args))
         call._value = frozen(call._value)
-        self.verbs |= {verb}
+        self.methods |= {method}
         return call
 
 
@@ -117,7 +117,7 @@ def a_table(peers_type, **spec):
 
 
 def use(table, rule):
-    """Every verb once and more, the last answers of each."""
+    """Every method once and more, the last answers of each."""
     query = torch.randn(B, D, generator=stream(0, "query"), requires_grad=True)
     target = torch.tensor([[0, 30], [5, -1], [5, 7], [12, 0]])
     pool = torch.arange(0, C, 2)
@@ -148,8 +148,8 @@ def test_arrays_that_cannot_be_written_to_are_as_good_as_others(rule, has_bias):
     memory = a_table(Memory, has_bias=has_bias)
     got, want = use(memory, rule), use(a_table(InProcess, has_bias=has_bias), rule)
     assert all(map(torch.equal, got, want))
-    verbs = {"score", "rows", "push", "topk", "log_partition", "state", "num_updates", "load"}
-    assert memory.channel.servers.verbs == verbs
+    methods = {"score", "rows", "push", "topk", "log_partition", "state", "num_updates", "load"}
+    assert memory.channel.servers.methods == methods
 
 
 def test_answers_are_contiguous_copies_that_later_pushes_leave_alone():
@@ -167,13 +167,13 @@ def test_answers_are_contiguous_copies_that_later_pushes_leave_alone():
         "log_partition": server.log_partition("rows", query),
         "state": server.state("rows"),
     }
-    found = {verb: arrays(answer) for verb, answer in answers.items()}
-    before = {verb: [array.copy() for array in parts] for verb, parts in found.items()}
+    found = {method: arrays(answer) for method, answer in answers.items()}
+    before = {method: [array.copy() for array in parts] for method, parts in found.items()}
     grad = np.ones((C, D), np.float32)
     assert server.push(0, 0, 0, 0, {"rows": Gradients(ids, grad, grad[:, 0])}).fresh
-    for verb, parts in found.items():
-        assert all(array.flags.c_contiguous for array in parts), verb
-        assert all(map(np.array_equal, parts, before[verb])), verb
+    for method, parts in found.items():
+        assert all(array.flags.c_contiguous for array in parts), method
+        assert all(map(np.array_equal, parts, before[method])), method
 
 
 def test_a_tensor_of_an_array_is_a_copy_and_an_array_of_a_view_is_its_part_alone():

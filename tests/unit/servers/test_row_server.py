@@ -255,14 +255,14 @@ REFUSED = {  # arguments of a method, and the error
 }
 
 
-@pytest.mark.parametrize("verb", REFUSED)
-def test_a_refused_request_changes_nothing(verb):
+@pytest.mark.parametrize("method", REFUSED)
+def test_a_refused_request_changes_nothing(method):
     """Valid parts of a refused push are not applied either; afterwards the lock is free."""
     server, good = make_server(), gradients(1)
-    for args, words in REFUSED[verb]:
-        call = (0, 0, 0, 0, good | args) if verb == "push" else args
+    for args, words in REFUSED[method]:
+        call = (0, 0, 0, 0, good | args) if method == "push" else args
         with native.switched_off(), pytest.raises(UsageError, match=re.escape(words)):
-            getattr(server, verb)(*call)
+            getattr(server, method)(*call)
     ReferenceServer().check(server)
     assert server.num_pushes == 0
     assert server.push(0, 0, 0, 0, good).fresh

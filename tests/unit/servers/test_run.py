@@ -224,8 +224,8 @@ class Later:
         self.inner = InProcess(kind, [make() for make in factories])
         self.size, self.begun, self.most = len(factories), [], 0
 
-    def call(self, number, verb, *args):
-        self.begun.append(Waiting(self.inner, number, verb, args))
+    def call(self, number, method, *args):
+        self.begun.append(Waiting(self.inner, number, method, args))
         self.most = max(self.most, sum(not call.done() for call in self.begun))
         return self.begun[-1]
 
@@ -238,8 +238,8 @@ class Later:
 
 
 class Waiting:
-    def __init__(self, inner, number, verb, args):
-        self.number, self.make, self.made = number, partial(inner.call, number, verb, *args), None
+    def __init__(self, inner, number, method, args):
+        self.number, self.make, self.made = number, partial(inner.call, number, method, *args), None
 
     def done(self):
         return self.made is not None

@@ -11,7 +11,7 @@ from oracle.tables import top
 from tapas import LocalTable
 from tapas.rng import stream
 from tapas.tables import exhaustive
-from tapas.tables.exhaustive import best_of_chunk, merge_topk
+from tapas.tables.exhaustive import merge_topk, topk_of_chunk
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -33,7 +33,7 @@ def test_merging_any_split_into_chunks_is_the_ranking_of_the_whole(ranking, data
     value = torch.full((num_queries, k), -torch.inf)
     ids = torch.full((num_queries, k), num_classes)
     for start in data.draw(st.permutations(range(0, num_classes, size)), label="order"):
-        best, column = best_of_chunk(torch.from_numpy(scores[:, start : start + size]), k)
+        best, column = topk_of_chunk(torch.from_numpy(scores[:, start : start + size]), k)
         value, ids = merge_topk(torch.cat([value, best], 1), torch.cat([ids, column + start], 1), k)
     want = top(scores, k)
     np.testing.assert_array_equal(value.numpy(), want[0])
@@ -97,7 +97,7 @@ def test_rows_in_any_order_are_ranked_by_score_and_then_by_id(
     ids = torch.tensor(order) * 7 + 3  # of row 0, row 1, ...
     bias = torch.from_numpy(weight[:, 0].copy()) if biased else None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tapas.native.MOST_RANKED", most)
+        patch.setattr("tapas.native.MAX_TOPK", most)
         value, got = exhaustive.topk_by_id(
             torch.from_numpy(weight),
             bias,

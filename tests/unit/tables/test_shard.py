@@ -33,7 +33,7 @@ def test_rows_start_as_those_of_the_whole_table(numbers, kind, dtype, monkeypatc
     seen = []
     for number in range(3):
         shard = a_shard(number, kind=kind, dtype=dtype)
-        ids = shard.whole.ids_of(number)
+        ids = shard.table_placement.ids_of(number)
         assert shard.num_classes == len(ids)
         assert torch.equal(shard.weight, whole.weight[ids])
         assert torch.equal(shard.bias, whole.bias[ids])
