@@ -100,17 +100,38 @@ def test_train_leaves_a_run_and_says_how_it_went(training, run):
     ]  # fmt: skip
 
 
-def test_evaluate_sets_the_model_beside_the_baselines(place, run):
+def test_evaluate_shows_the_model_next_to_the_baselines(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     done = invoke("evaluate", run)
     assert said(done) == ""
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
     text = " ".join(done.stdout.split())
-    assert "items taken before may be recommended again" in text
-    for name in ("model", "most popular", "own most frequent", "co-occurrence", "softmax loss"):
-        assert name.split()[0] in text
+    assert "Items that a user had before may be recommended again." in text
+    assert "model most popular own most frequent co-occurrence" in text
+    number = r"\d\.\d{3,4} ±\d\.\d{3,4}"
+    for metric in ("MAP@20", "recall@20", "NDCG@20", "precision@1"):
+        rows = [line for line in lines if line.startswith(f"{metric} ")]
+        assert re.fullmatch(rf"{metric}( +{number}){{4}}", rows[0])
     for bucket in ("head", "middle", "tail", "unseen"):
-        assert re.search(rf"{bucket} \d", text)
-    assert "they stay among the targets" in text
-    assert "MAP@20 against most popular: " in text
+        assert re.search(rf"^{bucket} +\d", done.stdout, re.MULTILINE)
+    assert re.search(
+        r"^most popular +\+0\.\d{4} \([+-]0\.\d{4} to \+0\.\d{4}\) +better$",
+        done.stdout, re.MULTILINE,
+    )  # fmt: skip
+    assert "MRR@20" not in text
+
+
+def test_evaluate_shows_all_metrics_when_asked(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    done = invoke("evaluate", run, "--all", "--limit", 1)
+    said(done)
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    for metric in ("MAP@20", "MAP@20 ÷ hits", "MRR@20", "precision@5", "softmax loss"):
+        assert re.search(rf"^{metric} +\d", done.stdout, re.MULTILINE)
+    assert "MAP@20 ÷ hits: divided by the hits instead of the targets" in done.stdout
+    assert "inf" not in done.stdout, "one user has no interval"
+    assert "no significant difference" in done.stdout
 
 
 def test_evaluate_in_json_has_every_number_and_the_model_has_learned(place, run):

@@ -7,15 +7,23 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.options import AsJson
 from tapas.cli.progress import progress_bar
+from tapas.cli.terminal import decimals_of, low_to_high, plus_minus, print_table, say
 from tapas.cli.torchrun import ranks_of_this_job
+from tapas.evaluation.evaluate import Evaluation
 from tapas.evaluation.intervals import Interval
+
+SHOWN = ("map@20", "recall@20", "ndcg@20", "precision@1")
+LABELS = {
+    "map@20": "MAP@20",
+    "ndcg@20": "NDCG@20",
+    "map@20-hits": "MAP@20 ÷ hits",
+    "mrr@20": "MRR@20",
+    "loss": "softmax loss",
+}
 
 
 def evaluate(
@@ -56,6 +64,10 @@ def evaluate(
             help="Evaluate the first N users only.",
         ),
     ] = None,
+    show_all: Annotated[
+        bool,
+        typer.Option("--all", help="Show all metrics, not only the most important four."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a run on held-out events, next to three baselines.
@@ -91,58 +103,82 @@ def evaluate(
             report = _finite({"step": at, **dataclasses.asdict(found)})
             typer.echo(json.dumps(report, indent=1, allow_nan=False))
             return
-        console = Console(highlight=False)
-        scores = found.scores["model"]
-        seen = "may be recommended again"
-        if found.exclude_seen:
-            seen = f"left out, also of the targets ({found.split['seen_targets']:,} of them)"
-        console.print(
-            f"{scores.num_examples:,} examples of {found.part}, checkpoint step {at:,}. "
-            f"The next {found.num_targets} items are to be found among all items; items taken "
-            f"before {seen}."
+        _print(found, at, show_all)
+
+
+def _print(found: Evaluation, step: int, show_all: bool) -> None:
+    """Print a table of metrics, one of frequent and rare items, and who is better."""
+    say(_describe_examples(found, step))
+    typer.echo()
+    scores = found.scores.values()
+    others = [name for name in found.scores["model"].metrics if name not in SHOWN]
+    names = [*SHOWN, *others] if show_all else SHOWN
+    decimals = decimals_of(each.metrics[name] for each in scores for name in SHOWN)
+    rows = []
+    for name in names:
+        known = [each.metrics.get(name) for each in scores]
+        rows.append(
+            [LABELS.get(name, name), *("" if i is None else plus_minus(i, decimals) for i in known)]
         )
-        names = [name for name in scores.metrics if name != "loss"]
-        table = Table(box=box.SIMPLE_HEAD)
-        table.add_column("")
-        for who in found.scores:
-            table.add_column(who, justify="right")
-        for name in names:
-            table.add_row(name, *(_short(each.metrics[name]) for each in found.scores.values()))
-        if "loss" in scores.metrics:
-            table.add_row("softmax loss", _short(scores.metrics["loss"]))
-        table.add_row("items shown", *(f"{each.coverage:,}" for each in found.scores.values()))
-        console.print(table)
-        buckets = Table(box=box.SIMPLE_HEAD)
-        for heading in ("items", "how many", "targets", "recall@20", "share of lists"):
-            buckets.add_column(heading, justify="left" if heading == "items" else "right")
-        for name, bucket in scores.buckets.items():
-            recall = "" if bucket.recall is None else _short(bucket.recall)
-            buckets.add_row(
-                name,
-                f"{bucket.num_classes:,}",
-                f"{bucket.num_targets:,}",
-                recall,
-                f"{bucket.share:.1%}",
-            )
-        console.print(buckets)
-        console.print(
-            "Head: the items that hold half of the training events; tail: the rarest, with the "
-            "last 10 %. Unseen items are in no training event: they stay among the "
-            "targets."
-        )
-        for name, lead in found.lead.items():
-            console.print(
-                f"MAP@20 against {name}: {lead.mean:+.4f} ({lead.low:+.4f} to {lead.high:+.4f})"
-            )
+    if show_all:
+        rows.append(["items shown", *(f"{each.coverage:,}" for each in scores)])
+    print_table(["", *found.scores], rows)
+    if found.scores["model"].num_examples > 1:
+        say("±: distance to the farther end of the 95 % interval (bootstrap over users).")
+    if show_all:
+        say("MAP@20 ÷ hits: divided by the hits instead of the targets, as in the TAPAS paper.")
+    typer.echo()
+    print_table(
+        ("items", "number", "targets", "recall@20", "share of lists"), _bucket_rows(found, decimals)
+    )
+    say(
+        "Head: the most frequent items, with half of the training events; tail: the rarest, with "
+        "the last 10 %; unseen: in no training event, so they count as misses."
+    )
+    typer.echo()
+    print_table(
+        ("model minus", "difference in MAP@20", ""),
+        [
+            [name, low_to_high(lead, 4, sign=True), _verdict(lead)]
+            for name, lead in found.lead.items()
+        ],
+    )
+    better = [name for name, lead in found.lead.items() if lead.below_zero]
+    if better:
+        say(f"Beware: {', '.join(better)}, without any training, beats the model.")
+
+
+def _describe_examples(found: Evaluation, step: int) -> str:
+    seen = "may be recommended again"
+    if found.exclude_seen:
+        num_seen = found.split["seen_targets"]
+        seen = f"are left out of lists and targets ({num_seen:,} targets)"
+    num_users = found.scores["model"].num_examples
+    users = "user" if num_users == 1 else "users"
+    return (
+        f"{found.part.capitalize()} events of {num_users:,} {users}, one list of 20 items each, "
+        f"from the checkpoint of step {step:,}. Targets are the next {found.num_targets} items; "
+        f"all items are ranked. Items that a user had before {seen}."
+    )
+
+
+def _bucket_rows(found: Evaluation, decimals: int) -> list[list[str]]:
+    rows = []
+    for name, bucket in found.scores["model"].buckets.items():
+        counts = [f"{bucket.num_classes:,}", f"{bucket.num_targets:,}"]
+        recall = "" if bucket.recall is None else low_to_high(bucket.recall, decimals)
+        rows.append([name, *counts, recall, f"{100 * bucket.share:.1f} %"])
+    return rows
+
+
+def _verdict(lead: Interval) -> str:
+    if lead.above_zero:
+        return "better"
+    return "worse" if lead.below_zero else "no significant difference"
 
 
 def _finite(value: Any) -> Any:
-    """`value` with None for every number that JSON does not have, such as an endless interval."""
+    """`value` with None for numbers that JSON does not have, such as infinite intervals."""
     if isinstance(value, dict):
         return {name: _finite(inner) for name, inner in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _short(interval: Interval) -> str:
-    half = (interval.high - interval.low) / 2
-    return f"{interval.mean:.4f} ±{half:.4f}"

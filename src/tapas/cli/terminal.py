@@ -1,16 +1,19 @@
 """Lines and tables for the user, fitted to the width of the terminal."""
 
+import math
 import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
+
+from tapas.evaluation.intervals import Interval
 
 WIDE = 160  # columns of a table in a file or a pipe
 
@@ -50,6 +53,30 @@ def terminal_width(stream: TextIO) -> int | None:
     if columns.isdigit() and int(columns) > 0:
         return int(columns)
     return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
+def decimals_of(intervals: Iterable[Interval]) -> int:
+    """Decimals that give every `plus_minus` of a table a digit that means something: 3 or 4."""
+    widths = [max(each.high - each.mean, each.mean - each.low) for each in intervals]
+    return 3 if widths and min(widths) >= 0.01 else 4
+
+
+def plus_minus(interval: Interval, decimals: int) -> str:
+    """Mean and distance to the farther end of the interval, which may be asymmetric.
+
+    >>> plus_minus(Interval(mean=0.1243, low=0.1147, high=0.1336), 4)
+    '0.1243 ±0.0096'
+    """
+    distance = max(interval.high - interval.mean, interval.mean - interval.low)
+    mean = f"{interval.mean:.{decimals}f}"
+    return f"{mean} ±{distance:.{decimals}f}" if math.isfinite(distance) else mean
+
+
+def low_to_high(interval: Interval, decimals: int, *, sign: bool = False) -> str:
+    """Mean and both ends of the interval, or the mean alone if the interval is infinite."""
+    if math.isfinite(interval.low):
+        return interval.format(decimals, sign=sign)
+    return f"{interval.mean:{'+' if sign else ''}.{decimals}f}"
 
 
 def print_table(
