@@ -131,3 +131,16 @@ def test_the_make_targets_that_documents_name_exist():
     text = PAGES["README.md"] + (ROOT / "CONTRIBUTING.md").read_text()
     for name in re.findall(r"`?make ([a-z]+)", text):
         assert re.search(rf"^{name}:", makefile, flags=re.MULTILINE), f"make {name}"
+
+
+def test_the_citation_file_names_the_software_its_version_and_the_paper():
+    yaml = pytest.importorskip("yaml")
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for name, field in (("title", "name"), ("version", "version"), ("license", "license")):
+        assert citation[name] == project[field]
+    assert (citation["cff-version"], citation["type"]) == ("1.2.0", "software")
+    paper = citation["preferred-citation"]
+    assert paper["title"] == "TAPAS: Two-pass Approximate Adaptive Sampling for Softmax"
+    assert [author["family-names"] for author in paper["authors"]] == ["Bai", "Goldman", "Zhang"]
+    assert paper["identifiers"] == [{"type": "other", "value": "arXiv:1707.03073"}]

@@ -13,14 +13,13 @@ from forked import torchrun
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}  # threads of parallel tests slow each other
 
-pytestmark = pytest.mark.slow
-
 
 def output_of(name, *arguments, cwd):
     """What the example prints, started as a reader would start it; warnings are errors."""
     command = [sys.executable, "-W", "error", EXAMPLES / name, *map(str, arguments)]
+    environment = {**ONE_THREAD, "TMPDIR": str(cwd)}
     done = subprocess.run(
-        command, cwd=cwd, env=ONE_THREAD, capture_output=True, text=True, timeout=300
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -38,6 +37,7 @@ def run_here(script, *arguments):
     runpy.run_path(str(script), run_name="__main__")
 
 
+@pytest.mark.slow
 def test_swapping_the_loss_makes_steps_faster_and_keeps_the_loss(tmp_path):
     before, after = output_of("swap_the_loss.py", 60, cwd=tmp_path).splitlines()
     assert before.startswith("cross_entropy")
@@ -47,18 +47,29 @@ def test_swapping_the_loss_makes_steps_faster_and_keeps_the_loss(tmp_path):
     assert number_after(",", after) < number_after(",", before)  # seconds a step
 
 
+@pytest.mark.slow
 def test_several_labels_are_found_more_often_than_the_popular_ones(tmp_path):
     popular, model = output_of("several_labels.py", cwd=tmp_path).splitlines()
     assert number_after(":", popular) < 0.3
     assert number_after(":", model) > 2 * number_after(":", popular)
 
 
+@pytest.mark.slow
+def test_a_log_becomes_a_model_that_names_the_next_track(tmp_path):
+    said = output_of("log_to_topk.py", cwd=tmp_path)
+    assert number_after("model: recall@20", said) > 0.5
+    assert number_after("most popular: recall@20", said) < 0.2
+    assert said.splitlines()[-1].startswith("after track 50, track 51: track 52, ")
+
+
+@pytest.mark.slow
 def test_tied_weights_halve_the_rows_and_lower_the_loss(tmp_path):
     separate, tied = output_of("tied_weights.py", cwd=tmp_path).splitlines()
     assert number_after("rows:", separate) == 2 * number_after("rows:", tied)
     assert number_after("loss", tied) < number_after("loss", separate) - 0.5
 
 
+@pytest.mark.slow
 def test_a_proposal_that_fits_the_data_lowers_the_loss(tmp_path):
     """With the rule "priority" and with the example's rule."""
     total, uniform, proposal, rule = output_of(
@@ -69,6 +80,14 @@ def test_a_proposal_that_fits_the_data_lowers_the_loss(tmp_path):
     assert number_after("loss", rule) < number_after("loss", uniform)
 
 
+def test_the_list_of_examples_is_complete_and_each_is_one_page():
+    files = {path.name for path in EXAMPLES.glob("*.py")}
+    listed = re.findall(r"^\| \[(\w+\.py)\]", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
+    assert files == set(listed)
+    assert {f for f in files if len((EXAMPLES / f).read_text().splitlines()) >= 80} == set()
+
+
+@pytest.mark.slow
 def test_many_ranks_train_the_same_model_as_one(tmp_path):
     """And one rank continues from the checkpoint of two."""
     script, words = EXAMPLES / "many_ranks.py", "full softmax loss:"
