@@ -522,8 +522,8 @@ BAD = [
     ),
     (
         lambda head: head(draw(B, D), TARGET.float()),
-        "target has dtype torch.float32; expected int64 class ids. Convert before the ids ever "
-        "pass through a float.",
+        "target has dtype torch.float32; expected int64 class ids. Keep ids as integers: floats "
+        "corrupt them.",
     ),
     (
         lambda head: head(draw(B, D), TARGET[:3]),
