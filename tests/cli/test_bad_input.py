@@ -204,7 +204,7 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_offered(run):
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     words = last_line(invoke("train", "--resume", "run"))
     assert words.startswith(f"{file.relative_to(run.parent)} ")
-    assert words.endswith(" Step 2 is whole: take it with --step 2.")
+    assert words.endswith(" Step 2 is valid: use it with --step 2.")
     done = invoke("train", "--resume", "run", "--step", 2)
     assert done.returncode == 0, done.stderr
     assert file.read_bytes() == content, "gone on from step 2, the same bits are there again"
@@ -217,7 +217,7 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_offered(run):
          "none holds no run (run.json is missing). There is no such folder. Create one with "
          "`tapas train ... --out none`."),
         (("evaluate", "run", "--step", 77),
-         "no checkpoint of step 77 in run/checkpoints. There are: 2, 4."),
+         "there is no checkpoint of step 77 in run/checkpoints. Known steps: 2, 4."),
         (("export", "run", "--to", "a.xyz"),
          "cannot tell what a.xyz shall be: its name must end in .faiss, .safetensors, .parquet, "
          ".pt2, or have no ending for a folder."),

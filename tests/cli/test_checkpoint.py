@@ -24,7 +24,7 @@ def test_info_says_what_is_in_the_newest_checkpoint(run):
         f"rows of 1 process (format 1, tapas {__version__})",
         "model.head.table: 30 classes, dim 4, float32, optimizer state: sum, 4 updates",
         "model.input_table: 30 classes, dim 4, float32, optimizer state: sum, 4 updates",
-        f"{size:,} bytes, whole",
+        f"{size:,} bytes, valid",
     ]
 
 
@@ -101,7 +101,7 @@ def test_a_damaged_checkpoint_is_described_and_ends_with_one(run):
          "run/checkpoints holds no run (run.json is missing). Create one with `tapas train ... "
          "--out run/checkpoints`."),
         (("info", "run", "--step", 5),
-         "no checkpoint of step 5 in run/checkpoints. There are: 2, 4."),
+         "there is no checkpoint of step 5 in run/checkpoints. Known steps: 2, 4."),
     ],
 )  # fmt: skip
 def test_bad_wishes_are_one_line(run, words, told):

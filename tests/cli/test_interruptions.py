@@ -83,7 +83,7 @@ def test_a_disk_that_fills_while_training_leaves_whole_checkpoints(at):
     done = tapas("train", *flags, before=limited)
     assert last_line(done) == (
         "cannot save checkpoint step 2 into out/checkpoints: File too large. No checkpoint is "
-        "whole. Free some space and go on with --resume."
+        "valid. Free some space and continue with --resume."
     )
     assert CheckpointFolder(at / "out" / "checkpoints").steps() == []
     assert names(at / "out" / "checkpoints") == []

@@ -168,17 +168,18 @@ def test_what_one_rank_cannot_do_is_told_by_all_of_them(saved):
     root, answers = saved
     full_disk = (
         f"cannot save checkpoint step 2 into {root / 'faults'}: {{}}. "
-        "Checkpoint step 1 is whole. Free some space and go on with --resume."
+        "Checkpoint step 1 is valid. Free some space and continue with --resume."
     )
     told = {
         "full": full_disk.format("File too large on rank 2"),
         "checksum": full_disk.format("No space left on device on rank 1"),
         "write_state": full_disk.format("No space left on device on rank 0"),
-        "steps": "the ranks would save different steps: 3, 4, 5, 6, by rank. All must save the "
-        "same one, in one folder that all of them see.",
-        "gap": f"two processes have written the rows 0 to 5 of {HEAD}, in its stored order of {C}.",
+        "steps": "the ranks would save different steps: 3, 4, 5, 6 (by rank). All must save the "
+        "same step, in a folder that all of them share.",
+        "gap": f"two processes have written rows 0 to 5 of {HEAD}; expected each of its {C} rows "
+        "once.",
         "damaged": f"{root / 'faults' / 'step-00000002' / 'rows-2.safetensors'} is damaged: its "
-        "checksum is not the one it was saved with. Step 1 is whole: take it with --step 1.",
+        "checksum differs from the one it was saved with. Step 1 is valid: use it with --step 1.",
     }
     refusals = [answer.pop("refused") for answer in answers]
     assert answers == [told] * 4

@@ -185,7 +185,9 @@ def test_optimizers_of_another_kind_or_order_are_refused_before_anything_is_load
         if swapped:
             optimizer = Combined(*reversed(optimizer.optimizers))
         before = table.weight.clone()
-        with pytest.raises(UsageError, match=r"step 2 is of the optimizers .* Nothing was loaded"):
+        with pytest.raises(
+            UsageError, match=r"the checkpoint of step 2 has the optimizers .* Nothing was loaded"
+        ):
             load_checkpoint(tmp_path, model, optimizer)
         assert torch.equal(table.weight, before)
 
@@ -194,7 +196,7 @@ def test_an_optimizer_of_rows_that_was_not_passed_is_told(tmp_path):
     model, optimizer, _ = build(LocalTable(C, D, seed=1), "adam")
     dense, rows = optimizer.optimizers
     assert refused(lambda: save_checkpoint(tmp_path, 0, model, dense)) == (
-        "the rows of head.table are moved by a LazyAdam, which was not passed: its learning rate "
+        "the rows of head.table are updated by a LazyAdam, which was not passed: its learning rate "
         "and state would be lost. Pass all optimizers: [dense, rows]."
     )
     save_checkpoint(tmp_path, 0, model, [dense, rows])

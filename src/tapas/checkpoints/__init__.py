@@ -1,1 +1,1 @@
-"""Checkpoints: saved whole or not at all, for any number of processes."""
+"""Checkpoints: atomic, checksummed, and loadable by any number of processes."""

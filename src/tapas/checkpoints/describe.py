@@ -1,4 +1,4 @@
-"""Finding a checkpoint, and saying what is in it."""
+"""Finding a checkpoint and describing its contents."""
 
 from pathlib import Path
 from typing import Any
@@ -7,11 +7,15 @@ from tapas.checkpoints.files import STATE, read_record, verify
 from tapas.checkpoints.folder import CheckpointFolder
 from tapas.errors import DataError, UsageError
 
-CHECKPOINTS = "checkpoints"  # the folder of them in that of a run
+CHECKPOINTS = "checkpoints"  # name of the folder in a run
 
 
 def find_checkpoint(path: Path, step: int | None = None) -> Path:
-    """The folder of one step at `path`: a run, its checkpoints (the newest), or the step itself."""
+    """The folder of one checkpoint.
+
+    `path` is a run, its folder of checkpoints, or one checkpoint. `step` defaults to the newest.
+    Raises UsageError if there is no such checkpoint.
+    """
     if (path / STATE).exists():
         if step is not None and (number := read_record(path)["step"]) != step:
             raise UsageError(f"{path} is the checkpoint of step {number}, not of step {step}.")
@@ -23,13 +27,13 @@ def find_checkpoint(path: Path, step: int | None = None) -> Path:
     if not path.exists():
         raise UsageError(f"there is no folder {path}.")
     raise UsageError(
-        f"{path} holds no checkpoint. Expected the folder of a run, its '{CHECKPOINTS}' or one "
-        "step of them."
+        f"{path} holds no checkpoint. Expected the folder of a run, its folder '{CHECKPOINTS}', "
+        "or one checkpoint in it."
     )
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """What the checkpoint in `folder` is, and whether it is whole."""
+    """The contents of the checkpoint in `folder`, and whether it is valid."""
     record, problem = read_record(folder), None
     try:
         verify(folder)
@@ -56,11 +60,11 @@ def describe(folder: Path) -> dict[str, Any]:
         "processes": record["processes"],
         "bytes": sum(each["bytes"] for each in record["files"].values()),
         "tables": tables,
-        "whole": problem is None,
+        "valid": problem is None,
         "problem": problem,
     }
 
 
 def state_key(tensor: str) -> str:
-    """What an optimizer calls it: "sum" of weight_sum and bias_sum; "" of weight and bias."""
+    """The optimizer's name of a row tensor: "sum" for weight_sum and bias_sum, "" for weight."""
     return tensor.partition("_")[2]

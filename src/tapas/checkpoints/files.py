@@ -1,11 +1,11 @@
-"""The files of one checkpoint: how they are written, listed and checked.
+"""The files of one checkpoint: writing, reading and verifying them.
 
-    rows-<j>.safetensors   rows of class tables, those that process j keeps
+    rows-<j>.safetensors   the rows of class tables that process j keeps
     dense.safetensors      all other tensors, which are the same in every process
-    state.json             written last: size and checksum of the files above, which rows are in
-                           which of them, and everything that is no tensor
+    state.json             written last: sizes and checksums of the files above, which rows are in
+                           which file, and everything that is not a tensor
 
-Nothing in them can run code.
+No file is pickled, so loading one cannot run code.
 """
 
 import errno
@@ -33,20 +33,20 @@ DENSE, STATE = "dense.safetensors", "state.json"
 NAME = re.compile(r"(rows-\d+|dense)\.safetensors")
 FINISHED = re.compile(r"step-(?P<step>\d{8,})|\.step-(?P<replaced>\d{8,})\.\d+\.replaced")
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
-Checksums: TypeAlias = dict[str, dict[str, Any]]  # size and checksum by name of file
+Checksums: TypeAlias = dict[str, dict[str, Any]]  # size and checksum by file name
 
 
 def rows_file(number: int) -> str:
-    """The name of the file with the rows of process `number`."""
+    """File name of the rows of process `number`."""
     return f"rows-{number}.safetensors"
 
 
 def write_file(folder: Path, name: str, tensors: dict[str, Tensor]) -> Checksums:
-    """Write one file, on the disk when this returns. OSError if it cannot be written."""
+    """Write one file and flush it to disk. Raises OSError if it cannot be written."""
     file = folder / name
     try:
         save_file(tensors, file)
-    except SafetensorError as error:  # it keeps the number of the system's error in its words
+    except SafetensorError as error:  # its message contains the errno
         number = re.search(r"os error (\d+)", str(error))
         if number is None:
             raise
@@ -56,7 +56,7 @@ def write_file(folder: Path, name: str, tensors: dict[str, Tensor]) -> Checksums
 
 
 def write_state(folder: Path, record: Mapping[str, Any]) -> None:
-    """Write state.json, without which `folder` is no checkpoint. OSError if it cannot be."""
+    """Write state.json, which completes the checkpoint. Raises OSError if it cannot be written."""
     made = {"format": FORMAT, "tapas": __version__, **record}
     (folder / STATE).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     for path in (folder / STATE, folder):
@@ -64,10 +64,10 @@ def write_state(folder: Path, record: Mapping[str, Any]) -> None:
 
 
 def verify(folder: Path, *, part: int = 0, parts: int = 1) -> dict[str, Any]:
-    """The record of a checkpoint whose files are as they were saved, or DataError.
+    """Return the content of state.json, or raise DataError if a file is damaged.
 
-    `parts` processes that load at once share the checksums; this one, number `part`, computes
-    those of the files number part, part + parts and so on. All sizes are checked by each.
+    If `parts` processes load at the same time, they share the work: number `part` verifies the
+    checksums of files part, part + parts, and so on. Each verifies all sizes.
     """
     if not 0 <= part < parts:
         raise UsageError(f"part must be one of 0 to {parts - 1}, got {part}.")
@@ -77,10 +77,10 @@ def verify(folder: Path, *, part: int = 0, parts: int = 1) -> dict[str, Any]:
         try:
             size = file.stat().st_size
             if size != want["bytes"]:
-                raise DataError(f"{file} is damaged: {size:,} bytes, expected {want['bytes']:,}.")
+                raise DataError(f"{file} is damaged: {size:,} bytes; expected {want['bytes']:,}.")
             if number % parts == part and checksum(file) != want:
                 raise DataError(
-                    f"{file} is damaged: its checksum is not the one it was saved with."
+                    f"{file} is damaged: its checksum differs from the one it was saved with."
                 )
         except OSError as error:
             raise DataError(f"{file} cannot be read: {error.strerror}.") from error
@@ -88,7 +88,7 @@ def verify(folder: Path, *, part: int = 0, parts: int = 1) -> dict[str, Any]:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """The content of state.json, or an error naming it."""
+    """The content of state.json. Raises DataError if it is damaged, UsageError if it is newer."""
     file = folder / STATE
     try:
         record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -98,7 +98,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise DataError(f"{file} is damaged: not the JSON that was saved.") from None
+        raise DataError(f"{file} is damaged: it is not the JSON that was saved.") from None
     if version > FORMAT:
         raise UsageError(
             f"{folder} has checkpoint format {version}, written by tapas {writer}; this is tapas "
@@ -108,7 +108,7 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def _check_record(record: Mapping[str, Any]) -> None:
-    """An error of any kind unless `record` has what is read from it later."""
+    """Raise an error of any kind if `record` lacks something that is read later."""
     _ = [record[name] for name in ("step", "best", "state", "numbers", "optimizers")]
     files: Checksums = record["files"]
     for name, expected in files.items():
@@ -128,11 +128,11 @@ def _check_record(record: Mapping[str, Any]) -> None:
             or any(start > stop for start, stop in pairwise(places))
             or places[-1] != table["num_classes"]
         ):
-            raise ValueError("the ranges do not make up the table")
+            raise ValueError("the ranges do not cover the table")
 
 
 def complete_in(folder: Path) -> dict[int, Path]:
-    """Checkpoints by step; one moved aside counts as long as its successor is not in place."""
+    """Complete checkpoints by step; one that is being replaced counts until its successor does."""
     found = {}
     if folder.is_dir():
         for path in sorted(folder.iterdir()):  # hidden names come first
@@ -141,68 +141,68 @@ def complete_in(folder: Path) -> dict[int, Path]:
     return found
 
 
-def newest_valid(finished: Mapping[int, Path]) -> int | None:
-    """The newest step whose content passes every check."""
-    for step in sorted(finished, reverse=True):
+def newest_valid(complete: Mapping[int, Path]) -> int | None:
+    """The newest step whose files pass all checks; None if there is none."""
+    for step in sorted(complete, reverse=True):
         with suppress(TapasError, OSError):
-            verify(finished[step])
+            verify(complete[step])
             return step
     return None
 
 
-def suggest_other(finished: Mapping[int, Path]) -> str:
-    """What to take instead of a checkpoint that is damaged."""
-    if (other := newest_valid(finished)) is not None:
-        return f"Step {other} is whole: take it with --step {other}."
-    return "No other checkpoint is whole: start again without --resume, in another --out."
+def suggest_other(complete: Mapping[int, Path]) -> str:
+    """A sentence about what to use instead of a damaged checkpoint."""
+    if (other := newest_valid(complete)) is not None:
+        return f"Step {other} is valid: use it with --step {other}."
+    return "No other checkpoint is valid: start again without --resume, in another --out."
 
 
 def unshare(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`tensors`, contiguous and without common memory. Only what is not so is copied."""
-    apart = {name: _storable(name, tensor) for name, tensor in tensors.items()}
-    taken: dict[torch.device, int] = {}
-    for name in sorted(apart, key=lambda name: (apart[name].data_ptr(), -apart[name].nbytes)):
-        start, end = apart[name].data_ptr(), apart[name].data_ptr() + apart[name].nbytes
-        if start == end or start < taken.get(apart[name].device, 0):
-            apart[name] = apart[name].clone()
+    """`tensors`, contiguous and without shared memory. Copies only where necessary."""
+    found = {name: _storable(name, tensor) for name, tensor in tensors.items()}
+    used: dict[torch.device, int] = {}  # end of the memory that earlier tensors occupy
+    for name in sorted(found, key=lambda name: (found[name].data_ptr(), -found[name].nbytes)):
+        start, end = found[name].data_ptr(), found[name].data_ptr() + found[name].nbytes
+        if start == end or start < used.get(found[name].device, 0):
+            found[name] = found[name].clone()
         else:
-            taken[apart[name].device] = end
-    return apart
+            used[found[name].device] = end
+    return found
 
 
 def _storable(name: str, tensor: Tensor) -> Tensor:
-    """`tensor`, contiguous, or an error if no file can hold it."""
+    """Return `tensor`, contiguous, or raise UsageError if safetensors cannot store it."""
     check_tensor(name, tensor)
     odd_number = tensor.is_quantized or (tensor.is_complex() and tensor.dtype.itemsize != 8)
     if tensor.layout != torch.strided or tensor.is_meta or odd_number:
         raise UsageError(
             f"tensor '{name}' ({tensor.dtype}, {tensor.layout}, {tensor.device}) cannot be "
-            "saved: expected a dense tensor with memory, not quantized, complex64 if complex."
+            "saved: expected a dense tensor, not meta or quantized, and complex64 if complex."
         )
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def check_json(name: str, value: object) -> None:
-    """A value that JSON would refuse, or give back as another, is told by its place."""
+    """Raise UsageError naming the first value that JSON cannot store without loss."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str):
-                raise UsageError(f"{name} has the key {key!r}; expected text. str() makes it so.")
+                raise UsageError(f"{name} has the key {key!r}; expected a string. Use str(key).")
             check_json(f"{name}.{key}", inner)
     elif isinstance(value, list | tuple):
         for place, inner in enumerate(value):
             check_json(f"{name}[{place}]", inner)
     elif not isinstance(value, bool | int | float | str | None):
         raise UsageError(
-            f"{name} is of type {type(value).__name__}; expected numbers, text, lists and dicts. "
-            "Convert it, or save it among the tensors."
+            f"{name} is of type {type(value).__name__}; expected numbers, strings, lists or dicts. "
+            "Convert it, or save it as a tensor."
         )
 
 
 def is_running(pid: int) -> bool:
-    """Whether `pid` is another process, and alive."""
+    """Whether `pid` is a running process other than this one."""
     try:
         os.kill(pid, 0)
     except OSError as error:
-        return error.errno == errno.EPERM  # somebody else's
+        return error.errno == errno.EPERM  # runs as another user
     return pid != os.getpid()

@@ -1,11 +1,11 @@
-"""The checkpoints of one run: saved whole or not at all, the newest and the best kept.
+"""The folder with the checkpoints of one run: saving, loading and pruning them.
 
-    step-00000400/    its files are those of tapas.checkpoints.files
+    step-00000400/    one checkpoint; its files are described in tapas.checkpoints.files
 
-A checkpoint is written under a hidden name and renamed once it is on the disk, so that a
-process killed at any moment leaves either the old ones or the old ones and the new one. Ranks,
-or servers and the process that asks them, save one checkpoint together: each writes the rows
-that it keeps, rank 0 or that process the rest.
+A checkpoint is written under a hidden name and renamed once it is on disk: a process that is
+killed at any moment leaves only complete checkpoints. Ranks, or servers and their driver, save
+one checkpoint together: each process writes the rows that it keeps, and rank 0 or the driver
+writes everything else.
 """
 
 import errno
@@ -58,18 +58,17 @@ Servers: TypeAlias = Callable[[Path], Sequence[Written | WriteFailed]]
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What one process has to save."""
+    """What one process saves."""
 
     tensors: Mapping[str, Tensor]  # the same in every process
-    tables: Mapping[str, TableRows] = field(default_factory=dict)  # rows that this one keeps
-    numbers: Mapping[str, JSON] = field(default_factory=dict)  # of parts of a model, by name
+    tables: Mapping[str, TableRows] = field(default_factory=dict)  # rows of this process
+    numbers: Mapping[str, JSON] = field(default_factory=dict)  # by name of the module
     optimizers: Sequence[JSON] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What was saved at `step`, rows among the tensors. Tensors that shared memory come back
-    apart."""
+    """A loaded checkpoint; `tensors` includes rows. Tensors no longer share memory."""
 
     step: int
     tensors: dict[str, Tensor]
@@ -79,10 +78,10 @@ class Checkpoint:
 
 
 class CheckpointFolder:
-    """Checkpoints of one run: whole or not there, the last `keep` and the best.
+    """The checkpoints of one run; keeps the last `keep` and the best.
 
-    One process saves, alone or with servers, or the ranks of one group do together; any number
-    may load meanwhile. Nothing is created before the first save.
+    One process saves, alone or with servers, or the ranks of one group save together. Any number
+    of processes may load at the same time. The folder is created by the first save.
     """
 
     def __init__(self, folder: Path, *, keep: int = 2):
@@ -99,23 +98,23 @@ class CheckpointFolder:
         ranks: Ranks = ONE_PROCESS,
         servers: Servers | None = None,
     ) -> Path:
-        """Save `contents` and `state` of `step`, and return their folder once it is on the disk.
+        """Save `contents` and `state` of `step`; returns the folder of the checkpoint.
 
-        A checkpoint of the same step is replaced. Only then are others removed: all but the
-        last `keep` and the best, and those of later steps, which belong to a course the run
-        has left by resuming before them. If it cannot be saved, earlier ones are untouched.
+        A checkpoint of the same step is replaced. Afterwards others are removed: all but the last
+        `keep` and the best, and those of later steps, which are obsolete after resuming from an
+        earlier one. Raises UsageError if it cannot be saved; earlier checkpoints are unchanged.
 
-        With `ranks` all of them call it, each with the rows that it keeps; a table that is whole
-        in each is saved by rank 0. With `servers` others write rows: it is called with the
-        folder to write into, and returns what `write_rows` has answered each of them, or
-        raises, once none of them writes any more.
+        With several `ranks` all of them must call this, each with the rows that it keeps; tables
+        that are complete on every rank are saved by rank 0. `servers` is called with the folder;
+        it must let every server call `write_rows` there and return the results, or raise once no
+        server is writing any more.
         """
         try:
             with ranks.share_errors():
                 if servers is not None and ranks.size > 1:
                     raise UsageError(
-                        "what servers write is saved by one process that waits for them. Leave "
-                        "out `servers` or `ranks`."
+                        f"servers were passed together with {ranks.size} ranks, but only one "
+                        "process can save for servers. Leave out `servers` or `ranks`."
                     )
                 if index(step) < 0:
                     raise UsageError(f"step must be at least 0, got {step}.")
@@ -131,8 +130,8 @@ class CheckpointFolder:
                 rows = RowsFile.of(tables)
                 dense = unshare(given.tensors)
                 problem = self._prepare(step) if ranks.rank == 0 else None
-                leader = self._agree_to_begin(ranks, index(step), problem)
-            folder = self._hidden(step, "unfinished", leader)
+                main_pid = self._agree_to_begin(ranks, index(step), problem)
+            folder = self._hidden(step, "unfinished", main_pid)
             written = _write(folder, rows, dense, ranks, servers)
             files = {name: each for one in written for name, each in one.files.items()}
             record = {
@@ -157,14 +156,13 @@ class CheckpointFolder:
         return self._path(step)
 
     def steps(self) -> list[int]:
-        """Steps that were saved to the end, rising. `load` checks their content."""
+        """Steps of complete checkpoints, ascending. Their files are verified by `load`."""
         return sorted(complete_in(self.folder))
 
     def best(self) -> int | None:
         """The last step saved with `best=True`; None if there is none.
 
-        A checkpoint that may be the best, but cannot be read, is an error: nobody should get a
-        worse model without being told.
+        Raises DataError if a newer checkpoint cannot be read, as it might be the best.
         """
         for step, path in sorted(complete_in(self.folder).items(), reverse=True):
             try:
@@ -184,27 +182,28 @@ class CheckpointFolder:
         device: str | torch.device = "cpu",
         ranks: Ranks = ONE_PROCESS,
     ) -> Checkpoint:
-        """The checkpoint of `step`, by default the newest, checked against size and checksum.
+        """Load the checkpoint of `step`, by default the newest, and verify its checksums.
 
-        It does not matter how many processes saved it. Of the tables that `ranges` names, such as
-        "model.head.table", these rows are loaded, of others all rows by id. With `ranks` all of
-        them call it, and share the work of checking.
+        Any number of processes may have saved it. For tables in `ranges`, such as
+        "model.head.table", only these rows are loaded, for others all rows, by id. With several
+        `ranks` all of them must call this; they share the work of verifying. Raises DataError if
+        a file is damaged, UsageError if there is no such checkpoint.
         """
         with ranks.share_errors():
             step, folder = self.find(step)
             _check_same_step("load", ranks.gather_numbers("load a checkpoint", step))
-        record, told = {}, None
+        record, problem = {}, None
         try:
             record = verify(folder, part=ranks.rank, parts=ranks.size)
         except TapasError as error:
-            told = [isinstance(error, DataError), str(error)]
-        for each in ranks.gather_json("check a checkpoint", told):
+            problem = [isinstance(error, DataError), str(error)]
+        for each in ranks.gather_json("check a checkpoint", problem):
             if each is not None:
                 is_damaged, words = each
                 if not is_damaged:
                     raise UsageError(words)
-                offer = self._other_than(step) if ranks.rank == 0 else None
-                raise DataError(f"{words} {ranks.gather_json('offer another', offer)[0]}")
+                other = self._other_than(step) if ranks.rank == 0 else None
+                raise DataError(f"{words} {ranks.gather_json('offer another', other)[0]}")
         tensors = load_file(folder / DENSE, device=str(device))
         tensors |= read_rows(folder, record, ranges or {}, device=device)
         return _checkpoint(step, record, tensors)
@@ -212,18 +211,18 @@ class CheckpointFolder:
     def load_rows(
         self, step: int | None, ranges: Mapping[str, RowRange], *, part: int = 0, parts: int = 1
     ) -> Checkpoint:
-        """The rows of `ranges` in the checkpoint of `step`, by default the newest; no other tensor.
+        """Load only the rows in `ranges` of the checkpoint of `step`, by default the newest.
 
-        `parts` processes that load at once share the work of checking, and this is number `part`
-        of them: a server that loads what as many have saved checks the file that it wrote itself.
+        If `parts` processes load at the same time, they share the work of verifying; this is
+        number `part` of them.
         """
         step, folder, record = self._verified(step, part, parts)
         return _checkpoint(step, record, read_rows(folder, record, ranges, only_these=True))
 
     def load_dense(self, step: int | None = None, *, part: int = 0, parts: int = 1) -> Checkpoint:
-        """The tensors of the checkpoint that belong to no table; no rows are read.
+        """Load all tensors of the checkpoint except rows.
 
-        Checks its share of the files, as in `load_rows`; all of them if `parts` is 1.
+        Verifies its share of the files, as in `load_rows`; all of them if `parts` is 1.
         """
         step, folder, record = self._verified(step, part, parts)
         return _checkpoint(step, record, load_file(folder / DENSE))
@@ -238,15 +237,17 @@ class CheckpointFolder:
             raise DataError(f"{error} {self._other_than(step)}") from None
 
     def find(self, step: int | None = None) -> tuple[int, Path]:
-        """`step`, by default the newest, and its folder; or an error that says what there is."""
-        finished = complete_in(self.folder)
-        if not finished:
-            raise UsageError(f"no checkpoint in {self.folder}.")
-        step = max(finished) if step is None else step
-        if step not in finished:
-            known = ", ".join(map(str, sorted(finished)))
-            raise UsageError(f"no checkpoint of step {step} in {self.folder}. There are: {known}.")
-        return step, finished[step]
+        """Return `step`, by default the newest, and its folder; UsageError if there is none."""
+        complete = complete_in(self.folder)
+        if not complete:
+            raise UsageError(f"there is no checkpoint in {self.folder}.")
+        step = max(complete) if step is None else step
+        if step not in complete:
+            known = ", ".join(map(str, sorted(complete)))
+            raise UsageError(
+                f"there is no checkpoint of step {step} in {self.folder}. Known steps: {known}."
+            )
+        return step, complete[step]
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:08}"
@@ -255,7 +256,7 @@ class CheckpointFolder:
         return self.folder / f".step-{step:08}.{process or os.getpid()}.{kind}"
 
     def _prepare(self, step: int) -> OSError | None:
-        """Make the hidden folder to write into; or why that cannot be."""
+        """Create the hidden folder to write into; returns the error if that fails."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._tidy()
@@ -265,17 +266,17 @@ class CheckpointFolder:
         return None
 
     def _agree_to_begin(self, ranks: Ranks, step: int, problem: OSError | None) -> int:
-        """The process id of rank 0; what keeps it from saving is raised by all ranks."""
+        """Return the process id of rank 0. An error on rank 0 is raised on all ranks."""
         number = (problem.errno or errno.EIO) if problem else 0
-        heard = ranks.gather_numbers("save a checkpoint", step, os.getpid(), number)
-        _check_same_step("save", heard)
-        _, leader, number = heard[0]
+        gathered = ranks.gather_numbers("save a checkpoint", step, os.getpid(), number)
+        _check_same_step("save", gathered)
+        _, main_pid, number = gathered[0]
         if number:
             raise _os_error(ranks, 0, number, os.strerror(number)) from problem
-        return leader
+        return main_pid
 
     def _finish(self, step: int, folder: Path, record: Mapping[str, Any], ranks: Ranks) -> None:
-        """Seal and name it; all ranks return once that is done, or raise what went wrong."""
+        """Write state.json and rename the folder; an error on rank 0 is raised on all ranks."""
         problem = None
         if ranks.rank == 0:
             try:
@@ -293,7 +294,7 @@ class CheckpointFolder:
         sync(self.folder)
 
     def _give_up(self, step: int, error: BaseException, ranks: Ranks) -> None:
-        """Leave nothing of a checkpoint that could not be saved; all ranks say why."""
+        """Remove a checkpoint that could not be saved; all ranks raise the same error."""
         if ranks.rank == 0:
             with suppress(OSError):
                 self._tidy()
@@ -302,7 +303,7 @@ class CheckpointFolder:
             raise UsageError(ranks.gather_json("give up a checkpoint", words)[0]) from error
 
     def _tidy(self) -> None:
-        """Put back or remove what this process, or one that died, left half done."""
+        """Restore or remove what this process, or one that died, left unfinished."""
         for path in sorted(self.folder.glob(".step-*")):
             match = LEFTOVER.fullmatch(path.name)
             if match is None or is_running(int(match["pid"])):
@@ -316,23 +317,23 @@ class CheckpointFolder:
                 os.rename(path, target)
 
     def _prune(self, step: int) -> None:
-        """Remove later steps, and all but the last, the best and those that may be the best."""
-        finished = complete_in(self.folder)
-        for later in [other for other in finished if other > step]:
-            self._remove(later, finished.pop(later))
-        kept = set(sorted(finished)[-self.keep :])
-        for old in sorted(finished, reverse=True):
+        """Remove later steps, and all others but the last, the best and unreadable ones."""
+        complete = complete_in(self.folder)
+        for later in [other for other in complete if other > step]:
+            self._remove(later, complete.pop(later))
+        kept = set(sorted(complete)[-self.keep :])
+        for old in sorted(complete, reverse=True):
             try:
-                if read_record(finished[old])["best"]:
+                if read_record(complete[old])["best"]:
                     kept.add(old)
                     break
-            except TapasError:
+            except TapasError:  # it may be the best
                 kept.add(old)
-        for old in finished.keys() - kept:
-            self._remove(old, finished[old])
+        for old in complete.keys() - kept:
+            self._remove(old, complete[old])
 
     def _remove(self, step: int, path: Path) -> None:
-        """Hide first, so that a checkpoint half removed is never taken for a whole one."""
+        """Rename first, so that a partly removed checkpoint never looks complete."""
         os.rename(path, hidden := self._hidden(step, "removed"))
         shutil.rmtree(hidden, ignore_errors=True)
 
@@ -341,9 +342,9 @@ class CheckpointFolder:
 
     def _cannot_save(self, step: int, error: OSError) -> str:
         cure = "Free some space" if error.errno in FULL else "Make sure that it can be written to"
-        left = f"No checkpoint is whole. {cure} and go on with --resume."
-        if (whole := newest_valid(complete_in(self.folder))) is not None:
-            left = f"Checkpoint step {whole} is whole. {cure} and go on with --resume."
+        left = f"There is no valid checkpoint. {cure} and continue with --resume."
+        if (valid := newest_valid(complete_in(self.folder))) is not None:
+            left = f"Checkpoint step {valid} is valid. {cure} and continue with --resume."
         words = error.strerror or str(error)
         return f"cannot save checkpoint step {step} into {self.folder}: {words}. {left}"
 
@@ -359,7 +360,10 @@ def _write(
     ranks: Ranks,
     servers: Servers | None,
 ) -> list[Written]:
-    """What all processes have written, `dense` by rank 0; OSError on all if one could not."""
+    """Write rows, and `dense` on rank 0; returns what all processes have written.
+
+    Raises OSError on all ranks if one could not write.
+    """
     written, problem = [], None
     try:
         written = [] if servers is None else _ask(servers, folder)
@@ -368,13 +372,13 @@ def _write(
             written.append(Written(-1, write_file(folder, DENSE, dense), {}))
     except OSError as error:
         problem = error
-    heard = _agree(ranks, "write a checkpoint", problem, written)
-    every = [Written(*each) for found in heard for each in found]
+    gathered = _agree(ranks, "write a checkpoint", problem, written)
+    every = [Written(*each) for found in gathered for each in found]
     return sorted(every, key=lambda each: DENSE in each.files)  # rows first, by process
 
 
 def _ask(servers: Servers, folder: Path) -> list[Written]:
-    """Have servers write into `folder`; OSError if one of them could not."""
+    """Let servers write into `folder`; OSError if one of them could not."""
     found: list[Written] = []
     for answer in sorted(servers(folder), key=lambda answer: answer.number):
         if isinstance(answer, WriteFailed):
@@ -382,36 +386,36 @@ def _ask(servers: Servers, folder: Path) -> list[Written]:
         found.append(answer)
     numbers = [each.number for each in found]
     if not numbers:
-        raise UsageError("no server has written rows of the checkpoint; expected at least one.")
+        raise UsageError("no server has written rows; expected at least one.")
     if numbers != list(range(len(numbers))):
         raise UsageError(
-            f"the servers that have written have the numbers {', '.join(map(str, numbers))}; "
-            f"expected each of 0 to {len(numbers) - 1} once. Give every one a number of its own."
+            f"servers {', '.join(map(str, numbers))} have written rows; expected each of 0 to "
+            f"{len(numbers) - 1} once. Give every server a different number."
         )
     return found
 
 
 def _agree(ranks: Ranks, verb: str, problem: OSError | None, value: Any) -> list[Any]:
-    """The `value` of every rank, or on all of them the first problem that one has."""
-    told = None
+    """Gather `value` from all ranks; if one has a problem, all raise the first one."""
+    reason = None
     if problem is not None:
-        told = problem.errno or errno.EIO, problem.strerror or str(problem)
-    heard = ranks.gather_json(verb, [told, value])
-    for rank, (failed, _) in enumerate(heard):
+        reason = problem.errno or errno.EIO, problem.strerror or str(problem)
+    gathered = ranks.gather_json(verb, [reason, value])
+    for rank, (failed, _) in enumerate(gathered):
         if failed is not None:
             raise _os_error(ranks, rank, *failed) from problem
-    return [found for _, found in heard]
+    return [found for _, found in gathered]
 
 
 def _os_error(ranks: Ranks, rank: int, number: int, words: str) -> OSError:
     return OSError(number, words if ranks.size == 1 else f"{words} on rank {rank}")
 
 
-def _check_same_step(verb: str, heard: list[list[int]]) -> None:
-    """An error on all ranks unless each of them brings the same step, its first number."""
-    steps = [row[0] for row in heard]
+def _check_same_step(verb: str, gathered: list[list[int]]) -> None:
+    """Raise UsageError on all ranks if their steps, the first numbers, differ."""
+    steps = [row[0] for row in gathered]
     if len(set(steps)) > 1:
         raise UsageError(
-            f"the ranks would {verb} different steps: {', '.join(map(str, steps))}, by rank. All "
-            f"must {verb} the same one, in one folder that all of them see."
+            f"the ranks would {verb} different steps: {', '.join(map(str, steps))} (by rank). All "
+            f"must {verb} the same step, in a folder that all of them share."
         )

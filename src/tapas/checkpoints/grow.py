@@ -1,8 +1,8 @@
-"""A checkpoint with more classes: old rows stay, the rest starts as in a fresh table.
+"""Adding classes to a checkpoint: old rows are kept, new ones start as in a new table.
 
-New rows are those that a table of all classes would have drawn with the same seed. New biases
-are the smallest old one unless they are given, so that a class never seen starts like the rarest.
-What the row optimizer remembers of a row starts where that optimizer lets it start.
+New rows are those that a table of all classes would draw with the same seed. New biases, unless
+given, are the smallest old bias, so that a class never seen starts like the rarest one. The
+optimizer state of new rows starts at the initial value of the optimizer.
 """
 
 import os
@@ -34,36 +34,36 @@ NAMED = re.compile(r"step-(?P<step>\d{8,})")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewRows:
-    """Where the rows of new classes start."""
+    """Initial values of the rows of new classes."""
 
-    optimizer: RowUpdate | None = None  # its state starts where this one starts it
-    initial: Mapping[str, float] = field(default_factory=dict)  # or there, by the state's name
-    zero_tables: Collection[str] = ()  # whose rows are 0
-    bias: Tensor | None = None  # (new classes,); None: the smallest old one
+    optimizer: RowUpdate | None = None  # gives the initial optimizer state
+    initial: Mapping[str, float] = field(default_factory=dict)  # overrides it, by name of the state
+    zero_tables: Collection[str] = ()  # tables whose new rows are 0
+    bias: Tensor | None = None  # (new classes,); None: the smallest old bias
 
 
 @dataclass(frozen=True, slots=True)
 class Grown:
     """A checkpoint with more classes, not yet written."""
 
-    record: dict[str, Any]  # as in state.json, of the old one
+    record: dict[str, Any]  # the state.json of the old one
     tables: dict[str, TableRows]
     dense: dict[str, Tensor]
-    starts: dict[str, float]  # of row optimizer state, by name
+    starts: dict[str, float]  # initial values of row optimizer state, by name
 
     def write(self, out: Path) -> None:
-        """Write the new folder `out`, under a hidden name first."""
+        """Write the folder `out` atomically. Raises UsageError if it cannot be written."""
         unfinished = out.with_name(f".{out.name}.{os.getpid()}.unfinished")
         kept = {k: v for k, v in self.record.items() if k not in ("format", "tapas")}
         try:
-            shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
+            shutil.rmtree(unfinished, ignore_errors=True)  # left by a process that was killed
             unfinished.mkdir(parents=True)
             written = RowsFile.of(self.tables).write(unfinished, 0)
             files = written.files | write_file(unfinished, DENSE, self.dense)
             made = {"processes": 1, "files": files, "tables": join_tables([written])}
             write_state(unfinished, kept | made)
             unfinished.rename(out)
-            with suppress(OSError):  # it is whole and has its name
+            with suppress(OSError):  # it is complete and in place
                 sync(out.parent)
         except OSError as error:
             cure = "Free some space" if error.errno in FULL else "Choose another --out"
@@ -77,7 +77,7 @@ class Grown:
 def grow(folder: Path, out: Path, num_classes: int, new: NewRows | None = None) -> dict[str, float]:
     """Write the checkpoint in `folder` to `out` with `num_classes` classes, more than it has.
 
-    Returns where new row optimizer state starts, by name.
+    Returns the initial values of new row optimizer state, by name.
     """
     _check_out(out, read_record(folder))
     grown = with_classes(folder, num_classes, new or NewRows())
@@ -88,8 +88,8 @@ def grow(folder: Path, out: Path, num_classes: int, new: NewRows | None = None) 
 def with_classes(folder: Path, num_classes: int, new: NewRows, *, least: int = 1) -> Grown:
     """The checkpoint in `folder` with `num_classes` classes, at least `least` of them new.
 
-    All tables with as many classes as that of the head grow. State of row optimizers starts as
-    `new` says, else where the optimizers of this library start it by default.
+    All tables with as many classes as that of the head grow. The state of row optimizers starts
+    as given by `new`, else at the defaults of the optimizers of this library.
     """
     record = verify(folder)
     dense, tensors = load_file(folder / DENSE), read_rows(folder, record, {})
@@ -108,12 +108,12 @@ def with_classes(folder: Path, num_classes: int, new: NewRows, *, least: int = 1
                 key = state_key(name)
                 if key and key not in starts:
                     raise UsageError(
-                        f"the row optimizer keeps '{key}' in {prefix}.{name}, and where that "
-                        f"starts is not known. Say it with --initial {key}=VALUE."
+                        f"the row optimizer keeps '{key}' in {prefix}.{name}, whose initial value "
+                        f"is unknown. Set it with --initial {key}=VALUE."
                     )
                 if key:
                     used[key] = starts[key]
-                if not len(old):  # a table without biases has none
+                if not len(old):  # a table without biases
                     continue
                 if name == "bias" and new.bias is not None:
                     rest = new.bias.to(old.dtype)
@@ -125,7 +125,7 @@ def with_classes(folder: Path, num_classes: int, new: NewRows, *, least: int = 1
     for key in new.initial:
         if key not in used:
             raise UsageError(
-                f"--initial {key}: the row optimizer keeps no such state, but "
+                f"--initial {key}: the row optimizer has no such state. Known: "
                 f"{', '.join(used) or 'none'}."
             )
     return Grown(record, tables, dense, used)
@@ -138,13 +138,13 @@ def _growing(
     num_classes: int,
     least: int,
 ) -> set[str]:
-    """The names of the tables that get more classes."""
+    """Names of the tables that get more classes; UsageError if the checkpoint cannot grow."""
     sizes = {prefix: table["num_classes"] for prefix, table in record["tables"].items()}
     if not sizes:
-        raise UsageError(f"{folder} has no class table: there is nothing that could grow.")
+        raise UsageError(f"{folder} has no class table that could grow.")
     if len(set(sizes.values())) > 1 and HEAD not in sizes:
-        told = ", ".join(f"{prefix} {size}" for prefix, size in sizes.items())
-        raise UsageError(f"the tables in {folder} have different numbers of classes: {told}.")
+        found = ", ".join(f"{prefix} {size}" for prefix, size in sizes.items())
+        raise UsageError(f"the tables in {folder} have different numbers of classes: {found}.")
     size = sizes.get(HEAD, next(iter(sizes.values())))
     if num_classes < size + least:
         raise UsageError(
@@ -153,14 +153,14 @@ def _growing(
     for name, tensor in dense.items():
         if name.startswith("model.head.") and tensor.shape[:1] == (size,):
             raise UsageError(
-                f"{folder} has {name}, too, a number for each class that the method learns beside "
-                "its rows: such a checkpoint cannot grow. Begin again with more classes."
+                f"{folder} also has {name}, which its method learns for each class besides the "
+                "rows: such a checkpoint cannot grow. Train again with more classes."
             )
     return {prefix for prefix in sizes if sizes[prefix] == size}
 
 
 def _fresh(name: str, old: Tensor, num_classes: int, seed: int, start: float | None) -> Tensor:
-    """What follows `old` in the tensor `name`: `start` if given, else as a table starts it."""
+    """New rows after `old` in the tensor `name`: `start` if given, else as in a new table."""
     more = num_classes - len(old)
     if start is not None:
         return old.new_full((more, *old.shape[1:]), start)
@@ -171,12 +171,12 @@ def _fresh(name: str, old: Tensor, num_classes: int, seed: int, start: float | N
 
 
 def _check_out(out: Path, record: Mapping[str, Any]) -> None:
-    """An error if `out` cannot become a checkpoint, before any work is done for it."""
+    """Raise UsageError if no checkpoint can be written to `out`, before any work is done."""
     if out.exists():
         raise UsageError(f"{out} exists already. Choose another --out.")
     named = NAMED.fullmatch(out.name)
     if named and int(named["step"]) != record["step"]:
         raise UsageError(
-            f"{out} is named as step {int(named['step'])}, but the checkpoint is of step "
-            f"{record['step']}. Call it step-{record['step']:08}."
+            f"{out} is named after step {int(named['step'])}, but the checkpoint is of step "
+            f"{record['step']}. Name it step-{record['step']:08}."
         )

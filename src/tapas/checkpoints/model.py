@@ -1,9 +1,9 @@
-"""A model and its optimizers as a checkpoint, in one process or on many ranks.
+"""Saving and loading a model and its optimizers, in one process or on many ranks.
 
-Tensors are named model.<name in the state dict> and optimizer.<parameter>.<name>; what an
-optimizer of rows remembers of them stands beside the rows, model.<table>.<name>. Rows are saved by
-the process that keeps them, all other tensors are the same on every rank and saved once. Plain
-numbers, such as the step of a head and the learning rates of optimizers, are in state.json.
+Tensors are named model.<name in the state dict> and optimizer.<parameter>.<name>; the state of a
+row optimizer is saved with its rows, as model.<table>.<name>. Rows are saved by the process that
+keeps them; all other tensors are the same on every rank and saved once. Plain numbers, such as
+the step of a head and learning rates, are in state.json.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,8 +24,8 @@ from tapas.tables.ranks import ONE_PROCESS, Ranks
 
 Optimizers: TypeAlias = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 EXTRA_STATE = "_extra_state"  # as torch calls it
-WHOSE = ("rank", "num_shards", "placement")  # numbers of a table that say which rows it keeps
-NOT_ROWS = ("step", "layout")  # entries of an optimizer's state of rows that are no rows
+WHOSE = ("rank", "num_shards", "placement")  # numbers that tell which rows a table keeps
+NOT_ROWS = ("step", "layout")  # entries of row optimizer state that have no rows
 
 
 def save_checkpoint(
@@ -37,11 +37,15 @@ def save_checkpoint(
     state: Mapping[str, JSON] | None = None,
     keep: int = 2,
 ) -> Path:
-    """Save what `load_checkpoint` needs; all ranks call it. Returns the folder of the checkpoint.
+    """Save a checkpoint of `model` into `folder`; returns the folder of the checkpoint.
 
-    The last `keep` in `folder` stay. `optimizer` is one, or all that there are. `state` is anything
-    of yours that JSON can hold. An encoder within DistributedDataParallel is saved as it is
-    without: pass `ddp.module`.
+    All ranks must call this. The last `keep` checkpoints are kept.
+
+    Args:
+        optimizer: one optimizer or a list of all.
+        state: your own data, of types that JSON can store.
+
+    For a model inside DistributedDataParallel, pass `ddp.module`.
     """
     contents = contents_of(model, as_one(optimizer, model))
     checkpoints = CheckpointFolder(Path(folder), keep=keep)
@@ -55,10 +59,11 @@ def load_checkpoint(
     *,
     step: int | None = None,
 ) -> tuple[int, dict[str, Any]] | None:
-    """Load the newest checkpoint in `folder`, or that of `step`: its step and your `state`.
+    """Load the newest checkpoint in `folder`, or that of `step`.
 
-    None if there is none yet, so that a script which torchrun starts again goes on by itself.
-    It does not matter how many ranks have saved it.
+    Returns its step and your `state`, or None if there is no checkpoint yet, so that a script that
+    torchrun restarts can call this at its start. Any number of ranks may have saved it. Raises
+    UsageError if it belongs to another model or optimizer, DataError if it is damaged.
     """
     optimizer = as_one(optimizer, model)
     checkpoints = CheckpointFolder(Path(folder))
@@ -66,7 +71,7 @@ def load_checkpoint(
         return None
     ranks = ranks_of_model(model)
     checkpoint = read_checkpoint(checkpoints, model, step, ranks)
-    with ranks.share_errors():  # what one rank cannot load none does
+    with ranks.share_errors():  # if one rank cannot load it, no rank does
         state = None if optimizer is None else saved_state(optimizer, checkpoint, model)
         ranks.gather_numbers("load a model")
     load_model_state(model, checkpoint)
@@ -77,18 +82,18 @@ def load_checkpoint(
 
 
 def as_one(optimizer: Optimizers, model: nn.Module) -> torch.optim.Optimizer | None:
-    """All optimizers of `model`; an error if one of its rows was left out."""
+    """All optimizers as one. Raises UsageError if the optimizer of a class table is missing."""
     if optimizer is None:
         return None
     if not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = Combined(*optimizer)
     if isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
-        optimizer = inner  # as accelerate wraps it
+        optimizer = inner  # wrapped by accelerate
     known = {id(table) for table in _rows_by_number(optimizer).values()}
     for name, part in _exact_parts(model).items():
         if isinstance(part, ClassTable) and part.gradients.optimizer and id(part) not in known:
             raise UsageError(
-                f"the rows of {name or 'the table'} are moved by a "
+                f"the rows of {name or 'the table'} are updated by a "
                 f"{type(part.gradients.optimizer).__name__}, which was not passed: its learning "
                 "rate and state would be lost. Pass all optimizers: [dense, rows]."
             )
@@ -98,7 +103,7 @@ def as_one(optimizer: Optimizers, model: nn.Module) -> torch.optim.Optimizer | N
 def read_checkpoint(
     checkpoints: CheckpointFolder, model: nn.Module, step: int | None, ranks: Ranks
 ) -> Checkpoint:
-    """What this rank needs of the checkpoint of `step`, however many ranks have saved it."""
+    """Load what this rank needs of the checkpoint of `step`, by default the newest."""
     ranges = {
         _join("model", name): part.row_range
         for name, part in model.named_modules()
@@ -108,7 +113,7 @@ def read_checkpoint(
 
 
 def contents_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Contents:
-    """What this process has to save of `model` and `optimizer`."""
+    """What this process saves of `model` and `optimizer`."""
     parts, aliases = _exact_parts(model), _aliases(model)
     tensors: dict[str, Tensor] = {}
     rows: dict[str, dict[str, Tensor]] = {}
@@ -129,7 +134,7 @@ def contents_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None
             found = {key: number for key, number in found.items() if key not in WHOSE}
             if "step" in state:
                 found["num_updates"] = int(state["step"])
-            if name in rows:  # those on servers are saved there
+            if name in rows:  # rows on servers are saved there
                 moved = {key: value for key, value in state.items() if key not in NOT_ROWS}
                 tables[_join("model", name)] = TableRows(part.row_range, rows[name] | moved)
         numbers[_join("model", name)] = found
@@ -145,7 +150,7 @@ def _exact_parts(model: nn.Module) -> dict[str, ExactState]:
 
 
 def _aliases(model: nn.Module) -> dict[str, str]:
-    """Further names of tables that several heads share, and the first one of each."""
+    """Further names of tables that have several names, and the first name of each."""
     first = {id(part): name for name, part in _exact_parts(model).items()}
     every = model.named_modules(remove_duplicate=False)
     tables = ((name, part) for name, part in every if isinstance(part, ClassTable))
@@ -161,11 +166,12 @@ def _join(*names: str) -> str:
 
 
 def load_model_state(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Load `model`; UsageError, and no change, if names or shapes of tensors differ."""
     named = {k: v for k, v in checkpoint.tensors.items() if k.startswith("model.")}
-    whole = {k.removeprefix("model."): v for k, v in named.items()}
+    saved = {k.removeprefix("model."): v for k, v in named.items()}
     numbers = _numbers(model, checkpoint.numbers)
     aliases = _aliases(model)
-    own = {
+    here = {
         k: v
         for k, v in model.state_dict().items()
         if k not in numbers and not _is_alias(k, aliases)
@@ -175,45 +181,45 @@ def load_model_state(model: nn.Module, checkpoint: Checkpoint) -> None:
         for name, part in _exact_parts(model).items()
         if isinstance(part, ClassTable) and part.row_optimizer is None
     ]
-    # state of rows that an optimizer moves is loaded by the optimizer
-    whole = {k: v for k, v in whole.items() if k in own or not k.startswith(tuple(waiting))}
-    if own.keys() != whole.keys():
-        odd = sorted(own.keys() ^ whole.keys())
+    # the state of an attached row optimizer is loaded by that optimizer
+    saved = {k: v for k, v in saved.items() if k in here or not k.startswith(tuple(waiting))}
+    if here.keys() != saved.keys():
+        odd = sorted(here.keys() ^ saved.keys())
         raise UsageError(
-            f"step {checkpoint.step} is of another model: {odd[0]} is "
-            f"{'not in it' if odd[0] in own else 'in it, but not in this one'} "
-            f"({len(odd)} such names). Build the model, and its row optimizer, as they were saved."
+            f"the checkpoint of step {checkpoint.step} belongs to another model: {odd[0]} is "
+            f"{'missing in it' if odd[0] in here else 'in it, but not in this model'} "
+            f"({len(odd)} such names). Build the model and its row optimizer as they were saved."
         )
-    for name, tensor in whole.items():
-        if own[name].shape != tensor.shape:
+    for name, tensor in saved.items():
+        if here[name].shape != tensor.shape:
             raise UsageError(
-                f"step {checkpoint.step} has {name} of shape {tuple(tensor.shape)}, the model "
-                f"{tuple(own[name].shape)}. A checkpoint that has grown, or is of other settings, "
-                "needs a model of its own size: tapas.load_checkpoint."
+                f"the checkpoint of step {checkpoint.step} has {name} of shape "
+                f"{tuple(tensor.shape)}; the model has {tuple(here[name].shape)}. Build the model "
+                "with the sizes of the checkpoint; it may have grown."
             )
-    whole |= numbers
+    saved |= numbers
     for alias, first in aliases.items():
-        known = [k for k in whole if k.rpartition(".")[0] == first]
-        whole |= {_join(alias, k.rpartition(".")[2]): whole[k] for k in known}
-    model.load_state_dict(whole)
+        known = [k for k in saved if k.rpartition(".")[0] == first]
+        saved |= {_join(alias, k.rpartition(".")[2]): saved[k] for k in known}
+    model.load_state_dict(saved)
 
 
 def _numbers(model: nn.Module, saved: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The plain numbers of the model's state: as saved, but for whose rows these are now."""
+    """The plain numbers of the model as saved, except those that tell which rows it keeps."""
     found = {}
     for name, part in _exact_parts(model).items():
         before = saved.get(_join("model", name), {})
         here = WHOSE if isinstance(part, ClassTable) else ()
         known = {
-            key: own if key in here else before.get(key, own)
-            for key, own in part.state_numbers().items()
+            key: number if key in here else before.get(key, number)
+            for key, number in part.state_numbers().items()
         }
         found[_join(name, EXTRA_STATE)] = pack(known)
     return found
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Its tensors by name, without those of rows, which are saved with the rows."""
+    """State tensors of `optimizer` by name, without row state, which is saved with the rows."""
     rows = _rows_by_number(optimizer)
     return {
         f"optimizer.{index}.{name}": value
@@ -224,15 +230,15 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def _optimizer_numbers(optimizer: torch.optim.Optimizer) -> dict[str, JSON]:
-    """State that is no tensor, by the names that `optimizer_state` has for tensors."""
+    """State of `optimizer` that is not a tensor, by name as in `optimizer_state`."""
     found: dict[str, JSON] = {}
     for index, state in optimizer.state_dict()["state"].items():
         numbers = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
         for name, value in numbers.items():
             if not isinstance(value, int | float | str | None):
                 raise UsageError(
-                    f"the optimizer's state {index}.{name} is a {type(value).__name__}, which a "
-                    "checkpoint cannot hold. Save that optimizer yourself, in `state`."
+                    f"the optimizer's state {index}.{name} is of type {type(value).__name__}, "
+                    "which a checkpoint cannot store. Save that optimizer yourself in `state`."
                 )
         if numbers:
             found[f"optimizer.{index}"] = numbers
@@ -240,7 +246,7 @@ def _optimizer_numbers(optimizer: torch.optim.Optimizer) -> dict[str, JSON]:
 
 
 def optimizer_record(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """Each optimizer by its kind, with its learning rates and the like."""
+    """Class and hyperparameters of each optimizer, as stored in state.json."""
     several = optimizer.optimizers if isinstance(optimizer, Combined) else (optimizer,)
     return [
         {"kind": type(one).__name__, "param_groups": [_group(group) for group in one.param_groups]}
@@ -254,7 +260,7 @@ def _group(group: Mapping[str, Any]) -> dict[str, JSON]:
 
 
 def _kinds(record: Sequence[Any]) -> list[JSON]:
-    """Name and sizes of the groups of each optimizer."""
+    """Class and sizes of the parameter groups of each optimizer."""
     return [[one["kind"], [group["num_params"] for group in one["param_groups"]]] for one in record]
 
 
@@ -265,19 +271,23 @@ def _plain(value: Any) -> JSON:
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) -> None:
-    """Of an optimizer that moves no rows."""
+    """Load an optimizer without class tables; UsageError if it differs from the saved one."""
     optimizer.load_state_dict(saved_state(optimizer, checkpoint))
 
 
 def saved_state(
     optimizer: torch.optim.Optimizer, checkpoint: Checkpoint, model: nn.Module | None = None
 ) -> dict[str, Any]:
-    """What `optimizer` can load; an error if it was another. `model` has the rows that it moves."""
-    saved, own = checkpoint.optimizers, optimizer_record(optimizer)
-    if saved and _kinds(saved) != _kinds(own):
+    """The saved state dict of `optimizer`; UsageError if another optimizer was saved.
+
+    `model` holds the class tables that it updates.
+    """
+    saved, here = checkpoint.optimizers, optimizer_record(optimizer)
+    if saved and _kinds(saved) != _kinds(here):
         raise UsageError(
-            f"step {checkpoint.step} is of the optimizers {_kinds(saved)} (sizes of their "
-            f"groups), here {_kinds(own)}. Build them as they were saved. Nothing was loaded."
+            f"the checkpoint of step {checkpoint.step} has the optimizers {_kinds(saved)} (class "
+            f"and sizes of groups); got {_kinds(here)}. Build them as they were saved. Nothing was "
+            "loaded."
         )
     state: dict[int, dict[str, Any]] = {}
     for key, value in checkpoint.tensors.items():
@@ -293,14 +303,14 @@ def saved_state(
             state[number] = found
             table.check_row_state(_formula(table), found)
     groups = optimizer.state_dict()["param_groups"]
-    known = [group for one in saved or own for group in one["param_groups"]]
+    known = [group for one in saved or here for group in one["param_groups"]]
     for group, before in zip(groups, known, strict=True):
         group.update({key: value for key, value in before.items() if key != "num_params"})
     return {"state": state, "param_groups": groups}
 
 
 def _row_state(checkpoint: Checkpoint, name: str, table: ClassTable) -> dict[str, Tensor] | None:
-    """What an optimizer remembered of the rows of `table`; None if it had not stepped."""
+    """The row optimizer state of `table`; None if the optimizer had made no step."""
     prefix, stored = f"{_join('model', name)}.", table.state_dict().keys()
     keys = (key for key in checkpoint.tensors if key.startswith(prefix))
     found = {key.removeprefix(prefix): checkpoint.tensors[key] for key in keys}
@@ -312,12 +322,12 @@ def _row_state(checkpoint: Checkpoint, name: str, table: ClassTable) -> dict[str
 
 
 def _formula(table: ClassTable) -> RowUpdate:
-    optimizer: Any = table.gradients.optimizer  # the one that loads, so that it is there
+    optimizer: Any = table.gradients.optimizer  # not None: it is being loaded
     return optimizer.update_of(table.gradients.anchor)  # type: ignore[no-any-return]
 
 
 def _rows_by_number(optimizer: torch.optim.Optimizer) -> dict[int, ClassTable]:
-    """Tables whose anchors are parameters of `optimizer`, by the number of the parameter."""
+    """Tables whose anchors are parameters of `optimizer`, by index of the parameter."""
     several = optimizer.optimizers if isinstance(optimizer, Combined) else (optimizer,)
     of_rows = [one for one in several if isinstance(one, RowOptimizer)]
     tables = {id(anchor): queue.rows for one in of_rows for anchor, queue in one._queues.items()}
@@ -326,12 +336,12 @@ def _rows_by_number(optimizer: torch.optim.Optimizer) -> dict[int, ClassTable]:
 
 
 def ranks_of_model(model: nn.Module) -> Ranks:
-    """The ranks that share its tables."""
+    """The ranks that share the tables of `model`; UsageError if they differ between tables."""
     tables = (part for part in model.modules() if isinstance(part, ClassTable))
     found = [table.ranks for table in tables if table.ranks.is_distributed]
     if any(ranks is not found[0] for ranks in found):
         raise UsageError(
-            "the tables of this model are shared by different groups of ranks. Save each in a "
-            "folder of its own."
+            "the tables of this model are shared by different groups of ranks. Save them in "
+            "separate folders."
         )
     return found[0] if found else ONE_PROCESS

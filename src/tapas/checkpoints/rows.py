@@ -1,8 +1,8 @@
-"""Rows of class tables into files and out of them, in any order, for any number of processes.
+"""Writing and reading rows of class tables, in any order, for any number of processes.
 
-Every process writes the rows that it keeps, in the order in which it keeps them. state.json says
-for each table which order that is and which places of it each file has, so that any number of
-processes can read any table: all of it by id, or the range of another order.
+Every process writes the rows that it keeps, in the order in which it keeps them. For each table,
+state.json records this order and which range of it is in which file. So any number of processes
+can read a table: all rows by id, or a range of another order.
 """
 
 import errno
@@ -20,14 +20,14 @@ from tapas.checkpoints.files import Checksums, rows_file, unshare, write_file
 from tapas.errors import DataError, UsageError, choice
 from tapas.tables.placement import Placement, RowRange
 
-READ_BYTES = 64 * 2**20  # of rows in another order that are read at once
+READ_BYTES = 64 * 2**20  # block size when reading rows
 
 
 @dataclass(frozen=True, slots=True)
 class TableRows:
-    """What one process keeps of a table: "weight" and the like, (N, ...) each, N rows.
+    """The N rows of a table that one process keeps: "weight" and other tensors, (N, ...) each.
 
-    Tensors without rows are fine: the biases of a table that has none.
+    Tensors may also have 0 rows, such as the biases of a table without biases.
     """
 
     range: RowRange
@@ -35,15 +35,15 @@ class TableRows:
 
 
 class Written(NamedTuple):
-    """What process `number` has written: plain data, so that it can be sent to another."""
+    """What process `number` has written; plain data that can be sent to other processes."""
 
     number: int
     files: Checksums
-    tables: dict[str, Any]  # as in state.json, each with the range of this process alone
+    tables: dict[str, Any]  # as in state.json, but only with the range of this process
 
 
 class WriteFailed(NamedTuple):
-    """What a process answers that could not write: the number and words of an OSError."""
+    """The answer of a process that could not write: errno and text of an OSError."""
 
     number: int
     errno: int
@@ -52,7 +52,7 @@ class WriteFailed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowsFile:
-    """The rows of one process, checked and ready to be written."""
+    """The rows of one process, checked and ready to write."""
 
     tensors: dict[str, Tensor]
     tables: dict[str, Any]
@@ -66,8 +66,8 @@ class RowsFile:
             for name, tensor in rows.tensors.items():
                 if len(tensor) not in (0, stop - start):
                     raise UsageError(
-                        f"{prefix}.{name} has {len(tensor)} rows; expected {stop - start}, those "
-                        f"from place {start} to {stop}."
+                        f"{prefix}.{name} has {len(tensor)} rows; expected {stop - start}, the "
+                        f"positions {start} to {stop} of the table."
                     )
                 total = order.num_classes if len(tensor) else 0
                 dtype = str(tensor.dtype).removeprefix("torch.")
@@ -84,22 +84,22 @@ class RowsFile:
         return cls(unshare(tensors), listed)
 
     def write(self, folder: Path, number: int) -> Written:
-        """Write them as process `number`; without rows no file. OSError if that cannot be."""
+        """Write the rows of process `number`; without rows no file. Raises OSError on failure."""
         name = rows_file(number)
         files = write_file(folder, name, self.tensors) if self.tables else {}
         tables = {
-            prefix: {**table, "ranges": [[name, *places] for places in table["ranges"]]}
+            prefix: {**table, "ranges": [[name, *bounds] for bounds in table["ranges"]]}
             for prefix, table in self.tables.items()
         }
         return Written(number, files, tables)
 
 
 def write_rows(folder: Path, number: int, tables: Mapping[str, TableRows]) -> Written | WriteFailed:
-    """Write the rows that server `number` keeps into `folder`, which exists.
+    """Write the rows that server `number` keeps into the existing `folder`.
 
-    `tables` are by the names that they have in a checkpoint, such as "model.head.table". A full
-    disk is an answer, too, so that all servers are heard before anything is given up. May be
-    called twice.
+    `tables` are named as in the checkpoint, such as "model.head.table". A full disk is returned
+    as `WriteFailed` and not raised, so that the caller can wait for all servers. May be called
+    twice.
     """
     try:
         return RowsFile.of(tables).write(folder, number)
@@ -109,15 +109,18 @@ def write_rows(folder: Path, number: int, tables: Mapping[str, TableRows]) -> Wr
 
 
 def join_tables(written: Sequence[Written]) -> dict[str, Any]:
-    """The tables of all processes, as in state.json; an error unless every row is there once."""
+    """Merge the tables of all processes, as in state.json.
+
+    Raises UsageError unless every row was written exactly once.
+    """
     joined: dict[str, Any] = {}
     for each in written:
         for prefix, table in each.tables.items():
             known = joined.setdefault(prefix, {**table, "ranges": []})
             if {**known, "ranges": table["ranges"]} != table:
                 raise UsageError(
-                    f"the processes that keep rows of {prefix} disagree on its sizes, dtypes or "
-                    "order. Build the table with the same arguments in all of them."
+                    f"the processes that keep rows of {prefix} have different sizes, dtypes or "
+                    "orders of it. Build the table with the same arguments in all of them."
                 )
             known["ranges"] += table["ranges"]
     for prefix, table in joined.items():
@@ -125,11 +128,11 @@ def join_tables(written: Sequence[Written]) -> dict[str, Any]:
         reached = 0
         for _, start, stop in [*table["ranges"], ("", table["num_classes"], 0)]:
             if start != reached:
-                what = "nobody has" if start > reached else "two processes have"
+                what = "no process has" if start > reached else "two processes have"
                 first, last = sorted((start, reached))
                 raise UsageError(
-                    f"{what} written the rows {first} to {last - 1} of {prefix}, in its stored "
-                    f"order of {table['num_classes']}."
+                    f"{what} written rows {first} to {last - 1} of {prefix}; expected each of its "
+                    f"{table['num_classes']} rows once."
                 )
             reached = stop
     return joined
@@ -143,7 +146,10 @@ def read_rows(
     only_these: bool = False,
     device: str | torch.device = "cpu",
 ) -> dict[str, Tensor]:
-    """Tensors of tables by name: of those in `ranges` these rows, of others all by id, or none."""
+    """Tensors of tables by name: for tables in `ranges` these rows, for others all rows by id.
+
+    With `only_these`, tables that are not in `ranges` are left out.
+    """
     tables = record["tables"]
     for prefix, wanted in ranges.items():
         _check_range(folder, prefix, choice(f"table in {folder}", prefix, tables), wanted)
@@ -158,7 +164,7 @@ def read_rows(
 
 
 class _StoredRows:
-    """One tensor of a table, spread over the files that `table` lists."""
+    """One tensor of a table, spread over several files."""
 
     def __init__(self, folder: Path, table: Mapping[str, Any], prefix: str, name: str):
         spec, order = table["tensors"][name], table["order"]
@@ -169,7 +175,7 @@ class _StoredRows:
         )
 
     def read(self, wanted: RowRange, device: torch.device) -> Tensor:
-        """The rows `wanted`, in its order."""
+        """The rows of the range `wanted`, in its order."""
         size = wanted.stop - wanted.start if self.shape[0] else 0
         found = torch.empty((size, *self.shape[1:]), dtype=self.dtype, device=device)
         if not size:
@@ -186,7 +192,7 @@ class _StoredRows:
         return found
 
     def _blocks(self, first: int, last: int) -> Iterator[tuple[int, Tensor]]:
-        """The rows at places `first` .. `last` - 1 in blocks, each with its first place."""
+        """Blocks of the rows at positions `first` .. `last` - 1, each with its first position."""
         row_bytes = torch.empty(self.shape[1:], dtype=self.dtype, device="meta").nbytes
         step = max(1, READ_BYTES // max(1, row_bytes))
         for file, start, stop in self.ranges:
@@ -210,11 +216,11 @@ class _StoredRows:
 def _check_range(folder: Path, prefix: str, table: Mapping[str, Any], wanted: RowRange) -> None:
     if table["num_classes"] != wanted.placement.num_classes:
         raise UsageError(
-            f"{prefix} in {folder} has {table['num_classes']} classes; asked for as one of "
+            f"{prefix} in {folder} has {table['num_classes']} classes; expected "
             f"{wanted.placement.num_classes}. `tapas checkpoint grow` adds classes."
         )
     if not 0 <= wanted.number < wanted.placement.num_shards:
         raise UsageError(
-            f"there is no shard {wanted.number} of {prefix}; expected 0 to "
+            f"{prefix} has no shard {wanted.number}; expected 0 to "
             f"{wanted.placement.num_shards - 1}."
         )

@@ -66,8 +66,8 @@ def info(path: At, step: Step = None, as_json: AsJson = False) -> None:
                     f"{table['name']}: {table['classes']:,} classes, dim {table['dim']}, "
                     f"{table['dtype']}, optimizer state: {state}, {table['updates']:,} updates"
                 )
-            typer.echo(f"{found['bytes']:,} bytes, {'whole' if found['whole'] else 'damaged'}")
-        if not found["whole"]:
+            typer.echo(f"{found['bytes']:,} bytes, {'valid' if found['valid'] else 'damaged'}")
+        if not found["valid"]:
             status(f"tapas: {found['problem']}")
             raise typer.Exit(FAILED)
 

@@ -1,4 +1,4 @@
-"""Finding a checkpoint, saying what is in it, and one with more classes: nothing half done."""
+"""Finding, describing and growing checkpoints."""
 
 import errno
 import os
@@ -31,7 +31,7 @@ C, D, RATE = 23, 3, "model.copy.rate"
 
 
 class Model(torch.nn.Module):
-    """Three tables as a run has them; `seed` 4 says nothing about the order of the others."""
+    """The three tables of a run."""
 
     def __init__(self, num_classes=C, *, moved=True):
         super().__init__()
@@ -70,7 +70,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_grown_it_is_old_rows_and_a_fresh_table(single, tmp_path):
+def test_a_grown_checkpoint_has_the_old_rows_and_those_of_a_new_table(single, tmp_path):
     old = tensors_of(single)
     used = grow(single, out := tmp_path / "out" / "step-00000007", 41, NewRows(zero_tables={RATE}))
     assert used == {"sum": 1e-6, "mean": 0.0, "square": 0.0}
@@ -92,7 +92,7 @@ def test_grown_it_is_old_rows_and_a_fresh_table(single, tmp_path):
     assert again.head.table.num_updates == 1
 
 
-def test_a_loop_of_your_own_goes_on_with_more_classes(tmp_path):
+def test_a_custom_loop_continues_with_more_classes(tmp_path):
     small, large = LocalTable(C, D, seed=4), LocalTable(41, D, seed=4)
     before, after = LazyAdam(small, lr=0.1), LazyAdam(large)
     small.lookup(torch.arange(5)).sum().backward()
@@ -110,14 +110,14 @@ def test_a_loop_of_your_own_goes_on_with_more_classes(tmp_path):
     assert large.num_updates == 2
 
 
-def test_a_start_may_be_given_and_an_unknown_one_is_asked_for(single, tmp_path, monkeypatch):
+def test_an_initial_value_may_be_given_and_must_be_if_unknown(single, tmp_path, monkeypatch):
     grow(single, out := tmp_path / "step-00000007", 30, NewRows(initial={"sum": 0.25}))
     assert tensors_of(out)["model.head.table.weight_sum"][C:].tolist() == [[0.25]] * 7
     monkeypatch.setattr(growing, "LazyAdam", RowwiseAdagrad)
     words = refused(lambda: grow(single, tmp_path / "b", 30))
     assert words == (
-        "the row optimizer keeps 'mean' in model.input_table.weight_mean, and where that starts is "
-        "not known. Say it with --initial mean=VALUE."
+        "the row optimizer keeps 'mean' in model.input_table.weight_mean, whose initial value "
+        "is unknown. Set it with --initial mean=VALUE."
     )
 
 
@@ -133,12 +133,12 @@ def test_a_path_may_be_a_run_its_checkpoints_or_a_step(tmp_path):
         f"{steps[0]} is the checkpoint of step 5, not of step 7."
     )
     assert refused(lambda: find_checkpoint(tmp_path)) == (
-        f"{tmp_path} holds no checkpoint. Expected the folder of a run, its 'checkpoints' or one "
-        "step of them."
+        f"{tmp_path} holds no checkpoint. Expected the folder of a run, its folder 'checkpoints', "
+        "or one checkpoint in it."
     )
 
 
-def test_what_cannot_grow_is_refused_before_anything_is_written(single, tmp_path):
+def test_checkpoints_that_cannot_grow_are_refused_before_anything_is_written(single, tmp_path):
     plain = CheckpointFolder(tmp_path / "plain").save(1, {"a": torch.ones(3)}, {})
     contents = contents_of(Model())
     tensors = {**contents.tensors, "model.head.count": torch.zeros(C)}
@@ -148,14 +148,16 @@ def test_what_cannot_grow_is_refused_before_anything_is_written(single, tmp_path
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     before = names(tmp_path)
     calls = {
-        f"{tmp_path}/step-00000008 is named as step 8, but the checkpoint is of step 7. Call it "
+        f"{tmp_path}/step-00000008 is named after step 8, but the checkpoint is of step 7. Name it "
         "step-00000007.": (single, "step-00000008", 30),
-        f"{plain} has no class table: there is nothing that could grow.": (plain, "out", 30),
-        f"{beside} has model.head.count, too, a number for each class that the method learns "
-        "beside its rows: such a checkpoint cannot grow. Begin again with more classes.": (
+        f"{plain} has no class table that could grow.": (plain, "out", 30),
+        f"{beside} also has model.head.count, which its method learns for each class besides the "
+        "rows: such a checkpoint cannot grow. Train again with more classes.": (
             beside, "out", 30,
         ),
-        f"{file} is damaged: its checksum is not the one it was saved with.": (damaged, "out", 30),
+        f"{file} is damaged: its checksum differs from the one it was saved with.": (
+            damaged, "out", 30,
+        ),
     }  # fmt: skip
     for words, (source, out, size) in calls.items():
         kind = DataError if source is damaged else UsageError
@@ -163,7 +165,7 @@ def test_what_cannot_grow_is_refused_before_anything_is_written(single, tmp_path
         assert refused(call, kind) == words
     assert names(tmp_path) == before
     found = describe(damaged)
-    assert (found["whole"], found["problem"]) == (False, words)
+    assert (found["valid"], found["problem"]) == (False, words)
 
 
 @pytest.mark.parametrize("call", ["write_file", "write_state"])
@@ -179,7 +181,7 @@ def test_a_full_disk_leaves_nothing_behind(single, tmp_path, monkeypatch, call):
     assert names(tmp_path) == ["checkpoints"]
 
 
-def test_what_several_processes_saved_grows_alike(single, tmp_path):
+def test_a_checkpoint_of_several_processes_grows_in_the_same_way(single, tmp_path):
     """Rows in another order, in two files."""
     whole = contents_of(Model())
 

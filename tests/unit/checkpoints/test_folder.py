@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, whatever is killed, full, torn or saved twice."""
+"""Checkpoints: always complete, whether a process is killed, a disk full or a file damaged."""
 
 import errno
 import json
@@ -41,7 +41,7 @@ def names(folder: CheckpointFolder) -> list[str]:
     return sorted(path.name for path in folder.folder.iterdir())
 
 
-def test_what_is_saved_is_loaded_and_the_files_say_what_they_are(folder):
+def test_what_is_saved_is_loaded_and_the_record_describes_the_files(folder):
     state = {"rate": -float("inf"), "names": ["a", "ü"], "deep": {"on": None, "big": 2**70}}
     path = folder.save(400, {"row": torch.arange(6.0).view(2, 3)}, state, best=True)
     assert path == folder.folder / "step-00000400"
@@ -69,7 +69,7 @@ def test_what_is_saved_is_loaded_and_the_files_say_what_they_are(folder):
     assert folder.best() is None, "saved again, it is another one"
 
 
-def test_everything_is_on_the_disk_before_it_gets_its_name(folder, monkeypatch):
+def test_all_files_are_on_disk_before_the_folder_is_renamed(folder, monkeypatch):
     done, rename = [], os.rename
     for module in (checkpoint_files, checkpoint):
         monkeypatch.setattr(module, "sync", lambda path: done.append(path.name))
@@ -101,7 +101,7 @@ def odd_tensors() -> dict[str, torch.Tensor]:
     }
 
 
-def test_tensors_of_every_kind_come_back_as_they_were(folder):
+def test_tensors_of_every_kind_are_loaded_unchanged(folder):
     tensors = odd_tensors()
     folder.save(1, tensors, {})
     found = folder.load().tensors
@@ -112,40 +112,40 @@ def test_tensors_of_every_kind_come_back_as_they_were(folder):
         assert found[name].tolist() == tensor.tolist(), name
 
 
-def test_of_tensors_only_those_that_share_memory_are_copied_and_the_largest_is_not():
+def test_only_tensors_that_share_memory_are_copied_and_the_largest_is_not():
     base = torch.arange(24.0)
     whole = torch.arange(24.0)
     tensors = {
         "a": torch.ones(3), "first": base[:7], "rest": base[7:], "scalar": torch.tensor(1),
         "part": whole[:7], "whole": whole,
     }  # fmt: skip
-    apart = unshare(tensors)
-    copied = {name for name, t in tensors.items() if apart[name].data_ptr() != t.data_ptr()}
+    unshared = unshare(tensors)
+    copied = {name for name, t in tensors.items() if unshared[name].data_ptr() != t.data_ptr()}
     assert copied == {"part"}
 
 
 @given(pieces=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=6))
-def test_pieces_of_one_memory_are_apart_afterwards(pieces):
+def test_views_of_one_tensor_are_unshared(pieces):
     base = torch.arange(12.0)
     tensors = {str(i): base[start:end] for i, (start, end) in enumerate(pieces)}
-    apart = unshare(tensors)
-    places = [range(t.data_ptr(), t.data_ptr() + t.nbytes) for t in apart.values() if t.nbytes]
+    unshared = unshare(tensors)
+    places = [range(t.data_ptr(), t.data_ptr() + t.nbytes) for t in unshared.values() if t.nbytes]
     for i, one in enumerate(places):
         assert all(one.stop <= other.start or other.stop <= one.start for other in places[:i])
-    assert all(torch.equal(apart[name], tensor) for name, tensor in tensors.items())
+    assert all(torch.equal(unshared[name], tensor) for name, tensor in tensors.items())
 
 
 UNSAVEABLE = (
-    "tensor 'row' ({}) cannot be saved: expected a dense tensor with memory, not quantized, "
-    "complex64 if complex."
+    "tensor 'row' ({}) cannot be saved: expected a dense tensor, not meta or quantized, "
+    "and complex64 if complex."
 )
 REFUSED = [  # step, tensors, state, words
     (
         (1, {}, {"rows": [1, {"rate": torch.ones(1)}]}),
-        "state.rows[1].rate is of type Tensor; expected numbers, text, lists and dicts. Convert "
-        "it, or save it among the tensors.",
+        "state.rows[1].rate is of type Tensor; expected numbers, strings, lists or dicts. "
+        "Convert it, or save it as a tensor.",
     ),
-    ((1, {}, {"seen": {3: "x"}}), "state.seen has the key 3; expected text. str() makes it so."),
+    ((1, {}, {"seen": {3: "x"}}), "state.seen has the key 3; expected a string. Use str(key)."),
     (
         (1, {"row": torch.zeros(2, dtype=torch.complex128)}, {}),
         UNSAVEABLE.format("torch.complex128, torch.strided, cpu"),
@@ -164,14 +164,14 @@ REFUSED = [  # step, tensors, state, words
 
 
 @pytest.mark.parametrize(("arguments", "words"), REFUSED)
-def test_what_cannot_be_saved_is_refused_by_its_name(folder, arguments, words):
+def test_the_error_names_what_cannot_be_saved(folder, arguments, words):
     with pytest.raises(UsageError) as error:
         folder.save(*arguments)
     assert str(error.value) == words
     assert not folder.folder.exists()
 
 
-KEPT = {  # how many to keep, what is saved, which of it as the best; steps left, the best of them
+KEPT = {  # keep, saved steps, which of them as the best; steps left, the best of them
     "the last": (2, [0, 10, 20], [], [10, 20], None),
     "the best is one of them": (3, [0, 10, 20, 30], [20], [10, 20, 30], 20),
     "the best is older": (1, [0, 10, 20, 30], [0, 10], [10, 30], 10),
@@ -201,33 +201,33 @@ def test_the_last_ones_and_the_best_are_kept_and_other_files_left_alone(tmp_path
     assert folder.load().step == left[-1]
 
 
-def test_what_is_not_there_is_told(folder, tmp_path):
+def test_missing_checkpoints_and_bad_folders_are_errors(folder, tmp_path):
     with pytest.raises(UsageError, match=r"keep must be at least 1, got 0\."):
         CheckpointFolder(tmp_path, keep=0)
-    words = f"no checkpoint in {folder.folder}."
+    words = f"there is no checkpoint in {folder.folder}."
     with pytest.raises(UsageError, match=re.escape(words)):
         folder.load()
     assert (folder.steps(), folder.best()) == ([], None)
     assert not folder.folder.exists()
     (tmp_path / "file").write_text("")
     words = (
-        f"cannot save checkpoint step 1 into {tmp_path / 'file'}: File exists. No checkpoint is "
-        "whole. Make sure that it can be written to and go on with --resume."
+        f"cannot save checkpoint step 1 into {tmp_path / 'file'}: File exists. There is no "
+        "valid checkpoint. Make sure that it can be written to and continue with --resume."
     )
     with pytest.raises(UsageError, match=re.escape(words)):
         CheckpointFolder(tmp_path / "file").save(1, {}, {})
 
 
-OFFER = "Step 200 is whole: take it with --step 200."
+OFFER = "Step 200 is valid: use it with --step 200."
 DAMAGE = {
-    "is damaged: 52 bytes, expected 92.": lambda file: os.truncate(file, 52),
-    "is damaged: its checksum is not the one it was saved with.": flip,
+    "is damaged: 52 bytes; expected 92.": lambda file: os.truncate(file, 52),
+    "is damaged: its checksum differs from the one it was saved with.": flip,
     "cannot be read: No such file or directory.": Path.unlink,
 }
 
 
 @pytest.mark.parametrize("words", DAMAGE)
-def test_a_damaged_file_is_named_and_the_one_before_is_offered(folder, words):
+def test_a_damaged_file_is_named_and_the_previous_checkpoint_is_suggested(folder, words):
     save(folder, 200, 400)
     file = folder.folder / "step-00000400" / DENSE
     assert file.stat().st_size == 92
@@ -236,15 +236,15 @@ def test_a_damaged_file_is_named_and_the_one_before_is_offered(folder, words):
         folder.load()
     assert is_right(folder.load(200))
     flip(folder.folder / "step-00000200" / DENSE)
-    none = "No other checkpoint is whole: start again without --resume, in another --out."
+    none = "No other checkpoint is valid: start again without --resume, in another --out."
     with pytest.raises(DataError, match=re.escape(f"{file} {words} {none}")):
         folder.load()
-    save(folder, 400)  # a run goes on and replaces it
+    save(folder, 400)  # a resumed run replaces it
     assert is_right(folder.load())
 
 
 def renamed(name):
-    """The only file of a checkpoint has another name in the record."""
+    """Gives the only file of a checkpoint another name in the record."""
 
     def change(record):
         record["files"][name] = record["files"].pop(DENSE)
@@ -267,14 +267,14 @@ def renamed(name):
         lambda record: record["tables"].update(odd={"num_classes": 3}),
     ],
 )
-def test_a_state_that_nobody_wrote_is_named_also_by_who_asks_for_the_best(folder, content):
+def test_a_damaged_state_is_named_by_load_and_by_best(folder, content):
     save(folder, 200, 400, best=(200, 400))
     file = folder.folder / "step-00000400" / STATE
     if callable(content):
         content(record := json.loads(file.read_text()))
         content = json.dumps(record)
     file.write_text(content)
-    words = f"{file} is damaged: not the JSON that was saved."
+    words = f"{file} is damaged: it is not the JSON that was saved."
     with pytest.raises(DataError, match=re.escape(f"{words} {OFFER}")):
         folder.load()
     with pytest.raises(
@@ -283,7 +283,7 @@ def test_a_state_that_nobody_wrote_is_named_also_by_who_asks_for_the_best(folder
         folder.best()
 
 
-def test_one_that_may_be_the_best_is_not_pruned(folder):
+def test_a_checkpoint_that_may_be_the_best_is_not_pruned(folder):
     save(folder, 100, 200, best=(100, 200))
     file = folder.folder / "step-00000200" / STATE
     content = file.read_text()
@@ -299,7 +299,7 @@ def test_one_that_may_be_the_best_is_not_pruned(folder):
     assert folder.steps() == [600, 700, 800]
 
 
-def test_a_format_of_the_future_is_told_both_versions_and_the_cure(folder):
+def test_a_newer_format_is_an_error_that_names_both_versions(folder):
     save(folder, 200, 400)
     path = folder.folder / "step-00000400"
     (path / STATE).write_text('{"format": 2, "tapas": "9.1.0", "elsewhere": true}')
@@ -313,7 +313,7 @@ def test_a_format_of_the_future_is_told_both_versions_and_the_cure(folder):
 
 
 @pytest.mark.parametrize("call", ["save_file", "sync", "checksum"])
-def test_a_full_disk_leaves_the_earlier_ones_and_says_how_to_go_on(folder, monkeypatch, call):
+def test_a_full_disk_leaves_earlier_checkpoints_and_says_how_to_continue(folder, monkeypatch, call):
     save(folder, 100, 200, best=(100,))
 
     def full(*_):
@@ -322,10 +322,10 @@ def test_a_full_disk_leaves_the_earlier_ones_and_says_how_to_go_on(folder, monke
     monkeypatch.setattr(checkpoint_files, call, full)
     words = (
         f"cannot save checkpoint step 400 into {folder.folder}: No space left on device. "
-        "Checkpoint step 200 is whole. Free some space and go on with --resume."
+        "Checkpoint step 200 is valid. Free some space and continue with --resume."
     )
-    if call == "checksum":  # then nothing can be said of the others either
-        words = "No checkpoint is whole. Free some space and go on with --resume."
+    if call == "checksum":  # then the others cannot be verified either
+        words = "There is no valid checkpoint. Free some space and continue with --resume."
     with pytest.raises(UsageError, match=re.escape(words)):
         save(folder, 400)
     monkeypatch.undo()
@@ -333,7 +333,7 @@ def test_a_full_disk_leaves_the_earlier_ones_and_says_how_to_go_on(folder, monke
     assert is_right(folder.load())
 
 
-def test_a_step_saved_again_is_put_back_if_the_new_one_cannot_take_its_place(folder, monkeypatch):
+def test_a_replaced_checkpoint_is_restored_if_the_new_one_cannot_be_renamed(folder, monkeypatch):
     save(folder, 200, 400)
     rename = os.rename
 
@@ -345,7 +345,7 @@ def test_a_step_saved_again_is_put_back_if_the_new_one_cannot_take_its_place(fol
     monkeypatch.setattr(os, "rename", fail)
     words = (
         f"cannot save checkpoint step 400 into {folder.folder}: Input/output error. Checkpoint "
-        "step 400 is whole. Make sure that it can be written to and go on with --resume."
+        "step 400 is valid. Make sure that it can be written to and continue with --resume."
     )
     with pytest.raises(UsageError, match=re.escape(words)):
         folder.save(400, {}, {"at": "new"})
@@ -353,7 +353,7 @@ def test_a_step_saved_again_is_put_back_if_the_new_one_cannot_take_its_place(fol
     assert is_right(folder.load(400))
 
 
-def test_an_interrupt_leaves_nothing_half_done(folder, monkeypatch):
+def test_an_interrupt_leaves_nothing_unfinished(folder, monkeypatch):
     save(folder, 200)
 
     def interrupt(*_):
@@ -365,8 +365,8 @@ def test_an_interrupt_leaves_nothing_half_done(folder, monkeypatch):
     assert names(folder) == ["step-00000200"]
 
 
-def test_leftovers_of_the_dead_vanish_and_those_of_the_living_stay(folder):
-    """In a container every run may have the same process id: what has ours is of the dead."""
+def test_leftovers_of_dead_processes_are_removed_and_those_of_running_ones_stay(folder):
+    """In a container every run may have the same pid: leftovers with ours are of a dead one."""
     save(folder, 1)
     living = folder.folder / f".step-00000009.{os.getppid()}.unfinished"
     living.mkdir()
@@ -379,7 +379,7 @@ def test_leftovers_of_the_dead_vanish_and_those_of_the_living_stay(folder):
     assert is_right(folder.load(1))
 
 
-def test_one_moved_aside_by_a_process_that_died_is_loaded_and_then_put_back(folder):
+def test_a_checkpoint_moved_aside_by_a_dead_process_is_loaded_and_then_restored(folder):
     save(folder, 200, 400)
     aside = folder.folder / f".step-00000400.{2**22 + 1}.replaced"
     os.rename(folder.folder / "step-00000400", aside)
@@ -391,7 +391,7 @@ def test_one_moved_aside_by_a_process_that_died_is_loaded_and_then_put_back(fold
 
 
 TROUBLE = '''
-"""Sudden deaths, in children of a process that has torch in memory already."""
+"""Kills child processes of a process that has already imported torch."""
 import os, shutil, signal, sys, time
 from pathlib import Path
 import torch
@@ -401,7 +401,7 @@ from tapas.checkpoints import files as checkpoint_files
 from tapas.checkpoints.folder import CheckpointFolder
 
 torch.set_num_threads(1)
-os.fsync = lambda _: None  # slow, and what is written outlives its process without it
+os.fsync = lambda _: None  # slow, and not needed to survive a killed process
 root = Path(sys.argv[1])
 
 def content(step):
@@ -431,7 +431,7 @@ def child(work):
     return pid
 
 def die_at(call, folder):
-    """Save step 5 again, then 6, and vanish just before the n-th call that changes the disk."""
+    """Save step 5 again, then 6, and exit just before the n-th call that changes the disk."""
     left = [call]
     def deadly(function):
         def wrapped(*args, **options):
@@ -479,7 +479,7 @@ print("reached:", least)
 
 
 @pytest.mark.slow
-def test_deaths_at_any_call_or_moment_leave_a_whole_checkpoint(tmp_path):
+def test_a_kill_at_any_call_or_moment_leaves_a_valid_checkpoint(tmp_path):
     command = [sys.executable, "-c", TROUBLE, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -48,7 +48,7 @@ def serve(folder: Path, number: int, num_servers: int):
 
 
 def servers(num_servers: int, numbers=None):
-    """As many of them, in this process; those with `numbers` answer."""
+    """`num_servers` servers in this process; those with `numbers` write."""
     asked = range(num_servers) if numbers is None else numbers
     return lambda folder: [serve(folder, number, num_servers) for number in asked]
 
@@ -72,7 +72,7 @@ def folder(request, tmp_path):
 
 
 def is_untouched(at: Path) -> bool:
-    """Nothing but step 1, whole."""
+    """Whether there is only step 1, and it is valid."""
     found = CheckpointFolder(at).load(1).tensors
     return same(found, whole_tensors() | dense_tensors()) and os.listdir(at) == ["step-00000001"]
 
@@ -94,7 +94,7 @@ def test_any_number_of_readers_gets_its_rows(folder, monkeypatch, num_readers, o
     assert same(folder.load().tensors, whole_tensors() | dense_tensors())
 
 
-def test_what_is_no_table_is_loaded_without_any_rows(folder, monkeypatch):
+def test_dense_tensors_are_loaded_without_reading_rows(folder, monkeypatch):
     monkeypatch.setattr(checkpoint_rows, "safe_open", None)
     found = folder.load_dense()
     assert same(found.tensors, dense_tensors())
@@ -112,7 +112,7 @@ def test_only_the_tables_and_files_with_wanted_rows_are_read(tmp_path, monkeypat
     assert opened == {"rows-2.safetensors", "rows-3.safetensors"}
 
 
-def test_the_record_says_what_is_where_and_vouches_for_every_file(tmp_path):
+def test_the_record_says_which_rows_are_where_and_has_all_checksums(tmp_path):
     path = save(tmp_path, 2)
     record = json.loads((path / "state.json").read_text())
     files = ["rows-0.safetensors", "rows-1.safetensors", "dense.safetensors"]
@@ -134,11 +134,11 @@ def test_the_record_says_what_is_where_and_vouches_for_every_file(tmp_path):
     }
     assert record["tables"][INPUTS]["tensors"]["bias"] == {"dtype": "bfloat16", "shape": [0]}
     told = describe(path)
-    assert (told["processes"], told["whole"]) == (2, True)
+    assert (told["processes"], told["valid"]) == (2, True)
     assert told["tables"][1]["optimizer_state"] == ["mean", "square"]
 
 
-def test_rows_beside_servers_are_saved_by_the_process_that_has_them(tmp_path):
+def test_rows_outside_servers_are_saved_by_the_process_that_keeps_them(tmp_path):
     mine = {"model.tree": TableRows(RowRange.all_by_id(2), {"weight": torch.eye(2)})}
     folder = CheckpointFolder(tmp_path)
     path = folder.save(7, Contents(dense_tensors(), mine), {}, servers=servers(2))
@@ -147,7 +147,7 @@ def test_rows_beside_servers_are_saved_by_the_process_that_has_them(tmp_path):
     assert same(folder.load().tensors, want)
 
 
-def test_what_cannot_be_loaded_is_told(folder):
+def test_what_cannot_be_loaded_is_an_error(folder):
     path = folder.folder / "step-00000007"
 
     def of_range(prefix, num_classes, number=0):
@@ -156,9 +156,9 @@ def test_what_cannot_be_loaded_is_told(folder):
     calls = {
         f"unknown table in {path} 'model.head.tabel'. Did you mean 'model.head.table'? Known: "
         "model.head.table, model.input_table.": of_range("model.head.tabel", C),
-        f"model.head.table in {path} has 23 classes; asked for as one of 30. `tapas checkpoint "
+        f"model.head.table in {path} has 23 classes; expected 30. `tapas checkpoint "
         "grow` adds classes.": of_range(HEAD, 30),
-        "there is no shard 2 of model.head.table; expected 0 to 1.": of_range(HEAD, C, 2),
+        "model.head.table has no shard 2; expected 0 to 1.": of_range(HEAD, C, 2),
         "part must be one of 0 to 1, got -1.": lambda: folder.load_dense(part=-1, parts=2),
         "part must be one of 0 to 1, got 2.": lambda: folder.load_dense(part=2, parts=2),
     }
@@ -166,15 +166,15 @@ def test_what_cannot_be_loaded_is_told(folder):
         assert refused(call) == words
 
 
-def test_readers_share_the_work_of_checking(tmp_path):
+def test_readers_share_the_work_of_verifying(tmp_path):
     folder = CheckpointFolder(tmp_path)
     save(tmp_path, 2, step=6)
     path = save(tmp_path, 2)
 
     def words(name):
         return (
-            f"{path / name} is damaged: its checksum is not the one it was saved with. Step 6 is "
-            "whole: take it with --step 6."
+            f"{path / name} is damaged: its checksum differs from the one it was saved with. Step "
+            "6 is valid: use it with --step 6."
         )
 
     flip(path / "dense.safetensors")
@@ -187,16 +187,16 @@ def test_readers_share_the_work_of_checking(tmp_path):
     folder.load_rows(7, wanted(0, 2), part=0, parts=3)
     call = lambda: folder.load_rows(7, wanted(1, 2), part=1, parts=3)  # noqa: E731
     assert refused(call, DataError) == words("rows-1.safetensors")
-    flip(path / "rows-1.safetensors")  # and is whole again
+    flip(path / "rows-1.safetensors")  # and is valid again
     call()
     (path / "rows-1.safetensors").unlink()
     assert refused(lambda: folder.load_rows(7, wanted(0, 2), part=0, parts=3), DataError) == (
         f"{path / 'rows-1.safetensors'} cannot be read: No such file or directory. Step 6 is "
-        "whole: take it with --step 6."
+        "valid: use it with --step 6."
     )
 
 
-DAMAGED = "{at}/state.json is damaged: not the JSON that was saved. "
+DAMAGED = "{at}/state.json is damaged: it is not the JSON that was saved. "
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ DAMAGED = "{at}/state.json is damaged: not the JSON that was saved. "
         ),
     ],
 )
-def test_a_record_whose_ranges_are_no_table_is_damaged(tmp_path, change, words):
+def test_a_record_whose_ranges_do_not_cover_the_table_is_damaged(tmp_path, change, words):
     file = save(tmp_path, 2) / "state.json"
     record = json.loads(file.read_text())
     record["tables"][HEAD] |= change
@@ -223,7 +223,7 @@ def test_a_record_whose_ranges_are_no_table_is_damaged(tmp_path, change, words):
 
 
 def after(numbers, error):
-    """Servers with `numbers` write; then comes an error."""
+    """Servers with `numbers` write, then `error` is raised."""
 
     def ask(folder):
         for number in numbers:
@@ -238,21 +238,23 @@ def other_size(folder):
 
 
 def full_on_one(folder):
-    """All write, but the disk of server 1 is full."""
+    """All servers write, but the disk of server 1 is full."""
 
     def full(*_):
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(checkpoint_rows, "write_file", full)
-        unwritten = serve(folder, 1, 3)
-    return [serve(folder, 0, 3), unwritten, serve(folder, 2, 3)]
+        failed = serve(folder, 1, 3)
+    return [serve(folder, 0, 3), failed, serve(folder, 2, 3)]
 
 
-CANNOT = "cannot save checkpoint step 2 into {}: {}. Checkpoint step 1 is whole. {} and go on with "
+CANNOT = (
+    "cannot save checkpoint step 2 into {}: {}. Checkpoint step 1 is valid. {} and continue with "
+)
 WRONG = (
-    "the servers that have written have the numbers 0, 1, 1, 2; expected each of 0 to 3 once. "
-    "Give every one a number of its own"
+    "servers 0, 1, 1, 2 have written rows; expected each of 0 to 3 once. Give every server a "
+    "different number."
 )
 
 
@@ -275,23 +277,24 @@ WRONG = (
         (
             servers(3, []),
             UsageError,
-            "no server has written rows of the checkpoint; expected at least one.",
+            "no server has written rows; expected at least one.",
         ),
         (
             servers(3, [0, 1]),
             UsageError,
-            "nobody has written the rows 16 to 22 of model.head.table, in its stored order of 23.",
+            "no process has written rows 16 to 22 of model.head.table; expected each of its 23 "
+            "rows once.",
         ),
         (servers(3, [0, 1, 1, 2]), UsageError, WRONG),
         (
             other_size,
             UsageError,
-            "the processes that keep rows of model.head.table disagree on its sizes, dtypes or "
-            "order. Build the table with the same arguments in all of them.",
+            "the processes that keep rows of model.head.table have different sizes, dtypes or "
+            "orders of it. Build the table with the same arguments in all of them.",
         ),
     ],
 )
-def test_a_server_that_fails_leaves_what_was_there(tmp_path, ask, kind, words):
+def test_a_failed_server_leaves_the_old_checkpoint(tmp_path, ask, kind, words):
     save(tmp_path, 3, step=1)
     told = refused(lambda: save(tmp_path, 3, step=2, ask=ask), kind)
     assert told.startswith(words.format(at=tmp_path))
@@ -304,12 +307,12 @@ class TwoRanks(Ranks):
     size = 2
 
 
-def test_what_cannot_be_saved_is_told(tmp_path):
+def test_what_cannot_be_saved_is_an_error(tmp_path):
     folder = CheckpointFolder(tmp_path / "none")
     rows = {HEAD: TableRows(wanted(0, 2)[HEAD], {"weight": torch.zeros(5, D)})}
     odd = {"kind": "Mine", "param_groups": [{"lr": len}]}
     calls = [
-        (Contents({}, rows), f"{HEAD}.weight has 5 rows; expected 12, those from place 0 to 12."),
+        (Contents({}, rows), f"{HEAD}.weight has 5 rows; expected 12, the positions 0 to 12 of "),
         (
             Contents({}, optimizers=[odd]),
             "optimizers[0].param_groups[0].lr is of type builtin_function_or_method; expected ",
@@ -319,8 +322,8 @@ def test_what_cannot_be_saved_is_told(tmp_path):
     for contents, words in calls:
         assert refused(lambda contents=contents: folder.save(1, contents, {})).startswith(words)
     assert refused(lambda: folder.save(1, {}, {}, ranks=TwoRanks(), servers=servers(2))) == (
-        "what servers write is saved by one process that waits for them. Leave out `servers` or "
-        "`ranks`."
+        "servers were passed together with 2 ranks, but only one process can save for servers. "
+        "Leave out `servers` or `ranks`."
     )
     assert not list(folder.folder.glob("*"))
 
@@ -330,7 +333,7 @@ def die(*_, **__):
 
 
 def save_and_die(at: Path, place: str) -> None:
-    """Save step 2, and be gone once the servers have written: before or after it is sealed."""
+    """Save step 2 and exit after the servers have written, before or after state.json."""
     if place == "rename":
         os.rename = die
     else:
@@ -340,7 +343,7 @@ def save_and_die(at: Path, place: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["write_file", "write_state", "rename"])
-def test_killed_after_the_servers_have_written_it_leaves_the_old_checkpoint(tmp_path, place):
+def test_a_kill_after_the_servers_have_written_leaves_the_old_checkpoint(tmp_path, place):
     save(tmp_path, 3, step=1)
     process = CONTEXT.Process(target=save_and_die, args=(tmp_path, place))
     process.start()

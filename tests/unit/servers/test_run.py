@@ -205,8 +205,8 @@ def test_a_refused_run_creates_and_changes_no_file(file, tmp_path):
     before = (tmp_path / "run" / "config.toml").read_bytes()
     for servers, step, words in (
         (54, None, too_many),
-        (3, 41, r"^no checkpoint of step 41 in "),
-        (0, 41, r"^no checkpoint of step 41 in "),
+        (3, 41, r"^there is no checkpoint of step 41 in "),
+        (0, 41, r"^there is no checkpoint of step 41 in "),
     ):
         service = ServiceConfig(servers=servers)
         resume = (

@@ -148,7 +148,9 @@ def test_a_log_without_any_known_item_is_refused(config, files, tmp_path):
 def test_a_failure_leaves_no_run_behind(config, files, tmp_path, monkeypatch):
     old = trained(config, tmp_path)
     there = sorted(tmp_path.iterdir())
-    with pytest.raises(UsageError, match=r"^no checkpoint of step 5 in .* There are: 4, 8, 12\.$"):
+    with pytest.raises(
+        UsageError, match=r"^there is no checkpoint of step 5 in .* Known steps: 4, 8, 12\.$"
+    ):
         grow_run(old, files, tmp_path / "new", cache=tmp_path / "cache", step=5)
 
     def full(*_):
