@@ -121,7 +121,8 @@ def sweeps(
                     run_missing(ledger, runs, go, follow(set_runs.name), workers=workers)
             pages[set_runs.name] = known(trials, ledger)
             panels, starts = _panels(pages[set_runs.name])
-            figure = sweeps_figure(panels, set_runs.real_set.title, starts)
+            title = f"{set_runs.real_set.title}: one setting at a time"
+            figure = sweeps_figure(panels, title, starts)
             files[f"{set_runs.name}.png"] = as_png(figure)
         files["README.md"] = sweeps_page(pages).encode()
         OutputFolder(home / "sweeps").write(files)

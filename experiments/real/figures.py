@@ -41,7 +41,14 @@ from experiments.real.panels import (
     recommended,
     share_of_targets,
 )
-from tapas.comparison.figure_style import INK, add_words, blank_figure, label_ends, plain
+from tapas.comparison.figure_style import (
+    INK,
+    add_words,
+    blank_figure,
+    label_ends,
+    label_ends_on_log,
+    plain,
+)
 from tapas.comparison.ledger import Result
 from tapas.errors import DataError
 
@@ -53,7 +60,7 @@ DRAWN = tuple(dict.fromkeys(chain.from_iterable(chain.from_iterable(PANELS))))
 TIMED = (SAMPLED, TOP, PRIORITY, SAMPLED_8, PRIORITY_8)
 WORDS = {"map@20": ("Figure 3: MAP@20", ".4f"), "loss": ("Figure 4: full softmax loss", ".3f")}
 LEFT, BELOW = 0.75, 1.0  # inches around the panels
-SOME = "Along a run, models are judged at some of the test points."
+SOME = "The end of a line is on all test points, the rest on some of them."
 
 
 def steps_figure(sets: Sequence[SetEvidence], metric: str) -> Figure:
@@ -186,8 +193,8 @@ def sweeps_figure(
             values, scores = zip(*points, strict=True)
             marked = (defaults or {}).get(setting)
             over_values(axes, values, scores, values.index(marked) if marked in values else None)
-    note = "One setting at a time, the others at their defaults (filled); validation points, one "
-    add_words(figure, title, note + "seed.")
+    note = "Filled: the default, at which all other settings stay. Validation points, one seed."
+    add_words(figure, title, note)
     return figure
 
 
@@ -296,13 +303,3 @@ def _against_samples(axes: Axes, each: SetEvidence) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("n, samples in the loss")
     label_ends_on_log(axes, labels)
-
-
-def label_ends_on_log(axes: Axes, labels: list[tuple[str, float, str]]) -> None:
-    """`label_ends` measures along the axis, which a logarithmic one bends: hence a twin."""
-    twin = axes.twiny()
-    twin.set_xlim(0, 1)
-    twin.set_xticks([])
-    for side in twin.spines.values():
-        side.set_visible(False)
-    label_ends(twin, labels)

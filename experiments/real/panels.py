@@ -43,16 +43,21 @@ def colour_of(cell: SetCell) -> str:
 
 
 def lines_of(each: SetEvidence, cells: Iterable[SetCell], metric: str) -> list[Line]:
-    """ "map@20" or "loss" along the runs, for each of `cells` that has a whole one."""
+    """ "map@20" or "loss" along the runs of each of `cells` that has a finished one.
+
+    A line ends at the value of the table, on all test points; before, on some of them.
+    """
     lines = []
     for cell in cells:
-        curves = [result["curve"] for result in each.seeds(cell)]
-        if curves:
-            value = np.array([[point[metric] for point in curve] for curve in curves])  # (seeds, P)
+        results = each.seeds(cell)
+        if results:
+            value = np.array(
+                [[*(point[metric] for point in r["curve"][:-1]), r[metric]] for r in results]
+            )  # (seeds, P)
             mean, low, high = value.mean(axis=0), value.min(axis=0), value.max(axis=0)
-            steps = [point["step"] for point in curves[0]]
+            steps = [point["step"] for point in results[0]["curve"]]
             parts = (mean.tolist(), low.tolist(), high.tolist())
-            lines.append(Line(cell, steps, *parts, num_seeds=len(curves)))
+            lines.append(Line(cell, steps, *parts, num_seeds=len(results)))
     return lines
 
 

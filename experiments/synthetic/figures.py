@@ -1,4 +1,8 @@
-"""Figures of the studies, drawn from their ledgers alone: nothing is trained here."""
+"""Figures of the synthetic studies, drawn from their ledgers. Nothing is trained here.
+
+A line ends at the value of the table: precision@1 on all test points. Its other points are on
+the first 10,000 of them.
+"""
 
 from collections.abc import Sequence
 
@@ -10,12 +14,19 @@ from experiments.shards.figure import shards_figure
 from experiments.synthetic.experiment import Cell
 from experiments.synthetic.studies import Study
 from experiments.synthetic.tasks import Sizes, load_task, network_task
-from tapas.comparison.figure_style import COLOURS, INK, as_png, blank_figure, label_ends, plain
+from tapas.comparison.figure_style import (
+    COLOURS,
+    INK,
+    add_words,
+    as_png,
+    blank_figure,
+    label_ends,
+    plain,
+)
 from tapas.comparison.ledger import Ledger
-from tapas.evaluation.intervals import moving_average, student_interval
+from tapas.evaluation.intervals import student_interval
 
 LEFT_OUT = 2_500  # first steps, as in the paper
-SMOOTHED = 3  # evaluations in the moving average
 Label = tuple[str, float, str]  # text, height, colour
 
 
@@ -67,7 +78,7 @@ def _curves(axes: Axes, study: Study, ledger: Ledger, cells: Sequence[Cell]) -> 
     for cell in cells:
         results = study.experiment.results(ledger, cell)
         steps = [point[0] for point in results[0]["curve"]]
-        by_seed = [moving_average([p[1] for p in r["curve"]], SMOOTHED) for r in results]
+        by_seed = [[*(p[1] for p in r["curve"][:-1]), r["accuracy"]] for r in results]
         bands = [student_interval(values) for values in zip(*by_seed, strict=True)]
         kept = [i for i, step in enumerate(steps) if step >= first]
         place = adaptive.index(cell) if cell in adaptive else 0
@@ -79,11 +90,11 @@ def _curves(axes: Axes, study: Study, ledger: Ledger, cells: Sequence[Cell]) -> 
                 x, [bands[i].low for i in kept], [bands[i].high for i in kept],
                 color=colour, alpha=0.18, linewidth=0,
             )  # fmt: skip
-        labels.append((f"{mean[-1]:.3f}  {_short(cell)}", mean[-1], colour))
+        labels.append((f"{mean[-1]:.4f}  {_short(cell)}", mean[-1], colour))
     bayes = load_task(study.experiment.task).bayes_accuracy
     if bayes is not None and any(cell.method == "full" for cell in cells):
         axes.axhline(bayes, color=INK, linewidth=1.1, dashes=(5, 4))
-        labels.append((f"{bayes:.3f}  Bayes-optimal", bayes, INK))
+        labels.append((f"{bayes:.4f}  Bayes-optimal", bayes, INK))
     axes.set_xlim(first, study.experiment.steps)
     axes.set_xlabel("training steps")
     return labels
@@ -117,7 +128,7 @@ def _pool_size(study: Study, ledger: Ledger) -> Figure:
             share, mean, yerr=[f.half_width for f in found], color=colour, linewidth=1.8,
             marker="o", markersize=4, capsize=3, elinewidth=1,
         )  # fmt: skip
-        labels.append((title, mean[-1], colour))
+        labels.append((f"{mean[-1]:.4f}  {title}", mean[-1], colour))
     axes.set_xscale("log")
     axes.axvspan(1, 10, color="#f4f4f4", zorder=0)
     axes.set_xticks(
@@ -145,16 +156,8 @@ def _illustrate(axes: Axes) -> None:
 
 
 def _words(figure: Figure, study: Study) -> None:
-    height = figure.get_figheight()
-    experiment = study.experiment
-    seeds = len(experiment.seeds)
-    figure.text(
-        0.02, 1 - 0.28 / height, f"{study.title}: precision@1 on the test points",
-        fontsize=14, color=INK, va="center", weight="bold",
-    )  # fmt: skip
-    figure.text(
-        0.02, 0.2 / height,
-        f"Mean of {seeds} seeds with 95 % intervals; settings chosen on validation points. "
-        f"`python -m experiments {study.name}`",
-        fontsize=8.5, color="#666666", va="center",
-    )  # fmt: skip
+    note = (
+        f"Mean of {len(study.experiment.seeds)} seeds with 95 % intervals; settings chosen on "
+        f"validation points. `python -m experiments {study.name}`"
+    )
+    add_words(figure, f"{study.title}: precision@1 on the test points", note)

@@ -6,7 +6,16 @@ from matplotlib.figure import Figure
 from experiments.synthetic.experiment import Cell, sampled
 from experiments.system.config import MORE, RULES
 from experiments.system.results import SystemResults, paper_rates, spread
-from tapas.comparison.figure_style import COLOURS, FAINT, INK, as_png, blank_figure, plain
+from tapas.comparison.figure_style import (
+    COLOURS,
+    FAINT,
+    INK,
+    add_words,
+    as_png,
+    blank_figure,
+    plain,
+)
+from tapas.comparison.figure_style import spread as place_apart
 from tapas.evaluation.intervals import student_interval
 
 METHODS = {  # as the colours are called
@@ -14,25 +23,20 @@ METHODS = {  # as the colours are called
     "top": "TAPAS top",
     "priority": "TAPAS priority",
 }
-APART = 0.12  # between the dots of one cell
-NAMES = (
-    (0.05, "— the paper", FAINT),
-    *(
-        (0.15 + 0.12 * place, f"● {name}", COLOURS[name])
-        for place, name in enumerate(METHODS.values())
-    ),
-)  # place, text, colour
+PAPER = -0.2  # where the paper's value stands, from the middle of a column
+LABEL_GAP = 0.05  # between two labels of a column, as a part of the height of a panel
+Dot = tuple[int, Cell, float, float, float]  # column, cell, value, and the ends of its bar
 
 
 def draw_system(found: SystemResults) -> bytes:
-    """A PNG, from the findings alone."""
+    """A PNG, from the results alone."""
     return as_png(system_figure(found))
 
 
 def system_figure(found: SystemResults) -> Figure:
     """Two panels: times of a step relative to n, r=1 with the paper's; shares of collisions."""
-    figure = blank_figure(13, 4.8)
-    grid = figure.add_gridspec(1, 2, left=0.05, right=0.97, wspace=0.18, top=0.8, bottom=0.2)
+    figure = blank_figure(15, 4.8)
+    grid = figure.add_gridspec(1, 2, left=0.04, right=0.98, wspace=0.12, top=0.83, bottom=0.21)
     few = found.system.sizes[0]
     panels = (
         (_times, f"time of a step relative to n={few:,}, r=1"),
@@ -44,22 +48,19 @@ def system_figure(found: SystemResults) -> Figure:
         axes.set_title(title, loc="left", fontsize=11, color=INK)
         names = [f"n={n:,}\nr={r}" for n in found.system.sizes for r in (1, MORE)]
         axes.set_xticks(range(len(names)), names)
-        axes.set_xlim(-0.5, len(names) - 0.5)
-        draw(axes, found)
-        axes.set_ylim(bottom=0)
+        axes.set_xlim(-0.5, len(names) - 0.3)
+        dots, paper = draw(found)
+        top = 1.06 * max(*(high for *_, high in dots), *paper)
+        axes.set_ylim(0, top)
+        _draw(axes, dots, paper, LABEL_GAP * top)
     system = found.system
-    figure.text(
-        0.012, 0.94, f"Table 1 with {system.workers} workers and {system.servers} servers",
-        fontsize=14, color=INK, va="center", weight="bold",
-    )  # fmt: skip
-    for x, text, colour in NAMES:
-        figure.text(x, 0.875, text, fontsize=9.5, color=colour, va="center")
-    figure.text(
-        0.012, 0.04,
+    note = (
+        "Sampled: sampled softmax. Top: TAPAS with the paper's rule. Priority: TAPAS with ours. "
         f"{found.num_rounds} rounds. Left: medians of ratios inside a round, and their range. "
-        "Right: means with 95 % intervals. `python -m experiments table-1`",
-        fontsize=8.5, color="#666666", va="center",
-    )  # fmt: skip
+        "Right: means with 95 % intervals. `python -m experiments table-1`"
+    )
+    title = f"Table 1 with {system.workers} workers and {system.servers} servers"
+    add_words(figure, title, note)
     return figure
 
 
@@ -73,29 +74,52 @@ def _columns(found: SystemResults) -> list[tuple[int, Cell]]:
     ]
 
 
-def _times(axes: Axes, found: SystemResults) -> None:
+def _times(found: SystemResults) -> tuple[list[Dot], list[float]]:
+    """Medians with their range, and the paper's, by column."""
     base = sampled(found.system.sizes[0])
-    theirs = list(paper_rates(found.system).values())
-    axes.plot(
-        [place - 2 * APART for place in range(len(theirs))], [theirs[0] / rate for rate in theirs],
-        linestyle="none", marker="_", markersize=16, markeredgewidth=2.5, color=FAINT,
-    )  # fmt: skip
-    for place, cell in _columns(found):
+    dots = []
+    for column, cell in _columns(found):
         ratio = spread(found.slowdowns(cell, base))
-        _dot(axes, place, cell, ratio.median, ratio.median - ratio.low, ratio.high - ratio.median)
+        dots.append((column, cell, ratio.median, ratio.low, ratio.high))
+    theirs = list(paper_rates(found.system).values())
+    return dots, [theirs[0] / rate for rate in theirs]
 
 
-def _shares(axes: Axes, found: SystemResults) -> None:
-    for place, cell in _columns(found):
+def _shares(found: SystemResults) -> tuple[list[Dot], list[float]]:
+    """Means with their intervals; the paper has none."""
+    dots = []
+    for column, cell in _columns(found):
         share = student_interval(found.collided_share(cell))
-        half = 100 * share.half_width if found.num_rounds > 1 else 0
-        _dot(axes, place, cell, 100 * share.mean, half, half)
+        half = share.half_width if found.num_rounds > 1 else 0
+        ends = (100 * (share.mean - half), 100 * (share.mean + half))
+        dots.append((column, cell, 100 * share.mean, *ends))
+    return dots, []
 
 
-def _dot(axes: Axes, place: int, cell: Cell, height: float, below: float, above: float) -> None:
-    colour = COLOURS[METHODS[cell.method]]
-    at = place + (APART if cell.method == "priority" else 0)
-    axes.errorbar(
-        [at], [height], [[below], [above]],
-        color=colour, fmt="o", markersize=6, capsize=3, elinewidth=1,
+def _draw(axes: Axes, dots: list[Dot], paper: list[float], gap: float) -> None:
+    """Dots with bars, each labelled with its value and its method."""
+    for column, height in enumerate(paper):
+        axes.plot(
+            column + PAPER, height,
+            marker="_", markersize=14, markeredgewidth=2.5, color=FAINT,
+        )  # fmt: skip
+        text = f"{height:.2f} paper" if column == 0 else f"{height:.2f}"
+        _write(axes, text, column + PAPER, height + 0.7 * gap, FAINT, middle=True)
+    for column in {column for column, *_ in dots}:
+        mine = [dot for dot in dots if dot[0] == column]
+        heights = place_apart([value for _, _, value, _, _ in mine], gap)
+        for (_, cell, value, low, high), height in zip(mine, heights, strict=True):
+            colour = COLOURS[METHODS[cell.method]]
+            axes.errorbar(
+                [column], [value], [[value - low], [high - value]],
+                color=colour, fmt="o", markersize=6, capsize=3, elinewidth=1,
+            )  # fmt: skip
+            digits = 2 if paper else 1
+            _write(axes, f"{value:.{digits}f} {cell.method}", column + 0.09, height, colour)
+
+
+def _write(axes: Axes, text: str, x: float, y: float, colour: str, *, middle: bool = False) -> None:
+    axes.text(
+        x, y, text,
+        color=colour, fontsize=9.5, va="center", ha="center" if middle else "left",
     )  # fmt: skip

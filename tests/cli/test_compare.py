@@ -45,7 +45,7 @@ def test_a_table_a_rule_and_a_report(compared):
     heading, *_ = [line for line in done.stdout.splitlines() if line.strip()]
     assert heading.split()[:4] == ["MAP@20", "against", "the", "best"]
     for title in ("Full softmax", "TAPAS, priority"):
-        assert re.search(rf"^ +{title} +0\.\d{{4}} \(0\.\d{{4}} to 0\.\d{{4}}\)", done.stdout, re.M)
+        assert re.search(rf"^ *{title} +0\.\d{{4}} \(0\.\d{{4}} to 0\.\d{{4}}\)", done.stdout, re.M)
     assert "the best of all" in done.stdout or "too thin" in done.stdout or "Use " in done.stdout
     assert "2 methods at " in done.stderr
     assert "of training each: about " in done.stderr

@@ -1,4 +1,4 @@
-"""One look for every figure: direct labels, one colour for each method, grey for baselines."""
+"""The style of all figures: direct labels, one colour for each method, grey for baselines."""
 
 import io
 from textwrap import fill
@@ -16,12 +16,11 @@ COLOURS = {  # one colour for each method; grey is the baseline that needs no sa
 INK = "#333333"
 FAINT = "#999999"
 NOTE = "#666666"
-LABEL_GAP = 0.05  # least distance between two labels, as a part of the height of a panel
 
 
-def blank_figure(width: float, height: float) -> Figure:
-    """An empty figure that needs no screen."""
-    figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
+def blank_figure(width: float, height: float, *, dpi: int = 150) -> Figure:
+    """An empty figure, `width` by `height` inches, that needs no screen."""
+    figure = Figure(figsize=(width, height), dpi=dpi, facecolor="white")
     FigureCanvasAgg(figure)
     return figure
 
@@ -66,11 +65,16 @@ def spread(values: list[float], gap: float) -> list[float]:
     return places
 
 
-def label_ends(axes: Axes, labels: list[tuple[str, float, str]]) -> None:
-    """Texts (text, height, colour) at the right edge, beside the ends of their lines."""
+def label_ends(
+    axes: Axes, labels: list[tuple[str, float, str]], *, fontsize: float = 9.5, gap: float = 0.05
+) -> None:
+    """Texts (text, height, colour) at the right edge, beside the ends of their lines.
+
+    Labels are at least `gap` of the panel's height apart.
+    """
     bottom, top = axes.get_ylim()
     left, right = axes.get_xlim()
-    places = spread([height for _, height, _ in labels], LABEL_GAP * (top - bottom))
+    places = spread([height for _, height, _ in labels], gap * (top - bottom))
     for (text, height, colour), place in zip(labels, places, strict=True):
         axes.annotate(
             text,
@@ -78,7 +82,7 @@ def label_ends(axes: Axes, labels: list[tuple[str, float, str]]) -> None:
             (right + 0.05 * (right - left), place),
             color=colour,
             va="center",
-            fontsize=9.5,
+            fontsize=fontsize,
             annotation_clip=False,
             arrowprops={
                 "arrowstyle": "-", "color": colour, "linewidth": 0.7,
@@ -87,9 +91,27 @@ def label_ends(axes: Axes, labels: list[tuple[str, float, str]]) -> None:
         )  # fmt: skip
 
 
+def label_ends_on_log(
+    axes: Axes, labels: list[tuple[str, float, str]], *, fontsize: float = 9.5, gap: float = 0.05
+) -> None:
+    """`label_ends` beside a logarithmic x axis: on a twin with a linear one."""
+    twin = axes.twiny()
+    twin.set_xlim(0, 1)
+    twin.set_xticks([])
+    for side in twin.spines.values():
+        side.set_visible(False)
+    label_ends(twin, labels, fontsize=fontsize, gap=gap)
+
+
 def add_words(figure: Figure, title: str, note: str) -> None:
     """A title above all panels, a note below."""
-    left, tall = 0.2 / figure.get_figwidth(), figure.get_figheight()
-    figure.text(left, 1 - 0.28 / tall, title, fontsize=14, color=INK, va="center", weight="bold")
-    folded = fill(note, round(15 * figure.get_figwidth()))  # letters of this size in an inch
-    figure.text(left, 0.1 / tall, folded, fontsize=8.5, color=NOTE, va="bottom")
+    width, height = figure.get_figwidth(), figure.get_figheight()
+    left = 0.2 / width
+    figure.text(left, 1 - 0.28 / height, title, fontsize=14, color=INK, va="center", weight="bold")
+    note = wrap(note, width, 8.5)
+    figure.text(left, 0.1 / height, note, fontsize=8.5, color=NOTE, va="bottom")
+
+
+def wrap(text: str, width: float, fontsize: float) -> str:
+    """`text` in lines that fit into `width` inches."""
+    return fill(text, round(127 * width / fontsize))

@@ -135,10 +135,3 @@ def student_interval(values: Sequence[float]) -> Interval:
 def student_difference(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     """Student's interval of ours - theirs, paired: value i of both must have the same seed."""
     return student_interval([a - b for a, b in zip(ours, theirs, strict=True)])
-
-
-def moving_average(values: Sequence[float], width: int) -> list[float]:
-    """Centred moving average over `width` values, fewer at both ends."""
-    half = width // 2
-    windows = (values[max(0, i - half) : i + half + 1] for i in range(len(values)))
-    return [sum(window) / len(window) for window in windows]

@@ -15,7 +15,6 @@ from tapas.evaluation.intervals import (
     Interval,
     block_bootstrap,
     difference,
-    moving_average,
     relative_difference,
     share_of_gap,
     student_difference,
@@ -174,8 +173,3 @@ def test_the_interval_over_seeds_is_students():
     assert (paired.mean, paired.half_width) == (0.5, 0)
     for degrees, value in enumerate(STUDENT, start=1):
         assert abs(stats.t.isf(0.025, degrees) - value) < 5e-4
-
-
-def test_a_moving_average_is_centred_and_narrows_at_the_ends():
-    assert moving_average([1.0, 2.0, 6.0, 3.0], 3) == [1.5, 3.0, 11 / 3, 4.5]
-    assert moving_average([1.0, 2.0], 1) == [1.0, 2.0]
