@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from oracle.journeys import TINY, invoke, write_chain
+from oracle.command_line import TINY, invoke, write_chain
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from oracle.journeys import TINY, chain, invoke, last_line, names, write_chain
+from oracle.command_line import TINY, chain, invoke, last_line, names, write_chain
 
 from tapas import UsageError
 from tapas.cli import recommend

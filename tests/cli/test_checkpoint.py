@@ -4,7 +4,7 @@ import json
 
 import polars as pl
 import pytest
-from oracle.journeys import chain, invoke, last_line
+from oracle.command_line import chain, invoke, last_line
 
 from tapas.version import __version__
 

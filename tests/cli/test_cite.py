@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from oracle.journeys import TINY, invoke, last_line, names, write_chain
+from oracle.command_line import TINY, invoke, last_line, names, write_chain
 
 pytestmark = pytest.mark.slow
 

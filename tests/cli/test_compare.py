@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 from forked import Forked
-from oracle.journeys import ENVIRONMENT, invoke, last_line, names, tapas, write_chain
+from oracle.command_line import ENVIRONMENT, invoke, last_line, names, tapas, write_chain
 
 from tapas.cli import compare as compare_settings
 from tapas.cli.compare import expected_words

@@ -4,7 +4,7 @@ import re
 
 import pytest
 import typer
-from oracle.journeys import invoke
+from oracle.command_line import invoke
 
 from tapas.cli.main import app
 

@@ -11,10 +11,10 @@ import time
 import polars as pl
 import pytest
 from forked import Forked
-from oracle.journeys import (
+from oracle.command_line import (
     ENVIRONMENT,
     TINY,
-    files_of_at_most,
+    file_size_limit,
     invoke,
     last_line,
     names,
@@ -54,7 +54,7 @@ WRITERS = [
 @pytest.mark.parametrize("command", WRITERS, ids=lambda command: command[-1])
 def test_what_is_written_onto_a_full_disk_leaves_nothing(run, at, command):
     (at / "users.txt").write_text("u1\nu2\n")
-    with files_of_at_most(300):
+    with file_size_limit(300):
         words = last_line(invoke(*command))
     assert words.startswith(f"cannot write {command[-1]}")
     assert "File too large" in words
@@ -63,7 +63,7 @@ def test_what_is_written_onto_a_full_disk_leaves_nothing(run, at, command):
 
 def test_a_disk_too_full_for_the_prepared_log_leaves_nothing(at):
     write_chain(at / "log.parquet", num_users=40)
-    with files_of_at_most(2000):
+    with file_size_limit(2000):
         done = invoke("train", "log.parquet", "--out", "out", "--cache", "cache", *TINY)
     assert last_line(done).startswith("the prepared log could not be written to cache: ")
     assert names(at / "cache") == []

@@ -10,7 +10,7 @@ from contextlib import suppress
 import polars as pl
 import pytest
 from forked import Forked
-from oracle.journeys import ENVIRONMENT, chain, installed_tapas, invoke, tapas, write_chain
+from oracle.command_line import ENVIRONMENT, chain, installed_tapas, invoke, tapas, write_chain
 
 pytestmark = pytest.mark.slow
 

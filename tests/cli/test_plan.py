@@ -4,7 +4,7 @@ import json
 
 import pytest
 import typer
-from oracle.journeys import invoke, last_line, write_chain
+from oracle.command_line import invoke, last_line, write_chain
 
 from tapas.cli.plan import amount_of_memory, whole_number
 from tapas.training import memory_plan as planning

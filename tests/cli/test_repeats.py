@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from oracle.journeys import TINY, invoke, last_line, names, write_chain
+from oracle.command_line import TINY, invoke, last_line, names, write_chain
 
 from tapas.training.run_evaluation import load_model
 from tapas.training.run_folder import open_run

@@ -23,7 +23,7 @@ from contracts.heads import (
     everything,
     tables_of,
 )
-from oracle.flat_heads import nobody
+from oracle.flat_heads import empty_batch
 
 from tapas import DataError, Uniform, UsageError
 from tapas.heads import METHODS, FullSoftmax, Head
@@ -452,7 +452,7 @@ def test_how_many_scores_a_step_computes_is_known(method):
 @pytest.mark.parametrize("method", [name for name in FLAT if hasattr(kind_of(name), "losses")])
 def test_a_rank_without_examples_has_no_loss_and_pushes_nothing(method):
     head = build(method, None)
-    loss = head.losses(nobody(head), None)
+    loss = head.losses(empty_batch(head), None)
     assert loss.shape == (0,)
     loss.sum().backward()
     waiting = head.table.gradients.summed()

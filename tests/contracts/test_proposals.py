@@ -11,7 +11,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from oracle.proposals import chance_of
+from oracle.proposals import p_value
 from scipy import stats
 from words import told
 
@@ -125,7 +125,7 @@ def test_draws_are_as_frequent_as_log_prob_says(proposal):
     observed = np.bincount(ids.numpy(), minlength=C)
     assert len(observed) == C  # none beyond the last class
     prob = proposal.log_prob(torch.arange(C)).exp().numpy()
-    assert chance_of(observed, prob) > 1e-6  # a correct draw fails one seed in a million
+    assert p_value(observed, prob) > 1e-6  # a correct draw fails one seed in a million
 
 
 @pytest.mark.parametrize("k", [1, SPARSE, DENSE, C - 1])

@@ -23,8 +23,8 @@ from oracle.stored_rows import (
     part_of,
     refused,
     same,
+    table_tensors,
     wanted,
-    whole_tensors,
 )
 from ranks import run_ranks
 
@@ -55,7 +55,7 @@ def is_right(found: dict[str, torch.Tensor], ranges: dict[str, RowRange]) -> boo
     tables = {
         name: part_of(tensor, ranges[prefix]) if (prefix := name.rpartition(".")[0]) in ranges
         else tensor
-        for name, tensor in whole_tensors().items()
+        for name, tensor in table_tensors().items()
     }  # fmt: skip
     return same(found, tables | dense_tensors() | {f"{TREE}.weight": torch.eye(2)})
 

@@ -15,7 +15,7 @@ from distributed.crashing_peers import (
     raise_crash,
     server_history,
 )
-from oracle.journeys import invoke, last_line, write_chain
+from oracle.command_line import invoke, last_line, write_chain
 
 from tapas.checkpoints.folder import CheckpointFolder
 from tapas.data.source import LogSource

@@ -16,7 +16,7 @@ from distributed.crashing_peers import (
     wait_until,
 )
 from forked import Forked
-from oracle.journeys import ENVIRONMENT, write_chain
+from oracle.command_line import ENVIRONMENT, write_chain
 
 from tapas.checkpoints.folder import CheckpointFolder
 from tapas.servers import run as server_run

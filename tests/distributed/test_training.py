@@ -8,7 +8,7 @@ import pytest
 import torch
 from distributed.faulty_tapas import faulty_tapas
 from forked import torchrun
-from oracle.journeys import ENVIRONMENT, invoke, write_chain
+from oracle.command_line import ENVIRONMENT, invoke, write_chain
 from ranks import run_ranks
 
 from tapas import TapasError, UsageError, join_ranks

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from oracle.journeys import experiment
+from oracle.command_line import experiment
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from oracle.journeys import invoke_experiment
+from oracle.command_line import invoke_experiment
 
 from experiments.claims import count_verdicts, replace_block
 from experiments.estimators.page import make_page, read_estimators

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from oracle.journeys import invoke_experiment, last_line, names
+from oracle.command_line import invoke_experiment, last_line, names
 
 from experiments import four_ways
 from experiments.four_ways import (

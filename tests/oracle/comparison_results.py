@@ -1,4 +1,4 @@
-"""Made-up ledgers of `tapas compare`, in which every contender ends where the test says."""
+"""Fake results of `tapas compare`, in which each contender has the quality that a test sets."""
 
 import dataclasses
 import json
@@ -11,17 +11,17 @@ from tapas.comparison.contenders import CONTENDERS
 from tapas.comparison.results import BaselineResult, Comparison, MethodResults
 from tapas.evaluation.points import NUM_BLOCKS
 
-POINTS_EACH = 10.0  # of a block of users
+POINTS_EACH = 10.0  # in each block of users
 SHARES = (0.1, 0.25, 0.5, 1.0)
 SECONDS = 60.0  # of a final run
 TAIL_TARGETS = 1_000
 
 
 def result(name, quality, *, seed=0, loss=6.0, noise=0.0, tail=0.1, **more):
-    """A line of runs.jsonl: test points, unless `more` says otherwise.
+    """A line of runs.jsonl, at test points unless `more` overrides that.
 
-    `noise` is the standard deviation of MAP@20 between blocks of users; contenders of one seed
-    share none of it, so that their differences are as noisy as they are.
+    `noise` is the standard deviation of MAP@20 between blocks of users. It is independent for each
+    contender, so differences are noisy, too.
     """
     draw = np.random.default_rng([seed, *name.encode()])
     wobble = noise * draw.standard_normal(NUM_BLOCKS)
@@ -84,7 +84,7 @@ def write_lines(path: Path, lines) -> None:
 
 
 def settings(names, **changes):
-    """What settings.json holds, of a made-up log."""
+    """The content of settings.json for a synthetic log."""
     config = synthetic(contenders=tuple(names), **changes)
     found = dataclasses.asdict(config) | {
         "num_samples": 1_000,
@@ -95,12 +95,12 @@ def settings(names, **changes):
 
 
 def method(name, quality, *, seeds=2, **more):
-    """One contender, finished; `more` is for `result`, or a field of `MethodResults`."""
+    """The results of a finished contender; `more` goes to `result` or to `MethodResults`."""
     fields = {f.name for f in dataclasses.fields(MethodResults)}
-    own = {key: more.pop(key) for key in list(more) if key in fields}
+    overrides = {key: more.pop(key) for key in list(more) if key in fields}
     known = CONTENDERS[name]
     finals = tuple(result(name, quality, seed=seed, **more) for seed in range(seeds))
-    given = {"pace": pace(name), "finals": finals, "num_seeds": seeds, **own}
+    given = {"pace": pace(name), "finals": finals, "num_seeds": seeds, **overrides}
     return MethodResults(
         name=name, title=known.title, colour=known.colour, knob=known.knob, **given
     )

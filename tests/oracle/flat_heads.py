@@ -1,7 +1,7 @@
-"""One small batch and its rows for heads with a row for each class, and how losses are checked.
+"""A small batch for heads with one row per class, and a check of their losses against loops.
 
-A loss by loops takes `score` (B, C) of every class, `target` (B, L) with negative for padding and
-`weight` (B, L), and gives the (B,) losses in nats.
+A reference loss takes the scores of all classes, `score` (B, C), `target` (B, L) padded with
+negative ids and `weight` (B, L), and returns the losses (B,) in nats.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ def queries(num=B, seed=0):
 
 
 def random_table(*, num_classes=C, peaked=1.0, **options):
-    """Rows whose gradients wait, unless told otherwise, with biases that are not all 0."""
+    """A table with random rows and biases; gradients are queued unless `options` say otherwise."""
     table = tapas.LocalTable(num_classes, D, **options)
     with torch.no_grad():
         table.weight.copy_(torch.randn(num_classes, D, generator=tapas.rng.stream(0, "rows")))
@@ -39,18 +39,18 @@ def scores_of(head, query):
 
 
 def batch_of(query, target=TARGET, context=None):
-    """A batch as heads that share a sample see it."""
+    """The global batch that `SharedSample` heads receive."""
     target = target.masked_fill(target < 0, -1)
     return GlobalBatch(query, target, context, (len(query),), target.shape[1])
 
 
 def sample_of(head, query, target=TARGET, context=None):
-    """What a head that shares a sample puts beside the targets in its next step."""
+    """The candidates that a `SharedSample` head draws in its next step."""
     return head.candidates(batch_of(query, target, context))
 
 
-def nobody(head):
-    """A batch without examples, as one rank of many may have."""
+def empty_batch(head):
+    """A batch without examples, as a single rank may have."""
     return tapas.heads.batch.prepare(
         torch.empty(0, head.dim, requires_grad=True),
         torch.empty(0, L).long(),
@@ -63,27 +63,27 @@ def nobody(head):
 
 
 def count_reads(table):
-    """A list that grows by how many rows are read, whenever some are."""
+    """A list to which every read of the table appends its number of rows."""
     read, seen = table._read, []
     table._read = lambda ids: seen.append(len(ids)) or read(ids)
     return seen
 
 
-def slope(function, array, *, by=1e-5):
-    """Central differences of a number that is a `function` of a float64 `array`."""
+def numerical_gradient(function, array, *, by=1e-5):
+    """Gradient of the scalar `function` at a float64 `array`, by central differences."""
     found = np.empty_like(array)
-    for place in np.ndindex(array.shape):
+    for index in np.ndindex(array.shape):
         up, down = array.copy(), array.copy()
-        up[place] += by
-        down[place] -= by
-        found[place] = (function(up) - function(down)) / (2 * by)
+        up[index] += by
+        down[index] -= by
+        found[index] = (function(up) - function(down)) / (2 * by)
     return found
 
 
 def check_against(head, losses, context=None):
-    """Loss and gradients of a `head` with reduction 'none' on the batch above are those of loops.
+    """Check loss and gradients of `head`, with reduction 'none', against the loops of `losses`.
 
-    Rows that no gradient reaches by the loops must not have one that is not 0.
+    Rows that the loops do not touch must have gradient 0.
     """
     query = queries().requires_grad_()
     got = head(query, TARGET, WEIGHT, context=context)
@@ -100,5 +100,5 @@ def check_against(head, losses, context=None):
         def total(value, i=i):
             return float(np.dot(each(*values[:i], value, *values[i + 1 :]), pull.double().numpy()))
 
-        want = slope(total, values[i])
+        want = numerical_gradient(total, values[i])
         np.testing.assert_allclose(grad.numpy(), want, rtol=1e-4, atol=1e-5)

@@ -1,4 +1,4 @@
-"""First passes the slow way: one probability for every class, one draw at a time."""
+"""Reference proposals: the probability of every class, and one draw at a time."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -45,10 +45,10 @@ def bigram(
 def draw_until_distinct(
     draws: Iterable[int], k: int, prob: Array | dict[int, float]
 ) -> tuple[list[int], list[float]]:
-    """The first `k` distinct of `draws`, rising, and the chance each had to be among them.
+    """The first `k` distinct classes of `draws`, sorted, and their inclusion probabilities.
 
-    The class after them ends the drawing. Until then every draw of another class was an
-    occasion on which class c could have come in its place.
+    Drawing ends with the first class that is not among them. Class c could have come instead of
+    each draw of another class until then.
     """
     times: dict[int, int] = {}
     for tries, drawn in enumerate(draws, start=1):
@@ -56,22 +56,22 @@ def draw_until_distinct(
             kept = sorted(times)
             return kept, [1 - (1 - prob[c]) ** (tries - times[c]) for c in kept]
         times[drawn] = times.get(drawn, 0) + 1
-    raise AssertionError(f"the script of draws ended with {len(times)} distinct classes of {k}")
+    raise AssertionError(f"draws ended after {len(times)} of {k} distinct classes")
 
 
 def alias_distribution(threshold: Array, partner: NDArray[np.int64]) -> Array:
-    """A bucket is drawn as itself up to its threshold, as its partner for the rest."""
+    """Distribution of an alias table: bucket c yields c below its threshold, else its partner."""
     drawn = threshold.copy()
     np.add.at(drawn, partner, 1 - threshold)
     return drawn / len(threshold)
 
 
-def chance_of(observed: NDArray[np.int64], prob: Array) -> float:
-    """p-value of draws counted as `observed` under `prob`; cells expecting few are pooled."""
+def p_value(observed: NDArray[np.int64], prob: Array) -> float:
+    """Chi-square p-value of the counts `observed` under `prob`; rare classes are pooled."""
     expected = prob / prob.sum() * observed.sum()
     rare = expected < 20
     if rare.any() and not rare.all():
-        rare |= expected == expected[~rare].min()  # the pool itself must expect enough
+        rare |= expected == expected[~rare].min()  # so that the pool is not rare itself
         observed = np.append(observed[~rare], observed[rare].sum())
         expected = np.append(expected[~rare], expected[rare].sum())
     return float(stats.chisquare(observed, expected).pvalue)

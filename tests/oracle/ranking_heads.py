@@ -1,4 +1,4 @@
-"""WARP, dynamic negatives and bucketed softmax, one example and one class at a time."""
+"""Reference losses of WARP, dynamic negatives and bucketed softmax, in plain loops."""
 
 import math
 
@@ -7,12 +7,12 @@ from oracle.selection import log_sum_exp
 
 
 def real_targets(target):
-    """The distinct classes of one example's `target` (L,), negative is padding."""
+    """The distinct classes of one example's `target` (L,), without padding."""
     return {int(class_id) for class_id in target if class_id >= 0}
 
 
 def walk(drawn, start, block):
-    """`drawn` in the order of a search that begins at `start`: round the blocks, and round each."""
+    """`drawn` in search order from `start`: cyclic over the blocks, and within each block."""
     num_blocks = math.ceil(len(drawn) / block)
     order = []
     for i in range(num_blocks):
@@ -23,29 +23,29 @@ def walk(drawn, start, block):
     return order
 
 
-def search(logits, target_id, own, tries):
-    """The first of `tries` that violates the margin and what rank it speaks for, or None."""
+def search(logits, target_id, positives, tries):
+    """The first of `tries` that violates the margin, and the rank it estimates, or None."""
     num_tries = 0
     for class_id in tries:
-        if class_id in own:
+        if class_id in positives:
             continue
         num_tries += 1
-        if num_tries > len(logits) - len(own):
+        if num_tries > len(logits) - len(positives):
             return None
         if logits[class_id] > logits[target_id] - 1:
-            return class_id, (len(logits) - len(own)) // num_tries
+            return class_id, (len(logits) - len(positives)) // num_tries
     return None
 
 
 def warp(logits, target, weight, tries):
-    """(B,) losses; `tries[b][l]` are the ids in the order they were drawn."""
+    """Losses (B,); `tries[b][l]` are the ids in the order in which they are tried."""
     losses = [0.0] * len(logits)
     for b in range(len(logits)):
-        own = real_targets(target[b])
+        positives = real_targets(target[b])
         for column, class_id in enumerate(target[b]):
             if class_id < 0 or weight[b][column] == 0:
                 continue
-            found = search(logits[b], class_id, own, tries[b][column])
+            found = search(logits[b], class_id, positives, tries[b][column])
             if found is not None:
                 violator, rank = found
                 factor = weight[b][column] * sum(1 / i for i in range(1, rank + 1))
@@ -54,7 +54,7 @@ def warp(logits, target, weight, tries):
 
 
 def softmax_beside(logits, target, weight, kept):
-    """(B,) weighted cross-entropy over each example's targets and the classes `kept[b]`."""
+    """Weighted cross-entropy (B,) over each example's targets and the classes `kept[b]`."""
     losses = []
     for b in range(len(logits)):
         terms = [float(logits[b][c]) for c in real_targets(target[b]) | set(kept[b])]
@@ -68,7 +68,7 @@ def softmax_beside(logits, target, weight, kept):
 
 
 def hardest(logits, target, pool, keep):
-    """For each example the `keep` of `pool` with the largest logits, its own targets aside."""
+    """The `keep` classes of `pool` with the largest logits for each example, without targets."""
     kept = []
     for b in range(len(logits)):
         others = [int(c) for c in pool if int(c) not in real_targets(target[b])]
@@ -77,13 +77,13 @@ def hardest(logits, target, pool, keep):
 
 
 def buckets(query, weight, bias, mixture, num_queries, num_classes):
-    """Members and classes of each bucket, of directions `mixture` (n_b, B) times query (B, D)."""
-    usual = np.mean([np.linalg.norm(row) for row in query])
+    """The queries and classes of each bucket; directions are `mixture` (n_b, B) @ query (B, D)."""
+    mean_norm = np.mean([np.linalg.norm(row) for row in query])
     found = []
     for row in mixture:
         direction = row @ query
         members = sorted(range(len(query)), key=lambda b: -(direction @ query[b]))[:num_queries]
-        direction = direction / np.linalg.norm(direction) * usual
+        direction = direction / np.linalg.norm(direction) * mean_norm
         score = weight @ direction + bias
         classes = sorted(range(len(weight)), key=lambda c: -score[c])[:num_classes]
         found.append((members, classes))
@@ -91,7 +91,7 @@ def buckets(query, weight, bias, mixture, num_queries, num_classes):
 
 
 def softmax_in_buckets(logits, target, weight, found):
-    """(B,) the largest loss of an example over its buckets, 0 without one."""
+    """The largest loss of each example over its buckets, (B,); 0 for one in no bucket."""
     losses = []
     for b in range(len(logits)):
         mine = [classes for members, classes in found if b in members]

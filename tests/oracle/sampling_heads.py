@@ -1,4 +1,4 @@
-"""Heads that differ in what they draw, one class and one step at a time."""
+"""Reference versions of heads that differ in what they sample, in plain loops."""
 
 import math
 
@@ -6,20 +6,22 @@ from oracle.losses import sampled_softmax
 
 
 def loss_of(score, target, weight, ids, log_q):
-    """(B,) sampled softmax of all scores (B, C), targets (B, L) and their weights."""
-    own = [[row[max(int(c), 0)] for c in mine] for row, mine in zip(score, target, strict=True)]
+    """Sampled softmax losses (B,) from the scores of all classes, (B, C)."""
+    positive = [
+        [row[max(int(c), 0)] for c in mine] for row, mine in zip(score, target, strict=True)
+    ]
     kept = [[row[int(c)] for c in ids] for row in score]
-    return sampled_softmax(own, weight, kept, ids, log_q, target)
+    return sampled_softmax(positive, weight, kept, ids, log_q, target)
 
 
-class Waits:
-    """Yi et al. 2019: for every class the step it was last seen in and its smoothed gap."""
+class Gaps:
+    """Yi et al. 2019: the last step of each class, and the smoothed gap between its steps."""
 
     def __init__(self, rate):
         self.rate, self.last, self.gap = rate, {}, {}
 
     def after(self, class_id, step):
-        """The gap, were the class met in `step`."""
+        """The gap if the class occurs in `step`."""
         if class_id not in self.gap:
             return step + 1
         waited = step - self.last[class_id]
@@ -33,7 +35,7 @@ class Waits:
 
 
 def mixed_weight(chance, prob, num_samples, *, met, drawn):
-    """What a class counts: `drawn` is its expected count if it was drawn, else None."""
+    """The weight of a class; `drawn` is its expected count if it was drawn, else None."""
     foreseen = 1 - (1 - prob) ** num_samples
     weight = 1 / (chance + foreseen) if met else 0.0
     if drawn is not None:
@@ -42,7 +44,7 @@ def mixed_weight(chance, prob, num_samples, *, met, drawn):
 
 
 def parts(batches, num_samples):
-    """[(first step, step after the last, rising classes)] of all the `batches` there are."""
+    """[(first step, end step, sorted classes)] of the parts into which `batches` are divided."""
     found, start, classes = [], 0, set()
     for step, batch in enumerate(batches):
         classes |= {int(c) for c in batch if c >= 0}
@@ -54,10 +56,10 @@ def parts(batches, num_samples):
     return found
 
 
-def effective_sizes(logits, ids, log_q, own):
-    """(A,) (sum w)^2 / sum (1 - pi) w^2 over what is not an example's own, at most len(ids)."""
+def effective_sizes(logits, ids, log_q, target):
+    """(sum w)^2 / sum (1 - pi) w^2 over the ids that are no targets, at most len(ids): (A,)."""
     sizes = []
-    for row, mine in zip(logits, own, strict=True):
+    for row, mine in zip(logits, target, strict=True):
         total = spread = 0.0
         for k, class_id in enumerate(ids):
             if int(class_id) not in [int(c) for c in mine]:
@@ -69,7 +71,7 @@ def effective_sizes(logits, ids, log_q, own):
 
 
 class Ngrams:
-    """Q(y | x) = (1 - v)(u / C + (1 - u) U(y)) + v Bi(y | x), told and refreshed by loops."""
+    """Q(y | x) = (1 - v)(u / C + (1 - u) U(y)) + v Bi(y | x), learned in plain loops."""
 
     def __init__(self, unigram, pairs, rate):
         self.unigram, self.rate = [float(p) for p in unigram], rate
@@ -82,7 +84,7 @@ class Ngrams:
             for y in row:
                 row[y] /= total
         self.u = self.v = 0.5
-        self.told = []
+        self.observed = []
 
     def base(self, y):
         return self.u / len(self.unigram) + (1 - self.u) * self.unigram[y]
@@ -92,7 +94,7 @@ class Ngrams:
         return row.get(y, 0.0) / sum(row.values())
 
     def prob(self, contexts, y):
-        """The mean of Q(y | x) over a batch's contexts."""
+        """Mean of Q(y | x) over the contexts of a batch."""
         total = 0.0
         for x in contexts:
             known = x in self.rows
@@ -101,14 +103,14 @@ class Ngrams:
         return total / len(contexts)
 
     def observe(self, ids, share, contexts):
-        self.told.append(([int(c) for c in ids], share, contexts))
+        self.observed.append(([int(c) for c in ids], share, contexts))
 
     def refresh(self, least=(0.05, 0.001)):
-        pace = 1 - (1 - self.rate) ** len(self.told)
+        pace = 1 - (1 - self.rate) ** len(self.observed)
         marginal = [0.0] * len(self.unigram)
         rows = {x: (dict.fromkeys(row, 0.0), []) for x, row in self.rows.items()}
         by_uniform = by_base = by_pairs = of_pairs = 0.0
-        for ids, share, contexts in self.told:
+        for ids, share, contexts in self.observed:
             for a, x in enumerate(contexts):
                 if x in rows:
                     rows[x][1].append(1)
@@ -126,17 +128,17 @@ class Ngrams:
                         rows[x][0][y] += p
         total = sum(marginal)
         self.unigram = [
-            (1 - pace) * old + pace * heard / total
-            for old, heard in zip(self.unigram, marginal, strict=True)
+            (1 - pace) * old + pace * new / total
+            for old, new in zip(self.unigram, marginal, strict=True)
         ]
-        for x, (heard, times) in rows.items():
+        for x, (mass, times) in rows.items():
             row_pace = 1 - (1 - self.rate) ** len(times)
-            for y in heard:
-                mean = heard[y] / max(len(times), 1)
+            for y in mass:
+                mean = mass[y] / max(len(times), 1)
                 self.rows[x][y] = (1 - row_pace) * self.rows[x][y] + row_pace * mean
         self.u = (1 - pace) * self.u + pace * by_uniform / by_base
         self.u = min(max(self.u, least[0]), 1 - least[0])
         if of_pairs:
             self.v = (1 - pace) * self.v + pace * by_pairs / of_pairs
             self.v = min(max(self.v, least[1]), 1 - least[1])
-        self.told = []
+        self.observed = []

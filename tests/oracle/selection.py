@@ -1,4 +1,4 @@
-"""The second pass with plain loops in float64: scores, shares, who is kept and how heavy."""
+"""The second pass in plain float64 loops: scores, shares, kept classes and their weights."""
 
 import math
 
@@ -21,34 +21,34 @@ def log_sum_exp(values):
 
 
 def top_scores(logits, temperature):
-    """score_y = log sum_a exp(logit_ay / tau), the bias divided by tau like all the rest."""
+    """score_y = log sum_a exp(logit_ay / tau), where the logit includes the bias."""
     return [log_sum_exp([row[y] / temperature for row in logits]) for y in range(logits.shape[1])]
 
 
 def keep_largest(score, keep):
-    """Places of the `keep` largest, rising; equal scores go to the lower place."""
-    order = sorted(range(len(score)), key=lambda place: (-score[place], place))
+    """Positions of the `keep` largest scores, sorted; of equal scores the first are kept."""
+    order = sorted(range(len(score)), key=lambda position: (-score[position], position))
     return sorted(order[:keep])
 
 
-def shares(logits, ids, log_q, own, temperature):
-    """(P,) mean over queries of softmax((logit - log_q) / tau) over what is not their own."""
+def shares(logits, ids, log_q, target, temperature):
+    """Mean over queries of softmax((logit - log_q) / tau) over non-targets, (P,)."""
     num_queries, size = logits.shape
     total = np.zeros(size)
     for a in range(num_queries):
-        mine = {int(t) for t in own[a] if t >= 0}
-        foreign = [y for y in range(size) if int(ids[y]) not in mine]
-        if not foreign:
+        mine = {int(t) for t in target[a] if t >= 0}
+        others = [y for y in range(size) if int(ids[y]) not in mine]
+        if not others:
             continue
-        raw = {y: (logits[a, y] - float(log_q[y])) / temperature for y in foreign}
+        raw = {y: (logits[a, y] - float(log_q[y])) / temperature for y in others}
         norm = log_sum_exp(list(raw.values()))
-        for y in foreign:
+        for y in others:
             total[y] += math.exp(raw[y] - norm)
     return total / num_queries
 
 
 def priority(share, noise, keep, floor):
-    """Places kept, rising, and their weights max(1, t / g): Duffield, Lund, Thorup 2007."""
+    """Kept positions, sorted, and their weights max(1, t / g): Duffield, Lund, Thorup 2007."""
     size = len(share)
     g = [max((1 - floor) * float(s) + floor / size, 1e-30) for s in share]
     rank = [g[y] / float(noise[y]) for y in range(size)]

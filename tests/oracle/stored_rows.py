@@ -1,4 +1,4 @@
-"""Two class tables and dense tensors as checkpoints hold them, cut into shards in any order."""
+"""Two class tables and dense tensors, divided into shards as checkpoints store them."""
 
 from pathlib import Path
 
@@ -24,8 +24,8 @@ NUMBERS = {HEAD: {"num_updates": 7, "seed": 4}, INPUTS: {"num_updates": 7, "seed
 STATE = {"at": "here"}
 
 
-def whole_tensors() -> dict[str, torch.Tensor]:
-    """Two tables by id, one of them without biases."""
+def table_tensors() -> dict[str, torch.Tensor]:
+    """The tensors of both tables, ordered by id; the second has no biases."""
     draws, found = stream(0, "rows"), {}
     for prefix in ORDERS:
         for name, held in LocalTable(C, D, **OPTIONS[prefix]).row_tensors().items():
@@ -57,14 +57,14 @@ def kept_by(ranges: dict[str, RowRange]) -> dict[str, TableRows]:
         shard = Shard(rows.placement, rows.number, D, device=None, **OPTIONS[prefix])
         assert shard.row_range == rows
         tensors = {
-            name: part_of(whole_tensors()[f"{prefix}.{name}"], rows) for name in shard.row_tensors()
+            name: part_of(table_tensors()[f"{prefix}.{name}"], rows) for name in shard.row_tensors()
         }
         found[prefix] = TableRows(rows, tensors)
     return found
 
 
 def held_by(number: int, num_processes: int) -> Contents:
-    """What process `number` has to save: its rows, and what is the same everywhere."""
+    """What process `number` saves: its rows, and the dense tensors that all have."""
     return Contents(dense_tensors(), kept_by(wanted(number, num_processes)), NUMBERS)
 
 

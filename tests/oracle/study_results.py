@@ -1,4 +1,4 @@
-"""Made-up ledgers of the studies on made-up tasks, in which every cell ends where the test says."""
+"""Fake results of the synthetic studies, in which each cell has the accuracy that a test sets."""
 
 from experiments.synthetic.experiment import Temperature
 from experiments.synthetic.studies import STUDIES
@@ -8,7 +8,7 @@ LOOK = {"placement": "random", "shards": 2, "overlap": 0.99}
 
 
 def finished_study(name, folder, accuracy, loss=lambda cell: 1.0, looks=lambda cell: [LOOK]):
-    """A study and its ledger: seeds are equal up to 1e-5, and the second learning rate is best."""
+    """A study and its ledger; seeds differ by 1e-5, and the second learning rate is the best."""
     study, ledger = STUDIES[name], Ledger(folder / f"{name}.jsonl")
     experiment = study.experiment
     for cell in experiment.cells:
@@ -24,8 +24,8 @@ def finished_study(name, folder, accuracy, loss=lambda cell: 1.0, looks=lambda c
 
 
 def put(ledger, run, accuracy, loss=1.0, looks=()):
-    """Straight into memory: thousands of synced lines would take a while."""
-    early = accuracy / 2 + 2e-4 * run.num_samples  # fewer kept are slower at first
+    """Add a result in memory: writing thousands of lines would be slow."""
+    early = accuracy / 2 + 2e-4 * run.num_samples  # fewer kept classes learn more slowly at first
     curve = [[2_500, early, loss], [run.steps, accuracy, loss]]
     ledger.results[run.key()] = {
         "key": run.key(), "accuracy": accuracy, "cross_entropy": loss, "curve": curve,

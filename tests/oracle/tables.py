@@ -1,4 +1,4 @@
-"""Rows moved one at a time in float64, and rankings by sorting every class."""
+"""Row updates one at a time in float64, and rankings by sorting all classes."""
 
 import math
 
@@ -7,15 +7,15 @@ import torch
 
 
 def sum_repeated(ids, grad):
-    """{id: summed gradient} of a list of ids that may repeat."""
+    """The sum of the gradients of each distinct id, {id: gradient}."""
     total = {}
-    for place, class_id in enumerate(ids):
-        total[int(class_id)] = total.get(int(class_id), 0.0) + np.asarray(grad[place], float)
+    for position, class_id in enumerate(ids):
+        total[int(class_id)] = total.get(int(class_id), 0.0) + np.asarray(grad[position], float)
     return total
 
 
 class SlowRows:
-    """One block of rows (C, W) and the formula of a step, spelled out for each row by its name."""
+    """Rows (C, W) and the update formulas of all row optimizers, one row at a time."""
 
     def __init__(self, rows, optimizer, *, decays=True):
         self.rows = np.asarray(rows, float).copy()
@@ -54,18 +54,18 @@ class SlowRows:
 
 
 def dense_gradients(table):
-    """(C, D) and (C,) what waits for an optimizer of the rows; 0 where nothing does."""
+    """The queued gradients of a table as dense tensors (C, D) and (C,)."""
     weight, bias = torch.zeros(table.num_classes, table.dim), torch.zeros(table.num_classes)
-    waiting = table.gradients.summed()
-    if waiting is not None:
-        for class_id, row, number in zip(*waiting, strict=True):
+    queued = table.gradients.summed()
+    if queued is not None:
+        for class_id, row, number in zip(*queued, strict=True):
             weight[class_id] += row
             bias[class_id] += number
     return weight, bias
 
 
 def top(scores, k, exclude=None):
-    """Scores and ids (B, k) of the best by (score falling, id rising); -inf and -1 where none."""
+    """Scores and ids (B, k) of the best classes, ties by id; padded with -inf and -1."""
     values, ids = [], []
     for b, row in enumerate(scores):
         banned = set() if exclude is None else {int(e) for e in exclude[b]}

@@ -1,4 +1,4 @@
-"""Log-probabilities of trees and clusters by walking to every class, one at a time, in float64."""
+"""Log-probabilities of trees and clusters, one class at a time, in float64."""
 
 import heapq
 import math
@@ -8,7 +8,7 @@ from oracle.selection import log_sum_exp
 
 
 def code_length(counts):
-    """The least sum over classes of count * depth that any binary tree has."""
+    """The smallest sum of count * depth over the classes of any binary tree."""
     heap = [int(count) for count in counts]
     heapq.heapify(heap)
     total = 0
@@ -20,16 +20,16 @@ def code_length(counts):
 
 
 def codes(down):
-    """{class: its way from the root, such as "010"} of `down` (C - 1, 2)."""
+    """The path from the root to each class, such as "010", of the children `down` (C - 1, 2)."""
     found, waiting = {}, [(0, "")]
     while waiting:
-        node, way = waiting.pop()
+        node, path = waiting.pop()
         for side in (0, 1):
             child = int(down[node][side])
             if child >= len(down):
-                found[child - len(down)] = way + str(side)
+                found[child - len(down)] = path + str(side)
             else:
-                waiting.append((child, way + str(side)))
+                waiting.append((child, path + str(side)))
     return found
 
 
@@ -42,13 +42,13 @@ def log_sigmoid(x):
 
 
 def tree_log_probs(query, down, weight, bias):
-    """(B, C): at each node left with sigmoid(x), right with sigmoid(-x)."""
-    ways = codes(down)
+    """Log-probabilities (B, C): each node goes left with sigmoid(x), right with sigmoid(-x)."""
+    paths = codes(down)
     out = np.zeros((len(query), len(down) + 1))
     for b in range(len(query)):
-        for class_id, way in ways.items():
+        for class_id, path in paths.items():
             node = 0
-            for side in way:
+            for side in path:
                 x = dot(query[b], weight[node], bias[node])
                 out[b, class_id] += log_sigmoid(-x if side == "1" else x)
                 node = int(down[node][int(side)])
@@ -56,17 +56,17 @@ def tree_log_probs(query, down, weight, bias):
 
 
 def log_softmax(query, weight, bias):
-    """(N,) of one query."""
+    """Log-probabilities (N,) for one query."""
     logit = [dot(query, row, b) for row, b in zip(weight, bias, strict=True)]
     total = log_sum_exp(logit)
     return [x - total for x in logit]
 
 
 def clustered_log_probs(query, members, first, inner):
-    """(B, C) of clusters with the classes `members` (lists of ids, one for each cluster).
+    """Log-probabilities (B, C) of classes in clusters; `members` has the ids of each cluster.
 
-    `first` gives the log-probability of every cluster for a query, `inner(g, query)` that of
-    each member of cluster g, given g.
+    `first(query)` returns the log-probabilities of the clusters, `inner(g, query)` those of the
+    members of cluster g, given g.
     """
     out = np.zeros((len(query), sum(len(ids) for ids in members)))
     for b in range(len(query)):
@@ -78,12 +78,12 @@ def clustered_log_probs(query, members, first, inner):
 
 
 def weighted_loss(log_probs, target, weight):
-    """(B,) sum over an example's targets of weight * -log p; negative targets are padding."""
+    """Sum of weight * -log p over the targets of each example, (B,); negative is padding."""
     losses = []
     for b in range(len(target)):
         loss = 0.0
-        for place, class_id in enumerate(target[b]):
+        for column, class_id in enumerate(target[b]):
             if class_id >= 0:
-                loss -= float(weight[b][place]) * log_probs[b][int(class_id)]
+                loss -= float(weight[b][column]) * log_probs[b][int(class_id)]
         losses.append(loss)
     return losses

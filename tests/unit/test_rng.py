@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from oracle.proposals import chance_of
+from oracle.proposals import p_value
 from words import told
 
 from tapas.rng import check_generator, stream
@@ -39,9 +39,9 @@ def test_streams_of_neighbouring_steps_are_unrelated():
     first = torch.stack([torch.rand((), generator=stream(0, "pool", i)) for i in range(5_003)])
     cell = (first * 7).long().numpy()
     # each fails one seed in a million
-    assert chance_of(np.bincount(cell, minlength=7), np.full(7, 1 / 7)) > 1e-6
+    assert p_value(np.bincount(cell, minlength=7), np.full(7, 1 / 7)) > 1e-6
     pair = np.bincount(cell[:-1] * 7 + cell[1:], minlength=49)
-    assert chance_of(pair, np.full(49, 1 / 49)) > 1e-6
+    assert p_value(pair, np.full(49, 1 / 49)) > 1e-6
 
 
 class FarGenerator(torch.Generator):

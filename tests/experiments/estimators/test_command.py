@@ -1,7 +1,7 @@
 """`python -m experiments estimators`, the small version."""
 
 import pytest
-from oracle.journeys import invoke_experiment, names
+from oracle.command_line import invoke_experiment, names
 
 
 @pytest.mark.slow

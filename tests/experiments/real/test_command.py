@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from oracle.journeys import experiment, invoke_experiment, last_line
+from oracle.command_line import experiment, invoke_experiment, last_line
 
 from experiments.overview import read_paces
 from experiments.real.cells import SetRuns

@@ -1,7 +1,7 @@
 """Rounds on servers and workers that only pretend."""
 
 import pytest
-from oracle.pretended_jobs import SMALL, Engine, pretended
+from oracle.fake_jobs import SMALL, Engine, fake_segment
 
 from experiments.system import measure as measuring
 from experiments.system.config import Round
@@ -18,7 +18,7 @@ def cache(tmp_path_factory):
 def engine_of(monkeypatch):
     """Has rounds measured on an engine that answers with `answer`, which is returned."""
 
-    def install(answer=pretended):
+    def install(answer=fake_segment):
         engine = Engine(answer)
         monkeypatch.setattr(measuring, "RayJob", engine)
         return engine
@@ -30,7 +30,7 @@ def engine_of(monkeypatch):
 def measured(tmp_path, cache, engine_of):
     """A ledger of so many rounds of `answer`; the seed of its config is the round."""
 
-    def make(answer=pretended, rounds=3, system=SMALL):
+    def make(answer=fake_segment, rounds=3, system=SMALL):
         engine_of(answer)
         ledger = Ledger(tmp_path / "results.jsonl")
         for number in range(rounds):

@@ -1,7 +1,7 @@
 """`python -m experiments table-1` on workers and servers that only pretend."""
 
 import pytest
-from oracle.journeys import invoke_experiment, last_line, names
+from oracle.command_line import invoke_experiment, last_line, names
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import re
 
 import polars as pl
 import pytest
-from oracle.pretended_jobs import SMALL, pretended
+from oracle.fake_jobs import SMALL, fake_segment
 
 from experiments.system.config import Round, System, check_same_system, finished_rounds
 from experiments.system.measure import measure
@@ -158,7 +158,7 @@ def test_a_job_that_fails_is_closed(cache, engine_of):
 )
 def test_a_job_that_did_not_train_is_no_measurement(cache, engine_of, change, words):
     def answer(config, steps):
-        found = pretended(config, steps)
+        found = fake_segment(config, steps)
         return found._replace(**change) if steps == 8 else found
 
     engine_of(answer)

@@ -1,7 +1,7 @@
 """From rounds to numbers, verdicts and a figure: pretended jobs with a known answer."""
 
 import pytest
-from oracle.pretended_jobs import SECONDS, pretended
+from oracle.fake_jobs import SECONDS, fake_segment
 
 from experiments.synthetic.experiment import sampled
 from experiments.system.claims import check_system_claims
@@ -22,7 +22,7 @@ TEXTS = (
 
 def test_a_job_that_pushed_nothing_has_no_collision(measured):
     def answer(config, steps):
-        return pretended(config, steps)._replace(rows_pushed=0, rows_collided=0, staleness={})
+        return fake_segment(config, steps)._replace(rows_pushed=0, rows_collided=0, staleness={})
 
     found = SystemResults(measured(answer, rounds=1))
     assert found.collided_share(sampled(16)) == [0]
@@ -58,7 +58,7 @@ def cell_of(config):
 )
 def test_an_overhead_is_judged_by_its_median(measured, overheads, verdict):
     def answer(config, steps):
-        found = pretended(config, steps)
+        found = fake_segment(config, steps)
         if cell_of(config) == (1, "top", 8):
             seconds = steps * SECONDS[1, "top", 1] * (1 + overheads[config.loop.seed])
             return found._replace(seconds=seconds)
@@ -83,7 +83,7 @@ def test_an_overhead_is_judged_by_its_median(measured, overheads, verdict):
 )
 def test_the_table_is_judged_by_its_order_and_what_n_costs(measured, changed, verdict):
     def answer(config, steps):
-        found = pretended(config, steps)
+        found = fake_segment(config, steps)
         return found._replace(seconds=steps * changed.get(cell_of(config), found.seconds / steps))
 
     found = verdicts(measured(answer, rounds=2))[4]
@@ -105,7 +105,7 @@ def test_collisions_are_judged_by_number_and_share(measured, share, noise, verdi
         mine = share + noise * (-1) ** config.loop.seed
         options = config.head.options
         fewer = (options["num_samples"], options["presample_factor"]) == (16, 8)
-        found = pretended(config, steps, collided=mine if fewer else 0.25)
+        found = fake_segment(config, steps, collided=mine if fewer else 0.25)
         return found._replace(rows_pushed=1_000 * found.rows_pushed,
                               rows_collided=1_000 * found.rows_collided)  # fmt: skip
 

@@ -25,8 +25,8 @@ from oracle.stored_rows import (
     part_of,
     refused,
     same,
+    table_tensors,
     wanted,
-    whole_tensors,
 )
 from ranks import CONTEXT
 
@@ -74,7 +74,7 @@ def folder(request, tmp_path):
 def is_untouched(at: Path) -> bool:
     """Whether there is only step 1, and it is valid."""
     found = CheckpointFolder(at).load(1).tensors
-    return same(found, whole_tensors() | dense_tensors()) and os.listdir(at) == ["step-00000001"]
+    return same(found, table_tensors() | dense_tensors()) and os.listdir(at) == ["step-00000001"]
 
 
 @pytest.mark.parametrize("order", ["same", "other"])
@@ -85,13 +85,13 @@ def test_any_number_of_readers_gets_its_rows(folder, monkeypatch, num_readers, o
         ranges = wanted(number, num_readers, order=order)
         want = {
             name: part_of(tensor, ranges[name.rpartition(".")[0]])
-            for name, tensor in whole_tensors().items()
+            for name, tensor in table_tensors().items()
         }
         rows = folder.load_rows(7, ranges, part=number, parts=num_readers)
         assert same(rows.tensors, want)
         assert (rows.step, rows.state, rows.numbers) == (7, STATE, NUMBERS)
         assert same(folder.load(ranges=ranges).tensors, want | dense_tensors())
-    assert same(folder.load().tensors, whole_tensors() | dense_tensors())
+    assert same(folder.load().tensors, table_tensors() | dense_tensors())
 
 
 def test_dense_tensors_are_loaded_without_reading_rows(folder, monkeypatch):
@@ -108,7 +108,7 @@ def test_only_the_tables_and_files_with_wanted_rows_are_read(tmp_path, monkeypat
         checkpoint_rows, "safe_open", lambda at, **k: (opened.add(at.name), safe_open(at, **k))[1]
     )
     found = CheckpointFolder(tmp_path).load_rows(None, {HEAD: wanted(1, 2)[HEAD]}).tensors
-    assert found.keys() == {name for name in whole_tensors() if name.startswith(HEAD)}
+    assert found.keys() == {name for name in table_tensors() if name.startswith(HEAD)}
     assert opened == {"rows-2.safetensors", "rows-3.safetensors"}
 
 
@@ -143,7 +143,7 @@ def test_rows_outside_servers_are_saved_by_the_process_that_keeps_them(tmp_path)
     folder = CheckpointFolder(tmp_path)
     path = folder.save(7, Contents(dense_tensors(), mine), {}, servers=servers(2))
     assert (path / "rows-2.safetensors").exists()
-    want = {"model.tree.weight": torch.eye(2)} | whole_tensors() | dense_tensors()
+    want = {"model.tree.weight": torch.eye(2)} | table_tensors() | dense_tensors()
     assert same(folder.load().tensors, want)
 
 
@@ -355,6 +355,6 @@ def test_a_kill_after_the_servers_have_written_leaves_the_old_checkpoint(tmp_pat
     assert (left / "state.json").exists() == (place == "rename")
     folder = CheckpointFolder(tmp_path)
     assert folder.steps() == [1]
-    assert same(folder.load().tensors, whole_tensors() | dense_tensors())
+    assert same(folder.load().tensors, table_tensors() | dense_tensors())
     save(tmp_path, 3, step=3)
     assert sorted(os.listdir(tmp_path)) == ["step-00000001", "step-00000003"]

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from oracle.flat_heads import B, C, D, L, queries, random_table, sample_of
-from oracle.sampling_heads import Waits, mixed_weight
+from oracle.sampling_heads import Gaps, mixed_weight
 
 import tapas
 from tapas.heads.in_batch import InBatchSoftmax, MixedSoftmax
@@ -23,7 +23,7 @@ def targets(step):
 
 
 def test_estimates_are_those_of_the_loops():
-    head, oracle = InBatchSoftmax(table=random_table(), rate=0.3), Waits(0.3)
+    head, oracle = InBatchSoftmax(table=random_table(), rate=0.3), Gaps(0.3)
     for step in range(20):
         kept = sample_of(head, queries(), targets(step))
         head(queries(), targets(step))
@@ -40,7 +40,7 @@ def test_estimates_are_those_of_the_loops():
 
 def test_a_mixed_sample_weighs_each_class_as_the_loops_do():
     head = MixedSoftmax(table=random_table(), num_samples=N, proposal=PROPOSAL, rate=0.3, seed=3)
-    oracle, prob, both = Waits(0.3), PROPOSAL.log_prob(torch.arange(C)).exp(), 0
+    oracle, prob, both = Gaps(0.3), PROPOSAL.log_prob(torch.arange(C)).exp(), 0
     for step in range(20):
         drawn = PROPOSAL.sample(N, generator=tapas.rng.stream(3, "draws", step))
         drawn = dict(zip(drawn.ids.tolist(), drawn.log_q.exp().tolist(), strict=True))

@@ -35,7 +35,7 @@ def test_uniform_draws_cover_three_billion_classes_evenly_down_to_the_low_bits()
     ids = Uniform(HUGE).draw(100_003, generator=stream(0, "huge"))
     for cell, size in ((ids // 100_000_000, 30), (ids % 256, 256)):
         observed = np.bincount(cell.numpy(), minlength=size)
-        assert slow.chance_of(observed, np.full(size, 1 / size)) > 1e-6  # one seed in a million
+        assert slow.p_value(observed, np.full(size, 1 / size)) > 1e-6  # one seed in a million
 
 
 def test_log_uniform_draws_cover_three_billion_classes_by_the_logarithm_of_their_rank():
@@ -45,7 +45,7 @@ def test_log_uniform_draws_cover_three_billion_classes_by_the_logarithm_of_their
     observed = np.histogram(ids.numpy(), bins=edges)[0]
     assert observed.sum() == len(ids)  # nothing beyond the last class
     mass = np.diff(np.log1p(edges)) / math.log1p(HUGE)
-    assert slow.chance_of(observed, mass) > 1e-6  # one seed in a million
+    assert slow.p_value(observed, mass) > 1e-6  # one seed in a million
     high = ids[ids > 2**25]
     odd = int((high % 2).sum())
     assert len(high) > 5_000

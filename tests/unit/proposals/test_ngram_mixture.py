@@ -6,7 +6,7 @@ import io
 import numpy as np
 import pytest
 import torch
-from oracle.proposals import chance_of, squashed
+from oracle.proposals import p_value, squashed
 from oracle.sampling_heads import Ngrams
 from words import told
 
@@ -136,7 +136,7 @@ def test_draws_follow_the_moved_mixture():
     drawn = proposal.draw(40_000, generator=stream(0, "draws"))
     # a correct one fails 1 seed in 1,000
     counts = np.bincount(drawn.numpy(), minlength=C)
-    assert chance_of(counts, prob(mixture, [4, 0, -1]).numpy()) > 1e-3
+    assert p_value(counts, prob(mixture, [4, 0, -1]).numpy()) > 1e-3
 
 
 def test_estimates_of_nothing_leave_the_unigram_as_it_is():

@@ -87,9 +87,9 @@ def test_draws_cover_three_billion_classes_as_log_prob_says():
     tail = drawn[~torch.isin(drawn, proposal.head_ids)]
     observed = np.bincount((tail // 100_000_000).numpy(), minlength=30)
     assert len(observed) == 30
-    assert slow.chance_of(observed, np.full(30, 1 / 30)) > 1e-6  # fails one seed in a million
+    assert slow.p_value(observed, np.full(30, 1 / 30)) > 1e-6  # fails one seed in a million
     low_bits = np.bincount((tail % 256).numpy(), minlength=256)
-    assert slow.chance_of(low_bits, np.full(256, 1 / 256)) > 1e-6  # another one
+    assert slow.p_value(low_bits, np.full(256, 1 / 256)) > 1e-6  # another one
     assert int(tail.max()) > 2**31
     floor = proposal.log_prob(torch.tensor([0])).exp().item()
     head = proposal.log_prob(proposal.head_ids).exp().sum().item()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from oracle.journeys import write_chain
+from oracle.command_line import write_chain
 
 from tapas import DataError, PeerError, UsageError
 from tapas.data.source import LogSource

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle.proposals import chance_of
+from oracle.proposals import p_value
 
 from tapas import UsageError
 from tapas.rng import stream
@@ -35,7 +35,7 @@ def test_two_seeds_place_a_class_independently():
     ids = torch.arange(5_003)
     one, other = (Placement(100_003, 5, seed=seed).shard(ids) for seed in (0, 1))
     both = np.bincount((one * 5 + other).numpy(), minlength=25)
-    assert chance_of(both, np.full(25, 1 / 25)) > 1e-6  # fails one pair of seeds in a million
+    assert p_value(both, np.full(25, 1 / 25)) > 1e-6  # fails one pair of seeds in a million
 
 
 def test_a_placement_never_changes_between_versions():
@@ -69,7 +69,7 @@ def test_ids_up_to_three_billion_keep_apart_and_in_range():
         assert int(moved.max()) > 2**31
     cell = (placement.permute(tail) // 300_000_000).numpy()
     # neighbours land anywhere: fails one seed in a million
-    assert chance_of(np.bincount(cell, minlength=10), np.full(10, 0.1)) > 1e-6
+    assert p_value(np.bincount(cell, minlength=10), np.full(10, 0.1)) > 1e-6
 
 
 def test_ids_of_any_shape_and_width_are_placed_alike():

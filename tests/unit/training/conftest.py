@@ -1,7 +1,7 @@
 """A log that is read and split once for all tests in this folder."""
 
 import pytest
-from oracle.journeys import chain_log
+from oracle.command_line import chain_log
 
 from tapas.data.splits import SplitConfig, split_log
 

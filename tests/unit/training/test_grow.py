@@ -5,7 +5,7 @@ from dataclasses import replace
 import polars as pl
 import pytest
 import torch
-from oracle.journeys import chain
+from oracle.command_line import chain
 
 from tapas import UsageError
 from tapas.checkpoints import grow as growing

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle.journeys import files_of_at_most
+from oracle.command_line import file_size_limit
 
 from tapas import DataError, UsageError
 from tapas.training.journal import Journal, read_journal
@@ -122,7 +122,7 @@ def test_a_full_disk_is_an_error_and_leaves_no_partial_line(tmp_path, monkeypatc
             journal.write(step, "train", loss=0.5)
 
     with plain(tmp_path) as journal:
-        with files_of_at_most(100), pytest.raises(UsageError) as error:
+        with file_size_limit(100), pytest.raises(UsageError) as error:
             fill(journal)
         journal.write(50, "train")
     start = re.escape(f"cannot write to {journal.path}: ")

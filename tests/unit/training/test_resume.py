@@ -12,7 +12,7 @@ from itertools import count
 import pytest
 import torch
 from forked import Forked
-from oracle.journeys import ENVIRONMENT, tapas, write_chain
+from oracle.command_line import ENVIRONMENT, tapas, write_chain
 
 from tapas import UsageError
 from tapas.checkpoints.folder import CheckpointFolder

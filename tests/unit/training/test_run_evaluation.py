@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from oracle.journeys import chain_log, write_chain
+from oracle.command_line import chain_log, write_chain
 
 from tapas import UsageError
 from tapas.data.source import LogSource

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from oracle.journeys import chain_log
+from oracle.command_line import chain_log
 
 from tapas import DataError, UsageError
 from tapas.data.source import LogSource

@@ -1,4 +1,4 @@
-"""A small log with a pattern that can be learned, and the command line run upon it."""
+"""A small log with a learnable pattern, and helpers that run the command line."""
 
 import os
 import random
@@ -33,7 +33,7 @@ TINY = ("--threads", 1, "--steps", 4, "--dim", 4, "--batch", 4, "--set", "loop.e
 def chain(
     num_users: int = 60, num_items: int = 200, num_baskets: int = 12, seed: int = 3
 ) -> pl.DataFrame:
-    """Baskets of one to three neighbours on a ring; the next basket begins 7 items further."""
+    """Baskets of one to three neighbours on a ring of items; the next basket is 7 items ahead."""
     draw = random.Random(seed)
     rows = []
     for user in range(num_users):
@@ -57,13 +57,13 @@ def write_chain(path: Path, **options: int) -> Path:
 
 
 def chain_log(folder: Path, **options: int) -> EventLog:
-    """The same, read and prepared, under `folder`."""
+    """The log of `chain`, prepared, under `folder`."""
     file = write_chain(folder / "chain.parquet", **options)
     return prepare_log(LogSource(files=(str(file),)), folder / "cache")
 
 
 def installed_tapas(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """As a user starts it, in an interpreter that has everything to import."""
+    """Run `python -m tapas` in a new interpreter, as a user does."""
     return subprocess.run(
         [sys.executable, "-m", "tapas", *map(str, arguments)], cwd=cwd, env=ENVIRONMENT, text=True,
         capture_output=True, timeout=120, check=False,
@@ -71,12 +71,12 @@ def installed_tapas(*arguments: object, cwd: Path) -> subprocess.CompletedProces
 
 
 def tapas(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """In a process of its own, stdout and stderr apart; `options` are those of `Forked`."""
+    """Run `tapas` in a forked process, capturing stdout and stderr; `options` go to `Forked`."""
     return Forked(*arguments, env=ENVIRONMENT, **options).end()
 
 
 def experiment(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """`python -m experiments` likewise."""
+    """Run `python -m experiments` in a forked process."""
     return Forked(*arguments, work=experiments_main, env=ENVIRONMENT, **options).end()
 
 
@@ -90,7 +90,7 @@ def invoke_experiment(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def invoke(*arguments: object, app: Typer = app) -> subprocess.CompletedProcess[str]:
-    """The same in this process: for what needs no process of its own."""
+    """Run a command in this process."""
     ended = CliRunner().invoke(app, [str(argument) for argument in arguments])
     if ended.exception is not None and not isinstance(ended.exception, SystemExit):
         raise ended.exception
@@ -98,7 +98,7 @@ def invoke(*arguments: object, app: Typer = app) -> subprocess.CompletedProcess[
 
 
 def last_line(done: subprocess.CompletedProcess[str], code: int = 1) -> str:
-    """The one line that says what is wrong, of a command that printed no data."""
+    """The error message of a command that failed without printing data."""
     assert (done.returncode, done.stdout) == (code, ""), done.stderr
     assert "Traceback" not in done.stderr
     line = done.stderr.splitlines()[-1]
@@ -111,8 +111,8 @@ def names(folder: Path) -> list[str]:
 
 
 @contextmanager
-def files_of_at_most(num_bytes: int):
-    """As a full disk: writing beyond gives an error and a signal that Python ignores."""
+def file_size_limit(num_bytes: int):
+    """Simulate a full disk: writing beyond `num_bytes` fails."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
     try:

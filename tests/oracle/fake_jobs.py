@@ -1,10 +1,10 @@
-"""Servers and workers that only pretend: their numbers follow from n, r and rule."""
+"""Fake jobs of servers and workers, whose measurements are computed from n, r and rule."""
 
 from experiments.system.config import System
 from experiments.system.measure import Segment
 
 SMALL = System().quick()
-SECONDS = {  # of a step, by n / 16, rule, r: the paper's steps a second for the paper's rule
+SECONDS = {  # per step, by n / 16, rule and r; for the paper's rule those of the paper
     (1, "top", 1): 1 / 181,
     (1, "top", 8): 1 / 173,
     (1, "priority", 8): 1.5 / 181,
@@ -14,8 +14,8 @@ SECONDS = {  # of a step, by n / 16, rule, r: the paper's steps a second for the
 }
 
 
-def pretended(config, steps, *, slow=1.0, collided=0.25):
-    """Pushes n + 10 rows in a step, of which a quarter has collided; misses 1 or 3 updates."""
+def fake_segment(config, steps, *, slow=1.0, collided=0.25):
+    """A segment of n + 10 pushed rows per step, a quarter of them collided, staleness 1 or 3."""
     options = config.head.options
     times = options["num_samples"] // SMALL.samples
     seconds = SECONDS[times, options["selection"], options["presample_factor"]]
@@ -32,21 +32,23 @@ def pretended(config, steps, *, slow=1.0, collided=0.25):
 
 
 class Engine:
-    """Opens pretended jobs, as `RayJob` does real ones, and remembers what it was asked for.
+    """Opens fake jobs in place of `RayJob`, and records the calls.
 
-    `answer(config, steps)` is what a job's run returns.
+    `answer(config, steps)` is the segment that a run returns.
     """
 
-    def __init__(self, answer=pretended):
+    def __init__(self, answer=fake_segment):
         self.answer, self.opened, self.ran, self.closed = answer, [], [], 0
 
     def __call__(self, config, cache):
-        assert len(self.opened) == self.closed, "two jobs at a time would share the cores"
+        assert len(self.opened) == self.closed, "two jobs at once would share the cores"
         self.opened.append(config)
-        return Pretence(self, config)
+        return FakeJob(self, config)
 
 
-class Pretence:
+class FakeJob:
+    """A job whose runs return at once."""
+
     def __init__(self, engine, config):
         self.engine, self.config = engine, config
 
