@@ -73,7 +73,7 @@ def test_a_damaged_checkpoint_is_described_and_ends_with_one(run):
     done = invoke("checkpoint", "info", "run")
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1].endswith(" bytes, damaged")
-    words = f"run/checkpoints/{STEP}/rows-0.safetensors is damaged: its checksum is not the one"
+    words = f"run/checkpoints/{STEP}/rows-0.safetensors is damaged: its checksum differs"
     assert words in done.stderr
     assert words in last_line(invoke("checkpoint", "grow", "run", "--to", 31, "--out", "out"))
     assert not (run.parent / "out").exists()

@@ -82,8 +82,8 @@ def test_a_disk_that_fills_while_training_leaves_whole_checkpoints(at):
     flags = ("log.parquet", "--out", "out", "--cache", "cache", *TINY, "--dim", 64)
     done = tapas("train", *flags, before=limited)
     assert last_line(done) == (
-        "cannot save checkpoint step 2 into out/checkpoints: File too large. No checkpoint is "
-        "valid. Free some space and continue with --resume."
+        "cannot save checkpoint step 2 into out/checkpoints: File too large. There is no valid "
+        "checkpoint. Free some space and continue with --resume."
     )
     assert CheckpointFolder(at / "out" / "checkpoints").steps() == []
     assert names(at / "out" / "checkpoints") == []

@@ -210,7 +210,7 @@ def test_a_restart_goes_on_with_a_run_of_this_job_only(tmp_path, monkeypatch, re
     monkeypatch.setattr(cli_ranks, "started_by_torchrun", lambda: True)
     monkeypatch.setattr(cli_ranks, "num_restarts", lambda: 1)
     words = []
-    monkeypatch.setattr(cli_ranks, "remembered", lambda word: words.append(word) or remembered)
+    monkeypatch.setattr(cli_ranks, "has_job_flag", lambda word: words.append(word) or remembered)
     assert not cli_ranks.was_restarted(tmp_path)
     (tmp_path / "run.json").touch()
     assert cli_ranks.was_restarted(tmp_path) == remembered

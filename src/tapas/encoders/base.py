@@ -34,7 +34,7 @@ def last_state(states: Tensor, lengths: Tensor) -> Tensor:
     return states[torch.arange(states.shape[0], device=states.device), place]
 
 
-def start_weights(module: nn.Module, seed: int) -> None:
+def init_weights(module: nn.Module, seed: int) -> None:
     """Initialise matrices uniformly with variance 1 / fan_in and biases with 0; gains stay 1."""
     for name, parameter in module.named_parameters():
         if parameter.dim() < 2:

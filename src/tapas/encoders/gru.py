@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from tapas.encoders.base import Encoder, check_dropout, drop, start_weights
+from tapas.encoders.base import Encoder, check_dropout, drop, init_weights
 from tapas.shapes import check_positive
 
 
@@ -28,7 +28,7 @@ class GRUEncoder(Encoder):
             device="cpu"
         )
         self.out = nn.Linear(hidden, dim, device="meta").to_empty(device="cpu")
-        start_weights(self, seed)
+        init_weights(self, seed)
 
     def forward(
         self, x: Tensor, lengths: Tensor, *, generator: torch.Generator | None = None

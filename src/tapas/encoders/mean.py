@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from tapas.encoders.base import Encoder, check_dropout, drop, start_weights
+from tapas.encoders.base import Encoder, check_dropout, drop, init_weights
 from tapas.shapes import check_positive
 
 
@@ -16,7 +16,7 @@ class MeanEncoder(Encoder):
         self.window = check_positive("window", window)
         self.dropout = check_dropout(dropout)
         self.mix = nn.Linear(dim, dim, device="meta").to_empty(device="cpu")
-        start_weights(self, seed)
+        init_weights(self, seed)
 
     def forward(
         self, x: Tensor, lengths: Tensor, *, generator: torch.Generator | None = None

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tapas.encoders.base import Encoder, check_dropout, drop, start_weights
+from tapas.encoders.base import Encoder, check_dropout, drop, init_weights
 from tapas.errors import UsageError
 from tapas.shapes import check_positive
 
@@ -39,7 +39,7 @@ class TransformerEncoder(Encoder):
             _Block(dim, num_heads) for _ in range(check_positive("num_layers", num_layers))
         )
         self.gain = nn.Parameter(torch.ones(dim, device="cpu"))
-        start_weights(self, seed)
+        init_weights(self, seed)
 
     def forward(
         self, x: Tensor, lengths: Tensor, *, generator: torch.Generator | None = None
@@ -73,8 +73,8 @@ class _Block(nn.Module):
         normal = functional.rms_norm(x, (dim,), self.attend_gain)
         parts = self.qkv(normal).view(batch, length, 3, self.num_heads, dim // self.num_heads)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
-        heard = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        heard = heard.transpose(1, 2).reshape(batch, length, dim)
-        x = x + drop(self.out(heard), rate, generator)
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        attended = attended.transpose(1, 2).reshape(batch, length, dim)
+        x = x + drop(self.out(attended), rate, generator)
         normal = functional.rms_norm(x, (dim,), self.feed_gain)
         return x + drop(self.narrow(functional.gelu(self.wide(normal))), rate, generator)

@@ -30,7 +30,7 @@ from tapas.training.config import (
     ServiceConfig,
     TrainConfig,
 )
-from tapas.training.copy_part import CopyPart, start_at_zero
+from tapas.training.copy_part import CopyPart, zero_rows
 from tapas.training.memory_plan import MemoryPlan, Workload, check_fits, memory_plan
 from tapas.training.model import SequenceModel
 
@@ -233,7 +233,7 @@ def build_model(
                 group=ranks,
             )
         if spec.zero_init:
-            start_at_zero(table)
+            zero_rows(table)
         return table
 
     specs = table_specs(config, num_classes)

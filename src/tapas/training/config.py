@@ -182,7 +182,7 @@ class ServiceConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
-    """The complete configuration of a run. The same configuration gives the same model."""
+    """The complete configuration of a run; on one machine, it determines the model exactly."""
 
     log: LogSource
     split: SplitConfig = field(default_factory=SplitConfig)

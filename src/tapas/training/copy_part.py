@@ -56,7 +56,7 @@ class CopyDistribution:
         return score, ids.masked_fill(score == -torch.inf, -1)
 
     def _mix(self, softmax: Tensor, copied: Tensor) -> Tensor:
-        tiny = torch.finfo(copied.dtype).tiny  # the gradient of log at 0 would be NaN
+        tiny = torch.finfo(copied.dtype).tiny  # log(0) would make gradients NaN
         log_copied = copied.clamp(min=tiny).log().masked_fill(copied == 0, -torch.inf)
         gate = self.gate[:, None]
         return torch.logaddexp(
@@ -102,7 +102,7 @@ class CopyPart(nn.Module):
         self.gate_bias = nn.Parameter(torch.zeros(1, device="cpu"))
         if rate is None:
             rate = LocalTable(num_classes, 1, row_optimizer=row_optimizer, bias=False, seed=seed)
-            start_at_zero(rate)
+            zero_rows(rate)
         self.rate = rate
 
     def forward(self, query: Tensor, x: Tensor, items: Tensor, places: Tensor) -> CopyDistribution:
@@ -161,7 +161,7 @@ def _within(ids: Tensor, others: Tensor, num_classes: int) -> Tensor:
 
 
 @torch.no_grad()
-def start_at_zero(table: ClassTable) -> None:
+def zero_rows(table: ClassTable) -> None:
     """Set the rows of `table` that this process keeps to 0."""
     for name, rows in table.state_dict().items():
         if name == "weight":

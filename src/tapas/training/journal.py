@@ -178,7 +178,7 @@ def _scalars(folder: Path, resume_at: int | None) -> "SummaryWriter":
 
 
 def _wait_for_next_second(folder: Path) -> None:
-    """Make the new event file sort after existing ones: their names contain the second."""
+    """Wait until a new event file, named after the current second, sorts after existing ones."""
     seconds = [int(file.name.split(".")[3]) for file in folder.glob("events.out.tfevents.*")]
     if max(seconds, default=0) == int(time.time()):
         time.sleep(1 - time.time() % 1)

@@ -51,17 +51,17 @@ def begin(config, out, **options):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def uninterrupted(tmp_path_factory):
     """The folder of an uninterrupted run of a configuration, trained once."""
     made = {}
 
-    def whole(config):
+    def uninterrupted(config):
         if config not in made:
             made[config] = tmp_path_factory.mktemp("whole") / "run"
             assert begin(config, made[config]).reason == "finished"
         return made[config]
 
-    return whole
+    return uninterrupted
 
 
 def stopping(every):
@@ -112,7 +112,7 @@ QUICK = ("own inputs, copy part", "half precision")
     "case",
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in VARIANTS],
 )
-def test_a_run_stopped_many_times_is_bit_identical(config, whole, tmp_path, case):
+def test_a_run_stopped_many_times_is_bit_identical(config, uninterrupted, tmp_path, case):
     encoder, optimizer, rows, num_states, positions, model = VARIANTS[case]
     config = replace(
         config,
@@ -121,7 +121,7 @@ def test_a_run_stopped_many_times_is_bit_identical(config, whole, tmp_path, case
         optimizer=OptimizerConfig(encoder=optimizer, rows=rows, rows_lr=0.05, weight_decay=0.01),
         loop=replace(LOOP, precision="bfloat16" if case == "half precision" else "float32"),
     )
-    undisturbed = whole(config)
+    undisturbed = uninterrupted(config)
     broken = tmp_path / "broken"
     outcome = begin(config, broken, should_stop=stopping(1))
     reasons = [outcome.reason]
@@ -144,10 +144,10 @@ def test_a_run_stopped_many_times_is_bit_identical(config, whole, tmp_path, case
     [1, pytest.param(4, marks=pytest.mark.slow), 5, pytest.param(9, marks=pytest.mark.slow), STEPS],
 )
 def test_a_run_killed_after_any_step_resumes_from_the_last_checkpoint(
-    config, whole, tmp_path, at, seconds
+    config, uninterrupted, tmp_path, at, seconds
 ):
     config = replace(config, loop=replace(LOOP, checkpoint_seconds=seconds))
-    undisturbed = whole(config)
+    undisturbed = uninterrupted(config)
     broken, said = tmp_path / "broken", []
     with pytest.raises(KilledError):
         begin(config, broken, should_stop=killing(at))
@@ -163,9 +163,9 @@ def test_a_run_killed_after_any_step_resumes_from_the_last_checkpoint(
 
 @pytest.mark.parametrize("times", [1, 2, 3])
 def test_killed_between_journal_and_checkpoint_no_line_is_duplicated(
-    config, whole, tmp_path, monkeypatch, times
+    config, uninterrupted, tmp_path, monkeypatch, times
 ):
-    undisturbed = whole(config)
+    undisturbed = uninterrupted(config)
     saves, save = count(1), CheckpointFolder.save
 
     def dying(*arguments, **options):
@@ -180,8 +180,10 @@ def test_killed_between_journal_and_checkpoint_no_line_is_duplicated(
     assert_same_end(undisturbed, tmp_path / "broken")
 
 
-def test_resuming_a_finished_run_changes_nothing_unless_at_an_earlier_step(config, whole, tmp_path):
-    undisturbed, run = whole(config), tmp_path / "run"
+def test_resuming_a_finished_run_changes_nothing_unless_at_an_earlier_step(
+    config, uninterrupted, tmp_path
+):
+    undisturbed, run = uninterrupted(config), tmp_path / "run"
     shutil.copytree(undisturbed, run)
     outcome = session.resume(run)
     assert (outcome.reason, outcome.step) == ("finished", STEPS)
