@@ -11,7 +11,7 @@ from forked import Forked
 from oracle.command_line import ENVIRONMENT, invoke, last_line, names, tapas, write_chain
 
 from tapas.cli import compare as compare_settings
-from tapas.cli.compare import expected_words
+from tapas.cli.compare import describe_duration
 from tapas.comparison.config import CompareConfig, quick, synthetic
 from tapas.comparison.contenders import CONTENDERS
 from tapas.heads import METHODS
@@ -42,12 +42,13 @@ def test_a_table_a_rule_and_a_report(compared):
     folder, done = compared
     assert done.returncode == 0, done.stderr
     assert names(folder / "compare") == FILES
-    heading, *_ = [line for line in done.stdout.splitlines() if line.strip()]
-    assert heading.split()[:4] == ["MAP@20", "against", "the", "best"]
-    for title in ("Full softmax", "TAPAS, priority"):
-        assert re.search(rf"^ *{title} +0\.\d{{4}} \(0\.\d{{4}} to 0\.\d{{4}}\)", done.stdout, re.M)
+    assert re.search("^ +MAP@20 +recall@20 +NDCG@10 +precision@1$", done.stdout, re.M)
+    for title in ("Full softmax", "TAPAS, priority", "most popular", "co-occurrence"):
+        assert re.search(
+            rf"^{title} +0\.\d{{4}} ±0\.\d{{4}}( +0\.\d{{4}}){{3}}$", done.stdout, re.M
+        )
     assert "the best of all" in done.stdout or "too thin" in done.stdout or "Use " in done.stdout
-    assert "2 methods at " in done.stderr
+    assert "2 methods, " in done.stderr
     assert "of training each: about " in done.stderr
     assert "Wrote compare/README.md, compare/report.html, compare/quality-over-time.png" in (
         done.stderr
@@ -121,24 +122,22 @@ def test_what_is_done_is_kept_when_it_is_stopped(at, number, code, words):
     done = running.end()
     assert done.returncode == code, done.stderr
     assert f"tapas: {words}" in done.stderr
-    assert "What is done is kept in compare: the same command goes on." in done.stderr
+    assert "Results so far are kept in compare: the same command continues." in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
 
 
-def test_the_list_of_methods():
+def test_the_list_of_methods_fits_80_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     done = invoke("compare", "--list")
     assert done.returncode == 0
-    rows = [line.split() for line in done.stdout.splitlines() if line.strip()]
-    names = [row[0] for row in rows]
-    assert names[2 : 2 + len(CONTENDERS)] == list(CONTENDERS)
-    assert names[-len(METHODS) :] == list(METHODS)
-    gbce = ["gbce", "num_samples,", "proposal,", "alpha,", "beta,", "calibration"]
-    assert rows[list(METHODS).index("gbce") - len(METHODS)] == gbce
-    assert re.search(
-        r"tapas-top +TAPAS, the paper's rule +Bai, Goldman, Zhang 2017 +rows_lr, alpha \(0.75, ",
-        done.stdout,
-    )
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    named = [line.split()[0] for line in lines if re.match("  [a-z]", line)]
+    assert named == [*CONTENDERS, *METHODS]
+    assert "  gbce                 num_samples, proposal, alpha, beta, calibration" in lines
+    top = lines.index("  tapas-top            TAPAS, the paper's rule (Bai, Goldman, Zhang 2017)")
+    assert lines[top + 1].split() == ["tuned:", "alpha", "(0.75,", "1,", "0.5,", "0)"]
     found = json.loads(invoke("compare", "--list", "--json").stdout)["methods"]
     assert found[0] == {
         "name": "full", "title": "Full softmax", "paper": "",
@@ -152,10 +151,9 @@ def test_the_list_of_methods():
         ((), "no log given. Try `tapas compare purchases.parquet --budget 1m`, or --synthetic."),
         (
             ("--synthetic", "x.csv"),
-            "--synthetic makes a log of its own: leave out LOG and the options that say how to "
-            "read it.",
+            "--synthetic makes up its own log: leave out LOG and the options for reading it.",
         ),
-        (("--quick", "--user", "who"), "--quick makes a log of its own: leave out LOG and"),
+        (("--quick", "--user", "who"), "--quick makes up its own log: leave out LOG and"),
         (("x.csv", "--methods", "fulll"), "unknown method 'fulll'. Did you mean 'full'? Known: "),
         (("x.csv", "--methods", ","), "--methods names no method. Give some of full, one-vs-all, "),
         (("x.csv", "--budget", "10x"), "cannot read '10x' as a time above 0. Write 90s, 10m, 1h,"),
@@ -164,16 +162,16 @@ def test_the_list_of_methods():
         (("x.csv", "--num-samples", 0), "num_samples must be "),
         (
             ("x.csv", "--set", "head.alpha=1"),
-            "--set head.alpha: what a method is tried with is fixed in advance, see `tapas compare "
-            "--list`. Use --methods and --num-samples.",
+            "--set head.alpha: the settings that are tried for a method are fixed, see `tapas "
+            "compare --list`. Use --methods and --num-samples.",
         ),
         (
             ("x.csv", "--set", "optimizer.rows_lr=1"),
-            "optimizer.rows_lr is searched for every method. Leave it out.",
+            "optimizer.rows_lr is tuned for every method. Leave it out.",
         ),
         (
             ("x.csv", "--set", "loop.epochs=1"),
-            "--set loop.epochs has no place in a comparison. Known: loop.batch and the names of "
+            "--set loop.epochs cannot be used in a comparison. Known: loop.batch and the names in "
             "split, model, optimizer.",
         ),
         (("x.csv", "--set", "model.dims=8"), "unknown name in [model] 'dims'. Did you mean 'dim'?"),
@@ -190,11 +188,10 @@ def test_mistakes_are_told_in_one_line(at, arguments, words):
 
 
 def test_how_long_it_will_take_about():
-    assert expected_words(synthetic(budget_seconds=600.0, contenders=("full",) * 21), 2) == (
-        "21 methods at 10 min of training each, 2 side by side: about 1.8 h; reading, judging and "
-        "measuring come on top."
+    assert describe_duration(synthetic(budget_seconds=600.0, contenders=("full",) * 21), 2) == (
+        "21 methods, 10 min of training each, 2 at once: about 1.8 h, plus reading, timing and "
+        "evaluation."
     )
-    assert expected_words(quick(budget_seconds=1.5, contenders=("full",)), 1) == (
-        "1 method at 1.5 s of training each: about 1.5 s; reading, judging and measuring come on "
-        "top."
+    assert describe_duration(quick(budget_seconds=1.5, contenders=("full",)), 1) == (
+        "1 method, 1.5 s of training each: about 1.5 s, plus reading, timing and evaluation."
     )

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -32,7 +33,7 @@ from tapas.cli.options import (
     source_table,
 )
 from tapas.cli.progress import run_progress
-from tapas.cli.terminal import print_table, status
+from tapas.cli.terminal import print_table, say, status, wrapped
 from tapas.comparison.config import CompareConfig, parse_duration, quick, synthetic
 from tapas.comparison.contenders import CONTENDERS, pick_contenders
 from tapas.comparison.settings import duration
@@ -50,11 +51,11 @@ SETTABLE = ("split", "model", "optimizer")
 def build_comparison(
     log: dict[str, JSON], made_up: bool, is_quick: bool, given: dict[str, Any], layer: Layer
 ) -> CompareConfig:
-    """The comparison that was asked for; what is wrong is told before any work."""
+    """The comparison of these options. Raises `UsageError` before any work."""
     if (made_up or is_quick) and log:
         raise UsageError(
-            f"{'--synthetic' if made_up else '--quick'} makes a log of its own: leave out LOG and "
-            "the options that say how to read it."
+            f"{'--synthetic' if made_up else '--quick'} makes up its own log: leave out LOG and "
+            "the options for reading it."
         )
     if not (made_up or is_quick or log.get("files")):
         raise UsageError(
@@ -88,19 +89,19 @@ def _check_settable(layer: Layer) -> None:
         for name in table:
             if section == "head":
                 raise UsageError(
-                    f"--set head.{name}: what a method is tried with is fixed in advance, see "
+                    f"--set head.{name}: the settings that are tried for a method are fixed, see "
                     "`tapas compare --list`. Use --methods and --num-samples."
                 )
             if (section, name) == ("optimizer", "rows_lr"):
-                raise UsageError("optimizer.rows_lr is searched for every method. Leave it out.")
+                raise UsageError("optimizer.rows_lr is tuned for every method. Leave it out.")
             if section not in SETTABLE and (section, name) != ("loop", "batch"):
                 raise UsageError(
-                    f"--set {section}.{name} has no place in a comparison. Known: loop.batch and "
-                    f"the names of {', '.join(SETTABLE)}."
+                    f"--set {section}.{name} cannot be used in a comparison. Known: loop.batch and "
+                    f"the names in {', '.join(SETTABLE)}."
                 )
 
 
-WORKERS = min(2, os.cpu_count() or 1)  # each holds a model, and judges it over all classes
+WORKERS = min(2, os.cpu_count() or 1)  # each holds a model and scores it over all classes
 
 
 def compare(
@@ -201,6 +202,10 @@ def compare(
             help="List the methods and their settings, and exit.",
         ),
     ] = False,
+    show_all: Annotated[
+        bool,
+        typer.Option("--all", help="Show losses, rare items, costs and settings as well."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare all methods on a log and recommend one.
@@ -232,10 +237,10 @@ def compare(
                 log, made_up, seconds_only, given, parse_settings(settings or [])
             )
             if config.log is not None:
-                config.log.paths()  # a file that is missing is told before a folder is made
+                config.log.paths()  # raises for a missing file before a folder is made
             OutputFolder(out)
             _compare(config, out, cache_folder(cache), workers)
-        _report(out, as_json)
+        _report(out, as_json, show_all)
 
 
 def _print_contenders(as_json: bool) -> None:
@@ -250,41 +255,51 @@ def _print_contenders(as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"methods": rows}))
         return
-    table = [[row["name"], row["title"], row["paper"], ", ".join(row["tuned"])] for row in rows]
-    print_table(("--methods", "", "paper", "tuned"), table, right=False)
-    reads = [[name, ", ".join(kind.options) or "nothing"] for name, kind in METHODS.items()]
-    print_table(("head.method", "its options, each head.NAME"), reads, right=False)
+    say("Methods for --methods. The learning rate of the class vectors is tuned for all of them.")
+    for row in rows:
+        paper = f" ({row['paper']})" if row["paper"] else ""
+        typer.echo(f"  {row['name']:<20} {row['title']}{paper}")
+        if row["tuned"][1:]:
+            typer.echo(f"  {'':<20} tuned: {row['tuned'][1]}")
+    typer.echo()
+    say(
+        "Options of each method for `tapas train --set head.method=METHOD`, each set with --set "
+        "head.OPTION=VALUE:"
+    )
+    for name, kind in METHODS.items():
+        options = ", ".join(kind.options) or "no options"
+        typer.echo(wrapped(f"  {name:<20} {options}", sys.stdout, indent=" " * 23))
 
 
 def _compare(config: CompareConfig, out: Path, cache: Path, workers: int) -> None:
     from tapas.comparison.stages import compare as run_comparison
 
-    status(expected_words(config, workers))
+    status(describe_duration(config, workers))
     try:
         with _terminated(), run_progress() as follow:
             run_comparison(
                 config, out, cache=cache, status=status, progress=follow, workers=workers
             )
     except (KeyboardInterrupt, SystemExit):
-        status(f"What is done is kept in {out}: the same command goes on.")
+        status(f"Results so far are kept in {out}: the same command continues.")
         raise
 
 
-def expected_words(config: CompareConfig, workers: int) -> str:
-    """How long it will take, about."""
+def describe_duration(config: CompareConfig, workers: int) -> str:
+    """A sentence on how long the comparison will take."""
     number = len(config.contenders)
     seconds = number * config.budget_seconds / workers
-    side = f", {workers} side by side" if workers > 1 else ""
+    side = f", {workers} at once" if workers > 1 else ""
     methods = f"{number} method{'s' if number > 1 else ''}"
     return (
-        f"{methods} at {duration(config.budget_seconds)} of training each{side}: about "
-        f"{duration(seconds)}; reading, judging and measuring come on top."
+        f"{methods}, {duration(config.budget_seconds)} of training each{side}: about "
+        f"{duration(seconds)}, plus reading, timing and evaluation."
     )
 
 
 @contextmanager
 def _terminated() -> Iterator[None]:
-    """SIGTERM ends the processes that train, too, and not this one alone."""
+    """On SIGTERM, exit in a way that also ends the processes that train."""
 
     def end(number: int, frame: object) -> None:
         status("tapas: stopped by SIGTERM.")
@@ -297,7 +312,7 @@ def _terminated() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _report(out: Path, as_json: bool) -> None:
+def _report(out: Path, as_json: bool, show_all: bool) -> None:
     from tapas.comparison.report import as_document, write_report
     from tapas.comparison.results import read_comparison
 
@@ -307,14 +322,31 @@ def _report(out: Path, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(as_document(comparison)))
     else:
-        _print(comparison)
+        _print(comparison, show_all)
     status(f"Wrote {', '.join(str(out / name) for name in files)}.")
 
 
-def _print(comparison: "Comparison") -> None:
+def _print(comparison: "Comparison", show_all: bool) -> None:
+    from tapas.comparison import tables
     from tapas.comparison.recommendation import recommend_method
-    from tapas.comparison.tables import SHORT, short_rows
 
-    print_table(SHORT, short_rows(comparison), right=True)
+    if rows := tables.quality_rows(comparison):
+        say(
+            f"Means over {tables.num_test_points(comparison):,} test points, all items ranked. ±: "
+            "distance to the farther end of the 95 % interval (bootstrap over users and seeds)."
+        )
+        print_table(tables.TERMINAL_QUALITY, rows)
+        typer.echo()
+    if rows and show_all:
+        print_table(tables.TERMINAL_DETAILS, tables.detail_rows(comparison))
+        typer.echo()
+        print_table(tables.TERMINAL_SETTINGS, tables.setting_rows(comparison))
+        typer.echo()
+    if baselines := tables.baseline_rows(comparison):
+        print_table(("without training", *tables.TERMINAL_QUALITY[1:]), baselines)
+        typer.echo()
+    for each in comparison.methods:
+        if each.state:
+            say(f"{each.title}: {each.state}.")
     for words in recommend_method(comparison).sentences:
-        typer.echo(words)
+        say(words)

@@ -11,7 +11,7 @@ import typer
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.options import AsJson
 from tapas.cli.progress import progress_bar
-from tapas.cli.terminal import decimals_of, low_to_high, plus_minus, print_table, say
+from tapas.cli.terminal import decimals_of, low_to_high, print_table, say
 from tapas.cli.torchrun import ranks_of_this_job
 from tapas.evaluation.evaluate import Evaluation
 from tapas.evaluation.intervals import Interval
@@ -118,7 +118,7 @@ def _print(found: Evaluation, step: int, show_all: bool) -> None:
     for name in names:
         known = [each.metrics.get(name) for each in scores]
         rows.append(
-            [LABELS.get(name, name), *("" if i is None else plus_minus(i, decimals) for i in known)]
+            [LABELS.get(name, name), *("" if i is None else i.plus_minus(decimals) for i in known)]
         )
     if show_all:
         rows.append(["items shown", *(f"{each.coverage:,}" for each in scores)])

@@ -56,20 +56,9 @@ def terminal_width(stream: TextIO) -> int | None:
 
 
 def decimals_of(intervals: Iterable[Interval]) -> int:
-    """Decimals that give every `plus_minus` of a table a digit that means something: 3 or 4."""
+    """3, or 4 if an interval in a table of `Interval.plus_minus` is narrower than 0.01."""
     widths = [max(each.high - each.mean, each.mean - each.low) for each in intervals]
     return 3 if widths and min(widths) >= 0.01 else 4
-
-
-def plus_minus(interval: Interval, decimals: int) -> str:
-    """Mean and distance to the farther end of the interval, which may be asymmetric.
-
-    >>> plus_minus(Interval(mean=0.1243, low=0.1147, high=0.1336), 4)
-    '0.1243 ±0.0096'
-    """
-    distance = max(interval.high - interval.mean, interval.mean - interval.low)
-    mean = f"{interval.mean:.{decimals}f}"
-    return f"{mean} ±{distance:.{decimals}f}" if math.isfinite(distance) else mean
 
 
 def low_to_high(interval: Interval, decimals: int, *, sign: bool = False) -> str:

@@ -28,7 +28,10 @@ HEADING = (
     "rows_lr",
     "knob",
 )
-SHORT = ("", "MAP@20", "against the best", "loss", "tail recall", "steps", "ms a step", "memory")
+TERMINAL_QUALITY = ("", "MAP@20", "recall@20", "NDCG@10", "precision@1")
+TERMINAL_METRICS = ("recall@20", "ndcg@10", "precision@1")
+TERMINAL_DETAILS = ("", "MAP@20 against\nthe best", "loss", "tail\nrecall", "memory")
+TERMINAL_SETTINGS = ("", "steps", "ms per\nstep", "learning\nrate", "setting")
 REFERENCE_HEADING = (
     "",
     "MAP@20",
@@ -102,28 +105,69 @@ def table_rows(comparison: Comparison) -> list[list[str]]:
     return rows
 
 
-def short_rows(comparison: Comparison) -> list[list[str]]:
-    """Under `SHORT`, for a terminal."""
-    judged = ranked(comparison)
-    rows = []
+def num_test_points(comparison: Comparison) -> int:
+    """Points of the test users at which every method is scored."""
+    return int(sum(ranked(comparison)[0].finals[0]["blocks"]["points"]))
+
+
+def quality_rows(comparison: Comparison) -> list[list[str]]:
+    """Rows for a terminal of 80 columns, under `TERMINAL_QUALITY`: methods with results."""
+    return [
+        [
+            _short_title(each),
+            quality(each).plus_minus(),
+            *(_number(_mean(each.finals, name)) for name in TERMINAL_METRICS),
+        ]
+        for each in ranked(comparison)
+    ]
+
+
+def baseline_rows(comparison: Comparison) -> list[list[str]]:
+    """The same for baselines that need no training."""
+    return [
+        [
+            each.title,
+            block_bootstrap([each.result], "map@20").plus_minus(),
+            *(_number(each.result.get(name)) for name in TERMINAL_METRICS),
+        ]
+        for each in comparison.references
+    ]
+
+
+def detail_rows(comparison: Comparison) -> list[list[str]]:
+    """Rows for a terminal of 80 columns, under `TERMINAL_DETAILS`."""
+    judged, rows = ranked(comparison), []
     for each in judged:
-        loss = loss_of(each)
+        loss, gap = loss_of(each), gap_to(each, best_of(judged))
+        against = NONE if gap is None else gap.plus_minus(sign=True)
         rows.append(
             [
-                _title(each),
-                quality(each).format(),
-                _against(each, best_of(judged)),
+                _short_title(each),
+                "best" if each is best_of(judged) else against,
                 NONE if loss is None else f"{loss.mean:.3f}",
                 _percent(recall_of(each, "tail")),
-                _steps(each),
-                _milliseconds(each),
                 _memory(each),
             ]
         )
-    for each in comparison.methods:
-        if not each.finals:
-            rows.append([each.title, _why(each), *[NONE] * 4, _milliseconds(each), NONE])
     return rows
+
+
+def setting_rows(comparison: Comparison) -> list[list[str]]:
+    """Rows for a terminal of 80 columns, under `TERMINAL_SETTINGS`."""
+    return [
+        [
+            _short_title(each),
+            _steps(each),
+            _milliseconds(each),
+            f"{each.finals[0]['run']['rows_lr']:g}",
+            _knob(each),
+        ]
+        for each in ranked(comparison)
+    ]
+
+
+def _short_title(method: MethodResults) -> str:
+    return method.title.replace("Hierarchical softmax", "Hierarchical")
 
 
 def reference_rows(comparison: Comparison) -> list[list[str]]:

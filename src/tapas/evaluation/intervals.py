@@ -43,6 +43,15 @@ class Interval:
         form = f"{'+' if sign else ''}.{digits}f"
         return f"{self.mean:{form}} ({self.low:{form}} to {self.high:{form}})"
 
+    def plus_minus(self, digits: int = 4, *, sign: bool = False) -> str:
+        """For example "0.0123 ±0.0025": the distance to the farther end of the interval.
+
+        The mean alone if the interval is infinite.
+        """
+        distance = max(self.high - self.mean, self.mean - self.low)
+        mean = f"{self.mean:{'+' if sign else ''}.{digits}f}"
+        return f"{mean} ±{distance:.{digits}f}" if math.isfinite(distance) else mean
+
     def format_percent(self) -> str:
         """For example "+1.2 % (-0.4 to +2.8)"."""
         return f"{100 * self.mean:+.1f} % ({100 * self.low:+.1f} to {100 * self.high:+.1f})"

@@ -5,11 +5,15 @@ from oracle.comparison_results import comparison, method, result
 from tapas.comparison.tables import (
     HEADING,
     NONE,
-    SHORT,
+    TERMINAL_DETAILS,
+    TERMINAL_QUALITY,
+    TERMINAL_SETTINGS,
+    detail_rows,
     gap_to,
     loss_of,
+    quality_rows,
     ranked,
-    short_rows,
+    setting_rows,
     table_rows,
 )
 
@@ -24,13 +28,28 @@ def test_rows_are_ordered_by_quality_and_those_without_come_last():
         "WARP", "too slow for this budget", *[NONE] * 6, "50", "1,000", NONE, NONE, NONE
     ]  # fmt: skip
     assert {len(row) for row in rows} == {len(HEADING)}
-    short = short_rows(found)
-    assert [row[0] for row in short] == [row[0] for row in rows]
-    assert {len(row) for row in short} == {len(SHORT)}
-    assert short[0] == [
-        "Full softmax", "0.3000 (0.3000 to 0.3000)", "best", "6.000", "10.0 %", "1,200", "50",
+
+
+def test_tables_for_a_terminal_have_the_methods_with_results():
+    late = method("warp", 0.9, finals=(), skipped="too slow for this budget: a step takes 9 s")
+    found = comparison(late, method("nce", 0.1), method("two-level", 0.3))
+    assert quality_rows(found)[0][:2] == ["Hierarchical, two levels", "0.3000 ±0.0000"]
+    assert detail_rows(found)[0] == [
+        "Hierarchical, two levels",
+        "best",
+        "6.000",
+        "10.0 %",
         "500 MB",
-    ]  # fmt: skip
+    ]
+    assert detail_rows(found)[1][:2] == ["NCE", "-0.2000 ±0.0000"]
+    assert setting_rows(found)[0][1:3] == ["1,200", "50"]
+    for rows, heading in (
+        (quality_rows(found), TERMINAL_QUALITY),
+        (detail_rows(found), TERMINAL_DETAILS),
+        (setting_rows(found), TERMINAL_SETTINGS),
+    ):
+        assert [row[0] for row in rows] == ["Hierarchical, two levels", "NCE"]
+        assert {len(row) for row in rows} == {len(heading)}
 
 
 def test_what_a_system_does_not_tell_is_left_out():
