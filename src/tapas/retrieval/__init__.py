@@ -1,4 +1,4 @@
-"""From a trained model to recommendations, here or in somebody else's system."""
+"""Recommendations from a trained model, and exports for serving: encoder, rows, FAISS index."""
 
 from tapas.retrieval.embeddings import Embeddings, export_embeddings, load_embeddings
 from tapas.retrieval.encoder_export import ExportedEncoder, export_encoder, load_encoder

@@ -1,11 +1,11 @@
-"""Class rows as one safetensors file, which any language can read.
+"""Class rows in one safetensors file, which can be read from many languages.
 
 weight (C, D)   as trained
 bias   (C,)     as trained; the score of a class is query . weight + bias
-keys   (N,)     uint8: a JSON list in UTF-8 of the C keys, strings or whole numbers
+keys   (N,)     uint8: the C keys, strings or integers, as a JSON list in UTF-8
 
-The keys are in the same file so that rows and keys cannot come apart; as a tensor, because
-the header of a safetensors file may not exceed 100 MB.
+The keys are in the same file so that they cannot get separated from the rows, and stored as a
+tensor because the header of a safetensors file is limited to 100 MB.
 """
 
 import json
@@ -28,25 +28,29 @@ Key = str | int
 
 
 class Embeddings(NamedTuple):
-    """What `export_embeddings` wrote."""
+    """The content of a file written by `export_embeddings`."""
 
     weight: Tensor  # (C, D)
     bias: Tensor  # (C,)
-    keys: list[Key]  # the class of each row, as the user calls it
+    keys: list[Key]  # the raw key of each row's class
 
 
 def export_embeddings(path: Path, weight: Tensor, bias: Tensor, keys: Sequence[Key]) -> None:
-    """Write `weight` (C, D), `bias` (C,) and C distinct `keys` to `path`, whole or not at all."""
+    """Write `weight` (C, D), `bias` (C,) and C distinct `keys` to `path`.
+
+    A failed export leaves no file. Raises `UsageError` for wrong shapes or types, `DataError` for
+    duplicate keys, NaN or inf.
+    """
     sizes = check_shape({}, weight=(weight, "C D"), bias=(bias, "C"))
     if len(keys) != sizes["C"]:
         raise UsageError(
-            f"there are {len(keys)} keys for {sizes['C']} classes; one each is needed."
+            f"there are {len(keys)} keys but {sizes['C']} classes; expected one key per class."
         )
     _check_keys(keys)
     for name, tensor in (("weight", weight), ("bias", bias)):
         if not all_finite(tensor):
             raise DataError(
-                f"{name} holds NaN or inf. The model has diverged: export an earlier checkpoint."
+                f"{name} contains NaN or inf. The model has diverged: export an earlier checkpoint."
             )
     blob = json.dumps(list(keys), ensure_ascii=False, separators=(",", ":")).encode()
     tensors = {
@@ -58,16 +62,16 @@ def export_embeddings(path: Path, weight: Tensor, bias: Tensor, keys: Sequence[K
         tensors["weight"].untyped_storage().data_ptr()
         == tensors["bias"].untyped_storage().data_ptr()
     ):
-        tensors["bias"] = tensors["bias"].clone()  # safetensors refuses shared memory
+        tensors["bias"] = tensors["bias"].clone()  # safetensors rejects tensors that share memory
     with atomic_write(Path(path), ".safetensors") as unfinished:
         try:
             save_file(tensors, unfinished, metadata={"format": FORMAT})
         except SafetensorError as error:
-            raise OSError(f"safetensors says {error}") from error
+            raise OSError(f"safetensors failed: {error}") from error
 
 
 def load_embeddings(path: Path) -> Embeddings:
-    """Read what `export_embeddings` wrote."""
+    """Read a file written by `export_embeddings`. Raises `DataError` if it is damaged."""
     check_exists(Path(path))
     try:
         with safe_open(path, framework="pt") as file:
@@ -84,11 +88,11 @@ def load_embeddings(path: Path) -> Embeddings:
 
 def _check_keys(keys: Sequence[Key]) -> None:
     seen: dict[Key, int] = {}
-    for place, key in enumerate(keys):
+    for position, key in enumerate(keys):
         if not isinstance(key, str | int) or isinstance(key, bool):
             raise UsageError(
-                f"key {place} is {key!r}, a {type(key).__name__}; expected str or int. "
-                "A numpy array becomes plain by .tolist()."
+                f"key {position} is {key!r}, a {type(key).__name__}; expected str or int. "
+                "Convert a numpy array with .tolist()."
             )
-        if seen.setdefault(key, place) != place:
-            raise DataError(f"key {key!r} names both class {seen[key]} and class {place}.")
+        if seen.setdefault(key, position) != position:
+            raise DataError(f"key {key!r} belongs to both class {seen[key]} and class {position}.")

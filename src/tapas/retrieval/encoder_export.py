@@ -1,12 +1,12 @@
-"""An encoder as one file that runs without its source code, through torch.export.
+"""Export of an encoder to one file that runs without its source code, by torch.export.
 
-What a module needs for that:
-- no pack_padded_sequence: it wants lengths as Python numbers. Run a GRU over the padded
-  rows and pick the state at lengths - 1; what stands behind that never reaches it.
-- no `if` on values of a tensor, and no .item() or .tolist().
-- items.shape[0], not len(items): len makes the number of rows a constant.
-- new tensors made on `items.device`: the file keeps devices as they were written.
-Only the number of rows is free; the width T is that of the example.
+Requirements on the module:
+- No pack_padded_sequence, which needs lengths as Python numbers. Run a GRU over the padded rows
+  and take the state at lengths - 1; padding comes later and cannot change it.
+- No `if` on the values of a tensor, no .item() and no .tolist().
+- items.shape[0] instead of len(items), which makes the number of rows a constant.
+- New tensors are created on `items.device`, because devices are stored in the file.
+The number of rows may vary; the width T is fixed to that of the example.
 """
 
 import json
@@ -24,9 +24,10 @@ from tapas.shapes import check_shape
 
 
 class QueryModule(nn.Module):
-    """(B, T) items and (B,) lengths to (B, D) queries.
+    """Computes queries (B, D) from items (B, T) and lengths (B,).
 
-    `encoder(x (B, T, D), lengths)` gives (B, T, D); the state at the last item is the query.
+    `encoder(x (B, T, D), lengths)` returns states (B, T, D); the state at the last item is the
+    query.
     """
 
     weight: Tensor  # (C, D)
@@ -44,11 +45,14 @@ class QueryModule(nn.Module):
         return states.gather(1, last)[:, 0]
 
 
-ABOUT = "tapas.json"
+METADATA_FILE = "tapas.json"
 
 
 class ExportedEncoder:
-    """`encoder(items, lengths)`: (B, T = history_length) int64 and (B,) to queries (B, D)."""
+    """A loaded encoder: `encoder(items, lengths)` returns queries (B, D).
+
+    `items` is (B, T = history_length) int64, padded at the end, `lengths` (B,) its real items.
+    """
 
     def __init__(self, module: nn.Module, history_length: int):
         self.module, self.history_length = module, history_length
@@ -61,15 +65,16 @@ class ExportedEncoder:
 
 
 def export_encoder(module: nn.Module, path: Path, example: tuple[Tensor, Tensor]) -> None:
-    """Write `module(items (B, T), lengths (B,)) -> query (B, D)` to `path`, for any B.
+    """Export `module(items (B, T), lengths (B,)) -> query (B, D)` to `path`, for any B.
 
-    It is written as it is in eval mode, read back, and compared with the module on the
-    example and on its first row, before the file takes its name.
+    The module is exported in eval mode, loaded again, and compared with the original on the
+    `example` and on its first row; only then is the file moved to `path`. Raises `UsageError` if
+    the module cannot be exported or the results differ.
     """
     path = Path(path)
     items, lengths = example
     sizes = check_shape({}, items=(items, "B T"), lengths=(lengths, "B"))
-    modes = [(part, part.training) for part in module.modules()]
+    modes = [(child, child.training) for child in module.modules()]
     module.eval()
     try:
         with atomic_write(path, ".pt2") as unfinished, torch.no_grad():
@@ -82,35 +87,40 @@ def export_encoder(module: nn.Module, path: Path, example: tuple[Tensor, Tensor]
                     raise UsageError(
                         f"the exported {type(module).__name__} differs from the module by "
                         f"{float((got - want).abs().max()):.2g} on {rows} rows. Its forward must "
-                        "compute the same for the same input, whatever the number of rows."
+                        "give the same result for the same input, for any number of rows."
                     )
     finally:
-        for part, mode in modes:
-            part.training = mode
+        for child, mode in modes:
+            child.training = mode
 
 
 def load_encoder(path: Path) -> ExportedEncoder:
-    """Read what `export_encoder` wrote. It is a program: load only files you trust."""
+    """Load an encoder written by `export_encoder`.
+
+    The file contains a program: load only files you trust. Raises `DataError` if it is damaged.
+    """
     check_exists(Path(path))
-    about = {ABOUT: ""}
+    about = {METADATA_FILE: ""}
     try:
         program = torch.export.load(path, extra_files=about)
     except Exception as error:  # torch.export raises many kinds
         raise DataError(
-            f"{path} is damaged, no exported encoder, or of another version of torch than "
+            f"{path} is damaged, not an exported encoder, or from another version of torch than "
             f"{torch.__version__}. Export it again."
         ) from error
-    if not about[ABOUT]:
-        raise DataError(f"{path} was not written by `tapas export`: it does not hold {ABOUT}.")
-    return ExportedEncoder(program.module(), json.loads(about[ABOUT])["history_length"])
+    if not about[METADATA_FILE]:
+        raise DataError(
+            f"{path} was not written by `tapas export`: {METADATA_FILE} is missing in it."
+        )
+    return ExportedEncoder(program.module(), json.loads(about[METADATA_FILE])["history_length"])
 
 
 def _export(module: nn.Module, items: Tensor, lengths: Tensor) -> torch.export.ExportedProgram:
     rows = torch.export.Dim("rows", min=1, max=1 << 24)
-    if len(items) == 1:  # torch.export would take a single row for a promise
+    if len(items) == 1:  # torch.export would make a single row a constant
         items, lengths = items.repeat(2, 1), lengths.repeat(2)
     with warnings.catch_warnings():
-        # nn.GRU lists its own weights anew; they are registered all the same
+        # nn.GRU reassigns its list of weights, which are registered anyway
         warnings.filterwarnings("ignore", r"[\s\S]*were assigned during export", UserWarning)
         try:
             return torch.export.export(
@@ -127,6 +137,6 @@ def _export(module: nn.Module, items: Tensor, lengths: Tensor) -> torch.export.E
 
 def _save(program: torch.export.ExportedProgram, path: Path, history_length: int) -> None:
     about = json.dumps({"history_length": history_length})
-    buffer = BytesIO()  # torch's own writer ends the whole process when the disk is full
-    torch.export.save(program, buffer, extra_files={ABOUT: about})
+    buffer = BytesIO()  # torch's file writer aborts the process when the disk is full
+    torch.export.save(program, buffer, extra_files={METADATA_FILE: about})
     path.write_bytes(buffer.getbuffer())

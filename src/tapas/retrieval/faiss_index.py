@@ -1,8 +1,8 @@
-"""The best classes without scoring all of them: FAISS indexes over the class rows.
+"""FAISS indexes over the class rows, which find the best classes without scoring all of them.
 
     query . weight + bias = (query, 1) . (weight, bias)
 
-so that the bias is one more dimension of an index over inner products.
+so the bias becomes one more dimension of an index over inner products.
 """
 
 import math
@@ -20,24 +20,24 @@ from tapas.metrics import recall_at_k
 from tapas.shapes import all_finite, check_integer, check_positive, check_query, check_shape
 
 WANTED_RECALL = 0.95
-TUNED_AT = 20  # the k whose recall is wanted
+TUNED_AT = 20  # recall@20 is tuned
 TUNING_QUERIES = 256
-# what to search harder with, where to start, and where to give up
+# the search parameter of each kind of index, its first and its largest value
 EFFORT = {"hnsw": ("efSearch", 128, 4096), "ivf": ("nprobe", 8, 1 << 16)}
 
 
 class FaissIndex:
-    """A built index; `top` answers like a table's, exactly or nearly so. On the CPU."""
+    """An index on the CPU; `topk` is that of a table, exact or approximate."""
 
     def __init__(self, index: Any):
         self.index = index
         self.num_classes, self.dim = int(index.ntotal), int(index.d) - 1
 
     def topk(self, query: Tensor, k: int, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The k best classes for each row of `query` (B, D): scores and ids, (B, k).
+        """Scores and ids (B, k) of the k best classes for each row of `query` (B, D).
 
-        Equal scores come in any order. `exclude` (B, E) are classes to leave out of a row
-        (negative is padding); where fewer than k are found, ids end in -1 and scores in -inf.
+        Ties are in any order. `exclude` (B, E) are classes to leave out of each row (negative is
+        padding). Where fewer than k classes are found, ids end in -1 and scores in -inf.
         """
         query = check_query(query, self.dim)
         check_positive("k", k)
@@ -47,9 +47,9 @@ class FaissIndex:
         exclude = check_integer("exclude", exclude).cpu()
         scores, ids = self._search(query, min(k + exclude.shape[1], self.num_classes))
         row = self.num_classes * torch.arange(len(query))[:, None]
-        gone = torch.isin(row + ids, (row + exclude)[exclude >= 0]) | (ids < 0)
-        order = gone.sort(dim=1, stable=True).indices[:, :k]
-        missing = gone.gather(1, order)
+        excluded = torch.isin(row + ids, (row + exclude)[exclude >= 0]) | (ids < 0)
+        order = excluded.sort(dim=1, stable=True).indices[:, :k]
+        missing = excluded.gather(1, order)
         scores = scores.gather(1, order).masked_fill(missing, -torch.inf)
         ids = ids.gather(1, order).masked_fill(missing, -1)
         short = (0, k - ids.shape[1])
@@ -59,14 +59,14 @@ class FaissIndex:
         )
 
     def save(self, path: Path) -> None:
-        """Write the index, whole or not at all, as FAISS's own read_index reads it."""
+        """Write the index in FAISS's format; a failure leaves no file."""
         faiss = _faiss()
-        # through Python's file: FAISS's own does not notice that its last block was not written
+        # by a Python file: FAISS's writer does not notice if its last block is not written
         with atomic_write(Path(path)) as unfinished, unfinished.open("wb") as file:
             faiss.write_index(self.index, faiss.PyCallbackIOWriter(file.write))
 
     def _search(self, query: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        _faiss()  # its threads are limited
+        _faiss()  # limits its threads
         scores, ids = self.index.search(_with_column(query, torch.ones(len(query))), k)
         return torch.from_numpy(scores), torch.from_numpy(ids)
 
@@ -74,22 +74,28 @@ class FaissIndex:
 def build_index(
     weight: Tensor, bias: Tensor, kind: str = "exact", *, query: Tensor | None = None
 ) -> FaissIndex:
-    """An index over `weight` (C, D) and `bias` (C,).
+    """Build an index over `weight` (C, D) and `bias` (C,).
 
-    "exact" scores every class; "ivf" looks into the nearest of sqrt(C) cells; "hnsw" walks
-    a graph of 32 neighbours, is slow to build, and with several threads is a little
-    different each time. The last two search as hard as it takes to find 95 % of the exact
-    top 20 of `query` (Q, D); a graph over inner products cannot always reach every class
-    and may stay below, which `measured_recall` tells. Give queries of the real encoder:
-    without any, class rows stand in for them, which may be easier.
+    "exact" scores every class; "ivf" searches the nearest of sqrt(C) cells; "hnsw" searches a
+    graph with 32 neighbours per class, which is slow to build and, with several threads, slightly
+    different each time. The effort of the last two is raised until they find 95 % of the exact top
+    20 of `query` (Q, D). "hnsw" may stay below that, because a graph over inner products does not
+    always reach every class: check `measured_recall`. Pass queries of the encoder; without any,
+    class rows are used, for which the search may be easier.
+
+    Raises `DataError` if rows contain NaN or inf, `UsageError` if FAISS is not installed.
     """
     faiss = _faiss()
     sizes = check_shape({}, weight=(weight, "C D"), bias=(bias, "C"))
     check_positive("the number of classes", sizes["C"])
     if not (all_finite(weight) and all_finite(bias)):
-        raise DataError("weight or bias holds NaN or inf, which no index can order.")
+        raise DataError(
+            "weight or bias contains NaN or inf. The model has diverged: use an earlier checkpoint."
+        )
     rows = _with_column(weight, bias)
-    num_cells = max(1, min(math.isqrt(sizes["C"]), sizes["C"] // 39))  # 39 rows train a cell
+    num_cells = max(
+        1, min(math.isqrt(sizes["C"]), sizes["C"] // 39)
+    )  # FAISS wants at least 39 rows per cell
     layout = choice(
         "index kind", kind, {"exact": "Flat", "hnsw": "HNSW32,Flat", "ivf": f"IVF{num_cells},Flat"}
     )
@@ -97,40 +103,40 @@ def build_index(
     if kind == "hnsw":
         index.hnsw.efConstruction = 80
     if kind == "ivf":
-        index.cp.min_points_per_centroid = 1  # a small table is no reason to complain
+        index.cp.min_points_per_centroid = 1  # no warning for a small table
     index.train(rows)
     index.add(rows)
     built = FaissIndex(index)
     if kind in EFFORT:
         query = weight[:: max(1, len(weight) // TUNING_QUERIES)] if query is None else query
-        _search_hard_enough(built, rows, query[:TUNING_QUERIES], *EFFORT[kind])
+        _tune_effort(built, rows, query[:TUNING_QUERIES], *EFFORT[kind])
     return built
 
 
 def load_index(path: Path) -> FaissIndex:
-    """Read what `FaissIndex.save` wrote."""
+    """Load an index written by `FaissIndex.save`. Raises `DataError` if it is damaged."""
     check_exists(Path(path))
     try:
         return FaissIndex(_faiss().read_index(str(path)))
     except RuntimeError as error:
-        raise DataError(f"{path} is damaged or no FAISS index. Export it again.") from error
+        raise DataError(f"{path} is damaged or not a FAISS index. Export it again.") from error
 
 
 def measured_recall(index: FaissIndex, query: Tensor, exact_ids: Tensor, k: int) -> float:
-    """Mean share of the first k of `exact_ids` (B, >= k) that the index finds among its k."""
+    """Recall@k of the index: mean share of the first k `exact_ids` (B, >= k) that it finds."""
     _, ids = index.topk(query, k)
     return float(recall_at_k(ids, exact_ids[:, :k].cpu(), k).mean())
 
 
-def _search_hard_enough(
+def _tune_effort(
     built: FaissIndex, rows: NDArray[np.float32], query: Tensor, name: str, effort: int, most: int
 ) -> None:
-    """Double the effort until the recall is the wanted one, or all is searched."""
+    """Double the search parameter until the recall is reached or everything is searched."""
     faiss = _faiss()
     query = check_query(query.detach(), built.dim)
     k = min(TUNED_AT, built.num_classes)
-    asked = _with_column(query, torch.ones(len(query)))
-    _, exact = faiss.knn(asked, rows, k, metric=faiss.METRIC_INNER_PRODUCT)
+    extended = _with_column(query, torch.ones(len(query)))
+    _, exact = faiss.knn(extended, rows, k, metric=faiss.METRIC_INNER_PRODUCT)
     while True:
         faiss.ParameterSpace().set_index_parameter(built.index, name, effort)
         found = measured_recall(built, query, torch.from_numpy(exact), k)
@@ -141,13 +147,13 @@ def _search_hard_enough(
 
 def _with_column(matrix: Tensor, column: Tensor) -> NDArray[np.float32]:
     """(N, D) and (N,) as one float32 array (N, D+1)."""
-    whole = torch.cat([matrix.detach().cpu().float(), column.detach().cpu().float()[:, None]], 1)
-    array: NDArray[np.float32] = whole.numpy()
+    joined = torch.cat([matrix.detach().cpu().float(), column.detach().cpu().float()[:, None]], 1)
+    array: NDArray[np.float32] = joined.numpy()
     return array
 
 
 def _faiss() -> Any:
-    """The library, if it is there, with no more threads than torch has."""
+    """Import FAISS, limited to as many threads as torch."""
     try:
         import faiss
     except ImportError:

@@ -1,4 +1,4 @@
-"""Exported class rows: nothing is lost, and a file is whole or not there."""
+"""Exported class rows are read back unchanged, and a failed export leaves no file."""
 
 import errno
 
@@ -21,7 +21,7 @@ def rows(dtype=torch.float32):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_rows_and_keys_come_back_as_they_were_to_any_reader_of_safetensors(tmp_path, dtype):
+def test_rows_and_keys_are_read_back_unchanged_by_any_safetensors_reader(tmp_path, dtype):
     weight, bias = rows(dtype)
     export_embeddings(tmp_path / "rows.safetensors", weight, bias, KEYS)
     got = load_embeddings(tmp_path / "rows.safetensors")
@@ -35,17 +35,17 @@ def test_rows_and_keys_come_back_as_they_were_to_any_reader_of_safetensors(tmp_p
     assert [p.name for p in tmp_path.iterdir()] == ["rows.safetensors"]
 
 
-def test_parameters_and_views_of_one_memory_are_written_too(tmp_path):
-    whole = torch.randn(C, D + 1, generator=stream(0, "whole"), requires_grad=True)
-    export_embeddings(tmp_path / "a.safetensors", whole[:, :D], whole[:, D], KEYS)
-    assert torch.equal(load_embeddings(tmp_path / "a.safetensors").bias, whole.detach()[:, D])
+def test_parameters_and_views_of_shared_memory_can_be_exported(tmp_path):
+    both = torch.randn(C, D + 1, generator=stream(0, "whole"), requires_grad=True)
+    export_embeddings(tmp_path / "a.safetensors", both[:, :D], both[:, D], KEYS)
+    assert torch.equal(load_embeddings(tmp_path / "a.safetensors").bias, both.detach()[:, D])
     flat = torch.arange(C * (D + 1)).float()
     export_embeddings(tmp_path / "b.safetensors", flat[: C * D].view(C, D), flat[C * D :], KEYS)
     got = load_embeddings(tmp_path / "b.safetensors")
     assert torch.equal(torch.cat([got.weight.flatten(), got.bias]), flat)
 
 
-def test_an_older_file_stays_if_the_new_one_cannot_be_written(tmp_path, monkeypatch):
+def test_the_old_file_is_kept_if_the_new_one_cannot_be_written(tmp_path, monkeypatch):
     path = tmp_path / "rows.safetensors"
     weight, bias = rows()
     export_embeddings(path, weight, bias, KEYS)
@@ -61,25 +61,27 @@ def test_an_older_file_stays_if_the_new_one_cannot_be_written(tmp_path, monkeypa
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_bad_input_is_named(tmp_path):
+def test_errors_name_the_bad_input(tmp_path):
     weight, bias = rows()
     path = tmp_path / "rows.safetensors"
-    with pytest.raises(UsageError, match=r"there are 10 keys for 11 classes; one each is needed"):
+    with pytest.raises(
+        UsageError, match=r"there are 10 keys but 11 classes; expected one key per class"
+    ):
         export_embeddings(path, weight, bias, KEYS[:-1])
     with pytest.raises(UsageError, match=r"bias has shape \(10,\); expected \(C=11\)\."):
         export_embeddings(path, weight, bias[:-1], KEYS)
     with pytest.raises(UsageError, match=r"key 10 is 1\.5, a float; expected str or int"):
         export_embeddings(path, weight, bias, [*KEYS[:-1], 1.5])
-    with pytest.raises(DataError, match=r"key 'milk' names both class 0 and class 10\."):
+    with pytest.raises(DataError, match=r"key 'milk' belongs to both class 0 and class 10\."):
         export_embeddings(path, weight, bias, [*KEYS[:-1], "milk"])
-    with pytest.raises(DataError, match=r"bias holds NaN or inf\. The model has diverged"):
+    with pytest.raises(DataError, match=r"bias contains NaN or inf\. The model has diverged"):
         export_embeddings(path, weight, bias / 0, KEYS)
     with pytest.raises(UsageError, match=r"rows\.pt must end in \.safetensors\. Call it rows\.saf"):
         export_embeddings(tmp_path / "rows.pt", weight, bias, KEYS)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_is_not_ours_is_named(tmp_path):
+def test_missing_damaged_and_foreign_files_are_refused(tmp_path):
     path = tmp_path / "rows.safetensors"
     with pytest.raises(UsageError, match=r"there is no file .*rows\.safetensors\."):
         load_embeddings(path)

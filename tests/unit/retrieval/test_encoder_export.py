@@ -1,4 +1,4 @@
-"""An exported encoder computes what the module computes, for any number of rows."""
+"""An exported encoder gives the results of the module, for any number of rows."""
 
 import copy
 import zipfile
@@ -66,7 +66,7 @@ def build(kind):
 
 @pytest.fixture(scope="module")
 def recurrent(tmp_path_factory):
-    """A module in the midst of training with a frozen part, exported by a single row."""
+    """A module in training mode with a frozen submodule, exported with an example of one row."""
     module = build(Recurrent).train()
     module.item.eval()
     path = tmp_path_factory.mktemp("recurrent") / "encoder.pt2"
@@ -75,9 +75,9 @@ def recurrent(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_what_is_loaded_computes_what_was_exported_and_training_goes_on(recurrent):
+def test_a_loaded_encoder_equals_the_module_and_training_modes_are_restored(recurrent):
     module, path = recurrent
-    modes = {name: part.training for name, part in module.named_modules()}
+    modes = {name: child.training for name, child in module.named_modules()}
     assert modes == {"": True, "item": False, "drop": True, "gru": True}
     assert [p.name for p in path.parent.iterdir()] == ["encoder.pt2"]
     encoder, module = load_encoder(path), copy.deepcopy(module).eval()
@@ -90,7 +90,7 @@ def test_what_is_loaded_computes_what_was_exported_and_training_goes_on(recurren
 
 
 @pytest.mark.slow
-def test_what_cannot_be_exported_is_told_why(tmp_path):
+def test_the_error_says_why_a_module_cannot_be_exported(tmp_path):
     path = tmp_path / "encoder.pt2"
     mixed = (example(3)[0], example(2)[1])
     for kind, to, rows, words in (
@@ -111,7 +111,7 @@ def test_what_cannot_be_exported_is_told_why(tmp_path):
 
 
 @pytest.mark.slow
-def test_another_width_or_file_is_named(recurrent, tmp_path):
+def test_a_wrong_width_or_file_is_refused(recurrent, tmp_path):
     path = tmp_path / "encoder.pt2"
     with pytest.raises(UsageError, match=r"there is no file .*encoder\.pt2\."):
         load_encoder(path)
@@ -120,11 +120,11 @@ def test_another_width_or_file_is_named(recurrent, tmp_path):
     with pytest.raises(UsageError, match=r"items has shape \(2, 8\); expected \(B=2, T=9\)\."):
         load_encoder(path)(items[:, 1:], lengths)
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(DataError, match=r"encoder\.pt2 is damaged, no exported encoder, or of"):
+    with pytest.raises(DataError, match=r"encoder\.pt2 is damaged, not an exported encoder, or"):
         load_encoder(path)
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("hello", "world")
-    with pytest.raises(DataError, match=r"encoder\.pt2 is damaged, no exported encoder, or of"):
+    with pytest.raises(DataError, match=r"encoder\.pt2 is damaged, not an exported encoder, or"):
         load_encoder(path)
 
 
@@ -145,8 +145,8 @@ def as_module(model):
     return QueryModule(weight, copy.deepcopy(model.encoder))
 
 
-def test_the_query_of_a_model_needs_no_tables(model):
-    """It is what the model says, whatever stands behind the end or becomes of the rows."""
+def test_the_query_module_needs_no_tables(model):
+    """Its queries are those of the model, whatever the padding, and do not follow later updates."""
     module, (items, lengths) = as_module(model), example(11)
     want = module(items, lengths)
     torch.testing.assert_close(want, model.query(items, lengths))
@@ -158,7 +158,7 @@ def test_the_query_of_a_model_needs_no_tables(model):
 
 
 @pytest.mark.slow
-def test_the_query_of_a_model_is_read_back_for_any_number_of_rows(model, tmp_path):
+def test_the_query_module_can_be_exported_for_any_number_of_rows(model, tmp_path):
     export_encoder(as_module(model), tmp_path / "encoder.pt2", example(3))
     reloaded = load_encoder(tmp_path / "encoder.pt2")
     assert reloaded.history_length == T

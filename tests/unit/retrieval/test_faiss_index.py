@@ -33,13 +33,13 @@ def index(request):
     return build_index(*model(), request.param, query=queries("tuning", 200))
 
 
-def test_an_index_finds_nearly_all_and_scores_are_true(index):
+def test_an_index_finds_nearly_all_and_its_scores_are_exact(index):
     weight, bias = model()
     _, want = exact(queries(), weight, bias)
     scores, ids = index.topk(queries(), K)
     assert (scores.dtype, ids.dtype) == (torch.float32, torch.int64)
     torch.testing.assert_close(scores, (queries() @ weight.T + bias).gather(1, ids))
-    # tuned to 95 % on 200 other queries; these 380 places are not independent
+    # tuned to 95 % on 200 other queries; these 380 results are not independent
     assert measured_recall(index, queries(), want, K) > 0.9
     assert (index.num_classes, index.dim) == (C, D)
 
@@ -51,22 +51,22 @@ def test_recall_is_the_share_of_the_exact_list_that_is_found(index):
     assert measured_recall(index, queries(), ids, K) == pytest.approx(0.75)
 
 
-def test_an_exact_index_is_exact_and_replaces_excluded_classes_by_the_next_best():
+def test_an_exact_index_replaces_excluded_classes_by_the_next_best():
     weight, bias = model()
     index = build_index(weight, bias)
     _, ids = exact(queries(), weight, bias, K + 3)
     exclude = torch.cat([ids[:, [0, 4, 7]], torch.full((B, 2), -1)], dim=1)
     exclude[0] = -1
-    for barred in (None, exclude):
-        scores, got = index.topk(queries(), K, barred)
+    for excluded in (None, exclude):
+        scores, got = index.topk(queries(), K, excluded)
         for row in range(B):
-            out = [] if barred is None else barred[row].tolist()
-            assert got[row].tolist() == [c for c in ids[row].tolist() if c not in out][:K]
+            left_out = [] if excluded is None else excluded[row].tolist()
+            assert got[row].tolist() == [c for c in ids[row].tolist() if c not in left_out][:K]
         assert bool((scores[:, 1:] <= scores[:, :-1]).all())
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_list_longer_than_the_classes_ends_in_padding(kind):
+def test_lists_longer_than_the_number_of_classes_are_padded(kind):
     index = build_index(*model(5), kind)
     scores, ids = index.topk(queries(), 7, torch.tensor([[2, -1]]).expand(B, 2))
     assert ids.shape == scores.shape == (B, 7)
@@ -75,7 +75,7 @@ def test_a_list_longer_than_the_classes_ends_in_padding(kind):
     assert bool((scores[:, 4:] == -torch.inf).all())
 
 
-def test_what_is_saved_is_what_is_loaded(index, tmp_path):
+def test_a_saved_index_is_loaded_unchanged(index, tmp_path):
     index.save(tmp_path / "classes.faiss")
     loaded = load_index(tmp_path / "classes.faiss")
     for got, want in zip(loaded.topk(queries(), K), index.topk(queries(), K), strict=True):
@@ -84,28 +84,28 @@ def test_what_is_saved_is_what_is_loaded(index, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["hnsw", "ivf"])
-def test_without_queries_class_rows_stand_in(kind):
+def test_without_queries_the_effort_is_tuned_on_class_rows(kind):
     weight, bias = model()
     index = build_index(weight, bias, kind)
     rows = weight[::9]
     assert measured_recall(index, rows, exact(rows, weight, bias).indices, K) > 0.9
 
 
-def test_faiss_takes_no_more_threads_than_torch():
+def test_faiss_uses_as_many_threads_as_torch():
     torch.set_num_threads(1)
     build_index(*model(5))
     assert faiss.omp_get_max_threads() == torch.get_num_threads() == 1
 
 
-def test_a_missing_library_is_named(monkeypatch):
+def test_the_error_without_faiss_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(UsageError, match=r'FAISS is not installed\. pip install "tapas-softmax\['):
         build_index(*model(5))
 
 
-def test_bad_input_is_named(tmp_path):
+def test_errors_name_the_bad_input(tmp_path):
     weight, bias = model(5)
-    with pytest.raises(DataError, match=r"weight or bias holds NaN or inf, which no index can"):
+    with pytest.raises(DataError, match=r"weight or bias contains NaN or inf\. The model has"):
         build_index(weight / 0, bias)
     with pytest.raises(UsageError, match=r"bias has shape \(4,\); expected \(C=5\)"):
         build_index(weight, bias[:4])
@@ -116,7 +116,7 @@ def test_bad_input_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"there is no file .*none\.faiss\."):
         load_index(tmp_path / "none.faiss")
     (tmp_path / "bad.faiss").write_bytes(b"not an index")
-    with pytest.raises(DataError, match=r"bad\.faiss is damaged or no FAISS index\. Export it"):
+    with pytest.raises(DataError, match=r"bad\.faiss is damaged or not a FAISS index\. Export it"):
         load_index(tmp_path / "bad.faiss")
     with pytest.raises(UsageError, match=r"cannot write .*x\.faiss: there is no folder"):
         build_index(weight, bias).save(tmp_path / "none" / "x.faiss")

@@ -1,4 +1,4 @@
-"""Recommending, with an encoder and a ranker whose answers are known in the head."""
+"""Recommendations with an encoder and a ranking whose results are obvious."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ C, T = 31, 4
 
 
 class Recorder:
-    """The query is the sum of the ids seen; the best classes are the lowest not excluded."""
+    """The query is the sum of the ids; the best classes are the lowest that are not excluded."""
 
     def __init__(self):
         self.seen, self.excluded = [], []
@@ -23,8 +23,8 @@ class Recorder:
 
     def topk(self, query, k, exclude):
         self.excluded.append(exclude)
-        barred = [[]] * len(query) if exclude is None else exclude.tolist()
-        ids = [[c for c in range(C) if c not in row][:k] for row in barred]
+        excluded = [[]] * len(query) if exclude is None else exclude.tolist()
+        ids = [[c for c in range(C) if c not in row][:k] for row in excluded]
         return query.expand(-1, k), torch.tensor(ids)
 
 
@@ -38,7 +38,7 @@ def recommender(recorder):
     return Recommender(encode=recorder.encode, topk=recorder.topk, history_length=T)
 
 
-def test_the_model_sees_the_last_items_left_aligned_and_zeros_behind(recommender, recorder):
+def test_the_model_sees_the_last_items_padded_with_zeros_at_the_end(recommender, recorder):
     histories = [np.array([9, 1, 2, 3, 4, 5], dtype=np.int32), np.array([7])]
     scores, ids = recommender.recommend(histories, 3, exclude_seen=False)
     items, lengths = recorder.seen[0]
@@ -49,7 +49,7 @@ def test_the_model_sees_the_last_items_left_aligned_and_zeros_behind(recommender
     assert recorder.excluded == [None]
 
 
-def test_all_of_the_history_is_excluded_not_only_what_the_model_sees(recommender, recorder):
+def test_the_full_history_is_excluded_not_only_what_the_model_sees(recommender, recorder):
     histories = [np.array([0, 0, 1, 5, 6, 7, 8]), np.array([2, 2])]
     _, ids = recommender.recommend(histories, 3, exclude_seen=True)
     assert ids.tolist() == [[2, 3, 4], [0, 1, 3]]
@@ -57,7 +57,9 @@ def test_all_of_the_history_is_excluded_not_only_what_the_model_sees(recommender
 
 
 @pytest.mark.parametrize("num_histories", [0, 1, 256, 257, 600])
-def test_many_histories_go_in_batches_and_come_back_in_order(recommender, recorder, num_histories):
+def test_many_histories_are_ranked_in_batches_and_returned_in_order(
+    recommender, recorder, num_histories
+):
     histories = [np.array([i % C]) for i in range(num_histories)]
     scores, ids = recommender.recommend(histories, 2, exclude_seen=False)
     assert scores.shape == ids.shape == (num_histories, 2)
@@ -65,17 +67,17 @@ def test_many_histories_go_in_batches_and_come_back_in_order(recommender, record
     assert all(len(items) <= 256 for items, _ in recorder.seen)
 
 
-def test_bad_histories_are_named(recommender):
+def test_errors_name_the_bad_history(recommender):
     good = np.array([1])
     empty = (
-        "history 1 is empty: there is nothing to go by. Recommend the most popular instead, or "
-        "give --history."
+        "history 1 is empty, so there is nothing to predict from. Recommend the most popular "
+        "items instead, or give --history."
     )
     for bad, k, words in (
         (good[:0], 2, empty),
         (good[None], 2, "history 1 has shape (1, 1); expected (H,) class"),
-        (good / 2, 2, "history 1 has dtype float64; expected class ids"),
-        (-good, 2, "history 1 holds class -1; ids start at 0"),
+        (good / 2, 2, "history 1 has dtype float64; expected integer class ids"),
+        (-good, 2, "history 1 contains class -1; ids start at 0"),
         (good, 0, "k must be at least 1, got 0"),
     ):
         with pytest.raises(UsageError) as error:
