@@ -183,7 +183,7 @@ def test_a_full_disk_leaves_nothing_behind(single, tmp_path, monkeypatch, call):
 
 def test_a_checkpoint_of_several_processes_grows_in_the_same_way(single, tmp_path):
     """Rows in another order, in two files."""
-    whole = contents_of(Model())
+    saved = contents_of(Model())
 
     def write(folder: Path):
         return [write_rows(folder, number, parts(number)) for number in range(2)]
@@ -195,11 +195,11 @@ def test_a_checkpoint_of_several_processes_grows_in_the_same_way(single, tmp_pat
                 RowRange(order, number),
                 {k: t[order.ids_of(number)] if len(t) else t for k, t in table.tensors.items()},
             )
-            for name, table in whole.tables.items()
+            for name, table in saved.tables.items()
         }
 
     spread = CheckpointFolder(tmp_path / "two").save(
-        7, replace(whole, tables={}), {}, servers=write
+        7, replace(saved, tables={}), {}, servers=write
     )
     assert describe(spread)["processes"] == 2
     grow(spread, out := tmp_path / "grown" / "step-00000007", 30)

@@ -111,8 +111,8 @@ def test_inputs_and_copy_part_are_as_configured(data):
     own = {copy.age, copy.key, copy.gate, copy.gate_bias}
     (group,) = setup.optimizer.param_groups
     assert set(group["params"]) == {*setup.model.encoder.parameters(), *own}
-    begun = setup.model.state_dict()
-    assert all(torch.equal(value, begun[name]) for name, value in plain.state_dict().items())
+    initial = setup.model.state_dict()
+    assert all(torch.equal(value, initial[name]) for name, value in plain.state_dict().items())
     shared = build_training(
         replace(CONFIG, model=replace(CONFIG.model, inputs="shared")), *data
     ).model

@@ -19,11 +19,11 @@ LOG = {"log": {"files": ["a.parquet"]}}
     st.integers(1, 10**9),
     st.booleans(),
 )
-def test_what_is_written_reads_back_the_same(tmp_path_factory, name, number, whole, seen):
+def test_what_is_written_reads_back_the_same(tmp_path_factory, name, number, count, seen):
     config = build_config(
         {
             "log": {"files": [name, "b.csv"], "item": name},
-            "head": {"temperature": number, "num_samples": whole},
+            "head": {"temperature": number, "num_samples": count},
             "loop": {"exclude_seen": seen},
         }
     )

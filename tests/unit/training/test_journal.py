@@ -172,7 +172,7 @@ def test_a_journal_continued_within_a_second_has_a_later_file_name(tmp_path):
 
 
 def test_tensorboard_has_the_same_numbers_and_drops_later_steps_on_resume(tmp_path):
-    with warnings.catch_warnings(record=True) as heard:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         with Journal(tmp_path) as journal:
             for step in range(1, 8):
@@ -180,7 +180,7 @@ def test_tensorboard_has_the_same_numbers_and_drops_later_steps_on_resume(tmp_pa
         with Journal(tmp_path, resume_at=4) as journal:
             journal.write(5, "train", loss=math.inf)
             journal.write(5, "evaluate", recall=0.25)
-    assert heard == []
+    assert warned == []
     assert scalars(tmp_path, "train/loss") == [
         (1, 0.5),
         (2, 1.0),

@@ -57,7 +57,7 @@ def uninterrupted(tmp_path_factory):
 
     def uninterrupted(config):
         if config not in made:
-            made[config] = tmp_path_factory.mktemp("whole") / "run"
+            made[config] = tmp_path_factory.mktemp("uninterrupted") / "run"
             assert begin(config, made[config]).reason == "finished"
         return made[config]
 
@@ -121,7 +121,7 @@ def test_a_run_stopped_many_times_is_bit_identical(config, uninterrupted, tmp_pa
         optimizer=OptimizerConfig(encoder=optimizer, rows=rows, rows_lr=0.05, weight_decay=0.01),
         loop=replace(LOOP, precision="bfloat16" if case == "half precision" else "float32"),
     )
-    undisturbed = uninterrupted(config)
+    expected = uninterrupted(config)
     broken = tmp_path / "broken"
     outcome = begin(config, broken, should_stop=stopping(1))
     reasons = [outcome.reason]
@@ -129,8 +129,8 @@ def test_a_run_stopped_many_times_is_bit_identical(config, uninterrupted, tmp_pa
         outcome = session.resume(broken, should_stop=stopping(every))
         reasons.append(outcome.reason)
     assert reasons == ["interrupted", "interrupted", "interrupted", "finished"]
-    assert_same_end(undisturbed, broken)
-    tensors = CheckpointFolder(undisturbed / "checkpoints").load().tensors
+    assert_same_end(expected, broken)
+    tensors = CheckpointFolder(expected / "checkpoints").load().tensors
     state = [name for name in tensors if name.startswith("model.head.table.weight_")]
     assert len(state) == num_states
     if model["copy"]:
@@ -147,7 +147,7 @@ def test_a_run_killed_after_any_step_resumes_from_the_last_checkpoint(
     config, uninterrupted, tmp_path, at, seconds
 ):
     config = replace(config, loop=replace(LOOP, checkpoint_seconds=seconds))
-    undisturbed = uninterrupted(config)
+    expected = uninterrupted(config)
     broken, said = tmp_path / "broken", []
     with pytest.raises(KilledError):
         begin(config, broken, should_stop=killing(at))
@@ -158,14 +158,14 @@ def test_a_run_killed_after_any_step_resumes_from_the_last_checkpoint(
         "There is no checkpoint yet: starting again from step 0."
     )  # fmt: skip
     assert said[0] == start
-    assert_same_end(undisturbed, broken)
+    assert_same_end(expected, broken)
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])
 def test_killed_between_journal_and_checkpoint_no_line_is_duplicated(
     config, uninterrupted, tmp_path, monkeypatch, times
 ):
-    undisturbed = uninterrupted(config)
+    expected = uninterrupted(config)
     saves, save = count(1), CheckpointFolder.save
 
     def dying(*arguments, **options):
@@ -177,24 +177,24 @@ def test_killed_between_journal_and_checkpoint_no_line_is_duplicated(
     with pytest.raises(KilledError):
         begin(config, tmp_path / "broken")
     session.resume(tmp_path / "broken")
-    assert_same_end(undisturbed, tmp_path / "broken")
+    assert_same_end(expected, tmp_path / "broken")
 
 
 def test_resuming_a_finished_run_changes_nothing_unless_at_an_earlier_step(
     config, uninterrupted, tmp_path
 ):
-    undisturbed, run = uninterrupted(config), tmp_path / "run"
-    shutil.copytree(undisturbed, run)
+    expected, run = uninterrupted(config), tmp_path / "run"
+    shutil.copytree(expected, run)
     outcome = session.resume(run)
     assert (outcome.reason, outcome.step) == ("finished", STEPS)
     files = [path for path in (run / "checkpoints").rglob("*") if path.is_file()]
     assert all(
-        path.read_bytes() == (undisturbed / path.relative_to(run)).read_bytes() for path in files
+        path.read_bytes() == (expected / path.relative_to(run)).read_bytes() for path in files
     )
     first = CheckpointFolder(run / "checkpoints").steps()[0]
     assert first < STEPS
     session.resume(run, step=first)
-    assert_same_end(undisturbed, run)
+    assert_same_end(expected, run)
 
 
 def test_a_run_resumes_with_its_number_of_threads(config, tmp_path, monkeypatch):
@@ -241,8 +241,8 @@ def test_sigkill_at_ten_random_moments_gives_the_same_model(file, tmp_path):
         *(part for s in ("loop.checkpoint_seconds=0", "loop.evaluate_every=20", "model.history=8",
                          "loop.patience=99", "model.dropout=0.2") for part in ("--set", s)),
     ]  # fmt: skip
-    undisturbed, killed = tmp_path / "whole", tmp_path / "killed"
-    done = tapas("train", file, "--out", undisturbed, *settings)
+    expected, killed = tmp_path / "uninterrupted", tmp_path / "killed"
+    done = tapas("train", file, "--out", expected, *settings)
     assert done.returncode == 0, done.stderr
     saved = CheckpointFolder(killed / "checkpoints")
     draw, begun = random.Random(7), [0]
@@ -265,6 +265,6 @@ def test_sigkill_at_ten_random_moments_gives_the_same_model(file, tmp_path):
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["reason"] == "finished"
     assert len(set(begun)) > 5, "kills did not come after checkpoints"
-    assert_same_end(undisturbed, killed, num_steps)
+    assert_same_end(expected, killed, num_steps)
     unfinished = [path.name for path in killed.rglob(".*")]
     assert not unfinished

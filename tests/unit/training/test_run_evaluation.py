@@ -129,7 +129,7 @@ def test_what_cannot_be_evaluated_is_an_error(run, tmp_path):
             "other split.",
         ),
     ]
-    for judged, split, words in calls:
+    for evaluated, split, words in calls:
         with pytest.raises(UsageError) as error:
-            evaluate_run(judged, split=split)
+            evaluate_run(evaluated, split=split)
         assert str(error.value) == words

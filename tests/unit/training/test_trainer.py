@@ -33,7 +33,7 @@ class Script:
 def make(data, tmp_path):
     journals = []
 
-    def make(judge, *, clip=1.0, **loop):
+    def make(validate, *, clip=1.0, **loop):
         config = TrainConfig(
             log=LogSource(files=("x.parquet",)),
             model=ModelConfig(dim=4, history=5),
@@ -48,7 +48,7 @@ def make(data, tmp_path):
             LocalSteps(
                 built.model, built.windows, built.optimizer, seed=built.config.loop.seed, clip=clip
             ),
-            judge,
+            validate,
             CheckpointFolder(tmp_path / "checkpoints", keep=built.config.loop.keep),
             journals[-1],
             loop=built.config.loop,
@@ -116,10 +116,10 @@ def test_checkpoints_are_also_saved_by_the_clock(make):
 
 def test_the_journal_holds_the_mean_loss_since_its_last_line(make, tmp_path):
     trainer = make(Script(0.1, 0.2, 0.3), steps=7, evaluate_every=3)
-    losses, whole = [], trainer.model.loss
+    losses, original = [], trainer.model.loss
 
     def noted(*arguments, **options):
-        loss = whole(*arguments, **options)
+        loss = original(*arguments, **options)
         losses.append(float(loss.detach()))
         return loss
 
@@ -136,8 +136,8 @@ def test_the_journal_holds_the_mean_loss_since_its_last_line(make, tmp_path):
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_loss_that_is_not_finite_is_an_error_and_saves_nothing(make, bad):
     trainer = make(Script(0.1, 0.2))
-    whole = trainer.model.loss
-    trainer.model.loss = lambda *a, **o: whole(*a, **o) * (bad if trainer.state.step == 3 else 1)
+    original = trainer.model.loss
+    trainer.model.loss = lambda *a, **o: original(*a, **o) * (bad if trainer.state.step == 3 else 1)
     with pytest.raises(DataError) as error:
         trainer.run()
     assert trainer.checkpoints.steps() == [2]
