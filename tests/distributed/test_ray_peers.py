@@ -1,7 +1,7 @@
-"""Peers on Ray: what is asked is answered, by whom, once more after a death, and by nobody else.
+"""Peers on Ray: calls, errors, restarts, hangs, tokens and cleaning up.
 
-Every sentence of `ClassTable` is tried once more, for rows that are kept by two of them. One
-session serves the module; drivers that are killed or have no token run on their own.
+The contract tests of `ClassTable` are run once more for a table on two such servers. One Ray
+session serves all tests; drivers that are killed or have no token run in their own process.
 """
 
 import os
@@ -45,7 +45,7 @@ class TooManyWordsError(UsageError):
 
 
 class Clerk:
-    """A peer that does as it is told; `folder` remembers how often it was built."""
+    """A peer for tests; counts in `folder` how often it was built."""
 
     def __init__(self, folder, number):
         self.folder, self.number = Path(folder), number
@@ -82,7 +82,7 @@ class Clerk:
         }[how]
 
     def linger(self, name):
-        """The number of times it was asked; the first time it takes until its process dies."""
+        """How often it was called; the first call never returns."""
         file = self.folder / name
         with file.open("a") as opened:
             opened.write("x")
@@ -107,7 +107,7 @@ class Asker:
 
 
 class Shelf:
-    """One process that is server `number` of any number of tables: starting it takes seconds."""
+    """Server `number` of many tables in one process, because starting a process takes seconds."""
 
     def __init__(self, number):
         self.number, self.servers = number, {}
@@ -120,7 +120,7 @@ class Shelf:
 
 
 class Shelved:
-    """Peers that are the servers under one `key`."""
+    """The servers of the table `key`."""
 
     def __init__(self, peers, key):
         self.peers, self.key = peers, key
@@ -130,7 +130,7 @@ class Shelved:
         return self.peers.call(number, "ask", self.key, method, *args)
 
     def close(self):
-        """Others are on the same shelf."""
+        """Nothing: other tables use the same processes."""
 
 
 def fails_to_build(how):
@@ -144,7 +144,7 @@ def slow_to_build(folder, seconds):
     return Clerk(folder, "slow")
 
 
-# what a driver of its own does: a session, then another one with a peer, in which it is killed
+# opens a session and closes it, then opens another one with a peer, in which it is killed
 DRIVER = """
 import os, signal, sys, time
 from tapas.servers.ray_peers import RayPeers
@@ -161,14 +161,14 @@ with ray_session():
     print("open again", flush=True)
     time.sleep(600)
 """
-# what somebody else does who knows the address of the session
+# another process that knows the address of the session
 JOINER = """
 import sys
 from tapas import UsageError
 from tapas.servers.ray_session import ray_session
 try:
     with ray_session(sys.argv[1], timeout_seconds=40) as session:
-        print("joined", session.address, session.is_ours)
+        print("joined", session.address, session.is_local)
 except UsageError as error:
     print(error)
 """
@@ -190,21 +190,21 @@ REFUSED = [
         {"address": "ray://here:10001"},
         r"^the address of a Ray cluster must be HOST:PORT, got 'ray://here:10001'\. ",
     ),
-    ({"address": "127.0.0.1:1"}, r"^nothing answers at the Ray address 127\.0\.0\.1:1 \("),
+    ({"address": "127.0.0.1:1"}, r"^no answer from the Ray address 127\.0\.0\.1:1 \("),
     ({"object_store_bytes": 1000}, r"must be at least 80 MiB, got 1000\.$"),
     ({"timeout_seconds": 0}, r"^timeout_seconds must be above 0, got 0\.$"),
 ]
 
 
 @pytest.mark.parametrize(("options", "words"), REFUSED)
-def test_a_session_that_cannot_be_had_is_told_at_once(options, words):
+def test_a_session_that_cannot_be_opened_is_an_error_at_once(options, words):
     began = time.monotonic()
     with pytest.raises(UsageError, match=words):
         ray_session(**options).__enter__()
     assert time.monotonic() - began < 10
 
 
-def test_without_ray_the_cure_is_named(monkeypatch):
+def test_without_ray_the_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     words = r"needs Ray\. Install it with `pip install 'tapas-softmax\[ray\]'`\.$"
     with pytest.raises(UsageError, match=words):
@@ -213,7 +213,7 @@ def test_without_ray_the_cure_is_named(monkeypatch):
 
 @pytest.fixture(scope="module")
 def driver():
-    """Runs beside the tests, as most of it is waiting."""
+    """Runs while other tests do, because it mostly waits."""
     process = python(DRIVER)
     yield process
     process.kill()
@@ -246,7 +246,7 @@ def pid_of(peers, number):
     return peers.call(number, "pid").answer()
 
 
-def test_calls_are_answered_by_the_peer_that_was_asked(clerks):
+def test_calls_are_answered_by_the_peer_of_that_number(clerks):
     first, second = pid_of(clerks, 0), pid_of(clerks, 1)
     assert len({first, second, os.getpid()}) == 3
     assert clerks.describe(1) == f"clerk 1 (pid {second} on host 127.0.0.1)"
@@ -256,7 +256,7 @@ def test_calls_are_answered_by_the_peer_that_was_asked(clerks):
     assert clerks.restarts() == [0, 0]
 
 
-def test_arrays_small_large_and_shared_come_back_as_they_were(clerks):
+def test_small_large_and_shared_arrays_arrive_unchanged(clerks):
     for size in (3, 400_000):
         array = np.arange(size, dtype=np.float32)
         for sent in (array, clerks.share(array)):
@@ -265,7 +265,7 @@ def test_arrays_small_large_and_shared_come_back_as_they_were(clerks):
             assert np.array_equal(back, array)
 
 
-def test_a_call_is_done_when_its_answer_is_there(clerks):
+def test_a_call_is_done_when_it_is_answered(clerks):
     slow, quick = clerks.call(0, "nap", 1.5), clerks.call(1, "nap", 0.0)
     assert clerks.any_done([slow, quick], 20.0) == [quick]
     assert not slow.done()
@@ -276,7 +276,7 @@ def test_a_call_is_done_when_its_answer_is_there(clerks):
     assert clerks.any_done([], 1.0) == []
 
 
-def test_two_threads_may_ask_at_the_same_time(clerks):
+def test_two_threads_may_call_at_the_same_time(clerks):
     answers = {}
 
     def ask(name):
@@ -290,11 +290,11 @@ def test_two_threads_may_ask_at_the_same_time(clerks):
     assert answers == {k: [n + k for n in range(30)] for k in (100, 200)}
 
 
-def test_a_peer_has_one_thread_full_rights_to_the_processor_and_no_ear_for_ctrl_c(clerks):
+def test_a_peer_has_one_torch_thread_normal_priority_and_ignores_ctrl_c(clerks):
     assert clerks.call(0, "process").answer() == (1, os.nice(0), signal.SIG_IGN)
 
 
-def test_errors_of_ours_come_back_as_themselves(clerks):
+def test_errors_of_tapas_keep_their_type(clerks):
     with pytest.raises(UsageError) as caught:
         clerks.call(1, "fail", "ours").answer()
     assert str(caught.value) == "num_samples must be above 0, got -1."
@@ -303,11 +303,11 @@ def test_errors_of_ours_come_back_as_themselves(clerks):
         clerks.call(1, "fail", "peer").answer()
     assert str(caught.value) == "server 7 hangs."
     assert caught.value.ranks == (7,)
-    with pytest.raises(UsageError, match=r"^there is no clerk 2: there are 2, from 0\.$"):
+    with pytest.raises(UsageError, match=r"^there is no clerk 2\. Numbers are 0 to 1\.$"):
         clerks.call(2, "pid")
 
 
-def test_errors_of_others_name_the_peer(clerks):
+def test_other_errors_name_the_peer(clerks):
     pid = pid_of(clerks, 1)
     for method, args, last_line in (
         ("fail", ("theirs",), "ZeroDivisionError: division by zero"),
@@ -321,7 +321,7 @@ def test_errors_of_others_name_the_peer(clerks):
     assert pid_of(clerks, 1) == pid
 
 
-def test_peers_can_be_handed_to_peers_who_do_not_end_them(clerks):
+def test_peers_can_be_passed_to_other_peers_which_cannot_stop_them(clerks):
     askers = RayPeers.start("asker", [partial(Asker, clerks)])
     assert askers.call(0, "relay", 1, 20, 3).answer() == 23
     askers.call(0, "close_them").answer()
@@ -329,12 +329,12 @@ def test_peers_can_be_handed_to_peers_who_do_not_end_them(clerks):
     pid = ray.get(askers._actors[0].ping.remote())[0].pid
     askers.close()
     wait_until(lambda: not is_alive(pid))
-    with pytest.raises(PeerError, match=rf"^asker 0 \(pid {pid} .* is gone and is not started"):
+    with pytest.raises(PeerError, match=rf"^asker 0 \(pid {pid} .* has ended and is not restarted"):
         askers.call(0, "relay", 1, 2, 3).answer()
     assert clerks.call(1, "add", 2, 3).answer() == 5
 
 
-def test_a_killed_peer_comes_back_and_is_asked_again(clerks, folder):
+def test_a_killed_peer_is_restarted_and_called_again(clerks, folder):
     victim, other = pid_of(clerks, 0), pid_of(clerks, 1)
     built = len((folder / "built-0").read_text())
     call = clerks.call(0, "linger", "killed")
@@ -350,24 +350,24 @@ def test_a_killed_peer_comes_back_and_is_asked_again(clerks, folder):
     assert len((folder / "built-0").read_text()) == built + 1
 
 
-def test_a_verb_that_kills_is_not_asked_for_ever(clerks, monkeypatch):
+def test_a_method_that_kills_its_process_is_not_called_for_ever(clerks, monkeypatch):
     monkeypatch.setattr(ray_calls, "MAX_DEATHS", 2)
-    words = r"^clerk 1 \(pid \d+ .*\) has died 2 times in a row while it was asked for 'die': "
+    words = r"^clerk 1 \(pid \d+ .*\) has died 2 times in a row while running 'die': "
     with pytest.raises(PeerError, match=words) as caught:
         clerks.call(1, "die").answer()
     assert caught.value.ranks == (1,)
     assert clerks.call(1, "add", 1, 1).answer() == 2
 
 
-def test_a_hung_peer_is_named_in_time_and_welcome_when_it_is_back(clerks, monkeypatch):
+def test_a_hanging_peer_is_reported_in_time_and_used_again_afterwards(clerks, monkeypatch):
     monkeypatch.setattr(clerks, "seconds", 2.0)
     pid = pid_of(clerks, 1)
     os.kill(pid, signal.SIGSTOP)
     try:
         began = time.monotonic()
         words = (
-            rf"^clerk 1 \(pid {pid} on host 127\.0\.0\.1\) has not answered for 2 s: it hangs, or "
-            r"its host is cut off\.$"
+            rf"^clerk 1 \(pid {pid} on host 127\.0\.0\.1\) has not answered for 2 s: it hangs or "
+            r"is unreachable\.$"
         )
         with pytest.raises(PeerError, match=words):
             clerks.call(1, "add", 1, 2).answer()
@@ -378,9 +378,9 @@ def test_a_hung_peer_is_named_in_time_and_welcome_when_it_is_back(clerks, monkey
     assert pid_of(clerks, 1) == pid
 
 
-def test_a_peer_that_works_for_too_long_is_not_said_to_hang(clerks, monkeypatch):
+def test_a_peer_that_works_for_too_long_is_not_reported_as_hanging(clerks, monkeypatch):
     monkeypatch.setattr(clerks, "seconds", 1.0)
-    words = r"has worked on 'nap' for 1 s without an answer\. Allow it more seconds if that is"
+    words = r"has been running 'nap' for 1 s\. If it needs that long, raise the limit\.$"
     with pytest.raises(PeerError, match=words):
         clerks.call(1, "nap", 3.0).answer()
 
@@ -391,7 +391,7 @@ def test_a_peer_may_take_longer_to_build_than_to_answer(session, folder):
     peers.close()
 
 
-def test_a_peer_is_not_waited_for_without_end(session, folder):
+def test_starting_a_peer_has_a_time_limit(session, folder):
     words = r"^clerk 0( \(pid .*\))? is not ready after 0\.5 s\.$"
     with pytest.raises(PeerError, match=words):
         RayPeers.start("clerk", [partial(slow_to_build, str(folder), 60)], start_seconds=0.5)
@@ -404,7 +404,7 @@ def test_a_factory_that_fails_is_an_error_with_its_cause(session):
     make = ray.cloudpickle.dumps(partial(fails_to_build, "theirs"))
     host = ray_peers.ActorHost("clerk 1", make)
     name = rf"clerk 1 \(pid {os.getpid()} on host 127\.0\.0\.1\)"
-    for method in ("", "add"):  # whatever it is asked for
+    for method in ("", "add"):
         _, _, error = host.call(method)
         with pytest.raises(PeerError, match=rf"^{name} could not be built: OSError: no space left"):
             raise error
@@ -412,7 +412,7 @@ def test_a_factory_that_fails_is_an_error_with_its_cause(session):
 
 def test_a_factory_that_kills_its_process_is_not_called_for_ever(session, monkeypatch):
     monkeypatch.setattr(ray_calls, "MAX_DEATHS", 1)  # the start of each process takes seconds
-    words = r"^clerk 0( \(pid .*\))? has died 1 times in a row while it was built: "
+    words = r"^clerk 0( \(pid .*\))? has died 1 times in a row while being built: "
     with pytest.raises(PeerError, match=words):
         RayPeers.start("clerk", [partial(fails_to_build, "dies")])
 
@@ -428,7 +428,7 @@ def token_file():
 
 
 def test_nobody_gets_in_without_the_token(session):
-    """Told by Ray to whoever talks to it, and by us to whoever would join."""
+    """Ray refuses connections without it, and `ray_session` explains why."""
     address = session.address
     home = {"HOME": str(token_file().parent)}  # no token lies there
     processes = (
@@ -440,11 +440,11 @@ def test_nobody_gets_in_without_the_token(session):
     friend, stranger, liar, talker = (process.communicate(timeout=120) for process in processes)
     assert friend[0] == f"joined {address} False\n", friend
     assert stranger[0].startswith(
-        f"the Ray cluster at {address} is used with a token only, and there is none: "
+        f"joining the Ray cluster at {address} needs a token, but neither RAY_AUTH_TOKEN nor "
     ), stranger
     assert "`ray get-auth-token --generate`" in stranger[0]
     assert liar[0] == (
-        f"the Ray cluster at {address} does not accept our token. Put the cluster's own into "
+        f"the Ray cluster at {address} does not accept our token. Put the cluster's token into "
         "~/.ray/auth_token or RAY_AUTH_TOKEN.\n"
     ), liar
     assert processes[3].returncode != 0
@@ -452,13 +452,13 @@ def test_nobody_gets_in_without_the_token(session):
     assert not accepts_no_token(address)
 
 
-def test_the_token_and_the_sockets_are_for_this_user_alone(session):
+def test_the_token_and_the_sockets_are_private_to_this_user(session):
     assert token_file().stat().st_mode & 0o777 == 0o600
     assert token_file().parent.stat().st_mode & 0o777 == 0o700
     assert len(token_file().read_text()) == 64
 
 
-def test_whoever_is_connected_stays_connected(session):
+def test_an_existing_connection_is_used_and_stays_open(session):
     with ray_session() as found:
         assert found == (session.address, False)
     assert ray.is_initialized()
@@ -522,7 +522,7 @@ def make(shelves):
     return build
 
 
-IN_THIS_PROCESS_ONLY = {  # looks into its own rule, of which a server has a copy
+IN_THIS_PROCESS_ONLY = {  # inspects its selection rule, of which a server has a copy
     "test_select_draws_one_number_for_each_class_of_the_pool_from_the_generator_alone",
 }
 globals().update(

@@ -50,9 +50,13 @@ def config(file):
     )
 
 
+NEEDS_SERVERS = (
+    "service.workers and service.max_staleness need servers, but service.servers is 0. Add "
+    "--servers 2, for example."
+)
 REFUSED = [
-    (("--workers", 2), "service.workers and service.max_staleness need servers, but"),
-    (("--max-staleness", 0), "service.workers and service.max_staleness need servers, but"),
+    (("--workers", 2), NEEDS_SERVERS),
+    (("--max-staleness", 0), NEEDS_SERVERS),
     (("--servers", -1), "service.servers must be at least 0, got -1."),
     (("--servers", 1, "--workers", 0), "service.workers must be at least 1, got 0."),
     (
@@ -61,8 +65,8 @@ REFUSED = [
     ),
     (
         ("--servers", 2, "--ray-address", "127.0.0.1:1"),
-        "nothing answers at the Ray address 127.0.0.1:1 ([Errno 111] Connection refused). Start "
-        "the cluster with `RAY_AUTH_MODE=token ray start --head`, or leave the address out.",
+        "no answer from the Ray address 127.0.0.1:1 ([Errno 111] Connection refused). Start the "
+        "cluster with `RAY_AUTH_MODE=token ray start --head`, or leave the address out.",
     ),
     (("--servers", 54), "cannot spread 53 classes over 54 shards. Use at most 53."),
 ]

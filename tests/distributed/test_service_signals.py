@@ -100,7 +100,7 @@ def test_a_run_can_be_resumed_after_a_hanging_server_and_after_ctrl_c(file, tmp_
         step = checkpoints(tmp_path / "run").steps()[-1]
         assert said == (
             f"tapas: server 1 (pid {pid} on host 127.0.0.1) has not answered for {PATIENCE} s: it "
-            f"hangs, or its host is cut off. What was saved at step {step:,} is there: go on with "
+            f"hangs or is unreachable. The last checkpoint is step {step:,}. Continue with "
             "--resume."
         )
 

@@ -1,1 +1,1 @@
-"""Rows and encoders in processes of their own, on Ray: workers and servers."""
+"""Training with workers and parameter servers, in processes that Ray runs."""

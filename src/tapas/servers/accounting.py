@@ -1,4 +1,4 @@
-"""What the journal says of workers and servers: load, staleness, bytes, and what was lost."""
+"""Statistics of workers and servers for the journal: load, staleness, traffic, lost updates."""
 
 import time
 from collections import Counter
@@ -15,7 +15,7 @@ ENCODER = "encoder"
 
 @dataclass(slots=True)
 class StepStatistics:
-    """What the steps of a while took together."""
+    """Sums over the steps since the last entry of the journal."""
 
     steps: int = 0
     loss: float = 0.0
@@ -24,32 +24,32 @@ class StepStatistics:
     round_trips: int = 0
     rows: int = 0
     collided: int = 0
-    staleness: Counter[int] = field(default_factory=Counter)  # the worst of any server: steps
-    encoder_staleness: int = 0  # the worst
+    staleness: Counter[int] = field(default_factory=Counter)  # largest of all servers: steps
+    encoder_staleness: int = 0  # the largest
     step_seconds: float = 0.0  # summed over steps, which overlap
-    begun: float | None = None  # the first step
-    ended: float = 0.0  # the last
+    begun: float | None = None  # start of the first step
+    ended: float = 0.0  # end of the last step
 
     def begin(self) -> None:
         if self.begun is None:
             self.begun = time.perf_counter()
 
-    def add(self, taken: StepResult) -> None:
+    def add(self, result: StepResult) -> None:
         self.steps += 1
         self.ended = time.perf_counter()
-        self.step_seconds += taken.seconds
-        self.encoder_staleness = max(self.encoder_staleness, taken.encoder.staleness)
-        self.loss += taken.loss
-        self.sent_bytes += taken.sent_bytes
-        self.received_bytes += taken.received_bytes
-        self.round_trips += taken.round_trips
-        self.rows += sum(result.rows for result in taken.rows)
-        self.collided += sum(result.collided for result in taken.rows)
-        self.staleness[max(result.staleness for result in taken.rows)] += 1
+        self.step_seconds += result.seconds
+        self.encoder_staleness = max(self.encoder_staleness, result.encoder.staleness)
+        self.loss += result.loss
+        self.sent_bytes += result.sent_bytes
+        self.received_bytes += result.received_bytes
+        self.round_trips += result.round_trips
+        self.rows += sum(push.rows for push in result.rows)
+        self.collided += sum(push.collided for push in result.rows)
+        self.staleness[max(push.staleness for push in result.rows)] += 1
 
     @property
     def seconds(self) -> float:
-        """From the beginning of the first step to the end of the last."""
+        """From the start of the first step to the end of the last."""
         return 0.0 if self.begun is None else self.ended - self.begun
 
     def numbers(self) -> dict[str, Value]:
@@ -71,17 +71,18 @@ class StepStatistics:
 
 
 class SavedBy(NamedTuple):
-    """Which process of a server has saved, and the step of the checkpoint that it began from."""
+    """The process of a server that saved a checkpoint."""
 
     incarnation: str
-    restored: int
+    restored: int  # step of the checkpoint that it started from
 
 
 class LostUpdates:
-    """Which process of each server has applied which steps, as far back as one may begin from.
+    """Counts the updates that are lost when a server restarts from a checkpoint.
 
-    A server that dies comes back as it was at a checkpoint. What its earlier processes have
-    applied since is lost, unless the step was taken again.
+    A restarted server has the rows of a checkpoint. Updates that an earlier process applied
+    after it are lost, unless the step was repeated. So this keeps, for each server, which
+    process applied which step.
     """
 
     def __init__(self) -> None:
@@ -90,18 +91,18 @@ class LostUpdates:
         self._newest = 0  # the step of the newest checkpoint
 
     def begin(self, statuses: Mapping[str, Mapping[str, Any]]) -> None:
-        """Who is there before the first step."""
+        """Note the processes of the servers before the first step."""
         self._current = {name: status["incarnation"] for name, status in statuses.items()}
 
-    def note(self, taken: StepResult) -> None:
-        for name, version in versions_in(taken).items():
-            self._applied.setdefault(name, {})[taken.number] = version.incarnation
+    def note(self, result: StepResult) -> None:
+        for name, version in versions_in(result).items():
+            self._applied.setdefault(name, {})[result.number] = version.incarnation
 
     def close(self, step: int, saved: Mapping[str, SavedBy]) -> dict[str, int]:
-        """At the checkpoint of `step` that the processes `saved`, while no step is under way.
+        """Call at the checkpoint of `step`, written by the processes `saved`, between steps.
 
-        The servers that were started again since the last one, and how many updates of each
-        were rolled back.
+        Returns the servers that were restarted since the last checkpoint, with the number of
+        updates that each has lost.
         """
         lost = {}
         for name, now in saved.items():
@@ -110,27 +111,27 @@ class LostUpdates:
             if gone or self._current[name] != now.incarnation:
                 lost[name] = len(gone)
             self._current[name] = now.incarnation
-            # a server that dies while this one is saved may begin from the one before it
+            # a server that dies during this save may restart from the checkpoint before it
             left = {n: who for n, who in applied.items() if n >= self._newest and n not in gone}
             self._applied[name] = left
         self._newest = step
         return lost
 
 
-def versions_in(taken: StepResult) -> dict[str, Version]:
-    rows = {f"server {j}": result.version for j, result in enumerate(taken.rows)}
-    return rows | {ENCODER: taken.encoder.version}
+def versions_in(result: StepResult) -> dict[str, Version]:
+    rows = {f"server {j}": push.version for j, push in enumerate(result.rows)}
+    return rows | {ENCODER: result.encoder.version}
 
 
 class ServerLoad:
-    """How busy each server was between two looks at it."""
+    """How busy each server was since the last call of `numbers`."""
 
     def __init__(self) -> None:
         self._before: dict[str, dict[str, Any]] = {}
         self._at = time.perf_counter()
 
     def numbers(self, statuses: Mapping[str, Mapping[str, Any]]) -> dict[str, Value]:
-        """Of each server: the share of time it was busy, requests, and who waits before one."""
+        """For each server: busy share of the time, requests, mean and maximum queue length."""
         now = time.perf_counter()
         seconds, self._at = max(1e-9, now - self._at), now
         found: dict[str, Value] = {}

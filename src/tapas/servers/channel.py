@@ -1,7 +1,7 @@
-"""What one worker sends to the servers and hears from them.
+"""`ServerChannel`: the requests and pushes of one worker to all servers.
 
-Questions to all servers are under way together. Pushes carry (worker, sequence), and the oldest
-version of each server that they were computed from.
+Requests to several servers run concurrently. A push carries (worker, sequence), by which servers
+recognise a repeated one, and the oldest version of each server that it was computed from.
 """
 
 from collections import deque
@@ -19,17 +19,17 @@ from tapas.servers.peers import Call, Peers
 
 
 class Gradients(NamedTuple):
-    """Of one table, for one server."""
+    """Gradients of the rows of one table on one server."""
 
     ids: Ids  # (N,)
     weight: Floats  # (N, D)
     bias: Floats  # (N,), or (0,) for a table without biases
-    update: RowUpdate | None = None  # its present numbers; None: those that the server has
+    update: RowUpdate | None = None  # with current hyperparameters; None: those of the server
 
 
 @dataclass(slots=True)
 class Traffic:
-    """Bytes of arrays, from the worker's side; what carries them adds its own."""
+    """Bytes of the arrays that a worker sends and receives, without the transport's overhead."""
 
     sent_bytes: int = 0
     received_bytes: int = 0
@@ -38,25 +38,22 @@ class Traffic:
 
 @dataclass(slots=True)
 class ServerChannel:
-    """The channel of `worker`, which has one thread.
-
-    A push is heard of before the next one but `max_unacknowledged` is sent: 0 waits for each.
-    """
+    """Sends the requests and pushes of `worker`; for use by one thread."""
 
     servers: Peers
-    worker: int | str = field(default_factory=incarnation)  # no two channels may have the same
+    worker: int | str = field(default_factory=incarnation)  # unique for each channel
     sequence: int = 0  # of the next push
-    max_unacknowledged: int = 0
+    max_unacknowledged: int = 0  # pushes in flight before another waits; 0: wait for each
     traffic: Traffic = field(default_factory=Traffic)
     push_results: list[PushResult] = field(
         default_factory=list
     )  # of the last push whose results are known
     _unacknowledged: deque[tuple[int, list[Call]]] = field(default_factory=deque)  # by sequence
     _seen: dict[int, Version] = field(default_factory=dict)
-    _pending: list[dict[str, Gradients]] | None = None  # of each server: pushes that go as one
+    _pending: list[dict[str, Gradients]] | None = None  # inside `single_push`, for each server
 
     def request(self, method: str, requests: Mapping[int, Sequence[Any]]) -> dict[int, Any]:
-        """The answers of the servers that are asked, whose last part is a `Version`."""
+        """Call `method` on each server of `requests`; the last part of an answer is a `Version`."""
         calls = [self.servers.call(j, method, *request) for j, request in requests.items()]
         answers = {call.number: call.answer() for call in calls}
         for number, answer in answers.items():
@@ -65,34 +62,37 @@ class ServerChannel:
         return answers
 
     def share(self, array: Floats | Ids) -> Any:
-        """`array` as an argument of one question to all servers."""
+        """`array` as an argument of a request to all servers."""
         shared = self.servers.share(array)
-        if shared is not array:  # else it is counted with the question
+        if shared is not array:  # else it is counted with the request
             self.traffic.sent_bytes += self.servers.size * array.nbytes
         return shared
 
     def push(self, table: str, parts: Sequence[Gradients]) -> None:
-        """Send part j to server j, at once or with the rest of `single_push`."""
+        """Send part j to server j, now or at the end of `single_push`."""
         if self._pending is None:
             with self.single_push(self.sequence):
                 self.push(table, parts)
             return
         for mine, part in zip(self._pending, parts, strict=True):
             if table in mine:
-                raise UsageError(f"'{table}' is pushed twice in one push. Accumulate it first.")
+                raise UsageError(
+                    f"table '{table}' occurs twice in one push. Sum its gradients with "
+                    "`table.accumulate()` first."
+                )
             mine[table] = part
 
     @contextmanager
     def single_push(
         self, sequence: int, *, acknowledged_below: int | None = None
     ) -> Iterator[None]:
-        """All that is pushed inside goes as push number `sequence`; nothing after an exception.
+        """Send everything pushed inside as one push, number `sequence`; nothing on an exception.
 
         The worker has the results of all pushes with a sequence below `acknowledged_below`; by
         default, of those that this channel knows to be applied.
         """
         if self._pending is not None:
-            raise UsageError("a push is being made already; leave that block first.")
+            raise UsageError("single_push blocks cannot be nested; leave the outer one first.")
         if acknowledged_below is not None and acknowledged_below > sequence:
             raise UsageError(
                 f"acknowledged_below must be at most {sequence}, the sequence of this push, got "
@@ -133,14 +133,14 @@ class ServerChannel:
             for call in self._unacknowledged.popleft()[1]:
                 try:
                     push_results.append(call.answer())
-                except Exception as error:  # the other servers' parts are on their way all the same
+                except Exception as error:  # still wait for the other servers
                     errors.append(error)
             if errors:
                 raise errors[0]
             self.push_results = push_results
 
     def _note(self, number: int, version: Version) -> None:
-        """The first look at a server counts; after a restart its count has begun anew."""
+        """Keep the first version read; a restarted server counts from 0 again."""
         first = self._seen.get(number)
         if first is None or first.incarnation != version.incarnation:
             self._seen[number] = version
@@ -152,7 +152,7 @@ class ServerChannel:
 
 
 def num_bytes(message: Any) -> int:
-    """Of the arrays in `message`."""
+    """Total size of the arrays in `message`."""
     if isinstance(message, np.ndarray):
         return message.nbytes
     if isinstance(message, dict):

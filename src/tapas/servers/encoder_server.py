@@ -1,4 +1,4 @@
-"""The server of the encoder: its parameters, and the optimizer that moves them."""
+"""`EncoderServer`: the parameters of the encoder and their optimizer."""
 
 import os
 import socket
@@ -28,9 +28,9 @@ from tapas.training.run_folder import open_run
 
 
 class EncoderServer:
-    """Parameters by name, which travel as one flat array, in this order.
+    """Keeps `parameters` by name, and sends them as one flat array in this order.
 
-    A push is tagged as one of rows and is applied once. Threads may call; they take turns.
+    As on row servers, a repeated push is applied once. Methods may be called from threads.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class EncoderServer:
     def push(
         self, worker: int, sequence: int, acknowledged_below: int, seen: int, gradient: Floats
     ) -> PushResult:
-        """One step of the optimizer by `gradient` (P,), unless this push was applied before."""
+        """Step the optimizer with `gradient` (P,), unless this push was applied before."""
         with self._lock.hold("push"):
             self.applied_pushes.forget(worker, acknowledged_below)
             if (
@@ -70,9 +70,9 @@ class EncoderServer:
             return self.applied_pushes.add(worker, sequence, result)
 
     def state(self) -> tuple[dict[str, Floats], dict[str, Any], list[Any], Version, int]:
-        """Parameters by name, the optimizer's tensors and record as in checkpoints, who answers.
+        """For a checkpoint: parameters, the optimizer's tensors and record, and the version.
 
-        The last is the step of the checkpoint that this process began from.
+        The last item is the step of the checkpoint that this process started from.
         """
         with self._lock.hold("state"):
             learned = {name: to_array(p).copy() for name, p in self.parameters.items()}
@@ -98,7 +98,7 @@ class EncoderServer:
 
 
 def flatten(tensors: Any) -> torch.Tensor:
-    """All of them in a row, (P,)."""
+    """All numbers of `tensors` in one tensor, (P,)."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
@@ -109,13 +109,13 @@ def unflatten(whole: torch.Tensor, like: Mapping[str, torch.Tensor]) -> list[tor
 
 
 def start_encoder(path: Path) -> EncoderServer:
-    """The encoder's server of the run at `path`: as it began, or as its checkpoint has it."""
+    """The encoder server of the run at `path`, at its start or at its restore point."""
     run = open_run(path)
     parameters = {name: to_array(p) for name, p in dense_parameters(unconnected_model(run)).items()}
     step = restore_point(path)
     if step is None:
         return EncoderServer(parameters, run.config.optimizer)
-    servers = run.config.service.servers  # who check the rest of the files
+    servers = run.config.service.servers  # they check the other files
     found = run.checkpoints.load_dense(step, part=servers, parts=servers + 1)
     stored = {name: to_array(found.tensors[f"model.{name}"]) for name in parameters}
     server = EncoderServer(stored, run.config.optimizer, applied_below=step)

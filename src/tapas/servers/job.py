@@ -1,9 +1,9 @@
-"""A job: servers, the encoder's server and workers of one run, and the steps they take.
+"""`Job`: the row servers, the encoder server and the workers of a run, and their steps.
 
-Step k is begun when all steps before k - S are done, S being `max_staleness`: it misses the
-updates of at most S steps before it. As many after it may be faster, so that up to 2 S updates
-can come between what a step reads and what it pushes. With S = 0 steps are taken one by one, and
-the run is that of one process with as many shards. The worker that has least to do takes a step.
+With S = `max_staleness`, step k starts when all steps before k - S are done, so that it misses
+the updates of at most S earlier steps. Up to S later steps may overtake it, so that up to 2 S
+updates can lie between its reads and its push. With S = 0 steps run one after the other, and the
+result is that of one process with as many shards. Each step goes to the least busy worker.
 """
 
 from collections import Counter
@@ -30,15 +30,15 @@ from tapas.training.build import dense_parameters
 from tapas.training.journal import Value
 from tapas.training.run_folder import RunFolder
 
-POLL_SECONDS = 1.0  # between two looks at what is under way
+POLL_SECONDS = 1.0  # longest wait for a step before the calls are looked at again
 MAX_THREADS = 64
-DRIVER = -1  # reads, and pushes nothing
+DRIVER = -1  # the worker number of this process, which reads but never pushes
 
 
 class StartPeers(Protocol):
-    """Starts a process for each of `factories`, and again when it dies; see `Peers`.
+    """Starts a process for each of `factories`, and restarts it when it dies.
 
-    It need not wait for them: `Peers.ready` does.
+    It may return before they are ready; `Peers.ready` waits for them.
     """
 
     def __call__(
@@ -54,10 +54,10 @@ class StartPeers(Protocol):
 
 
 class Job:
-    """The processes of `run`, started by `start_peers` from `restore`, a step that was saved.
+    """The processes of `run`, started by `start_peers` at the checkpoint of step `restore`.
 
-    `model` is this process's view of what they train: its rows are on the servers, its encoder
-    is as `refresh` left it.
+    `model` is the trained model as seen from this process: its rows are on the servers, and
+    `refresh` copies its encoder from the encoder server.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class Job:
     ):
         service, seconds = run.config.service, run.config.loop.peer_seconds
         self.run, self.max_staleness = run, service.max_staleness or 0
-        self._next = restore or 0  # the step to be begun next
-        self._under_way: dict[int, Call] = {}
+        self._next = restore or 0  # the next step to start
+        self._in_flight: dict[int, Call] = {}
         self._done: dict[int, StepResult] = {}
         self._lost_updates, self.statistics = LostUpdates(), StepStatistics()
         self._restarts = [0] * service.workers
@@ -75,7 +75,7 @@ class Job:
         patience = {
             "seconds": seconds, "work_seconds": seconds, "start_seconds": service.start_seconds,
         }  # fmt: skip
-        # every worker may ask twice at a time, and the driver once
+        # every worker may make two calls at a time, and the driver one
         threads = min(MAX_THREADS, STEPS_AT_ONCE * service.workers + 1)
         with ExitStack() as stack:
             shards = [partial(start_server, run.path, j) for j in range(service.servers)]
@@ -94,44 +94,44 @@ class Job:
             patience["work_seconds"] += service.start_seconds + seconds
             self.workers = start_peers("worker", trainers, threads=STEPS_AT_ONCE, **patience)
             stack.callback(self.workers.close)
-            for peers in (self.servers, self.encoder, self.workers):  # they start side by side
+            for peers in (self.servers, self.encoder, self.workers):  # all start concurrently
                 peers.ready()
             self._lost_updates.begin(self._statuses())
             self._load = ServerLoad()
-            self._ending = stack.pop_all()
+            self._closing = stack.pop_all()
 
     def run_step(self, number: int, until: int) -> float:
         while number not in self._done:
             self._begin(number, until)
-            for call in self.workers.any_done(list(self._under_way.values()), POLL_SECONDS):
+            for call in self.workers.any_done(list(self._in_flight.values()), POLL_SECONDS):
                 self._finish(call)
         return self._done.pop(number).loss
 
     def _begin(self, number: int, until: int) -> None:
-        """All steps that may be under way when those before `number` are done."""
+        """Start all steps that may be in flight when those before `number` are done."""
         size = self.workers.size
         while (step := self._next) < min(until, number + self.max_staleness + 1):
             self.statistics.begin()
-            busy = Counter(call.number for call in self._under_way.values())
+            busy = Counter(call.number for call in self._in_flight.values())
             worker = min(range(size), key=lambda w: (busy[w], (w - step) % size))
-            self._under_way[step] = self.workers.call(worker, "step", step, number)
+            self._in_flight[step] = self.workers.call(worker, "step", step, number)
             self._next += 1
 
     def _finish(self, call: Call) -> None:
-        taken: StepResult = call.answer()
-        del self._under_way[taken.number]
-        self._done[taken.number] = taken
-        self._lost_updates.note(taken)
-        self.statistics.add(taken)
+        result: StepResult = call.answer()
+        del self._in_flight[result.number]
+        self._done[result.number] = result
+        self._lost_updates.note(result)
+        self.statistics.add(result)
 
     def drain(self) -> list[float]:
-        for call in list(self._under_way.values()):
+        for call in list(self._in_flight.values()):
             self._finish(call)
         done, self._done = self._done, {}
         return [done[number].loss for number in sorted(done)]
 
     def refresh(self) -> None:
-        """The encoder of `model` as it is on its server."""
+        """Copy the encoder's parameters from its server into `model`."""
         learned = dense_parameters(self.model)
         whole, _ = self.encoder.call(0, "pull").answer()
         for mine, now in zip(learned.values(), unflatten(to_tensor(whole), learned), strict=True):
@@ -141,15 +141,15 @@ class Job:
         self, checkpoints: CheckpointFolder, step: int, state: dict[str, Any], *, best: bool
     ) -> None:
         self.model.head.step = step
-        # in one answer: of two, the second might be that of a process that began anew
+        # in one call: between two calls the process might be restarted
         learned, moments, record, version, restored = self.encoder.call(0, "state").answer()
         for name, mine in dense_parameters(self.model).items():
             mine.data.copy_(to_tensor(learned[name]))
         saved = {ENCODER: SavedBy(version.incarnation, restored)}
 
-        def have_written(folder: Path) -> list[Any]:
+        def write_on_servers(folder: Path) -> list[Any]:
             calls = [self.servers.call(j, "save", str(folder)) for j in range(self.servers.size)]
-            answers = [_outcome(call) for call in calls]  # none writes any more
+            answers = [_outcome(call) for call in calls]  # after an error, no server still writes
             for j, answer in enumerate(answers):
                 if isinstance(answer, BaseException):
                     raise answer
@@ -159,15 +159,15 @@ class Job:
         held = contents_of(self.model)
         tensors = {**held.tensors, **{name: to_tensor(value) for name, value in moments.items()}}
         contents = replace(held, tensors=tensors, optimizers=record)
-        checkpoints.save(step, contents, state, best=best, servers=have_written)
+        checkpoints.save(step, contents, state, best=best, servers=write_on_servers)
         set_restore_point(self.run.path, step)
         self._lost = self._lost_updates.close(step, saved)
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """The processes have begun there."""
+        """Nothing to do: the processes have started at the checkpoint."""
 
     def events(self) -> Iterator[tuple[str, dict[str, Value]]]:
-        # first what no later question to a server may keep from being told
+        # restarts first: the call of `status` below may fail
         for name, count in self._lost.items():
             yield "restart", {"process": name, "rolled_back_updates": count}
         for number, times in enumerate(self.workers.restarts()):
@@ -182,8 +182,8 @@ class Job:
         return here | {ENCODER: self.encoder.call(0, "status").answer()}
 
     def close(self) -> None:
-        """End all processes. Safe to call twice."""
-        self._ending.close()
+        """Stop all processes. Safe to call twice."""
+        self._closing.close()
 
 
 def _outcome(call: Call) -> Any:

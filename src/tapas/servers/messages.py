@@ -1,4 +1,4 @@
-"""What travels between workers and servers: arrays, and a few numbers beside them."""
+"""Messages between workers and servers, and `AppliedPushes`, which drops repeated ones."""
 
 import os
 import socket
@@ -24,22 +24,22 @@ class Version(NamedTuple):
 
 
 def incarnation() -> str:
-    """A name that no other process, here or elsewhere, has or will have."""
+    """A unique name for the current process of a server or worker."""
     return f"{socket.gethostname()}:{os.getpid()}:{time.time_ns()}"
 
 
 class Scoring(NamedTuple):
-    """How a second pass scores; its queries travel beside it, once for all servers of a host."""
+    """Settings of a second pass; its queries are sent separately, shared by all servers."""
 
     rule: Selection
     temperature: float
-    complete: bool  # whether the queries that score are the whole batch
+    complete: bool  # whether all queries of the batch score the pool
 
 
 class ScoredRows(NamedTuple):
-    """A server's part of what the second pass keeps, K classes, and of T targets."""
+    """The K classes that a server keeps in a second pass, and the rows of its T targets."""
 
-    ids: Ids  # (K,) rising
+    ids: Ids  # (K,) ascending
     log_q: Floats  # (K,)
     rows: Floats  # (K + T, D)
     biases: Floats  # (K + T,)
@@ -47,30 +47,30 @@ class ScoredRows(NamedTuple):
 
 
 class PushResult(NamedTuple):
-    """What became of a push."""
+    """The result of a push."""
 
-    fresh: bool  # False: it had been applied before
-    staleness: int  # pushes of others applied between its reads and it
+    fresh: bool  # False if it had been applied before
+    staleness: int  # pushes applied between the reads of this one and itself
     rows: int
-    collided: int  # rows of these that others had moved in between
+    collided: int  # of these rows, those that other pushes moved in between
     version: Version
 
 
 def to_tensor(array: NDArray[Any]) -> Tensor:
-    """A copy: arrays that come from another process cannot be written to."""
+    """A copy of `array`; arrays from another process are read-only."""
     return torch.tensor(array)
 
 
 def to_array(tensor: Tensor) -> Any:
-    """For another process: contiguous, or all that a view is a part of would travel."""
+    """A contiguous array on the CPU; a view would send all of its base."""
     return tensor.detach().to("cpu").contiguous().numpy()
 
 
 class AppliedPushes:
-    """Pushes by (worker, sequence); all with a sequence below `applied_below` have been applied.
+    """Results of applied pushes by (worker, sequence), to answer repeated ones.
 
-    A worker says below which sequence it will never push again: those need no entry. What one
-    worker has heard of says nothing of the pushes of another.
+    All pushes with a sequence below `applied_below` are applied. Each worker says below which
+    sequence it will not send its pushes again, so that their results can be forgotten.
     """
 
     def __init__(self, applied_below: int = 0):
@@ -86,7 +86,7 @@ class AppliedPushes:
                 del self._entries[tag]
 
     def find(self, worker: int | str, sequence: int, version: Version) -> PushResult | None:
-        """What to answer to a push that has been applied before; None if it has not."""
+        """The result of a push that was applied before, else None."""
         found = self._entries.get((worker, sequence))
         if found is None and sequence >= self._forgotten_below.get(worker, self.applied_below):
             return None
@@ -94,6 +94,6 @@ class AppliedPushes:
         return found or PushResult(False, 0, 0, 0, version)
 
     def add(self, worker: int | str, sequence: int, result: PushResult) -> PushResult:
-        """Note that it is applied now."""
+        """Note that a push has been applied."""
         self._entries[worker, sequence] = result._replace(fresh=False)
         return result

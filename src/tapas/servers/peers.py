@@ -1,8 +1,8 @@
-"""Objects that live in other processes, asked by number; and the same thing in this one.
+"""`Peers`: objects in other processes, called by number; `InProcess`: the same in this process.
 
-Questions and answers are numpy arrays, numbers, text, and tuples and dicts of these. A process
-that dies is started again by whoever runs it, and what it had been asked is asked again: every
-method must bear being called twice.
+Arguments and answers are numpy arrays, numbers, strings, and tuples and dicts of these. If a
+process dies, it is restarted and its unanswered calls are made again, so every method must be
+safe to call twice.
 """
 
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ from tapas.errors import UsageError
 
 
 class Call(Protocol):
-    """A question under way."""
+    """A call to a peer that may not have been answered yet."""
 
-    number: int  # of the peer that was asked
+    number: int  # of the peer
 
     def done(self) -> bool:
-        """Whether `answer` would come back at once."""
+        """Whether `answer` would return at once."""
         ...
 
     def answer(self) -> Any:
-        """Wait for it. Raises what the method has raised, or PeerError if there is none to hear."""
+        """Wait for the answer. Raises the method's error, or PeerError if none comes."""
         ...
 
 
@@ -32,39 +32,39 @@ class Peers(Protocol):
     size: int
 
     def call(self, number: int, method: str, *args: Any) -> Call:
-        """Ask peer `number` for `method(*args)`; returns at once."""
+        """Start `method(*args)` on peer `number` without waiting for the answer."""
         ...
 
     def share(self, value: Any) -> Any:
-        """What to pass as an argument of several calls, so that one copy of `value` serves all."""
+        """`value` in a form that several calls can share as an argument without copies."""
         ...
 
     def any_done(self, calls: Sequence[Call], seconds: float) -> list[Call]:
-        """Those of `calls` that are done, as soon as one is; none after so many seconds."""
+        """The finished `calls`, as soon as there is one; empty after `seconds`."""
         ...
 
     def ready(self) -> None:
-        """Return once each can answer."""
+        """Wait until every peer can answer."""
         ...
 
     def restarts(self) -> list[int]:
-        """How often each was started again, as far as its answers have shown."""
+        """How often each peer was restarted, as seen in its answers."""
         ...
 
     def close(self) -> None:
-        """End the processes, if they were started from here. Safe to call twice."""
+        """Stop the processes if this object started them. Safe to call twice."""
         ...
 
 
 class InProcess:
-    """Peers that are objects of this process; a call is made when it is asked for."""
+    """Peers that are objects of this process; `call` runs the method at once."""
 
     def __init__(self, kind: str, objects: Sequence[Any]):
         self.kind, self.objects, self.size = kind, list(objects), len(objects)
 
     def call(self, number: int, method: str, *args: Any) -> "LocalCall":
         if not 0 <= number < self.size:
-            raise UsageError(f"there is no {self.kind} {number}: there are {self.size}, from 0.")
+            raise UsageError(f"there is no {self.kind} {number}. Numbers are 0 to {self.size - 1}.")
         return LocalCall(number, self.objects[number], method, args)
 
     def share(self, value: Any) -> Any:
@@ -84,7 +84,7 @@ class InProcess:
 
 
 class LocalCall:
-    """A call within this process; it succeeds or fails at once, and says so when asked."""
+    """A finished call within this process; an error is raised by `answer`."""
 
     def __init__(self, number: int, target: Any, method: str, args: tuple[Any, ...]):
         self.number = number
@@ -105,6 +105,6 @@ class LocalCall:
 
 
 def call_all(peers: Peers, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
-    """`method(*args)` of every peer, all under way together."""
+    """The answers of all peers to `method(*args)`, called concurrently."""
     calls = [peers.call(number, method, *args) for number in range(peers.size)]
     return [call.answer() for call in calls]

@@ -1,4 +1,4 @@
-"""One call of a Ray actor: patience with a peer that starts, none with one that hangs."""
+"""`RayCall`: one call of a Ray actor, with limits for starting, working and silence."""
 
 import threading
 import time
@@ -11,13 +11,13 @@ from tapas.servers.ray_session import import_ray
 if TYPE_CHECKING:
     from tapas.servers.ray_peers import RayPeers
 
-MAX_DEATHS = 4  # of a peer during one call: then the call itself is what kills it
-POLL_SECONDS = 0.25  # between two looks at the clock
-RETRY_SECONDS = 0.1  # between two tries to reach a peer that is being started again
+MAX_DEATHS = 4  # of a peer during one call: more means that the call itself kills it
+POLL_SECONDS = 0.25  # longest wait for Ray before the limits are checked again
+RETRY_SECONDS = 0.1  # between two attempts to reach a peer that is restarting
 
 
 class ProcessInfo(NamedTuple):
-    """One process of a peer: from the start of its process to the end of it."""
+    """A process of a peer; another one after each restart."""
 
     name: str
     pid: int
@@ -26,11 +26,11 @@ class ProcessInfo(NamedTuple):
 
 @dataclass(slots=True)
 class PeerState:
-    """What is known of a peer from here."""
+    """What this process knows of a peer."""
 
     process: ProcessInfo | None = None
     is_up: bool = False  # built, and not known to have died since
-    last_answer: float = -float("inf")  # when it last answered
+    last_answer: float = -float("inf")  # time of it
     processes: set[str] = field(default_factory=set)
 
     def answered(self, process: ProcessInfo, *, is_built: bool) -> None:
@@ -39,11 +39,11 @@ class PeerState:
 
 
 class RayCall:
-    """A call of one peer, made again whenever the peer's process dies under it."""
+    """A call of one peer, repeated whenever the peer's process dies during it."""
 
     def __init__(self, peers: "RayPeers", number: int, method: str, args: tuple[Any, ...]):
         self.number = number
-        self.awaited: Any  # Ray's name for what comes next; None while there is nobody to call
+        self.awaited: Any  # Ray's reference to the next answer; None while the peer is down
         self._pending_ping: Any
         self._peers, self._method, self._args = peers, method, args
         self._actor, self._seen = peers._actors[number], peers._seen[number]
@@ -66,7 +66,7 @@ class RayCall:
         return value
 
     def _send(self) -> None:
-        # one tuple: Ray serializes, and stores if it is large, every argument by itself
+        # as one tuple: Ray serializes every argument separately, and stores large ones
         shared = {i: a for i, a in enumerate(self._args) if isinstance(a, import_ray().ObjectRef)}
         plain = tuple(None if i in shared else a for i, a in enumerate(self._args))
         self.awaited = self._actor.call.remote(self._method, plain, tuple(shared), *shared.values())
@@ -77,7 +77,7 @@ class RayCall:
         return self._actor.ping.options(concurrency_group="ping").remote()
 
     def _look(self, seconds: float) -> bool:
-        """Wait so long at most for something to happen; whether the outcome is known."""
+        """Wait at most `seconds` for something to happen; returns whether the call is done."""
         if self._outcome is not None:
             return True
         if self.awaited is None:
@@ -94,7 +94,7 @@ class RayCall:
         except gone as told:
             self._lost(told, is_final=isinstance(told, ray.exceptions.ActorDiedError))
         except Exception as told:
-            self._give_up(f"cannot be asked for '{self._method}': {_first_line(told)}")
+            self._give_up(f"cannot run '{self._method}': {_first_line(told)}")
         else:
             self._seen.answered(process, is_built=self._is_asked or value)
             if self._is_asked:
@@ -104,22 +104,22 @@ class RayCall:
         return self._outcome is not None
 
     def _lost(self, error: Exception, *, is_final: bool) -> None:
-        """The peer has died, or is not there yet: knock until it is, and call again."""
+        """The peer has died, or does not exist yet: ping it until it answers, then call again."""
         now, patience, why = time.monotonic(), self._peers.start_seconds, _first_line(error)
         self._seen.is_up = False
         if self._is_asked:
             self._deaths, self._lost_since = self._deaths + 1, now
         self.awaited, self._lost_at = None, now
         if is_final and not self._is_asked:
-            self._give_up(f"is gone and is not started again: {why}")
+            self._give_up(f"has ended and is not restarted: {why}")
         elif self._deaths >= MAX_DEATHS:
-            doing = f"it was asked for '{self._method}'" if self._method else "it was built"
+            doing = f"running '{self._method}'" if self._method else "being built"
             self._give_up(f"has died {self._deaths} times in a row while {doing}: {why}")
         elif now - self._lost_since > patience:
-            self._give_up(f"has died and is not back after {patience:g} s: {why}")
+            self._give_up(f"has died and was not restarted within {patience:g} s: {why}")
 
     def _check_patience(self, ray: Any) -> None:
-        """Give up a peer that is silent for too long; find out before whether it is alive."""
+        """Give up on a peer that is silent for too long, after a ping whether it is alive."""
         seen, limit, start_limit = self._seen, self._peers.seconds, self._peers.start_seconds
         work_limit = self._peers.work_seconds or limit
         self._check_ping(ray)
@@ -128,10 +128,10 @@ class RayCall:
         silent = min(working, now - self._ping_answered)
         since = self._made if self._is_asked else self._lost_since
         if working > work_limit and seen.is_up and self._is_alive:
-            doing = f"has worked on '{self._method}' for {work_limit:g} s without an answer"
-            self._give_up(f"{doing}. Allow it more seconds if that is what it takes")
+            doing = f"has been running '{self._method}' for {work_limit:g} s"
+            self._give_up(f"{doing}. If it needs that long, raise the limit")
         elif silent > limit and (seen.is_up or self._is_alive):
-            self._give_up(f"has not answered for {limit:g} s: it hangs, or its host is cut off")
+            self._give_up(f"has not answered for {limit:g} s: it hangs or is unreachable")
         elif now - since > start_limit and not seen.is_up:
             self._give_up(f"is not ready after {start_limit:g} s")
         elif (
@@ -146,7 +146,7 @@ class RayCall:
             process, is_built = ray.get(self._pending_ping, timeout=0)
         except ray.exceptions.RayError as told:
             if not isinstance(told, ray.exceptions.GetTimeoutError):
-                self._pending_ping = None  # what was asked fails as well
+                self._pending_ping = None  # the call itself will fail, too
             return
         self._pending_ping, self._is_alive, self._ping_answered = None, True, time.monotonic()
         if not (self._seen.is_up and is_built and process == self._seen.process):
@@ -158,7 +158,7 @@ class RayCall:
     def _finish(self, value: Any, error: Exception | None) -> None:
         self._outcome = value, error
         self.awaited = self._pending_ping = None
-        self._args = ()  # large arrays may go
+        self._args = ()  # frees large arrays
 
 
 def _first_line(error: Exception) -> str:

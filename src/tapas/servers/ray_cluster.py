@@ -1,4 +1,4 @@
-"""What must be true of a Ray cluster before we join it: it answers to its token, and only to it."""
+"""Checks of a Ray cluster before joining it: it must require a token, and accept ours."""
 
 import os
 import socket
@@ -18,28 +18,28 @@ HIDDEN_VARIABLES = ("RAY_ADDRESS", "RAY_REDIS_ADDRESS", "RAY_AUTH_TOKEN", "RAY_A
 
 
 def check_cluster(address: str, timeout_seconds: float) -> str:
-    """The host of the cluster at `address`, or an error that says why it cannot be joined."""
+    """The host of the cluster at `address`. Raises UsageError if it cannot be joined safely."""
     host = _check_listens(address, timeout_seconds)
     if not _has_token():
         raise UsageError(
-            f"the Ray cluster at {address} is used with a token only, and there is none: neither "
-            f"RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH nor ~/.ray/auth_token. {MAKE_A_TOKEN}"
+            f"joining the Ray cluster at {address} needs a token, but neither RAY_AUTH_TOKEN nor "
+            f"RAY_AUTH_TOKEN_PATH is set, and ~/.ray/auth_token does not exist. {MAKE_A_TOKEN}"
         )
     told = _connection_error(address, timeout_seconds, TOKEN)
     if "InvalidAuthToken" in told:
         raise UsageError(
-            f"the Ray cluster at {address} does not accept our token. Put the cluster's own into "
+            f"the Ray cluster at {address} does not accept our token. Put the cluster's token into "
             "~/.ray/auth_token or RAY_AUTH_TOKEN."
         )
     if told:
         raise UsageError(
-            f"what listens at {address} does not answer as Ray does: {told}. The port must be "
-            "that of the cluster's head, 6379 if not said otherwise."
+            f"the server at {address} does not answer as Ray: {told}. The port must be that of "
+            "the cluster's head node, 6379 by default."
         )
     if accepts_no_token(address, timeout_seconds):
         raise UsageError(
-            f"the Ray cluster at {address} lets anybody in: whoever reaches its ports can run "
-            f"code there. {MAKE_A_TOKEN}"
+            f"the Ray cluster at {address} requires no token: anyone who can reach its ports can "
+            f"run code there. {MAKE_A_TOKEN}"
         )
     return host
 
@@ -55,7 +55,7 @@ def _check_listens(address: str, timeout_seconds: float) -> str:
         socket.create_connection((host.strip("[]"), int(port)), min(5.0, timeout_seconds)).close()
     except (OSError, OverflowError) as error:
         raise UsageError(
-            f"nothing answers at the Ray address {address} ({error}). Start the cluster with "
+            f"no answer from the Ray address {address} ({error}). Start the cluster with "
             "`RAY_AUTH_MODE=token ray start --head`, or leave the address out."
         ) from error
     return host
@@ -69,7 +69,7 @@ def _has_token() -> bool:
 
 
 def accepts_no_token(address: str, timeout_seconds: float = 30.0) -> bool:
-    """Whether the Ray at `address` talks to a process that has no token; yes if that is unknown."""
+    """Whether Ray at `address` may answer a process without a token; true if in doubt."""
     told = _connection_error(
         address, timeout_seconds, {"RAY_AUTH_MODE": "disabled"}, HIDDEN_VARIABLES
     )
@@ -79,7 +79,7 @@ def accepts_no_token(address: str, timeout_seconds: float = 30.0) -> bool:
 def _connection_error(
     address: str, timeout_seconds: float, settings: dict[str, str], hidden: Sequence[str] = ()
 ) -> str:
-    """Why a process with `settings` gets no answer of Ray's in good time; "" if it gets one."""
+    """Why a process with `settings` cannot connect to Ray in time; "" if it can."""
     script = "import sys; from ray._raylet import GcsClient as C; C(address=sys.argv[1])"
     try:
         asked = subprocess.run(

@@ -1,7 +1,7 @@
-"""Peers as Ray actors: each in a process of its own, started again when it dies.
+"""`RayPeers`: peers as Ray actors, each in its own process, restarted when it dies.
 
-Ray brings a dead process back, but not what it had been asked: a call is made again here.
-Arrays that arrive are read-only, in memory that all processes of a host share.
+Ray restarts a process but does not repeat its calls; `RayCall` does. Arrays arrive read-only, in
+memory that all processes of a host share.
 """
 
 import os
@@ -23,15 +23,15 @@ from tapas.servers.peers import Call, call_all
 from tapas.servers.ray_calls import POLL_SECONDS, RETRY_SECONDS, PeerState, ProcessInfo, RayCall
 from tapas.servers.ray_session import import_ray
 
-INLINE_BYTES = 1_000_000  # of an array that travels with its call
+INLINE_BYTES = 1_000_000  # smaller arrays are sent with the call itself
 
 
 class ActorHost:
-    """The process of one peer; builds it when first asked, so that it can be reached before."""
+    """The actor of one peer; builds the peer in its first call, so that pings work before."""
 
     def __init__(self, name: str, factory: bytes):
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started us
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver
         torch.set_num_threads(1)
         self._factory, self._lock, self._is_built = factory, threading.Lock(), False
         self._error: Exception | None = None
@@ -41,15 +41,15 @@ class ActorHost:
         self._name = f"{name} (pid {self._process.pid} on host {self._process.host})"
 
     def ping(self) -> tuple[ProcessInfo, bool]:
-        """Who is here, and whether it is ready to answer."""
+        """This process, and whether the peer is built."""
         return self._process, self._is_built
 
     def call(
         self, method: str, args: tuple[Any, ...] = (), places: tuple[int, ...] = (), *shared: Any
     ) -> tuple[ProcessInfo, Any, Exception | None]:
-        """What `method` answers, and what it raises; without a method, the peer is just built.
+        """Call `method` of the peer; returns its answer and its error. "" only builds the peer.
 
-        What is `shared` by several calls are the arguments at `places`.
+        `shared` are the arguments at positions `places`, which several calls share.
         """
         with self._lock:
             if not self._is_built:
@@ -63,22 +63,22 @@ class ActorHost:
         try:
             given = dict(enumerate(args)) | dict(zip(places, shared, strict=True))
             return self._process, getattr(self._target, method)(*given.values()), None
-        except BaseException as error:  # an exit too: only a signal ends this process
+        except BaseException as error:  # SystemExit, too: it must not end this process
             return self._process, None, self._as_error(error, f"failed in '{method}'")
 
     def _as_error(self, error: BaseException, did: str) -> Exception:
-        """An error of ours as it is, others by the last line of what Python says of them."""
+        """`error` if it is a TapasError, else a PeerError with its last line."""
         last_line = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
         told: Exception = PeerError(f"{self._name} {did}: {last_line}")
         if isinstance(error, TapasError):
-            with suppress(Exception):  # its constructor may want more than the words
+            with suppress(Exception):  # its constructor may take other arguments
                 told = pickle.loads(pickle.dumps(error))
         told.add_note(f"In {self._name}:\n" + "".join(traceback.format_exception(error)))
         return told
 
 
 class RayPeers:
-    """Peers that Ray runs, for whoever has started them and for those that are handed them."""
+    """Peers that Ray runs; can be pickled and passed to other processes, which cannot stop them."""
 
     def __init__(
         self,
@@ -105,22 +105,22 @@ class RayPeers:
         work_seconds: float | None = None,
         wait: bool = True,
     ) -> "RayPeers":
-        """One process for each of `factories`, which builds the peer.
+        """Start one process for each of `factories`.
 
         Args:
-            factories: called in the process, and again in the next one when that has died.
-            threads: so many calls of one peer run at the same time; with 1, in the order made.
-            seconds: a peer that owes an answer and is silent for so long is given up.
-            start_seconds: the same, for a process that starts and the peer that is built in it.
-            work_seconds: for one that is alive, and works on an answer; by default `seconds`.
-            wait: until all are built; `ready` does it later.
+            factories: build a peer in its process, and again after a restart.
+            threads: calls of one peer that run at the same time; with 1, in order.
+            seconds: limit of silence while an answer is due; then a PeerError.
+            start_seconds: the same while a process starts and its peer is built.
+            work_seconds: the same while a peer is alive and works; by default `seconds`.
+            wait: return when all are built; else call `ready` later.
         """
         limits = {"threads": threads, "seconds": seconds, "start_seconds": start_seconds}
         for name, value in limits.items():
             if not value > 0:
                 raise UsageError(f"{name} must be above 0, got {value!r}.")
         host = import_ray().remote(
-            # more processes than cores are welcome; Ray spreads what asks for something
+            # nearly 0, to allow more processes than cores; Ray spreads only actors above 0
             num_cpus=0.001,
             scheduling_strategy="SPREAD",
             max_restarts=-1,
@@ -128,7 +128,7 @@ class RayPeers:
             max_concurrency=threads,
             concurrency_groups={"ping": 1},
         )(ActorHost)
-        # as bytes: what hands peers on would lie in the object store, lost when that is full
+        # as bytes: a factory with peers in it would be put into the object store, which may fill up
         packed = [import_ray().cloudpickle.dumps(factory) for factory in factories]
         actors = [host.remote(f"{kind} {number}", factory) for number, factory in enumerate(packed)]
         peers = cls(kind, actors, seconds, start_seconds, work_seconds)
@@ -137,7 +137,7 @@ class RayPeers:
         return peers
 
     def ready(self) -> None:
-        """Wait until all are built; if one cannot be, none is kept."""
+        """Wait until all are built; if one fails, stop all."""
         with ExitStack() as stack:
             stack.callback(self.close)
             call_all(self, "")
@@ -145,12 +145,12 @@ class RayPeers:
 
     def call(self, number: int, method: str, *args: Any) -> RayCall:
         if not 0 <= number < self.size:
-            raise UsageError(f"there is no {self.kind} {number}: there are {self.size}, from 0.")
+            raise UsageError(f"there is no {self.kind} {number}. Numbers are 0 to {self.size - 1}.")
         return RayCall(self, number, method, args)
 
     def share(self, value: Any) -> Any:
         if getattr(value, "nbytes", INLINE_BYTES) < INLINE_BYTES:
-            return value  # cheaper several times than stored once
+            return value  # sending it several times is cheaper than storing it once
         return import_ray().put(value)
 
     def any_done(self, calls: Sequence[Call], seconds: float) -> list[Call]:
@@ -167,7 +167,7 @@ class RayPeers:
                 time.sleep(min(left, RETRY_SECONDS))
 
     def restarts(self) -> list[int]:
-        """How often each peer was started again, as far as its answers to us have shown."""
+        """How often each peer was restarted, as seen in its answers."""
         return [max(0, len(seen.processes) - 1) for seen in self._seen]
 
     def describe(self, number: int) -> str:
@@ -178,12 +178,12 @@ class RayPeers:
         )
 
     def close(self) -> None:
-        """End the processes, if they were started from here. Safe to call twice."""
+        """Stop the processes if this object started them. Safe to call twice."""
         mine, self._is_mine = self._is_mine, False
         for actor in self._actors if mine and import_ray().is_initialized() else ():
             import_ray().kill(actor, no_restart=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        # another host has another clock
+        # clocks of other hosts differ
         seen = [replace(each, last_answer=-float("inf")) for each in self._seen]
         return self.__dict__ | {"_is_mine": False, "_seen": seen}

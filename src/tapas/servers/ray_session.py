@@ -1,7 +1,7 @@
-"""Ray for the length of a block: a session of our own on this machine, or a cluster that runs.
+"""`ray_session`: a context with a local Ray session, or with an existing cluster.
 
-Ray unpickles whatever reaches its ports, so nobody may reach them without a token. A session of
-our own listens on the loopback interface only, and its token dies with it.
+Ray unpickles whatever it receives, so its ports must require a token. A local session listens on
+the loopback interface only, and its token is deleted with it.
 """
 
 import importlib
@@ -25,26 +25,26 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 OBJECT_STORE_BYTES = 256 * 2**20
 LEAST_STORE_BYTES = 80 * 2**20  # Ray refuses less than 75 MiB
 SOCKETS = "/tapas-12345678/r/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
-SOCKET_BYTES = 107  # the longest path of a socket
+SOCKET_BYTES = 107  # limit of the length of a socket's path
 LOCAL_ENVIRONMENT = TOKEN | {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_metrics_collection": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # keeps to the loopback interface, on Linux too
-    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # would copy the working folder
-    "RAY_worker_niceness": "0",  # Ray starts its processes with 15
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # would copy the working directory
+    "RAY_worker_niceness": "0",  # the default is 15
     "RAY_max_direct_call_object_size": "1000000",  # larger messages go through the object store
 }
 
 
 class RaySession(NamedTuple):
-    """Where Ray is, and whether it ends with the block."""
+    """The address of Ray, HOST:PORT, and whether it stops with the context."""
 
-    address: str  # HOST:PORT
-    is_ours: bool
+    address: str
+    is_local: bool
 
 
 def import_ray() -> Any:
-    """The library, or an error that says how to install it."""
+    """The module `ray`. Raises UsageError if it is not installed."""
     if sys.modules.get("ray") is not None:
         return sys.modules["ray"]
     before = dict(os.environ)
@@ -66,12 +66,12 @@ def ray_session(
     object_store_bytes: int = OBJECT_STORE_BYTES,
     timeout_seconds: float = 30.0,
 ) -> Iterator[RaySession]:
-    """Ray, for the length of the block; started here without an `address`, HOST:PORT.
+    """Connect to the Ray cluster at `address`, HOST:PORT, or start a local session.
 
-    A session of our own keeps at most `object_store_bytes` in shared memory; more goes to a file.
-    A process that is connected to Ray already stays connected, before and after, as it is.
-    The environment is left as it was. Enter it from a thread that lives as long as the block:
-    Linux ends the session together with the thread that has started it.
+    A local session keeps at most `object_store_bytes` in shared memory; more goes to a file. If
+    the process is already connected to Ray, that connection is used and stays open. Environment
+    variables are restored. Enter the context in a thread that outlives it: on Linux the session
+    ends with the thread that started it.
     """
     if not timeout_seconds > 0:
         raise UsageError(f"timeout_seconds must be above 0, got {timeout_seconds!r}.")
@@ -104,7 +104,7 @@ def _local_session(ray: Any, object_store_bytes: int) -> Iterator[RaySession]:
         token, inside = Path(folder, "token"), Path(folder, "r")
         token.touch(0o600)
         token.write_text(secrets.token_hex(32))
-        inside.mkdir()  # Ray opens its own folder to everybody; the one around it stays closed
+        inside.mkdir()  # Ray makes this folder readable for all; the one around it is private
         memory = Path("/dev/shm")
         fits = memory.is_dir() and shutil.disk_usage(memory).free >= object_store_bytes
         with (
@@ -119,7 +119,7 @@ def _local_session(ray: Any, object_store_bytes: int) -> Iterator[RaySession]:
                 _plasma_directory=None if fits else str(inside),
                 object_store_memory=object_store_bytes,
                 include_dashboard=False,
-                num_cpus=1,  # of which our actors ask for a thousandth each
+                num_cpus=1,  # each actor asks for a thousandth
             ) as address,
             _kill_agents_on_exit(ray),
         ):
@@ -143,7 +143,7 @@ def _connected(
     loopback: bool,
     **options: Any,
 ) -> Iterator[str]:
-    """`ray.init` with `environment` and without `hidden`, which only Ray's own processes keep."""
+    """`ray.init` with variables `environment` and without `hidden`; both are restored here."""
     before, on_terminate = dict(os.environ), signal.getsignal(signal.SIGTERM)
     try:
         try:
@@ -156,12 +156,12 @@ def _connected(
         except (ConnectionError, RuntimeError, ValueError) as error:
             why = str(error).splitlines()[0].rstrip(".")
             raise UsageError(
-                f"Ray ({address}) cannot be used from this host: {why}. If it is a cluster, the "
-                "host must be part of it: `RAY_AUTH_MODE=token ray start --address=HOST:PORT`."
+                f"Ray ({address}) cannot be used from this host: {why}. A host must be part of the "
+                "cluster that it uses: `RAY_AUTH_MODE=token ray start --address=HOST:PORT`."
             ) from error
         finally:
             _restore(before)
-            if on_terminate is not signal.SIG_DFL:  # Ray's own handler is better than none
+            if on_terminate is not signal.SIG_DFL:  # Ray's handler is better than none
                 _on_terminate(on_terminate)
         yield str(context.address_info["address"])
     finally:
@@ -171,7 +171,7 @@ def _connected(
 
 
 def _read_environment(*, needs_token: bool = True) -> None:
-    """Ray reads its settings when it is imported, and the token once: let it look again."""
+    """Make Ray read environment variables and token again; it does so only once by itself."""
     try:
         native = importlib.import_module("ray._raylet")
         native.Config.initialize("")
@@ -181,19 +181,19 @@ def _read_environment(*, needs_token: bool = True) -> None:
         on = False
     if needs_token and not on:
         raise UsageError(
-            "this version of Ray cannot be told to ask for a token. "
-            "Install a later one with `pip install --upgrade 'tapas-softmax[ray]'`."
+            "this version of Ray does not support tokens. Install a later one with "
+            "`pip install --upgrade 'tapas-softmax[ray]'`."
         )
 
 
 @contextmanager
 def _quiet_connection(*, loopback: bool) -> Iterator[None]:
-    """While a connection is made: no other interface, and no news of the dead on stdout later."""
+    """Connect on loopback only, and print no messages about dead processes later."""
     constants: Any = importlib.import_module("ray._private.ray_constants")
     worker: Any = importlib.import_module("ray._private.worker")
     clusters, listen = constants.ENABLE_RAY_CLUSTER, worker.listen_error_messages
     if loopback:
-        constants.ENABLE_RAY_CLUSTER = False  # else Ray makes 127.0.0.1 the host's own address
+        constants.ENABLE_RAY_CLUSTER = False  # else Ray replaces 127.0.0.1 by the host's address
     worker.listen_error_messages = lambda *_: None
     try:
         yield
@@ -214,7 +214,7 @@ def _restore(environment: dict[str, str]) -> None:
 
 @contextmanager
 def _kill_agents_on_exit(ray: Any) -> Iterator[None]:
-    """Should this process be killed, Ray's agents outlive it by a minute: a shell ends them."""
+    """Let a shell kill Ray's agents if this process is killed; they would live on for a minute."""
     raylet = ray._private.worker._global_node.all_processes["raylet"][0].process.pid
     below = importlib.import_module("psutil").Process(raylet).children()
     agents = [str(each.pid) for each in below if "Agent" in " ".join(each.cmdline())]

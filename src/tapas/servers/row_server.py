@@ -1,7 +1,7 @@
-"""A server: one shard of every table, and the methods by which workers reach its rows.
+"""`RowServer`: keeps one shard of every table, and reads, scores and updates its rows.
 
-All ids are global. A push carries (worker, sequence) and is applied once, however often it
-comes; each one applied is a version, by which reads and pushes say what they have seen.
+All ids are global. A push carries (worker, sequence) and is applied once, even if it arrives
+repeatedly. The number of applied pushes is the version of the rows.
 """
 
 import os
@@ -41,12 +41,12 @@ from tapas.tables.shard import Shard
 
 
 class CountedLock:
-    """A lock that counts who takes it for what, for how long, and who waited before."""
+    """A lock that counts, by method, how often and how long it is held, and its queue."""
 
     def __init__(self) -> None:
         self._lock, self._counting = threading.Lock(), threading.Lock()
         self._waiting = 0
-        self._queue: Counter[int] = Counter()  # how many were before a request, how often
+        self._queue: Counter[int] = Counter()  # length of the queue found by a request: times
         self._busy_seconds: dict[str, float] = {}
         self._requests: Counter[str] = Counter()
 
@@ -70,7 +70,7 @@ class CountedLock:
                 self._waiting -= 1
 
     def counts(self) -> dict[str, Any]:
-        """Since the beginning; answers while others wait."""
+        """The counts since the start; does not wait for the lock."""
         with self._counting:
             return {
                 "requests": dict(self._requests),
@@ -82,8 +82,8 @@ class CountedLock:
 class RowServer:
     """Server `number` with its `shards` of tables, by name.
 
-    Pushes of a sequence below `applied_below`, of any worker, are in the rows already. Threads may
-    call any method; they take turns.
+    Pushes of any worker with a sequence below `applied_below` are already in the rows. Methods
+    may be called from several threads; one runs at a time.
     """
 
     def __init__(self, number: int, shards: Mapping[str, Shard], *, applied_below: int = 0):
@@ -110,11 +110,15 @@ class RowServer:
         quota: int,
         wanted: Ids,
     ) -> ScoredRows:
-        """The `quota` of this server's part of a pool that the second pass keeps, with their rows.
+        """Run the second pass on this server's part of a pool; returns kept classes with rows.
 
-        `ids` (P,), `log_q` (P,) and `noise` (P,) are that part; it is scored by `query` (A, D),
-        whose targets are `target` (A, L). Where `how` is left out all of it stays, and nothing is
-        scored. `wanted` (T,) are targets that live here.
+        Args:
+            query:  (A, D) queries that score the pool.
+            target: (A, L) their targets.
+            how:    None keeps all classes and scores nothing.
+            ids, log_q, noise: (P,) the classes of the pool that are on this server.
+            quota:  number of classes to keep.
+            wanted: (T,) targets on this server, whose rows are returned, too.
         """
         with self._locked("score"):
             shard = self._shard(table)
@@ -142,7 +146,7 @@ class RowServer:
             )
 
     def rows(self, table: str, ids: Ids) -> tuple[Floats, Floats, Version]:
-        """Weights (N, D) and biases (N,) of `ids` (N,), which live here."""
+        """Weights (N, D) and biases (N,) of `ids` (N,), which must be on this server."""
         with self._locked("rows"):
             weight, bias = self._shard(table)._read(self._positions(table, to_tensor(ids)))
             return weight.numpy(), bias.numpy(), self._current_version()
@@ -155,11 +159,11 @@ class RowServer:
         seen: int | None,
         gradients: Mapping[str, Gradients],
     ) -> PushResult:
-        """Move rows by the `gradients` of each table, unless done before.
+        """Apply the `gradients` of each table, unless this push was applied before.
 
         The worker has the result of every push with a sequence below `acknowledged_below` and will
-        not send these again. `seen` is the number of pushes that the oldest rows read for this
-        one had seen; None if none were read. A push that is refused moves nothing.
+        not send these again. `seen` is the version of the oldest rows that it was computed from;
+        None if it read none. A push that raises an error changes nothing.
         """
         with self._locked("push"):
             self.applied_pushes.forget(worker, acknowledged_below)
@@ -227,30 +231,34 @@ class RowServer:
         if found != ((size, shard.dim), floats, (size if shard.has_bias else 0,), floats):
             raise UsageError(
                 f"a push to '{table}' has gradients {found} for {size} ids; expected float32, "
-                f"({size}, {shard.dim}) and one for each bias. Nothing was changed."
+                f"({size}, {shard.dim}) for weights and one number for each bias. Nothing was "
+                "changed."
             )
 
     def _update(self, table: str, part: Gradients) -> RowUpdate:
-        """By what the rows are moved: the numbers that came along, or those of this server."""
-        own: Any = self._shard(table).row_optimizer  # shards of servers are fused
+        """The update of the push, else that of this server."""
+        own: Any = self._shard(table).row_optimizer  # never None on servers
         if part.update is not None and type(part.update) is not type(own):
             raise UsageError(
-                f"'{table}' on server {self.number} is moved by {own.name}, got a push for "
-                f"{part.update.name}. Nothing was changed."
+                f"server {self.number} updates '{table}' with {own.name}, got a push for "
+                f"{part.update.name}. Use the same optimizer on workers and servers. Nothing was "
+                "changed."
             )
         return part.update or own
 
     def state(self, table: str) -> tuple[dict[str, NDArray[Any]], int]:
-        """All tensors of a shard in the order of its rows, float32, and its number of updates."""
+        """All tensors of a shard in float32, in the order of its rows, and its updates."""
         with self._locked("state"):
             shard = self._shard(table)
             return {
-                name: to_array(value.to(torch.float32, copy=True))  # rows move on before it leaves
+                name: to_array(
+                    value.to(torch.float32, copy=True)
+                )  # rows may move before it is sent
                 for name, value in shard.row_tensors().items()
             }, shard.num_updates
 
     def load(self, table: str, tensors: Mapping[str, NDArray[Any]], num_updates: int) -> None:
-        """Put back what `state` gave."""
+        """Load what `state` returned."""
         with self._locked("load"):
             shard = self._shard(table)
             for name, value in shard.row_tensors().items():
@@ -258,11 +266,11 @@ class RowServer:
             shard.num_updates = num_updates
 
     def num_updates(self, table: str) -> int:
-        """How often rows of `table` have been moved."""
+        """Number of updates of `table` so far."""
         return self._shard(table).num_updates
 
     def status(self) -> dict[str, Any]:
-        """Counts since this process began; answers while others wait."""
+        """Counts since this process started; does not wait for the lock."""
         return self._lock.counts() | {
             "server": self.number,
             "pid": os.getpid(),
@@ -288,14 +296,14 @@ class RowServer:
         return self.shards[table]
 
     def _positions(self, table: str, ids: Tensor) -> Tensor:
-        """Where the rows of `ids` (N,) are in the shard; native code would take any place."""
+        """Positions of `ids` (N,) in the shard, checked because native code does not."""
         shard = self._shard(table)
         positions = self._unchecked_positions(shard, ids)
         foreign = (positions < 0) | (positions >= shard.num_classes)
         if bool(foreign.any()):
             raise UsageError(
-                f"class {int(ids[foreign][0])} of '{table}' is not on server {self.number}: who "
-                "asks places classes otherwise. Build tables and servers from one TableSpec."
+                f"class {int(ids[foreign][0])} of '{table}' is not on server {self.number}: the "
+                "caller uses another placement. Build tables and servers from one TableSpec."
             )
         return positions
 

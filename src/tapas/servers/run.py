@@ -42,9 +42,9 @@ def train(
     on_progress: OnProgress = lambda tick: None,
     should_stop: ShouldStop = lambda: False,
 ) -> TrainResult:
-    """As `tapas.training.run.train`; workers and servers must see the same folders.
+    """As `tapas.training.run.train`, with workers and servers, which must see the same folders.
 
-    `start_peers` starts them; left out, Ray on this machine does.
+    `start_peers` starts their processes; by default Ray does, on this machine.
     """
     _check_can_start(config, start_peers)
     log, split = read_log(config, out, cache=cache, status=status, ranks=ONE_PROCESS)
@@ -69,22 +69,22 @@ def resume(
     on_progress: OnProgress = lambda tick: None,
     should_stop: ShouldStop = lambda: False,
 ) -> TrainResult:
-    """Go on from the newest checkpoint, or from that of `step`.
+    """Resume from the newest checkpoint, or from that of `step`.
 
-    `service` are other numbers of workers and servers than those it was begun with, if any.
+    `service` replaces the run's numbers of workers and servers.
     """
     run = reopen(folder, service)
     _check_can_start(run.config, start_peers)
     _check_shards(run.config, run.log.num_items)
-    torch.set_num_threads(run.num_threads)  # sums over threads are sums in another order
+    torch.set_num_threads(run.num_threads)  # another number would sum in another order
     split = split_log(run.log, run.config.split)
     with exclusive(folder):
         checkpoint = None
         if run.checkpoints.steps() or step is not None:
-            servers = run.config.service.servers  # who check the files of rows
+            servers = run.config.service.servers  # they check the files of rows
             checkpoint = run.checkpoints.load_dense(step, part=servers, parts=servers + 1)
         if service is not None:
-            write_config(run)  # which all processes read
+            write_config(run)  # all processes read it
         status(describe_resume(checkpoint))
         status(_describe_start(run.config, split))
         with _trainer(run, split, checkpoint, start_peers) as trainer:
@@ -103,42 +103,42 @@ def _describe_start(config: TrainConfig, split: Split) -> str:
 def _trainer(
     run: RunFolder, split: Split, checkpoint: Checkpoint | None, start_peers: StartPeers | None
 ) -> Iterator[Trainer]:
-    """The loop of `run` where `checkpoint` left it, its processes started by `start_peers`."""
-    run = replace(run, path=run.path.resolve())  # processes elsewhere have other working folders
+    """The trainer of `run` at `checkpoint`, with processes started by `start_peers`."""
+    run = replace(run, path=run.path.resolve())  # processes may have other working directories
     loop, restore = run.config.loop, checkpoint.step if checkpoint else None
     with ExitStack() as closing:
         start_peers = start_peers or closing.enter_context(on_ray())
         journal = closing.enter_context(Journal(run.path, resume_at=restore or 0))
         job = Job(run, split, start_peers, restore=restore)
         closing.callback(job.close)
-        judge = validator(run, split)
+        validate = validator(run, split)
 
-        def judge_now(model: SequenceModel) -> dict[str, float]:
+        def refresh_and_validate(model: SequenceModel) -> dict[str, float]:
             job.refresh()
-            return judge(model)
+            return validate(model)
 
-        # a server that is started again may still read the one before the newest
+        # a restarting server may still read the checkpoint before the newest
         kept = CheckpointFolder(run.checkpoints.folder, keep=max(2, loop.keep))
-        trainer = Trainer(job.model, job, judge_now, kept, journal, loop=loop)
+        trainer = Trainer(job.model, job, refresh_and_validate, kept, journal, loop=loop)
         if checkpoint is not None:
             trainer.resume(checkpoint)
         try:
             yield trainer
         except PeerError as error:
             saved = run.checkpoints.steps()
-            left = f"What was saved at step {saved[-1]:,} is there" if saved else "Nothing is saved"
-            raise PeerError(f"{error} {left}: go on with --resume.", error.ranks) from error
+            newest = f"The last checkpoint is step {saved[-1]:,}" if saved else "Nothing was saved"
+            raise PeerError(f"{error} {newest}. Continue with --resume.", error.ranks) from error
 
 
 def _check_can_start(config: TrainConfig, start_peers: StartPeers | None) -> None:
-    """An error if the workers and servers of `config` cannot be started, before any work."""
+    """Raise UsageError early if device or Ray are missing."""
     check_device(config.loop.device)
     if start_peers is None:
         import_ray()
 
 
 def _check_shards(config: TrainConfig, num_classes: int) -> None:
-    """An error if there are more servers than classes."""
+    """Raise UsageError if there are more servers than classes."""
     for spec in table_specs(config, num_classes).values():
         spec.layout()
 
@@ -149,7 +149,7 @@ def counted(number: int, thing: str) -> str:
 
 @contextmanager
 def on_ray(address: str | None = None) -> Iterator[StartPeers]:
-    """Ray on this machine, or the cluster at `address`."""
+    """Starts peers with Ray on this machine, or on the cluster at `address`."""
     from tapas.servers.ray_peers import RayPeers
     from tapas.servers.ray_session import ray_session
 

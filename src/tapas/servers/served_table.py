@@ -1,8 +1,8 @@
-"""The class table of workers and servers: the paper's Algorithm 2.
+"""`ServedTable`: a class table whose rows are on servers (the paper's Algorithm 2).
 
-A step of the head is two round trips. Queries and each server's part of the pool travel to the
-rows; each server scores its part and answers with its n/m classes and their rows, and with the
-rows of the targets that it has. Loss and gradients are computed here, and gradients travel back.
+A step is two round trips. The worker sends queries and each server its part of the pool; each
+server scores its part and returns the n/m classes that it keeps with their rows, and the rows of
+its targets. The worker computes loss and gradients, and pushes the gradients.
 """
 
 import dataclasses
@@ -29,15 +29,16 @@ from tapas.tables.shard import TableSpec
 
 
 class ServedTable(ClassTable):
-    """Rows on servers, reached by `channel`; on each they are the shard of `name`.
+    """The table `name`, whose shards are on the servers of `channel`.
 
     Args:
-        fused: gradients are pushed at the end of `backward`, and moved by the formula of `spec`.
-            False leaves them to an optimizer of the same kind in `tapas.optim`. Learning rates
-            travel with every push; what is remembered of the rows is on the servers either way.
+        spec: the settings that the shards were built from.
+        fused: push gradients at the end of `backward`, to be applied by the update of `spec`.
+            False leaves that to an optimizer of the same kind in `tapas.optim`. In both cases
+            hyperparameters are sent with every push, and the state of rows is on the servers.
 
-    What other workers push, and what this one has pushed but not heard of, reads may miss;
-    `flush` waits for the latter.
+    Reads may miss pushes of other workers, and unacknowledged pushes of this one; `flush` waits
+    for the latter.
     """
 
     def __init__(
@@ -57,9 +58,9 @@ class ServedTable(ClassTable):
                 f"the rows of '{name}' are in {spec.num_shards} shards, but there are "
                 f"{channel.servers.size} servers. One shard goes to each server."
             )
-        self.channel = channel  # that of all tables of a model
+        self.channel = channel  # shared by all tables of a model
         self.name, self.spec, self.placement = name, spec, spec.layout()
-        self.rows_in_state = True  # False leaves them out of `state_dict`: servers save them
+        self.rows_in_state = True  # whether `state_dict` contains the rows
         self.fused, self._device = fused, torch.device(device)
         self.gradients.to(self._device)
 
@@ -86,7 +87,7 @@ class ServedTable(ClassTable):
     def sampled_logits(
         self, batch: GlobalBatch, pool: Candidates, second_pass: SecondPass | None = None
     ) -> tuple[Tensor, Tensor]:
-        """As in `ClassTable`, in one round trip: the rows of targets ride with the kept."""
+        """As in `ClassTable`, in one round trip, which also fetches the rows of targets."""
         with torch.no_grad():
             pool = self._check_candidates(pool, second_pass)
             wanted = torch.unique(batch.target[batch.target >= 0]).cpu()
@@ -99,9 +100,9 @@ class ServedTable(ClassTable):
     def _score(
         self, pool: Candidates, second_pass: SecondPass | None, wanted: list[Tensor]
     ) -> list[ScoredRows]:
-        """One round trip: every server's part of the pool, and of the targets that are `wanted`.
+        """One round trip: the kept classes of each server, and the rows of targets `wanted`.
 
-        Without a second pass servers keep all of it, and score nothing.
+        Without a second pass servers keep the whole pool and score nothing.
         """
         pool = Candidates(pool.ids.cpu(), pool.log_q.cpu())
         nothing = to_array(torch.empty(0, 0))
@@ -133,7 +134,7 @@ class ServedTable(ClassTable):
         return merge_candidates(parts).to(self.device)
 
     def _split(self, ids: Tensor) -> list[Tensor]:
-        """Which of `ids` (N,) live on each server, by their places in `ids`."""
+        """For each server, the positions in `ids` (N,) of its classes."""
         owner = self.placement.shard(ids)
         return [(owner == number).nonzero()[:, 0] for number in range(self.num_shards)]
 
@@ -152,16 +153,16 @@ class ServedTable(ClassTable):
     def check_update(self, update: RowUpdate) -> None:
         if type(update) is not type(self.spec.row_optimizer):
             raise UsageError(
-                f"the servers move '{self.name}' by {self.spec.row_optimizer.name}, not by "
-                f"{update.name}: what it remembers is on the servers. Build both alike."
+                f"the servers update '{self.name}' with {self.spec.row_optimizer.name}, not with "
+                f"{update.name}, and keep its state. Use the same optimizer on both."
             )
 
     def move_rows(
         self, update: RowUpdate, gradients: RowGradients, state: dict[str, Tensor] | None
     ) -> None:
         ids, weight_grad, bias_grad = gradients
-        sent = dataclasses.replace(update)  # as it is now: it may be changed under way
-        # summed here: fewer rows travel, and Adagrad and Adam want the sum
+        sent = dataclasses.replace(update)  # a copy: it may change before the push is sent
+        # summed here: fewer rows are sent, and Adagrad and Adam need the sum
         distinct, where = torch.unique(ids.cpu(), return_inverse=True)
         weight = torch.zeros(len(distinct), self.dim).index_add_(0, where, weight_grad.cpu())
         bias = torch.zeros(len(distinct) if self.has_bias else 0)
@@ -197,7 +198,7 @@ class ServedTable(ClassTable):
         ).values()
         value = torch.cat([to_tensor(found[0]) for found in answers], dim=1)
         ids = torch.cat([to_tensor(found[1]) for found in answers], dim=1)
-        last = torch.iinfo(torch.int64).max  # nothing is no class, and comes last
+        last = torch.iinfo(torch.int64).max  # -1 stands for no class and is sorted last
         value, ids = merge_topk(value, ids.masked_fill(ids < 0, last), k)
         return value.to(self.device), ids.masked_fill(value == -torch.inf, -1).to(self.device)
 
@@ -218,7 +219,7 @@ class ServedTable(ClassTable):
         self.channel.servers.close()
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """All rows by id, as a `LocalTable` has them; they must fit here."""
+        """All rows by id, as in a `LocalTable`; they must fit into this process."""
         self.flush()
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if not self.rows_in_state:
@@ -230,7 +231,7 @@ class ServedTable(ClassTable):
         order = torch.cat([self.placement.ids_of(number) for number in range(self.num_shards)])
         for name in parts[0]:
             whole = torch.cat([part[name] for part in parts])
-            if len(whole):  # without biases there is nothing to put in order
+            if len(whole):  # empty without biases
                 whole[order] = whole.clone()
             stored = self.spec.dtype if name in ("weight", "bias") else torch.float32
             destination[prefix + name] = whole.to(stored)
@@ -259,7 +260,7 @@ class ServedTable(ClassTable):
         super()._load_from_state_dict(rest, prefix, local_metadata, strict, *lists)
 
     def state_numbers(self) -> dict[str, int | float]:
-        """What a fused `LocalTable` would say; servers are told with their rows."""
+        """The same as of a fused `LocalTable`; servers get their numbers in `load`."""
         return {
             "seed": self.spec.seed,
             "num_updates": max(call_all(self.channel.servers, "num_updates", (self.name,))),
@@ -278,7 +279,7 @@ class ServedTable(ClassTable):
 
 
 class _Fetched:
-    """The rows that one round trip brought: of T targets and K kept classes."""
+    """The rows of T targets and K kept classes that one round trip has fetched."""
 
     def __init__(
         self,
@@ -288,13 +289,13 @@ class _Fetched:
         dim: int,
         device: torch.device,
     ):
-        """`wanted` (T,) rising; `parts` are the places in it of each server's targets."""
+        """`wanted` (T,) ascending; `parts` are the positions in it of each server's targets."""
         kept = [len(each.ids) for each in found]
-        num_own = max(1, len(wanted))  # padding reads a row, whichever
+        num_own = max(1, len(wanted))  # padding must read some row
         self.wanted = wanted.to(device)
         weight = torch.zeros(num_own + sum(kept), dim)
         bias = torch.zeros(len(weight))
-        # kept classes come in the order of their ids, as those of the candidates
+        # kept classes in the order of their ids, as in the candidates
         order = torch.cat([to_tensor(each.ids) for each in found]).argsort()
         place = torch.empty_like(order)
         place[order] = torch.arange(num_own, num_own + len(order))
@@ -305,7 +306,7 @@ class _Fetched:
         self.weight, self.bias = weight.to(device), bias.to(device)
 
     def read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Of (N + K,) targets and then the kept classes in their order."""
+        """Rows of `ids` (N + K,): any targets, then all kept classes in order."""
         own = torch.searchsorted(self.wanted, ids[: len(ids) - self.num_kept])
         own = own.clamp_(max=self.num_own - 1)
         rest = torch.arange(self.num_own, self.num_own + self.num_kept, device=ids.device)

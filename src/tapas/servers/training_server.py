@@ -1,4 +1,4 @@
-"""The servers of a run: each begins its shard of every table, or loads it, and saves it."""
+"""`TrainingServer`: a row server of a run, which starts from a checkpoint and saves its rows."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ FILE = "restore.json"
 
 
 def restore_point(run: Path) -> int | None:
-    """The step of the checkpoint to go on from; None is the beginning."""
+    """The step of the checkpoint from which servers start; None for the start of the run."""
     file = run / FILE
     try:
         step = json.loads(file.read_text(encoding="utf-8"))["step"]
@@ -36,12 +36,12 @@ def set_restore_point(run: Path, step: int | None) -> None:
 
 
 class TrainingServer(RowServer):
-    """A server that can save its rows; its tables have the names that checkpoints give them."""
+    """A row server that can save its rows; its tables are named as in checkpoints."""
 
     def save(self, folder: str) -> tuple[Written | WriteFailed, Version, int]:
-        """Write all rows kept here into `folder`, on the disk when this returns.
+        """Write all rows of this server into `folder` and flush them to disk.
 
-        The last is the step of the checkpoint that this process began from.
+        The last item is the step of the checkpoint that this process started from.
         """
         with self._locked("save"):
             kept = {
@@ -56,7 +56,7 @@ class TrainingServer(RowServer):
 
 
 def start_server(path: Path, number: int) -> TrainingServer:
-    """Server `number` of the run at `path`, as it began or as its checkpoint has it."""
+    """Server `number` of the run at `path`, at its start or at its restore point."""
     run = open_run(path)
     specs = table_specs(run.config, run.log.num_items)
     step = restore_point(path)
@@ -74,12 +74,12 @@ def start_server(path: Path, number: int) -> TrainingServer:
 
 @torch.no_grad()
 def load_rows(run: RunFolder, step: int, number: int, shards: dict[str, Shard]) -> None:
-    """Fill `shards` with what the checkpoint of `step` has for server `number`."""
+    """Load the rows of server `number` from the checkpoint of `step` into `shards`."""
     wanted = {name: shard.row_range for name, shard in shards.items()}
-    parts = run.config.service.servers + 1  # the last is that of the encoder
+    parts = run.config.service.servers + 1  # the encoder server reads the last
     found = run.checkpoints.load_rows(step, wanted, part=number, parts=parts)
     for name, shard in shards.items():
         for key, rows in shard.row_tensors().items():
-            if len(rows):  # a table without biases has none
+            if len(rows):  # empty for the biases of a table without them
                 rows.copy_(found.tensors[f"{name}.{key}"])
         shard.num_updates = found.numbers[name]["num_updates"]

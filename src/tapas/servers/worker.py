@@ -1,11 +1,11 @@
-"""A worker: takes steps of training against servers.
+"""`Worker`: runs training steps whose rows and encoder are on servers.
 
     pull the encoder; look up the inputs; encode; draw the pool
-    ask the servers: they score it, and answer with their share and its rows
-    loss, gradients; push those of rows and those of the encoder
+    the servers score the pool, and return the classes that they keep with their rows
+    loss and gradients; push those of rows and those of the encoder
 
-Everything in a step is named by its number: a step that is taken again, because the worker or
-a server has died under it, draws the same and pushes under the same tag.
+Random draws and pushes depend only on the number of the step. So a step that is repeated,
+because the worker or a server died during it, draws the same and is applied once.
 """
 
 import threading
@@ -32,15 +32,15 @@ from tapas.training.config import TrainConfig
 from tapas.training.run_folder import open_run
 from tapas.training.step import finite
 
-STEPS_AT_ONCE = 2  # steps of one worker at a time: one computes while the other waits for servers
+STEPS_AT_ONCE = 2  # for each worker: one computes while the other waits for servers
 
 
 class StepResult(NamedTuple):
-    """What became of a step."""
+    """The result of a step."""
 
     number: int
     loss: float
-    rows: list[PushResult]  # of each server
+    rows: list[PushResult]  # one for each server
     encoder: PushResult
     sent_bytes: int  # to and from all servers
     received_bytes: int
@@ -49,7 +49,7 @@ class StepResult(NamedTuple):
 
 
 class ModelReplica:
-    """One step at a time: a model of its own, and a channel of its own."""
+    """A copy of the model with its own channel, for one step at a time."""
 
     def __init__(
         self, worker: int, config: TrainConfig, train_counts: NDArray[np.int64], servers: Peers
@@ -68,7 +68,7 @@ class ModelReplica:
 
 
 class Worker:
-    """Worker `number`, whose steps may be asked for by several threads."""
+    """Worker `number`; `step` may be called from several threads."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Worker:
             self._replicas.put(ModelReplica(number, config, train_counts, servers))
 
     def step(self, number: int, acknowledged_below: int) -> StepResult:
-        """Step `number` of the run, when all before step `acknowledged_below` are done."""
+        """Run step `number`; all steps before `acknowledged_below` are done."""
         replica = self._replicas.get()
         try:
             return self._run(replica, number, acknowledged_below)
@@ -106,7 +106,7 @@ class Worker:
         with replica.channel.single_push(number, acknowledged_below=acknowledged_below):
             loss = replica.model.loss(batch, generator=stream(seed, "dropout", number))
             value = finite(float(loss.detach()), number)
-            loss.backward()  # type: ignore[no-untyped-call]  # each table is pushed at its end
+            loss.backward()  # type: ignore[no-untyped-call]  # pushes each table at its end
             if clip is not None:
                 torch.nn.utils.clip_grad_norm_(replica.model.encoder.parameters(), clip)
             gradient = flatten(p.grad for p in replica.learned.values())
@@ -132,7 +132,7 @@ class Worker:
         )
 
     def _batch(self, number: int) -> SequenceBatch:
-        with self._reading:  # windows remember the order of one epoch
+        with self._reading:  # windows cache the order of one epoch
             return self.windows.batch(number)
 
 

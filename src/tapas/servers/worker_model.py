@@ -22,7 +22,7 @@ def worker_model(
     channel: ServerChannel,
     device: torch.device | None = None,
 ) -> tuple[SequenceModel, list[ServedTable]]:
-    """A model whose rows are on servers, and its tables; on the device of the run if left out."""
+    """A model whose rows are on servers, and its tables; by default on the run's device."""
     tables: list[ServedTable] = []
     device = device or check_device(config.loop.device)
 
@@ -36,7 +36,7 @@ def worker_model(
 
 
 def unconnected_model(run: RunFolder) -> SequenceModel:
-    """The same with nobody to ask, on the CPU: for what the encoder starts at."""
-    nobody = ServerChannel(InProcess("server", [None] * run.config.service.servers))
+    """The same on the CPU, without servers: for the initial parameters of the encoder."""
+    channel = ServerChannel(InProcess("server", [None] * run.config.service.servers))
     train_counts = split_log(run.log, run.config.split).train_counts
-    return worker_model(run.config, train_counts, nobody, torch.device("cpu"))[0]
+    return worker_model(run.config, train_counts, channel, torch.device("cpu"))[0]

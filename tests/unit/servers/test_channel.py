@@ -21,14 +21,14 @@ from tapas.tables.shard import TableSpec
 from tapas.training.memory_plan import Workload, traffic_designs
 
 C, D, M = 31, 5, 3
-LR = 0.5  # and gradients are whole numbers: sums are exact in any order
+LR = 0.5  # gradients are integers, so sums are exact in any order
 SPEC = TableSpec(C, D, M, SGD.fused(lr=LR), seed=4)
 PLACES = [SPEC.layout().ids_of(j).numpy() for j in range(M)]
 BILLION = 1_000_000_000
 
 
 class Held:
-    """A push that is on its way until somebody wants to hear of it."""
+    """A push that is in flight until its answer is wanted."""
 
     def __init__(self, peers, number, args):
         self.number, self.args = number, args
@@ -45,7 +45,7 @@ class Held:
 
 
 class Slow(InProcess):
-    """Pushes arrive when they are heard of, or when a test wants them to."""
+    """Peers that apply a push only when its answer is wanted."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -59,7 +59,7 @@ class Slow(InProcess):
 
 
 class Sealed(InProcess):
-    """What is shared travels under another name, and comes out at the other end."""
+    """Peers whose `share` returns a reference, as Ray's does."""
 
     def share(self, value):
         return lambda: value
@@ -85,7 +85,7 @@ def ones(counts=(1, 2, 0)):
 
 
 def push(channel, sequence, parts):
-    """As one of many workers, who cannot say that earlier pushes of others are over."""
+    """Push as one of many workers, without acknowledging earlier pushes."""
     with channel.single_push(sequence, acknowledged_below=0):
         channel.push("rows", parts)
     return [(result.staleness, result.collided) for result in channel.push_results]
@@ -96,7 +96,7 @@ def every_row(peers):
     return np.concatenate([weight for weight, _, _ in found])
 
 
-def test_all_that_is_pushed_in_a_block_is_one_push_with_a_number():
+def test_everything_pushed_in_a_block_is_one_push_with_one_number():
     channel = ServerChannel(servers(Slow), worker=7)
     with channel.single_push(5):
         channel.push("rows", ones())
@@ -115,7 +115,7 @@ def test_a_push_block_that_fails_sends_nothing():
     with pytest.raises(ValueError, match="is shorter"), channel.single_push(0):
         [channel.push(name, ones()[:n]) for name, n in (("rows", M), ("inputs", M - 1))]
     words = r"^acknowledged_below must be at most 3, the sequence of this push, got 4\.$"
-    # servers would take it for a repeat, and it would be lost
+    # servers would take it for a repeated push and drop it
     with pytest.raises(UsageError, match=words), channel.single_push(3, acknowledged_below=4):
         channel.push("rows", ones())
     assert versions(channel.servers) == [0, 0, 0]
@@ -124,10 +124,10 @@ def test_a_push_block_that_fails_sends_nothing():
     assert versions(channel.servers) == [1, 1, 1]
 
 
-def test_a_block_within_a_block_and_a_table_twice_are_refused():
+def test_nested_blocks_and_a_table_twice_in_a_push_are_refused():
     channel = ServerChannel(servers())
-    inner = r"^a push is being made already; leave that block first\.$"
-    twice = r"^'rows' is pushed twice in one push\. Accumulate it first\.$"
+    inner = r"^single_push blocks cannot be nested; leave the outer one first\.$"
+    twice = r"^table 'rows' occurs twice in one push\. Sum its gradients with"
     with channel.single_push(0):
         channel.push("rows", ones())
         with pytest.raises(UsageError, match=inner), channel.single_push(1):
@@ -138,7 +138,7 @@ def test_a_block_within_a_block_and_a_table_twice_are_refused():
     assert versions(channel.servers) == [1, 1, 1]
 
 
-def test_a_step_that_is_made_again_is_not_applied_again_and_numbers_go_on():
+def test_a_repeated_push_is_not_applied_again_and_sequences_continue():
     channel = ServerChannel(servers())
     for sequence in (0, 1, 2, 1):
         with channel.single_push(sequence, acknowledged_below=0):
@@ -151,8 +151,8 @@ def test_a_step_that_is_made_again_is_not_applied_again_and_numbers_go_on():
 
 @settings(max_examples=25)
 @given(st.lists(st.integers(0, 2), max_size=12), st.integers(0, 2))
-def test_workers_that_count_for_themselves_lose_nothing(turns, max_unacknowledged):
-    """Push 0 of one comes after push 5 of another."""
+def test_workers_with_their_own_sequences_lose_no_push(turns, max_unacknowledged):
+    """Push 0 of one worker may arrive after push 5 of another."""
     peers = servers(names=["rows"])
     channels = [
         ServerChannel(peers, worker, max_unacknowledged=max_unacknowledged) for worker in range(3)
@@ -169,8 +169,8 @@ def test_workers_that_count_for_themselves_lose_nothing(turns, max_unacknowledge
 
 @pytest.mark.parametrize("stride", [1, 3])
 @pytest.mark.parametrize("max_unacknowledged", [0, 1, 2])
-def test_a_push_on_its_way_is_not_settled(stride, max_unacknowledged):
-    """The servers' answers are lost, pushes come late and in any order: none is dropped."""
+def test_a_push_in_flight_is_not_acknowledged(stride, max_unacknowledged):
+    """Pushes arrive late and in any order: none is dropped."""
     channel = ServerChannel(servers(Slow), max_unacknowledged=max_unacknowledged)
     steps = [stride * k for k in range(5)]
     for k, step in enumerate(steps):
@@ -184,11 +184,11 @@ def test_a_push_on_its_way_is_not_settled(stride, max_unacknowledged):
     assert versions(channel.servers) == [5, 5, 5]
 
 
-def test_reads_may_miss_a_push_on_its_way_and_flush_waits_for_it():
+def test_reads_may_miss_a_push_in_flight_and_flush_waits_for_it():
     table = ServedTable(ServerChannel(servers(Slow), max_unacknowledged=2), "rows", SPEC)
     ids, grad = torch.arange(C), torch.ones(C, D)
     start = table.rows(ids)[0]
-    for applied in (0, 0, 1, 2):  # all but the last two have been heard of
+    for applied in (0, 0, 1, 2):  # all but the last two are acknowledged
         table.update(ids, grad, grad[:, 0])
         torch.testing.assert_close(table.rows(ids)[0], start - LR * applied)
     table.flush()
@@ -197,8 +197,8 @@ def test_reads_may_miss_a_push_on_its_way_and_flush_waits_for_it():
     assert versions(table.channel.servers) == [4] * M
 
 
-def test_what_went_wrong_with_a_push_is_heard_with_the_next_or_in_flush():
-    """An error of one server leaves no other unheard."""
+def test_the_error_of_a_push_is_raised_by_the_next_push_or_by_flush():
+    """The results of the other servers are still waited for."""
     words = r"^server 0 has no table 'items'\. It has: inputs, rows\.$"
     channel = ServerChannel(servers(Slow), max_unacknowledged=1)
     bad = ones()
@@ -220,13 +220,13 @@ def test_staleness_and_collisions_are_counted_from_the_oldest_read():
     for sequence in range(3):
         fast.rows(every)
         assert push(fast.channel, sequence, ones((1, 2, 0))) == [(0, 0)] * M
-    slow.rows(every)  # a second look does not make the first one younger
+    slow.rows(every)  # staleness counts from the first read
     assert push(slow.channel, 3, ones((2, 1, 1))) == [(3, 1), (3, 1), (3, 0)]
     slow.rows(every)
     assert push(slow.channel, 4, ones((2, 1, 1))) == [(0, 0)] * M
 
 
-def test_after_a_restart_staleness_is_counted_from_the_first_look_at_the_server_that_is_back():
+def test_after_a_restart_staleness_counts_from_the_first_read_of_the_new_process():
     channel = ServerChannel(servers())
     table = ServedTable(channel, "rows", SPEC)
     for sequence in range(4):
@@ -240,8 +240,8 @@ def test_after_a_restart_staleness_is_counted_from_the_first_look_at_the_server_
     assert channel.push_results[1].version == Version(channel.servers.objects[1].incarnation, 3)
 
 
-def test_what_was_not_read_is_not_stale():
-    """Nor does a server count, of which a step wanted nothing."""
+def test_a_push_without_reads_is_not_stale():
+    """Also on a server from which the step read nothing."""
     table = ServedTable(ServerChannel(servers()), "rows", SPEC)
     for _ in range(3):
         table.channel.push("rows", ones())
@@ -252,8 +252,8 @@ def test_what_was_not_read_is_not_stale():
 
 @pytest.mark.parametrize("peers", [InProcess, Sealed])
 @pytest.mark.parametrize("rule", [Top(), Priority(score_queries=None)], ids=repr)
-def test_bytes_are_those_of_algorithm_2(rule, peers):
-    """`traffic_designs` leaves out ids and what is drawn, and takes no row for two targets'."""
+def test_a_step_sends_the_bytes_of_algorithm_2(rule, peers):
+    """`traffic_designs` leaves out ids and noise, and counts a row for each target."""
     num_examples, num_targets, keep, factor = 6, 2, 7, 3
     draw = stream(0, "step")
     query = torch.randn(num_examples, D, generator=draw, requires_grad=True)
@@ -295,8 +295,8 @@ def test_bytes_are_those_of_algorithm_2(rule, peers):
     assert asked + answered + pushed == planned + uncounted - shared * row
 
 
-def test_numbers_of_an_optimizer_travel_with_every_push_and_are_no_bytes_of_arrays():
-    """As they are at that moment: they may be changed between steps, in both ways."""
+def test_every_push_carries_the_current_hyperparameters_and_they_are_not_counted_as_bytes():
+    """They may change between steps, for fused updates and for optimizers."""
     channels = [ServerChannel(servers(Slow)) for _ in range(2)]
     spec = SPEC._replace(row_optimizer=SGD.fused(lr=LR))  # whose number is changed below
     fused, given = (
@@ -315,13 +315,13 @@ def test_numbers_of_an_optimizer_travel_with_every_push_and_are_no_bytes_of_arra
     assert channels[0].traffic == channels[1].traffic
 
 
-def test_bytes_are_those_of_arrays_wherever_they_are():
+def test_num_bytes_counts_arrays_at_any_depth():
     message = ("rows", 3, None, np.zeros((2, 3), np.float32), {"a": [np.zeros(5, np.int64)]})
     assert num_bytes(message) == 2 * 3 * 4 + 5 * 8
 
 
 class Echo:
-    """Answers with what it was asked for, whatever its size."""
+    """A server that answers with the requested ids."""
 
     def __init__(self):
         self.pushed = []
@@ -338,7 +338,7 @@ class Echo:
 
 
 @pytest.mark.parametrize("placement", ["contiguous", "random"])
-def test_ids_of_a_billion_classes_reach_the_right_server_as_they_are(placement):
+def test_ids_of_a_billion_classes_reach_the_right_server_unchanged(placement):
     spec = TableSpec(BILLION, 1, 2, SGD.fused(), placement=placement)
     echoes = [Echo(), Echo()]
     table = ServedTable(ServerChannel(InProcess("server", echoes)), "rows", spec)

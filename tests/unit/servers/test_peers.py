@@ -1,4 +1,4 @@
-"""Objects asked by number, and what travels to them: arrays as another process delivers them."""
+"""Peers of this process, and arrays that arrive read-only, as from another process."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ B, C, D = 4, 31, 3
 
 
 class Clerk:
-    """Counts what it is asked."""
+    """Records its calls."""
 
     def __init__(self, number):
         self.number, self.asked = number, []
@@ -38,7 +38,7 @@ def clerks():
     return InProcess("clerk", [Clerk(number) for number in range(3)])
 
 
-def test_a_call_is_made_once_and_its_answer_is_told_or_raised_whenever_it_is_asked_for():
+def test_a_call_runs_once_and_its_answer_or_error_can_be_read_repeatedly():
     peers = clerks()
     call, failure = peers.call(1, "add", 2, 3), peers.call(2, "fail")
     assert peers.objects[1].asked == [(2, 3)]
@@ -49,12 +49,12 @@ def test_a_call_is_made_once_and_its_answer_is_told_or_raised_whenever_it_is_ask
             failure.answer()
     assert [len(clerk.asked) for clerk in peers.objects] == [0, 1, 0]
     for number in (-1, 3):
-        words = rf"^there is no clerk {number}: there are 3, from 0\.$"
+        words = rf"^there is no clerk {number}\. Numbers are 0 to 2\.$"
         with pytest.raises(UsageError, match=words):
             peers.call(number, "add", 1)
 
 
-def test_all_are_asked_before_the_first_answer_is_heard():
+def test_call_all_returns_the_answers_of_all_peers():
     peers, value = clerks(), np.arange(3)
     assert call_all(peers, "add", (1, 1)) == [(0, 2), (1, 2), (2, 2)]
     with pytest.raises(UsageError, match=r"^clerk 0 cannot\.$"):
@@ -64,7 +64,7 @@ def test_all_are_asked_before_the_first_answer_is_heard():
     peers.close()
 
 
-def test_waiting_names_calls_that_are_done_and_none_of_none():
+def test_any_done_returns_finished_calls():
     peers = clerks()
     calls = [peers.call(number, "add", 1) for number in range(3)]
     while calls:
@@ -76,7 +76,7 @@ def test_waiting_names_calls_that_are_done_and_none_of_none():
 
 
 def frozen(value):
-    """`value` with all its arrays read-only, which is how shared memory delivers them."""
+    """`value` with all its arrays read-only, as they arrive from shared memory."""
     if isinstance(value, np.ndarray):
         value = value.copy()
         value.flags.writeable = False
@@ -100,7 +100,7 @@ def arrays(value):
 
 
 class Memory(InProcess):
-    """Questions and answers go through memory that nobody may write to."""
+    """Peers whose arguments and answers are read-only."""
 
     methods = frozenset()
 
@@ -117,7 +117,7 @@ def a_table(peers_type, **spec):
 
 
 def use(table, rule):
-    """Every method once and more, the last answers of each."""
+    """Call every method; returns the last answer of each."""
     query = torch.randn(B, D, generator=stream(0, "query"), requires_grad=True)
     target = torch.tensor([[0, 30], [5, -1], [5, 7], [12, 0]])
     pool = torch.arange(0, C, 2)
@@ -143,8 +143,8 @@ def use(table, rule):
 
 @pytest.mark.parametrize("rule", [Top(), Priority()], ids=repr)
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_arrays_that_cannot_be_written_to_are_as_good_as_others(rule, has_bias):
-    """Warnings are errors here, and torch warns of tensors over such memory."""
+def test_read_only_arrays_give_the_same_results(rule, has_bias):
+    """torch warns of tensors that share read-only memory, and warnings are errors in tests."""
     memory = a_table(Memory, has_bias=has_bias)
     got, want = use(memory, rule), use(a_table(InProcess, has_bias=has_bias), rule)
     assert all(map(torch.equal, got, want))
@@ -153,7 +153,7 @@ def test_arrays_that_cannot_be_written_to_are_as_good_as_others(rule, has_bias):
 
 
 def test_answers_are_contiguous_copies_that_later_pushes_leave_alone():
-    """They are packed for the way after the next has had its turn."""
+    """They are serialized only after the next request may have changed the rows."""
     spec = TableSpec(C, D, 1, LazyAdam.fused(lr=0.1))
     server, ids = RowServer(0, {"rows": spec.shard(0)}), np.arange(C)
     query, zeros = np.ones((B, D), np.float32), np.zeros(C, np.float32)
@@ -176,7 +176,7 @@ def test_answers_are_contiguous_copies_that_later_pushes_leave_alone():
         assert all(map(np.array_equal, parts, before[method])), method
 
 
-def test_a_tensor_of_an_array_is_a_copy_and_an_array_of_a_view_is_its_part_alone():
+def test_to_tensor_copies_and_to_array_of_a_view_contains_only_the_view():
     array = np.arange(6, dtype=np.float32)
     tensor = to_tensor(frozen(array))
     assert tensor.dtype == torch.float32

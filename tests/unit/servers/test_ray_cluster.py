@@ -1,4 +1,4 @@
-"""A cluster is joined only if it is known to ask strangers for a token."""
+"""A Ray cluster is joined only if it is known to require a token."""
 
 import pytest
 
@@ -11,7 +11,7 @@ ADDRESS = "10.0.0.1:6379"
 
 @pytest.fixture
 def answers(monkeypatch):
-    """What a probe with a token is told, and one without."""
+    """Sets the errors of a connection with a token and of one without."""
 
     def set_answers(friend, stranger):
         def speaks(address, timeout_seconds, settings, hidden=()):
@@ -24,25 +24,25 @@ def answers(monkeypatch):
     return set_answers
 
 
-def test_one_that_refuses_strangers_is_joined(answers):
+def test_a_cluster_that_requires_a_token_is_joined(answers):
     answers("", "InvalidAuthToken: missing")
     assert check_cluster(ADDRESS, 1.0) == "10.0.0.1"
 
 
 @pytest.mark.parametrize("stranger", ["", "no answer within 1 s", "ImportError: no module"])
-def test_one_that_lets_strangers_in_or_may_do_so_is_refused(answers, stranger):
+def test_a_cluster_that_may_not_require_a_token_is_refused(answers, stranger):
     answers("", stranger)
     assert accepts_no_token(ADDRESS, 1.0)
     with pytest.raises(UsageError) as error:
         check_cluster(ADDRESS, 1.0)
     assert str(error.value) == (
-        f"the Ray cluster at {ADDRESS} lets anybody in: whoever reaches its ports can run code "
-        "there. Make a token with `ray get-auth-token --generate`, copy ~/.ray/auth_token to every "
-        "host, and set RAY_AUTH_MODE=token where the cluster is started."
+        f"the Ray cluster at {ADDRESS} requires no token: anyone who can reach its ports can run "
+        "code there. Make a token with `ray get-auth-token --generate`, copy ~/.ray/auth_token to "
+        "every host, and set RAY_AUTH_MODE=token where the cluster is started."
     )
 
 
-def test_what_does_not_answer_as_ray_does_is_told(answers):
+def test_a_server_that_is_not_ray_is_refused(answers):
     answers("no answer within 1 s", "")
-    with pytest.raises(UsageError, match=r"does not answer as Ray does: no answer within 1 s\."):
+    with pytest.raises(UsageError, match=r"does not answer as Ray: no answer within 1 s\."):
         check_cluster(ADDRESS, 1.0)

@@ -248,8 +248,8 @@ REFUSED = {  # arguments of a method, and the error
         ),
         (
             {"inputs": gradients(1)["inputs"]._replace(update=RowwiseAdagrad.fused())},
-            "'inputs' on server 1 is moved by SGD, got a push for RowwiseAdagrad. Nothing was "
-            "changed.",
+            "server 1 updates 'inputs' with SGD, got a push for RowwiseAdagrad. Use the same "
+            "optimizer on workers and servers. Nothing was changed.",
         ),
     ],
 }

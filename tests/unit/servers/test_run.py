@@ -288,7 +288,7 @@ def test_rolled_back_updates_are_reported_even_if_a_server_hangs_afterwards(file
         return False
 
     config = on_servers(file, servers=2, workers=1, max_staleness=0)
-    words = r"^server 0 hangs\. What was saved at step 5 is there: go on with --resume\.$"
+    words = r"^server 0 hangs\. The last checkpoint is step 5\. Continue with --resume\.$"
     with pytest.raises(PeerError, match=words):
         train(config, tmp_path / "run", start_peers=start, should_stop=kill_then_hang)
     events = [

@@ -1,4 +1,4 @@
-"""Workers and servers against one process with as many virtual shards: the same, to rounding."""
+"""`ServedTable` against a `LocalTable` with as many shards: equal up to rounding."""
 
 import pytest
 import torch
@@ -69,7 +69,7 @@ def train(table, *, rule=None, presample=3, optimizer=None):
     ],
     ids=repr,
 )
-def test_a_step_is_that_of_one_process_with_as_many_shards(
+def test_a_step_equals_that_of_one_process_with_as_many_shards(
     num_servers, presample, rule, optimizer, has_bias
 ):
     bias = torch.randn(C, generator=stream(0, "bias")) if has_bias else None
@@ -84,10 +84,8 @@ def test_a_step_is_that_of_one_process_with_as_many_shards(
 
 
 @pytest.mark.parametrize("num_servers", [1, 3])
-def test_a_step_of_an_optimizer_is_that_of_one_process_whose_optimizer_has_the_same_numbers(
-    num_servers,
-):
-    """Those of the optimizer, also as they change; what servers were built with does not count."""
+def test_an_optimizer_step_equals_that_of_one_process(num_servers):
+    """Its hyperparameters count, also when they change; those of the servers do not."""
     tables = (
         LocalTable(C, D, num_shards=num_servers),
         rows_on_servers(num_servers, LazyAdam.fused(lr=7.0), fused=False),
@@ -108,14 +106,14 @@ def test_an_optimizer_of_another_kind_than_the_servers_is_refused():
     with pytest.raises(UsageError) as error:
         RowwiseAdagrad(table)
     assert str(error.value) == (
-        "the servers move 'rows' by LazyAdam, not by RowwiseAdagrad: what it remembers is on the "
-        "servers. Build both alike."
+        "the servers update 'rows' with LazyAdam, not with RowwiseAdagrad, and keep its state. Use "
+        "the same optimizer on both."
     )
     assert table.gradients.optimizer is None
 
 
-def test_a_state_goes_from_servers_to_one_process_and_back_to_other_servers():
-    """Three servers, one process, two servers: rows by id, whoever has them."""
+def test_a_state_dict_goes_from_servers_to_one_process_and_to_other_servers():
+    """Three servers, one process, two servers: rows are ordered by id in all of them."""
     many = rows_on_servers(3, ADAM)
     train(many)
     one = LocalTable(C, D, row_optimizer=ADAM, num_shards=3)
@@ -132,7 +130,7 @@ def test_a_state_goes_from_servers_to_one_process_and_back_to_other_servers():
         assert all(torch.equal(state[name], states[0][name]) for name in state)
 
 
-def test_shards_and_servers_must_be_as_many():
+def test_the_numbers_of_shards_and_servers_must_agree():
     spec = TableSpec(C, D, 3, RowwiseAdagrad.fused())
     servers = [RowServer(j, {"rows": spec.shard(j)}) for j in range(2)]
     with pytest.raises(UsageError) as error:
@@ -143,8 +141,8 @@ def test_shards_and_servers_must_be_as_many():
     )
 
 
-def test_a_step_is_two_round_trips_however_many_targets():
-    """Rows of targets ride with the kept; gradients of inputs and softmax ride together."""
+def test_a_step_is_two_round_trips_with_any_number_of_targets():
+    """One fetches the rows of kept classes and targets; the other pushes all gradients."""
     table = rows_on_servers(3, ADAGRAD)
     head = TapasSoftmax(table=table, num_samples=7, presample_factor=3)
     query = torch.randn(4, D, generator=stream(0, "q"), requires_grad=True)
