@@ -47,7 +47,7 @@ config = build_config(
         "model": {"encoder": "gru", "dim": 32},
         "head": {"num_samples": 200, "next_items": 1},
         "optimizer": {"encoder_lr": 0.01, "rows_lr": 0.2},
-        "loop": {"steps": 300, "evaluate_every": 100, "batch": 32},
+        "loop": {"steps": 200, "evaluate_every": 100, "batch": 32},
     }
 )
 train(config, folder / "run", cache=folder / "cache", status=print)

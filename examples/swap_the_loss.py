@@ -23,10 +23,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def made_up_text(num_sentences: int, seed: int) -> torch.Tensor:
-    """Word ids (num_sentences, LENGTH + 1): word w has frequency 1 / (w + 1), as in real text.
-
-    Half of the words follow from the word before them; this is what a model can learn.
-    """
+    """Word ids (num_sentences, LENGTH + 1). Half of them follow from the word before, which a model
+    can learn; the others are drawn with frequencies 1, 1/2, 1/3, ..., as words of real text are."""
     generator = torch.Generator().manual_seed(seed)
     frequency = 1 / torch.arange(1.0, NUM_WORDS + 1)
     text = frequency.multinomial(num_sentences * (LENGTH + 1), True, generator=generator)
@@ -46,6 +44,10 @@ class Encoder(nn.Module):
         return self.gru(self.words(words))[0]
 
 
+def dense_loss(states, target):
+    return cross_entropy(linear(states).flatten(0, 1), target.flatten())
+
+
 def train(name, encoder, loss, exact_loss, optimizer):
     start = time.perf_counter()
     for words in text.split(SENTENCES):
@@ -60,14 +62,13 @@ def train(name, encoder, loss, exact_loss, optimizer):
 
 text, held_out = made_up_text(STEPS * SENTENCES, seed=0), made_up_text(100, seed=1)
 
-# Before. The learning rate is the best of 0.01, 0.02 and 0.04.
+# Before. The learning rate is the best of 0.01, 0.02 and 0.04 for 300 steps.
 torch.manual_seed(0)
-encoder, linear = Encoder().to(DEVICE), nn.Linear(DIM, NUM_WORDS, device=DEVICE)
-loss = lambda states, target: cross_entropy(linear(states).flatten(0, 1), target.flatten())  # noqa: E731
+encoder, linear = Encoder().to(DEVICE), nn.Linear(DIM, NUM_WORDS).to(DEVICE)
 optimizer = torch.optim.AdamW([*encoder.parameters(), *linear.parameters()], lr=0.02)
-train("cross_entropy", encoder, loss, loss, optimizer)
+train("cross_entropy", encoder, dense_loss, dense_loss, optimizer)
 
-# After. The proposal draws frequent words more often: `counts` are those of the training text.
+# After. The proposal draws frequent words more often. 0.2 is the best of 0.1, 0.2 and 0.4.
 torch.manual_seed(0)
 counts = text.flatten().bincount(minlength=NUM_WORDS)
 proposal, encoder = tapas.Squashed(counts, alpha=0.75), Encoder().to(DEVICE)

@@ -12,7 +12,7 @@ from torch import nn
 
 import tapas
 
-NUM_ITEMS, NUM_TOPICS, DIM, BATCH, LENGTH = 20_000, 200, 32, 64, 12
+NUM_ITEMS, NUM_TOPICS, DIM, BATCH, LENGTH = 10_000, 200, 32, 64, 12
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PADDING = -1
 
@@ -46,7 +46,7 @@ def train(tied: bool) -> tuple[int, float]:
     torch.manual_seed(0)
     model = Model(tied)
     optimizer = tapas.optim.Combined(
-        torch.optim.AdamW(model.parameters(), lr=1e-2), tapas.optim.RowwiseAdagrad(model, lr=0.2)
+        torch.optim.AdamW(model.parameters(), lr=1e-2), tapas.optim.RowwiseAdagrad(model, lr=0.5)
     )
     for items in sequences(200 * BATCH, seed=0).split(BATCH):
         optimizer.zero_grad()

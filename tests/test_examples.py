@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from forked import torchrun
+from forked import Forked, torchrun
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}  # threads of parallel tests slow each other
@@ -39,7 +39,7 @@ def run_here(script, *arguments):
 
 @pytest.mark.slow
 def test_swapping_the_loss_makes_steps_faster_and_keeps_the_loss(tmp_path):
-    before, after = output_of("swap_the_loss.py", 60, cwd=tmp_path).splitlines()
+    before, after = output_of("swap_the_loss.py", 40, cwd=tmp_path).splitlines()
     assert before.startswith("cross_entropy")
     assert after.startswith("TapasSoftmax")
     assert number_after("loss", after) < number_after("loss", before) + 0.1
@@ -66,7 +66,7 @@ def test_a_log_becomes_a_model_that_names_the_next_track(tmp_path):
 def test_tied_weights_halve_the_rows_and_lower_the_loss(tmp_path):
     separate, tied = output_of("tied_weights.py", cwd=tmp_path).splitlines()
     assert number_after("rows:", separate) == 2 * number_after("rows:", tied)
-    assert number_after("loss", tied) < number_after("loss", separate) - 0.5
+    assert number_after("loss", tied) < number_after("loss", separate) - 0.2
 
 
 @pytest.mark.slow
@@ -98,5 +98,5 @@ def test_many_ranks_train_the_same_model_as_one(tmp_path):
     assert "ranks: 2" in done.stdout
     assert number_after(words, done.stdout) == pytest.approx(number_after(words, alone), rel=0.05)
     assert number_after(words, alone) < 6  # 11.5 before the first step
-    resumed = output_of("many_ranks.py", *short, "--folder", "run", cwd=tmp_path)
-    assert resumed == done.stdout.replace("ranks: 2", "ranks: 1")
+    resumed = Forked(script, *short, "--folder", "run", work=run_here, cwd=tmp_path).end()
+    assert resumed.stdout == done.stdout.replace("ranks: 2", "ranks: 1")
