@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from words import told
+from error_text import raises_text
 
 from tapas.encoders import ENCODERS, GRUEncoder, MeanEncoder, TransformerEncoder, last_state
 from tapas.rng import stream
@@ -65,7 +65,7 @@ def test_every_parameter_learns(build):
 
 def test_a_dropout_rate_outside_0_to_1_is_refused(build):
     for rate in (1.0, -0.1):
-        with told(f"dropout must be at least 0 and below 1, got {rate!r}."):
+        with raises_text(f"dropout must be at least 0 and below 1, got {rate!r}."):
             build(D, dropout=rate)
 
 
@@ -89,9 +89,11 @@ def test_the_gru_takes_hidden_units_and_layers():
 
 
 def test_a_transformer_refuses_heads_and_positions_that_do_not_fit():
-    with told("dim is 6, which is not divisible by num_heads=4. Make num_heads a divisor of dim."):
+    with raises_text(
+        "dim is 6, which is not divisible by num_heads=4. Make num_heads a divisor of dim."
+    ):
         TransformerEncoder(D, num_heads=4)
-    with told(
+    with raises_text(
         "x has 7 positions, but the encoder was built for 4. Pass only the last ones, or build it "
         "with a larger window."
     ):

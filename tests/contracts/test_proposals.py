@@ -11,9 +11,9 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from error_text import raises_text
 from oracle.proposals import p_value
 from scipy import stats
-from words import told
 
 from tapas import LogUniform, Mixture, Proposal, Squashed, Uniform
 from tapas.proposals import Bigram, ByRank, base
@@ -162,7 +162,7 @@ def test_asking_for_every_class_gives_each_with_certainty_and_for_more_is_refuse
     sample = proposal.sample(C, generator=stream(0, "all"))
     assert torch.equal(sample.ids, torch.arange(C))
     assert torch.equal(sample.log_q, torch.zeros(C))
-    with told("cannot draw 32 distinct classes from 31. Ask for fewer."):
+    with raises_text("cannot draw 32 distinct classes from 31. Ask for fewer."):
         proposal.sample(C + 1, generator=stream(0, "all"))
 
 

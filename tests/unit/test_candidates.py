@@ -5,9 +5,9 @@ import pickle
 
 import pytest
 import torch
+from error_text import raises_text
 from hypothesis import given
 from hypothesis import strategies as st
-from words import told
 
 from tapas import candidates
 from tapas.candidates import Candidates, first_occurrences, index_of, mask_hits
@@ -29,9 +29,11 @@ def test_candidates_are_frozen_picklable_and_movable():
 
 def test_shapes_and_types_that_do_not_match_are_refused():
     for ids, log_q in (((3,), (4,)), ((2, 3), (2, 3)), ((3,), (3, 1)), ((), ())):
-        with told(f"candidates need ids and log_q of one shape (K,), got {ids} and {log_q}."):
+        with raises_text(
+            f"candidates need ids and log_q of one shape (K,), got {ids} and {log_q}."
+        ):
             Candidates(torch.zeros(ids, dtype=torch.int64), torch.zeros(log_q))
-    with told(
+    with raises_text(
         "candidates need ids of torch.int64 and log_q of torch.float32, got torch.int32 and "
         "torch.float64. Convert with .long() and .float()."
     ):

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from error_text import raises_text
 from oracle.proposals import p_value
-from words import told
 
 from tapas.rng import check_generator, stream
 
@@ -52,13 +52,13 @@ class FarGenerator(torch.Generator):
 
 def test_anything_but_a_cpu_generator_is_refused():
     check_generator(stream(-5, "negative seeds are fine"))
-    with told(
+    with raises_text(
         "generator is on cuda:1; expected cpu. Ids are drawn on the CPU, so that one seed gives "
         "the same ids on every device, and then moved to the table's."
     ):
         check_generator(FarGenerator())
     for wrong, kind in ((0, "int"), (None, "NoneType"), ("seed", "str")):
-        with told(
+        with raises_text(
             f"generator must be a torch.Generator, got {kind}. tapas.rng.stream(seed, 'name') "
             "makes one."
         ):

@@ -6,9 +6,9 @@ import math
 import pickle
 
 import pytest
+from error_text import raises_text
 from hypothesis import given
 from hypothesis import strategies as st
-from words import told
 
 from tapas import Anneal
 from tapas.schedule import Constant, Schedule, as_schedule
@@ -69,18 +69,18 @@ def test_schedules_are_values(schedule):
 
 def test_bad_numbers_are_refused_in_these_words():
     for bad in (0, -1.5, math.nan, "hot", None):
-        with told(f"temperature must be a finite number above 0, got {bad!r}."):
+        with raises_text(f"temperature must be a finite number above 0, got {bad!r}."):
             as_schedule(bad)
     good = {"start": 2, "end": 1, "steps": 5}
-    with told("temperature start must be a finite number above 0, got inf."):
+    with raises_text("temperature start must be a finite number above 0, got inf."):
         Anneal(**good | {"start": math.inf})
-    with told("temperature end must be a finite number above 0, got 0.0."):
+    with raises_text("temperature end must be a finite number above 0, got 0.0."):
         Anneal(**good | {"end": 0.0})
-    with told("temperature steps must be at least 1, got 0."):
+    with raises_text("temperature steps must be at least 1, got 0."):
         Anneal(**good | {"steps": 0})
-    with told("temperature steps must be a whole number, got 1000.0."):
+    with raises_text("temperature steps must be a whole number, got 1000.0."):
         Anneal(**good | {"steps": 1e3})
-    with told(
+    with raises_text(
         "unknown annealing shape 'cosin'. Did you mean 'cosine'? "
         "Known: cosine, exponential, linear."
     ):

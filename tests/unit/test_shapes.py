@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from words import told
+from error_text import raises_text
 
 from tapas.errors import DataError, TapasError, UsageError
 from tapas.shapes import (
@@ -33,11 +33,11 @@ def test_a_wrong_shape_is_shown_beside_the_expected_one():
         ((), "B", "(B=5)"),
         ((3, 4), "D D", "(D=3, D=3)"),
     ):
-        with told(f"negative has shape {shape}; expected {expected}."):
+        with raises_text(f"negative has shape {shape}; expected {expected}."):
             check_shape({"B": B}, negative=(torch.zeros(shape), spec))
-    with told("log_q has shape (6,); expected (K=7)."):
+    with raises_text("log_q has shape (6,); expected (K=7)."):
         check_shape({}, negative=(torch.zeros(B, K), "B K"), log_q=(torch.zeros(6), "K"))
-    with told("ids must be a torch.Tensor, got list. torch.as_tensor makes one."):
+    with raises_text("ids must be a torch.Tensor, got list. torch.as_tensor makes one."):
         check_shape({}, ids=([1, 2], "K"))
 
 
@@ -54,9 +54,9 @@ def test_float_and_bool_ids_are_refused(dtype):
         f"ids has dtype {dtype}; expected int64 class ids. "
         "Keep ids as integers: floats corrupt them."
     )
-    with told(words):
+    with raises_text(words):
         check_integer("ids", torch.ones(3).to(dtype))
-    with told(words):
+    with raises_text(words):
         check_ids("ids", torch.ones(3).to(dtype), C)
 
 
@@ -66,7 +66,7 @@ def test_ids_in_range_are_returned_and_others_are_named():
     assert check_ids("target", torch.tensor([3_000_000_000]), 3_000_000_001).item() == 3 * 10**9
     assert check_ids("target", torch.empty(0, dtype=torch.int64), C).shape == (0,)
     for ids, bad in (([0, 31], 31), ([5, -1, 3], -1), ([99, -4], -4), ([2**40], 2**40)):
-        with told(f"target holds class {bad}; expected ids from 0 to 30 (num_classes=31)."):
+        with raises_text(f"target holds class {bad}; expected ids from 0 to 30 (num_classes=31)."):
             check_ids("target", torch.tensor(ids), C)
 
 
@@ -83,11 +83,11 @@ def test_a_query_of_any_float_and_any_batch_shape_becomes_a_float32_matrix(dtype
 
 
 def test_a_query_of_the_wrong_kind_is_refused():
-    with told("query has dtype torch.int64; expected floating point."):
+    with raises_text("query has dtype torch.int64; expected floating point."):
         check_query(torch.ones(B, D).long(), D)
-    with told("query has shape (5, 4); expected (..., D=3), the dim of the table."):
+    with raises_text("query has shape (5, 4); expected (..., D=3), the dim of the table."):
         check_query(torch.ones(B, 4), D)
-    with told("query has shape (); expected (..., D=3), the dim of the table."):
+    with raises_text("query has shape (); expected (..., D=3), the dim of the table."):
         check_query(torch.tensor(1.0), D)
 
 
@@ -100,11 +100,11 @@ def test_the_first_bad_row_of_a_query_is_named_and_large_numbers_are_fine():
                 f"query row {row} holds NaN or inf. The encoder has diverged or its input is bad: "
                 "check that row's input, lower the learning rate or clip gradients."
             )
-            with told(words, DataError):
+            with raises_text(words, DataError):
                 check_query(query, D)
     query = torch.ones(B, D)
     query[1, 0], query[2, 0] = INF, -INF  # which cancel in a sum
-    with told("query row 1 holds NaN or inf", DataError):
+    with raises_text("query row 1 holds NaN or inf", DataError):
         check_query(query, D)
     query = torch.full((B, D), 3e38)
     assert torch.equal(check_query(query, D), query)
@@ -117,10 +117,10 @@ def test_only_positive_integers_are_accepted():
     assert check_positive("k", 3_000_000_000) == 3_000_000_000
     assert check_positive("k", np.int64(3)) == 3
     for value in (2.0, True, "3", None):
-        with told(f"k must be a whole number, got {value!r}."):
+        with raises_text(f"k must be a whole number, got {value!r}."):
             check_positive("k", value)
     for value in (0, -3):
-        with told(f"k must be at least 1, got {value}."):
+        with raises_text(f"k must be at least 1, got {value}."):
             check_positive("k", value)
 
 

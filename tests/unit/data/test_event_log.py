@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from words import told
+from error_text import raises_text
 
 from tapas import DataError
 from tapas.data import EventLog, LogSource, prepare_log
@@ -39,7 +39,7 @@ def test_the_error_for_a_newer_format_names_both_versions(log):
     file = log.folder / "log.json"
     description = json.loads(file.read_text())
     file.write_text(json.dumps(description | {"format_version": FORMAT_VERSION + 1}))
-    with told(
+    with raises_text(
         f"{log.folder} has format version {FORMAT_VERSION + 1}, but this tapas reads up to version "
         f"{FORMAT_VERSION}. Update tapas-softmax, or prepare the log again."
     ):
@@ -52,22 +52,22 @@ def test_a_missing_or_truncated_array_is_named(log, name):
     content = file.read_bytes()
     for size in (len(content) - 1, 5):
         file.write_bytes(content[:size])
-        with told(f"{file} is damaged or truncated", DataError):
+        with raises_text(f"{file} is damaged or truncated", DataError):
             EventLog.open(log.folder)
     np.save(file, np.zeros(9))
-    with told(f"{file} has shape (9,); expected (3,)", DataError):
+    with raises_text(f"{file} has shape (9,); expected (3,)", DataError):
         EventLog.open(log.folder)
     file.unlink()
-    with told(f"{file} is missing. Delete the folder and", DataError):
+    with raises_text(f"{file} is missing. Delete the folder and", DataError):
         EventLog.open(log.folder)
 
 
 def test_a_missing_vocabulary_or_description_is_named(log, tmp_path):
     (log.folder / "user_keys.parquet").unlink()
-    with told("user_keys.parquet is missing. Delete the folder", DataError):
+    with raises_text("user_keys.parquet is missing. Delete the folder", DataError):
         EventLog.open(log.folder)
     (log.folder / "log.json").write_text("{")
-    with told("log.json is damaged. Delete the folder", DataError):
+    with raises_text("log.json is damaged. Delete the folder", DataError):
         EventLog.open(log.folder)
-    with told("is not a prepared log: log.json is missing."):
+    with raises_text("is not a prepared log: log.json is missing."):
         EventLog.open(tmp_path)

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from error_text import raises_text
 from hypothesis import given
 from hypothesis import strategies as st
-from words import told
 
 from tapas import DataError
 from tapas.data import keys as keys_module
@@ -80,10 +80,10 @@ def test_all_types_of_keys_are_accepted(column, want):
 def test_columns_that_cannot_be_keys_are_refused():
     for bad in (2.5, 2.0**60, float("inf")):
         words = f"clicks.parquet, row 3: item is {bad}, a number with a fraction or beyond 2^53"
-        with told(words, DataError):
+        with raises_text(words, DataError):
             normalize_keys(pl.Series("item", [1.0, None, bad]), FILE)
-    with told("clicks.parquet, row 1: item is 1.50, a nu", DataError):
+    with raises_text("clicks.parquet, row 1: item is 1.50, a nu", DataError):
         normalize_keys(pl.Series("item", [Decimal("1.50")]), FILE)
     words = "clicks.parquet: column 'item' has type List(Int64); expected integers or text"
-    with told(words, DataError):
+    with raises_text(words, DataError):
         normalize_keys(pl.Series("item", [[1]]), FILE)

@@ -8,9 +8,9 @@ from random import Random
 import numpy as np
 import polars as pl
 import pytest
+from error_text import raises_text
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from words import told
 
 from tapas import DataError
 from tapas.data import EventLog, LogSource, prepare_log
@@ -62,7 +62,7 @@ def test_a_log_equals_that_of_a_plain_loop_over_the_rows(tmp_path, rows, rare, r
     want = by_loop(rows, **options)
     source = LogSource(files=(written(tmp_path, rows),), **options)
     if not want:
-        with told("every item occurs less than 3 times", DataError):
+        with raises_text("every item occurs less than 3 times", DataError):
             prepare_log(source, tmp_path / "cache")
         return
     log = prepare_log(source, tmp_path / "cache")
@@ -172,7 +172,7 @@ def test_the_report_describes_what_was_read_and_what_to_note(tmp_path):
     ]
     text = prepared(tmp_path, "text\nthe cat and the dog\n", text="text")
     assert text.item_keys.keys(text.items) == ["the", "cat", "and", "the", "dog"]
-    with told("a.csv: two columns are called 'item'. Rename one of them."):
+    with raises_text("a.csv: two columns are called 'item'. Rename one of them."):
         prepared(tmp_path, "user,item,time,item\n1,a,1,b\n1,b,2,c\n")
 
 

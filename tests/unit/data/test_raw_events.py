@@ -3,9 +3,9 @@
 import numpy as np
 import polars as pl
 import pytest
+from error_text import raises_text
 from hypothesis import given
 from hypothesis import strategies as st
-from words import told
 
 from tapas import DataError
 from tapas.data import LogSource
@@ -37,7 +37,7 @@ def test_a_bad_row_is_reported_or_skipped_and_counted(tmp_path, row, problem):
     file = tmp_path / "clicks.csv"
     file.write_text(f"user_id,item_id,time\na,5,1\n\n{row}\nb,6,2\n{row}\n")
     words = f"{file}, row 3: {problem}. Drop such rows with --skip-bad-rows (2 found among 5 rows)."
-    with told(words, DataError):
+    with raises_text(words, DataError):
         read(file)
     raw = read(file, skip_bad_rows=True)
     assert events(raw) == [("a", 5, 1), ("b", 6, 2)]
@@ -57,7 +57,7 @@ def test_broken_and_bad_rows_are_counted_together_but_only_some_are_quoted(tmp_p
 def test_nulls_in_parquet_are_bad_rows_even_in_all_columns(tmp_path):
     file = tmp_path / "a.parquet"
     pl.DataFrame({"user": [1, None, None], "item": [5, 6, None]}).write_parquet(file)
-    with told(f"{file}, row 2: user is empty", DataError):
+    with raises_text(f"{file}, row 2: user is empty", DataError):
         read(file)
     assert read(file, skip_bad_rows=True).report["bad_rows"] == 2
 
@@ -88,9 +88,9 @@ def test_files_with_different_columns_or_times_are_refused(tmp_path):
         f"{tmp_path}/b.csv has user 'user', item 'sku', but the files before it have user 'user', "
         "item 'item'. Name the columns, or read the files separately."
     )
-    with told(words, DataError):
+    with raises_text(words, DataError):
         read(tmp_path / "*.csv")
-    with told("b.csv has no column 'item' for the item"):
+    with raises_text("b.csv has no column 'item' for the item"):
         read(tmp_path / "*.csv", item="item")
     (tmp_path / "a.csv").write_text("user,item,time\n1,2,3\n")
     (tmp_path / "b.csv").write_text("user,item,time\n1,2,2024-01-01\n")
@@ -98,7 +98,7 @@ def test_files_with_different_columns_or_times_are_refused(tmp_path):
         f"{tmp_path}/b.csv: column 'time' is read as a datetime, but in {tmp_path}/a.csv as a "
         "number. Write times the same way in all files."
     )
-    with told(words, DataError):
+    with raises_text(words, DataError):
         read(tmp_path / "*.csv")
 
 
@@ -120,10 +120,10 @@ def test_text_without_words_or_of_another_type_is_refused(tmp_path):
     file = tmp_path / "a.csv"
     file.write_text("text,x\n...,1\n")
     words = f"no words in column 'text' of {file}. Use split='spaces', or name another column."
-    with told(words, DataError):
+    with raises_text(words, DataError):
         read(file, text="text")
     pl.DataFrame({"text": [1]}).write_parquet(tmp_path / "a.parquet")
-    with told("column 'text' has type Int64; expected text.", DataError):
+    with raises_text("column 'text' has type Int64; expected text.", DataError):
         read(tmp_path / "a.parquet", text="text")
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from words import told
+from error_text import raises_text
 
 from tapas import DataError
 from tapas.data.readers import column_names, read_frame
@@ -70,7 +70,7 @@ def test_a_row_with_too_many_values_is_reported_or_skipped_whichever_columns_are
         "(2 broken among 4 rows)."
     )
     for columns in (["who"], ["what"], ["what", "who"]):
-        with told(words, DataError):
+        with raises_text(words, DataError):
             read_frame(file, columns, skip_bad_rows=False)
     frame = read_frame(file, ["what", "who"], skip_bad_rows=True)
     assert frame.rows.rows() == [("1\n1", "a"), (None, None), ("4", "c"), (None, None)]
@@ -88,7 +88,7 @@ def test_a_broken_line_of_json_is_reported_or_skipped(tmp_path, line, problem):
     file = written(tmp_path, "a.jsonl", f'{{"who": 1}}\n{line}\n{{"who": "x"}}\n')
     assert column_names(file) == ["who"]
     words = f"{file}, row 2: {problem}. Drop such rows with --skip-bad-rows (1 broken among 3 rows)"
-    with told(words, DataError):
+    with raises_text(words, DataError):
         read_frame(file, ["who"], skip_bad_rows=False)
     frame = read_frame(file, ["who"], skip_bad_rows=True)
     assert frame.rows.rows() == [("1",), (None,), ("x",)]
@@ -100,28 +100,28 @@ def damaged_in_the_middle(content: bytes) -> bytes:
 
 def test_unreadable_files_are_reported(tmp_path):
     file = written(tmp_path, "quote.csv", 'who,what\na,1\nb,"2\nc,3\n')
-    with told(f"{file}, row 2: a quote is opened and never closed, so", DataError):
+    with raises_text(f"{file}, row 2: a quote is opened and never closed, so", DataError):
         read_frame(file, ["who"], skip_bad_rows=True)
     for name in ("a.parquet", "a.csv", "a.jsonl"):
         file = written(tmp_path, name, "")
-        with told(f"{file} is empty. Leave it out.", DataError):
+        with raises_text(f"{file} is empty. Leave it out.", DataError):
             column_names(file)
     file = tmp_path / "latin.csv"
     file.write_bytes("who,what\ncafé,1\n".encode("latin-1"))
-    with told(f"{file} cannot be read: ", DataError):
+    with raises_text(f"{file} cannot be read: ", DataError):
         read_frame(file, ["who"], skip_bad_rows=False)
     file = tmp_path / "a.parquet"
     pl.DataFrame({"who": range(10_000)}).write_parquet(file)
     content = file.read_bytes()
     file.write_bytes(damaged_in_the_middle(content))
-    with told(f"{file} cannot be read: ", DataError):
+    with raises_text(f"{file} cannot be read: ", DataError):
         read_frame(file, ["who"], skip_bad_rows=False)
     file.write_bytes(content[:-100])
-    with told(f"{file} cannot be read: ", DataError):
+    with raises_text(f"{file} cannot be read: ", DataError):
         column_names(file)
 
 
 @pytest.mark.parametrize("name", ["a.xlsx", "a", "a.parquet.gz"])
 def test_the_error_for_an_unknown_format_lists_the_known_ones(tmp_path, name):
-    with told(": unknown file format. Known: .parquet, .csv, .tsv, .jsonl, .ndjson"):
+    with raises_text(": unknown file format. Known: .parquet, .csv, .tsv, .jsonl, .ndjson"):
         column_names(written(tmp_path, name, "x"))

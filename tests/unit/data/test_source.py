@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from words import told
+from error_text import raises_text
 
 from tapas.data import LogSource
 from tapas.data.columns import resolve_columns
@@ -26,7 +26,7 @@ BAD = [
 
 @pytest.mark.parametrize(("options", "words"), BAD)
 def test_bad_options_are_refused(options, words):
-    with told(words):
+    with raises_text(words):
         LogSource(**{"files": ("a.csv",)} | options)
 
 
@@ -37,7 +37,9 @@ def test_globs_are_expanded_sorted_and_without_duplicates(tmp_path):
     files = (str(tmp_path / "*.csv"), str(tmp_path / "b.csv"))
     assert [p.name for p in LogSource(files=files).paths()] == ["a[1].csv", "b.csv", "d.csv"]
     assert [p.name for p in LogSource(files=(str(tmp_path / "a[1].csv"),)).paths()] == ["a[1].csv"]
-    with told(f"'{tmp_path}' is a folder. Name the files in it, for example '{tmp_path}/*.parq"):
+    with raises_text(
+        f"'{tmp_path}' is a folder. Name the files in it, for example '{tmp_path}/*.parq"
+    ):
         LogSource(files=(str(tmp_path),)).paths()
 
 
@@ -81,5 +83,5 @@ def test_columns_that_are_not_named_are_guessed(present, given, columns):
 
 
 def test_a_column_used_twice_is_refused():
-    with told("clicks.csv: one column is used twice: user is 'id', item is 'id'. Name"):
+    with raises_text("clicks.csv: one column is used twice: user is 'id', item is 'id'. Name"):
         resolve(["id"], user="id", item="id")

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from error_text import raises_text
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from words import told
 
 from tapas import DataError
 from tapas.data import EventLog, SplitConfig, next_items_at, split_log
@@ -159,7 +159,7 @@ def test_targets_are_padded():
     ],
 )
 def test_bad_values_are_refused(options, words):
-    with told(words):
+    with raises_text(words):
         SplitConfig(**options)
 
 
@@ -174,5 +174,5 @@ def test_bad_values_are_refused(options, words):
     ],
 )
 def test_an_empty_split_is_an_error(users, options, words):
-    with told(words, DataError):
+    with raises_text(words, DataError):
         split_log(build(users), SplitConfig(**options))

@@ -6,7 +6,7 @@ import os
 import numpy as np
 import polars as pl
 import pytest
-from words import told
+from error_text import raises_text
 
 from tapas import DataError
 from tapas.data.table_files import read_keys, write_frame
@@ -46,7 +46,7 @@ def test_vectors_become_a_column_of_parquet(tmp_path):
 def test_a_missing_folder_is_reported(tmp_path):
     for suffix in READERS:
         file = tmp_path / "missing" / f"out{suffix}"
-        with told(f"cannot write {file}: there is no folder {file.parent}. Make it first."):
+        with raises_text(f"cannot write {file}: there is no folder {file.parent}. Make it first."):
             write_frame(file, COLUMNS)
 
 
@@ -58,7 +58,7 @@ def test_a_full_disk_leaves_the_old_file(monkeypatch, tmp_path, suffix):
     file = tmp_path / f"out{suffix}"
     file.write_text("old")
     monkeypatch.setattr(os, "fsync", full)
-    with told(
+    with raises_text(
         f"cannot write {file}: No space left on device. Free some space or choose another "
         "place; nothing was left behind."
     ):
@@ -83,9 +83,9 @@ def test_a_tsv_is_split_at_tabs_and_numbers_stay_as_written(tmp_path):
 def test_a_missing_column_or_key_is_reported(tmp_path):
     file = tmp_path / "users.csv"
     file.write_text("who,when\na,1\n,2\n")
-    with told(f"{file} has no column 'user'. It has: who, when."):
+    with raises_text(f"{file} has no column 'user'. It has: who, when."):
         read_keys(file, "user")
-    with told(f"{file}, row 2: who is empty. Remove such rows.", DataError):
+    with raises_text(f"{file}, row 2: who is empty. Remove such rows.", DataError):
         read_keys(file, "who")
 
 
@@ -95,6 +95,6 @@ def test_the_error_for_a_damaged_or_empty_file_is_one_line(tmp_path):
     cases += [("a.parquet", b""), ("a.csv", b""), ("a.jsonl", b"")]
     for name, content in cases:
         (tmp_path / name).write_bytes(content)
-        with told(f"{tmp_path / name} cannot be read: ", DataError) as error:
+        with raises_text(f"{tmp_path / name} cannot be read: ", DataError) as error:
             read_keys(tmp_path / name, None)
         assert "\n" not in str(error.value)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from words import told
+from error_text import raises_text
 
 from tapas import DataError
 from tapas.data.times import parse_times
@@ -47,5 +47,5 @@ def test_a_column_that_cannot_be_a_time_is_refused():
         "clicks.csv: column 't' has type Boolean; expected a date, a datetime, a number or text "
         "for the time."
     )
-    with told(words, DataError):
+    with raises_text(words, DataError):
         parse_times(pl.Series("t", [True]), FILE)

@@ -2,9 +2,9 @@
 
 import numpy as np
 import polars as pl
+from error_text import raises_text
 from hypothesis import given
 from hypothesis import strategies as st
-from words import told
 
 from tapas import DataError
 from tapas.data import Vocabulary
@@ -36,15 +36,15 @@ def test_keys_may_exceed_int64():
 
 
 def test_unknown_keys_and_ids_are_refused():
-    with told("unknown item '109527'. Did you mean '1095275'? The model knows 3 items."):
+    with raises_text("unknown item '109527'. Did you mean '1095275'? The model knows 3 items."):
         build([1095275, 42, 7]).id("109527")
-    with told("unknown user 'zzz'. The model knows 2 users."):
+    with raises_text("unknown user 'zzz'. The model knows 2 users."):
         build(["anna", "otto"], kind="user").ids(["anna", "zzz"])
     for key in ("x", "", 7.5, 2**70):
-        with told("unknown item"):
+        with raises_text("unknown item"):
             build([7, 8]).id(key)
     for bad in (-1, 2):
-        with told(f"item id {bad} is outside 0 .. 1."):
+        with raises_text(f"item id {bad} is outside 0 .. 1."):
             build([5, 6]).keys([0, bad])
 
 
@@ -63,5 +63,5 @@ def test_a_saved_vocabulary_is_loaded_unchanged_and_a_damaged_file_is_named(tmp_
     assert loaded.keys([0, 1, 2]) == ["b", "(rare)", "a"]
     assert loaded.counts.tolist() == [2, 1, 0]
     file.write_bytes(b"PAR1")
-    with told(f"{file} cannot be read: ", DataError):
+    with raises_text(f"{file} cannot be read: ", DataError):
         Vocabulary.load(file)

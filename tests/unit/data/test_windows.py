@@ -2,9 +2,9 @@
 
 import numpy as np
 import torch
+from error_text import raises_text
 from hypothesis import given
 from hypothesis import strategies as st
-from words import told
 
 from tapas import DataError
 from tapas.data.windows import IGNORED, Windows, predicting_events
@@ -50,7 +50,7 @@ def test_an_epoch_predicts_from_every_basket_once_and_only_from_earlier_events(
     assert np.flatnonzero(predicting_events(times, offsets, train_end)).tolist() == sorted(want)
     options = {"length": length, "next_items": next_items, "positions": positions, "seed": 3}
     if not want:
-        with told("no user has two baskets to train on", DataError):
+        with raises_text("no user has two baskets to train on", DataError):
             Windows(items, times, offsets, train_end, **options)
         return
     windows = Windows(items, times, offsets, train_end, batch_size=1, **options)
@@ -87,5 +87,5 @@ def test_epochs_have_different_orders_and_a_batch_depends_only_on_its_number():
 
 
 def test_positions_other_than_all_and_last_are_refused():
-    with told("positions must be all or last, got 'first'."):
+    with raises_text("positions must be all or last, got 'first'."):
         Windows(*arrays_of([([(1, 1), (2, 1)], 2)]), positions="first")

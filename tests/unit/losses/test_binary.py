@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from error_text import raises_text
 from hypothesis import given as drawn_from
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from oracle.binary import one_vs_all, softplus
-from words import told
 
 from tapas.losses import binary
 from tapas.losses.binary import all_classes_cost, binary_loss, leave_out, noise_cost
@@ -113,11 +113,11 @@ def test_all_classes_and_one_target_are_one_vs_all():
 
 
 def test_a_wrong_shape_is_told():
-    with told("pushed has shape (4,); expected (B=5)."):
+    with raises_text("pushed has shape (4,); expected (B=5)."):
         binary_loss(torch.zeros(5, 2), torch.zeros(4))
-    with told("weight has shape (5, 3); expected (B=5, L=2)."):
+    with raises_text("weight has shape (5, 3); expected (B=5, L=2)."):
         binary_loss(torch.zeros(5, 2), torch.zeros(5), torch.zeros(5, 3))
-    with told("times has shape (5,); expected (K=2)."):
+    with raises_text("times has shape (5,); expected (K=2)."):
         noise_cost(torch.zeros(5, 2), torch.zeros(5))
-    with told("bias has shape (2,); expected (C=5)."):
+    with raises_text("bias has shape (2,); expected (C=5)."):
         all_classes_cost(*(torch.zeros(5, 2),) * 2, torch.zeros(2), torch.zeros(5, 1))

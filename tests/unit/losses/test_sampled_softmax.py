@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from error_text import raises_text
 from hypothesis import given as drawn_from
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from oracle.losses import sampled_softmax
 from oracle.selection import log_sum_exp
 from torch.nn.functional import cross_entropy
-from words import told
 
 from tapas.losses import kept_gradients, kept_log_sum, sampled_softmax_loss, target_costs
 from tapas.rng import stream
@@ -131,9 +131,9 @@ def test_a_tiny_loss_is_not_rounded_away():
 
 
 def test_a_wrong_shape_is_told_by_name():
-    with told("positive has shape (5,); expected (B, L)."):
+    with raises_text("positive has shape (5,); expected (B, L)."):
         sampled_softmax_loss(torch.zeros(5), torch.zeros(5))
-    with told("log_sum has shape (4,); expected (B=5)."):
+    with raises_text("log_sum has shape (4,); expected (B=5)."):
         sampled_softmax_loss(torch.zeros(5, 2), torch.zeros(4))
 
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from error_text import raises_text
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from oracle import metrics as oracle
-from words import told
 
 from tapas import metrics
 from tapas.rng import stream
@@ -169,29 +169,31 @@ RANKED, TARGET = torch.tensor([[4, 5], [6, 7]]), torch.tensor([[4], [-1]])
 
 
 def test_errors_name_the_value_and_the_expectation():
-    with told("k is 4, but there are only 3 classes."):
+    with raises_text("k is 4, but there are only 3 classes."):
         metrics.rank_classes(torch.zeros(2, 3), 4)
-    with told("scores has shape (3,); expected (B, C)."):
+    with raises_text("scores has shape (3,); expected (B, C)."):
         metrics.rank_classes(torch.zeros(3), 1)
-    with told("k must be at least 1, got 0."):
+    with raises_text("k must be at least 1, got 0."):
         metrics.rank_classes(torch.zeros(2, 3), 0)
-    with told("scores contain NaN, which cannot be ranked."):
+    with raises_text("scores contain NaN, which cannot be ranked."):
         metrics.rank_classes(torch.tensor([[0.0, torch.nan]]), 1)
-    with told("k is 3, but ranked has only 2 ids for each example. Rank at least k classes."):
+    with raises_text(
+        "k is 3, but ranked has only 2 ids for each example. Rank at least k classes."
+    ):
         metrics.recall_at_k(RANKED, TARGET, 3)
-    with told("k must be a whole number, got 1.5."):
+    with raises_text("k must be a whole number, got 1.5."):
         metrics.ndcg_at_k(RANKED, TARGET, 1.5)
-    with told("target has shape (1,); expected (B=2, L)."):
+    with raises_text("target has shape (1,); expected (B=2, L)."):
         metrics.precision_at_k(RANKED, TARGET[0], 1)
-    with told("target has shape (2, 1, 1); expected (B=2, L)."):
+    with raises_text("target has shape (2, 1, 1); expected (B=2, L)."):
         metrics.precision_at_k(RANKED, TARGET[..., None], 1)
-    with told("target has shape (3,); expected (B=2, L)."):
+    with raises_text("target has shape (3,); expected (B=2, L)."):
         metrics.mean_precision_at_k(RANKED, torch.zeros(3, dtype=torch.int64), 1)
-    with told("ranked has dtype torch.float32; expected int64 class ids"):
+    with raises_text("ranked has dtype torch.float32; expected int64 class ids"):
         metrics.reciprocal_rank(RANKED.float(), TARGET)
-    with told("normalise must be 'possible' or 'hits', got 'kaggle'."):
+    with raises_text("normalise must be 'possible' or 'hits', got 'kaggle'."):
         metrics.average_precision_at_k(RANKED, TARGET, 2, normalise="kaggle")
-    with told("no example has a target: there is nothing to average."):
+    with raises_text("no example has a target: there is nothing to average."):
         metrics.mean_precision_at_k(RANKED, TARGET[1:].repeat(2, 1), 2)
-    with told("no example has a target: there is nothing to average."):
+    with raises_text("no example has a target: there is nothing to average."):
         metrics.mean_average_precision_at_k(RANKED, TARGET[:, :0], 2)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from error_text import raises_text
 from hypothesis import given
 from hypothesis import strategies as st
-from words import told
 
 import tapas.native as native
 from tapas import LocalTable
@@ -85,7 +85,7 @@ def test_a_state_of_another_shape_is_told_and_nothing_is_written_beyond_its_end(
         if bad == shapes:  # SGD remembers nothing, of no shape
             continue
         before, state = rows.clone(), [torch.zeros(shape) for shape in bad]
-        with told(
+        with raises_text(
             f"the row optimizer's state has shapes {bad}; expected {shapes} for rows of shape "
             "(5, 3). No row was changed."
         ):
@@ -98,7 +98,7 @@ def test_a_state_of_another_shape_is_told_and_nothing_is_written_beyond_its_end(
 
 def test_gradients_of_another_width_than_the_rows_are_told():
     rows = draw(5, 3, name="rows")
-    with told("for rows of shape (5, 3). No row was changed."):
+    with raises_text("for rows of shape (5, 3). No row was changed."):
         native.update(0, (0.1, 0.0), rows, torch.tensor([1]), torch.ones(1, 2), [])
 
 

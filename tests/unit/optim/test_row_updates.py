@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 import pytest
 import torch
+from error_text import raises_text
 from oracle.tables import SlowRows
-from words import told
 
 from tapas import LocalTable, optim
 from tapas.optim import SGD, Adagrad, LazyAdam, RowwiseAdagrad
@@ -166,7 +166,7 @@ def test_a_number_that_a_formula_does_not_have_is_told():
     """Or a misspelt one would be set without any effect."""
     optimizer = Adagrad.fused(lr=0.3)
     words = "Adagrad has no number 'learning_rate'. It has: lr, weight_decay, initial_sum, eps."
-    with told(words, AttributeError):
+    with raises_text(words, AttributeError):
         optimizer.learning_rate = 0.1
     assert repr(optimizer) == "Adagrad(lr=0.3, weight_decay=0.0, initial_sum=1e-06, eps=1e-10)"
 
@@ -194,11 +194,11 @@ def test_a_bad_number_is_told_its_name_and_bound_and_the_old_one_stays(kind, nam
     """In a formula, in one that was made before, and in an optimizer."""
     words = f"{kind.__name__}.{name} must be {expected}, got {bad!r}."
     formula = kind.fused()
-    with told(words):
+    with raises_text(words):
         kind.fused(**{name: bad})
-    with told(words):
+    with raises_text(words):
         setattr(formula, name, bad)
-    with told(words):
+    with raises_text(words):
         kind(a_table(None), **{name: bad})
     assert formula == kind.fused()
 

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 import torch
+from error_text import raises_text
 from hypothesis import example, given
 from hypothesis import strategies as st
 from oracle import proposals as slow
-from words import told
 
 from tapas import DataError, LogUniform, Squashed, Uniform
 from tapas.proposals import Bigram
@@ -87,26 +87,28 @@ def test_bad_pairs_and_contexts_are_refused_in_these_words():
         lambda: bigram.sample(9, generator=stream(0)),
         lambda: bigram.log_prob(torch.tensor([0])),
     ):
-        with told(
+        with raises_text(
             "a Bigram proposal needs the previous class of every example: pass "
             "context=previous to the head, or call bigram.conditioned_on(previous)."
         ):
             needs_context()
-    with told("context is empty; expected the previous class of every example."):
+    with raises_text("context is empty; expected the previous class of every example."):
         bigram.conditioned_on(torch.tensor([], dtype=torch.int64))
-    with told("context has dtype torch.float32; expected int64 class ids"):
+    with raises_text("context has dtype torch.float32; expected int64 class ids"):
         bigram.conditioned_on(torch.tensor([1.0]))
     for kappa in (0, float("nan")):
-        with told(f"kappa must be a finite number above 0, got {kappa}."):
+        with raises_text(f"kappa must be a finite number above 0, got {kappa}."):
             build(PAIRS, kappa=kappa)
-    with told("previous holds class 31; expected ids from 0 to 30 (num_classes=31)."):
+    with raises_text("previous holds class 31; expected ids from 0 to 30 (num_classes=31)."):
         build([(31, 0, 1)])
-    with told("following holds class -2; expected ids from 0 to 30 (num_classes=31)."):
+    with raises_text("following holds class -2; expected ids from 0 to 30 (num_classes=31)."):
         build([(0, -2, 1)])
-    with told("previous, following and counts must share one shape (N,), got (2,), (1,), (1,)."):
+    with raises_text(
+        "previous, following and counts must share one shape (N,), got (2,), (1,), (1,)."
+    ):
         Bigram(*map(torch.tensor, ([1, 2], [1], [1])), unigram=Uniform(C))
     for count in (0, float("inf")):
-        with told(
+        with raises_text(
             "bigram counts must be finite and above 0; leave the other pairs out.", DataError
         ):
             build([(1, 2, count)])

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from error_text import raises_text
 from oracle import proposals as slow
-from words import told
 
 from tapas import LogUniform, Uniform
 from tapas.rng import stream
@@ -65,9 +65,9 @@ def test_log_prob_of_huge_ids_is_right_to_twelve_digits():
 
 @pytest.mark.parametrize("kind", [Uniform, LogUniform])
 def test_bad_numbers_and_classes_are_refused(kind):
-    with told("num_classes must be at least 1, got 0."):
+    with raises_text("num_classes must be at least 1, got 0."):
         kind(0)
-    with told("num_classes must be a whole number, got 3.0."):
+    with raises_text("num_classes must be a whole number, got 3.0."):
         kind(3.0)
-    with told("ids holds class 31; expected ids from 0 to 30 (num_classes=31)."):
+    with raises_text("ids holds class 31; expected ids from 0 to 30 (num_classes=31)."):
         kind(31).log_prob(torch.tensor([3, 31]))

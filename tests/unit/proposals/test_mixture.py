@@ -1,9 +1,9 @@
 import numpy as np
 import torch
+from error_text import raises_text
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle import proposals as slow
-from words import told
 
 from tapas import LogUniform, Mixture, Squashed, Uniform
 from tapas.proposals import Bigram
@@ -43,11 +43,11 @@ def test_a_batch_reaches_the_parts_that_look_at_it_and_the_weights_stay():
 
 
 def test_bad_parts_and_weights_are_refused_in_these_words():
-    with told("a mixture needs at least one proposal, got none."):
+    with raises_text("a mixture needs at least one proposal, got none."):
         Mixture([])
-    with told("the parts of a mixture must be proposals, got 3."):
+    with raises_text("the parts of a mixture must be proposals, got 3."):
         Mixture([Uniform(31), 3])
-    with told("the parts of a mixture must share num_classes, got [31, 30]."):
+    with raises_text("the parts of a mixture must share num_classes, got [31, 30]."):
         Mixture([Uniform(31), Uniform(30)])
     for parts, weights in (
         ([Uniform(31), LogUniform(31)], [1.0]),
@@ -55,7 +55,7 @@ def test_bad_parts_and_weights_are_refused_in_these_words():
         ([Uniform(31)], [float("inf")]),
         ([Uniform(31)], [float("nan")]),
     ):
-        with told(
+        with raises_text(
             f"a mixture of {len(parts)} proposals needs as many weights, each finite and above 0, "
             f"got {weights}."
         ):

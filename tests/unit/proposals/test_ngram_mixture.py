@@ -6,9 +6,9 @@ import io
 import numpy as np
 import pytest
 import torch
+from error_text import raises_text
 from oracle.proposals import p_value, squashed
 from oracle.sampling_heads import Ngrams
-from words import told
 
 from tapas.proposals.ngram_mixture import NgramMixture
 from tapas.rng import stream
@@ -178,14 +178,16 @@ def test_no_pairs_at_all_are_no_bigram():
 
 
 def test_bad_pairs_counts_and_states_are_refused():
-    with told("pairs must be a tuple (previous, following, counts), got list of length 2. Pass"):
+    with raises_text(
+        "pairs must be a tuple (previous, following, counts), got list of length 2. Pass"
+    ):
         NgramMixture(C, pairs=[EVERY, EVERY])
-    with told("following holds class 13; expected ids from 0 to 12"):
+    with raises_text("following holds class 13; expected ids from 0 to 12"):
         make([(0, 13, 1.0)])
-    with told("num_classes is 13 but counts has 2 entries"):
+    with raises_text("num_classes is 13 but counts has 2 entries"):
         make(counts=torch.ones(2))
     state = make([(2, 7, 3.0), *PAIRS[1:]]).state_dict()
-    with told(
+    with raises_text(
         "the saved state has other pairs than this mixture. Build it with the pairs that the"
     ):
         make([(3, 7, 3.0), *PAIRS[1:]]).load_state_dict(state)

@@ -3,10 +3,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from error_text import raises_text
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from oracle import proposals as slow
-from words import told
 
 from tapas import DataError, Squashed
 from tapas.rng import stream
@@ -143,35 +143,35 @@ def test_enough_draws_are_foreseen_but_not_many_more(alpha, k):
 
 def test_bad_counts_and_settings_are_refused_in_these_words():
     for alpha in (1.5, None):
-        with told(f"alpha must be between 0 and 1, got {alpha}."):
+        with raises_text(f"alpha must be between 0 and 1, got {alpha}."):
             Squashed([1], alpha=alpha)
-    with told(
+    with raises_text(
         "beta must be a finite number above 0, got 0: at 0 an unseen class could never be "
         "drawn. Leave it out for the value of a class seen once."
     ):
         Squashed([1], beta=0)
-    with told("all counts are 0: no class was ever seen. Use Uniform(3).", DataError):
+    with raises_text("all counts are 0: no class was ever seen. Use Uniform(3).", DataError):
         Squashed([0, 0, 0])
-    with told("sparse counts (ids, counts) need num_classes=..."):
+    with raises_text("sparse counts (ids, counts) need num_classes=..."):
         Squashed(([1], [2]))
-    with told("sparse counts need one count for each id, got 2 ids and 1 counts."):
+    with raises_text("sparse counts need one count for each id, got 2 ids and 1 counts."):
         Squashed(([1, 2], [2]), num_classes=9)
-    with told("class 7 has two counts; sum them first.", DataError):
+    with raises_text("class 7 has two counts; sum them first.", DataError):
         Squashed(([7, 2, 7], [1, 2, 3]), num_classes=9)
-    with told("count ids holds class 9; expected ids from 0 to 8 (num_classes=9)."):
+    with raises_text("count ids holds class 9; expected ids from 0 to 8 (num_classes=9)."):
         Squashed(([9], [2]), num_classes=9)
-    with told(
+    with raises_text(
         "num_classes is 3 but counts has 2 entries. Leave num_classes out, or pass sparse "
         "counts (ids, counts)."
     ):
         Squashed([1, 2], num_classes=3)
-    with told("counts has shape (2, 3); expected (C,)."):
+    with raises_text("counts has shape (2, 3); expected (C,)."):
         Squashed(torch.ones(2, 3))
-    with told("num_classes must be at least 1, got 0."):
+    with raises_text("num_classes must be at least 1, got 0."):
         Squashed([])
-    with told("counts[2] is -3; expected a finite number of at least 0.", DataError):
+    with raises_text("counts[2] is -3; expected a finite number of at least 0.", DataError):
         Squashed([1, 2, -3])
-    with told("counts[1] is nan; expected a finite number of at least 0.", DataError):
+    with raises_text("counts[1] is nan; expected a finite number of at least 0.", DataError):
         Squashed([1, math.nan])
-    with told("ids holds class -1; expected ids from 0 to 1 (num_classes=2)."):
+    with raises_text("ids holds class -1; expected ids from 0 to 1 (num_classes=2)."):
         Squashed([1, 2]).log_prob(torch.tensor([-1]))

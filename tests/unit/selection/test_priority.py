@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 from contracts.tables import select
+from error_text import raises_text
 from oracle import selection as oracle
 from oracle.selection_inputs import draw, make_selection_input
-from words import told
 
 from tapas import LocalTable, Priority
 from tapas.candidates import Candidates
@@ -139,5 +139,5 @@ def test_the_weighted_kept_sum_is_unbiased_for_every_query_and_class(
 
 def test_a_floor_outside_0_to_1_is_refused():
     for floor in (1.5, -0.1, torch.nan):
-        with told(f"floor must be between 0 and 1, got {floor}."):
+        with raises_text(f"floor must be between 0 and 1, got {floor}."):
             Priority(floor=floor)

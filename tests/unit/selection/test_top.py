@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from error_text import raises_text
 from oracle import selection as oracle
 from oracle.selection_inputs import draw, make_selection_input
-from words import told
 
 from tapas import Priority, Top
 from tapas.selection.base import largest
@@ -42,10 +42,10 @@ def test_largest_prefers_the_lower_position_in_ties_and_nan_to_all(keep):
 
 @pytest.mark.parametrize("rule", [Top, Priority])
 def test_a_bad_number_of_scoring_queries_is_refused(rule):
-    with told("score_queries must be at least 1, got 0."):
+    with raises_text("score_queries must be at least 1, got 0."):
         rule(score_queries=0)
     for value in (2.5, True):
-        with told(f"score_queries must be a whole number, got {value}."):
+        with raises_text(f"score_queries must be a whole number, got {value}."):
             rule(score_queries=value)
     assert rule(score_queries=None).score_queries is None
     assert rule(score_queries=3).score_queries == 3

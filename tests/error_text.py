@@ -1,4 +1,4 @@
-"""`told`: checks the text of an error, which is part of the interface."""
+"""`raises_text`: checks the text of an error, which is part of the interface."""
 
 import re
 
@@ -7,7 +7,7 @@ import pytest
 from tapas import UsageError
 
 
-def told(words: str, error: type[Exception] = UsageError):
+def raises_text(words: str, error: type[Exception] = UsageError):
     """Expect `error` with `words` in its message; if they end in a full stop, at its end."""
     end = r"\Z" if words.endswith(".") else ""
     return pytest.raises(error, match=re.escape(words) + end)
