@@ -150,7 +150,7 @@ def train_one(run: RealRun, variant: Variant, place: Place) -> dict[str, Any]:
     def draw() -> tuple[Tensor, Tensor]:
         batch = parts.windows.batch(done)
         states = model.states(batch.items, batch.lengths)
-        return states.view(-1, states.shape[2])[batch.places], batch.target
+        return states.view(-1, states.shape[2])[batch.query_index], batch.target
 
     def train_on(steps: int) -> None:
         nonlocal done

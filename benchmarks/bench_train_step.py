@@ -31,7 +31,7 @@ def timed_step(parts: TrainingSetup, number: int) -> list[float]:
     batch = parts.windows.batch(number)
     clock.append(time.perf_counter())
     states = model.states(batch.items, batch.lengths)
-    query = states.view(-1, states.shape[2]).index_select(0, batch.places)
+    query = states.view(-1, states.shape[2]).index_select(0, batch.query_index)
     prepared = head._prepare(query, batch.target, None)
     clock.append(time.perf_counter())
     everyone = head._gather(prepared, None)
@@ -66,7 +66,7 @@ def main() -> None:
         parts = build_training(config, log, split)
         steps = STEPS // 10 if quick() else STEPS
         rows = [timed_step(parts, i) for i in range(WARMUP + steps)][WARMUP:]
-        queries = len(parts.windows.batch(0).places)
+        queries = len(parts.windows.batch(0).query_index)
     whole = [sum(row) for row in rows]
     middle = statistics.median(whole)
     print(f"{log.num_items:,} classes, {queries} queries in a batch, n = 1,000, r = 8, priority")

@@ -92,7 +92,7 @@ def count_rows(parts: TrainingSetup) -> Rows:
     """Distinct class rows of one batch."""
     head, batch = parts.model.tapas_head, parts.windows.batch(0)
     states = parts.model.states(batch.items, batch.lengths)
-    query = states.view(-1, states.shape[2])[batch.places]
+    query = states.view(-1, states.shape[2])[batch.query_index]
     kept = head.sample(query, batch.target).ids
     in_loss = torch.unique(torch.cat([kept, batch.target[batch.target >= 0]]))
     n, r = head.num_samples, head.presample_factor

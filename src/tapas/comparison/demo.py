@@ -17,7 +17,7 @@ from tapas.data.prepare import prepare_log
 from tapas.data.splits import EvalPoints, next_items_at, split_log
 from tapas.evaluation.evaluate import Evaluation
 from tapas.evaluation.intervals import Interval
-from tapas.evaluation.ranked_lists import ListRules, ranked_lists
+from tapas.evaluation.ranked_lists import ListOptions, ranked_lists
 from tapas.training.config import JSON, TrainConfig, build_config
 from tapas.training.journal import read_journal
 from tapas.training.run import train
@@ -211,7 +211,7 @@ def some_people(run: RunFolder, words: dict[str | int, str]) -> list[Lists]:
     user, point = points.user[middle], points.point[middle]
     target = next_items_at(log, points, 10)[middle]
     start = log.offsets[user]
-    rules = ListRules(run.config.model.history)
+    rules = ListOptions(run.config.model.history)
     these = EvalPoints(user, point, points.limit[middle])
     ranked, _ = ranked_lists(model, log, these, target, rules, with_loss=False)
 

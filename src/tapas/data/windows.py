@@ -28,7 +28,7 @@ class SequenceBatch:
 
     items: Tensor  # (B, T) int64, padded with 0 at the end of each row
     lengths: Tensor  # (B,) events of each row
-    places: Tensor  # (Q,) positions in the flattened (B*T,) items that predict
+    query_index: Tensor  # (Q,) index of each query in the flattened (B*T,) items
     target: Tensor  # (Q, K) int64, the next K items of each, padded with -100
 
 
@@ -107,7 +107,7 @@ class Windows:
         return SequenceBatch(
             items=torch.from_numpy(items),
             lengths=torch.from_numpy(lengths),
-            places=torch.from_numpy(np.flatnonzero(predicts)),
+            query_index=torch.from_numpy(np.flatnonzero(predicts)),
             target=torch.from_numpy(target.astype(np.int64)),
         )
 

@@ -14,7 +14,7 @@ from tapas.errors import UsageError, choice
 from tapas.evaluation.baselines import CoOccurrence, MostPopular, UserMostFrequent
 from tapas.evaluation.intervals import Interval
 from tapas.evaluation.ranked_lists import (
-    ListRules,
+    ListOptions,
     Predictor,
     ranked_lists,
     without_seen,
@@ -48,7 +48,7 @@ def evaluate(
     model: Predictor,
     log: EventLog,
     split: Split,
-    rules: ListRules,
+    options: ListOptions,
     *,
     num_targets: int,
     split_name: str = "test",
@@ -62,10 +62,10 @@ def evaluate(
     `on_progress(done, total)` is called after each chunk of examples.
     """
     points, target = held_out(
-        log, split, rules, split_name=split_name, num_targets=num_targets, limit=limit
+        log, split, options, split_name=split_name, num_targets=num_targets, limit=limit
     )
     ranked, loss = ranked_lists(
-        model, log, points, target, rules,
+        model, log, points, target, options,
         on_progress=lambda done: on_progress(done, len(points)), ranks=ranks,
     )  # fmt: skip
     lists = {"model": ranked}
@@ -76,9 +76,9 @@ def evaluate(
         "co-occurrence": CoOccurrence(*arrays, times=log.times, train_end=split.train_end),
     }.items():
         found = baseline.rank(
-            points.user, points.point, LIST_LENGTH + 1, exclude=rules.exclude_seen
+            points.user, points.point, LIST_LENGTH + 1, exclude=options.exclude_seen
         )
-        lists[name] = torch.from_numpy(_without(found, rules.excluded_class))
+        lists[name] = torch.from_numpy(_without(found, options.excluded_class))
     truth, counts = torch.from_numpy(target), torch.from_numpy(split.train_counts)
     scores = {
         name: score_lists(
@@ -101,13 +101,13 @@ def evaluate(
     report: dict[str, Any] = dict(split.report)
     all_targets = int((next_items_at(log, points, num_targets) >= 0).sum())
     report["seen_targets"] = all_targets - int((target >= 0).sum())
-    return Evaluation(split_name, rules.exclude_seen, num_targets, scores, lead, report)
+    return Evaluation(split_name, options.exclude_seen, num_targets, scores, lead, report)
 
 
 def held_out(
     log: EventLog,
     split: Split,
-    rules: ListRules,
+    options: ListOptions,
     *,
     split_name: str = "test",
     num_targets: int,
@@ -115,8 +115,8 @@ def held_out(
 ) -> tuple[EvalPoints, NDArray[np.int64]]:
     """The points of a split, and the next `num_targets` items at each, (P, L), padded with -1.
 
-    With `rules.exclude_seen` items of the history are no targets. Raises `UsageError` if the split
-    is unknown or empty.
+    With `options.exclude_seen` items of the history are no targets. Raises `UsageError` if the
+    split is unknown or empty.
     """
     points = choice("split", split_name, {"test": split.test, "validation": split.validation})
     if not len(points):
@@ -127,7 +127,7 @@ def held_out(
     if limit is not None:
         points = points[:limit]
     target = next_items_at(log, points, num_targets)
-    return points, without_seen(log, points, target) if rules.exclude_seen else target
+    return points, without_seen(log, points, target) if options.exclude_seen else target
 
 
 def _without(ranked: NDArray[np.int64], excluded: int | None) -> NDArray[np.int64]:

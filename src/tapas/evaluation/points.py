@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tapas.data.event_log import EventLog
 from tapas.data.splits import EvalPoints, Split, next_items_at
-from tapas.evaluation.ranked_lists import ListRules, Predictor, ranked_lists
+from tapas.evaluation.ranked_lists import ListOptions, Predictor, ranked_lists
 from tapas.evaluation.scores import metrics_per_example, score_lists
 from tapas.metrics import ndcg_at_k
 from tapas.rng import stream
@@ -64,8 +64,8 @@ class PointEvaluator:
 
     def rank(self, model: Predictor, most: int) -> tuple[Tensor, NDArray[np.float64]]:
         """Ranked lists (P, 20) and full softmax losses (P,) at the first P = `most` points."""
-        points, target, rules = self.points[:most], self.target[:most], ListRules(self.history)
-        ranked, loss = ranked_lists(model, self.log, points, target, rules)
+        points, target, options = self.points[:most], self.target[:most], ListOptions(self.history)
+        ranked, loss = ranked_lists(model, self.log, points, target, options)
         return ranked, cast(Tensor, loss).double().numpy()
 
     def quick_scores(self, ranked: Tensor, loss: NDArray[np.float64], most: int) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class Predictor(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ListRules:
+class ListOptions:
     """What a ranked list may contain, and how much of a history the model sees."""
 
     history: int  # most recent events that the model sees
@@ -57,7 +57,7 @@ def ranked_lists(
     log: EventLog,
     points: EvalPoints,
     target: NDArray[np.int64],
-    rules: ListRules,
+    options: ListOptions,
     *,
     with_loss: bool = True,
     on_progress: Callable[[int], None] = lambda done: None,
@@ -74,11 +74,11 @@ def ranked_lists(
     for first in range(0, len(points), QUERIES_PER_CHUNK):
         size = min(QUERIES_PER_CHUNK, len(points) - first)
         mine = slice(*(first + bound for bound in ranks.local_range(size)))
-        recent, lengths, _ = gather_histories(items, start[mine], point[mine], rules.history)
+        recent, lengths, _ = gather_histories(items, start[mine], point[mine], options.history)
         prediction = model.predict(torch.from_numpy(recent), torch.from_numpy(lengths))
         exclude: Tensor | None = None
-        never = [] if rules.excluded_class is None else [np.array([rules.excluded_class])]
-        if rules.exclude_seen:
+        never = [] if options.excluded_class is None else [np.array([options.excluded_class])]
+        if options.exclude_seen:
             pairs = zip(start[mine], point[mine], strict=True)
             exclude = pad([np.concatenate([np.unique(items[s:p]), *never]) for s, p in pairs])
         elif never:
@@ -126,11 +126,11 @@ def mean_scores(
     log: EventLog,
     points: EvalPoints,
     target: NDArray[np.int64],
-    rules: ListRules,
+    options: ListOptions,
     ranks: Ranks = ONE_PROCESS,
 ) -> dict[str, float]:
     """Means of all metrics and of the loss at `points`, for validation during training."""
-    ranked, loss = ranked_lists(model, log, points, target, rules, ranks=ranks)
+    ranked, loss = ranked_lists(model, log, points, target, options, ranks=ranks)
     values = metrics_per_example(ranked, torch.from_numpy(target))
     if loss is not None:
         values["loss"] = loss

@@ -97,7 +97,7 @@ class SequenceModel(nn.Module):
         """The sampled loss, -log p of the targets: a scalar, the mean over predicting positions."""
         device = self.inputs.device
         items, lengths = batch.items.to(device), batch.lengths.to(device)
-        places = batch.places.to(device)
+        places = batch.query_index.to(device)
         x = self._vectors(items, lengths)
         states = self._encode(x, lengths, generator)
         query = states.flatten(0, 1).index_select(0, places)

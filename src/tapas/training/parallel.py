@@ -15,11 +15,11 @@ def local_batch(ranks: Ranks, batch: SequenceBatch) -> SequenceBatch:
         return batch
     width = batch.items.shape[1]
     first, last = ranks.local_range(len(batch.items))
-    mine = (batch.places >= first * width) & (batch.places < last * width)
+    mine = (batch.query_index >= first * width) & (batch.query_index < last * width)
     return SequenceBatch(
         items=batch.items[first:last],
         lengths=batch.lengths[first:last],
-        places=batch.places[mine] - first * width,
+        query_index=batch.query_index[mine] - first * width,
         target=batch.target[mine],
     )
 

@@ -10,7 +10,7 @@ from tapas.data.splits import split_log
 from tapas.errors import UsageError
 from tapas.evaluation.evaluate import Evaluation, evaluate, held_out
 from tapas.evaluation.intervals import Interval
-from tapas.evaluation.ranked_lists import ListRules, ranked_lists
+from tapas.evaluation.ranked_lists import ListOptions, ranked_lists
 from tapas.evaluation.scores import LIST_LENGTH, metrics_per_example, paired_difference
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.training.build import TrainingData, build_model
@@ -39,10 +39,10 @@ def load_model(
     return model.eval(), checkpoint.step
 
 
-def list_rules(run: RunFolder, exclude_seen: bool | None = None) -> ListRules:
+def list_options(run: RunFolder, exclude_seen: bool | None = None) -> ListOptions:
     """What recommendations of `run` may contain; `exclude_seen` defaults to that of the run."""
     exclude = run.config.loop.exclude_seen if exclude_seen is None else exclude_seen
-    return ListRules(run.config.model.history, exclude, run.log.item_keys.rare_id)
+    return ListOptions(run.config.model.history, exclude, run.log.item_keys.rare_id)
 
 
 def evaluate_run(
@@ -59,12 +59,12 @@ def evaluate_run(
 
     All `ranks` share rows and work; each gets the full result.
     """
-    splits, rules = split_log(run.log, run.config.split), list_rules(run, exclude_seen)
+    splits, options = split_log(run.log, run.config.split), list_options(run, exclude_seen)
     num_targets = run.config.head.next_items
-    held_out(run.log, splits, rules, split_name=split, num_targets=num_targets)  # fail early
+    held_out(run.log, splits, options, split_name=split, num_targets=num_targets)  # fail early
     model, step = load_model(run, step, ranks)
     found = evaluate(
-        model, run.log, splits, rules,
+        model, run.log, splits, options,
         num_targets=num_targets, split_name=split, limit=limit, on_progress=on_progress,
         ranks=ranks,
     )  # fmt: skip
@@ -85,11 +85,11 @@ def paired_difference_of_runs(first: RunFolder, second: RunFolder) -> Interval:
                 f"{first.path} and {run.path} have different logs or splits, so their test "
                 "examples cannot be paired. Train both on the same log and split."
             )
-        rules, split = list_rules(run, exclude_seen), split_log(run.log, run.config.split)
+        options, split = list_options(run, exclude_seen), split_log(run.log, run.config.split)
         num_targets = first.config.head.next_items
-        points, target = held_out(run.log, split, rules, num_targets=num_targets)
+        points, target = held_out(run.log, split, options, num_targets=num_targets)
         ranked, _ = ranked_lists(
-            load_model(run)[0], run.log, points, target, rules, with_loss=False
+            load_model(run)[0], run.log, points, target, options, with_loss=False
         )
         values.append(metrics_per_example(ranked, torch.from_numpy(target))[f"map@{LIST_LENGTH}"])
     return paired_difference(*values)

@@ -11,7 +11,7 @@ from tapas.rng import stream
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.training.config import HeadConfig, TrainConfig
 from tapas.training.model import SequenceModel
-from tapas.training.run_evaluation import list_rules
+from tapas.training.run_evaluation import list_options
 from tapas.training.run_folder import RunFolder
 
 
@@ -19,12 +19,12 @@ def validator(
     run: RunFolder, split: Split, ranks: Ranks = ONE_PROCESS
 ) -> Callable[[SequenceModel], dict[str, float]]:
     """A function that scores a model on some of the validation points."""
-    log, config, rules = run.log, run.config, list_rules(run)
+    log, config, options = run.log, run.config, list_options(run)
     points = some_points(split.validation, config.loop.validation_examples, config.loop.seed)
     target = next_items_at(log, points, config.head.next_items)
-    if rules.exclude_seen:
+    if options.exclude_seen:
         target = without_seen(log, points, target)
-    return lambda model: mean_scores(model, log, points, target, rules, ranks)
+    return lambda model: mean_scores(model, log, points, target, options, ranks)
 
 
 def describe_training(config: TrainConfig, split: Split) -> str:

@@ -46,7 +46,7 @@ def test_a_batch_is_about_the_papers_and_the_log_can_be_trained_on(cache):
     assert log.num_items == 8_000
     parts = build_training(config, log, split_log(log, config.split))
     assert parts.model.head.num_samples == 1_000
-    queries = [len(parts.windows.batch(number).places) for number in range(20)]
+    queries = [len(parts.windows.batch(number).query_index) for number in range(20)]
     assert 900 < sum(queries) / len(queries) < 1_100
 
 

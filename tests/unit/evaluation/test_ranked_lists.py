@@ -13,7 +13,7 @@ from tapas.data.event_log import EventLog
 from tapas.data.splits import EvalPoints
 from tapas.encoders import GRUEncoder
 from tapas.evaluation import ranked_lists as module
-from tapas.evaluation.ranked_lists import ListRules, ranked_lists, without_seen
+from tapas.evaluation.ranked_lists import ListOptions, ranked_lists, without_seen
 from tapas.evaluation.scores import LIST_LENGTH
 from tapas.tables import LocalTable
 from tapas.training.copy_part import CopyPart
@@ -29,8 +29,8 @@ LOG = EventLog(
     {"items": 40},
 )  # fmt: skip
 POINTS = EvalPoints(np.array([0, 0, 1, 1, 2]), POINT, POINT)
-RULES = ListRules(HISTORY)
-EXCLUDE_SEEN = ListRules(HISTORY, exclude_seen=True)
+OPTIONS = ListOptions(HISTORY)
+EXCLUDE_SEEN = ListOptions(HISTORY, exclude_seen=True)
 
 
 def build(num_items, *, copy=False):
@@ -71,8 +71,8 @@ def chunk_size(request, monkeypatch):
 @pytest.mark.parametrize("num_items", [13, 20, 40])
 def test_lists_are_the_best_of_all_classes(num_items, exclude_seen, copy):
     model = build(num_items, copy=copy)
-    rules = ListRules(HISTORY, exclude_seen)
-    ranked, _ = ranked_lists(model, LOG, POINTS, TARGET, rules)
+    options = ListOptions(HISTORY, exclude_seen)
+    ranked, _ = ranked_lists(model, LOG, POINTS, TARGET, options)
     assert ranked.shape == (len(POINT), LIST_LENGTH)
     for place in range(len(POINT)):
         score = scores(model, place)
@@ -86,7 +86,7 @@ def test_lists_are_the_best_of_all_classes(num_items, exclude_seen, copy):
 @pytest.mark.parametrize("copy", [False, True], ids=["softmax", "mixture"])
 def test_the_loss_is_the_mean_over_an_examples_targets_in_nats(copy):
     model, done = build(13, copy=copy), []
-    _, loss = ranked_lists(model, LOG, POINTS, TARGET, RULES, on_progress=done.append)
+    _, loss = ranked_lists(model, LOG, POINTS, TARGET, OPTIONS, on_progress=done.append)
     for place, targets in enumerate(TARGET.tolist()):
         score = scores(model, place)
         log_sum = math.log(sum(map(math.exp, score)))
@@ -94,7 +94,7 @@ def test_the_loss_is_the_mean_over_an_examples_targets_in_nats(copy):
         want = sum(each) / len(each) if each else math.nan
         assert float(loss[place]) == pytest.approx(want, rel=1e-4, nan_ok=True)
     assert done == ([2, 4, 5] if module.QUERIES_PER_CHUNK == 2 else [5])
-    assert ranked_lists(model, LOG, POINTS, TARGET, RULES, with_loss=False)[1] is None
+    assert ranked_lists(model, LOG, POINTS, TARGET, OPTIONS, with_loss=False)[1] is None
 
 
 def test_ranking_does_not_change_the_model():
@@ -106,11 +106,11 @@ def test_ranking_does_not_change_the_model():
 
 
 @pytest.mark.usefixtures("chunk_size")
-@pytest.mark.parametrize("rules", [RULES, EXCLUDE_SEEN], ids=["keep", "exclude"])
-def test_the_excluded_class_is_in_no_list(rules):
+@pytest.mark.parametrize("options", [OPTIONS, EXCLUDE_SEEN], ids=["keep", "exclude"])
+def test_the_excluded_class_is_in_no_list(options):
     model = build(13)
-    ranked, _ = ranked_lists(model, LOG, POINTS, TARGET, rules)
-    without, _ = ranked_lists(model, LOG, POINTS, TARGET, replace(rules, excluded_class=12))
+    ranked, _ = ranked_lists(model, LOG, POINTS, TARGET, options)
+    without, _ = ranked_lists(model, LOG, POINTS, TARGET, replace(options, excluded_class=12))
     for before, after in zip(ranked.tolist(), without.tolist(), strict=True):
         left = [item for item in before if item != 12]
         assert after == (left + [-1] * LIST_LENGTH)[:LIST_LENGTH]

@@ -119,7 +119,7 @@ def test_a_bigram_gets_the_previous_class(method, data):
     )
     run_steps(setup, range(2))
     batch = setup.windows.batch(0)
-    assert torch.equal(seen[0], batch.items.reshape(-1)[batch.places])
+    assert torch.equal(seen[0], batch.items.reshape(-1)[batch.query_index])
     assert not build_training(of_method(method), *data).model.head.wants_context
 
 
@@ -139,7 +139,7 @@ def test_pairs_are_those_that_batches_predict(data):
     wanted = Counter()
     for number in range(windows.num_examples // windows.batch_size):
         batch = windows.batch(number)
-        before = batch.items.reshape(-1)[batch.places].tolist()
+        before = batch.items.reshape(-1)[batch.query_index].tolist()
         for item, targets in zip(before, batch.target.tolist(), strict=True):
             wanted.update((item, target) for target in targets if target >= 0)
     assert windows.num_examples % windows.batch_size == 0

@@ -21,7 +21,7 @@ LENGTHS = torch.tensor([4, 1, 7])
 BATCH = SequenceBatch(
     items=ITEMS,
     lengths=LENGTHS,
-    places=torch.tensor([0, 3, 7, 16, 20]),
+    query_index=torch.tensor([0, 3, 7, 16, 20]),
     target=torch.tensor([[4, 3, -100], [3, 3, 12], [6, -100, -100], [2, 8, 4], [7, 11, -100]]),
 )
 ENCODERS = {
@@ -111,7 +111,7 @@ def test_the_loss_is_that_of_the_mixture(encoder, own, copy, decay):
     total = 0.0
     weights = target_weights(BATCH.target, decay).tolist()
     for place, targets, weight in zip(
-        BATCH.places.tolist(), BATCH.target.tolist(), weights, strict=True
+        BATCH.query_index.tolist(), BATCH.target.tolist(), weights, strict=True
     ):
         p = probabilities(model, *divmod(place, T))
         pairs = zip(targets, weight, strict=True)
@@ -238,7 +238,7 @@ def test_target_weights_decay_and_padding_has_none():
 def test_targets_outside_the_history_have_finite_gradients():
     model = build()
     target = torch.full_like(BATCH.target, 12)
-    batch = SequenceBatch(BATCH.items, BATCH.lengths, BATCH.places, target)
+    batch = SequenceBatch(BATCH.items, BATCH.lengths, BATCH.query_index, target)
     model.loss(batch).backward()
     assert all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
 
@@ -249,7 +249,7 @@ def test_without_a_copy_part_every_tensor_is_bit_for_bit_that_of_the_head_alone(
     weight = None if decay == 1 else target_weights(BATCH.target, decay)
     for _ in range(3):
         plain.loss(BATCH).backward()
-        query = by_hand.states(ITEMS, LENGTHS).view(-1, D)[BATCH.places]
+        query = by_hand.states(ITEMS, LENGTHS).view(-1, D)[BATCH.query_index]
         by_hand.head(query, BATCH.target, weight).backward()
     mine, theirs = plain.state_dict(), by_hand.state_dict()
     assert list(mine) == list(theirs)

@@ -10,7 +10,7 @@ from oracle.command_line import chain_log, write_chain
 from tapas import UsageError
 from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig, next_items_at, split_log
-from tapas.evaluation.ranked_lists import ListRules, ranked_lists, without_seen
+from tapas.evaluation.ranked_lists import ListOptions, ranked_lists, without_seen
 from tapas.evaluation.scores import metrics_per_example
 from tapas.training import run as session
 from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, TrainConfig
@@ -70,7 +70,7 @@ def test_the_model_is_scored_by_its_lists_at_the_points_of_the_split(run, split_
         target = without_seen(run.log, points, target)
     assert found.split["seen_targets"] == asked - int((target >= 0).sum())
     model, step = load_model(run)
-    ranked, loss = ranked_lists(model, run.log, points, target, ListRules(5, exclude))
+    ranked, loss = ranked_lists(model, run.log, points, target, ListOptions(5, exclude))
     hits = sum(
         len(set(run.log.items[run.log.offsets[user] : point].tolist()) & set(row.tolist()))
         for user, point, row in zip(points.user, points.point, ranked, strict=True)
