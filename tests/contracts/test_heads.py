@@ -396,7 +396,7 @@ def test_an_optimizer_of_rows_moves_them_as_the_fused_update_does(method):
 def test_rows_that_nobody_moves_are_told(method):
     head = build(method, None)
     head(draw(B, D), TARGET).backward()
-    with says("the class rows have gradients from an earlier backward pass, and no optimizer"):
+    with says("the class rows have gradients from an earlier backward pass, but no optimizer"):
         head(draw(B, D), TARGET)
 
 

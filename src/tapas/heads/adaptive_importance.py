@@ -1,18 +1,18 @@
-"""Adaptive importance sampling (Bengio and Senécal 2008): Q learns what the model thinks.
+"""Adaptive importance sampling (Bengio and Senécal 2008): the proposal Q follows the model.
 
     loss_b = log( exp(s_by) + sum_k exp(s_bk - log pi_k) ) - s_by        k drawn from Q_t
-    w_bk   = exp(s_bk - log pi_k)                     importance weights, without own targets
+    w_bk   = exp(s_bk - log pi_k)                     importance weights, without targets of b
     p_bk   = w_bk / sum_j w_bj                        estimates the model: Q_t moves towards it
     ESS_b  = (sum_k w_bk)^2 / sum_k (1 - pi_k) w_bk^2, at most the number drawn
 
-Q_t is a mixture of uniform, unigram and bigram (previous class = `context`); without context,
-or without pairs to begin with, of the first two. The effective sample size decides how many
-are drawn. pi_k is the chance of class k to be drawn: one that comes for certain adds nothing
-to the variance, and where all are rare this is the ESS of the paper.
+Q_t is a mixture of uniform, unigram and bigram (of the previous class, `context`); without
+context or pairs, of the first two. The effective sample size (ESS) decides how many classes are
+drawn. pi_k is the probability of class k to be drawn: a class that is drawn for certain adds
+nothing to the variance. If all pi_k are small, this is the ESS of the paper.
 
-The paper draws blocks until the ESS of this very sample suffices, which favours samples of
-large ESS. Here the ESS of earlier steps decides, and so does Q_t hang on earlier steps alone:
-given these, expected counts are exact and the sum is unbiased.
+The paper draws blocks until the ESS of the present sample is large enough, which favours samples
+of large ESS. Here Q_t and the number of draws depend on earlier steps only, so that expected
+counts are exact and the estimate of the partition sum is unbiased.
 """
 
 import math
@@ -30,24 +30,25 @@ from tapas.proposals.ngram_mixture import NgramMixture
 from tapas.shapes import check_positive, check_samples, number
 from tapas.tables.ranks import GlobalBatch
 
-SCORING = 64  # examples of a batch that Q is moved by
+SCORING = 64  # examples of a batch that Q learns from
 
 
 class AdaptiveImportance(SharedSample):
-    """At most `num_samples` classes from a proposal that follows the model.
+    """Sampled softmax with a proposal that adapts to the model.
 
     Args:
-        num_samples: the most that a batch draws, and what the first ones do.
+        num_samples: the most classes that a batch draws; the first batches draw as many.
         min_ess: effective sample size to reach; a quarter of `num_samples` if left out.
-        counts: (C,) how often each class was seen: the unigram to begin with.
-        pairs: (previous, following, counts), (N,) each: the bigram to begin with, whose rows
-            are moved within these pairs. It wants the `context` of every batch.
-        rate: by how much a step moves Q.
-        refresh_every: steps for which Q and the number of draws stand still. Then what was
-            learnt is taken over, in O(C + pairs); the number at most doubles or halves.
+        counts: (C,) how often each class was seen: the initial unigram.
+        pairs: (previous, following, counts), (N,) each: the initial bigram; other pairs are
+            never added. With it every batch needs its `context`.
+        rate: learning rate of Q.
+        refresh_every: Q and the number of draws change every so many steps, in O(C + pairs);
+            the number at most doubles or halves.
+        options: `table`, `row_optimizer`, `bias`, `seed` and so on; see `FlatHead`.
 
-    Memory is O(C + pairs). 64 examples of each batch score the sample once more, to move Q. All
-    ranks compute Q from the same numbers, and compare it.
+    Memory is O(C + pairs). Up to 64 examples of each batch score the sample a second time, for Q
+    to learn from. Ranks compute the same Q from the same numbers, and check that it is equal.
     """
 
     method = "adaptive-importance"
@@ -57,15 +58,15 @@ class AdaptiveImportance(SharedSample):
     options: ClassVar[Options] = {
         "num_samples": NUM_SAMPLES,
         "min_ess": Option(
-            50.0, float, low=1, high=1e9, help="effective sample size that a batch shall have"
+            50.0, float, low=1, high=1e9, help="effective sample size of a batch to reach"
         ),
     }
     reads = frozenset({"counts", "pairs"})
     learns_state = True
     learns_from_batch = True
 
-    num_drawn: Tensor  # () how many classes the present steps draw
-    ess_heard: Tensor  # (2,) sum of the mean ESS of each step since the last refresh, and steps
+    num_drawn: Tensor  # () how many classes a step draws at present
+    ess_heard: Tensor  # (2,) sum over steps since the last refresh of the mean ESS, and steps
 
     def __init__(
         self,
@@ -85,8 +86,8 @@ class AdaptiveImportance(SharedSample):
         self.min_ess = max(num_samples / 4, 1.0) if min_ess is None else float(number(min_ess))
         if not 1 <= self.min_ess <= num_samples:
             raise UsageError(
-                f"min_ess must be between 1 and num_samples ({num_samples}), got {min_ess!r}: so "
-                "many draws are worth no more. Raise num_samples or lower min_ess."
+                f"min_ess must be between 1 and num_samples ({num_samples}), got {min_ess!r}: the "
+                "effective sample size cannot exceed the draws. Raise num_samples or lower min_ess."
             )
         if not 0 < number(rate) <= 1:
             raise UsageError(f"rate must be above 0 and at most 1, got {rate!r}. Try 0.01.")
@@ -123,24 +124,24 @@ class AdaptiveImportance(SharedSample):
 
     @torch.no_grad()
     def _adapt(self, batch: GlobalBatch, kept: Candidates) -> None:
-        """Tell Q what the model thinks of the sample; now and then, take it over."""
+        """Let Q observe the model's probabilities of the sample; refresh it every so many steps."""
         size = len(batch.query)
         few = min(size, SCORING)
-        chosen = torch.arange(few, device=batch.query.device) * size // few  # of all ranks
+        chosen = torch.arange(few, device=batch.query.device) * size // few  # the same on all ranks
         share = self._shares(batch.query[chosen], batch.target[chosen], kept)
         context = None if batch.context is None else batch.context[chosen]
         self.ngrams.observe(kept.ids, share, context)
-        variance = share.square() @ -torch.expm1(kept.log_q)  # relative, of each example's sum
+        variance = share.square() @ -torch.expm1(kept.log_q)  # (A,) relative variance of each sum
         self.ess_heard[0] += float(variance.reciprocal().clamp(max=len(kept)).mean())
         self.ess_heard[1] += 1
         if (self.step + 1) % self.refresh_every == 0:
             self._refresh()
 
-    def _shares(self, query: Tensor, own: Tensor, kept: Candidates) -> Tensor:
-        """p (A, K), rows of 0 where an example owns all that was drawn."""
+    def _shares(self, query: Tensor, target: Tensor, kept: Candidates) -> Tensor:
+        """(A, K) p; a row is 0 if all classes drawn are targets of the example."""
         weight, bias = self.table.rows(kept.ids)
         logit = torch.addmm(bias - kept.log_q, query.detach(), weight.t())
-        mask_hits(logit, kept.ids, own)
+        mask_hits(logit, kept.ids, target)
         nothing = logit.amax(dim=1, keepdim=True).isneginf()
         return torch.softmax(logit, dim=1).masked_fill_(nothing, 0.0)
 
@@ -152,7 +153,7 @@ class AdaptiveImportance(SharedSample):
                 f"the effective sample size is {total} at step {self.step}: training has diverged. "
                 "Lower the learning rate of the rows."
             )
-        wanted = drawn * self.min_ess * steps / total  # ESS grows with the number of draws
+        wanted = drawn * self.min_ess * steps / total  # ESS is proportional to the number of draws
         wanted = min(max(wanted, drawn / 2, self.min_ess), 2 * drawn, self.num_samples)
         self.num_drawn.fill_(math.ceil(wanted))
         self.ess_heard.zero_()

@@ -1,13 +1,13 @@
 """Dynamic negative sampling (Zhang et al. 2013; Rendle and Freudenthaler 2014), with a softmax.
 
-For each batch draw a pool of r*n classes from Q; every example keeps the n that it scores
-highest itself, its own targets aside:
+For each batch draw a pool of r*n classes from Q; every example keeps the n classes that it
+scores highest, without its targets:
 
     loss_b = log( exp(s_by) + sum over k in top_n(pool, b) of exp(s_bk) ) - s_by
 
-Biased on purpose: nothing is corrected for how classes were drawn or kept, so all gradient
-goes to what ranks highest, and classes that no example ranks high are never pushed down.
-TAPAS keeps one set for the whole batch and weighs it back.
+Biased on purpose: there is no correction for how classes were drawn or kept, so the gradient
+goes to the classes with the highest scores, and classes that no example scores high are never
+pushed down. TAPAS keeps one set of classes for the batch; its rule "priority" corrects for that.
 """
 
 from collections.abc import Mapping
@@ -25,20 +25,20 @@ from tapas.losses.hard_negatives import log_sum_without, positive_logits
 from tapas.proposals import Proposal, Uniform
 from tapas.shapes import check_positive, check_samples
 
-MOST_KEPT = 64  # classes for an example, where the number was left open
-SCORES_AT_ONCE = 1 << 24  # of examples by classes of the pool
+MOST_KEPT = 64  # default for the classes that an example keeps, at most
+SCORES_AT_ONCE = 1 << 24  # entries of a block of the (B, pool) scores
 
 
 class DynamicNegatives(LookupHead):
-    """The highest scored of a pool, for each example by itself.
+    """Each example keeps the classes of a pool that it scores highest.
 
     Args:
         num_samples: n, classes that an example keeps.
         presample_factor: r; the pool has min(r*n, num_classes) classes. 1 keeps all of it.
-        proposal: Q; uniform when left out.
+        proposal: Q; uniform if left out.
+        options: `table`, `row_optimizer`, `bias`, `seed` and so on; see `FlatHead`.
 
-    The rows of the whole pool are asked for at once; those that nobody keeps get a gradient
-    of 0.
+    The rows of the pool are looked up at once; those that no example keeps get a gradient of 0.
     """
 
     method = "dynamic-negatives"
@@ -48,13 +48,13 @@ class DynamicNegatives(LookupHead):
     options: ClassVar[Options] = {
         **drawn_options(UNIFORM_FIRST),
         "num_samples": Option(
-            None, int, low=1, help="n, classes that an example keeps; left out: at most 64"
+            None, int, low=1, help="n, classes that an example keeps; default: at most 64"
         ),
         "presample_factor": Option(
             None,
             int,
             low=1,
-            help="r; left out: r*n is 1,000, or an eighth of few classes",
+            help="r; default: r*n is 1,000, or an eighth of the classes if that is less",
         ),
     }
     targets_softmax = False
@@ -76,7 +76,7 @@ class DynamicNegatives(LookupHead):
 
     @classmethod
     def sample_options(cls, num_samples: int) -> dict[str, int]:
-        """All of `num_samples` are the pool; of few an eighth is kept, or all would be hard."""
+        """A pool of `num_samples`, of which an eighth is kept, at most 64."""
         kept = min(MOST_KEPT, max(1, num_samples // 8))
         return {"num_samples": kept, "presample_factor": num_samples // kept}
 
@@ -94,28 +94,31 @@ class DynamicNegatives(LookupHead):
 
     def losses(self, batch: Batch, context: Tensor | None) -> Tensor:
         query, target = batch.query, batch.target
-        # a rank without examples has no context either, so that any proposal will do
+        # a rank without examples has no context; it draws uniformly and uses nothing of it
         proposal = (
             self.proposal.conditioned_on(context) if len(query) else Uniform(self.num_classes)
         )
         pool = proposal.sample(self._pool_size, generator=self._draws()).ids.to(target.device)
-        own = target[target >= 0]
-        weight, bias = self.table.lookup(torch.cat([own, pool]), return_bias=True)
-        positive = positive_logits(query, target, weight[: len(own)], bias[: len(own)])
+        targets = target[target >= 0]
+        split = len(targets)
+        weight, bias = self.table.lookup(torch.cat([targets, pool]), return_bias=True)
+        positive = positive_logits(query, target, weight[:split], bias[:split])
         size = max(1, SCORES_AT_ONCE // len(pool))
         log_sum = [
-            self._hardest(some, weight[len(own) :], bias[len(own) :], pool, mine)
-            for some, mine in zip(torch.split(query, size), torch.split(target, size), strict=True)
+            self._hardest(queries, weight[split:], bias[split:], pool, theirs)
+            for queries, theirs in zip(
+                torch.split(query, size), torch.split(target, size), strict=True
+            )
         ]
         return sampled_softmax_loss(positive, torch.cat(log_sum), batch.weight, batch.counted)
 
     def _hardest(
-        self, query: Tensor, weight: Tensor, bias: Tensor, pool: Tensor, own: Tensor
+        self, query: Tensor, weight: Tensor, bias: Tensor, pool: Tensor, target: Tensor
     ) -> Tensor:
-        """(B,) log of the sum over what each of `query` (B, D) keeps of the pool's rows (K, D)."""
+        """(B,) log of the sum over the classes that each query keeps of the pool's rows (K, D)."""
         logit = torch.addmm(bias, query, weight.t())
         score = logit.detach().clone()
-        mask_hits(score, pool, own)
+        mask_hits(score, pool, target)
         kept = score.topk(self.num_samples, dim=1, sorted=False)
         return log_sum_without(logit.gather(1, kept.indices), kept.values.isneginf())
 

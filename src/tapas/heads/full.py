@@ -1,9 +1,9 @@
-"""Full softmax: the exact loss over all classes, and its gradient for every row.
+"""Full softmax: the exact loss over all classes, with a gradient for every row.
 
     loss_b = log sum_c exp(s_bc) - s_by
 
-Nothing is drawn. The (B, C) scores never exist at once; beside the rows themselves a step
-holds their gradient, (C, D).
+Exact, without sampling. A step computes the scores in blocks and needs memory for the gradient
+of all rows, (C, D).
 """
 
 from tapas.candidates import Candidates
@@ -12,7 +12,10 @@ from tapas.tables.ranks import GlobalBatch
 
 
 class FullSoftmax(SharedSample):
-    """What all others approximate; the right choice for few classes."""
+    """The loss that the other softmax heads approximate; the right choice for few classes.
+
+    Arguments are those of `FlatHead`.
+    """
 
     method = "full"
     title = "Full softmax"

@@ -1,17 +1,17 @@
 """Generalised binary cross-entropy, of gSASRec (Petrov and Macdonald, RecSys 2023).
 
-    alpha  = n / C                                           share of the classes sampled
+    alpha  = n / C                                           share of classes in the sample
     beta   = alpha * ( t * (1 - 1/alpha) + 1/alpha ) = 1 - t * (1 - alpha)
     loss_b = sum_l w_bl * ( beta * softplus(-s_bl) + sum_k softplus(s_bk) )
 
-Few negatives beside every positive teach a model that everything is likely. A positive that
-counts only beta makes up for it: at t = 1 the sampled loss is alpha times that of one-vs-all,
-in expectation, and sigmoid(s) is calibrated; t = 0 is plain binary cross-entropy.
+With few negatives for every positive, a model becomes overconfident. Weighting the positive by
+beta corrects for it: at t = 1 the sampled loss is, in expectation, alpha times that of one-vs-all
+and sigmoid(s) is calibrated; t = 0 is plain binary cross-entropy.
 
-The paper draws the negatives of each example from the C - 1 others, so that its alpha is
-n / (C - 1). Here the batch shares n distinct of all C classes, and those that are targets of
-an example are left out for it: any other class is met at the rate n / C. The paper's constant
-factor 1 / (n + 1) is left out.
+The paper draws the negatives of each example from the C - 1 other classes, so its alpha is
+n / (C - 1). Here the batch shares n distinct of all C classes, and each example leaves out its
+targets: every other class is drawn with probability n / C. The constant factor 1 / (n + 1) of the
+paper is left out.
 """
 
 from typing import ClassVar, Unpack
@@ -29,11 +29,16 @@ from tapas.shapes import check_samples, number
 
 
 class GBCE(NoiseHead):
-    """`num_samples` distinct classes for each batch; `calibration` is t, between 0 and 1.
+    """Binary cross-entropy with sampled negatives and down-weighted positives.
 
-    The theory is that of uniform negatives, which is what no `proposal` gives. With another,
-    alpha stays the share of classes sampled, and scores of often drawn classes are lower.
-    As in `OneVsAll`, scores are no softmax logits.
+    Args:
+        num_samples: n, distinct classes drawn for each batch.
+        calibration: t, between 0 (plain binary cross-entropy) and 1 (calibrated).
+        proposal: what classes are drawn from; uniform if left out, as in the theory. With
+            another proposal alpha is still n / C, and classes drawn often get lower scores.
+        options: `table`, `row_optimizer`, `bias`, `seed` and so on; see `FlatHead`.
+
+    As in `OneVsAll`, scores are not softmax logits.
     """
 
     method = "gbce"
@@ -48,7 +53,7 @@ class GBCE(NoiseHead):
             low=0,
             high=1,
             search=(0.75, 1.0),
-            help="t, from as sampled to exact",
+            help="t: 0 is plain binary cross-entropy, 1 corrects fully for the sampling",
         ),
     }
     targets_softmax = False
@@ -68,7 +73,7 @@ class GBCE(NoiseHead):
         if not 0 <= number(calibration) <= 1:
             raise UsageError(
                 f"calibration must be between 0 and 1, got {calibration!r}. 0 is plain binary "
-                "cross-entropy, 1 makes up for the sampling in full."
+                "cross-entropy, 1 corrects fully for the sampling."
             )
         self.calibration = float(calibration)
 
@@ -78,7 +83,7 @@ class GBCE(NoiseHead):
 
     @property
     def beta(self) -> float:
-        """What a positive counts."""
+        """Weight of a positive."""
         return 1 - self.calibration * (1 - self.num_samples / self.num_classes)
 
     def draw(self, source: Proposal) -> Tensor:

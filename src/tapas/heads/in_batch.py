@@ -2,24 +2,24 @@
 
     loss_b = log( exp(s_by) + sum_k exp(s_bk - log p_k) ) - s_by      k: targets of the batch
 
-Frequent classes are often in a batch; p_k, the chance of class k to be in one, takes that back.
-It is a streaming estimate: A_k is the step in which k was last seen, B_k the smoothed number
-of steps from one time to the next, and p_k = 1 / B_k.
+Frequent classes are often in a batch; dividing by p_k, the probability that class k is in a batch,
+corrects for that. It is estimated on the fly: A_k is the last step with k in the batch, B_k a
+moving average of the number of steps between two such steps, and p_k = 1 / B_k.
 
     B_k <- (1 - rate) B_k + rate (step - A_k);   A_k <- step          for every k of the batch
 
-Where targets come independently, step - A_k is 1 / p_k on average, whatever came before; so is
-B_k, the weight that class k is given when it comes. The sum is then unbiased. An example's own
-target counts once, for certain, and is not corrected, as in every sampled softmax here.
+If targets are independent, step - A_k has the mean 1 / p_k, and so has B_k, which is the weight of
+class k when it is in a batch: the sum is unbiased. The target of an example counts once and is not
+corrected, as in every sampled softmax here.
 
-Mixed, `num_samples` classes drawn from a proposal stand beside those of the batch, as a class
-that nobody takes is otherwise never a negative. With e_k = 1 - (1 - q_k)^n, roughly the chance
-to be drawn, and pi_k the expected count that comes with a draw, class k has the weight
+Mixed negatives add `num_samples` classes drawn from a proposal, because a class that is never a
+target would otherwise never be a negative. Let e_k = 1 - (1 - q_k)^n, about the probability to be
+drawn, and pi_k the expected count of the draw. Class k has the weight
 
     1 / (p_k + e_k) if it is in the batch   +   e_k / (p_k + e_k) / pi_k if it was drawn
 
-(the balance heuristic), 1 on average. The chance to be in the union, 1 - (1 - p_k)(1 - pi_k),
-would do as well, but for a class that was not drawn pi_k is known only roughly.
+(the balance heuristic), with mean 1. The probability to be in the union,
+1 - (1 - p_k)(1 - pi_k), would do as well, but pi_k is exact only for classes that were drawn.
 """
 
 from dataclasses import replace
@@ -42,20 +42,21 @@ RATE = Option(
     low=1e-9,
     high=1,
     search=(0.01, 0.1),
-    help="by how much one sight of a class moves its estimate",
+    help="learning rate of the estimated frequency of a class",
 )
 
 
 class InBatchSoftmax(SharedSample):
-    """Everybody's targets as negatives for the others, each weighted by how rarely it comes.
+    """The targets of a batch are the negatives of its other examples, weighted by rarity.
 
     Args:
-        rate: by how much one sight of a class moves its estimate.
+        rate: learning rate of the estimated frequency of a class, above 0 and at most 1.
+        options: `table`, `row_optimizer`, `bias`, `seed` and so on; see `FlatHead`.
 
-    The first sight of a class counts as a wait since the start, so that early estimates of rare
-    classes are too frequent. Beside its own targets, an example meets those of one example
-    less than the estimate supposes, a bias of 1 in B. Classes that are never a target are never
-    pushed away: see `MixedSoftmax`. The estimate takes 8 bytes for each class, on every rank.
+    At first the frequency of rare classes is overestimated: the first interval of a class is
+    counted from step 0. The negatives of an example come from one example less than p_k is
+    estimated from, a relative bias of 1 / B. Classes that are never a target are never pushed
+    down: see `MixedSoftmax`. The estimate takes 8 bytes for each class, on every rank.
     """
 
     method = "in-batch"
@@ -66,8 +67,8 @@ class InBatchSoftmax(SharedSample):
     learns_state = True
     learns_from_batch = True
 
-    last_seen: Tensor  # (C,) int32: A, -1 before the first time
-    gap: Tensor  # (C,) float32: B, 0 before the first time
+    last_seen: Tensor  # (C,) int32: A, -1 if not yet seen
+    gap: Tensor  # (C,) float32: B, the mean gap between two steps; 0 if not yet seen
 
     def __init__(
         self,
@@ -100,12 +101,12 @@ class InBatchSoftmax(SharedSample):
         return self.table.sampled_logits(batch, kept)
 
     def _distinct(self, batch: GlobalBatch) -> Tensor:
-        """Targets of all examples, rising, padding left out."""
+        """Distinct targets of all examples, ascending, without padding."""
         ids: Tensor = torch.unique(batch.target.to(self.gap.device))
         return ids[ids >= 0]
 
     def _mean_gap_now(self, ids: Tensor) -> Tensor:
-        """B of `ids` (N,) after this step has seen them."""
+        """(N,) B of `ids` (N,), updated with this step, which has them."""
         mean_gap = self.gap[ids].float()
         waited = (self.step - self.last_seen[ids]).float()
         return torch.where(mean_gap > 0, torch.lerp(mean_gap, waited, self.rate), waited)
@@ -115,7 +116,14 @@ class InBatchSoftmax(SharedSample):
 
 
 class MixedSoftmax(InBatchSoftmax):
-    """The targets of the batch, and `num_samples` classes from `proposal`; uniform if left out."""
+    """In-batch negatives and sampled ones together.
+
+    Args:
+        num_samples: n, classes drawn for each batch.
+        proposal: Q, what they are drawn from; uniform if left out.
+        rate: as in `InBatchSoftmax`.
+        options: `table`, `row_optimizer`, `bias`, `seed` and so on; see `FlatHead`.
+    """
 
     method = "mixed"
     title = "In-batch and sampled"
@@ -143,7 +151,7 @@ class MixedSoftmax(InBatchSoftmax):
     def candidates(self, batch: GlobalBatch) -> Candidates:
         proposal = self.proposal.conditioned_on(batch.context)
         drawn = proposal.sample(self.num_samples, generator=self._draws())
-        if len(drawn) == self.num_classes:  # all of them for certain: nothing to add
+        if len(drawn) == self.num_classes:  # every class was drawn
             return drawn
         in_batch = self._distinct(batch)
         ids = torch.unique(torch.cat([in_batch.cpu(), drawn.ids]))
@@ -158,7 +166,7 @@ class MixedSoftmax(InBatchSoftmax):
         return Candidates(ids, ((1 / mean_gap + chance) / weight).log().float())
 
     def _mean_gap_before(self, ids: Tensor) -> Tensor:
-        """B of `ids` (N,); of one never seen, the steps that it has not been seen for."""
+        """(N,) B of `ids` (N,) as of the last step; the number of steps so far if never seen."""
         mean_gap = self.gap[ids].float()
         return mean_gap.where(mean_gap > 0, mean_gap.new_tensor(self.step + 1))
 

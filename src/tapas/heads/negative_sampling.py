@@ -2,10 +2,9 @@
 
     loss_b = sum_l w_bl * ( softplus(-s_bl) + k * mean_{j=1..n} softplus(s_bj) )
 
-The paper draws k classes from Q for each example. Here the batch shares n draws and each
-example weighs them as k: the same loss in expectation, with less noise in it the more are
-shared. Draws that are targets of the example are left out of its mean, which still divides
-by n.
+The paper draws k classes from Q for each example. Here the batch shares n draws, weighted so that
+they count as k: the same loss in expectation, with a variance that falls with n. Draws that are
+targets of the example are left out of its sum, which is still divided by n.
 """
 
 from typing import ClassVar, Unpack
@@ -23,13 +22,17 @@ from tapas.shapes import number
 
 
 class NegativeSampling(NoiseHead):
-    """`num_samples` draws for each batch from `proposal`, which together weigh as `negatives`, k.
+    """Binary cross-entropy with negatives drawn from a proposal.
 
-    The paper's Q is `Squashed(counts, alpha=0.75)`; uniform when left out.
+    Args:
+        num_samples: n, draws for each batch.
+        negatives: k, the total weight of these draws beside one target.
+        proposal: Q; the paper has `Squashed(counts, alpha=0.75)`; uniform if left out.
+        options: `table`, `row_optimizer`, `bias`, `seed` and so on; see `FlatHead`.
 
-    It estimates no probability. At the optimum s_c = log(p_c / (1 - p_c)) - log(k q_c), for
-    rare classes the pointwise mutual information of query and class less log k (Levy and
-    Goldberg 2014): `topk` and `log_prob` use s as it is, and so rank by p / q, not by p,
+    Scores do not estimate probabilities. At the optimum s_c = log(p_c / (1 - p_c)) - log(k q_c),
+    for rare classes the pointwise mutual information of query and class minus log k (Levy and
+    Goldberg 2014). `topk` and `log_prob` use s as it is, and so rank by p / q instead of p,
     unless Q is uniform.
     """
 
@@ -41,7 +44,7 @@ class NegativeSampling(NoiseHead):
         # the optimum is log p - log q: with uniform noise, log p
         **drawn_options(search=(0.75, 0.0)),
         "negatives": Option(
-            5.0, float, low=1e-6, high=1e9, help="what the draws weigh against each target"
+            5.0, float, low=1e-6, high=1e9, help="k, total weight of the draws beside one target"
         ),
     }
     targets_softmax = False
@@ -59,8 +62,8 @@ class NegativeSampling(NoiseHead):
         super().__init__(num_classes, dim, num_samples=num_samples, proposal=proposal, **options)
         if not 0 < number(negatives) < float("inf"):
             raise UsageError(
-                f"negatives must be a finite number above 0, got {negatives!r}. It is what all "
-                "draws of a batch weigh against one target; the paper takes 5 to 20, or 2 to 5 "
+                f"negatives must be a finite number above 0, got {negatives!r}. It is the total "
+                "weight of a batch's draws beside one target; the paper takes 5 to 20, or 2 to 5 "
                 "for large data."
             )
         self.negatives = float(negatives)

@@ -1,9 +1,9 @@
-"""One-vs-all: a logistic regression for each class, all trained on every example.
+"""One-vs-all: a logistic regression for each class (Rifkin and Klautau 2004).
 
-    loss_b = sum_l w_bl * ( softplus(-s_bl) + sum_{c not b's own} softplus(s_bc) )
+    loss_b = sum_l w_bl * ( softplus(-s_bl) + sum_{c no target of b} softplus(s_bc) )
 
-Rifkin and Klautau (2004) defend it. Nothing is drawn. The (B, C) scores never exist at once;
-a step holds a copy of all rows and their gradient, (C, D) each.
+Exact, without sampling. No (B, C) matrix is stored; a step needs a copy of all rows and their
+gradient, (C, D) each.
 """
 
 import torch
@@ -15,11 +15,11 @@ from tapas.losses.binary import all_classes_cost, binary_loss
 
 
 class OneVsAll(LookupHead):
-    """sigmoid(s_c) learns the chance that class c is a target, whatever the other classes do.
+    """sigmoid(s_c) learns the probability that class c is a target, separately for each class.
 
-    `topk` ranks by these scores. They are no softmax logits: `log_prob` and `full_loss` are the
-    exact softmax of what was learned, which is not calibrated as one. At the optimum
-    s_c = log p_c - log(1 - p_c), whose softmax exaggerates the frequent classes.
+    `topk` ranks by the scores s. They are not softmax logits: `log_prob` and `full_loss` are
+    exact softmaxes of them, but not calibrated. At the optimum s_c = log p_c - log(1 - p_c), and
+    a softmax of that overestimates the frequent classes. Arguments are those of `FlatHead`.
     """
 
     method = "one-vs-all"

@@ -1,10 +1,10 @@
-"""Partitioned vocabulary (Jean et al. 2015): each part of the corpus has its own few classes.
+"""Partitioned vocabulary (Jean et al. 2015): a softmax over the targets of a partition.
 
-    loss_b = log( sum_{k in V'} exp(s_bk) ) - s_by,       V' = the distinct targets of the part
+    loss_b = log( sum_{k in V'} exp(s_bk) ) - s_by,       V' = distinct targets of the partition
 
-Training examples are cut, in the order they come, into parts; a part ends with the step in
-which its distinct targets reach `num_samples`. All steps of a part share V', from which Q is
-uniform, so that the correction is the same for all classes and cancels.
+The training steps are partitioned in their order; a partition ends with the step in which its
+number of distinct targets reaches `num_samples`. All its steps share V'. Q is uniform over V', so
+the correction is the same for all classes and cancels.
 """
 
 from collections.abc import Callable
@@ -21,22 +21,24 @@ from tapas.heads.flat import FlatOptions, SharedSample
 from tapas.shapes import check_ids, check_integer, check_samples
 from tapas.tables.ranks import GlobalBatch
 
-LONGEST_PART = 10_000  # steps; data that goes round may never show so many classes
+LONGEST_PART = 10_000  # steps; repeated data may never have enough distinct targets
 
 
 class PartitionedSoftmax(SharedSample):
-    """A softmax over the classes that the examples of some hundred steps have as targets.
+    """A softmax over the targets of the present steps, as many as make `num_samples` classes.
 
     Args:
-        num_samples: distinct targets that end a part. V' is larger by what its last step adds.
-        upcoming: `upcoming(step)` is the targets of training step `step`, of all ranks, in any
-            shape, negative or `ignore_index` for padding; None after the last one. It must
-            answer the same whenever it is asked, also after a resume.
+        num_samples: distinct targets that complete a partition; V' has a few more, from its last
+            step.
+        upcoming: function that returns the targets of training step `step`, of all ranks, in any
+            shape, negative or `ignore_index` for padding; None after the last step. It must
+            always return the same for a step, also after a resume.
+        options: `table`, `row_optimizer`, `bias`, `seed` and so on; see `FlatHead`.
 
-    What is learnt is a softmax restricted to V': the partition sum of all classes is not
-    estimated, and classes outside V' rise unhindered until a part of theirs. A part is at most
-    10,000 steps long, where targets are too few to fill one. A target outside V', if `upcoming`
-    has not told of it, still counts in its own example.
+    The softmax is restricted to V': the partition sum over all classes is not estimated, and
+    classes outside V' are not pushed down until a partition has them. A partition has at most
+    10,000 steps. A target outside V', which `upcoming` did not return, still counts in the loss
+    of its example.
     """
 
     method = "partitioned"
@@ -66,7 +68,7 @@ class PartitionedSoftmax(SharedSample):
                 f"{upcoming!r}. For a list of batches: lambda step: targets[step % len(targets)]."
             )
         self.upcoming = upcoming
-        self.part_start = 0  # step that the present part began with
+        self.part_start = 0  # first step of the present partition
         self._part: tuple[int, Tensor] | None = None
 
     def candidates(self, batch: GlobalBatch) -> Candidates:
@@ -75,7 +77,7 @@ class PartitionedSoftmax(SharedSample):
 
     @property
     def part(self) -> tuple[int, Tensor]:
-        """The step after the present part, and its V': (K,) ids, rising."""
+        """The step after the present partition, and its V': (K,) ids, ascending."""
         if self._part is None:
             self._part = self._look_ahead(self.part_start)
         return self._part
@@ -100,21 +102,21 @@ class PartitionedSoftmax(SharedSample):
                 end += 1
             if end == start:
                 raise UsageError(
-                    f"upcoming({start}) is None, the end of training, but step {start} is to be "
-                    "trained. Let it answer for every step, or stop there."
+                    f"upcoming({start}) is None, the end of training, but step {start} was called. "
+                    "Return targets for every step, or stop there."
                 )
             ids = seen.nonzero()[:, 0]
             self.ranks.check_equal(
-                f"the part from step {start}", (end, crc32(ids.numpy().tobytes()))
+                f"the partition from step {start}", (end, crc32(ids.numpy().tobytes()))
             )
         return end, ids.to(self.table.device)
 
     def _targets_of(self, step: int) -> Tensor | None:
-        """Distinct classes of `step`, or None after the last one."""
-        told = self.upcoming(step)
-        if told is None:
+        """Distinct targets of `step`, or None after the last step."""
+        targets = self.upcoming(step)
+        if targets is None:
             return None
-        ids = torch.unique(check_integer(f"upcoming({step})", told).cpu())
+        ids = torch.unique(check_integer(f"upcoming({step})", targets).cpu())
         ids = ids[(ids >= 0) & (ids != self.ignore_index)]
         return check_ids(f"upcoming({step})", ids, self.num_classes)
 

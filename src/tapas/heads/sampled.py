@@ -2,8 +2,9 @@
 
     loss_b = log( exp(s_by) + sum_k exp(s_bk - log E[count_k]) ) - s_by
 
-Subtracting the log expected counts makes the sum an unbiased estimate of the partition
-function; the loss and its gradient approach those of the full softmax as n grows.
+Subtracting the log expected counts makes the sum an unbiased estimate of the partition sum. Its
+logarithm is too small on average; loss and gradient approach those of the full softmax as n
+grows.
 """
 
 from typing import Unpack
@@ -17,9 +18,13 @@ from tapas.tables.ranks import GlobalBatch
 
 
 class SampledSoftmax(SharedSample):
-    """`num_samples` distinct classes from `proposal` for each batch; uniform when left out.
+    """Softmax cross-entropy over the targets and a random sample of classes for each batch.
 
-    A `Bigram` proposal wants the `context` of every batch.
+    Args:
+        num_samples: n, the number of distinct classes drawn.
+        proposal: Q, what they are drawn from, such as `tapas.Squashed(counts, alpha=0.75)`;
+            uniform if left out. A `Bigram` needs the `context` of every batch.
+        options: `table`, `row_optimizer`, `bias`, `seed` and so on; see `FlatHead`.
     """
 
     method = "sampled"

@@ -1,4 +1,4 @@
-"""Scalable Cross-Entropy (Mezentsev, Gusak, Oseledets, Frolov 2024): softmax inside of buckets.
+"""Scalable Cross-Entropy (Mezentsev, Gusak, Oseledets, Frolov 2024): softmax within buckets.
 
     U = Omega Q               n_b directions, random mixtures of the batch's queries
     queries of bucket j       the b_x queries with the largest u_j . q_b
@@ -6,11 +6,11 @@
     loss_bj = log( exp(s_by) + sum over c in bucket j of exp(s_bc) ) - s_by
     loss_b  = max over the buckets j of b of loss_bj
 
-Where a query and a class both lie in the direction of u_j their logit is likely to be large,
-so the buckets hold the large logits of the batch at a small part of their number. The classes
-of a bucket are found exactly, among all C. A query in no bucket has no loss, and the rows of
-its targets are not touched. Published code takes the mean over the queries in buckets; here
-it is over all examples, as for every head.
+A query and a class that both point in the direction of u_j are likely to have a large logit, so
+the buckets have most large logits of the batch and few others. The classes of a bucket are found
+exactly, among all C. A query in no bucket has a loss of 0, and the rows of its targets get no
+gradient. The published code takes the mean over the queries in buckets; here it is over all
+examples, as in every head.
 """
 
 from math import ceil, sqrt
@@ -26,16 +26,17 @@ from tapas.losses import sampled_softmax_loss
 from tapas.losses.hard_negatives import log_sum_without, positive_logits
 from tapas.shapes import check_positive
 
-BUCKETS_PER_ROOT = 2.0  # n_b = b_x = 2 * sqrt(B): four places in buckets for each example
+BUCKETS_PER_ROOT = 2.0  # n_b = b_x = 2 * sqrt(B): on average an example is in four buckets
 
 
 class ScalableCrossEntropy(LookupHead):
-    """Softmax cross-entropy over the classes of random buckets, the nearest to their queries.
+    """Softmax cross-entropy over buckets of queries and classes with the same direction.
 
     Args:
-        num_buckets: n_b; 2 * sqrt(B) when left out.
-        bucket_queries: b_x, at most all of a batch; 2 * sqrt(B) when left out.
-        bucket_classes: b_y, at most all.
+        num_buckets: n_b; 2 * sqrt(B) if left out.
+        bucket_queries: b_x, queries of a bucket; 2 * sqrt(B) if left out. At most B are used.
+        bucket_classes: b_y, classes of a bucket. At most num_classes are used.
+        options: `table`, `row_optimizer`, `bias`, `seed` and so on; see `FlatHead`.
     """
 
     method = "sce"
@@ -43,7 +44,7 @@ class ScalableCrossEntropy(LookupHead):
     paper = "Mezentsev et al. 2024"
     bibtex = ("mezentsev2024scalable",)
     options: ClassVar[Options] = {
-        "bucket_classes": Option(256, int, low=1, help="classes of a bucket, the nearest of all"),
+        "bucket_classes": Option(256, int, low=1, help="classes of a bucket"),
     }
     learns_from_batch = True
     targets_softmax = False
@@ -67,33 +68,36 @@ class ScalableCrossEntropy(LookupHead):
 
     def losses(self, batch: Batch, context: Tensor | None) -> Tensor:
         members, classes = self._buckets(batch.query.detach())
-        if len(members):  # with the search for the classes of buckets, which looks at all
+        if len(members):  # the search for the classes of buckets scores all classes
             inside = members.numel() * classes.shape[1]
             self._count_scores((len(classes) * self.num_classes + inside) / len(batch.query))
-        places, slot = torch.unique(members, return_inverse=True)
-        target = batch.target[places]
-        own = target[target >= 0]
-        weight, bias = self.table.lookup(torch.cat([own, classes.reshape(-1)]), return_bias=True)
-        query = batch.query.index_select(0, places)
-        positive = positive_logits(query, target, weight[: len(own)], bias[: len(own)])
+        examples, slot = torch.unique(members, return_inverse=True)
+        target = batch.target[examples]
+        targets = target[target >= 0]
+        split = len(targets)
+        weight, bias = self.table.lookup(
+            torch.cat([targets, classes.reshape(-1)]), return_bias=True
+        )
+        query = batch.query.index_select(0, examples)
+        positive = positive_logits(query, target, weight[:split], bias[:split])
         logit = torch.baddbmm(
-            bias[len(own) :].view(*classes.shape)[:, None, :],
+            bias[split:].view(*classes.shape)[:, None, :],
             query.index_select(0, slot.view(-1)).view(*members.shape, self.dim),
-            weight[len(own) :].view(*classes.shape, self.dim).transpose(1, 2),
+            weight[split:].view(*classes.shape, self.dim).transpose(1, 2),
         )
         in_bucket = log_sum_without(logit, among(classes, target[slot]))
-        # the loss rises with the sum, so the largest sum is the largest loss
-        log_sum = in_bucket.new_full((len(places),), -torch.inf).scatter_reduce(
+        # the loss increases with the sum, so the largest sum gives the largest loss
+        log_sum = in_bucket.new_full((len(examples),), -torch.inf).scatter_reduce(
             0, slot.view(-1), in_bucket.view(-1), "amax"
         )
-        share = None if batch.weight is None else batch.weight[places]
-        counted = None if batch.counted is None else batch.counted[places]
+        share = None if batch.weight is None else batch.weight[examples]
+        counted = None if batch.counted is None else batch.counted[examples]
         loss = sampled_softmax_loss(positive, log_sum, share, counted)
-        return batch.query.new_zeros(len(batch.query)).index_copy(0, places, loss)
+        return batch.query.new_zeros(len(batch.query)).index_copy(0, examples, loss)
 
     @torch.no_grad()
     def _buckets(self, query: Tensor) -> tuple[Tensor, Tensor]:
-        """Places in `query` (B, D), (n_b, b_x), and ids of classes, (n_b, b_y), of each bucket."""
+        """Of each bucket: positions in `query` (B, D), (n_b, b_x), and class ids, (n_b, b_y)."""
         size = len(query)
         root = ceil(BUCKETS_PER_ROOT * sqrt(size))
         num_buckets = (self.num_buckets or root) if size else 0
@@ -102,11 +106,11 @@ class ScalableCrossEntropy(LookupHead):
         )
         direction = mixture.to(query.device) @ query
         members = (direction @ query.t()).topk(min(self.bucket_queries or root, size)).indices
-        # as long as a query is, or biases would count for too much or too little beside it
+        # scaled to the mean length of a query, so that biases count as much as in its logits
         length = direction.norm(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
-        usual = query.norm(dim=1).mean() if size else query.new_zeros(())
+        mean_length = query.norm(dim=1).mean() if size else query.new_zeros(())
         num_classes = min(self.bucket_classes, self.num_classes)
-        return members, self.table.topk(direction * (usual / length), num_classes)[1]
+        return members, self.table.topk(direction * (mean_length / length), num_classes)[1]
 
     def extra_repr(self) -> str:
         names = ("num_buckets", "bucket_queries", "bucket_classes")
@@ -114,7 +118,7 @@ class ScalableCrossEntropy(LookupHead):
 
 
 def among(classes: Tensor, target: Tensor) -> Tensor:
-    """(N, X, Y) whether `classes` (N, Y) are among `target` (N, X, L) of a bucket's members."""
+    """(N, X, Y) whether `classes` (N, Y) of a bucket are in `target` (N, X, L) of its queries."""
     found = torch.zeros(*target.shape[:2], classes.shape[1], dtype=torch.bool, device=target.device)
     for column in target.unbind(dim=2):  # one target at a time: no (N, X, Y, L) matrix
         found |= column[:, :, None] == classes[:, None, :]

@@ -3,11 +3,11 @@
     loss_b = sum_l w_bl * ( r_b * ( log Z_b + penalty * (log Z_b)^2 ) - s_bl )
     log Z_b = log sum_c exp(s_bc)             over all classes
 
-The penalty keeps log Z near 0, so that s itself is close to a log-probability. Then few
-examples need their normaliser: a random `share` of each batch, m of B, has r_b = B / m, the
-others have r_b = 0 and cost no more than their targets' scores. In expectation over the choice
-it is the loss of the whole batch. share = 1 and penalty = 0 is full softmax. Without the
-likelihood's own log Z, the penalty alone would have to hold the scores.
+The penalty keeps log Z near 0, so that s is close to a log-probability. It is enough to normalise
+a random `share` of each batch: these m of B examples have r_b = B / m, the others have r_b = 0 and
+need only the scores of their targets. In expectation that is the loss of the batch with all
+normalisers. share = 1 and penalty = 0 is full softmax. The term log Z of the likelihood is kept,
+because the penalty alone would not bound the scores.
 """
 
 import math
@@ -26,16 +26,21 @@ from tapas.losses.sampled_softmax import sums_by_blocks
 from tapas.shapes import number
 from tapas.torch_modes import first_derivative
 
-SCORES_PER_CHUNK = 1 << 18  # floats of a (B, chunk) block of scores: what stays in a cache
+SCORES_PER_CHUNK = 1 << 18  # floats of a (B, chunk) block of scores, so that it fits in a cache
 
 
 class SelfNormalised(LookupHead):
-    """Exact normalisers, over all classes, for a random `share` of every batch.
+    """Softmax with exact normalisers for a random share of every batch, kept near 1.
 
-    Once trained, a score is about a log-probability without any sum: `topk`'s scores are, and
-    their distance from `log_prob` says how near. An example's own loss may be negative, as
-    most come without a normaliser; judge by `full_loss`. A step holds a copy of all rows and
-    their gradient, (C, D) each, as one update of a row must know of all that pulls it.
+    Args:
+        penalty: weight of (log Z)^2.
+        share: share of each batch that is normalised, above 0 and at most 1.
+        options: `table`, `row_optimizer`, `bias`, `seed` and so on; see `FlatHead`.
+
+    After training, scores are approximate log-probabilities without a sum over classes; compare
+    the scores of `topk` with `log_prob` to see how close. The loss of an example may be negative,
+    because most have no normaliser: evaluate with `full_loss`. A step needs a copy of all rows
+    and their gradient, (C, D) each.
     """
 
     method = "self-normalised"
@@ -44,10 +49,19 @@ class SelfNormalised(LookupHead):
     bibtex = ("andreas2015when", "devlin2014fast")
     options: ClassVar[Options] = {
         "penalty": Option(
-            0.1, float, low=0, high=1e6, search=(0.1, 1.0), help="of the squared log partition sum"
+            0.1,
+            float,
+            low=0,
+            high=1e6,
+            search=(0.1, 1.0),
+            help="weight of the squared log partition sum",
         ),
         "share": Option(
-            0.1, float, low=1e-9, high=1, help="examples of a batch that are normalised"
+            0.1,
+            float,
+            low=1e-9,
+            high=1,
+            help="share of the examples of a batch that are normalised",
         ),
     }
     every_row = True
@@ -64,13 +78,13 @@ class SelfNormalised(LookupHead):
         super().__init__(num_classes, dim, **options)
         if not 0 <= number(penalty) < math.inf:
             raise UsageError(
-                f"penalty must be a finite number of at least 0, got {penalty!r}. It weighs the "
-                "square of log Z; 0 leaves the normalisers free."
+                f"penalty must be a finite number of at least 0, got {penalty!r}. It is the "
+                "weight of (log Z)^2; 0 is no penalty."
             )
         if not 0 < number(share) <= 1:
             raise UsageError(
-                f"share must be above 0 and at most 1, got {share!r}. It is the part of each "
-                "batch that is normalised; without any, scores would grow for ever."
+                f"share must be above 0 and at most 1, got {share!r}. It is the share of each "
+                "batch that is normalised; without any, scores would grow without bound."
             )
         self.penalty, self.share = float(penalty), float(share)
 
@@ -78,7 +92,7 @@ class SelfNormalised(LookupHead):
         every = torch.arange(self.num_classes, device=self.table.device)
         weight, bias = self.table.lookup(every, return_bias=True)
         chosen = self.chosen(len(batch.query)).to(self.table.device)
-        if len(chosen):  # the mean over a batch, of whose examples most compute none
+        if len(chosen):  # on average: most examples compute none
             self._count_scores(self.num_classes * len(chosen) / len(batch.query))
         log_z: Tensor = _LogPartition.apply(  # type: ignore[no-untyped-call]
             batch.query.index_select(0, chosen), weight, bias
@@ -91,7 +105,7 @@ class SelfNormalised(LookupHead):
         return (loss if batch.weight is None else loss * batch.weight).sum(dim=1)
 
     def chosen(self, num_examples: int) -> Tensor:
-        """(m,) the examples of this step's batch that are normalised, at least one of any."""
+        """(m,) ascending positions of the examples to normalise in this step, at least one."""
         num_chosen = min(num_examples, max(1, round(self.share * num_examples)))
         order = torch.randperm(num_examples, generator=self._draws("normalised"), device="cpu")
         return order[:num_chosen].sort().values
@@ -101,7 +115,7 @@ class SelfNormalised(LookupHead):
 
 
 class _LogPartition(torch.autograd.Function):
-    """(B,) log of the sum over all rows (C, D) of exp(score), never with all scores at once."""
+    """(B,) log of the sum of exp(score) over all rows (C, D), computed in chunks."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -109,7 +123,7 @@ class _LogPartition(torch.autograd.Function):
             log_z, sums = native.log_sum(weight, bias, query)
         else:
             chunks = _chunks(query, weight, bias)
-            scores = (torch.addmm(offset, query, part.t()) for part, offset in chunks)
+            scores = (torch.addmm(offset, query, rows.t()) for rows, offset in chunks)
             log_z, sums = sums_by_blocks(query, scores)
         ctx.save_for_backward(query, weight, bias, sums)
         return log_z
@@ -120,21 +134,21 @@ class _LogPartition(torch.autograd.Function):
         query, weight, bias, sums = ctx.saved_tensors
         if native.readable(weight, query, bias, grad):
             every = torch.arange(len(weight), device=weight.device)
-            nobody = torch.full((len(query), 1), -1, device=weight.device)
-            return native.gradients(weight, bias, query, every, nobody, sums=sums, scale=grad)
+            no_target = torch.full((len(query), 1), -1, device=weight.device)
+            return native.gradients(weight, bias, query, every, no_target, sums=sums, scale=grad)
         query_grad, pushed, pushed_bias = torch.zeros_like(query), [], []
         reference, scale = sums[0, :, None], (sums[1] * grad)[:, None]
         with torch.autocast(query.device.type, enabled=False):
-            for part, offset in _chunks(query, weight, bias):
-                score = torch.addmm(offset, query, part.t())
+            for rows, offset in _chunks(query, weight, bias):
+                score = torch.addmm(offset, query, rows.t())
                 pull = score.sub_(reference).exp_().mul_(scale)
-                query_grad.addmm_(pull, part)
+                query_grad.addmm_(pull, rows)
                 pushed.append(pull.t() @ query)
                 pushed_bias.append(pull.sum(dim=0))
         return query_grad, torch.cat(pushed), torch.cat(pushed_bias)
 
 
 def _chunks(query: Tensor, weight: Tensor, bias: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
-    """Rows and biases of some classes at a time."""
+    """Rows and biases of all classes in chunks."""
     size = max(1, SCORES_PER_CHUNK // max(1, len(query)))
     return zip(torch.split(weight, size), torch.split(bias, size), strict=True)

@@ -155,36 +155,36 @@ def rate(value):
 
 def min_ess(value):
     return (
-        f"min_ess must be between 1 and num_samples (11), got {value!r}: so many draws are worth "
-        "no more. Raise num_samples or lower min_ess."
+        f"min_ess must be between 1 and num_samples (11), got {value!r}: the "
+        "effective sample size cannot exceed the draws. Raise num_samples or lower min_ess."
     )
 
 
 def negatives(value):
     return (
-        f"negatives must be a finite number above 0, got {value!r}. It is what all draws of a "
-        "batch weigh against one target; the paper takes 5 to 20, or 2 to 5 for large data."
+        f"negatives must be a finite number above 0, got {value!r}. It is the total weight of a "
+        "batch's draws beside one target; the paper takes 5 to 20, or 2 to 5 for large data."
     )
 
 
 def calibration(value):
     return (
         f"calibration must be between 0 and 1, got {value!r}. 0 is plain binary cross-entropy, 1 "
-        "makes up for the sampling in full."
+        "corrects fully for the sampling."
     )
 
 
 def penalty(value):
     return (
-        f"penalty must be a finite number of at least 0, got {value!r}. It weighs the square of "
-        "log Z; 0 leaves the normalisers free."
+        f"penalty must be a finite number of at least 0, got {value!r}. It is the weight of "
+        "(log Z)^2; 0 is no penalty."
     )
 
 
 def share(value):
     return (
-        f"share must be above 0 and at most 1, got {value!r}. It is the part of each batch that "
-        "is normalised; without any, scores would grow for ever."
+        f"share must be above 0 and at most 1, got {value!r}. It is the share of each batch that "
+        "is normalised; without any, scores would grow without bound."
     )
 
 
@@ -198,8 +198,8 @@ def above_zero(name):
 
 def cutoffs(value):
     return (
-        "cutoffs must be rising whole numbers from 1 to 30, one fewer than there are classes, got "
-        f"{value!r}. Leave them out for cutoffs by cost."
+        "cutoffs must be increasing integers from 1 to 30, one less than the number of classes, "
+        f"got {value!r}. Leave them out for the cheapest cutoffs."
     )
 
 

@@ -140,8 +140,8 @@ def test_data_that_never_fills_a_part_is_cut(monkeypatch):
         ([3, 4], r"upcoming\(0\) must be a torch.Tensor, got list"),
         (
             None,
-            r"upcoming\(0\) is None, the end of training, but step 0 is to be trained\. "
-            "Let it answer for every step, or stop there",
+            r"upcoming\(0\) is None, the end of training, but step 0 was called\. "
+            "Return targets for every step, or stop there",
         ),
     ],
 )
