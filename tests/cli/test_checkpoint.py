@@ -20,11 +20,14 @@ def run_checkpoint(*words) -> str:
 def test_info_says_what_is_in_the_newest_checkpoint(run):
     size = sum(file.stat().st_size for file in (run / "checkpoints" / STEP).glob("*.safetensors"))
     assert run_checkpoint("info", "run").splitlines() == [
-        f"run/checkpoints/{STEP}: step 4, the best so far",
-        f"rows of 1 process (format 1, tapas {__version__})",
-        "model.head.table: 30 classes, dim 4, float32, optimizer state: sum, 4 updates",
-        "model.input_table: 30 classes, dim 4, float32, optimizer state: sum, 4 updates",
+        f"run/checkpoints/{STEP}",
+        f"step 4, the best so far; saved by 1 process with tapas {__version__}",
         f"{size:,} bytes, valid",
+        "",
+        "table              classes  dim     type  updates  optimizer state",
+        "─" * 66,
+        "model.head.table        30    4  float32        4              sum",
+        "model.input_table       30    4  float32        4              sum",
     ]
 
 
@@ -32,8 +35,8 @@ def test_grow_says_where_new_rows_start(run):
     done = invoke("checkpoint", "grow", "run", "--to", 37, "--out", "more", "--initial", "sum=0.5")
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-1] == (
-        f"Wrote more from run/checkpoints/{STEP}, with 37 classes. Their row optimizer state "
-        "starts with sum at 0.5."
+        f"Wrote more from run/checkpoints/{STEP}, with 37 classes. The optimizer state of new "
+        "rows starts with sum at 0.5."
     )
     found = json.loads(run_checkpoint("info", "more", "--json"))
     assert [table["classes"] for table in found["tables"]] == [37, 37]
@@ -57,8 +60,8 @@ def test_a_run_grows_with_the_log_of_another_week(run):
     done = invoke(*grow, "--cache", "cache")
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-2:] == [
-        f"Wrote run2 from run/checkpoints/{STEP}: 30 items keep their rows (20 of them are not in "
-        "the new log), 15 are new.",
+        f"Wrote run2 from run/checkpoints/{STEP}: 30 known items (20 not in the new log), 15 new "
+        "items.",
         "Next: `tapas train --resume run2`, `tapas evaluate run2`.",
     ]
     assert json.loads(invoke("evaluate", "run2", "--json").stdout)["step"] == 0
@@ -72,7 +75,7 @@ def test_a_damaged_checkpoint_is_described_and_ends_with_one(run):
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     done = invoke("checkpoint", "info", "run")
     assert done.returncode == 1
-    assert done.stdout.splitlines()[-1].endswith(" bytes, damaged")
+    assert done.stdout.splitlines()[2].endswith(" bytes, damaged")
     words = f"run/checkpoints/{STEP}/rows-0.safetensors is damaged: its checksum differs"
     assert words in done.stderr
     assert words in last_line(invoke("checkpoint", "grow", "run", "--to", 31, "--out", "out"))
@@ -87,12 +90,12 @@ def test_a_damaged_checkpoint_is_described_and_ends_with_one(run):
         (("grow", "run", "--to", 30, "--out", "more"),
          f"run/checkpoints/{STEP} has 30 classes already; --to must be more, got 30."),
         (("grow", "run", "--to", 31, "--out", "more", "--initial", "sum"),
-         "--initial must be a name and a number of at least 0, as sum=0.1, got 'sum'."),
+         "--initial must be a name and a number of at least 0, such as sum=0.1, got 'sum'."),
         (("grow", "run", "--out", "more"),
-         "say what to grow to: --to N classes, for a loop of your own, or --log FILE, for a "
-         "run of `tapas train`."),
+         "give either --to N, for a training loop of your own, or --log FILE, for a run of "
+         "`tapas train`."),
         (("grow", "run", "--log", "x.csv", "--out", "more", "--initial", "sum=1"),
-         "--initial goes with --to N; a run knows where its rows start."),
+         "--initial can be used with --to only; with --log the settings of the run count."),
         (("grow", "run", "--log", "x.csv", "--out", "more"),
          "no file matches 'x.csv'. Check the path."),
         (("grow", "run", "--log", "x.csv", "--out", "run"),

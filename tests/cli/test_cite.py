@@ -2,9 +2,12 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from oracle.command_line import TINY, invoke, last_line, names, write_chain
+
+from tapas.cli.cite import SOFTWARE
 
 pytestmark = pytest.mark.slow
 
@@ -21,6 +24,17 @@ def log(at):
 def trained(*settings):
     flags = [part for setting in settings for part in ("--set", setting)]
     return invoke("train", "log.parquet", "--out", "out", "--cache", "cache", *TINY, *flags)
+
+
+def test_without_a_run_the_library_and_the_paper_are_cited():
+    done = invoke("cite")
+    assert done.returncode == 0
+    assert keys(done.stdout) == ["tapas_softmax", "bai2017tapas"]
+    cff = (Path(__file__).parents[2] / "CITATION.cff").read_text()
+    for field, value in re.findall(r"^  (title|version|license) = \{([^{}]+)\},$", SOFTWARE, re.M):
+        assert f"\n{field}: {value}\n" in cff
+    assert "- name: The tapas-softmax developers\n" in cff
+    assert "{{The tapas-softmax developers}}" in done.stdout
 
 
 def test_a_run_is_cited(at, log):
@@ -80,5 +94,5 @@ def test_a_comparison_is_cited(at):
     (at / "compare" / "settings.json").write_text("{}")
     assert last_line(invoke("cite", "compare")) == (
         "compare/settings.json cannot be read as the settings of a comparison: 'contenders'. "
-        "Restore it from a copy."
+        "Restore it from a backup."
     )

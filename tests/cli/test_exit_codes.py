@@ -13,7 +13,10 @@ def test_memory_that_is_not_there_is_one_line(capsys, error):
     with pytest.raises(typer.Exit) as ended, report_errors():
         raise error
     assert ended.value.exit_code == 1
-    assert capsys.readouterr() == ("", "tapas: out of memory. Ask for fewer classes.\n")
+    assert capsys.readouterr() == (
+        "",
+        "tapas: out of memory. Use fewer classes, or see `tapas plan`.\n",
+    )
 
 
 @pytest.mark.parametrize("bug", [RuntimeError("size mismatch"), ModuleNotFoundError(name="numpi")])

@@ -18,7 +18,7 @@ def test_the_table_has_every_part_and_its_total():
     done = invoke("plan", *SIZES, "--memory", "2GB")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
-        "memory of the fullest rank",
+        "memory of the rank that needs most",
         "  process                        350 MB",
         "  rows                            32 MB",
         "  biases                           1 MB",
@@ -39,7 +39,7 @@ def test_the_table_has_every_part_and_its_total():
         "  answers' gradients             2.4 kB",
         "  query gradients               38.4 kB",
         "  total                         84.3 kB",
-        "sent by all in a step, by design, without encoder and inputs",
+        "sent by all ranks in a step, without encoder and inputs, by three designs",
         "  rows to the worker            1.29 MB",
         "  algorithm 2                    574 kB",
         "  no rows (ours)                 337 kB",
@@ -72,11 +72,11 @@ def test_what_does_not_fit_is_the_table_and_one_line(monkeypatch):
     assert done.returncode == 0
     done = invoke("plan", *SIZES, "--memory", "400MB")
     assert done.returncode == 1
-    assert done.stdout.startswith("memory of the fullest rank\n  process ")
+    assert done.stdout.startswith("memory of the rank that needs most\n  process ")
     assert done.stderr == (
         "tapas: 1,000,000 classes of 32 dimensions on 4 ranks need 462 MB a rank, but only 400 MB "
-        "are free. The largest part: process, 350 MB. What would fit: a proposal of at most "
-        "249,999 classes above its floor (397 MB); 446,428 classes (400 MB).\n"
+        "are free. The largest part: process, 350 MB. What would fit: at most 249,999 "
+        "classes that were seen more than once (397 MB); 446,428 classes (400 MB).\n"
     )
     done = invoke("plan", *SIZES, "--memory", "400MB", "--json")
     assert (done.returncode, json.loads(done.stdout)["fits"]) == (1, False)

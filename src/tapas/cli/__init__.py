@@ -1,5 +1,5 @@
 """The command `tapas`: parse, call one library function, print.
 
-Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 something went wrong and one line
-says what, 2 mistyped, 130 stopped with Ctrl-C.
+Results go to stdout, status lines and errors to stderr. Exit codes: 0 done, 1 failed with one
+line that says why, 2 wrong usage, 130 stopped by Ctrl-C, 143 stopped by SIGTERM.
 """

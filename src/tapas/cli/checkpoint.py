@@ -3,13 +3,13 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from tapas.cli.exit_codes import FAILED, report_errors
 from tapas.cli.options import AsJson, Cache, Item, Time, User, cache_folder
-from tapas.cli.terminal import status
+from tapas.cli.terminal import print_table, status
 from tapas.errors import UsageError
 
 app = typer.Typer(
@@ -53,23 +53,33 @@ def info(path: At, step: Step = None, as_json: AsJson = False) -> None:
         if as_json:
             typer.echo(json.dumps(found, indent=1))
         else:
-            several = "" if found["processes"] == 1 else "es"
-            best = ", the best so far" if found["best"] else ""
-            typer.echo(f"{found['path']}: step {found['step']:,}{best}")
-            typer.echo(
-                f"rows of {found['processes']} process{several} "
-                f"(format {found['format']}, tapas {found['tapas']})"
-            )
-            for table in found["tables"]:
-                state = ", ".join(table["optimizer_state"]) or "none"
-                typer.echo(
-                    f"{table['name']}: {table['classes']:,} classes, dim {table['dim']}, "
-                    f"{table['dtype']}, optimizer state: {state}, {table['updates']:,} updates"
-                )
-            typer.echo(f"{found['bytes']:,} bytes, {'valid' if found['valid'] else 'damaged'}")
+            _print(found)
         if not found["valid"]:
             status(f"tapas: {found['problem']}")
             raise typer.Exit(FAILED)
+
+
+def _print(found: dict[str, Any]) -> None:
+    best = ", the best so far" if found["best"] else ""
+    by = "1 process" if found["processes"] == 1 else f"{found['processes']:,} processes"
+    typer.echo(found["path"])
+    typer.echo(f"step {found['step']:,}{best}; saved by {by} with tapas {found['tapas']}")
+    typer.echo(f"{found['bytes']:,} bytes, {'valid' if found['valid'] else 'damaged'}")
+    typer.echo()
+    print_table(
+        ("table", "classes", "dim", "type", "updates", "optimizer state"),
+        [
+            [
+                table["name"],
+                f"{table['classes']:,}",
+                f"{table['dim']:,}",
+                table["dtype"],
+                f"{table['updates']:,}",
+                ", ".join(table["optimizer_state"]) or "none",
+            ]
+            for table in found["tables"]
+        ],
+    )
 
 
 @app.command()
@@ -130,13 +140,15 @@ def grow(
     with report_errors():
         if (to is None) == (log is None):
             raise UsageError(
-                "say what to grow to: --to N classes, for a loop of your own, or --log FILE, for "
-                "a run of `tapas train`."
+                "give either --to N, for a training loop of your own, or --log FILE, for a run of "
+                "`tapas train`."
             )
         if log is None:
             _grow_checkpoint(path, step, out, to or 0, initial or [])
         elif initial:
-            raise UsageError("--initial goes with --to N; a run knows where its rows start.")
+            raise UsageError(
+                "--initial can be used with --to only; with --log the settings of the run count."
+            )
         else:
             named = {"user": user, "item": item, "time": time}
             columns = {role: name for role, name in named.items() if name is not None}
@@ -158,7 +170,7 @@ def _grow_checkpoint(path: Path, step: int | None, out: Path, to: int, initial: 
         new = replace(new_rows(build_config(read_toml(run / CONFIG))), initial=new.initial)
     used = grown(found, out, to, new)
     told = ", ".join(f"{name} at {value:g}" for name, value in sorted(used.items()))
-    state = f" Their row optimizer state starts with {told}." if told else ""
+    state = f" The optimizer state of new rows starts with {told}." if told else ""
     status(f"Wrote {out} from {found}, with {to:,} classes.{state}")
 
 
@@ -172,8 +184,8 @@ def _grow_run(
         open_run(path), log, out, cache=cache, step=step, columns=columns, status=status
     )
     status(
-        f"Wrote {out} from {grown.checkpoint}: {grown.num_known:,} items keep their rows "
-        f"({grown.num_missing:,} of them are not in the new log), {grown.num_new:,} are new."
+        f"Wrote {out} from {grown.checkpoint}: {grown.num_known:,} known items "
+        f"({grown.num_missing:,} not in the new log), {grown.num_new:,} new items."
     )
     status(f"Next: `tapas train --resume {out}`, `tapas evaluate {out}`.")
 
@@ -186,6 +198,6 @@ def _start(given: str) -> tuple[str, float]:
         start = -1.0
     if not 0 <= start < float("inf"):
         raise UsageError(
-            f"--initial must be a name and a number of at least 0, as sum=0.1, got '{given}'."
+            f"--initial must be a name and a number of at least 0, such as sum=0.1, got '{given}'."
         )
     return name, start

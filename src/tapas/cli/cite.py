@@ -12,6 +12,7 @@ from tapas.comparison.settings import SETTINGS
 from tapas.errors import DataError
 from tapas.heads.citations import bibtex_of
 from tapas.training.config import HeadConfig, OptimizerConfig, TrainConfig
+from tapas.version import __version__
 
 ROW_OPTIMIZERS = {
     "rowwise-adagrad": ("duchi2011adaptive",),
@@ -21,13 +22,26 @@ ROW_OPTIMIZERS = {
 }
 
 
+SOFTWARE = f"""@software{{tapas_softmax,
+  title = {{tapas-softmax}},
+  author = {{{{The tapas-softmax developers}}}},
+  version = {{{__version__}}},
+  license = {{Apache-2.0}},
+}}"""  # as in CITATION.cff
+
+
+def cite_library() -> str:
+    """BibTeX of this library and of the TAPAS paper."""
+    return f"{SOFTWARE}\n\n{bibtex_of(['bai2017tapas'])}"
+
+
 def cite_run(config: TrainConfig) -> str:
-    """BibTeX for the method of a run and for the optimizer of its rows."""
+    """BibTeX of the papers of a run: its method and the optimizer of its class vectors."""
     return bibtex_of((*papers_of(config.head), *optimizer_papers(config.optimizer)))
 
 
 def papers_of(head: HeadConfig) -> tuple[str, ...]:
-    """Keys of what a head with this configuration is made of."""
+    """BibTeX keys of the papers of a method with these options."""
     return head.kind.papers_of(head.options)
 
 
@@ -40,7 +54,7 @@ def is_comparison(folder: Path) -> bool:
 
 
 def cite_comparison(folder: Path) -> str:
-    """BibTeX for all methods of the comparison in `folder`, and for the optimizer of its rows."""
+    """BibTeX of the papers of all methods in a comparison, and of their optimizer."""
     try:
         settings = json.loads((folder / SETTINGS).read_text())
         contenders = by_name(settings["contenders"])
@@ -48,7 +62,7 @@ def cite_comparison(folder: Path) -> str:
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{folder / SETTINGS} cannot be read as the settings of a comparison: {error}. Restore "
-            "it from a copy."
+            "it from a backup."
         ) from None
     heads = [contender.head(1, None) for contender in contenders]
     return bibtex_of(
@@ -58,14 +72,21 @@ def cite_comparison(folder: Path) -> str:
 
 def cite(
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder of a run, or of a comparison.")
-    ],
+        Path | None,
+        typer.Argument(
+            metavar="RUN",
+            help="Folder of a run or of a comparison. Default: cite the library and TAPAS.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Print BibTeX for the library, or for the methods of a run."""
     with report_errors():
         from tapas.training.run_folder import open_run
 
-        if is_comparison(run):
+        if run is None:
+            typer.echo(cite_library())
+        elif is_comparison(run):
             typer.echo(cite_comparison(run))
         else:
             typer.echo(cite_run(open_run(run).config))

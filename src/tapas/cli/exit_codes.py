@@ -1,4 +1,4 @@
-"""How a command ends when it cannot do what was asked: one line on stderr and a code."""
+"""Exit codes, and one line on stderr for every error that is not a bug."""
 
 import os
 import sys
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import typer
 
+from tapas.cli.terminal import status
 from tapas.errors import TapasError
 from tapas.extras import how_to_install
 
@@ -16,7 +17,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 @contextmanager
 def report_errors() -> Iterator[None]:
-    """Turns what can go wrong outside the code into one line; a bug keeps its traceback."""
+    """Turn errors of users, data and machines into one line; a bug keeps its traceback."""
     try:
         yield
         sys.stdout.flush()
@@ -30,18 +31,20 @@ def report_errors() -> Iterator[None]:
             raise
         _end(words, FAILED)
     except OSError as error:
-        # Python flushes stdout once more at exit, and would complain once more
+        # Python flushes stdout again at exit and would report the same error again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):  # as in `tapas inspect log | head -1`: nobody reads
+        if isinstance(
+            error, BrokenPipeError
+        ):  # the reader is gone, as in `tapas inspect log | head -1`
             raise typer.Exit(FAILED) from None
         _end(f"cannot write the output: {error.strerror or error}.", FAILED)
     except (MemoryError, RuntimeError) as error:
-        # torch has no exception of its own for the CPU's memory
+        # torch raises a plain RuntimeError when the CPU is out of memory
         if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):
             raise
-        _end("out of memory. Ask for fewer classes.", FAILED)
+        _end("out of memory. Use fewer classes, or see `tapas plan`.", FAILED)
 
 
 def _end(words: str, code: int) -> None:
-    typer.echo(f"tapas: {words}", err=True)
+    status(f"tapas: {words}")
     raise typer.Exit(code) from None

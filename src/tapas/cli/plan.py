@@ -11,6 +11,7 @@ import typer
 
 from tapas.cli.exit_codes import FAILED, report_errors
 from tapas.cli.options import AsJson
+from tapas.cli.terminal import status
 from tapas.errors import TapasError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ UNITS = {
 
 
 def whole_number(words: str) -> int:
-    """1e9, 10_000 and 1,000 are numbers, too."""
+    """Parse an integer; 1e9, 10_000 and 1,000 are accepted, too."""
     text = str(words).strip()
     if re.fullmatch(r"\d{1,3}(,\d{3})+", text):
         return int(text.replace(",", ""))
@@ -35,7 +36,7 @@ def whole_number(words: str) -> int:
 
 
 def amount_of_memory(words: str) -> int:
-    """64GB is 64e9 bytes, 64GiB is 64 * 2^30."""
+    """Parse a size in bytes: 64GB is 64e9, 64GiB is 64 * 2^30."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]+)", str(words).strip())
     if found is None or found[2].lower() not in UNITS:
         raise typer.BadParameter(
@@ -141,7 +142,7 @@ def plan(
         try:
             check_fits(planned, available)
         except TapasError as error:
-            typer.echo(f"tapas: {error}", err=True)
+            status(f"tapas: {error}")
             raise typer.Exit(FAILED) from None
 
 
@@ -160,16 +161,16 @@ def _as_json(planned: "MemoryPlan", available: int, designs: dict[str, int]) -> 
 
 
 def _as_text(planned: "MemoryPlan", available: int, designs: dict[str, int]) -> Iterable[str]:
-    """Parts of nothing are left out."""
+    """The lines to print; entries of 0 bytes are left out."""
     from tapas.training.memory_plan import in_units
 
     memory = {**planned.memory, "total": planned.memory_bytes, "free": available}
     traffic = {**planned.traffic, "total": planned.traffic_bytes}
-    yield "memory of the fullest rank"
+    yield "memory of the rank that needs most"
     yield from (f"  {name:<28}{in_units(size):>9}" for name, size in memory.items() if size)
     if planned.workload.ranks == 1:
         return
     yield "sent by a rank in a step"
     yield from (f"  {name:<28}{in_units(size):>9}" for name, size in traffic.items() if size)
-    yield "sent by all in a step, by design, without encoder and inputs"
+    yield "sent by all ranks in a step, without encoder and inputs, by three designs"
     yield from (f"  {name:<28}{in_units(size):>9}" for name, size in designs.items())

@@ -19,8 +19,8 @@ WIDE = 160  # columns of a table in a file or a pipe
 
 
 def status(words: str) -> None:
-    """Tell the user on stderr what the command is doing."""
-    typer.echo(wrapped(words, sys.stderr), err=True)
+    """Tell the user on stderr what the command is doing, in one line unless on a terminal."""
+    typer.echo(wrapped(words, sys.stderr) if sys.stderr.isatty() else words, err=True)
 
 
 def say(words: str) -> None:

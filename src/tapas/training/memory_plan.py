@@ -248,6 +248,18 @@ def check_fits(planned: MemoryPlan, available_bytes: int | None = None) -> None:
         f"only {in_units(available)} are free. The largest part: {part}, "
         f"{in_units(planned.memory[part])}. "
         + (f"What would fit: {cures}." if cures else "No change that we know of would fit.")
+        + _hint(planned)
+    )
+
+
+def _hint(planned: MemoryPlan) -> str:
+    """A sentence if much of the memory is the proposal, whose size was not given."""
+    proposal, w = planned.memory["proposal"], planned.workload
+    if w.head_classes is not None or 4 * proposal < planned.memory_bytes:
+        return ""
+    return (
+        f" The proposal needs {in_units(proposal)} if all classes were seen more than once: give "
+        "their real number with --head."
     )
 
 
@@ -275,7 +287,7 @@ def _cures(w: Workload, available: int) -> Iterator[str]:
         yield told(" and ".join(words.values()), **lighter)
     if w.head and need(head_classes=0) <= available:
         head = _last(0, w.head, lambda h: need(head_classes=h) <= available)
-        yield told(f"a proposal of at most {head:,} classes above its floor", head_classes=head)
+        yield told(f"at most {head:,} classes that were seen more than once", head_classes=head)
     if need(num_classes=w.num_samples) <= available:
         most = _last(w.num_samples, w.num_classes, lambda c: need(num_classes=c) <= available)
         yield told(f"{most:,} classes", num_classes=most)

@@ -183,8 +183,9 @@ def test_more_ranks_do_not_help_a_proposal_that_is_too_large():
     words = refusal(workload, 64 * GB)
     assert "ranks with" not in words
     assert (
-        "The largest part: proposal, 48 GB. What would fit: a proposal of at most "
-        "568,303,571 classes above its floor (64 GB); 568,303,571 classes (64 GB)."
+        "The largest part: proposal, 48 GB. What would fit: at most 568,303,571 classes that were "
+        "seen more than once (64 GB); 568,303,571 classes (64 GB). The proposal needs 48 "
+        "GB if all classes were seen more than once: give their real number with --head."
     ) in words
     most = memory_plan(replace(workload, head_classes=568_303_571)).memory_bytes
     assert most <= 64 * GB < memory_plan(replace(workload, head_classes=568_303_572)).memory_bytes
