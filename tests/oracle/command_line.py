@@ -37,13 +37,13 @@ def chain(
     draw = random.Random(seed)
     rows = []
     for user in range(num_users):
-        place, day = draw.randrange(num_items), 0
+        position, day = draw.randrange(num_items), 0
         for _ in range(num_baskets):
             day += draw.randrange(1, 4)
             moment = 1_700_000_000 + DAY * day + user
             for neighbour in range(draw.randrange(1, 4)):
-                rows.append((f"u{user}", 1000 + (place + neighbour) % num_items, moment))
-            place = (place + 7) % num_items
+                rows.append((f"u{user}", 1000 + (position + neighbour) % num_items, moment))
+            position = (position + 7) % num_items
     return pl.DataFrame(rows, schema=["user_id", "item_id", "time"], orient="row")
 
 

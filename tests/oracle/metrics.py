@@ -27,10 +27,10 @@ def average_precision(ranked, target, k, normalise):
     if not true:
         return math.nan
     hits, total = 0, 0.0
-    for place, class_id in enumerate(once, start=1):
+    for rank, class_id in enumerate(once, start=1):
         if class_id in true:
             hits += 1
-            total += hits / place
+            total += hits / rank
     if normalise == "possible":
         return total / min(len(true), k)
     return total / hits if hits else 0.0

@@ -17,9 +17,9 @@ def walk(drawn, start, block):
     order = []
     for i in range(num_blocks):
         for j in range(block):
-            place = (start // block + i) % num_blocks * block + (start + j) % block
-            if place < len(drawn):
-                order.append(int(drawn[place]))
+            position = (start // block + i) % num_blocks * block + (start + j) % block
+            if position < len(drawn):
+                order.append(int(drawn[position]))
     return order
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from tapas.data.event_log import EventLog
 from tapas.data.splits import Split
-from tapas.data.times import DATETIME, FILE_ORDER, PLACE
+from tapas.data.times import DATETIME, FILE_ORDER, TEXT_POSITION
 
 EPOCH_SECONDS = (315_532_800, 4_102_444_800)  # 1980 to 2100: numbers that are probably seconds
 
@@ -101,7 +101,7 @@ def describe_period(log: EventLog) -> str:
     first, last = int(log.times.min()), int(log.times.max())
     if kind == FILE_ORDER:
         return "no times: events are in file order"
-    if kind == PLACE:
+    if kind == TEXT_POSITION:
         return "no times: words are in the order of the text"
     if kind == DATETIME:
         return f"from {_short_time(log, first)} to {_short_time(log, last)} UTC"

@@ -127,7 +127,7 @@ def _build(
         "items": num_items,
         "users_with_one_event": int(np.count_nonzero(lengths == 1)),
         "longest": int(lengths.max()),
-        "events_in_baskets": len(events.item) - _num_alone(events.first),
+        "events_in_baskets": len(events.item) - _num_single_baskets(events.first),
         "first_time": int(events.time.min()),
         "last_time": int(events.time.max()),
     }
@@ -168,7 +168,7 @@ def _handle_rare_items(
     return pl.concat([keys, pl.Series(keys.name, [None], dtype=keys.dtype)])
 
 
-def _num_alone(first: NDArray[np.bool_]) -> int:
+def _num_single_baskets(first: NDArray[np.bool_]) -> int:
     """Number of baskets with a single event."""
     return int(np.count_nonzero(np.diff(np.append(np.flatnonzero(first), len(first))) == 1))
 

@@ -15,7 +15,7 @@ from tapas.data.columns import resolve_columns
 from tapas.data.keys import CodedKeys, code_keys, normalize_keys
 from tapas.data.readers import CURE, Frame, column_names, read_frame
 from tapas.data.source import LogSource
-from tapas.data.times import FILE_ORDER, PLACE, parse_times
+from tapas.data.times import FILE_ORDER, TEXT_POSITION, parse_times
 from tapas.errors import DataError
 
 MAX_EXAMPLES = 5  # bad rows quoted in the report
@@ -119,7 +119,7 @@ def _read(source: LogSource, path: Path, tally: _Tally) -> dict[str, pl.Series]:
 def _normalize(role: str, column: pl.Series, path: Path, tally: _Tally) -> pl.Series:
     """A column converted to the type of its role, null where a value is invalid."""
     if role == "text":
-        tally.time_kind = PLACE
+        tally.time_kind = TEXT_POSITION
         if column.dtype != pl.String:
             raise DataError(
                 f"{path}: column '{column.name}' has type {column.dtype}; expected text."

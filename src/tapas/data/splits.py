@@ -147,10 +147,10 @@ def next_items_at(log: EventLog, points: EvalPoints, k: int) -> NDArray[np.int64
 
 
 # end of training of each user, validation points, test points, the cuts of a split by time
-Ends = tuple[NDArray[np.int64], EvalPoints, EvalPoints, tuple[int, int] | None]
+SplitPoints = tuple[NDArray[np.int64], EvalPoints, EvalPoints, tuple[int, int] | None]
 
 
-def _by_time(log: EventLog, config: SplitConfig) -> Ends:
+def _by_time(log: EventLog, config: SplitConfig) -> SplitPoints:
     validation, test = config.shares
     num_events = log.num_events
     first = min(num_events - 1, round(num_events * (1 - validation - test)))
@@ -182,18 +182,18 @@ def _by_time(log: EventLog, config: SplitConfig) -> Ends:
     )
 
 
-def _by_last(log: EventLog, config: SplitConfig) -> Ends:
+def _by_last(log: EventLog, config: SplitConfig) -> SplitPoints:
     """Training ends at the first held-out event; users too short for that are all training."""
     basket_start = _basket_starts(log)
     start, end = np.asarray(log.offsets[:-1]), np.asarray(log.offsets[1:])
     num_validation, num_test = map(int, config.shares)
-    test = _moved_back(basket_start, start, end, end - num_test)
-    validation = _moved_back(basket_start, start, end, test - num_validation)
+    test = _at_basket_start(basket_start, start, end, end - num_test)
+    validation = _at_basket_start(basket_start, start, end, test - num_validation)
     train_end = np.where(validation > start, validation, np.where(test > start, test, end))
     return train_end, _points(log, validation, test), _points(log, test, end), None
 
 
-def _by_group(log: EventLog, config: SplitConfig) -> Ends:
+def _by_group(log: EventLog, config: SplitConfig) -> SplitPoints:
     """Held-out users have no training events; all events of the others are training events."""
     num_users = log.num_users
     generator = stream(config.seed, "held-out users")
@@ -205,7 +205,7 @@ def _by_group(log: EventLog, config: SplitConfig) -> Ends:
     start, end = np.asarray(log.offsets[:-1]), np.asarray(log.offsets[1:])
     basket_start = _basket_starts(log)
     near_middle = 1 / 3 + _uniform(num_users, stream(config.seed, "points")) / 3
-    point = _moved_back(
+    point = _at_basket_start(
         basket_start, start, end, start + ((end - start) * near_middle).astype(np.int64)
     )
     point = np.where(point == start, _second_basket(log, basket_start), point)
@@ -233,7 +233,7 @@ def _basket_starts(log: EventLog) -> NDArray[np.int64]:
     return np.asarray(np.maximum.accumulate(starts))
 
 
-def _moved_back(
+def _at_basket_start(
     basket_start: NDArray[np.int64], start: NDArray[Any], end: NDArray[Any], position: NDArray[Any]
 ) -> NDArray[np.int64]:
     """`position` (U,) moved back to the start of its basket, at least the user's first event."""

@@ -6,7 +6,9 @@ import polars as pl
 
 from tapas.errors import DataError
 
-DATETIME, NUMBER, FILE_ORDER, PLACE = "datetime", "number", "file order", "place in the text"
+# kinds of times, as the report of a log names them
+DATETIME, NUMBER = "datetime", "number"
+FILE_ORDER, TEXT_POSITION = "file order", "place in the text"
 
 
 def parse_times(column: pl.Series, path: Path) -> tuple[pl.Series, str]:

@@ -39,7 +39,7 @@ class Baseline(ABC):
                 f"{len(train_counts) - 1}, the classes of train_counts."
             )
         self.items, self.offsets, self.num_classes = items, offsets, len(train_counts)
-        order = np.argsort(-train_counts.astype(np.int64), kind="stable")  # ties by rising id
+        order = np.argsort(-train_counts.astype(np.int64), kind="stable")  # ties by id
         self.popular: Ids = order[train_counts[order] > 0]
 
     def rank(self, user: Integers, point: Integers, k: int, *, exclude: bool = False) -> Ids:
@@ -208,8 +208,8 @@ def _count_pairs(items: Integers, first: Ids, last: Ids, num_classes: int) -> tu
         length = lengths[start:stop]
         # concatenate the ranges first .. last-1 of all events
         shift = first[start:stop] - (np.cumsum(length) - length)
-        place = np.arange(length.sum()) + np.repeat(shift, length)
-        pair = np.repeat(items[start:stop].astype(np.int64) * num_classes, length) + items[place]
+        position = np.arange(length.sum()) + np.repeat(shift, length)
+        pair = np.repeat(items[start:stop].astype(np.int64) * num_classes, length) + items[position]
         pair, count = np.unique(pair, return_counts=True)
         pairs.append(pair)
         counts.append(count)

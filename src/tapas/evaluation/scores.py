@@ -145,8 +145,8 @@ def _intervals(values: dict[str, Tensor], seed: int) -> dict[str, Interval]:
     table = torch.stack([value.detach().cpu().double() for value in values.values()], dim=1)
     means = _resampled_sums(table, seed) / len(table)
     return {
-        name: _interval(float(table[:, place].mean()), means[:, place], len(table))
-        for place, name in enumerate(values)
+        name: _interval(float(table[:, column].mean()), means[:, column], len(table))
+        for column, name in enumerate(values)
     }
 
 

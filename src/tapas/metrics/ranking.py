@@ -19,7 +19,7 @@ def rank_classes(scores: Tensor, k: int, *, seed: int = 0) -> Tensor:
     """Ids of the k highest `scores` (B, C) of each row, ties broken at random: (B, k).
 
     A model that gives all classes the same score therefore performs at chance level. Use another
-    seed for every batch, such as its number; otherwise all batches break ties alike.
+    seed for every batch, such as its number; otherwise all batches break ties in the same way.
     """
     sizes = check_shape({}, scores=(scores, "B C"))
     if check_positive("k", k) > sizes["C"]:

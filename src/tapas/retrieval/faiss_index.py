@@ -93,9 +93,8 @@ def build_index(
             "weight or bias contains NaN or inf. The model has diverged: use an earlier checkpoint."
         )
     rows = _with_column(weight, bias)
-    num_cells = max(
-        1, min(math.isqrt(sizes["C"]), sizes["C"] // 39)
-    )  # FAISS wants at least 39 rows per cell
+    # FAISS wants at least 39 rows per cell
+    num_cells = max(1, min(math.isqrt(sizes["C"]), sizes["C"] // 39))
     layout = choice(
         "index kind", kind, {"exact": "Flat", "hnsw": "HNSW32,Flat", "ivf": f"IVF{num_cells},Flat"}
     )

@@ -1,4 +1,4 @@
-"""What is said of a log: every number against a plain loop, every sentence word by word."""
+"""Descriptions of a log: numbers against plain loops, sentences word for word."""
 
 from collections import Counter
 from types import SimpleNamespace

@@ -64,8 +64,8 @@ def test_an_epoch_predicts_from_every_basket_once_and_only_from_earlier_events(
         assert offsets[user] <= shown[0]
         assert shown[-1] < train_end[user]
         assert batch.items[0, count:].tolist() == [0] * (length - count)
-        for place, target in zip(batch.query_index.tolist(), batch.target.tolist(), strict=True):
-            event = shown[place]
+        for position, target in zip(batch.query_index.tolist(), batch.target.tolist(), strict=True):
+            event = shown[position]
             assert event not in seen
             seen[event] = [t for t in target if t != IGNORED]
     assert seen == want

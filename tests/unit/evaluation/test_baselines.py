@@ -65,7 +65,7 @@ def test_every_baseline_is_its_definition(log, share, k, exclude):
     user, point = every_point(offsets)
     follow = followers_by_hand(log, ends, offsets, window=2)
     popular = MostPopular(items, offsets, counts).rank(user, point, k, exclude=exclude)
-    own = UserMostFrequent(items, offsets, counts).rank(user, point, k, exclude=exclude)
+    favourites = UserMostFrequent(items, offsets, counts).rank(user, point, k, exclude=exclude)
     after = CoOccurrence(items, offsets, counts, times=times, train_end=ends, window=2, keep=C)
     after = after.rank(user, point, k, exclude=exclude)
     for row, (u, p) in enumerate(zip(user, point, strict=True)):
@@ -73,7 +73,7 @@ def test_every_baseline_is_its_definition(log, share, k, exclude):
         excluded = set(history) if exclude else set()
         assert popular[row].tolist() == fill([], counts, excluded, k)
         often = sorted(set(history), key=lambda c: (-history.count(c), history[::-1].index(c)))
-        assert own[row].tolist() == fill(often, counts, excluded, k)
+        assert favourites[row].tolist() == fill(often, counts, excluded, k)
         last = {items[e] for e in range(offsets[u], p) if times[e] == times[p - 1]}
         votes = sum((follow[item] for item in last), Counter())
         best = sorted(votes, key=lambda c: (-votes[c], c))

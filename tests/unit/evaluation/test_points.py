@@ -28,22 +28,22 @@ def a_log(users):
 
 def hold_out(users):
     """The points that hold out all baskets but the first of users with at least two."""
-    rows, place = [], 0
+    rows, start = [], 0
     for user, sizes in enumerate(users):
         if len(sizes) > 1:
-            rows.append((user, place + sizes[0], place + sum(sizes)))
-        place += sum(sizes)
+            rows.append((user, start + sizes[0], start + sum(sizes)))
+        start += sum(sizes)
     return EvalPoints(*np.array(rows, dtype=np.int64).reshape(-1, 3).T)
 
 
 def starts_of(users):
     """The starts of the baskets that `hold_out` holds out, by user."""
-    found, place = {}, 0
+    found, start = {}, 0
     for user, sizes in enumerate(users):
-        starts = [place + sum(sizes[:b]) for b in range(len(sizes))]
+        starts = [start + sum(sizes[:b]) for b in range(len(sizes))]
         if len(sizes) > 1:
             found[user] = starts[1:]
-        place += sum(sizes)
+        start += sum(sizes)
     return found
 
 
@@ -73,7 +73,7 @@ def test_points_are_starts_of_held_out_baskets_spread_evenly_over_users(users, m
         assert len(found) == 0
         return
     each = -(-most // len(starts))
-    able = {user: min(each, len(own)) for user, own in starts.items()}
+    able = {user: min(each, len(points)) for user, points in starts.items()}
     assert len(found) == min(most, sum(able.values()))
     counts = {user: found.user.tolist().count(user) for user in starts}
     assert all(counts[user] <= able[user] for user in starts)

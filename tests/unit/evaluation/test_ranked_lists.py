@@ -45,12 +45,12 @@ def build(num_items, *, copy=False):
     return SequenceModel(GRUEncoder(DIM, seed=1), head, inputs=inputs, copy=copies)
 
 
-def scores(model, place):
-    """Scores of all classes after the history of example `place`, computed one at a time.
+def scores(model, example):
+    """Scores of all classes after the history of `example`, computed one at a time.
 
     With a copy part these are log-probabilities of the mixture.
     """
-    recent = ITEMS[START[place] : POINT[place]][-HISTORY:].astype(np.int64)
+    recent = ITEMS[START[example] : POINT[example]][-HISTORY:].astype(np.int64)
     recent, length = torch.from_numpy(recent)[None], torch.tensor([len(recent)])
     every = torch.arange(model.head.num_classes)
     if model.copy is not None:
@@ -74,12 +74,12 @@ def test_lists_are_the_best_of_all_classes(num_items, exclude_seen, copy):
     options = ListOptions(HISTORY, exclude_seen)
     ranked, _ = ranked_lists(model, LOG, POINTS, TARGET, options)
     assert ranked.shape == (len(POINT), LIST_LENGTH)
-    for place in range(len(POINT)):
-        score = scores(model, place)
-        seen = set(ITEMS[START[place] : POINT[place]].tolist()) if exclude_seen else set()
+    for example in range(len(POINT)):
+        score = scores(model, example)
+        seen = set(ITEMS[START[example] : POINT[example]].tolist()) if exclude_seen else set()
         best = sorted((c for c in range(num_items) if c not in seen), key=lambda c: -score[c])
         want = (best + [-1] * LIST_LENGTH)[:LIST_LENGTH]
-        assert ranked[place].tolist() == want
+        assert ranked[example].tolist() == want
 
 
 @pytest.mark.usefixtures("chunk_size")
@@ -87,12 +87,12 @@ def test_lists_are_the_best_of_all_classes(num_items, exclude_seen, copy):
 def test_the_loss_is_the_mean_over_an_examples_targets_in_nats(copy):
     model, done = build(13, copy=copy), []
     _, loss = ranked_lists(model, LOG, POINTS, TARGET, OPTIONS, on_progress=done.append)
-    for place, targets in enumerate(TARGET.tolist()):
-        score = scores(model, place)
+    for example, targets in enumerate(TARGET.tolist()):
+        score = scores(model, example)
         log_sum = math.log(sum(map(math.exp, score)))
         each = [log_sum - score[t] for t in targets if t >= 0]
         want = sum(each) / len(each) if each else math.nan
-        assert float(loss[place]) == pytest.approx(want, rel=1e-4, nan_ok=True)
+        assert float(loss[example]) == pytest.approx(want, rel=1e-4, nan_ok=True)
     assert done == ([2, 4, 5] if module.QUERIES_PER_CHUNK == 2 else [5])
     assert ranked_lists(model, LOG, POINTS, TARGET, OPTIONS, with_loss=False)[1] is None
 
