@@ -1,14 +1,13 @@
-"""Adaptive softmax (Grave et al. 2017): frequent classes in full, rare ones in smaller tails.
+"""Adaptive softmax (Grave et al. 2017): rare classes are in tails of fewer dimensions.
 
     p(y | q) = p_head(y | q)                                    if y is frequent
              = p_head(token_i | q) * p_i(y | proj_i q)          if y is in tail i
 
-p_head is a softmax over the frequent classes and one token for each tail; p_i one over the
-classes of tail i, in max(1, D // div^(i+1)) dimensions. Most examples never leave the head.
+p_head is a softmax over the frequent classes and one token for each tail; p_i is a softmax over
+the classes of tail i, in max(1, D // div^(i+1)) dimensions. Most examples need only the head.
 
-The same numbers as torch.nn.AdaptiveLogSoftmaxWithLoss for the same weights, but ids may come in
-any order, examples may have several targets, and only rows that a batch needs are touched: a tail
-without a target is not.
+Gives the same numbers as torch.nn.AdaptiveLogSoftmaxWithLoss with the same weights, but ids may be
+in any order, examples may have several targets, and tails without a target are not computed.
 """
 
 from collections.abc import Sequence
@@ -32,25 +31,25 @@ from tapas.tables import LocalTable
 from tapas.tables.exhaustive import log_sum_rows
 from tapas.tables.ranks import GlobalBatch
 
-MOST_TAILS = 3  # that default cutoffs make; the paper finds little beyond a few
-PER_SCORE = 32  # multiplications that take as long as what a score costs beside its product
-SMALLEST_TAIL = 4  # dimensions below which default cutoffs make no further tail
+MOST_TAILS = 3  # of the default cutoffs; the paper gains little from more
+PER_SCORE = 32  # cost of a score beside its dot product, in multiplications
+SMALLEST_TAIL = 4  # dimensions that a tail of the default cutoffs has at least
 
 
 class AdaptiveSoftmax(TreeHead):
-    """A softmax over the frequent classes, and one over each tail of rarer and rarer ones.
+    """A softmax over the frequent classes, and one over each tail of rarer classes.
 
     Args:
-        counts: (C,) how often each class was seen; ids need not be sorted by it.
-        cutoffs: rising numbers from 1 to C - 1: the head has the `cutoffs[0]` most frequent
-            classes, tail i those from rank cutoffs[i] up to cutoffs[i + 1]. When left out, the
-            ones that cost least on average, see `cheapest_cutoffs`.
-        div_value: each tail has so many times fewer dimensions than the one before it.
-        options: `row_optimizer`, `bias`, `seed` and so on; see `TreeHead`. Biases start at the log
-            of (count + 1), of a tail's token at the log of the sum over its classes.
+        counts: (C,) how often each class was seen; ids may be in any order.
+        cutoffs: increasing integers from 1 to C - 1: the head has the `cutoffs[0]` most frequent
+            classes, tail i the next ones up to number cutoffs[i + 1]. If left out, those with
+            the least cost on average, see `cheapest_cutoffs`.
+        div_value: factor by which the dimension shrinks from one tail to the next.
+        options: `row_optimizer`, `bias`, `seed` and so on; see `TreeHead`. Biases start at
+            log(count + 1), that of a tail's token at the log of the sum over its classes.
 
-    Rows are moved by `row_optimizer`; the projections `proj.0`, ... are parameters like those of
-    an encoder, for the optimizer that moves these.
+    An optimizer of `tapas.optim` moves the rows. The projections `proj.0`, ... are ordinary
+    parameters: pass them to the optimizer of the encoder.
     """
 
     method = "adaptive"
@@ -58,9 +57,9 @@ class AdaptiveSoftmax(TreeHead):
     paper = "Grave et al. 2017"
     bibtex = ("grave2017efficient",)
 
-    part_of_class: Tensor  # (C,) 0 for the head, 1 + i for tail i
-    place_of: Tensor  # (C,) row in the table of that part, rising with the id
-    class_at: Tensor  # (C,) classes of the head, then of each tail, by rising id
+    cluster_of: Tensor  # (C,) 0 for the head, 1 + i for tail i
+    place_of: Tensor  # (C,) row in the table of that cluster, ascending with the id
+    class_at: Tensor  # (C,) classes of the head, then of each tail, by ascending id
 
     def __init__(
         self,
@@ -80,13 +79,12 @@ class AdaptiveSoftmax(TreeHead):
         if cutoffs is None:
             cutoffs = cheapest_cutoffs(seen[falling], dim, self.div_value)
         self.cutoffs = check_cutoffs(cutoffs, len(seen))
-        parts = np.split(falling, self.cutoffs)
-        ordered = [np.sort(part) for part in parts]
-        part_of_class, place_of = np.empty_like(falling), np.empty_like(falling)
-        for part, ids in enumerate(ordered):
-            part_of_class[ids], place_of[ids] = part, np.arange(len(ids))
-        self._remember(
-            part_of_class=part_of_class, place_of=place_of, class_at=np.concatenate(ordered)
+        ordered = [np.sort(ids) for ids in np.split(falling, self.cutoffs)]
+        cluster_of, place_of = np.empty_like(falling), np.empty_like(falling)
+        for cluster, ids in enumerate(ordered):
+            cluster_of[ids], place_of[ids] = cluster, np.arange(len(ids))
+        self._register_layout(
+            cluster_of=cluster_of, place_of=place_of, class_at=np.concatenate(ordered)
         )
         masses = [seen[ids] + 1.0 for ids in ordered]
         tokens = np.array([mass.sum() for mass in masses[1:]], np.float64)
@@ -101,11 +99,11 @@ class AdaptiveSoftmax(TreeHead):
         )
         sizes = np.array([0, *(len(ids) for ids in ordered[1:])])
         weighed = seen if seen.any() else seen + 1
-        self._mean_tail = float((weighed * sizes[part_of_class]).sum() / weighed.sum())
+        self._mean_tail = float((weighed * sizes[cluster_of]).sum() / weighed.sum())
 
     @property
     def scores_per_example(self) -> float:
-        """All of the head, and the classes of a target's tail, the mean by counts."""
+        """All rows of the head, and the tail of the target, averaged by counts."""
         return self.head.num_classes + self._mean_tail
 
     @property
@@ -113,25 +111,25 @@ class AdaptiveSoftmax(TreeHead):
         return self.head.device
 
     def layout(self) -> Tensor:
-        return self.part_of_class
+        return self.cluster_of
 
     def neg_log_prob(self, query: Tensor, target: Tensor) -> Tensor:
         real = target >= 0
         ids = target.clamp(min=0)
-        part, place = self.part_of_class[ids].masked_fill(~real, -1), self.place_of[ids]
-        token = self.cutoffs[0] + part - 1
-        in_head = torch.where(part > 0, token, place).masked_fill(~real, -1)
+        cluster, place = self.cluster_of[ids].masked_fill(~real, -1), self.place_of[ids]
+        token = self.cutoffs[0] + cluster - 1
+        in_head = torch.where(cluster > 0, token, place).masked_fill(~real, -1)
         cost = _softmax_costs(self.head, query, in_head)
         for i in range(len(self.tails)):
-            mine = part == 1 + i
-            who = mine.any(dim=1).nonzero()[:, 0]
-            if not len(who):  # a gradient of 0, or DistributedDataParallel would wait for one
+            here = cluster == 1 + i
+            who = here.any(dim=1).nonzero()[:, 0]
+            if not len(who):  # a gradient of 0, for which DistributedDataParallel waits
                 nothing = self.proj[i].sum() + self._tail(i).gradients.anchor.sum()
                 cost = cost + 0.0 * nothing
             else:
-                own = place[who].masked_fill(~mine[who], -1)
+                target_row = place[who].masked_fill(~here[who], -1)
                 small = self._project(query.index_select(0, who), i)
-                cost = cost.index_add(0, who, _softmax_costs(self._tail(i), small, own))
+                cost = cost.index_add(0, who, _softmax_costs(self._tail(i), small, target_row))
         return cost
 
     def _project(self, query: Tensor, i: int) -> Tensor:
@@ -141,32 +139,32 @@ class AdaptiveSoftmax(TreeHead):
         return cast(LocalTable, self.tails[i])
 
     def _topk(self, query: Tensor, k: int, exclude: Tensor) -> tuple[Tensor, Tensor]:
-        """The head first, then tails by falling probability, while one may hold a better class."""
+        """Head and tails by descending probability, as long as one may have a better class."""
         n = self.cutoffs[0]
         weight, bias = self.head.rows(torch.arange(self.head.num_classes, device=self.device))
         frequent = log_sum_rows(weight[:n], bias[:n], query)
         tokens = query @ weight[n:].t() + bias[n:]
         bound = torch.cat([frequent[:, None], tokens], dim=1).log_softmax(dim=1)
         ids = exclude.clamp(min=0)
-        part, place = self.part_of_class[ids].masked_fill(exclude < 0, -1), self.place_of[ids]
+        cluster, place = self.cluster_of[ids].masked_fill(exclude < 0, -1), self.place_of[ids]
         classes = self.class_at.tensor_split(self.cutoffs)
 
-        def look(g: int, who: Tensor) -> tuple[Tensor, Tensor]:
+        def search(g: int, who: Tensor) -> tuple[Tensor, Tensor]:
             table = self.head if g == 0 else self._tail(g - 1)
             small = query[who] if g == 0 else self._project(query[who], g - 1)
             return topk_in_cluster(
                 table, 0, len(classes[g]), small, bound[who, g], k,
-                exclude=place[who].masked_fill(part[who] != g, -1), ids=classes[g],
+                exclude=place[who].masked_fill(cluster[who] != g, -1), ids=classes[g],
             )  # fmt: skip
 
-        return topk_over_clusters(bound, look, k)
+        return topk_over_clusters(bound, search, k)
 
     def extra_repr(self) -> str:
         return f"cutoffs={self.cutoffs}, div_value={self.div_value:g}"
 
 
 def _softmax_costs(table: LocalTable, query: Tensor, target: Tensor) -> Tensor:
-    """-log p of `target` (B, L) in a softmax over all rows of `table`; 0 for padding, -1."""
+    """(B, L) -log p of `target` (B, L) in a softmax over all rows of `table`; 0 for padding, -1."""
     kept = Candidates.every(table.num_classes, table.device)
     counted = first_occurrences(target) & (target >= 0)
     return target_costs(*table.sampled_logits(GlobalBatch.local(query, target), kept), counted)
@@ -178,20 +176,19 @@ def tail_dim(dim: int, div_value: float, i: int) -> int:
 
 
 def draw_projection(width: int, dim: int, seed: int, i: int) -> Tensor:
-    """(width, D) as nn.Linear starts."""
+    """(width, D) initial values, distributed as those of nn.Linear."""
     bound = dim**-0.5
     start = torch.empty(width, dim, dtype=torch.float32, device="cpu")
     return start.uniform_(-bound, bound, generator=stream(seed, "proj", i))
 
 
 def cheapest_cutoffs(counts: NDArray[np.int64], dim: int, div_value: float) -> list[int]:
-    """Of the powers of 2, those that cost least for a target, the mean by counts.
+    """The cutoffs, powers of 2, with the least cost of a target, averaged by counts.
 
         (D + e) * (head + tails) + sum_i share_i * ( (d_i + e) * size_i + D * d_i )
 
-    counts multiplications; e stands for the exponential, and what else a score costs. `counts`
-    (C,) must fall. There are as many tails, up to 3, as have at least 4 dimensions, and at least
-    one.
+    is the cost in multiplications; e is the cost of a score beside its dot product. `counts` (C,)
+    must be descending. There are up to 3 tails, each of at least 4 dimensions, and at least one.
     """
     num_classes = len(counts)
     seen_before = np.concatenate([[0.0], (counts + 1.0).cumsum()])
@@ -220,7 +217,7 @@ def check_cutoffs(cutoffs: Sequence[int], num_classes: int) -> list[int]:
         given = []
     if not given or any(a >= b for a, b in pairwise([0, *given, num_classes])):
         raise UsageError(
-            f"cutoffs must be rising whole numbers from 1 to {num_classes - 1}, one fewer than "
-            f"there are classes, got {cutoffs!r}. Leave them out for cutoffs by cost."
+            f"cutoffs must be increasing integers from 1 to {num_classes - 1}, one less than the "
+            f"number of classes, got {cutoffs!r}. Leave them out for the cheapest cutoffs."
         )
     return given

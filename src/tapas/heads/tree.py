@@ -1,12 +1,12 @@
-"""Heads that decide in several steps: what trees and clusters of classes have in common.
+"""`TreeHead`, the base class of hierarchical softmaxes over trees or clusters of classes.
 
-    p(y | q) = p(first step of y | q) * p(second step of y | q, first) * ...
+    p(y | q) = p(first choice of y | q) * p(second choice of y | q, first) * ...
 
-Each step is normalised over its own few choices, so that the whole is over all classes, and
-log-probabilities are exact at the cost of the steps on the way to y. Rows belong to choices,
-not always to classes, and are kept in tables of their own.
+Each factor is normalised over a few choices, and so their product is normalised over all classes:
+log-probabilities are exact and need only the choices on the path to y. Rows belong to choices, not
+always to classes, and the head creates the tables that hold them.
 
-Several targets of one example are looked at singly: its loss is sum_l w_l * -log p(y_l | q).
+Several targets of one example are independent: its loss is sum_l w_l * -log p(y_l | q).
 """
 
 import hashlib
@@ -30,11 +30,11 @@ from tapas.tables import LocalTable
 from tapas.torch_modes import in_float32
 
 Counts: TypeAlias = Tensor | NDArray[np.generic]
-MOST_COUNTED = 2**62  # all counts together: beyond it sums of int64 overflow
+MOST_COUNTED = 2**62  # the sum of all counts, so that int64 does not overflow
 
 
 class TreeOptions(LossOptions, total=False):
-    """What a tree can be told, beside its method's own options."""
+    """Keyword arguments of every `TreeHead`."""
 
     row_optimizer: RowUpdate | None
     bias: bool
@@ -42,15 +42,15 @@ class TreeOptions(LossOptions, total=False):
 
 
 class TreeHead(Head):
-    """A head over tables of its own, built from class counts. A class's score is its log p.
+    """A head built from class counts; the score of a class is its log-probability.
 
     Args:
-        row_optimizer, device: of its tables; see `LocalTable`.
-        bias: whether there are biases; they start where counts say.
+        row_optimizer, device: of the tables that the head creates; see `LocalTable`.
+        bias: whether there are biases; their initial values come from the counts.
         reduction, ignore_index, seed: as for every head.
 
-    A saved state only fits a head that was built from the same counts and options: the state
-    knows which class is where and refuses another head.
+    A saved state fits only a head that was built from the same counts and options; loading it
+    into another is a UsageError.
     """
 
     reads: ClassVar[frozenset[str]] = frozenset({"counts"})
@@ -60,14 +60,14 @@ class TreeHead(Head):
         self._row_optimizer, self._bias = options.get("row_optimizer"), options.get("bias", True)
         if not isinstance(self._bias, bool):
             raise UsageError(
-                f"bias of a {type(self).__name__} must be True, to start where counts say, or "
-                f"False, got {type(self._bias).__name__}."
+                f"bias of a {type(self).__name__} must be True (initial values from the counts) "
+                f"or False, got {type(self._bias).__name__}."
             )
         device = options.get("device")
         self._device = torch.get_default_device() if device is None else torch.device(device)
 
     def _table(self, name: str, mass: NDArray[Any], dim: int) -> LocalTable:
-        """One row for each entry of `mass`; biases start at its log."""
+        """A table with one row for each entry of `mass`; its biases start at log(mass)."""
         return LocalTable(
             len(mass),
             dim,
@@ -77,36 +77,36 @@ class TreeHead(Head):
             device=self._device,
         )
 
-    def _remember(self, **arrays: NDArray[np.int64]) -> None:
-        """Where classes are, as buffers that counts alone decide."""
+    def _register_layout(self, **arrays: NDArray[np.int64]) -> None:
+        """Buffers that follow from the counts, and are therefore not saved."""
         for name, array in arrays.items():
             self.register_buffer(name, torch.from_numpy(array).to(self._device), persistent=False)
 
     @classmethod
     def arguments(cls, options: Mapping[str, Any], context: BuildContext) -> dict[str, Any]:
         given = super().arguments(options, context) | {"row_optimizer": context.row_optimizer}
-        del given["num_classes"]  # which counts tell
+        del given["num_classes"]  # known from counts
         return given
 
     @abstractmethod
     def neg_log_prob(self, query: Tensor, target: Tensor) -> Tensor:
-        """-log p of `target` (B, L) given `query` (B, D), (B, L); 0 for padding, which is -1.
+        """(B, L) -log p of `target` (B, L) given `query` (B, D); 0 for padding, -1.
 
-        `backward` through it leaves gradients for the rows on the way to the targets.
+        Differentiable: `backward` leaves gradients for the rows on the paths to the targets.
         """
 
     @abstractmethod
     def _topk(self, query: Tensor, k: int, exclude: Tensor) -> tuple[Tensor, Tensor]:
-        """`topk` of checked, flat queries (B, D) without `exclude` (B, E)."""
+        """`topk` for queries (B, D) and `exclude` (B, E) that have been checked."""
 
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where the rows are."""
+        """Device of the rows."""
 
     @abstractmethod
     def layout(self) -> Tensor:
-        """What says which class is where; two heads whose layouts differ share no state."""
+        """Which class is where; states of heads with different layouts are incompatible."""
 
     def _losses(self, batch: Batch, context: Tensor | None) -> tuple[Tensor, float]:
         cost = self.neg_log_prob(batch.query, batch.target)
@@ -139,23 +139,23 @@ class TreeHead(Head):
         return score.view(*query.shape[:-1], k), ids.view(*query.shape[:-1], k)
 
     def state_numbers(self) -> dict[str, int | float]:
-        return {**super().state_numbers(), "layout": self._fingerprint()}
+        return {**super().state_numbers(), "layout": self._layout_checksum()}
 
     def load_state_numbers(self, numbers: dict[str, Any]) -> None:
-        if numbers["layout"] != self._fingerprint():
+        if numbers["layout"] != self._layout_checksum():
             raise UsageError(
-                "this state is of a head with other counts or options: its rows would belong to "
+                "this state is from a head with other counts or options: its rows would belong to "
                 "other classes. Build the head from the counts and options it was saved with."
             )
         super().load_state_numbers(numbers)
 
-    def _fingerprint(self) -> int:
-        words = self.layout().cpu().numpy().tobytes()
-        return int.from_bytes(hashlib.blake2b(words, digest_size=7).digest(), "little")
+    def _layout_checksum(self) -> int:
+        data = self.layout().cpu().numpy().tobytes()
+        return int.from_bytes(hashlib.blake2b(data, digest_size=7).digest(), "little")
 
 
 def check_counts(counts: Counts) -> NDArray[np.int64]:
-    """(C,) whole numbers of at least 0, for at least two classes, or an error."""
+    """`counts` (C,) as int64, after checks: integers of at least 0, for at least two classes."""
     given: Any = counts.detach().cpu().numpy() if isinstance(counts, Tensor) else counts
     if not isinstance(given, np.ndarray) or given.ndim != 1 or given.dtype.kind not in "iuf":
         what = f"shape {given.shape}" if isinstance(given, np.ndarray) else type(given).__name__
@@ -163,7 +163,7 @@ def check_counts(counts: Counts) -> NDArray[np.int64]:
             f"counts must be a tensor or array of numbers, one for each class, got {what}."
         )
     if len(given) < 2:
-        raise UsageError(f"counts are of {len(given)} classes; expected at least 2 to choose from.")
+        raise UsageError(f"counts has {len(given)} entries; expected at least 2 classes.")
     with np.errstate(invalid="ignore"):  # inf % 1
         bad = np.flatnonzero(~((given >= 0) & (given <= MOST_COUNTED) & (given % 1 == 0)))
     if len(bad):
@@ -173,5 +173,5 @@ def check_counts(counts: Counts) -> NDArray[np.int64]:
         )
     if float(given.sum(dtype=np.float64)) > MOST_COUNTED:
         raise UsageError(f"counts sum to {given.sum(dtype=np.float64):g}, above 2^62. Scale them.")
-    whole: NDArray[np.int64] = given.astype(np.int64)
-    return whole
+    integers: NDArray[np.int64] = given.astype(np.int64)
+    return integers

@@ -1,7 +1,7 @@
-"""Exact top-k of heads that decide in steps: nothing below a choice is likelier than the choice.
+"""Exact top-k over clusters and trees: no class is more likely than the choices that lead to it.
 
-Both searches go to the likely choices first and leave out what cannot reach the k best found so
-far; where all classes are about equally likely that is nothing, and they look at every row.
+Both searches visit likely choices first and skip those that cannot beat the k best classes found
+so far. If all classes are about equally likely, nothing is skipped and every row is read.
 """
 
 from collections.abc import Callable
@@ -15,30 +15,32 @@ from tapas.candidates import index_of
 from tapas.tables import LocalTable
 from tapas.tables.exhaustive import log_sum_rows, merge_topk, topk_rows
 
-NOBODY = torch.iinfo(torch.int64).max  # sorts behind all classes
+NO_CLASS = torch.iinfo(torch.int64).max  # sorts after all classes
 QUERIES_PER_BLOCK = 256  # searched together
-FLOATS_PER_CHUNK = 1 << 21  # of node rows read at once
-LEAVES_HELD = 1 << 20  # before all but the k best are let go
-SPARE = 16  # nodes that the first dive follows beyond those it must
+FLOATS_PER_CHUNK = 1 << 21  # of the node rows read at a time
+LEAVES_HELD = 1 << 20  # before all but the k best are dropped
+SPARE = 16  # extra nodes of each level that the first, greedy search follows
 
 
 def topk_over_clusters(
-    bound: Tensor, look: Callable[[int, Tensor], tuple[Tensor, Tensor]], k: int
+    bound: Tensor, search: Callable[[int, Tensor], tuple[Tensor, Tensor]], k: int
 ) -> tuple[Tensor, Tensor]:
-    """Scores and ids (B, k), highest first, equal scores by rising id, -inf and -1 where none.
+    """The k best classes of all clusters: scores and ids (B, k), highest first.
+
+    Ties go to the lower id; if there are fewer than k, the last are -inf and -1.
 
     Args:
-        bound: (B, G) log-probability of each part, which no class of it exceeds.
-        look:  of a part and places (N,) of queries: scores and ids (N, at most k) of the best
-            that the part has for them, in any order.
+        bound: (B, G) log-probability of each cluster, an upper bound for its classes.
+        search: function of a cluster and positions (N,) of queries that returns scores and ids
+            (N, at most k) of the best classes of that cluster, in any order.
     """
     value = bound.new_full((len(bound), k), -torch.inf)
-    ids = torch.full_like(value, NOBODY, dtype=torch.int64)
-    for part in bound.mean(dim=0).argsort(descending=True, stable=True).tolist():
-        # an equal score may be of a lower id
-        who = (bound[:, part] >= value[:, -1]).nonzero()[:, 0]
+    ids = torch.full_like(value, NO_CLASS, dtype=torch.int64)
+    for cluster in bound.mean(dim=0).argsort(descending=True, stable=True).tolist():
+        # >=, because an equal score may have a lower id
+        who = (bound[:, cluster] >= value[:, -1]).nonzero()[:, 0]
         if len(who):
-            score, found = look(part, who)
+            score, found = search(cluster, who)
             value[who], ids[who] = merge_topk(
                 torch.cat([value[who], score], dim=1), torch.cat([ids[who], found], dim=1), k
             )
@@ -56,31 +58,31 @@ def topk_in_cluster(
     exclude: Tensor,
     ids: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """What a part has: the k best of a softmax over rows `first` to `last` of `table`.
+    """The k best classes of one cluster, the rows `first` to `last` of `table`.
 
-    `bound` (N,) is the part's own log-probability, `exclude` (N, E) are rows to leave out and
-    `ids` the class of each row, which rises in the part, so that ties go to the lowest.
+    `bound` (N,) is the log-probability of the cluster, `exclude` (N, E) are rows to leave out, and
+    `ids` are the classes of the rows, ascending within the cluster, so that ties go to the lower.
     """
     weight, bias = table.weight.detach()[first:last], table.bias_or_none()
     bias = None if bias is None else bias[first:last]
     inside = (exclude >= first) & (exclude < last)
     banned = torch.where(inside, exclude - first, -1) if bool(inside.any()) else None
-    logit, place = topk_rows(weight, bias, query, min(k, last - first), banned)
-    # never above 0, also when rounded: the bound is a bound
+    logit, position = topk_rows(weight, bias, query, min(k, last - first), banned)
+    # at most 0 in spite of rounding, so that `bound` is an upper bound
     inner = (logit - log_sum_rows(weight, bias, query)[:, None]).clamp_(max=0.0)
-    found = ids[place.clamp(min=0) + first].masked_fill(place < 0, NOBODY)
+    found = ids[position.clamp(min=0) + first].masked_fill(position < 0, NO_CLASS)
     return bound[:, None] + inner, found
 
 
 class Leaves(NamedTuple):
-    """Classes that were found for queries, three tensors (N,); a class may be there twice."""
+    """Classes found for queries, three tensors (N,); a class may be listed twice."""
 
     example: Tensor
     ids: Tensor
     value: Tensor
 
     def best(self, k: int) -> "Leaves":
-        """The k best of each example, by falling value and rising id, each class once."""
+        """The k best of each example, each once, by descending value, then ascending id."""
         order = self.ids.argsort(stable=True)
         order = order[self.example[order].argsort(stable=True)]
         example, ids, value = (part[order] for part in self)
@@ -90,25 +92,27 @@ class Leaves(NamedTuple):
         order = value.argsort(descending=True, stable=True)
         order = order[example[order].argsort(stable=True)]
         example, ids, value = example[order], ids[order], value[order]
-        kept = _rank(example) < k
+        kept = _index_in_run(example) < k
         return Leaves(example[kept], ids[kept], value[kept])
 
     def table(self, num_examples: int, k: int) -> tuple[Tensor, Tensor]:
-        """Values and ids (B, k) of what `best` gave; -inf and -1 where there are fewer."""
+        """Values and ids (B, k) of what `best` returned; -inf and -1 if there are fewer."""
         value = self.value.new_full((num_examples, k), -torch.inf)
         ids = torch.full_like(value, -1, dtype=torch.int64)
-        place = (self.example, _rank(self.example))
-        return value.index_put(place, self.value), ids.index_put(place, self.ids)
+        at = (self.example, _index_in_run(self.example))
+        return value.index_put(at, self.value), ids.index_put(at, self.ids)
 
 
 def topk_leaves(
     table: LocalTable, down: Tensor, query: Tensor, k: int, exclude: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and classes (B, k) of a binary tree, highest first, ties by rising id.
+    """The k best classes of a binary tree: log-probabilities and ids (B, k), highest first.
+
+    Ties go to the lower id.
 
     Args:
-        table:   a row for each of the C - 1 inner nodes; node 0 is the root.
-        down:    (C - 1, 2) what is left and right of a node: a node, or C - 1 + a class.
+        table:   one row for each of the C - 1 inner nodes; node 0 is the root.
+        down:    (C - 1, 2) left and right child of a node: a node, or C - 1 + a class.
         query:   (B, D)
         exclude: (B, E) classes to leave out, negative is padding.
     """
@@ -124,6 +128,8 @@ def topk_leaves(
 
 
 class _Search:
+    """Branch and bound over the tree for a block of queries."""
+
     def __init__(self, table: LocalTable, down: Tensor, query: Tensor, exclude: Tensor):
         self.table, self.down, self.query = table, down, query
         self.num_classes = len(down) + 1
@@ -132,13 +138,15 @@ class _Search:
 
     def best(self, k: int, width: int) -> tuple[Tensor, Tensor]:
         found = self.dive(width).best(k)
-        least = found.table(len(self.query), k)[0][:, -1]  # what a class must reach
-        everybody = torch.arange(len(self.query), device=self.query.device)
-        waiting = [(everybody, torch.zeros_like(everybody), self.query.new_zeros(len(everybody)))]
+        least = found.table(len(self.query), k)[0][
+            :, -1
+        ]  # a class below it is not among the k best
+        every = torch.arange(len(self.query), device=self.query.device)
+        waiting = [(every, torch.zeros_like(every), self.query.new_zeros(len(every)))]
         while waiting:
             example, node, value = self.below(*waiting.pop())
-            hopeful = (value >= least[example]).nonzero()[:, 0]
-            example, node, value = example[hopeful], node[hopeful], value[hopeful]
+            possible = (value >= least[example]).nonzero()[:, 0]
+            example, node, value = example[possible], node[possible], value[possible]
             leaves, inner = self.split(example, node, value)
             found = Leaves(*(torch.cat(pair) for pair in zip(found, leaves, strict=True)))
             if len(found.ids) > LEAVES_HELD:
@@ -149,10 +157,10 @@ class _Search:
         return found.best(k).table(len(self.query), k)
 
     def dive(self, width: int) -> Leaves:
-        """Leaves below the `width` likeliest nodes of each level: k good ones for each query.
+        """Greedy search: leaves below the `width` most likely nodes of each level.
 
-        A kept node leads to a leaf of its own, so at least `width` leaves come out, if there
-        are as many.
+        Every node leads to a different leaf, so at least `width` leaves are found if there are
+        as many.
         """
         num_examples = len(self.query)
         example = torch.arange(num_examples, device=self.query.device)[:, None]
@@ -170,18 +178,18 @@ class _Search:
     def widest(
         self, example: Tensor, node: Tensor, value: Tensor, width: int
     ) -> tuple[Tensor, Tensor]:
-        """(B, W) the `width` likeliest nodes of each example, -inf where there are fewer."""
+        """The `width` most likely nodes of each example and their values, (B, W); -inf is none."""
         order = example.argsort(stable=True)
         example, node, value = example[order], node[order], value[order]
-        rank = _rank(example)
-        shape = (len(self.query), int(rank.max()) + 1 if len(rank) else 0)
-        wide = value.new_full(shape, -torch.inf).index_put((example, rank), value)
-        nodes = node.new_zeros(shape).index_put((example, rank), node)
+        index = _index_in_run(example)
+        shape = (len(self.query), int(index.max()) + 1 if len(index) else 0)
+        wide = value.new_full(shape, -torch.inf).index_put((example, index), value)
+        nodes = node.new_zeros(shape).index_put((example, index), node)
         value, column = wide.topk(min(width, shape[1]), dim=1)
         return nodes.gather(1, column), value
 
     def below(self, example: Tensor, node: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Both children of every (N,) node, which has log-probability `value` for its example."""
+        """Examples, nodes and log-probabilities (2 N,) of both children of each node (N,)."""
         logit = []
         for who, which in zip(
             *(torch.split(part, self.chunk) for part in (example, node)), strict=True
@@ -199,7 +207,7 @@ class _Search:
     def split(
         self, example: Tensor, node: Tensor, value: Tensor
     ) -> tuple[Leaves, tuple[Tensor, Tensor, Tensor]]:
-        """The classes among nodes, without the excluded ones, and the inner nodes."""
+        """Split nodes into leaves, without excluded classes, and inner nodes."""
         is_leaf = node >= len(self.down)
         at = is_leaf.nonzero()[:, 0]
         leaves = Leaves(example[at], node[at] - len(self.down), value[at])
@@ -210,7 +218,7 @@ class _Search:
         return leaves, (example[at], node[at], value[at])
 
 
-def _rank(group: Tensor) -> Tensor:
+def _index_in_run(group: Tensor) -> Tensor:
     """0, 1, 2, ... in each run of equal values of sorted `group` (N,)."""
-    place = torch.arange(len(group), device=group.device)
-    return place - torch.searchsorted(group, group)
+    position = torch.arange(len(group), device=group.device)
+    return position - torch.searchsorted(group, group)

@@ -2,11 +2,11 @@
 
     p(y | q) = p(cluster of y | q) * p(y | cluster of y, q)
 
-Both are softmaxes, the first over all clusters, the second over one cluster's classes. With about
-sqrt(C) clusters of about sqrt(C) classes a target costs O(sqrt(C)) scores.
+Both are softmaxes, the first over all clusters, the second over the classes of one cluster. With
+about sqrt(C) clusters of about sqrt(C) classes a target needs O(sqrt(C)) scores.
 
-Classes are put into clusters by frequency (Mikolov et al. 2011): sorted by falling count, then
-cut into pieces of equal mass, so that frequent classes sit in small clusters.
+Clusters are made by frequency (Mikolov et al. 2011): classes are sorted by descending count and cut
+into clusters of equal mass, so that frequent classes are in small clusters.
 """
 
 import math
@@ -27,19 +27,19 @@ from tapas.losses.grouped_softmax import grouped_softmax_costs
 from tapas.shapes import check_positive
 from tapas.tables.ranks import GlobalBatch
 
-LARGEST = 4  # times the mean size: a cluster of more classes is cut further
+LARGEST = 4  # times the mean size; larger clusters are cut further
 
 
 class TwoLevelSoftmax(TreeHead):
     """A softmax over clusters and one over the classes of the target's cluster.
 
     Args:
-        counts: (C,) how often each class was seen; ids need not be sorted by it.
-        num_clusters: about how many; sqrt(C) when left out. Pieces of equal mass would put
-            most rare classes in one, so those above 4 times the mean size are cut further; a
-            class that fills several pieces leaves fewer.
-        options: `row_optimizer`, `bias`, `seed` and so on; see `TreeHead`. Biases start at the log
-            of (count + 1), of a cluster at the log of the sum over its classes.
+        counts: (C,) how often each class was seen; ids may be in any order.
+        num_clusters: approximate number of clusters; sqrt(C) if left out. There are more where
+            clusters above 4 times the mean size are cut, and fewer where the mass of one class
+            is that of several clusters.
+        options: `row_optimizer`, `bias`, `seed` and so on; see `TreeHead`. Biases start at
+            log(count + 1), that of a cluster at the log of the sum over its classes.
     """
 
     method = "two-level"
@@ -47,13 +47,15 @@ class TwoLevelSoftmax(TreeHead):
     paper = "Goodman 2001"
     bibtex = ("goodman2001classes", "mikolov2011extensions")
     options: ClassVar[Options] = {
-        "num_clusters": Option(None, int, low=1, help="left out: about the root of the classes"),
+        "num_clusters": Option(
+            None, int, low=1, help="approximate; default: the square root of the number of classes"
+        ),
     }
 
     cluster_of: Tensor  # (C,) by class
-    place_of: Tensor  # (C,) row of each class: one cluster after the other, in each by rising id
+    place_of: Tensor  # (C,) row of each class: by cluster, then by ascending id
     class_at: Tensor  # (C,) the inverse
-    first: Tensor  # (G + 1,) where the rows of each cluster begin
+    first: Tensor  # (G + 1,) first row of each cluster
 
     def __init__(
         self,
@@ -74,7 +76,7 @@ class TwoLevelSoftmax(TreeHead):
         cluster_of = by_frequency(seen, wanted)
         class_at = np.argsort(cluster_of, kind="stable")
         sizes = np.bincount(cluster_of)
-        self._remember(
+        self._register_layout(
             cluster_of=cluster_of,
             place_of=np.argsort(class_at),
             class_at=class_at,
@@ -92,7 +94,7 @@ class TwoLevelSoftmax(TreeHead):
 
     @property
     def scores_per_example(self) -> float:
-        """All clusters, and the classes of a target's, the mean by counts."""
+        """All clusters, and the classes in the cluster of the target, averaged by counts."""
         return self.num_clusters + self._mean_cluster
 
     @property
@@ -115,7 +117,7 @@ class TwoLevelSoftmax(TreeHead):
         return first.index_put((example, column), second, accumulate=True)
 
     def _inside(self, query: Tensor, example: Tensor, cluster: Tensor, ids: Tensor) -> Tensor:
-        """-log p(class | cluster) of each of `ids` (P,), of `example` (P,)."""
+        """(P,) -log p(class | cluster) of classes `ids` (P,) for the queries at `example` (P,)."""
         cluster, order = cluster.sort()
         visited, num_targets = torch.unique_consecutive(cluster, return_counts=True)
         first = self.first[visited]
@@ -123,40 +125,40 @@ class TwoLevelSoftmax(TreeHead):
         shift = (first - num_rows.cumsum(0) + num_rows).repeat_interleave(num_rows)
         ids_inside = torch.arange(len(shift), device=shift.device) + shift
         rows, bias = self.classes.lookup(ids_inside, return_bias=True)
-        own = self.place_of[ids[order]] - self.first[cluster]
+        position = self.place_of[ids[order]] - self.first[cluster]
         cost = grouped_softmax_costs(
             query.index_select(0, example[order]),
             rows,
             bias,
-            own,
+            position,
             num_targets=num_targets.tolist(),
             num_rows=num_rows.tolist(),
         )
         return torch.empty_like(cost).index_copy(0, order, cost)
 
     def _topk(self, query: Tensor, k: int, exclude: Tensor) -> tuple[Tensor, Tensor]:
-        """Clusters by falling probability, until none can hold a better class than those found."""
+        """Clusters by descending probability, until none can have a better class."""
         weight, bias = self.clusters.rows(torch.arange(self.num_clusters, device=self.device))
         bound = (query @ weight.t() + bias).log_softmax(dim=1)
         banned = torch.where(exclude >= 0, self.place_of[exclude.clamp(min=0)], -1)
 
-        def look(g: int, who: Tensor) -> tuple[Tensor, Tensor]:
+        def search(g: int, who: Tensor) -> tuple[Tensor, Tensor]:
             first, last = int(self.first[g]), int(self.first[g + 1])
             return topk_in_cluster(
                 self.classes, first, last, query[who], bound[who, g], k,
                 exclude=banned[who], ids=self.class_at,
             )  # fmt: skip
 
-        return topk_over_clusters(bound, look, k)
+        return topk_over_clusters(bound, search, k)
 
     def extra_repr(self) -> str:
         return f"{self.num_clusters} clusters"
 
 
 def by_frequency(counts: NDArray[np.int64], num_clusters: int) -> NDArray[np.int64]:
-    """(C,) cluster of each class: pieces of equal mass of the classes by falling count.
+    """(C,) cluster of each class: classes by descending count, cut into clusters of equal mass.
 
-    Pieces of more than `LARGEST` times the mean size are cut into equal parts.
+    Clusters of more than `LARGEST` times the mean size are cut into equal ones.
     """
     order = np.argsort(-counts, kind="stable")
     mass = counts[order] + 1.0

@@ -45,12 +45,12 @@ def test_codes_are_prefix_free_and_as_short_as_any(counts):
 
 
 @pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
-def test_the_way_up_is_the_way_down(counts):
+def test_paths_up_are_the_codes_down(counts):
     head = make(counts)
-    owner, edge = head.ways(torch.arange(len(counts)))
-    for class_id, way in codes(head.down).items():
-        steps = edge[owner == class_id]
-        assert "".join(str(int(step) & 1) for step in steps.flip(0)) == way
+    position, edge = head.paths(torch.arange(len(counts)))
+    for class_id, code in codes(head.down).items():
+        steps = edge[position == class_id]
+        assert "".join(str(int(step) & 1) for step in steps.flip(0)) == code
         assert int(steps[-1]) >> 1 == 0  # the root
 
 
@@ -90,7 +90,7 @@ def test_only_nodes_on_the_way_to_a_target_move():
     before = head.nodes.weight.clone()
     head(queries(2), torch.tensor([[4, -100], [9, 4]])).backward()
     moved = (head.nodes.weight != before).any(dim=1).nonzero()[:, 0].tolist()
-    _owner, edge = head.ways(torch.tensor([4, 9]))
+    _owner, edge = head.paths(torch.tensor([4, 9]))
     assert moved == sorted(set((edge >> 1).tolist()))
     assert len(moved) < C - 1
 

@@ -135,7 +135,7 @@ def test_a_state_of_other_counts_is_refused(make):
     before = head.tables()[0].weight.clone()
     with pytest.raises(
         tapas.UsageError,
-        match=r"this state is of a head with other counts or options: its rows would belong to "
+        match=r"this state is from a head with other counts or options: its rows would belong to "
         r"other classes\. Build the head from the counts and options it was saved with\.",
     ):
         head.load_state_dict(other.state_dict())
@@ -145,8 +145,8 @@ def test_a_state_of_other_counts_is_refused(make):
 WHOLE = "expected whole numbers of at least 0, how often each class was seen."
 NUMBERS = "counts must be a tensor or array of numbers, one for each class, got "
 WRONG = [  # counts, options, and what is said of them
-    (torch.zeros(0), {}, "counts are of 0 classes; expected at least 2 to choose from."),
-    (torch.ones(1), {}, "counts are of 1 classes; expected at least 2 to choose from."),
+    (torch.zeros(0), {}, "counts has 0 entries; expected at least 2 classes."),
+    (torch.ones(1), {}, "counts has 1 entries; expected at least 2 classes."),
     (torch.tensor([1, -2, 3]), {}, f"counts[1] is -2; {WHOLE}"),
     (torch.tensor([1.0, 2.0, torch.nan]), {}, f"counts[2] is nan; {WHOLE}"),
     (np.array([1.0, np.inf]), {}, f"counts[1] is inf; {WHOLE}"),
@@ -165,9 +165,7 @@ def test_bad_counts_and_options_are_told(make):
 
 
 def test_biases_are_there_or_not_and_counts_say_where_they_start(kind):
-    words = (
-        f"bias of a {kind.__name__} must be True, to start where counts say, or False, got Tensor."
-    )
+    words = f"bias of a {kind.__name__} must be True (initial values from the counts) or False, got Tensor."
     with pytest.raises(tapas.UsageError, match="^" + re.escape(words) + "$"):
         kind(COUNTS, D, bias=torch.zeros(C))
 
