@@ -165,7 +165,10 @@ def test_bad_counts_and_options_are_told(make):
 
 
 def test_biases_are_there_or_not_and_counts_say_where_they_start(kind):
-    words = f"bias of a {kind.__name__} must be True (initial values from the counts) or False, got Tensor."
+    words = (
+        f"bias of a {kind.__name__} must be True (initial values from the counts) or False, "
+        "got Tensor."
+    )
     with pytest.raises(tapas.UsageError, match="^" + re.escape(words) + "$"):
         kind(COUNTS, D, bias=torch.zeros(C))
 
