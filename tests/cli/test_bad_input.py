@@ -143,16 +143,16 @@ def test_one_user_only_is_remarked_upon(at):
         (("--history", "1003,103"),
          "unknown item '103'. Did you mean '1023'? The model knows 30 items."),
         (("--user", "u99"), "unknown user 'u99'. Did you mean 'u9'? The model knows 10 users."),
-        ((), "say for whom: one of --user KEY, --history KEY,KEY or --users FILE."),
+        ((), "give one of --user KEY, --history KEY,KEY or --users FILE."),
         (("--user", "u1", "--history", "1003"),
-         "say for whom: one of --user KEY, --history KEY,KEY or --users FILE."),
-        (("--users", "users.txt"), "--users FILE and --out FILE go together."),
+         "give one of --user KEY, --history KEY,KEY or --users FILE."),
+        (("--users", "users.txt"), "--users FILE needs --out FILE, and --out needs --users."),
         (("--users", "users.txt", "--out", "a.xls"),
          "a.xls must end in one of .parquet, .jsonl, .csv."),
         (("--users", "none.csv", "--out", "a.csv"), "there is no file none.csv."),
         (("--users", "users.txt", "--out", "a.csv"),
          "users.txt: unknown user 'u77'. Did you mean 'u7'? The model knows 10 users."),
-        (("--users", "empty.txt", "--out", "a.csv"), "empty.txt holds no user."),
+        (("--users", "empty.txt", "--out", "a.csv"), "empty.txt has no users."),
     ],
 )  # fmt: skip
 def test_recommend_says_what_it_cannot_do(run, at, flags, words):
@@ -219,7 +219,7 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_offered(run):
         (("evaluate", "run", "--step", 77),
          "there is no checkpoint of step 77 in run/checkpoints. Known steps: 2, 4."),
         (("export", "run", "--to", "a.xyz"),
-         "cannot tell what a.xyz shall be: its name must end in .faiss, .safetensors, .parquet, "
+         "cannot tell what to write to a.xyz: its name must end in .faiss, .safetensors, .parquet, "
          ".pt2, or have no ending for a folder."),
         (("export", "run", "--to", "a.faiss", "--index", "flat"),
          "unknown index kind 'flat'. Known: exact, hnsw, ivf."),
@@ -237,5 +237,5 @@ def test_other_commands_say_what_they_cannot_do(run, at, flags, words):
 def test_keys_that_hold_commas_go_into_a_json_list():
     keys = {"a, b,": ["a", "b"], '["a,b", 7]': ["a,b", "7"], " [3]": ["3"]}
     assert {history: recommend._split_keys(history) for history in keys} == keys
-    with pytest.raises(UsageError, match=re.escape("--history '[3' is no JSON list: ")):
+    with pytest.raises(UsageError, match=re.escape("--history '[3' is not a JSON list: ")):
         recommend._split_keys("[3")

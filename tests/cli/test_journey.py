@@ -201,7 +201,7 @@ def test_an_export_recommends_what_the_run_recommends(place, run):
     refused = tapas("recommend", "shop", "--user", "u3", cwd=place)
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr == (
-        "tapas: an export knows items, not users. Give --history, or the folder of the run.\n"
+        "tapas: an export has items but no users. Give --history, or the folder of the run.\n"
     )
 
 

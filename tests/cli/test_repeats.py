@@ -59,14 +59,14 @@ def test_it_is_judged_and_nobody_lists_the_class_of_rare_items(repeating):
 
 def test_a_file_holds_the_softmax_alone_and_a_folder_cannot_be(repeating, at):
     assert last_line(invoke("export", repeating, "--to", "shop")) == (
-        f"{repeating} was trained with model.copy: what it copies from histories does not fit "
-        "into an exported folder. Recommend from the run itself, or train without."
+        f"{repeating} was trained with model.copy, and the part that copies from the history "
+        "cannot be exported. Recommend from the run itself, or train without it."
     )
     done = invoke("export", repeating, "--to", "items.safetensors", "--json")
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[0] == (
-        "items.safetensors holds the softmax alone, without what model.copy copies from "
-        "histories: its lists are not those of `tapas recommend`."
+        "items.safetensors has only the softmax part, not the part that copies from the history "
+        "(model.copy): its lists differ from those of `tapas recommend`."
     )
     assert json.loads(done.stdout)["part"] == "softmax"
     assert names(at) == ["items.safetensors"]

@@ -96,11 +96,11 @@ def demo(
             typer.echo(document)
         else:
             _print(found, people)
-        status(f"Wrote {out / 'report.html'}, {out / 'results.json'} and a run for each way.")
+        status(f"Wrote {out / 'report.html'}, {out / 'results.json'} and a run for each model.")
 
 
 def _quiet(words: str) -> None:
-    """The log and its split have been told once."""
+    """Drop status lines about the log: the first model has printed them."""
 
 
 def _print(found: "DemoResult", people: list["Lists"]) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tapas.training.model import SequenceModel
     from tapas.training.run_folder import RunFolder
 
-QUERIES = 1_000  # real ones, by which an index is tuned and its recall measured
+QUERIES = 1_000  # of real users, to tune an index and to measure its recall
 NEIGHBOURS = 20
 Writer = Callable[["RunFolder", "SequenceModel", Path], dict[str, Any]]
 
@@ -74,27 +74,27 @@ def export(
             ".safetensors": _safetensors,
             ".parquet": _parquet,
             ".pt2": _encoder,
-            "": _whole,
+            "": _folder,
         }
         if to.suffix not in writers:
             raise UsageError(
-                f"cannot tell what {to} shall be: its name must end in "
+                f"cannot tell what to write to {to}: its name must end in "
                 f"{', '.join(s for s in writers if s)}, or have no ending for a folder."
             )
         folder = open_run(run)
         copies = folder.config.model.copy
         if copies and not to.suffix:
             raise UsageError(
-                f"{run} was trained with model.copy: what it copies from histories does not fit "
-                "into an exported folder. Recommend from the run itself, or train without."
+                f"{run} was trained with model.copy, and the part that copies from the history "
+                "cannot be exported. Recommend from the run itself, or train without it."
             )
         model, at = load_model(folder, step)
         numbers = writers[to.suffix](folder, model, to)
         if copies:
             numbers["part"] = "softmax"
             status(
-                f"{to} holds the softmax alone, without what model.copy copies from histories: "
-                "its lists are not those of `tapas recommend`."
+                f"{to} has only the softmax part, not the part that copies from the history "
+                "(model.copy): its lists differ from those of `tapas recommend`."
             )
         if as_json:
             typer.echo(json.dumps({"path": str(to), "step": at, **numbers}))
@@ -129,7 +129,7 @@ def _parquet(folder: "RunFolder", model: "SequenceModel", to: Path) -> dict[str,
 
 
 def _queries(folder: "RunFolder", model: "SequenceModel") -> torch.Tensor:
-    """What the encoder says of up to 1,000 users' histories."""
+    """Queries of the encoder for the histories of up to 1,000 users."""
     from tapas.data.windows import gather_histories
 
     log = folder.log
@@ -165,14 +165,14 @@ def _encoder(folder: "RunFolder", model: "SequenceModel", to: Path) -> dict[str,
     return {"history": history}
 
 
-def _whole(folder: "RunFolder", model: "SequenceModel", to: Path) -> dict[str, Any]:
+def _folder(folder: "RunFolder", model: "SequenceModel", to: Path) -> dict[str, Any]:
     from tapas.data.event_log import VOCABULARIES
 
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise UsageError(f"{to} exists and is not an empty folder. Choose another --to.")
     unfinished = to.with_name(f".{to.name}.{os.getpid()}.unfinished")
     try:
-        shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(unfinished, ignore_errors=True)  # left by a process that was killed
         unfinished.mkdir(parents=True)
         shutil.copyfile(folder.log.folder / VOCABULARIES["item"], unfinished / "items.parquet")
         numbers = _safetensors(folder, model, unfinished / "embeddings.safetensors")
@@ -180,7 +180,7 @@ def _whole(folder: "RunFolder", model: "SequenceModel", to: Path) -> dict[str, A
         record = {"format": EXPORT_FORMAT, "tapas": __version__, **numbers}
         file = unfinished / EXPORT_RECORD
         file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        unfinished.rename(to)  # an empty folder gives way
+        unfinished.rename(to)  # replaces an empty folder
     except OSError as error:
         raise UsageError(f"cannot write {to}: {error.strerror}. Choose another --to.") from error
     finally:

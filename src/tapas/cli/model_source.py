@@ -1,4 +1,4 @@
-"""What `recommend` can work from: the folder of a run, or an export of one."""
+"""The models that `tapas recommend` can open: a run, or an exported folder."""
 
 import json
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ EXPORT_FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A recommender, the names of its items, and the log with its users' histories, if any."""
+    """A recommender, the keys of its items, and the log of its users; an export has no log."""
 
     recommender: Recommender
     item_keys: "Vocabulary"
@@ -32,7 +32,9 @@ class ModelSource:
 def open_model(path: Path, step: int | None = None) -> ModelSource:
     if (path / EXPORT_RECORD).exists():
         if step is not None:
-            raise UsageError(f"{path} is an export, of one checkpoint. Leave --step out.")
+            raise UsageError(
+                f"{path} is an export, which has one checkpoint only. Leave out --step."
+            )
         return _open_export(path)
     return _open_run(path, step)
 
@@ -69,7 +71,7 @@ def _open_export(path: Path) -> ModelSource:
         raise DataError(f"{path / EXPORT_RECORD} has no format number: tapas did not write it.")
     if found > EXPORT_FORMAT:
         raise UsageError(
-            f"{path} has export format {found}; this is tapas {__version__}, which knows formats "
+            f"{path} has export format {found}; this is tapas {__version__}, which reads formats "
             f"up to {EXPORT_FORMAT}. Upgrade tapas-softmax."
         )
     embeddings = load_embeddings(path / "embeddings.safetensors")
@@ -90,7 +92,7 @@ def _open_export(path: Path) -> ModelSource:
 
 
 def _with(exclude: Tensor | None, num_queries: int, never: int | None) -> Tensor | None:
-    """`exclude` (B, E) and the class that is no item to recommend, if there is one."""
+    """`exclude` (B, E) with one more column: the class of merged rare items, if there is one."""
     if never is None:
         return exclude
     column = torch.full((num_queries, 1), never)

@@ -14,11 +14,12 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 
-Advance = Callable[[int, int, str], None]  # done so far, of how many, and a few words
+Advance = Callable[[int, int, str], None]  # (done, total, note)
 
 
 @contextmanager
 def progress_bar(what: str, unit: str, *, shown: bool = True) -> Iterator[Advance]:
+    """A bar with the rate and the time left; yields the function that advances it."""
     bars = Bars(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -44,7 +45,7 @@ def progress_bar(what: str, unit: str, *, shown: bool = True) -> Iterator[Advanc
 
 @contextmanager
 def run_progress() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
-    """A bar of finished runs for each stage that is named: follow(stage)(done, total)."""
+    """Yields `follow`: follow(stage)(done, total) shows a bar of finished runs for each stage."""
     bars = Bars(
         TextColumn("{task.description:<22}"),
         BarColumn(),

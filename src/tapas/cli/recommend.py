@@ -83,9 +83,9 @@ def recommend(
     """
     with report_errors():
         if sum(given is not None for given in (user, history, users)) != 1:
-            raise UsageError("say for whom: one of --user KEY, --history KEY,KEY or --users FILE.")
+            raise UsageError("give one of --user KEY, --history KEY,KEY or --users FILE.")
         if (users is None) != (out is None):
-            raise UsageError("--users FILE and --out FILE go together.")
+            raise UsageError("--users FILE needs --out FILE, and --out needs --users.")
         if out is not None:
             from tapas.data.table_files import check_suffix
 
@@ -117,12 +117,12 @@ def recommend(
 
 
 def _split_keys(history: str) -> list[str]:
-    """Keys between commas, or a JSON list, for keys that hold commas themselves."""
+    """Keys separated by commas, or a JSON list, for keys that contain commas."""
     if history.lstrip().startswith("["):
         try:
             keys = json.loads(history)
         except ValueError as error:
-            raise UsageError(f"--history {history!r} is no JSON list: {error}.") from None
+            raise UsageError(f"--history {history!r} is not a JSON list: {error}.") from None
         return [str(key) for key in keys]
     return [key.strip() for key in history.split(",") if key.strip()]
 
@@ -130,7 +130,7 @@ def _split_keys(history: str) -> list[str]:
 def _histories(opened: ModelSource, keys: list[str]) -> list[np.ndarray]:
     if opened.log is None:
         raise UsageError(
-            "an export knows items, not users. Give --history, or the folder of the run."
+            "an export has items but no users. Give --history, or the folder of the run."
         )
     log = opened.log
     return [log.items[log.offsets[u] : log.offsets[u + 1]] for u in log.user_keys.ids(keys)]
@@ -149,7 +149,7 @@ def _for_many(
 
     keys = read_keys(users, column)
     if not keys:
-        raise UsageError(f"{users} holds no user.")
+        raise UsageError(f"{users} has no users.")
     try:
         histories = _histories(opened, keys)
     except UsageError as error:

@@ -1,4 +1,4 @@
-"""A command as one rank of a job that torchrun has started, or alone."""
+"""The ranks of a job that torchrun has started, and whether it has restarted them."""
 
 import os
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from tapas.training.run_folder import CONFIG, RECORD
 
 @contextmanager
 def ranks_of_this_job(folder: Path, config: TrainConfig | None) -> Iterator[Ranks]:
-    """All ranks, if torchrun started this process; without `config`, that of the run counts."""
+    """The ranks of torchrun, or `ONE_PROCESS`; `config` defaults to that of the run."""
     if not started_by_torchrun():
         yield ONE_PROCESS
         return
@@ -31,7 +31,7 @@ def ranks_of_this_job(folder: Path, config: TrainConfig | None) -> Iterator[Rank
 
 
 def was_restarted(folder: Path) -> bool:
-    """Whether torchrun has started this job anew, and an earlier attempt has made the run."""
+    """Whether torchrun has restarted this job after it had started the run in `folder`."""
     return (
         started_by_torchrun()
         and num_restarts() > 0
@@ -41,7 +41,7 @@ def was_restarted(folder: Path) -> bool:
 
 
 def mark_started(ranks: Ranks, folder: Path) -> None:
-    """For `was_restarted`: a run of another job must not be gone on with."""
+    """Record for `was_restarted` that this job, and no other, has started the run."""
     if ranks.is_distributed:
         set_job_flag(ranks, _job_flag(folder))
 
@@ -51,7 +51,7 @@ def _job_flag(folder: Path) -> str:
 
 
 def default_threads() -> int:
-    """All cores; for a rank, what torchrun has set, or its share of the cores of its host."""
+    """All cores; for a rank, the setting of torchrun or an equal share of the cores."""
     cores = os.cpu_count() or 1
     if not started_by_torchrun():
         return cores

@@ -131,7 +131,9 @@ class Trainer:
         numbers = self.validate(self.model)
         mean = state.loss_sum / max(1, state.loss_steps)
         state.loss_sum, state.loss_steps = 0.0, 0
-        self.journal.write(state.step, "evaluate", train_loss=mean, **numbers)
+        # metrics are means of float32 values: 7 digits are all that they have
+        shown = {name: float(f"{value:.7g}") for name, value in numbers.items()}
+        self.journal.write(state.step, "evaluate", train_loss=mean, **shown)
         if state.best is not None and numbers["map@20"] <= state.best:
             state.evaluations_since_best += 1
             return False

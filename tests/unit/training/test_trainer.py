@@ -114,6 +114,15 @@ def test_checkpoints_are_also_saved_by_the_clock(make):
     assert trainer.checkpoints.best() == 6
 
 
+def test_the_journal_rounds_metrics_and_the_best_checkpoint_does_not(make, tmp_path):
+    """0.002 is 0.0020000000949949026 as a float32; the second of two close values is better."""
+    trainer = make(Script(0.0020000000949949026, 0.0020000000949949027 + 1e-12), steps=4)
+    result = trainer.run()
+    lines = read_journal(tmp_path / "journal.jsonl")
+    assert [line["map@20"] for line in lines] == [0.002, 0.002]
+    assert (result.best_step, result.best) == (4, 0.0020000000949949027 + 1e-12)
+
+
 def test_the_journal_holds_the_mean_loss_since_its_last_line(make, tmp_path):
     trainer = make(Script(0.1, 0.2, 0.3), steps=7, evaluate_every=3)
     losses, original = [], trainer.model.loss
