@@ -75,7 +75,7 @@ def test_what_does_not_fit_is_the_table_and_one_line(monkeypatch):
     assert done.stdout.startswith("memory of the rank that needs most\n  process ")
     assert done.stderr == (
         "tapas: 1,000,000 classes of 32 dimensions on 4 ranks need 462 MB a rank, but only 400 MB "
-        "are free. The largest part: process, 350 MB. What would fit: at most 249,999 "
+        "are free. The largest item: process, 350 MB. What would fit: at most 249,999 "
         "classes that were seen more than once (397 MB); 446,428 classes (400 MB).\n"
     )
     done = invoke("plan", *SIZES, "--memory", "400MB", "--json")

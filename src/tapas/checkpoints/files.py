@@ -63,14 +63,14 @@ def write_state(folder: Path, record: Mapping[str, Any]) -> None:
         sync(path)
 
 
-def verify(folder: Path, *, part: int = 0, parts: int = 1) -> dict[str, Any]:
+def verify(folder: Path, *, reader: int = 0, num_readers: int = 1) -> dict[str, Any]:
     """Return the content of state.json, or raise DataError if a file is damaged.
 
-    If `parts` processes load at the same time, they share the work: number `part` verifies the
-    checksums of files part, part + parts, and so on. Each verifies all sizes.
+    If `num_readers` processes load at the same time, they share the work: number `reader` verifies
+    the checksums of files reader, reader + num_readers, and so on. Each verifies all sizes.
     """
-    if not 0 <= part < parts:
-        raise UsageError(f"part must be one of 0 to {parts - 1}, got {part}.")
+    if not 0 <= reader < num_readers:
+        raise UsageError(f"reader must be one of 0 to {num_readers - 1}, got {reader}.")
     record = read_record(folder)
     for number, (name, want) in enumerate(record["files"].items()):
         file = folder / name
@@ -78,7 +78,7 @@ def verify(folder: Path, *, part: int = 0, parts: int = 1) -> dict[str, Any]:
             size = file.stat().st_size
             if size != want["bytes"]:
                 raise DataError(f"{file} is damaged: {size:,} bytes; expected {want['bytes']:,}.")
-            if number % parts == part and checksum(file) != want:
+            if number % num_readers == reader and checksum(file) != want:
                 raise DataError(
                     f"{file} is damaged: its checksum differs from the one it was saved with."
                 )

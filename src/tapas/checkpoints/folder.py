@@ -194,7 +194,7 @@ class CheckpointFolder:
             _check_same_step("load", ranks.gather_numbers("load a checkpoint", step))
         record, problem = {}, None
         try:
-            record = verify(folder, part=ranks.rank, parts=ranks.size)
+            record = verify(folder, reader=ranks.rank, num_readers=ranks.size)
         except TapasError as error:
             problem = [isinstance(error, DataError), str(error)]
         for each in ranks.gather_json("check a checkpoint", problem):
@@ -209,30 +209,37 @@ class CheckpointFolder:
         return _checkpoint(step, record, tensors)
 
     def load_rows(
-        self, step: int | None, ranges: Mapping[str, RowRange], *, part: int = 0, parts: int = 1
+        self,
+        step: int | None,
+        ranges: Mapping[str, RowRange],
+        *,
+        reader: int = 0,
+        num_readers: int = 1,
     ) -> Checkpoint:
         """Load only the rows in `ranges` of the checkpoint of `step`, by default the newest.
 
-        If `parts` processes load at the same time, they share the work of verifying; this is
-        number `part` of them.
+        If `num_readers` processes load at the same time, they share the work of verifying; this is
+        number `reader` of them.
         """
-        step, folder, record = self._verified(step, part, parts)
+        step, folder, record = self._verified(step, reader, num_readers)
         return _checkpoint(step, record, read_rows(folder, record, ranges, only_these=True))
 
-    def load_dense(self, step: int | None = None, *, part: int = 0, parts: int = 1) -> Checkpoint:
+    def load_dense(
+        self, step: int | None = None, *, reader: int = 0, num_readers: int = 1
+    ) -> Checkpoint:
         """Load all tensors of the checkpoint except rows.
 
-        Verifies its share of the files, as in `load_rows`; all of them if `parts` is 1.
+        Verifies its share of the files, as in `load_rows`; all of them if `num_readers` is 1.
         """
-        step, folder, record = self._verified(step, part, parts)
+        step, folder, record = self._verified(step, reader, num_readers)
         return _checkpoint(step, record, load_file(folder / DENSE))
 
     def _verified(
-        self, step: int | None, part: int, parts: int
+        self, step: int | None, reader: int, num_readers: int
     ) -> tuple[int, Path, dict[str, Any]]:
         step, folder = self.find(step)
         try:
-            return step, folder, verify(folder, part=part, parts=parts)
+            return step, folder, verify(folder, reader=reader, num_readers=num_readers)
         except DataError as error:
             raise DataError(f"{error} {self._other_than(step)}") from None
 

@@ -90,11 +90,15 @@ def as_one(optimizer: Optimizers, model: nn.Module) -> torch.optim.Optimizer | N
     if isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = inner  # wrapped by accelerate
     known = {id(table) for table in _rows_by_number(optimizer).values()}
-    for name, part in _exact_parts(model).items():
-        if isinstance(part, ClassTable) and part.gradients.optimizer and id(part) not in known:
+    for name, module in _exact_modules(model).items():
+        if (
+            isinstance(module, ClassTable)
+            and module.gradients.optimizer
+            and id(module) not in known
+        ):
             raise UsageError(
                 f"the rows of {name or 'the table'} are updated by a "
-                f"{type(part.gradients.optimizer).__name__}, which was not passed: its learning "
+                f"{type(module.gradients.optimizer).__name__}, which was not passed: its learning "
                 "rate and state would be lost. Pass all optimizers: [dense, rows]."
             )
     return optimizer
@@ -105,38 +109,38 @@ def read_checkpoint(
 ) -> Checkpoint:
     """Load what this rank needs of the checkpoint of `step`, by default the newest."""
     ranges = {
-        _join("model", name): part.row_range
-        for name, part in model.named_modules()
-        if isinstance(part, ClassTable) and part.ranks.is_distributed
+        _join("model", name): module.row_range
+        for name, module in model.named_modules()
+        if isinstance(module, ClassTable) and module.ranks.is_distributed
     }
     return checkpoints.load(step, ranges=ranges, ranks=ranks)
 
 
 def contents_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Contents:
     """What this process saves of `model` and `optimizer`."""
-    parts, aliases = _exact_parts(model), _aliases(model)
+    modules, aliases = _exact_modules(model), _aliases(model)
     tensors: dict[str, Tensor] = {}
     rows: dict[str, dict[str, Tensor]] = {}
     for key, tensor in model.state_dict().items():
         name, _, last = key.rpartition(".")
-        if name in aliases or (last == EXTRA_STATE and name in parts):
+        if name in aliases or (last == EXTRA_STATE and name in modules):
             continue
-        if isinstance(parts.get(name), ClassTable):
+        if isinstance(modules.get(name), ClassTable):
             rows.setdefault(name, {})[last] = tensor
         else:
             tensors[f"model.{key}"] = tensor
     tables: dict[str, TableRows] = {}
     numbers: dict[str, JSON] = {}
-    for name, part in parts.items():
-        found = part.state_numbers()
-        if isinstance(part, ClassTable):
-            state = part.gradients.state
+    for name, module in modules.items():
+        found = module.state_numbers()
+        if isinstance(module, ClassTable):
+            state = module.gradients.state
             found = {key: number for key, number in found.items() if key not in WHOSE}
             if "step" in state:
                 found["num_updates"] = int(state["step"])
             if name in rows:  # rows on servers are saved there
                 moved = {key: value for key, value in state.items() if key not in NOT_ROWS}
-                tables[_join("model", name)] = TableRows(part.row_range, rows[name] | moved)
+                tables[_join("model", name)] = TableRows(module.row_range, rows[name] | moved)
         numbers[_join("model", name)] = found
     if optimizer is None:
         return Contents(tensors, tables, numbers)
@@ -145,16 +149,18 @@ def contents_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None
     return Contents(tensors, tables, numbers, optimizer_record(optimizer))
 
 
-def _exact_parts(model: nn.Module) -> dict[str, ExactState]:
-    return {name: part for name, part in model.named_modules() if isinstance(part, ExactState)}
+def _exact_modules(model: nn.Module) -> dict[str, ExactState]:
+    return {
+        name: module for name, module in model.named_modules() if isinstance(module, ExactState)
+    }
 
 
 def _aliases(model: nn.Module) -> dict[str, str]:
     """Further names of tables that have several names, and the first name of each."""
-    first = {id(part): name for name, part in _exact_parts(model).items()}
+    first = {id(module): name for name, module in _exact_modules(model).items()}
     every = model.named_modules(remove_duplicate=False)
-    tables = ((name, part) for name, part in every if isinstance(part, ClassTable))
-    return {name: first[id(part)] for name, part in tables if name != first[id(part)]}
+    tables = ((name, module) for name, module in every if isinstance(module, ClassTable))
+    return {name: first[id(module)] for name, module in tables if name != first[id(module)]}
 
 
 def _is_alias(name: str, aliases: Mapping[str, str]) -> bool:
@@ -178,8 +184,8 @@ def load_model_state(model: nn.Module, checkpoint: Checkpoint) -> None:
     }
     waiting = [
         f"{name}." if name else ""
-        for name, part in _exact_parts(model).items()
-        if isinstance(part, ClassTable) and part.row_optimizer is None
+        for name, module in _exact_modules(model).items()
+        if isinstance(module, ClassTable) and module.row_optimizer is None
     ]
     # the state of an attached row optimizer is loaded by that optimizer
     saved = {k: v for k, v in saved.items() if k in here or not k.startswith(tuple(waiting))}
@@ -207,12 +213,12 @@ def load_model_state(model: nn.Module, checkpoint: Checkpoint) -> None:
 def _numbers(model: nn.Module, saved: Mapping[str, Any]) -> dict[str, Tensor]:
     """The plain numbers of the model as saved, except those that tell which rows it keeps."""
     found = {}
-    for name, part in _exact_parts(model).items():
+    for name, module in _exact_modules(model).items():
         before = saved.get(_join("model", name), {})
-        here = WHOSE if isinstance(part, ClassTable) else ()
+        here = WHOSE if isinstance(module, ClassTable) else ()
         known = {
             key: number if key in here else before.get(key, number)
-            for key, number in part.state_numbers().items()
+            for key, number in module.state_numbers().items()
         }
         found[_join(name, EXTRA_STATE)] = pack(known)
     return found
@@ -297,7 +303,7 @@ def saved_state(
     for key, numbers in checkpoint.numbers.items():
         if key.startswith("optimizer."):
             state.setdefault(int(key.removeprefix("optimizer.")), {}).update(numbers)
-    names = {id(part): name for name, part in model.named_modules()} if model else {}
+    names = {id(module): name for name, module in model.named_modules()} if model else {}
     for number, table in _rows_by_number(optimizer).items():
         if (found := _row_state(checkpoint, names[id(table)], table)) is not None:
             state[number] = found
@@ -337,7 +343,7 @@ def _rows_by_number(optimizer: torch.optim.Optimizer) -> dict[int, ClassTable]:
 
 def ranks_of_model(model: nn.Module) -> Ranks:
     """The ranks that share the tables of `model`; UsageError if they differ between tables."""
-    tables = (part for part in model.modules() if isinstance(part, ClassTable))
+    tables = (module for module in model.modules() if isinstance(module, ClassTable))
     found = [table.ranks for table in tables if table.ranks.is_distributed]
     if any(ranks is not found[0] for ranks in found):
         raise UsageError(

@@ -116,7 +116,7 @@ def start_encoder(path: Path) -> EncoderServer:
     if step is None:
         return EncoderServer(parameters, run.config.optimizer)
     servers = run.config.service.servers  # they check the other files
-    found = run.checkpoints.load_dense(step, part=servers, parts=servers + 1)
+    found = run.checkpoints.load_dense(step, reader=servers, num_readers=servers + 1)
     stored = {name: to_array(found.tensors[f"model.{name}"]) for name in parameters}
     server = EncoderServer(stored, run.config.optimizer, applied_below=step)
     load_optimizer_state(server.optimizer, found)

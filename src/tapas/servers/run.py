@@ -82,7 +82,7 @@ def resume(
         checkpoint = None
         if run.checkpoints.steps() or step is not None:
             servers = run.config.service.servers  # they check the files of rows
-            checkpoint = run.checkpoints.load_dense(step, part=servers, parts=servers + 1)
+            checkpoint = run.checkpoints.load_dense(step, reader=servers, num_readers=servers + 1)
         if service is not None:
             write_config(run)  # all processes read it
         status(describe_resume(checkpoint))

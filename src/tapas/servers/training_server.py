@@ -76,8 +76,8 @@ def start_server(path: Path, number: int) -> TrainingServer:
 def load_rows(run: RunFolder, step: int, number: int, shards: dict[str, Shard]) -> None:
     """Load the rows of server `number` from the checkpoint of `step` into `shards`."""
     wanted = {name: shard.row_range for name, shard in shards.items()}
-    parts = run.config.service.servers + 1  # the encoder server reads the last
-    found = run.checkpoints.load_rows(step, wanted, part=number, parts=parts)
+    num_readers = run.config.service.servers + 1  # the encoder server reads the last
+    found = run.checkpoints.load_rows(step, wanted, reader=number, num_readers=num_readers)
     for name, shard in shards.items():
         for key, rows in shard.row_tensors().items():
             if len(rows):  # empty for the biases of a table without them

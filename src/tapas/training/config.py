@@ -44,7 +44,7 @@ class HeadConfig:
     """
 
     method: str = "tapas"  # training method; `tapas compare --list` prints all of them
-    options: Mapping[str, JSON] = field(default_factory=dict, hash=False)  # of the method
+    options: Mapping[str, JSON] = field(default_factory=dict, hash=False)  # options of the method
     next_items: int = 5  # number of next items to predict at each position
     target_decay: float = 1.0  # weight of each target relative to the one before it
     positions: str = "all"  # predict at "all" baskets of a window, or only at the "last"
@@ -141,7 +141,7 @@ class LoopConfig:
     checkpoint_seconds: float = 60.0  # longest time without a checkpoint; evaluations save one, too
     keep: int = 2  # how many of the newest checkpoints to keep, besides the best
     device: str = "cpu"  # torch device, such as "cpu" or "cuda"
-    precision: str = "float32"  # of the encoder: "float32" or "bfloat16"
+    precision: str = "float32"  # number type of the encoder: "float32" or "bfloat16"
     peer_seconds: float = 120.0  # give up on a rank or server that is silent for this long
     exclude_seen: bool = False  # leave out items that the user had before, from lists and targets
     seed: int = 0  # seed of all random draws

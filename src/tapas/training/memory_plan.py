@@ -163,7 +163,7 @@ def _memory(w: Workload) -> dict[str, int]:
     examples = w.ranks * _over(w.batch, w.ranks)  # gathered on every rank
     pool_here, kept_here = _over(w.pool, w.ranks), _over(min(w.num_samples, w.pool), w.ranks)
     by_class = EVERY_CLASS_BYTES * w.num_classes if w.num_classes <= 4 * w.head else 0
-    parts = {
+    found = {
         "process": PROCESS_BYTES,
         "rows": num_rows * w.dim * size,
         "biases": num_rows * size,
@@ -179,14 +179,14 @@ def _memory(w: Workload) -> dict[str, int]:
         "kept scores": 4 * examples * kept_here,
     }
     # before the first step: the proposal is built, then the rows from all biases
-    steady, proposal = sum(parts.values()), PROCESS_BYTES + BUILD_BYTES * w.head
+    steady, proposal = sum(found.values()), PROCESS_BYTES + BUILD_BYTES * w.head
     start = 4 * w.num_classes if w.ranks > 1 or w.dtype == "bfloat16" else 0
     rows = start + sum(
-        parts[name] for name in ("process", "rows", "biases", "row state", "proposal")
+        found[name] for name in ("process", "rows", "biases", "row state", "proposal")
     )
-    parts["building the rows"] = max(0, rows - steady)
-    parts["building the proposal"] = max(0, proposal - max(rows, steady))
-    return parts
+    found["building the rows"] = max(0, rows - steady)
+    found["building the proposal"] = max(0, proposal - max(rows, steady))
+    return found
 
 
 def _traffic(w: Workload) -> dict[str, int]:
@@ -240,13 +240,13 @@ def check_fits(planned: MemoryPlan, available_bytes: int | None = None) -> None:
     if planned.memory_bytes <= available:
         return
     w = planned.workload
-    part = max(planned.memory, key=planned.memory.__getitem__)
+    largest = max(planned.memory, key=planned.memory.__getitem__)
     cures = "; ".join(_cures(w, available))
     raise UsageError(
         f"{w.num_classes:,} classes of {w.dim} dimensions on {w.ranks:,} "
         f"{'rank' if w.ranks == 1 else 'ranks'} need {in_units(planned.memory_bytes)} a rank, but "
-        f"only {in_units(available)} are free. The largest part: {part}, "
-        f"{in_units(planned.memory[part])}. "
+        f"only {in_units(available)} are free. The largest item: {largest}, "
+        f"{in_units(planned.memory[largest])}. "
         + (f"What would fit: {cures}." if cures else "No change that we know of would fit.")
         + _hint(planned)
     )

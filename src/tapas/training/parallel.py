@@ -39,7 +39,7 @@ def average_gradients(ranks: Ranks, parameters: Iterable[nn.Parameter], number: 
     last = grads[0].new_tensor([number])
     flat = torch.cat([*(grad.reshape(-1) for grad in grads), last])
     flat = ranks.sum(flat).div_(ranks.size)
-    *parts, mean = torch.split(flat, [*(grad.numel() for grad in grads), 1])
-    for grad, part in zip(grads, parts, strict=True):
-        grad.copy_(part.view_as(grad))
+    *averages, mean = torch.split(flat, [*(grad.numel() for grad in grads), 1])
+    for grad, average in zip(grads, averages, strict=True):
+        grad.copy_(average.view_as(grad))
     return float(mean)

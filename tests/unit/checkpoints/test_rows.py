@@ -87,7 +87,7 @@ def test_any_number_of_readers_gets_its_rows(folder, monkeypatch, num_readers, o
             name: part_of(tensor, ranges[name.rpartition(".")[0]])
             for name, tensor in table_tensors().items()
         }
-        rows = folder.load_rows(7, ranges, part=number, parts=num_readers)
+        rows = folder.load_rows(7, ranges, reader=number, num_readers=num_readers)
         assert same(rows.tensors, want)
         assert (rows.step, rows.state, rows.numbers) == (7, STATE, NUMBERS)
         assert same(folder.load(ranges=ranges).tensors, want | dense_tensors())
@@ -159,8 +159,10 @@ def test_what_cannot_be_loaded_is_an_error(folder):
         f"model.head.table in {path} has 23 classes; expected 30. `tapas checkpoint "
         "grow` adds classes.": of_range(HEAD, 30),
         "model.head.table has no shard 2; expected 0 to 1.": of_range(HEAD, C, 2),
-        "part must be one of 0 to 1, got -1.": lambda: folder.load_dense(part=-1, parts=2),
-        "part must be one of 0 to 1, got 2.": lambda: folder.load_dense(part=2, parts=2),
+        "reader must be one of 0 to 1, got -1.": lambda: folder.load_dense(
+            reader=-1, num_readers=2
+        ),
+        "reader must be one of 0 to 1, got 2.": lambda: folder.load_dense(reader=2, num_readers=2),
     }
     for words, call in calls.items():
         assert refused(call) == words
@@ -178,19 +180,21 @@ def test_readers_share_the_work_of_verifying(tmp_path):
         )
 
     flip(path / "dense.safetensors")
-    for part in (0, 1):
-        folder.load_rows(7, wanted(part, 2), part=part, parts=3)
+    for reader in (0, 1):
+        folder.load_rows(7, wanted(reader, 2), reader=reader, num_readers=3)
     want = words("dense.safetensors")
-    assert refused(lambda: folder.load_dense(part=2, parts=3), DataError) == want
+    assert refused(lambda: folder.load_dense(reader=2, num_readers=3), DataError) == want
     assert refused(folder.load_dense, DataError) == want
     flip(path / "rows-1.safetensors")
-    folder.load_rows(7, wanted(0, 2), part=0, parts=3)
-    call = lambda: folder.load_rows(7, wanted(1, 2), part=1, parts=3)  # noqa: E731
+    folder.load_rows(7, wanted(0, 2), reader=0, num_readers=3)
+    call = lambda: folder.load_rows(7, wanted(1, 2), reader=1, num_readers=3)  # noqa: E731
     assert refused(call, DataError) == words("rows-1.safetensors")
     flip(path / "rows-1.safetensors")  # and is valid again
     call()
     (path / "rows-1.safetensors").unlink()
-    assert refused(lambda: folder.load_rows(7, wanted(0, 2), part=0, parts=3), DataError) == (
+    assert refused(
+        lambda: folder.load_rows(7, wanted(0, 2), reader=0, num_readers=3), DataError
+    ) == (
         f"{path / 'rows-1.safetensors'} cannot be read: No such file or directory. Step 6 is "
         "valid: use it with --step 6."
     )
