@@ -29,6 +29,7 @@ def test_all_is_exactly_the_public_names():
     } | {"heads", "metrics", "optim", "proposals", "rng", "load_checkpoint", "save_checkpoint"}
     assert set(tapas.__all__) == public
     assert len(tapas.__all__) == len(set(tapas.__all__))
+    assert set(dir(tapas)) == {*tapas.__all__, "__version__"}
 
 
 def test_every_public_name_says_what_it_is():

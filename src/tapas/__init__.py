@@ -56,3 +56,8 @@ def __getattr__(name: str) -> object:
     if name in ("load_checkpoint", "save_checkpoint"):  # imported on first use: slow
         return getattr(import_module("tapas.checkpoints.model"), name)
     raise AttributeError(f"module 'tapas' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    """The public names, without the modules that they were imported from."""
+    return [*__all__, "__version__"]
