@@ -26,9 +26,9 @@ class Permutation:
         """The position of each id, in the shape of `ids`."""
         return self._walk(check_ids("ids", ids, self.size), backwards=False)
 
-    def inverse(self, places: Tensor) -> Tensor:
-        """The id at each position of `places`: permute(inverse(p)) == p."""
-        return self._walk(check_ids("places", places, self.size), backwards=True)
+    def inverse(self, positions: Tensor) -> Tensor:
+        """The id at each of `positions`: permute(inverse(p)) == p."""
+        return self._walk(check_ids("positions", positions, self.size), backwards=True)
 
     def _walk(self, ids: Tensor, *, backwards: bool) -> Tensor:
         if native.supports(ids):

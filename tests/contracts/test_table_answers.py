@@ -162,6 +162,6 @@ def test_a_second_pass_of_another_pool_is_refused(make):
     with pytest.raises(tapas.UsageError) as error:
         table.select(pool, how)
     assert str(error.value) == (
-        "the second pass was drawn for a pool of 17 classes, got one of 16. Draw both anew for "
+        "the second pass was drawn for a pool of 17 classes, got one of 16. Draw both again for "
         "every batch."
     )

@@ -75,8 +75,8 @@ NO_INTEGER = (
     "has dtype torch.float32; expected int64 class ids. Keep ids as integers: floats corrupt them."
 )
 RISE = (
-    "the ids of candidates must be distinct and rise: an example's own target is looked up among "
-    "them. Sort them with their log_q."
+    "the ids of candidates must be distinct and ascending, because targets are looked up among "
+    "them. Sort ids and log_q together."
 )
 
 

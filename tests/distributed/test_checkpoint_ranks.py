@@ -185,8 +185,8 @@ def test_what_one_rank_cannot_do_is_told_by_all_of_them(saved):
     assert answers == [told] * 4
     assert refusals.pop(1).startswith("state.bad is of type Tensor; expected numbers")
     assert refusals == 3 * [
-        "rank 1 refused the input of `save a checkpoint`; the error there says why. Nothing was "
-        "changed here."
+        "rank 1 raised an error in `save a checkpoint`; see the message there. Nothing was changed "
+        "here."
     ]
 
 

@@ -1,6 +1,6 @@
-"""Ranks that do not do the same: each is told what is wrong and with whom, and all can go on.
+"""Ranks that differ in calls or arguments: all raise errors that name the rank, and can go on.
 
-Bad input on one rank is its own error there, and the others hear who refused.
+Bad input on one rank raises its own error there, and a PeerError on the others.
 """
 
 import copy
@@ -170,7 +170,7 @@ def skip_backward(head, odd):
             loss.backward()
 
 
-FLAGS = r"gradients \(1\), context \(2\) and rows that are not frozen \(4\)"
+FLAGS = r"the sum of gradients enabled \(1\), context given \(2\) and rows trained \(4\)"
 
 # what all ranks do, one of them oddly; what they disagree on; the number of the others, and of it
 DISAGREEMENTS = {
@@ -181,7 +181,7 @@ DISAGREEMENTS = {
     "frozen rows": (with_frozen_rows, FLAGS, 5, 1),
     "another head": (
         lambda head, odd: TapasSoftmax(table=head.table, num_samples=8, seed=odd),
-        "the head, here by checksum",
+        "the head, compared by checksum",
         r"(\d+)",
         r"(?!\1,)\d+",
     ),
@@ -191,7 +191,7 @@ DISAGREEMENTS = {
                 **{"num_classes": C, "dim": D, "row_optimizer": FUSED}
                 | ({name: value} if odd else {})
             ),
-            "the table, here by checksum",
+            "the table, compared by checksum",
             r"(\d+)",
             r"(?!\1,)\d+",
         )
@@ -276,12 +276,12 @@ def answers():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(REFUSALS)), ids=[verb for verb, *_ in REFUSALS])
-def test_bad_input_is_the_error_of_one_rank_and_the_others_hear_whose(answers, number):
+def test_bad_input_on_one_rank_raises_a_peer_error_on_the_others(answers, number):
     odd = number % M
     verb, _, words = REFUSALS[number]
     heard = (
-        f"PeerError: rank {odd} refused the input of `{verb}`; the error there says why. Nothing "
-        "was changed here."
+        f"PeerError: rank {odd} raised an error in `{verb}`; see the message there. Nothing was "
+        "changed here."
     )
     for rank in range(M):
         want = (words, None) if rank == odd else (heard, (odd,))
@@ -289,21 +289,21 @@ def test_bad_input_is_the_error_of_one_rank_and_the_others_hear_whose(answers, n
 
 
 @pytest.mark.slow
-def test_all_who_refuse_are_named(answers):
+def test_all_ranks_with_errors_are_named(answers):
     words, blamed, *_ = answers[1]["two"]
-    assert words.startswith("PeerError: ranks 0, 2 refused the input of `rows`; ")
+    assert words.startswith("PeerError: ranks 0, 2 raised an error in `rows`; ")
     assert blamed == (0, 2)
     assert answers[0]["two"][0] == NO_ID
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DISAGREEMENTS)
-def test_ranks_that_ask_for_different_things_hear_it_at_once(answers, name):
+def test_different_arguments_on_ranks_are_an_error_at_once(answers, name):
     _, what, theirs, its = DISAGREEMENTS[name]
     again = r"\1" if what.endswith("checksum") else theirs
     pattern = (
-        rf"PeerError: the ranks disagree on {what} \(rank 0: {theirs}, rank 1: {its}, "
-        rf"rank 2: {again}\)\. Start all of them alike\."
+        rf"PeerError: the ranks differ in {what} \(rank 0: {theirs}, rank 1: {its}, "
+        rf"rank 2: {again}\)\. Start all ranks with the same settings\."
     )
     for words, *others in (answer[name] for answer in answers):
         assert re.fullmatch(pattern, words), words
@@ -312,28 +312,28 @@ def test_ranks_that_ask_for_different_things_hear_it_at_once(answers, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OUT_OF_STEP)
-def test_ranks_that_make_different_calls_hear_it_at_once(answers, name):
+def test_different_calls_on_ranks_are_an_error_at_once(answers, name):
     _, its_verb, their_verb = OUT_OF_STEP[name]
     for rank in range(M):
         who, verb, blamed = ("rank 1", their_verb, (1,))
         if rank == 1:
             who, verb, blamed = ("ranks 0, 2", its_verb, (0, 2))
         words = (
-            f"PeerError: {who} made another call than `{verb}`, where rank {rank} is. All ranks "
-            "must make the same calls in the same order."
+            f"PeerError: {who} made another call while rank {rank} is in `{verb}`. All ranks must "
+            "make the same calls in the same order."
         )
         assert answers[rank][name] == (words, blamed, True, True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALL_ALIKE)
-def test_what_no_rank_can_do_is_the_error_of_all(answers, name):
+def test_the_same_bad_input_is_the_same_error_on_all_ranks(answers, name):
     want = f"UsageError: {ALL_ALIKE[name][1]}", None, True, True
     assert [answer[name] for answer in answers] == [want] * M
 
 
 @pytest.mark.slow
-def test_the_state_of_another_rank_is_refused_and_a_part_of_the_ranks_is_not_pickled(answers):
+def test_the_state_of_another_rank_and_pickling_a_subgroup_are_refused(answers):
     for rank, heard in enumerate(answers):
         assert heard["its own"] == "no error"
         assert "another rank or layout" in heard["of another seed"]
@@ -343,11 +343,14 @@ def test_the_state_of_another_rank_is_refused_and_a_part_of_the_ranks_is_not_pic
         else:
             assert "these rows are those of another rank or layout" in heard["of rank 0"]
         if rank < 2:
-            assert "a table of some of the ranks cannot be pickled" in heard["of some ranks"]
+            assert (
+                "a table shared by a subgroup of the ranks cannot be pickled"
+                in heard["of some ranks"]
+            )
             assert heard["one group"]
 
 
-def test_one_process_has_nobody_to_agree_with(monkeypatch):
+def test_one_process_needs_no_ranks(monkeypatch):
     ranks = LocalTable(C, D).ranks
     ranks.check_equal("anything", 1)
     assert ranks.mean(3) == 3
@@ -355,7 +358,7 @@ def test_one_process_has_nobody_to_agree_with(monkeypatch):
     for call, words in (
         (
             lambda: ShardedTable(C, D),
-            "there are no ranks to share a table: torch.distributed is not initialized. Start the "
+            "sharing a table needs ranks, but torch.distributed is not initialized. Start the "
             "program with torchrun, and call tapas.join_ranks() first.",
         ),
         (

@@ -228,13 +228,13 @@ def disagreeing(ranks):
     return told
 
 
-def test_ranks_that_differ_in_what_moves_their_rows_hear_it():
+def test_ranks_with_different_row_optimizers_are_an_error():
     zero, one = run_ranks(2, disagreeing)
     of_another = one.pop()
-    assert of_another.startswith("this optimizer state is of rows of another rank or layout")
+    assert of_another.startswith("this optimizer state is of another rank or layout")
     for frozen, rates in (zero, one):
         assert frozen == (
-            "the ranks disagree on `lookup` of rows that are not frozen (1) (rank 0: 1, rank 1: "
-            "0). Start all of them alike."
+            "the ranks differ in `lookup` of trained (1) or frozen (0) rows (rank 0: 1, rank 1: "
+            "0). Start all ranks with the same settings."
         )
-        assert "the ranks disagree on the optimizer of the rows, here by checksum" in rates
+        assert "the ranks differ in the optimizer of the rows, compared by checksum" in rates

@@ -31,8 +31,8 @@ HANGS = r"rank {} (hangs or is lost|died or hangs): no answer \(.+\)\." + OFFER
 STOPPED = r"rank {} stopped: OSError: no space left on device\." + OFFER
 # without torchrun, rank 0 keeps the store in which ranks say that they are alive
 UNHOSTED = (
-    r"the process that introduced the ranks to each other is gone \(.+\); that is rank {}, or "
-    r"torchrun itself\." + OFFER
+    r"the process with the ranks' shared store is gone \(.+\); that is rank {} or torchrun\."
+    + OFFER
 )
 
 # the rank at fault, what it does, before which call, and what the others are told

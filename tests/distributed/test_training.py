@@ -229,6 +229,6 @@ def test_a_process_is_a_rank_if_it_was_told_so(monkeypatch):
     assert not started_by_torchrun()
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert started_by_torchrun()
-    words = r"must say where ranks meet: .*MASTER_ADDR.*torchrun"
+    words = r"must be set for torch\.distributed: .*MASTER_ADDR.*torchrun"
     with pytest.raises(UsageError, match=words), join_ranks(timeout_seconds=1):
         pass

@@ -330,8 +330,8 @@ ITSELF = ". Pass the head itself, not its parameters."
 AS_BUILT = "as the table was built."
 ONCE = "Combined needs at least one optimizer, and each only once."
 RISE = (
-    "the ids of candidates must be distinct and rise: an example's own target is looked up among "
-    "them. Sort them with their log_q."
+    "the ids of candidates must be distinct and ascending, because targets are looked up among "
+    "them. Sort ids and log_q together."
 )
 LR = "SGD.lr must be a finite number of at least 0, got "
 LARGE = "which float32 cannot hold."
@@ -410,7 +410,7 @@ def test_a_wrong_call_raises_an_error_with_a_cure(call, words):
 
 
 @pytest.mark.parametrize("ids", [[4, 2, 7], [2, 4, 4]])
-def test_candidates_that_do_not_rise_are_refused(ids):
+def test_candidates_that_are_not_ascending_are_refused(ids):
     with says(RISE):
         loss_with(*ids)
 
@@ -450,8 +450,9 @@ class TestSwappingTheFusedUpdate:
         ).table
         for other in (Adagrad.fused(lr=0.05), LazyAdam.fused(), SGD.fused()):
             with says(
-                f"the rows have the state of RowwiseAdagrad, which {other.name} cannot go on from. "
-                "Build the table with it; `table.row_optimizer.lr = 0.05` changes a number."
+                f"the rows have the state of RowwiseAdagrad, with which {other.name} cannot "
+                f"continue. Build a table with {other.name}; to change a hyperparameter, set "
+                "table.row_optimizer.lr = 0.05."
             ):
                 table.row_optimizer = other
         assert table.row_optimizer == RowwiseAdagrad.fused()
@@ -741,5 +742,5 @@ def test_looking_up_fused_rows_inside_a_backward_pass_is_refused():
     out = torch.utils.checkpoint.checkpoint(
         lambda x: x * table.lookup(torch.arange(3)), x, use_reentrant=False
     )
-    with pytest.raises(UsageError, match="were looked up inside of a backward pass"):
+    with pytest.raises(UsageError, match="were looked up inside a backward pass"):
         out.sum().backward()

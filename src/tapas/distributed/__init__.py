@@ -1,4 +1,4 @@
-"""Ranks of torch.distributed that share the rows of a table."""
+"""Class tables sharded over the ranks of torch.distributed."""
 
 from tapas.distributed.sharded import ShardedTable
 from tapas.distributed.torchrun import join_ranks

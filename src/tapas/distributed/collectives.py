@@ -1,7 +1,7 @@
-"""The ranks of a torch.distributed group, and the few collectives by which they share tables.
+"""`GroupRanks`: the collectives by which the ranks of a torch.distributed group share tables.
 
-What goes wrong in a collective is raised as a `PeerError` that names the rank at fault: one that
-died, hangs, has stopped with an error of its own, or makes other calls than the rest.
+A failed collective raises a `PeerError` that names the rank at fault: one that died, hangs,
+stopped with an error, or called something else than the others.
 """
 
 import json
@@ -26,17 +26,17 @@ from tapas.tables.ranks import GlobalBatch, Ranks
 T = TypeVar("T")
 yield_cpu = getattr(os, "sched_yield", lambda: time.sleep(0))  # not every system has it
 CPU = torch.device("cpu")
-HEADER = 5  # numbers that are gathered at once: the operation, three more, and one for each rank
+HEADER = 5  # numbers in a header: the operation, three more, and one for the receiving rank
 SPIN_SECONDS = 0.005
-SMALL = 1024  # numbers whose sum is not worth two collectives
-REFUSED = -1  # in place of the name of a call: what this rank was given is bad
+SMALL = 1024  # sums of fewer numbers take one collective instead of two
+REFUSED = -1  # instead of the operation: this rank raised an error
 
 
 class GroupRanks(Ranks):
-    """This process among those of `group`, by default all of them.
+    """The ranks of `group`, by default all.
 
-    Counts what it sends and how long collectives take. `last_checkpoint` is what a `PeerError`
-    offers to go on from; whoever saves one says so here.
+    Counts the bytes sent and the time spent in collectives. Set `last_checkpoint` after saving
+    one: errors name it.
     """
 
     is_distributed = True
@@ -44,8 +44,8 @@ class GroupRanks(Ranks):
     def __init__(self, group: dist.ProcessGroup | None = None):
         if not (dist.is_available() and dist.is_initialized()):
             raise UsageError(
-                "there are no ranks to share a table: torch.distributed is not initialized. Start "
-                "the program with torchrun, and call tapas.join_ranks() first."
+                "sharing a table needs ranks, but torch.distributed is not initialized. Start the "
+                "program with torchrun, and call tapas.join_ranks() first."
             )
         whole: Any = dist.group.WORLD
         self.group: Any = whole if group is None else group
@@ -66,8 +66,8 @@ class GroupRanks(Ranks):
     def __reduce__(self) -> tuple[Any, ...]:
         if self.group is not dist.group.WORLD:
             raise UsageError(
-                "a table of some of the ranks cannot be pickled: nobody could tell which ranks "
-                "they are. Save a checkpoint, and build the table anew."
+                "a table shared by a subgroup of the ranks cannot be pickled. Save a checkpoint, "
+                "and build the table again."
             )
         return ranks_in, (None,)
 
@@ -82,14 +82,14 @@ class GroupRanks(Ranks):
     ) -> GlobalBatch:
         trains = False
         if gradients is not None:
-            gradients.input()  # what it refuses is sent to those who wait
+            gradients.input()  # raises before the other ranks wait for this one
             trains = torch.is_grad_enabled() and gradients.anchor.requires_grad
         return gather_batch(self, "batch", query, target, context, agreed=step, trains=trains)
 
     def check_equal(self, what: str, value: object) -> None:
-        words = re.sub(r" at 0x[0-9a-f]+", "", repr(value))  # of objects without words of their own
+        words = re.sub(r" at 0x[0-9a-f]+", "", repr(value))  # addresses in a default repr
         gathered = self.gather_numbers(f"compare {what}", zlib.crc32(words.encode()))
-        check_equal(f"{what}, here by checksum", [row[0] for row in gathered])
+        check_equal(f"{what}, compared by checksum", [row[0] for row in gathered])
 
     def mean(self, number: int) -> float:
         return sum(row[0] for row in self.gather_numbers("mean", number)) / self.size
@@ -100,7 +100,7 @@ class GroupRanks(Ranks):
         return summed
 
     def gather_rows(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
-        carried = rows.to(self.device) if rows.is_cpu else rows  # NCCL alone carries none of CPUs
+        carried = rows.to(self.device) if rows.is_cpu else rows  # NCCL cannot send CPU tensors
         padded = carried.new_zeros(max(sizes), *rows.shape[1:])
         padded[: len(rows)] = carried
         return unpad(self.gather(padded), sizes).to(rows.device)
@@ -108,10 +108,10 @@ class GroupRanks(Ranks):
     def gather_numbers(
         self, operation: str, *numbers: int, each: Sequence[int] | None = None
     ) -> list[list[int]]:
-        """What every rank brings to `operation`: its `numbers`, by rank.
+        """The `numbers` of every rank, by rank.
 
-        With `each`, a number for every rank, the last one is what that rank has for this one.
-        An error on every rank if they are not all at the same operation, or if one refused.
+        With `each`, one number for every rank, the last number of a row is the one for this rank.
+        Raises PeerError on every rank if they are not all at `operation`, or if one failed.
         """
         name = zlib.crc32(operation.encode())
         gathered = self._gather_header([name, *numbers], each)
@@ -127,16 +127,13 @@ class GroupRanks(Ranks):
 
     def _out_of_step(self, lost: tuple[int, ...], operation: str) -> PeerError:
         return PeerError(
-            f"{rank_names(lost)} made another call than `{operation}`, where rank {self.rank} is. "
-            "All ranks must make the same calls in the same order.",
+            f"{rank_names(lost)} made another call while rank {self.rank} is in `{operation}`. All "
+            "ranks must make the same calls in the same order.",
             lost,
         )
 
     def gather_json(self, operation: str, value: Any) -> list[Any]:
-        """The `value` of every rank, by rank; anything that JSON can hold.
-
-        As text, so that nothing that a rank receives can run code in it.
-        """
+        """The JSON `value` of every rank, by rank; not pickled, so it cannot run code."""
         text = json.dumps(value).encode()
         sizes = [row[0] for row in self.gather_numbers(operation, len(text))]
         padded = torch.zeros(max(sizes), dtype=torch.uint8, device="cpu")
@@ -158,7 +155,7 @@ class GroupRanks(Ranks):
             raise
 
     def _gather_header(self, row: list[int], each: Sequence[int] | None = None) -> list[list[int]]:
-        """Short rows are filled up: a rank that refuses does not know what the others bring."""
+        """All headers have the same length: a rank that fails does not know what others send."""
         filled = row + [0] * (HEADER - 1 - len(row))
         rows = [[*filled, 0 if each is None else each[rank]] for rank in range(self.size)]
         self.num_collectives += 1
@@ -188,8 +185,8 @@ class GroupRanks(Ranks):
         return work()
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """(m, *shape) the `tensor` of every rank; shapes must agree."""
-        if self._by_gloo(tensor):  # whose all_gather goes round in a ring and takes longer
+        """The `tensor` of every rank, (m, *shape); shapes must be equal."""
+        if self._by_gloo(tensor):  # its all_gather is slower, because it uses a ring
             return self.exchange("gathered", tensor.expand(self.size, *tensor.shape))
         whole = tensor.new_empty(self.size, *tensor.shape)
         with self.collective((self.size - 1) * tensor.nbytes):
@@ -197,15 +194,15 @@ class GroupRanks(Ranks):
         return whole
 
     def refuse(self, parts: Tensor) -> None:
-        """In place of an `exchange` of tensors of this shape: the others are told of an error."""
+        """Call instead of an `exchange` of this shape, to tell the others of an error."""
         with suppress(PeerError):
             self._exchange_named(REFUSED, parts)
 
     def exchange(self, what: str, parts: Tensor) -> Tensor:
-        """(m, N, ...) what every rank has for this one, of `parts` (m, N, ...), one for each.
+        """Send parts[r] of `parts` (m, N, ...) to rank r; returns the received parts, (m, N, ...).
 
-        Parts carry the name of `what` they are: a rank that has failed in between, and goes on
-        with another call, must not have its message taken for this one.
+        Each part carries the name `what`, so that the message of a rank that has failed and
+        continued with another call is not taken for this one.
         """
         name = zlib.crc32(what.encode())
         labels, received = self._exchange_named(name, parts)
@@ -217,7 +214,7 @@ class GroupRanks(Ranks):
         return received.reshape(-1).clone().view(parts.dtype).view(parts.shape)
 
     def _exchange_named(self, name: int, parts: Tensor) -> tuple[Tensor, Tensor]:
-        """The names (m,) that came with what every rank has sent, and the bytes of that."""
+        """The names (m,) and the bytes that the ranks have sent."""
         label = torch.tensor([name], dtype=torch.int64, device=parts.device).view(torch.uint8)
         label = label.expand(self.size, 8)
         content = label[:, :0]
@@ -236,7 +233,7 @@ class GroupRanks(Ranks):
         return received
 
     def exchange_rows(self, rows: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
-        """The same for `rows` (N, ...) of which send[r] go to rank r, in the order of ranks."""
+        """Send send[r] of `rows` (N, ...) to rank r, in the order of ranks; returns what came."""
         received = rows.new_empty(sum(receive), *rows.shape[1:])
         away = len(rows) - send[self.rank]
         with self.collective(away * rows[:1].nbytes):
@@ -251,7 +248,7 @@ class GroupRanks(Ranks):
             with self.collective(2 * tensor.nbytes * (self.size - 1) // self.size):
                 dist.all_reduce(tensor, group=self.group)
             return tensor
-        # gloo's all_reduce takes 2.5 times as long as an exchange for few numbers, and 1.5 for many
+        # gloo's all_reduce takes 2.5 times as long as an exchange for few numbers, 1.5 for many
         if len(tensor) < SMALL:
             return self.gather(tensor).sum(dim=0)
         width = -(-len(tensor) // self.size)
@@ -260,7 +257,7 @@ class GroupRanks(Ranks):
         return self.gather(part).view(-1)[: len(tensor)]
 
     def _finish(self, work: Any) -> None:
-        """Wait for it; at first awake, as to be woken takes longer than most messages."""
+        """Wait for `work`; spin at first, because waking up takes longer than most messages."""
         until = time.perf_counter() + SPIN_SECONDS
         while not work.is_completed() and time.perf_counter() < until:
             yield_cpu()
@@ -268,13 +265,13 @@ class GroupRanks(Ranks):
 
     @property
     def device(self) -> torch.device:
-        """Where small tensors must be to travel."""
+        """The device from which the backend can send small tensors."""
         if "gloo" in self._backend:
             return CPU
         return torch.device("cuda", torch.cuda.current_device())
 
     def _by_gloo(self, tensor: Tensor) -> bool:
-        """Whether gloo carries `tensor`: a group may have another backend for GPUs."""
+        """Whether gloo sends `tensor`; a group may have another backend for GPUs."""
         return "nccl" not in self._backend or tensor.device.type == "cpu"
 
     @contextmanager
@@ -289,7 +286,7 @@ class GroupRanks(Ranks):
         self.sent_bytes += sent
 
     def record_failure(self, error: BaseException) -> None:
-        """Leave word for those who will wait for this rank why it stops."""
+        """Store why this rank stops, for the errors of the others."""
         record_failure(self._store, self.rank, error)
 
     def _peer_error(self, error: RuntimeError) -> PeerError:
@@ -301,8 +298,8 @@ class GroupRanks(Ranks):
 
 def _refused(ranks: tuple[int, ...], operation: str) -> PeerError:
     return PeerError(
-        f"{rank_names(ranks)} refused the input of `{operation}`; the error there says why. "
-        "Nothing was changed here.",
+        f"{rank_names(ranks)} raised an error in `{operation}`; see the message there. Nothing was "
+        "changed here.",
         ranks,
     )
 
@@ -312,21 +309,21 @@ all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
 def store_of(group: Any) -> Any:
-    """Where the ranks of `group` leave notes for each other."""
+    """The key-value store that the ranks of `group` share."""
     if hasattr(group, "get_group_store"):
         return group.get_group_store()
     return dist.distributed_c10d._get_process_group_store(group)
 
 
-_of_groups: dict[Any, GroupRanks] = {}  # who asks for a group again gets the same counters
+_of_groups: dict[Any, GroupRanks] = {}  # one object for each group, so that counters are shared
 
 
 def ranks_in(group: dist.ProcessGroup | GroupRanks | None) -> GroupRanks:
-    """`group` if it is that already, else the ranks of it, by default all."""
+    """The `GroupRanks` of `group`, by default of all ranks."""
     if isinstance(group, GroupRanks):
         return group
     world: Any = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
-    if world not in _of_groups:  # the groups of a world that is gone
+    if world not in _of_groups:  # torch.distributed was initialized again
         _of_groups.clear()
         _of_groups[world] = GroupRanks()
     wanted = world if group is None else group

@@ -1,10 +1,9 @@
-"""The batch of all ranks, gathered on every rank, and its answers, returned to theirs.
+"""Gathering the batch of all ranks on every rank, and returning the answers to their ranks.
 
-Forward, queries are gathered and each example's two or three numbers go back to its rank;
-backward, gradients take the same two ways in the other direction. What each rank computes from
-its own examples is averaged over ranks, as DistributedDataParallel averages the gradients of
-an encoder: rows move by the gradient of that average, and a query is handed the gradient of
-its own rank's loss.
+In the forward pass queries are gathered, and the few numbers found for each example go back to
+its rank; in the backward pass gradients go the other way. Losses are averaged over ranks, as
+DistributedDataParallel averages the gradients of an encoder: rows get the gradient of the
+average, and a query the gradient of its own rank's loss.
 """
 
 from collections.abc import Sequence
@@ -23,12 +22,12 @@ from tapas.torch_modes import first_derivative
 if TYPE_CHECKING:
     from tapas.distributed.collectives import GroupRanks
 
-# a rank whose own queries want no gradient must return those of others all the same
+# a rank whose queries need no gradient must still return the gradients of the others
 ANCHOR = torch.zeros((), device="cpu", requires_grad=True)
 
 
 class GatherQueries(torch.autograd.Function):
-    """(G, D) queries of all ranks in turn, of (B, D) here; padding between them is left out."""
+    """(B, D) queries of this rank -> (G, D) queries of all ranks, without padding."""
 
     @staticmethod
     def forward(
@@ -40,15 +39,15 @@ class GatherQueries(torch.autograd.Function):
     @staticmethod
     @first_derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        # the sum over shards of what each found for each example, times the number of ranks
-        # by which `ReturnAnswers` has divided
+        # the sum of the gradients of all shards, times the number of ranks by which
+        # `ReturnAnswers` has divided
         received = ctx.ranks.exchange("query gradients", pad(grad, ctx.sizes))
         mine = received[:, : ctx.sizes[ctx.ranks.rank]].sum(dim=0).mul_(ctx.ranks.size)
         return None, mine, None, None, None
 
 
 class ReturnAnswers(torch.autograd.Function):
-    """(m, B, W) what every shard found for the examples here, of (G, W) found here for all."""
+    """(G, W) answers of this shard to all ranks -> (m, B, W) answers of all shards to this rank."""
 
     @staticmethod
     def forward(ctx: Any, found: Tensor, sizes: Any, ranks: "GroupRanks") -> Tensor:
@@ -76,9 +75,10 @@ def gather_batch(
     agreed: int = 0,
     trains: bool = False,
 ) -> GlobalBatch:
-    """The examples of all ranks, of `query` (B, D), `target` (B, L) and `context` (B,) here.
+    """The examples of all ranks, given those of this rank.
 
-    B and L may differ from rank to rank; `agreed` and whether it `trains` rows may not.
+    `query` is (B, D), `target` (B, L) and `context` (B,). B and L may differ between ranks;
+    `agreed` and `trains` must be equal.
     """
     if target is None:
         target = torch.empty(len(query), 0, dtype=torch.int64, device=query.device)
@@ -89,11 +89,11 @@ def gather_batch(
     flags = int(query.requires_grad) + 2 * torch.is_grad_enabled() + 4 * has_context + 8 * trains
     gathered = ranks.gather_numbers(operation, len(query), target.shape[1] * 16 + flags, agreed)
     check_equal(f"`{operation}`", [row[2] for row in gathered])
-    told = "gradients (1), context (2) and rows that are not frozen (4)"
-    check_equal(told, [row[1] // 2 % 8 for row in gathered])
+    flags_sum = "the sum of gradients enabled (1), context given (2) and rows trained (4)"
+    check_equal(flags_sum, [row[1] // 2 % 8 for row in gathered])
     sizes = tuple(row[0] for row in gathered)
     width = max(row[1] // 16 for row in gathered)
-    # one message of 32-bit words: a query, its targets and its context
+    # one message of 32-bit words: query, targets and context
     own = target.new_full((len(target), width), -1)
     own[:, : target.shape[1]] = target
     columns = [query.detach(), own.view(torch.float32)]
@@ -115,9 +115,10 @@ def gather_batch(
 
 
 def combine(found: Tensor, owner: Tensor, num_targets: int) -> tuple[Tensor, Tensor]:
-    """Logits of targets and log of the kept sum (B,), of what every shard `found` (m, B, L+1).
+    """Combine the answers `found` (m, B, L+1) of all shards.
 
-    `owner` (B, L) is the shard of each target, the first `num_targets` of which are real.
+    Returns the logits of the targets (B, num_targets) and the log of the kept sum (B,). `owner`
+    (B, L) is the shard of each target.
     """
     positive = found[:, :, :-1].gather(0, owner[None])[0, :, :num_targets]
     log_sum: Tensor = AddLogSums.apply(found[:, :, -1])  # type: ignore[no-untyped-call]
@@ -125,7 +126,7 @@ def combine(found: Tensor, owner: Tensor, num_targets: int) -> tuple[Tensor, Ten
 
 
 class AddLogSums(torch.autograd.Function):
-    """log sum_j exp(part_jb), (B,), of `part` (m, B); all -inf stays so, without a gradient."""
+    """log sum_j exp(part_jb), (B,), of `part` (m, B); -inf without a gradient if all are -inf."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor) -> Tensor:
@@ -142,17 +143,17 @@ class AddLogSums(torch.autograd.Function):
 
 
 def return_answers(ranks: "GroupRanks", found: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """(m, B, W) what every shard found for the examples here, of `found` (G, W) here for all."""
+    """Send answers `found` (G, W) to the ranks of their examples; returns (m, B, W)."""
     return ranks.exchange("answers", pad(found, sizes))[:, : sizes[ranks.rank]]
 
 
 def merge_topk_of_ranks(
     ranks: "GroupRanks", value: Tensor, ids: Tensor, k: int, sizes: tuple[int, ...]
 ) -> tuple[Tensor, Tensor]:
-    """The k best of all shards for the examples here: scores and ids, (B, k).
+    """The k best classes of all shards for the examples of this rank: scores and ids, (B, k).
 
-    `value` and `ids` (G, K) are this shard's best for all examples, K at most k; -inf and -1
-    stand for none.
+    `value` and `ids` (G, K) are the best of this shard for all examples, K <= k; -inf and -1
+    stand for no class.
     """
     fill = (0, k - value.shape[1])
     value = torch.nn.functional.pad(value, fill, value=-torch.inf)
@@ -161,13 +162,13 @@ def merge_topk_of_ranks(
     found = return_answers(ranks, packed.flatten(1), sizes).transpose(0, 1)  # (B, m, 3k)
     found = found.reshape(found.shape[0], ranks.size * k, 3)
     found_ids = unpack_int64(found[:, :, 1:])[:, :, 0]
-    last = torch.iinfo(torch.int64).max  # nothing is no class, and comes last
+    last = torch.iinfo(torch.int64).max  # -1 stands for no class and is sorted last
     value, ids = merge_topk(found[:, :, 0], found_ids.masked_fill(found_ids < 0, last), k)
     return value, ids.masked_fill(value == -torch.inf, -1)
 
 
 def gather_candidates(ranks: "GroupRanks", here: Candidates, sizes: Sequence[int]) -> Candidates:
-    """The candidates of all ranks, sizes[r] of rank r and `here` of this one, by rising id."""
+    """The candidates of all ranks by ascending id; rank r has sizes[r], this one `here`."""
     packed = torch.cat([here.ids.view(torch.float32).view(-1, 2), here.log_q[:, None]], dim=1)
     whole = ranks.gather_rows(packed, sizes)
     ids, order = unpack_int64(whole[:, :2])[:, 0].sort()
@@ -175,7 +176,7 @@ def gather_candidates(ranks: "GroupRanks", here: Candidates, sizes: Sequence[int
 
 
 def pad(rows: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """(m, most, W) of `rows` (G, W), sizes[r] of which belong to rank r."""
+    """`rows` (G, W), of which sizes[r] belong to rank r, as (m, max(sizes), W)."""
     most = max(sizes)
     if min(sizes) == most:
         return rows.view(len(sizes), most, *rows.shape[1:])
@@ -186,21 +187,24 @@ def pad(rows: Tensor, sizes: tuple[int, ...]) -> Tensor:
 
 
 def unpad(parts: Tensor, sizes: Sequence[int]) -> Tensor:
-    """(G, W) of `parts` (m, most, W)."""
+    """The inverse of `pad`: (G, W) of `parts` (m, max(sizes), W)."""
     if min(sizes) == parts.shape[1]:
         return parts.flatten(0, 1)
     return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
 
 def unpack_int64(words: Tensor) -> Tensor:
-    """The whole numbers (..., W) that travelled as `words` (..., 2W) of float32."""
-    # not the other way round: a slice may start at an odd word, or have none
+    """The int64 numbers (..., W) that were sent as float32 `words` (..., 2W)."""
+    # `words.view(int64)` fails if a slice starts at an odd word or is empty
     whole = words.new_empty(*words.shape[:-1], words.shape[-1] // 2, dtype=torch.int64)
     whole.view(torch.float32).copy_(words)
     return whole
 
 
 def check_equal(name: str, values: list[int]) -> None:
+    """Raise PeerError if `values`, one of each rank, differ."""
     if any(value != values[0] for value in values):
-        told = ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
-        raise PeerError(f"the ranks disagree on {name} ({told}). Start all of them alike.")
+        found = ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
+        raise PeerError(
+            f"the ranks differ in {name} ({found}). Start all ranks with the same settings."
+        )

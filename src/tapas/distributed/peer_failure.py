@@ -1,7 +1,7 @@
-"""Which rank failed when a collective has: one that died, hangs, or has said why it stops.
+"""Finding the rank at fault after a failed collective.
 
-Ranks that live say so in the store that they share, and one that stops with an error of its
-own records it there.
+After a failure each rank reports in the shared store that it is alive, and a rank that stops with
+an error records it there. A rank that does neither has died or hangs.
 """
 
 import re
@@ -11,13 +11,13 @@ from typing import Any
 
 from tapas.errors import PeerError
 
-GRACE_SECONDS = 5.0  # for the others to say that they are alive, once a collective has failed
+GRACE_SECONDS = 5.0  # for the others to report that they are alive
 
 
 def record_failure(store: Any, rank: int, error: BaseException) -> None:
-    """Leave word for those who will wait for `rank` why it stops."""
+    """Store why `rank` stops, for the errors of the others."""
     with suppress(Exception):
-        store.set(f"last words/{rank}", f"{type(error).__name__}: {error}")
+        store.set(f"failure/{rank}", f"{type(error).__name__}: {error}")
 
 
 def peer_error(
@@ -29,51 +29,51 @@ def peer_error(
     *,
     last_checkpoint: str | None,
 ) -> PeerError:
-    """What to raise where a collective of `group` failed with `error`: it names who is at fault.
+    """The PeerError to raise on `rank` after a collective of `group` failed with `error`.
 
-    `rank` of `size` asks in the `store`, and gives the others `GRACE_SECONDS`. What is raised
-    offers to go on from `last_checkpoint`.
+    It names the ranks at fault, found by the `store` within `GRACE_SECONDS`, and
+    `last_checkpoint`.
     """
     cause = f"{error or type(error).__name__}".splitlines()[0]
     cause = re.sub(r"^\[\S+\] ", "", cause).partition(". ")[0]  # without advice
     hint = _checkpoint_hint(last_checkpoint)
     try:
-        silent, words = _poll_alive(group, store, rank, size)
+        silent, failures = _poll_alive(group, store, rank, size)
     except RuntimeError:
         return PeerError(
-            f"the process that introduced the ranks to each other is gone ({cause}); that is "
-            f"rank 0, or torchrun itself.{hint}",
+            f"the process with the ranks' shared store is gone ({cause}); that is rank 0 or "
+            f"torchrun.{hint}",
             (0,),
         )
-    if words:
-        told = "; ".join(
-            f"rank {gone} stopped: {why.rstrip('.')}" for gone, why in sorted(words.items())
+    if failures:
+        stopped = "; ".join(
+            f"rank {gone} stopped: {why.rstrip('.')}" for gone, why in sorted(failures.items())
         )
-        return PeerError(f"{told}.{hint}", tuple(sorted(words)))
+        return PeerError(f"{stopped}.{hint}", tuple(sorted(failures)))
     if silent:
         how = "hangs or is lost" if "timed out" in cause.lower() else "died or hangs"
         return PeerError(f"{rank_names(silent)} {how}: no answer ({cause}).{hint}", silent)
-    return PeerError(f"the ranks have lost each other: {cause}.{hint}")
+    return PeerError(f"the ranks have lost their connection: {cause}.{hint}")
 
 
 def _poll_alive(
     group: Any, store: Any, rank: int, size: int
 ) -> tuple[tuple[int, ...], dict[int, str]]:
-    """Those who have not said in time that they are alive, and the recorded errors of the rest."""
+    """The ranks that did not report in time, and the recorded errors of the others."""
     silent = set(range(size)) - {rank}
-    words: dict[int, str] = {}
+    failures: dict[int, str] = {}
     store.set(f"alive/{rank}", "1")
-    with suppress(Exception):  # so that nobody waits for this rank any longer
+    with suppress(Exception):  # ends the collectives in which others wait for this rank
         group.abort()
     deadline = time.monotonic() + GRACE_SECONDS
     while silent and time.monotonic() < deadline:
         for other in sorted(silent):
-            if store.check([f"last words/{other}"]):
-                words[other] = store.get(f"last words/{other}").decode()
-            if other in words or store.check([f"alive/{other}"]):
+            if store.check([f"failure/{other}"]):
+                failures[other] = store.get(f"failure/{other}").decode()
+            if other in failures or store.check([f"alive/{other}"]):
                 silent.discard(other)
         time.sleep(0.05)
-    return tuple(sorted(silent)), words
+    return tuple(sorted(silent)), failures
 
 
 def rank_names(ranks: tuple[int, ...]) -> str:

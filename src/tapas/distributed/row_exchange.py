@@ -1,4 +1,4 @@
-"""Ids to the ranks that keep their rows, and rows or gradients back."""
+"""Sending ids to the ranks that own their rows, and rows or gradients between them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ from tapas.tables.placement import Placement
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """N distinct ids, each of which has its row on one of the ranks."""
+    """The exchange of N distinct ids of this rank with the ranks that own their rows."""
 
     ranks: GroupRanks
-    order: Tensor  # (N,) the ids, sorted by shard
-    send: list[int]  # how many of them go to each shard
-    receive: list[int]  # how many each rank asks this shard for
-    positions: Tensor  # (R,) the rows of this shard that are asked for
+    order: Tensor  # (N,) order of the ids by owner
+    send: list[int]  # number of ids for each owner
+    receive: list[int]  # number of ids that each rank asks of this one
+    positions: Tensor  # (R,) positions of these in the shard of this rank
     total: int  # ids of all ranks
 
     @staticmethod
@@ -37,25 +37,27 @@ class Route:
         *,
         trains: bool = False,
     ) -> "Route":
-        """All ranks call it together, each with its own distinct `ids` (N,).
+        """Send the distinct `ids` (N,) of each rank to their owners; a collective call.
 
-        Whether it `trains` rows, so that gradients will come back, must be the same on all.
+        `trains`, whether gradients will follow, must be equal on all ranks.
         """
         place, order = placement.permute(ids).sort()
         send = torch.bincount(placement.shard_at(place), minlength=ranks.size).tolist()
         gathered = ranks.gather_numbers(operation, len(ids), int(trains), each=send)
-        check_equal(f"`{operation}` of rows that are not frozen (1)", [row[1] for row in gathered])
+        check_equal(
+            f"`{operation}` of trained (1) or frozen (0) rows", [row[1] for row in gathered]
+        )
         receive = [row[2] for row in gathered]
         asked = ranks.exchange_rows(place, send, receive)
         positions = asked - placement.start(ranks.rank)
         return Route(ranks, order, send, receive, positions, sum(row[0] for row in gathered))
 
     def to_owners(self, rows: Tensor) -> Tensor:
-        """(R, W) what is brought for `positions`, of `rows` (N, W) for the ids here."""
+        """Send `rows` (N, W) of the ids to their owners; returns (R, W) for `positions`."""
         return self.ranks.exchange_rows(rows[self.order], self.send, self.receive)
 
     def from_owners(self, rows: Tensor) -> Tensor:
-        """(N, W) the answers for the ids here, of `rows` (R, W) for `positions`."""
+        """Send `rows` (R, W) of `positions` back; returns (N, W) for the ids."""
         rows = self.ranks.exchange_rows(rows, self.receive, self.send)
         return torch.empty_like(rows).index_copy_(0, self.order, rows)
 
@@ -63,9 +65,10 @@ class Route:
 def send_gradients(
     gradients: RowGradients, placement: Placement, ranks: GroupRanks
 ) -> RowGradients | None:
-    """What all ranks have for the rows kept here, by their positions, of `gradients` by id.
+    """Send `gradients`, by id, to the owners of the rows.
 
-    None where no rank has any.
+    Returns what all ranks have sent for the rows of this rank, by position; None if no rank has
+    any gradient.
     """
     distinct, where = torch.unique(gradients.ids, return_inverse=True)
     route = Route.find("update", distinct, placement, ranks)
@@ -88,10 +91,10 @@ def fetch_rows(
     trains: bool,
     moves_at_once: bool,
 ) -> tuple[Tensor, Tensor, SendGradients]:
-    """Rows of `ids`, and what sends their gradients the same way, without ids again.
+    """Weights and biases of `ids`, and a function that sends their gradients to the owners.
 
-    Where the rows are kept, `add` takes what all ranks have sent. If they move at once, what is
-    not finite is refused before it is sent.
+    There `add` gets the gradients of all ranks. If rows move at once, gradients that are not
+    finite raise an error before they are sent.
     """
     distinct, where = torch.unique(ids, return_inverse=True)
     route = Route.find("lookup", distinct, placement, ranks, trains=trains)
@@ -101,12 +104,12 @@ def fetch_rows(
 
     def send(weight_grad: Tensor, bias_grad: Tensor) -> None:
         grad = torch.cat([weight_grad, bias_grad[:, None]], dim=1) if biases else weight_grad
-        with ranks.share_errors():  # else an optimizer's step refuses it, on all ranks alike
+        with ranks.share_errors():  # without a fused update the optimizer's step checks it
             if moves_at_once and not all_finite(grad):
                 raise UsageError(NOT_FINITE)
             ranks.gather_numbers("gradients of lookup")
         summed = grad.new_zeros(len(distinct), grad.shape[1]).index_add_(0, where, grad)
-        summed = route.to_owners(summed.div_(ranks.size))  # the losses of ranks are averaged
+        summed = route.to_owners(summed.div_(ranks.size))  # losses are averaged over ranks
         if route.total:
             split = summed[:, : shard.dim].contiguous()
             last = summed[:, -1].contiguous() if biases else summed.new_zeros(len(summed))

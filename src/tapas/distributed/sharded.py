@@ -41,18 +41,18 @@ from tapas.tables.shard import Shard, load_rows
 
 
 class ShardedTable(ClassTable):
-    """Rows spread over the ranks of a torch.distributed group, which must exist.
+    """A class table whose rows are sharded over the ranks of torch.distributed.
 
     Args:
-        row_optimizer: None leaves the rows to an optimizer of `tapas.optim` on every rank, each
-            of which moves what it keeps; a fused one moves them inside `backward`.
-        dtype, bias: as for `LocalTable`; the same on every rank.
+        row_optimizer: None if an optimizer of `tapas.optim` moves the rows, each rank its own;
+            a fused one moves them inside `backward`.
+        dtype, bias: as for `LocalTable`; equal on all ranks.
         placement: "random" (by `seed`) spreads frequent classes evenly over shards;
-            "contiguous" leaves ids in their order.
+            "contiguous" keeps ids in order.
         group: the ranks that share the table; by default all.
 
-    Rows are neither parameters nor buffers, so that no wrapper of a model (DDP, FSDP) takes
-    them for something to be made equal on all ranks. `tapas.save_checkpoint` saves them.
+    Rows are neither parameters nor buffers, so that wrappers such as DDP and FSDP do not try to
+    make them equal on all ranks. `tapas.save_checkpoint` saves them.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ShardedTable(ClassTable):
             self.ranks.check_equal("the table", settings)
         if isinstance(start, Tensor):
             start = start[self.placement.ids_of(self.ranks.rank)]
-        self.__dict__["shard"] = Shard(  # a module that `modules()` does not show
+        self.__dict__["shard"] = Shard(  # hidden from `modules()`
             self.placement,
             self.ranks.rank,
             dim,
@@ -133,12 +133,12 @@ class ShardedTable(ClassTable):
     def sampled_logits(
         self, batch: GlobalBatch, pool: Candidates, second_pass: SecondPass | None = None
     ) -> tuple[Tensor, Tensor]:
-        """As in `ClassTable`; each shard keeps and sums what it has rows of."""
+        """As in `ClassTable`; each shard selects and sums among its own rows."""
         with torch.no_grad():
             try:
                 kept = self._kept_here(pool, second_pass)
             except Exception:
-                # in place of the answers that the others wait for
+                # instead of the answers that the others wait for
                 size = (self.ranks.size, max(batch.sizes), batch.target.shape[1] + 1)
                 self.ranks.refuse(batch.query.new_zeros(size))
                 raise
@@ -160,7 +160,7 @@ class ShardedTable(ClassTable):
         return combine(found, owner, batch.num_targets)
 
     def _positions(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows of `ids` in this shard, and which of them it has."""
+        """Positions of `ids` in this shard, and a mask of those that it has."""
         position = self.placement.permute(ids) - self.placement.start(self.ranks.rank)
         return position, (position >= 0) & (position < self.shard.num_classes)
 
@@ -197,7 +197,7 @@ class ShardedTable(ClassTable):
         return RowRange(self.placement, self.ranks.rank)
 
     def layout(self) -> Tensor:
-        """(4,) whose rows these are: rank, number of ranks, placement and its seed."""
+        """(4,) rank, number of ranks, placement and its seed, to identify the rows of a state."""
         kind = KINDS.index(self.placement.kind)
         here = [self.ranks.rank, self.ranks.size, kind, self.placement.seed]
         return torch.tensor(here, device="cpu")
@@ -212,21 +212,21 @@ class ShardedTable(ClassTable):
         super().check_row_state(update, state)
         if state and state["layout"].tolist() != self.layout().tolist():
             raise UsageError(
-                "this optimizer state is of rows of another rank or layout (rank, ranks, "
-                f"placement, seed): {state['layout'].tolist()}, here {self.layout().tolist()}. "
-                "Load what the same rank has saved, or use tapas.save_checkpoint."
+                "this optimizer state is of another rank or layout (rank, ranks, placement, "
+                f"seed): {state['layout'].tolist()}, expected {self.layout().tolist()}. Load what "
+                "the same rank saved, or use tapas.save_checkpoint."
             )
 
     def sum_over_ranks(self, value: float, formula: Callable[[], str]) -> float:
-        # by operation: a rank that is elsewhere must not have its message taken for this one
+        # with an operation name, so that a rank in another call is detected
         gathered = self.ranks.gather_numbers(
             "norm of gradients", float_bits(value), crc32(formula().encode())
         )
-        check_equal("the optimizer of the rows, here by checksum", [row[1] for row in gathered])
+        check_equal("the optimizer of the rows, compared by checksum", [row[1] for row in gathered])
         return sum(bits_float(row[0]) for row in gathered)
 
     def _update(self, gradients: RowGradients) -> None:
-        """Bad gradients are refused where they come from, before any row has moved anywhere."""
+        """Gradients that are not finite raise an error before any row has moved on any rank."""
         with self.ranks.share_errors():
             if not gradients.is_finite():
                 raise UsageError(NOT_FINITE)
@@ -240,9 +240,8 @@ class ShardedTable(ClassTable):
     ) -> tuple[Tensor, Tensor]:
         with self.ranks.share_errors():
             query, exclude = self._check_topk(query, k, exclude)
-            whole = gather_batch(
-                self.ranks, "topk", query, exclude, agreed=k
-            )  # they travel as targets do
+            # excluded classes are sent as targets
+            whole = gather_batch(self.ranks, "topk", query, exclude, agreed=k)
         position, mine = self._positions(whole.target.clamp(min=0))
         excluded = position.masked_fill(~mine | (whole.target < 0), -1)
         start = self.placement.start(self.ranks.rank)
@@ -269,7 +268,7 @@ class ShardedTable(ClassTable):
         return super()._apply(fn, recurse)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """This rank's rows by the names that a `LocalTable` has for its own."""
+        """The rows of this rank, under the names of a `LocalTable`."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for name, rows in self.row_tensors().items():
             destination[prefix + name] = rows
@@ -279,18 +278,16 @@ class ShardedTable(ClassTable):
     ) -> None:
         own = self.row_tensors()
         rest = {k: v for k, v in state_dict.items() if k.removeprefix(prefix) not in own}
-        # rows last: those of another rank are refused before any is copied
+        # rows last: an error about another rank must come before any is copied
         super()._load_from_state_dict(rest, prefix, local_metadata, strict, *lists)
         load_rows(own, state_dict, prefix, missing=lists[0], errors=lists[2])
 
     def row_tensors(self) -> dict[str, Tensor]:
-        """Weights, biases and the state of a fused update that are kept here, (N, ...) each, in
-        the order of the placement.
-        """
+        """Weights, biases and fused state of this rank, (N, ...) each, ordered by placement."""
         return self.shard.row_tensors()
 
     def state_numbers(self) -> dict[str, int | float]:
-        """Whose rows these are, and what a `LocalTable` has."""
+        """Those of a `LocalTable`, and rank and layout of the rows."""
         here = {
             "rank": self.ranks.rank,
             "num_shards": self.ranks.size,
@@ -305,8 +302,8 @@ class ShardedTable(ClassTable):
         )
         if given != own:
             raise UsageError(
-                f"these rows are those of another rank or layout: {given}, here {own}. Load "
-                "what the same rank has saved, or use tapas.save_checkpoint."
+                f"these rows are those of another rank or layout: {given}, expected {own}. Load "
+                "what the same rank saved, or use tapas.save_checkpoint."
             )
         self.shard.load_state_numbers({**numbers, "seed": self.shard.seed})
 

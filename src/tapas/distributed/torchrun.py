@@ -1,4 +1,4 @@
-"""Under `torchrun`: the ranks of a job find each other, and say why one of them stops."""
+"""`join_ranks`: joining the ranks of a job that torchrun started."""
 
 import os
 from collections.abc import Iterator
@@ -15,36 +15,36 @@ from tapas.errors import PeerError, UsageError
 from tapas.tables.ranks import Ranks
 
 TIMEOUT_SECONDS = 120.0
-_joined: list[int] = []  # a process may join several times, each time under another name
+_joined: list[int] = []  # a process may join several times, each time with another key prefix
 
 
 def started_by_torchrun() -> bool:
-    """Whether this process is a rank: of torchrun, or of whatever else sets RANK for several."""
+    """Whether this process is a rank of torchrun, or of another launcher that sets RANK."""
     if "RANK" not in os.environ or not os.environ.get("WORLD_SIZE", "").isdigit():
         return False
     return "TORCHELASTIC_RUN_ID" in os.environ or int(os.environ["WORLD_SIZE"]) > 1
 
 
 def num_restarts() -> int:
-    """How often torchrun has begun this job again after a fault."""
+    """How often torchrun has restarted this job after a failure."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def set_job_flag(ranks: Ranks, word: str) -> None:
-    """Leave `word` for later attempts of this job, should torchrun have to start it again."""
+def set_job_flag(ranks: Ranks, flag: str) -> None:
+    """Set `flag` for later attempts of this job, if torchrun restarts it."""
     store = _job_store()
     if store is not None and ranks.rank == 0:
-        store.set(f"tapas/has_job_flag/{word}", "1")
+        store.set(f"tapas/flag/{flag}", "1")
 
 
-def has_job_flag(word: str) -> bool:
-    """Whether an earlier attempt of this job has left `word`."""
+def has_job_flag(flag: str) -> bool:
+    """Whether an earlier attempt of this job has set `flag`."""
     store = _job_store()
-    return store is not None and bool(store.check([f"tapas/has_job_flag/{word}"]))
+    return store is not None and bool(store.check([f"tapas/flag/{flag}"]))
 
 
 def _job_store() -> Any:
-    """torchrun's own store, which outlives the ranks that it starts; None without torchrun."""
+    """torchrun's store, which outlives the ranks; None without torchrun."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -55,10 +55,10 @@ def _job_store() -> Any:
 
 @contextmanager
 def join_ranks(*, timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[GroupRanks]:
-    """The ranks of this job, for the length of the block.
+    """Initialize torch.distributed for the length of the context; returns the ranks of this job.
 
-    gloo for tensors on CPUs and NCCL for those on GPUs, of which rank r of a host takes
-    number r. A rank that is not at a collective within `timeout_seconds` is given up.
+    Uses gloo for CPU tensors and NCCL for GPU tensors; local rank r uses GPU r. A rank that does
+    not arrive at a collective within `timeout_seconds` raises a PeerError on the others.
     """
     if not timeout_seconds > 0:
         raise UsageError(f"timeout_seconds must be above 0, got {timeout_seconds!r}.")
@@ -73,15 +73,15 @@ def join_ranks(*, timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[GroupRan
         torch.cuda.set_device(local_rank)
         backend = "cpu:gloo,cuda:nccl"
     try:
-        _find_each_other(backend, timedelta(seconds=timeout_seconds))
+        _init_process_group(backend, timedelta(seconds=timeout_seconds))
     except (KeyError, ValueError) as error:
         raise UsageError(
-            f"RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT must say where ranks meet: {error}. "
-            "torchrun sets them."
+            f"RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT must be set for torch.distributed: "
+            f"{error}. torchrun sets them."
         ) from error
     except RuntimeError as error:
         raise PeerError(
-            f"the ranks have not found each other within {timeout_seconds:g} s: "
+            f"the ranks did not connect within {timeout_seconds:g} s: "
             f"{str(error).splitlines()[0].rstrip('.')}."
         ) from error
     ranks = ranks_in(None)
@@ -97,12 +97,12 @@ def join_ranks(*, timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[GroupRan
             dist.destroy_process_group()
 
 
-def _find_each_other(backend: str, timeout: timedelta) -> None:
+def _init_process_group(backend: str, timeout: timedelta) -> None:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         dist.init_process_group(backend, timeout=timeout)
         return
-    # torchrun's store outlives the ranks: without a name for each attempt, a rank that begins
-    # again may find the address of one that is dead
+    # torchrun's store outlives the ranks: without a prefix for each attempt, a restarted rank may
+    # find the address of a dead one
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     size = int(os.environ["WORLD_SIZE"])
     _joined.append(num_restarts())

@@ -1,4 +1,4 @@
-"""Class tables: where rows live, how they are read and how they move."""
+"""Class tables: one weight row and one bias for each class."""
 
 from tapas.tables.base import ClassTable
 from tapas.tables.local import LocalTable

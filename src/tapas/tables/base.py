@@ -1,4 +1,4 @@
-"""The seam of the library: one weight row and one bias per class, wherever they live."""
+"""`ClassTable`: the interface to class rows in this process, on other ranks or on servers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -24,19 +24,19 @@ SendGradients: TypeAlias = Callable[[Tensor, Tensor], None]  # of gradients (N, 
 
 
 class ClassTable(RowStore, ExactState, ABC):
-    """One weight row and one bias per class, wherever they happen to live.
+    """One weight row and one bias for each class.
 
-    Everything else speaks to classes through ten verbs, so that a head never knows whether its
-    rows are in this process, on another rank, or on a server:
+    Heads use only these methods, so that they work alike with rows in this process, on other
+    ranks and on servers:
 
         rows  lookup  select  sampled_logits  topk  log_partition  update  accumulate  flush  close
 
-    Ids are global: 0 <= id < num_classes everywhere. Nothing here is differentiated but
-    `sampled_logits` and `lookup`. Where several processes share the rows, all of `ranks` call
-    every verb together, each with examples or ids of its own, which may be none.
+    Ids are global: 0 <= id < num_classes on every rank. Only `sampled_logits` and `lookup` are
+    differentiable. If several ranks share the rows, all of them must call the same methods in
+    the same order, each with its own examples or ids, possibly none.
 
-    A backend writes `_read`, `_select_here`, `topk`, `log_partition`, what `RowStore` asks for,
-    and whatever else it can do better.
+    A subclass implements `_read`, `_select_here`, `topk`, `log_partition` and the abstract
+    methods of `RowStore`, and may override others.
     """
 
     num_classes: int
@@ -55,12 +55,12 @@ class ClassTable(RowStore, ExactState, ABC):
 
     @property
     def num_shards(self) -> int:
-        """Parts of the rows, each of which keeps its quota in the second pass."""
+        """Number of shards; each keeps its share of the classes in the second pass."""
         return 1
 
     @property
     def row_range(self) -> RowRange:
-        """Which rows its `state_dict` has, and in which order; by default all by id."""
+        """Which rows `state_dict` holds, in which order; by default all, by id."""
         return RowRange.all_by_id(self.num_classes)
 
     @property
@@ -68,7 +68,7 @@ class ClassTable(RowStore, ExactState, ABC):
         return self.num_classes
 
     def rows(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights (N, D) and biases (N,) of `ids` (N,), float32. Repeated ids are fine."""
+        """Weights (N, D) and biases (N,) of `ids` (N,), float32. Ids may repeat."""
         with torch.no_grad(), self.ranks.share_errors():
             check_shape({}, ids=(ids, "N"))
             return self._read(check_ids("ids", ids, self.num_classes).to(self.device))
@@ -85,12 +85,12 @@ class ClassTable(RowStore, ExactState, ABC):
     def lookup(
         self, ids: Tensor, *, padding_idx: int | None = None, return_bias: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Weights (..., D) of `ids` (...,), float32, as an nn.Embedding gives them.
+        """Weights (..., D) of `ids` (...,), float32, as from an nn.Embedding.
 
-        `backward` through them sends the rows their gradients: for the inputs of a model (tied
-        weights), or for losses that are no function of a softmax's sum. Rows travel to whoever
-        asks. With `return_bias` biases (...,) come beside them; else they take no part.
-        `padding_idx` is a vector of 0 without a gradient; it need not be a class.
+        Differentiable: use it for the inputs of a model (tied weights), or for losses that need
+        rows themselves. With `return_bias`, also the biases (...,). `padding_idx`, which need
+        not be a class, gives zeros and gets no gradient. Rows of other ranks or servers are
+        sent to this process.
         """
         with self.ranks.share_errors():
             self._refuse_backward()
@@ -108,9 +108,9 @@ class ClassTable(RowStore, ExactState, ABC):
 
     @torch.no_grad()
     def select(self, pool: Candidates, second_pass: SecondPass | None) -> Candidates:
-        """The classes of `pool` that `second_pass` keeps, by rising id; all of them if it is None.
+        """The classes of `pool` that `second_pass` keeps, by ascending id; all if it is None.
 
-        Every rank passes the same and gets the same.
+        Arguments and result are equal on all ranks.
         """
         with self.ranks.share_errors():
             if second_pass is not None:
@@ -124,12 +124,15 @@ class ClassTable(RowStore, ExactState, ABC):
     def sampled_logits(
         self, batch: GlobalBatch, pool: Candidates, second_pass: SecondPass | None = None
     ) -> tuple[Tensor, Tensor]:
-        """What a sampled loss needs of the rows: two small tensors, however many are kept.
+        """The two terms of a sampled softmax loss, for the examples of this rank.
 
-        Returns, for the examples that this process brought to the batch, the logits of their
-        targets, (B, L), -inf for padding, and the log of the weighted sum over those of the kept
-        classes that are no target of the example, (B,). `backward` through them sends the rows
-        their gradients. `batch` is that of `ranks.batch`, its ids checked.
+        Args:
+            batch: from `ranks.batch`, with valid ids.
+            pool: candidates, of which `second_pass` keeps some; all if it is None.
+
+        Returns: the logits of the targets, (B, L), -inf for padding; and (B,) the log of the
+        weighted sum of exp(logit) over the kept classes that are not targets of the example.
+        Both are differentiable with respect to queries and rows.
         """
         with torch.no_grad():
             kept = self._kept_here(pool, second_pass)
@@ -141,20 +144,20 @@ class ClassTable(RowStore, ExactState, ABC):
     ) -> tuple[Tensor, Tensor]:
         """The k best classes for each row of `query` (B, D): scores and ids, (B, k).
 
-        Exact; equal scores by rising id. `exclude` (B, E) are classes to leave out of a
-        row (negative is padding); where fewer than k remain, ids end in -1 and scores in
-        -inf.
+        Exact; ties are ordered by ascending id. `exclude` (B, E) are classes to leave out for
+        each query (negative is padding). If fewer than k remain, scores end in -inf and ids in
+        -1.
         """
 
     @abstractmethod
     def log_partition(self, query: Tensor) -> Tensor:
-        """Exact log of the sum over all classes of exp(logit), (B,)."""
+        """The exact log of the sum of exp(logit) over all classes, (B,)."""
 
     def update(self, ids: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> None:
-        """Apply one optimizer step to `ids`. Gradients of a repeated id are summed first.
+        """Apply one optimizer step to the rows `ids` (N,), and to no others.
 
-        Only the rows named move. A gradient that is not finite is an error and moves
-        nothing.
+        `weight_grad` is (N, D) and `bias_grad` (N,); gradients of repeated ids are summed. Raises
+        UsageError, and moves nothing, if a gradient is not finite.
         """
         with self.ranks.share_errors():
             check_shape(
@@ -166,7 +169,7 @@ class ClassTable(RowStore, ExactState, ABC):
             ids = check_ids("ids", ids, self.num_classes)
             if not ids.numel() and self.ranks.size == 1:
                 return
-            # copies: the caller is free to reuse its own before an `accumulate` ends
+            # copies: the caller may reuse its tensors before an `accumulate` block ends
             self._update(
                 RowGradients(
                     ids.to(self.device, copy=True),
@@ -176,34 +179,33 @@ class ClassTable(RowStore, ExactState, ABC):
             )
 
     def accumulate(self) -> AbstractContextManager[None]:
-        """Hold back every fused update inside and apply them as one at the end.
+        """Collect the fused updates of a block and apply them as one at its end.
 
-        After an exception nothing of what was held is applied. Rows that an optimizer moves wait
-        for its step anyway.
+        After an exception none is applied. Has no effect on rows that an optimizer moves.
         """
         return self.gradients.hold()
 
     def flush(self) -> None:
-        """Return once every earlier `update` is visible to `rows`."""
+        """Wait until every earlier `update` is visible to `rows`."""
 
     def close(self) -> None:
         """Release processes and sockets. Safe to call twice."""
 
     @abstractmethod
     def _read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """`rows` of ids that are checked, on the table's device, inside no_grad."""
+        """`rows` of valid ids on the table's device, inside no_grad."""
 
     @abstractmethod
     def _select_here(self, pool: Candidates, second_pass: SecondPass) -> Candidates:
-        """What the second pass keeps of the classes whose rows this process has, by rising id."""
+        """The classes that the second pass keeps among rows of this process, by ascending id."""
 
     def _fetch(
         self, ids: Tensor, *, biases: bool, trains: bool
     ) -> tuple[Tensor, Tensor, SendGradients]:
-        """Weights (N, D) and biases (N,) of `ids` (N,), and what takes their gradients later.
+        """Weights (N, D) and biases (N,) of `ids` (N,), and a function that takes their gradients.
 
-        Where `biases` are not asked for, they and their gradients are all 0. `trains` is whether
-        gradients will come.
+        Without `biases`, biases and their gradients are 0. `trains` says whether gradients will
+        follow.
         """
 
         def send(weight_grad: Tensor, bias_grad: Tensor) -> None:
@@ -216,26 +218,26 @@ class ClassTable(RowStore, ExactState, ABC):
         self.gradients.update(gradients)
 
     def _kept_here(self, pool: Candidates, second_pass: SecondPass | None) -> Candidates:
-        """What of `pool` stays, of the classes whose rows are here; without a second pass all."""
+        """The kept classes of `pool` with rows in this process; all of it without a second pass."""
         pool = self._check_candidates(pool, second_pass)
         return pool if second_pass is None else self._select_here(pool, second_pass)
 
     def _check_candidates(self, pool: Candidates, second_pass: SecondPass | None) -> Candidates:
-        """`pool`, which a proposal of anybody's may have drawn, on the table's device."""
+        """`pool` on the table's device; an error if its ids are invalid."""
         ids = pool.ids
         size = ids.shape[0]
         if second_pass is not None and (drawn := second_pass.noise.shape[0]) not in (0, size):
             raise UsageError(
                 f"the second pass was drawn for a pool of {drawn} classes, got one of {size}. Draw "
-                "both anew for every batch."
+                "both again for every batch."
             )
         if not size:
             return pool.to(self.device)
-        found: Any = ids.numpy() if ids.is_cpu else ids  # half the time of torch for a few
+        found: Any = ids.numpy() if ids.is_cpu else ids  # twice as fast as torch for few ids
         if not bool((found[1:] > found[:-1]).all()):
             raise UsageError(
-                "the ids of candidates must be distinct and rise: an example's own target is "
-                "looked up among them. Sort them with their log_q."
+                "the ids of candidates must be distinct and ascending, because targets are looked "
+                "up among them. Sort ids and log_q together."
             )
         if found[0] < 0 or found[-1] >= self.num_classes:
             check_ids("pool", ids, self.num_classes)  # which names the class
@@ -244,7 +246,7 @@ class ClassTable(RowStore, ExactState, ABC):
     def _check_topk(
         self, query: Tensor, k: int, exclude: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """What `topk` is asked, as (B, D) float32 and (B, E) int64, or an error."""
+        """Valid arguments of `topk`: query (B, D) float32 and exclude (B, E) int64."""
         query = check_query(query, self.dim)
         check_positive("k", k)
         if k > self.num_classes:
@@ -259,7 +261,7 @@ class ClassTable(RowStore, ExactState, ABC):
         fused = self.row_optimizer is not None and torch.is_grad_enabled()
         if fused and torch._C._current_graph_task_id() != -1:
             raise UsageError(
-                "rows that move in `backward` were looked up inside of a backward pass, as "
-                "torch.utils.checkpoint does: they may have moved since the first time. Leave "
-                "row_optimizer out and use tapas.optim, or look rows up outside of the checkpoint."
+                "rows with a fused row_optimizer were looked up inside a backward pass, as "
+                "torch.utils.checkpoint does: they may have moved since the first time. Use an "
+                "optimizer of tapas.optim instead, or look rows up outside the checkpoint."
             )

@@ -1,7 +1,7 @@
-"""Exact answers that look at every row: the k best classes, and the softmax's whole sum.
+"""Exact top k and log partition over all rows.
 
-Native where the rows are in this machine's memory; else in chunks of a product that never
-holds all scores at once.
+By native kernels if the rows are on the CPU; else in chunks, so that not all scores are in memory
+at once.
 """
 
 from collections.abc import Callable
@@ -13,15 +13,15 @@ import tapas.native as native
 
 
 def topk_of_chunk(score: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of each row of `score` (B, W): values and columns, ties to low columns.
+    """The k largest of each row of `score` (B, W): values and columns, low columns first in ties.
 
-    The order inside the k is not defined yet; `merge_topk` sorts.
+    The k are not sorted; `merge_topk` sorts them.
     """
     width = score.shape[1]
     if k >= width:
         return score, torch.arange(width, device=score.device).expand_as(score)
     value, column = score.topk(k + 1, dim=1)
-    # torch.topk takes any of the equal scores; only a tie across the edge can go wrong
+    # torch.topk takes any of equal scores, which matters only for a tie at the k-th place
     tied = (value[:, k - 1] == value[:, k]).nonzero()[:, 0]
     value, column = value[:, :k], column[:, :k]
     if len(tied):
@@ -34,14 +34,14 @@ def topk_of_chunk(score: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def merge_topk(value: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k best of `value` (B, N) with class `ids` (B, N), highest first, ties by rising id."""
+    """The k best of `value` (B, N) with class `ids` (B, N), best first, ties by ascending id."""
     ids, by_id = ids.sort(dim=1)
     value, by_value = value.gather(1, by_id).sort(dim=1, descending=True, stable=True)
     return value[:, :k], ids.gather(1, by_value)[:, :k]
 
 
 def exclusions(exclude: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(id, row) pairs of `exclude` (B, E) sorted by id, padding dropped."""
+    """(id, row) pairs of `exclude` (B, E) sorted by id, without padding."""
     if exclude is None:
         return torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
     row, column = (exclude >= 0).nonzero(as_tuple=True)
@@ -50,24 +50,24 @@ def exclusions(exclude: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 SCORES_PER_CHUNK = 1 << 21  # floats of a (B, chunk) block of scores
-QUERIES_PER_BLOCK = 256  # ranked together
+QUERIES_PER_BLOCK = 256
 
 
 def topk_rows(
     weight: Tensor, bias: Tensor | None, query: Tensor, k: int, exclude: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Scores and rows (B, k), highest first, equal scores by rising row.
+    """Scores and rows (B, k), best first, ties by ascending row.
 
     Args:
         weight:  (C, D)
         bias:    (C,) or None for 0
         query:   (B, D) float32
-        exclude: (B, E) rows to leave out, negative is padding. Where fewer than k are left,
-            scores end in -inf and rows in -1.
+        exclude: (B, E) rows to leave out, negative is padding. If fewer than k remain, scores
+            end in -inf and rows in -1.
     """
     if k <= native.MAX_TOPK and native.readable(weight, query):
         return native.topk(weight, None if bias is None else bias.float(), query, k, exclude)
-    # many queries at once would leave chunks of few classes, each with k to merge
+    # with too many queries at once, chunks would have few classes and merging would dominate
     parts = [
         _topk_of_block(
             weight,
@@ -89,11 +89,11 @@ def topk_by_id(
     exclude: Tensor | None,
     ids_at: Callable[[Tensor], Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """`topk_rows` of rows whose ids, `ids_at` their places, do not rise: ids, not rows.
+    """Scores and ids (B, k) of rows whose ids, `ids_at(row)`, are not ascending.
 
-    Equal scores by rising id; also where a tie goes across the edge of the k best, which is
-    looked at once more, and if all that can be ranked at once tie, among all rows. Scores stay
-    those of the first look: others may round otherwise, and shards would no longer tie.
+    Ties are ordered by ascending id. If the k-th and the next score tie, more rows are ranked,
+    and if all of these tie, too, all rows. Scores are those of the first ranking, because others
+    may be rounded differently, and ties between shards would be lost.
     """
     value, ids, tied = _topk_wide(weight, bias, query, k, k + 1, exclude, ids_at)
     if k + 1 < native.MAX_TOPK and bool(tied.any()):
@@ -117,7 +117,7 @@ def _topk_wide(
     exclude: Tensor | None,
     ids_at: Callable[[Tensor], Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The k best by id of the `wide` best by row, and which queries' tie might go beyond those."""
+    """The k best of the `wide` best rows, and a mask of queries whose ties may go beyond these."""
     wide = min(wide, len(weight))
     value, rows = topk_rows(weight, bias, query, wide, exclude)
     ids = ids_at(rows.clamp(min=0)).masked_fill_(rows < 0, torch.iinfo(torch.int64).max)

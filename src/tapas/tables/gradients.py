@@ -1,7 +1,7 @@
-"""Logits of target and kept classes, whose backward pass hands the rows their gradients.
+"""Autograd functions of class tables: sampled logits and `lookup`.
 
-One autograd node from the query to the two tensors that a sampled loss needs. A row is
-read once, and its gradient goes to the table's `GradientQueue`, if the pass reaches its anchor.
+One node computes both terms of a sampled loss from the query. Rows are read once, and their
+gradients go to the table's `GradientQueue` if the backward pass reaches its anchor.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def sampled_logits(
 ) -> tuple[Tensor, Tensor]:
     """(B, L) logits of targets and (B,) log of the kept sum; see `ClassTable.sampled_logits`.
 
-    `read` gives weights and biases of ids; their gradients go to `queue` under the same ids.
+    `read` returns weights and biases of ids; their gradients go to `queue` with the same ids.
     """
     positive, log_sum = _SampledLogits.apply(  # type: ignore[no-untyped-call]
         query, queue.input(), queue, target, kept, read
@@ -53,7 +53,7 @@ class _SampledLogits(torch.autograd.Function):
         rows, biases = read(ids)
         own_rows = rows[:num_own].view(num_examples, num_targets, -1)
         kept_rows = rows[num_own:]
-        if num_targets == 1:  # the same sum without views, which cost as much as sums here
+        if num_targets == 1:  # the same sum without views, which would take as long as the sum
             positive = (own_rows.view_as(query) * query).sum(dim=1, keepdim=True)
         else:
             positive = (own_rows * query[:, None, :]).sum(dim=2)
@@ -62,7 +62,7 @@ class _SampledLogits(torch.autograd.Function):
             positive.masked_fill_(padding.view_as(target), -torch.inf)
         offset = biases[num_own:] - kept.log_q
         log_sum, shares = kept_log_sum(query, kept_rows, offset, kept.ids, target)
-        ctx.queue, ctx.read = queue, read  # which keeps the table, as a graph keeps parameters
+        ctx.queue, ctx.read = queue, read  # keeps the table alive, as a graph does its parameters
         ctx.save_for_backward(query, own_rows, kept_rows, offset, ids, target, padding, *shares)
         return positive, log_sum
 
@@ -76,7 +76,7 @@ class _SampledLogits(torch.autograd.Function):
             return _send_gradients(ctx, positive_grad, log_sum_grad)
 
 
-@outside_graphs  # compiled autograd would leave out what is done beside the gradients
+@outside_graphs  # compiled autograd would drop the side effects
 def _send_gradients(ctx: Any, positive_grad: Tensor, log_sum_grad: Tensor) -> tuple[Any, ...]:
     query, own_rows, kept_rows, offset, ids, target, padding, *shares = ctx.saved_tensors
     single = own_rows.shape[1] == 1
@@ -105,7 +105,7 @@ def _send_gradients(ctx: Any, positive_grad: Tensor, log_sum_grad: Tensor) -> tu
         weight_grad = torch.cat([pulled, pushed])
         bias_grad = torch.cat([positive_grad.reshape(-1), pushed_bias])
         if padding is not None:
-            # a padded target is not a touched row: Adam and weight decay would move it
+            # padding must not touch a row: Adam and weight decay would move it
             real = torch.cat([~padding, padding.new_ones(len(pushed))])
             ids, weight_grad, bias_grad = ids[real], weight_grad[real], bias_grad[real]
         ctx.queue.add(ids, weight_grad, bias_grad)
@@ -127,7 +127,7 @@ class _Lookup(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         trains = ctx.needs_input_grad[0]
         rows, row_biases, ctx.send = table._fetch(ids, biases=biases, trains=trains)
-        ctx.table, ctx.queue = table, table.gradients  # the graph keeps both, as torch does
+        ctx.table, ctx.queue = table, table.gradients  # keeps both alive
         return rows, row_biases
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The class table of one process, which can also behave like m shards."""
+"""`LocalTable`: a class table in one process, which can emulate m shards."""
 
 import dataclasses
 import math
@@ -40,23 +40,23 @@ class LocalTable(ClassTable):
     """All rows in this process.
 
     Args:
-        row_optimizer: None leaves the rows to an optimizer of `tapas.optim`. A fused one, such
-            as tapas.optim.RowwiseAdagrad.fused(lr=0.1), moves them inside `backward`.
-        dtype: of the rows; bfloat16 rows are rounded stochastically when they move.
-            Optimizer state and all arithmetic are float32.
-        bias: True (start at 0), False, or the (C,) values to start at; the log of the
-            class frequencies is a good start.
-        num_shards: emulate so many shards: each keeps the best n/m of its part of the
-            pool, as the distributed engines do.
+        row_optimizer: None if an optimizer of `tapas.optim` moves the rows. A fused one, such as
+            tapas.optim.RowwiseAdagrad.fused(lr=0.1), moves them inside `backward`.
+        dtype: float32, or bfloat16 with stochastic rounding. Optimizer state and arithmetic are
+            always float32.
+        bias: True (starts at 0), False, or the (C,) initial values; the log of the class
+            frequencies is a good choice.
+        num_shards: number of shards to emulate: each keeps its n/m best classes of the pool, as
+            on ranks or servers.
         placement: of classes on shards, "random" by `seed` or "contiguous"; see `Placement`.
-        seed: of where rows start, and of how bfloat16 rows are rounded; torch.manual_seed has no
-            say. Two tables of one model want two seeds.
-        device: of the rows; torch's default device if left out.
-        independent_ranks: allow training though torch.distributed has several ranks, each of
-            which then has rows of its own. `ShardedTable` shares them.
+        seed: of initial rows and of stochastic rounding; torch.manual_seed has no effect. Give
+            the tables of one model different seeds.
+        device: of the rows; by default torch's default device.
+        independent_ranks: allow training with several ranks of torch.distributed, each with its
+            own rows. Use `ShardedTable` to share rows.
 
-    Rows are parameters without a gradient of their own, so that they count, are averaged and are
-    saved with the rest of a model; `gradients.anchor` is what freezes them.
+    Rows are parameters with requires_grad=False, so that they are counted, averaged and saved
+    with the rest of a model; to freeze them, freeze `gradients.anchor`.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class LocalTable(ClassTable):
         self.seed, self.independent_ranks = check_seed(seed), independent_ranks
         self.placement = Placement(num_classes, num_shards, seed=seed, kind=placement)
         device = torch.get_default_device() if device is None else torch.device(device)
-        on_meta = device.type == "meta"  # sizes alone: nothing is drawn
+        on_meta = device.type == "meta"  # without values
         weight = torch.empty(num_classes, dim, dtype=dtype, device=device if on_meta else "cpu")
         if not on_meta:
             prefer_huge_pages(weight)
@@ -97,10 +97,7 @@ class LocalTable(ClassTable):
 
     @property
     def weight(self) -> Tensor:
-        """(C, D) the rows themselves, without what autograd knows of them.
-
-        To have an embedding share them, use `lookup`; to change them, write into it.
-        """
+        """(C, D) the rows, detached. Write into it to change them; use `lookup` to train them."""
         return self._stored("weight")
 
     @property
@@ -117,7 +114,7 @@ class LocalTable(ClassTable):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in PARTS and isinstance(value, nn.Parameter):
             own = self._parameters.get(name)
-            if own is not None and own.is_meta:  # a loader fills in what was built without values
+            if own is not None and own.is_meta:  # a loader replaces meta tensors
                 value = nn.Parameter(value.detach(), requires_grad=False)
             if value.requires_grad:
                 raise UsageError(
@@ -150,14 +147,15 @@ class LocalTable(ClassTable):
             )
         if layout(update.state_specs()) != layout(before.state_specs()):
             raise UsageError(
-                f"the rows have the state of {before.name}, which {update.name} cannot go on "
-                "from. Build the table with it; `table.row_optimizer.lr = 0.05` changes a number."
+                f"the rows have the state of {before.name}, with which {update.name} cannot "
+                f"continue. Build a table with {update.name}; to change a hyperparameter, set "
+                "table.row_optimizer.lr = 0.05."
             )
         self._row_optimizer = update
 
     @property
     def num_updates(self) -> int:
-        """Steps of the rows so far, by the fused update or by the present optimizer."""
+        """Number of updates so far, by the fused update or by the current optimizer."""
         return self._num_updates or int(self.gradients.state.get("step", 0))
 
     @num_updates.setter
@@ -165,7 +163,7 @@ class LocalTable(ClassTable):
         self._num_updates = count
 
     def init_rows(self, weight: Tensor) -> None:
-        """Fill `weight` (C, D) with what rows start at."""
+        """Fill `weight` (C, D) with initial values."""
         bound = 1 / math.sqrt(self.dim)  # as nn.Linear
         weight.uniform_(-bound, bound, generator=stream(self.seed, "rows"))
 
@@ -221,7 +219,7 @@ class LocalTable(ClassTable):
         return shapes
 
     def _new_state(self, update: RowUpdate) -> dict[str, Tensor]:
-        """What `update` remembers of every row and bias, where it starts."""
+        """The initial state of `update` for all rows and biases."""
         shapes, found = self.row_state_shapes(update), {}
         for part in ("weight", "bias"):
             for key, spec in update.state_specs().items():
@@ -232,7 +230,7 @@ class LocalTable(ClassTable):
         return found
 
     def _state_buffers(self, update: RowUpdate) -> dict[str, Tensor]:
-        """The same where it is now, of the fused option."""
+        """The current state of a fused update."""
         return {
             name: getattr(self, name)
             for key in update.state_specs()
@@ -240,7 +238,7 @@ class LocalTable(ClassTable):
         }
 
     def row_tensors(self) -> dict[str, Tensor]:
-        """Rows, biases and the state of a fused update, by name: (C, ...) each."""
+        """Weights, biases and fused state by name, (C, ...) each."""
         return {"weight": self.weight, "bias": self.bias, **dict(self.named_buffers())}
 
     @torch.no_grad()
@@ -260,8 +258,8 @@ class LocalTable(ClassTable):
         found = {name: tuple(part.shape) for name, part in state.items() if name in wanted}
         if any(wanted[name] != shape for name, shape in found.items()):
             raise UsageError(
-                f"the state of these rows has {found}, expected {wanted} for {update.name}. No "
-                "row was changed."
+                f"the state of these rows has shapes {found}, expected {wanted} for {update.name}. "
+                "No row was changed."
             )
         # Adagrad and Adam are not linear: gradients of a repeated id are summed first
         ids, slot = torch.unique(ids, return_inverse=True)
@@ -279,7 +277,7 @@ class LocalTable(ClassTable):
         state: dict[str, Tensor],
         step: int,
     ) -> None:
-        """One step of the rows `ids` (N,) of `name`; row i of `grad` belongs to ids[slot[i]]."""
+        """Update rows `ids` (N,) of tensor `name`; row i of `grad` belongs to ids[slot[i]]."""
         grad = grad.new_zeros(len(ids), grad.shape[1]).index_add_(0, slot, grad)
         stored = self._stored(name).view(self.num_classes, -1)
         rows = stored.index_select(0, ids).float()
@@ -295,19 +293,19 @@ class LocalTable(ClassTable):
             part.index_copy_(0, ids, touched[key])
 
     def check_training(self) -> None:
-        if "weight" not in self._parameters:  # it is under another name then
+        if "weight" not in self._parameters:  # torch has renamed it
             raise UsageError(
-                "the rows of a class table cannot be parametrized, as by weight_norm: what moves "
-                "them would write into a copy. Leave the table out, or build it anew."
+                "the rows of a class table cannot be parametrized, as by weight_norm: updates "
+                "would go into a copy. Exclude the table from it, and build the table again."
             )
         for rows in self._parameters.values():
-            if rows is not None and rows.requires_grad:  # thawed; only the anchor has a gradient
+            if rows is not None and rows.requires_grad:  # only the anchor has a gradient
                 rows.requires_grad = False
         if (size := num_processes()) > 1 and not self.independent_ranks:
             raise UsageError(
                 f"this table is in one process, but torch.distributed has {size} ranks: each would "
-                "train rows of its own. Share them, TapasSoftmax(table=tapas.ShardedTable("
-                "num_classes, dim), ...); or, if every rank trains a model of its own, build the "
+                "train its own rows. Share them with TapasSoftmax(table=tapas.ShardedTable("
+                "num_classes, dim), ...). If every rank shall train its own model, build the "
                 "table with LocalTable(..., independent_ranks=True)."
             )
 
@@ -327,11 +325,11 @@ class LocalTable(ClassTable):
         return self.bias if self.has_bias else None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """A cast, as by `model.bfloat16()`, is one of the rows: their state stays float32."""
+        """Casts, as by `model.bfloat16()`, apply to the rows only; their state stays float32."""
         if fn(self.weight[:0]).dtype == torch.float16:
             raise UsageError(
-                "class rows cannot be float16: small updates would be lost. Use bfloat16, whose "
-                "updates are rounded stochastically, or leave the head out of `.half()`."
+                "class rows cannot be float16: small updates would be lost. Use bfloat16, which is "
+                "rounded stochastically, or exclude the head from `.half()`."
             )
         return super()._apply(fn, recurse)
 
@@ -363,9 +361,9 @@ def check_row_optimizer(update: RowUpdate | None) -> RowUpdate | None:
     if not isinstance(update, RowUpdate | None):
         raise UsageError(
             "row_optimizer must be a fused one, such as tapas.optim.RowwiseAdagrad.fused(lr=0.1), "
-            f"or None for rows that an optimizer of tapas.optim moves, got {update!r}."
+            f"or None to use an optimizer of tapas.optim, got {update!r}."
         )
-    # a copy: two tables that were given one formula have learning rates of their own
+    # a copy, so that the learning rates of two tables are independent
     return None if update is None else dataclasses.replace(update)
 
 
@@ -374,23 +372,23 @@ def layout(specs: dict[str, StateSpec]) -> dict[str, bool]:
 
 
 def initial_bias(bias: bool | Tensor, num_classes: int, *, device: str = "cpu") -> Tensor:
-    """(C,) float32 to start at: zeros for True, (0,) for False, or the values given."""
+    """Initial biases (C,) float32: zeros for True, empty for False, else the given values."""
     if isinstance(bias, bool):
         return torch.zeros(num_classes if bias else 0, dtype=torch.float32, device=device)
     if bias is None:
-        raise UsageError("bias must be True, False or the (C,) values to start at, got None.")
+        raise UsageError("bias must be True, False or the (C,) initial values, got None.")
     start = torch.as_tensor(bias, dtype=torch.float32, device="cpu").detach().clone()
     check_shape({"C": num_classes}, bias=(start, "C"))
     if not all_finite(start):
         raise UsageError(
-            f"bias starts class {int((~start.isfinite()).nonzero()[0])} at NaN or inf. For the log "
-            "of frequencies, give classes never seen a count: counts.clamp(min=1)."
+            f"the bias of class {int((~start.isfinite()).nonzero()[0])} is NaN or inf. For the log "
+            "of frequencies, give unseen classes a count: counts.clamp(min=1)."
         )
     return start
 
 
 def num_processes() -> int:
-    """How many torch.distributed has, whether or not they share a table."""
+    """The number of ranks of torch.distributed, whether or not they share a table."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size()
     return 1

@@ -1,8 +1,8 @@
-"""Which shard a class lives on, and where there: computable from the id alone.
+"""`Placement`: the shard of each class and its position there, computed from the id.
 
-Classes are put in an order, at random by a keyed permutation or as they are, and shard j of
-m takes stretch j of that order. Nothing is stored, shards differ in size by at most one, and
-what m shards saved in this order is cut anew for any other number of them.
+Classes are ordered, by a keyed random permutation or by id, and shard j of m has the j-th range
+of that order. Nothing is stored, shards differ in size by at most one, and rows saved by m shards
+can be split again for any other number of shards.
 """
 
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ class Placement:
     """`num_classes` classes on `num_shards` shards.
 
     Args:
-        kind: "random" spreads frequent classes evenly, whatever their ids; "contiguous"
-            leaves ids in their order, for ids that mean nothing.
+        kind: "random" spreads frequent classes evenly over shards; "contiguous" keeps ids in
+            order, for ids that are already random.
     """
 
     def __init__(self, num_classes: int, num_shards: int, *, seed: int = 0, kind: str = "random"):
@@ -46,28 +46,28 @@ class Placement:
         """The shard of each id, the shape of `ids`."""
         return self.shard_at(self.permute(ids))
 
-    def shard_at(self, places: Tensor) -> Tensor:
-        """The shard of each place in the order."""
-        return places * self.num_shards // self.num_classes
+    def shard_at(self, positions: Tensor) -> Tensor:
+        """The shard of each position in the order."""
+        return positions * self.num_shards // self.num_classes
 
     def start(self, shard: int) -> int:
-        """The first place of `shard`; its last is before the start of the next."""
+        """The first position of `shard`, which ends before the start of the next."""
         return -(-shard * self.num_classes // self.num_shards)
 
     def size(self, shard: int) -> int:
         return self.start(shard + 1) - self.start(shard)
 
     def permute(self, ids: Tensor) -> Tensor:
-        """The place of each id in the order, 0 .. C-1."""
+        """The position of each id in the order, 0 .. C-1."""
         if self._order is None:
             return check_ids("ids", ids, self.num_classes)
         return self._order.permute(ids)
 
-    def ids_at(self, places: Tensor) -> Tensor:
-        """The id at each place of the order."""
+    def ids_at(self, positions: Tensor) -> Tensor:
+        """The id at each position of the order."""
         if self._order is None:
-            return check_ids("places", places, self.num_classes)
-        return self._order.inverse(places)
+            return check_ids("positions", positions, self.num_classes)
+        return self._order.inverse(positions)
 
     def ids_of(self, shard: int) -> Tensor:
         """The ids of `shard` in the order of its rows."""
@@ -76,7 +76,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """The rows that one process keeps of a table: those of shard `number`, in its order."""
+    """The rows of shard `number`, in its order."""
 
     placement: Placement
     number: int = 0
@@ -88,20 +88,20 @@ class RowRange:
 
     @property
     def start(self) -> int:
-        """The place of the first row in the order of all classes."""
+        """The position of the first row in the order of all classes."""
         return self.placement.start(self.number)
 
     @property
     def stop(self) -> int:
-        """One after the place of the last row."""
+        """One after the position of the last row."""
         return self.placement.start(self.number + 1)
 
     @property
     def has_all_rows(self) -> bool:
-        """Whether no other process keeps rows of the table."""
+        """Whether these are all rows of the table."""
         return self.placement.num_shards == 1
 
     def same_order(self, other: "RowRange") -> bool:
-        """Whether both are ranges of one order of the classes."""
+        """Whether both are ranges of the same order of classes."""
         mine, theirs = self.placement, other.placement
         return mine.kind == theirs.kind and (mine.kind == "contiguous" or mine.seed == theirs.seed)

@@ -1,7 +1,7 @@
-"""The second pass: which classes of a pool are kept, decided where their rows live.
+"""`SecondPass`: selecting the classes of a pool that are kept, on the shard of their rows.
 
-What it needs is drawn once for a batch; each shard then keeps its quota of the classes that it
-has rows of. No layout of the rows can change what was drawn.
+All random numbers are drawn once for a batch; each shard then keeps its quota among its own
+rows. So the draws do not depend on how rows are sharded.
 """
 
 from collections.abc import Sequence
@@ -31,8 +31,8 @@ class SecondPass:
     temperature: float
     query: Tensor  # (A, D) float32, the queries that score the pool
     target: Tensor  # (A, L) int64, their targets; negative is padding
-    complete: bool  # whether they are the whole batch
-    noise: Tensor  # (P,) uniform in (0, 1], one for each class of the pool; (0,) without chance
+    complete: bool  # whether they are all queries of the batch
+    noise: Tensor  # (P,) uniform in (0, 1] for each class of the pool; (0,) if not needed
 
     @staticmethod
     def draw(
@@ -44,9 +44,9 @@ class SecondPass:
         *,
         generator: torch.Generator,
     ) -> "SecondPass | None":
-        """All that is random: the queries that score, if the rule wants few, and the noise.
+        """Draw the queries that score, if the rule wants only some, and the noise.
 
-        None if the pool has no more than `keep` classes: all stay, and nothing is drawn.
+        Returns None, and draws nothing, if the pool has at most `keep` classes: all are kept.
         """
         check_generator(generator)
         if len(pool) <= keep:
@@ -66,7 +66,7 @@ class SecondPass:
         return SecondPass(keep, rule, temperature, query, target, complete, noise)
 
     def for_part(self, positions: Tensor, quota: int) -> "SecondPass":
-        """The same for the classes at `positions` of the pool, `quota` of which are kept."""
+        """The second pass for the classes at `positions` of the pool, keeping `quota`."""
         noise = self.noise.index_select(0, positions) if len(self.noise) else self.noise
         return replace(self, keep=quota, noise=noise)
 
@@ -77,20 +77,20 @@ def classes_at(pool: Candidates, positions: Tensor) -> Candidates:
 
 
 def merge_candidates(parts: Sequence[Candidates]) -> Candidates:
-    """The classes of all `parts`, by rising id."""
+    """The classes of all `parts`, by ascending id."""
     ids, order = torch.cat([part.ids for part in parts]).sort()
     return Candidates(ids, torch.cat([part.log_q for part in parts])[order])
 
 
 def shard_quota(keep: int, num_shards: int, shard: int) -> int:
-    """How many of `keep` are for `shard` to keep."""
+    """How many of `keep` classes `shard` keeps."""
     return keep // num_shards + (shard < keep % num_shards)
 
 
 def select_here(
     table: "LocalTable", part: Candidates, rows: Tensor, second_pass: SecondPass
 ) -> Candidates:
-    """What `second_pass` keeps of `part` (P classes), whose rows in `table` are `rows` (P,)."""
+    """The classes of `part` that `second_pass` keeps; `rows` (P,) are their rows in `table`."""
     quota = second_pass.keep
     if len(part) <= quota:
         return part

@@ -37,7 +37,7 @@ SHARDS = (
 )
 FUSED = (
     "row_optimizer must be a fused one, such as tapas.optim.RowwiseAdagrad.fused(lr=0.1), or None "
-    "for rows that an optimizer of tapas.optim moves, got "
+    "to use an optimizer of tapas.optim, got "
 )
 WRONG = [  # a call, and how the words about it begin; where they end in a full stop, all of them
     (
@@ -55,7 +55,7 @@ WRONG = [  # a call, and how the words about it begin; where they end in a full 
         "cannot spread 31 classes over 32 shards. Use at most 31.",
     ),
     (lambda: head(bias=torch.zeros(30)), "bias has shape (30,); expected (C=31)."),
-    (lambda: head(bias=None), "bias must be True, False or the (C,) values to start at"),
+    (lambda: head(bias=None), "bias must be True, False or the (C,) initial values"),
     (
         lambda: head(dtype=torch.float16),
         "dtype must be float32 or bfloat16, got torch.float16.",
@@ -90,8 +90,8 @@ WRONG = [  # a call, and how the words about it begin; where they end in a full 
     ),
     (
         lambda: head().half(),
-        "class rows cannot be float16: small updates would be lost. Use bfloat16, whose updates "
-        "are rounded stochastically, or leave the head out of `.half()`.",
+        "class rows cannot be float16: small updates would be lost. Use bfloat16, which is rounded "
+        "stochastically, or exclude the head from `.half()`.",
     ),
     *(
         (

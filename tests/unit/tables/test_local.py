@@ -40,8 +40,8 @@ def equal(one, other):
         ({"bias": torch.zeros(30)}, "bias has shape (30,); expected (C=31)."),
         (
             {"bias": torch.arange(31).log()},  # 0 is a class never seen
-            "bias starts class 0 at NaN or inf. For the log of frequencies, give classes never "
-            "seen a count: counts.clamp(min=1).",
+            "the bias of class 0 is NaN or inf. For the log of frequencies, give unseen classes a "
+            "count: counts.clamp(min=1).",
         ),
         ({"num_shards": 0}, "num_shards must be at least 1, got 0."),
         ({"num_shards": 32}, "cannot spread 31 classes over 32 shards. Use at most 31."),

@@ -52,4 +52,6 @@ def test_an_inverse_keeps_the_shape_of_its_places_and_none_is_fine():
 def test_places_outside_are_told():
     with pytest.raises(UsageError) as error:
         order_of(31, 0).inverse(torch.tensor([31]))
-    assert str(error.value) == "places holds class 31; expected ids from 0 to 30 (num_classes=31)."
+    assert (
+        str(error.value) == "positions holds class 31; expected ids from 0 to 30 (num_classes=31)."
+    )

@@ -145,7 +145,7 @@ def test_contiguous_placement_leaves_ids_in_their_order_whatever_the_seed():
         list(range(11, 21)),
         list(range(21, 31)),
     ]
-    for verb, name in ((placement.permute, "ids"), (placement.ids_at, "places")):
+    for verb, name in ((placement.permute, "ids"), (placement.ids_at, "positions")):
         with pytest.raises(UsageError) as error:
             verb(torch.tensor([31]))
         assert str(error.value) == (
