@@ -512,7 +512,7 @@ def test_kernels_never_get_ids_or_shapes_out_of_bounds():
     biases = tapas.native.Biases(torch.zeros(7), torch.ones(1, 1), [])
     with says(words, end=""):
         tapas.native.update(0, (0.1, 0.0), rows, one, grad, [], biases)
-    with says("rule 3 has 7 numbers, got 2."):
+    with says("update formula 3 takes 7 numbers, got 2."):
         tapas.native.update(3, (0.1, 0.0), rows, one, grad, [rows.clone(), rows.clone()])
     assert not bool(rows.any())
 

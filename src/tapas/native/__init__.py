@@ -1,4 +1,4 @@
-"""Native kernels for CPUs, where they were built; every one has a double in PyTorch."""
+"""Native CPU kernels, if they were built; each has an equivalent in PyTorch."""
 
 from tapas.native.kernels import (
     MAX_TOPK,

@@ -1,11 +1,12 @@
-// The k best rows of each query: scores below the bar of a query are forgotten in registers.
+// The k best rows of each query. Most scores are below the k-th best so far and never leave
+// registers.
 #pragma once
 
 #include "tiles.h"
 
 namespace tapas {
 
-// One class and its score; of equal scores the lower id comes first, NaN before everything.
+// A class and its score; ties by ascending id, NaN before everything.
 struct Found {
   float score;
   int64_t id;
@@ -17,7 +18,7 @@ struct Found {
   }
 };
 
-// The k best of a stream of classes with rising ids.
+// The k best of a stream of classes with ascending ids.
 struct Best {
   std::vector<Found> kept;
 
@@ -37,8 +38,8 @@ struct Best {
 };
 
 struct Excluded {
-  const int64_t* start;  // (queries + 1), null if nothing is
-  const int64_t* ids;    // rising within a query
+  const int64_t* start;  // (queries + 1), null if nothing is excluded
+  const int64_t* ids;    // ascending within a query
 
   bool holds(int64_t query, int64_t id) const {
     return start && std::binary_search(ids + start[query], ids + start[query + 1], id);

@@ -1,6 +1,6 @@
-// Draws from an alias table, and the distinct classes among draws by hashing instead of sorting.
+// Draws from an alias table, and the distinct classes among draws, by hashing instead of sorting.
 //
-// All of it is waiting for memory: what is needed soon is asked for before it is used.
+// All of it is bound by memory latency, so memory is prefetched well before it is used.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace tapas {
 
-constexpr int64_t AHEAD = 32;  // draws whose memory is asked for before the first is used
+constexpr int64_t AHEAD = 32;  // draws whose memory is prefetched
 
 // Walker's alias method: see proposals/alias.py.
 struct Alias {
@@ -26,10 +26,10 @@ struct Alias {
     for (int64_t i = 0; i < count; ++i) {
       if (i + AHEAD < count) prefetch(bucket(uniform[i + AHEAD]));
       const int64_t at = bucket(uniform[i]), other = partner[at];
-      // the product is rounded before the subtraction, as in PyTorch: volatile forbids an FMA
+      // round the product before the subtraction, as PyTorch does: volatile prevents an FMA
       const volatile double product = uniform[i] * buckets;
       const int64_t stays = product - at < threshold[at];
-      position[i] = other + (at - other) * stays;  // a branch would be guessed wrong
+      position[i] = other + (at - other) * stays;  // a branch would be mispredicted
     }
   }
 
@@ -40,20 +40,20 @@ struct Alias {
 };
 
 struct Seen {
-  int64_t id, place;  // place: how many distinct ids came before it; -1 is an empty bucket
+  int64_t id, place;  // place: number of distinct ids before it; -1 for an empty bucket
 };
 
-// Ids to the order of their first appearance.
-class Firsts {
+// A hash table from ids to the order of their first occurrence.
+class FirstOccurrences {
  public:
-  explicit Firsts(int64_t most) {
+  explicit FirstOccurrences(int64_t most) {
     while ((int64_t{1} << bits_) < 2 * most) ++bits_;
     buckets_.assign(size_t{1} << bits_, Seen{0, -1});
   }
 
   void prefetch(int64_t id) const { __builtin_prefetch(&buckets_[home(id)]); }
 
-  // The place of `id`; `next` if it has not been seen before.
+  // The place of `id`; a new id is inserted with place `next`.
   int64_t place(int64_t id, int64_t next) {
     const uint64_t mask = buckets_.size() - 1;
     uint64_t at = home(id);
@@ -74,12 +74,12 @@ class Firsts {
   std::vector<Seen> buckets_;
 };
 
-// An id and how often it came again.
+// An id and how often it occurred again.
 struct Counted {
   int64_t id, again;
 };
 
-// Sorts by id, all of which are below `bound`, a digit of 11 bits at a time.
+// Radix sort by id, with digits of 11 bits; all ids are below `bound`.
 inline void sort_by_id(std::vector<Counted>& all, int64_t bound) {
   constexpr int BITS = 11;
   std::vector<Counted> other(all.size());
@@ -92,9 +92,9 @@ inline void sort_by_id(std::vector<Counted>& all, int64_t bound) {
   }
 }
 
-constexpr int64_t WORTH_A_LIST = 16;  // classes for each one wanted, up to which a list is faster
+constexpr int64_t LIST_LIMIT = 16;  // classes per wanted class up to which a list is faster
 
-// What tapas_distinct does, with a count for every class instead of a hash table and a sort.
+// tapas_distinct with a count for every class instead of a hash table and a sort.
 inline int64_t distinct_by_list(const int64_t* draws, int64_t count, int64_t k, int64_t bound,
                                 int64_t* ids, int64_t* again) {
   std::vector<int32_t> times(bound, 0);

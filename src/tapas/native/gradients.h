@@ -1,14 +1,14 @@
-// Gradients of a sum of exponentials: scores are computed again, block by block, and each block
-// goes into both gradients while it is in the cache. Nothing of size rows x queries is kept.
+// Gradients of a log-sum of exponentials. Scores are recomputed block by block, and each block is
+// added to both gradients while it is in the cache; no matrix of rows x queries is stored.
 #pragma once
 
 #include "sums.h"
 
 namespace tapas {
 
-constexpr int64_t SIDE = 48;  // rows and queries of a block: whole tiles either way round
+constexpr int64_t SIDE = 48;  // rows and queries of a block, a multiple of both sides of a tile
 
-// to[i][c] += sum_d left[i * i_step + d * d_step] * right[d * width + c] for 6 x 16 of them
+// to[i][c] += sum_d left[i * i_step + d * d_step] * right[d * width + c] for 6 x 16 elements
 static ALWAYS void add_product(const float* left, int64_t i_step, int64_t d_step, const float* right,
                                int64_t width, int64_t depth, float* to) {
   Floats sum[HIGH][WIDE] = {};
@@ -27,7 +27,7 @@ static ALWAYS void add_product(const float* left, int64_t i_step, int64_t d_step
     }
 }
 
-// A matrix with its rows padded to whole vectors and its row count to whole blocks.
+// A matrix whose width is padded to full panels and whose height to full blocks.
 struct Padded {
   int64_t width;
   std::vector<float> values;
@@ -42,13 +42,13 @@ struct Padded {
 
 struct Gradients {
   float *row, *offset;  // (count, dim) and (count)
-  Padded query;         // (queries, dim), of one thread
+  Padded query;         // (queries, dim), one for each thread
 };
 
-// Adds to the gradients what rows start .. stop contribute: exp(score - reference[q]) * scale[q]
-// of row p and query q. The inverse of the query's sum is part of its scale.
+// Adds the gradients of rows start .. stop, where row p and query q have the share
+// exp(score - reference[q]) * scale[q]. The scale contains the inverse of the query's sum.
 static void gradients_of_rows(const Rows& rows, const Panels& panels, const Padded& queries,
-                              const Own& own, int64_t start, int64_t stop, const float* reference,
+                              const TargetRows& own, int64_t start, int64_t stop, const float* reference,
                               const float* scale, Gradients& to) {
   const int64_t dim = rows.table.dim, width = queries.width;
   std::vector<float> tiles(SIDE * SIDE), block(SIDE * dim), offset(SIDE);
@@ -58,7 +58,7 @@ static void gradients_of_rows(const Rows& rows, const Panels& panels, const Padd
     std::fill(block.begin(), block.end(), 0.0f);
     std::fill(row_grad.values.begin(), row_grad.values.end(), 0.0f);
     for (int64_t i = 0; i < SIDE; ++i) {
-      // a row that is not there has no mass: its score is -inf
+      // rows of padding have a score of -inf and no share
       offset[i] = i < count ? (rows.offset ? rows.offset[at + i] : 0.0f) : -INFINITY;
       if (i < count) rows.table.copy(rows.id(at + i), &block[i * dim]);
       std::copy_n(&block[i * dim], dim, flat[i]);
@@ -78,7 +78,7 @@ static void gradients_of_rows(const Rows& rows, const Panels& panels, const Padd
           Floats score[HIGH][WIDE];
           multiply(&block[t * HIGH * dim], &offset[t * HIGH], panels[panel], dim, score);
           if (mine[t].first != mine[t].second)
-            own.mute(score, mine[t].first, mine[t].second, at + t * HIGH, panel);
+            own.mask(score, mine[t].first, mine[t].second, at + t * HIGH, panel);
           for (int r = 0; r < HIGH; ++r) {
             Floats sum = load(&mass[(t * HIGH + r) * LANES]);
             for (int w = 0; w < WIDE; ++w) {
@@ -90,7 +90,7 @@ static void gradients_of_rows(const Rows& rows, const Panels& panels, const Padd
           }
         }
       }
-      if (wide < SIDE / PANEL)  // what an earlier block left there
+      if (wide < SIDE / PANEL)  // clear what an earlier block left
         for (int64_t i = 0; i < SIDE; ++i)
           std::fill_n(&tiles[i * SIDE + wide * PANEL], SIDE - wide * PANEL, 0.0f);
       for (int64_t c = 0; c < width; c += PANEL) {

@@ -1,8 +1,8 @@
-// The inner loops of the library, for CPUs: see tiles.h for how scores are computed.
+// The CPU kernels of the library; see tiles.h for how scores are computed.
 //
-// Plain C functions on addresses, without Python and without torch, loaded with ctypes: nothing is
-// needed to build them but a compiler. Each has a slow, obvious double in PyTorch that the tests
-// compare it with. What goes out is in nats.
+// Plain C functions on addresses, loaded with ctypes: only a C++ compiler is needed to build them.
+// Each has a simple equivalent in PyTorch, with which the tests compare it. Logarithms that are
+// returned are natural.
 #include "best.h"
 #include "draws.h"
 #include "gradients.h"
@@ -13,10 +13,10 @@ using namespace tapas;
 
 #define PUBLIC extern "C" __attribute__((visibility("default")))
 
-// What the Python side compares before it calls anything else.
+// The version of this interface, which the Python side checks first.
 PUBLIC int tapas_interface() { return 4; }
 
-// Whether this CPU has the instructions that were compiled in.
+// Whether this CPU has the instructions that were compiled.
 PUBLIC int tapas_usable() {
 #if defined(__x86_64__)
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
@@ -25,8 +25,9 @@ PUBLIC int tapas_usable() {
 #endif
 }
 
-// log_sum[q] = log sum_p exp(row_p . query_q + offset_p) over the rows that are not the query's
-// own, and the reference and the inverse of each sum, 0 of nothing, which tapas_gradients needs.
+// log_sum[q] = log sum_p exp(row_p . query_q + offset_p) over the rows that are not targets of the
+// query; also reference and inverse of each sum for tapas_gradients, 0 for an empty sum. The
+// targets are `own` (queries, per_query).
 PUBLIC void tapas_log_sum(const void* table, int half, int64_t dim, const float* offset,
                           int64_t count, const float* query, int64_t queries,
                           const int64_t* sorted_ids, const int64_t* own, int64_t per_query,
@@ -36,7 +37,7 @@ PUBLIC void tapas_log_sum(const void* table, int half, int64_t dim, const float*
   for (int64_t first = 0; first < queries; first += step) {
     const int64_t last = std::min(first + step, queries);
     const Panels panels(query, first, last, dim, 1.0f);
-    const Own mine(sorted_ids, count, own, first, last, per_query);
+    const TargetRows mine(sorted_ids, count, own, first, last, per_query);
     const Sums found = mass_of_rows(rows, panels, mine, LOG2_E, threads, nullptr, 0);
     for (int64_t q = first; q < last; ++q) {
       log_sum[q] = found.log_sum(q - first);
@@ -47,7 +48,7 @@ PUBLIC void tapas_log_sum(const void* table, int half, int64_t dim, const float*
 }
 
 // Gradients of sum_q scale[q] * log_sum[q] with respect to rows (count, dim), offsets (count) and
-// queries (queries, dim); tapas_log_sum gave `reference` and `inverse`.
+// queries (queries, dim); `reference` and `inverse` are from tapas_log_sum.
 PUBLIC void tapas_gradients(const void* table, int half, int64_t dim, const float* offset,
                             int64_t count, const float* query, int64_t queries,
                             const int64_t* sorted_ids, const int64_t* own, int64_t per_query,
@@ -55,9 +56,9 @@ PUBLIC void tapas_gradients(const void* table, int half, int64_t dim, const floa
                             int threads, float* row_grad, float* offset_grad, float* query_grad) {
   const Rows rows{{table, half != 0, dim}, nullptr, offset, count};
   const Panels panels(query, 0, queries, dim, 1.0f);
-  const Own mine(sorted_ids, count, own, 0, queries, per_query);
+  const TargetRows mine(sorted_ids, count, own, 0, queries, per_query);
   Padded flat(queries, dim);
-  // an infinite reference leaves no share to a lane without a query
+  // with an infinite reference, lanes without a query have no share
   std::vector<float> far(panels.count * PANEL, INFINITY), times(panels.count * PANEL, 0.0f);
   for (int64_t q = 0; q < queries; ++q) {
     std::copy_n(query + q * dim, dim, flat[q]);
@@ -72,7 +73,7 @@ PUBLIC void tapas_gradients(const void* table, int half, int64_t dim, const floa
   {
 #pragma omp for schedule(static, 1)
     for (int part = 0; part < threads; ++part) {
-      const Stretch piece = stretch(count, SIDE, part, threads);
+      const Range piece = range_of(count, SIDE, part, threads);
       gradients_of_rows(rows, panels, flat, mine, piece.start, piece.stop, far.data(),
                         times.data(), found[part]);
     }
@@ -86,8 +87,8 @@ PUBLIC void tapas_gradients(const void* table, int half, int64_t dim, const floa
   }
 }
 
-// share[p] = mean over the queries of the softmax over all rows but the query's own.
-// `scratch` holds count * width floats; width is a multiple of 16 queries normalised at a time.
+// share[p] = mean over queries of the softmax over all rows that are not targets of the query.
+// `scratch` holds count * width floats; width is the number of queries at a time, a multiple of 16.
 PUBLIC void tapas_mean_share(const void* table, int half, int64_t dim, const int64_t* ids,
                              const float* offset, int64_t count, const float* query,
                              int64_t queries, const int64_t* sorted_ids, const int64_t* own,
@@ -98,7 +99,7 @@ PUBLIC void tapas_mean_share(const void* table, int half, int64_t dim, const int
   for (int64_t first = 0; first < queries; first += width) {
     const int64_t last = std::min(first + width, queries);
     const Panels panels(query, first, last, dim, 1.0f);
-    const Own mine(sorted_ids, count, own, first, last, per_query);
+    const TargetRows mine(sorted_ids, count, own, first, last, per_query);
     const Sums found =
         mass_of_rows(rows, panels, mine, scale * LOG2_E, threads, scratch, width);
     std::vector<float> inverse(panels.count * PANEL, 0.0f);
@@ -132,10 +133,10 @@ PUBLIC void tapas_batch_score(const void* table, int half, int64_t dim, const in
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (int part = 0; part < threads; ++part) {
       Block block(rows);
-      const Stretch mine = stretch(count, block.size, part, threads);
+      const Range mine = range_of(count, block.size, part, threads);
       for (int64_t at = mine.start; at < mine.stop; at += block.size) {
         block.read(rows, at, std::min(at + block.size, mine.stop), scale * LOG2_E);
-        block.ask_ahead(rows, block.size);
+        block.prefetch_next(rows, block.size);
         if (block_scores(block, panels, nullptr, score + at)) continue;
         block_scores(block, panels, row_peaks(block, panels).data(), score + at);
       }
@@ -144,14 +145,14 @@ PUBLIC void tapas_batch_score(const void* table, int half, int64_t dim, const in
   for (int64_t p = 0; p < count; ++p) score[p] *= LN_2;
 }
 
-// The k best rows of each query, highest first, equal scores by rising id; -1 and -inf where fewer
-// than k are left. `excluded_start` (queries + 1) cuts `excluded` into a rising list for each query.
+// The k best rows of each query, best first, ties by ascending id; -1 and -inf if fewer than k
+// remain. `excluded_start` (queries + 1) splits `excluded` into an ascending list for each query.
 PUBLIC void tapas_top(const void* table, int half, int64_t dim, const float* offset, int64_t count,
                       const float* query, int64_t queries, int64_t k,
                       const int64_t* excluded_start, const int64_t* excluded, int threads,
                       float* score, int64_t* id) {
   const Rows rows{{table, half != 0, dim}, nullptr, offset, count};
-  const Excluded banned{excluded_start, excluded};
+  const Excluded to_exclude{excluded_start, excluded};
   const int64_t step = queries_at_once(dim);
   threads = useful_threads(count, queries, dim, threads);
   for (int64_t first = 0; first < queries; first += step) {
@@ -159,8 +160,8 @@ PUBLIC void tapas_top(const void* table, int half, int64_t dim, const float* off
     std::vector<Best> best(threads * panels.queries);
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (int part = 0; part < threads; ++part) {
-      const Stretch mine = stretch(count, rows_at_once(dim), part, threads);
-      best_of_rows(rows, panels, first, mine.start, mine.stop, k, banned,
+      const Range mine = range_of(count, rows_at_once(dim), part, threads);
+      best_of_rows(rows, panels, first, mine.start, mine.stop, k, to_exclude,
                    &best[part * panels.queries]);
     }
 #pragma omp parallel for num_threads(threads)
@@ -218,13 +219,13 @@ PUBLIC void tapas_mix(const double* which, int64_t count, double share, const do
   }
 }
 
-// The first k distinct of `draws`, rising, and how often each came again before the draw that
-// brought the next class, whose number is returned; minus the number of distinct ids if there are
-// no more than k. Draws are from 0 to bound - 1.
+// The first k distinct ids of `draws`, ascending, and how often each was repeated before the draw
+// of the next distinct id. Returns the number of that draw; if there are at most k distinct ids,
+// minus their number. Draws are in 0 .. bound - 1.
 PUBLIC int64_t tapas_distinct(const int64_t* draws, int64_t count, int64_t k, int64_t bound,
                               int64_t* ids, int64_t* again) {
-  if (bound <= WORTH_A_LIST * k) return distinct_by_list(draws, count, k, bound, ids, again);
-  Firsts seen(k + 1);
+  if (bound <= LIST_LIMIT * k) return distinct_by_list(draws, count, k, bound, ids, again);
+  FirstOccurrences seen(k + 1);
   std::vector<Counted> found;
   found.reserve(k + 1);
   for (int64_t i = 0; i < count; ++i) {
@@ -247,18 +248,17 @@ PUBLIC int64_t tapas_distinct(const int64_t* draws, int64_t count, int64_t k, in
   return -static_cast<int64_t>(found.size());
 }
 
-// One optimizer step of the rows named by `ids` (count), whose gradients (count, dim) are summed
-// where an id repeats, and of their offsets, if there are any, which do not decay. See updates.h
-// for `rule`, `numbers` and the state of each. Returns 0, and has moved nothing, if there is no row
-// for an id.
+// One optimizer step of the rows `ids` (count) and of their offsets, if any. Gradients (count, dim)
+// of repeated ids are summed; offsets do not decay. See updates.h for `rule`, `numbers` and state.
+// Returns 0, without moving a row, if an id is out of range.
 PUBLIC int tapas_update(int rule, const float* numbers, int64_t num_rows, const int64_t* ids,
                         int64_t count, int64_t dim, float* rows, const float* grad,
                         float* first_state, float* second_state, float* offsets,
                         const float* offset_grad, float* first_of_offsets,
                         float* second_of_offsets, int threads) {
   if (!all_below(ids, count, num_rows)) return 0;
-  const Moving wide{dim, rows, grad, first_state, second_state};
-  const Moving narrow{1, offsets, offset_grad, first_of_offsets, second_of_offsets};
+  const RowsToMove wide{dim, rows, grad, first_state, second_state};
+  const RowsToMove narrow{1, offsets, offset_grad, first_of_offsets, second_of_offsets};
   const Groups groups(ids, count, num_rows);
   const int64_t found = groups.count();
   threads = useful_threads(count, 64, dim, threads);
@@ -281,9 +281,9 @@ PUBLIC int tapas_update(int rule, const float* numbers, int64_t num_rows, const 
   return 1;
 }
 
-// The gradients of rows (count, dim) and of offsets (count), summed where an id of `ids` repeats:
-// distinct ids, rising, with their sums, and the sum of all their squares. Returns how many, or -1
-// if there is no row for an id.
+// Sums the gradients of rows (count, dim) and of offsets (count) for each id: distinct ids,
+// ascending, their sums, and the sum of all squares. Returns the number of distinct ids, or -1 if
+// an id is out of range.
 PUBLIC int64_t tapas_sum_rows(const int64_t* ids, int64_t count, int64_t num_rows, int64_t dim,
                               const float* grad, const float* offset_grad, int threads,
                               int64_t* found_ids, float* sum, float* offset_sum, double* square) {
@@ -317,7 +317,7 @@ PUBLIC int64_t tapas_sum_rows(const int64_t* ids, int64_t count, int64_t num_row
 #endif
 #endif
 
-// Where each id goes in the order of `keys`, or, backwards, which id went to each place.
+// The position of each id in the order given by `keys`; backwards, the id at each position.
 PUBLIC void tapas_permute(const int64_t* ids, int64_t count, int half, const int64_t* keys,
                           int64_t size, int backwards, int threads, int64_t* out) {
   const Order order{half, keys, static_cast<uint64_t>(size)};

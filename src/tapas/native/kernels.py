@@ -1,6 +1,6 @@
-"""The native kernels on tensors. All of them need `supports(...)` to be true of what they get.
+"""Native kernels as functions of tensors, for which `supports(...)` must be true.
 
-Inputs are float32 but for class rows, which may be bfloat16. Nothing is differentiated.
+Inputs are float32, except class rows, which may be bfloat16. Nothing is differentiable.
 """
 
 from ctypes import addressof, c_double, c_float
@@ -13,12 +13,12 @@ from tapas.errors import UsageError
 from tapas.native.library import library
 from tapas.torch_modes import outside_graphs
 
-QUERIES = 64  # normalised at once, at least
-MOST_QUERIES = 512  # and at most
-SCRATCH = 1 << 22  # floats of the matrix they are normalised in, if that holds more
-MAX_TOPK = 512  # k up to which `topk` is worth it
-NUMBERS = {0: 2, 1: 3, 2: 3, 3: 7}  # of each rule in updates.h, and
-STATE = {0: (), 1: ("wide",), 2: ("narrow",), 3: ("wide", "wide")}  # what it remembers of a row
+MIN_QUERIES = 64  # normalised at a time
+MAX_QUERIES = 512
+SCRATCH = 1 << 22  # floats of the matrix in which they are normalised, if MIN_QUERIES fit
+MAX_TOPK = 512  # largest k for which `topk` is faster than PyTorch
+NUMBERS = {0: 2, 1: 3, 2: 3, 3: 7}  # by formula in updates.h: number of arguments
+STATE = {0: (), 1: ("wide",), 2: ("narrow",), 3: ("wide", "wide")}  # and state of a row
 
 
 def log_sum(
@@ -29,17 +29,17 @@ def log_sum(
     ids: Tensor | None = None,
     target: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Log of the sum over the rows of exp(query . row + offset), and what shares are taken from.
+    """Log of the sum over rows of exp(query . row + offset).
 
     Args:
         weight: (K, D) rows.
         offset: (K,) or None for 0.
         query:  (B, D)
-        ids:    (K,) rising classes of the rows, and
-        target:    (B, L) classes of each query itself, which are left out of its sum.
+        ids:    (K,) classes of the rows, ascending.
+        target: (B, L) targets of each query, which are left out of its sum.
 
-    Returns: log_sum (B,), -inf of nothing, and `sums` (2, B), a reference and an inverse for each
-    query: the share of a row in its sum is exp(score - reference) * inverse, 0 of nothing.
+    Returns: log_sum (B,), -inf if nothing is left; and `sums` (2, B), a reference and an inverse
+    for each query. The share of a row in the sum is exp(score - reference) * inverse.
     """
     weight, query = _plain(weight), query.contiguous()
     offset, ids, target = (x if x is None else x.contiguous() for x in (offset, ids, target))
@@ -65,9 +65,9 @@ def gradients(
     weight: Tensor, offset: Tensor, query: Tensor, ids: Tensor, target: Tensor,
     *, sums: Tensor, scale: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Of (scale * log_sum).sum(), by query (B, D), rows (K, D) and offset (K,).
+    """Gradients of (scale * log_sum).sum() with respect to query (B, D), rows (K, D), offset (K,).
 
-    `sums` (2, B) is what `log_sum` gave for the same arguments; `scale` (B,).
+    `sums` (2, B) is from `log_sum` with the same arguments; `scale` is (B,).
     """
     weight, query = _plain(weight), query.contiguous()
     offset, ids, target = offset.contiguous(), ids.contiguous(), target.contiguous()
@@ -99,13 +99,13 @@ def mean_share(
 ) -> Tensor:  # fmt: skip
     """Mean over queries of the softmax of (query . weight[positions] + offset) / temperature, (P,).
 
-    `ids` (P,) are the classes at `positions` (P,) of `weight`, `target` (A, L) the classes of each
-    query (A, D), which are left out of its softmax.
+    `ids` (P,) are the classes of rows `positions` (P,) of `weight`. `target` (A, L) are the
+    targets of each query (A, D), which are left out of its softmax.
     """
     weight, query, target = _plain(weight), query.contiguous(), target.contiguous()
     positions, offset, ids = positions.contiguous(), offset.contiguous(), ids.contiguous()
     num_queries, size = query.shape[0], positions.shape[0]
-    width = min(max(QUERIES, SCRATCH // max(1, size)), MOST_QUERIES, -(-num_queries // 16) * 16)
+    width = min(max(MIN_QUERIES, SCRATCH // max(1, size)), MAX_QUERIES, -(-num_queries // 16) * 16)
     width -= width % 16
     scratch = query.new_empty(size * width)
     share = query.new_empty(size)
@@ -152,10 +152,10 @@ def batch_score(
 def topk(
     weight: Tensor, bias: Tensor | None, query: Tensor, k: int, exclude: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Scores and rows (B, k) of the k highest query . weight + bias, ties by rising row.
+    """Scores and rows (B, k) of the k highest query . weight + bias, ties by ascending row.
 
-    `exclude` (B, E) are rows to leave out, negative is padding; -inf and -1 where fewer than
-    k are left.
+    `exclude` (B, E) are rows to leave out, negative is padding; -inf and -1 if fewer than k
+    remain.
     """
     weight, query = _plain(weight), query.contiguous()
     bias = None if bias is None else bias.contiguous()
@@ -185,35 +185,37 @@ def topk(
 
 
 class Biases(NamedTuple):
-    """What moves beside the rows in one `update`."""
+    """Biases that are updated with the rows in one `update`."""
 
     values: Tensor  # (C,)
     grad: Tensor  # (N,)
     state: list[Tensor]  # (C, 1) each
 
 
-@outside_graphs  # addresses of what a compiler pretends to have lead nowhere
+@outside_graphs  # a compiler's fake tensors have no addresses
 def update(
-    rule: int, numbers: tuple[float, ...], rows: Tensor, ids: Tensor, grad: Tensor,
+    formula: int, numbers: tuple[float, ...], rows: Tensor, ids: Tensor, grad: Tensor,
     state: list[Tensor], biases: Biases | None = None,
 ) -> None:  # fmt: skip
-    """One optimizer step of `rows` (C, W) at `ids` (N,) with gradients `grad` (N, W), in place.
+    """One optimizer step of rows `ids` (N,) of `rows` (C, W) with `grad` (N, W), in place.
 
-    Gradients of a repeated id are summed. `rule` and `numbers` are as in updates.h; `state`
-    is what the rule remembers, in its order: (C, W) or (C, 1) each. `biases` do not decay.
+    Gradients of repeated ids are summed. `formula` and `numbers` are as in updates.h; `state` is
+    that of the formula, (C, W) or (C, 1) each. `biases` do not decay.
     """
-    # the kernel believes what it is given: a narrower state would be written beyond its end
-    if len(numbers) != NUMBERS[rule]:
-        raise UsageError(f"rule {rule} has {NUMBERS[rule]} numbers, got {len(numbers)}.")
+    # checked here, as the kernel does not: it would write beyond the end of a narrower state
+    if len(numbers) != NUMBERS[formula]:
+        raise UsageError(
+            f"update formula {formula} takes {NUMBERS[formula]} numbers, got {len(numbers)}."
+        )
     num_rows, (num_ids, dim) = rows.shape[0], grad.shape
-    _check_state(rule, rows, num_rows, dim, state)
+    _check_state(formula, rows, num_rows, dim, state)
     _check_gradients(ids, grad, num_rows)
     addresses = [rows.data_ptr(), (grad := grad.contiguous()).data_ptr(), *_two(state)]
     if biases is None:
         addresses += [None] * 4
     else:
         values, bias_grad, of_biases = biases
-        _check_state(rule, values, num_rows, 1, of_biases)
+        _check_state(formula, values, num_rows, 1, of_biases)
         _check_gradients(ids, bias_grad, num_rows)
         if bias_grad.dim() != 1:
             raise _bad_gradients(ids, bias_grad, num_rows)
@@ -221,7 +223,7 @@ def update(
         addresses += [values.data_ptr(), bias_grad.data_ptr(), *_two(of_biases)]
     ids = ids.contiguous()
     done = library().tapas_update(
-        rule,
+        formula,
         (c_float * len(numbers))(*numbers),
         num_rows,
         ids.data_ptr(),
@@ -232,7 +234,7 @@ def update(
     )
     if not done:
         raise _bad_gradients(ids, grad, num_rows)
-    # autograd must know that they have moved
+    # tell autograd that they have changed
     torch.autograd.graph.increment_version(rows)
     if biases is not None:
         torch.autograd.graph.increment_version(biases.values)
@@ -242,9 +244,9 @@ def update(
 def sum_rows(
     ids: Tensor, grad: Tensor, offset_grad: Tensor, num_rows: int
 ) -> tuple[Tensor, Tensor, Tensor, float]:
-    """`grad` (N, W) and `offset_grad` (N,) summed where one of `ids` (N,) repeats.
+    """Sums of `grad` (N, W) and `offset_grad` (N,) for each distinct id of `ids` (N,).
 
-    Returns: distinct ids (U,), rising, their sums (U, W) and (U,), and the sum of all squares.
+    Returns: distinct ids (U,), ascending, sums (U, W) and (U,), and the sum of all squares.
     """
     _check_gradients(ids, grad, num_rows)
     if offset_grad.shape != ids.shape or offset_grad.dtype != torch.float32:
@@ -271,7 +273,7 @@ def sum_rows(
 
 
 def alias(uniform: Tensor, threshold: Tensor, partner: Tensor) -> Tensor:
-    """Positions drawn from an alias table (H,) by `uniform` (k,) numbers in [0, 1), float64."""
+    """Positions (k,) drawn from an alias table (H,) by `uniform` (k,) float64 in [0, 1)."""
     position = torch.empty_like(uniform, dtype=torch.int64)
     library().tapas_alias(
         uniform.data_ptr(),
@@ -289,7 +291,7 @@ def mix(
     ids: Tensor, which: Tensor, share: float, uniform: Tensor, threshold: Tensor, partner: Tensor,
     head_ids: Tensor,
 ) -> Tensor:  # fmt: skip
-    """`ids` (k,) with head_ids[alias(uniform)] where `which` (k,) is at least `share`; in place."""
+    """Replace `ids` (k,) by head_ids[alias(uniform)] where `which` (k,) >= `share`, in place."""
     library().tapas_mix(
         which.data_ptr(),
         len(which),
@@ -306,10 +308,10 @@ def mix(
 
 
 def distinct(draws: Tensor, k: int, num_classes: int) -> tuple[int, Tensor, Tensor] | None:
-    """The first k distinct of `draws` (T,), or None where there are no more than k.
+    """The first k distinct ids of `draws` (T,), or None if there are at most k.
 
-    Returns: the number of the draw that brought the next class, the ids (k,), rising, and how
-    often each came again before it, (k,).
+    Returns: the number of the draw of the next distinct id, the ids (k,), ascending, and how
+    often each was repeated before that draw, (k,).
     """
     ids, again = draws.new_empty(k), draws.new_empty(k)
     end = library().tapas_distinct(
@@ -319,7 +321,7 @@ def distinct(draws: Tensor, k: int, num_classes: int) -> tuple[int, Tensor, Tens
 
 
 def permute(ids: Tensor, half: int, keys: Tensor, size: int, *, backwards: bool) -> Tensor:
-    """`Permutation.permute` of `ids` (any shape) below `size`, or `inverse`."""
+    """`Permutation.permute` of `ids` (any shape) below `size`; backwards, `inverse`."""
     ids = ids.contiguous()
     out = torch.empty_like(ids)
     library().tapas_permute(
@@ -335,8 +337,8 @@ def permute(ids: Tensor, half: int, keys: Tensor, size: int, *, backwards: bool)
     return out
 
 
-def _check_state(rule: int, rows: Tensor, num_rows: int, dim: int, state: list[Tensor]) -> None:
-    wanted = [(num_rows, dim if kind == "wide" else 1) for kind in STATE[rule]]
+def _check_state(formula: int, rows: Tensor, num_rows: int, dim: int, state: list[Tensor]) -> None:
+    wanted = [(num_rows, dim if kind == "wide" else 1) for kind in STATE[formula]]
     if [part.shape for part in state] != wanted or rows.numel() != num_rows * dim:
         raise UsageError(
             f"the row optimizer's state has shapes {[tuple(part.shape) for part in state]}; "
@@ -348,7 +350,7 @@ def _check_state(rule: int, rows: Tensor, num_rows: int, dim: int, state: list[T
 
 
 def _check_gradients(ids: Tensor, grad: Tensor, num_rows: int) -> None:
-    """All but the range of ids, which the kernel looks at before it writes."""
+    """Check types and shapes; the kernel checks the range of ids before it writes."""
     fits = ids.dtype == torch.int64 and grad.dtype == torch.float32 and grad.shape[:1] == ids.shape
     if not fits or num_rows < 0 or not (ids.is_cpu and grad.is_cpu):
         raise _bad_gradients(ids, grad, num_rows)
@@ -363,7 +365,7 @@ def _bad_gradients(ids: Tensor, grad: Tensor, num_rows: int) -> UsageError:
 
 
 def _two(state: list[Tensor]) -> list[int | None]:
-    """Addresses of what a rule remembers, of which it is two things at the most."""
+    """The addresses of at most two tensors of state."""
     found = [part.data_ptr() for part in state]
     return [*found, None, None][:2]
 
@@ -375,7 +377,7 @@ def _both(sums: Tensor) -> tuple[int, int]:
 
 
 def _plain(weight: Tensor) -> Tensor:
-    """As it lies in memory, without what autograd knows of it."""
+    """`weight` detached and contiguous."""
     return weight.detach().contiguous()
 
 

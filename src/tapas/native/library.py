@@ -1,4 +1,4 @@
-"""The compiled library: found beside this file, or absent, and why."""
+"""Loading the compiled kernels, and the checks whether they can be used on tensors."""
 
 import ctypes
 from collections.abc import Iterator
@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-INTERFACE = 4  # raised with every change of SIGNATURES, here and in kernels.cpp
+INTERFACE = 4  # increase it with every change of SIGNATURES, here and in kernels.cpp
 ADDRESS, SIZE, NUMBER, FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
-TABLE = [ADDRESS, FLAG, SIZE]  # rows, whether they are bfloat16, D
+TABLE = [ADDRESS, FLAG, SIZE]  # rows, whether bfloat16, D
 PLAIN = (Tensor, torch.nn.Parameter)
 SIGNATURES = {
     "tapas_log_sum": [
@@ -48,12 +48,12 @@ SIGNATURES = {
 
 
 def load(folder: Path) -> tuple[ctypes.CDLL | None, str]:
-    """The library in `folder`, or None, and a sentence about it."""
+    """The library in `folder` or None, and its state in words."""
     files = [folder / f"_kernels{suffix}" for suffix in EXTENSION_SUFFIXES]
     found = next((file for file in files if file.exists()), None)
     if found is None:
         return None, (
-            "absent: not built at installation, for want of a compiler or because it failed. With "
+            "absent: not built at installation, because there was no compiler or it failed. With "
             "g++ or clang, `pip install -v --no-cache-dir --force-reinstall --no-deps "
             "tapas-softmax` builds them or shows why not."
         )
@@ -78,7 +78,7 @@ _off = False
 
 
 def state() -> str:
-    """Whether the kernels are in use, and if not, why."""
+    """Whether the kernels are in use, and why not."""
     return "switched off" if _off else _state
 
 
@@ -89,10 +89,10 @@ def library() -> ctypes.CDLL:
 
 
 def supports(*tensors: Tensor) -> bool:
-    """Whether the kernels can be used on `tensors`: plain ones, in this machine's memory."""
+    """Whether the kernels can be used on `tensors`: plain tensors on the CPU."""
     if _library is None or _off:
         return False
-    for t in tensors:  # noqa: SIM110 (every step asks this of a dozen tensors)
+    for t in tensors:  # noqa: SIM110 (faster, and called a dozen times in a step)
         if type(t) not in PLAIN or not t.is_cpu or t.is_neg():
             return False
     return True
@@ -109,13 +109,13 @@ def readable(weight: Tensor, *numbers: Tensor) -> bool:
 
 
 def writable(*stored: Tensor) -> bool:
-    """Whether the kernels can move rows and their state where they lie."""
+    """Whether the kernels can update rows and state `stored` in place."""
     return all(t.dtype == torch.float32 and t.is_contiguous() for t in stored) and supports(*stored)
 
 
 @contextmanager
 def switched_off() -> Iterator[None]:
-    """PyTorch alone inside, to compare with."""
+    """A context in which only PyTorch is used, for comparisons."""
     global _off
     before, _off = _off, True
     try:

@@ -1,5 +1,4 @@
-// A keyed random order of 0 .. size-1 that is computed: see permutation.py, of which this is the
-// double, number for number.
+// A keyed random permutation of 0 .. size-1, with the same results as permutation.py.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +7,9 @@ namespace tapas {
 
 constexpr uint64_t PRIME = (uint64_t{1} << 31) - 1;
 constexpr int ROUNDS = 4;
-constexpr int BLOCK = 512;  // numbers that are sent through together
+constexpr int BLOCK = 512;  // numbers processed together
 
-// Of factors below 2^32: one vector instruction.
+// The product of factors below 2^32, in one vector instruction.
 inline uint64_t product(uint64_t a, uint64_t b) { return (a & 0xFFFFFFFFu) * (b & 0xFFFFFFFFu); }
 
 // x % PRIME for x < 2^62, without a division and without a branch.
@@ -53,7 +52,7 @@ struct Order {
     return (left << half) | right;
   }
 
-  // Numbers that land outside are sent through again, together, until they land inside.
+  // Cycle walking: numbers that are not below `size` are encrypted again until they are.
   template <bool BACKWARDS>
   void walk(const int64_t* ids, int count, int64_t* out) const {
     uint64_t number[BLOCK];
@@ -69,7 +68,7 @@ struct Order {
       for (int i = 0; i < count; ++i) {
         const uint64_t reached = number[i];
         const int at = place[i];
-        out[at] = reached;  // of one outside, a later round has the last word
+        out[at] = reached;  // overwritten in a later round if it is outside
         number[outside] = reached;
         place[outside] = at;
         outside += reached >= size;

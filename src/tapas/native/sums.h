@@ -1,21 +1,21 @@
 // Sums of exponentials over rows or over queries, block by block, without a matrix of scores.
 //
-// A sum of 2^(score - reference) needs a reference near the highest score, or it overflows. The
-// usual way looks at all scores first, which is a second product. Here the highest of a few is
-// taken, every score is checked against it as it goes by, and only if one is far above it all are
-// looked at and the sum is done again.
+// A sum of 2^(score - reference) overflows unless the reference is near the highest score. Finding
+// the highest score first would need a second matrix product. Instead the reference is the highest
+// of a few scores, and every score is checked against it. Only if one is far above it, the highest
+// score is found and the sum is computed again.
 #pragma once
 
 #include "tiles.h"
 
 namespace tapas {
 
-// Where a query's own classes stand among the rows: they take no part in its sum.
-struct Own {
+// The rows of each query's targets, which are left out of its sum.
+struct TargetRows {
   std::vector<std::pair<int64_t, int64_t>> at;  // (row, query), sorted
 
-  // `sorted_ids` (rows) rising; `own` (queries, per_query), negative is padding
-  Own(const int64_t* sorted_ids, int64_t rows, const int64_t* own, int64_t first, int64_t last,
+  // `sorted_ids` (rows) ascending; `own` (queries, per_query) targets, negative is padding
+  TargetRows(const int64_t* sorted_ids, int64_t rows, const int64_t* own, int64_t first, int64_t last,
       int64_t per_query) {
     if (!sorted_ids || !own) return;
     for (int64_t q = first; q < last; ++q)
@@ -33,8 +33,8 @@ struct Own {
     return {low - at.begin(), high - at.begin()};
   }
 
-  // -inf into the tile of `row` and `panel`
-  ALWAYS void mute(Floats score[HIGH][WIDE], int64_t low, int64_t high, int64_t row,
+  // writes -inf into the tile of `row` and `panel`
+  ALWAYS void mask(Floats score[HIGH][WIDE], int64_t low, int64_t high, int64_t row,
                    int64_t panel) const {
     for (int64_t k = low; k < high; ++k) {
       const int64_t lane = at[k].second - panel * PANEL;
@@ -47,15 +47,15 @@ struct Own {
   }
 };
 
-constexpr float FAR = 64.0f;  // how far above the reference a score may be, in powers of two
+constexpr float FAR = 64.0f;  // how far a score may be above the reference, in powers of two
 
-// The higher of two; NaN wins and stays.
+// The maximum; NaN if either is NaN.
 static ALWAYS Floats higher(Floats x, Floats most) {
   return (~(x <= most) & (most == most)) ? x : most;
 }
 
-// The highest score of every query among rows start .. stop, joined with what is in `peak`.
-static void peaks(const Rows& rows, const Panels& panels, const Own& own, int64_t start,
+// The highest score of every query among rows start .. stop and `peak`, in place.
+static void peaks(const Rows& rows, const Panels& panels, const TargetRows& own, int64_t start,
                   int64_t stop, float* peak) {
   Block block(rows);
   for (int64_t at = start; at < stop; at += block.size) {
@@ -65,7 +65,7 @@ static void peaks(const Rows& rows, const Panels& panels, const Own& own, int64_
       for (int64_t j = 0; j < panels.count; ++j) {
         Floats score[HIGH][WIDE];
         multiply(&block.rows[i * rows.table.dim], &block.offset[i], panels[j], panels.dim, score);
-        own.mute(score, low, high, at + i, j);
+        own.mask(score, low, high, at + i, j);
         for (int w = 0; w < WIDE; ++w) {
           float* to = peak + j * PANEL + w * LANES;
           Floats most = load(to);
@@ -78,9 +78,9 @@ static void peaks(const Rows& rows, const Panels& panels, const Own& own, int64_
   }
 }
 
-// mass[p, q] = 2^(unit * (score_pq - reference_q)) for rows start .. stop, and its sum over them
-// added to total[q]. False if a score is too far above its reference.
-static bool exponentials(const Rows& rows, const Panels& panels, const Own& own, int64_t start,
+// mass[p, q] = 2^(unit * (score_pq - reference_q)) for rows start .. stop; adds their sum to
+// total[q]. Returns false if a score is too far above its reference.
+static bool exponentials(const Rows& rows, const Panels& panels, const TargetRows& own, int64_t start,
                          int64_t stop, float unit, const float* reference, float* mass,
                          int64_t stride, double* total) {
   Block block(rows);
@@ -97,11 +97,11 @@ static bool exponentials(const Rows& rows, const Panels& panels, const Own& own,
       const bool whole = panels.real(j) == PANEL;
       for (int64_t t = 0; t < block.tiles(); ++t) {
         const int64_t i = t * HIGH;
-        block.ask_ahead(rows, each);
+        block.prefetch_next(rows, each);
         Floats score[HIGH][WIDE];
         multiply(&block.rows[i * rows.table.dim], &block.offset[i], panels[j], panels.dim, score);
         if (mine[t].first != mine[t].second)
-          own.mute(score, mine[t].first, mine[t].second, at + i, j);
+          own.mask(score, mine[t].first, mine[t].second, at + i, j);
         const int64_t real = std::min<int64_t>(HIGH, block.count - i);
         for (int r = 0; r < HIGH; ++r) {
           if (r >= real) break;
@@ -128,12 +128,12 @@ static bool exponentials(const Rows& rows, const Panels& panels, const Own& own,
   return !any(highest > FAR / unit);
 }
 
-struct Stretch {
+struct Range {
   int64_t start, stop;
 };
 
-// Part `part` of `parts` of `count` rows, cut between whole blocks.
-static Stretch stretch(int64_t count, int64_t block, int64_t part, int64_t parts) {
+// Part `part` of `parts` of `count` rows, in whole blocks.
+static Range range_of(int64_t count, int64_t block, int64_t part, int64_t parts) {
   const int64_t blocks = (count + block - 1) / block;
   return {blocks * part / parts * block, std::min(count, blocks * (part + 1) / parts * block)};
 }
@@ -145,9 +145,9 @@ static int useful_threads(int64_t rows, int64_t queries, int64_t dim, int thread
   return static_cast<int>(std::min<int64_t>(threads, most));
 }
 
-// What mass_of_rows finds out about every query (panels * 16 entries). The share of a row in its
-// sum is 2^(unit * (score - reference)) * inverse. It is never taken from the log of the sum: where
-// that is a thousand, rounding it to a float changes all shares by up to 3e-5.
+// The result of mass_of_rows for every query (panels * 16 entries). The share of a row in the sum
+// is 2^(unit * (score - reference)) * inverse. It is not computed from the log of the sum: if that
+// is about 1000, rounding it to a float would change all shares by up to 3e-5.
 struct Sums {
   float unit;
   std::vector<float> reference;
@@ -158,8 +158,8 @@ struct Sums {
   float log_sum(int64_t q) const {
     return empty[q] ? -INFINITY : static_cast<float>(reference[q] + log_total(q));
   }
-  // The inverse of a sum far above its reference, times a small gradient, may be below any float.
-  // With the reference moved it is near 1. By a whole number, which often costs no rounding.
+  // The inverse of a sum far above its reference, times a small gradient, may underflow. With a
+  // reference near the sum it is near 1; moving it by an integer often needs no rounding.
   float moved(int64_t q) const {
     return empty[q] ? 0.0f : static_cast<float>(reference[q] + std::floor(log_total(q)));
   }
@@ -169,8 +169,8 @@ struct Sums {
   }
 };
 
-// mass[p, q] = 2^(unit * (score_pq - reference_q)), if it is wanted, and its sums over all rows.
-static Sums mass_of_rows(const Rows& rows, const Panels& panels, const Own& own, float unit,
+// mass[p, q] = 2^(unit * (score_pq - reference_q)), unless null, and its sums over all rows.
+static Sums mass_of_rows(const Rows& rows, const Panels& panels, const TargetRows& own, float unit,
                          int threads, float* mass, int64_t stride) {
   Sums found{unit, {}, {}, {}};
   std::vector<float>& reference = found.reference;
@@ -180,16 +180,16 @@ static Sums mass_of_rows(const Rows& rows, const Panels& panels, const Own& own,
   const int64_t width = panels.count * PANEL;
   threads = useful_threads(rows.count, panels.queries, panels.dim, threads);
   reference.assign(width, -INFINITY);
-  // any score near the highest will do for a reference: look at a few, and at all only if need be
+  // any score near the highest is a good reference: try the highest of a few first
   peaks(rows, panels, own, 0, std::min<int64_t>(rows.count, 2 * HIGH), reference.data());
   for (int attempt = 0; attempt < 2; ++attempt) {
     for (float& r : reference)
-      if (r == -INFINITY) r = 0.0f;  // all of the few are its own; or no query at all
+      if (r == -INFINITY) r = 0.0f;  // all of the few are targets, or there is no query
     std::vector<double> totals(threads * width, 0.0);
     bool near = true;
 #pragma omp parallel for num_threads(threads) schedule(static, 1) reduction(&& : near)
     for (int part = 0; part < threads; ++part) {
-      const Stretch mine = stretch(rows.count, rows_at_once(panels.dim), part, threads);
+      const Range mine = range_of(rows.count, rows_at_once(panels.dim), part, threads);
       near = exponentials(rows, panels, own, mine.start, mine.stop, unit, reference.data(), mass,
                           stride, &totals[part * width]) && near;
     }
@@ -202,7 +202,7 @@ static Sums mass_of_rows(const Rows& rows, const Panels& panels, const Own& own,
     std::vector<float> most(threads * width, -INFINITY);
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (int part = 0; part < threads; ++part) {
-      const Stretch mine = stretch(rows.count, rows_at_once(panels.dim), part, threads);
+      const Range mine = range_of(rows.count, rows_at_once(panels.dim), part, threads);
       peaks(rows, panels, own, mine.start, mine.stop, &most[part * width]);
     }
     reference.assign(width, -INFINITY);
@@ -216,9 +216,9 @@ static Sums mass_of_rows(const Rows& rows, const Panels& panels, const Own& own,
   return found;
 }
 
-// score[p] = log2 (2^score[p] + sum_q 2^(row p . query q)) for the rows of a block. False, and
-// nothing done, if a score is too far above the first panel's highest, unless the highest of every
-// row is `known`.
+// score[p] = log2 (2^score[p] + sum_q 2^(row p . query q)) for the rows of a block. Returns false,
+// without changes, if a score is too far above the highest of the first panel, unless the highest
+// score of every row is `known`.
 static bool block_scores(const Block& block, const Panels& panels, const float* known, float* score) {
   Ints beyond = {};
   std::vector<float> sum(block.tiles() * HIGH * LANES, 0.0f);
@@ -237,7 +237,7 @@ static bool block_scores(const Block& block, const Panels& panels, const float* 
           reference[i + r] = most;
         }
       for (int r = 0; r < HIGH; ++r) {
-        // a bias of -inf has no highest score to stay near: any reference leaves its sum at 0
+        // with a bias of -inf the sum is 0 for any reference
         const Floats far = splat(reference[i + r] == -INFINITY ? 0.0f : reference[i + r]);
         for (int w = 0; w < WIDE; ++w) {
           const Floats x = tile[r][w] - far;

@@ -1,9 +1,9 @@
-// Blocks of scores that never leave the cache: rows of the class table times queries.
+// Products of class rows and queries, block by block, without storing the scores.
 //
-// A tile is 6 rows by 16 queries and lives in registers. Queries are packed once into panels of
-// 16, transposed, so that a tile is a sum of (row element) x (16 query elements). Rows are read
-// from the table a block at a time into a buffer that stays in the first cache: that is the gather.
-// What is done with a tile (an exponential, a sum, a comparison) happens before it is forgotten.
+// A tile of 6 rows by 16 queries is kept in registers. Queries are packed once into transposed
+// panels of 16, so that a tile is a sum of (row element) x (16 query elements). Rows are gathered
+// from the table one block at a time, into a buffer that fits the L1 cache. Each tile is used (for
+// an exponential, a sum, a comparison) before the next one is computed.
 #pragma once
 
 #include <algorithm>
@@ -30,8 +30,8 @@ constexpr int LANES = 8;
 constexpr int HIGH = 6;              // rows of a tile
 constexpr int WIDE = 2;              // vectors of a tile's row
 constexpr int PANEL = WIDE * LANES;  // queries of a tile
-constexpr int64_t ROWS_BYTES = 12 << 10;     // a block of rows: under half of a small first cache
-constexpr int64_t QUERY_BYTES = 256 << 10;   // a block of queries: half of a small second cache
+constexpr int64_t ROWS_BYTES = 12 << 10;     // of a block of rows: under half of a small L1 cache
+constexpr int64_t QUERY_BYTES = 256 << 10;   // of a block of queries: half of a small L2 cache
 constexpr float LOG2_E = 1.44269504088896f;
 constexpr float LN_2 = 0.693147180559945f;
 
@@ -47,10 +47,10 @@ static ALWAYS Floats load(const float* from) {
 
 static ALWAYS void store(float* to, Floats x) { memcpy(to, &x, sizeof x); }
 
-// 2^(unit * x) to two units in the last place; 0 below about 2^-125; NaN stays NaN. The product of
-// a large x would be rounded by more than that: it goes into fused operations as it is.
+// 2^(unit * x), accurate to two units in the last place; 0 below about 2^-125; NaN for NaN. The
+// product is only used in fused operations, because rounding it would lose accuracy for large x.
 static ALWAYS Floats exp2_of(Floats x, float unit) {
-  const Floats shift = splat(12582912.0f);  // 1.5 * 2^23: what is added to it is rounded
+  const Floats shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
   Floats rounded = x * unit + shift;
   const Ints vanishes = rounded < shift - 125.0f;
   Bits whole = (Bits)rounded << 23;
@@ -74,7 +74,7 @@ static inline float sum_of(Floats x) {
   return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
 }
 
-// The class table as it lies in memory; `half` is bfloat16.
+// The class table in memory; bfloat16 if `half`.
 struct Table {
   const void* rows;
   bool half;
@@ -98,7 +98,7 @@ struct Table {
   }
 };
 
-// Rows `ids[0..]` of the table, or rows 0, 1, .. of it where there are no ids, with an offset each.
+// Rows `ids` of the table, or rows 0, 1, .. without ids, with an offset for each.
 struct Rows {
   Table table;
   const int64_t* ids;
@@ -108,7 +108,7 @@ struct Rows {
   int64_t id(int64_t place) const { return ids ? ids[place] : place; }
 };
 
-// Queries in panels of 16, each (dim, 16); lanes beyond the last query are 0.
+// Queries in panels of 16, each (dim, 16), padded with zeros.
 struct Panels {
   std::vector<float> packed;
   int64_t dim, queries, count;
@@ -137,7 +137,7 @@ static inline int64_t rows_at_once(int64_t dim) {
   return std::min<int64_t>(8, std::max<int64_t>(1, ROWS_BYTES / (4 * dim * HIGH))) * HIGH;
 }
 
-// A block of rows in the first cache, padded with zeros to whole tiles.
+// A block of rows in the L1 cache, padded with zeros to whole tiles.
 struct Block {
   std::vector<float> rows, offset;
   int64_t first, count, size, next;
@@ -162,9 +162,9 @@ struct Block {
     next = stop;
   }
 
-  // While this block is worked on, the next one comes from memory, `rows` of it at a time.
-  void ask_ahead(const Rows& from, int64_t rows) {
-    if (!from.ids) return;  // in order: the processor foresees that by itself
+  // Prefetches `rows` more rows of the next block.
+  void prefetch_next(const Rows& from, int64_t rows) {
+    if (!from.ids) return;  // the hardware prefetches consecutive rows
     const int64_t end = std::min({next + rows, first + count + size, from.count});
     for (; next < end; ++next) from.table.prefetch(from.id(next));
   }

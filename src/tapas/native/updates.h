@@ -1,4 +1,4 @@
-// Row updates: the same four as in optim/row_updates.py, on one row at a time.
+// The update formulas of optim/row_updates.py, for one row at a time.
 #pragma once
 
 #include <cmath>
@@ -8,20 +8,20 @@
 
 namespace tapas {
 
-// Nothing may be written where there is no row.
+// Whether all ids are in 0 .. bound - 1.
 static inline bool all_below(const int64_t* ids, int64_t count, int64_t bound) {
   bool below = true;
   for (int64_t i = 0; i < count; ++i) below &= static_cast<uint64_t>(ids[i]) < static_cast<uint64_t>(bound);
   return below;
 }
 
-// Which places of a list of ids belong together.
+// Groups equal ids of a list.
 class Groups {
  public:
   Groups(const int64_t* ids, int64_t count, int64_t bound) {
     sorted_.reserve(count);
     for (int64_t i = 0; i < count; ++i) sorted_.push_back({ids[i], i});
-    sort_by_id(sorted_, bound);  // stable: equal ids stay in the order they came
+    sort_by_id(sorted_, bound);  // stable: equal ids keep their order
     for (int64_t i = 0; i < count; ++i)
       if (i == 0 || sorted_[i].id != sorted_[i - 1].id) start_.push_back(i);
     start_.push_back(count);
@@ -39,21 +39,20 @@ class Groups {
   }
 
  private:
-  std::vector<Counted> sorted_;  // id, and the place in the list
+  std::vector<Counted> sorted_;  // id, and its position in the list
   std::vector<int64_t> start_;
 };
 
 enum Rule { SGD = 0, ADAGRAD = 1, ROWWISE_ADAGRAD = 2, LAZY_ADAM = 3 };
 
-// What moves: rows (num_rows, dim), gradients of those named by ids (count, dim), and what the rule
-// remembers of each row.
-struct Moving {
+// Rows (num_rows, dim), gradients of some of them (count, dim), and the state of all rows.
+struct RowsToMove {
   int64_t dim;
   float* rows;
   const float* grad;
   float *first_state, *second_state;
 
-  void prefetch(int rule, int64_t id) const {  // rows lie anywhere in memory: ask for them in time
+  void prefetch(int rule, int64_t id) const {
     touch(rows, id, dim);
     if (first_state) touch(first_state, id, rule == ROWWISE_ADAGRAD ? 1 : dim);
     if (second_state) touch(second_state, id, dim);
@@ -69,7 +68,7 @@ struct Moving {
 //   Adagrad, row-wise Adagrad: eps
 //   lazy Adam:                 eps, 1 - beta1, beta2, 1 - beta2, correction of the learning rate
 static inline void move_row(int rule, const float* numbers, float decay, int64_t id, float* grad,
-                            const Moving& what) {
+                            const RowsToMove& what) {
   const int64_t dim = what.dim;
   float *row = what.rows + id * dim, *first_state = what.first_state;
   const float lr = numbers[0];

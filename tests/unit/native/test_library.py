@@ -22,7 +22,7 @@ from tapas.rng import stream
 def test_a_missing_library_is_told_with_the_cure(tmp_path):
     assert library.load(tmp_path) == (
         None,
-        "absent: not built at installation, for want of a compiler or because it failed. With g++ "
+        "absent: not built at installation, because there was no compiler or it failed. With g++ "
         "or clang, `pip install -v --no-cache-dir --force-reinstall --no-deps tapas-softmax` "
         "builds them or shows why not.",
     )
@@ -153,7 +153,7 @@ def flags_at(address):
 
 @pytest.mark.skipif(not (SMAPS.exists() and THP.exists()), reason="no such pages here")
 def test_a_large_table_is_asked_for_in_huge_pages(monkeypatch):
-    monkeypatch.setattr(memory, "WORTH_IT", 8 << 20)
+    monkeypatch.setattr(memory, "MIN_BYTES", 8 << 20)
     table = LocalTable(40_000, 64, row_optimizer=RowwiseAdagrad.fused())
     middle = table.weight.data_ptr() + table.weight.numel() * 2
     assert "hg" in flags_at(middle)
