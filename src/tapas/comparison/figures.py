@@ -1,7 +1,6 @@
-"""The figure of a comparison, from its results alone: quality over time.
+"""The figure of a comparison: MAP@20 over training time, drawn from its results.
 
-Contenders keep one colour throughout; all but a few are grey: the best, the full softmax,
-sampled softmax and TAPAS stand out.
+The best three, full softmax, sampled softmax and TAPAS are in colour, all others in grey.
 """
 
 from collections.abc import Sequence
@@ -13,11 +12,11 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from tapas.comparison.figure_style import FAINT, INK, add_words, as_png, blank_figure, plain, spread
 from tapas.comparison.results import Comparison
-from tapas.comparison.tables import ranked
+from tapas.comparison.tables import quality, ranked
 from tapas.errors import DataError
 
 ALWAYS = ("full", "sampled", "tapas", "tapas-top")
-BEST = 3  # stand out beside these
+BEST = 3  # in colour beside these
 PALE = "#cccccc"
 PALE_WORDS = "#8a8a8a"
 LETTER = 0.175  # inches from one label to the next
@@ -37,7 +36,7 @@ def draw_quality(comparison: Comparison) -> bytes:
 
 
 def outstanding(comparison: Comparison) -> set[str]:
-    """Names of those that are drawn in colour."""
+    """Names of the contenders drawn in colour."""
     best = [each.name for each in ranked(comparison)[:BEST]]
     return {*best, *ALWAYS}
 
@@ -45,10 +44,10 @@ def outstanding(comparison: Comparison) -> set[str]:
 def quality_figure(comparison: Comparison) -> Figure:
     drawn = [each for each in ranked(comparison) if each.curve]
     if not drawn:
-        raise DataError("there is nothing to draw: no contender has a final run.")
-    figure, axes, inches = panel(len(drawn) + len(comparison.references))
+        raise DataError("there is nothing to draw: no method has a final run.")
+    figure, axes, inches = panel(len(drawn) + len(comparison.baselines))
     shown = outstanding(comparison)
-    right = max(each.curve[-1].seconds for each in drawn)
+    edge = 1.04 * max(each.curve[-1].seconds for each in drawn)
     labels: list[Label] = []
     for each in drawn:
         loud = each.name in shown
@@ -57,32 +56,36 @@ def quality_figure(comparison: Comparison) -> Figure:
         if loud and len(each.finals) > 1:
             low, high = [p.low for p in each.curve], [p.high for p in each.curve]
             axes.fill_between(x, low, high, color=each.colour, alpha=0.14, linewidth=0)
-        colour = each.colour if loud else PALE_WORDS
-        labels.append((f"{y[-1]:.4f}  {each.title}", x[-1], y[-1], colour, loud))
-    for other in comparison.references:
+        colour, final = each.colour if loud else PALE_WORDS, quality(each).mean
+        axes.plot(
+            [edge], [final], "o", color=each.colour if loud else PALE, markersize=5 if loud else 3,
+            clip_on=False, zorder=3,
+        )  # fmt: skip
+        labels.append((f"{final:.4f}  {each.title}", edge, final, colour, loud))
+    for other in comparison.baselines:
         height = float(other.result["map@20"])
         axes.axhline(height, color=FAINT, linewidth=0.8, dashes=(2, 3), zorder=1)
-        labels.append((f"{height:.4f}  {other.title}", right, height, INK, False))
-    axes.set_xlim(0, right)
+        labels.append((f"{height:.4f}  {other.title}", edge, height, INK, False))
+    axes.set_xlim(0, edge)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("seconds of training, at the contender's own pace")
+    axes.set_xlabel("seconds of training")
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 3, 5, 6, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
     label_beside(axes, labels, inches)
     seeds = max(len(each.finals) for each in drawn)
     bands = f"Mean of {seeds} seeds, bands from lowest to highest." if seeds > 1 else "One seed."
+    some = comparison.settings["curve_points"]
     note = (
-        f"{bands} Settings chosen on validation points with the same search time for all. Along "
-        "a run, models are judged at some of the test points, so that ends differ from the "
-        "table. Dotted: no training at all. "
-        "`tapas compare`"
+        "Dots at the right edge and numbers: the table's MAP@20, on all test points, at the best "
+        f"moment by validation points. Lines: on {some:,} test points. {bands} Dotted: without "
+        "training. `tapas compare`"
     )
     add_words(figure, "Quality over time: MAP@20 on the test points", note)
     return figure
 
 
 def panel(num_labels: int) -> tuple[Figure, Axes, float]:
-    """One panel, and how high it is: enough for its labels, which stand at the right."""
+    """One panel and its height in inches, enough for the labels beside it."""
     height = max(3.4, LETTER * num_labels + 0.3)
     wide, tall = 10.5, height + 1.75
     figure = blank_figure(wide, tall)
@@ -101,11 +104,11 @@ def draw_line(
 
 
 def label_beside(axes: Axes, labels: Sequence[Label], inches: float) -> None:
-    """Texts beside a panel `inches` high, apart from each other, with thin lines to their ends."""
+    """Texts beside a panel `inches` high, with thin lines to the ends of their curves."""
     gap = LETTER / inches  # as a part of the height
     ends = [axes.transAxes.inverted().transform(axes.transData.transform((x, y)))
             for _, x, y, _, _ in labels]  # fmt: skip
-    places = withinpanel(spread([float(end[1]) for end in ends], gap), gap)
+    places = within_panel(spread([float(end[1]) for end in ends], gap), gap)
     for (text, _, _, colour, loud), end, place in zip(labels, ends, places, strict=True):
         axes.annotate(
             text, (min(1.0, float(end[0])), float(end[1])), (1.06, place),
@@ -118,10 +121,10 @@ def label_beside(axes: Axes, labels: Sequence[Label], inches: float) -> None:
         )  # fmt: skip
 
 
-def withinpanel(places: Sequence[float], gap: float) -> list[float]:
-    """`places`, pushed between 0 and 1 while they stay `gap` apart and in order.
+def within_panel(places: Sequence[float], gap: float) -> list[float]:
+    """`places` moved into 0 to 1, still `gap` apart and in order.
 
-    >>> withinpanel([-0.5, 0.5, 1.25], 0.25)
+    >>> within_panel([-0.5, 0.5, 1.25], 0.25)
     [0.0, 0.5, 1.0]
     """
     order = sorted(range(len(places)), key=places.__getitem__)

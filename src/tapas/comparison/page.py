@@ -1,4 +1,4 @@
-"""A report as parts, written as Markdown or as one HTML page that needs no other file."""
+"""Reports made of blocks, written as Markdown or as one HTML file with its pictures inside."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -6,20 +6,38 @@ from dataclasses import dataclass
 from html import escape
 
 STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #333; max-width: 72rem; margin: 2rem auto;
-       padding: 0 1rem }
+:root { color-scheme: light dark; --page: #fff; --text: #333; --faint: #6b6b6b; --line: #e5e5e5;
+        --box: #f6f6f6; --rule: #faf6f7; --hit: #b5224f; --shade: rgba(0, 0, 0, .22) }
+@media (prefers-color-scheme: dark) {
+  :root { --page: #16181c; --text: #dcdcdc; --faint: #9a9a9a; --line: #33363c; --box: #212429;
+          --rule: #2a2025; --hit: #f0739a; --shade: rgba(255, 255, 255, .25) }
+}
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var(--page);
+       max-width: 66rem; margin: 2rem auto; padding: 0 1rem }
 h1, h2 { line-height: 1.2 } h2 { margin-top: 2.5rem }
 table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums }
-th, td { padding: .3rem .8rem; text-align: right; border-bottom: 1px solid #e5e5e5 }
-th:first-child, td:first-child { text-align: left }
-.lists { display: grid; grid-template-columns: repeat(auto-fit, minmax(17rem, 1fr)); gap: 1rem }
-.lists ol { padding-left: 1.3rem; margin: .3rem 0 }
-.hit { font-weight: 600; color: #b5224f } .note { color: #777; font-size: .9em }
-img { max-width: 100% }
-.wide { overflow-x: auto } .wide table { font-size: .85em }
+th, td { padding: .3rem .7rem; text-align: right; border-bottom: 1px solid var(--line) }
 th { vertical-align: bottom } td { white-space: nowrap }
-.rule { border-left: 4px solid #b5224f; padding: .1rem 1rem; background: #faf6f7 }
-pre { background: #f6f6f6; padding: .6rem 1rem; overflow-x: auto }
+th:first-child, td:first-child { text-align: left; padding-left: 0; white-space: normal;
+                                 min-width: 9rem }
+.wide { overflow-x: auto; font-size: .9em; background:
+    linear-gradient(to right, var(--page) 30%, transparent) left / 3rem 100%,
+    linear-gradient(to left, var(--page) 30%, transparent) right / 3rem 100%,
+    linear-gradient(to right, var(--shade), transparent) left / .8rem 100%,
+    linear-gradient(to left, var(--shade), transparent) right / .8rem 100%;
+  background-repeat: no-repeat; background-attachment: local, local, scroll, scroll }
+.lists { display: grid; grid-template-columns: repeat(auto-fit, minmax(15rem, 1fr)); gap: 1rem }
+.lists ol { padding-left: 1.3rem; margin: .3rem 0 } .lists .note { margin: .3rem 0 }
+.hit { font-weight: 600; color: var(--hit) } .note { color: var(--faint); font-size: .9em }
+.card { background: #fff; padding: .5rem; border-radius: .4rem; overflow-x: auto }
+.card img { width: 100%; min-width: 36rem; display: block }
+.rule { border-left: 4px solid var(--hit); padding: .1rem 1rem; background: var(--rule) }
+pre { background: var(--box); padding: .6rem 1rem; white-space: pre-wrap;
+      overflow-wrap: anywhere }
+@media (max-width: 40rem) {
+  .wide { font-size: .75em } th, td { padding: .3rem .25rem } td { white-space: normal }
+  th:first-child, td:first-child { min-width: 5rem }
+}
 """
 
 
@@ -30,7 +48,7 @@ class Heading:
 
 @dataclass(frozen=True, slots=True)
 class Paragraph:
-    """A paragraph; `kind` is empty, "note" for small print, "rule" for what to remember."""
+    """`kind` is empty, "note" for small print, or "rule" for the conclusion."""
 
     text: str
     kind: str = ""
@@ -38,14 +56,14 @@ class Paragraph:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What was typed."""
+    """The command line that made the report."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table; every row has as many cells as the heading."""
+    """Every row has as many cells as the heading."""
 
     heading: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -53,14 +71,18 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A PNG beside the page, by its name."""
+    """A PNG, by its file name."""
 
     name: str
-    text: str  # for those who cannot see it
+    text: str  # the alternative text
 
 
 class Marked(str):
-    """An item of a list that stands out."""
+    """A highlighted item of a list."""
+
+
+class Subheading(str):
+    """A line between two groups of items of a list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,55 +96,56 @@ class Lists:
 Block = Heading | Paragraph | Command | Table | Picture | Lists
 
 
-def as_markdown(title: str, parts: Sequence[Block]) -> str:
-    """Pictures are linked; bars and angle brackets in cells are taken for text."""
-    blocks = [f"# {title}"]
-    for part in parts:
-        match part:
+def as_markdown(title: str, blocks: Sequence[Block]) -> str:
+    """Pictures are linked. Bars and angle brackets in the text are escaped."""
+    texts = [f"# {title}"]
+    for block in blocks:
+        match block:
             case Heading(text):
-                blocks.append(f"## {_plain(text)}")
+                texts.append(f"## {_plain(text)}")
             case Paragraph(text, kind):
-                blocks.append(f"> {_plain(text)}" if kind == "rule" else _plain(text))
+                texts.append(f"> {_plain(text)}" if kind == "rule" else _plain(text))
             case Command(text):
-                blocks.append(f"```console\n$ {text}\n```")
+                texts.append(f"```console\n$ {text}\n```")
             case Table(heading, rows):
                 lines = ["| " + " | ".join(map(_cell, row)) + " |" for row in (heading, *rows)]
                 lines.insert(1, "|---" + "|---:" * (len(heading) - 1) + "|")
-                blocks.append("\n".join(lines))
+                texts.append("\n".join(lines))
             case Picture(name, text):
-                blocks.append(f"![{text}]({name})")
+                texts.append(f"![{text}]({name})")
             case Lists(name, lists):
-                blocks.append(f"### {_plain(name)}")
+                texts.append(f"### {_plain(name)}")
                 for title, items in lists.items():
-                    blocks += [f"{_plain(title)}:", "\n".join(map(_bullet, items))]
-    return "\n\n".join(blocks) + "\n"
+                    texts += [f"{_plain(title)}:", "\n".join(map(_bullet, items))]
+    return "\n\n".join(texts) + "\n"
 
 
-def as_html(title: str, parts: Sequence[Block], pictures: Mapping[str, bytes]) -> str:
-    """One page, its pictures within it."""
-    blocks = [
+def as_html(title: str, blocks: Sequence[Block], pictures: Mapping[str, bytes]) -> str:
+    """One page that contains its pictures; light or dark as the reader's system is."""
+    texts = [
         "<!doctype html><html lang='en'><meta charset='utf-8'>",
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
         f"<title>{escape(title)}</title><style>{STYLE}</style>",
         f"<h1>{escape(title)}</h1>",
     ]
-    for part in parts:
-        match part:
+    for block in blocks:
+        match block:
             case Heading(text):
-                blocks.append(f"<h2>{escape(text)}</h2>")
+                texts.append(f"<h2>{escape(text)}</h2>")
             case Paragraph(text, kind):
-                blocks.append(f"<p class='{kind}'>{escape(text)}</p>" if kind else _p(text))
+                texts.append(f"<p class='{kind}'>{escape(text)}</p>" if kind else _p(text))
             case Command(text):
-                blocks.append(f"<pre>$ {escape(text)}</pre>")
+                texts.append(f"<pre>$ {escape(text)}</pre>")
             case Table(heading, rows):
-                blocks.append(f"<div class='wide'>{_table(heading, rows)}</div>")
+                texts.append(f"<div class='wide'>{_table(heading, rows)}</div>")
             case Picture(name, text):
                 image = base64.b64encode(pictures[name]).decode()
-                blocks.append(f"<img alt='{escape(text)}' src='data:image/png;base64,{image}'>")
+                source = f"data:image/png;base64,{image}"
+                texts.append(f"<div class='card'><img alt='{escape(text)}' src='{source}'></div>")
             case Lists(name, lists):
                 columns = "".join(_list(title, items) for title, items in lists.items())
-                blocks.append(f"<h3>{escape(name)}</h3><div class='lists'>{columns}</div>")
-    return "\n".join([*blocks, "</html>"]) + "\n"
+                texts.append(f"<h3>{escape(name)}</h3><div class='lists'>{columns}</div>")
+    return "\n".join([*texts, "</html>"]) + "\n"
 
 
 def _p(text: str) -> str:
@@ -134,6 +157,8 @@ def _plain(text: str) -> str:
 
 
 def _bullet(item: str) -> str:
+    if isinstance(item, Subheading):
+        return f"\n{_plain(item)}\n"
     return f"- **{_plain(item)}**" if isinstance(item, Marked) else f"- {_plain(item)}"
 
 
@@ -150,6 +175,11 @@ def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _list(title: str, items: Sequence[str]) -> str:
-    kinds = [" class=hit" if isinstance(item, Marked) else "" for item in items]
-    lines = [f"<li{kind}>{escape(item)}</li>" for kind, item in zip(kinds, items, strict=True)]
-    return f"<div>{escape(title)}<ol>{''.join(lines)}</ol></div>"
+    lines = []
+    for item in items:
+        if isinstance(item, Subheading):
+            lines.append(f"</ol><p class='note'>{escape(item)}</p><ol>")
+        else:
+            kind = " class=hit" if isinstance(item, Marked) else ""
+            lines.append(f"<li{kind}>{escape(item)}</li>")
+    return f"<div>{escape(title)}<ol>{''.join(lines)}</ol></div>".replace("<ol></ol>", "")

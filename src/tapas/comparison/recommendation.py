@@ -165,7 +165,7 @@ def _tail(chosen: MethodResults, sound: Sequence[MethodResults]) -> list[str]:
 
 def _warnings(comparison: Comparison, best: MethodResults) -> list[str]:
     said = []
-    rivals = [each.title for each in comparison.references if beaten_by(best, each)]
+    rivals = [each.title for each in comparison.baselines if beaten_by(best, each)]
     if rivals:
         said.append(
             f"Beware: {_list(rivals)}, without any training, is better than all of these. Give a "

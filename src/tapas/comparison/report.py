@@ -1,4 +1,4 @@
-"""Everything that a comparison says, for README.md, report.html and --json."""
+"""The report of a comparison: README.md, report.html and the document of --json."""
 
 from dataclasses import asdict
 from statistics import fmean
@@ -19,15 +19,17 @@ from tapas.comparison.recommendation import recommend_method
 from tapas.comparison.results import Comparison, MethodResults
 from tapas.comparison.settings import budget_words, command_of, log_words
 from tapas.comparison.tables import (
+    BASELINE_HEADING,
+    DETAILS_HEADING,
     EXCESS_HEADING,
     HEADING,
-    REFERENCE_HEADING,
+    baseline_table_rows,
+    details_table_rows,
     excess_rows,
     loss_of,
     quality,
     ranked,
     recall_of,
-    reference_rows,
     table_rows,
 )
 
@@ -35,32 +37,34 @@ README, PAGE = "README.md", "report.html"
 QUALITY = "quality-over-time.png"
 TITLE = "Which method, for this data?"
 HOW_TO_READ = (
-    "MAP@20, precision@1, recall@20 and the loss of the full softmax (in nats) are exact, over all "
-    "classes, on test points, with 95 % intervals: blocks of users and seeds are resampled "
-    "together. “Against the best” is the difference in MAP@20, resampled in pairs, as all were "
-    "judged at the same points with the same seeds; an interval that holds 0 is no difference. The "
-    "best was picked by these numbers, which flatters it a little. Head: the fewest classes with "
-    "half of the training events; tail: those after the fewest with 90 %. Scores per example: "
-    "classes whose logit is computed for one position. Peak memory is that of the process that "
-    "trained, log and encoder included, before judging.",
+    "All scores are exact, over all classes, on test points. ± is the distance to the farther end "
+    "of a 95 % interval, from resampling blocks of users and seeds together. The difference from "
+    "the best is in MAP@20 and paired: same test points, same seeds. If its interval includes 0, "
+    "there is no significant difference. The best was chosen by these numbers, which flatters it "
+    "a little."
+)
+ABOUT_DETAILS = (
+    "Loss: full softmax cross-entropy. Head: the fewest classes with half of the training events. "
+    "Tail: the classes left when the fewest classes with 90 % of the events are removed. Scores "
+    "per example: classes whose logit is computed for one position. Peak memory: of the training "
+    "process, log and encoder included, before evaluation."
 )
 EQUAL = (
-    "Equal for all: log, split, encoder, dimension, the batches of a seed and their order, "
-    "optimizer family, n for all that sample (a partitioned vocabulary's subsets are 10 n, as they "
-    "are to outlast a batch), the number of trials, and the training time. "
-    "The pace of a method is the mean time of a whole step, batch and encoder included, on one "
-    "thread, measured alone on the machine in turns; time divided by pace is its number of steps. "
-    "So runs can go side by side without one gaining or losing.",
-    "Half of the time goes to the search: the learning rate of the rows and at most one knob of "
-    "the method, from lists fixed in advance, judged by MAP@20 on validation points with a seed of "
-    "its own; a diverged trial counts as 0. Half goes to the final runs, which alone see test "
-    "points. As training keeps its best checkpoint, a final run is judged as it was at the best of "
-    "seven moments by MAP@20 on validation points: who is done early loses nothing.",
+    "The same for all methods: log, split, encoder, dimension, batches and their order, optimizer "
+    "family, n (the subsets of a partitioned vocabulary are 10 n, because they serve many "
+    "batches), number of trials, and training time. The time of a step, batch and encoder "
+    "included, is measured on one thread, one method at a time. Training time divided by step "
+    "time is the number of steps, so that running several methods at once changes nothing.",
+    "Half of the time goes to the search: the learning rate of the rows and at most one setting of "
+    "the method, from fixed lists, chosen by MAP@20 on validation points with a separate seed. A "
+    "diverged trial counts as 0. The other half goes to the final runs. They alone see test "
+    "points. A final run is evaluated at seven moments, and its score is that of the best moment "
+    "by MAP@20 on validation points, as training keeps its best checkpoint.",
 )
 
 
 def write_report(comparison: Comparison) -> dict[str, bytes]:
-    """The files of the report, by name; a figure without data is left out."""
+    """The files of the report, by name. Without results there is no figure."""
     pictures = {}
     if any(each.curve for each in comparison.methods):
         pictures[QUALITY] = draw_quality(comparison)
@@ -82,7 +86,7 @@ def make_blocks(comparison: Comparison) -> list[Block]:
         Heading("Quality over time"),
         *_quality_blocks(comparison),
         *_baseline_blocks(comparison),
-        Heading("What was equal"),
+        Heading("What was the same for all"),
         *(Paragraph(words) for words in EQUAL),
         *_skipped_blocks(comparison),
         Heading("Where it ran"),
@@ -91,7 +95,7 @@ def make_blocks(comparison: Comparison) -> list[Block]:
 
 
 def as_document(comparison: Comparison) -> dict[str, Any]:
-    """The same for programs: numbers by contender, the best first, and the rule."""
+    """The report for --json: numbers of each contender, best first, and the recommendation."""
     rule = recommend_method(comparison)
     found = []
     for each in ranked(comparison):
@@ -118,7 +122,7 @@ def as_document(comparison: Comparison) -> dict[str, Any]:
     return {
         "methods": found,
         "without_result": without,
-        "references": {each.title: each.result["map@20"] for each in comparison.references},
+        "references": {each.title: each.result["map@20"] for each in comparison.baselines},
         "rule": {
             "choice": rule.choice,
             "as_good": list(rule.as_good),
@@ -135,29 +139,31 @@ def _quality_blocks(comparison: Comparison) -> list[Block]:
     blocks: list[Block] = []
     if any(each.curve for each in comparison.methods):
         blocks.append(Picture(QUALITY, "MAP@20 on test points over seconds of training"))
-    return [
-        *blocks,
-        Table(HEADING, table_rows(comparison)),
-        *(Paragraph(w, "note") for w in HOW_TO_READ),
-    ]
+    blocks += [Table(HEADING, table_rows(comparison)), Paragraph(HOW_TO_READ, "note")]
+    details = details_table_rows(comparison)
+    if details:
+        blocks += [
+            Heading("Details"),
+            Table(DETAILS_HEADING, details),
+            Paragraph(ABOUT_DETAILS, "note"),
+        ]
+    return blocks
 
 
 def _baseline_blocks(comparison: Comparison) -> list[Block]:
-    if not comparison.references:
+    if not comparison.baselines:
         return []
     blocks: list[Block] = [
-        Heading("What needs no training"),
-        Paragraph(
-            "Judged at the same test points. A method that does not beat counting is no use."
-        ),
-        Table(REFERENCE_HEADING, reference_rows(comparison)),
+        Heading("Without training"),
+        Paragraph("On the same test points. A method that does not beat these is of no use."),
+        Table(BASELINE_HEADING, baseline_table_rows(comparison)),
     ]
     excess = excess_rows(comparison)
     if excess:
         blocks += [
             Paragraph(
-                "The log is made up, and its true distribution is known: the loss above that of "
-                "the truth, on the same targets, is how far a model is from it, in nats "
+                "The log is synthetic, and its true distribution is known. A model's loss minus "
+                "that of the truth, on the same targets, is its distance from the truth in nats "
                 "(Kullback-Leibler divergence)."
             ),
             Table(EXCESS_HEADING, excess),
@@ -166,15 +172,15 @@ def _baseline_blocks(comparison: Comparison) -> list[Block]:
 
 
 def _skipped_blocks(comparison: Comparison) -> list[Block]:
-    """All that was left out, and why."""
+    """What was not run or diverged, and why."""
     lines = [f"{each.title}: {each.state}." for each in comparison.methods if each.state]
     for each in comparison.methods:
         lost = sum("diverged" in trial for trial in each.trials)
         if lost:
             lines.append(f"{each.title}: {lost} of {len(each.trials)} trials diverged.")
     if not lines:
-        return [Heading("What was cut"), Paragraph("Nothing: every method ran as planned.")]
-    return [Heading("What was cut"), *(Paragraph(line) for line in lines)]
+        return [Heading("Left out"), Paragraph("Nothing: every method ran as planned.")]
+    return [Heading("Left out"), *(Paragraph(line) for line in lines)]
 
 
 def _machine_words(settings: Any) -> str:

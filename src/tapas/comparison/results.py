@@ -109,7 +109,7 @@ class Comparison:
 
     settings: Mapping[str, Any]
     methods: tuple[MethodResults, ...]
-    references: tuple[BaselineResult, ...] = ()
+    baselines: tuple[BaselineResult, ...] = ()
 
 
 def read_comparison(folder: Path) -> Comparison:

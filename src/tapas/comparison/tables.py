@@ -1,7 +1,7 @@
-"""The numbers of a comparison in one table: a row for each contender, the best MAP@20 first.
+"""Tables of a comparison: one row for each contender, the best MAP@20 first.
 
 Intervals are those of `tapas.evaluation.intervals`: seeds and blocks of users are resampled
-together, and contenders in pairs, as all were judged with the same seeds at the same points.
+together. Differences are paired, since all contenders have the same seeds and test points.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,26 +13,23 @@ from tapas.evaluation.intervals import Interval, block_bootstrap, difference
 
 BUCKETS = ("head", "middle", "tail")
 NONE = "–"
-HEADING = (
-    "",
-    "MAP@20",
-    "against the best",
+HEADING = ("method", "MAP@20", "recall@20", "ms a step", "difference from the best")
+DETAILS_HEADING = (
+    "method",
     "precision@1",
-    "recall@20",
     "loss, nats",
     "recall of head / middle / tail",
     "steps",
-    "ms a step",
     "scores per example",
     "peak memory",
-    "rows_lr",
-    "knob",
+    "learning rate",
+    "setting",
 )
 TERMINAL_QUALITY = ("", "MAP@20", "recall@20", "NDCG@10", "precision@1")
 TERMINAL_METRICS = ("recall@20", "ndcg@10", "precision@1")
 TERMINAL_DETAILS = ("", "MAP@20 against\nthe best", "loss", "tail\nrecall", "memory")
 TERMINAL_SETTINGS = ("", "steps", "ms per\nstep", "learning\nrate", "setting")
-REFERENCE_HEADING = (
+BASELINE_HEADING = (
     "",
     "MAP@20",
     "precision@1",
@@ -44,14 +41,14 @@ EXCESS_HEADING = ("", "loss, nats", "above the truth, nats")
 
 
 def ranked(comparison: Comparison) -> list[MethodResults]:
-    """Those with final results, by falling MAP@20."""
-    judged = [each for each in comparison.methods if each.finals]
-    return sorted(judged, key=lambda each: -fmean(r["map@20"] for r in each.finals))
+    """The contenders with final results, by decreasing MAP@20."""
+    finished = [each for each in comparison.methods if each.finals]
+    return sorted(finished, key=lambda each: -fmean(r["map@20"] for r in each.finals))
 
 
-def best_of(judged: Sequence[MethodResults]) -> MethodResults:
-    """The first without a diverged seed: of the others, only lucky seeds are left."""
-    return next((each for each in judged if not each.diverged_seeds), judged[0])
+def best_of(ranked: Sequence[MethodResults]) -> MethodResults:
+    """The first without a diverged seed; with one, only the lucky seeds have been averaged."""
+    return next((each for each in ranked if not each.diverged_seeds), ranked[0])
 
 
 def quality(method: MethodResults) -> Interval:
@@ -67,41 +64,49 @@ def loss_of(method: MethodResults) -> Interval | None:
 
 
 def gap_to(method: MethodResults, other: MethodResults) -> Interval | None:
-    """MAP@20 of one less that of the other, in pairs; None without a seed that both have."""
+    """MAP@20 of `method` minus that of `other`, paired; None if they share no seed."""
     seeds = [{result["run"]["seed"] for result in each.finals} for each in (method, other)]
     return difference(method.finals, other.finals, "map@20") if seeds[0] & seeds[1] else None
 
 
-def beaten_by(method: MethodResults, reference: BaselineResult) -> bool:
-    """Whether a reference that counts is clearly better; the truth may be."""
-    return not reference.is_truth and gap_to_reference(method, reference, "map@20").below_zero
+def beaten_by(method: MethodResults, baseline: BaselineResult) -> bool:
+    """Whether a counting baseline is significantly better. The truth does not count."""
+    return not baseline.is_truth and gap_to_baseline(method, baseline, "map@20").below_zero
 
 
-def gap_to_reference(method: MethodResults, reference: BaselineResult, metric: str) -> Interval:
-    """Of the contender less that of the reference, which is the same for every seed."""
-    fixed = [{**reference.result, "run": result["run"]} for result in method.finals]
+def gap_to_baseline(method: MethodResults, baseline: BaselineResult, metric: str) -> Interval:
+    """`metric` of the contender minus that of the baseline, which is the same for every seed."""
+    fixed = [{**baseline.result, "run": result["run"]} for result in method.finals]
     return difference(method.finals, fixed, metric)
 
 
 def recall_of(method: MethodResults, bucket: str) -> float | None:
-    """Share of the targets of a bucket that are found in 20 places; the mean over seeds."""
+    """Recall@20 of the targets in a bucket, the mean over seeds."""
     known = [result["buckets"][bucket]["recall"] for result in method.finals]
     return None if None in known or not known else fmean(known)
 
 
 def targets_of(method: MethodResults, bucket: str) -> int:
-    """Targets of the test points that lie in a bucket."""
+    """How many targets of the test points are in a bucket."""
     return max((result["buckets"][bucket]["targets"] for result in method.finals), default=0)
 
 
 def table_rows(comparison: Comparison) -> list[list[str]]:
     """Under `HEADING`; contenders without results come last and say why."""
-    judged = ranked(comparison)
-    rows = [_row(each, best_of(judged)) for each in judged]
+    finished = ranked(comparison)
+    rows = []
+    for each in finished:
+        recall = _number(_mean(each.finals, "recall@20"))
+        gap_words = "best"
+        if each is not best_of(finished):
+            gap = gap_to(each, best_of(finished))
+            gap_words = NONE if gap is None else gap.format(sign=True)
+        rows.append(
+            [_title(each), quality(each).plus_minus(), recall, _milliseconds(each), gap_words]
+        )
     for each in comparison.methods:
         if not each.finals:
-            cost = [_milliseconds(each), _scores(each), NONE, NONE, NONE]
-            rows.append([each.title, _why(each), *[NONE] * 6, *cost])
+            rows.append([each.title, _why(each), NONE, _milliseconds(each), NONE])
     return rows
 
 
@@ -130,7 +135,7 @@ def baseline_rows(comparison: Comparison) -> list[list[str]]:
             block_bootstrap([each.result], "map@20").plus_minus(),
             *(_number(each.result.get(name)) for name in TERMINAL_METRICS),
         ]
-        for each in comparison.references
+        for each in comparison.baselines
     ]
 
 
@@ -157,7 +162,7 @@ def setting_rows(comparison: Comparison) -> list[list[str]]:
     return [
         [
             _short_title(each),
-            _steps(each),
+            f"{each.finals[0]['run']['steps']:,}",
             _milliseconds(each),
             f"{each.finals[0]['run']['rows_lr']:g}",
             _knob(each),
@@ -170,10 +175,15 @@ def _short_title(method: MethodResults) -> str:
     return method.title.replace("Hierarchical softmax", "Hierarchical")
 
 
-def reference_rows(comparison: Comparison) -> list[list[str]]:
-    """Under `REFERENCE_HEADING`: what needs no training."""
+def details_table_rows(comparison: Comparison) -> list[list[str]]:
+    """Under `DETAILS_HEADING`; contenders with results, in the order of the first table."""
+    return [_details(each) for each in ranked(comparison)]
+
+
+def baseline_table_rows(comparison: Comparison) -> list[list[str]]:
+    """Under `BASELINE_HEADING`: lists that need no training."""
     rows = []
-    for each in comparison.references:
+    for each in comparison.baselines:
         found = each.result
         loss = found.get("loss")
         rows.append(
@@ -190,38 +200,34 @@ def reference_rows(comparison: Comparison) -> list[list[str]]:
 
 
 def excess_rows(comparison: Comparison) -> list[list[str]]:
-    """Under `EXCESS_HEADING`: loss above that of the truth, the least first; only if it is known.
+    """Under `EXCESS_HEADING`: the loss above that of the true distribution, lowest first.
 
-    On the same points, so that it is the mean divergence from the truth, up to the chance of
-    which targets were drawn.
+    Empty if the truth is not known. Both losses are on the same targets, so that the difference
+    estimates the mean divergence from the truth.
     """
-    truth = next((each for each in comparison.references if each.is_truth), None)
+    truth = next((each for each in comparison.baselines if each.is_truth), None)
     if truth is None:
         return []
     found = []
     for each in ranked(comparison):
         loss = loss_of(each)
         if loss is not None:
-            found.append((gap_to_reference(each, truth, "loss"), loss, each))
+            found.append((gap_to_baseline(each, truth, "loss"), loss, each))
     found.sort(key=lambda entry: entry[0].mean)
     return [[_title(each), f"{loss.mean:.3f}", gap.format(3)] for gap, loss, each in found]
 
 
-def _row(method: MethodResults, best: MethodResults) -> list[str]:
-    finals, loss = method.finals, loss_of(method)
+def _details(method: MethodResults) -> list[str]:
+    loss = loss_of(method)
     return [
         _title(method),
-        quality(method).format(),
-        _against(method, best),
-        _number(_mean(finals, "precision@1")),
-        _number(_mean(finals, "recall@20")),
-        NONE if loss is None else loss.format(3),
+        _number(_mean(method.finals, "precision@1")),
+        NONE if loss is None else loss.plus_minus(3),
         _recalls(lambda bucket: recall_of(method, bucket)),
-        _steps(method),
-        _milliseconds(method),
+        f"{method.finals[0]['run']['steps']:,}",
         _scores(method),
         _memory(method),
-        f"{finals[0]['run']['rows_lr']:g}",
+        f"{method.finals[0]['run']['rows_lr']:g}",
         _knob(method),
     ]
 
@@ -231,15 +237,8 @@ def _title(method: MethodResults) -> str:
 
 
 def _why(method: MethodResults) -> str:
-    """In a cell: up to the colon; the rest is said below."""
+    """Up to the colon; the section "Left out" has the rest."""
     return method.state.partition(":")[0]
-
-
-def _against(method: MethodResults, best: MethodResults) -> str:
-    if method is best:
-        return "best"
-    found = gap_to(method, best)
-    return NONE if found is None else found.format(sign=True)
 
 
 def _mean(finals: Sequence[Result], name: str) -> float | None:
@@ -257,10 +256,6 @@ def _percent(value: float | None) -> str:
 
 def _recalls(recall: Callable[[str], float | None]) -> str:
     return " / ".join(_percent(recall(bucket)).removesuffix(" %") for bucket in BUCKETS) + " %"
-
-
-def _steps(method: MethodResults) -> str:
-    return f"{method.finals[0]['run']['steps']:,}"
 
 
 def _milliseconds(method: MethodResults) -> str:

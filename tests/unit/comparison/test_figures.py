@@ -55,7 +55,7 @@ def test_quality_is_drawn_over_seconds_and_all_but_a_few_are_grey():
 def test_labels_of_a_crowd_do_not_overlap_nor_leave_the_figure(apart):
     crowd = [method(name, 0.1 + apart * place) for place, name in enumerate(CONTENDERS)]
     high = (reference("co-occurrence", 0.35), reference("the true distribution", 0.37, 5.0))
-    figure = quality_figure(comparison(*crowd, references=high))
+    figure = quality_figure(comparison(*crowd, baselines=high))
     figure.canvas.draw()
     texts = sorted(figure.axes[0].texts, key=lambda text: text.xyann[1])
     assert len(texts) == len(CONTENDERS) + 2
@@ -82,5 +82,5 @@ def test_who_has_no_results_is_not_drawn():
     figure = quality_figure(comparison(method("full", 0.1), late))
     assert [text.get_text() for text in figure.axes[0].texts] == ["0.1000  Full softmax"]
     assert draw_quality(comparison(method("full", 0.1))).startswith(b"\x89PNG")
-    with pytest.raises(DataError, match=r"nothing to draw: no contender has a final run\."):
+    with pytest.raises(DataError, match=r"nothing to draw: no method has a final run\."):
         quality_figure(comparison(late))

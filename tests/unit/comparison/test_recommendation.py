@@ -132,14 +132,14 @@ def test_counting_that_is_better_than_all():
     _, words = said(
         method("tapas", 0.2),
         method("nce", 0.1),
-        references=(reference("co-occurrence", 0.3), reference("the true distribution", 0.4, 5.0)),
+        baselines=(reference("co-occurrence", 0.3), reference("the true distribution", 0.4, 5.0)),
     )
     assert words.endswith(
         "Beware: co-occurrence, without any training, is better than all of these. Give a larger "
         "--budget or another model before you choose."
     )
     _, words = said(
-        method("tapas", 0.2), method("nce", 0.1), references=(reference("most popular", 0.1),)
+        method("tapas", 0.2), method("nce", 0.1), baselines=(reference("most popular", 0.1),)
     )
     assert "Beware" not in words
 

@@ -20,14 +20,14 @@ RESULTS = Path(__file__).parents[3] / "results" / "compare"
 TRUTH = reference("the true distribution", 0.4, 5.0)
 
 
-def whole():
+def finished():
     return comparison(
         method("full", 0.1),
         method("tapas", 0.2),
         method("nce", 0.1),
         method("huffman", 0.1, trials=(diverged("huffman", points="validation"),)),
         method("warp", 0.1, finals=(), skipped="too slow for this budget: 9 s"),
-        references=(TRUTH,),
+        baselines=(TRUTH,),
     )
 
 
@@ -43,13 +43,13 @@ def test_what_has_no_results_has_no_section():
     found = comparison(method("full", 0.1, finals=()), method("nce", 0.1, finals=()))
     assert list(write_report(found)) == ["README.md", "report.html"]
     assert headings(found) == [
-        "Quality over time", "What was equal", "What was cut", "Where it ran"
+        "Quality over time", "What was the same for all", "Left out", "Where it ran"
     ]  # fmt: skip
     assert "Full softmax: not finished." in text(found)
 
 
 def test_all_that_was_cut_is_said():
-    said = text(whole())
+    said = text(finished())
     assert "WARP: too slow for this budget: 9 s." in said
     assert "Hierarchical softmax, Huffman: 1 of 1 trials diverged." in said
     assert "Nothing: every method" not in said
@@ -64,7 +64,7 @@ def test_a_folder_that_knows_nothing_of_its_machine():
 
 
 def test_the_document_for_programs():
-    found = json.loads(json.dumps(as_document(whole())))
+    found = json.loads(json.dumps(as_document(finished())))
     assert [each["name"] for each in found["methods"]] == ["tapas", "full", "nce", "huffman"]
     first = found["methods"][0]
     assert first["map@20"]["mean"] == 0.2

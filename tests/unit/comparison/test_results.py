@@ -33,7 +33,7 @@ def test_a_folder_with_settings_alone(tmp_path):
         assert each.state == "not finished"
         assert (each.finals, each.trials, each.curve) == ((), (), [])
         assert each.step_seconds is each.peak_bytes is each.scores_per_example is None
-    assert found.references == ()
+    assert found.baselines == ()
 
 
 def test_the_curve_is_the_mean_of_the_seeds_with_their_range():

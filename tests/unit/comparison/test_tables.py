@@ -3,12 +3,14 @@
 from oracle.comparison_results import comparison, method, result
 
 from tapas.comparison.tables import (
+    DETAILS_HEADING,
     HEADING,
     NONE,
     TERMINAL_DETAILS,
     TERMINAL_QUALITY,
     TERMINAL_SETTINGS,
     detail_rows,
+    details_table_rows,
     gap_to,
     loss_of,
     quality_rows,
@@ -24,10 +26,17 @@ def test_rows_are_ordered_by_quality_and_those_without_come_last():
     assert [each.name for each in ranked(found)] == ["full", "sce", "nce"]
     rows = table_rows(found)
     assert [row[0] for row in rows] == ["Full softmax", "Scalable cross-entropy", "NCE", "WARP"]
-    assert rows[-1] == [
-        "WARP", "too slow for this budget", *[NONE] * 6, "50", "1,000", NONE, NONE, NONE
-    ]  # fmt: skip
+    assert rows[-1] == ["WARP", "too slow for this budget", NONE, "50", NONE]
     assert {len(row) for row in rows} == {len(HEADING)}
+    assert rows[0] == ["Full softmax", "0.3000 ±0.0000", "0.6000", "50", "best"]
+    assert rows[1][-1] == "-0.1000 (-0.1000 to -0.1000)"
+    details = details_table_rows(found)
+    assert [row[0] for row in details] == [row[0] for row in rows[:-1]]
+    assert {len(row) for row in details} == {len(DETAILS_HEADING)}
+    assert details[0][:7] == [
+        "Full softmax", "0.1500", "6.000 ±0.000", "50.0 / 20.0 / 10.0 %", "1,200", "1,000",
+        "500 MB",
+    ]  # fmt: skip
 
 
 def test_tables_for_a_terminal_have_the_methods_with_results():
@@ -57,6 +66,7 @@ def test_what_a_system_does_not_tell_is_left_out():
     for final in bare.finals:
         del final["loss"], final["blocks"]["loss"], final["precision@1"]
     row = dict(zip(HEADING, table_rows(comparison(bare))[0], strict=True))
+    row |= dict(zip(DETAILS_HEADING, details_table_rows(comparison(bare))[0], strict=True))
     assert loss_of(bare) is None
     for name in ("loss, nats", "precision@1", "ms a step", "scores per example", "peak memory"):
         assert row[name] == NONE
@@ -66,11 +76,11 @@ def test_without_a_seed_in_common_there_is_no_difference():
     one = method("tapas", 0.2, seeds=1)
     other = method("nce", 0, finals=(result("nce", 0.1, seed=1),))
     assert gap_to(other, one) is None
-    assert table_rows(comparison(one, other))[1][2] == NONE
+    assert table_rows(comparison(one, other))[1][4] == NONE
 
 
 def test_the_best_has_no_seed_that_diverged():
     lucky = method("nce", 0.9, seeds=1, diverged_seeds=(1,), num_seeds=2)
     rows = table_rows(comparison(lucky, method("full", 0.2)))
     assert [row[0] for row in rows] == ["NCE (1 of 2 seeds diverged)", "Full softmax"]
-    assert [row[2] for row in rows] == ["+0.7000 (+0.7000 to +0.7000)", "best"]
+    assert [row[4] for row in rows] == ["+0.7000 (+0.7000 to +0.7000)", "best"]
