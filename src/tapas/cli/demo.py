@@ -10,7 +10,7 @@ from tapas.atomic_file import OutputFolder
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.options import AsJson
 from tapas.cli.progress import Advance, progress_bar
-from tapas.cli.terminal import print_table, status
+from tapas.cli.terminal import print_table, say, status
 from tapas.errors import UsageError
 from tapas.training.trainer import Progress
 
@@ -109,7 +109,7 @@ def _print(found: "DemoResult", people: list["Lists"]) -> None:
 
     print_table(HEADING, table_rows(found))
     for words in remarks(found):
-        typer.echo(words)
+        say(words)
     for person in people:
         typer.echo(f"\n{person.name}")
         for title, items in person.lists.items():

@@ -164,19 +164,19 @@ HEADING = ["", "MAP@20", "prec@1", "recall@20", "tail", "training"]
 
 
 def remarks(found: DemoResult) -> list[str]:
-    """What the table does not say by itself."""
+    """Sentences below the table."""
     first = next(iter(found.evaluations.values()))
     return [
         *beside_baselines(found.best, found.evaluations[found.best].lead),
         f"MAP@20 of {TAPAS} minus {PLAIN}, same examples: {_signed(found.lead)}. These two differ "
         "only in the second pass: same batches, same steps.",
-        f"{REPEATS} may copy from the history and is trained on longer stretches of it, fewer of "
-        "them: to set it beside the other two is no comparison of sampling.",
-        "One seed: repeat with --seed before you believe a small difference.",
-        f"{first.scores['model'].num_examples:,} households, their next {first.num_targets} items "
-        "to be found among all, items bought before included. ± is half of a 95 % interval. Tail: "
-        "part of the recommendations that are items from the rarest tenth of the events. "
-        "Training: seconds in all, with validation and checkpoints.",
+        f"{REPEATS} can copy from the history and is trained on fewer, longer windows: its numbers "
+        "say nothing about sampling.",
+        "This is one seed: repeat with another --seed before you trust a small difference.",
+        f"{first.scores['model'].num_examples:,} households; targets are their next "
+        f"{first.num_targets} items, also those bought before, ranked among all items. ±: half of "
+        "the 95 % interval. Tail: share of recommended items from the rarest tenth of the events. "
+        "Training: seconds in total, including validation and checkpoints.",
     ]
 
 
@@ -188,7 +188,9 @@ def beside_baselines(way: str, lead: dict[str, Interval]) -> list[str]:
         if interval.high < 0:
             words.append(f"{name.capitalize()} is ahead of the {ours}: {numbers}")
         elif interval.low <= 0:
-            words.append(f"{name.capitalize()} is not told apart from the {ours}: {numbers}")
+            words.append(
+                f"{name.capitalize()}: no significant difference from the {ours}: {numbers}"
+            )
     if words:
         return words
     name = min(lead, key=lambda each: lead[each].mean)
