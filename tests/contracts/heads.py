@@ -1,4 +1,4 @@
-"""The heads under contract: a small one of each method, over any table that suits it."""
+"""A small head of each method for the contract tests, over any table."""
 
 import torch
 
@@ -26,7 +26,7 @@ N = 5  # classes that a method samples
 
 
 def upcoming(num_classes):
-    """The targets of training step `step`, of a corpus that names a few classes at a time."""
+    """Targets of training step `step`, of a corpus with few classes at a time."""
     return lambda step: torch.arange(3 * step, 3 * step + 4) % num_classes
 
 
@@ -81,7 +81,7 @@ def proposal(table):
 
 
 def build(method, row_optimizer=SGD.fused(lr=0.5), *, num_classes=C, dim=D, start=0.3, **options):  # noqa: B008
-    """A head of `method` over a table of its own, whose rows are random."""
+    """A head of `method` over a new table with random rows."""
     if method in FLAT:
         table = LocalTable(num_classes, dim, row_optimizer=row_optimizer, seed=4)
         head = FLAT[method](table, **options)
@@ -96,7 +96,7 @@ def build(method, row_optimizer=SGD.fused(lr=0.5), *, num_classes=C, dim=D, star
 
 
 def dense_of(head):
-    """What an optimizer of the encoder would move of a head."""
+    """Parameters of a head that the optimizer of the encoder moves."""
     return [p for p in head.parameters() if p.requires_grad and p not in anchors(head)]
 
 

@@ -1,4 +1,4 @@
-"""Every head keeps what `Head` promises, whatever its method."""
+"""The contract of `Head`, tested for every method."""
 
 import contextlib
 import copy
@@ -85,7 +85,7 @@ def test_reductions_agree(method):
 
 
 @pytest.mark.parametrize("shape", [(), (2, 3), (2, 1, 3)], ids=str)
-def test_any_leading_shape_is_that_of_its_rows_in_turn(method, shape):
+def test_any_leading_shape_gives_the_loss_of_its_flat_batch(method, shape):
     size = math.prod(shape)
     query, target = draw(*shape, D), torch.arange(size).view(shape)
     head = build(method, reduction="none")
@@ -103,7 +103,7 @@ def test_targets_need_not_be_contiguous(method):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-def test_a_head_that_was_cast_goes_on(method, dtype):
+def test_a_head_that_was_cast_still_trains(method, dtype):
     head = build(method).to(dtype)
     for _ in range(2):
         loss = head(draw(B, D), TARGET)
@@ -159,7 +159,7 @@ def test_a_bfloat16_query_gets_a_bfloat16_gradient_of_a_float32_loss(method):
 
 
 def test_every_step_gives_all_dense_parameters_a_gradient(method):
-    """Or DistributedDataParallel would wait for one."""
+    """DistributedDataParallel waits for one."""
     head = build(method)
     head(draw(B, D), torch.zeros_like(TARGET)).backward()
     assert all(p.grad is not None for p in head.parameters() if p.requires_grad)
@@ -179,7 +179,7 @@ def test_padding_and_repeats_of_the_weight_add_nothing(method):
     torch.testing.assert_close(*rows)
 
 
-def test_targets_share_an_example_evenly_unless_weighed(method):
+def test_targets_of_an_example_have_equal_weights_by_default(method):
     real = (SEVERAL != -100).float()
     weight = real / real.sum(dim=1, keepdim=True)
     shared, weighed = build(method), build(method)
@@ -188,7 +188,7 @@ def test_targets_share_an_example_evenly_unless_weighed(method):
     )
 
 
-def test_twice_the_weight_is_twice_the_loss_and_none_is_none(method):
+def test_twice_the_weight_is_twice_the_loss_and_weight_0_is_no_loss(method):
     weight = draw(B, 3, name="weight").abs()
     one, two, none = (
         build(method)(draw(B, D), SEVERAL, factor * weight) for factor in (1.0, 2.0, 0.0)
@@ -209,7 +209,7 @@ def test_logits_of_ten_thousands_stay_finite(method):
     assert bool(head.topk(query, 5)[0].isfinite().all())
 
 
-def test_no_row_moves_that_the_method_does_not_look_at(method):
+def test_only_rows_that_the_method_uses_move(method):
     """2,003 classes; weight decay would move a row whose gradient is 0."""
     head = build(method, SGD.fused(lr=0.5, weight_decay=0.1), num_classes=2_003)
     before = everything(head)
@@ -229,7 +229,7 @@ def test_no_row_moves_that_the_method_does_not_look_at(method):
         assert int(moved["table.weight"].sum()) < 22  # 6 targets, and 15 at most beside them
     elif method == "huffman":
         assert sum(int(rows.sum()) for rows in moved.values()) < 6 * 14
-    else:  # whole clusters, but not all of them
+    else:  # complete clusters, but not all of them
         share = torch.cat(list(moved.values())).float().mean()
         assert 0 < float(share) < 1
 
@@ -268,7 +268,7 @@ def test_only_training_counts_as_a_step(method):
     assert torch.equal(head.train()(draw(B, D), SEVERAL), shown)  # the draws of the next step
 
 
-def test_a_head_goes_on_from_its_state_as_if_nothing_had_happened(method):
+def test_a_head_continues_from_its_state_bit_for_bit(method):
     one, two = build(method, ADAGRAD), build(method, ADAGRAD)
     for step in range(3):
         one(draw(B, D, name=f"query {step}"), SEVERAL).backward()
@@ -286,8 +286,8 @@ def test_a_head_goes_on_from_its_state_as_if_nothing_had_happened(method):
     assert all(map(torch.equal, everything(one).values(), everything(two).values()))
 
 
-def test_a_state_brings_its_seed_along(method):
-    """Or a resumed run would draw other classes than the one that was stopped."""
+def test_a_state_includes_its_seed(method):
+    """Otherwise a resumed run would draw other classes."""
     one, two = build(method, seed=5), build(method, seed=6)
     two.load_state_dict(one.state_dict())
     assert two.seed == 5
@@ -340,7 +340,7 @@ def test_excluded_classes_are_left_out_of_the_top(method):
     assert not bool((ids[..., :, None] == best[..., None, :]).any())
 
 
-def test_equal_scores_come_by_rising_id(method):
+def test_equal_scores_come_by_ascending_id(method):
     head = build(method)
     for table in tables_of(head):
         with torch.no_grad():
@@ -378,7 +378,7 @@ def test_accumulated_passes_are_one_update(method):
 
 
 def test_an_optimizer_of_rows_moves_them_as_the_fused_update_does(method):
-    """To the bit: gradients are summed in the same order, whoever applies them."""
+    """Bit for bit: gradients are summed in the same order in both."""
     fused, given = build(method, ADAGRAD), build(method, None)
     optimizer = RowwiseAdagrad(given, lr=ADAGRAD.lr)
     for step in range(3):
@@ -393,7 +393,7 @@ def test_an_optimizer_of_rows_moves_them_as_the_fused_update_does(method):
         assert torch.equal(mine.weight_sum, theirs.gradients.state["weight_sum"])
 
 
-def test_rows_that_nobody_moves_are_told(method):
+def test_training_rows_without_an_optimizer_is_refused(method):
     head = build(method, None)
     head(draw(B, D), TARGET).backward()
     with says("the class rows have gradients from an earlier backward pass, but no optimizer"):
@@ -410,7 +410,7 @@ def test_looking_at_gradients_moves_nothing(method):
     assert not [name for name in changed if "weight" in name or "bias" in name]
 
 
-def test_each_context_learns_its_own_class(method):
+def test_each_context_learns_its_class(method):
     """Six contexts, one-hot, and one class for each: no other answer fits."""
     head = build(method, ADAGRAD, num_classes=12)
     query, answer = torch.eye(D), torch.tensor([11, 2, 7, 3, 0, 5])
@@ -460,7 +460,7 @@ def test_a_rank_without_examples_has_no_loss_and_pushes_nothing(method):
 
 
 @pytest.mark.parametrize("method", [name for name in FLAT if "proposal" in kind_of(name).options])
-def test_a_proposal_that_looks_at_the_context_is_given_it(method):
+def test_a_proposal_that_uses_the_context_gets_it(method):
     known = torch.tensor([4, 4, 9]), torch.tensor([11, 17, 30]), torch.full((3,), 1e9)
     head = build(method)
     head.proposal = Bigram(*known, unigram=Uniform(C), kappa=1e-6)
@@ -479,7 +479,7 @@ def test_a_proposal_that_looks_at_the_context_is_given_it(method):
     assert head(draw(B, D), target, context=previous) == before
 
 
-def test_it_says_its_method_and_whom_to_cite(method):
+def test_it_knows_its_method_and_what_to_cite(method):
     head = build(method)
     assert isinstance(head, Head)
     assert head.method == method.split(",")[0]
@@ -603,7 +603,7 @@ BAD = [
 ]
 
 
-def test_bad_input_is_told_and_changes_nothing(method):
+def test_bad_input_is_refused_and_changes_nothing(method):
     head = build(method)
     before = everything(head)
     for ask, words in BAD:
@@ -613,13 +613,13 @@ def test_bad_input_is_told_and_changes_nothing(method):
     assert all(map(torch.equal, before.values(), everything(head).values()))
 
 
-def test_no_queries_have_no_answers(method):
+def test_no_queries_give_empty_results(method):
     head = build(method)
     assert head.topk(draw(0, D), 3, exclude=torch.zeros(0, 4).long())[1].shape == (0, 3)
     assert head.log_prob(draw(0, D), torch.zeros(0, 4).long()).shape == (0, 4)
 
 
-def test_bad_options_are_told(method):
+def test_bad_options_are_refused(method):
     with says("reduction must be one of mean, sum, none, got 'max'."):
         build(method, reduction="max")
     with says("seed must be a whole number, got 1.5."):
@@ -640,11 +640,11 @@ BAD_DRAWS = [
         "proposal must be a Proposal such as tapas.Squashed(counts, alpha=0.75), got str.",
     ),
 ]
-REPEATED = {"nce", "negative-sampling"}  # draw with repeats, as many as they like
+REPEATED = {"nce", "negative-sampling"}  # draw with replacement, any number
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_bad_draws_are_told(name):
+def test_bad_draws_are_refused(name):
     kind = METHODS[name]
     needed = {"num_samples": N} if "num_samples" in kind.options else {}
     if "upcoming" in kind.reads:

@@ -1,4 +1,4 @@
-"""A head with a row for each class gives the same losses and rows wherever the rows live."""
+"""A head with a row for each class gives the same losses and rows on ranks and servers."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from tapas.tables.shard import TableSpec
 OPTIMIZER = SGD.fused(lr=0.3)
 SIZES = ((5, 2), (3, 4), (7, 0))  # examples of each rank, step by step; one may have none
 B = 7
-# what a rank draws for its own examples alone is not what one process draws for all
+# what a rank draws for its examples is not what one process draws for all
 OWN_DRAWS = {"warp", "sce", "self-normalised"}
 
 
@@ -53,7 +53,7 @@ def test_on_servers(method):
 
 
 def on_ranks(ranks):
-    """For each method, what this rank finds of its own examples."""
+    """For each method, what this rank computes for its examples."""
     found = {}
     for method, build in FLAT.items():
         table = ShardedTable(C, D, row_optimizer=OPTIMIZER, group=ranks)

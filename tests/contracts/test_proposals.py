@@ -20,11 +20,11 @@ from tapas.proposals import Bigram, ByRank, base
 from tapas.rng import stream
 
 C = 31
-SPARSE, DENSE = 7, 9  # 4 * 7 < 31 draws until distinct, 4 * 9 >= 31 races
+SPARSE, DENSE = 7, 9  # 4 * 7 < 31: drawn until distinct; 4 * 9 >= 31: by arrival times
 
 
 class Ramp(Proposal):
-    """What a user writes: Q(c) ∝ c + C, two methods and no more."""
+    """A proposal written by a user, with the two methods required: Q(c) ∝ c + C."""
 
     def __init__(self, num_classes: int):
         self.num_classes = num_classes
@@ -90,7 +90,7 @@ PROPOSALS = {
 
 @pytest.fixture(autouse=True)
 def _few_classes_are_drawn_like_many(monkeypatch):
-    """Or the small sizes of these tests would all be races."""
+    """Otherwise all small samples of these tests would be drawn by arrival times."""
     monkeypatch.setattr(base, "RACE_BELOW", 0)
 
 
@@ -129,7 +129,7 @@ def test_draws_are_as_frequent_as_log_prob_says(proposal):
 
 
 @pytest.mark.parametrize("k", [1, SPARSE, DENSE, C - 1])
-def test_a_sample_is_k_distinct_rising_ids_with_expected_counts_of_at_most_one(proposal, k):
+def test_a_sample_is_k_distinct_ascending_ids_with_expected_counts_of_at_most_one(proposal, k):
     sample = proposal.sample(k, generator=stream(0, "sample", k))
     assert sample.ids.dtype == torch.int64
     assert sample.log_q.dtype == torch.float32
@@ -140,7 +140,7 @@ def test_a_sample_is_k_distinct_rising_ids_with_expected_counts_of_at_most_one(p
     assert bool((sample.log_q.isfinite() & (sample.log_q <= 0)).all())
 
 
-def test_a_more_likely_class_has_the_larger_expected_count_in_a_race(proposal):
+def test_a_more_likely_class_has_the_larger_expected_count_with_arrival_times(proposal):
     sample = proposal.sample(DENSE, generator=stream(1, "sample", DENSE))
     order = proposal.log_prob(sample.ids).argsort(stable=True)
     assert bool((sample.log_q[order].diff() >= 0).all())

@@ -56,7 +56,7 @@ class TapasSoftmax(SharedSample):
     Args:
         num_classes, dim: size of the table, C rows of D numbers. Leave both out if you pass
             `table`.
-        num_samples: n, the number of classes kept for the loss, shared by the whole batch.
+        num_samples: n, the number of classes kept for the loss; the batch shares them.
         presample_factor: r. The pool has min(r*n, num_classes) classes; 1 is sampled softmax.
         temperature: tau, divides the scores of the second pass and never those of the loss. A
             number, or a schedule such as `tapas.Anneal`. Lower it with selection="top" only: with

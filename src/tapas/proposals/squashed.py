@@ -203,6 +203,6 @@ def _check_counts(counts: Counts) -> Tensor:
 
 
 def _sum(values: Tensor) -> float:
-    """In one thread: the last digit of torch's sum hangs on how many there are."""
+    """Sum in one thread: the last digit of torch's sum depends on the number of threads."""
     with np.errstate(over="ignore"):
         return float(values.numpy().sum())

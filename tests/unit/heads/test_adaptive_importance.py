@@ -1,4 +1,4 @@
-"""Adaptive importance sampling: a right loss at every Q, and a Q that comes to suit the model."""
+"""Adaptive importance sampling: unbiased sums at every Q, and a Q that follows the model."""
 
 import io
 import math
@@ -39,8 +39,8 @@ def make(*, num_samples=N, row_optimizer=None, peaked=1.0, **options):
 
 
 @pytest.mark.parametrize("scoring", [adaptive_importance.SCORING, 3])
-def test_one_step_tells_the_mean_share_and_the_mean_effective_size(scoring, monkeypatch):
-    """Of every example, or of a few of the whole batch where there are many."""
+def test_one_step_observes_the_mean_share_and_the_mean_effective_size(scoring, monkeypatch):
+    """Of every example, or of some if the batch is large."""
     monkeypatch.setattr(adaptive_importance, "SCORING", scoring)
     chosen = list(range(B)) if scoring >= B else [0, 1, 3]
     head, query = make(counts=torch.arange(C) ** 2), queries()
@@ -78,7 +78,7 @@ def test_at_every_stage_of_q_the_kept_sum_is_unbiased():
 
 @pytest.mark.slow
 def test_while_it_adapts_the_kept_sum_is_unbiased_too():
-    """Q and the number of draws hang on earlier steps: each step is right given these."""
+    """Q and the number of draws depend on earlier steps: each step is unbiased given these."""
     query, steps, runs = queries(), 8, 80
     errors = torch.empty(runs, B, dtype=torch.float64)
     for run in range(runs):
@@ -97,7 +97,7 @@ def test_while_it_adapts_the_kept_sum_is_unbiased_too():
 
 
 def apart(head, query, context):
-    """KL of what the model thinks of others' classes, on average, from Q."""
+    """Mean KL divergence of the model, without the targets of an example, from Q."""
     mine = (OWN[:, :, None] == torch.arange(C)).any(dim=1)
     logits = scores_of(head, query).masked_fill(mine, -torch.inf)
     model = logits.softmax(dim=1).mean(dim=0)
@@ -108,7 +108,7 @@ def apart(head, query, context):
 @pytest.mark.parametrize("context", [None, CONTEXT], ids=["without context", "with context"])
 @pytest.mark.parametrize("seed", range(2))
 def test_q_moves_towards_the_model(seed, context):
-    """All draws that are allowed: a ratio of few is a biased estimate of a probability."""
+    """With the most draws allowed: a ratio of few is a biased estimate of a probability."""
     head = make(peaked=2.0, seed=seed, pairs=PAIRS, rate=0.05, min_ess=N)
     query = queries(seed=seed)
     left = [apart(head, query, context)]
@@ -141,7 +141,7 @@ def test_a_flat_model_draws_as_few_as_allowed_and_a_peaked_one_as_many():
     assert run(follows, 80) < 16  # the same model, once Q knows it
 
 
-def test_the_number_stands_still_between_refreshes_and_grows_again():
+def test_the_number_of_draws_changes_only_in_refreshes_and_grows_again():
     head = make(num_samples=24, min_ess=5.5, rate=1e-9, peaked=4.0)
     head.num_drawn.fill_(6)
     assert [run(head, 1) for _ in range(4)][:3] == [6, 6, 6]
@@ -181,7 +181,7 @@ def test_logits_of_ten_thousand_leave_q_finite():
     assert bool(head.ngrams.conditioned_on(None).log_prob(torch.arange(C)).isfinite().all())
 
 
-def test_an_example_that_owns_the_whole_sample_moves_nothing():
+def test_an_example_whose_targets_are_the_whole_sample_moves_nothing():
     head = make(num_samples=1)
     for _ in range(4):
         drawn = sample_of(head, queries())
@@ -190,6 +190,6 @@ def test_an_example_that_owns_the_whole_sample_moves_nothing():
     torch.testing.assert_close(head.ngrams.unigram, torch.full((C,), 1 / C))
 
 
-def test_counts_are_the_unigram_to_begin_with():
+def test_counts_are_the_initial_unigram():
     head = make(counts=torch.arange(1, C + 1))
     torch.testing.assert_close(head.ngrams.unigram, torch.arange(1, C + 1) / (C * (C + 1) / 2))

@@ -1,7 +1,7 @@
-"""What only some heads and their parts can be told wrongly. The words are pinned.
+"""Error messages for bad input of particular heads, proposals and tables, word for word.
 
-What every head can be told wrongly is in the contract of heads; a wrong option of one method in
-test_options.py; what goes wrong around optimizers in tests/manners.
+Bad input that every head refuses is in the contract of heads, bad options of one method are in
+test_options.py, mistakes with optimizers in tests/manners.
 """
 
 import re
@@ -39,7 +39,7 @@ FUSED = (
     "row_optimizer must be a fused one, such as tapas.optim.RowwiseAdagrad.fused(lr=0.1), or None "
     "to use an optimizer of tapas.optim, got "
 )
-WRONG = [  # a call, and how the words about it begin; where they end in a full stop, all of them
+WRONG = [  # a call, and the start of its error; the full text if it ends in a full stop
     (
         lambda: head(selection="prioritty"),
         "unknown selection 'prioritty'. Did you mean 'priority'? Known: priority, top.",
@@ -132,6 +132,6 @@ def test_rows_that_could_not_be_cast_are_as_they_were():
     assert subject.table.weight.dtype == torch.float32
 
 
-def test_counts_that_float32_cannot_tell_apart_are_told_apart():
+def test_counts_that_are_equal_in_float32_are_distinguished():
     exact = tapas.Squashed([1.0, 16777217.0, 16777216.0]).log_prob(torch.tensor([1, 2]))
     assert exact[0] > exact[1]

@@ -1,4 +1,4 @@
-"""A batch as heads see it, also where one rank of many has none."""
+"""`Batch`: checks and flattening, also on a rank without examples."""
 
 import re
 
@@ -28,7 +28,7 @@ EMPTY = [  # shapes of the query's leading dimensions and of the target
 
 @pytest.mark.parametrize(("leading", "shape"), EMPTY)
 @pytest.mark.parametrize("weighted", [False, True])
-def test_a_rank_may_come_with_nothing_as_wide_as_something(leading, shape, weighted):
+def test_an_empty_batch_has_the_fields_and_widths_of_another(leading, shape, weighted):
     query, target = torch.empty(*leading, D), torch.empty(shape, dtype=torch.int64)
     weight = torch.empty(shape) if weighted else None
     batch = ask(query, target, weight, may_be_empty=True)
@@ -51,7 +51,7 @@ def test_a_rank_may_come_with_nothing_as_wide_as_something(leading, shape, weigh
         assert not bool(loss.any())
 
 
-def test_a_rank_may_come_with_nothing_but_padding():
+def test_a_rank_may_have_nothing_but_padding():
     batch = ask(torch.zeros(2, D), torch.full((2, 3), -100), may_be_empty=True)
     assert batch.query.shape == (0, D)
     assert batch.target.shape == batch.weight.shape == batch.counted.shape == (0, 3)
@@ -61,7 +61,7 @@ def test_a_rank_may_come_with_nothing_but_padding():
 
 
 EMPTY_BATCH = "the batch is empty: query has shape (0, 3). Skip such a batch."
-WRONG = [  # a query, its targets, whether it is one rank of many, and what is said
+WRONG = [  # query, target, whether the batch may be empty, and the error
     (
         torch.empty(0, 4),
         torch.empty(0).long(),
@@ -104,17 +104,17 @@ WRONG = [  # a query, its targets, whether it is one rank of many, and what is s
 
 
 @pytest.mark.parametrize(("query", "target", "may_be_empty", "words"), WRONG)
-def test_what_is_wrong_with_a_batch_is_told(query, target, may_be_empty, words):
+def test_what_is_wrong_with_a_batch_is_refused(query, target, may_be_empty, words):
     with pytest.raises((UsageError, DataError), match="^" + re.escape(words) + "$"):
         ask(query, target, may_be_empty=may_be_empty)
 
 
-def test_as_many_targets_as_classes_are_welcome():
+def test_as_many_targets_as_classes_are_accepted():
     every = torch.arange(C).expand(6, C)
     padded = torch.tensor([0, 1] + [-100] * (C - 2)).expand(6, C)
     for target in (every, padded):
         ask(torch.zeros(6, D), target)
-    both = torch.tensor([[0, 1], [1, 1]])  # of two classes it cannot be told from a list
+    both = torch.tensor([[0, 1], [1, 1]])  # two flags for two classes could also be two ids
     prepare(torch.zeros(2, D), both, None, num_classes=2, dim=D, ignore_index=-100)
 
 
@@ -133,7 +133,7 @@ def test_the_mean_over_ranks_of_their_means_is_the_mean_over_examples():
 @pytest.mark.parametrize("shape", [(5,), (2, 3), (0,), (4, 0)], ids=str)
 def test_flags_of_classes_are_read_as_lists_of_them(dtype, shape):
     drawn = torch.rand(*shape, C, generator=stream(0, "flags")) < 0.2
-    drawn.view(-1, C)[:1] = False  # somebody has none
+    drawn.view(-1, C)[:1] = False  # an example without a class
     ids = ids_of_multi_hot(drawn.to(dtype), ignore_index=-7)
     want = []
     for row in drawn.view(-1, C).tolist():
@@ -144,7 +144,7 @@ def test_flags_of_classes_are_read_as_lists_of_them(dtype, shape):
     assert ids.view(len(want), width).tolist() == [row + [-7] * (width - len(row)) for row in want]
 
 
-def test_nobody_with_an_example_is_an_error():
+def test_no_example_on_any_rank_is_an_error():
     check_any_example(0.5)
     with pytest.raises(UsageError) as error:
         check_any_example(0)

@@ -1,4 +1,4 @@
-"""What samples promise on average: in standard errors, with how often a right head would fail."""
+"""Expectations of samples and gradients, in standard errors, with the false-alarm rate."""
 
 import math
 
@@ -25,7 +25,7 @@ OFTEN = tapas.LogUniform(C).log_prob(torch.arange(C)).exp()
 
 
 def settled(kind, **options):
-    """A head that has learnt how often each class is in a batch."""
+    """A head with converged estimates of how often each class is in a batch."""
     head = kind(table=random_table(), rate=1e-7, **options)
     head.gap.copy_(1 / (1 - (1 - OFTEN) ** SIZE))
     head.last_seen.zero_()
@@ -34,7 +34,7 @@ def settled(kind, **options):
 
 SHARED = {
     "sampled": lambda: SampledSoftmax(table=random_table(), num_samples=7, proposal=SKEWED),
-    # of a pool of every class, so that the second pass is all the randomness there is
+    # the pool has every class, so that only the second pass is random
     "tapas": lambda: tapas.TapasSoftmax(
         table=random_table(),
         num_samples=9,
@@ -48,7 +48,7 @@ SHARED = {
 
 @pytest.mark.parametrize("method", SHARED)
 def test_the_sum_over_a_sample_is_an_unbiased_estimate_of_the_partition_sum(method):
-    """For queries of another batch: an example's own targets are in its batch for certain."""
+    """For queries of another batch: the targets of an example are always in its batch."""
     draws, head, query = 2_000, SHARED[method](), queries()
     logits = scores_of(head, query)
     estimate = torch.empty(draws, B, dtype=torch.float64)
@@ -75,7 +75,7 @@ def biased(bias):
     return tapas.LocalTable(FEW, 1, bias=bias)
 
 
-AT_REST = {  # heads whose biases are where the theory of the method says that it comes to rest
+AT_REST = {  # heads whose biases are at the optimum that the theory of the method gives
     "nce": lambda: NCE(table=biased(PROBABILITY.log()), num_samples=6, proposal=NOISE),
     "negative-sampling": lambda: NegativeSampling(
         table=biased(
@@ -93,7 +93,7 @@ AT_REST = {  # heads whose biases are where the theory of the method says that i
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", AT_REST)
-def test_where_a_method_comes_to_rest_its_expected_gradient_is_nothing(method):
+def test_at_the_optimum_of_a_method_its_expected_gradient_is_zero(method):
     """Log-probabilities for NCE, whatever the noise; log-odds for GBCE; less it for word2vec."""
     steps, size, head = 1_000, 8, AT_REST[method]()
     drawn = tapas.rng.stream(0, "targets")
@@ -107,7 +107,7 @@ def test_where_a_method_comes_to_rest_its_expected_gradient_is_nothing(method):
     assert bool((grads.mean(dim=0).abs() < 4.5 * grads.std(dim=0) / math.sqrt(steps)).all())
 
 
-def test_one_logistic_regression_for_each_class_comes_to_rest_at_its_log_odds():
+def test_one_logistic_regression_for_each_class_has_its_optimum_at_the_log_odds():
     """Exact: the expected gradient over targets drawn from p is 0 where sigmoid(s) = p."""
     head = OneVsAll(table=biased(torch.logit(PROBABILITY)), reduction="sum")
     everybody = torch.arange(FEW)[:, None]
@@ -130,7 +130,7 @@ def test_how_many_negatives_are_shared_does_not_change_the_expected_loss():
 
 
 @pytest.mark.slow
-def test_to_normalise_a_share_of_the_examples_costs_noise_and_no_bias():
+def test_normalising_a_share_of_the_examples_adds_noise_but_no_bias():
     steps = 500
     whole, head = (SelfNormalised(table=random_table(), share=share) for share in (1.0, 0.4))
     want = whole(queries(), TARGET, WEIGHT)

@@ -1,4 +1,4 @@
-"""Dynamic negatives and softmax in buckets: who is compared with what, and sums of nothing."""
+"""Dynamic negatives and softmax in buckets: which classes are compared, and empty sums."""
 
 import math
 
@@ -40,7 +40,7 @@ OWN_ALONE = {
 
 
 @pytest.mark.parametrize("method", OWN_ALONE)
-def test_an_example_that_owns_all_that_was_drawn_has_a_gradient_of_zero(method):
+def test_an_example_whose_targets_are_all_classes_drawn_has_a_gradient_of_zero(method):
     head, query = OWN_ALONE[method](), queries().requires_grad_()
     loss = head(query, torch.zeros(B, dtype=torch.int64))
     loss.backward()
@@ -84,17 +84,17 @@ def test_queries_of_zero_are_put_in_buckets_by_the_biases_alone():
     torch.testing.assert_close(loss, head.full_loss(query, torch.arange(B)))
 
 
-def test_a_sum_of_nothing_has_a_gradient():
+def test_an_empty_sum_has_a_gradient():
     logit = torch.zeros(2, 3, requires_grad=True)
-    own = torch.tensor([[True, True, True], [False, True, False]])
-    log_sum = log_sum_without(logit, own)
+    left_out = torch.tensor([[True, True, True], [False, True, False]])
+    log_sum = log_sum_without(logit, left_out)
     functional.softplus(log_sum).sum().backward()
     assert bool(log_sum[0].isneginf())
     assert not logit.grad[0].any()
     torch.testing.assert_close(logit.grad[1], torch.tensor([1 / 3, 0.0, 1 / 3]))
 
 
-def test_own_logits_are_read_row_by_row():
+def test_positive_logits_are_read_row_by_row():
     query, target = queries(2), torch.tensor([[3, -1, 4], [-1, 5, -1]])
     rows = torch.arange(12.0).view(3, D)
     bias = torch.tensor([0.5, 1.0, 1.5])

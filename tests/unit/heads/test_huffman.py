@@ -1,4 +1,4 @@
-"""The Huffman tree is the shortest there is, and its softmax walks it."""
+"""The Huffman tree has the shortest codes, and the softmax follows its paths."""
 
 import pytest
 import torch
@@ -75,7 +75,7 @@ def test_without_biases_every_decision_starts_even():
     torch.testing.assert_close(log_p.exp(), torch.tensor([0.5, 0.25]))
 
 
-def test_loss_and_log_prob_are_those_of_a_walk():
+def test_loss_and_log_prob_are_those_of_a_loop_over_the_path():
     head, query = make(reduction="none", row_optimizer=None), queries()
     weight = torch.rand(B, L, generator=tapas.rng.stream(0, "weight"))
     log_p = tree_log_probs(query, head.down, head.nodes.weight.detach(), head.nodes.bias.detach())
@@ -85,7 +85,7 @@ def test_loss_and_log_prob_are_those_of_a_walk():
     torch.testing.assert_close(got.double(), torch.from_numpy(log_p), rtol=1e-5, atol=1e-5)
 
 
-def test_only_nodes_on_the_way_to_a_target_move():
+def test_only_nodes_on_the_path_to_a_target_move():
     head = make(row_optimizer=tapas.optim.LazyAdam.fused(lr=0.1, weight_decay=0.1))
     before = head.nodes.weight.clone()
     head(queries(2), torch.tensor([[4, -100], [9, 4]])).backward()
@@ -95,8 +95,8 @@ def test_only_nodes_on_the_way_to_a_target_move():
     assert len(moved) < C - 1
 
 
-def test_a_search_that_prunes_does_not_look_at_all_nodes():
-    """A bound that is never used would still be exact, and as slow as no search at all."""
+def test_the_search_does_not_visit_all_nodes():
+    """A search without pruning would also be exact, but slow."""
     counts = torch.full((2000,), 1)
     head = HuffmanSoftmax(counts, D)
     with torch.no_grad():

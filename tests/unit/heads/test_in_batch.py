@@ -1,4 +1,4 @@
-"""In-batch negatives: the estimate of how often a class comes, and what a class then weighs."""
+"""In-batch negatives: the estimated frequency of a class, and its weight in the sample."""
 
 import math
 
@@ -58,8 +58,8 @@ def test_a_mixed_sample_weighs_each_class_as_the_loops_do():
     assert both > 10
 
 
-def test_an_estimate_that_learns_as_it_goes_is_unbiased_too():
-    """E[B | class comes] = 1 / p at any rate, once the start is long ago."""
+def test_an_estimate_that_is_still_learning_is_unbiased_too():
+    """E[B | class comes] = 1 / p at any rate, long after the start."""
     num_classes, steps = 31 * 500, 200  # of a class that comes 1 time in 20: all have a past
     chance = (0.05 + 0.9 * torch.linspace(0, 1, 31)).repeat(500)
     head = InBatchSoftmax(num_classes, 1, rate=0.3)
@@ -77,14 +77,14 @@ def test_an_estimate_that_learns_as_it_goes_is_unbiased_too():
     assert float(error) < 0.02
 
 
-def test_it_settles_on_the_chance_of_a_class_to_be_in_a_batch():
+def test_it_converges_to_the_probability_of_a_class_to_be_in_a_batch():
     head, size, steps = InBatchSoftmax(table=random_table(), rate=0.05), 6, 1_000
     prob = tapas.LogUniform(C).log_prob(torch.arange(C)).exp()
     query = torch.zeros(size, D)
     for step in range(steps):
         head(query, tapas.LogUniform(C).draw(size, generator=tapas.rng.stream(3, "target", step)))
     want = 1 - (1 - prob) ** size
-    often = want > 0.3  # 300 sights have washed out the first
+    often = want > 0.3  # after 300 occurrences the first no longer matters
     assert int(often.sum()) >= 3
     # the smoothed gap varies by sqrt(rate / (2 - rate) * (1 - p)) of itself
     spread = ((0.05 / 1.95) * (1 - want)).sqrt()

@@ -65,7 +65,7 @@ def sample(head):
 
 
 def later_sample(head):
-    """After steps from which the head has learnt something beside its rows."""
+    """After a few steps, so that heads with learned state have some."""
     for step in range(6):
         seen = torch.where(TARGET < 0, TARGET, (TARGET + step) % C)
         head(queries(), seen, context=CONTEXT)
@@ -73,7 +73,7 @@ def later_sample(head):
 
 
 def shown_sample(head):
-    """What `sample` says that the next call will keep; step 0 kept others."""
+    """The classes that `sample` returns for the next call; step 0 kept others."""
     first = head.sample(queries(), TARGET)
     head(queries(), TARGET, WEIGHT)
     kept = head.sample(queries(), TARGET)
@@ -113,7 +113,7 @@ def normalised(head):
 
 
 def in_walks(head):
-    """The circle of draws and where each real target begins, in the order that the head draws."""
+    """The circle of draws and the start of each target, drawn in the order of the head."""
     generator = stream(3, "draws", 0)
     drawn = torch.randint(C, (head.tries,), generator=generator)
     places = math.ceil(head.tries / warp.BLOCK) * warp.BLOCK
@@ -227,7 +227,7 @@ def test_every_method_with_a_row_for_each_class_is_among_the_cases():
     assert {method for method, _, _ in CASES.values()} == flat
 
 
-SCORED = {  # how many scores a step computes for an example, its own targets aside
+SCORED = {  # how many scores a step computes for an example, beside its targets
     "full": C,
     "one-vs-all": C,
     "sampled": N,

@@ -1,4 +1,4 @@
-"""The facts of a method stand on its class, and are true of its constructor."""
+"""The class attributes of each method agree with its constructor."""
 
 import inspect
 import math
@@ -30,7 +30,7 @@ def keywords(kind):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_class_says_what_it_is(method):
+def test_a_method_class_has_all_its_facts(method):
     kind = METHODS[method]
     assert kind.method == method
     assert kind.title
@@ -43,7 +43,7 @@ def test_a_class_says_what_it_is(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_options_are_keywords_with_the_same_defaults_and_allow_what_they_would_try(method):
-    """A default of None is left to whoever builds: the constructor, or `from_options`."""
+    """A default of None is resolved by the constructor or by `from_options`."""
     kind = METHODS[method]
     known = keywords(kind)
     for name, option in kind.options.items():
@@ -131,18 +131,18 @@ def test_more_samples_than_classes_are_all_classes():
     ],
     ids=str,
 )
-def test_a_bad_value_in_a_configuration_is_told(option, value, words):
+def test_a_bad_value_in_a_configuration_is_refused(option, value, words):
     with says(words):
         option.check("x", value)
 
 
-def test_whole_numbers_are_welcome_as_fractions_and_none_where_it_is_the_default():
+def test_integers_are_accepted_as_floats_and_none_if_it_is_the_default():
     found = Option(0.5, float, low=0, high=1).check("x", 1)
     assert (found, type(found)) == (1.0, float)
     assert Option(None, int, low=1).check("x", None) is None
 
 
-def test_a_misspelt_option_and_a_context_that_lacks_something_are_told():
+def test_a_misspelt_option_and_a_context_that_lacks_something_are_refused():
     with says("unknown option of the method 'warp' 'trys'. Did you mean 'tries'? Known: tries."):
         check_options("warp", {"trys": 3}, METHODS)
     with pytest.raises(ValueError, match=r"^the head needs pairs, but the BuildContext has none$"):
@@ -272,7 +272,7 @@ BAD = [  # method, option, values, and what is said of one
 @pytest.mark.parametrize(
     ("method", "option", "values", "words"), BAD, ids=[f"{row[0]} {row[1]}" for row in BAD]
 )
-def test_a_bad_value_in_a_constructor_is_told(method, option, values, words):
+def test_a_bad_value_in_a_constructor_is_refused(method, option, values, words):
     kind = METHODS[method]
     given = {"num_samples": 11} if "num_samples" in kind.options else {}
     size = (counts(C), D) if method in TREES else (C, D)

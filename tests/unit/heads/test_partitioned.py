@@ -41,7 +41,7 @@ def kept_by(head):
     return sample_of(head, queries(), BATCHES[0]).ids.tolist()
 
 
-def test_parts_are_those_of_the_loops_and_each_step_is_looked_at_once():
+def test_partitions_are_those_of_the_loops_and_each_step_is_read_once():
     asked = []
     head = make(upcoming=lambda step: asked.append(step) or upcoming(step))
     assert len(PARTS) >= 4
@@ -55,7 +55,7 @@ def test_parts_are_those_of_the_loops_and_each_step_is_looked_at_once():
     assert asked in (list(range(STEPS)), list(range(STEPS + 1)))
 
 
-def test_the_gradient_is_that_of_a_softmax_over_the_part_alone():
+def test_the_gradient_is_that_of_a_softmax_over_the_partition_alone():
     head, query = make(), queries().requires_grad_()
     target, ids = BATCHES[0][:, 0], torch.tensor(PARTS[0][2])
     head(query, target).backward()
@@ -67,7 +67,7 @@ def test_the_gradient_is_that_of_a_softmax_over_the_part_alone():
     assert torch.equal(head.table.gradients.summed().ids, ids)
 
 
-def test_evaluation_stays_with_the_part_at_hand():
+def test_evaluation_uses_the_present_partition():
     head = make()
     start, end, classes = PARTS[0]
     assert torch.equal(head.eval()(queries(), BATCHES[0]), make()(queries(), BATCHES[0]))
@@ -82,7 +82,7 @@ def test_evaluation_stays_with_the_part_at_hand():
     assert kept_by(head) == PARTS[1][2]
 
 
-def test_a_resumed_run_finds_the_same_parts_wherever_it_stopped():
+def test_a_resumed_run_has_the_same_partitions_wherever_it_stopped():
     def run(head, first, last):
         losses = []
         for step in range(first, last):
@@ -103,7 +103,7 @@ def test_a_resumed_run_finds_the_same_parts_wherever_it_stopped():
         assert torch.equal(run(second, stop, STEPS), want[stop:]), stop
 
 
-def test_a_target_that_was_not_told_of_counts_in_its_own_example():
+def test_a_target_that_upcoming_did_not_return_counts_in_its_example():
     head = make(upcoming=lambda step: torch.tensor([0, 1, 2]), num_samples=3, reduction="none")
     target = torch.tensor([1, 50, 2, 0, 51])
     got = head(queries(), target)
@@ -122,7 +122,7 @@ def test_any_shape_and_any_padding_may_be_upcoming():
     assert head.part[1].tolist() == [7, 9, 60]
 
 
-def test_data_that_never_fills_a_part_is_cut(monkeypatch):
+def test_a_partition_that_never_fills_is_cut(monkeypatch):
     monkeypatch.setattr(partitioned, "LONGEST_PART", 40)
     head = make(upcoming=lambda step: torch.tensor([1, 2]))
     assert head.part[0] == 40
@@ -133,7 +133,7 @@ def test_data_that_never_fills_a_part_is_cut(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("targets", "words"),
     [
         (torch.tensor([3, 61]), r"upcoming\(0\) holds class 61; expected ids from 0 to 60"),
         (torch.tensor([3.0]), r"upcoming\(0\) has dtype torch.float32; expected int64 class ids"),
@@ -145,7 +145,7 @@ def test_data_that_never_fills_a_part_is_cut(monkeypatch):
         ),
     ],
 )
-def test_bad_answers_are_told(told, words):
-    head = make(upcoming=lambda step: told)
+def test_bad_upcoming_targets_are_refused(targets, words):
+    head = make(upcoming=lambda step: targets)
     with pytest.raises(tapas.UsageError, match=words):
         head(queries(), torch.zeros(B, D).long()[:, 0])

@@ -1,4 +1,4 @@
-"""Self-normalisation: what its penalty promises, and the sum over all classes in chunks."""
+"""Self-normalisation: the effect of its penalty, and the sum over all classes in chunks."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The two passes: the identities that pin them down, rules of one's own, and what is saved."""
+"""The two passes: the identities that define them, rules written by users, and saved state."""
 
 import copy
 import io
@@ -18,9 +18,11 @@ TARGET = torch.tensor([4, 30, 0, 4, 17])
 
 
 def make(**options):
-    own = {name: options.pop(name) for name in ("row_optimizer", "num_shards") if name in options}
+    of_table = {
+        name: options.pop(name) for name in ("row_optimizer", "num_shards") if name in options
+    }
     defaults = {"num_samples": N, "presample_factor": 2, "seed": 3}
-    return tapas.TapasSoftmax(table=random_table(**own), **(defaults | options))
+    return tapas.TapasSoftmax(table=random_table(**of_table), **(defaults | options))
 
 
 @pytest.fixture(params=["priority", "top"])
@@ -33,10 +35,10 @@ def test_presample_factor_one_is_sampled_softmax_bit_for_bit(selection):
     head = make(presample_factor=1, proposal=proposal, selection=selection, temperature=0.3)
     query = queries()
     kept = proposal.sample(N, generator=tapas.rng.stream(3, "draws", 0))
-    rows, biases = head.table.rows(kept.ids)
-    own, own_bias = head.table.rows(TARGET)
-    log_sum, _ = kept_log_sum(query, rows, biases - kept.log_q, kept.ids, TARGET[:, None])
-    positive = (own * query).sum(dim=1, keepdim=True) + own_bias[:, None]
+    kept_rows, kept_bias = head.table.rows(kept.ids)
+    rows, bias = head.table.rows(TARGET)
+    log_sum, _ = kept_log_sum(query, kept_rows, kept_bias - kept.log_q, kept.ids, TARGET[:, None])
+    positive = (rows * query).sum(dim=1, keepdim=True) + bias[:, None]
     assert torch.equal(head(query, TARGET), sampled_softmax_loss(positive, log_sum).mean())
 
 
@@ -63,7 +65,7 @@ def test_the_temperature_falls_step_by_step_and_never_touches_the_loss():
 
 
 def rule_of(answer):
-    """A rule of the user's own, which needs one method only."""
+    """A rule written by a user: one method is enough."""
 
     class Rule(tapas.Selection):
         def select(self, given, keep):
@@ -76,13 +78,13 @@ def rule_of(answer):
 
 
 def lowest(given, keep):
-    """What fits the batch least."""
+    """Keeps the classes with the lowest scores."""
     weight, bias = given.rows(0, len(given))
     score = (given.query @ weight.T + bias).sum(dim=0)
     return score.topk(keep, largest=False).indices.sort().values, torch.zeros(keep)
 
 
-def test_a_rule_of_the_users_own_can_be_the_second_pass():
+def test_a_rule_written_by_a_user_can_be_the_second_pass():
     head = make(num_samples=4, presample_factor=C, selection=rule_of(lowest))
     logits = queries() @ head.table.weight.T + head.table.bias
     want = logits.sum(dim=0).topk(4, largest=False).indices.sort().values
@@ -101,7 +103,7 @@ def test_a_rule_of_the_users_own_can_be_the_second_pass():
         lambda given, keep: (torch.arange(keep - 1), torch.zeros(keep - 1)),
     ],
 )
-def test_a_rule_that_answers_wrongly_is_told_so(answer):
+def test_a_rule_that_returns_wrong_positions_is_refused(answer):
     words = (
         r"Rule\(\) must select 7 distinct positions below 14, ascending, as int64, and as many log"
     )
@@ -150,7 +152,7 @@ def test_sampled_log_probabilities_over_every_class_are_exact():
 
 
 def test_samples_and_diagnoses_are_the_same_inside_autocast(selection):
-    """And so is a backward pass, though torch would rather have it outside."""
+    """So is a backward pass inside autocast, which torch advises against."""
 
     def answers():
         head, query = make(selection=selection), queries().requires_grad_()
@@ -209,7 +211,7 @@ def run(head, first, last):
 @pytest.mark.parametrize("row_optimizer", FUSED, ids=lambda fused: fused.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_resumed_run_is_bit_identical(row_optimizer, dtype):
-    """Whatever seed the head that goes on was built with: that of the state counts."""
+    """The seed comes from the state, not from the constructor of the resumed head."""
     options = {"row_optimizer": row_optimizer, "dtype": dtype}
     whole, first = annealed(**options), annealed(**options)
     want = run(whole, 0, 8)
@@ -246,7 +248,7 @@ def test_a_copy_made_inside_accumulate_learns_like_any_other():
         assert not torch.equal(table.weight, before)
 
 
-def test_numpys_numbers_and_arrays_are_welcome_and_their_checkpoint_loads():
+def test_numpy_numbers_and_arrays_are_accepted_and_their_checkpoint_loads():
     head = annealed(
         seed=np.int64(3),
         temperature=np.float32(0.5),

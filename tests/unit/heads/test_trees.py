@@ -1,4 +1,4 @@
-"""What all heads that decide in steps promise: exact, normalised, sparse, and fit to be saved."""
+"""What every `TreeHead` promises: exact, normalised, sparse, and saved completely."""
 
 import re
 
@@ -65,7 +65,7 @@ def test_top_is_a_sort_of_all_log_probabilities(make, k, excluding):
     log_p = every(head, query)
     exclude = None
     if excluding:
-        exclude = log_p.topk(3, dim=1).indices  # the very best are not to be had
+        exclude = log_p.topk(3, dim=1).indices  # exclude the best ones
         exclude[1] = -1
         exclude[2, 1:] = exclude[2, :1]
     value, ids = head.topk(query, k, exclude=exclude)
@@ -74,7 +74,7 @@ def test_top_is_a_sort_of_all_log_probabilities(make, k, excluding):
     assert ids.tolist() == want_ids.tolist()
 
 
-def test_equal_scores_come_by_rising_id(make):
+def test_equal_scores_come_by_ascending_id(make):
     """All decisions are even: a tree of 256 classes of nearly equal counts has all at depth 8."""
     counts = 1000 + torch.randperm(256, generator=tapas.rng.stream(0, "order"))
     head, query = make(counts, scale=0.0), queries()
@@ -144,7 +144,7 @@ def test_a_state_of_other_counts_is_refused(make):
 
 WHOLE = "expected whole numbers of at least 0, how often each class was seen."
 NUMBERS = "counts must be a tensor or array of numbers, one for each class, got "
-WRONG = [  # counts, options, and what is said of them
+WRONG = [  # counts, options, and the error
     (torch.zeros(0), {}, "counts has 0 entries; expected at least 2 classes."),
     (torch.ones(1), {}, "counts has 1 entries; expected at least 2 classes."),
     (torch.tensor([1, -2, 3]), {}, f"counts[1] is -2; {WHOLE}"),
@@ -158,13 +158,13 @@ WRONG = [  # counts, options, and what is said of them
 ]
 
 
-def test_bad_counts_and_options_are_told(make):
+def test_bad_counts_and_options_are_refused(make):
     for counts, options, words in WRONG:
         with pytest.raises(tapas.UsageError, match="^" + re.escape(words) + "$"):
             make(counts, **options)
 
 
-def test_biases_are_there_or_not_and_counts_say_where_they_start(kind):
+def test_a_tensor_of_biases_is_refused(kind):
     words = (
         f"bias of a {kind.__name__} must be True (initial values from the counts) or False, "
         "got Tensor."
@@ -173,7 +173,7 @@ def test_biases_are_there_or_not_and_counts_say_where_they_start(kind):
         kind(COUNTS, D, bias=torch.zeros(C))
 
 
-def test_all_of_a_tree_is_on_the_default_device(kind):
+def test_all_tensors_of_a_tree_are_on_the_default_device(kind):
     with torch.device("meta"):
         head = kind(COUNTS, D)
     assert all(part.is_meta for part in (*head.parameters(), *head.buffers()))
@@ -188,7 +188,7 @@ def test_biases_start_at_the_frequencies(kind):
     torch.testing.assert_close(every(head, queries(1))[0], want, rtol=1e-5, atol=1e-5)
 
 
-def test_without_biases_all_is_still_normalised(make):
+def test_probabilities_without_biases_are_normalised(make):
     head = make(bias=False)
     assert all(len(table.bias) == 0 for table in head.tables())
     total = every(head, queries()).double().exp().sum(dim=1)

@@ -56,18 +56,24 @@ def test_clusters_have_equal_mass_where_sizes_allow(num_clusters):
     assert sizes.max() <= LARGEST * -(-1000 // num_clusters)
     assert (np.diff(cluster) >= 0).all()  # frequent classes first
     share = np.bincount(cluster, weights=counts + 1.0) / (counts + 1.0).sum()
-    # a class larger than a piece fills it alone; others overshoot by their last class at most
+    # a class of more mass has a cluster alone; others exceed theirs by their last class at most
     several = np.array([share[g] for g in range(len(sizes)) if sizes[g] > 1])
     assert (several <= 1 / num_clusters + (counts[1:2] + 1) / (counts + 1.0).sum()).all()
 
 
-def test_the_rare_end_is_cut_into_equal_parts():
+def test_a_large_cluster_of_rare_classes_is_cut_into_equal_ones():
     counts = np.array([10**9] * 10 + [0] * 990)
     sizes = np.bincount(by_frequency(counts, 10))
-    assert sizes.tolist() == [2, *[1] * 8, 330, 330, 330]  # the last piece had all 990 of them
+    assert sizes.tolist() == [
+        2,
+        *[1] * 8,
+        330,
+        330,
+        330,
+    ]  # uncut, the last cluster would have all 990
 
 
-def test_rows_of_a_cluster_lie_together_by_rising_id():
+def test_rows_of_a_cluster_are_adjacent_by_ascending_id():
     head = make()
     for g, ids in enumerate(members(head)):
         first, last = int(head.first[g]), int(head.first[g + 1])
@@ -94,7 +100,7 @@ def test_scores_per_example_are_clusters_and_the_mean_cluster():
     assert head.scores_per_example == pytest.approx(want)
 
 
-def test_a_search_that_prunes_does_not_look_into_all_clusters(monkeypatch):
+def test_the_search_does_not_visit_all_clusters(monkeypatch):
     import tapas.heads.two_level as module
 
     head, visits, search = make(torch.ones(900)), [], module.topk_in_cluster

@@ -1,4 +1,4 @@
-"""WARP against its definition, one try at a time; its rank estimate against the exact law."""
+"""WARP against its definition, one draw at a time, and its rank estimate in distribution."""
 
 import math
 
@@ -43,8 +43,8 @@ def test_violators_violate_and_are_never_targets_of_the_example():
     for step in range(50):
         head.step = step
         example, column, violator, rank = head._violations(batch)
-        own = batch.target[example, column]
-        assert bool((logits[example, violator] > logits[example, own] - 1 - 1e-5).all())
+        target = batch.target[example, column]
+        assert bool((logits[example, violator] > logits[example, target] - 1 - 1e-5).all())
         assert not bool((batch.target[example] == violator[:, None]).any())
         assert int(rank.min()) >= 1
         seen += len(rank)
@@ -52,7 +52,7 @@ def test_violators_violate_and_are_never_targets_of_the_example():
 
 
 def test_a_rank_of_less_than_one_class_is_no_violation():
-    """Two other classes, one of which violates: a third try says that none does."""
+    """Two other classes, one of which violates: found at the third try, its rank rounds to 0."""
     head = make(tries=40, num_classes=3)
     with torch.no_grad():
         head.table.weight.zero_()
@@ -86,12 +86,12 @@ def violations():
     return num_classes, high, found
 
 
-def test_the_rank_estimate_and_the_give_ups_follow_the_geometric_law(violations):
+def test_rank_estimates_and_failed_searches_follow_the_geometric_distribution(violations):
     steps, tries = STEPS, FEW_TRIES
     num_classes, high, found = violations
     others, p = num_classes - 1, len(high) / (num_classes - 1)
     law = {n: (1 - p) ** (n - 1) * p for n in range(1, tries + 1)}
-    # a draw of the target itself is passed by, so that walks end after fewer than 12 at times
+    # draws of the target are skipped, so that some searches end after fewer than 12
     mean = chance = square = 0.0
     for drawn_own in range(tries + 1):
         odds = math.comb(tries, drawn_own) / num_classes**drawn_own
@@ -120,7 +120,7 @@ def test_each_violating_class_is_found_equally_often(violations):
 
 
 @pytest.mark.parametrize("num_columns", [1, 2, 3])
-def test_the_walk_is_that_of_the_definition_over_all_starts(num_columns):
+def test_the_search_is_that_of_the_definition_for_all_starts(num_columns):
     width = num_columns * warp.BLOCK
     score = torch.randn(2, width, generator=tapas.rng.stream(0, "score"))
     score[0, ::5] = -torch.inf
@@ -152,6 +152,6 @@ def test_a_rounded_margin_never_makes_a_loss_negative():
     assert float(warp_loss(torch.tensor([2.0]), torch.tensor([0.99]), torch.tensor([3]))) == 0
 
 
-def test_an_example_that_owns_every_class_has_no_loss():
+def test_an_example_with_every_class_as_target_has_no_loss():
     head = make(num_classes=3)
     assert head(queries(1), torch.tensor([[0, 1, 2]])).item() == 0

@@ -42,9 +42,11 @@ def given(dim=64, height=1.0, kind="apart"):
         weight[:, 0] = 1.0
         query[:, 0] = unit * round(height / unit) * (1 - 2 * (torch.arange(B) % 2))
     ids = torch.arange(K) * 3 + 1
-    own = ids[torch.randint(K, (B, L), generator=stream(0, "own"))]
-    own[0], own[1, 1], own[2, 1] = -1, 0, own[2, 0]  # padding, a class not drawn, one listed twice
-    return query, weight, offset, ids, own
+    target = ids[torch.randint(K, (B, L), generator=stream(0, "own"))]
+    target[0] = -1  # padding
+    target[1, 1] = 0  # a class that was not drawn
+    target[2, 1] = target[2, 0]  # listed twice
+    return query, weight, offset, ids, target
 
 
 def both(numbers, grad):
@@ -53,12 +55,12 @@ def both(numbers, grad):
 
 
 def check_against_float64(numbers):
-    query, weight, offset, ids, own = numbers
+    query, weight, offset, ids, target = numbers
     grad = 0.5 + torch.rand(B, generator=stream(0, "grad"))
     log_sum, got = both(numbers, grad)
     logit = query.double() @ weight.double().t() + offset
     assert torch.equal(torch.addmm(offset, query, weight.t()).double(), logit)
-    logit = logit.masked_fill((own[:, :, None] == ids).any(dim=1), -torch.inf)
+    logit = logit.masked_fill((target[:, :, None] == ids).any(dim=1), -torch.inf)
     torch.testing.assert_close(log_sum.double(), logit.logsumexp(dim=1), rtol=2e-7, atol=1e-6)
     torch.testing.assert_close(got[2].double().sum(), grad.double().sum(), rtol=1e-6, atol=0.0)
     pull = torch.softmax(logit, dim=1) * grad[:, None]
@@ -104,42 +106,44 @@ def test_blocks_begin_above_the_limit_and_not_at_it(monkeypatch):
 
 def test_a_confident_example_keeps_its_small_gradient(way):
     """The sum is far above the first scores, and only a small part of the loss."""
-    query, weight, offset, ids, own = given()
+    query, weight, offset, ids, target = given()
     offset[100] = 44.0
-    own[:] = -1
-    _, (_, _, got) = both((query, weight, offset, ids, own), torch.full((B,), 1e-30))
+    target[:] = -1
+    _, (_, _, got) = both((query, weight, offset, ids, target), torch.full((B,), 1e-30))
     torch.testing.assert_close(got[100], torch.tensor(B * 1e-30), rtol=1e-6, atol=0.0)
 
 
-def test_nothing_but_classes_that_cannot_be_is_a_sum_of_nothing(way):
-    query, weight, offset, ids, own = given()
-    log_sum, gradients = both((query, weight, offset - torch.inf, ids, own), torch.ones(B))
+def test_only_biases_of_minus_infinity_are_an_empty_sum(way):
+    query, weight, offset, ids, target = given()
+    log_sum, gradients = both((query, weight, offset - torch.inf, ids, target), torch.ones(B))
     assert bool(log_sum.isneginf().all())
     assert not any(bool(x.any()) for x in gradients)
 
 
-def test_the_owner_of_all_that_can_be_has_a_sum_of_nothing_and_no_gradient(way):
-    """Of the only class that is possible, and of the only two that were kept."""
-    query, weight, offset, ids, own = given()
+def test_an_example_whose_targets_are_all_possible_classes_has_an_empty_sum_and_no_gradient(way):
+    """The only class whose bias is not -inf, and the only two that were kept."""
+    query, weight, offset, ids, target = given()
     only, owner = 20, torch.arange(B) == 5
-    own[:], own[owner, 1] = -1, ids[only]
+    target[:], target[owner, 1] = -1, ids[only]
     possible = torch.where(torch.arange(K) == only, offset, -torch.inf)
-    log_sum, (query_grad, _, offset_grad) = both((query, weight, possible, ids, own), torch.ones(B))
+    log_sum, (query_grad, _, offset_grad) = both(
+        (query, weight, possible, ids, target), torch.ones(B)
+    )
     assert torch.equal(log_sum.isneginf(), owner)
     assert torch.equal(query_grad, weight[only] * ~owner[:, None])
     assert torch.equal(offset_grad, (B - 1) * torch.eye(K)[only])
-    own[owner] = ids[:2]
-    log_sum, gradients = both((query, weight[:2], offset[:2], ids[:2], own), torch.ones(B))
+    target[owner] = ids[:2]
+    log_sum, gradients = both((query, weight[:2], offset[:2], ids[:2], target), torch.ones(B))
     assert torch.equal(log_sum.isneginf(), owner)
     assert not gradients[0][owner].any()
     assert all(bool(x.isfinite().all()) for x in gradients)
 
 
-def test_a_row_that_is_no_number_shows_even_where_a_target_is_listed_twice(way):
-    """Two mentions of one of two kept classes: the other is left, and it is NaN."""
-    query, weight, offset, ids, own = given()
+def test_a_nan_row_shows_even_if_a_target_is_listed_twice(way):
+    """Of two kept classes one is a target, listed twice; the other one is NaN."""
+    query, weight, offset, ids, target = given()
     weight[0] = torch.nan
-    own[:] = ids[1]
-    assert bool(kept_log_sum(query, weight[:2], offset[:2], ids[:2], own)[0].isnan().all())
-    own[:] = -1
-    assert bool(kept_log_sum(query, weight, offset, ids, own)[0].isnan().all())
+    target[:] = ids[1]
+    assert bool(kept_log_sum(query, weight[:2], offset[:2], ids[:2], target)[0].isnan().all())
+    target[:] = -1
+    assert bool(kept_log_sum(query, weight, offset, ids, target)[0].isnan().all())

@@ -32,8 +32,8 @@ def counted_of(target):
 
 def loss_of(query, weight, bias, target, ids, log_q, share):
     """The library's loss for targets (B, L) with weights `share`, from a dense table."""
-    own = (query @ weight.t() + bias).gather(1, target.clamp(min=0))
-    positive = own.masked_fill(target < 0, -torch.inf)
+    scores = (query @ weight.t() + bias).gather(1, target.clamp(min=0))
+    positive = scores.masked_fill(target < 0, -torch.inf)
     log_sum, _ = kept_log_sum(query, weight[ids], bias[ids] - log_q, ids, target)
     return sampled_softmax_loss(positive, log_sum, share, counted_of(target))
 
@@ -58,13 +58,13 @@ def test_padded_repeated_and_weighted_targets_are_those_of_the_loops(target, sha
 
 @drawn_from(
     logit=arrays(np.float32, (B, K), elements=st.sampled_from([-1e4, -50.0, 0.0, 0.5, 50.0, 1e4])),
-    own=arrays(np.float32, (B, 1), elements=st.sampled_from([-1e4, -1.0, 0.0, 50.0, 1e4])),
+    scores=arrays(np.float32, (B, 1), elements=st.sampled_from([-1e4, -1.0, 0.0, 50.0, 1e4])),
 )
-def test_a_single_target_is_that_of_the_loops_and_stable_up_to_ten_thousand(logit, own):
-    positive = torch.from_numpy(own).requires_grad_()
+def test_a_single_target_is_that_of_the_loops_and_stable_up_to_ten_thousand(logit, scores):
+    positive = torch.from_numpy(scores).requires_grad_()
     log_sum = torch.tensor([log_sum_exp(row) for row in logit.tolist()]).float().requires_grad_()
     ids, target = np.arange(K), np.full((B, 1), K)  # no candidate is a target
-    want = sampled_softmax(own, np.ones((B, 1)), logit, ids, np.zeros(K), target)
+    want = sampled_softmax(scores, np.ones((B, 1)), logit, ids, np.zeros(K), target)
     for counted in (None, torch.ones(B, 1, dtype=torch.bool)):
         loss = sampled_softmax_loss(positive, log_sum, counted=counted)
         assert bool((loss >= 0).all())
@@ -101,7 +101,7 @@ def test_sampling_every_class_once_is_the_full_cross_entropy(target, scale):
     torch.testing.assert_close(got_grad, want_grad)
 
 
-def test_an_example_with_nothing_but_its_own_target_has_no_loss():
+def test_an_example_with_nothing_but_its_target_has_no_loss():
     positive = torch.tensor([[2.0]], requires_grad=True)
     log_sum = torch.tensor([-torch.inf], requires_grad=True)
     loss = sampled_softmax_loss(positive, log_sum)
@@ -111,7 +111,7 @@ def test_an_example_with_nothing_but_its_own_target_has_no_loss():
 
 @pytest.mark.parametrize("num_targets", [1, 2])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_an_example_of_padding_alone_has_no_loss_and_no_gradient(num_targets, weighted):
+def test_an_example_of_only_padding_has_no_loss_and_no_gradient(num_targets, weighted):
     positive = torch.full((2, num_targets), -torch.inf)
     positive[1, 0] = 0.0
     positive.requires_grad_()
@@ -130,7 +130,7 @@ def test_a_tiny_loss_is_not_rounded_away():
     torch.testing.assert_close(loss, torch.tensor([np.exp(-40.0)]).float(), rtol=1e-5, atol=0)
 
 
-def test_a_wrong_shape_is_told_by_name():
+def test_a_wrong_shape_is_refused_by_name():
     with raises_text("positive has shape (5,); expected (B, L)."):
         sampled_softmax_loss(torch.zeros(5), torch.zeros(5))
     with raises_text("log_sum has shape (4,); expected (B=5)."):

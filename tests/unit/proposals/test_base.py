@@ -15,12 +15,12 @@ from tapas.rng import stream
 
 @pytest.fixture(autouse=True)
 def _few_classes_are_drawn_like_many(monkeypatch):
-    """Or the small sizes of these tests would all be races."""
+    """Otherwise all small samples of these tests would be drawn by arrival times."""
     monkeypatch.setattr(base, "RACE_BELOW", 0)
 
 
 class Scripted(Proposal):
-    """Hands out `script` one draw after another, whatever the generator says."""
+    """Returns the draws of `script` in order and ignores the generator."""
 
     def __init__(self, script, prob):
         self.script, self.prob, self.used = list(script), dict(enumerate(prob)), 0
@@ -28,7 +28,7 @@ class Scripted(Proposal):
 
     def draw(self, k, *, generator):
         drawn = self.script[self.used : self.used + k]
-        drawn += [0] * (k - len(drawn))  # the rest is not looked at, or the oracle complains
+        drawn += [0] * (k - len(drawn))  # not used; otherwise the oracle fails
         self.used += k
         return torch.tensor(drawn)
 
@@ -60,7 +60,7 @@ def test_repeats_count_as_draws_across_many_rounds_of_drawing():
     check_against_the_loop([5, 2, 30] * 50 + [17] + [4, 3, 1] * 99, prob, 4)
 
 
-def test_a_class_with_all_but_no_mass_is_drawn_in_its_turn_however_high_its_id():
+def test_a_class_with_almost_no_mass_is_kept_when_drawn_however_high_its_id():
     """Peers sort the distinct draws and keep the first k: high ids are then never drawn."""
     prob = np.full(31, 1 / 30)
     prob[30] = 1e-12
@@ -119,7 +119,7 @@ def test_a_proposal_with_all_mass_on_one_class_raises_or_uses_arrival_times():
     assert bool(sample.log_q.isfinite().all())
 
 
-def test_a_race_among_as_many_classes_as_asked_for_is_certain_and_among_fewer_refused():
+def test_arrival_times_of_just_enough_classes_are_certain_and_of_fewer_refused():
     sample = Scripted([], [0, 0.25, 0, 0.25, 0.5] + [0] * 6).sample(3, generator=stream(0))
     assert sample.ids.tolist() == [1, 3, 4]
     assert sample.log_q.tolist() == [0, 0, 0]
@@ -137,9 +137,9 @@ def test_a_class_whose_probability_rounds_above_one_is_certain_not_nan():
     assert proposal.sample(1, generator=stream(0)).log_q.tolist() == [0]
 
 
-def test_few_classes_race_whatever_the_number_of_samples(monkeypatch):
+def test_few_classes_use_arrival_times_for_any_number_of_samples(monkeypatch):
     monkeypatch.setattr(base, "RACE_BELOW", 31)
-    proposal = Squashed([1] + [0] * 30, beta=1e-300)  # drawing would take for ever
+    proposal = Squashed([1] + [0] * 30, beta=1e-300)  # drawing would not end
     assert proposal.sample(2, generator=stream(0)).ids[0] == 0
 
 

@@ -39,7 +39,7 @@ context = st.integers(-1, 7) | st.integers(-1, C - 1)
     st.floats(0.01, 100),
 )
 @example([(1, 3, 1e17), (2, 4, 1.0)], [2], 1.0)  # a running sum would leave 0 / 0 after 1e17
-def test_a_batch_is_proposed_for_by_the_mean_of_its_rows(pairs, contexts, kappa):
+def test_the_proposal_of_a_batch_is_the_mean_of_its_rows(pairs, contexts, kappa):
     """Repeated pairs are summed; no context, or an unknown one, is the unigram."""
     given = build(pairs, kappa=kappa).conditioned_on(torch.tensor(contexts))
     want = slow.bigram(pairs, contexts, slow.log_uniform(C), kappa)
@@ -52,13 +52,13 @@ def test_the_shape_of_the_context_does_not_matter():
     np.testing.assert_array_equal(prob_of(bigram.conditioned_on(flat.reshape(2, 3).int())), want)
 
 
-def test_without_any_pair_all_is_drawn_from_the_unigram():
+def test_without_pairs_everything_is_drawn_from_the_unigram():
     ids = build([]).conditioned_on(torch.tensor([3, -1])).draw(50, generator=stream(0))
     assert ids.shape == (50,)
     assert 0 <= int(ids.min()) <= int(ids.max()) < C
 
 
-def test_the_unigram_keeps_its_share_where_counts_dwarf_kappa():
+def test_the_unigram_keeps_its_share_if_counts_are_much_larger_than_kappa():
     bigram = build([(0, 1, 1e20)], unigram=Uniform(C), kappa=1e-3)
     log_prob = bigram.conditioned_on(torch.tensor([0])).log_prob(torch.tensor([3]))
     assert log_prob.exp().item() == pytest.approx(1e-23 / C, rel=1e-9)
@@ -79,7 +79,7 @@ def test_pairs_of_three_billion_classes_keep_their_exact_ids():
     assert abs(hits - 0.8 * 1_009) < 5 * (1_009 * 0.16) ** 0.5  # fails one seed in 1.7 million
 
 
-def test_bad_pairs_and_contexts_are_refused_in_these_words():
+def test_bad_pairs_and_contexts_are_refused():
     bigram = build(PAIRS)
     for needs_context in (
         lambda: bigram.conditioned_on(None),

@@ -58,7 +58,7 @@ def test_log_prob_of_huge_ids_is_right_to_twelve_digits():
     got = LogUniform(HUGE).log_prob(torch.tensor(ids))
     want = [math.log(math.log1p(1 / (c + 1)) / math.log1p(HUGE)) for c in ids]
     np.testing.assert_allclose(got, want, rtol=1e-12)
-    assert got[1] > got[2]  # neighbours above 2^24 are told apart
+    assert got[1] > got[2]  # neighbours above 2^24 differ
     uniform = Uniform(HUGE).log_prob(torch.tensor(ids))
     np.testing.assert_allclose(uniform, -math.log(HUGE), rtol=1e-12)
 

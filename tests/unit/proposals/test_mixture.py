@@ -21,20 +21,20 @@ def test_a_mixture_is_the_weighted_mean_of_its_parts(weights):
     np.testing.assert_allclose(got, slow.mixture(DENSE, weights), rtol=1e-11)
 
 
-def test_without_weights_every_part_counts_alike():
+def test_without_weights_all_parts_are_equal():
     got = Mixture(PARTS).log_prob(torch.arange(C)).exp()
     np.testing.assert_allclose(got, slow.mixture(DENSE, [1, 1, 1]), rtol=1e-12)
 
 
-def test_the_part_of_a_draw_does_not_hang_on_its_position():
-    """Draws of one part must not stand together: a sample cuts the draws by position."""
+def test_the_part_of_a_draw_does_not_depend_on_its_position():
+    """Draws of one part must not be adjacent: a sample cuts the draws by position."""
     ids = Mixture([Squashed([1] + [0] * 30, beta=1e-9), Squashed([0, 1] + [0] * 29, beta=1e-9)])
     drawn = ids.draw(10_007, generator=stream(0, "order"))
     halves = [int((half == 0).sum()) for half in (drawn[:5_003], drawn[5_003:])]
     assert abs(halves[0] - halves[1]) < 5 * (10_007 / 4) ** 0.5  # fails one seed in 1.7 million
 
 
-def test_a_batch_reaches_the_parts_that_look_at_it_and_the_weights_stay():
+def test_a_batch_reaches_the_parts_that_use_it_and_the_weights_stay():
     pair = (torch.tensor([3]), torch.tensor([8]), torch.tensor([5.0]))
     mixed = Mixture([Bigram(*pair, unigram=Uniform(C)), LogUniform(C)], [1, 3])
     got = mixed.conditioned_on(torch.tensor([3, -1])).log_prob(torch.arange(C)).exp()
@@ -42,7 +42,7 @@ def test_a_batch_reaches_the_parts_that_look_at_it_and_the_weights_stay():
     np.testing.assert_allclose(got, slow.mixture([bigram, DENSE[1]], [1, 3]), rtol=1e-12)
 
 
-def test_bad_parts_and_weights_are_refused_in_these_words():
+def test_bad_parts_and_weights_are_refused():
     with raises_text("a mixture needs at least one proposal, got none."):
         Mixture([])
     with raises_text("the parts of a mixture must be proposals, got 3."):

@@ -1,4 +1,4 @@
-"""The mixture that follows what it is told of, against plain loops."""
+"""The mixture that adapts to observed estimates, against plain loops."""
 
 import copy
 import io
@@ -51,14 +51,14 @@ def agree(mixture, slow, rtol=1e-5, atol=1e-8):
     torch.testing.assert_close(prob(mixture, None), want, rtol=rtol, atol=atol)
 
 
-def test_it_begins_as_even_shares_of_uniform_and_unigram_and_of_these_and_the_bigram():
+def test_it_starts_with_equal_shares_of_uniform_and_unigram_and_of_these_and_the_bigram():
     agree(make(), oracle())
     torch.testing.assert_close(prob(make(None), [4]), prob(make(), None))
     alike = prob(make(None, counts=None), None)
     torch.testing.assert_close(alike, torch.full((C,), 1 / C).double())
 
 
-def test_what_it_was_told_moves_it_as_the_loops_say():
+def test_estimates_move_it_as_in_the_loops():
     mixture, slow = make(), oracle()
     for refresh in range(4):
         for step in range(3):
@@ -90,7 +90,7 @@ def test_without_pairs_or_context_the_unigram_moves_alone():
     assert float(paired.shares[1]) == 0.5
 
 
-def test_it_stands_still_until_it_is_refreshed():
+def test_it_does_not_change_until_it_is_refreshed():
     mixture = make()
     before = prob(mixture, [4, 0])
     mixture.observe(*estimates(0))
@@ -98,11 +98,11 @@ def test_it_stands_still_until_it_is_refreshed():
     mixture.refresh()
     assert not torch.equal(prob(mixture, [4, 0]), before)
     after = prob(mixture, [4, 0])
-    mixture.refresh()  # with nothing heard
+    mixture.refresh()  # nothing was observed
     assert torch.equal(prob(mixture, [4, 0]), after)
 
 
-def test_certain_estimates_move_it_as_the_loops_say_and_leave_every_part_a_rest():
+def test_certain_estimates_move_it_as_in_the_loops_and_no_share_becomes_0():
     """First of a class that the bigram knows, then of one that it does not."""
     mixture, slow = make(), oracle()
     for target, times in ((7, 60), (3, 200)):
@@ -112,13 +112,13 @@ def test_certain_estimates_move_it_as_the_loops_say_and_leave_every_part_a_rest(
             for one, context in ((mixture, torch.tensor([4])), (slow, [4])):
                 one.observe(EVERY, certain, context)
                 one.refresh()
-        agree(mixture, slow, rtol=1e-3, atol=1e-5)  # of hundreds of roundings to float32
+        agree(mixture, slow, rtol=1e-3, atol=1e-5)  # after hundreds of roundings to float32
         assert prob(mixture, [4])[target] > 0.9
         assert bool((prob(mixture, [4]) > 0).all())
     assert mixture.shares.tolist() == pytest.approx([0.05, 0.001])
 
 
-def test_a_row_that_has_lost_all_its_mass_is_still_a_row():
+def test_a_row_without_mass_stays_normalised():
     mixture, elsewhere = make(rate=1.0), torch.zeros(1, C)
     elsewhere[0, 3] = 1.0
     mixture.observe(EVERY, elsewhere, torch.tensor([4]))
@@ -149,9 +149,9 @@ def test_estimates_of_nothing_leave_the_unigram_as_it_is():
     assert bool(prob(mixture, [4]).isfinite().all())
 
 
-def test_a_saved_mixture_goes_on_where_it_was():
+def test_a_saved_mixture_continues_where_it_was():
     whole, first, second = make(), make(), make()
-    second.conditioned_on(None)  # what is kept of the old Q must be forgotten
+    second.conditioned_on(None)  # the cached Q must be dropped when a state is loaded
     for step in range(6):
         for one in (whole, first) if step < 4 else (whole,):
             one.observe(*estimates(step))
@@ -171,7 +171,7 @@ def test_a_saved_mixture_goes_on_where_it_was():
     assert make().checksum() != whole.checksum()
 
 
-def test_no_pairs_at_all_are_no_bigram():
+def test_empty_pairs_give_no_bigram():
     none = torch.zeros(0, dtype=torch.int64)
     mixture = NgramMixture(C, pairs=(none, none, none.float()), counts=COUNTS)
     torch.testing.assert_close(prob(mixture, [4]), prob(make(None), None))

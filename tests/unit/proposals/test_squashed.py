@@ -67,7 +67,7 @@ def few_of_many():
 
 
 def held_bytes(thing) -> int:
-    """Of every tensor that hangs on `thing`, with the whole storage behind a view."""
+    """Bytes of every tensor reachable from `thing`, with the full storage behind a view."""
     if isinstance(thing, torch.Tensor):
         return thing.untyped_storage().nbytes()
     return sum(held_bytes(v) for v in getattr(thing, "__dict__", {}).values())
@@ -110,14 +110,14 @@ def test_counts_of_a_huge_head_are_found_at_their_exact_ids():
     assert torch.equal(log_prob[0], log_prob[2])
 
 
-def test_the_counts_handed_in_are_left_as_they_were():
+def test_the_counts_passed_in_are_not_changed():
     ids, seen = torch.tensor([9, 2, 5]), torch.tensor([4.0, 5.0, 6.0])
     Squashed((ids, seen), num_classes=31).sample(5, generator=stream(0))
     assert ids.tolist() == [9, 2, 5]
     assert seen.tolist() == [4, 5, 6]
 
 
-def test_fractions_have_the_least_of_them_for_a_floor():
+def test_the_floor_of_fractions_is_the_least_of_them():
     proposal = Squashed([0.5, 0.25, 0.25, 0.0], alpha=1.0)
     torch.testing.assert_close(
         proposal.log_prob(torch.arange(4)).exp(),
@@ -131,7 +131,7 @@ def test_a_tuple_of_numbers_is_dense_counts():
 
 
 @pytest.mark.parametrize(("alpha", "k"), [(1.0, 3_000), (0.75, 9_000), (0.5, 2_000), (0.0, 500)])
-def test_enough_draws_are_foreseen_but_not_many_more(alpha, k):
+def test_the_first_number_of_draws_is_enough_and_not_much_more(alpha, k):
     """One round of draws is enough, and three quarters of it would not have been (20 streams)."""
     proposal = Squashed(1_000_000 // torch.arange(1, 50_001), alpha=alpha)
     for seed in range(20):
@@ -141,7 +141,7 @@ def test_enough_draws_are_foreseen_but_not_many_more(alpha, k):
         assert len(draws[: 3 * enough // 4].unique()) <= k
 
 
-def test_bad_counts_and_settings_are_refused_in_these_words():
+def test_bad_counts_and_settings_are_refused():
     for alpha in (1.5, None):
         with raises_text(f"alpha must be between 0 and 1, got {alpha}."):
             Squashed([1], alpha=alpha)
