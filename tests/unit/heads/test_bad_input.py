@@ -1,7 +1,7 @@
 """Error messages for bad input of particular heads, proposals and tables, word for word.
 
 Bad input that every head refuses is in the contract of heads, bad options of one method are in
-test_options.py, mistakes with optimizers in tests/manners.
+test_options.py, mistakes with optimizers in tests/torch_usage.
 """
 
 import re

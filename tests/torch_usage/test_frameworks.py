@@ -9,8 +9,8 @@ import warnings
 import pytest
 import safetensors.torch
 import torch
-from manners.reference import Model, batch
 from torch.utils.data import Dataset
+from torch_usage.reference import Model, batch
 
 import tapas
 from tapas.optim import Combined, RowwiseAdagrad

@@ -8,9 +8,9 @@ from contracts.heads import HEADS, build
 from contracts.heads import C as CLASSES
 from contracts.heads import D as DIM
 from forked import Forked
-from manners.reference import C, Dense, batch, head_of, layer
 from second_device import NAME, use_second_device
 from torch import nn
+from torch_usage.reference import C, Dense, batch, head_of, layer
 
 import tapas
 from tapas.optim import Adagrad, Combined, LazyAdam, RowwiseAdagrad

@@ -7,9 +7,9 @@ import weakref
 
 import pytest
 import torch
-from manners.reference import B, C, D, Dense, Model, batch, draw, head_of, layer, same, train
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch_usage.reference import B, C, D, Dense, Model, batch, draw, head_of, layer, same, train
 
 import tapas
 from tapas.heads import AdaptiveSoftmax, FullSoftmax, InBatchSoftmax

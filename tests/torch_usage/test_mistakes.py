@@ -7,8 +7,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 from contracts.heads import build
-from manners.reference import B, C, D, Model, batch, draw, head_of
 from torch import nn
+from torch_usage.reference import B, C, D, Model, batch, draw, head_of
 
 import tapas
 from tapas import UsageError

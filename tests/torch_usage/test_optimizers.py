@@ -8,8 +8,8 @@ import pickle
 import pytest
 import safetensors.torch
 import torch
-from manners.reference import C, D, Dense, Model, batch, head_of, same, train
 from torch.nn.utils import clip_grad_norm_
+from torch_usage.reference import C, D, Dense, Model, batch, head_of, same, train
 
 import tapas
 from tapas.optim import SGD, Adagrad, Combined, LazyAdam, RowwiseAdagrad
