@@ -138,9 +138,10 @@ class Head(ExactState, ABC):
             context: (...,) previous class of each example, for proposals that use it.
 
         Returns: a scalar, or (...,) with reduction="none". "mean" is over the examples that have
-        a target; on several ranks over those of all ranks, once their gradients are averaged.
+        a target. On several ranks, the average of the ranks' losses is the mean over all examples.
 
-        Raises UsageError for bad shapes and ids, and if no example has a target.
+        Raises UsageError for bad shapes or ids and if no example has a target, DataError if
+        `query` holds NaN or inf.
         """
         with self.ranks.share_errors():
             self._refuse_backward()

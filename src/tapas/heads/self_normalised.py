@@ -7,7 +7,7 @@ The penalty keeps log Z near 0, so that s is close to a log-probability. It is e
 a random `share` of each batch: these m of B examples have r_b = B / m, the others have r_b = 0 and
 need only the scores of their targets. In expectation that is the loss of the batch with all
 normalisers. share = 1 and penalty = 0 is full softmax. The term log Z of the likelihood is kept,
-because the penalty alone would not bound the scores.
+because otherwise only the penalty would bound the scores.
 """
 
 import math

@@ -7,7 +7,7 @@ average, so k is estimated from N:
     loss = L(floor((C - 1) / N)) * (1 - s_y + s_neg)        L(k) = 1 + 1/2 + ... + 1/k
 
 A target whose margin no draw violates has a loss of 0, and its row gets no gradient. An example
-with m targets has C - m other classes, and each of its targets is searched for separately.
+with m targets has C - m other classes and makes one search for each of its targets.
 
 The draws for one target are independent and uniform, as in the paper, but shared by the batch: all
 targets go through the same circle of `tries` draws, each from a random start. The rows of the

@@ -77,9 +77,10 @@ class Proposal(ABC):
     def _draw_until_distinct(self, k: int, generator: torch.Generator) -> Candidates:
         """The first k distinct classes of a sequence of draws.
 
-        Let T be the number of the draw that brings class k + 1, and N_c how often class c was
-        drawn again before it. Given the draws of all other classes, c is among the k unless
-        it is missing from T - N_c draws. The chance 1 - (1 - q)^(T - N_c) is therefore exact.
+        Let T be the number of the draw that brings the (k + 1)-th class, and N_c how often class
+        c was drawn before it. Given all draws of the other classes, of which there are T - N_c, c
+        is among the k unless it is never drawn beside them: the probability to be kept,
+        1 - (1 - q)^(T - N_c), is exact.
         """
         draws = self.draw(self.enough_draws(k), generator=generator)
         while (found := first_distinct(draws, k, self)) is None:
