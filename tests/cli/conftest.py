@@ -1,4 +1,4 @@
-"""A folder to be in, and a run that may be spoilt."""
+"""An empty working directory, and a finished run that a test may change."""
 
 import shutil
 
@@ -8,7 +8,7 @@ from oracle.command_line import TINY, invoke, write_chain
 
 @pytest.fixture
 def at(tmp_path, monkeypatch):
-    """An empty folder to be in."""
+    """An empty working directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -24,6 +24,6 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def run(finished, at):
-    """A finished run that may be spoilt."""
+    """A copy of a finished run, which the test may change."""
     shutil.copytree(finished, at / "run")
     return at / "run"

@@ -1,4 +1,4 @@
-"""What goes wrong is one line that says so, with exit code 1, and nothing half-written."""
+"""Bad input is one line on stderr and exit code 1, and leaves no partial files."""
 
 import json
 import re
@@ -105,7 +105,7 @@ def test_a_log_that_cannot_be_read_or_learned_from_is_one_line(at, content, flag
         assert last_line(invoke("inspect", file, "--cache", "cache", *flags)) == words
 
 
-def test_bad_rows_that_are_skipped_are_told(at):
+def test_skipped_rows_are_counted(at):
     (at / "x.csv").write_text(events(row4="u1,2,yesterday", row7=",2,1700000000"))
     done = invoke("train", "x.csv", "--skip-bad-rows", "--out", "out", "--cache", "cache", *TINY)
     assert done.returncode == 0
@@ -122,7 +122,7 @@ def test_bad_rows_that_are_skipped_are_told(at):
     ]
 
 
-def test_one_user_only_is_remarked_upon(at):
+def test_a_single_user_is_pointed_out(at):
     write_chain(at / "one.parquet", num_users=1)
     done = invoke("inspect", "one.parquet", "--cache", "cache")
     assert done.returncode == 0
@@ -155,7 +155,7 @@ def test_one_user_only_is_remarked_upon(at):
         (("--users", "empty.txt", "--out", "a.csv"), "empty.txt has no users."),
     ],
 )  # fmt: skip
-def test_recommend_says_what_it_cannot_do(run, at, flags, words):
+def test_recommend_explains_what_it_refuses(run, at, flags, words):
     (at / "users.txt").write_text("u1\nu77\n")
     (at / "empty.txt").write_text("\n\n")
     assert last_line(invoke("recommend", "run", *flags)) == words
@@ -193,7 +193,7 @@ def test_a_folder_that_holds_a_run_is_left_alone(run, at):
         (("x.csv", "--config", "none.toml"), "cannot read none.toml: No such file or directory."),
     ],
 )  # fmt: skip
-def test_a_setting_that_cannot_be_is_told_before_anything_is_read(at, flags, words):
+def test_a_bad_setting_is_refused_before_anything_is_read(at, flags, words):
     assert last_line(invoke("train", *flags, "--out", "out")) == words
     assert names(at) == []
 
@@ -207,7 +207,7 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_offered(run):
     assert words.endswith(" Step 2 is valid: use it with --step 2.")
     done = invoke("train", "--resume", "run", "--step", 2)
     assert done.returncode == 0, done.stderr
-    assert file.read_bytes() == content, "gone on from step 2, the same bits are there again"
+    assert file.read_bytes() == content, "continued from step 2, the same bits are written again"
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_offered(run):
          "cannot write none/a.safetensors: there is no folder none. Make it first."),
     ],
 )  # fmt: skip
-def test_other_commands_say_what_they_cannot_do(run, at, flags, words):
+def test_other_commands_explain_what_they_refuse(run, at, flags, words):
     assert last_line(invoke(*flags)) == words
     assert names(at) == ["run"]
 

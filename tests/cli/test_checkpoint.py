@@ -1,4 +1,4 @@
-"""`tapas checkpoint`: what is in one, and one with more classes."""
+"""`tapas checkpoint`: describe one, and grow one."""
 
 import json
 
@@ -70,7 +70,7 @@ def test_a_run_grows_with_the_log_of_another_week(run):
     assert {int(line.split("\t")[1]) for line in told.splitlines()} == set(range(1000, 1045))
 
 
-def test_a_damaged_checkpoint_is_described_and_ends_with_one(run):
+def test_a_damaged_checkpoint_is_described_with_exit_code_1(run):
     file = run / "checkpoints" / STEP / "rows-0.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     done = invoke("checkpoint", "info", "run")
@@ -107,6 +107,6 @@ def test_a_damaged_checkpoint_is_described_and_ends_with_one(run):
          "there is no checkpoint of step 5 in run/checkpoints. Known steps: 2, 4."),
     ],
 )  # fmt: skip
-def test_bad_wishes_are_one_line(run, words, told):
+def test_mistakes_are_one_line(run, words, told):
     assert last_line(invoke("checkpoint", *words)) == told
     assert sorted(path.name for path in run.parent.iterdir()) == ["run"]

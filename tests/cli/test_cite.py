@@ -1,4 +1,4 @@
-"""`tapas cite` and runs of other methods than TAPAS, as users meet them."""
+"""`tapas cite`, and runs of methods other than TAPAS."""
 
 import json
 import re
@@ -70,7 +70,7 @@ def test_a_tree_has_no_rows_to_export(at, log):
     assert "rows.parquet" not in names(at)
 
 
-def test_an_option_of_another_method_is_told(at, log):
+def test_an_option_of_another_method_is_refused(at, log):
     done = trained("head.method=nce", "head.presample_factor=4")
     assert last_line(done) == (
         "head.presample_factor is not an option of the method 'nce', but of dynamic-negatives, "
@@ -78,7 +78,7 @@ def test_an_option_of_another_method_is_told(at, log):
     )
 
 
-def test_a_folder_that_is_no_run_is_told(at):
+def test_a_folder_without_a_run_is_refused(at):
     (at / "empty").mkdir()
     assert "empty" in last_line(invoke("cite", "empty"))
 

@@ -1,4 +1,4 @@
-"""`tapas compare` as a stranger uses it: on a small log and the made-up one, stopped, and wrong."""
+"""`tapas compare` on a small log and a made-up one, interrupted, and with mistakes."""
 
 import json
 import re
@@ -32,13 +32,13 @@ def compared(tmp_path_factory):
 
 @pytest.fixture
 def results(compared, at):
-    """A finished comparison that may be spoilt."""
+    """A copy of a finished comparison, which the test may change."""
     shutil.copytree(compared[0] / "compare", at / "compare")
     return at / "compare"
 
 
 @pytest.mark.slow
-def test_a_table_a_rule_and_a_report(compared):
+def test_a_table_a_recommendation_and_a_report(compared):
     folder, done = compared
     assert done.returncode == 0, done.stderr
     assert names(folder / "compare") == FILES
@@ -59,7 +59,7 @@ def test_a_table_a_rule_and_a_report(compared):
 
 
 @pytest.mark.slow
-def test_the_same_again_does_nothing_again_and_says_the_same(results, compared, at):
+def test_the_same_command_again_trains_nothing_and_prints_the_same(results, compared, at):
     lines = (results / "runs.jsonl").read_text()
     shutil.copytree(compared[0] / "cache", at / "cache")
     again = invoke(*QUICK, "--methods", "full,tapas")
@@ -75,7 +75,7 @@ def test_the_same_again_does_nothing_again_and_says_the_same(results, compared, 
 
 
 @pytest.mark.slow
-def test_other_settings_want_another_folder(results, compared, at):
+def test_other_settings_need_another_folder(results, compared, at):
     shutil.copytree(compared[0] / "cache", at / "cache")
     words = last_line(invoke(*QUICK, "--methods", "full", "--seeds", 1))
     assert words == (
@@ -85,7 +85,7 @@ def test_other_settings_want_another_folder(results, compared, at):
 
 
 @pytest.mark.slow
-def test_a_log_of_ones_own(at, monkeypatch):
+def test_a_log_of_your_own(at, monkeypatch):
     write_chain(at / "log.csv", num_users=40, num_items=60)
     little = {"points": 60, "curve_points": 40, "search_points": 40, "pace_rounds": 1}
     little |= {"pace_seconds": 0.02, "least_steps": 1}
@@ -112,7 +112,7 @@ def test_a_log_of_ones_own(at, monkeypatch):
     ("number", "code", "words"),
     [(signal.SIGINT, 130, "stopped by Ctrl-C."), (signal.SIGTERM, 143, "stopped by SIGTERM.")],
 )
-def test_what_is_done_is_kept_when_it_is_stopped(at, number, code, words):
+def test_results_are_kept_when_it_is_stopped(at, number, code, words):
     command = (*QUICK, "--budget", "1h", "--methods", "full,tapas")
     running = Forked(*command, cwd=at, env=ENVIRONMENT)
     running.wait_for("Reading the log")
@@ -181,13 +181,13 @@ def test_the_list_of_methods_fits_80_columns(monkeypatch):
         (("no-such.csv",), "no file matches 'no-such.csv'. Check the path."),
     ],
 )
-def test_mistakes_are_told_in_one_line(at, arguments, words):
+def test_mistakes_are_one_line(at, arguments, words):
     done = invoke("compare", *arguments)
     assert words in last_line(done)
-    assert names(at) == []  # nothing is made before a mistake is told
+    assert names(at) == []  # nothing is written before the mistake is reported
 
 
-def test_how_long_it_will_take_about():
+def test_the_expected_duration_is_printed():
     assert describe_duration(synthetic(budget_seconds=600.0, contenders=("full",) * 21), 2) == (
         "21 methods, 10 min of training each, 2 at once: about 1.8 h, plus reading, timing and "
         "evaluation."

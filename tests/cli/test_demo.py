@@ -47,7 +47,7 @@ def test_the_table_has_all_models_and_three_baselines(done):
     assert "of group" in ended.stdout
 
 
-def test_the_page_stands_alone_and_tells_the_same(done):
+def test_the_page_needs_no_other_files_and_has_the_same_numbers(done):
     ended, folder = done
     page = (folder / "report.html").read_text()
     assert page.startswith("<!doctype html>")
@@ -62,7 +62,7 @@ def test_the_page_stands_alone_and_tells_the_same(done):
     assert results["best"] in results["ways"]
 
 
-def test_the_first_two_ways_ran_as_long_and_the_third_by_its_own_measure(done):
+def test_the_first_two_models_train_for_the_same_steps_and_the_third_for_fewer(done):
     _, folder = done
     first, second, third = (
         [
@@ -115,7 +115,7 @@ def test_without_the_real_log_it_makes_one_up_and_draws_the_two_that_share_their
     assert "1 steps of 16 stretches of up to 1,000 events." in page
 
 
-def test_a_folder_that_holds_something_is_left_alone(tmp_path):
+def test_a_folder_that_is_not_empty_is_left_alone(tmp_path):
     (tmp_path / "mine.txt").write_text("precious")
     ended = invoke("--synthetic", "--out", tmp_path)
     assert ended.exit_code == 1

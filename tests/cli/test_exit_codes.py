@@ -1,4 +1,4 @@
-"""How a command ends when it cannot do what was asked."""
+"""Exit codes and error lines."""
 
 import pytest
 import typer
@@ -9,7 +9,7 @@ NO_MEMORY = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError(NO_MEMORY)])
-def test_memory_that_is_not_there_is_one_line(capsys, error):
+def test_running_out_of_memory_is_one_line(capsys, error):
     with pytest.raises(typer.Exit) as ended, report_errors():
         raise error
     assert ended.value.exit_code == 1

@@ -1,4 +1,4 @@
-"""`tapas info` tells what is there, and how to get what is not."""
+"""`tapas info`: versions, and how to install what is missing."""
 
 import json
 
@@ -10,7 +10,7 @@ from tapas.cli import info as command
 from tapas.cli.main import app
 
 
-def test_what_is_there_is_told_with_its_version():
+def test_installed_packages_have_their_version():
     result = CliRunner().invoke(app, ["info", "--json"])
     found = json.loads(result.stdout)
     assert found["tapas"] == tapas.__version__
@@ -19,13 +19,13 @@ def test_what_is_there_is_told_with_its_version():
     assert [line.split("  ")[0] for line in lines] == list(found)
 
 
-def test_what_is_absent_is_told_with_the_cure(monkeypatch):
+def test_missing_packages_have_their_install_command(monkeypatch):
     monkeypatch.setattr(command, "EXTRAS", {"no-such-package": "flying"})
     with native.switched_off():
         lines = CliRunner().invoke(app, ["info"]).stdout.splitlines()
     assert lines[-2:] == [
         f"{'native kernels':<20}switched off",
-        f"{'no-such-package':<20}absent; needed for flying: pip install no-such-package",
+        f"{'no-such-package':<20}not installed; for flying: pip install no-such-package",
     ]
 
 

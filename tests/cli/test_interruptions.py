@@ -1,4 +1,4 @@
-"""Full disks, read-only ones, Ctrl-C and SIGTERM: what is there is whole, and it can go on."""
+"""Full and read-only disks, Ctrl-C and SIGTERM: files stay complete, and runs can continue."""
 
 import errno
 import json
@@ -52,7 +52,7 @@ WRITERS = [
 
 
 @pytest.mark.parametrize("command", WRITERS, ids=lambda command: command[-1])
-def test_what_is_written_onto_a_full_disk_leaves_nothing(run, at, command):
+def test_a_full_disk_leaves_no_partial_file(run, at, command):
     (at / "users.txt").write_text("u1\nu2\n")
     with file_size_limit(300):
         words = last_line(invoke(*command))
@@ -74,7 +74,7 @@ def limited():
     resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, resource.RLIM_INFINITY))
 
 
-def test_a_disk_that_fills_while_training_leaves_whole_checkpoints(at):
+def test_a_disk_that_fills_during_training_leaves_valid_checkpoints(at):
     """Its files may not grow beyond 60 kB; a checkpoint of this model has more."""
     write_chain(at / "log.parquet", num_users=10)
     assert invoke("inspect", "log.parquet", "--cache", "cache").returncode == 0
@@ -96,7 +96,7 @@ def interrupted(*_, **__):
     raise KeyboardInterrupt
 
 
-def test_ctrl_c_while_the_log_is_read_leaves_nothing_and_later_says_how_to_go_on(at, monkeypatch):
+def test_ctrl_c_leaves_nothing_while_reading_and_later_says_how_to_continue(at, monkeypatch):
     write_chain(at / "log.parquet", num_users=10)
     train = ("train", "log.parquet", "--out", "out", "--cache", "cache", *TINY)
     with monkeypatch.context() as patch:
@@ -119,7 +119,7 @@ LONG = ("log.parquet", "--out", "out", "--cache", "cache", "--threads", 1, "--st
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_asked_to_stop_it_saves_and_says_how_to_go_on(at, number, code):
+def test_a_signal_saves_a_checkpoint_and_says_how_to_continue(at, number, code):
     write_chain(at / "log.parquet", num_users=10, num_items=30)
     flags = ("--set", "loop.checkpoint_seconds=0.2", "--json")
     process = Forked("train", *LONG, *flags, cwd=at, env=ENVIRONMENT)
@@ -133,11 +133,11 @@ def test_asked_to_stop_it_saves_and_says_how_to_go_on(at, number, code):
     outcome = json.loads(done.stdout)
     assert outcome["reason"] == "interrupted"
     assert CheckpointFolder(at / "out" / "checkpoints").steps()[-1] == outcome["step"]
-    talk = done.stderr.split("Training on")[1].splitlines()[1:]
-    assert talk[0] == "Stopping after this step; saving a checkpoint."
-    assert talk[1].startswith(f"Interrupted at step {outcome['step']:,}; a checkpoint is saved.")
-    assert talk[2] == "Continue with `tapas train --resume out`."
-    assert len(talk) == 3
+    told = done.stderr.split("Training on")[1].splitlines()[1:]
+    assert told[0] == "Stopping after this step; saving a checkpoint."
+    assert told[1].startswith(f"Interrupted at step {outcome['step']:,}; a checkpoint is saved.")
+    assert told[2] == "Continue with `tapas train --resume out`."
+    assert len(told) == 3
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_asked_to_stop_it_saves_and_says_how_to_go_on(at, number, code):
         (signal.SIGTERM, 143, "stopped by SIGTERM."),
     ],
 )
-def test_asked_to_stop_while_it_reads_it_leaves_no_run(at, number, code, words):
+def test_a_signal_while_reading_leaves_no_run(at, number, code, words):
     num_rows = 1_500_000
     rows = pl.int_range(num_rows, eager=True)
     pl.DataFrame({"user": rows % 50_021, "item": rows * 7 % 30_011, "time": rows}).write_csv(

@@ -1,4 +1,4 @@
-"""From a log to recommendations, as somebody who has just installed the package goes."""
+"""From a log to recommendations, with the commands in the order of `tapas --help`."""
 
 import json
 import os
@@ -21,7 +21,7 @@ QUICK = (
 
 
 def said(done):
-    """The talk of a command that went well."""
+    """Stderr of a command that succeeded."""
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     assert "\x1b" not in done.stdout + done.stderr
@@ -29,7 +29,7 @@ def said(done):
 
 
 def parsed(done):
-    """The one JSON object that is all of stdout."""
+    """The JSON object on stdout."""
 
     def refuse(word):
         raise AssertionError(f"{word} is not JSON")
@@ -65,7 +65,7 @@ def run(place, training):
     return place / "run"
 
 
-def test_inspect_says_what_is_there_in_words_and_in_json(place):
+def test_inspect_describes_a_log_in_words_and_in_json(place):
     done = tapas("inspect", "log.parquet", "--cache", "cache", cwd=place)
     frame = chain()
     baskets = frame.select("user_id", "time").n_unique()
@@ -88,13 +88,13 @@ def test_train_leaves_a_run_and_says_how_it_went(training, run):
     assert outcome["reason"] in ("finished", "no_improvement")
     assert outcome["run"] == "run"
     assert 0 < outcome["best"] <= 1
-    talk = said(training)
-    assert "Split by time at " in talk
+    told = said(training)
+    assert "Split by time at " in told
     assert (
         " and 200 classes: 80 steps of 16 histories; TAPAS (priority), 200 drawn, 25 kept; row "
         "optimizer rowwise-adagrad.\n"
-    ) in talk
-    assert talk.endswith("Next: `tapas evaluate run`, `tapas recommend run --user ...`.\n")
+    ) in told
+    assert told.endswith("Next: `tapas evaluate run`, `tapas recommend run --user ...`.\n")
     assert sorted(path.name for path in run.iterdir()) == [
         "checkpoints", "config.toml", "journal.jsonl", "log", "run.json", "tensorboard"
     ]  # fmt: skip
@@ -283,7 +283,7 @@ def test_settings_come_from_a_file_and_flags_win(place, tmp_path):
     assert epochs["step"] > 4, "--epochs wins over the steps of the file"
 
 
-def test_rare_items_folded_into_one_have_a_name_and_are_never_recommended(place, tmp_path):
+def test_merged_rare_items_have_a_name_and_are_never_recommended(place, tmp_path):
     seldom = pl.DataFrame(
         {"user_id": [f"u{n}" for n in range(9)], "item_id": [2**63 + n for n in range(9)],
          "time": [1_700_200_000] * 9},
@@ -313,12 +313,12 @@ def test_rare_items_folded_into_one_have_a_name_and_are_never_recommended(place,
 
 def test_a_terminal_sees_a_bar_with_a_rate_and_the_time_left(place):
     terminal, far_end = pty.openpty()
-    talk = []
+    told = []
 
     def listen():
         with suppress(OSError):  # how a pty says that its far end was closed
             while heard := os.read(terminal, 4096):
-                talk.append(heard)
+                told.append(heard)
 
     listener = threading.Thread(target=listen)
     listener.start()
@@ -330,7 +330,7 @@ def test_a_terminal_sees_a_bar_with_a_rate_and_the_time_left(place):
     os.close(far_end)
     listener.join()
     os.close(terminal)
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", b"".join(talk).decode())
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", b"".join(told).decode())
     assert done.returncode == 0, text
     assert json.loads(done.stdout)["step"] == 400
     assert re.search(r"training .*\d+/400 .*steps/s .*\d:\d\d:\d\d .*loss [1-9]", text)

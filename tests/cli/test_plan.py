@@ -1,4 +1,4 @@
-"""`tapas plan` prints what a run needs, and refuses what cannot fit."""
+"""`tapas plan`: the memory and traffic of a run, and exit code 1 if it does not fit."""
 
 import json
 
@@ -67,7 +67,7 @@ def test_every_option_reaches_the_plan_and_json_is_the_plan_in_bytes():
     assert (told["available_bytes"], told["fits"]) == (2_000_000_000, True)
 
 
-def test_what_does_not_fit_is_the_table_and_one_line(monkeypatch):
+def test_what_does_not_fit_is_explained_in_one_line(monkeypatch):
     done = invoke("plan", *SIZES, "--memory", "400MB", "--head", 0)
     assert done.returncode == 0
     done = invoke("plan", *SIZES, "--memory", "400MB")
@@ -102,8 +102,8 @@ def test_numbers_may_be_written_as_people_write_them(words, number):
 @pytest.mark.parametrize(
     "words", ["1,5", "1.5", "1e-3", "many", "", "-3", "1e400", "1,0000", "1__0"]
 )
-def test_what_is_no_whole_number_is_refused(words):
-    with pytest.raises(typer.BadParameter, match="is no whole number such as"):
+def test_other_text_than_an_integer_is_refused(words):
+    with pytest.raises(typer.BadParameter, match="is not an integer such as"):
         whole_number(words)
 
 
@@ -117,12 +117,12 @@ def test_memory_has_a_unit(words, size):
 
 
 @pytest.mark.parametrize("words", ["64", "64 gigs", "GB", "-1GB", "64GBs", ""])
-def test_what_is_no_amount_of_memory_is_refused_with_examples(words):
+def test_memory_without_a_unit_is_refused_with_examples(words):
     done = invoke("plan", "--classes", "1e6", f"--memory={words}")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.endswith(
-        f"Error: Invalid value for '--memory': {words!r} is no amount of memory. Give a number and "
-        "a unit, such as 64GB, 1.5TB or 60GiB.\n"
+        f"Error: Invalid value for '--memory': {words!r} is not an amount of memory. Give a number "
+        "and a unit, such as 64GB, 1.5TB or 60GiB.\n"
     )
 
 

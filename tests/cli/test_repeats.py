@@ -1,4 +1,4 @@
-"""`--set model.copy=true` on the command line: trained, judged, asked, and exported."""
+"""`--set model.copy=true`: train, evaluate, recommend and export."""
 
 import json
 
@@ -48,7 +48,7 @@ def test_recommending_ranks_by_the_mixture_of_the_best_checkpoint(repeating):
     assert not set(keys.keys(history)) & {row["item"] for row in fresh}
 
 
-def test_it_is_judged_and_nobody_lists_the_class_of_rare_items(repeating):
+def test_it_is_evaluated_and_never_lists_the_class_of_rare_items(repeating):
     done = invoke("evaluate", repeating, "--json")
     assert done.returncode == 0, done.stderr
     scores = json.loads(done.stdout)["scores"]
@@ -57,7 +57,7 @@ def test_it_is_judged_and_nobody_lists_the_class_of_rare_items(repeating):
     assert max(each["coverage"] for each in scores.values()) < num_items
 
 
-def test_a_file_holds_the_softmax_alone_and_a_folder_cannot_be(repeating, at):
+def test_files_have_the_softmax_part_only_and_a_folder_is_refused(repeating, at):
     assert last_line(invoke("export", repeating, "--to", "shop")) == (
         f"{repeating} was trained with model.copy, and the part that copies from the history "
         "cannot be exported. Recommend from the run itself, or train without it."

@@ -3,12 +3,14 @@
 import json
 import os
 import platform
+import sys
 from importlib.metadata import PackageNotFoundError, version
 
 import typer
 
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.options import AsJson
+from tapas.cli.terminal import wrapped
 from tapas.version import __version__
 
 EXTRAS = {  # package: what it is for
@@ -38,11 +40,11 @@ def info(as_json: AsJson = False) -> None:
             typer.echo(json.dumps(found, indent=1))
             return
         for name, words in found.items():
-            typer.echo(f"{name:<20}{words}")
+            typer.echo(wrapped(f"{name:<20}{words}", sys.stdout, indent=" " * 20))
 
 
 def _installed(name: str, use: str) -> str:
     try:
         return version(name)
     except PackageNotFoundError:
-        return f"absent; needed for {use}: pip install {name}"
+        return f"not installed; for {use}: pip install {name}"

@@ -32,7 +32,7 @@ def whole_number(words: str) -> int:
         value = Decimal(text)
         if value < 10**18 and value == value.to_integral_value():
             return int(value)
-    raise typer.BadParameter(f"{words!r} is no whole number such as 1000000, 1_000_000 or 1e6.")
+    raise typer.BadParameter(f"{words!r} is not an integer such as 1000000, 1_000_000 or 1e6.")
 
 
 def amount_of_memory(words: str) -> int:
@@ -40,8 +40,8 @@ def amount_of_memory(words: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]+)", str(words).strip())
     if found is None or found[2].lower() not in UNITS:
         raise typer.BadParameter(
-            f"{words!r} is no amount of memory. Give a number and a unit, such as 64GB, 1.5TB or "
-            "60GiB."
+            f"{words!r} is not an amount of memory. Give a number and a unit, such as 64GB, 1.5TB "
+            "or 60GiB."
         )
     return int(Decimal(found[1]) * UNITS[found[2].lower()])
 

@@ -1,0 +1,45 @@
+"""Lines and tables fit the terminal, and stay in one piece in files and pipes."""
+
+import io
+import math
+
+import pytest
+
+from tapas.cli.terminal import decimals_of, low_to_high, print_table, status, wrapped
+from tapas.evaluation.intervals import Interval
+
+WORDS = "one two three-and-a-half four " * 9
+
+
+@pytest.mark.parametrize("columns", [30, 80])
+def test_sentences_break_between_words_at_the_width_of_the_terminal(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = wrapped(WORDS, io.StringIO(), indent="  ").splitlines()
+    assert max(map(len, lines)) <= columns
+    assert " ".join(lines).split() == WORDS.split()
+    assert all(line.startswith("  ") for line in lines[1:])
+
+
+def test_files_and_pipes_get_one_line(monkeypatch, capsys):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert wrapped(WORDS, io.StringIO()) == WORDS
+    monkeypatch.setenv("COLUMNS", "30")
+    status(WORDS)
+    assert capsys.readouterr().err == f"{WORDS}\n"
+
+
+def test_brackets_in_a_table_are_printed(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    print_table(("", "in [head]"), [["[bold]", "1"]])
+    heading, _, row = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["in", "[head]"]
+    assert row.split() == ["[bold]", "1"]
+
+
+def test_intervals_have_as_many_digits_as_they_deserve():
+    wide, narrow = Interval(0.5, 0.45, 0.6), Interval(0.5, 0.498, 0.501)
+    assert (decimals_of([wide]), decimals_of([wide, narrow]), decimals_of([])) == (3, 4, 4)
+    assert wide.plus_minus(3) == "0.500 ±0.100", "the farther end counts"
+    assert low_to_high(wide, 2, sign=True) == "+0.50 (+0.45 to +0.60)"
+    alone = Interval(0.5, -math.inf, math.inf)
+    assert (alone.plus_minus(), low_to_high(alone, 3)) == ("0.5000", "0.500")
