@@ -49,18 +49,12 @@ class Head(ExactState, ABC):
     paper: ClassVar[str]  # authors and year; empty if there is nothing to cite
     bibtex: ClassVar[tuple[str, ...]]  # keys of the papers to cite, in bibliography.bib
     options: ClassVar[Options] = {}  # by name of the constructor's argument
-    reads: ClassVar[frozenset[str]] = (
-        frozenset()
-    )  # fields of a `BuildContext`: counts, pairs, upcoming
+    reads: ClassVar[frozenset[str]] = frozenset()  # of `BuildContext`: counts, pairs, upcoming
     every_row: ClassVar[bool] = False  # a step reads and moves the rows of all classes
     learns_state: ClassVar[bool] = False  # beside rows, in the training process
     learns_from_batch: ClassVar[bool] = False  # the sample depends on the batch
-    estimates_probabilities: ClassVar[bool] = (
-        False  # of targets, in training, see `sampled_log_prob`
-    )
-    targets_softmax: ClassVar[bool] = (
-        True  # at the minimum, logits are log-probabilities up to a constant
-    )
+    estimates_probabilities: ClassVar[bool] = False  # in training: see `sampled_log_prob`
+    targets_softmax: ClassVar[bool] = True  # the loss is minimal if logits are log-probabilities
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], context: BuildContext) -> Self:

@@ -54,9 +54,10 @@ class InBatchSoftmax(SharedSample):
         options: `table`, `row_optimizer`, `bias`, `seed` and so on; see `FlatHead`.
 
     At first the frequency of rare classes is overestimated: the first interval of a class is
-    counted from step 0. The negatives of an example come from one example less than p_k is
-    estimated from, a relative bias of 1 / B. Classes that are never a target are never pushed
-    down: see `MixedSoftmax`. The estimate takes 8 bytes for each class, on every rank.
+    counted from step 0. The negatives of an example come from the other examples of its batch,
+    one less than p_k is estimated for, a relative bias of 1 / batch size. Classes that are never
+    a target are never pushed down: see `MixedSoftmax`. The estimate takes 8 bytes for each class,
+    on every rank.
     """
 
     method = "in-batch"

@@ -121,9 +121,7 @@ def sums_by_blocks(query: Tensor, blocks: Iterable[Tensor]) -> tuple[Tensor, Ten
     reference = total = query.new_zeros(len(query))
     for logit in blocks:
         before, peak = peak, torch.maximum(peak, logit.amax(dim=1))
-        reference = peak.masked_fill(
-            peak.isneginf(), 0.0
-        )  # 0 instead of -inf: exp(-inf - -inf) is NaN
+        reference = peak.masked_fill(peak.isneginf(), 0.0)  # exp(-inf - -inf) would be NaN
         more = logit.sub_(reference[:, None]).exp_().sum(dim=1)
         total = total * (before - reference).exp() + more
     inverse = total.reciprocal().masked_fill(total == 0, 0.0)

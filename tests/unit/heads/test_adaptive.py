@@ -1,4 +1,4 @@
-"""The adaptive softmax is torch's, with ids in any order and rows that move sparsely."""
+"""The adaptive softmax is that of torch, with ids in any order and sparse updates."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from tapas.heads.adaptive import AdaptiveSoftmax, cheapest_cutoffs, tail_dim
 B, L, C, D = 6, 3, 31, 8
 CUTOFFS = [5, 14]
 FALLING = 1000 // (torch.arange(C) + 1)
-ORDER = torch.randperm(C, generator=tapas.rng.stream(0, "order"))  # the id of each rank
+ORDER = torch.randperm(C, generator=tapas.rng.stream(0, "order"))  # class ids by descending count
 
 
 def make(counts=FALLING, **options):
@@ -25,9 +25,9 @@ def queries(num=B):
 
 
 def torch_twin(head, rank_at, *, head_bias):
-    """torch's module, over ranks, with the weights of `head`.
+    """torch's module, over classes sorted by frequency, with the weights of `head`.
 
-    `rank_at` holds, for each part of `head`, the ranks of its rows.
+    `rank_at` has, for the head and each tail, the positions of its rows in that order.
     """
     state = torch.random.get_rng_state()
     twin = nn.AdaptiveLogSoftmaxWithLoss(
@@ -80,9 +80,9 @@ def test_sorted_ids_are_those_of_torch(head_bias):
         torch.testing.assert_close(dense_gradients(tail)[0], twin.tail[i][1].weight.grad)
 
 
-def test_ids_in_any_order_are_those_of_torch_through_their_ranks():
+def test_ids_in_any_order_are_those_of_torch_sorted_by_count():
     counts = torch.empty(C, dtype=torch.int64)
-    counts[ORDER] = torch.arange(2 * C, C, -1)  # without ties, a rank is a rank
+    counts[ORDER] = torch.arange(2 * C, C, -1)  # no ties
     rank = torch.empty(C, dtype=torch.int64)
     rank[ORDER] = torch.arange(C)
     head = make(counts, bias=False)
@@ -138,7 +138,7 @@ def test_projections_are_the_only_dense_parameters():
     dense = {name: tuple(p.shape) for name, p in trained.items() if p not in anchors}
     assert dense == {"proj.0": (4, D), "proj.1": (2, D)}
     assert [tail.dim for tail in head.tails] == [4, 2]
-    assert tail_dim(8, 4.0, 3) == 1  # never nothing
+    assert tail_dim(8, 4.0, 3) == 1  # never 0
 
 
 def test_default_cutoffs_cost_less_than_their_neighbours_and_than_none():

@@ -161,16 +161,16 @@ def test_a_resumed_run_is_bit_identical(stop):
         return torch.stack(losses)
 
     options = {"row_optimizer": tapas.optim.SGD.fused(lr=0.1), "pairs": PAIRS, "min_ess": 4}
-    whole, first, second = (make(**options) for _ in range(3))
-    want = steps(whole, 0, 14)
+    uninterrupted, first, second = (make(**options) for _ in range(3))
+    want = steps(uninterrupted, 0, 14)
     assert torch.equal(steps(first, 0, stop), want[:stop])
     file = io.BytesIO()
     torch.save(first.state_dict(), file)
     file.seek(0)
     second.load_state_dict(torch.load(file, weights_only=True))
     assert torch.equal(steps(second, stop, 14), want[stop:])
-    assert second.ngrams.checksum() == whole.ngrams.checksum()
-    assert int(second.num_drawn) == int(whole.num_drawn) < N
+    assert second.ngrams.checksum() == uninterrupted.ngrams.checksum()
+    assert int(second.num_drawn) == int(uninterrupted.num_drawn) < N
 
 
 def test_logits_of_ten_thousand_leave_q_finite():

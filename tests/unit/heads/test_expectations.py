@@ -132,8 +132,8 @@ def test_how_many_negatives_are_shared_does_not_change_the_expected_loss():
 @pytest.mark.slow
 def test_normalising_a_share_of_the_examples_adds_noise_but_no_bias():
     steps = 500
-    whole, head = (SelfNormalised(table=random_table(), share=share) for share in (1.0, 0.4))
-    want = whole(queries(), TARGET, WEIGHT)
+    full, head = (SelfNormalised(table=random_table(), share=share) for share in (1.0, 0.4))
+    want = full(queries(), TARGET, WEIGHT)
     loss = torch.stack([head(queries(), TARGET, WEIGHT).detach() for _ in range(steps)])
     # at 4 standard errors a correct share fails 1 seed in 16,000
     assert (loss.mean() - want).abs() < 4 * loss.std() / math.sqrt(steps)

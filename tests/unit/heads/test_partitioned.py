@@ -115,10 +115,10 @@ def test_a_target_that_upcoming_did_not_return_counts_in_its_example():
 
 
 def test_any_shape_and_any_padding_may_be_upcoming():
-    told = torch.tensor([[[7, -1], [60, 9]], [[9, -100], [7, 3]]], dtype=torch.int32)
-    head = make(upcoming=lambda step: told, num_samples=4)
+    padded = torch.tensor([[[7, -1], [60, 9]], [[9, -100], [7, 3]]], dtype=torch.int32)
+    head = make(upcoming=lambda step: padded, num_samples=4)
     assert head.part[1].tolist() == [3, 7, 9, 60]
-    head = make(upcoming=lambda step: told, num_samples=3, ignore_index=3)
+    head = make(upcoming=lambda step: padded, num_samples=3, ignore_index=3)
     assert head.part[1].tolist() == [7, 9, 60]
 
 

@@ -213,8 +213,8 @@ def run(head, first, last):
 def test_a_resumed_run_is_bit_identical(row_optimizer, dtype):
     """The seed comes from the state, not from the constructor of the resumed head."""
     options = {"row_optimizer": row_optimizer, "dtype": dtype}
-    whole, first = annealed(**options), annealed(**options)
-    want = run(whole, 0, 8)
+    uninterrupted, first = annealed(**options), annealed(**options)
+    want = run(uninterrupted, 0, 8)
     run(first, 0, 3)
     file = io.BytesIO()
     torch.save(first.state_dict(), file)
@@ -223,7 +223,7 @@ def test_a_resumed_run_is_bit_identical(row_optimizer, dtype):
     second.load_state_dict(torch.load(file, weights_only=True))
     assert second.temperature == first.temperature
     assert torch.equal(run(second, 3, 8), want[3:])
-    for name, value in whole.state_dict().items():
+    for name, value in uninterrupted.state_dict().items():
         assert torch.equal(value, second.state_dict()[name]), name
 
 

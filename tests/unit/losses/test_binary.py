@@ -41,11 +41,11 @@ def test_the_loss_is_that_of_the_loops_and_stable_up_to_ten_thousand(
         want.append(sum(weight[b][i] * (pulls[i] + push) for i in range(L)))
     np.testing.assert_allclose(loss.detach().numpy(), want, rtol=1e-5)
     positive_grad, other_grad = torch.autograd.grad(loss.sum(), (score, other))
-    whole = torch.from_numpy(weight)
+    weights = torch.from_numpy(weight)
     np.testing.assert_allclose(
-        positive_grad, -pull * whole * torch.sigmoid(-score.detach()), atol=1e-6
+        positive_grad, -pull * weights * torch.sigmoid(-score.detach()), atol=1e-6
     )
-    total = whole.sum(dim=1, keepdim=True) * torch.from_numpy(times)
+    total = weights.sum(dim=1, keepdim=True) * torch.from_numpy(times)
     np.testing.assert_allclose(other_grad, total * torch.sigmoid(other.detach()), atol=1e-5)
 
 

@@ -1,6 +1,6 @@
 """The sum over kept classes and its gradients, in three ways, against float64.
 
-All numbers are small whole ones times a power of two, so that a logit is the same in float32 and
+All numbers are small integers times a power of two, so that a logit is the same in float32 and
 in float64, in whatever order it is summed: what is left to differ is the softmax.
 """
 
@@ -28,16 +28,18 @@ def way(request, monkeypatch):
         yield request.param
 
 
-def whole(*shape, name):
+def integers(*shape, name):
     return torch.randint(-4, 5, shape, generator=stream(0, name)).float()
 
 
 def given(dim=64, height=1.0, kind="apart"):
     """Logits that differ by `height`, or that differ by a few and are all near plus or minus it."""
     spread = height if kind == "apart" else 3
-    unit = 2.0 ** round(math.log2(spread / (20 / 3 * math.sqrt(dim))))  # 20/3: variance of `whole`
-    query, weight = unit * whole(B, dim, name="query"), whole(K, dim, name="weight")
-    offset = unit * whole(K, name="offset")
+    unit = 2.0 ** round(
+        math.log2(spread / (20 / 3 * math.sqrt(dim)))
+    )  # 20/3: variance of `integers`
+    query, weight = unit * integers(B, dim, name="query"), integers(K, dim, name="weight")
+    offset = unit * integers(K, name="offset")
     if kind == "together":
         weight[:, 0] = 1.0
         query[:, 0] = unit * round(height / unit) * (1 - 2 * (torch.arange(B) % 2))

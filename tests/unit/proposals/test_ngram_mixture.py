@@ -150,10 +150,10 @@ def test_estimates_of_nothing_leave_the_unigram_as_it_is():
 
 
 def test_a_saved_mixture_continues_where_it_was():
-    whole, first, second = make(), make(), make()
+    uninterrupted, first, second = make(), make(), make()
     second.conditioned_on(None)  # the cached Q must be dropped when a state is loaded
     for step in range(6):
-        for one in (whole, first) if step < 4 else (whole,):
+        for one in (uninterrupted, first) if step < 4 else (uninterrupted,):
             one.observe(*estimates(step))
             if step % 3 == 2:
                 one.refresh()
@@ -166,9 +166,9 @@ def test_a_saved_mixture_continues_where_it_was():
         for step in range(4, 6):
             one.observe(*estimates(step))
         one.refresh()
-        assert torch.equal(prob(one, [4, 0]), prob(whole, [4, 0]))
-        assert one.checksum() == whole.checksum()
-    assert make().checksum() != whole.checksum()
+        assert torch.equal(prob(one, [4, 0]), prob(uninterrupted, [4, 0]))
+        assert one.checksum() == uninterrupted.checksum()
+    assert make().checksum() != uninterrupted.checksum()
 
 
 def test_empty_pairs_give_no_bigram():
