@@ -43,7 +43,8 @@ class Diagnosis:
         object.__setattr__(self, "verdict", with_verdict)
 
     def __str__(self) -> str:
-        value = {name: f"{getattr(self, name):.2f}" for name in MEANINGS}
+        value = {name: f"{getattr(self, name):.3f}" for name in MEANINGS}
+        value["gradient_cosine"] = f"{self.gradient_cosine:.2f} "  # as in the verdict
         if not isnan(self.pool_effective_size):
             value["pool_effective_size"] = f"{self.pool_effective_size:,.0f}"
         lines = [f"{name:<19} {value[name]:>9}  {text}" for name, text in MEANINGS.items()]

@@ -94,11 +94,11 @@ def squashed(alpha):
 def test_a_printed_diagnosis_is_a_table_with_a_verdict():
     found = Diagnosis(0.016, 1212.4, 0.4012, 0.0, 0.314159, advice(0.4012))
     assert str(found).splitlines() == [
-        "gradient_cosine          0.40  sampled vs exact gradient of the queries; 1 is exact",
-        "kept_mass                0.31  share of the pool's probability on the kept classes",
-        "top_coverage             0.02  share of the kept classes that are in the exact top n",
+        "gradient_cosine         0.40   sampled vs exact gradient of the queries; 1 is exact",
+        "kept_mass               0.314  share of the pool's probability on the kept classes",
+        "top_coverage            0.016  share of the kept classes that are in the exact top n",
         "pool_effective_size     1,212  effective number of classes in the pool, per example",
-        "other_targets            0.00  share of the kept classes that are targets in this batch",
+        "other_targets           0.000  share of the kept classes that are targets in this batch",
         "gradient cosine 0.40: low. Raise num_samples or presample_factor, or pass "
         "proposal=tapas.Squashed(counts, alpha=0.75).",
     ]
