@@ -1,7 +1,7 @@
-"""Forked("train", ...): `tapas` in a process of its own, without the seconds of its imports.
+"""`Forked("train", ...)` runs `tapas` in its own process, without the time of its imports.
 
-The process is forked from one that has imported everything. What the imports themselves do is
-for those few tests that start an interpreter with `python -m tapas`.
+The process is forked from one that has imported everything. To test the imports themselves,
+a few tests run `python -m tapas`.
 """
 
 import multiprocessing
@@ -19,9 +19,9 @@ from ranks import CONTEXT, PRELOAD
 
 
 class Forked:
-    """`work(*args)`, by default `tapas` with `args`, with standard output and error of its own.
+    """`work(*args)` in its own process, by default `tapas` with `args`.
 
-    `terminal` is a device to which standard error goes instead; `before()` is called first.
+    Standard error goes to the device `terminal`, if given; `before()` is called first.
     """
 
     def __init__(self, *args, work=None, cwd=None, env=None, terminal=None, before=None):
@@ -39,7 +39,7 @@ class Forked:
         self.pid = self.process.pid
 
     def wait_for(self, words: str) -> None:
-        """Until `words` are on its standard error."""
+        """Wait until its standard error contains `words`."""
         while words not in self.err.read_text():
             assert self.process.is_alive(), self.err.read_text()
             time.sleep(0.01)
@@ -51,7 +51,7 @@ class Forked:
         os.kill(self.pid, number)
 
     def end(self, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-        """What it has said, once it has ended; after `timeout` seconds it is killed."""
+        """Wait for its end and return its output; after `timeout` seconds it is killed."""
         self.process.join(timeout)
         late = self.process.is_alive()
         if late:
@@ -59,14 +59,14 @@ class Forked:
             self.process.join()
         said, talk = self.out.read_text(), self.err.read_text()
         self._folder.cleanup()
-        assert not late, f"still there after {timeout} s: {said}{talk}"
+        assert not late, f"still running after {timeout} s: {said}{talk}"
         return subprocess.CompletedProcess(self.args, self.process.exitcode, said, talk)
 
 
 def torchrun(num_ranks: int, *args, work, restarts: int = 0, **options) -> Forked:
-    """What torchrun starts for `work(*args)` on `num_ranks` ranks, with ranks that are forked.
+    """`work(*args)` on `num_ranks` ranks, started as by torchrun, but forked.
 
-    `work` must be at hand in a module that ranks can import.
+    `work` must be in a module that ranks can import.
     """
     return Forked(num_ranks, restarts, work, *args, work=_launch, **options)
 
@@ -89,7 +89,7 @@ def _launch(num_ranks, restarts, work, *args):
 
 
 def _rank(work, *args):
-    """torchrun takes a rank that exits, even with 0, for one that never told its result."""
+    """Return instead of exiting with 0, which torchrun takes for a failure."""
     torch.set_num_threads(1)
     try:
         work(*args)

@@ -1,4 +1,4 @@
-"""run_ranks(3, work): so many gloo processes run `work(ranks, *args)`; their answers, by rank."""
+"""`run_ranks(3, work)` runs `work(ranks, *args)` in three gloo processes."""
 
 import os
 import tempfile
@@ -14,16 +14,16 @@ import torch.multiprocessing as mp
 from tapas.distributed.collectives import GroupRanks
 
 TIMEOUT_SECONDS = 30
-CONTEXT = mp.get_context("forkserver")  # imports happen once, not on every rank
+CONTEXT = mp.get_context("forkserver")  # so that imports run only once
 PRELOAD = ["torch", "torch._dynamo", "pytest", "tapas.cli.main"]  # DDP needs dynamo
-PRELOAD += [  # what commands import when they are called
+PRELOAD += [  # imported by commands when they are called
     "torch.utils.tensorboard", "tapas.training.run", "tapas.comparison.figures"
 ]  # fmt: skip
 CONTEXT.set_forkserver_preload(PRELOAD)
 
 
 def run_ranks(num_ranks, work, *args, timeout=TIMEOUT_SECONDS):
-    """Answers must survive torch.save. The first failure is raised, with its traceback."""
+    """Returns the answers by rank; they must work with torch.save. Raises all tracebacks."""
     with tempfile.TemporaryDirectory() as folder:
         processes = [
             CONTEXT.Process(

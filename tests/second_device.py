@@ -1,8 +1,8 @@
-"""use_second_device(): "second", a device of its own whose tensors compute on the CPU.
+"""`use_second_device()` registers a device "second" whose tensors are computed on the CPU.
 
-There is no GPU where these tests run. This device is registered as one is: tensors say that they
-are on it, autograd has a queue for it, and an operation on tensors of two devices is an error.
-For a process of its own (`Forked`): torch cannot forget a device.
+Tests run without a GPU. This device behaves like one: its tensors have another `device`,
+autograd has a queue for it, and an operation on tensors of two devices is an error.
+Use it in a separate process (`Forked`), because torch cannot unregister a device.
 """
 
 from functools import partial
@@ -17,7 +17,7 @@ TAKES_INDICES = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_i
 
 
 class SecondTensor(torch.Tensor):
-    """A tensor of the second device, whose numbers are in `inside`, on the CPU."""
+    """A tensor of the second device; its values are in `inside`, on the CPU."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -54,7 +54,7 @@ class SecondTensor(torch.Tensor):
 
 
 def use_second_device():
-    """Register the device; once a process. Returns what must live as long as it is used."""
+    """Register the device, once for each process. Keep the returned objects while it is used."""
     _setup_privateuseone_for_python_backend(NAME)
     torch.get_device_module(NAME).get_amp_supported_dtype = lambda: [torch.bfloat16]
     library = torch.library.Library("_", "IMPL")
@@ -83,7 +83,7 @@ def _compute(func, args, kwargs):
         raise RuntimeError(f"{name} of the second device was given a generator of the CPU.")
     given = {k: torch.device("cpu") if k == "device" and v else v for k, v in kwargs.items()}
     found = func(*tree_map(_inside, args), **tree_map(_inside, given))
-    known = {id(x.inside): x for x in second}  # what is changed in place stays what it is
+    known = {id(x.inside): x for x in second}  # tensors changed in place stay the same object
 
     def outside(x):
         if not isinstance(x, torch.Tensor) or not there:

@@ -27,7 +27,7 @@ NO_TARGETS = torch.empty(0, 1, dtype=torch.int64)
 
 @contextmanager
 def group(rank, size, file):
-    """A gloo group for the length of the block, without any left behind."""
+    """A gloo group for the length of the context."""
     with mock.patch.dict(os.environ, GLOO_SOCKET_IFNAME="lo"):
         dist.init_process_group(
             "gloo",
@@ -44,7 +44,7 @@ def group(rank, size, file):
 
 @contextmanager
 def mirrored(num_ranks, num_classes, dim):
-    """Yields a function that builds tables on so many ranks, by a formula that is fused or not."""
+    """Yields a function that builds tables on `num_ranks` ranks, fused or not."""
     others = followers(num_ranks)
     with tempfile.TemporaryDirectory() as folder:
         others.tell("open", f"{folder}/store")
@@ -61,7 +61,7 @@ def followers(num_ranks):
 
 
 class Followers:
-    """The other ranks; they live as long as this process does."""
+    """The other ranks; they end with this process."""
 
     def __init__(self, num_ranks):
         self.num_ranks, self.pipes, self.waiting = num_ranks, [], False
@@ -69,7 +69,7 @@ class Followers:
             here, there = CONTEXT.Pipe()
             process = CONTEXT.Process(target=follow, args=(rank, num_ranks, there), daemon=True)
             process.start()
-            there.close()  # so that a dead follower is heard
+            there.close()  # so that the death of a follower is noticed
             self.pipes.append(here)
 
     def tell(self, command, *args):
@@ -81,7 +81,7 @@ class Followers:
         self.waiting = True
 
     def heard(self):
-        """What each of them has to say to the last command."""
+        """The answer of each follower to the last command."""
         if not self.waiting:
             return []
         self.waiting = False
@@ -101,14 +101,14 @@ def follow(rank, num_ranks, pipe):
         try:
             answer = getattr(follower, command)(*args)
         except (PeerError, UsageError):
-            pass  # refused by rank 0, whose error it is, or by all ranks alike
+            pass  # rank 0 raises the same error
         except BaseException:
             failure = f"rank {rank}, {command}{args}:\n{traceback.format_exc()}"
         pipe.send_bytes(pickle.dumps((failure, answer)))
 
 
 class Follower:
-    """What a rank does that makes every call of rank 0."""
+    """A rank that repeats every call of rank 0."""
 
     def __init__(self, rank, num_ranks):
         self.rank, self.num_ranks = rank, num_ranks
@@ -133,13 +133,13 @@ class Follower:
             self.graphs.append(outputs)
 
     def sampled_logits(self, number, dim, *args):
-        """Of a batch to which this rank brings no example."""
+        """Of a batch without examples of this rank."""
         table = self.tables[number]
         batch = table.ranks.batch(torch.empty(0, dim), NO_TARGETS, gradients=table.gradients)
         self._keep_graph(table.sampled_logits(batch, *args))
 
     def backward(self, graphs):
-        """One pass, as that of rank 0 is: its collectives are those of the youngest graph first."""
+        """One backward pass over all graphs, newest first, as on rank 0."""
         sum(out.sum() for graph in graphs for out in self.graphs[graph]).backward()
 
     def enter(self, number):
@@ -158,11 +158,11 @@ class Follower:
         return function(self.tables[number], *args)
 
 
-# What every rank does with the table that it has; see `Mirrored.on_every_rank`.
+# Functions of the table of one rank; see `Mirrored.on_every_rank`.
 
 
 def attach(table, kind, numbers):
-    """Tables know their optimizer only as long as somebody else does."""
+    """Keep the optimizer alive: tables refer to it weakly."""
     table.stepper = kind(table, **numbers)
 
 
@@ -178,18 +178,18 @@ def state_of(table):
     return dict(table.state_dict())
 
 
-def remembered_of(table):
-    """What has been made for the optimizer of these rows."""
+def row_state_of(table):
+    """The state that the queue of these rows holds for its optimizer."""
     return dict(table.gradients.state)
 
 
 def optimizer_state_of(table):
-    """What that optimizer saves; to be the same."""
+    """The same as held by the optimizer; to be compared."""
     return dict(table.stepper.state.get(table.gradients.anchor, {}))
 
 
 def waiting_of(table):
-    """All gradients that wait, (N, D) and (N,) of the rows here; None if there are none."""
+    """Queued gradients (N, D) and (N,) of the rows here; None if there are none."""
     if (found := table.gradients.summed()) is None:
         return None
     weight = torch.zeros(table.num_rows, table.dim).index_copy_(0, found.ids, found.weight)
@@ -205,7 +205,7 @@ def scale_anchor(table, factor):
     table.gradients.anchor.grad.mul_(factor)
 
 
-RANK = -3  # its place among the numbers of a ShardedTable's state
+RANK = -3  # index of the rank in the numbers of a ShardedTable's state
 
 
 def with_rank(numbers, rank):
@@ -215,7 +215,7 @@ def with_rank(numbers, rank):
 
 
 class Mirrored:
-    """The verbs of `ClassTable`, each told to the other ranks first."""
+    """The methods of `ClassTable`; each is first sent to the other ranks."""
 
     def __init__(self, others, num_classes, dim, formula, fused=True):
         optimizer = formula if fused else None
@@ -258,7 +258,7 @@ class Mirrored:
         return parts if return_bias else parts[0]
 
     def sampled_logits(self, batch, *args):
-        """`batch` is local: this rank gathers it, as a head does, and the others bring nothing."""
+        """`batch` is that of this rank, which gathers it as a head does; the others have none."""
         table = self.table
         self.others.tell("sampled_logits", self.number, table.dim, *args)
         whole = table.ranks.batch(batch.query, batch.target, gradients=table.gradients)
@@ -266,7 +266,7 @@ class Mirrored:
         return self._told(*answers) if answers[0].requires_grad else answers
 
     def _told(self, *outputs):
-        """`outputs` whose backward pass takes the others along.
+        """`outputs` whose backward pass also runs on the other ranks.
 
         Rows move by the gradient of the mean of all ranks' losses: the loss of one process is
         that mean if rank 0 has as many times the loss.
@@ -281,12 +281,12 @@ class Mirrored:
         return Together(self)
 
     def on_every_rank(self, function, *args):
-        """What `function` says of each rank's own table, in the order of ranks."""
+        """The results of `function` for the table of each rank."""
         self.others.tell("run", self.number, function, args)
         return [function(self.table, *args), *self.others.heard()]
 
     def by_class(self, parts):
-        """(C, ...) of what every rank has of its rows."""
+        """(C, ...) by class, of tensors by row of every rank."""
         parts = torch.cat(parts)
         return torch.empty_like(parts).index_copy_(0, torch.cat(self._ids()), parts)
 
@@ -307,17 +307,17 @@ class Mirrored:
         return self
 
     def state_dict(self):
-        """Of all ranks, class by class; whose rows they are is then of no rank."""
+        """The states of all ranks by class, without rank and layout."""
         return self.joined(self.on_every_rank(state_of))
 
     def joined(self, states):
-        """One state of those of all ranks, whose numbers agree but for the rank."""
+        """One state of those of all ranks, which may differ in the number of the rank only."""
         whole = {}
         for name, mine in states[0].items():
             parts = [state[name] for state in states]
-            if name == "layout":  # of an optimizer's state: whose rows these are
+            if name == "layout":  # in an optimizer's state: rank and layout
                 assert [int(part[0]) for part in parts] == list(range(self.num_ranks))
-            elif name == "_extra_state":  # numbers that agree, but for the rank
+            elif name == "_extra_state":  # equal except for the rank
                 assert [int(part[RANK]) for part in parts] == list(range(self.num_ranks))
                 whole[name] = mine.clone()
                 assert all(torch.equal(mine, with_rank(part, 0)) for part in parts)
@@ -342,7 +342,7 @@ class Mirrored:
 
 
 class Together:
-    """The optimizers of all ranks, each of which has its part of the rows."""
+    """The optimizers of all ranks, each for its own rows."""
 
     def __init__(self, table):
         self.table = table
@@ -355,7 +355,7 @@ class Together:
 
 
 class Told(torch.autograd.Function):
-    """As many times the gradient as there are ranks; the others begin the pass with the first."""
+    """Multiplies the gradient by the number of ranks; starts the pass on the other ranks."""
 
     @staticmethod
     def forward(ctx, others, *outputs):
@@ -370,7 +370,7 @@ class Told(torch.autograd.Function):
             for number, node in graphs.items()
             if node is not None and torch._C._will_engine_execute_node(node)
         ]
-        if mine:  # none are left after the first of this pass
+        if mine:  # empty after the first of this pass
             graphs.update(dict.fromkeys(mine))
             ctx.others.tell("backward", mine)
         return None, *(ctx.others.num_ranks * grad for grad in grads)

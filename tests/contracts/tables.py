@@ -1,4 +1,4 @@
-"""The class tables under contract, and ways to look at any of them through its verbs."""
+"""The class tables of the contract tests, and functions that inspect any of them."""
 
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -31,7 +31,7 @@ def shards(num_shards):
 
 
 def on_servers(spec, *, fused=True, peers=InProcess):
-    """Servers without their processes: what they say and do is the same."""
+    """A table whose servers are objects of this process."""
     servers = [RowServer(j, {"rows": spec.shard(j)}) for j in range(spec.num_shards)]
     return ServedTable(ServerChannel(peers("server", servers)), "rows", spec, fused=fused)
 
@@ -43,8 +43,8 @@ def served(num_servers):
     return nullcontext(build)
 
 
-# A backend is a context with a function of a formula, by which rows move in `backward` if it is
-# fused, or else in the steps of an optimizer; a further one is a further line.
+# A backend is a context with a function that builds a table with a formula, by which rows move
+# in `backward` if it is fused, else in the steps of an optimizer.
 CONTEXTS = {
     "local": lambda: shards(1),
     "2 shards": lambda: shards(2),
@@ -77,7 +77,7 @@ def draw(*shape, name="draw"):
 
 
 def attach(table, formula):
-    """The optimizer of `tapas.optim` that has the name and the numbers of `formula`."""
+    """Attach the optimizer of `tapas.optim` with the name and hyperparameters of `formula`."""
     kind, numbers = getattr(optim, formula.name), asdict(formula)
     if isinstance(table, Mirrored):
         return table.attach(kind, numbers)
@@ -86,23 +86,23 @@ def attach(table, formula):
 
 
 def on_every_rank(table, function, *args):
-    """What `function` says of the table on each rank; functions for it are in `mirrored`."""
+    """The results of `function(table)` on each rank; such functions are in `mirrored`."""
     if isinstance(table, Mirrored):
         return table.on_every_rank(function, *args)
     return [function(table, *args)]
 
 
-def remembered(table):
-    """What an optimizer has for the rows, class by class; servers keep it with the rows."""
-    states = on_every_rank(table, mirrored.remembered_of)
+def optimizer_state(table):
+    """The optimizer's state of the rows by class; empty for servers, which keep it."""
+    states = on_every_rank(table, mirrored.row_state_of)
     return table.joined(states) if isinstance(table, Mirrored) else states[0]
 
 
 def waiting(table):
-    """Gradients (C, D) and (C,) that wait for a step; None if no rank has any."""
+    """Queued gradients (C, D) and (C,); None if no rank has any."""
     found = on_every_rank(table, mirrored.waiting_of)
     if None in found:
-        assert not any(found), "some ranks have gradients that wait, and some have none"
+        assert not any(found), "some ranks have queued gradients, and some have none"
         return None
     if isinstance(table, Mirrored):
         return tuple(map(table.by_class, zip(*found, strict=True)))
@@ -110,18 +110,18 @@ def waiting(table):
 
 
 def everything(table):
-    """Rows, biases and optimizer state, class by class: {name: (C, ...)}."""
+    """Rows, biases and optimizer state by class: {name: (C, ...)}."""
     table.flush()
-    state = {**table.state_dict(), **remembered(table)}
+    state = {**table.state_dict(), **optimizer_state(table)}
     state = {name: part.clone() for name, part in state.items() if part.dim() and len(part) == C}
     return state | dict(zip(("rows", "biases"), table.rows(torch.arange(C)), strict=True))
 
 
 def num_updates(table):
-    """Steps of the rows so far, whoever has counted them."""
+    """Number of updates of the rows so far."""
     numbers = table.state_dict()["_extra_state"]
     counted = numbers[1] if len(numbers) in (3, 6) else 0  # of fused tables: seed, updates, lr
-    return int(remembered(table).get("step", counted))
+    return int(optimizer_state(table).get("step", counted))
 
 
 def same(before, after, but=()):
@@ -131,7 +131,7 @@ def same(before, after, but=()):
 
 
 def set_rows(table, weight, bias):
-    """Exact values through `update` alone: the second step repairs the rounding of the first."""
+    """Set exact values by `update`: the second step corrects the rounding of the first."""
     for _ in range(2):
         table.flush()
         now, now_bias = table.rows(torch.arange(C))
@@ -144,7 +144,7 @@ def set_rows(table, weight, bias):
 def select(
     table, query, pool, keep, *, rule=None, target=None, complete=True, generator=None, tau=0.7
 ):
-    """What the second pass keeps of `pool` where just these queries score it."""
+    """The classes of `pool` that the second pass keeps if these queries score it."""
     target = torch.full((len(query), 1), -1) if target is None else target
     how = SecondPass.draw(
         GlobalBatch.local(query, target),

@@ -26,7 +26,7 @@ def make(request, kernels):
     yield from builder(request.param)
 
 
-def test_a_small_pool_is_returned_as_it_is(make):
+def test_a_small_pool_is_returned_unchanged(make):
     pool = Candidates(torch.tensor([2, 3, 29]), draw(3))
     for keep in (3, 4, 31):
         kept = select(make(), draw(B, D), pool, keep)
@@ -35,7 +35,7 @@ def test_a_small_pool_is_returned_as_it_is(make):
 
 
 class Spy(tapas.Selection):
-    """Notes which number each class of the pool was dealt, and keeps the first ones."""
+    """Records the noise of each class of the pool, and keeps the first classes."""
 
     score_queries = None
 
@@ -61,7 +61,7 @@ def test_select_draws_one_number_for_each_class_of_the_pool_from_the_generator_a
     assert len(spy.noise) == P if one_process else 0 < len(spy.noise) < P
 
 
-def test_nothing_but_sampled_logits_is_differentiated(make):
+def test_rows_topk_and_log_partition_are_not_differentiable(make):
     table, query = make(), draw(B, D).requires_grad_()
     pool = Candidates(torch.arange(P), torch.zeros(P))
     answers = [*table.rows(torch.arange(3)), *table.topk(query, 3), table.log_partition(query)]
@@ -74,8 +74,8 @@ def integers(*shape, name):
     return torch.randint(-1, 2, shape, generator=stream(0, name)).float()
 
 
-def test_topk_is_exact_with_ties_by_rising_id_and_without_the_excluded(make):
-    """Rows of -1, 0 and 1 in three dimensions: every score is shared by many classes."""
+def test_topk_is_exact_with_ties_by_ascending_id_and_without_excluded_classes(make):
+    """Rows of -1, 0 and 1 in three dimensions: many classes tie."""
     weight, bias = integers(C, D, name="rows"), integers(C, name="bias")
     table = set_rows(make(SGD.fused(lr=1.0)), weight, bias)
     query = integers(B, D, name="query")
@@ -117,7 +117,7 @@ def test_topk_and_log_partition_of_no_query_are_empty(make):
     assert table.log_partition(draw(0, D)).shape == (0,)
 
 
-def test_sampled_logits_are_small_and_send_the_rows_their_gradients(make):
+def test_backward_through_sampled_logits_moves_the_rows(make):
     table, query = make(SGD.fused(lr=1.0)), draw(B, D).requires_grad_()
     target = torch.tensor([[4, 30], [4, -1], [6, 7], [8, 8], [-1, 2]])
     kept = Candidates(torch.tensor([4, 5, 20]), draw(3))
@@ -137,7 +137,7 @@ def test_sampled_logits_are_small_and_send_the_rows_their_gradients(make):
 
 
 @pytest.mark.parametrize("optimizer", [LazyAdam.fused(), RowwiseAdagrad.fused()], ids=repr)
-def test_a_saved_table_goes_on_as_if_it_had_never_stopped(make, optimizer):
+def test_a_loaded_table_continues_as_if_it_had_never_stopped(make, optimizer):
     table, other = make(optimizer), make(optimizer)
     ids, grads = torch.tensor([4, 9, 4]), (draw(3, D), draw(3))
     for _ in range(3):
@@ -154,7 +154,7 @@ def test_a_saved_table_goes_on_as_if_it_had_never_stopped(make, optimizer):
 
 
 def test_a_second_pass_of_another_pool_is_refused(make):
-    """On shards it would be the noise of other classes, without a word."""
+    """On shards it would silently use the noise of other classes."""
     table, target = make(), torch.full((B, 1), -1)
     drawn, pool = (Candidates(torch.arange(size), torch.zeros(size)) for size in (P, P - 1))
     batch = GlobalBatch.local(draw(B, D), target)

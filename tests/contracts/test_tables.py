@@ -1,4 +1,4 @@
-"""Every sentence of `ClassTable` is a test, run over every implementation: rows and updates."""
+"""The contract of `ClassTable` for all implementations: rows, updates and gradients."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def make(request):
 
 
 def a_table(make, formula, fused):
-    """A table that `update` moves by `formula`: its own, or that of an optimizer."""
+    """A table whose rows move by `formula`, fused or by an optimizer."""
     table = make(formula, fused=fused)
     if not fused:
         attach(table, formula)
@@ -133,8 +133,8 @@ BAD_CALLS = [
 ]
 
 
-def test_a_bad_call_is_told_what_is_wrong_and_changes_nothing(make):
-    """An example's own target would not be found among candidates that do not rise."""
+def test_a_bad_call_is_an_error_and_changes_nothing(make):
+    """Such as candidates that are not ascending, among which targets would not be found."""
     table = make()
     before = everything(table)
     for call, words in BAD_CALLS:
@@ -146,7 +146,7 @@ def test_a_bad_call_is_told_what_is_wrong_and_changes_nothing(make):
 
 @EITHER_WAY
 def test_a_repeated_id_is_one_update_with_the_summed_gradient(make, fused):
-    """Adagrad is not linear: two steps, or the sum of two squares, would end elsewhere."""
+    """Adagrad is not linear: two steps, or a sum of two squares, would give other rows."""
     table, reference = (a_table(make, Adagrad.fused(lr=0.3), fused) for _ in range(2))
     ids, grad, bias_grad = torch.tensor([4, 9, 4, 30, 4]), draw(5, D), draw(5, name="bias")
     table.update(ids, grad, bias_grad)
@@ -159,7 +159,7 @@ def test_a_repeated_id_is_one_update_with_the_summed_gradient(make, fused):
     "optimizer", [SGD.fused(weight_decay=0.1), LazyAdam.fused(lr=0.1)], ids=repr
 )
 @EITHER_WAY
-def test_only_the_rows_named_move(make, optimizer, fused):
+def test_only_the_given_rows_move(make, optimizer, fused):
     table = a_table(make, optimizer, fused)
     table.update(torch.arange(C), draw(C, D), draw(C))
     before = everything(table)
@@ -199,8 +199,8 @@ def test_a_gradient_that_is_not_finite_is_an_error_and_moves_nothing(make, fused
 
 
 @EITHER_WAY
-def test_half_precision_gradients_that_are_finite_are_no_error(make, fused):
-    """Their sum is beyond float16 while each is well inside."""
+def test_finite_half_precision_gradients_are_accepted(make, fused):
+    """Their sum overflows float16, though each is finite."""
     table, reference = (a_table(make, SGD.fused(), fused) for _ in range(2))
     grad = torch.full((4, D), 3e4)
     table.update(torch.arange(4), grad.half(), torch.zeros(4).half())
@@ -208,7 +208,7 @@ def test_half_precision_gradients_that_are_finite_are_no_error(make, fused):
     assert same(everything(table), everything(reference))
 
 
-def test_an_update_that_nothing_moves_is_told(make):
+def test_an_update_without_an_optimizer_is_an_error(make):
     table = make(fused=False)
     before = everything(table)
     with pytest.raises(UsageError) as error:
@@ -221,8 +221,8 @@ def test_an_update_that_nothing_moves_is_told(make):
     assert same(before, everything(table))
 
 
-def test_an_update_is_a_step_of_its_own_beside_what_waits(make):
-    """What a backward pass has left is neither applied nor lost."""
+def test_an_update_leaves_queued_gradients_alone(make):
+    """Gradients of a backward pass are neither applied nor lost."""
     table, reference = make(SGD.fused(lr=0.5), fused=False), make(SGD.fused(lr=0.5))
     optimizer = attach(table, SGD.fused(lr=0.5))
     ids, pull = torch.tensor([4, 9]), whole_numbers(2, D, name="pull")
@@ -237,7 +237,7 @@ def test_an_update_is_a_step_of_its_own_beside_what_waits(make):
 
 
 def test_accumulated_updates_are_applied_as_one_at_the_end(make):
-    """What is held is what was given, even if the caller uses its memory again."""
+    """Even if the caller reuses the memory of its gradients."""
     table, reference = make(), make()
     ids, grads = torch.tensor([4, 9, 4, 9]), (draw(4, D), draw(4, name="b"))
     before = everything(table)
@@ -257,7 +257,7 @@ def test_accumulated_updates_are_applied_as_one_at_the_end(make):
     assert not same(everything(table), everything(reference))
 
 
-def test_after_an_exception_nothing_that_was_held_is_applied(make):
+def test_after_an_exception_no_accumulated_update_is_applied(make):
     table, reference = make(), make()
     ids, grads = torch.tensor([4, 9]), (draw(2, D), draw(2))
 
@@ -274,7 +274,7 @@ def test_after_an_exception_nothing_that_was_held_is_applied(make):
     assert same(everything(table), everything(reference))
 
 
-def test_a_bad_gradient_in_the_block_spoils_the_whole_block(make):
+def test_a_bad_gradient_discards_all_updates_of_the_block(make):
     table = make()
     before = everything(table)
 
@@ -289,7 +289,7 @@ def test_a_bad_gradient_in_the_block_spoils_the_whole_block(make):
     assert same(before, everything(table))
 
 
-def test_blocks_do_not_nest_and_the_outer_one_survives_the_attempt(make):
+def test_blocks_cannot_be_nested_and_the_outer_one_goes_on(make):
     table, reference = make(), make()
     ids, grads = torch.tensor([4, 9]), (draw(2, D), draw(2))
     with table.accumulate():
@@ -302,8 +302,8 @@ def test_blocks_do_not_nest_and_the_outer_one_survives_the_attempt(make):
     assert same(everything(table), everything(reference))
 
 
-def test_lookup_gives_rows_whose_gradients_move_them_in_backward(make):
-    """Biases too, if they are asked for and used; three ranks divide by three what came thrice."""
+def test_backward_through_lookup_moves_the_rows(make):
+    """Biases, too, if they are returned and used. Ranks average the gradients."""
     pull, push = draw(2, 2, D, name="pull"), draw(2, 2, name="push")
     ids, unused = torch.tensor([[4, 9], [4, 30]]), torch.zeros(2, 2)
     for with_bias, bias_grad in ((False, unused), (True, unused), (True, push)):
@@ -340,12 +340,12 @@ FORMULAS = [
 
 
 def whole_numbers(*shape, name):
-    """Gradients whose sums, thirds of three times and halves are exact in any order."""
+    """Gradients whose sums, averages over three ranks and halves are exact in any order."""
     return torch.randint(-4, 5, shape, generator=stream(0, name)).float() * 2
 
 
 def same_rows(table, other):
-    """Whether rows and biases are equal, whatever else is known of them."""
+    """Whether rows and biases are equal, without other state."""
     found, want = everything(table), everything(other)
     return all(torch.equal(found[name], want[name]) for name in ("rows", "biases"))
 
@@ -372,8 +372,8 @@ PASSES |= {verb.__name__: (FORMULAS[1], [verb]) for verb in (looked_up, sampled,
 
 
 @pytest.mark.parametrize("name", PASSES)
-def test_steps_of_an_optimizer_end_with_the_rows_and_the_state_of_the_fused_table(make, name):
-    """To the bit: gradients are summed in the same order, whoever applies them."""
+def test_an_optimizer_gives_the_rows_and_the_state_of_the_fused_update(make, name):
+    """Bit by bit: gradients are summed in the same order."""
     formula, verbs = PASSES[name]
     fused, table = make(formula), make(formula, fused=False)
     optimizer = attach(table, formula)
@@ -388,7 +388,7 @@ def test_steps_of_an_optimizer_end_with_the_rows_and_the_state_of_the_fused_tabl
     assert num_updates(fused) == num_updates(table) == 3
     made, saved = (
         on_every_rank(table, function)
-        for function in (mirrored.remembered_of, mirrored.optimizer_state_of)
+        for function in (mirrored.row_state_of, mirrored.optimizer_state_of)
     )
     for one, other in zip(made, saved, strict=True):
         assert one.keys() == other.keys()
@@ -402,7 +402,7 @@ def waiting_for_a_step(make, formula=Adagrad.fused()):  # noqa: B008
 
 
 def pull_rows(table, ids, pull, push):
-    """A backward pass that leaves these gradients of rows and biases."""
+    """Run a backward pass with these gradients of rows and biases."""
     weight, bias = table.lookup(ids, return_bias=True)
     ((weight * pull).sum() + (bias * push).sum()).backward()
 
@@ -411,7 +411,7 @@ IDS = torch.tensor([4, 9, 4])
 PULL, PUSH = whole_numbers(3, D, name="pull"), whole_numbers(3, name="push")
 
 
-def test_zero_grad_drops_what_waits(make):
+def test_zero_grad_drops_queued_gradients(make):
     table = make(LazyAdam.fused(), fused=False)
     optimizer = attach(table, LazyAdam.fused())
     before = everything(table)
@@ -426,7 +426,7 @@ def test_zero_grad_drops_what_waits(make):
 
 
 def test_a_second_step_without_zero_grad_applies_the_gradient_again(make):
-    """As in torch, which keeps `.grad` until somebody drops it."""
+    """As in torch, which keeps `.grad` until `zero_grad`."""
     table, optimizer, reference = waiting_for_a_step(make)
     pull_rows(table, IDS, PULL, PUSH)
     for _ in range(2):
@@ -437,7 +437,7 @@ def test_a_second_step_without_zero_grad_applies_the_gradient_again(make):
 
 
 def test_two_backward_passes_and_one_step_are_one_update_with_the_sum(make):
-    """Adagrad is not linear: two updates, or the sum of two squares, would end elsewhere."""
+    """Adagrad is not linear: two updates, or a sum of two squares, would give other rows."""
     table, optimizer, reference = waiting_for_a_step(make)
     pull_rows(table, IDS, PULL, PUSH)
     pull_rows(table, IDS + 5, PULL, PUSH)
@@ -447,8 +447,8 @@ def test_two_backward_passes_and_one_step_are_one_update_with_the_sum(make):
     assert num_updates(table) == 1
 
 
-def test_the_anchor_has_the_norm_of_all_that_waits_on_every_rank(make):
-    """Of each id's sum, after one pass and after two; what waits is what the losses ask for."""
+def test_the_anchors_gradient_is_the_norm_of_the_queued_gradients_of_all_ranks(make):
+    """Summed for each id, after one pass and after two."""
     table, _, _ = waiting_for_a_step(make)
     ids, want = torch.tensor([4, 9, 4, 30]), torch.zeros(C, D + 1)
     for number in range(2):
@@ -461,8 +461,8 @@ def test_the_anchor_has_the_norm_of_all_that_waits_on_every_rank(make):
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_half_the_anchor_is_half_the_gradient_and_more_is_added_to_that(make, more):
-    """That is how clipping and unscaling reach the rows; ranks scale alike."""
+def test_halving_the_anchors_gradient_halves_the_queued_gradients(make, more):
+    """This is how clipping and unscaling reach the rows."""
     table, optimizer, reference = waiting_for_a_step(make)
     pull_rows(table, IDS, PULL, PUSH)
     on_every_rank(table, mirrored.scale_anchor, 0.5)
@@ -474,8 +474,8 @@ def test_half_the_anchor_is_half_the_gradient_and_more_is_added_to_that(make, mo
 
 
 @pytest.mark.parametrize(("part", "bad"), [(0, torch.nan), (1, -torch.inf)])
-def test_a_step_with_a_gradient_that_is_not_finite_is_refused_and_moves_nothing(make, part, bad):
-    """One entry of one row; on ranks, only one of them has that row."""
+def test_a_step_with_a_gradient_that_is_not_finite_is_an_error_and_moves_nothing(make, part, bad):
+    """One entry of one row, which only one of the ranks has."""
     table, optimizer, reference = waiting_for_a_step(make)
     before = everything(table)
     spoilt = [PULL.clone(), PUSH.clone()]
@@ -496,8 +496,8 @@ def test_a_step_with_a_gradient_that_is_not_finite_is_refused_and_moves_nothing(
 
 @EITHER_WAY
 @pytest.mark.parametrize("verb", [looked_up, live, sampled])
-def test_a_frozen_table_learns_nothing_until_it_is_thawed(make, verb, fused):
-    """Queries get their gradients all the same."""
+def test_a_frozen_table_does_not_move_until_it_is_unfrozen(make, verb, fused):
+    """Queries still get gradients."""
     table = make(fused=fused).requires_grad_(False)
     optimizer = None if fused else attach(table, Adagrad.fused())
     before, loss = everything(table), verb(table, 0)
@@ -518,7 +518,7 @@ def test_a_frozen_table_learns_nothing_until_it_is_thawed(make, verb, fused):
 
 
 def test_updates_of_an_optimizer_are_not_held_back_by_accumulate(make):
-    """Every step of it is one update anyway."""
+    """Each of its steps is one update anyway."""
     table, optimizer, reference = waiting_for_a_step(make)
     with table.accumulate():
         pull_rows(table, IDS, PULL, PUSH)

@@ -1,4 +1,4 @@
-"""One small model twice: with a head of ours, and dense, as plain PyTorch would have it."""
+"""One small model twice: with a head of tapas, and dense in plain PyTorch."""
 
 import torch
 from torch import nn
@@ -13,14 +13,14 @@ def draw(*shape, name="draw"):
 
 
 def batch(number=0, size=B):
-    """Inputs (B, D) and classes (B,), some of them twice."""
+    """Inputs (B, D) and targets (B,), some of them repeated."""
     generator = tapas.rng.stream(0, "batch", number)
     x = torch.randn(size, D, generator=generator)
     return x, torch.randint(C // 2, (size,), generator=generator)
 
 
 def layer(name="layer"):
-    linear = nn.utils.skip_init(nn.Linear, D, D)  # without ambient randomness
+    linear = nn.utils.skip_init(nn.Linear, D, D)  # without torch's global random state
     with torch.no_grad():
         linear.weight.copy_(draw(D, D, name=f"{name} weight"))
         linear.bias.copy_(draw(D, name=f"{name} bias"))
@@ -28,7 +28,7 @@ def layer(name="layer"):
 
 
 def head_of(row_optimizer=None, kind=tapas.TapasSoftmax, **options):
-    """A head that looks at every class, so that its loss is cross_entropy."""
+    """A head whose candidates are all classes, so that its loss is cross_entropy."""
     sizes = {"num_samples": C} if kind is tapas.TapasSoftmax else {}
     bias = draw(C, name="bias")
     return kind(C, D, **sizes, bias=bias, row_optimizer=row_optimizer, **options)
@@ -66,7 +66,7 @@ class Dense(nn.Module):
 
 
 def train(model, optimizer, numbers=range(3)):
-    """One step for each batch; the losses."""
+    """Train one step for each batch; returns the losses."""
     losses = []
     for number in numbers:
         optimizer.zero_grad()
@@ -78,7 +78,7 @@ def train(model, optimizer, numbers=range(3)):
 
 
 def same(ours, dense, **close):
-    """Whether rows, biases and encoder of two models are the same."""
+    """Whether rows, biases and encoders of two models are equal."""
     for got, want in zip(ours.rows(), dense.rows(), strict=True):
         torch.testing.assert_close(got, want, **close)
     for got, want in zip(ours.encoder.parameters(), dense.encoder.parameters(), strict=True):

@@ -1,4 +1,4 @@
-"""Heads that are not where the encoder is, or not all in one place, train as if they were."""
+"""Heads on other devices than the encoder train as on one device."""
 
 import re
 
@@ -19,7 +19,7 @@ ON = ("cpu", NAME)
 
 
 def alone(work, *args):
-    """`work(*args)` in a process that has a second device; its failure is this test's."""
+    """Run `work(*args)` in a process with a second device; fails if it fails."""
     done = Forked(work, *args, work=_with_second_device).end()
     assert done.returncode == 0, done.stderr
 
@@ -80,12 +80,12 @@ def _two_heads_end_as_dense_ones(way, device):
 
 
 @pytest.mark.parametrize("way", ["optimizer", "fused"])
-def test_several_heads_in_one_model_end_as_dense_ones(way):
+def test_several_heads_in_one_model_train_like_dense_ones(way):
     _two_heads_end_as_dense_ones(way, "cpu")
 
 
 @pytest.mark.parametrize("way", ["optimizer", "fused"])
-def test_heads_on_two_devices_end_as_dense_ones(way):
+def test_heads_on_two_devices_train_like_dense_ones(way):
     alone(_two_heads_end_as_dense_ones, way, NAME)
 
 
@@ -138,7 +138,7 @@ def _moved_between_backward_and_step():
 
 
 def test_a_table_that_moves_between_backward_and_step_moves_no_row():
-    """Where a device cannot take over a parameter as it is, torch makes a new one, as for XLA."""
+    """For some devices, such as XLA, torch replaces parameters when a module moves."""
     alone(_moved_between_backward_and_step)
 
 
@@ -155,7 +155,7 @@ def _every_head():
                 target = torch.randint(CLASSES, (7,), generator=generator).to(device)
                 target[step] = -100
                 optimizer.zero_grad()
-                context = torch.arange(7)  # as targets may, it stays where it was made
+                context = torch.arange(7)  # may stay on the CPU, as targets may
                 head(query, target, context=context).backward()
                 optimizer.step()
             scores, ids = head.topk(query, k=4)
@@ -169,5 +169,5 @@ def _every_head():
     assert not wrong, "\n".join(wrong)
 
 
-def test_every_head_computes_on_another_device_what_it_computes_on_the_cpu():
+def test_every_head_gives_the_same_results_on_another_device():
     alone(_every_head)

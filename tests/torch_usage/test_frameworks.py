@@ -1,4 +1,4 @@
-"""Lightning, accelerate and the Hugging Face Trainer: each ends with the rows of a plain loop.
+"""Lightning, accelerate and the Hugging Face Trainer give the same rows as a plain loop.
 
 Every framework accumulates gradients over two batches, clips them, schedules both learning rates
 and saves a checkpoint from which a second run goes on.
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 class Batches(Dataset):
-    """Batch by batch: no collating."""
+    """One batch for each item, without collating."""
 
     def __len__(self):
         return NUM_BATCHES
@@ -87,7 +87,7 @@ def test_lightning(tmp_path, want):
             self.model, self.optimizer = build()
 
         def training_step(self, *_):
-            return self.model(*batch(self.model.head.step))  # whatever epoch it thinks this is
+            return self.model(*batch(self.model.head.step))  # regardless of its epochs
 
         def configure_optimizers(self):
             scheduler = {"scheduler": schedule(self.optimizer), "interval": "step"}
@@ -189,7 +189,7 @@ def test_the_hugging_face_trainer(tmp_path, want):
     assert_same(run(max_steps=NUM_BATCHES // PARTS, resume=checkpoint), want)
 
 
-def test_a_pretrained_model_comes_back(tmp_path):
+def test_a_pretrained_model_can_be_saved_and_loaded(tmp_path):
     import transformers
 
     class Pretrained(transformers.PreTrainedModel):

@@ -1,4 +1,4 @@
-"""Heads in models of all kinds: the rows end as those of a dense model."""
+"""Heads in models of many kinds train like dense models."""
 
 import copy
 import gc
@@ -19,7 +19,7 @@ WAYS = ["optimizer", "fused"]
 
 
 def with_rows(way):
-    """A head of a way to move its rows, and what makes the optimizer of a model with it."""
+    """A head, fused or not, and a function that builds the optimizer of its model."""
     head = head_of(Adagrad.fused(lr=0.3) if way == "fused" else None)
 
     def optimizer_of(model):
@@ -30,7 +30,7 @@ def with_rows(way):
 
 
 def dense_optimizer(dense):
-    """Adagrad for rows as ours begins, SGD for the rest."""
+    """Adagrad for rows, with the initial sum of ours, and SGD for the rest."""
     rows = [p for name, p in dense.named_parameters() if "encoder" not in name]
     rest = [p for name, p in dense.named_parameters() if "encoder" in name]
     return Combined(
@@ -40,7 +40,7 @@ def dense_optimizer(dense):
 
 
 class Tied(nn.Module):
-    """A bag of items, read from the rows that are predicted; -1 is padding."""
+    """A bag of items whose inputs are the rows that are predicted; -1 is padding."""
 
     def __init__(self, head=None):
         super().__init__()
@@ -64,8 +64,8 @@ class Tied(nn.Module):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_tied_weights_are_those_of_dense_tied_cross_entropy(way):
-    """Every row is moved once a step, by what it predicts and by what is read from it."""
+def test_tied_weights_train_like_those_of_dense_cross_entropy(way):
+    """Every row moves once in a step, by its gradients as input and as output."""
     head, optimizer_of = with_rows(way)
     ours, dense = Tied(head), Tied()
     pairs = [(ours, optimizer_of(ours)), (dense, dense_optimizer(dense))]
@@ -76,7 +76,7 @@ def test_tied_weights_are_those_of_dense_tied_cross_entropy(way):
             optimizer.zero_grad()
             model(items, batch(number)[1]).backward()
             optimizer.step()
-    # Adagrad divides by the root of the sum: rows that no gradient has reached differ by rounding
+    # Adagrad divides by the root of the sum, so that tiny gradients differ by rounding
     same(ours, dense, rtol=1e-4, atol=1e-5)
     assert ours.head.table.num_updates == 3
 
@@ -120,7 +120,7 @@ def test_two_heads_may_share_a_table():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_loss_that_is_thrown_away_leaves_nothing_behind(way):
+def test_a_loss_without_backward_leaves_no_gradients(way):
     head, optimizer_of = with_rows(way)
     ours, dense = Model(head), Dense()
     optimizer = optimizer_of(ours)
@@ -131,7 +131,7 @@ def test_a_loss_that_is_thrown_away_leaves_nothing_behind(way):
 
 
 class Interrupted(torch.autograd.Function):
-    """Fails in `backward`, on the way from the head to the encoder."""
+    """Raises in `backward`, between head and encoder."""
 
     @staticmethod
     def forward(ctx, x):
@@ -142,7 +142,7 @@ class Interrupted(torch.autograd.Function):
         raise KeyboardInterrupt
 
 
-def test_a_backward_pass_that_fails_leaves_nothing_behind():
+def test_a_failed_backward_pass_leaves_no_gradients():
     head, optimizer_of = with_rows("optimizer")
     ours, dense = Model(head), Dense()
     optimizer = optimizer_of(ours)
@@ -159,7 +159,7 @@ def test_a_backward_pass_that_fails_leaves_nothing_behind():
     same(ours, dense, rtol=1e-4, atol=1e-5)
 
 
-def test_two_models_in_two_threads_end_as_alone():
+def test_two_models_in_two_threads_train_independently():
     def run(results, key):
         head = tapas.TapasSoftmax(C, D, num_samples=5, presample_factor=2, seed=key)
         model = Model(head)
@@ -182,8 +182,8 @@ def test_two_models_in_two_threads_end_as_alone():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_average_of_a_model_averages_its_rows(way):
-    """`AveragedModel` averages parameters; rows are some."""
+def test_averaging_a_model_averages_its_rows(way):
+    """`AveragedModel` averages parameters, and rows are parameters."""
     head, optimizer_of = with_rows(way)
     ours, dense = Model(head), Dense()
     averages = []
@@ -199,7 +199,7 @@ def test_an_average_of_a_model_averages_its_rows(way):
     assert scores.shape == (2, 3)
 
 
-def test_an_average_of_buffers_too_leaves_the_state_of_an_optimizer_alone():
+def test_averaging_buffers_leaves_the_state_of_an_optimizer_alone():
     model = Model()
     optimizer = Adagrad(model, lr=0.1)
     average = AveragedModel(model, use_buffers=True, multi_avg_fn=get_ema_multi_avg_fn(0.5))
@@ -210,8 +210,8 @@ def test_an_average_of_buffers_too_leaves_the_state_of_an_optimizer_alone():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_model_is_gone_with_its_last_name(way):
-    """Rows may be most of the memory: they must not wait for Python to look for cycles."""
+def test_a_model_is_freed_with_its_last_reference(way):
+    """Rows may be most of the memory and must not wait for the garbage collector."""
     head, optimizer_of = with_rows(way)
     model = Model(head)
     optimizer = optimizer_of(model)
@@ -258,7 +258,7 @@ def test_a_cast_to_bfloat16_rounds_rows_and_nothing_else():
     optimizer.step()
 
 
-def test_a_move_between_backward_and_step_takes_the_gradients_along():
+def test_moving_a_model_between_backward_and_step_moves_its_gradients():
     model = Model()
     optimizer = Adagrad(model, lr=0.1)
     train(model, optimizer, [0])
@@ -271,7 +271,7 @@ def test_a_move_between_backward_and_step_takes_the_gradients_along():
 
 
 @pytest.mark.parametrize("how", ["assign", "to_empty"])
-def test_a_model_that_began_on_meta_trains_when_its_state_was_loaded(how):
+def test_a_model_built_on_meta_trains_after_loading_a_state(how):
     state = Model().state_dict()
     with torch.device("meta"):
         head = tapas.TapasSoftmax(C, D, num_samples=C)
@@ -286,14 +286,14 @@ def test_a_model_that_began_on_meta_trains_when_its_state_was_loaded(how):
     same(model, dense)
 
 
-def test_a_shallow_copy_that_is_dropped_leaves_the_table_alone():
+def test_dropping_a_shallow_copy_leaves_the_table_alone():
     model = Model()
     optimizer = SGD(model, lr=0.1)
     copy.copy(model.head.table)
     train(model, optimizer)
 
 
-def test_a_head_may_be_gone_before_its_loss():
+def test_a_head_may_be_deleted_before_backward():
     head = head_of()
     table = weakref.ref(head.table)
     x = draw(B, D).requires_grad_()
@@ -305,8 +305,8 @@ def test_a_head_may_be_gone_before_its_loss():
     assert table() is None
 
 
-def test_a_checkpoint_inside_of_a_checkpoint_loses_no_gradient():
-    """Reentrant: one backward pass inside another, both of which reach the table."""
+def test_nested_torch_checkpoints_lose_no_gradient():
+    """Reentrant: one backward pass inside another, and both reach the table."""
     head, dense = head_of(), Dense()
     optimizer = SGD(head, lr=1.0)
     items = torch.arange(B)
@@ -346,7 +346,7 @@ def test_backward_passes_in_several_threads_are_all_counted():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("kind", [RowwiseAdagrad, LazyAdam])
-def test_a_compiled_step_of_an_optimizer_is_an_eager_one(kind):
+def test_a_compiled_optimizer_step_equals_an_eager_one(kind):
     torch.compiler.reset()
     rows = []
     for compiled in (False, True):
@@ -361,7 +361,7 @@ def test_a_compiled_step_of_an_optimizer_is_an_eager_one(kind):
     assert all(map(torch.equal, *rows))
 
 
-def test_the_default_device_is_where_rows_begin():
+def test_rows_are_created_on_the_default_device():
     with torch.device("meta"):
         head = tapas.TapasSoftmax(10**7, 64, num_samples=5)
     assert head.table.weight.is_meta
@@ -369,7 +369,7 @@ def test_the_default_device_is_where_rows_begin():
 
 
 def test_every_head_trains_with_one_combined_optimizer():
-    """Adaptive softmax has projections beside its rows."""
+    """Adaptive softmax has projections in addition to rows."""
     head = AdaptiveSoftmax(torch.arange(C), 8, cutoffs=[5])
     optimizer = Combined(
         torch.optim.AdamW(head.parameters(), lr=0.01), RowwiseAdagrad(head, lr=0.1)
@@ -387,8 +387,8 @@ def test_every_head_trains_with_one_combined_optimizer():
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("what", ["model", "model and backward", "with compiled autograd"])
 @pytest.mark.parametrize("way", WAYS)
-def test_compiled_it_ends_with_the_rows_of_an_eager_model(way, what):
-    """A compiled model is one graph, the encoder's, and a call of the head after it."""
+def test_a_compiled_model_trains_like_an_eager_one(way, what):
+    """The encoder is compiled to one graph; the head is called after it."""
     from torch._dynamo import config
     from torch._dynamo.backends.debugging import aot_eager
 

@@ -1,4 +1,4 @@
-"""Optimizers of rows in torch's own training loops: the same rows as a dense model's."""
+"""Row optimizers in PyTorch training loops give the rows of a dense model."""
 
 import copy
 import io
@@ -28,7 +28,7 @@ KINDS = {
 
 
 def pair(kind="sgd"):
-    """Our model and the dense one, each with one optimizer for all of it."""
+    """Our model and the dense one, each with one optimizer."""
     ours, dense = Model(), Dense()
     rows, whole = KINDS[kind]
     combined = Combined(whole(list(ours.parameters())), rows(ours.head))
@@ -37,12 +37,12 @@ def pair(kind="sgd"):
 
 LOOPS = [
     *itertools.product(("sgd", "adagrad"), (None, 0.05), (False, True), (1, 3)),
-    ("adam", None, False, 1),  # torch adds its eps to another term, which small gradients show
+    ("adam", None, False, 1),  # torch adds eps to another term, which matters for small gradients
 ]
 
 
 @pytest.mark.parametrize(("kind", "clip", "scaled", "parts"), LOOPS)
-def test_accumulation_clipping_and_loss_scaling_are_those_of_the_dense_model(
+def test_accumulation_clipping_and_loss_scaling_work_as_for_a_dense_model(
     kind, clip, scaled, parts
 ):
     ours, mine, dense, theirs = pair(kind)
@@ -73,8 +73,8 @@ FORMULAS = [
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("kind", "numbers"), FORMULAS, ids=[kind.__name__ for kind, _ in FORMULAS])
-def test_rows_move_in_backward_just_as_by_an_optimizer(kind, numbers, dtype):
-    """To the bit, also rows that a step leaves out."""
+def test_a_fused_update_equals_an_optimizer_step(kind, numbers, dtype):
+    """Bit by bit, also for rows that a step does not touch."""
 
     def build(row_optimizer):
         options = {"num_samples": 4, "dtype": dtype, "row_optimizer": row_optimizer}
@@ -93,9 +93,9 @@ def test_rows_move_in_backward_just_as_by_an_optimizer(kind, numbers, dtype):
 
 @pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize("who", ["optimizer", "model", "encoder's optimizer"])
-def test_whoever_zeroes_gradients_drops_those_of_rows(set_to_none, who):
+def test_every_zero_grad_drops_the_gradients_of_rows(set_to_none, who):
     ours, mine, dense, theirs = pair()
-    apart = torch.optim.SGD(ours.parameters(), lr=0.3)  # lists the anchor, too
+    apart = torch.optim.SGD(ours.parameters(), lr=0.3)  # also has the anchor
     zero = {"optimizer": mine, "model": ours, "encoder's optimizer": apart}[who]
     ours(*batch(1)).backward()
     zero.zero_grad(set_to_none=set_to_none)
@@ -111,12 +111,12 @@ def test_a_second_step_without_zero_grad_applies_the_gradient_again():
         model(*batch()).backward()
         optimizer.step()
         optimizer.step()
-        model(*batch(1)).backward()  # on top of the first
+        model(*batch(1)).backward()  # added to the first
         optimizer.step()
     same(ours, dense)
 
 
-def test_a_step_without_a_backward_pass_or_behind_zero_grad_does_nothing():
+def test_a_step_without_gradients_does_nothing():
     ours = Model()
     before = ours.rows()
     optimizer = LazyAdam(ours, lr=0.1)
@@ -129,8 +129,8 @@ def test_a_step_without_a_backward_pass_or_behind_zero_grad_does_nothing():
 
 
 @pytest.mark.parametrize("way", ["retain_graph", "two calls in one loss", "a list of losses"])
-def test_several_passes_and_calls_are_one_step(way):
-    """Adagrad tells one step by a sum from several."""
+def test_several_backward_passes_and_calls_are_one_step(way):
+    """With Adagrad several steps would give other rows."""
     ours, mine, dense, theirs = pair("adagrad")
     for model, optimizer in ((ours, mine), (dense, theirs)):
         first, second = model(*batch(1)), model(*batch(2))
@@ -146,7 +146,7 @@ def test_several_passes_and_calls_are_one_step(way):
     assert ours.head.table.num_updates == 1
 
 
-def test_autograd_grad_queues_nothing_and_backward_on_inputs_neither():
+def test_autograd_grad_and_backward_on_inputs_queue_no_gradients():
     ours = Model()
     optimizer = SGD(ours, lr=1.0)
     x, target = batch()
@@ -154,13 +154,13 @@ def test_autograd_grad_queues_nothing_and_backward_on_inputs_neither():
     torch.autograd.grad(ours(x, target), x)
     ours(x, target).backward(inputs=[x])
     anchor = ours.head.table.gradients.anchor
-    (grad,) = torch.autograd.grad(ours(x, target), anchor)  # which may be asked for itself
+    (grad,) = torch.autograd.grad(ours(x, target), anchor)  # of the anchor itself
     assert grad.shape == (1,)
     assert ours.head.table.gradients.summed() is None
     before = ours.rows()
     optimizer.step()
     assert all(map(torch.equal, ours.rows(), before))
-    ours(x, target).backward()  # what the others looked at is not in here either
+    ours(x, target).backward()  # does not contain the gradients above
     optimizer.step()
     dense = Dense()
     dense(*batch()).backward()
@@ -179,7 +179,7 @@ FREEZE = {
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("way", FREEZE)
-def test_every_usual_way_of_freezing_freezes_the_rows(way, fused):
+def test_every_usual_way_of_freezing_applies_to_rows(way, fused):
     model = Model(head_of(SGD.fused(lr=1.0) if fused else None))
     FREEZE[way](model)
     optimizer = None if fused else SGD(model, lr=1.0)
@@ -198,7 +198,7 @@ def test_every_usual_way_of_freezing_freezes_the_rows(way, fused):
     assert not torch.equal(model.rows()[0], before[0])
 
 
-def test_a_table_without_biases_can_be_frozen_and_thawed():
+def test_a_table_without_biases_can_be_frozen_and_unfrozen():
     head = tapas.TapasSoftmax(C, D, num_samples=5, bias=False)
     optimizer = LazyAdam(head, lr=0.1)
     head.requires_grad_(False).requires_grad_(True)
@@ -209,7 +209,7 @@ def test_a_table_without_biases_can_be_frozen_and_thawed():
     assert not torch.equal(head.table.weight, before)
 
 
-def test_schedulers_reach_rows_and_encoder():
+def test_schedulers_apply_to_rows_and_encoder():
     ours, mine, dense, theirs = pair()
     for model, optimizer in ((ours, mine), (dense, theirs)):
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
@@ -222,7 +222,7 @@ def test_schedulers_reach_rows_and_encoder():
     same(ours, dense)
 
 
-def test_groups_have_numbers_of_their_own():
+def test_parameter_groups_have_their_own_hyperparameters():
     one, two = Model(), Model()
     optimizer = SGD([{"params": one.head, "lr": 0.1}, {"params": [two]}], lr=0.2)
     optimizer.add_param_group({"params": (three := Model()).head.table, "lr": 0.4})
@@ -239,7 +239,7 @@ def test_groups_have_numbers_of_their_own():
     torch.testing.assert_close(steps[2], 4 * steps[0])
 
 
-def test_a_closure_is_called_once_with_gradients_on():
+def test_a_closure_is_called_once_with_gradients_enabled():
     ours, mine, dense, theirs = pair()
     for model, optimizer in ((ours, mine), (dense, theirs)):
         calls = []
@@ -298,7 +298,7 @@ def test_the_learning_rate_of_a_fused_update_is_part_of_the_state():
     assert two.table.row_optimizer.lr == 0.001
 
 
-def test_a_model_without_its_optimizer_is_saved_without_its_state():
+def test_the_state_dict_of_a_model_does_not_contain_optimizer_state():
     model = Model()
     optimizer = LazyAdam(model, lr=0.1)
     train(model, optimizer, range(1))
@@ -322,7 +322,7 @@ def test_loading_copies_the_state_so_that_two_optimizers_do_not_share_it():
     assert int(one.head.table.gradients.state["step"]) == 1
 
 
-def test_a_copy_of_a_model_has_no_optimizer_and_nothing_that_waits():
+def test_a_copy_of_a_model_has_no_optimizer_and_no_gradients():
     model = Model()
     optimizer = SGD(model, lr=0.1)
     model(*batch()).backward()
@@ -336,7 +336,7 @@ def test_a_copy_of_a_model_has_no_optimizer_and_nothing_that_waits():
     assert all(map(torch.equal, model.rows(), twin.rows()))
 
 
-def test_a_model_and_its_optimizer_pickled_together_go_on_together():
+def test_a_model_and_its_optimizer_can_be_pickled_together():
     model = Model()
     optimizer = RowwiseAdagrad(model, lr=0.1)
     train(model, optimizer, range(2))
@@ -345,9 +345,9 @@ def test_a_model_and_its_optimizer_pickled_together_go_on_together():
     assert all(map(torch.equal, model.rows(), twin.rows()))
 
 
-def test_one_optimizer_has_the_groups_and_the_state_of_both():
+def test_combined_has_the_groups_and_the_state_of_both():
     model = Model()
-    dense = torch.optim.Adagrad(model.named_parameters(), lr=0.01)  # makes state for rows at once
+    dense = torch.optim.Adagrad(model.named_parameters(), lr=0.01)  # creates state for rows at once
     rows = RowwiseAdagrad(model.head, lr=0.1)
     optimizer = Combined(dense, rows)
     assert optimizer.param_groups[0] is dense.param_groups[0]
@@ -366,7 +366,7 @@ def test_one_optimizer_has_the_groups_and_the_state_of_both():
 
 
 class Counting(torch.optim.SGD):
-    """An optimizer with a state_dict of its own, as some have."""
+    """An optimizer with its own `state_dict`."""
 
     count = 3
 
@@ -378,7 +378,7 @@ class Counting(torch.optim.SGD):
         super().load_state_dict(state_dict)
 
 
-def test_parts_save_and_load_by_their_own_ways():
+def test_combined_uses_the_state_dict_methods_of_its_parts():
     def build():
         model = Model()
         rows = RowwiseAdagrad(model, lr=0.1)
@@ -410,7 +410,7 @@ def test_parts_save_and_load_by_their_own_ways():
 @pytest.mark.parametrize(
     "change", [lambda t: t.bfloat16(), lambda t: t.double().t().contiguous().t()]
 )
-def test_state_that_was_cast_is_float32_again(change):
+def test_a_state_that_was_cast_is_loaded_as_float32(change):
     model, other = Model(), Model()
     saved, loaded = Adagrad(model, lr=0.1), Adagrad(other, lr=0.1)
     model(*batch()).backward()

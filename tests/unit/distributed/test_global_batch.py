@@ -1,4 +1,4 @@
-"""Examples of all ranks in one tensor: padding between them, whole numbers among floats."""
+"""Padding between ranks, integers sent as floats, and combining the answers of shards."""
 
 import pytest
 import torch
@@ -29,14 +29,14 @@ def test_unpadding_undoes_padding_and_padding_is_zero(sizes, width):
 
 @pytest.mark.parametrize("shape", [(4, 2), (1, 1), (1, 3), (0, 2), (4, 0), (0, 0)])
 @pytest.mark.parametrize("first", [0, 1, 2, 3])
-def test_ids_survive_the_way_among_floats_wherever_they_stand(shape, first):
-    """Those beyond 2^53, which no float could hold, and -1, which is a NaN in float32."""
+def test_ids_sent_as_floats_are_unchanged(shape, first):
+    """Also above 2^53, which no float represents, and -1, which is a NaN in float32."""
     ids = torch.randint(-1, 2**62, shape, generator=stream(0, "ids"))
     words = torch.cat([torch.ones(shape[0], first), ids.view(torch.float32)], dim=1)
     assert torch.equal(unpack_int64(words[:, first:]), ids)
 
 
-def test_the_logits_of_targets_come_from_the_shards_that_have_them():
+def test_logits_of_targets_come_from_their_shards():
     found = torch.randn(3, 4, 3, generator=stream(0, "found"))  # of 3 shards, 4 examples, 2 targets
     owner = torch.tensor([[0, 2], [1, 1], [2, 0], [0, 1]])
     positive, log_sum = combine(found, owner, 2)
@@ -46,7 +46,7 @@ def test_the_logits_of_targets_come_from_the_shards_that_have_them():
     assert torch.equal(combine(found, owner, 1)[0], positive[:, :1])
 
 
-def test_the_log_of_sums_has_the_gradient_of_logsumexp_and_none_of_nothing():
+def test_add_log_sums_has_the_gradient_of_logsumexp_and_none_for_an_empty_sum():
     part = torch.randn(3, 5, generator=stream(0, "part"), dtype=torch.float64)
     part[1, 2] = -torch.inf
     part[:, 4] = -torch.inf

@@ -1,4 +1,4 @@
-"""Kernels are tested with one thread and with several."""
+"""Runs the tests of kernels with one thread and with several."""
 
 import pytest
 import torch

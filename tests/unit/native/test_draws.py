@@ -1,4 +1,4 @@
-"""Native draws and orders are the very numbers of PyTorch: a run must not hang on a compiler."""
+"""Native draws and permutations equal those of PyTorch bit by bit."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def slow_distinct(draws, k):
     k=st.integers(1, 20),
     far=st.sampled_from([1, 3, 1_000_003, 10**14]),  # near: by a list of classes; far: by hashing
 )
-def test_the_first_distinct_draws_are_those_of_a_loop(draws, k, far):
+def test_the_first_distinct_draws_equal_a_loop(draws, k, far):
     draws = draws * far
     got = native.distinct(torch.from_numpy(draws), k, 41 * far)
     want = slow_distinct(draws.tolist(), k)
@@ -48,7 +48,7 @@ def test_the_first_distinct_draws_are_those_of_a_loop(draws, k, far):
     weights=arrays(np.float64, st.integers(1, 30), elements=st.floats(1e-3, 1e3)),
     count=st.integers(1, 200),
 )
-def test_alias_draws_are_bit_for_bit_those_of_pytorch(weights, count):
+def test_alias_draws_equal_those_of_pytorch_bit_by_bit(weights, count):
     table = AliasTable(torch.from_numpy(weights))
     fast = table.draw(count, generator=stream(0, "alias"))
     with native.switched_off():
@@ -56,7 +56,7 @@ def test_alias_draws_are_bit_for_bit_those_of_pytorch(weights, count):
     assert torch.equal(fast, slow)
 
 
-def test_a_draw_at_the_edge_of_a_bucket_is_rounded_as_in_pytorch():
+def test_a_draw_at_the_end_of_a_bucket_is_rounded_as_in_pytorch():
     """3 * (1 - 2^-53) rounds down to 3 - 4 * 2^-53; a fused product would be 3 - 3 * 2^-53."""
     uniform = torch.tensor([1 - 2.0**-53], dtype=torch.float64)
     threshold = torch.full((3,), 1 - 3 * 2.0**-53, dtype=torch.float64)
@@ -65,7 +65,7 @@ def test_a_draw_at_the_edge_of_a_bucket_is_rounded_as_in_pytorch():
 
 
 @pytest.mark.parametrize("k", [1, 77, 2000])
-def test_samples_are_bit_for_bit_those_of_pytorch(k):
+def test_samples_equal_those_of_pytorch_bit_by_bit(k):
     counts = torch.arange(20_001) ** 2
     for proposal in (Squashed(counts, alpha=0.75), Uniform(3_000_000_000)):
         fast = proposal.sample(k, generator=stream(0, "sample"))
@@ -76,7 +76,7 @@ def test_samples_are_bit_for_bit_those_of_pytorch(k):
 
 
 def both(order, ids):
-    """permute and inverse of `ids`, which PyTorch gives as well."""
+    """`permute` and `inverse` of `ids`, checked against PyTorch."""
     found = order.permute(ids), order.inverse(ids)
     with native.switched_off():
         doubles = order.permute(ids), order.inverse(ids)
@@ -86,25 +86,25 @@ def both(order, ids):
 
 
 @given(st.integers(1, 2**61), st.integers(0, 9), st.integers(1, 2_000))
-def test_orders_are_those_of_pytorch(size, seed, count):
+def test_permutations_equal_those_of_pytorch(size, seed, count):
     draws = torch.rand(count, generator=stream(seed, "ids"), dtype=torch.float64)
     both(Permutation(size, stream(seed, "order")), (draws * (size - 1)).long().clamp(max=size - 1))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 511, 512, 513, 1024, 2**20, 2**20 + 1, 2**61])
-def test_an_order_keeps_ends_and_shapes(size):
+def test_a_permutation_keeps_shapes_and_handles_the_first_and_last_id(size):
     order = Permutation(size, stream(1, "order"))
     ids = torch.tensor([[0, size - 1], [size // 2, size // 3]])
     for found in both(order, ids):
         assert found.shape == ids.shape
         assert 0 <= int(found.min()) <= int(found.max()) < size
-    for found in both(order, ids.t()):  # does not lie in memory as it reads
+    for found in both(order, ids.t()):  # not contiguous
         assert found.shape == (2, 2)
     both(order, ids[:0])
 
 
-def test_an_order_is_its_formula():
-    """One round by hand, in Python's own numbers, for a size that no number leaves."""
+def test_a_permutation_follows_its_formula():
+    """In Python integers, for a size without cycle walking."""
     order = Permutation(2**12, stream(3, "order"))
     keys = order._keys.tolist()
     assert (len(keys), order._half) == (ROUNDS, 6)

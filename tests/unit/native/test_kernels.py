@@ -1,4 +1,4 @@
-"""Every native kernel against plain numpy in float64, at sizes that divide nothing."""
+"""Every native kernel against numpy in float64, at sizes that divide nothing."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def scores(query, weight, offset):
 
 
 def without_own(logit, ids, own):
-    """-inf where class ids[k] is one of the row's own."""
+    """-inf where class ids[k] is a target of the row."""
     mine = (own[:, :, None] == ids).any(dim=1).numpy()
     return np.where(mine, -np.inf, logit)
 
@@ -51,7 +51,7 @@ def softmax(logit):
 
 
 def gradients(weight, offset, query, ids=None, own=None, scale=None):
-    """The log sum, and its gradients by query, rows and offset; without `own`, of nobody's."""
+    """The log sum and its gradients of query, rows and offset; `own` are the targets."""
     count = len(query)
     ids = torch.arange(len(weight)) if ids is None else ids
     log_sum, sums = native.log_sum(weight, offset, query, ids=ids, target=own)
@@ -70,7 +70,7 @@ def a_case(num_rows, num_queries, dim, scale=1.0):
 
 @pytest.mark.parametrize("scale", [0.3, 60.0], ids=["near", "far"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_the_log_sum_is_that_of_numpy(size, scale, threads):
+def test_the_log_sum_equals_numpy(size, scale, threads):
     weight, query, offset, ids, own = a_case(*size, scale)
     log_sum, _ = native.log_sum(weight, offset, query, ids=ids, target=own)
     logit = without_own(scores(query, weight, offset), ids, own)
@@ -83,7 +83,7 @@ def test_the_log_sum_is_that_of_numpy(size, scale, threads):
 
 
 @pytest.mark.parametrize("size", [*SIZES, (1000, 49, 16)], ids=str)
-def test_the_gradients_of_the_log_sum_are_those_of_numpy(size, threads):
+def test_the_gradients_of_the_log_sum_equal_numpy(size, threads):
     weight, query, offset, ids, own = a_case(*size)
     scale = draw(size[1], name="scale")
     _, *got = gradients(weight, offset, query, ids, own, scale)
@@ -100,7 +100,7 @@ def test_the_gradients_of_the_log_sum_are_those_of_numpy(size, threads):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_the_mean_share_is_that_of_numpy(size, temperature, threads, monkeypatch):
+def test_the_mean_share_equals_numpy(size, temperature, threads, monkeypatch):
     table, query, offset, ids, own = a_case(*size)
     table = torch.cat([table, draw(5, size[2], name="more")])
     places = torch.randperm(len(table), generator=stream(0, "at"))[: size[0]]
@@ -115,7 +115,7 @@ def test_the_mean_share_is_that_of_numpy(size, temperature, threads, monkeypatch
 
 @pytest.mark.parametrize("scale", [0.3, 60.0], ids=["near", "far"])
 @pytest.mark.parametrize("size", [*SIZES, (9, 1100, 64)], ids=str)
-def test_the_batch_score_is_that_of_numpy(size, scale, threads):
+def test_the_batch_score_equals_numpy(size, scale, threads):
     table, query, bias, _, _ = a_case(*size, scale)
     places = torch.randperm(len(table), generator=stream(0, "at"))
     got = native.batch_score(table, places, bias, query, temperature=0.7)
@@ -126,8 +126,8 @@ def test_the_batch_score_is_that_of_numpy(size, scale, threads):
 
 @pytest.mark.parametrize("k", [1, 3, 20])
 @pytest.mark.parametrize("size", [(23, 5, 3), (400, 33, 8), (61, 1030, 64)], ids=str)
-def test_the_best_rows_are_those_of_a_sort(size, k, threads):
-    """Whole numbers, so that sums are exact and scores tie all the time."""
+def test_topk_equals_a_sort(size, k, threads):
+    """Integers, so that sums are exact and scores tie often."""
     weight = torch.randint(-2, 3, (size[0], size[2]), generator=stream(0, "w")).float()
     query = torch.randint(-2, 3, (size[1], size[2]), generator=stream(0, "q")).float()
     bias = torch.randint(-1, 2, (size[0],), generator=stream(0, "b")).float()
@@ -143,7 +143,7 @@ def test_the_best_rows_are_those_of_a_sort(size, k, threads):
 @given(
     rows=st.integers(1, 40), queries=st.integers(1, 40), dim=st.integers(1, 20), k=st.integers(1, 9)
 )
-def test_bfloat16_rows_are_read_as_the_numbers_they_are(rows, queries, dim, k):
+def test_bfloat16_rows_are_read_exactly(rows, queries, dim, k):
     half = draw(rows, dim, name="w").bfloat16()
     query, bias = draw(queries, dim, name="q"), draw(rows, name="b")
     places = torch.arange(rows)
@@ -160,8 +160,8 @@ def test_bfloat16_rows_are_read_as_the_numbers_they_are(rows, queries, dim, k):
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
-def test_answers_do_not_hang_on_the_number_of_threads():
-    """Of scores and ranks; sums over rows are added up thread by thread."""
+def test_answers_do_not_depend_on_the_number_of_threads():
+    """For scores and top k; sums over rows do, as each thread has its own sum."""
     weight, query, offset, _, _ = a_case(4001, 70, 33)
     places, found = torch.arange(4001), []
     for number in (1, 2, 3):
@@ -177,8 +177,8 @@ def test_answers_do_not_hang_on_the_number_of_threads():
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
-def test_scores_that_rise_without_end_neither_overflow_nor_vanish():
-    """Each is far above all before it, so that every reference taken on the way is wrong."""
+def test_ascending_scores_neither_overflow_nor_underflow():
+    """Each score is far above all before it, so that every early reference is bad."""
     offset = torch.arange(0, 5000, 50.0)
     query, weight = torch.zeros(3, 2), torch.zeros(len(offset), 2)
     for raised in (offset, -offset, offset.flip(0) - 9000):
@@ -193,8 +193,8 @@ def test_scores_that_rise_without_end_neither_overflow_nor_vanish():
 
 
 @pytest.mark.parametrize("depth", [-300.0, -65.0])
-def test_first_rows_that_are_all_a_querys_own_are_no_reference(depth):
-    """Twelve of its own at 0: exponentials of the rest, or of the least of it, vanish beside 0."""
+def test_targets_in_the_first_rows_are_not_used_as_reference(depth):
+    """Twelve targets with score 0; relative to 0 the other exponentials underflow."""
     offset = torch.full((30,), depth)
     offset[:12], offset[12] = 0.0, depth - 23
     own = torch.arange(12)[None]
@@ -208,8 +208,8 @@ def test_first_rows_that_are_all_a_querys_own_are_no_reference(depth):
 
 @pytest.mark.parametrize("height", [0.0, 44.0, 1e3, -1e5])
 @pytest.mark.parametrize("size", [*SIZES, (1000, 49, 16)], ids=str)
-def test_shares_add_up_to_one_wherever_the_scores_are(size, height, threads):
-    """In eighths, so that scores are exact, and some of them far above the first."""
+def test_shares_add_up_to_one_for_any_scores(size, height, threads):
+    """Multiples of 1/8, so that scores are exact; some are far above the first."""
     num_rows, num_queries, dim = size
     weight = torch.randint(-2, 3, (num_rows, dim), generator=stream(0, "w")).float()
     query = torch.randint(-2, 3, (num_queries, dim), generator=stream(0, "q")) / 8
@@ -223,8 +223,8 @@ def test_shares_add_up_to_one_wherever_the_scores_are(size, height, threads):
 
 @pytest.mark.parametrize("height", [88.75, 266.0, 443.0, -88.75])
 @pytest.mark.parametrize("num_queries", [1, 17])
-def test_lanes_without_a_query_leave_no_trace(height, num_queries):
-    """A score of 88.75 beside a query that is not there is an infinity, times 0."""
+def test_lanes_without_a_query_have_no_effect(height, num_queries):
+    """A score of 88.75 overflows, and infinity times 0 would be NaN."""
     weight, offset = torch.zeros(7, 2), torch.zeros(7)
     offset[3] = height
     _, _, rows, share = gradients(weight, offset, torch.ones(num_queries, 2))
@@ -233,7 +233,7 @@ def test_lanes_without_a_query_leave_no_trace(height, num_queries):
 
 
 @pytest.mark.parametrize("at", [0, 5, 40], ids="row {}".format)
-def test_a_diverged_row_shows(at):
+def test_nan_in_a_row_is_visible_in_the_results(at):
     weight, query = draw(41, 3, name="w"), draw(5, 3, name="q")
     weight[at] = NAN
     places, own = torch.arange(41), torch.full((5, 1), -1)
@@ -249,7 +249,7 @@ def test_a_diverged_row_shows(at):
     assert not value[:, 1].isnan().any()
 
 
-def test_no_queries_and_no_rows_are_answered():
+def test_empty_queries_and_rows():
     query, weight = torch.zeros(0, 3), draw(7, 3, name="w")
     assert native.log_sum(weight, None, query)[0].shape == (0,)
     assert native.topk(weight, None, query, 2, None)[1].shape == (0, 2)
@@ -259,8 +259,8 @@ def test_no_queries_and_no_rows_are_answered():
     assert score[0, 1] == -INF
 
 
-def test_millions_of_small_terms_beside_a_large_one_add_up():
-    """Each block of them is below what a float32 sum of 1 can notice."""
+def test_millions_of_small_terms_add_up_beside_a_large_one():
+    """Each block of them is too small to change a float32 sum of 1."""
     offset = torch.full((3_000_000,), -31 * np.log(2))
     offset[0] = 0.0
     log_sum, _ = native.log_sum(torch.zeros(len(offset), 1), offset, torch.zeros(1, 1))
@@ -268,8 +268,8 @@ def test_millions_of_small_terms_beside_a_large_one_add_up():
 
 
 @pytest.mark.parametrize("step", [0.0, 200.0], ids=["near", "far"])
-def test_a_class_that_cannot_be_has_the_lowest_score(step):
-    """Also beside rows whose scores rise so far that all are looked at again."""
+def test_a_class_with_a_bias_of_minus_infinity_has_the_lowest_score(step):
+    """Also beside rows whose scores need a second pass."""
     bias = torch.zeros(20)
     bias[7] = -INF
     query = step * torch.arange(33.0)[:, None]

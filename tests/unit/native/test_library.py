@@ -1,4 +1,4 @@
-"""The compiled library may be absent, broken or unwanted, and all goes on without it.
+"""The compiled library may be absent, broken or switched off; everything works without it.
 
 And the hint about huge pages, which is taken where the system knows them.
 """
@@ -19,7 +19,7 @@ from tapas.optim import SGD, RowwiseAdagrad
 from tapas.rng import stream
 
 
-def test_a_missing_library_is_told_with_the_cure(tmp_path):
+def test_a_missing_library_is_reported_with_the_cure(tmp_path):
     assert library.load(tmp_path) == (
         None,
         "absent: not built at installation, because there was no compiler or it failed. With g++ "
@@ -28,7 +28,7 @@ def test_a_missing_library_is_told_with_the_cure(tmp_path):
     )
 
 
-def test_a_broken_library_is_told_and_does_no_harm(tmp_path):
+def test_a_broken_library_is_reported_and_not_used(tmp_path):
     file = tmp_path / f"_kernels{library.EXTENSION_SUFFIXES[0]}"
     file.write_bytes(b"not a library")
     found, words = library.load(tmp_path)
@@ -38,7 +38,7 @@ def test_a_broken_library_is_told_and_does_no_harm(tmp_path):
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
 @pytest.mark.parametrize("kind", ["a function lacks", "arguments changed"])
-def test_a_library_of_another_version_is_told_and_never_called(kind, tmp_path):
+def test_a_library_of_another_version_is_reported_and_never_called(kind, tmp_path):
     source = tmp_path / "old.c"
     names = [] if kind == "a function lacks" else [*library.SIGNATURES, "tapas_usable"]
     lines = ["int tapas_interface(void) { return 0; }"]
@@ -55,8 +55,8 @@ def test_a_library_of_another_version_is_told_and_never_called(kind, tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="no compiler")
-def test_where_there_is_a_compiler_they_are_built():
-    """Or every test of the kernels would be skipped, and nobody would know."""
+def test_kernels_are_built_if_there_is_a_compiler():
+    """Otherwise all tests of kernels would be skipped unnoticed."""
     assert native.state() in (
         "in use on CPUs",
         "absent: this CPU has no AVX2 and FMA instructions.",
@@ -65,7 +65,7 @@ def test_where_there_is_a_compiler_they_are_built():
 
 @pytest.mark.slow
 def test_everything_works_without_it():
-    """As on a machine without a compiler: a process that never finds the library."""
+    """In a process that does not find the library, as after an install without a compiler."""
     script = (
         "import importlib.machinery as m; m.EXTENSION_SUFFIXES[:] = ['.nowhere']\n"
         "import torch, tapas, tapas.native as native\n"
@@ -81,7 +81,7 @@ def test_everything_works_without_it():
     assert said.stdout == "absent: torch.Size([5, 3]) True\n", said.stderr
 
 
-def test_switched_off_is_off_inside_and_as_before_outside():
+def test_switched_off_ends_with_its_block():
     before = native.state()
     with native.switched_off():
         assert native.state() == "switched off"
@@ -92,15 +92,15 @@ def test_switched_off_is_off_inside_and_as_before_outside():
     assert native.state() == before
 
 
-def test_only_plain_tensors_of_this_machine_are_reached():
+def test_only_plain_cpu_tensors_are_supported():
     if native.state() != "in use on CPUs":
         pytest.skip(f"native kernels are {native.state()}")
     assert native.supports(torch.zeros(1), torch.nn.Parameter(torch.zeros(1)))
     assert not native.supports(torch.zeros(1), torch.zeros(1, device="meta"))
-    assert not native.readable(torch.ones(4, 0), torch.ones(2, 0))  # rows without a dimension
+    assert not native.readable(torch.ones(4, 0), torch.ones(2, 0))  # rows of width 0
 
 
-def test_a_bfloat16_table_answers_the_same_with_and_without():
+def test_a_bfloat16_table_gives_the_same_results_with_and_without_kernels():
     table = LocalTable(1009, 33, dtype=torch.bfloat16)
     query = torch.randn(37, 33, generator=stream(0, "query"))
     with native.switched_off():
@@ -111,8 +111,8 @@ def test_a_bfloat16_table_answers_the_same_with_and_without():
     torch.testing.assert_close(fast[2], slow[2])
 
 
-def test_numbers_that_kernels_do_not_know_are_left_to_pytorch():
-    """A table cast to float64, and rows that do not lie one after the other."""
+def test_unsupported_tables_use_pytorch():
+    """A table cast to float64, and rows that are not contiguous."""
     table = LocalTable(37, 3, row_optimizer=SGD.fused(lr=1.0)).double()
     query = torch.randn(5, 3, generator=stream(0, "query"))
     want = (query.double() @ table.weight.t() + table.bias).logsumexp(dim=1).float()
@@ -126,7 +126,7 @@ def test_numbers_that_kernels_do_not_know_are_left_to_pytorch():
     torch.testing.assert_close(table.weight[3], before[3] - 1)
 
 
-def test_draws_of_32_bits_are_draws():
+def test_int32_draws_are_accepted():
     class Narrow(Uniform):
         def draw(self, k, *, generator):
             return super().draw(k, generator=generator).int()
@@ -141,7 +141,7 @@ THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def flags_at(address):
-    """What the system notes about the memory at `address`."""
+    """What Linux reports about the memory at `address`."""
     inside = False
     for line in SMAPS.read_text().splitlines():
         if span := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
@@ -152,14 +152,14 @@ def flags_at(address):
 
 
 @pytest.mark.skipif(not (SMAPS.exists() and THP.exists()), reason="no such pages here")
-def test_a_large_table_is_asked_for_in_huge_pages(monkeypatch):
+def test_a_large_table_uses_huge_pages(monkeypatch):
     monkeypatch.setattr(memory, "MIN_BYTES", 8 << 20)
     table = LocalTable(40_000, 64, row_optimizer=RowwiseAdagrad.fused())
     middle = table.weight.data_ptr() + table.weight.numel() * 2
     assert "hg" in flags_at(middle)
 
 
-def test_small_and_foreign_tensors_are_left_alone():
+def test_small_tensors_and_tensors_of_other_devices_are_left_alone():
     memory.prefer_huge_pages(torch.zeros(3))
     memory.prefer_huge_pages(torch.zeros(3, device="meta"))
     memory.prefer_huge_pages(torch.empty(0))

@@ -46,7 +46,7 @@ def test_rows_move_as_in_pytorch(optimizer, decay, dim, threads):
         assert torch.equal(value[40:], tables[1][name][40:])
 
 
-def test_an_optimizer_of_ones_own_is_not_taken_for_its_parent():
+def test_a_subclass_of_an_update_does_not_use_the_kernel_of_its_parent():
     @dataclass(kw_only=True, repr=False)
     class Backwards(SGDUpdate):
         def apply(self, rows, grad, state, step):
@@ -58,7 +58,7 @@ def test_an_optimizer_of_ones_own_is_not_taken_for_its_parent():
     assert torch.equal(table.rows(torch.arange(5))[0][3], before[3] + 1)
 
 
-def test_autograd_notices_that_rows_have_moved():
+def test_autograd_notices_changed_rows():
     table = LocalTable(5, 2, row_optimizer=SGD.fused())
     query = torch.ones(1, 2, requires_grad=True)
     score = (query @ table.weight.t()).sum()
@@ -76,13 +76,13 @@ RULES = {
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_a_state_of_another_shape_is_told_and_nothing_is_written_beyond_its_end(name):
+def test_a_state_of_another_shape_is_an_error_and_nothing_is_written(name):
     rule, numbers, shapes = RULES[name]
     rows, ids, grad = draw(5, 3, name="rows"), torch.tensor([1, 4]), torch.ones(2, 3)
     wrong = [*shapes, (5, 3)], [(4, width) for _, width in shapes], shapes[1:]
     wrong += [(5, 4 - width) for _, width in shapes], [(5,) for _ in shapes]
     for bad in wrong:
-        if bad == shapes:  # SGD remembers nothing, of no shape
+        if bad == shapes:  # SGD has no state
             continue
         before, state = rows.clone(), [torch.zeros(shape) for shape in bad]
         with raises_text(
@@ -96,14 +96,14 @@ def test_a_state_of_another_shape_is_told_and_nothing_is_written_beyond_its_end(
     assert (rows != before).any(dim=1).nonzero()[:, 0].tolist() == [1, 4]
 
 
-def test_gradients_of_another_width_than_the_rows_are_told():
+def test_gradients_of_another_width_than_the_rows_are_an_error():
     rows = draw(5, 3, name="rows")
     with raises_text("for rows of shape (5, 3). No row was changed."):
         native.update(0, (0.1, 0.0), rows, torch.tensor([1]), torch.ones(1, 2), [])
 
 
 def slow_sums(ids, grad, offset_grad):
-    """{id: (sum, sum of offsets)} in float32, added up in the order in which they came."""
+    """{id: (sum, sum of offsets)} in float32, summed in order."""
     found = {}
     for place, row in enumerate(ids.tolist()):
         mine, offset = grad[place].numpy(), offset_grad[place].numpy()
@@ -113,7 +113,7 @@ def slow_sums(ids, grad, offset_grad):
 
 
 def check_sums(ids, grad, offset_grad, num_rows):
-    """The sums are those of the loop to the bit, however many threads share the work."""
+    """Check that the sums equal the loop bit by bit, with any number of threads."""
     found, total, offset_total, square = native.sum_rows(ids, grad, offset_grad, num_rows)
     want = slow_sums(ids, grad, offset_grad)
     assert found.tolist() == list(want)
@@ -129,8 +129,8 @@ def check_sums(ids, grad, offset_grad, num_rows):
     ("count", "num_rows", "dim"),
     [(1, 1, 1), (7, 1, 3), (61, 40, 33), (129, 2049, 17), (5000, 700, 65), (3001, 4_194_305, 48)],
 )
-def test_gradients_of_a_repeated_row_are_summed_as_by_a_loop(count, num_rows, dim, threads):
-    """Also so many that several threads share them, and ids of two and three digits of 2^11."""
+def test_gradients_of_repeated_ids_are_summed_as_in_a_loop(count, num_rows, dim, threads):
+    """Also with several threads, and with ids of two and three digits of the radix sort."""
     ids = torch.randint(num_rows, (count,), generator=stream(0, "ids"))
     ids[-1] = num_rows - 1
     check_sums(ids, draw(count, dim, name="g"), draw(count, name="b"), num_rows)
@@ -141,7 +141,7 @@ def test_gradients_of_a_repeated_row_are_summed_as_by_a_loop(count, num_rows, di
     far=st.sampled_from([1, 2**11, 2**33, 2**58]),
     dim=st.integers(1, 9),
 )
-def test_ids_of_any_size_are_told_apart(ids, far, dim):
+def test_large_ids_are_distinguished(ids, far, dim):
     ids = torch.tensor(ids, dtype=torch.int64) * far
     check_sums(ids, draw(len(ids), dim, name="g"), draw(len(ids), name="b"), 13 * far)
 
@@ -152,7 +152,7 @@ def test_the_sum_of_no_gradients_is_empty(threads):
     assert found[3] == 0.0
 
 
-def test_gradients_that_do_not_lie_one_after_the_other_are_summed_as_they_read():
+def test_gradients_that_are_not_contiguous_are_summed_correctly():
     ids = torch.tensor([3, 0, 1, 0, 3, 2])[::2]
     grad, offset = draw(5, 3, name="g").t(), draw(3, 2, name="b")[:, 1]
     assert not any(part.is_contiguous() for part in (ids, grad, offset))
@@ -167,8 +167,8 @@ def test_a_gradient_that_is_not_finite_shows_in_the_sum_of_squares(bad, part):
     assert not np.isfinite(native.sum_rows(*given)[3])
 
 
-def test_the_double_in_pytorch_finds_the_same_sums():
-    """Of several parts, as several calls of one backward pass bring them."""
+def test_pytorch_finds_the_same_sums():
+    """For several parts, as from several calls in one backward pass."""
     parts = []
     for number, count in enumerate((5, 61, 0, 1)):
         ids = torch.randint(40, (count,), generator=stream(number, "ids"))

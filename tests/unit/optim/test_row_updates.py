@@ -1,4 +1,4 @@
-"""Formulas of row updates against loops in float64 and torch.optim on sparse gradients.
+"""Row updates against loops in float64 and against torch.optim with sparse gradients.
 
 And stochastic rounding to bfloat16: right in the mean, and only where rounding is needed.
 """
@@ -30,10 +30,10 @@ ALL = [
 
 
 def batches():
-    """Ids that repeat and leave others out for several steps, with gradients of all sizes."""
+    """Several steps with repeated and missing ids, and gradients of all magnitudes."""
     for step in range(STEPS):
         generator = stream(0, "batch", step)
-        ids = torch.randint(0, C - 2, (N,), generator=generator)  # the last two are never touched
+        ids = torch.randint(0, C - 2, (N,), generator=generator)  # the last two never occur
         ids[1] = ids[0]
         size = 10.0 ** torch.randint(-3, 2, (N, 1), generator=generator)
         weight_grad = size * torch.randn(N, D, generator=generator)
@@ -46,8 +46,8 @@ def a_table(optimizer):
 
 
 @pytest.mark.parametrize("optimizer", ALL, ids=repr)
-def test_every_step_is_that_of_the_loops(optimizer):
-    """Weight decay falls on touched rows when they are touched, and never on a bias."""
+def test_every_step_equals_the_loops(optimizer):
+    """Weight decay applies to the rows of a step, and never to biases."""
     table = a_table(optimizer)
     weight = SlowRows(table.weight, optimizer)
     bias = SlowRows(table.bias[:, None], optimizer, decays=False)
@@ -75,7 +75,7 @@ def test_every_step_is_that_of_the_loops(optimizer):
     ],
     ids=["SGD", "Adagrad", "LazyAdam", "LazyAdam's defaults"],
 )
-def test_every_step_is_that_of_torch_optim_on_sparse_gradients(optimizer, reference):
+def test_every_step_equals_torch_optim_with_sparse_gradients(optimizer, reference):
     table = a_table(optimizer)
     rows = [torch.nn.Parameter(part.clone()) for part in (table.weight, table.bias)]
     reference = reference(rows)
@@ -91,8 +91,8 @@ def test_every_step_is_that_of_torch_optim_on_sparse_gradients(optimizer, refere
 
 
 @pytest.mark.parametrize("formula", ALL, ids=repr)
-def test_an_optimizer_steps_by_the_formula_of_its_name_and_numbers(formula):
-    """To the bit: it is the fused update but for who keeps what is remembered."""
+def test_an_optimizer_applies_the_update_with_its_hyperparameters(formula):
+    """Bit by bit as the fused update; only the state is kept elsewhere."""
     fused, table = a_table(formula), a_table(None)
     optimizer = getattr(optim, formula.name)(table, **asdict(formula))
     for batch in batches():
@@ -109,7 +109,7 @@ def test_an_optimizer_steps_by_the_formula_of_its_name_and_numbers(formula):
 
 
 @pytest.mark.parametrize("optimizer", ALL, ids=repr)
-def test_an_untouched_row_neither_moves_nor_decays_nor_ages(optimizer):
+def test_a_row_without_a_gradient_does_not_change_nor_does_its_state(optimizer):
     table = a_table(optimizer)
     before = {name: value.clone() for name, value in table.row_tensors().items()}
     for batch in batches():
@@ -119,7 +119,7 @@ def test_an_untouched_row_neither_moves_nor_decays_nor_ages(optimizer):
         assert not torch.equal(value, before[name])
 
 
-def test_the_state_of_rowwise_adagrad_is_one_number_for_each_row():
+def test_the_state_of_rowwise_adagrad_is_one_number_per_row():
     names = {n: value.shape for n, value in a_table(RowwiseAdagrad.fused()).row_tensors().items()}
     assert names == {"weight": (C, D), "weight_sum": (C, 1), "bias": (C,), "bias_sum": (C, 1)}
     wide = {name: value.shape for name, value in a_table(Adagrad.fused()).row_tensors().items()}
@@ -137,7 +137,7 @@ def test_a_row_of_zero_gradients_does_not_divide_by_zero():
 
 @pytest.mark.parametrize("optimizer", [SGD, Adagrad, RowwiseAdagrad, LazyAdam])
 def test_a_learning_rate_of_zero_moves_no_row(optimizer):
-    """As a schedule that warms up from 0 has it; what is remembered of the rows goes on."""
+    """As in a warm-up from 0; the state is still updated."""
     table = a_table(optimizer.fused(lr=0))
     before = {name: value.clone() for name, value in table.row_tensors().items()}
     for batch in batches():
@@ -146,7 +146,7 @@ def test_a_learning_rate_of_zero_moves_no_row(optimizer):
         assert torch.equal(value, before[name]) == (name in ("weight", "bias")), name
 
 
-def test_numbers_may_be_changed_between_steps():
+def test_hyperparameters_may_change_between_steps():
     table, reference = a_table(SGD.fused(lr=0.3)), a_table(SGD.fused(lr=0.3))
     table.row_optimizer.lr = 0.6
     (ids, *grads), *_ = batches()
@@ -155,15 +155,15 @@ def test_numbers_may_be_changed_between_steps():
         reference.update(ids, *grads)
     torch.testing.assert_close(table.weight, reference.weight)
     assert repr(table.row_optimizer) == "SGD(lr=0.6, weight_decay=0.0)"
-    table.row_optimizer.lr = torch.tensor(0.5)  # as torch's own optimizers may have it
+    table.row_optimizer.lr = torch.tensor(0.5)  # torch's optimizers accept tensors, too
     assert type(table.row_optimizer.lr) is float
     adam = LazyAdam.fused()
     adam.betas = [0.5, 0]
     assert adam.betas == (0.5, 0.0)
 
 
-def test_a_number_that_a_formula_does_not_have_is_told():
-    """Or a misspelt one would be set without any effect."""
+def test_an_unknown_hyperparameter_is_an_error():
+    """Otherwise a misspelt one would have no effect."""
     optimizer = Adagrad.fused(lr=0.3)
     words = "Adagrad has no number 'learning_rate'. It has: lr, weight_decay, initial_sum, eps."
     with raises_text(words, AttributeError):
@@ -190,8 +190,10 @@ BAD = [
 
 
 @pytest.mark.parametrize(("kind", "name", "bad", "expected"), BAD)
-def test_a_bad_number_is_told_its_name_and_bound_and_the_old_one_stays(kind, name, bad, expected):
-    """In a formula, in one that was made before, and in an optimizer."""
+def test_a_bad_hyperparameter_is_refused_with_its_bound_and_the_old_one_stays(
+    kind, name, bad, expected
+):
+    """In a new update, in an existing one, and in an optimizer."""
     words = f"{kind.__name__}.{name} must be {expected}, got {bad!r}."
     formula = kind.fused()
     with raises_text(words):
@@ -207,23 +209,23 @@ M, DRAWS = 31, 4000
 
 
 def down(value):
-    """The bfloat16 next to `value` towards zero."""
+    """`value` truncated to bfloat16."""
     return (value.view(torch.int32) & -(1 << 16)).view(torch.float32)
 
 
 def up(value):
-    """The bfloat16 after that, away from zero."""
+    """The next bfloat16 away from zero."""
     return (down(value).view(torch.int32) + (1 << 16)).view(torch.float32)
 
 
-def test_the_mean_of_many_roundings_is_the_number_itself():
+def test_stochastic_rounding_is_unbiased():
     scale = 10.0 ** torch.randint(-30, 30, (M,), generator=stream(0, "scale"))
     value = scale * torch.randn(M, generator=stream(0, "value"))
     assert bool((value < 0).any())
     low, high = down(value).double(), up(value).double()
     given = value.repeat(DRAWS, 1)
     rounded = round_to_bfloat16(given, stream(0, "noise")).double()
-    assert torch.equal(given, value.repeat(DRAWS, 1))  # which is left as it was
+    assert torch.equal(given, value.repeat(DRAWS, 1))  # unchanged
     assert bool(((rounded == low) | (rounded == high)).all())
     chance = (value.double() - low) / (high - low)
     error = ((rounded == high).double().mean(dim=0) - chance).abs()
@@ -231,7 +233,7 @@ def test_the_mean_of_many_roundings_is_the_number_itself():
     assert bool((error <= 4.5 * (chance * (1 - chance) / DRAWS).sqrt()).all())
 
 
-def test_numbers_that_fit_are_left_alone():
+def test_numbers_that_bfloat16_can_represent_are_unchanged():
     value = torch.randn(M, generator=stream(0, "value")).bfloat16().float()
     value[:4] = torch.tensor([0.0, -0.0, 2.0**-133, -(2.0**127)])
     value = value.repeat(40_000, 1)  # noise of one bit too much shows once in 65,536
@@ -240,7 +242,7 @@ def test_numbers_that_fit_are_left_alone():
     assert torch.equal(rounded.float().view(torch.int32), value.view(torch.int32))
 
 
-def test_infinity_and_nan_survive():
+def test_infinity_and_nan_are_unchanged():
     value = torch.tensor([[torch.inf, -torch.inf, torch.nan, 1.0]]).repeat(DRAWS, 1)
     value[:, 2] = torch.tensor(0x7F800001, dtype=torch.int32).view(torch.float32)  # all but inf
     rounded = round_to_bfloat16(value, stream(0, "noise")).float()
@@ -250,8 +252,8 @@ def test_infinity_and_nan_survive():
     assert bool((rounded[:, 3] == 1).all())
 
 
-def test_a_thousand_steps_below_the_spacing_arrive_on_average():
-    """From 1 by 0.0001 to 1.1, where neighbours are 0.0078 apart: to nearest none would move."""
+def test_many_steps_below_the_spacing_of_bfloat16_add_up_on_average():
+    """From 1 by 0.0001 to 1.1; the spacing is 0.0078, so rounding to nearest would never move."""
     num_rows, dim, steps, lr = 61, 7, 1000, 1e-4
     table = LocalTable(
         num_rows, dim, row_optimizer=SGD.fused(lr=lr), dtype=torch.bfloat16, bias=True
@@ -269,7 +271,7 @@ def test_a_thousand_steps_below_the_spacing_arrive_on_average():
         assert bool(error < 4.5 * arrived.std() / len(arrived) ** 0.5)
 
 
-def test_the_rounding_hangs_on_the_seed_and_the_count_of_updates_alone():
+def test_rounding_depends_on_the_seed_and_the_number_of_updates_alone():
     def moved(seed, skip=0):
         table = LocalTable(M, 3, row_optimizer=SGD.fused(lr=1e-4), dtype=torch.bfloat16, seed=seed)
         table.weight.fill_(1.0)

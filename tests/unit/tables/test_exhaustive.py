@@ -1,4 +1,4 @@
-"""The k best of a stream of chunks against sorting everything, where most scores tie."""
+"""Top k in chunks against sorting all scores, where most of them tie."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def rankings(draw):
 
 
 @given(rankings(), st.data())
-def test_merging_any_split_into_chunks_is_the_ranking_of_the_whole(ranking, data):
+def test_merging_chunks_of_any_size_equals_ranking_all_scores(ranking, data):
     scores, k = ranking
     num_queries, num_classes = scores.shape
     size = data.draw(st.integers(1, num_classes), label="chunk")
@@ -47,7 +47,7 @@ def test_merging_any_split_into_chunks_is_the_ranking_of_the_whole(ranking, data
     k=st.integers(1, 17),
     chunk=st.integers(1, 17),
 )
-def test_the_table_ranks_like_a_sort_in_chunks_of_any_size(weight, query, exclude, k, chunk):
+def test_a_table_ranks_like_a_sort_with_any_chunk_size(weight, query, exclude, k, chunk):
     table = LocalTable(17, 3, bias=False)
     table.weight.data.copy_(torch.from_numpy(weight))
     with pytest.MonkeyPatch.context() as patch:
@@ -62,7 +62,7 @@ def test_the_table_ranks_like_a_sort_in_chunks_of_any_size(weight, query, exclud
     np.testing.assert_allclose(partition.numpy(), np.log(np.exp(scores).sum(axis=1)), rtol=1e-5)
 
 
-def test_more_queries_than_fit_are_still_ranked_one_class_at_a_time(monkeypatch):
+def test_more_queries_than_fit_are_ranked_one_class_at_a_time(monkeypatch):
     monkeypatch.setattr("tapas.tables.exhaustive.SCORES_PER_CHUNK", 5)
     table = LocalTable(31, 3)
     query = torch.eye(3).repeat(3, 1)
@@ -71,7 +71,7 @@ def test_more_queries_than_fit_are_still_ranked_one_class_at_a_time(monkeypatch)
     np.testing.assert_array_equal(ids.numpy(), want[1])
 
 
-def test_a_diverged_class_is_ranked_first_so_that_it_shows(monkeypatch):
+def test_a_class_with_nan_is_ranked_first(monkeypatch):
     table = LocalTable(31, 3)
     table.weight.data[17] = torch.nan
     for chunk in (1, 4, 100):
@@ -93,7 +93,7 @@ def test_a_diverged_class_is_ranked_first_so_that_it_shows(monkeypatch):
 def test_rows_in_any_order_are_ranked_by_score_and_then_by_id(
     weight, query, exclude, k, order, most, biased
 ):
-    """Nine different scores at most: the edge of the k best is torn nearly always."""
+    """At most nine different scores, so that there is nearly always a tie at the k-th place."""
     ids = torch.tensor(order) * 7 + 3  # of row 0, row 1, ...
     bias = torch.from_numpy(weight[:, 0].copy()) if biased else None
     with pytest.MonkeyPatch.context() as patch:
@@ -115,8 +115,8 @@ def test_rows_in_any_order_are_ranked_by_score_and_then_by_id(
         assert value[b].tolist() == [-s for s, _ in ranked] + [-np.inf] * missing
 
 
-def test_a_tie_at_the_edge_leaves_the_scores_as_they_were(kernels):
-    """Real numbers: another way to add them up would round otherwise, and shards not tie."""
+def test_a_tie_at_the_kth_place_does_not_change_the_scores(kernels):
+    """Summed in another order, scores would be rounded differently, and shards would not tie."""
     which = torch.randperm(400, generator=stream(0, "which")) % 3
     weight = torch.randn(3, 65, generator=stream(0, "rows"))[which]
     query = torch.randn(9, 65, generator=stream(0, "query"))
@@ -124,14 +124,14 @@ def test_a_tie_at_the_edge_leaves_the_scores_as_they_were(kernels):
     want, _ = exhaustive.topk_rows(weight, None, query, 11, None)
     value, got = exhaustive.topk_by_id(weight, None, query, 10, None, lambda rows: ids[rows])
     assert torch.equal(value, want[:, :10])
-    if kernels == "native":  # PyTorch may round equal rows differently, by where they stand
+    if kernels == "native":  # PyTorch may round equal rows differently, depending on their position
         best = (query @ torch.randn(3, 65, generator=stream(0, "rows")).t()).argmax(dim=1)
         for b in range(9):
             assert got[b].tolist() == sorted(ids[which == best[b]].tolist())[:10]
 
 
-def test_what_ties_is_what_ties_at_the_first_look():
-    """The same numbers in other orders: their sums tie or not by how they happen to round."""
+def test_ties_are_those_of_the_first_ranking():
+    """The same numbers in other orders: whether their sums tie depends on rounding."""
     numbers = torch.randn(65, generator=stream(0, "numbers"))
     generator = stream(0, "orders")
     weight = torch.stack([numbers[torch.randperm(65, generator=generator)] for _ in range(300)])

@@ -1,4 +1,4 @@
-"""One node from the query to the sampled loss, against autograd on a dense table."""
+"""Sampled logits and their gradients against autograd on a dense table."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def sampled(table, query, target, kept=KEPT):
 
 
 def dense(query, weight, bias, target, kept):
-    """Both answers from the full (B, C) logits; candidates that are an example's own are out."""
+    """Both terms from the full (B, C) logits; targets among the candidates are left out."""
     logit = query @ weight.t() + bias
     positive = logit.gather(1, target.clamp(min=0)).masked_fill(target < 0, -torch.inf)
     candidate = logit[:, kept.ids] - kept.log_q
@@ -49,7 +49,7 @@ def dense(query, weight, bias, target, kept):
 
 
 def dense_of(table):
-    """What waits for a step, as the gradients of all rows (C, D) and biases (C,)."""
+    """The queued gradients of all rows (C, D) and biases (C,)."""
     ids, weight, bias = table.gradients.summed()
     assert ids.tolist() == sorted(set(ids.tolist()))
     assert weight.dtype == bias.dtype == torch.float32
@@ -57,14 +57,14 @@ def dense_of(table):
 
 
 def weighted(positive, log_sum):
-    """A sum in which every entry pulls differently; padding has no pull."""
+    """A weighted sum with different weights; padding has weight 0."""
     positive = positive.masked_fill(positive.isneginf(), 0.0)
     pull = draw(*positive.shape, name="pull of own"), draw(len(log_sum), name="pull of kept")
     return (pull[0] * positive).sum() + (pull[1] * log_sum).sum()
 
 
 def reference(table, target):
-    """The answers and the gradients of query, rows and biases, all dense."""
+    """Both terms and the gradients of query, rows and biases, dense."""
     leaves = [draw(B, D, name="query"), *table.rows(torch.arange(C))]
     leaves = [leaf.clone().requires_grad_() for leaf in leaves]
     answers = dense(*leaves, target, KEPT)
@@ -73,8 +73,8 @@ def reference(table, target):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("fused", [True, False])
-def test_query_and_rows_get_the_gradients_of_the_dense_table(target, bias, fused):
-    """Those of rows move them at once, or wait for a step; the anchor has the norm of all."""
+def test_gradients_of_query_and_rows_equal_those_of_a_dense_table(target, bias, fused):
+    """Gradients of rows move them at once or are queued, with their norm in anchor.grad."""
     table = a_table(SGD.fused(lr=1.0) if fused else None, bias)
     answers, (query_grad, *want) = reference(table, target)
     before = [part.clone() for part in table.rows(torch.arange(C))]
@@ -102,8 +102,8 @@ def test_query_and_rows_get_the_gradients_of_the_dense_table(target, bias, fused
         assert not after[1].any()
 
 
-def test_gradients_of_bfloat16_rows_wait_in_float32():
-    """`dense_of` looks at their dtype; each is summed before anything is rounded."""
+def test_gradients_of_bfloat16_rows_are_queued_in_float32():
+    """`dense_of` checks their dtype; they are summed before any rounding."""
     table = a_table(dtype=torch.bfloat16)
     _, (_, *grads) = reference(table, TARGETS["one"])
     weighted(*sampled(table, draw(B, D, name="query"), TARGETS["one"])).backward()
@@ -111,8 +111,8 @@ def test_gradients_of_bfloat16_rows_wait_in_float32():
 
 
 @pytest.mark.parametrize("kind", [SGD, Adagrad, RowwiseAdagrad, LazyAdam])
-def test_an_optimizer_moves_rows_as_its_fused_update_does(kind):
-    """To the bit, also with three calls in one backward pass."""
+def test_an_optimizer_moves_rows_as_its_fused_update(kind):
+    """Bit by bit, also with three calls in one backward pass."""
     fused, given = a_table(kind.fused(lr=0.3)), a_table()
     optimizer = kind(given, lr=0.3)
     for table in (fused, given):
@@ -127,8 +127,8 @@ def test_an_optimizer_moves_rows_as_its_fused_update_does(kind):
 
 
 @pytest.mark.parametrize("height", [1e3, -1e5])
-def test_shares_of_the_kept_sum_add_up_to_one_wherever_the_logits_are(height):
-    """Biases get the shares themselves; a class's own logit takes no part here."""
+def test_shares_of_the_kept_sum_add_up_to_one_for_any_logits(height):
+    """The gradients of biases are the shares."""
     table = LocalTable(C, D, bias=torch.full((C,), height) + torch.arange(C) / 8)
     _, log_sum = sampled(table, draw(B, D, name="query"), TARGETS["several"])
     log_sum.sum().backward()
@@ -137,7 +137,7 @@ def test_shares_of_the_kept_sum_add_up_to_one_wherever_the_logits_are(height):
 
 
 def test_padding_never_touches_row_zero():
-    """Adam with moments of its own, and weight decay, would move it even without a gradient."""
+    """Adam's moments and weight decay would move it even with a gradient of 0."""
     table = a_table(LazyAdam.fused(lr=0.1, weight_decay=0.1))
     table.update(torch.arange(C), draw(C, D), draw(C))
     before = {name: value.clone() for name, value in table.row_tensors().items()}
@@ -149,7 +149,7 @@ def test_padding_never_touches_row_zero():
     assert bool(query.grad.isfinite().all())
 
 
-def test_a_padded_entry_sends_no_gradient_into_its_query():
+def test_padding_sends_no_gradient_to_the_query():
     target = torch.full((B, 2), -1)
     query = draw(B, D, name="query").requires_grad_()
     positive, log_sum = sampled(a_table(), query, target)
@@ -158,8 +158,8 @@ def test_a_padded_entry_sends_no_gradient_into_its_query():
     assert torch.equal(query.grad, torch.zeros(B, D))
 
 
-def test_an_example_that_owns_all_that_was_kept_has_nothing_left_to_sum():
-    """Its log is -inf and no gradient, NaN least of all, flows from it."""
+def test_an_example_whose_targets_are_all_kept_classes_has_an_empty_sum():
+    """Its log is -inf, without a gradient and without NaN."""
     table = a_table(SGD.fused(lr=1.0))
     kept = Candidates(torch.tensor([4, 8]), torch.zeros(2))
     target = torch.tensor([[4, 8], [8, 4], [4, 4], [4, -1], [1, 2]])
@@ -174,7 +174,7 @@ def test_an_example_that_owns_all_that_was_kept_has_nothing_left_to_sum():
     assert torch.equal((table.weight != before).any(dim=1).nonzero()[:, 0], torch.tensor([4, 8]))
 
 
-def test_rows_move_although_no_query_wants_a_gradient_but_not_without_gradients(target):
+def test_rows_move_if_no_query_requires_a_gradient_but_not_in_no_grad(target):
     table = a_table(SGD.fused(lr=1.0))
     before = table.weight.clone()
     with torch.no_grad():
@@ -185,7 +185,7 @@ def test_rows_move_although_no_query_wants_a_gradient_but_not_without_gradients(
     assert not torch.equal(table.weight[KEPT.ids], before[KEPT.ids])
 
 
-def test_a_gradient_that_is_not_finite_is_told_in_backward_and_moves_nothing():
+def test_a_gradient_that_is_not_finite_is_an_error_in_backward_and_moves_nothing():
     table = a_table(SGD.fused())
     before = table.weight.clone()
     positive, _ = sampled(table, draw(B, D, name="query"), TARGETS["one"])

@@ -1,4 +1,4 @@
-"""The table of one process: its options, its errors, and what copies and casts do to it."""
+"""`LocalTable`: options, errors, copies and casts."""
 
 import copy
 
@@ -25,7 +25,7 @@ def step(table, ids=(4, 9, 4)):
 
 
 def equal(one, other):
-    """Whether all that they save is the same: rows, biases, what is remembered, and numbers."""
+    """Whether rows, biases, optimizer state and numbers of two tables are equal."""
     one, other = one.state_dict(), other.state_dict()
     assert one.keys() == other.keys()
     return all(torch.equal(one[name], other[name]) for name in one)
@@ -39,7 +39,7 @@ def equal(one, other):
         ({"dtype": torch.float16}, "dtype must be float32 or bfloat16, got torch.float16."),
         ({"bias": torch.zeros(30)}, "bias has shape (30,); expected (C=31)."),
         (
-            {"bias": torch.arange(31).log()},  # 0 is a class never seen
+            {"bias": torch.arange(31).log()},  # the log of 0 is -inf
             "the bias of class 0 is NaN or inf. For the log of frequencies, give unseen classes a "
             "count: counts.clamp(min=1).",
         ),
@@ -62,7 +62,7 @@ def test_a_bad_option_is_refused(options, words):
         (torch.tensor([[0.0] * D, [torch.nan] * D]), DataError, "query row 1 holds NaN or inf."),
     ],
 )
-def test_a_bad_query_is_refused_by_every_verb_that_takes_all_classes(query, error, words):
+def test_a_bad_query_is_refused_by_topk_and_log_partition(query, error, words):
     table = LocalTable(C, D)
     for verb in (lambda q: table.topk(q, 2), table.log_partition):
         with pytest.raises(error) as caught:
@@ -71,8 +71,8 @@ def test_a_bad_query_is_refused_by_every_verb_that_takes_all_classes(query, erro
 
 
 @pytest.mark.parametrize("row_optimizer", [None, LazyAdam.fused()], ids=["step", "fused"])
-def test_rows_are_parameters_without_a_gradient_and_fused_state_are_buffers(row_optimizer):
-    """Only the anchor wants one: it stands for all rows, whoever moves them."""
+def test_rows_are_parameters_without_gradient_and_fused_state_are_buffers(row_optimizer):
+    """Only the anchor requires a gradient; it stands for all rows."""
     table = LocalTable(C, D, row_optimizer=row_optimizer)
     parameters = dict(table.named_parameters())
     assert {name: tuple(p.shape) for name, p in parameters.items()} == {
@@ -91,12 +91,12 @@ def test_rows_are_parameters_without_a_gradient_and_fused_state_are_buffers(row_
         assert tensors[name].data_ptr() == parameters[name].data_ptr()
 
 
-def test_rows_start_as_those_of_a_linear_layer_and_hang_on_the_seed_alone():
+def test_rows_start_like_a_linear_layer_and_depend_on_the_seed_alone():
     weight = LocalTable(999, D, seed=3).weight
     bound = 1 / D**0.5
     assert bool((weight.abs() <= bound).all())
     # uniform on (-b, b) has variance b^2 / 3 and, of that estimate, 2 b^2 / sqrt(45 n) as error:
-    # a right start fails 1 seed in 16,000
+    # a correct initialization fails for 1 seed in 16,000
     error = weight.detach().double().square().mean() - bound**2 / 3
     assert abs(float(error)) < 4 * 2 * bound**2 / (45 * weight.numel()) ** 0.5
     assert torch.equal(weight, LocalTable(999, D, seed=3, num_shards=3, bias=False).weight)
@@ -104,7 +104,7 @@ def test_rows_start_as_those_of_a_linear_layer_and_hang_on_the_seed_alone():
 
 
 @pytest.mark.parametrize("row_optimizer", [None, Adagrad.fused()], ids=["step", "fused"])
-def test_a_bias_starts_at_zero_or_at_what_was_given_or_is_not_there(row_optimizer):
+def test_biases_start_at_zero_or_at_given_values_or_are_absent(row_optimizer):
     everyone = torch.arange(C)
     start = draw(C, name="bias")
     assert not LocalTable(C, D, row_optimizer=row_optimizer).rows(everyone)[1].any()
@@ -121,7 +121,7 @@ def test_a_bias_starts_at_zero_or_at_what_was_given_or_is_not_there(row_optimize
     )
 
 
-def test_without_a_bias_its_gradients_go_nowhere():
+def test_without_biases_their_gradients_are_ignored():
     table = LocalTable(C, D, row_optimizer=Adagrad.fused(), bias=False)
     reference = SlowRows(table.weight, Adagrad.fused())
     step(table)
@@ -133,7 +133,7 @@ def test_without_a_bias_its_gradients_go_nowhere():
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "step"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", [RowwiseAdagrad, LazyAdam])
-def test_a_copy_of_rows_and_their_optimizer_goes_its_own_way_and_the_same_way(kind, dtype, fused):
+def test_a_copy_of_rows_and_optimizer_trains_independently_and_equally(kind, dtype, fused):
     def go_on(table, stepper):
         if fused:
             step(table)
@@ -163,8 +163,8 @@ def test_a_copy_of_rows_and_their_optimizer_goes_its_own_way_and_the_same_way(ki
 
 
 @pytest.mark.parametrize("optimizer", [SGD, RowwiseAdagrad, LazyAdam])
-def test_what_an_optimizer_remembers_of_updates_by_hand_is_in_its_state(optimizer):
-    """Or it would be lost between saving and loading, and in a copy of both."""
+def test_the_state_of_updates_by_hand_is_in_the_optimizer(optimizer):
+    """Otherwise it would not be saved or copied."""
     table, other = LocalTable(C, D), LocalTable(C, D)
     first, second = optimizer(table), optimizer(other)
     step(table)
@@ -178,8 +178,8 @@ def test_what_an_optimizer_remembers_of_updates_by_hand_is_in_its_state(optimize
 
 @pytest.mark.parametrize("optimizer", [RowwiseAdagrad.fused(), LazyAdam.fused()], ids=repr)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
-def test_a_cast_of_the_model_casts_the_rows_and_leaves_the_state_float32(optimizer, dtype):
-    """`model.bfloat16()` reaches the table too; a sum of squares in bfloat16 soon stands still."""
+def test_casting_a_model_casts_the_rows_and_leaves_the_state_float32(optimizer, dtype):
+    """`model.bfloat16()` casts tables, too; in bfloat16 a sum of squares soon stops growing."""
     table = LocalTable(C, D, row_optimizer=optimizer)
     step(table)
     state = {k: v for k, v in table.row_tensors().items() if "_" in k}
@@ -193,7 +193,7 @@ def test_a_cast_of_the_model_casts_the_rows_and_leaves_the_state_float32(optimiz
     assert [part.dtype for part in table.rows(torch.arange(2))] == [torch.float32] * 2
 
 
-def test_a_cast_of_the_model_leaves_what_waits_and_what_an_optimizer_remembers_float32():
+def test_casting_a_model_leaves_queued_gradients_and_optimizer_state_float32():
     table = LocalTable(C, D)
     optimizer = LazyAdam(table)
     step(table)
@@ -210,7 +210,7 @@ def test_a_cast_of_the_model_leaves_what_waits_and_what_an_optimizer_remembers_f
     assert {part.dtype for n, part in state.items() if n != "step"} == {torch.float32}
 
 
-def test_a_table_says_what_it_is():
+def test_the_repr_of_a_table():
     assert repr(LocalTable(C, D, row_optimizer=SGD.fused(lr=0.5), num_shards=3)) == (
         "LocalTable(\n  31 classes, dim=3, torch.float32, 3 shards, "
         "row_optimizer=SGD(lr=0.5, weight_decay=0.0)\n  (gradients): GradientQueue()\n)"
@@ -229,7 +229,7 @@ def test_bfloat16_rows_are_read_and_ranked_in_float32():
     torch.testing.assert_close(log_sum, scores.logsumexp(dim=1))
 
 
-def test_ranking_in_blocks_of_queries_is_ranking_at_once(monkeypatch):
+def test_ranking_in_blocks_of_queries_equals_ranking_at_once(monkeypatch):
     table = LocalTable(C, D)
     query = torch.randn(5, D, generator=stream(0, "query"))
     exclude = torch.randint(-1, C, (5, 4), generator=stream(0, "exclude"))
@@ -241,16 +241,16 @@ def test_ranking_in_blocks_of_queries_is_ranking_at_once(monkeypatch):
     assert table.topk(query[:0], 6)[1].shape == (0, 6)
 
 
-def test_contiguous_shards_each_keep_their_share_of_their_stretch_of_ids():
+def test_contiguous_shards_each_keep_their_quota_of_their_range_of_ids():
     table = LocalTable(C, D, num_shards=3, placement="contiguous")
-    table.weight.data.copy_(torch.linspace(1, 2, C)[:, None].expand(C, D))  # rising scores
+    table.weight.data.copy_(torch.linspace(1, 2, C)[:, None].expand(C, D))  # ascending scores
     kept = select(
         table, torch.ones(B, D), Candidates(torch.arange(C), torch.zeros(C)), 7, rule=Top()
     )
     assert kept.ids.tolist() == [8, 9, 10, 19, 20, 29, 30]
 
 
-def test_a_state_is_tensors_alone_and_no_number_is_rounded():
+def test_a_state_dict_holds_only_tensors_and_rounds_no_number():
     table = LocalTable(C, D, row_optimizer=SGD.fused(lr=1 / 3), seed=2**62 + 1)
     step(table)
     state = table.state_dict()
@@ -263,8 +263,8 @@ def test_a_state_is_tensors_alone_and_no_number_is_rounded():
     assert waiting["_extra_state"].tolist() == [4]
 
 
-def test_a_state_leaves_shards_and_their_placement_as_they_were_built():
-    """Only the seed decides with them where a class lives, and that the state brings."""
+def test_loading_a_state_keeps_the_number_of_shards_and_the_kind_of_placement():
+    """The seed, which also decides the shard of a class, is loaded."""
     table = LocalTable(C, D, num_shards=3, placement="contiguous", seed=4)
     other = LocalTable(C, D, num_shards=2, placement="random", seed=1)
     other.load_state_dict(table.state_dict())
@@ -280,7 +280,7 @@ def test_a_state_leaves_shards_and_their_placement_as_they_were_built():
     ("spoil", "found"),
     [(lambda n: n[:2], "torch.int64, (2,)"), (lambda n: n.float(), "torch.float32, (3,)")],
 )
-def test_numbers_that_were_cut_or_cast_are_told_and_not_taken(spoil, found):
+def test_truncated_or_cast_numbers_are_refused(spoil, found):
     table = LocalTable(C, D, row_optimizer=SGD.fused(lr=0.5), seed=3)
     step(table)
     state = table.state_dict()

@@ -1,4 +1,4 @@
-"""A computed order of 0 .. n-1 and its inverse."""
+"""A keyed permutation of 0 .. n-1 and its inverse."""
 
 import pytest
 import torch
@@ -22,13 +22,13 @@ def check_inverse(order, ids):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 16, 17, 31, 1024, 1025, 4097])
-def test_the_inverse_undoes_it_everywhere(size):
+def test_the_inverse_undoes_it_for_all_ids(size):
     for seed in range(5):
         check_inverse(order_of(size, seed), torch.arange(size))
 
 
 @given(st.integers(1, 3000), st.integers(0, 99))
-def test_the_inverse_undoes_it_whatever_the_size_and_seed(size, seed):
+def test_the_inverse_undoes_it_for_any_size_and_seed(size, seed):
     check_inverse(order_of(size, seed), torch.arange(size))
 
 
@@ -41,7 +41,7 @@ def test_the_inverse_undoes_it_among_a_billion(ids, seed):
     assert 0 <= int(moved.min()) <= int(moved.max()) < LARGE
 
 
-def test_an_inverse_keeps_the_shape_of_its_places_and_none_is_fine():
+def test_the_inverse_keeps_shapes_and_accepts_empty_tensors():
     order = order_of(31, 0)
     places = torch.arange(30).reshape(5, 6)
     assert torch.equal(order.inverse(places), order.inverse(places.reshape(-1)).reshape(5, 6))
@@ -49,7 +49,7 @@ def test_an_inverse_keeps_the_shape_of_its_places_and_none_is_fine():
     assert torch.equal(order.inverse(places.int()), order.inverse(places))
 
 
-def test_places_outside_are_told():
+def test_positions_out_of_range_are_an_error():
     with pytest.raises(UsageError) as error:
         order_of(31, 0).inverse(torch.tensor([31]))
     assert (

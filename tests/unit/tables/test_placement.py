@@ -16,8 +16,8 @@ HUGE = 3_000_000_000
 
 @pytest.mark.parametrize("num_shards", [2, 7, 8])
 @pytest.mark.parametrize("num_classes", [100_003, 2**20, HUGE])
-def test_frequent_classes_spread_over_the_shards_like_coins(num_classes, num_shards):
-    """Low ids are the frequent ones where ids are ranks; strided ones where tables were merged."""
+def test_frequent_classes_are_spread_over_shards_at_random(num_classes, num_shards):
+    """Low ids are frequent if ids are sorted by frequency; strided ids if tables were merged."""
     share, placement = 1 / num_shards, Placement(num_classes, num_shards)
     far = 2 ** int(np.log2(num_classes / 2_003))  # leaves the low bits of every id 0
     for stride in (1, 48, far):
@@ -26,12 +26,12 @@ def test_frequent_classes_spread_over_the_shards_like_coins(num_classes, num_sha
         # 27 settings of at most 8 + 1 numbers: a fair placement fails one seed in 10,000
         counts = np.bincount(shard, minlength=num_shards)
         assert abs(counts - 2_003 * share).max() < 5.1 * spread
-        # nor may neighbours take turns, which would spread them too evenly
+        # neighbours must not alternate either, which would be too even
         same = (shard[1:] == shard[:-1]).sum()
         assert abs(same - 2_002 * share) < 5.1 * spread
 
 
-def test_two_seeds_place_a_class_independently():
+def test_placements_of_two_seeds_are_independent():
     ids = torch.arange(5_003)
     one, other = (Placement(100_003, 5, seed=seed).shard(ids) for seed in (0, 1))
     both = np.bincount((one * 5 + other).numpy(), minlength=25)
@@ -39,7 +39,7 @@ def test_two_seeds_place_a_class_independently():
 
 
 def test_a_placement_never_changes_between_versions():
-    """Checkpoints hold rows by shard: a class must be found where it was put."""
+    """Checkpoints store rows by shard."""
     assert Placement(1009, 7, seed=3).permute(torch.arange(8)).tolist() == [
         46,
         443,
@@ -52,12 +52,12 @@ def test_a_placement_never_changes_between_versions():
     ]
 
 
-def test_the_number_of_shards_does_not_move_the_permutation():
+def test_the_permutation_does_not_depend_on_the_number_of_shards():
     ids = torch.arange(1009)
     assert torch.equal(Placement(1009, 2).permute(ids), Placement(1009, 5).permute(ids))
 
 
-def test_ids_up_to_three_billion_keep_apart_and_in_range():
+def test_ids_up_to_three_billion_stay_distinct_and_in_range():
     placement = Placement(HUGE, 11)
     tail = torch.arange(HUGE - 10_007, HUGE)
     anywhere = torch.randint(HUGE, (10_007,), generator=stream(0, "ids"))
@@ -68,11 +68,11 @@ def test_ids_up_to_three_billion_keep_apart_and_in_range():
         assert int(moved.max()) < HUGE
         assert int(moved.max()) > 2**31
     cell = (placement.permute(tail) // 300_000_000).numpy()
-    # neighbours land anywhere: fails one seed in a million
+    # neighbours are spread at random: fails for one seed in a million
     assert p_value(np.bincount(cell, minlength=10), np.full(10, 0.1)) > 1e-6
 
 
-def test_ids_of_any_shape_and_width_are_placed_alike():
+def test_placement_does_not_depend_on_shape_and_integer_type():
     """The keyed products need 64 bits; an int32 id would overflow to another shard."""
     placement, ids = Placement(1009, 7), torch.arange(1008)
     shard = placement.shard(ids)
@@ -91,7 +91,7 @@ def test_ids_of_any_shape_and_width_are_placed_alike():
         (lambda: Placement(3, 1.5), "num_shards must be a whole number, got 1.5."),
         (lambda: Placement(3, 1, kind="x"), "placement must be random or contiguous, got 'x'."),
         (
-            # an id beyond the square of the network would be walked for ever
+            # cycle walking would never end for an id out of range
             lambda: Placement(31, 3).shard(torch.tensor([64])),
             "ids holds class 64; expected ids from 0 to 30 (num_classes=31).",
         ),
@@ -101,7 +101,7 @@ def test_ids_of_any_shape_and_width_are_placed_alike():
         ),
     ],
 )
-def test_impossible_placements_are_refused_in_these_words(call, words):
+def test_impossible_placements_are_refused(call, words):
     with pytest.raises(UsageError, match=re.escape(words)):
         call()
 
@@ -112,7 +112,7 @@ def test_impossible_placements_are_refused_in_these_words(call, words):
     st.integers(),
     st.sampled_from(["random", "contiguous"]),
 )
-def test_shards_are_stretches_of_the_order_that_cover_it(num_classes, num_shards, seed, kind):
+def test_shards_are_consecutive_ranges_that_cover_the_order(num_classes, num_shards, seed, kind):
     num_shards = min(num_shards, num_classes)
     placement = Placement(num_classes, num_shards, seed=seed, kind=kind)
     starts = [placement.start(shard) for shard in range(num_shards + 1)]
@@ -129,7 +129,7 @@ def test_shards_are_stretches_of_the_order_that_cover_it(num_classes, num_shards
         assert torch.equal(placement.permute(mine) - starts[number], torch.arange(sizes[number]))
 
 
-def test_a_billion_classes_have_their_stretches_too():
+def test_ranges_of_a_billion_classes():
     placement = Placement(HUGE, 7)
     edges = torch.tensor([placement.start(shard) for shard in range(1, 7)])
     assert placement.shard_at(edges).tolist() == [1, 2, 3, 4, 5, 6]
@@ -137,7 +137,7 @@ def test_a_billion_classes_have_their_stretches_too():
     assert torch.equal(placement.permute(placement.ids_at(edges)), edges)
 
 
-def test_contiguous_placement_leaves_ids_in_their_order_whatever_the_seed():
+def test_contiguous_placement_keeps_ids_in_order_for_any_seed():
     placement = Placement(31, 3, kind="contiguous", seed=5)
     assert torch.equal(placement.permute(torch.arange(31)), torch.arange(31))
     assert [placement.ids_of(shard).tolist() for shard in range(3)] == [

@@ -1,4 +1,4 @@
-"""What is drawn for a second pass, and one shard's part of it: its quota, and nothing at all."""
+"""The draws of a second pass, and the quota of one shard."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ PART = Candidates(torch.tensor([3, 8, 30]), torch.tensor([-1.0, -2.0, 0.0]))
 
 
 @pytest.mark.parametrize(("keep", "num_shards"), [(7, 3), (2, 5), (6, 3), (1, 1), (0, 4)])
-def test_quotas_are_as_equal_as_they_can_be_and_sum_up(keep, num_shards):
+def test_quotas_differ_by_at_most_one_and_sum_to_keep(keep, num_shards):
     quotas = [shard_quota(keep, num_shards, shard) for shard in range(num_shards)]
     assert sum(quotas) == keep
     assert quotas == sorted(quotas, reverse=True)
@@ -37,7 +37,7 @@ def keep_here(part, quota, rule):
     return select_here(LocalTable(31, 3), part, part.ids, mine)
 
 
-def test_a_shard_keeps_its_quota_and_scores_only_where_it_must_choose():
+def test_a_shard_keeps_its_quota_and_scores_only_if_it_must_choose():
     nothing = Candidates(PART.ids[:0], PART.log_q[:0])
     for part, quota in ((PART, 0), (nothing, 0), (nothing, 2)):
         kept = keep_here(part, quota, Unasked())
@@ -51,7 +51,7 @@ def test_a_shard_keeps_its_quota_and_scores_only_where_it_must_choose():
         assert set(kept.ids.tolist()) < set(PART.ids.tolist())
 
 
-def test_only_a_rule_of_chance_draws_noise():
+def test_only_random_rules_draw_noise():
     generator, reference = stream(0, "keep"), stream(0, "keep")
     assert draw(Top(), generator=generator).noise.shape == (0,)
     assert torch.equal(generator.get_state(), reference.get_state())
@@ -60,7 +60,7 @@ def test_only_a_rule_of_chance_draws_noise():
 
 
 @pytest.mark.parametrize(("score_queries", "complete"), [(None, True), (5, True), (3, False)])
-def test_as_many_queries_score_as_the_rule_wants_each_with_its_target(score_queries, complete):
+def test_the_rule_decides_how_many_queries_score_each_with_its_target(score_queries, complete):
     how = draw(Top(score_queries=score_queries))
     assert how.complete == complete
     assert len(how.query) == (score_queries or 5)
@@ -68,13 +68,13 @@ def test_as_many_queries_score_as_the_rule_wants_each_with_its_target(score_quer
     assert torch.equal(how.query, everyone[how.target[:, 0]])
 
 
-def test_nothing_is_drawn_where_all_of_the_pool_stays():
+def test_nothing_is_drawn_if_the_whole_pool_is_kept():
     generator, before = stream(0, "keep"), stream(0, "keep").get_state()
     assert draw(Priority(score_queries=2), keep=3, generator=generator) is None
     assert torch.equal(generator.get_state(), before)
 
 
-def test_a_generator_that_is_none_is_told():
+def test_a_missing_generator_is_an_error():
     with pytest.raises(UsageError) as error:
         draw(Priority(), generator=7)
     assert str(error.value) == (

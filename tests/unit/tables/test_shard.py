@@ -1,4 +1,4 @@
-"""A shard starts as its part of the whole table, however it is drawn."""
+"""A shard starts as its part of the whole table."""
 
 import pytest
 import torch
@@ -26,8 +26,8 @@ def a_shard(number, num_shards=3, *, kind="random", dtype=torch.float32, bias=Tr
 @pytest.mark.parametrize("numbers", [1, 4, 92, 1 << 22])
 @pytest.mark.parametrize("kind", ["random", "contiguous"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_rows_start_as_those_of_the_whole_table(numbers, kind, dtype, monkeypatch):
-    """Blocks of one row, of several, of all but one, of more than all."""
+def test_rows_start_like_those_of_the_whole_table(numbers, kind, dtype, monkeypatch):
+    """Drawn in blocks of one row, of several, of all but one, and of more than all."""
     monkeypatch.setattr("tapas.tables.shard.NUMBERS_PER_BLOCK", numbers)
     whole = LocalTable(C, D, seed=7, dtype=dtype)
     seen = []
@@ -41,8 +41,8 @@ def test_rows_start_as_those_of_the_whole_table(numbers, kind, dtype, monkeypatc
     assert sorted(seen) == list(range(C))
 
 
-def test_large_blocks_are_those_of_one_draw():
-    """PyTorch draws runs of 16 and more by another path than short ones."""
+def test_rows_drawn_in_large_blocks_equal_those_of_one_draw():
+    """PyTorch draws 16 numbers or more by another algorithm than fewer."""
     dim, num_classes = 50, 300
     placement = Placement(num_classes, 2, seed=1)
     whole = LocalTable(num_classes, dim, seed=1)
@@ -61,7 +61,7 @@ def test_large_blocks_are_those_of_one_draw():
         assert torch.equal(shard.weight, whole.weight[placement.ids_of(1)])
 
 
-def test_shards_round_by_numbers_of_their_own():
+def test_shards_round_with_different_random_numbers():
     """The same gradient of the same row, below the spacing of bfloat16, on two shards."""
     shards = [a_shard(number, dtype=torch.bfloat16) for number in (0, 1)]
     moved = []
