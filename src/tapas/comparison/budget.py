@@ -55,8 +55,8 @@ class RunBudget:
                 if steps >= least:
                     steps, seconds = self.final_steps(name), self.config.final_seconds
                 words = (
-                    f"too slow for this budget: a step takes {pace:.3g} s, and a run of "
-                    f"{seconds:.3g} s has {steps} of at least {least}"
+                    f"too slow for this budget: a step takes {pace:.3g} s, so a run of "
+                    f"{seconds:.3g} s has {steps} steps, and at least {least} are needed"
                 )
                 first = CONTENDERS[name].trials(1)[0]
                 found[name] = (self._trial(name, first), words)

@@ -67,7 +67,7 @@ def _compare(
     num_samples = config.num_samples(log.num_items)
 
     measured, wanted = Ledger(out / PACE), pace_runs(config, num_samples)
-    measure_paces(measured, wanted, config, cache, progress("pace"))
+    measure_paces(measured, wanted, config, cache, progress("step times"))
     budget = RunBudget(config, num_samples, paces(measured, wanted))
 
     ledger, go = Ledger(out / RUNS), partial(execute, config=config, cache=cache)
@@ -75,6 +75,6 @@ def _compare(
         status(f"{run.contender}: {words}")
         if run not in ledger:
             ledger.add({"key": run.key(), "run": dataclasses.asdict(run), "skipped": words})
-    run_missing(ledger, budget.references(), go, progress("references"), workers=workers)
-    run_missing(ledger, budget.searches(), go, progress("search"), workers=workers)
-    run_missing(ledger, budget.finals(ledger), go, progress("seeds"), workers=workers)
+    run_missing(ledger, budget.references(), go, progress("baselines"), workers=workers)
+    run_missing(ledger, budget.searches(), go, progress("trials"), workers=workers)
+    run_missing(ledger, budget.finals(ledger), go, progress("final runs"), workers=workers)

@@ -104,13 +104,16 @@ def test_who_is_too_slow_is_named_with_the_numbers():
     assert list(mine.too_slow()) == ["full"]
     assert (run.contender, run.points, run.steps) == ("full", "validation", 15)
     assert words == (
-        "too slow for this budget: a step takes 0.1 s, and a run of 1.5 s has 15 of at least 20"
+        "too slow for this budget: a step takes 0.1 s, so a run of 1.5 s has 15 steps, and at "
+        "least 20 are needed"
     )
     assert "full" not in {run.contender for run in mine.searches()}
     seeds = quick(budget_seconds=12.0, trials=1, seeds=6, least_steps=20)
     many = RunBudget(seeds, 16, {"full": 0.1})  # the others have no pace and are left out
     assert (many.running(), list(many.too_slow())) == ([], ["full"])
-    assert many.too_slow()["full"][1].endswith("and a run of 1 s has 10 of at least 20")
+    assert many.too_slow()["full"][1].endswith(
+        "so a run of 1 s has 10 steps, and at least 20 are needed"
+    )
 
 
 def test_the_truth_is_a_reference_where_it_is_known():

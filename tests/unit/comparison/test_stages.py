@@ -108,7 +108,7 @@ def test_who_is_too_slow_is_said_and_written(tmp_path, cache, monkeypatch):
     config = quick(contenders=("full", "sampled"))
     compare(config, tmp_path, cache=cache, status=said.append)
     [line] = [r for r in lines(tmp_path / "runs.jsonl") if r["run"]["contender"] == "full"]
-    assert line["skipped"].startswith("too slow for this budget: a step takes 1 s, and a run of")
+    assert line["skipped"].startswith("too slow for this budget: a step takes 1 s, so a run of")
     assert f"full: {line['skipped']}" in said
 
 
@@ -150,5 +150,5 @@ def test_every_stage_is_followed_and_threads_are_given_back(tmp_path, cache):
     compare(config, tmp_path, cache=cache, progress=progress)
     assert torch.get_num_threads() == 2
     assert seen == {
-        "pace": (2, 2), "references": (4, 4), "search": (1, 1), "seeds": (1, 1),
+        "step times": (2, 2), "baselines": (4, 4), "trials": (1, 1), "final runs": (1, 1),
     }  # fmt: skip
