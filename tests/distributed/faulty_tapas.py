@@ -1,4 +1,4 @@
-"""`tapas` with a fault planned for each attempt of a job: FAULTS="kill@1:7 hang@0:9", then none.
+"""`tapas` with a planned fault for each attempt of a job, such as FAULTS="kill@1:7 hang@0:9".
 
 Each is KIND@RANK:STEP.
 """

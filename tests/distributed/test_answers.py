@@ -1,6 +1,6 @@
-"""What a table on ranks answers is what a table of one process answers, whoever asks.
+"""Answers of a table on ranks equal those of a table of one process.
 
-Rows are full of ties, queries are dealt unevenly, and some ranks have none.
+Many scores tie, ranks have different numbers of queries, and some have none.
 """
 
 from dataclasses import asdict
@@ -15,7 +15,7 @@ from tapas.optim import RowwiseAdagrad
 from tapas.rng import stream
 
 C, M, NUM_QUERIES = 31, 3, 11
-DEALS = [(3, 7, 1), (0, 9, 2), (0, 0, 11)]  # queries of each rank
+DEALS = [(3, 7, 1), (0, 9, 2), (0, 0, 11)]  # number of queries of each rank
 
 
 def draw(*shape, name):
@@ -27,12 +27,12 @@ def whole_numbers(*shape, name):
 
 
 def tied(dim):
-    """Rows of whole numbers, on which every score is shared by many classes."""
+    """Rows of integers, so that many classes tie."""
     return whole_numbers(C, dim, name="rows"), whole_numbers(C, name="bias")
 
 
 def twins(dim):
-    """Five rows of real numbers, each of which six or seven classes share."""
+    """Five different rows, each shared by six or seven classes."""
     which = torch.randperm(C, generator=stream(1, "which")) % 5
     return draw(5, dim, name="rows")[which], draw(5, name="bias")[which]
 
@@ -67,7 +67,7 @@ RULES = {"priority": Priority(), "few score": Priority(score_queries=4), "top": 
 
 
 def ask(table, case, mine, names):
-    """Every question of `names` about the examples of the slice `mine`."""
+    """The answers of all methods `names` for the examples of the slice `mine`."""
     query, exclude, target = (part[mine] for part in queries(case))
     questions = {
         **{f"top {k}": lambda k=k: table.topk(query, k) for k in (1, 7, 20, C)},
@@ -118,13 +118,13 @@ def local(case, num_shards=M):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("deal", DEALS, ids=str)
-def test_answers_to_each_example_are_those_of_one_process_ties_and_all(answers, case, deal):
-    """k = 20 is more than any shard of three has; whole numbers leave nothing to rounding."""
+def test_answers_for_each_example_equal_those_of_one_process_including_ties(answers, case, deal):
+    """k = 20 is more than a shard of three has; integers are exact."""
     for rank, answer in enumerate(answers):
         got = answer[case, deal]
         best = [name for name in got if name.startswith("top")]
         if case == "twins" and native.state() != "in use on CPUs":
-            best = []  # PyTorch may round equal rows differently, by where they stand
+            best = []  # PyTorch may round equal rows differently, depending on their position
         names = [*best, "log_partition", "rows", "log_prob"]
         want = ask(local(case), case, part_of(deal, rank), names)
         for name in names:
@@ -136,7 +136,7 @@ def test_answers_to_each_example_are_those_of_one_process_ties_and_all(answers, 
                 assert torch.equal(got[name][1], want[name][1]), f"{where}: ids"
 
 
-def test_the_rows_do_tie_across_shards_and_across_the_edge():
+def test_the_rows_tie_across_shards_and_at_the_kth_place():
     for case in CASES:
         table = local(case)
         query = queries(case)[0]
@@ -152,8 +152,8 @@ def test_the_rows_do_tie_across_shards_and_across_the_edge():
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("deal", DEALS, ids=str)
-def test_answers_to_all_examples_are_those_of_one_process(answers, case, deal):
-    """Kept are those of as many shards; the full loss is the mean over ranks."""
+def test_answers_for_all_examples_equal_those_of_one_process(answers, case, deal):
+    """The one process has as many shards; the full loss is the mean over ranks."""
     found = [answer[case, deal] for answer in answers]
     losses = ask(local(case, 1), case, slice(None), ["full_loss", "full_loss of one"])
     for name, loss in losses.items():
@@ -167,7 +167,7 @@ def test_answers_to_all_examples_are_those_of_one_process(answers, case, deal):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_a_diagnosis_is_that_of_one_process_where_one_rank_has_all_examples(answers, case):
+def test_a_diagnosis_equals_that_of_one_process_if_one_rank_has_all_examples(answers, case):
     want = ask(local(case), case, slice(None), ["diagnose"])["diagnose"]
     got = answers[2][case, DEALS[2]]["diagnose"]
     for name, value in asdict(want).items():

@@ -1,4 +1,4 @@
-"""Checkpoints of many ranks: loaded by any other number of them, bit for bit, whatever happens."""
+"""Checkpoints of several ranks, loaded by any other number of ranks bit by bit."""
 
 import errno
 import json
@@ -41,7 +41,7 @@ from tapas.tables.placement import Placement, RowRange
 
 pytestmark = pytest.mark.slow
 SAVERS, LOADERS = (1, 2, 3, 4), (1, 2, 3, 5)
-TREE = "model.tree"  # whole on every rank, saved by one
+TREE = "model.tree"  # complete on every rank, saved by one
 TREE_ROWS = TableRows(RowRange.all_by_id(2), {"weight": torch.eye(2)})
 
 
@@ -51,7 +51,7 @@ def held(ranks: GroupRanks) -> Contents:
 
 
 def is_right(found: dict[str, torch.Tensor], ranges: dict[str, RowRange]) -> bool:
-    """Of tables in `ranges` these rows, all of the others, and what is no table."""
+    """The rows of tables in `ranges`, all rows of other tables, and everything else."""
     tables = {
         name: part_of(tensor, ranges[prefix]) if (prefix := name.rpartition(".")[0]) in ranges
         else tensor
@@ -62,7 +62,7 @@ def is_right(found: dict[str, torch.Tensor], ranges: dict[str, RowRange]) -> boo
 
 @contextmanager
 def limited(most: int):
-    """No file may be larger than this while in here."""
+    """A context in which no file may be larger than `size` bytes."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
     yield
@@ -70,7 +70,7 @@ def limited(most: int):
 
 
 def work(world: GroupRanks, root: Path) -> dict[str, str]:
-    checkpoint_rows.READ_BYTES = 60  # so that even these rows are read in several blocks
+    checkpoint_rows.READ_BYTES = 60  # so that rows are read in several blocks
     for members in [*(range(m) for m in SAVERS), (1, 3)]:
         group = dist.new_group(list(members))
         if world.rank in members:
@@ -128,7 +128,7 @@ def faults(ranks: GroupRanks, at: Path) -> dict[str, str]:
 
 
 def vanish(ranks: GroupRanks, root: Path, victim: int) -> None:
-    """Save step 1, then lose a rank in the middle of step 2; the other writes down what it sees."""
+    """Save step 1, then kill a rank while step 2 is saved; the other records its error."""
     peer_failure.GRACE_SECONDS = 0.5
     folder = CheckpointFolder(root)
     mine = held(ranks)
@@ -152,7 +152,7 @@ def saved(tmp_path_factory):
 
 
 @pytest.mark.parametrize("by", ["0", "0-1", "0-1-2", "0-1-2-3", "1-3"])
-def test_what_any_number_of_ranks_saved_is_loaded_by_any_other(saved, by):
+def test_a_checkpoint_of_any_number_of_ranks_is_loaded_by_any_other(saved, by):
     folder = CheckpointFolder(saved[0] / f"by-{by}")
     assert is_right(folder.load().tensors, {})
     for order, num_shards in [*(("same", n) for n in LOADERS), ("other", 2)]:
@@ -164,7 +164,7 @@ def test_what_any_number_of_ranks_saved_is_loaded_by_any_other(saved, by):
     assert record["tables"][TREE]["ranges"] == [["rows-0.safetensors", 0, 2]]
 
 
-def test_what_one_rank_cannot_do_is_told_by_all_of_them(saved):
+def test_the_error_of_one_rank_is_raised_on_all(saved):
     root, answers = saved
     full_disk = (
         f"cannot save checkpoint step 2 into {root / 'faults'}: {{}}. "
@@ -201,5 +201,5 @@ def test_a_rank_killed_while_saving_leaves_the_old_checkpoint(tmp_path, victim):
     folder = CheckpointFolder(root)
     assert folder.steps() == [1]
     assert is_right(folder.load().tensors, {})
-    folder.save(3, held_by(0, 1), STATE)  # what was left half done goes, at the latest now
+    folder.save(3, held_by(0, 1), STATE)  # removes the incomplete checkpoint
     assert sorted(os.listdir(root)) == ["step-00000001", "step-00000003"]

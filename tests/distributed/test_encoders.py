@@ -1,8 +1,8 @@
-"""Encoders of many makes in front of a table on three ranks: the rows end as in one process.
+"""Encoders wrapped in many ways, with a table on three ranks, train as in one process.
 
-DDP, FSDP2 and torch.compile know nothing of the table, nor it of them; also where a whole model
-is wrapped, head and all, and where the encoder reads its inputs from the table. Rows are moved by
-an optimizer on every rank, whose gradients are clipped with those of the encoder, or in `backward`.
+With DDP, FSDP2 and torch.compile, around the encoder or the whole model, and with an encoder
+that reads its inputs from the table. Rows move by an optimizer on every rank, whose gradients are
+clipped with those of the encoder, or in `backward`.
 """
 
 import warnings
@@ -19,7 +19,7 @@ from tapas.optim import Combined, RowwiseAdagrad, anchors
 from tapas.rng import stream
 
 C, D, M, BATCH, STEPS = 53, 5, 3, 17, 3
-PARTS = [(5, 4, 8), (0, 13, 4), (17, 0, 0)]  # examples of each rank, step by step
+PARTS = [(5, 4, 8), (0, 13, 4), (17, 0, 0)]  # examples of each rank, for each step
 
 
 class Model(torch.nn.Module):
@@ -42,7 +42,7 @@ def draw(*shape, name):
 
 
 def layer(number):
-    linear = torch.nn.utils.skip_init(torch.nn.Linear, D, D)  # without ambient randomness
+    linear = torch.nn.utils.skip_init(torch.nn.Linear, D, D)  # without torch's global random state
     with torch.no_grad():
         linear.weight.copy_(draw(D, D, name=f"weight {number}"))
         linear.bias.copy_(draw(D, name=f"bias {number}"))
@@ -118,14 +118,14 @@ def train(model, table, part, *, clip):
         losses.append(float(loss.detach()))
         optimizer.zero_grad()
         loss.backward()
-        if clip:  # by the norm of encoder and rows together
+        if clip:  # by the norm of encoder and rows
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
         optimizer.step()
     return losses
 
 
 def dense(model):
-    """Parameters in the order of the model, in one piece each, but for rows."""
+    """All parameters except rows, unsharded, in the order of the model."""
     named = model.named_parameters()
     values = [p.detach() for name, p in named if ".table." not in name]
     return [p.full_tensor() if hasattr(p, "full_tensor") else p for p in values]
@@ -137,7 +137,7 @@ WAYS = {  # a fused update, and whether gradients are clipped
     "by an optimizer, clipped": (None, True),
 }
 CASES = [(name, "in backward") for name in MAKES]
-# torch cannot clip DTensors and others as one
+# torch cannot clip DTensors and other tensors together
 CASES += [
     (name, "by an optimizer" if "FSDP2" in name else "by an optimizer, clipped") for name in MAKES
 ]
@@ -170,7 +170,7 @@ def answers():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "way"), CASES)
-def test_rows_and_encoder_are_those_of_one_process(answers, name, way):
+def test_rows_and_encoder_equal_those_of_one_process(answers, name, way):
     _, trains_inputs, reads_table = MAKES[name]
     update, clip = WAYS[way]
     table = LocalTable(C, D, seed=1, num_shards=M, row_optimizer=update)
@@ -182,14 +182,14 @@ def test_rows_and_encoder_are_those_of_one_process(answers, name, way):
     mean = torch.tensor([answer[name, way][0] for answer in answers]).mean(dim=0)
     torch.testing.assert_close(mean, torch.tensor(losses), **close)
     rows = table.rows(torch.arange(C))
-    assert float((rows[0] - start).abs().max()) > 0.1  # they have moved, and far
+    assert float((rows[0] - start).abs().max()) > 0.1  # they have moved
     torch.testing.assert_close(answers[0][name, way][1], rows, **close)
     for answer in answers:
         torch.testing.assert_close(answer[name, way][2], dense(model), **close)
 
 
 def refused(ranks):
-    """What two ranks are told of a table that is no shared one, and of an anchor that FSDP took."""
+    """The errors on two ranks for a local table, and for an anchor sharded by FSDP."""
     told = {}
     for name, wrap in (("alone", lambda m: m), ("DDP", DistributedDataParallel)):
         model = wrap(Model(LocalTable(C, D, seed=1)))
@@ -198,7 +198,7 @@ def refused(ranks):
         told[name] = str(error.value)
     model = Model(LocalTable(C, D, seed=1))
     with torch.no_grad():
-        model(*batch(0))  # to look at it is no harm
+        model(*batch(0))  # evaluation is allowed
     model.requires_grad_(False)
     model(*batch(0))
     own = Model(LocalTable(C, D, seed=1, independent_ranks=True))
@@ -211,8 +211,8 @@ def refused(ranks):
 
 
 @pytest.mark.slow
-def test_rows_of_one_process_are_not_trained_by_several():
-    """DDP would keep those of rank 0 and drop the updates of all others, without a word."""
+def test_a_local_table_cannot_be_trained_on_several_ranks():
+    """DDP would silently keep the rows of rank 0 and drop all other updates."""
     alone = (
         "this table is in one process, but torch.distributed has 2 ranks: each would train rows of "
         "its own. Share them, TapasSoftmax(table=tapas.ShardedTable(num_classes, dim), ...); or, "

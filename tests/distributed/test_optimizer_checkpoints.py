@@ -1,4 +1,4 @@
-"""save_checkpoint with optimizers of rows: any number of ranks goes on where any other stopped."""
+"""Checkpoints with row optimizers, resumed by any other number of ranks."""
 
 import pytest
 import torch
@@ -13,15 +13,21 @@ from tapas.rng import stream
 pytestmark = pytest.mark.slow
 C, D, BATCH, MIDDLE, STEPS = 41, 4, 12, 3, 6
 KINDS = {"rowwise": RowwiseAdagrad, "adagrad": Adagrad, "adam": LazyAdam}
-SETTINGS = [("rowwise", True), ("adagrad", False), ("adam", True)]  # and whether there are biases
+SETTINGS = [
+    ("rowwise", True),
+    ("adagrad", False),
+    ("adam", True),
+]  # optimizer, and whether there are biases
 
 
 def build(table, kind):
-    encoder = torch.nn.utils.skip_init(torch.nn.Linear, D, D)  # without ambient randomness
+    encoder = torch.nn.utils.skip_init(torch.nn.Linear, D, D)  # without torch's global random state
     with torch.no_grad():
         for parameter in encoder.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=stream(0, "encoder")))
-    head = TapasSoftmax(table=table, num_samples=C, seed=1)  # all: shards keep the same
+    head = TapasSoftmax(
+        table=table, num_samples=C, seed=1
+    )  # all classes, so that shards keep the same
     model = torch.nn.ModuleDict({"encoder": encoder, "head": head})
     dense = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
     optimizer = Combined(dense, KINDS[kind](head, lr=0.2))
@@ -73,7 +79,7 @@ def on_ranks(ranks, folder, first, last):
 
 
 @pytest.mark.parametrize(("first", "then"), [(2, 3), (3, 1), (1, 2)])
-def test_a_run_that_changes_its_number_of_ranks_ends_as_one_process(tmp_path, first, then):
+def test_a_run_that_changes_its_number_of_ranks_ends_like_one_process(tmp_path, first, then):
     run_ranks(first, on_ranks, str(tmp_path), 0, MIDDLE)
     answers = run_ranks(then, on_ranks, str(tmp_path), MIDDLE, STEPS)
     for kind, bias in SETTINGS:
@@ -84,14 +90,14 @@ def test_a_run_that_changes_its_number_of_ranks_ends_as_one_process(tmp_path, fi
 
 
 def both_kinds(make):
-    """A fused table, and one that an optimizer moves; the order of each is that of `make`."""
+    """A fused table and one with an optimizer, both built by `make`."""
     fused = make(C, D, seed=1, row_optimizer=LazyAdam.fused(lr=0.1), dtype=torch.bfloat16)
     waits = make(C, D, seed=2, bias=False)
     return torch.nn.ModuleDict({"fused": fused, "waits": waits}), RowwiseAdagrad(waits, lr=0.3)
 
 
 def saved_again(ranks, source, folder, placement):
-    """Load what is in `source`, or begin, and save it to `folder`."""
+    """Load the checkpoint in `source`, if any, and save to `folder`."""
     model, optimizer = both_kinds(lambda *a, **k: ShardedTable(*a, placement=placement, **k))
     if source is not None:
         assert load_checkpoint(source, model, optimizer) == (STEPS, {"mine": [1, None]})
@@ -113,8 +119,8 @@ def whole_state(folder):
     return {**model.state_dict(), **state, "updates": torch.tensor(model["fused"].num_updates)}
 
 
-def test_rows_and_their_state_pass_through_any_number_of_ranks_and_any_order_to_the_bit(tmp_path):
-    """Saved by three ranks, then by two in another order, by one process, and by three again."""
+def test_rows_and_state_are_unchanged_by_any_number_of_ranks_and_any_placement(tmp_path):
+    """Saved by three ranks, by two with another placement, by one process, by three again."""
     first, second, third, last = (str(tmp_path / name) for name in "abcd")
     run_ranks(3, saved_again, None, first, "random")
     run_ranks(2, saved_again, first, second, "contiguous")
@@ -134,7 +140,7 @@ def test_rows_and_their_state_pass_through_any_number_of_ranks_and_any_order_to_
 
 @pytest.mark.parametrize("middle", [0, MIDDLE])
 @pytest.mark.parametrize(("kind", "bias"), SETTINGS)
-def test_one_process_goes_on_to_the_bit_also_from_before_the_first_step(
+def test_one_process_resumes_bit_by_bit_also_from_before_the_first_step(
     tmp_path, kind, bias, middle
 ):
     want, _ = whole_run(kind, bias)
@@ -151,7 +157,7 @@ def test_one_process_goes_on_to_the_bit_also_from_before_the_first_step(
 
 
 def shared_on_ranks(ranks, folder):
-    """Two heads on one table: saved once, loaded under both names."""
+    """Two heads with one table: saved once, loaded under both names."""
     found = []
     for _ in range(2):
         table = ShardedTable(C, D, seed=1)
@@ -192,7 +198,7 @@ def test_optimizers_of_another_kind_or_order_are_refused_before_anything_is_load
         assert torch.equal(table.weight, before)
 
 
-def test_an_optimizer_of_rows_that_was_not_passed_is_told(tmp_path):
+def test_a_row_optimizer_that_was_not_passed_is_an_error(tmp_path):
     model, optimizer, _ = build(LocalTable(C, D, seed=1), "adam")
     dense, rows = optimizer.optimizers
     assert refused(lambda: save_checkpoint(tmp_path, 0, model, dense)) == (
@@ -204,7 +210,7 @@ def test_an_optimizer_of_rows_that_was_not_passed_is_told(tmp_path):
 
 
 def disagreeing(ranks):
-    """Rows frozen on one rank only, other learning rates, and the state of another rank."""
+    """Rows frozen on one rank only, different learning rates, and the state of another rank."""
     frozen = ShardedTable(C, D, seed=1)
     frozen.gradients.anchor.requires_grad_(ranks.rank == 0)
     told = [refused(lambda: frozen.lookup(torch.arange(3)), PeerError)]
@@ -216,7 +222,7 @@ def disagreeing(ranks):
         optimizer.step()
 
     told.append(refused(lambda: step(table, optimizer), PeerError))
-    table = ShardedTable(2 * C, D, seed=1)  # parts of one size
+    table = ShardedTable(2 * C, D, seed=1)  # shards of equal size
     optimizer = Adagrad(table, lr=0.1)
     step(table, optimizer)
     states = [optimizer.state_dict()]

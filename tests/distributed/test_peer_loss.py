@@ -1,6 +1,6 @@
-"""One of three ranks is killed, hangs or stops in the middle of training: the others say which.
+"""One of three ranks is killed, hangs or stops during training: the others name it.
 
-Each fault is one job; all jobs run at the same time, as most of it is waiting.
+Each fault is one job; all jobs run at the same time, because they mostly wait.
 """
 
 import json
@@ -22,20 +22,20 @@ from tapas.rng import stream
 
 C, D, M, FATAL_STEP = 31, 3, 3, 3
 TIMEOUT_SECONDS, GRACE_SECONDS = 4.0, 2.0
-SLACK_SECONDS = 10.0  # for a busy machine; whoever waits without a limit is killed later
+SLACK_SECONDS = 10.0  # for a busy machine
 CHECKPOINT = "run/checkpoints/step-2"
 OFFER = rf" The last checkpoint is {CHECKPOINT}\."
 DIED = r"rank {} died or hangs: no answer \(.+\)\." + OFFER
-# whoever runs out of patience first leaves, and the next one sees a closed connection
+# the first rank that times out exits, and the next one sees a closed connection
 HANGS = r"rank {} (hangs or is lost|died or hangs): no answer \(.+\)\." + OFFER
 STOPPED = r"rank {} stopped: OSError: no space left on device\." + OFFER
-# without torchrun, rank 0 keeps the store in which ranks say that they are alive
+# without torchrun, rank 0 has the store in which ranks report that they are alive
 UNHOSTED = (
     r"the process with the ranks' shared store is gone \(.+\); that is rank {} or torchrun\."
     + OFFER
 )
 
-# the rank at fault, what it does, before which call, and what the others are told
+# the rank at fault, its fault, the call before which it happens, and the errors of the others
 FAULTS = {
     "killed inside a step": (2, "kill", "backward", DIED),
     "rank 0 is killed": (0, "kill", "forward", DIED),
@@ -82,7 +82,7 @@ def work(rank, port, hosted, folder, fault):
         "MASTER_PORT": str(port),
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    if hosted:  # as under torchrun, whose own process keeps the store
+    if hosted:  # as under torchrun, whose process has the store
         os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
     try:
         with join_ranks(timeout_seconds=TIMEOUT_SECONDS) as ranks:
@@ -99,7 +99,7 @@ def work(rank, port, hosted, folder, fault):
 
 
 def start(name, folder):
-    """The processes of one job, and its store if it is not for rank 0 to keep."""
+    """The processes of one job, and its store if rank 0 does not have it."""
     hosted = FAULTS[name][3] != UNHOSTED
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     port = store.port
@@ -119,7 +119,7 @@ def start(name, folder):
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory):
-    """{fault: {rank: what it was told, and after how many seconds}}"""
+    """{fault: {rank: its error, and after how many seconds}}"""
     folders = {name: tmp_path_factory.mktemp("job") for name in FAULTS}
     started = {name: start(name, folder) for name, folder in folders.items()}
     deadline = time.monotonic() + 90
@@ -143,7 +143,7 @@ def jobs(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
-def test_the_others_say_in_time_who_is_at_fault_and_what_the_last_checkpoint_is(jobs, name):
+def test_the_others_name_the_rank_at_fault_and_the_last_checkpoint_in_time(jobs, name):
     victim, how, _, words = FAULTS[name]
     told = jobs[name]
     if how == "raise":
@@ -153,5 +153,5 @@ def test_the_others_say_in_time_who_is_at_fault_and_what_the_last_checkpoint_is(
         assert (one["kind"], one["blamed"]) == ("PeerError", [victim])
         assert re.fullmatch(words.format(victim), one["words"]), one["words"]
         assert one["seconds"] < TIMEOUT_SECONDS + GRACE_SECONDS + SLACK_SECONDS
-        if how == "hang":  # it might have come back until then
+        if how == "hang":  # it could have continued until then
             assert one["seconds"] > TIMEOUT_SECONDS / 2

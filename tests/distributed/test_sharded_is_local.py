@@ -1,4 +1,4 @@
-"""The central promise: m ranks compute what one process with m virtual shards computes.
+"""m ranks compute the same as one process that emulates m shards.
 
 Losses, encoder, every row and every number of optimizer state, step after step, to float32
 rounding, at sizes that divide nothing.
@@ -46,7 +46,7 @@ SETTINGS = {  # the number of targets, and options of the head and of the table
 
 
 def examples(step, num_targets):
-    """The global batch of `step`: 17 inputs, several weighted targets, some of them padding."""
+    """The global batch of `step`: 17 inputs with several weighted targets and padding."""
     generator = stream(5, "batch", step)
     x = torch.randn(17, D, generator=generator)
     target = torch.randint(0, C, (17, num_targets), generator=generator)
@@ -59,7 +59,7 @@ def examples(step, num_targets):
 
 
 def cut(num_ranks, rank, step):
-    """Uneven parts; at one step rank 0 has nothing, at another the last rank."""
+    """Parts of different sizes; in one step rank 0 has none, in another the last rank."""
     bounds = [0, *(int(17 * (r + 1) / num_ranks + r % 2) for r in range(num_ranks - 1)), 17]
     if num_ranks > 1 and step == 1:
         bounds[1] = 0
@@ -70,7 +70,7 @@ def cut(num_ranks, rank, step):
 
 
 def an_encoder():
-    encoder = torch.nn.utils.skip_init(torch.nn.Linear, D, D)  # without ambient randomness
+    encoder = torch.nn.utils.skip_init(torch.nn.Linear, D, D)  # without torch's global random state
     with torch.no_grad():
         for parameter in encoder.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=stream(0, "encoder")) / 3)
@@ -78,7 +78,7 @@ def an_encoder():
 
 
 def train(name, kind, part, *, wrap=lambda encoder: encoder, scale=1.0, **options):
-    """The table, the encoder and the losses of some steps, each with its `part` of the batch."""
+    """Table, encoder and losses after some steps with this rank's `part` of each batch."""
     num_targets, head_options, table_options = SETTINGS[name]
     options |= {"row_optimizer": RowwiseAdagrad.fused(lr=0.1)} | table_options
     table, encoder = kind(C, D, seed=3, **options), wrap(an_encoder())
@@ -117,10 +117,10 @@ def on_ranks(ranks):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [1, 3, 4])
-def test_ranks_end_with_the_rows_of_one_process(num_ranks):
+def test_ranks_train_the_rows_of_one_process(num_ranks):
     answers = run_ranks(num_ranks, on_ranks)
     for name in SETTINGS:
-        # ranks average their losses; a sum over all examples is so many times that
+        # ranks average their losses, so a sum over all examples is larger by their number
         scale = 1 / num_ranks if name == "sum" else 1.0
         table, encoder, losses = train(
             name, LocalTable, lambda step: slice(0, 17), scale=scale, num_shards=num_ranks

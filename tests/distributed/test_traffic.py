@@ -1,4 +1,4 @@
-"""What a rank says it has sent is what its sockets have sent, and what the formula says."""
+"""The bytes that a rank counts equal those of its sockets and of the formula."""
 
 import os
 import socket
@@ -20,7 +20,7 @@ STEPS = 3
 
 
 def bytes_acknowledged():
-    """By the other ends of all TCP connections of this process, since they were made."""
+    """Bytes acknowledged on all TCP connections of this process."""
     total = 0
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -37,7 +37,7 @@ def bytes_acknowledged():
 
 
 def settled():
-    """The same once nothing is under way any more."""
+    """The same after all data has arrived."""
     before, now = -1, bytes_acknowledged()
     while now != before:
         time.sleep(0.1)
@@ -56,22 +56,22 @@ def on_ranks(ranks):
     for _ in range(STEPS):
         head(query, target).backward()
     step = table.ranks.sent_bytes - counted, settled() - sent
-    table.rows(target[0])  # nobody leaves while others count
+    table.rows(target[0])  # no rank exits while others count
     return step
 
 
 def by_formula(m):
-    """Queries and targets out, logits home, their gradients out, the queries' gradients home."""
+    """Queries and targets, logits, their gradients, and the gradients of queries."""
     away = (m - 1) / m * B
-    header = (2 * 5 * 8 + 4 * 8) * (m - 1)  # two announcements, four names of messages
+    header = (2 * 5 * 8 + 4 * 8) * (m - 1)  # two headers, four names of messages
     return away * (4 * D + 8 * L) + 2 * away * 4 * (L + 1) + away * 4 * D + header
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts the sockets of Linux")
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_bytes_are_counted_as_they_are_sent(num_ranks):
+def test_counted_bytes_equal_sent_bytes(num_ranks):
     for counted, sent in run_ranks(num_ranks, on_ranks):
         assert counted == STEPS * by_formula(num_ranks)
         assert sent == pytest.approx(counted, rel=0.02)
-        assert sent > counted  # gloo adds headers of its own
+        assert sent > counted  # gloo adds headers

@@ -1,4 +1,4 @@
-"""`tapas train` on many ranks: the same model as one process, through every fault."""
+"""`tapas train` on ranks: the same model as of one process, also after failures."""
 
 import signal
 import time
@@ -56,14 +56,14 @@ def configs(file):
             plain,
             model=replace(plain.model, inputs="shared", encoder="mean"),
             optimizer=OptimizerConfig(rows="lazy-adam", rows_lr=0.01),
-            loop=replace(LOOP, batch=1),  # all ranks but one have nothing to do
+            loop=replace(LOOP, batch=1),  # all ranks but one have no examples
         ),
         "copy part": replace(plain, model=replace(plain.model, copy=True)),
     }
 
 
 def train_on_ranks(ranks, file, folder):
-    """Train, and judge what was trained."""
+    """Train a model and evaluate it."""
     found = {}
     for name, config in configs(file).items():
         out = folder / name
@@ -73,14 +73,14 @@ def train_on_ranks(ranks, file, folder):
 
 
 def refuse_the_folder(ranks, file, folder):
-    """What each rank hears where rank 0 finds that the folder is taken."""
+    """The error on each rank if rank 0 finds that the folder is in use."""
     with pytest.raises(TapasError) as error:
         session.train(configs(file)["copy part"], folder, cache=folder / "cache", ranks=ranks)
     return f"{type(error.value).__name__}: {error.value}"
 
 
-def test_a_folder_that_is_taken_is_told_on_every_rank(file, tmp_path):
-    """The others would wait for ever for a log that rank 0 never reads."""
+def test_a_folder_in_use_is_an_error_on_every_rank(file, tmp_path):
+    """Otherwise the others would wait for ever for rank 0."""
     (tmp_path / "mine.txt").write_text("not a run")
     zero, one = run_ranks(2, refuse_the_folder, file, tmp_path)
     assert zero.startswith(f"UsageError: {tmp_path}")
@@ -88,7 +88,7 @@ def test_a_folder_that_is_taken_is_told_on_every_rank(file, tmp_path):
 
 
 def train_alone(config, folder, num_shards, monkeypatch):
-    """One process whose tables behave like `num_shards` shards."""
+    """One process whose tables emulate `num_shards` shards."""
 
     def built(*args):
         parts = build_training(*args)
@@ -132,7 +132,7 @@ def test_ranks_train_the_model_that_one_process_trains(file, tmp_path, monkeypat
 def start(folder, *arguments, faults="", restarts=0):
     """`tapas` on two ranks."""
     environment = {**ENVIRONMENT, "FAULTS": faults, "GLOO_SOCKET_IFNAME": "lo"}
-    environment.pop("PYTHONWARNINGS")  # torchrun has some of its own
+    environment.pop("PYTHONWARNINGS")  # torchrun emits warnings
     return torchrun(
         2, *arguments, work=faulty_tapas, restarts=restarts, cwd=folder, env=environment
     )
@@ -148,14 +148,14 @@ def training(file, out):
 
 
 def begin_whole(ranks, folder):
-    """What `training` asks for, undisturbed."""
+    """The run of `training` without failures."""
     config = build_config(read_toml(folder / "broken" / "config.toml"))
     session.train(config, folder / "whole", cache=folder / "cache", ranks=ranks)
     return
 
 
-def test_a_job_goes_on_by_itself_after_a_fault(file, tmp_path):
-    """Killed before any checkpoint, then hanging; it ends with the bits of an undisturbed one."""
+def test_a_job_restarts_by_itself_after_a_failure(file, tmp_path):
+    """Killed before the first checkpoint, then hanging; it ends bit by bit as without failures."""
     faults = "kill@1:3 hang@0:6"
     done = start(tmp_path, *training(file, "broken"), faults=faults, restarts=2).end(240)
     words = done.stderr
@@ -176,7 +176,7 @@ def test_a_job_goes_on_by_itself_after_a_fault(file, tmp_path):
     assert invoke("evaluate", tmp_path / "broken").returncode == 0  # as on any run
 
 
-def test_a_job_that_is_asked_to_stop_saves_and_goes_on_with_other_ranks(file, tmp_path):
+def test_a_stopped_job_saves_and_resumes_with_other_ranks(file, tmp_path):
     arguments = (*training(file, "run"), "--steps", 100_000)
     job = start(tmp_path, *arguments)
     checkpoints = CheckpointFolder(tmp_path / "run" / "checkpoints")
@@ -204,22 +204,22 @@ def go_on(ranks, folder):
     return session.resume(folder, should_stop=lambda: True, ranks=ranks).step
 
 
-@pytest.mark.parametrize("remembered", [True, False])
-def test_a_restart_goes_on_with_a_run_of_this_job_only(tmp_path, monkeypatch, remembered):
-    """A folder that held a run before is refused by the first attempt, and by all others."""
+@pytest.mark.parametrize("has_flag", [True, False])
+def test_a_restart_resumes_only_a_run_of_the_same_job(tmp_path, monkeypatch, has_flag):
+    """A folder with an earlier run is refused by all attempts."""
     monkeypatch.setattr(cli_ranks, "started_by_torchrun", lambda: True)
     monkeypatch.setattr(cli_ranks, "num_restarts", lambda: 1)
-    words = []
-    monkeypatch.setattr(cli_ranks, "has_job_flag", lambda word: words.append(word) or remembered)
+    flags = []
+    monkeypatch.setattr(cli_ranks, "has_job_flag", lambda flag: flags.append(flag) or has_flag)
     assert not cli_ranks.was_restarted(tmp_path)
     (tmp_path / "run.json").touch()
-    assert cli_ranks.was_restarted(tmp_path) == remembered
-    assert words == [f"run {tmp_path.resolve()}"]
+    assert cli_ranks.was_restarted(tmp_path) == has_flag
+    assert flags == [f"run {tmp_path.resolve()}"]
     monkeypatch.setattr(cli_ranks, "num_restarts", lambda: 0)
     assert not cli_ranks.was_restarted(tmp_path)
 
 
-def test_a_process_is_a_rank_if_it_was_told_so(monkeypatch):
+def test_a_process_is_a_rank_if_its_environment_says_so(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
     assert not started_by_torchrun()

@@ -1,4 +1,4 @@
-"""Ranks that bring different numbers of targets, a single example, or the classes before."""
+"""Ranks with different numbers of targets, a single example, or contexts."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tapas.rng import stream
 
 C, D, M = 31, 3, 2
 
-# the shape of the targets on each rank
+# shape of the targets on each rank
 SHAPES = {
     "two and three targets": [(4, 2), (3, 3)],
     "one target without a dimension of its own, and three": [(4,), (3, 3)],
@@ -36,7 +36,7 @@ def examples(name, rank):
 
 def head_on(table, with_context):
     proposal = Uniform(C)
-    if with_context:  # a class is followed by one of two, most of the time
+    if with_context:  # each class is mostly followed by one of two
         before = torch.arange(C).repeat(2)
         after = torch.cat([torch.arange(C) * 7 % C, torch.arange(C) * 11 % C])
         proposal = Bigram(before, after, torch.full((2 * C,), 20), unigram=proposal)
@@ -60,7 +60,7 @@ def on_ranks(ranks):
 
 
 def together(name):
-    """One batch of the examples of all ranks: targets as wide as the widest, with weights."""
+    """The examples of all ranks in one batch, with padded targets and weights."""
     query, target, weight, previous = [], [], [], []
     for rank in range(M):
         x, ids, before = examples(name, rank)
@@ -82,7 +82,7 @@ def answers():
 @pytest.mark.slow
 @pytest.mark.parametrize("with_context", [False, True])
 @pytest.mark.parametrize("name", SHAPES)
-def test_all_of_them_are_one_batch(answers, name, with_context):
+def test_the_examples_of_all_ranks_are_one_batch(answers, name, with_context):
     table = LocalTable(C, D, num_shards=M, row_optimizer=RowwiseAdagrad.fused(lr=0.1))
     head = head_on(table, with_context)
     query, target, weight, previous = together(name)
@@ -93,6 +93,6 @@ def test_all_of_them_are_one_batch(answers, name, with_context):
     torch.testing.assert_close(sum(one[0] for one in got) / M, loss.detach())
     for one in got:
         torch.testing.assert_close(one[1], table.rows(torch.arange(C)), rtol=1e-4, atol=1e-5)
-    # a query is handed the gradient of its own rank's loss; encoders average over ranks
+    # a query gets the gradient of its own rank's loss; encoders average over ranks
     own = torch.cat([one[2].reshape(-1, D) for one in got]) / M
     torch.testing.assert_close(own, query.grad, rtol=1e-4, atol=1e-6)
