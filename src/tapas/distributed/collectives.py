@@ -47,8 +47,8 @@ class GroupRanks(Ranks):
                 "sharing a table needs ranks, but torch.distributed is not initialized. Start the "
                 "program with torchrun, and call tapas.join_ranks() first."
             )
-        whole: Any = dist.group.WORLD
-        self.group: Any = whole if group is None else group
+        world: Any = dist.group.WORLD
+        self.group: Any = world if group is None else group
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         if self.rank < 0:
             raise UsageError("this process is not in the group that shares the table.")
@@ -188,10 +188,10 @@ class GroupRanks(Ranks):
         """The `tensor` of every rank, (m, *shape); shapes must be equal."""
         if self._by_gloo(tensor):  # its all_gather is slower, because it uses a ring
             return self.exchange("gathered", tensor.expand(self.size, *tensor.shape))
-        whole = tensor.new_empty(self.size, *tensor.shape)
+        gathered = tensor.new_empty(self.size, *tensor.shape)
         with self.collective((self.size - 1) * tensor.nbytes):
-            all_gather(whole.view(-1), tensor.contiguous().view(-1), group=self.group)
-        return whole
+            all_gather(gathered.view(-1), tensor.contiguous().view(-1), group=self.group)
+        return gathered
 
     def refuse(self, parts: Tensor) -> None:
         """Call instead of an `exchange` of this shape, to tell the others of an error."""

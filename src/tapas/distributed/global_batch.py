@@ -31,10 +31,10 @@ class GatherQueries(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, query: Tensor, whole: Tensor, sizes: Any, ranks: "GroupRanks"
+        ctx: Any, anchor: Tensor, query: Tensor, gathered: Tensor, sizes: Any, ranks: "GroupRanks"
     ) -> Tensor:
         ctx.sizes, ctx.ranks = sizes, ranks
-        return whole.clone()
+        return gathered.clone()
 
     @staticmethod
     @first_derivative
@@ -99,10 +99,10 @@ def gather_batch(
     columns = [query.detach(), own.view(torch.float32)]
     if context is not None:
         columns.append(context[:, None].view(torch.float32))
-    whole = ranks.gather_rows(torch.cat(columns, dim=1), sizes)
+    packed = ranks.gather_rows(torch.cat(columns, dim=1), sizes)
     dim = query.shape[1]
-    everyone = whole[:, :dim].contiguous()
-    ids = unpack_int64(whole[:, dim:])
+    everyone = packed[:, :dim].contiguous()
+    ids = unpack_int64(packed[:, dim:])
     if any(row[1] % 2 for row in gathered) and torch.is_grad_enabled():
         everyone = GatherQueries.apply(ANCHOR, query, everyone, sizes, ranks)  # type: ignore[no-untyped-call]
     return GlobalBatch(
@@ -170,9 +170,9 @@ def merge_topk_of_ranks(
 def gather_candidates(ranks: "GroupRanks", here: Candidates, sizes: Sequence[int]) -> Candidates:
     """The candidates of all ranks by ascending id; rank r has sizes[r], this one `here`."""
     packed = torch.cat([here.ids.view(torch.float32).view(-1, 2), here.log_q[:, None]], dim=1)
-    whole = ranks.gather_rows(packed, sizes)
-    ids, order = unpack_int64(whole[:, :2])[:, 0].sort()
-    return Candidates(ids, whole[:, 2][order])
+    gathered = ranks.gather_rows(packed, sizes)
+    ids, order = unpack_int64(gathered[:, :2])[:, 0].sort()
+    return Candidates(ids, gathered[:, 2][order])
 
 
 def pad(rows: Tensor, sizes: tuple[int, ...]) -> Tensor:
@@ -196,9 +196,9 @@ def unpad(parts: Tensor, sizes: Sequence[int]) -> Tensor:
 def unpack_int64(words: Tensor) -> Tensor:
     """The int64 numbers (..., W) that were sent as float32 `words` (..., 2W)."""
     # `words.view(int64)` fails if a slice starts at an odd word or is empty
-    whole = words.new_empty(*words.shape[:-1], words.shape[-1] // 2, dtype=torch.int64)
-    whole.view(torch.float32).copy_(words)
-    return whole
+    numbers = words.new_empty(*words.shape[:-1], words.shape[-1] // 2, dtype=torch.int64)
+    numbers.view(torch.float32).copy_(words)
+    return numbers
 
 
 def check_equal(name: str, values: list[int]) -> None:

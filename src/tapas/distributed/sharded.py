@@ -241,27 +241,27 @@ class ShardedTable(ClassTable):
         with self.ranks.share_errors():
             query, exclude = self._check_topk(query, k, exclude)
             # excluded classes are sent as targets
-            whole = gather_batch(self.ranks, "topk", query, exclude, agreed=k)
-        position, mine = self._positions(whole.target.clamp(min=0))
-        excluded = position.masked_fill(~mine | (whole.target < 0), -1)
+            batch = gather_batch(self.ranks, "topk", query, exclude, agreed=k)
+        position, mine = self._positions(batch.target.clamp(min=0))
+        excluded = position.masked_fill(~mine | (batch.target < 0), -1)
         start = self.placement.start(self.ranks.rank)
         value, ids = topk_by_id(
             self.shard.weight,
             self.shard.bias_or_none(),
-            whole.query,
+            batch.query,
             min(k, self.shard.num_classes),
             excluded if bool((excluded >= 0).any()) else None,
             lambda rows: self.placement.ids_at(rows + start),
         )
-        return merge_topk_of_ranks(self.ranks, value, ids, k, whole.sizes)
+        return merge_topk_of_ranks(self.ranks, value, ids, k, batch.sizes)
 
     @torch.no_grad()
     def log_partition(self, query: Tensor) -> Tensor:
         with self.ranks.share_errors():
             query = check_query(query, self.dim)
-            whole = gather_batch(self.ranks, "log_partition", query)
-        here = log_sum_rows(self.shard.weight, self.shard.bias_or_none(), whole.query)
-        return return_answers(self.ranks, here[:, None], whole.sizes)[:, :, 0].logsumexp(dim=0)
+            batch = gather_batch(self.ranks, "log_partition", query)
+        here = log_sum_rows(self.shard.weight, self.shard.bias_or_none(), batch.query)
+        return return_answers(self.ranks, here[:, None], batch.sizes)[:, :, 0].logsumexp(dim=0)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self.shard._apply(fn, recurse)

@@ -48,7 +48,7 @@ struct Gradients {
 // Adds the gradients of rows start .. stop, where row p and query q have the share
 // exp(score - reference[q]) * scale[q]. The scale contains the inverse of the query's sum.
 static void gradients_of_rows(const Rows& rows, const Panels& panels, const Padded& queries,
-                              const TargetRows& own, int64_t start, int64_t stop, const float* reference,
+                              const TargetRows& targets, int64_t start, int64_t stop, const float* reference,
                               const float* scale, Gradients& to) {
   const int64_t dim = rows.table.dim, width = queries.width;
   std::vector<float> tiles(SIDE * SIDE), block(SIDE * dim), offset(SIDE);
@@ -66,7 +66,7 @@ static void gradients_of_rows(const Rows& rows, const Panels& panels, const Padd
     std::vector<float> mass(SIDE * LANES, 0.0f);
     std::pair<int64_t, int64_t> mine[SIDE / HIGH];
     for (int64_t t = 0; t < SIDE / HIGH; ++t)
-      mine[t] = own.between(at + t * HIGH, at + (t + 1) * HIGH);
+      mine[t] = targets.between(at + t * HIGH, at + (t + 1) * HIGH);
     for (int64_t first = 0; first < panels.count * PANEL; first += SIDE) {
       const int64_t wide = std::min(SIDE / PANEL, panels.count - first / PANEL);
       for (int64_t j = 0; j < wide; ++j) {
@@ -78,7 +78,7 @@ static void gradients_of_rows(const Rows& rows, const Panels& panels, const Padd
           Floats score[HIGH][WIDE];
           multiply(&block[t * HIGH * dim], &offset[t * HIGH], panels[panel], dim, score);
           if (mine[t].first != mine[t].second)
-            own.mask(score, mine[t].first, mine[t].second, at + t * HIGH, panel);
+            targets.mask(score, mine[t].first, mine[t].second, at + t * HIGH, panel);
           for (int r = 0; r < HIGH; ++r) {
             Floats sum = load(&mass[(t * HIGH + r) * LANES]);
             for (int w = 0; w < WIDE; ++w) {

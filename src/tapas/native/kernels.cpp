@@ -27,17 +27,17 @@ PUBLIC int tapas_usable() {
 
 // log_sum[q] = log sum_p exp(row_p . query_q + offset_p) over the rows that are not targets of the
 // query; also reference and inverse of each sum for tapas_gradients, 0 for an empty sum. The
-// targets are `own` (queries, per_query).
+// targets are (queries, per_query), negative is padding.
 PUBLIC void tapas_log_sum(const void* table, int half, int64_t dim, const float* offset,
                           int64_t count, const float* query, int64_t queries,
-                          const int64_t* sorted_ids, const int64_t* own, int64_t per_query,
+                          const int64_t* sorted_ids, const int64_t* targets, int64_t per_query,
                           int threads, float* log_sum, float* reference, float* inverse) {
   const Rows rows{{table, half != 0, dim}, nullptr, offset, count};
   const int64_t step = queries_at_once(dim);
   for (int64_t first = 0; first < queries; first += step) {
     const int64_t last = std::min(first + step, queries);
     const Panels panels(query, first, last, dim, 1.0f);
-    const TargetRows mine(sorted_ids, count, own, first, last, per_query);
+    const TargetRows mine(sorted_ids, count, targets, first, last, per_query);
     const Sums found = mass_of_rows(rows, panels, mine, LOG2_E, threads, nullptr, 0);
     for (int64_t q = first; q < last; ++q) {
       log_sum[q] = found.log_sum(q - first);
@@ -51,12 +51,12 @@ PUBLIC void tapas_log_sum(const void* table, int half, int64_t dim, const float*
 // queries (queries, dim); `reference` and `inverse` are from tapas_log_sum.
 PUBLIC void tapas_gradients(const void* table, int half, int64_t dim, const float* offset,
                             int64_t count, const float* query, int64_t queries,
-                            const int64_t* sorted_ids, const int64_t* own, int64_t per_query,
+                            const int64_t* sorted_ids, const int64_t* targets, int64_t per_query,
                             const float* reference, const float* inverse, const float* scale,
                             int threads, float* row_grad, float* offset_grad, float* query_grad) {
   const Rows rows{{table, half != 0, dim}, nullptr, offset, count};
   const Panels panels(query, 0, queries, dim, 1.0f);
-  const TargetRows mine(sorted_ids, count, own, 0, queries, per_query);
+  const TargetRows mine(sorted_ids, count, targets, 0, queries, per_query);
   Padded flat(queries, dim);
   // with an infinite reference, lanes without a query have no share
   std::vector<float> far(panels.count * PANEL, INFINITY), times(panels.count * PANEL, 0.0f);
@@ -91,7 +91,7 @@ PUBLIC void tapas_gradients(const void* table, int half, int64_t dim, const floa
 // `scratch` holds count * width floats; width is the number of queries at a time, a multiple of 16.
 PUBLIC void tapas_mean_share(const void* table, int half, int64_t dim, const int64_t* ids,
                              const float* offset, int64_t count, const float* query,
-                             int64_t queries, const int64_t* sorted_ids, const int64_t* own,
+                             int64_t queries, const int64_t* sorted_ids, const int64_t* targets,
                              int64_t per_query, float scale, int threads, float* scratch,
                              int64_t width, float* share) {
   const Rows rows{{table, half != 0, dim}, ids, offset, count};
@@ -99,7 +99,7 @@ PUBLIC void tapas_mean_share(const void* table, int half, int64_t dim, const int
   for (int64_t first = 0; first < queries; first += width) {
     const int64_t last = std::min(first + width, queries);
     const Panels panels(query, first, last, dim, 1.0f);
-    const TargetRows mine(sorted_ids, count, own, first, last, per_query);
+    const TargetRows mine(sorted_ids, count, targets, first, last, per_query);
     const Sums found =
         mass_of_rows(rows, panels, mine, scale * LOG2_E, threads, scratch, width);
     std::vector<float> inverse(panels.count * PANEL, 0.0f);

@@ -14,13 +14,13 @@ namespace tapas {
 struct TargetRows {
   std::vector<std::pair<int64_t, int64_t>> at;  // (row, query), sorted
 
-  // `sorted_ids` (rows) ascending; `own` (queries, per_query) targets, negative is padding
-  TargetRows(const int64_t* sorted_ids, int64_t rows, const int64_t* own, int64_t first, int64_t last,
+  // `sorted_ids` (rows) ascending; `targets` (queries, per_query), negative is padding
+  TargetRows(const int64_t* sorted_ids, int64_t rows, const int64_t* targets, int64_t first, int64_t last,
       int64_t per_query) {
-    if (!sorted_ids || !own) return;
+    if (!sorted_ids || !targets) return;
     for (int64_t q = first; q < last; ++q)
       for (int64_t l = 0; l < per_query; ++l) {
-        const int64_t id = own[q * per_query + l];
+        const int64_t id = targets[q * per_query + l];
         const int64_t* place = std::lower_bound(sorted_ids, sorted_ids + rows, id);
         if (place != sorted_ids + rows && *place == id) at.emplace_back(place - sorted_ids, q - first);
       }
@@ -55,17 +55,17 @@ static ALWAYS Floats higher(Floats x, Floats most) {
 }
 
 // The highest score of every query among rows start .. stop and `peak`, in place.
-static void peaks(const Rows& rows, const Panels& panels, const TargetRows& own, int64_t start,
+static void peaks(const Rows& rows, const Panels& panels, const TargetRows& targets, int64_t start,
                   int64_t stop, float* peak) {
   Block block(rows);
   for (int64_t at = start; at < stop; at += block.size) {
     block.read(rows, at, std::min(at + block.size, stop), 1.0f);
     for (int64_t i = 0; i < block.count; i += HIGH) {
-      const auto [low, high] = own.between(at + i, at + i + HIGH);
+      const auto [low, high] = targets.between(at + i, at + i + HIGH);
       for (int64_t j = 0; j < panels.count; ++j) {
         Floats score[HIGH][WIDE];
         multiply(&block.rows[i * rows.table.dim], &block.offset[i], panels[j], panels.dim, score);
-        own.mask(score, low, high, at + i, j);
+        targets.mask(score, low, high, at + i, j);
         for (int w = 0; w < WIDE; ++w) {
           float* to = peak + j * PANEL + w * LANES;
           Floats most = load(to);
@@ -80,7 +80,7 @@ static void peaks(const Rows& rows, const Panels& panels, const TargetRows& own,
 
 // mass[p, q] = 2^(unit * (score_pq - reference_q)) for rows start .. stop; adds their sum to
 // total[q]. Returns false if a score is too far above its reference.
-static bool exponentials(const Rows& rows, const Panels& panels, const TargetRows& own, int64_t start,
+static bool exponentials(const Rows& rows, const Panels& panels, const TargetRows& targets, int64_t start,
                          int64_t stop, float unit, const float* reference, float* mass,
                          int64_t stride, double* total) {
   Block block(rows);
@@ -90,7 +90,7 @@ static bool exponentials(const Rows& rows, const Panels& panels, const TargetRow
   for (int64_t at = start; at < stop; at += block.size) {
     block.read(rows, at, std::min(at + block.size, stop), 1.0f);
     for (int64_t t = 0; t < block.tiles(); ++t)
-      mine[t] = own.between(at + t * HIGH, at + (t + 1) * HIGH);
+      mine[t] = targets.between(at + t * HIGH, at + (t + 1) * HIGH);
     for (int64_t j = 0; j < panels.count; ++j) {
       const Floats far[WIDE] = {load(reference + j * PANEL), load(reference + j * PANEL + LANES)};
       Floats sum[WIDE] = {};
@@ -101,7 +101,7 @@ static bool exponentials(const Rows& rows, const Panels& panels, const TargetRow
         Floats score[HIGH][WIDE];
         multiply(&block.rows[i * rows.table.dim], &block.offset[i], panels[j], panels.dim, score);
         if (mine[t].first != mine[t].second)
-          own.mask(score, mine[t].first, mine[t].second, at + i, j);
+          targets.mask(score, mine[t].first, mine[t].second, at + i, j);
         const int64_t real = std::min<int64_t>(HIGH, block.count - i);
         for (int r = 0; r < HIGH; ++r) {
           if (r >= real) break;
@@ -170,7 +170,7 @@ struct Sums {
 };
 
 // mass[p, q] = 2^(unit * (score_pq - reference_q)), unless null, and its sums over all rows.
-static Sums mass_of_rows(const Rows& rows, const Panels& panels, const TargetRows& own, float unit,
+static Sums mass_of_rows(const Rows& rows, const Panels& panels, const TargetRows& targets, float unit,
                          int threads, float* mass, int64_t stride) {
   Sums found{unit, {}, {}, {}};
   std::vector<float>& reference = found.reference;
@@ -181,7 +181,7 @@ static Sums mass_of_rows(const Rows& rows, const Panels& panels, const TargetRow
   threads = useful_threads(rows.count, panels.queries, panels.dim, threads);
   reference.assign(width, -INFINITY);
   // any score near the highest is a good reference: try the highest of a few first
-  peaks(rows, panels, own, 0, std::min<int64_t>(rows.count, 2 * HIGH), reference.data());
+  peaks(rows, panels, targets, 0, std::min<int64_t>(rows.count, 2 * HIGH), reference.data());
   for (int attempt = 0; attempt < 2; ++attempt) {
     for (float& r : reference)
       if (r == -INFINITY) r = 0.0f;  // all of the few are targets, or there is no query
@@ -190,7 +190,7 @@ static Sums mass_of_rows(const Rows& rows, const Panels& panels, const TargetRow
 #pragma omp parallel for num_threads(threads) schedule(static, 1) reduction(&& : near)
     for (int part = 0; part < threads; ++part) {
       const Range mine = range_of(rows.count, rows_at_once(panels.dim), part, threads);
-      near = exponentials(rows, panels, own, mine.start, mine.stop, unit, reference.data(), mass,
+      near = exponentials(rows, panels, targets, mine.start, mine.stop, unit, reference.data(), mass,
                           stride, &totals[part * width]) && near;
     }
     total.assign(width, 0.0);
@@ -203,7 +203,7 @@ static Sums mass_of_rows(const Rows& rows, const Panels& panels, const TargetRow
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (int part = 0; part < threads; ++part) {
       const Range mine = range_of(rows.count, rows_at_once(panels.dim), part, threads);
-      peaks(rows, panels, own, mine.start, mine.stop, &most[part * width]);
+      peaks(rows, panels, targets, mine.start, mine.stop, &most[part * width]);
     }
     reference.assign(width, -INFINITY);
     for (int part = 0; part < threads; ++part)

@@ -396,7 +396,7 @@ def concatenate(parts: Sequence[RowGradients]) -> RowGradients:
 
 
 def sum_rows(parts: Sequence[RowGradients], num_rows: int) -> tuple[RowGradients, float]:
-    """Distinct ids of `parts`, rising, with summed gradients, and the sum of all squares."""
+    """Distinct ids of `parts`, ascending, with summed gradients, and the sum of all squares."""
     ids, weight, bias = concatenate(parts)
     if native.readable(weight, bias):
         *summed, square = native.sum_rows(ids, weight, bias, num_rows)

@@ -102,9 +102,9 @@ def flatten(tensors: Any) -> torch.Tensor:
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
-def unflatten(whole: torch.Tensor, like: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    """`whole` (P,) in the shapes of `like`."""
-    parts = torch.split(whole, [tensor.numel() for tensor in like.values()])
+def unflatten(flat: torch.Tensor, like: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """`flat` (P,) in the shapes of `like`."""
+    parts = torch.split(flat, [tensor.numel() for tensor in like.values()])
     return [part.view_as(tensor) for part, tensor in zip(parts, like.values(), strict=True)]
 
 

@@ -133,8 +133,8 @@ class Job:
     def refresh(self) -> None:
         """Copy the encoder's parameters from its server into `model`."""
         learned = dense_parameters(self.model)
-        whole, _ = self.encoder.call(0, "pull").answer()
-        for mine, now in zip(learned.values(), unflatten(to_tensor(whole), learned), strict=True):
+        flat, _ = self.encoder.call(0, "pull").answer()
+        for mine, now in zip(learned.values(), unflatten(to_tensor(flat), learned), strict=True):
             mine.data.copy_(now)
 
     def save(

@@ -91,10 +91,10 @@ class RayCall:
             process, value, *error = ray.get(self.awaited, timeout=seconds)
         except ray.exceptions.GetTimeoutError:
             self._check_patience(ray)
-        except gone as told:
-            self._lost(told, is_final=isinstance(told, ray.exceptions.ActorDiedError))
-        except Exception as told:
-            self._give_up(f"cannot run '{self._method}': {_first_line(told)}")
+        except gone as failure:
+            self._lost(failure, is_final=isinstance(failure, ray.exceptions.ActorDiedError))
+        except Exception as failure:
+            self._give_up(f"cannot run '{self._method}': {_first_line(failure)}")
         else:
             self._seen.answered(process, is_built=self._is_asked or value)
             if self._is_asked:
@@ -144,8 +144,8 @@ class RayCall:
             return
         try:
             process, is_built = ray.get(self._pending_ping, timeout=0)
-        except ray.exceptions.RayError as told:
-            if not isinstance(told, ray.exceptions.GetTimeoutError):
+        except ray.exceptions.RayError as failure:
+            if not isinstance(failure, ray.exceptions.GetTimeoutError):
                 self._pending_ping = None  # the call itself will fail, too
             return
         self._pending_ping, self._is_alive, self._ping_answered = None, True, time.monotonic()

@@ -25,15 +25,15 @@ def check_cluster(address: str, timeout_seconds: float) -> str:
             f"joining the Ray cluster at {address} needs a token, but neither RAY_AUTH_TOKEN nor "
             f"RAY_AUTH_TOKEN_PATH is set, and ~/.ray/auth_token does not exist. {MAKE_A_TOKEN}"
         )
-    told = _connection_error(address, timeout_seconds, TOKEN)
-    if "InvalidAuthToken" in told:
+    error = _connection_error(address, timeout_seconds, TOKEN)
+    if "InvalidAuthToken" in error:
         raise UsageError(
             f"the Ray cluster at {address} does not accept our token. Put the cluster's token into "
             "~/.ray/auth_token or RAY_AUTH_TOKEN."
         )
-    if told:
+    if error:
         raise UsageError(
-            f"the server at {address} does not answer as Ray: {told}. The port must be that of "
+            f"the server at {address} does not answer as Ray: {error}. The port must be that of "
             "the cluster's head node, 6379 by default."
         )
     if accepts_no_token(address, timeout_seconds):
@@ -70,10 +70,10 @@ def _has_token() -> bool:
 
 def accepts_no_token(address: str, timeout_seconds: float = 30.0) -> bool:
     """Whether Ray at `address` may answer a process without a token; true if in doubt."""
-    told = _connection_error(
+    error = _connection_error(
         address, timeout_seconds, {"RAY_AUTH_MODE": "disabled"}, HIDDEN_VARIABLES
     )
-    return "token" not in told.lower()
+    return "token" not in error.lower()
 
 
 def _connection_error(

@@ -69,12 +69,12 @@ class ActorHost:
     def _as_error(self, error: BaseException, did: str) -> Exception:
         """`error` if it is a TapasError, else a PeerError with its last line."""
         last_line = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
-        told: Exception = PeerError(f"{self._name} {did}: {last_line}")
+        reported: Exception = PeerError(f"{self._name} {did}: {last_line}")
         if isinstance(error, TapasError):
             with suppress(Exception):  # its constructor may take other arguments
-                told = pickle.loads(pickle.dumps(error))
-        told.add_note(f"In {self._name}:\n" + "".join(traceback.format_exception(error)))
-        return told
+                reported = pickle.loads(pickle.dumps(error))
+        reported.add_note(f"In {self._name}:\n" + "".join(traceback.format_exception(error)))
+        return reported
 
 
 class RayPeers:

@@ -46,24 +46,24 @@ class _SampledLogits(torch.autograd.Function):
         read: Read,
     ) -> tuple[Tensor, Tensor]:
         num_examples, num_targets = target.shape
-        own = target.reshape(-1)
-        num_own = own.shape[0]
-        padding = own < 0 if int(own.min()) < 0 else None
-        ids = torch.cat([own if padding is None else own.clamp(min=0), kept.ids])
+        flat_target = target.reshape(-1)
+        num_target_rows = flat_target.shape[0]
+        padding = flat_target < 0 if int(flat_target.min()) < 0 else None
+        ids = torch.cat([flat_target if padding is None else flat_target.clamp(min=0), kept.ids])
         rows, biases = read(ids)
-        own_rows = rows[:num_own].view(num_examples, num_targets, -1)
-        kept_rows = rows[num_own:]
+        target_rows = rows[:num_target_rows].view(num_examples, num_targets, -1)
+        kept_rows = rows[num_target_rows:]
         if num_targets == 1:  # the same sum without views, which would take as long as the sum
-            positive = (own_rows.view_as(query) * query).sum(dim=1, keepdim=True)
+            positive = (target_rows.view_as(query) * query).sum(dim=1, keepdim=True)
         else:
-            positive = (own_rows * query[:, None, :]).sum(dim=2)
-        positive += biases[:num_own].view_as(target)
+            positive = (target_rows * query[:, None, :]).sum(dim=2)
+        positive += biases[:num_target_rows].view_as(target)
         if padding is not None:
             positive.masked_fill_(padding.view_as(target), -torch.inf)
-        offset = biases[num_own:] - kept.log_q
+        offset = biases[num_target_rows:] - kept.log_q
         log_sum, shares = kept_log_sum(query, kept_rows, offset, kept.ids, target)
         ctx.queue, ctx.read = queue, read  # keeps the table alive, as a graph does its parameters
-        ctx.save_for_backward(query, own_rows, kept_rows, offset, ids, target, padding, *shares)
+        ctx.save_for_backward(query, target_rows, kept_rows, offset, ids, target, padding, *shares)
         return positive, log_sum
 
     @staticmethod
@@ -78,8 +78,8 @@ class _SampledLogits(torch.autograd.Function):
 
 @outside_graphs  # compiled autograd would drop the side effects
 def _send_gradients(ctx: Any, positive_grad: Tensor, log_sum_grad: Tensor) -> tuple[Any, ...]:
-    query, own_rows, kept_rows, offset, ids, target, padding, *shares = ctx.saved_tensors
-    single = own_rows.shape[1] == 1
+    query, target_rows, kept_rows, offset, ids, target, padding, *shares = ctx.saved_tensors
+    single = target_rows.shape[1] == 1
     query_grad, pushed, pushed_bias = kept_gradients(
         query,
         kept_rows,
@@ -91,9 +91,9 @@ def _send_gradients(ctx: Any, positive_grad: Tensor, log_sum_grad: Tensor) -> tu
     )
     if ctx.needs_input_grad[0]:
         if single:
-            query_grad.addcmul_(positive_grad, own_rows.view_as(query))
+            query_grad.addcmul_(positive_grad, target_rows.view_as(query))
         else:
-            query_grad += (positive_grad[:, :, None] * own_rows).sum(dim=1)
+            query_grad += (positive_grad[:, :, None] * target_rows).sum(dim=1)
     if not ctx.needs_input_grad[1]:
         return query_grad, *[None] * 5
     accumulates = ctx.queue.accumulates(ctx.next_functions[1][0])
