@@ -75,18 +75,18 @@ def cite(
         Path | None,
         typer.Argument(
             metavar="RUN",
-            help="Folder of a run or of a comparison. Default: cite the library and TAPAS.",
+            help="Folder of a run or of a comparison, to cite its methods and the library. "
+            "Default: cite the library and the TAPAS paper.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Print BibTeX for the library, or for the methods of a run."""
+    """Print BibTeX for the library and the methods of a run."""
     with report_errors():
         from tapas.training.run_folder import open_run
 
         if run is None:
             typer.echo(cite_library())
-        elif is_comparison(run):
-            typer.echo(cite_comparison(run))
         else:
-            typer.echo(cite_run(open_run(run).config))
+            cited = cite_comparison(run) if is_comparison(run) else cite_run(open_run(run).config)
+            typer.echo(f"{cited}\n\n{SOFTWARE}".lstrip())
