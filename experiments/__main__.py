@@ -1,4 +1,4 @@
-"""`python -m experiments NAME`: the paper's experiments and ours, and a verdict on every claim."""
+"""`python -m experiments`: one command for each study, and the verdicts on the paper's claims."""
 
 import json
 import logging
@@ -30,17 +30,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="The paper's experiments, with a verdict on every claim.",
+    help="Run the paper's experiments and draw their figures; check every claim of the paper.",
 )
 
 
 @app.command("list")
 def list_studies() -> None:
-    """Say what can be run, what it is about and how long it takes."""
+    """List the studies, their claims and how long they take."""
     about = {study.name: (study.claim, study.minutes) for study in STUDIES.values()}
     about |= {**paper_real.ABOUT, **paper_system.ABOUT}
     rows = [[name, *words] for name, words in about.items()]
-    print_table(("study", "about", "minutes on 2 cores"), rows, right=False)
+    print_table(("study", "claim", "minutes on 2 cores"), rows, right=False)
 
 
 @app.command()
@@ -57,7 +57,10 @@ def claims(
         ),
     ] = None,
 ) -> None:
-    """Print a verdict on every claim of the paper, from the results in FOLDER. Trains nothing."""
+    """Print the verdict on every claim.
+
+    Verdicts follow from the results in FOLDER by fixed rules. Nothing is trained.
+    """
     with report_errors():
         rows = all_claims(out)
         if as_json:
@@ -70,7 +73,7 @@ def claims(
 
 
 def _command(study: Study) -> None:
-    """One command for each study, because `python -m experiments figure-1` is what people type."""
+    """Add a command with the name of `study`."""
 
     def run(
         out: Out = RESULTS,
@@ -82,9 +85,9 @@ def _command(study: Study) -> None:
             run_study(study.name, out, quick=quick, draw=draw, workers=workers)
 
     run.__doc__ = (
-        f"{study.title}. {study.claim}\n\nLearning rates and temperatures are searched for on "
-        "validation points, the same search for every method. Every finished run is kept: stop "
-        "it at any moment and the same command continues. "
+        f"{study.title}. {study.claim}\n\nLearning rates and temperatures are chosen on "
+        "validation points, by the same search for every method. Finished runs are kept: you can "
+        "stop at any time, and the same command continues. "
         f"About {study.minutes} minutes on two cores."
     )
     app.command(study.name)(run)
@@ -100,7 +103,7 @@ app.command("four-ways")(four_ways)
 
 
 def run_study(name: str, out: Path, *, quick: bool, draw: bool, workers: int) -> None:
-    """Run what is missing, then draw the figure and write the page."""
+    """Run the missing runs, then draw the figure and write the page."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from experiments.synthetic.figures import draw_study
 

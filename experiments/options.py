@@ -1,4 +1,4 @@
-"""Flags that the commands of several studies share."""
+"""Options that several commands share."""
 
 import os
 from pathlib import Path
@@ -9,19 +9,21 @@ import typer
 RESULTS = Path("results")
 ALL_CORES = os.cpu_count() or 1
 Out = Annotated[
-    Path, typer.Option(metavar="FOLDER", help="Where results are kept; one folder for each study.")
+    Path,
+    typer.Option(metavar="FOLDER", help="Folder of the results, with one folder for each study."),
 ]
 Quick = Annotated[
-    bool, typer.Option("--quick", help="A small version in a minute or less, in FOLDER/quick.")
+    bool, typer.Option("--quick", help="Run a small version, about a minute, in FOLDER/quick.")
 ]
 Draw = Annotated[
-    bool, typer.Option("--draw", help="Only draw and write, from the results at hand.")
+    bool,
+    typer.Option("--draw", help="Run nothing: redraw figures and pages from existing results."),
 ]
 Workers = Annotated[
-    int, typer.Option(min=1, metavar="N", help="Runs side by side, one thread each.")
+    int, typer.Option(min=1, metavar="N", help="Number of runs at the same time, one thread each.")
 ]
 
 
 def home_of(out: Path, quick: bool) -> Path:
-    """Where the results of either version are."""
+    """The folder of the results, or of those of --quick."""
     return out / "quick" if quick else out

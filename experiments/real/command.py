@@ -1,4 +1,4 @@
-"""`figure-3`, `figure-4`, `sweeps` and `table-1 --data`: the real data, on ours."""
+"""The commands `figure-3`, `figure-4` and `sweeps`, and `table-1 --data`: real data sets."""
 
 import json
 import logging
@@ -45,10 +45,11 @@ from tapas.errors import UsageError
 
 Data = Annotated[
     Path,
-    typer.Option(metavar="FOLDER", help="Where the files of the sets are; see docs/evidence.md."),
+    typer.Option(metavar="FOLDER", help="Folder with the files of the sets; see docs/evidence.md."),
 ]
 Names = Annotated[
-    str, typer.Option("--sets", metavar="NAMES", help=f"Some of {','.join(SETS)}, with commas.")
+    str,
+    typer.Option("--sets", metavar="NAMES", help=f"Some of {','.join(SETS)}, separated by commas."),
 ]
 WORKERS = min(2, os.cpu_count() or 1)  # each holds a model of up to a gigabyte
 ALL = ",".join(SETS)
@@ -63,11 +64,11 @@ def figures(
     draw: Draw = False,
     workers: Workers = WORKERS,
 ) -> None:
-    """MAP@20 (figure 3) and full softmax loss (figure 4) on five sets, from the same runs.
+    """MAP@20 and softmax loss on five sets.
 
-    Two sample sizes, r = 1 and 8, both rules, and what they compete with. Every finished run is
-    kept: stop it at any moment and the same command continues. Several hours on two cores for
-    all sets; --sets takes them one by one.
+    Figures 3 and 4, from the same runs: several sample sizes, r = 1 and 8, both rules, and
+    baselines. Finished runs are kept: you can stop at any time, and the same command continues.
+    Several hours on two cores for all sets; choose some with --sets.
     """
     with report_errors():
         if not draw:
@@ -78,7 +79,7 @@ def figures(
 def measure_paces(
     out: Path, data: Path, sets: str, cache: Path | None, *, quick: bool, draw: bool
 ) -> None:
-    """Table 1 in one process: steps a second of every cell of figure 3, measured in turns."""
+    """Table 1 in one process: steps per second of every cell of figure 3."""
     home = home_of(out, quick)
     measured = read_paces(home)
     for set_runs, ledger in [] if draw else _sets_to_run(sets, out, quick):
@@ -100,7 +101,7 @@ def sweeps(
     draw: Draw = False,
     workers: Workers = WORKERS,
 ) -> None:
-    """One setting at a time around the default, and attempts to cure the paper's rule."""
+    """Vary one setting at a time, and the selection rule."""
     with report_errors():
         from experiments.real.figures import sweeps_figure
         from tapas.comparison.figure_style import as_png
@@ -133,7 +134,10 @@ COMMANDS = {"figure-3": figures, "figure-4": figures, "sweeps": sweeps}
 ABOUT = {  # what each is about, and minutes on two cores
     "figure-3": ("MAP@20 rises with r on real data; n=1000, r=8 is as good as n=8000.", "240"),
     "figure-4": ("The full softmax loss does not get better. The same runs as figure-3.", "240"),
-    "sweeps": ("None: what each setting does, and whether the paper's rule can be cured.", "30"),
+    "sweeps": (
+        "Not a claim of the paper: the effect of each setting, and variants of its rule.",
+        "30",
+    ),
 }
 
 
@@ -147,7 +151,7 @@ def _sets_to_run(names: str, out: Path, quick: bool) -> list[tuple[SetRuns, Ledg
 
 def _train(sets: Sequence[tuple[SetRuns, Ledger]], place: Place, workers: int) -> None:
     for set_runs, _ in sets:
-        set_runs.real_set.find(place)  # a file that is missing is told before hours of work
+        set_runs.real_set.find(place)  # a missing file is reported before hours of work
     go = partial(execute, place=place)
     with run_progress() as follow:
         for set_runs, ledger in sets:
@@ -159,7 +163,7 @@ def _train(sets: Sequence[tuple[SetRuns, Ledger]], place: Place, workers: int) -
 
 
 def _check_settings(path: Path, set_runs: SetRuns, place: Place) -> None:
-    """Results of other data or another model are never taken for these."""
+    """Refuse to add to results of other data or of another model."""
     settings = set_runs.real_set.settings(set_runs.real_set.open(place))
     path.parent.mkdir(parents=True, exist_ok=True)
     keep_settings(path, settings)
@@ -169,7 +173,7 @@ def _check_settings(path: Path, set_runs: SetRuns, place: Place) -> None:
 
 
 def _write_figures(home: Path, *, quick: bool) -> None:
-    """Everything that follows from runs and paces: figures, pages, verdicts."""
+    """Draw all figures and write all pages, from runs and step times."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from experiments.real.figures import sizes_figure, steps_figure, tail_figure, time_figure
     from tapas.comparison.figure_style import as_png
@@ -211,7 +215,7 @@ Point = tuple[float | str, float, float | None]  # value, MAP@20, loss
 def _panels(
     trials: Sequence[tuple[SweepPoint, Result]],
 ) -> tuple[dict[str, list[Point]], dict[str, float | str]]:
-    """What is drawn of each setting, and where it starts."""
+    """The points drawn for each setting, and its default."""
     panels: dict[str, list[Point]] = {}
     starts: dict[str, float | str] = {}
     for trial, result in trials:

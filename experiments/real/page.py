@@ -1,4 +1,4 @@
-"""The pages beside the figures of the real-data experiments, in Markdown, from ledgers alone."""
+"""The Markdown pages of the real-data experiments, written from the ledgers."""
 
 from collections.abc import Sequence
 
@@ -31,19 +31,19 @@ def map_page(sets: Sequence[SetEvidence], claims: Sequence[Claim]) -> str:
         [
             "![MAP@20 over training steps](figure.png)",
             "",
-            "## What this library wants of its own rule",
+            "## Goals for priority, this library's rule",
             "",
             *goals_table(sets),
             "",
             *(["![MAP@20 over time](time.png)", ""] if any(each.paces for each in sets) else []),
             "![MAP@20 against the number of samples](samples.png)",
             "",
-            "## What was found",
+            "## Results",
             "",
-            "MAP@20 on test points with 95 % intervals over users and seeds; recall@20 by the "
-            "frequency of what was to be found (head: the fewest classes with half of the training "
-            "events; tail: those after the fewest with 90 %; unseen ones are counted as tail) and "
-            "the share of recommended items that are tail.",
+            "MAP@20 on test points, with 95 % intervals over users and seeds. Recall@20 by the "
+            "frequency of the targets: head is the fewest classes with half of the training "
+            "events; tail is what is left after the fewest classes with 90 % of them, unseen "
+            "classes included. Tail share: share of recommended items from the tail.",
             "",
             *[line for each in sets for line in set_section(each)],
             *settings_section(sets),
@@ -62,9 +62,9 @@ def loss_page(sets: Sequence[SetEvidence], claims: Sequence[Claim]) -> str:
         "",
         "## Where the mass goes",
         "",
-        "What the model believes at 128 fixed validation points, over training, seed 0: its mass "
-        "on classes of the tail, their mean log-probability, the cosine of the sampled gradient "
-        "with that of the full softmax, and what the sample catches.",
+        "The model's probabilities at 128 fixed validation points during training, seed 0: the "
+        "mass on tail classes, their mean log-probability, the cosine between the sampled gradient "
+        "and that of the full softmax, and how many of the n highest classes the sample has.",
         "",
         "![mass on the tail over training steps](tail.png)",
         "",
@@ -80,8 +80,8 @@ def pace_page(sets: Sequence[SetEvidence], claims: Sequence[Claim]) -> str:
     lines = [
         "The paper: 181 steps a second with n=1000, r=1; 173 with r=8; 92 with n=8000, r=1; 81 "
         "with r=8, on 6 workers and 6 parameter servers with GPUs. Here: one process on "
-        "CPUs; cells measured in turns, round after round; medians, and the range over rounds. "
-        "Times are whole steps: data, encoder, both passes, backward, update.",
+        "CPUs. Cells take turns, round after round; the table has medians and the range over "
+        "rounds. A step includes data, encoder, both passes, backward and update.",
         "",
     ]
     for each in sets:
@@ -110,10 +110,11 @@ def pace_page(sets: Sequence[SetEvidence], claims: Sequence[Claim]) -> str:
 def sweeps_page(found: dict[str, list[tuple[SweepPoint, Result]]]) -> str:
     """`found`: the trials of each set."""
     lines = [
-        "# What matters: one setting at a time",
+        "# One setting at a time",
         "",
-        "Priority with n samples and r=8 as a start, one setting changed at a time; below it the "
-        "paper's rule and attempts to cure it. One seed, validation points: for choosing defaults.",
+        "Priority with n samples and r=8 is the start; one setting is changed at a time. The last "
+        "rows are variants of the selection rule. One seed, on validation points: for choosing "
+        "defaults.",
         "",
         "Made by `python -m experiments sweeps`.",
         "",
@@ -140,10 +141,8 @@ def _page(title: str, study: str, claims: Sequence[Claim], lines: Sequence[str])
     parts = [
         f"# {title}",
         "",
-        f"Made by `python -m experiments {study} --data FOLDER`, from the runs in "
-        f"[{RUNS}]({RUNS}); drawn again by `python -m experiments {study} --draw`. What it "
-        "means is in "
-        "[docs/evidence.md](../../docs/evidence.md).",
+        f"`python -m experiments {study} --data FOLDER` runs it; with `--draw` it only redraws "
+        f"from [{RUNS}]({RUNS}). [docs/evidence.md](../../docs/evidence.md) discusses the results.",
         "",
         "## Verdicts",
         "",
@@ -240,9 +239,9 @@ def settings_section(sets: Sequence[SetEvidence]) -> list[str]:
         "learning rate of the rows was searched with sampled softmax "
         f"({', '.join(f'{lr:g}' for lr in LRS)}) and holds for all; alpha was searched for each "
         f"method with n samples ({', '.join(f'{a:g}' for a in ALPHAS)}) and holds for its other "
-        "sizes. Searches are judged on validation points, with a seed of their own. Drawn seeds: "
-        f"{', '.join(map(str, SEEDS))}; cells with fewer say so. Row-wise Adagrad for rows, AdamW "
-        "(0.002) for the encoder, biases start at the log frequency.",
+        "sizes. Searches use validation points and a separate seed. Seeds of the results: "
+        f"{', '.join(map(str, SEEDS))}; cells with fewer say so. Row-wise Adagrad for the rows, "
+        "AdamW (0.002) for the encoder; biases are initialized to the log frequency.",
         "",
     ]
     rows = []
@@ -260,7 +259,7 @@ def settings_section(sets: Sequence[SetEvidence]) -> list[str]:
         )
         model = f"{mine.model.encoder}, D={mine.model.dim}, history {mine.model.history}"
         steps = f"{mine.steps:,} ({mine.search_steps:,})"
-        rows.append([each.name, model, steps, f"{mine.batch} stretches", f"{lr:g}", searched])
+        rows.append([each.name, model, steps, f"{mine.batch} windows", f"{lr:g}", searched])
     headings = [
         "set", "encoder", "steps (search)", "batch", "learning rate",
         f"MAP@20 on validation points for alpha = {', '.join(f'{a:g}' for a in ALPHAS)}",
@@ -274,9 +273,9 @@ def corrections_section(sets: Sequence[SetEvidence]) -> list[str]:
     lines = [
         "## How much to correct",
         "",
-        "MAP@20 and full softmax loss on validation points after a search, one seed, each with the "
-        "settings of its method: between the paper's rule, which never corrects, and priority, "
-        "which does in full, lie weights to the power 1/2 (half corrected) and 0 (not corrected).",
+        "MAP@20 and full softmax loss on validation points at the end of a search run, one seed. "
+        "The paper's rule does not correct for the selection; priority does, with weights. Between "
+        "them are these weights to the power 1/2 (half corrected) and 0 (not corrected).",
         "",
     ]
     rows = []

@@ -48,14 +48,14 @@ class RealSet:
     source: LogSource  # a file name in the data folder; the log to make, or the package
     split: SplitConfig
     model: ModelConfig
-    batch: int  # stretches of history
-    num_classes: int  # of the whole log
+    batch: int  # windows of history
+    num_classes: int  # in the complete log
     num_samples: int  # n; the large size is 8 n
     steps: int
     search_steps: int
-    points: int  # judged at the end of a run
-    curve_points: int  # judged along the way, the first of these
-    search_points: int  # of validation, judged at the end of a search
+    points: int  # test points at the end of a run
+    curve_points: int  # the first of these, during a run
+    search_points: int  # validation points at the end of a search
     made: SyntheticLogConfig | None = None
     url: str = ""  # where a stranger gets the file
 

@@ -1,4 +1,4 @@
-"""What the page of the study on shards says beyond the accuracy of its cells."""
+"""Sections of the shards page beyond the accuracy of its cells."""
 
 from experiments.claims import markdown_table
 from experiments.shards.overlap import expected_overlap
@@ -11,7 +11,7 @@ from tapas.evaluation.intervals import Interval, student_difference
 
 
 def shards_findings(study: Study, ledger: Ledger) -> list[str]:
-    """Markdown, from the ledger alone."""
+    """The sections in Markdown, from the ledger."""
     return [
         *_overlaps(study, ledger),
         *_costs(study, ledger),
@@ -21,13 +21,13 @@ def shards_findings(study: Study, ledger: Ledger) -> list[str]:
 
 
 def one_shard(study: Study, ledger: Ledger, rule: str) -> dict[int, list[Result]]:
-    """Results of `rule` on one shard, by n: the models that are looked at on any number."""
+    """Results of `rule` on one shard, by n: the models whose overlap is measured."""
     cells = [c for c in study.experiment.cells if c.method == rule and c.num_shards == 1]
     return {c.num_samples: study.experiment.results(ledger, c) for c in cells}
 
 
 def change_by_shards(study: Study, ledger: Ledger, cell: Cell, name: str) -> Interval:
-    """`name` of a cell less that of the same cell on one shard, seed by seed."""
+    """`name` of a cell minus that of the same cell on one shard, seed by seed."""
     ours, theirs = (
         [result[name] for result in study.experiment.results(ledger, each)]
         for each in (cell, cell.unsharded)
@@ -61,15 +61,15 @@ def _overlaps(study: Study, ledger: Ledger) -> list[str]:
     classes, n, counts = PAPER_SIZES
     expected = ", ".join(f"{expected_overlap(classes, n, m):.4f} with m={m}" for m in counts)
     return [
-        "## What the cut leaves out",
+        "## Overlap with the best n",
         "",
-        "Part of the best n of the pool (8n classes) that is among the best n/m of their shards; "
-        "models trained with the paper's rule on one shard; draws of queries, pool and placement "
-        f"for each seed: {study.experiment.looks}. *Counted* is the expectation under random "
-        "placement, the same for every model: the number of the best n in a shard is "
-        "hypergeometric, and what exceeds n/m is lost, about sqrt((m-1) / 2πn) of all. "
-        f"At the paper's size (n={n:,}, here of {classes:,} classes) it is {expected}. "
-        "*Contiguous* cuts classes in the order of their frequency.",
+        "Share of the best n classes of the pool (8n classes) that are among the best n/m of their "
+        "shard. Models were trained with the paper's rule on one shard; queries, pool and "
+        f"placement were drawn {study.experiment.looks} times for each seed. *Counted* is the "
+        "expectation under random placement, the same for every model: the number of the best n "
+        "classes in a shard is hypergeometric, and those beyond n/m are lost, about sqrt((m-1) / "
+        f"2πn) of all. At the paper's size (n={n:,}, here of {classes:,} classes) it is "
+        f"{expected}. *Contiguous* shards have neighbours in the order of frequency.",
         "",
         *markdown_table(headings, rows),
         "",
@@ -96,18 +96,18 @@ def _costs(study: Study, ledger: Ledger) -> list[str]:
         plain = study.experiment.results(ledger, Cell("sampled", n, 1))
         gain = student_difference([r["accuracy"] for r in results], [r["accuracy"] for r in plain])
         gains.append(f"{100 * gain.mean:+.2f} ± {100 * gain.half_width:.2f} points with n={n:,}")
-    headings = ["cell", "precision@1, points", "cross-entropy, nats", "own overlap", "counted"]
+    headings = ["cell", "precision@1, points", "cross-entropy, nats", "overlap", "counted"]
     return [
-        "## What it costs",
+        "## Cost in accuracy",
         "",
-        "Trained on m shards less trained on one, seed by seed. For scale, the second pass "
-        f"itself is worth (the paper's rule, r=8 less r=1) {', '.join(gains)}.",
+        "Difference between training on m shards and on one, seed by seed. For comparison, the "
+        f"gain of the second pass itself (the paper's rule, r=8 minus r=1): {', '.join(gains)}.",
         "",
-        "A placement stays the same from the first step to the last: a class that shares its "
-        "shard with better ones is left out again and again, not once in a while. "
-        "*Own overlap* is measured on the shards that the model was trained on, *counted* is "
-        "what shards that the model does not know would keep. Where shards are drawn anew in "
-        "every step, which no engine can do, as many classes are left out, but others each time.",
+        "The placement does not change during training, so a class that shares its shard with "
+        "better ones is left out every time. *Overlap* is measured on the shards that the model "
+        "was trained on; *counted* is the expectation for shards that it was not trained on. With "
+        "shards redrawn in every step, which no real system can do, as many classes are left out, "
+        "but different ones each time.",
         "",
         *markdown_table(headings, rows),
         "",
@@ -116,12 +116,12 @@ def _costs(study: Study, ledger: Ledger) -> list[str]:
 
 def _gradients(study: Study, ledger: Ledger) -> list[str]:
     lines = [
-        "## What the kept classes are worth",
+        "## Mass and gradient of the kept classes",
         "",
-        "Of the models trained on one shard, at random placement: the part of the pool's softmax "
-        "mass on the kept classes, and the cosine of the sampled with the exact gradient of the "
-        "queries. Overlap means nothing for priority, which keeps at random and weighs what it "
-        "keeps: its estimate is unbiased in every shard, and only its variance can grow.",
+        "Models trained on one shard, random placement: the share of the pool's softmax mass on "
+        "the kept classes, and the cosine between the sampled and the exact gradient of the "
+        "queries. Overlap has no meaning for priority, which keeps classes at random and weights "
+        "them: its estimate is unbiased in every shard, only its variance can grow.",
         "",
     ]
     headings, columns = ["m"], []
@@ -149,9 +149,9 @@ def _loads(study: Study, ledger: Ledger) -> list[str]:
     return [
         "## Load of the shards",
         "",
-        "The busiest shard of a batch relative to the mean of all: rows that it scores (its part "
-        "of the pool) and rows that it moves (kept classes and distinct targets). Class ids are "
-        "ranks by frequency, the worst case for contiguous placement.",
+        "The busiest shard of a batch relative to the mean of all shards: rows that it scores (its "
+        "share of the pool) and rows that it sends (kept classes and distinct targets). Class ids "
+        "are ordered by frequency, the worst case for contiguous placement.",
         "",
         *markdown_table(headings, rows),
         "",

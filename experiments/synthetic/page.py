@@ -1,4 +1,4 @@
-"""The page beside a figure: claim, finding with intervals, verdict, settings, command."""
+"""The page of a synthetic study: claim, verdicts, results with intervals, settings."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from tapas.evaluation.intervals import student_interval
 
 
 def study_page(study: Study, ledger: Ledger, claims: Sequence[Claim]) -> str:
-    """Markdown, from the ledger alone."""
+    """The page in Markdown, from the ledger."""
     experiment = study.experiment
     found = shards_findings(study, ledger) if study.name == "shards" else []
     seeds = ", ".join(str(seed) for seed in experiment.seeds)
@@ -22,19 +22,19 @@ def study_page(study: Study, ledger: Ledger, claims: Sequence[Claim]) -> str:
     lines = [
         f"# {study.title}",
         "",
-        f"**The paper's claim.** {study.claim}",
+        f"**Claim.** {study.claim}",
         "",
         "![precision@1 of every method](figure.png)",
         "",
-        f"Made by `python -m experiments {study.name}` (about {study.minutes} minutes on two "
-        "cores); drawn again from [results.jsonl](results.jsonl) by "
-        f"`python -m experiments {study.name} --draw`.",
+        f"`python -m experiments {study.name}` runs it (about {study.minutes} minutes on two "
+        f"cores); with `--draw` it only redraws from [results.jsonl](results.jsonl).",
         "",
         *verdicts,
-        "## What was found",
+        "## Results",
         "",
         f"At step {experiment.steps:,}, mean of {len(experiment.seeds)} seeds ({seeds}) with 95 % "
-        "intervals (Student's t). Every seed sees the same data; order, start and draws differ.",
+        "intervals (Student's t). Seeds share the data and differ in its order, the initial "
+        "weights and the random draws.",
         "",
         *_results_table(study, ledger),
         "",
@@ -88,21 +88,21 @@ def _settings(study: Study) -> list[str]:
         f"search on {points:,} validation points with a seed of its own and "
         f"{experiment.search_steps:,} steps: first the learning rate ({rates}) at τ = 1"
         + (f", then, where there is a second pass, τ ({others})." if others else ".")
-        + (" Many shards take what was found for one." if sharded else ""),
+        + (" Cells with several shards use the settings found for one." if sharded else ""),
         "",
         f"Adagrad (sums start at 1e-6), batches of {experiment.batch}, "
-        f"{experiment.steps:,} steps, {_proposal(study)}, rows start as nn.Linear's.",
+        f"{experiment.steps:,} steps, {_proposal(study)}, rows are initialized as in nn.Linear.",
     ]
     if experiment.l2:
         text += [
             "",
-            f"l2 = {experiment.l2:g} on the rows that a step touches, biases excluded: the full "
-            "softmax touches every row in every step and is therefore regularised more often.",
+            f"L2 penalty {experiment.l2:g} on the rows that a step touches, without biases. The "
+            "full softmax touches every row in every step, so its rows are regularized more often.",
         ]
     if study.timed:
         text += [
             "",
-            "Times are of runs side by side, one thread each, and only comparable roughly; see "
-            "`benchmarks/` for measurements.",
+            "Step times are rough: several runs shared the machine, one thread each. For "
+            "measurements see `benchmarks/`.",
         ]
     return text

@@ -1,4 +1,4 @@
-"""The synthetic figures of the paper and the sweeps that its text calls for."""
+"""The synthetic studies: the paper's figures 1 and 2, pool size, temperature and shards."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,16 +11,16 @@ QUICK_SHARDS = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Study:
-    """One experiment with what the paper says about it."""
+    """One experiment and the paper's claim about it."""
 
     name: str
     title: str
-    claim: str  # the paper's, in one sentence
+    claim: str  # one sentence
     experiment: Experiment
     panels: tuple[tuple[str, tuple[Cell, ...]], ...]  # title and curves of each
     minutes: str  # on two cores
-    shares_runs_with: str | None = None  # the study that has run some of the same cells
-    timed: bool = True  # False where seconds mean nothing
+    shares_runs_with: str | None = None  # a study with some of the same runs
+    timed: bool = True  # False if step times are meaningless
 
     def quick(self) -> "Study":
         """The same study in about a minute: a small task, few steps, two seeds."""
@@ -88,7 +88,7 @@ FIGURE_1_PRIORITY = replace(
     FIGURE_1,
     name="figure-1-priority",
     title="Linear classifiers, priority rule",
-    claim="None: the same experiment with this library's rule instead of the paper's.",
+    claim="Not a claim of the paper: the same experiment with this library's rule.",
     experiment=replace(
         LINEAR, name="figure-1-priority", cells=_cells("priority", FULL, VARY_R + EQUAL_POOL)
     ),
@@ -131,7 +131,7 @@ FIGURE_2_PRIORITY = replace(
     FIGURE_2,
     name="figure-2-priority",
     title="Networks, priority rule",
-    claim="None: the same experiment with this library's rule instead of the paper's.",
+    claim="Not a claim of the paper: the same experiment with this library's rule.",
     experiment=replace(
         NETWORK,
         name="figure-2-priority",

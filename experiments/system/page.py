@@ -1,4 +1,4 @@
-"""The page of Table 1's system, and the tables on it, from the ledger alone."""
+"""The page of table 1 with workers and servers, written from the ledger."""
 
 from collections.abc import Sequence
 
@@ -40,7 +40,7 @@ def rates_table(found: SystemResults, rule: str) -> Table:
 
 
 def collisions_table(found: SystemResults) -> Table:
-    """Of every cell: what a step pushes, and how much of it another step was faster with."""
+    """For each cell: rows that a step pushes, and how many another step changed meanwhile."""
     rows = []
     for cell in found.system.cells:
         early, late = (
@@ -83,24 +83,24 @@ def system_page(found: SystemResults, claims: Sequence[Claim]) -> str:
         "",
         "![time of a step and collisions](figure.png)",
         "",
-        "Made by `python -m experiments table-1`; drawn again from "
-        "[results.jsonl](results.jsonl) by `python -m experiments table-1 --draw`. The same "
-        "cells in one process on real data: [table-1](../table-1/README.md).",
+        "`python -m experiments table-1` runs it; with `--draw` it only redraws from "
+        "[results.jsonl](results.jsonl). The same cells in one process on real data: "
+        "[table-1](../table-1/README.md).",
         "",
         "## Verdicts",
         "",
-        "The rules were written before any round was run: an overhead of at most 15 % is the "
-        'paper\'s "about 10 %", at most 30 % is partly so; 8 n is significantly slower from 1.5 × '
-        "on; stale gradients are fewer if both the collided rows of a step and their share of "
-        "the rows pushed are lower, beyond their 95 % intervals, and partly if one is.",
+        "The rules were written before the first round. Overhead: at most 15 % counts as the "
+        'paper\'s "about 10 %", at most 30 % as partly. 8 n must be at least 1.5 × slower. Stale '
+        "gradients: both the collided rows of a step and their share of the pushed rows must be "
+        "lower, with 95 % intervals that exclude 0; one of the two counts as partly.",
         "",
         *claims_table(mine),
         "",
         "## Steps a second",
         "",
-        f"Median of {found.num_rounds} rounds and their range. A round visits all cells in turn, "
-        "each on servers and workers of its own, and another cell goes first each time; overheads "
-        "are taken inside a round. With r=1 both rules are sampled softmax and share their rows.",
+        f"Median and range of {found.num_rounds} rounds. A round measures all cells, each with "
+        "its own servers and workers, and starts with another cell each time. Overheads are taken "
+        "inside a round. With r=1 both rules are sampled softmax, so these rows are the same.",
         "",
         *_cores(found),
     ]
@@ -114,11 +114,11 @@ def system_page(found: SystemResults, claims: Sequence[Claim]) -> str:
     lines += [
         "## Stale gradients",
         "",
-        "A row that a step pushes has *collided* if another step changed it after this one had "
-        "read it. Rows of the softmax and of the items read alike. In a step, mean of the rounds "
-        "with 95 % intervals; *share* is of the rows pushed: the chance of a pushed gradient to "
-        "be stale. *Updates missed* is how many other steps pushed between a step's reading and "
-        "its own push.",
+        "A pushed row has *collided* if another step changed it after this step had read it; rows "
+        "of the softmax and of the input items both count. Numbers are per step, means over rounds "
+        "with 95 % intervals. *Share*: collided rows among the pushed rows, the probability that a "
+        "pushed gradient is stale. *Updates missed*: steps of others pushed between a step's read "
+        "and its push.",
         "",
         *markdown_table(*collisions_table(found)),
         "",
@@ -128,7 +128,7 @@ def system_page(found: SystemResults, claims: Sequence[Claim]) -> str:
 
 
 def _cores(found: SystemResults) -> list[str]:
-    """What a stranger has to know before comparing with the paper's GPUs."""
+    """A sentence about the machine, to be read before comparing with the paper's."""
     system, cores = found.system, found.cores[0]
     processes = system.servers + system.workers
     words = (
@@ -137,8 +137,8 @@ def _cores(found: SystemResults) -> list[str]:
     )
     if cores < processes:
         words += (
-            f" {processes} processes share {cores} cores: the servers' scoring cannot hide behind "
-            "the workers' gradients and costs its full time."
+            f" {processes} processes share {cores} cores, so that servers cannot score while "
+            "workers compute gradients: scoring costs its full time."
         )
     return [words, ""]
 
@@ -148,12 +148,12 @@ def _settings(found: SystemResults) -> list[str]:
     return [
         "## Settings",
         "",
-        f"A made-up log of {system.users:,} users with 30 events each on average and "
-        f"{system.classes:,} items, of which the top 20 % take 60 % of the events; the next five "
-        f"items are predicted. GRU, D={system.dim}; {system.batch} users in a batch, all of their "
-        f"positions predict; row-wise Adagrad. A step begins when all before it are done but the "
-        f"last {system.max_staleness}. {system.warm_up} steps to warm up, then {system.steps} that "
-        "are measured. Rounds differ in their seed; cells of a round have the "
+        f"A synthetic log of {system.users:,} users with 30 events each on average and "
+        f"{system.classes:,} items; the top 20 % of the items take 60 % of the events. The next "
+        f"five items are predicted. GRU, D={system.dim}; {system.batch} users in a batch, all of "
+        f"their positions predict; row-wise Adagrad. A step begins when all before it are done but "
+        f"the last {system.max_staleness}. {system.warm_up} steps to warm up, then {system.steps} "
+        "that are measured. Rounds differ in their seed; cells of a round have the "
         "same batches.",
     ]
 

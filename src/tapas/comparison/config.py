@@ -1,4 +1,4 @@
-"""What a comparison is: frozen, checked, written beside its results."""
+"""Settings of a comparison, saved with its results."""
 
 import dataclasses
 import math
@@ -28,12 +28,12 @@ MADE = SyntheticLogConfig(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompareConfig:
-    """One log, one encoder, one budget; who takes part, and how it is judged.
+    """One log, one encoder, one budget, the contenders, and how they are evaluated.
 
     The same for all contenders: log, split, encoder, dimension, batches and their order,
     optimizer family, n, budget in seconds of training and number of trials. `budget_seconds`
-    are for each contender, at its own pace on one thread: half for its trials, which are
-    judged on validation points alone, half for its seeds, which are judged on test points.
+    are training time on one thread for each contender: half for its trials, evaluated on
+    validation points, and half for its seeds, evaluated on test points.
     """
 
     log: LogSource | None = None  # left out: the log that `made` makes
@@ -41,15 +41,15 @@ class CompareConfig:
     split: SplitConfig = field(default_factory=SplitConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)  # rows_lr is tuned
-    batch: int = 64  # stretches of history
+    batch: int = 64  # windows of history
     contenders: tuple[str, ...] = tuple(CONTENDERS)
     budget_seconds: float = 600.0
     samples: int | None = None  # n; left out: 1,000, or an eighth of few classes
     trials: int = 4
     seeds: int = 3
-    least_steps: int = 20  # of a trial and of a seed; who cannot take so many is too slow
-    points: int = 3_000  # judged at the end of a run
-    curve_points: int = 1_000  # judged along the way, the first of these
+    least_steps: int = 20  # of a trial and of a seed; a contender with fewer is too slow
+    points: int = 3_000  # test points of a final run
+    curve_points: int = 1_000  # the first of these, during a run
     search_points: int = 1_500  # of validation
     pace_rounds: int = 3
     pace_seconds: float = 2.0  # of steps, for each contender and round
@@ -58,8 +58,7 @@ class CompareConfig:
     def __post_init__(self) -> None:
         if (self.log is None) == (self.made is None):
             raise UsageError(
-                "a comparison needs one log: name files, or ask for the made-up one with "
-                "--synthetic."
+                "a comparison needs one log: name files, or use the built-in one with --synthetic."
             )
         if not self.contenders:
             raise UsageError("no method to compare. Name some with --methods.")
@@ -139,7 +138,7 @@ class CompareConfig:
 
 
 def synthetic(**changes: object) -> CompareConfig:
-    """The comparison on the made-up log, whose true distribution is known."""
+    """A comparison on the synthetic log, whose true distribution is known."""
     given: dict[str, object] = {
         "made": MADE,
         "split": SplitConfig(kind="group"),
@@ -150,7 +149,7 @@ def synthetic(**changes: object) -> CompareConfig:
 
 
 def quick(**changes: object) -> CompareConfig:
-    """A comparison of seconds: a small made-up log, few contenders, short runs."""
+    """A comparison that takes seconds: a small synthetic log, few contenders, short runs."""
     given: dict[str, object] = {
         "made": SyntheticLogConfig(
             num_users=300, num_items=2_000, num_groups=20, baskets_per_user=8

@@ -1,17 +1,27 @@
-"""The demo: one log, two models alike but for the second pass, one that repeats, and a page."""
+"""The demo: sampled softmax, TAPAS, and TAPAS with copying trained on one log, and a report."""
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
 
 from tapas.comparison.figure_style import COLOURS, as_png, blank_figure, label_ends, plain
 from tapas.comparison.groceries import find_groceries, product_words
-from tapas.comparison.page import Block, Heading, Lists, Marked, Paragraph, Picture, Table, as_html
+from tapas.comparison.page import (
+    Block,
+    Heading,
+    Lists,
+    Marked,
+    Paragraph,
+    Picture,
+    Subheading,
+    Table,
+    as_html,
+)
 from tapas.comparison.synthetic_log import SyntheticLogConfig, group_words, write_synthetic_log
 from tapas.data.prepare import prepare_log
 from tapas.data.splits import EvalPoints, next_items_at, split_log
@@ -33,7 +43,7 @@ SETTINGS: Layer = {
     "loop": {"batch": 64, "patience": 100, "validation_examples": 1_000},
 }
 PLAIN, TAPAS, REPEATS = "sampled softmax", "TAPAS priority", "TAPAS with repeats"
-VARIANTS: dict[str, Layer] = {  # what each sets beside SETTINGS; PLAIN and TAPAS are the comparison
+VARIANTS: dict[str, Layer] = {  # settings that differ; PLAIN and TAPAS are the comparison
     PLAIN: {"head": {"presample_factor": 1}},
     TAPAS: {"head": {"presample_factor": 8}},
     REPEATS: {
@@ -49,7 +59,7 @@ METRICS = ("map@20", "precision@1", "recall@20")
 
 @dataclass(frozen=True, slots=True)
 class DemoLog:
-    """A log to train on, and what to call its items."""
+    """A log to train on, and a description of each item."""
 
     name: str
     files: list[str]
@@ -57,7 +67,7 @@ class DemoLog:
 
 
 def find_demo_log(out: Path, synthetic: bool) -> DemoLog:
-    """The real log if it is installed and wanted; else one made up in `out`."""
+    """The grocery log if it is installed and wanted, else a synthetic one written to `out`."""
     groceries = None if synthetic else find_groceries()
     if groceries is not None:
         return DemoLog(
@@ -71,11 +81,11 @@ def find_demo_log(out: Path, synthetic: bool) -> DemoLog:
     words: dict[str | int, str] = {
         key: group_words(key, config.num_groups) for key in range(config.num_items)
     }
-    return DemoLog(f"{why}A made-up log of baskets.", [str(out / "log.parquet")], words)
+    return DemoLog(f"{why}A synthetic log of baskets.", [str(out / "log.parquet")], words)
 
 
 def steps_of(name: str, steps: int) -> tuple[int, int]:
-    """Steps of one way if the first two have `steps`, and how many lie between evaluations.
+    """Number of steps of a variant, and steps between evaluations; the first two have `steps`.
 
     >>> steps_of(TAPAS, 2000), steps_of(REPEATS, 2000)
     ((2000, 200), (160, 40))
@@ -105,10 +115,10 @@ def train_variant(
     status: Callable[[str], None],
     watch: Callable[[Progress], None],
 ) -> tuple[RunFolder, float]:
-    """The run of one way, and the seconds that it took."""
+    """Train one variant. Returns its run and the seconds it took."""
     path = out / name.replace(" ", "-")
     config, cache = variant_config(log, name, steps, seed), out / "cache"
-    prepare_log(config.log, cache, status=status)  # once, and before the clock starts
+    prepare_log(config.log, cache, status=status)  # not part of the measured time
     start = time.perf_counter()
     train(config, path, cache=cache, status=status, on_progress=watch)
     return open_run(path), time.perf_counter() - start
@@ -116,7 +126,7 @@ def train_variant(
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """All models judged on the same examples, and the baselines with each."""
+    """Scores of all models on the same test examples, with the baselines."""
 
     evaluations: dict[str, Evaluation]
     lead: Interval  # MAP@20 of TAPAS priority minus that of sampled softmax
@@ -124,7 +134,7 @@ class DemoResult:
 
     @property
     def best(self) -> str:
-        """The way with the highest MAP@20."""
+        """The variant with the highest MAP@20."""
         return max(self.evaluations, key=lambda name: _map_at_20(self.evaluations[name]))
 
 
@@ -180,11 +190,11 @@ def remarks(found: DemoResult) -> list[str]:
     ]
 
 
-def beside_baselines(way: str, lead: dict[str, Interval]) -> list[str]:
-    """A line for each baseline that `way`, our best, does not beat; else one for the best."""
-    ours, words = f"best of our models here, {way}", []
+def beside_baselines(variant: str, lead: dict[str, Interval]) -> list[str]:
+    """A line for each baseline that `variant`, our best, does not beat; else one for the best."""
+    ours, words = f"best of our models here, {variant}", []
     for name, interval in lead.items():
-        numbers = f"MAP@20 {_signed(interval)} for {way}, same examples."
+        numbers = f"MAP@20 {_signed(interval)} for {variant}, same examples."
         if interval.high < 0:
             words.append(f"{name.capitalize()} is ahead of the {ours}: {numbers}")
         elif interval.low <= 0:
@@ -205,7 +215,7 @@ def _signed(interval: Interval) -> str:
 
 
 def some_people(run: RunFolder, words: dict[str | int, str]) -> list[Lists]:
-    """Three users of middling length: their last items, our list, and what came next."""
+    """Three users with histories of median length: last items, recommendations, next items."""
     log, model = run.log, load_model(run)[0]
     points = split_log(log, run.config.split).test
     length = points.point - log.offsets[points.user]
@@ -213,30 +223,58 @@ def some_people(run: RunFolder, words: dict[str | int, str]) -> list[Lists]:
     user, point = points.user[middle], points.point[middle]
     target = next_items_at(log, points, 10)[middle]
     start = log.offsets[user]
-    rules = ListOptions(run.config.model.history)
+    options = ListOptions(run.config.model.history)
     these = EvalPoints(user, point, points.limit[middle])
-    ranked, _ = ranked_lists(model, log, these, target, rules, with_loss=False)
-
-    def say(ids: Any) -> list[str]:
-        keys = log.item_keys.keys(ids)
-        return [words.get(key) or str(key) for key in keys]
-
+    ranked, _ = ranked_lists(model, log, these, target, options, with_loss=False)
     people = []
     for i, name in enumerate(log.user_keys.keys(user)):
-        following = target[i][target[i] >= 0]
+        end = point[i] + int((target[i] >= 0).sum())
+        recent, following = slice(max(start[i], point[i] - 5), point[i]), slice(point[i], end)
         best = ranked[i, :5].numpy()
+        shown = np.concatenate([log.items[recent], best, log.items[following]])
+        names = item_names(log.item_keys.keys(shown), words)
+        first, last = point[i] - recent.start, point[i] - recent.start + len(best)
         recommended = [
-            Marked(words) if item in following else words
-            for words, item in zip(say(best), best, strict=True)
+            Marked(text) if item in log.items[following] else text
+            for text, item in zip(names[first:last], best, strict=True)
         ]
-        recent = log.items[max(start[i], point[i] - 5) : point[i]]
         lists = {
-            "took last": say(recent),
+            "took last": by_basket(names[:first], log.times[recent].tolist()),
             f"recommended by {REPEATS}": recommended,
-            "took next": say(following),
+            "took next": by_basket(names[last:], log.times[following].tolist()),
         }
         people.append(Lists(f"Household {name}", lists))
     return people
+
+
+def item_names(keys: Sequence[str | int], words: Mapping[str | int, str]) -> list[str]:
+    """The words for each key, with the key where several items have the same words.
+
+    >>> item_names([1, 2, 3, 1], {1: "tea", 2: "sushi", 3: "sushi"})
+    ['tea', 'sushi (item 2)', 'sushi (item 3)', 'tea']
+    """
+    names = [words.get(key) or str(key) for key in keys]
+    by_name: dict[str, set[str | int]] = {}
+    for name, key in zip(names, keys, strict=True):
+        by_name.setdefault(name, set()).add(key)
+    return [
+        f"{name} (item {key})" if len(by_name[name]) > 1 else name
+        for name, key in zip(names, keys, strict=True)
+    ]
+
+
+def by_basket(names: Sequence[str], times: Sequence[int]) -> list[str]:
+    """`names` with a line between items of different times.
+
+    >>> by_basket(["tea", "rice", "tea"], [3, 3, 5])
+    ['tea', 'rice', 'next basket:', 'tea']
+    """
+    lines: list[str] = []
+    for place, name in enumerate(names):
+        if place and times[place] != times[place - 1]:
+            lines.append(Subheading("next basket:"))
+        lines.append(str(name))
+    return lines
 
 
 def make_page(
@@ -248,34 +286,31 @@ def make_page(
         log.name,
         f"All models: {config.model.encoder} encoder, {config.model.dim} dimensions, n = "
         f"{options['num_samples']} classes for each step. TAPAS draws "
-        f"{options['presample_factor']} times as many first and keeps the n that matter.",
+        f"{options['presample_factor']} times as many and keeps n of them by their scores.",
         f"{PLAIN.capitalize()} and {TAPAS}: {_amount(config)}.",
-        f"{REPEATS} copies a learned part of the probability from the history: "
+        f"{REPEATS} takes part of the probability from the items of the history: "
         f"{_amount(repeating)}.",
     )
-    curves_note = (
-        f"{REPEATS} is left out: its steps are fewer and of another size, and do not belong on "
-        "one axis with these."
-    )
-    parts: list[Block] = [
+    curves_note = f"{REPEATS} is not drawn: it takes fewer steps, with larger windows."
+    blocks: list[Block] = [
         *map(Paragraph, introduction),
-        Heading("How good the lists are"),
+        Heading("Scores on test examples"),
         Table(HEADING, table_rows(found)),
         *(Paragraph(words, "note") for words in remarks(found)),
         Heading("While training"),
         Picture(CURVES, "MAP@20 on validation against steps"),
         Paragraph(curves_note, "note"),
-        Heading("For three of them"),
-        Paragraph(f"Recommended by {REPEATS}; in colour what was taken next indeed.", "note"),
+        Heading("Three households"),
+        Paragraph("In colour: recommended items that the household bought next.", "note"),
         *people,
     ]
     curves = draw_curves({name: runs[name].path / "journal.jsonl" for name in (PLAIN, TAPAS)})
-    title = "What comes next: sampled softmax, TAPAS, and TAPAS with repeats on one log"
-    return as_html(title, parts, {CURVES: curves}).encode()
+    title = "Next items: sampled softmax, TAPAS, and TAPAS with repeats on one log"
+    return as_html(title, blocks, {CURVES: curves}).encode()
 
 
 def draw_curves(journals: Mapping[str, Path]) -> bytes:
-    """MAP@20 on validation against steps, a line for each run; a PNG."""
+    """A PNG: MAP@20 on validation against steps, one line for each run."""
     figure = blank_figure(8, 4)
     axes = figure.subplots()
     figure.subplots_adjust(left=0.09, right=0.7, top=0.93, bottom=0.14)
@@ -295,7 +330,7 @@ def draw_curves(journals: Mapping[str, Path]) -> bytes:
 
 def _amount(config: TrainConfig) -> str:
     loop, history = config.loop, config.model.history
-    return f"{loop.steps:,} steps of {loop.batch} stretches of up to {history:,} events"
+    return f"{loop.steps:,} steps of {loop.batch} windows of up to {history:,} events"
 
 
 def as_document(log: DemoLog, found: DemoResult, steps: int, seed: int) -> str:

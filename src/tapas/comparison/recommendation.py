@@ -1,13 +1,13 @@
-"""Which method for this data, and why: a short rule, from the numbers alone.
+"""Recommends a method, by a fixed rule.
 
-    as good as the best   the paired 95 % interval of the difference in MAP@20 reaches 0
-    first among these     who reaches 95 % of the best MAP@20 earliest, then who needs the least
-                          memory, then who takes the least time for a step
+    as good as the best   the paired 95 % interval of the difference in MAP@20 includes 0
+    first among these     the one that reaches 95 % of the best MAP@20 earliest, then the one with
+                          the least memory, then the one with the fastest step
 
-The budget of all is the same time, so that being slow has already been paid for in MAP@20.
-A full softmax that is the best is chosen outright: it is exact. A contender with a diverged
-seed is never recommended. If all are as good as the best, the
-budget was too small to tell, and the rule says so.
+All contenders have the same training time, so that MAP@20 already accounts for slow steps. If
+full softmax is the best, it is recommended, because it is exact. A contender with a diverged
+seed is never recommended. If all are as good as the best, the budget was too small, and there is
+no recommendation.
 """
 
 import math
@@ -25,14 +25,14 @@ from tapas.comparison.tables import (
     time_words,
 )
 
-NEAR = 0.95  # of the best MAP@20: who is there is nearly done
-CLEAR = 3.0  # standard errors of independent targets, which those of one user are not: a hint
-SIMILAR = 1.1  # memory within a tenth is the same
+NEAR = 0.95  # of the best MAP@20
+CLEAR = 3.0  # standard errors, as if targets were independent: only a hint
+SIMILAR = 1.1  # a memory ratio below this counts as equal
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """What to use, in sentences; `choice` is the name of a contender or None."""
+    """The recommended method and the reasons; `choice` is the name of a contender or None."""
 
     choice: str | None
     as_good: tuple[str, ...]  # names, the best first
@@ -40,19 +40,18 @@ class Recommendation:
 
 
 def recommend_method(comparison: Comparison) -> Recommendation:
-    """The rule for the data of this comparison."""
-    judged = ranked(comparison)
-    sound = [each for each in judged if not each.diverged_seeds]
+    """Apply the rule to a comparison."""
+    sound = [each for each in ranked(comparison) if not each.diverged_seeds]
     if not sound:
-        words = "No contender has finished without diverging, so that there is nothing to choose."
-        return Recommendation(None, (), (f"{words} Give a larger --budget, or other --methods.",))
+        words = "No recommendation: no method has finished without diverging."
+        return Recommendation(None, (), (f"{words} Use a larger --budget, or other --methods.",))
     best = sound[0]
     as_good = [each for each in sound if each is best or not _behind(each, best)]
     names = tuple(each.name for each in as_good)
     if len(sound) == 1:
         words = (
-            f"Only {in_sentence(best)} has been judged (MAP@20 {quality(best).mean:.4f}): there is "
-            "nothing to compare it with."
+            f"No recommendation: only {in_sentence(best)} has results (MAP@20 "
+            f"{quality(best).mean:.4f})."
         )
         return Recommendation(None, names, (words, *_warnings(comparison, best)))
     if len(as_good) == len(sound):
@@ -67,9 +66,9 @@ def recommend_method(comparison: Comparison) -> Recommendation:
 
 
 def first_reached(method: MethodResults, level: float) -> tuple[float, float]:
-    """Share and seconds of training at which its mean curve first reaches `level`, or endless.
+    """Share and seconds of training at which the mean curve first reaches `level`, or infinity.
 
-    Seconds are whole steps, and so never quite those of another; shares are the same for all.
+    Shares are the same for all contenders; seconds are not, since steps cannot be divided.
     """
     there = (p for p in method.curve if p.quality >= level)
     return next(((p.share, p.seconds) for p in there), (math.inf, math.inf))
@@ -81,7 +80,7 @@ def _behind(method: MethodResults, best: MethodResults) -> bool:
 
 
 def _first(as_good: Sequence[MethodResults], best: MethodResults) -> tuple[MethodResults, str]:
-    """Which of these, and why."""
+    """The first of these by the rule, and the reason."""
     level = _level(best)
 
     def order(each: MethodResults) -> tuple[float, float, float]:
@@ -94,7 +93,7 @@ def _first(as_good: Sequence[MethodResults], best: MethodResults) -> tuple[Metho
     if not others or math.isinf(seconds):
         return first, ""
     if not equals:
-        return first, f", and of these it is there first: {there}"
+        return first, f", and it gets there first: {there}"
     if first.peak_bytes is not None and all(_size(first) < _size(each) for each in equals):
         memory = f"{first.peak_bytes / 1e6:,.0f} MB"
         return first, f"; {there}, as others, but with the least memory: {memory}"
@@ -105,12 +104,12 @@ def _first(as_good: Sequence[MethodResults], best: MethodResults) -> tuple[Metho
 
 
 def _level(best: MethodResults) -> float:
-    """At the points of the curves, which are some of those of the end."""
+    """On the test points of the curves, which are some of all."""
     return NEAR * best.curve[-1].quality if best.curve else math.inf
 
 
 def _size(method: MethodResults) -> float:
-    """Memory in classes that differ by a tenth."""
+    """Memory on a logarithmic scale, in steps of `SIMILAR`."""
     memory = method.peak_bytes
     return math.inf if memory is None else math.floor(math.log(memory, SIMILAR))
 
@@ -121,11 +120,11 @@ def _use(
     name, found = in_sentence(chosen), quality(chosen).format()
     if chosen.name == FULL and chosen is best:
         return (
-            f"Use plain {name}: it is exact, needs no sampling, and within this budget its MAP@20 "
-            f"of {found} is the best of all."
+            f"Use {name}: it is exact, and within this budget its MAP@20 of {found} is the best of "
+            "all."
         )
     if len(as_good) == 1:
-        return f"Use {name}: its MAP@20 of {found} is better than that of every other."
+        return f"Use {name}: its MAP@20 of {found} is significantly better than that of all others."
     place = "the best of all" if chosen is best else f"as good as the best ({in_sentence(best)})"
     return f"Use {name}: its MAP@20 of {found} is {place}{why}."
 
@@ -134,20 +133,20 @@ def _others(chosen: MethodResults, as_good: Sequence[MethodResults]) -> list[str
     others = [in_sentence(each) for each in as_good if each is not chosen]
     if not others:
         return []
-    return [f"As good as the best, as far as these seeds and users can tell: {_list(others)}."]
+    return [f"No significant difference from the best: {_list(others)}."]
 
 
 def _too_thin(best: MethodResults, others: int) -> list[str]:
-    who = "the other is not" if others == 1 else f"none of the {others} others is"
+    who = "the other method" if others == 1 else f"any of the {others} others"
     return [
-        f"The evidence is too thin for a rule. {best.title} has the highest MAP@20, "
-        f"{quality(best).format()}, but {who} clearly behind it.",
-        "Give a larger --budget or more --seeds; until then take the one you find simplest.",
+        f"No recommendation: the evidence is too thin. {best.title} has the highest MAP@20, "
+        f"{quality(best).format()}, but not significantly higher than {who}.",
+        "Use a larger --budget or more --seeds; until then take the simplest method.",
     ]
 
 
 def _tail(chosen: MethodResults, sound: Sequence[MethodResults]) -> list[str]:
-    """A sentence if another finds clearly more of the rare classes."""
+    """A sentence if another method finds clearly more of the rare classes."""
     mine, targets = recall_of(chosen, "tail"), targets_of(chosen, "tail")
     known = [(recall_of(each, "tail"), each) for each in sound if each is not chosen]
     scored = [(recall, each) for recall, each in known if recall is not None]
@@ -158,8 +157,8 @@ def _tail(chosen: MethodResults, sound: Sequence[MethodResults]) -> list[str]:
     if recall - mine <= CLEAR * error:
         return []
     return [
-        f"If rare classes matter most, look at {in_sentence(other)}: it finds {100 * recall:.1f} % "
-        f"of the tail instead of {100 * mine:.1f} %, at a MAP@20 of {quality(other).mean:.4f}."
+        f"If rare classes matter most, consider {in_sentence(other)}: it finds {100 * recall:.1f} "
+        f"% of the tail instead of {100 * mine:.1f} %, at a MAP@20 of {quality(other).mean:.4f}."
     ]
 
 
@@ -168,11 +167,11 @@ def _warnings(comparison: Comparison, best: MethodResults) -> list[str]:
     rivals = [each.title for each in comparison.baselines if beaten_by(best, each)]
     if rivals:
         said.append(
-            f"Beware: {_list(rivals)}, without any training, is better than all of these. Give a "
+            f"Beware: {_list(rivals)}, without any training, is better than all of these. Use a "
             "larger --budget or another model before you choose."
         )
     if len(best.finals) == 1:
-        said.append("One seed: the intervals know nothing of the chance in training.")
+        said.append("One seed: the intervals do not include the variation between training runs.")
     lost = [in_sentence(each) for each in comparison.methods if each.diverged_seeds]
     if lost:
         said.append(f"Not recommended because a seed diverged: {_list(lost)}.")
@@ -180,13 +179,13 @@ def _warnings(comparison: Comparison, best: MethodResults) -> list[str]:
 
 
 def in_sentence(method: MethodResults) -> str:
-    """Its title within a sentence: "Full softmax" loses its capital, "NCE" does not."""
+    """The title inside a sentence: "full softmax", but "NCE"."""
     title = method.title
     return title[0].lower() + title[1:] if title[1:2].islower() or title[1:2] == "-" else title
 
 
 def _list(words: Sequence[str]) -> str:
-    """Some titles have commas of their own."""
+    """Separated by semicolons if a title contains a comma."""
     return ("; " if any("," in word for word in words) else ", ").join(words)
 
 

@@ -31,7 +31,7 @@ def test_a_time_that_cannot_be_read_is_shown_how_to_write_it(words):
 
 
 def test_there_is_one_log():
-    words = r"a comparison needs one log: name files, or ask for the made-up one with --synthetic\."
+    words = r"a comparison needs one log: name files, or use the built-in one with --synthetic\."
     with pytest.raises(UsageError, match=words):
         CompareConfig()
     with pytest.raises(UsageError, match=words):

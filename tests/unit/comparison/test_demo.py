@@ -1,4 +1,4 @@
-"""What the demo sets for each way, and what it says about numbers that are given."""
+"""What the demo sets for each variant, and what it says about given numbers."""
 
 import math
 
@@ -11,22 +11,22 @@ from tapas.evaluation.intervals import Interval
 from tapas.evaluation.scores import Bucket, Scores
 from tapas.training.config import as_tables
 
-SHOP = DemoLog("A log.", ["log.parquet"], {})
+LOG = DemoLog("A log.", ["log.parquet"], {})
 
 
 @pytest.mark.parametrize(
     ("steps", "every", "own", "own_every"),
     [(2000, 200, 160, 40), (337, 33, 26, 6), (24, 2, 1, 1), (1, 1, 1, 1)],
 )
-def test_the_third_way_makes_two_steps_for_twenty_five(steps, every, own, own_every):
+def test_the_third_variant_makes_two_steps_for_twenty_five(steps, every, own, own_every):
     assert showcase.steps_of(PLAIN, steps) == showcase.steps_of(TAPAS, steps) == (steps, every)
     assert showcase.steps_of(REPEATS, steps) == (own, own_every)
 
 
 def differences(first, second, steps=2000):
-    """{section.name: (value of `first`, value of `second`)} where two ways are not the same."""
+    """{section.name: (value of `first`, value of `second`)} where two variants differ."""
     one, other = (
-        as_tables(showcase.variant_config(SHOP, way, steps, 7)) for way in (first, second)
+        as_tables(showcase.variant_config(LOG, name, steps, 7)) for name in (first, second)
     )
     assert one.keys() == other.keys()
     return {
@@ -69,8 +69,8 @@ OLD = evaluation(0.05, popular=BEHIND, own_most_frequent=BEHIND)
 
 
 def found(third, *, second=OLD):
-    ways = {PLAIN: OLD, TAPAS: second, REPEATS: third}
-    return DemoResult(ways, Interval(0.0037, 0.0013, 0.0061), dict.fromkeys(ways, 2.0))
+    models = {PLAIN: OLD, TAPAS: second, REPEATS: third}
+    return DemoResult(models, Interval(0.0037, 0.0013, 0.0061), dict.fromkeys(models, 2.0))
 
 
 def test_ahead_of_every_baseline_names_the_best_of_them():

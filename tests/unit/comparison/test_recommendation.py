@@ -19,7 +19,7 @@ CASES = {  # who took part, who is recommended, what is said among other things
     "the one that is better than all others": (
         (method("nce", 0.1), method("tapas", 0.2), method("full", 0.1)),
         "tapas",
-        ["Use TAPAS, priority: its MAP@20 of 0.2000 (0.2000 to 0.2000) is better than that of "],
+        ["Use TAPAS, priority: its MAP@20 of 0.2000 (0.2000 to 0.2000) is significantly better "],
     ),
     "the full softmax if it is best, even if others are as good and sooner there": (
         (
@@ -29,8 +29,8 @@ CASES = {  # who took part, who is recommended, what is said among other things
         ),
         "full",
         [
-            "Use plain full softmax: it is exact, needs no sampling, and within this budget its ",
-            "As good as the best, as far as these seeds and users can tell: TAPAS, priority.",
+            "Use full softmax: it is exact, and within this budget its MAP@20 of ",
+            "No significant difference from the best: TAPAS, priority.",
         ],
     ),
     "of those as good the one that is there first": (
@@ -42,9 +42,9 @@ CASES = {  # who took part, who is recommended, what is said among other things
         ),
         "tapas",
         [
-            "is as good as the best (sampled softmax), and of these it is there first: 95 % of ",
+            "is as good as the best (sampled softmax), and it gets there first: 95 % of ",
             "95 % of the best MAP@20 after 15 s of training.",
-            "can tell: sampled softmax, in-batch and sampled.",
+            "from the best: sampled softmax, in-batch and sampled.",
         ],
     ),
     "of those there at once the lightest": (
@@ -65,14 +65,14 @@ CASES = {  # who took part, who is recommended, what is said among other things
         tuple(method(name, 0.1, noise=0.05) for name in ("full", "tapas", "nce")),
         None,
         [
-            "The evidence is too thin for a rule. ",
-            "but none of the 2 others is clearly behind it. Give a larger --budget or more ",
+            "No recommendation: the evidence is too thin. ",
+            "but not significantly higher than any of the 2 others. Use a larger --budget or more ",
         ],
     ),
     "none of two that are alike": (
         (method("full", 0.1), method("nce", 0.1)),
         None,
-        ["but the other is not clearly behind it."],
+        ["but not significantly higher than the other method."],
     ),
     "not a lucky seed": (
         (
@@ -83,25 +83,25 @@ CASES = {  # who took part, who is recommended, what is said among other things
         "tapas",
         ["Not recommended because a seed diverged: sampled softmax."],
     ),
-    "titles with commas are told apart": (
+    "titles with commas are separated by semicolons": (
         (
             *(method(name, 0.2, noise=0.05) for name in ("nce", "huffman", "two-level")),
             method("full", 0.05),
         ),
         "nce",
-        ["can tell: hierarchical softmax, Huffman; hierarchical softmax, two "],
+        ["from the best: hierarchical softmax, Huffman; hierarchical softmax, two "],
     ),
     "none where there is one": (
         (method("nce", 0.1),),
         None,
-        ["Only NCE has been judged (MAP@20 0.1000): there is nothing to compare it with."],
+        ["No recommendation: only NCE has results (MAP@20 0.1000)."],
     ),
     "none where nobody has finished": (
         (method("nce", 0.1, finals=()),),
         None,
         [
-            "No contender has finished without diverging, so that there is nothing to choose. Give "
-            "a larger --budget, or other --methods."
+            "No recommendation: no method has finished without diverging. Use a larger --budget, "
+            "or other --methods."
         ],
     ),
 }
@@ -123,7 +123,7 @@ def test_a_word_on_the_tail_if_another_is_clearly_better_there(tail, told):
     assert ("If rare classes matter most" in words) is told
     if told:
         assert (
-            "If rare classes matter most, look at NCE: it finds 15.0 % of the tail instead of "
+            "If rare classes matter most, consider NCE: it finds 15.0 % of the tail instead of "
             "10.0 %, at a MAP@20 of 0.1000." in words
         )
 
@@ -135,7 +135,7 @@ def test_counting_that_is_better_than_all():
         baselines=(reference("co-occurrence", 0.3), reference("the true distribution", 0.4, 5.0)),
     )
     assert words.endswith(
-        "Beware: co-occurrence, without any training, is better than all of these. Give a larger "
+        "Beware: co-occurrence, without any training, is better than all of these. Use a larger "
         "--budget or another model before you choose."
     )
     _, words = said(
@@ -175,4 +175,6 @@ def test_a_log_without_a_tail_and_a_single_seed():
     one = method("tapas", 0.2, seeds=1, buckets=none)
     _, words = said(one, method("nce", 0.1, seeds=1, tail=0.9))
     assert "rare" not in words
-    assert words.endswith("One seed: the intervals know nothing of the chance in training.")
+    assert words.endswith(
+        "One seed: the intervals do not include the variation between training runs."
+    )
