@@ -49,7 +49,7 @@ class ServerChannel:
         default_factory=list
     )  # of the last push whose results are known
     _unacknowledged: deque[tuple[int, list[Call]]] = field(default_factory=deque)  # by sequence
-    _seen: dict[int, Version] = field(default_factory=dict)
+    _first_read: dict[int, Version] = field(default_factory=dict)
     _pending: list[dict[str, Gradients]] | None = None  # inside `single_push`, for each server
 
     def request(self, method: str, requests: Mapping[int, Sequence[Any]]) -> dict[int, Any]:
@@ -105,7 +105,7 @@ class ServerChannel:
             self._send(pending, sequence, acknowledged_below)
         finally:
             self._pending = None
-            self._seen.clear()
+            self._first_read.clear()
 
     def _send(
         self, pending: list[dict[str, Gradients]], sequence: int, acknowledged_below: int | None
@@ -115,8 +115,8 @@ class ServerChannel:
             acknowledged_below = min([sequence, *(earlier for earlier, _ in self._unacknowledged)])
         requests = {}
         for number, part in enumerate(pending):
-            seen = self._seen[number].num_pushes if number in self._seen else None
-            requests[number] = (self.worker, sequence, acknowledged_below, seen, part)
+            first_read = self._first_read[number].num_pushes if number in self._first_read else None
+            requests[number] = (self.worker, sequence, acknowledged_below, first_read, part)
         calls = [self.servers.call(j, "push", *request) for j, request in requests.items()]
         self._unacknowledged.append((sequence, calls))
         self.sequence = max(self.sequence, sequence + 1)
@@ -141,9 +141,9 @@ class ServerChannel:
 
     def _note(self, number: int, version: Version) -> None:
         """Keep the first version read; a restarted server counts from 0 again."""
-        first = self._seen.get(number)
+        first = self._first_read.get(number)
         if first is None or first.incarnation != version.incarnation:
-            self._seen[number] = version
+            self._first_read[number] = version
 
     def _count(self, requests: Mapping[int, Any], answers: Mapping[int, Any]) -> None:
         self.traffic.round_trips += 1

@@ -91,7 +91,7 @@ class RayPeers:
         self.kind, self.size, self.seconds = kind, len(actors), seconds
         self.start_seconds, self.work_seconds = start_seconds, work_seconds
         self._actors, self._is_mine = list(actors), True
-        self._seen = [PeerState() for _ in actors]
+        self._states = [PeerState() for _ in actors]
 
     @classmethod
     def start(
@@ -168,11 +168,11 @@ class RayPeers:
 
     def restarts(self) -> list[int]:
         """How often each peer was restarted, as seen in its answers."""
-        return [max(0, len(seen.processes) - 1) for seen in self._seen]
+        return [max(0, len(state.processes) - 1) for state in self._states]
 
     def describe(self, number: int) -> str:
         """Such as "server 2 (pid 4301 on host 10.0.0.7)"."""
-        process = self._seen[number].process
+        process = self._states[number].process
         return f"{self.kind} {number}" + (
             f" (pid {process.pid} on host {process.host})" if process else ""
         )
@@ -185,5 +185,5 @@ class RayPeers:
 
     def __getstate__(self) -> dict[str, Any]:
         # clocks of other hosts differ
-        seen = [replace(each, last_answer=-float("inf")) for each in self._seen]
-        return self.__dict__ | {"_is_mine": False, "_seen": seen}
+        states = [replace(each, last_answer=-float("inf")) for each in self._states]
+        return self.__dict__ | {"_is_mine": False, "_states": states}
