@@ -134,7 +134,9 @@ def test_the_list_of_methods_fits_80_columns(monkeypatch):
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80
     named = [line.split()[0] for line in lines if re.match("  [a-z]", line)]
-    assert named == [*CONTENDERS, *METHODS]
+    options = list(dict.fromkeys(name for kind in METHODS.values() for name in kind.options))
+    assert list(dict.fromkeys(named)) == list(dict.fromkeys([*CONTENDERS, *METHODS, *options]))
+    assert "  tries                most draws to find a class that violates the margin;" in lines
     assert "  gbce                 num_samples, proposal, alpha, beta, calibration" in lines
     top = lines.index("  tapas-top            TAPAS, the paper's rule (Bai, Goldman, Zhang 2017)")
     assert lines[top + 1].split() == ["tuned:", "alpha", "(0.75,", "1,", "0.5,", "0)"]

@@ -269,6 +269,21 @@ def _print_contenders(as_json: bool) -> None:
     for name, kind in METHODS.items():
         options = ", ".join(kind.options) or "no options"
         typer.echo(wrapped(f"  {name:<20} {options}", sys.stdout, indent=" " * 23))
+    typer.echo("\nWhat the options mean:")
+    for name, methods in _option_help().items():
+        for text, used_by in methods.items():
+            whose = f" ({', '.join(used_by)})" if len(methods) > 1 and len(used_by) == 1 else ""
+            typer.echo(wrapped(f"  {name:<20} {text}{whose}", sys.stdout, indent=" " * 23))
+
+
+def _option_help() -> dict[str, dict[str, list[str]]]:
+    """By option: what it means, and the methods for which it means that."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for name, kind in METHODS.items():
+        for option, facts in kind.options.items():
+            default = "" if facts.default is None else f"; default: {facts.default}"
+            found.setdefault(option, {}).setdefault(facts.help + default, []).append(name)
+    return found
 
 
 def _compare(config: CompareConfig, out: Path, cache: Path, workers: int) -> None:
