@@ -80,7 +80,7 @@ def drawn_options(search: tuple[float, ...] = ALPHAS) -> Options:
         "proposal": Option(
             "squashed",
             ("squashed", "log-uniform", "bigram"),
-            help="draw classes by frequency, by order of frequency, or by the previous class",
+            help="squashed: by frequency; log-uniform: by its rank; bigram: by the previous class",
             part_of="proposal",
         ),
         "alpha": Option(

@@ -48,7 +48,10 @@ class TwoLevelSoftmax(TreeHead):
     bibtex = ("goodman2001classes", "mikolov2011extensions")
     options: ClassVar[Options] = {
         "num_clusters": Option(
-            None, int, low=1, help="approximate number of clusters; default: the square root of the classes"
+            None,
+            int,
+            low=1,
+            help="approximate number of clusters; default: the square root of the classes",
         ),
     }
 
