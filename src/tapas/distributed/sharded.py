@@ -43,12 +43,17 @@ from tapas.tables.shard import Shard, load_rows
 class ShardedTable(ClassTable):
     """A class table whose rows are sharded over the ranks of torch.distributed.
 
+    Call `tapas.join_ranks()` or `torch.distributed.init_process_group` first.
+
     Args:
+        num_classes, dim: size of the whole table, C rows of D numbers.
         row_optimizer: None if an optimizer of `tapas.optim` moves the rows, each rank its own;
             a fused one moves them inside `backward`.
         dtype, bias: as for `LocalTable`; equal on all ranks.
         placement: "random" (by `seed`) spreads frequent classes evenly over shards;
             "contiguous" keeps ids in order.
+        seed: of the initial rows and of the placement.
+        device: of this rank's rows; torch's default device if left out.
         group: the ranks that share the table; by default all.
 
     Rows are neither parameters nor buffers, so that wrappers such as DDP and FSDP do not try to

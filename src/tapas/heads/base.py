@@ -84,7 +84,7 @@ class Head(ExactState, ABC):
 
     @classmethod
     def rows_per_step(cls, options: Mapping[str, Any], num_classes: int) -> tuple[int, int]:
-        """For the memory plan: rows that a step moves beside targets, and pool size / that."""
+        """For the memory plan: rows updated in a step beside targets, and pool size over that."""
         return num_classes if cls.every_row else options.get("num_samples") or 0, 1
 
     @classmethod

@@ -62,8 +62,8 @@ class TapasSoftmax(SharedSample):
             number, or a schedule such as `tapas.Anneal`. Lower it with selection="top" only: with
             "priority" a low temperature raises the variance without bound.
         proposal: Q, what the pool is drawn from, such as `tapas.Squashed(counts, alpha=0.75)`.
-            The default is uniform, because the head does not know the counts; on all data sets
-            of docs/evidence.md that was worse.
+            The default is uniform, because the head does not know the counts; it was worse on
+            every data set of docs/evidence.md.
         selection: which classes of the pool are kept. "priority" weights them so that the
             estimate of the partition sum Z is unbiased; log Z, and with it the loss, is too small
             on average, as in every sampled softmax, and less so the better the sample is. "top"

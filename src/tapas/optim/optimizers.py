@@ -267,7 +267,7 @@ class Adagrad(RowOptimizer):
 
 
 class RowwiseAdagrad(Adagrad):
-    """Adagrad with one sum for each row: sum += mean(g^2). D times less state.
+    """Adagrad with one sum per row instead of one per weight: sum += mean(g^2).
 
     The default choice for large tables, and the least sensitive to its learning rate.
     """

@@ -130,7 +130,7 @@ class AdagradUpdate(RowUpdate):
 
 @dataclass(kw_only=True, repr=False)
 class RowwiseAdagradUpdate(AdagradUpdate):
-    """Adagrad with one sum for each row: sum += mean(g^2). D times less state."""
+    """Adagrad with one sum per row instead of one per weight: sum += mean(g^2)."""
 
     name = "RowwiseAdagrad"
 

@@ -27,15 +27,15 @@ Counts = Tensor | NDArray[np.generic] | Sequence[float]
 
 
 class Squashed(Proposal):
-    """Draws classes in proportion to their frequency f to the power of `alpha`, at least `beta`.
+    """Draws class c in proportion to max(f_c^alpha, beta), where f_c is its frequency.
 
     Args:
         counts: (C,) how often each class was seen; or a tuple `(ids, counts)` of the classes
             that were seen, together with `num_classes`.
         alpha: exponent from 0 (uniform) to 1 (the frequencies); 0.75 is that of word2vec and of
             `tapas train`.
-        beta: floor of f^alpha. By default the value of a class seen once, or of the least count
-            if that is a fraction below 1: unseen classes are drawn like the rarest seen ones.
+        beta: floor of f^alpha. By default the value of a class seen once (or of the least count,
+            if that is below 1), so that unseen classes are drawn like the rarest seen ones.
         num_classes: C, needed for sparse `(ids, counts)`.
 
     Memory is O(classes above the floor), a draw takes O(1).
