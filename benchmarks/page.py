@@ -1,7 +1,7 @@
-"""Writes README.md and figures/ from the newest record of every theme. It measures nothing.
+"""Writes README.md and figures/ from the newest record of every theme. Measures nothing.
 
-A number on the page is one of a record; a theme without a record is said to be missing. To add
-a theme: a function in sections.py and a line in THEMES.
+All numbers on the page come from records; themes without a record are listed as missing. To add
+a theme, add a function to sections.py and an entry to THEMES.
 """
 
 import json
@@ -112,13 +112,13 @@ TEMPLATE = """\
 
 <!-- written by `python benchmarks/page.py` from records/; changes by hand are lost -->
 
-One question for each file. `make bench` runs them all and writes this page; \
-`python benchmarks/bench_x.py` runs one (with `--quick`: few repeats, no record), \
-`python benchmarks/page.py` writes the page anew. Contenders take turns in one run, so that what \
-slows one down slows the others, too; reported are medians with quartiles in brackets, and \
-**ratios inside one run**, because absolute times drift on shared machines: other work beside a \
-benchmark makes two-thread operations many times slower, and ratios wander. Raw repeats, commit \
-and versions are in `records/`, one record for each theme.
+Each file answers one question. `make bench` runs all of them and writes this page, \
+`python benchmarks/bench_x.py` runs one (with `--quick`: few repeats, no record), and \
+`python benchmarks/page.py` only rewrites the page from the records. Contenders take turns in one \
+run, so that whatever slows one down slows all of them. The page reports medians, with quartiles \
+in brackets, and **ratios inside one run**, because absolute times vary on shared machines: other \
+work on the machine can make a two-thread operation many times slower. Raw repeats, commit and \
+versions are in `records/`, one record for each theme.
 
 ## Targets
 

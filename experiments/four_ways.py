@@ -1,4 +1,4 @@
-"""`four-ways`: one small encoder, one long-tailed task, trained four ways from the same start.
+"""`four-ways`: one small encoder trained with four losses on one long-tailed task.
 
     sampled softmax   TapasSoftmax with r = 1: n classes drawn from Q
     TAPAS top         r * n drawn, the n kept that the batch scores highest (the paper's rule)
@@ -200,10 +200,9 @@ def remarks(results: Sequence[Result]) -> list[str]:
         f"({run['seed']}), {threads} thread{'s' if threads > 1 else ''}.",
         f"Sampled softmax draws n = {run['num_samples']} classes for each batch; TAPAS draws "
         f"{pool:,} (r = {run['presample_factor']}) and keeps {run['num_samples']}. Scores: "
-        f"{run['num_held_out']:,} held-out examples ranked over all classes; their choice alone "
-        f"makes MAP@20 uncertain by {max(r['standard_error'] for r in results):.3f} (standard "
-        "error). Step time: median of forward, backward and update. One seed: repeat with --seed "
-        "before you believe a small difference.",
+        f"{run['num_held_out']:,} held-out examples ranked over all classes; the standard error of "
+        f"MAP@20 is {max(r['standard_error'] for r in results):.3f}. Step time: median of forward, "
+        "backward and update. One seed: repeat with --seed before you trust a small difference.",
     ]
 
 
@@ -212,28 +211,32 @@ def four_ways(
         int,
         typer.Option(
             metavar="N",
-            help="How many classes to tell apart. Time and memory grow with it, because the full "
-            "softmax is one of the four.",
+            help="Number of classes. Time and memory grow with it, because of the full softmax.",
         ),
     ] = 100_000,
     steps: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Batches of 128 to train on, each way.")
+        int,
+        typer.Option(
+            min=1, metavar="N", help="Training steps of each method, with batches of 128."
+        ),
     ] = 300,
     seed: Annotated[
-        int, typer.Option(metavar="N", help="Seed of the task, the first weights and all draws.")
+        int,
+        typer.Option(
+            metavar="N", help="Seed of the task, the initial weights and all random draws."
+        ),
     ] = 0,
     out: Out = RESULTS,
 ) -> None:
-    """Train one small model four ways and compare them.
+    """Train one small model four ways and compare.
 
-    The ways are sampled softmax, TAPAS with the paper's rule (top), TAPAS with this
-    library's rule (priority), and the full softmax that looks at every class in every step.
-    All start from the same weights and see the same batches.
+    Sampled softmax, TAPAS with the paper's rule (top), TAPAS with this library's rule
+    (priority), and full softmax, with the same initial weights and the same batches.
 
     The task is synthetic: Zipf frequencies, a centroid for each class, noise. Its true
-    distribution is known, so that the best score any model can reach (Bayes-optimal) is
-    printed too. What is finished is kept, and drawn again by the same command. Step times want
-    a quiet machine. About 2 minutes on two cores.
+    distribution is known, so the best score that any model can reach (Bayes-optimal) is printed,
+    too. Finished runs are kept, and the same command redraws them. Needs an idle machine for
+    meaningful step times. About 2 minutes on two cores.
     """
     with report_errors():
         logging.getLogger("matplotlib").setLevel(logging.ERROR)

@@ -27,10 +27,10 @@ def estimators(
     draw: Draw = False,
     workers: Workers = ALL_CORES,
 ) -> None:
-    """What a step of every head costs over the number of classes, and how biased each loss is.
+    """Measure step time and bias of every method.
 
-    Step times are measured one at a time, each in a process of its own: leave the machine alone
-    meanwhile. What is finished is kept, and the same command goes on. About 40 minutes.
+    Step times are measured one at a time, each in a separate process: do not use the machine
+    meanwhile. Finished measurements are kept, and the same command continues. About 40 minutes.
     """
     with report_errors():
         logging.getLogger("matplotlib").setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""The page of the estimators: where the full softmax becomes slower, and what is biased."""
+"""The page of the estimators: step times by number of classes, and the bias of each loss."""
 
 import math
 from collections.abc import Mapping
@@ -15,29 +15,30 @@ from tapas.comparison.tables import NONE, time_words
 STEP_TIMES, BIAS = "step_times.jsonl", "bias.jsonl"
 README, FIGURE = "README.md", "step-time.png"
 COMMAND = "python -m experiments estimators"
-TITLE = "What a step costs, and what each estimator gets wrong"
+TITLE = "Step time and bias of every method"
 STEP_WORDS = (
-    "The head alone, with random queries and Zipf's frequencies: loss, backward, update of rows; "
-    "medians on one thread, of methods that adapt means over 64 steps. Break-even: from so many "
-    "classes on a step of the full softmax takes longer. Columns may have been measured on "
-    "different days (70,000 classes was, beside the groceries): compare inside of one."
+    "The head without an encoder, with random queries and Zipf frequencies: loss, backward and "
+    "update of the rows. Medians on one thread; for adaptive methods, means over 64 steps. "
+    "Break-even: the number of classes above which a step of the full softmax takes longer. "
+    "Columns may have been measured on different days (70,000 classes was): compare methods inside "
+    "one column."
 )
 BIAS_HEADING = (
     "",
     "n",
     "bias",
-    "of which chance, about",
+    "expected by chance",
     "pull on head / middle / tail",
     "",
 )
 BIAS_WORDS = (
-    "Put at the truth of a small made-up world (8 contexts, 200 classes), the full softmax stays "
-    "where it is: its expected gradient is 0. What another loss would do there is its bias: "
-    "the sum of the absolute mean gradients by the logits, exact over targets, a mean over draws. "
-    "Chance alone would make it look as large as the next column says. Pull: whether the classes "
-    "of the head, the middle and the tail are pushed up (+) or down (−), all in all.",
-    "Methods that aim elsewhere than at the softmax have a bias by design; their rankings can "
-    "still be good.",
+    "A small synthetic world (8 contexts, 200 classes) has known probabilities. With logits equal "
+    "to the true ones, the expected gradient of the full softmax is 0. The bias of another loss is "
+    "the sum of the absolute mean gradients with respect to the logits, exact over targets, "
+    "averaged over draws. *Expected by chance* is the value that an unbiased loss would show with "
+    "as many draws. Pull: the net gradient on head, middle and tail classes, up (+) or down (−).",
+    "Methods whose target is not the softmax are biased by design; their rankings can still be "
+    "good.",
 )
 
 
@@ -60,14 +61,14 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Estimators:
-    """All that the two ledgers hold."""
+    """The contents of both ledgers."""
 
     times: tuple[Timed, ...] = ()
     bias: tuple[Result, ...] = ()
 
     @property
     def classes(self) -> list[int]:
-        """All numbers of classes that were tried, rising."""
+        """All numbers of classes that were tried, in increasing order."""
         return sorted({n for each in self.times for n in (*each.seconds, *each.skipped)})
 
     def break_even(self, name: str) -> float | None:

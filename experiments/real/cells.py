@@ -1,6 +1,6 @@
-"""What is run on every set: the same search for every method, then the seeds that are drawn.
+"""The runs of every set: the same search for every method, then final runs with several seeds.
 
-Searches are judged on validation points, with a seed of their own and fewer steps. First
+Searches use validation points, a separate seed and fewer steps. First
 the learning rate of the rows, with sampled softmax (n, alpha 0.75): it holds for every
 method, as batches and encoder do. Then alpha, for each of sampled softmax, top and priority
 with n samples; a method keeps its alpha for every other number of samples. Full softmax has
@@ -24,7 +24,7 @@ R = 8
 
 
 class SetCell(NamedTuple):
-    """What a curve stands for."""
+    """A method with its number of samples and r: one curve of a figure."""
 
     method: str  # "full", "sampled", "top" or "priority"
     times: float = 1  # num_samples is this many times the set's n
@@ -78,7 +78,7 @@ SEEDS = (0, 1, 2)
 
 
 class SetRuns:
-    """The runs of one set; what is known of them is read from a ledger."""
+    """The runs of one set; results are read from a ledger."""
 
     def __init__(self, real_set: RealSet, *, quick: bool = False):
         self.name, self.is_quick = real_set.name, quick
@@ -100,7 +100,7 @@ class SetRuns:
         )
 
     def trial(self, cell: SetCell, lr: float, alpha: float) -> RealRun:
-        """The same, shorter and judged on validation points."""
+        """A shorter run on validation points, for the search."""
         run = self.run(cell, lr, alpha, SEARCH_SEED)
         return replace(run, steps=self.real_set.search_steps, points="validation")
 
@@ -120,7 +120,7 @@ class SetRuns:
         ]
 
     def references(self, ledger: Ledger) -> list[RealRun]:
-        """What needs no training."""
+        """Baselines, which need no training."""
         return [
             RealRun(
                 set=self.name, method=name, rows_lr=0.0, batch=0, steps=0, seed=0,
@@ -130,17 +130,17 @@ class SetRuns:
         ]  # fmt: skip
 
     def corrections(self, ledger: Ledger) -> list[RealRun]:
-        """Priority with its weights at lower powers, judged as searches are."""
+        """Priority with its weights at lower powers, run as a search."""
         settings = self.best(ledger, PRIORITY)
         return [self.trial(cell, *settings) for cell in (HALF_CORRECTED, NOT_CORRECTED)]
 
     def searches(self, ledger: Ledger) -> list[RealRun]:
-        """All that `best` looks at; of the alphas, only once the learning rates are known."""
+        """The runs that `best` needs; those of alpha only if the learning rates have been run."""
         rates = self.learning_rates(ledger)
         return rates if ledger.missing(rates) else [*rates, *self.alphas(ledger)]
 
     def final_runs(self, ledger: Ledger) -> list[RealRun]:
-        """Seeds outermost, so that an interrupted figure has whole seeds."""
+        """Ordered by seed, so that an interrupted figure has complete seeds."""
         return [
             self.run(cell, *self.best(ledger, cell), seed)
             for seed in SEEDS
@@ -237,7 +237,7 @@ def floors_run(ledger: Ledger) -> list[float]:
 
 
 def top_variants(set_runs: SetRuns, ledger: Ledger) -> list[SweepPoint]:
-    """The paper's rule, what might save it, and what it competes with."""
+    """The paper's rule, variants of it, and its competitors."""
     top = _longer(set_runs.trial(TOP, *set_runs.best(ledger, TOP)))
     runs = {
         "top": top,

@@ -1,4 +1,4 @@
-"""Methods side by side at equal time and at equal quality, from curves, paces and seeds."""
+"""Results of one set: scores, differences, and comparisons at equal time and equal quality."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ Paces = Mapping[SetCell, Pace]
 
 
 class SetEvidence:
-    """Everything known about one set."""
+    """Results and step times of one set."""
 
     def __init__(self, set_runs: SetRuns, ledger: Ledger, paces: Sequence[Pace] = ()):
         self.set_runs, self.ledger = set_runs, ledger
@@ -40,11 +40,11 @@ class SetEvidence:
         )
 
     def seed_words(self, *cells: SetCell) -> str:
-        """A warning where an interval cannot hold the chance of seeds."""
+        """, one seed" if the interval does not include the variation between seeds."""
         return ", one seed" if len(self.common_seeds(*cells)) == 1 else ""
 
     def results(self, cell: SetCell) -> list[Result]:
-        """The seeds of `cell` that have been run, diverged ones too; none is no error."""
+        """Results of `cell` that exist, diverged ones included; may be empty."""
         try:
             settings = self.set_runs.best(self.ledger, cell)
         except DataError:  # its search is not finished, so none of its seeds has been run
@@ -53,7 +53,7 @@ class SetEvidence:
         return [self.ledger[run] for run in runs if run in self.ledger]
 
     def seeds(self, cell: SetCell) -> list[Result]:
-        """By seed: what is there and did not diverge."""
+        """Results of `cell` that did not diverge, by seed."""
         found = [result for result in self.results(cell) if "diverged" not in result]
         for result in found:
             if not {"run", "blocks", "curve", "curve_points"} <= result.keys():
@@ -72,8 +72,8 @@ class SetEvidence:
     def at_equal_time(self, ours: SetCell, theirs: SetCell) -> Interval | None:
         """MAP@20 of ours over theirs, less 1, each at its best moment within the same time.
 
-        The time is that of the quicker one's whole run. None without paces, or where the slower
-        one was not judged within it.
+        The time is that of the faster one's complete run. None without step times, or if the
+        slower one was not evaluated within it.
         """
         if ours not in self.paces or theirs not in self.paces:
             return None
@@ -122,8 +122,7 @@ def needed(known: Sequence[tuple[float, float]], quality: float) -> float:
 def best_moment(results: Sequence[Result], step: float) -> list[Result] | None:
     """`results` at the moment up to `step` when their mean MAP@20 was highest.
 
-    `step` itself is a moment, read between those when runs were judged. None if it is before
-    the first of them.
+    `step` itself is interpolated between evaluations. None if it is before the first of them.
     """
     moments = [moment["step"] for moment in results[0]["curve"]]
     if step < moments[0]:
@@ -134,7 +133,7 @@ def best_moment(results: Sequence[Result], step: float) -> list[Result] | None:
 
 
 def read_curve(result: Result, step: float) -> Result:
-    """`result` as it was at `step`, read between the moments when it was judged."""
+    """`result` at `step`, interpolated between evaluations."""
     steps = [moment["step"] for moment in result["curve"]]
     by_block = np.array([moment["blocks"] for moment in result["curve"]])
     then = [float(np.interp(step, steps, column)) for column in by_block.T]

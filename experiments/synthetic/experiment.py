@@ -1,4 +1,4 @@
-"""A figure as a list of runs: search on validation, then the seeds that are drawn.
+"""The runs of a figure: a search on validation points, then final runs with several seeds.
 
 The paper gives no learning rate, temperature or schedule. Every cell (method, n, r) gets
 the same search: the learning rate at temperature 1 first, then, where there is a second
@@ -29,12 +29,12 @@ class Temperature(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """What a curve stands for."""
+    """A method with its sizes: one curve of a figure."""
 
     method: str  # "full", "sampled", "top" or "priority"
     num_samples: int = 0  # n
     presample_factor: int = 1  # r
-    temperature: Temperature | None = None  # None: searched for
+    temperature: Temperature | None = None  # None: found by the search
     num_shards: int = 1  # m
     moving: bool = False  # classes change shards in every step
 
@@ -74,10 +74,10 @@ class Experiment:
     temperatures: tuple[Temperature, ...] = ()
     l2: float = 0.0
     hidden: int | None = None
-    looks: int = 0  # draws by which every drawn run is looked at
+    looks: int = 0  # draws for measuring the overlap of every final run
 
     def run(self, cell: Cell, lr: float, temperature: Temperature, seed: int) -> Run:
-        """The run that a figure draws."""
+        """A final run."""
         return Run(
             task=self.task,
             method="top" if cell.method == "sampled" else cell.method,
@@ -98,7 +98,7 @@ class Experiment:
         )
 
     def trial(self, cell: Cell, lr: float, temperature: Temperature) -> Run:
-        """The same, shorter and judged on validation."""
+        """A shorter run on validation points, for the search."""
         return replace(
             self.run(cell.unsharded, lr, temperature, SEARCH_SEED),
             looks=0,
@@ -122,7 +122,7 @@ class Experiment:
         return self.trial(cell, lr, cell.temperature or Temperature())
 
     def final_runs(self, ledger: Ledger) -> list[Run]:
-        """Seeds outermost, so that an interrupted figure has whole seeds."""
+        """Ordered by seed, so that an interrupted figure has complete seeds."""
         return [
             self.run(cell, *self.best(ledger, cell), seed)
             for seed in self.seeds
@@ -147,7 +147,7 @@ class Experiment:
         return lr, max(options, key=lambda t: _score(ledger, self.trial(cell, lr, t)))
 
     def results(self, ledger: Ledger, cell: Cell) -> list[Result]:
-        """What was drawn for `cell`, by seed."""
+        """Results of the final runs of `cell`, by seed."""
         settings = self.best(ledger, cell)
         runs = [self.run(cell, *settings, seed) for seed in self.seeds]
         missing = [run for run in runs if run not in ledger]
@@ -175,7 +175,7 @@ def run_experiment(
     *,
     workers: int,
 ) -> None:
-    """Every stage of an experiment; what is in the ledger is not done again."""
+    """Run all stages of an experiment; runs in the ledger are not repeated."""
     for stage in experiment.stages:
         name = stage.__name__.replace("_", " ")
         run_missing(ledger, stage(ledger), execute, progress(name), workers=workers)

@@ -36,23 +36,32 @@ def _count(words: str, least: int = 1) -> typer.models.OptionInfo:
     return found
 
 
-Servers = Annotated[int | None, _count(f"Processes that own rows. Default: {DEFAULT.servers}.")]
-Workers = Annotated[int | None, _count(f"Processes that train. Default: {DEFAULT.workers}.")]
+Servers = Annotated[
+    int | None, _count(f"Number of servers, which hold the rows. Default: {DEFAULT.servers}.")
+]
+Workers = Annotated[
+    int | None, _count(f"Number of workers, which train. Default: {DEFAULT.workers}.")
+]
 Staleness = Annotated[
-    int | None, _count("Steps that one may miss of those before it. Default: 2 x workers - 1.", 0)
+    int | None, _count("Earlier steps a step may not have seen. Default: 2 x workers - 1.", 0)
 ]
-Classes = Annotated[int | None, _count(f"Of the made-up log. Default: {DEFAULT.classes:,}.")]
-Users = Annotated[int | None, _count(f"Likewise. Default: {DEFAULT.users:,}.")]
+Classes = Annotated[
+    int | None, _count(f"Classes of the synthetic log. Default: {DEFAULT.classes:,}.")
+]
+Users = Annotated[int | None, _count(f"Users of the synthetic log. Default: {DEFAULT.users:,}.")]
 Steps = Annotated[
-    int | None, _count(f"Measured, of each cell and round. Default: {DEFAULT.steps}.")
+    int | None, _count(f"Measured steps of each cell and round. Default: {DEFAULT.steps}.")
 ]
-WarmUp = Annotated[int | None, _count(f"Steps before those. Default: {DEFAULT.warm_up}.")]
-Rounds = Annotated[int | None, _count(f"Visits to every cell. Default: {ROUNDS}.")]
+WarmUp = Annotated[
+    int | None, _count(f"Steps before the measured ones. Default: {DEFAULT.warm_up}.")
+]
+Rounds = Annotated[int | None, _count(f"Measurements of every cell. Default: {ROUNDS}.")]
 Data = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        help="One process on real sets instead: where their files are. Default with --sets: data.",
+        help="Measure one process on the real sets instead; their files are in this folder. "
+        "Default with --sets: data.",
         show_default=False,
     ),
 ]
@@ -61,7 +70,7 @@ Names = Annotated[
     typer.Option(
         "--sets",
         metavar="NAMES",
-        help=f"The same: some of {ALL}, with commas. Default with --data: all.",
+        help=f"Real sets to measure: some of {ALL}, separated by commas. Default with --data: all.",
         show_default=False,
     ),
 ]
@@ -83,14 +92,15 @@ def table_1(
     quick: Quick = False,
     draw: Draw = False,
 ) -> None:
-    """Steps a second with workers and servers, and how often their gradients are stale.
+    """Steps per second with workers and servers.
 
-    n = 1,000 and 8,000 samples, r = 1 and 8, both rules, on a made-up log of 500,000 classes
-    with the statistics of the paper's. Every finished round is kept: stop it at any moment and
-    the same command continues. Wants a quiet machine.
+    Also measures how often their gradients are stale. n = 1,000 and 8,000 samples, r = 1 and 8,
+    both rules, on a synthetic log of 500,000 classes with the statistics of the paper's log.
+    Finished rounds are kept: you can stop at any time, and the same command continues. Needs an
+    idle machine.
 
-    With --data or --sets: every cell of figure 3 in one process, with the settings that its
-    search found. A few minutes for each set.
+    With --data or --sets: every cell of figure 3 in one process, with the settings found by its
+    search. A few minutes for each set.
     """
     with report_errors():
         options = {
@@ -112,7 +122,7 @@ def table_1(
             _draw(home, out, quick=quick)
             return
         system = _system(given, quick=quick)
-        OutputFolder(home / STUDY)  # one that cannot be written is told before the work
+        OutputFolder(home / STUDY)  # fails before the work if it cannot be written
         ledger = system_ledger(home)
         check_same_system(ledger, system)
         wanted = rounds or (2 if quick else ROUNDS)
@@ -132,7 +142,7 @@ def _system(given: dict[str, int], *, quick: bool) -> System:
 
 
 def _refuse(names: list[str], other: str) -> None:
-    """Options that would be ignored."""
+    """Raise an error for options that would be ignored."""
     if names:
         words = ", ".join(f"--{name.replace('_', '-')}" for name in names)
         raise UsageError(
@@ -150,7 +160,7 @@ def _run(ledger: Ledger, rounds: list[Round], cache: Path) -> None:
 
 
 def _draw(home: Path, out: Path, *, quick: bool) -> None:
-    """Both tables, each if it was measured."""
+    """Redraw both tables, if they were measured."""
     paces, ledger = home / PACES, system_ledger(home)
     if ledger.path.exists() or not paces.exists():
         _write(home, ledger, quick=quick)
@@ -159,7 +169,7 @@ def _draw(home: Path, out: Path, *, quick: bool) -> None:
 
 
 def _write(home: Path, ledger: Ledger, *, quick: bool) -> None:
-    """Figure, page and overview, from the ledger alone; the tables and verdicts on stdout."""
+    """Write figure, page and overview from the ledger, and print tables and verdicts."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from experiments.system.figure import draw_system
 

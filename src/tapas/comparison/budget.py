@@ -1,10 +1,10 @@
-"""What is run: as many steps as the contender's pace allows in a time that is equal for all.
+"""The runs of a comparison: as many steps as fit into the same time for each contender.
 
     steps of a trial  =  budget / 2 / trials / pace
     steps of a seed   =  budget / 2 / seeds / pace
 
-Steps are decided before training, so that runs may go side by side without one gaining or
-losing. The choice among trials sees validation results only.
+Pace is the time of a step. The number of steps is fixed before training, so that running several
+at once changes nothing. Trials are chosen by validation results only.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ SEARCH_SEED = 1_000  # never among the seeds of a result
 
 @dataclass(frozen=True, slots=True)
 class RunBudget:
-    """The runs of a comparison; what is known of them is read from a ledger."""
+    """The runs of a comparison; results are read from a ledger."""
 
     config: CompareConfig
     num_samples: int  # n
@@ -38,7 +38,7 @@ class RunBudget:
         return min(self.trial_steps(name), self.final_steps(name)) < self.config.least_steps
 
     def running(self) -> list[str]:
-        """Contenders whose steps are enough to be judged."""
+        """Contenders with enough steps."""
         return [
             name
             for name in self.config.contenders
@@ -46,7 +46,7 @@ class RunBudget:
         ]
 
     def too_slow(self) -> dict[str, tuple[CompareRun, str]]:
-        """The others, each with the run that is not done, and why."""
+        """The contenders with too few steps, each with the run that is skipped and the reason."""
         found = {}
         for name in self.config.contenders:
             if name in self.paces and self.is_too_slow(name):
@@ -85,7 +85,7 @@ class RunBudget:
         return max(scores, key=scores.__getitem__) if scores else None
 
     def finals(self, ledger: Ledger) -> list[CompareRun]:
-        """Seeds outermost, so that an interrupted comparison has whole seeds."""
+        """Ordered by seed, so that an interrupted comparison has complete seeds."""
         chosen = {name: self.best(ledger, name) for name in self.running()}
         return [
             self._run(name, trial, self.final_steps(name), seed)
@@ -95,7 +95,7 @@ class RunBudget:
         ]
 
     def references(self) -> list[CompareRun]:
-        """What needs no training."""
+        """Baselines, which need no training."""
         known = [name for name in REFERENCES if name != TRUTH or self.config.made is not None]
         return [CompareRun(contender=name) for name in known]
 

@@ -1,4 +1,4 @@
-"""Who takes part in a comparison, and what is tried for each: fixed here, before any result.
+"""The contenders of a comparison and the settings tried for each, fixed before any result.
 
 A contender is a method, or a variant of one. Every contender has the same number of trials.
 One without a knob tries learning rates of the rows; one with a knob tries half as many, each
@@ -19,7 +19,7 @@ from tapas.training.config import HeadConfig
 RATES = (0.3, 1.0, 0.1, 3.0, 0.03, 0.6, 0.2, 2.0)  # of the rows; the first ones first
 MOST_TRIALS = len(RATES)
 SPARE = ("#000000", "#7b1fa2", "#00897b", "#6d4c41")  # colours of methods not listed below
-PART = 10  # times n: a partitioned vocabulary's subset is to last for many batches
+PART = 10  # times n: the subset of a partitioned vocabulary serves many batches
 NEXT_ITEMS = 5  # targets of one position, as in the paper
 ALL = "all"
 

@@ -1,8 +1,7 @@
-"""Results on disk: one JSON line for each run, appended whole, never rewritten.
+"""Results on disk: one JSON line for each run, appended, never rewritten.
 
-A run that is in the ledger is not run again, so that an experiment can be stopped at any
-moment and continued. A line cut short by a crash or a full disk is skipped when
-reading, and its run is done again.
+A run in the ledger is not run again, so that an experiment can be stopped at any time and
+continued. A line cut short by a crash or a full disk is skipped, and its run is repeated.
 """
 
 import hashlib
@@ -19,7 +18,7 @@ Result = dict[str, Any]
 
 
 class Keyed(Protocol):
-    """A run, of whatever kind: equal keys mean equal results."""
+    """A run of any kind: equal keys mean equal results."""
 
     def key(self) -> str: ...
 
@@ -28,13 +27,13 @@ Run = TypeVar("Run", bound=Keyed)
 
 
 def short_key(settings: Mapping[str, Any]) -> str:
-    """A short name for all of `settings`, plain enough for JSON."""
+    """A hash of `settings`, which must be JSON values."""
     text = json.dumps(settings, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 class Ledger:
-    """The results of one experiment, by key; those of `also` are known but not its own."""
+    """The results of one experiment, by key; those of the files `also` are read only."""
 
     def __init__(self, path: Path, also: Sequence[Path] = ()):
         self.path = path
@@ -53,7 +52,7 @@ class Ledger:
         return list({run.key(): run for run in runs if run not in self}.values())
 
     def add(self, result: Result) -> None:
-        """Append one line and see it on the disk before it counts."""
+        """Append one line and flush it to disk."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         whole = not self.path.exists() or self.path.read_bytes()[-1:] in (b"", b"\n")
         with defer_signals(), self.path.open("a") as file:
@@ -71,7 +70,7 @@ def _read(path: Path) -> Iterator[Result]:
         try:
             result = json.loads(line)
         except json.JSONDecodeError:
-            continue  # cut short by a crash: its run is simply done again
+            continue  # cut short by a crash: its run is repeated
         if not isinstance(result, dict) or not {"key", "run"} <= result.keys():
             raise DataError(
                 f"{path}, line {number}: not a result of an experiment (no key and run). "

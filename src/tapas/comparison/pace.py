@@ -1,9 +1,9 @@
-"""How long a step of every contender takes, measured before anything else runs.
+"""Measures the pace of every contender, its time for a step, before anything else runs.
 
-A step is: make the batch, loss, backward, update of rows and encoder; one thread. Contenders
-are measured in turns, round after round, so that a machine that slows down slows all of
-them; each is built anew for its turn, so that only one is in memory. The pace is the median
-over the rounds of the mean step: some methods do a part of their work every so many steps.
+A step is: make the batch, loss, backward, update of rows and encoder, on one thread. Contenders
+take turns, round after round, so that a machine that slows down slows all of them. Each is
+built for its turn, so that only one is in memory. The pace is the median over rounds of the mean
+step, since some methods do part of their work only in some steps.
 """
 
 import statistics
@@ -50,7 +50,7 @@ def measure_paces(
     cache: Path,
     progress: Callable[[int, int], None],
 ) -> None:
-    """Measure what the ledger lacks. A contender that cannot be built is noted as skipped."""
+    """Measure what the ledger lacks. A contender that cannot be built is recorded as skipped."""
     todo = ledger.missing(runs)
     if not todo:
         return
@@ -70,7 +70,7 @@ def measure_paces(
 def _take_turn(
     run: PaceRun, turn: int, found: dict[str, Any], config: CompareConfig, opened: OpenedLog
 ) -> None:
-    """Add one mean to `found`."""
+    """Measure one mean step and add it to `found`."""
     first = by_name([run.contender])[0].trials(1)[0]
     training = CompareRun(
         contender=run.contender,
@@ -102,9 +102,9 @@ def _take_turn(
 
 
 def mean_step(take: Callable[[int], float], seconds: float, warm_up: int = WARM_UP) -> float:
-    """Mean of the steps that fit into `seconds`, after a warm-up; `take(i)` is the i-th's time.
+    """Mean time of the steps that fit into `seconds`, after a warm-up; `take(i)` runs step i.
 
-    At least 3 are counted, unless they are so slow that 4 times `seconds` are over before.
+    At least 3 steps are counted, unless they take more than 4 times `seconds`.
     """
     warm = 0.0
     for number in range(warm_up):
@@ -120,7 +120,7 @@ def mean_step(take: Callable[[int], float], seconds: float, warm_up: int = WARM_
 
 
 def paces(ledger: Ledger, runs: Sequence[PaceRun]) -> dict[str, float]:
-    """Seconds of a step of each contender that could be built."""
+    """Seconds per step of each contender that could be built."""
     return {
         run.contender: statistics.median(ledger[run]["step_seconds"])
         for run in runs

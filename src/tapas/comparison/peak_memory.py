@@ -1,4 +1,4 @@
-"""The most memory that this process has held since a moment, as the kernel counts it."""
+"""Peak resident memory of this process since a reset, as Linux counts it."""
 
 import ctypes
 import gc
@@ -11,9 +11,9 @@ RESET_PEAK = "5"  # of Linux's /proc/self/clear_refs
 
 
 def forget_peak(process: Path = SELF) -> None:
-    """Begin anew at what is held now; does nothing where the kernel keeps no such count.
+    """Reset the peak to the present size; does nothing where the kernel has no such counter.
 
-    What is free but was not given back would count as held: it is given back first.
+    Free memory is returned to the system first, because it would count as resident.
     """
     gc.collect()
     with suppress(OSError, AttributeError):  # not glibc's
@@ -25,7 +25,7 @@ def forget_peak(process: Path = SELF) -> None:
 
 
 def peak_bytes(process: Path = SELF) -> int | None:
-    """Most bytes resident since `forget_peak`; None where the kernel does not say."""
+    """Peak resident bytes since `forget_peak`; None where the kernel has no such counter."""
     try:
         found = re.search(r"^VmHWM:\s+(\d+) kB$", (process / "status").read_text(), re.MULTILINE)
     except OSError:

@@ -1,4 +1,4 @@
-"""Runs side by side: one process and one thread each, results as they come."""
+"""Runs several runs at once, each in a process with one thread."""
 
 import ctypes
 import multiprocessing
@@ -22,7 +22,7 @@ def run_missing(
     *,
     workers: int,
 ) -> None:
-    """Do what the ledger lacks of `runs`; after an interrupt all that was done is in it."""
+    """Execute the `runs` that the ledger lacks, and add each result as soon as it is there."""
     wanted = {run.key(): run for run in runs}
     todo = ledger.missing(wanted.values())
     done = len(wanted) - len(todo)
@@ -34,7 +34,7 @@ def run_missing(
             done += 1
             progress(done, len(wanted))
         return
-    spawn = multiprocessing.get_context("spawn")  # a fork would copy torch's threads half alive
+    spawn = multiprocessing.get_context("spawn")  # forking a process with torch threads is not safe
     pool = ProcessPoolExecutor(min(workers, len(todo)), mp_context=spawn, initializer=_quiet)
     try:
         pending = [pool.submit(execute, run) for run in todo]
@@ -51,10 +51,7 @@ def run_missing(
 
 
 def _quiet() -> None:
-    """Ctrl-C reaches every process of the terminal; the parent alone answers it.
-
-    A parent that is killed takes its processes along, where the kernel is Linux.
-    """
+    """Ignore Ctrl-C, which the parent handles; on Linux, die with the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)

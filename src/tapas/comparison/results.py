@@ -1,7 +1,7 @@
-"""What a comparison has left in its folder, read into records.
+"""Reads the folder of a comparison.
 
-What is missing stays missing: a contender without results has none here, and says why if
-the files do. Nothing is trained or measured in this module.
+A contender without results is included, with the reason if the files say it. Nothing is trained
+or measured here.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ UNKNOWN = "#555555"
 
 
 class Moment(NamedTuple):
-    """A moment of the final runs, over the seeds that did not diverge."""
+    """One evaluation during the final runs, over the seeds that did not diverge."""
 
     share: float  # of the run; the same moments for all
     seconds: float  # of training, at the contender's own pace
@@ -34,7 +34,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MethodResults:
-    """All that is known of one contender."""
+    """All results of one contender."""
 
     name: str
     title: str
@@ -49,7 +49,7 @@ class MethodResults:
 
     @property
     def step_seconds(self) -> float | None:
-        """Median over the rounds of measuring, of a whole step alone on the machine."""
+        """Median over rounds of the time of a step."""
         rounds = (self.pace or {}).get("step_seconds")
         return median(rounds) if rounds else None
 
@@ -78,7 +78,7 @@ class MethodResults:
 
     @property
     def state(self) -> str:
-        """Why there is no result, or what is wrong with it; empty if all is well."""
+        """Why there is no result, or what is wrong with it; empty if nothing is."""
         if self.skipped is not None:
             return self.skipped
         if self.trials and all("diverged" in trial for trial in self.trials) and not self.finals:
@@ -93,7 +93,7 @@ class MethodResults:
 
 @dataclass(frozen=True, slots=True)
 class BaselineResult:
-    """Lists that need no training: counting, or the truth itself."""
+    """Ranked lists that need no training: a counting baseline, or the true distribution."""
 
     title: str
     result: Result
@@ -113,7 +113,7 @@ class Comparison:
 
 
 def read_comparison(folder: Path) -> Comparison:
-    """What `tapas compare` has written into `folder`, however far it has come."""
+    """Read what `tapas compare` has written into `folder`, finished or not."""
     if not (folder / SETTINGS).exists():
         raise DataError(
             f"{folder} holds no comparison ({SETTINGS} is not there). Begin one with "

@@ -1,4 +1,4 @@
-"""One training run of a comparison: what it is, and doing it."""
+"""One training run of a comparison: its settings, training and evaluation."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -33,15 +33,15 @@ from tapas.training.build import TrainingSetup, build_training
 from tapas.training.model import SequenceModel
 from tapas.training.step import step
 
-MOMENTS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)  # of a run, when it is judged
-STOP_POINTS = 750  # of validation: by them a run chooses its best moment
+MOMENTS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)  # of a run, when it is evaluated
+STOP_POINTS = 750  # of validation, to choose the best moment of a run
 REFERENCES = (*COUNTING, TRUTH)
 VALIDATION, TEST = "validation", "test"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompareRun:
-    """Everything that decides the outcome of a run beside the settings of the comparison."""
+    """Everything that the result depends on, besides the settings of the comparison."""
 
     contender: str  # or one of `REFERENCES`, which need no training
     rows_lr: float = 0.0
@@ -58,7 +58,7 @@ class CompareRun:
 
 @dataclass(frozen=True, slots=True)
 class OpenedLog:
-    """The log of a comparison, opened, with what is held out."""
+    """The prepared log of a comparison and its split."""
 
     source: LogSource
     log: EventLog
@@ -66,7 +66,7 @@ class OpenedLog:
 
 
 def find_log(config: CompareConfig, cache: Path) -> LogSource:
-    """Where the log is; a made-up one is written the first time."""
+    """The source of the log; a synthetic one is written the first time."""
     if config.log is not None:
         config.log.paths()
         return config.log
@@ -76,7 +76,7 @@ def find_log(config: CompareConfig, cache: Path) -> LogSource:
 
 @remember
 def open_log(config: CompareConfig, cache: Path) -> OpenedLog:
-    """Once in each process."""
+    """Open and split the log, once in each process."""
     source = find_log(config, cache)
     log = prepare_log(source, cache)
     return OpenedLog(source, log, split_log(log, config.split))
@@ -98,10 +98,10 @@ def build_run(run: CompareRun, config: CompareConfig, opened: OpenedLog) -> Trai
 
 
 def execute(run: CompareRun, config: CompareConfig, cache: Path) -> Result:
-    """Train and judge. One thread, so that runs can go side by side.
+    """Train and evaluate, on one thread.
 
-    A trial sees validation points alone. A final run keeps its best moment by validation
-    points, as training keeps its best checkpoint, and is judged there on test points.
+    A trial uses only validation points. A final run keeps its best moment by validation points,
+    as training keeps its best checkpoint, and is evaluated there on test points.
     """
     torch.set_num_threads(1)
     opened = open_log(config, cache)
@@ -144,7 +144,7 @@ def _final(
     judged: PointEvaluator,
     stop: PointEvaluator,
 ) -> Result:
-    """Train, evaluating at MOMENTS; judged as it was at the best of them."""
+    """Train, evaluating at MOMENTS; the scores are those of the best moment."""
     forget_peak()
     model, few = parts.model, min(config.curve_points, len(judged.points))
     shares = {max(1, round(run.steps * m)): m for m in MOMENTS} | {run.steps: 1.0}
@@ -153,7 +153,7 @@ def _final(
 
     def evaluate(number: int, train_seconds: float) -> float:
         nonlocal peak
-        peak = peak or peak_bytes()  # judging takes memory of its own, which is not the method's
+        peak = peak or peak_bytes()  # before evaluation, whose memory is not the method's
         most = len(stop.points)
         valid = float(stop.quick_scores(*_rank(model, stop, most), most)["map@20"])
         seconds = round(number * run.step_seconds, 3)
@@ -181,9 +181,9 @@ def train_and_evaluate(
 ) -> float:
     """Train up to the last of `moments`; returns the seconds of all steps.
 
-    At each moment `evaluate` is called with the steps taken and their seconds. Where it returns
-    how good the model is, the model is left as it was at the best moment, the first of equals;
-    where it returns None, as it is after the last step.
+    At each moment `evaluate` is called with the number of steps and their seconds. If it returns
+    a score, the model ends in the state of its best moment, the first of equals; if it returns
+    None, in the state after the last step.
     """
     model, train = parts.model, parts.config
     best: tuple[float, dict[str, Tensor]] | None = None
@@ -208,7 +208,7 @@ def train_and_evaluate(
 
 
 def found_or_diverged(train: Callable[[], Result]) -> Result:
-    """What `train` finds; that it diverged is a finding, too: these settings are no good."""
+    """The result of `train`, or one that says that it diverged."""
     try:
         return train()
     except (DataError, UsageError) as error:
@@ -233,16 +233,16 @@ def reference_lists(
     judged: PointEvaluator,
     log_name: str = "this log",
 ) -> tuple[Tensor, NDArray[np.float64] | None]:
-    """Lists that need no training, at the points of all other runs; the truth's losses, too."""
+    """Ranked lists of a baseline, and the losses if it is the true distribution."""
     if name != TRUTH:
         return rank_by_counting(name, judged.log, split, judged.points), None
     if made is None:
-        raise UsageError(f"nobody knows the true distribution of {log_name}.")
+        raise UsageError(f"the true distribution of {log_name} is not known.")
     return rank_by_truth(made, judged.log, judged.points, judged.target)
 
 
 def scores(judged: PointEvaluator, ranked: Tensor, loss: NDArray[np.float64] | None) -> Result:
-    """`PointEvaluator.scores`, and precision@1 and recall@20 by block, too."""
+    """`PointEvaluator.scores` with precision@1 and recall@20 by block."""
     found = judged.scores(ranked, loss)
     values = metrics_per_example(ranked, torch.from_numpy(judged.target))
     for name in ("precision@1", "recall@20"):

@@ -1,4 +1,4 @@
-"""settings.json: written, checked against what is asked now, told in words and as a command."""
+"""settings.json of a comparison: written, checked, and described as text and as a command."""
 
 import dataclasses
 import json
@@ -39,7 +39,7 @@ Settings = Mapping[str, Any]
 
 
 def settings(config: CompareConfig, log: EventLog) -> dict[str, Any]:
-    """All that decides results, plain enough for JSON, and the machine; no paths of files."""
+    """Everything that results depend on, and the machine, as JSON values without file paths."""
     found = question(config, config.num_samples(log.num_items))
     found["sizes"] = {"events": log.num_events, "items": log.num_items, "users": log.num_users}
     found[MACHINE] = {
@@ -53,7 +53,7 @@ def settings(config: CompareConfig, log: EventLog) -> dict[str, Any]:
 
 
 def question(config: CompareConfig, num_samples: int) -> dict[str, Any]:
-    """What was asked, and each setting that is tried for each contender."""
+    """The configuration, and all settings tried for each contender."""
     found = dataclasses.asdict(config)
     if config.log is not None:
         found["log"]["files"] = [Path(file).name for file in config.log.files]
@@ -70,7 +70,7 @@ def question(config: CompareConfig, num_samples: int) -> dict[str, Any]:
 
 
 def check_settings(path: Path, config: CompareConfig, log: EventLog) -> None:
-    """Write them the first time; results of other settings are never taken for these."""
+    """Write the settings the first time; later, raise if they differ."""
     mine = settings(config, log)
     keep_settings(path, mine)
     other = differences(read_comparison_settings(path), mine)
@@ -80,7 +80,7 @@ def check_settings(path: Path, config: CompareConfig, log: EventLog) -> None:
 
 
 def keep_settings(path: Path, settings: Settings) -> None:
-    """Write them, if `path` has none."""
+    """Write `settings` unless `path` exists."""
     if not path.exists():
         with atomic_write(path) as unfinished:
             unfinished.write_text(json.dumps(settings, indent=1) + "\n")
@@ -116,10 +116,10 @@ def refuse_others(other: Sequence[str], where: str) -> None:
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Names of settings `now` that were others `before`, the machine aside.
+    """Names of settings that differ between `before` and `now`, except the machine.
 
-    A name that `before` does not have stands for its default: results stay valid when an option
-    is added that they did not use.
+    A name missing in `before` has its default, so that results stay valid when an option is
+    added.
     """
     before = _completed(before, CompareConfig)
     for name, kind in SECTIONS.items():
@@ -147,7 +147,7 @@ def _completed_trial(trial: dict[str, Any]) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """Of the source tree that this runs from, if it is one."""
+    """The commit of the source tree, if there is one."""
     tree = Path(__file__).parents[3]
     if not (tree / ".git").exists():
         return None
@@ -175,7 +175,7 @@ def log_words(settings: Settings) -> str:
 
 
 def budget_words(settings: Settings) -> str:
-    """Who got how much."""
+    """Number of methods, their training time, and the model."""
     number, seeds = len(settings["contenders"]), settings["seeds"]
     model = settings["model"]
     return (
@@ -186,7 +186,7 @@ def budget_words(settings: Settings) -> str:
 
 
 def command_of(settings: Settings) -> str:
-    """A command that asks for the same; files go by their names."""
+    """The command line of this comparison, with file names instead of paths."""
     base = _base(settings)
     words = ["tapas", "compare"]
     if settings.get("log"):
@@ -219,7 +219,7 @@ def duration(seconds: float) -> str:
 
 
 def _base(settings: Settings) -> dict[str, Any]:
-    """What the command would take if nothing else were said."""
+    """The defaults of the command."""
     if settings.get("log"):
         files = LogSource(files=tuple(settings["log"]["files"]))
         return _plain(CompareConfig(log=files))

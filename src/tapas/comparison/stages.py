@@ -1,4 +1,4 @@
-"""The stages of a comparison, each over a ledger: stop it anywhere, and it goes on there.
+"""The stages of a comparison. Each adds to a ledger, so that it can be stopped and continued.
 
 out/
   settings.json  what was asked, the log, the machine
@@ -38,10 +38,10 @@ def compare(
     progress: Follow = lambda stage: lambda done, total: None,
     workers: int = 1,
 ) -> None:
-    """Do what is missing in `out`; returns when all of its files are there.
+    """Run what is missing in `out`; returns when the comparison is complete.
 
-    Paces are measured one at a time; all else goes `workers` side by side,
-    which changes no result, as the number of steps of a run is decided by the paces.
+    Paces are measured one at a time. All other runs use `workers` processes, which changes no
+    result, since paces fix the number of steps of each run.
     """
     threads = torch.get_num_threads()
     out.mkdir(parents=True, exist_ok=True)

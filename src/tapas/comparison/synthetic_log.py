@@ -1,4 +1,4 @@
-"""A made-up log with a long tail and a known rule behind it.
+"""A synthetic log with a long tail and a known distribution.
 
 Items are spread over groups, Zipf-like inside each. A user's baskets walk from group to
 group: with chance `habit` the next basket is of the group that follows this one in a fixed

@@ -186,7 +186,7 @@ def test_wrong_words_are_told():
     assert str(error.value) == "points must be test or validation, got 'train'."
 
 
-def test_references_are_judged_where_runs_are(place, monkeypatch):
+def test_baselines_are_evaluated_at_the_points_of_the_runs(place, monkeypatch):
     set_runs = SetRuns(SYNTHETIC, quick=True)
     runs_of_none = set_runs.references(None)
     references = [execute(run, place) for run in runs_of_none]
@@ -200,7 +200,7 @@ def test_references_are_judged_where_runs_are(place, monkeypatch):
     quick = GROCERY.quick()
     monkeypatch.setattr(RealRun, "real_set", property(lambda self: replace(quick, made=None)))
     monkeypatch.setattr(real_runs, "open_set", lambda real_set, place: open_set(quick, place))
-    with pytest.raises(UsageError, match="nobody knows the true distribution of grocery"):
+    with pytest.raises(UsageError, match="the true distribution of grocery is not known"):
         execute(replace(runs_of_none[-1], set=GROCERY.name), place)
 
 

@@ -125,10 +125,10 @@ def test_references_are_judged_at_the_points_of_all_others(name, cache, result):
     assert 0 < found["precision@1"] < 1 or name == "the user's favourites"
 
 
-def test_nobody_knows_the_truth_of_a_log_from_outside(cache):
+def test_the_true_distribution_of_a_real_log_is_not_known(cache):
     source = find_log(CONFIG, cache)
     config = replace(CONFIG, made=None, log=source)
-    with pytest.raises(UsageError, match=r"nobody knows the true distribution of this log\."):
+    with pytest.raises(UsageError, match=r"the true distribution of this log is not known\."):
         execute(CompareRun(contender=runs.TRUTH), config, cache)
     found = execute(CompareRun(contender="most popular"), config, cache)
     assert found == execute(CompareRun(contender="most popular"), CONFIG, cache)
