@@ -267,7 +267,9 @@ def union_is_close_to_the_best(studies: StudyResults) -> Verdict:
         row = ", ".join(f"{100 * overlap[m].mean:.1f} % with m={m}" for m in shown)
         words.append(f"n={kept:,}: {row}")
     if not judged:
-        raise DataError("no look has n >= 100 m. `python -m experiments shards` runs larger ones.")
+        raise DataError(
+            "no measured overlap has n >= 100 m. `python -m experiments shards` runs larger ones."
+        )
     num_classes, n, counts = PAPER_SIZES
     row = " and ".join(
         f"{100 * expected_overlap(num_classes, n, m):.1f} % with m={m}" for m in counts

@@ -154,7 +154,7 @@ def _refuse(names: list[str], other: str) -> None:
 def _run(ledger: Ledger, rounds: list[Round], cache: Path) -> None:
     if not ledger.missing(rounds):
         return
-    go = partial(measure, cache=cache, tell=status)
+    go = partial(measure, cache=cache, status=status)
     with run_progress() as follow:
         run_missing(ledger, rounds, go, follow("rounds"), workers=1)
 

@@ -74,15 +74,15 @@ class RayJob:
         self._ending.close()
 
 
-def measure(round: Round, cache: Path, tell: Callable[[str], None] = lambda words: None) -> Result:
+def measure(round: Round, cache: Path, status: Callable[[str], None] = lambda line: None) -> Result:
     """What the ledger keeps of `round`.
 
-    One job at a time: two would share the cores. `tell` is told what is going on.
+    One job at a time, because two would share the cores. `status` gets a line for each cell.
     """
     system, log = round.system, round.system.make_log(cache)
     rows = []
     for cell in round.cells:
-        tell(f"round {round.number + 1}: {cell}")
+        status(f"round {round.number + 1}: {cell}")
         job = RayJob(system.config(cell, log, round.number), cache)
         try:
             before, found = job.run(system.warm_up), job.run(system.steps)

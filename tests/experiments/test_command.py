@@ -18,7 +18,7 @@ def test_a_quick_study_runs_draws_writes_and_is_not_run_twice(study, tmp_path):
     folder = tmp_path / "results" / "quick" / study
     assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
     page = (folder / "README.md").read_text()
-    assert "**missing**" not in page.split("## What was found")[0] or study == "figure-2"
+    assert "**missing**" not in page.split("## Results")[0] or study == "figure-2"
     ledger = (folder / "results.jsonl").read_text()
     (folder / "figure.png").unlink()
     again = experiment(study, "--quick", "--draw", cwd=tmp_path)

@@ -157,8 +157,8 @@ def _final(
         most = len(stop.points)
         valid = float(stop.quick_scores(*_rank(model, stop, most), most)["map@20"])
         seconds = round(number * run.step_seconds, 3)
-        told = {"share": shares[number], "step": number, "seconds": seconds, "validation": valid}
-        curve.append(told | judged.quick_scores(*_rank(model, judged, few), few))
+        moment = {"share": shares[number], "step": number, "seconds": seconds, "validation": valid}
+        curve.append(moment | judged.quick_scores(*_rank(model, judged, few), few))
         return valid
 
     train_seconds = train_and_evaluate(parts, shares, evaluate)
