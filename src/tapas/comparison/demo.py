@@ -97,10 +97,10 @@ def steps_of(name: str, steps: int) -> tuple[int, int]:
 
 
 def variant_config(log: DemoLog, name: str, steps: int, seed: int) -> TrainConfig:
-    own_steps, every = steps_of(name, steps)
+    num_steps, every = steps_of(name, steps)
     layer: Layer = {
         "log": {"files": list(log.files)},
-        "loop": {"steps": own_steps, "seed": seed, "evaluate_every": every},
+        "loop": {"steps": num_steps, "seed": seed, "evaluate_every": every},
     }
     return build_config(SETTINGS, VARIANTS[name], layer)
 
@@ -149,7 +149,7 @@ def evaluate_variants(runs: dict[str, RunFolder], seconds: dict[str, float]) -> 
 
 
 def table_rows(found: DemoResult) -> list[list[str]]:
-    """All models, then the baselines; a cell is a mean and half its interval."""
+    """All models, then the baselines; MAP@20 with its interval."""
     rows = []
     for name, evaluation in found.evaluations.items():
         scores = evaluation.scores["model"]
@@ -164,10 +164,9 @@ def table_rows(found: DemoResult) -> list[list[str]]:
 
 
 def _cells(metrics: dict[str, Interval]) -> list[str]:
-    """Means; the first with half of its interval."""
+    """Means; the first with its interval."""
     first, *others = (metrics[name] for name in METRICS)
-    half = (first.high - first.low) / 2
-    return [f"{first.mean:.4f} ±{half:.4f}", *(f"{other.mean:.4f}" for other in others)]
+    return [first.plus_minus(), *(f"{other.mean:.4f}" for other in others)]
 
 
 HEADING = ["", "MAP@20", "prec@1", "recall@20", "tail", "training"]
@@ -184,9 +183,10 @@ def remarks(found: DemoResult) -> list[str]:
         "say nothing about sampling.",
         "This is one seed: repeat with another --seed before you trust a small difference.",
         f"{first.scores['model'].num_examples:,} households; targets are their next "
-        f"{first.num_targets} items, also those bought before, ranked among all items. ±: half of "
-        "the 95 % interval. Tail: share of recommended items from the rarest tenth of the events. "
-        "Training: seconds in total, including validation and checkpoints.",
+        f"{first.num_targets} items, also those bought before, ranked among all items. ±: "
+        "distance to the farther end of the 95 % interval (bootstrap over users). Tail: share of "
+        "recommended items from the rarest tenth of the events. Training: seconds in total, "
+        "including validation and checkpoints.",
     ]
 
 

@@ -14,13 +14,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tapas.comparison.results import FULL, Comparison, MethodResults
+from tapas.comparison.results import FULL, UNFINISHED, Comparison, MethodResults
 from tapas.comparison.tables import (
     beaten_by,
     gap_to,
     quality,
     ranked,
     recall_of,
+    short_state,
     targets_of,
     time_words,
 )
@@ -43,8 +44,7 @@ def recommend_method(comparison: Comparison) -> Recommendation:
     """Apply the rule to a comparison."""
     sound = [each for each in ranked(comparison) if not each.diverged_seeds]
     if not sound:
-        words = "No recommendation: no method has finished without diverging."
-        return Recommendation(None, (), (f"{words} Use a larger --budget, or other --methods.",))
+        return Recommendation(None, (), _without_results(comparison.methods))
     best = sound[0]
     as_good = [each for each in sound if each is best or not _behind(each, best)]
     names = tuple(each.name for each in as_good)
@@ -72,6 +72,19 @@ def first_reached(method: MethodResults, level: float) -> tuple[float, float]:
     """
     there = (p for p in method.curve if p.quality >= level)
     return next(((p.share, p.seconds) for p in there), (math.inf, math.inf))
+
+
+def _without_results(methods: Sequence[MethodResults]) -> tuple[str, ...]:
+    """For each reason, the methods that have no complete results because of it."""
+    titles: dict[str, list[str]] = {}
+    for each in methods:
+        titles.setdefault(short_state(each), []).append(in_sentence(each))
+    reasons = [f"{state[0].upper()}{state[1:]}: {_list(those)}." for state, those in titles.items()]
+    if UNFINISHED in titles:
+        cure = "The same command continues where it stopped."
+    else:
+        cure = "Use a larger --budget, or other --methods."
+    return ("No recommendation: no method has complete results.", *reasons, cure)
 
 
 def _behind(method: MethodResults, best: MethodResults) -> bool:

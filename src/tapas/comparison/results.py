@@ -19,7 +19,8 @@ from tapas.comparison.synthetic_log import TRUTH
 from tapas.errors import DataError
 
 FULL = "full"
-UNKNOWN = "#555555"
+UNKNOWN = "#555555"  # colour
+UNFINISHED = "not finished"
 
 
 class Moment(NamedTuple):
@@ -87,7 +88,7 @@ class MethodResults:
         if self.diverged_seeds:
             return f"{len(self.diverged_seeds)} of {done} seeds diverged"
         if done < self.num_seeds:
-            return f"{done} of {self.num_seeds} seeds done" if done else "not finished"
+            return f"{done} of {self.num_seeds} seeds done" if done else UNFINISHED
         return ""
 
 

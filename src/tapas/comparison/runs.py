@@ -109,18 +109,18 @@ def execute(run: CompareRun, config: CompareConfig, cache: Path) -> Result:
         points = spread_points(opened.log, opened.split.test, config.points)
     else:
         points = spread_points(opened.log, opened.split.validation, config.search_points)
-    judged = _evaluator(opened, points, config)
+    evaluator = _evaluator(opened, points, config)
     if run.contender in REFERENCES:
-        lists = reference_lists(run.contender, config.made, opened.split, judged)
-        return {"key": run.key(), "run": asdict(run), **scores(judged, *lists)}
+        lists = reference_lists(run.contender, config.made, opened.split, evaluator)
+        return {"key": run.key(), "run": asdict(run), **scores(evaluator, *lists)}
 
     def train() -> Result:
         parts = build_run(run, config, opened)
         if run.points == TEST:
             stop = spread_points(opened.log, opened.split.validation, STOP_POINTS)
-            return _final(run, config, parts, judged, _evaluator(opened, stop, config))
+            return _final(run, config, parts, evaluator, _evaluator(opened, stop, config))
         seconds = train_and_evaluate(parts, [run.steps])
-        found = scores(judged, *_rank(parts.model, judged, len(judged.points)))
+        found = scores(evaluator, *_rank(parts.model, evaluator, len(evaluator.points)))
         return found | {"train_wall_seconds": round(seconds, 2), "curve": []}
 
     started = time.perf_counter()
@@ -141,12 +141,12 @@ def _final(
     run: CompareRun,
     config: CompareConfig,
     parts: TrainingSetup,
-    judged: PointEvaluator,
+    evaluator: PointEvaluator,
     stop: PointEvaluator,
 ) -> Result:
     """Train, evaluating at MOMENTS; the scores are those of the best moment."""
     forget_peak()
-    model, few = parts.model, min(config.curve_points, len(judged.points))
+    model, few = parts.model, min(config.curve_points, len(evaluator.points))
     shares = {max(1, round(run.steps * m)): m for m in MOMENTS} | {run.steps: 1.0}
     curve: list[Result] = []
     peak = None
@@ -158,19 +158,19 @@ def _final(
         valid = float(stop.quick_scores(*_rank(model, stop, most), most)["map@20"])
         seconds = round(number * run.step_seconds, 3)
         moment = {"share": shares[number], "step": number, "seconds": seconds, "validation": valid}
-        curve.append(moment | judged.quick_scores(*_rank(model, judged, few), few))
+        curve.append(moment | evaluator.quick_scores(*_rank(model, evaluator, few), few))
         return valid
 
     train_seconds = train_and_evaluate(parts, shares, evaluate)
     best = max(curve, key=lambda moment: moment["validation"])
     return {
-        **scores(judged, *_rank(model, judged, len(judged.points))),
+        **scores(evaluator, *_rank(model, evaluator, len(evaluator.points))),
         "best_share": best["share"],
         "train_wall_seconds": round(train_seconds, 2),
         "peak_bytes": peak,
         "scores_per_example": float(model.head.scores_per_example),
         "curve": curve,
-        "curve_points": judged.block_sizes(few),
+        "curve_points": evaluator.block_sizes(few),
     }
 
 
@@ -218,9 +218,9 @@ def found_or_diverged(train: Callable[[], Result]) -> Result:
 
 
 def _rank(
-    model: SequenceModel, judged: PointEvaluator, most: int
+    model: SequenceModel, evaluator: PointEvaluator, most: int
 ) -> tuple[Tensor, NDArray[np.float64]]:
-    ranked, loss = judged.rank(model, most)
+    ranked, loss = evaluator.rank(model, most)
     if not np.isfinite(loss).all():
         raise DataError("the full softmax loss is not finite: training has diverged.")
     return ranked, loss
@@ -230,23 +230,23 @@ def reference_lists(
     name: str,
     made: SyntheticLogConfig | None,
     split: Split,
-    judged: PointEvaluator,
+    evaluator: PointEvaluator,
     log_name: str = "this log",
 ) -> tuple[Tensor, NDArray[np.float64] | None]:
     """Ranked lists of a baseline, and the losses if it is the true distribution."""
     if name != TRUTH:
-        return rank_by_counting(name, judged.log, split, judged.points), None
+        return rank_by_counting(name, evaluator.log, split, evaluator.points), None
     if made is None:
         raise UsageError(f"the true distribution of {log_name} is not known.")
-    return rank_by_truth(made, judged.log, judged.points, judged.target)
+    return rank_by_truth(made, evaluator.log, evaluator.points, evaluator.target)
 
 
-def scores(judged: PointEvaluator, ranked: Tensor, loss: NDArray[np.float64] | None) -> Result:
+def scores(evaluator: PointEvaluator, ranked: Tensor, loss: NDArray[np.float64] | None) -> Result:
     """`PointEvaluator.scores` with precision@1 and recall@20 by block."""
-    found = judged.scores(ranked, loss)
-    values = metrics_per_example(ranked, torch.from_numpy(judged.target))
+    found = evaluator.scores(ranked, loss)
+    values = metrics_per_example(ranked, torch.from_numpy(evaluator.target))
     for name in ("precision@1", "recall@20"):
         value = values[name].double().numpy()
         found[name] = round(float(value.mean()), 6)
-        found["blocks"][name] = block_sums(value, judged.points.user)
+        found["blocks"][name] = block_sums(value, evaluator.points.user)
     return found

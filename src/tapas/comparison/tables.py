@@ -106,7 +106,7 @@ def table_rows(comparison: Comparison) -> list[list[str]]:
         )
     for each in comparison.methods:
         if not each.finals:
-            rows.append([each.title, _why(each), NONE, _milliseconds(each), NONE])
+            rows.append([each.title, short_state(each), NONE, _milliseconds(each), NONE])
     return rows
 
 
@@ -141,14 +141,14 @@ def baseline_rows(comparison: Comparison) -> list[list[str]]:
 
 def detail_rows(comparison: Comparison) -> list[list[str]]:
     """Rows for a terminal of 80 columns, under `TERMINAL_DETAILS`."""
-    judged, rows = ranked(comparison), []
-    for each in judged:
-        loss, gap = loss_of(each), gap_to(each, best_of(judged))
+    finished, rows = ranked(comparison), []
+    for each in finished:
+        loss, gap = loss_of(each), gap_to(each, best_of(finished))
         against = NONE if gap is None else gap.plus_minus(sign=True)
         rows.append(
             [
                 _short_title(each),
-                "best" if each is best_of(judged) else against,
+                "best" if each is best_of(finished) else against,
                 NONE if loss is None else f"{loss.mean:.3f}",
                 _percent(recall_of(each, "tail")),
                 _memory(each),
@@ -236,8 +236,8 @@ def _title(method: MethodResults) -> str:
     return f"{method.title} ({method.state})" if method.state else method.title
 
 
-def _why(method: MethodResults) -> str:
-    """Up to the colon; the section "Left out" has the rest."""
+def short_state(method: MethodResults) -> str:
+    """The state up to its colon; the section "Left out" has the rest."""
     return method.state.partition(":")[0]
 
 

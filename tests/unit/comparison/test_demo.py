@@ -1,10 +1,10 @@
-"""What the demo sets for each variant, and what it says about given numbers."""
+"""Settings of each variant of the demo, and its table and sentences for given numbers."""
 
 import math
 
 import pytest
 
-from tapas.comparison import demo as showcase
+from tapas.comparison import demo
 from tapas.comparison.demo import PLAIN, REPEATS, TAPAS, DemoLog, DemoResult
 from tapas.evaluation.evaluate import Evaluation
 from tapas.evaluation.intervals import Interval
@@ -15,19 +15,17 @@ LOG = DemoLog("A log.", ["log.parquet"], {})
 
 
 @pytest.mark.parametrize(
-    ("steps", "every", "own", "own_every"),
+    ("steps", "every", "fewer", "every_fewer"),
     [(2000, 200, 160, 40), (337, 33, 26, 6), (24, 2, 1, 1), (1, 1, 1, 1)],
 )
-def test_the_third_variant_makes_two_steps_for_twenty_five(steps, every, own, own_every):
-    assert showcase.steps_of(PLAIN, steps) == showcase.steps_of(TAPAS, steps) == (steps, every)
-    assert showcase.steps_of(REPEATS, steps) == (own, own_every)
+def test_the_third_variant_takes_two_steps_for_twenty_five(steps, every, fewer, every_fewer):
+    assert demo.steps_of(PLAIN, steps) == demo.steps_of(TAPAS, steps) == (steps, every)
+    assert demo.steps_of(REPEATS, steps) == (fewer, every_fewer)
 
 
 def differences(first, second, steps=2000):
     """{section.name: (value of `first`, value of `second`)} where two variants differ."""
-    one, other = (
-        as_tables(showcase.variant_config(LOG, name, steps, 7)) for name in (first, second)
-    )
+    one, other = (as_tables(demo.variant_config(LOG, name, steps, 7)) for name in (first, second))
     assert one.keys() == other.keys()
     return {
         f"{section}.{name}": (value, other[section].get(name))
@@ -52,11 +50,11 @@ def test_the_third_is_the_second_with_repeats_and_a_longer_history():
 
 
 def evaluation(value, **lead):
-    """Of a model with MAP@20 `value`; `lead` are intervals, "_" stands for a space."""
-    whole = Interval(value, value - 0.01, value + 0.01)
+    """A model with MAP@20 `value`; `lead` maps baselines to intervals, "_" stands for a space."""
+    interval = Interval(value, value - 0.01, value + 0.02)
     scores = Scores(
         num_examples=1_234,
-        metrics=dict.fromkeys(("map@20", "precision@1", "recall@20"), whole),
+        metrics=dict.fromkeys(("map@20", "precision@1", "recall@20"), interval),
         buckets={"tail": Bucket(3, 4, None, 0.125)},
         coverage=5,
     )
@@ -75,11 +73,11 @@ def found(third, *, second=OLD):
 
 def test_ahead_of_every_baseline_names_the_best_of_them():
     third = evaluation(0.08, popular=AHEAD, own_most_frequent=(0.0037, 0.0004, 0.0070))
-    assert showcase.remarks(found(third))[0] == (
+    assert demo.remarks(found(third))[0] == (
         "The best of our models here, TAPAS with repeats, is ahead of every baseline: MAP@20 "
         "+0.0037 (+0.0004 to +0.0070) against the best of them, own most frequent, same examples."
     )
-    assert not any("significant" in words for words in showcase.remarks(found(third)))
+    assert not any("significant" in words for words in demo.remarks(found(third)))
 
 
 @pytest.mark.parametrize(
@@ -88,12 +86,12 @@ def test_ahead_of_every_baseline_names_the_best_of_them():
         ((-0.012, -0.02, -0.0001), " is ahead of"),
         ((0.001, 0.0, 0.002), ": no significant difference from"),
         ((-0.001, -0.002, 0.0), ": no significant difference from"),
-        ((0.5, -math.inf, math.inf), ": no significant difference from"),  # one example alone
+        ((0.5, -math.inf, math.inf), ": no significant difference from"),  # a single example
     ],
 )
-def test_each_baseline_that_is_not_beaten_has_its_line(ends, words):
+def test_each_baseline_that_is_not_beaten_has_a_line(ends, words):
     third = evaluation(0.08, popular=ends, own_most_frequent=ends, other=AHEAD)
-    first, second, third_line, *_ = showcase.remarks(found(third))
+    first, second, third_line, *_ = demo.remarks(found(third))
     assert first == (
         f"Popular{words} the best of our models here, TAPAS with repeats: MAP@20 {ends[0]:+.4f} "
         f"({ends[1]:+.4f} to {ends[2]:+.4f}) for TAPAS with repeats, same examples."
@@ -102,10 +100,15 @@ def test_each_baseline_that_is_not_beaten_has_its_line(ends, words):
     assert third_line.startswith("MAP@20 of TAPAS priority minus sampled softmax")
 
 
-def test_the_best_may_be_another_than_the_third():
+def test_plus_minus_is_the_distance_to_the_farther_end():
+    assert demo.table_rows(found(OLD))[0][1] == "0.0500 ±0.0200"
+    assert "±: distance to the farther end of the 95 % interval" in demo.remarks(found(OLD))[-1]
+
+
+def test_the_best_is_not_always_the_third():
     weak, strong = evaluation(0.04, popular=BEHIND), evaluation(0.06, popular=AHEAD)
-    judged = found(weak, second=strong)
-    assert judged.best == TAPAS
-    words = showcase.remarks(judged)
+    result = found(weak, second=strong)
+    assert result.best == TAPAS
+    words = demo.remarks(result)
     assert words[0].startswith("The best of our models here, TAPAS priority, is ahead of every")
     assert not any("Popular" in line for line in words)

@@ -96,12 +96,24 @@ CASES = {  # who took part, who is recommended, what is said among other things
         None,
         ["No recommendation: only NCE has results (MAP@20 0.1000)."],
     ),
-    "none where nobody has finished": (
+    "none if every method was too slow or diverged": (
+        (
+            method("full", 0.1, finals=(), skipped="too slow for this budget: a step takes 9 s"),
+            method("warp", 0.1, finals=(), skipped="too slow for this budget: a step takes 8 s"),
+            method("nce", 0.1, finals=(), diverged_seeds=(0, 1)),
+        ),
+        None,
+        [
+            "No recommendation: no method has complete results. Too slow for this budget: full "
+            "softmax, WARP. 2 of 2 seeds diverged: NCE. Use a larger --budget, or other --methods."
+        ],
+    ),
+    "none if no method has finished": (
         (method("nce", 0.1, finals=()),),
         None,
         [
-            "No recommendation: no method has finished without diverging. Use a larger --budget, "
-            "or other --methods."
+            "No recommendation: no method has complete results. Not finished: NCE. The same "
+            "command continues where it stopped."
         ],
     ),
 }

@@ -46,8 +46,8 @@ def test_a_result_says_all_and_its_curve_is_over_time_at_the_contenders_own_pace
         assert {"map@20", "loss", "share", "validation"} <= set(at)
 
 
-def test_a_run_is_judged_as_it_was_at_its_best_moment_by_validation(cache, monkeypatch):
-    """The rows are spoiled after the third moment: what was best before is what is judged."""
+def test_a_run_is_scored_at_its_best_moment_by_validation(cache, monkeypatch):
+    """The rows are overwritten after the third step, so that an earlier moment is the best."""
     opened = open_log(CONFIG, cache)
     take, calls = runs.step, []
 
@@ -86,13 +86,13 @@ def test_the_same_seed_sees_the_same_batches_whatever_the_method(cache):
 
 
 @pytest.mark.parametrize("points", ["validation", "test"])
-def test_a_run_is_judged_at_points_of_its_kind_alone(points, cache, monkeypatch):
+def test_a_run_is_scored_only_at_points_of_its_split(points, cache, monkeypatch):
     split = open_log(CONFIG, cache).split
-    asked, ranked = [], []
+    spread_over, ranked = [], []
     spread, rank = runs.spread_points, runs.PointEvaluator.rank
 
     def watched_spread(log, held_out, most, **more):
-        asked.append(held_out)
+        spread_over.append(held_out)
         return spread(log, held_out, most, **more)
 
     def watched_rank(self, model, most):
@@ -103,16 +103,16 @@ def test_a_run_is_judged_at_points_of_its_kind_alone(points, cache, monkeypatch)
     monkeypatch.setattr(runs.PointEvaluator, "rank", watched_rank)
     result = execute(replace(RUN, points=points), CONFIG, cache)
     if points == "validation":  # a trial never sees test points
-        assert [held_out is split.validation for held_out in asked] == [True]
+        assert [held_out is split.validation for held_out in spread_over] == [True]
     else:
-        assert [held_out is split.test for held_out in asked] == [True, False]
-        assert asked[1] is split.validation  # by which it chooses its best moment
-        ranked = ranked[-1:]  # by which it is judged
+        assert [held_out is split.test for held_out in spread_over] == [True, False]
+        assert spread_over[1] is split.validation  # to choose the best moment
+        ranked = ranked[-1:]  # the final scores
     mine = getattr(split, points)
     first = dict(zip(mine.user, mine.point, strict=True))
     last = dict(zip(mine.user, mine.limit, strict=True))
-    for judged in ranked:
-        inside = [first[u] <= p < last[u] for u, p in zip(judged.user, judged.point, strict=True)]
+    for scored in ranked:
+        inside = [first[u] <= p < last[u] for u, p in zip(scored.user, scored.point, strict=True)]
         assert all(inside)
     assert (result["curve"] == []) == (points == "validation")
 
