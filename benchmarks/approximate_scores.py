@@ -3,9 +3,8 @@
     share ~ mean_a softmax_y(logit_ay - log_q_y), approximately
     keep and weight by priority, as `tapas.Priority` does with exact shares
 
-Priority is unbiased for any positive shares, so that an approximation costs variance, not bias.
-Reused scores come with a reused pool, whose rows the steps before have moved: there, a little of
-that promise is given up.
+Priority is unbiased for any positive shares, so an approximation adds variance, not bias. Reused
+scores need a reused pool, whose rows have moved since; these are slightly biased.
 """
 
 import functools
@@ -33,7 +32,7 @@ class ByShare(tapas.Priority):
     """`tapas.Priority` in two parts, so that one of them can be approximated."""
 
     def share(self, given: SelectionInput) -> Tensor:
-        """What is kept is decided by these, (P,), positive."""
+        """(P,) positive shares, which decide what is kept."""
         share = mean_share(given)
         if not given.complete:
             share.mul_(1 - self.floor).add_(self.floor / len(given))
@@ -47,7 +46,7 @@ class ByShare(tapas.Priority):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Coarse(ByShare):
-    """Scores with what `coarsen` makes of rows (P, D) and queries (A, D); biases stay exact."""
+    """Scores with coarsened rows (P, D) and queries (A, D); biases stay exact."""
 
     coarsen: Callable[[Tensor], Tensor]
 
@@ -68,7 +67,7 @@ class Coarse(ByShare):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stale(ByShare):
-    """Scores a pool once: when the same one comes again, its shares are those of the first time.
+    """Scores a pool once, and returns the same shares when the pool is used again.
 
     For a head whose proposal is a `HeldPool`.
     """
@@ -82,7 +81,7 @@ class Stale(ByShare):
 
 
 class HeldPool(tapas.Proposal):
-    """`proposal`, drawn from at every `every`-th call of `sample`; between, the same pool again."""
+    """A proposal that draws a new pool only at every `every`-th call of `sample`."""
 
     def __init__(self, proposal: tapas.Proposal, every: int):
         self.proposal, self.every = proposal, every
@@ -109,30 +108,29 @@ def to_bfloat16(rows: Tensor) -> Tensor:
 
 
 def to_int8(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Whole numbers (N, D) from -127 to 127, and the scale of each row, (N, 1)."""
+    """Integers (N, D) from -127 to 127, and the scale of each row, (N, 1)."""
     scale = rows.abs().amax(dim=1, keepdim=True).clamp_(min=TINY) / LARGEST
     return (rows / scale).round_().to(torch.int8), scale
 
 
 def through_int8(rows: Tensor) -> Tensor:
-    """What `to_int8` leaves of rows, as float32: their products are those of int8, but for
-    rounding in float32."""
-    whole, scale = to_int8(rows)
-    return whole.float() * scale
+    """Rows rounded by `to_int8`, as float32: their products are those of int8 up to rounding."""
+    integers, scale = to_int8(rows)
+    return integers.float() * scale
 
 
 def int8_share(
-    rows: tuple[Tensor, Tensor], query: Tensor, offset: Tensor, ids: Tensor, own: Tensor
+    rows: tuple[Tensor, Tensor], query: Tensor, offset: Tensor, ids: Tensor, target: Tensor
 ) -> Tensor:
-    """Shares (P,) by whole-number products, in torch.
+    """Shares (P,) by integer products, in torch.
 
-    `rows` are of `to_int8`, `query` (A, D), `offset` and `ids` (P,), `own` (A, L) classes that a
-    query leaves out.
+    `rows` is the result of `to_int8`; `query` (A, D), `offset` and `ids` (P,); `target` (A, L) are
+    left out of the shares of their query.
     """
-    (whole, scale), (asked, asked_scale) = rows, to_int8(query)
-    logit = torch._int_mm(asked, whole.t()).float().mul_(asked_scale).mul_(scale.t())
+    (integers, scale), (queries, query_scale) = rows, to_int8(query)
+    logit = torch._int_mm(queries, integers.t()).float().mul_(query_scale).mul_(scale.t())
     logit += offset
-    mask_hits(logit, ids, own)
+    mask_hits(logit, ids, target)
     return torch.softmax(logit, dim=1, out=logit).mean(dim=0)
 
 
@@ -151,7 +149,7 @@ def project(rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variant:
-    """A way to score, and for how many steps a scored pool is used."""
+    """A way to score, and the number of steps for which a scored pool is used."""
 
     rule: ByShare
     hold: int = 1
@@ -167,7 +165,7 @@ DEFAULT = "64 queries (default)"
 
 
 def variants() -> dict[str, Variant]:
-    """Every variant, none of which has seen a pool."""
+    """All variants, newly built."""
     return {
         DEFAULT: Variant(rule=ByShare()),
         "32 queries": Variant(rule=ByShare(score_queries=32)),
@@ -192,17 +190,22 @@ class Closeness(NamedTuple):
 
 @torch.no_grad()
 def compare(
-    head: tapas.TapasSoftmax, query: Tensor, own: Tensor, pool: Candidates, rule: ByShare, at: int
+    head: tapas.TapasSoftmax,
+    query: Tensor,
+    target: Tensor,
+    pool: Candidates,
+    rule: ByShare,
+    at: int,
 ) -> Closeness:
-    """`rule` against all queries in float32, for the same pool and noise, which `at` names."""
+    """Compare `rule` with exact scores of all queries, for the same pool and noise of step `at`."""
     keep = head.num_samples
     exact_rule = ByShare(score_queries=None)
-    exact, mine = (_selection_input(head, query, own, pool, r, at) for r in (exact_rule, rule))
+    exact, mine = (_selection_input(head, query, target, pool, r, at) for r in (exact_rule, rule))
     wanted, _ = exact_rule.select(exact, keep)
     kept, log_weight = rule.select(mine, keep)
     weight, bias = head.table.rows(pool.ids)
     logit = torch.addmm(bias - pool.log_q, query, weight.t())
-    mask_hits(logit, pool.ids, own)
+    mask_hits(logit, pool.ids, target)
     estimate = (logit[:, kept] + log_weight).logsumexp(dim=1)
     error = torch.expm1(estimate - logit.logsumexp(dim=1))
     both = torch.stack([exact_rule.share(exact), rule.share(mine)])
@@ -214,7 +217,12 @@ def compare(
 
 
 def _selection_input(
-    head: tapas.TapasSoftmax, query: Tensor, own: Tensor, pool: Candidates, rule: ByShare, at: int
+    head: tapas.TapasSoftmax,
+    query: Tensor,
+    target: Tensor,
+    pool: Candidates,
+    rule: ByShare,
+    at: int,
 ) -> SelectionInput:
     generator = tapas.rng.stream(0, "view", at)
     noise = 1 - torch.rand(len(pool), generator=generator)
@@ -225,7 +233,7 @@ def _selection_input(
         log_q=pool.log_q,
         rows=lambda start, stop: (weight[start:stop], bias[start:stop]),
         query=query[chosen],
-        target=own[chosen],
+        target=target[chosen],
         complete=len(chosen) == len(query),
         temperature=1.0,
         noise=noise,
@@ -239,18 +247,18 @@ def closeness(
     *,
     steps: int,
 ) -> dict[str, Closeness]:
-    """Means over `steps` steps, each variant with pools of its own.
+    """Means over `steps` steps; every variant has separate pools.
 
-    `draw()` gives queries (B, D) and targets (B, L), `train(1)` moves on by a step.
+    `draw()` gives queries (B, D) and targets (B, L), `train(1)` trains for one step.
     """
     tried, size = variants(), head.presample_factor * head.num_samples
     pools = {name: HeldPool(head.proposal, variant.hold) for name, variant in tried.items()}
     found: dict[str, list[Closeness]] = {name: [] for name in tried}
     for number in range(steps):
-        query, own = (x.detach() for x in draw())
+        query, target = (x.detach() for x in draw())
         for name, variant in tried.items():
             pool = pools[name].sample(size, generator=tapas.rng.stream(0, "pool", number))
-            found[name].append(compare(head, query, own, pool, variant.rule, number))
+            found[name].append(compare(head, query, target, pool, variant.rule, number))
         train(1)
     return {
         name: Closeness(*(statistics.fmean(v) for v in zip(*values, strict=True)))
@@ -258,8 +266,8 @@ def closeness(
     }
 
 
-class MadeUpTask:
-    """Targets come from one of two groups of classes that are told; low ids are frequent."""
+class SyntheticTask:
+    """A query stands for two groups of classes, the target is in one; low ids are frequent."""
 
     num_classes, num_groups, num_samples, batch, dim = 40_000, 50, 256, 512, 64
 
@@ -283,13 +291,13 @@ class MadeUpTask:
         """Queries (B, D) and targets (B, 1) of the next batch."""
         generator = tapas.rng.stream(self.seed, "batch", self.number)
         self.number += 1
-        told = torch.randint(self.num_groups, (self.batch, 2), generator=generator)
+        groups = torch.randint(self.num_groups, (self.batch, 2), generator=generator)
         first = torch.rand(self.batch, generator=generator) < 0.7
-        group = torch.where(first, told[:, 0], told[:, 1])
+        group = torch.where(first, groups[:, 0], groups[:, 1])
         size = self.num_classes // self.num_groups
-        place = torch.expm1(torch.rand(self.batch, generator=generator) * math.log1p(size)).long()
-        target = place.clamp_(max=size - 1) * self.num_groups + group
-        return self.group[told].sum(dim=1), target[:, None]
+        rank = torch.expm1(torch.rand(self.batch, generator=generator) * math.log1p(size)).long()
+        target = rank.clamp_(max=size - 1) * self.num_groups + group
+        return self.group[groups].sum(dim=1), target[:, None]
 
     def train(self, steps: int) -> None:
         for _ in range(steps):

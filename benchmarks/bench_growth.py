@@ -1,4 +1,4 @@
-"""How does the time of a head step grow with C, r, n, B and D, ours and what people write today?
+"""How does the time of a head step grow with C, r, n, B and D, for ours and plain PyTorch?
 
 Contenders of each point take turns in one process and on the same batches; slow ones are timed
 less often. Over C all have D=16, so that 10^8 classes fit into memory; a contender that does not
@@ -77,7 +77,7 @@ def batches(sizes: Sizes) -> list[tuple[Tensor, Tensor]]:
 
 
 def in_turn(update: Callable[[Tensor, Tensor], None], data: list[tuple[Tensor, Tensor]]) -> Step:
-    """A step on the next batch with each call."""
+    """A function that runs one step, on the next batch with each call."""
     turn = 0
 
     def step() -> None:
@@ -124,7 +124,7 @@ def by_torch(module: nn.Module, data: list[tuple[Tensor, Tensor]]) -> Step:
 
 
 def contenders(sizes: Sizes, num_plain: int) -> tuple[dict[str, Step], dict[str, str]]:
-    """What takes part in a point, and why the others do not."""
+    """The contenders that run at a point, and why the others do not."""
     data = batches(sizes)
     made: dict[str, Step] = {}
     left_out: dict[str, str] = {}
@@ -149,7 +149,7 @@ def contenders(sizes: Sizes, num_plain: int) -> tuple[dict[str, Step], dict[str,
 
 
 def repeats(call: Step) -> int:
-    """How often `call` may be timed; it has warmed up then."""
+    """How often to time `call`; the call that decides it is the warm-up."""
     call()
     start = time.perf_counter()
     call()
@@ -165,7 +165,7 @@ def measure(sweep: Sweep) -> list[dict[str, object]]:
 
 
 def measure_point(sweep: Sweep, x: int, sizes: Sizes) -> dict[str, object]:
-    """A function of its own: its tables are gone before the next are made."""
+    """A separate function, so that its tables are freed before the next ones are built."""
     made, left_out = contenders(sizes, sizes.n * (sizes.r if sweep.pool_for_plain else 1))
     seconds = interleave(made, repeats={n: repeats(s) for n, s in made.items()}, warmup=0)
     lines = {name: spread(values) for name, values in seconds.items()} | left_out
@@ -210,7 +210,7 @@ def break_even(points: list[dict[str, object]]) -> dict[str, float | None]:
 
 
 def main() -> None:
-    torch.sparse.check_sparse_tensor_invariants.disable()  # or Adagrad warns of its own doing
+    torch.sparse.check_sparse_tensor_invariants.disable()  # otherwise Adagrad prints a warning
     start = time.perf_counter()
     sweeps, even = {}, {}
     for name, sweep in SWEEPS.items():

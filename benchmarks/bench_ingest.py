@@ -1,9 +1,9 @@
 """How fast does a log become a prepared log?  20 million events, 500,000 users, 300,000 items.
 
 The floor is what polars alone needs to read the same file and sort it by user and time, with
-nothing coded, checked or written. Each contender runs in a process of its own, in turns, so
-that its peak memory is its own. Targets: 2 million events a second on two cores, and a peak
-below 3 GiB. Times include no imports.
+nothing coded, checked or written. Contenders take turns, each in a new process, so that its peak
+memory can be measured. Targets: 2 million events a second on two cores, and a peak below 3 GiB.
+Times include no imports.
 """
 
 import json

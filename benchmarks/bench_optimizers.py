@@ -1,4 +1,4 @@
-"""What does it cost that an optimizer moves the rows?  D=64, C=500,000, n=1000, r=8.
+"""What does an optimizer of rows cost, beside fused updates?  D=64, C=500,000, n=1000, r=8.
 
 A head step is zero_grad, loss, backward and the update of the rows, from queries and targets in
 memory: by `tapas.optim`, as the README has it, against the fused update that moves them inside

@@ -1,10 +1,10 @@
 """How far is the estimated partition sum from the exact one, on average?
 
-Z is the exact sum over all classes, Z^ the head's estimate: own target exactly, kept classes by
+Z is the exact sum over all classes, Z^ the head's estimate: the target exactly, kept classes by
 inverse expected count. `bias` is the mean of Z^/Z - 1: 0 if the correction is right. `log bias`
 is the mean of log Z^ - log Z, what the loss sees: below 0 for any finite sample, by Jensen's
-inequality. Both with standard errors over independent draws. Target: the bias of the rules that
-promise none stays within 4 standard errors; all of them right, one run in 1,600 misses it.
+inequality. Both with standard errors over independent draws. Target: the bias of unbiased rules is
+within 4 standard errors; if all are correct, one run in 1,600 misses it.
 """
 
 import math
@@ -44,15 +44,15 @@ def measure(options: dict[str, object], scale: float) -> tuple[list[float], list
         chosen = (logits[:, kept.ids] - kept.log_q.double()).masked_fill(
             kept.ids[None, :] == target[:, None], -torch.inf
         )
-        own = logits.gather(1, target[:, None])
-        error = torch.cat([chosen, own], dim=1).logsumexp(dim=1) - exact
+        target_logit = logits.gather(1, target[:, None])
+        error = torch.cat([chosen, target_logit], dim=1).logsumexp(dim=1) - exact
         bias.append(float(error.expm1().mean()))
         log_bias.append(float(error.mean()))
     return bias, log_bias
 
 
 def summary(values: list[float]) -> dict[str, float]:
-    """Thousands of draws are not repeats to argue with; their mean and its error are."""
+    """Mean and standard error, which the record has instead of thousands of draws."""
     mean = sum(values) / len(values)
     variance = sum((v - mean) ** 2 for v in values) / (len(values) - 1)
     error = math.sqrt(variance / len(values))

@@ -2,10 +2,10 @@
 
 A step is loss, gradients of queries and rows, and update of the rows, from queries and targets
 in memory. Ours has the README's row-wise Adagrad, the peers the Adagrad that they have;
-"ours, Adagrad" is the same head with theirs. Each contender is a process of its own and they take
-turns. Before it is measured, each learns a toy by heart. `--check` does only that. The peers are
-in peers/; TensorFlow lives in an environment of its own, .venv-peers, which the first run
-installs (570 MB).
+"ours, Adagrad" is the same head with theirs. Contenders are separate processes that take turns.
+Before it is measured, each must fit a toy problem; `--check` does only that. The peers are in
+peers/; TensorFlow is in a separate environment, .venv-peers, which the first run installs
+(570 MB).
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from measuring import (
     write_record,
 )
 from peers.contender import Sizes
-from peers.turns import Crew, Entry, Worker
+from peers.processes import ContenderPool, ContenderProcess, Entry
 
 SIZES = Sizes(num_classes=500_000, dim=64, batch=1024)
 ROUNDS, THREADS = 25, 2
@@ -80,29 +80,31 @@ def pair(peer: dict[int, float], own: dict[int, float]) -> tuple[list[float], li
     return [peer[number] for number in common], [own[number] for number in common]
 
 
-def print_table(crew: Crew, seconds: dict[str, dict[int, float]], peak: dict[str, float]) -> None:
+def print_table(
+    pool: ContenderPool, seconds: dict[str, dict[int, float]], peak: dict[str, float]
+) -> None:
     print(f"{'contender':<34}{'step':<32}{'times ours':<24}{'state':>8}  peak beyond it")
     for name, turns in seconds.items():
-        state = crew.about[name]["state_bytes"]
+        state = pool.about[name]["state_bytes"]
         print(
             f"{name:<34}{spread(list(turns.values())):<32}{ratio(*pair(turns, seconds[OURS])):<24}"
             f"{state / 1e6:>5.0f} MB  {peak[name] / 1e6:.0f} MB ({peak[name] / state:.0%})"
         )
 
 
-def measure(crew: Crew) -> None:
+def measure(pool: ContenderPool) -> None:
     # first: later steps reuse the memory that these ask for; they warm up, too
-    peak = crew.ask_all(Worker.peak_bytes)
-    seconds = crew.take_turns(QUICK_REPEATS if quick() else ROUNDS)
+    peak = pool.call_all(ContenderProcess.peak_bytes)
+    seconds = pool.take_turns(QUICK_REPEATS if quick() else ROUNDS)
     if OURS not in seconds:
         raise SystemExit(f"{OURS} was left out: there is nothing to compare the others with.")
-    print_table(crew, seconds, peak)
+    print_table(pool, seconds, peak)
     targets = [
         ratio_target(f"{name} / {OURS}", *pair(seconds[name], seconds[OURS]), "at least", times)
         for name, times in TARGETS.items()
         if name in seconds
     ]
-    own_state = crew.about[OURS]["state_bytes"]
+    own_state = pool.about[OURS]["state_bytes"]
     targets.append(
         Target(
             measure=f"peak memory beyond table and row state, {OURS}",
@@ -112,7 +114,7 @@ def measure(crew: Crew) -> None:
             unit="%",
         )
     )
-    about = {name: crew.about[name] for name in seconds}
+    about = {name: pool.about[name] for name in seconds}
     write_record(
         "peers",
         dataclasses.asdict(SIZES)
@@ -122,7 +124,7 @@ def measure(crew: Crew) -> None:
             "step_seconds_by_round": seconds,
             "state_bytes": {name: said["state_bytes"] for name, said in about.items()},
             "peak_bytes_beyond_state": {name: peak[name] for name in seconds},
-            "left_out": crew.left_out,
+            "left_out": pool.left_out,
         },
         targets=targets,
     )
@@ -131,9 +133,9 @@ def measure(crew: Crew) -> None:
 def main() -> None:
     check_only = "--check" in arguments()
     torch.set_num_threads(THREADS)
-    with Crew() as crew:
+    with ContenderPool() as pool:
         for name, entry in ENTRIES.items():
-            crew.start(
+            pool.start(
                 name,
                 entry,
                 sizes=dataclasses.asdict(SIZES),
@@ -141,11 +143,11 @@ def main() -> None:
                 check_only=check_only,
             )
         if not check_only:
-            measure(crew)
-        elif len(crew.workers) == len(ENTRIES):
+            measure(pool)
+        elif len(pool.processes) == len(ENTRIES):
             print(f"all {len(ENTRIES)} contenders learn the toy.")
         else:
-            raise SystemExit(f"{len(ENTRIES) - len(crew.workers)} of {len(ENTRIES)} do not.")
+            raise SystemExit(f"{len(ENTRIES) - len(pool.processes)} of {len(ENTRIES)} do not.")
 
 
 if __name__ == "__main__":

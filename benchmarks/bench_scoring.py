@@ -6,7 +6,7 @@ Variants of priority (approximate_scores.py), all of which keep n of 8n classes:
   bfloat16 and D/4 read a copy of the table, and rewrite n of its rows each time, as many as a step
   moves. int8 has no kernel of ours: it is timed in torch, and beside it float32 in torch. Reused
   scores are timed as a mean over steps; what they save in drawing pools comes on top.
-- on a made-up task, after a short training, and on models of real data: the share of the exact
+- on a synthetic task, after a short training, and on models of real data: the share of the exact
   choice that is kept (all queries score, same pool, same noise), the correlation of the shares with
   the exact ones, and the error of a query's sum over the pool, estimated from what is kept.
 - MAP@20 after training on real data. `--train DATA_FOLDER [CACHE_FOLDER]` does the runs that
@@ -51,14 +51,14 @@ TRAINED: dict[str, dict[str, Any]] = {
     "linux": {"num_samples": 1_000, "alpha": 0.75, "rows_lr": 0.3, "batch": 16, "steps": 600},
 }
 SEEDS = (0, 1)
-STEPS, LOOKS = 600, 24  # of training on the made-up task; and in which choices are compared
+STEPS, LOOKS = 600, 24  # of training on the synthetic task; and in which choices are compared
 MOST_LOST = 1.0  # percent of MAP@20
 TORCH = "64 queries, float32 in torch"
 Call = Callable[[], object]
 
 
 def contenders(pool_size: int) -> dict[str, tuple[Call, int]]:
-    """What is timed for every variant, and how many steps it stands for."""
+    """The functions to time for every variant, and the number of steps that each stands for."""
     keep, few = pool_size // R, tapas.Priority().score_queries
     exact = tapas.LocalTable(NUM_CLASSES, DIM, row_optimizer=tapas.optim.SGD.fused())
     half = tapas.LocalTable(
@@ -171,7 +171,7 @@ def train_one(run: RealRun, variant: Variant, place: Place) -> dict[str, Any]:
 
 
 def train(place: Place) -> None:
-    """Does the runs that scoring_quality.json lacks, one seed after the other."""
+    """Run what is missing in scoring_quality.json, seed by seed."""
     torch.set_num_threads(1)
     quality = read_quality()
     done = {(run["set"], run["seed"], run["variant"]) for run in quality["runs"]}
@@ -203,15 +203,15 @@ class Gap(NamedTuple):
 
     @property
     def as_good(self) -> bool:
-        """Neither lower beyond what chance does, nor by more than a percent."""
+        """Not significantly lower, and by at most a percent."""
         return self.percent + self.half >= 0 and self.percent >= -MOST_LOST
 
 
 def gaps(runs: Sequence[Mapping[str, Any]]) -> dict[str, Gap]:
-    """Of the runs on one set, those of seeds with which every variant was trained.
+    """The gap of every variant on one set, over the seeds that all variants have.
 
-    MAP@20 is taken for a number of the variant plus one of the seed plus noise; the noise is what
-    is left of both, so that all variants help to tell how large it is.
+    MAP@20 is modelled as an effect of the variant plus one of the seed plus noise. The variance of
+    the noise is estimated from the residuals of all variants.
     """
     score = {(run["variant"], run["seed"]): run["map@20"] for run in runs}
     names = list(variants())
@@ -259,7 +259,7 @@ def rows_of(
 def verdict(
     seconds: Mapping[str, Sequence[float]], quality: Mapping[str, Mapping[str, Gap]]
 ) -> str:
-    """The best trade-off, by a rule that it tells."""
+    """A sentence with the best trade-off and the rule that chose it."""
     if not quality:
         return "No variant was trained with on real data yet: nothing is known about MAP@20."
     good = [name for name in variants() if all(q[name].as_good for q in quality.values())]
@@ -285,7 +285,7 @@ def main() -> None:
             raise SystemExit(f"expected --train DATA_FOLDER [CACHE_FOLDER], got {' '.join(words)}")
         train(Place(Path(words[1]), cache_folder(Path(words[2]) if len(words) == 3 else None)))
         return
-    task = approximate.MadeUpTask()
+    task = approximate.SyntheticTask()
     task.train(STEPS)
     near = {"made-up": approximate.closeness(task.head, task.draw, task.train, steps=LOOKS)}
     runs = read_quality()["runs"]

@@ -1,7 +1,7 @@
 """How far is the second pass from its floor?
 
-The floor is the bare gather and matrix product of the same shapes, in the chunks that it likes
-best: a few sizes are tried first. Target: a pass that scores with all queries takes at most 1.15
+The floor is the bare gather and matrix product of the same shapes, in chunks of the
+fastest of a few sizes. Target: a pass that scores with all queries takes at most 1.15
 times its floor, for (B, r*n, D) = (1024, 8000, 64) and (1024, 64000, 64).
 """
 
@@ -23,7 +23,7 @@ FEW = 64  # queries
 def contenders(
     num_queries: int, pool_size: int, dim: int
 ) -> tuple[dict[str, Callable[[], None]], dict[str, str]]:
-    """What is timed, and the chunk that either floor chose."""
+    """The functions to time, and the chunk size chosen for each floor."""
     table = tapas.LocalTable(NUM_CLASSES, dim, row_optimizer=tapas.optim.SGD.fused())
     query = torch.randn(num_queries, dim, generator=tapas.rng.stream(0, "query"))
     own = torch.randint(NUM_CLASSES, (num_queries, 1), generator=tapas.rng.stream(0, "own"))

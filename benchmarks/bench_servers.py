@@ -10,10 +10,10 @@ but score nothing, without the time that the worker splits the pool and puts ans
 two take turns with a push of gradients and with the same second pass in one process. Target:
 transport is at most 10 % of the round trip, for the paper's rule at the paper's size.
 
-Where m servers share fewer cores, their scoring takes turns as well, and transport looks the
-smaller. So there is a second share, by the reckoning that every server had a core of its own:
-transport over the sum of transport, the worker's splitting and joining, and the CPU seconds of
-the server that scored longest.
+If m servers share fewer than m cores, they score one after the other, and the share of transport
+looks smaller. So a second share is computed as if every server had its own core: transport over
+the sum of transport, the worker's splitting and joining, and the CPU seconds of the server that
+scored longest.
 """
 
 import os
@@ -62,7 +62,7 @@ def zipf_proposal(num_classes: int) -> tapas.Proposal:
 def make_batches(
     table: tapas.LocalTable, proposal: tapas.Proposal, num_samples: int, rule: str, size: int
 ) -> list[Batch]:
-    """LocalCall-up queries and Zipf-like targets, `size` of each, and a pool of r*n classes."""
+    """Random queries and Zipf-like targets, `size` of each, and a pool of r*n classes."""
     selection = as_selection(rule)
     made = []
     for number in range(BATCHES):
@@ -98,7 +98,7 @@ class Contenders:
         self.sent_bytes = {"to score": 0, "answers": 0, "to push": 0}
 
     def check(self) -> None:
-        """Times of a wrong answer are worth nothing."""
+        """Check that the servers keep the same classes as one process."""
         for batch, kept in zip(self.batches, self.kept, strict=True):
             if not torch.equal(round_trip(self.table, batch).kept.ids, kept):
                 raise SystemExit(f"{self.peers.size} servers keep other classes than one process.")
@@ -132,35 +132,35 @@ class Contenders:
         return round_trip(self.echoing, self.batches[number]).seconds
 
     def push(self, number: int) -> dict[str, float]:
-        """Gradients of all rows that a step touches; of 0, so that rows stay what they are."""
+        """Push gradients of all rows of a step; they are 0, so that no row changes."""
         ids = torch.cat([self.batches[number].target.flatten(), self.kept[number]])
         gradient = torch.zeros(len(ids), self.table.dim)
         watch: Any = self.table.channel.servers
         watch.seconds.clear()
-        sent, begun = self.table.channel.traffic.sent_bytes, time.perf_counter()
+        sent, started = self.table.channel.traffic.sent_bytes, time.perf_counter()
         zeros = RowGradients(ids, gradient, gradient[:, 0])
         self.table.move_rows(self.table.spec.row_optimizer, zeros, None)
-        taken = time.perf_counter() - begun
+        taken = time.perf_counter() - started
         self.sent_bytes["to push"] = self.table.channel.traffic.sent_bytes - sent
         return {"whole": taken, "between": watch.seconds.total()}
 
     def one_process(self, number: int) -> dict[str, float]:
-        """The same second pass, and the rows of the same classes."""
-        batch, begun = self.batches[number], time.perf_counter()
+        """The same second pass in one process, and reading the rows of the same classes."""
+        batch, started = self.batches[number], time.perf_counter()
         kept = self.alone.select(batch.pool, batch.second_pass)
         self.alone.rows(torch.cat([torch.unique(batch.target), kept.ids]))
-        return {"whole": time.perf_counter() - begun}
+        return {"whole": time.perf_counter() - started}
 
 
 def own_cores(seconds: dict[str, Seconds]) -> list[float]:
-    """Of round trips, if every server had a core of its own."""
+    """Share of transport in round trips, as if every server had its own core."""
     whole = seconds[WHOLE]
     parts = (seconds[ECHO]["between"], whole["splitting"], whole["joining"], whole["cpu"])
     return [sum(turn) for turn in zip(*parts, strict=True)]
 
 
 def planned_bytes(servers: int, num_samples: int) -> int:
-    """Of a whole step, by `tapas plan`."""
+    """Bytes of a step, according to `tapas plan`."""
     workload = Workload(
         num_classes=C,
         dim=D,

@@ -1,6 +1,6 @@
 """How much faster do two ranks train than one, on the same global batch, one thread each?
 
-The head step and the whole training step of `tapas train` (GRU over 30 items), C=500,000, B=1024,
+The head step and the training step of `tapas train` (GRU over 30 items), C=500,000, B=1024,
 and the training step once more with B=4096, where messages are fewer for the same work. One rank
 is one process with a `LocalTable`; two are two processes with a `ShardedTable`, gloo over
 loopback. They take turns. Target: two ranks do at least 1.6 times the steps of one. Beside it: the
@@ -116,7 +116,7 @@ def training_step(batch: int, num_samples: int, ranks: Ranks) -> Step:
 def rank(
     number: int, size: int, folder: str, setting: tuple[str, int, int], orders: Connection
 ) -> None:
-    """One process; for each order it takes so many steps and says how long collectives took."""
+    """The process of one rank: runs the steps it is sent and reports the time in collectives."""
     torch.set_num_threads(1)
     ranks: Any = ONE_PROCESS
     if size > 1:
@@ -145,7 +145,7 @@ def rank(
 
 
 class Job:
-    """Ranks that wait for orders."""
+    """Rank processes that wait for a number of steps."""
 
     def __init__(self, size: int, folder: str, setting: tuple[str, int, int]):
         spawn = mp.get_context("spawn")

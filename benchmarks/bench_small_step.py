@@ -1,4 +1,4 @@
-"""What does the head cost where Python overhead rules?  B=16, n=16, r=8, D=50, C=1000.
+"""What does the head cost where Python overhead dominates?  B=16, n=16, r=8, D=50, C=1000.
 
 The peer is a hand-written loop: the same draws, scores, choice, loss, gradients and row-wise
 Adagrad update in plain tensor calls, with no checks, no autograd and no options. Target: the
@@ -50,15 +50,15 @@ class ByHand:
 
     def step(self, query: torch.Tensor, target: torch.Tensor) -> float:
         ids, log_q = self.keep(query, target, *self.pool())
-        own, rows = self.weight[target], self.weight[ids]
-        positive = (own * query).sum(dim=1) + self.bias[target]
+        target_rows, rows = self.weight[target], self.weight[ids]
+        positive = (target_rows * query).sum(dim=1) + self.bias[target]
         logit = torch.addmm(self.bias[ids] - log_q, query, rows.t())
         logit[target[:, None] == ids] = -torch.inf
         partition = torch.logaddexp(logit.logsumexp(dim=1), positive)
         loss = (partition - positive).mean()
         share = (logit - partition[:, None]).exp_() / B
         pull = ((positive - partition).exp_() - 1) / B
-        query_grad = share @ rows + pull[:, None] * own
+        query_grad = share @ rows + pull[:, None] * target_rows
         touched = torch.cat([target, ids])
         grad = torch.cat([pull[:, None] * query, share.t() @ query])
         bias_grad = torch.cat([pull, share.sum(dim=0)])

@@ -1,8 +1,8 @@
 """How far are exact answers over all classes from their floor?  1,000 queries, C=10^6, D=64.
 
 `LocalTable.topk` (the 20 best of all classes) and `log_partition` against the bare matrix product
-into a scratch block, in the chunks that it likes best: a few sizes are tried first. Target: the
-top 20 take at most 1.3 times the product.
+into a scratch block, in chunks of the fastest of a few sizes. Target: the top
+20 take at most 1.3 times the product.
 """
 
 from collections.abc import Callable

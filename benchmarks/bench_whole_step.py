@@ -1,6 +1,6 @@
-"""What does the second pass add to a whole training step?  GRU over 30 items, B=1000, C=500,000.
+"""What does the second pass add to a complete training step?  GRU over 30 items, B=1000, C=500,000.
 
-The model is the one that `tapas train` builds: own item vectors, GRU, sampled softmax head with
+The model is the one that `tapas train` builds: input vectors, GRU, sampled softmax head with
 row-wise Adagrad, AdamW for the encoder. One query for each sequence, its last state. Targets: a
 step with r=8 takes at most 1.10 times the step with r=1 (sampled softmax), at n=1000 and at
 n=8000. Arguments are the numbers of queries that score in the priority rule, beside the default:

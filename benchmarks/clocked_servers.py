@@ -1,4 +1,4 @@
-"""A server that says how long it scored or leaves it out, and a round trip with a clock in it."""
+"""Servers that measure their scoring or skip it, and a round trip whose parts are timed."""
 
 import time
 from collections import Counter
@@ -19,17 +19,17 @@ from tapas.tables.shard import TableSpec
 
 
 class Clocked(RowServer):
-    """A server that knows the CPU seconds of its scoring; `echo` answers without any."""
+    """A server that measures the CPU seconds of its scoring; `echo` answers without scoring."""
 
     cpu_seconds = 0.0
     filler: Floats = np.ones((0, 1), np.float32)
 
     def score(self, *request: Any) -> ScoredRows:
-        begun = time.thread_time()
+        started = time.thread_time()
         try:
             return super().score(*request)
         finally:
-            self.cpu_seconds += time.thread_time() - begun
+            self.cpu_seconds += time.thread_time() - started
 
     def echo(
         self,
@@ -43,7 +43,7 @@ class Clocked(RowServer):
         quota: int,
         wanted: Ids,
     ) -> ScoredRows:
-        """What `score` is told, and an answer as large as its own."""
+        """Take the arguments of `score` and return an answer of the same size, without scoring."""
         for array in (query, target, ids, log_q, noise, wanted):
             to_tensor(array)  # `score` copies them out of what carried them as well
         kept = min(quota, len(ids))
@@ -54,7 +54,7 @@ class Clocked(RowServer):
         return ScoredRows(ids[:kept].copy(), ones[:kept], rows, ones, self._current_version())
 
     def clocks(self) -> tuple[float, float]:
-        """Seconds in `score` so far, and those of them that a core worked."""
+        """Seconds spent in `score` so far, and the CPU seconds of these."""
         return self.status()["busy_seconds"].get("score", 0.0), self.cpu_seconds
 
 
@@ -77,11 +77,11 @@ class Watched:
         return WatchedCall(self.timed("sending", self.peers.call, number, verb, *args), self)
 
     def timed(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         try:
             return call(*args)
         finally:
-            self.seconds[what] += time.perf_counter() - begun
+            self.seconds[what] += time.perf_counter() - started
 
 
 class WatchedCall:
@@ -116,7 +116,7 @@ def round_trip(table: ServedTable, batch: Batch) -> RoundTrip:
     """What `ServedTable.sampled_logits` does before the loss; its servers are `Watched`."""
     watch: Any = table.channel.servers
     watch.seconds.clear()
-    begun = time.perf_counter()
+    started = time.perf_counter()
     wanted = torch.unique(batch.target[batch.target >= 0])
     parts = table._split(wanted)
     found = table._score(batch.pool, batch.second_pass, [wanted[part] for part in parts])
@@ -126,9 +126,9 @@ def round_trip(table: ServedTable, batch: Batch) -> RoundTrip:
     ended = time.perf_counter()
     between = watch.seconds.total()
     seconds = {
-        "whole": ended - begun,
+        "whole": ended - started,
         "between": between,
-        "splitting": answered - begun - between,
+        "splitting": answered - started - between,
         "joining": ended - answered,
     }
     return RoundTrip(kept, rows, seconds | dict(watch.seconds))

@@ -1,9 +1,8 @@
-"""How every benchmark measures: contenders interleaved in one run, medians with spread.
+"""Timing and records of all benchmarks: contenders take turns in one run, medians and quartiles.
 
 Absolute times drift on shared machines; ratios inside one run do not. A record holds the raw
-repeats, the commit and the versions, so that a number can be argued with, and its targets, so
-that the page needs to know nothing about them. `--quick` tries a benchmark out: few repeats,
-no record.
+repeats, the commit and the versions, so that every number can be checked, and its targets.
+`--quick` tries a benchmark out: few repeats, no record.
 """
 
 import ctypes
@@ -33,7 +32,7 @@ def quick() -> bool:
 
 
 def arguments() -> list[str]:
-    """The words of the command line behind the file's name, without `--quick`."""
+    """Command-line arguments without `--quick`."""
     return [word for word in sys.argv[1:] if word != "--quick"]
 
 
@@ -66,7 +65,7 @@ def interleave(
 
 
 def fastest(contenders: Mapping[str, Callable[[], object]], *, tries: int = 3) -> str:
-    """The contender with the least best time: a floor must be given its best shape."""
+    """The contender with the lowest minimum time, such as the best chunk size of a floor."""
     seconds = interleave(contenders, repeats=tries, warmup=1)
     return min(seconds, key=lambda name: min(seconds[name]))
 
@@ -94,14 +93,14 @@ def ratio_quartiles(
 
 
 def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> str:
-    """`ratio_quartiles` in words."""
+    """`ratio_quartiles` as text."""
     middle, low, high = ratio_quartiles(numerator, denominator)
     return f"{middle:.2f} [{low:.2f}, {high:.2f}]"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """A promise and what was measured, with quartiles where there are repeats."""
+    """A target and the measured value, with quartiles if there are repeats."""
 
     measure: str
     target: float
@@ -119,7 +118,7 @@ class Target:
 
     @property
     def verdict(self) -> str:
-        """Met or not, and whether the quartiles agree."""
+        """Whether the target is met, and whether it lies between the quartiles."""
         word = "met" if self.met else "MISSED"
         if self.low is not None and self.high is not None and self.low < self.target < self.high:
             return f"{word}, within the spread"
@@ -131,7 +130,7 @@ class Target:
 
     @property
     def found(self) -> str:
-        """The reading and its spread."""
+        """The measured value with its quartiles."""
         text = f"{rounded(self.reading)} {self.unit}"
         if self.low is None or self.high is None:
             return text
@@ -154,7 +153,7 @@ def ratio_target(
 
 
 def rounded(value: float) -> str:
-    """Three digits that matter, more only in front of the point: 0.0213, 1.06, 12.3, 4,200."""
+    """Three significant digits, more only before the decimal point: 0.0213, 1.06, 12.3, 4,200."""
     if abs(value) >= 100:
         return f"{value:,.0f}"
     if abs(value) >= 10:
@@ -163,7 +162,7 @@ def rounded(value: float) -> str:
 
 
 def two_digits(value: float) -> str:
-    """For estimates: 7,014 reads 7,000."""
+    """Two significant digits, for estimates: 7,000 for 7,014."""
     return f"{float(f'{value:.2g}'):,.0f}"
 
 
@@ -172,15 +171,14 @@ def resident_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """What the machine can still give without swapping (Linux)."""
+    """Memory that is available without swapping (Linux)."""
     return _kilobytes("/proc/meminfo", "MemAvailable")
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
-    """How far resident memory rose above its level before `call`, at its highest (Linux).
+    """Peak resident memory during `call`, above the level before it (Linux).
 
-    What earlier calls freed, but the C library kept, is given back first: it would be reused
-    unseen.
+    Memory that earlier calls freed is first returned to the system: its reuse would not count.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
     if trim is not None:
@@ -203,9 +201,9 @@ def write_record(
     *,
     targets: Sequence[Target] = (),
 ) -> None:
-    """`records/<date>_<theme>_<cpu>.json`: everything needed to argue with the numbers.
+    """`records/<date>_<theme>_<cpu>.json`: everything needed to check the numbers.
 
-    Prints how the targets fared. Older records of the same theme and cpu are removed: the
+    Prints whether targets are met. Older records of the same theme and cpu are removed: the
     history is in git.
     """
     print()

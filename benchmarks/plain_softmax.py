@@ -36,11 +36,11 @@ class PlainSampledSoftmax(nn.Module):
         drawn = torch.expm1(draws * math.log1p(self.num_classes)).long()
         drawn.clamp_(max=self.num_classes - 1)  # rounding can reach C
         chance = torch.log1p(1 / (drawn + 1.0)) / math.log1p(self.num_classes)
-        own = (query * self.weight(target)).sum(dim=1) + self.bias(target)[:, 0]
+        positive = (query * self.weight(target)).sum(dim=1) + self.bias(target)[:, 0]
         offset = self.bias(drawn)[:, 0] - (chance * self.num_samples).log().float()
         others = torch.addmm(offset, query, self.weight(drawn).t())
         others = others.masked_fill(drawn == target[:, None], -torch.inf)
-        logits = torch.cat([own[:, None], others], dim=1)
+        logits = torch.cat([positive[:, None], others], dim=1)
         return F.cross_entropy(logits, torch.zeros_like(target))
 
 

@@ -23,7 +23,7 @@ KERNELS = (
 
 @contextmanager
 def _named(kernels: Sequence[str]) -> Iterator[None]:
-    """Native kernels as operations of their own, which torch's profiler does not see."""
+    """Show native kernels as operations; torch's profiler does not see them."""
     plain = {name: getattr(native, name) for name in kernels}
 
     def named(name: str) -> Callable[..., object]:

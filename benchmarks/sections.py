@@ -1,4 +1,4 @@
-"""What the page says about each theme: one small function from a record to Markdown."""
+"""The sections of the benchmarks page: one function from a record to Markdown for each theme."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """In the unit that reads best."""
+    """A time in the most readable unit."""
     return f"{rounded(seconds)} s" if seconds >= 1 else f"{rounded(1000 * seconds)} ms"
 
 

@@ -1,4 +1,4 @@
-"""What every contender is given and what it can be asked, with numpy as the only dependency.
+"""`Contender`, the interface of all contenders, and their batches; needs only numpy.
 
 Classes are numbered by falling frequency, as the log-uniform sampler and the adaptive softmax
 want them: the count of class c is proportional to 1 / (c + 1).
@@ -27,7 +27,7 @@ class Sizes:
 
 
 def zipf_counts(num_classes: int) -> NDArray[np.float64]:
-    """(C,) whole counts of at least 1."""
+    """(C,) integer counts of at least 1."""
     share = 1 / np.arange(1, num_classes + 1)
     return np.maximum(1, np.round(EVENTS * share / share.sum()))
 
@@ -83,7 +83,7 @@ class Contender(ABC):
 
 
 def check(make: Any, options: dict[str, Any]) -> None:
-    """Raise unless the contender learns a toy by heart and moves the rows it should, only those."""
+    """Raise unless the contender fits a toy problem and moves the rows it should, and no others."""
     sizes = Sizes(num_classes=3000, dim=16, batch=64)
     options = options | ({"num_samples": 100} if "num_samples" in options else {})
     contender: Contender = make(sizes, **options)

@@ -1,4 +1,4 @@
-"""The environment that peers from other frameworks live in, made when it is missing."""
+"""The virtual environment of peers from other frameworks, created if it is missing."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ def peer_python() -> Path:
 
 @cache  # one attempt for all who live there
 def install() -> str:
-    """Make the environment if it is missing or another's; returns what went wrong, if anything."""
+    """Create the environment if it is missing or outdated; returns an error message, if any."""
     ready, wanted = FOLDER / ".ready", REQUIREMENTS.read_text()
     if ready.exists() and ready.read_text() == wanted:
         return ""

@@ -1,7 +1,7 @@
 """`tf.nn.sampled_softmax_loss` as its documentation uses it, in one `tf.function`.
 
 Two optimizers. Keras' Adagrad, which TensorFlow's guides use, moves only the drawn rows but
-takes the square root of the whole accumulator to do so. `tf.compat.v1.train.AdagradOptimizer`
+takes the square root of the complete accumulator to do so. `tf.compat.v1.train.AdagradOptimizer`
 reads and writes only the drawn rows.
 """
 

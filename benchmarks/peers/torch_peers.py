@@ -95,11 +95,11 @@ class Sampled(WithAdagrad):
 
     def loss(self, query: Tensor, target: Tensor) -> Tensor:
         ids, log_count = self.draw()
-        own = (query * self.weight(target)).sum(dim=1, keepdim=True) + self.bias(target)
+        positive = (query * self.weight(target)).sum(dim=1, keepdim=True) + self.bias(target)
         offset = self.bias(ids).squeeze(1) - log_count
         drawn = torch.addmm(offset, query, self.weight(ids).t())
         drawn = drawn.masked_fill(target[:, None] == ids, -torch.inf)
-        return F.cross_entropy(torch.cat([own, drawn], dim=1), torch.zeros_like(target))
+        return F.cross_entropy(torch.cat([positive, drawn], dim=1), torch.zeros_like(target))
 
     def parameters(self) -> tuple[Tensor, Tensor]:
         return self.weight.weight, self.bias.weight

@@ -1,7 +1,7 @@
-"""One contender in a process of its own, which works only when told to.
+"""The program of a contender's process: runs steps on command.
 
-Its first line out is what it is. Then, for every line in (see `answers`), one JSON line out; an
-empty or ended input ends it.
+It first prints one JSON line that describes the contender. Each line that it reads is a number of
+steps to run; it answers with their seconds, until its input is closed.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ def set_up(framework: str, num_threads: int) -> None:
 
 
 def give_back_memory() -> None:
-    """What building has freed would hide as much of what the steps need."""
+    """Return freed memory to the system: steps would reuse it, and their peak would look lower."""
     with suppress(AttributeError):  # glibc only
         ctypes.CDLL(None).malloc_trim(0)
 

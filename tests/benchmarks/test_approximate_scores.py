@@ -135,7 +135,7 @@ def test_a_variant_takes_hold_of_a_head(scores):
 
 
 def test_the_exact_rule_is_close_to_itself_and_a_blind_one_is_not(scores):
-    task = scores.MadeUpTask()
+    task = scores.SyntheticTask()
     task.head.table.weight.mul_(20)  # as if it had learned a lot
     query, own = (x.detach() for x in task.draw())
     pool = task.head.proposal.sample(8 * task.num_samples, generator=tapas.rng.stream(0, "pool"))
@@ -151,7 +151,7 @@ def test_the_exact_rule_is_close_to_itself_and_a_blind_one_is_not(scores):
 
 @pytest.mark.slow
 def test_closeness_follows_the_training(scores):
-    task = scores.MadeUpTask()
+    task = scores.SyntheticTask()
     task.train(20)
     found = scores.closeness(task.head, task.draw, task.train, steps=4)
     assert list(found) == list(scores.variants())

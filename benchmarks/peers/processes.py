@@ -1,7 +1,7 @@
-"""Contenders in processes of their own that take turns, so that only one works at a time.
+"""Contenders in separate processes that take turns, so that only one runs at a time.
 
-Each needs its own framework and, to have its memory read, its own process; a pipe tells it when
-it is its turn. Whoever dies or falls silent is named in one line and left out.
+Each has its own framework, and its memory is measured, which needs a process of its own. Commands
+are sent through a pipe. A contender that dies or hangs is reported in one line and left out.
 """
 
 import json
@@ -27,11 +27,11 @@ PEAK_STEPS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """How to start a contender, and how often it works.
+    """How to start a contender, and how often it has a turn.
 
-    In each of its turns it takes one step to warm the caches and `steps` on the clock; with
-    `every` = 5 it has a turn in every fifth round only. A lone step (`steps` = 1) is so long
-    that it needs no warming.
+    In each turn it runs one step to warm up the caches and `steps` that are timed; with
+    `every` = 5 it has a turn in every fifth round only. A single step (`steps` = 1) is so long
+    that it needs no warm-up.
     """
 
     module: str
@@ -42,36 +42,36 @@ class Entry:
     every: int = 1
 
 
-class Worker:
-    """The parent's end of one contender process."""
+class ContenderProcess:
+    """The process of one contender, as the parent sees it."""
 
     def __init__(self, entry: Entry, **order: Any):
         self.entry = entry
         python = sys.executable if entry.framework == "torch" else str(peer_python())
         order |= {"framework": entry.framework, "module": entry.module}
         order |= {"kind": entry.kind, "options": entry.options}
-        self.talk = tempfile.TemporaryFile("w+")  # noqa: SIM115, `close` closes it
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115, `close` closes it
         self.process = subprocess.Popen(
             [python, "-m", "peers.worker", json.dumps(order)],
             cwd=Path(__file__).parents[1],
             env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self.talk,
+            stderr=self.errors,
             text=True,
         )
 
     def answer(self) -> Any:
-        """The next line of the contender."""
+        """The next line from the contender."""
         if not select.select([self.process.stdout], [], [], PATIENCE_SECONDS)[0]:
             raise LeftOutError(f"has not answered for {PATIENCE_SECONDS} s")
         line = self.process.stdout.readline()
         if not line:
             code = self.process.wait()
             if code < 0:
-                raise LeftOutError(f"was ended by signal {-code} (9: perhaps for want of memory)")
-            self.talk.seek(0)
-            raise LeftOutError(f"ended with code {code}: {last_line(self.talk.read())}")
+                raise LeftOutError(f"was killed by signal {-code} (9: perhaps out of memory)")
+            self.errors.seek(0)
+            raise LeftOutError(f"ended with code {code}: {last_line(self.errors.read())}")
         return json.loads(line)
 
     def steps(self, count: int) -> float:
@@ -88,9 +88,9 @@ class Worker:
         return self.steps(self.entry.steps) / self.entry.steps
 
     def peak_bytes(self) -> int:
-        """How far the process's memory rises in its steps above its level before them (Linux).
+        """Peak memory of the process during some steps, above its level before them (Linux).
 
-        Code that steps are the first to run is read from files; it is no memory of theirs.
+        Code that is loaded from files during the first steps does not count.
         """
         folder = Path(f"/proc/{self.process.pid}")
         (folder / "clear_refs").write_text("5")  # forget the earlier peak
@@ -101,10 +101,10 @@ class Worker:
     def _status(self, name: str) -> int:
         text = Path(f"/proc/{self.process.pid}/status").read_text()
         line = re.search(rf"{name}:\s+(\d+) kB", text)
-        return 1024 * int(line.group(1)) if line else 0  # no such line: it has died
+        return 1024 * int(line.group(1)) if line else 0  # no such line: the process has died
 
     def close(self) -> None:
-        """End the process, in the middle of a step if need be."""
+        """End the process, in the middle of a step if necessary."""
         with suppress(BrokenPipeError):
             self.process.stdin.close()
         try:
@@ -113,60 +113,60 @@ class Worker:
             self.process.kill()
             self.process.wait()
         self.process.stdout.close()
-        self.talk.close()
+        self.errors.close()
 
 
-class Crew:
-    """Contenders by name; one that fails is named on stderr and asked no more."""
+class ContenderPool:
+    """Contenders by name; one that fails is reported on stderr and left out from then on."""
 
     def __init__(self) -> None:
-        self.workers: dict[str, Worker] = {}
-        self.about: dict[str, dict[str, Any]] = {}  # what each said of itself when it was ready
+        self.processes: dict[str, ContenderProcess] = {}
+        self.about: dict[str, dict[str, Any]] = {}  # what each reported when it was ready
         self.left_out: dict[str, str] = {}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for worker in self.workers.values():
-            worker.close()
+        for process in self.processes.values():
+            process.close()
 
     def start(self, name: str, entry: Entry, **order: Any) -> None:
         """Start a contender and wait until it has checked itself and is ready."""
         try:
-            self.workers[name] = Worker(entry, **order)
-            self.about[name] = self.workers[name].answer()
+            self.processes[name] = ContenderProcess(entry, **order)
+            self.about[name] = self.processes[name].answer()
         except LeftOutError as error:
             self.leave_out(name, error)
 
-    def ask(self, name: str, question: Callable[[Worker], float]) -> float | None:
+    def call(self, name: str, method: Callable[[ContenderProcess], float]) -> float | None:
         """The answer of one contender; None if it had to be left out."""
         try:
-            return question(self.workers[name])
+            return method(self.processes[name])
         except LeftOutError as error:
             self.leave_out(name, error)
             return None
 
-    def ask_all(self, question: Callable[[Worker], float]) -> dict[str, float]:
-        answers = {name: self.ask(name, question) for name in list(self.workers)}
+    def call_all(self, method: Callable[[ContenderProcess], float]) -> dict[str, float]:
+        answers = {name: self.call(name, method) for name in list(self.processes)}
         return {name: answer for name, answer in answers.items() if answer is not None}
 
     def leave_out(self, name: str, error: LeftOutError) -> None:
-        if name in self.workers:
-            self.workers.pop(name).close()
+        if name in self.processes:
+            self.processes.pop(name).close()
         self.left_out[name] = str(error)
         print(f"left out: {name}: {error}", file=sys.stderr)
 
     def take_turns(self, rounds: int) -> dict[str, dict[int, float]]:
-        """Seconds of a step, by contender and round. Who begins changes from round to round."""
-        seconds: dict[str, dict[int, float]] = {name: {} for name in self.workers}
+        """Seconds of a step, by contender and round. The first one changes from round to round."""
+        seconds: dict[str, dict[int, float]] = {name: {} for name in self.processes}
         for number in range(rounds):
-            names = list(self.workers)
+            names = list(self.processes)
             for name in names[number % len(names) :] + names[: number % len(names)]:
-                if number % self.workers[name].entry.every:
+                if number % self.processes[name].entry.every:
                     continue
                 time.sleep(PAUSE_SECONDS)
-                answer = self.ask(name, Worker.turn)
+                answer = self.call(name, ContenderProcess.turn)
                 if answer is not None:
                     seconds[name][number] = answer
-        return {name: turns for name, turns in seconds.items() if name in self.workers}
+        return {name: turns for name, turns in seconds.items() if name in self.processes}
