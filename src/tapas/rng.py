@@ -24,7 +24,7 @@ def check_seed(seed: int) -> int:
     try:
         number = index(seed)
     except TypeError:
-        raise UsageError(f"seed must be a whole number, got {seed!r}.") from None
+        raise UsageError(f"seed must be an integer, got {seed!r}.") from None
     if not -(2**63) <= number < 2**63:
         raise UsageError(f"seed must be below 2^63, got {number}.")
     return number

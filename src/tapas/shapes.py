@@ -107,7 +107,7 @@ def check_positive(name: str, value: int) -> int:
             raise TypeError
         value = index(value)  # accepts numpy integers, too
     except TypeError:
-        raise UsageError(f"{name} must be a whole number, got {value!r}.") from None
+        raise UsageError(f"{name} must be an integer, got {value!r}.") from None
     if value < 1:
         raise UsageError(f"{name} must be at least 1, got {value}.")
     return value

@@ -179,12 +179,12 @@ def test_a_folder_that_holds_a_run_is_left_alone(run, at):
         (("x.csv", "--step", 3), "--step can be used with --resume only."),
         (("x.csv", "--resume", "run", "--dim", 5, "--split", "last", "--set", "loop.seed=1",
           "--threads", 2, "--min-count", 1),
-         "--resume continues a run with its own settings; LOG, --min-count, --dim, --split, "
+         "--resume continues a run with its saved settings; LOG, --min-count, --dim, --split, "
          "--out, --set, --threads cannot be changed."),
         (("x.csv", "--set", "loop.patience"),
          "--set 'loop.patience' is not SECTION.NAME=VALUE, as in head.alpha=0.5."),
         (("x.csv", "--set", "loop.patience=lots"),
-         "loop.patience must be a whole number, got 'lots'."),
+         "loop.patience must be an integer, got 'lots'."),
         (("x.csv", "--set", "lopp.patience=1"),
          "unknown section 'lopp'. Did you mean 'loop'? Known: head, log, loop, model, optimizer, "
          "service, split."),

@@ -95,7 +95,7 @@ def test_a_damaged_checkpoint_is_described_with_exit_code_1(run):
          "give either --to N, for a training loop of your own, or --log FILE, for a run of "
          "`tapas train`."),
         (("grow", "run", "--log", "x.csv", "--out", "more", "--initial", "sum=1"),
-         "--initial can be used with --to only; with --log the settings of the run count."),
+         "--initial can be used with --to only; --log uses the settings of the run."),
         (("grow", "run", "--log", "x.csv", "--out", "more"),
          "no file matches 'x.csv'. Check the path."),
         (("grow", "run", "--log", "x.csv", "--out", "run"),

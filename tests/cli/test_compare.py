@@ -153,9 +153,9 @@ def test_the_list_of_methods_fits_80_columns(monkeypatch):
         ((), "no log given. Try `tapas compare purchases.parquet --budget 1m`, or --synthetic."),
         (
             ("--synthetic", "x.csv"),
-            "--synthetic makes up its own log: leave out LOG and the options for reading it.",
+            "--synthetic uses a synthetic log: leave out LOG and the options for reading it.",
         ),
-        (("--quick", "--user", "who"), "--quick makes up its own log: leave out LOG and"),
+        (("--quick", "--user", "who"), "--quick uses a synthetic log: leave out LOG and"),
         (("x.csv", "--methods", "fulll"), "unknown method 'fulll'. Did you mean 'full'? Known: "),
         (("x.csv", "--methods", ","), "--methods names no method. Give some of full, one-vs-all, "),
         (("x.csv", "--budget", "10x"), "cannot read '10x' as a time above 0. Write 90s, 10m, 1h,"),

@@ -622,14 +622,14 @@ def test_no_queries_give_empty_results(method):
 def test_bad_options_are_refused(method):
     with says("reduction must be one of mean, sum, none, got 'max'."):
         build(method, reduction="max")
-    with says("seed must be a whole number, got 1.5."):
+    with says("seed must be an integer, got 1.5."):
         build(method, seed=1.5)
 
 
 FEW = "With so few, plain cross_entropy is exact and faster."
 BAD_DRAWS = [
     ({"num_samples": 0}, "num_samples must be at least 1, got 0."),
-    ({"num_samples": 2.5}, "num_samples must be a whole number, got 2.5."),
+    ({"num_samples": 2.5}, "num_samples must be an integer, got 2.5."),
     ({"num_samples": 32}, f"num_samples is 32, but there are only 31 classes. {FEW}"),
     (
         {"proposal": Uniform(30)},

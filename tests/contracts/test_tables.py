@@ -111,7 +111,7 @@ BAD_CALLS = [
         "bias_grad has shape (3,); expected (N=2).",
     ),
     (lambda t: t.topk(QUERY, 0), "k must be at least 1, got 0."),
-    (lambda t: t.topk(QUERY, 2.0), "k must be a whole number, got 2.0."),
+    (lambda t: t.topk(QUERY, 2.0), "k must be an integer, got 2.0."),
     (lambda t: t.topk(QUERY, 32), "k is 32, but there are only 31 classes."),
     (
         lambda t: t.topk(QUERY, 2, exclude=torch.zeros(4, 1).long()),

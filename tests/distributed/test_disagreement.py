@@ -40,8 +40,8 @@ def a_head(**options):
     return TapasSoftmax(table=table, num_samples=7, presample_factor=2)
 
 
-def told(call, head):
-    """The error of `call`: its kind, its words, whom it blames; then all is as it was before."""
+def outcome_of(call, head):
+    """Kind and text of the error of `call`, the ranks it names, and whether rows are unchanged."""
     before = {k: v.clone() for k, v in head.table.row_tensors().items()}
     step = head.step
     try:
@@ -53,12 +53,14 @@ def told(call, head):
     head.step = step
     after = head.table.row_tensors()
     answer += (all(torch.equal(before[name], after[name]) for name in before),)
-    weight, _ = head.table.rows(torch.arange(C))  # the group works, and nobody is ahead of others
+    weight, _ = head.table.rows(
+        torch.arange(C)
+    )  # the group works, and no rank is ahead of the others
     return (*answer, weight.shape == (C, D))
 
 
-def spoilt(rows, odd):
-    """`rows` (2, D), the last of which is not finite on the rank at fault."""
+def with_nan(rows, odd):
+    """`rows` (2, D); on the rank at fault the last one is NaN."""
     return rows * torch.tensor([[1.0], [torch.nan if odd else 1.0]])
 
 
@@ -80,18 +82,18 @@ NO_PLACEMENT = "UsageError: placement must be random or contiguous, got 'x'."
 
 
 def send_back(head, odd):
-    (head.table.lookup(TARGET) * spoilt(GRAD, odd)).sum().backward()
+    (head.table.lookup(TARGET) * with_nan(GRAD, odd)).sum().backward()
 
 
-class Failing(Priority):
-    """A rule of somebody's own that fails where one shard's rows are."""
+class FailingRule(Priority):
+    """A user's selection rule that fails."""
 
     def select(self, given, keep):
         raise UsageError("not today.")
 
 
-class Careless(LookupHead):
-    """A loss of somebody's own that fails before it looks rows up."""
+class FailingHead(LookupHead):
+    """A user's loss that may fail before it looks up rows."""
 
     fails = False
 
@@ -103,7 +105,7 @@ class Careless(LookupHead):
 
 
 def with_a_rule_that_fails(head, odd):
-    rule, head.selection = head.selection, Failing() if odd else head.selection
+    rule, head.selection = head.selection, FailingRule() if odd else head.selection
     try:
         head(GOOD, TARGET)
     finally:
@@ -111,7 +113,7 @@ def with_a_rule_that_fails(head, odd):
 
 
 def with_a_loss_that_fails(head, odd):
-    other = Careless(table=head.table)
+    other = FailingHead(table=head.table)
     other.fails = bool(odd)
     other(GOOD, TARGET)
 
@@ -119,15 +121,15 @@ def with_a_loss_that_fails(head, odd):
 # the call the others are at; what all ranks do, where `odd` is 1 for the one at fault; its error
 REFUSALS = [
     ("batch", lambda head, odd: head(draw(2, D + odd), TARGET), WIDTH),
-    ("batch", lambda head, odd: head(spoilt(GOOD, odd), TARGET), BAD_ROW),
+    ("batch", lambda head, odd: head(with_nan(GOOD, odd), TARGET), BAD_ROW),
     ("batch", lambda head, odd: head(GOOD, TARGET + odd), NO_TARGET),
-    ("batch", lambda head, odd: head.sample(spoilt(GOOD, odd)), BAD_ROW),
+    ("batch", lambda head, odd: head.sample(with_nan(GOOD, odd)), BAD_ROW),
     ("answers", with_a_rule_that_fails, "UsageError: not today."),
     ("lookup", with_a_loss_that_fails, "UsageError: not today."),
     ("mean", lambda head, odd: head.full_loss(GOOD, TARGET + odd), NO_TARGET),
     ("rows", lambda head, odd: head.log_prob(GOOD, TARGET[:, None] + odd), NO_ID),
     ("topk", lambda head, odd: head.topk(GOOD, 3 + 29 * odd), TOO_MANY),
-    ("log_partition", lambda head, odd: head.table.log_partition(spoilt(GOOD, odd)), BAD_ROW),
+    ("log_partition", lambda head, odd: head.table.log_partition(with_nan(GOOD, odd)), BAD_ROW),
     ("rows", lambda head, odd: head.table.rows(TARGET + odd), NO_ID),
     ("lookup", lambda head, odd: head.table.lookup(TARGET + odd), NO_ID),
     ("update", lambda head, odd: head.table.update(TARGET + odd, GRAD, GRAD[:, 0]), NO_ID),
@@ -163,7 +165,7 @@ def with_frozen_rows(head, odd):
 
 
 def skip_backward(head, odd):
-    """As a loop that continues at a loss it does not like."""
+    """Like a training loop that skips a batch by its loss."""
     for step in range(2):
         loss = head(GOOD, TARGET)
         if not (odd and step == 0):
@@ -242,22 +244,24 @@ def on_ranks(ranks):
     head, answers = a_head(), {}
     for number, (_, call, _) in enumerate(REFUSALS):
         odd = int(ranks.rank == number % M)
-        answers[number] = told(lambda call=call, odd=odd: call(head, odd), head)
-    answers["two"] = told(lambda: head.table.rows(TARGET + int(ranks.rank != 1)), head)
+        answers[number] = outcome_of(lambda call=call, odd=odd: call(head, odd), head)
+    answers["two"] = outcome_of(lambda: head.table.rows(TARGET + int(ranks.rank != 1)), head)
     for name, (call, *_) in (DISAGREEMENTS | OUT_OF_STEP).items():
-        answers[name] = told(lambda call=call: call(head, int(ranks.rank == 1)), head)
+        answers[name] = outcome_of(lambda call=call: call(head, int(ranks.rank == 1)), head)
     for name, (call, _) in ALL_ALIKE.items():
-        answers[name] = told(lambda call=call: call(head), head)
+        answers[name] = outcome_of(lambda call=call: call(head), head)
     return answers | of_states(ranks, a_head())
 
 
 def of_states(ranks, head):
-    """What is said to a state that was saved on this rank, on rank 0, or by another layout."""
+    """Errors for states that were saved on this rank, on rank 0, or with another layout."""
     mine, other = [copy.deepcopy(head.state_dict())], a_head(seed=9)
-    answers = {"its own": told(lambda: head.load_state_dict(mine[0]), head)[0]}
+    answers = {"its own": outcome_of(lambda: head.load_state_dict(mine[0]), head)[0]}
     torch.distributed.broadcast_object_list(mine, src=0)
-    answers["of rank 0"] = told(lambda: head.load_state_dict(mine[0]), head)[0]
-    answers["of another seed"] = told(lambda: other.load_state_dict(head.state_dict()), head)[0]
+    answers["of rank 0"] = outcome_of(lambda: head.load_state_dict(mine[0]), head)[0]
+    answers["of another seed"] = outcome_of(lambda: other.load_state_dict(head.state_dict()), head)[
+        0
+    ]
     answers["pickled"] = pickle.loads(pickle.dumps(head)).table.ranks is head.table.ranks
     part = torch.distributed.new_group([0, 1])
     if ranks.rank < 2:
@@ -341,7 +345,7 @@ def test_the_state_of_another_rank_and_pickling_a_subgroup_are_refused(answers):
         if rank == 0:
             assert heard["of rank 0"] == "no error"
         else:
-            assert "these rows are those of another rank or layout" in heard["of rank 0"]
+            assert "these rows belong to another rank or layout" in heard["of rank 0"]
         if rank < 2:
             assert (
                 "a table shared by a subgroup of the ranks cannot be pickled"

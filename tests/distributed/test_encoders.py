@@ -214,14 +214,14 @@ def refused(ranks):
 def test_a_local_table_cannot_be_trained_on_several_ranks():
     """DDP would silently keep the rows of rank 0 and drop all other updates."""
     alone = (
-        "this table is in one process, but torch.distributed has 2 ranks: each would train rows of "
-        "its own. Share them, TapasSoftmax(table=tapas.ShardedTable(num_classes, dim), ...); or, "
-        "if every rank trains a model of its own, build the table with LocalTable(..., "
+        "this table is in one process, but torch.distributed has 2 ranks: each would train its own "
+        "rows. Share them with TapasSoftmax(table=tapas.ShardedTable(num_classes, dim), ...). If "
+        "every rank should train a separate model, build the table with LocalTable(..., "
         "independent_ranks=True)."
     )
     taken = (
         "the anchor of the class rows was replaced by another parameter, as FSDP does: their "
-        "gradients would be lost. Leave it out: fully_shard(model, "
+        "gradients would be lost. Exclude it: fully_shard(model, "
         "ignored_params=tapas.optim.anchors(model))."
     )
     for told in run_ranks(2, refused):

@@ -237,7 +237,7 @@ def disagreeing(ranks):
 def test_ranks_with_different_row_optimizers_are_an_error():
     zero, one = run_ranks(2, disagreeing)
     of_another = one.pop()
-    assert of_another.startswith("this optimizer state is of another rank or layout")
+    assert of_another.startswith("this optimizer state belongs to another rank or layout")
     for frozen, rates in (zero, one):
         assert frozen == (
             "the ranks differ in `lookup` of trained (1) or frozen (0) rows (rank 0: 1, rank 1: "

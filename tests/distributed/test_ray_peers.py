@@ -44,7 +44,7 @@ class TooManyWordsError(UsageError):
         super().__init__(f"{first}, {second}")
 
 
-class Clerk:
+class CountingPeer:
     """A peer for tests; counts in `folder` how often it was built."""
 
     def __init__(self, folder, number):
@@ -106,7 +106,7 @@ class Asker:
         self.clerks.close()
 
 
-class Shelf:
+class TablesServer:
     """Server `number` of many tables in one process, because starting a process takes seconds."""
 
     def __init__(self, number):
@@ -119,7 +119,7 @@ class Shelf:
         return getattr(self.servers[key], method)(*args)
 
 
-class Shelved:
+class ServersOfTable:
     """The servers of the table `key`."""
 
     def __init__(self, peers, key):
@@ -141,7 +141,7 @@ def fails_to_build(how):
 
 def slow_to_build(folder, seconds):
     time.sleep(seconds)
-    return Clerk(folder, "slow")
+    return CountingPeer(folder, "slow")
 
 
 # opens a session and closes it, then opens another one with a peer, in which it is killed
@@ -235,7 +235,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def clerks(session, folder):
     peers = RayPeers.start(
-        "clerk", [partial(Clerk, str(folder), n) for n in range(2)], threads=2, seconds=20
+        "clerk", [partial(CountingPeer, str(folder), n) for n in range(2)], threads=2, seconds=20
     )
     yield peers
     peers.close()
@@ -313,7 +313,7 @@ def test_other_errors_name_the_peer(clerks):
         ("fail", ("theirs",), "ZeroDivisionError: division by zero"),
         ("fail", ("odd",), r".*TooManyWordsError: one, two"),
         ("fail", ("exit",), "SystemExit: 3"),
-        ("wave", (), "AttributeError: 'Clerk' object has no attribute 'wave'"),
+        ("wave", (), "AttributeError: 'CountingPeer' object has no attribute 'wave'"),
     ):
         words = rf"^clerk 1 \(pid {pid} on host 127\.0\.0\.1\) failed in '{method}': {last_line}\n"
         with pytest.raises(PeerError, match=words):
@@ -503,7 +503,7 @@ def test_a_session_leaves_nothing_behind_and_a_killed_driver_no_processes(driver
 
 @pytest.fixture(scope="module")
 def shelves(session):
-    peers = RayPeers.start("server", [partial(Shelf, number) for number in range(2)])
+    peers = RayPeers.start("server", [partial(TablesServer, number) for number in range(2)])
     yield peers
     peers.close()
 
@@ -517,7 +517,7 @@ def make(shelves):
         key, spec = next(KEYS), TableSpec(C, D, shelves.size, formula)
         for number in range(shelves.size):
             shelves.call(number, "put", key, spec).answer()
-        return ServedTable(ServerChannel(Shelved(shelves, key)), "rows", spec, fused=fused)
+        return ServedTable(ServerChannel(ServersOfTable(shelves, key)), "rows", spec, fused=fused)
 
     return build
 

@@ -394,7 +394,7 @@ WRONG = [  # a call with a model, and its error
     ),
     (
         lambda model: model.head.table.lookup(torch.arange(3), padding_idx="x"),
-        "padding_idx must be a whole number, got 'x'.",
+        "padding_idx must be an integer, got 'x'.",
     ),
     (
         lambda model: ids_of_multi_hot(torch.tensor(1)),

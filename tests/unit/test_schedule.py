@@ -78,7 +78,7 @@ def test_bad_numbers_are_refused_in_these_words():
         Anneal(**good | {"end": 0.0})
     with raises_text("temperature steps must be at least 1, got 0."):
         Anneal(**good | {"steps": 0})
-    with raises_text("temperature steps must be a whole number, got 1000.0."):
+    with raises_text("temperature steps must be an integer, got 1000.0."):
         Anneal(**good | {"steps": 1e3})
     with raises_text(
         "unknown annealing shape 'cosin'. Did you mean 'cosine'? "

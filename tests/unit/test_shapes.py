@@ -117,7 +117,7 @@ def test_only_positive_integers_are_accepted():
     assert check_positive("k", 3_000_000_000) == 3_000_000_000
     assert check_positive("k", np.int64(3)) == 3
     for value in (2.0, True, "3", None):
-        with raises_text(f"k must be a whole number, got {value!r}."):
+        with raises_text(f"k must be an integer, got {value!r}."):
             check_positive("k", value)
     for value in (0, -3):
         with raises_text(f"k must be at least 1, got {value}."):

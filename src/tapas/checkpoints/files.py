@@ -121,12 +121,12 @@ def _check_record(record: Mapping[str, Any]) -> None:
                 raise ValueError(each["dtype"])
             _ = [int(size) for size in each["shape"]]
         ranges = table["ranges"]
-        places = [0, *(stop for _, _, stop in ranges)]
+        bounds = [0, *(stop for _, _, stop in ranges)]
         if (
             any(file not in files for file, _, _ in ranges)
-            or [start for _, start, _ in ranges] != places[:-1]
-            or any(start > stop for start, stop in pairwise(places))
-            or places[-1] != table["num_classes"]
+            or [start for _, start, _ in ranges] != bounds[:-1]
+            or any(start > stop for start, stop in pairwise(bounds))
+            or bounds[-1] != table["num_classes"]
         ):
             raise ValueError("the ranges do not cover the table")
 

@@ -119,8 +119,8 @@ def join_tables(written: Sequence[Written]) -> dict[str, Any]:
             known = joined.setdefault(prefix, {**table, "ranges": []})
             if {**known, "ranges": table["ranges"]} != table:
                 raise UsageError(
-                    f"the processes that keep rows of {prefix} have different sizes, dtypes or "
-                    "orders of it. Build the table with the same arguments in all of them."
+                    f"the processes that keep rows of {prefix} differ in its size, dtype or row "
+                    "order. Build the table with the same arguments in all of them."
                 )
             known["ranges"] += table["ranges"]
     for prefix, table in joined.items():
@@ -181,11 +181,11 @@ class _StoredRows:
         if not size:
             return found
         if self.stored.same_order(wanted):
-            for place, rows in self._blocks(wanted.start, wanted.stop):
-                found[place - wanted.start : place - wanted.start + len(rows)] = rows.to(device)
+            for first, rows in self._blocks(wanted.start, wanted.stop):
+                found[first - wanted.start : first - wanted.start + len(rows)] = rows.to(device)
             return found
-        for place, rows in self._blocks(0, self.shape[0]):
-            ids = self.stored.placement.ids_at(torch.arange(place, place + len(rows), device="cpu"))
+        for first, rows in self._blocks(0, self.shape[0]):
+            ids = self.stored.placement.ids_at(torch.arange(first, first + len(rows), device="cpu"))
             at = wanted.placement.permute(ids) - wanted.start
             mine = (at >= 0) & (at < size)
             found[at[mine].to(device)] = rows[mine].to(device)
@@ -207,8 +207,8 @@ class _StoredRows:
                             f"{self.folder / file} has {self.name} of shape {rows.get_shape()}; "
                             f"expected {[stop - start, *self.shape[1:]]}."
                         )
-                    for place in range(begin, end, step):
-                        yield place, rows[place - start : min(place + step, end) - start]
+                    for position in range(begin, end, step):
+                        yield position, rows[position - start : min(position + step, end) - start]
             except (SafetensorError, OSError) as error:
                 raise DataError(f"{self.folder / file} cannot be read: {error}.") from error
 

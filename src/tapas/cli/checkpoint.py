@@ -147,7 +147,7 @@ def grow(
             _grow_checkpoint(path, step, out, to or 0, initial or [])
         elif initial:
             raise UsageError(
-                "--initial can be used with --to only; with --log the settings of the run count."
+                "--initial can be used with --to only; --log uses the settings of the run."
             )
         else:
             named = {"user": user, "item": item, "time": time}

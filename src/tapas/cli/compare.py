@@ -49,22 +49,22 @@ SETTABLE = ("split", "model", "optimizer")
 
 
 def build_comparison(
-    log: dict[str, JSON], made_up: bool, is_quick: bool, given: dict[str, Any], layer: Layer
+    log: dict[str, JSON], is_synthetic: bool, is_quick: bool, given: dict[str, Any], layer: Layer
 ) -> CompareConfig:
     """The comparison of these options. Raises `UsageError` before any work."""
-    if (made_up or is_quick) and log:
+    if (is_synthetic or is_quick) and log:
         raise UsageError(
-            f"{'--synthetic' if made_up else '--quick'} makes up its own log: leave out LOG and "
-            "the options for reading it."
+            f"{'--synthetic' if is_synthetic else '--quick'} uses a synthetic log: leave out LOG "
+            "and the options for reading it."
         )
-    if not (made_up or is_quick or log.get("files")):
+    if not (is_synthetic or is_quick or log.get("files")):
         raise UsageError(
             "no log given. Try `tapas compare purchases.parquet --budget 1m`, or --synthetic."
         )
     _check_settable(layer)
     if is_quick:
         base = quick()
-    elif made_up:
+    elif is_synthetic:
         base = synthetic()
     else:
         base = None
@@ -77,7 +77,7 @@ def build_comparison(
     given |= {name: getattr(built, name) for name in SETTABLE} | {"batch": built.loop.batch}
     if is_quick:
         return quick(**given)
-    return synthetic(**given) if made_up else CompareConfig(log=built.log, **given)
+    return synthetic(**given) if is_synthetic else CompareConfig(log=built.log, **given)
 
 
 def _table(section: Any) -> dict[str, JSON]:
@@ -106,7 +106,7 @@ WORKERS = min(2, os.cpu_count() or 1)  # each holds a model and scores it over a
 
 def compare(
     files: Files = None,
-    made_up: Annotated[
+    is_synthetic: Annotated[
         bool,
         typer.Option(
             "--synthetic",
@@ -234,7 +234,7 @@ def compare(
             }
             given = {name: value for name, value in given.items() if value is not None}
             config = build_comparison(
-                log, made_up, seconds_only, given, parse_settings(settings or [])
+                log, is_synthetic, seconds_only, given, parse_settings(settings or [])
             )
             if config.log is not None:
                 config.log.paths()  # raises for a missing file before a folder is made

@@ -46,10 +46,10 @@ def _open_run(path: Path, step: int | None) -> ModelSource:
 
     run = open_run(path)
     model, _ = load_model(run, step)
-    never = run.log.item_keys.rare_id
+    rare_id = run.log.item_keys.rare_id
 
     def topk(prediction: Prediction, k: int, exclude: Tensor | None) -> tuple[Tensor, Tensor]:
-        exclude = _with(exclude, len(prediction.query), never)
+        exclude = _with(exclude, len(prediction.query), rare_id)
         return prediction.topk(min(k, model.head.num_classes), exclude)
 
     recommender = Recommender(
@@ -91,9 +91,9 @@ def _open_export(path: Path) -> ModelSource:
     return ModelSource(recommender, keys, None)
 
 
-def _with(exclude: Tensor | None, num_queries: int, never: int | None) -> Tensor | None:
+def _with(exclude: Tensor | None, num_queries: int, rare_id: int | None) -> Tensor | None:
     """`exclude` (B, E) with one more column: the class of merged rare items, if there is one."""
-    if never is None:
+    if rare_id is None:
         return exclude
-    column = torch.full((num_queries, 1), never)
+    column = torch.full((num_queries, 1), rare_id)
     return column if exclude is None else torch.cat([exclude, column], dim=1)

@@ -372,5 +372,6 @@ def _refuse_with_resume(flags: Layer, **others: object) -> None:
     if given:
         words = [named.get(name, f"--{name.replace('_', '-')}") for name in given]
         raise UsageError(
-            f"--resume continues a run with its own settings; {', '.join(words)} cannot be changed."
+            f"--resume continues a run with its saved settings; {', '.join(words)} cannot be "
+            "changed."
         )

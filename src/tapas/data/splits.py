@@ -2,7 +2,7 @@
 
 "time"   train < first cut <= validation < second cut <= test, for all users
 "last"   the last events of each user are held out
-"group"  whole users are held out, and evaluated from about the middle of their events
+"group"  all events of some users are held out; evaluation starts near their middle
 """
 
 from dataclasses import dataclass

@@ -46,7 +46,7 @@ class ShardedTable(ClassTable):
     Call `tapas.join_ranks()` or `torch.distributed.init_process_group` first.
 
     Args:
-        num_classes, dim: size of the whole table, C rows of D numbers.
+        num_classes, dim: size of the table on all ranks together, C rows of D numbers.
         row_optimizer: None if an optimizer of `tapas.optim` moves the rows, each rank its own;
             a fused one moves them inside `backward`.
         dtype, bias: as for `LocalTable`; equal on all ranks.
@@ -217,7 +217,7 @@ class ShardedTable(ClassTable):
         super().check_row_state(update, state)
         if state and state["layout"].tolist() != self.layout().tolist():
             raise UsageError(
-                "this optimizer state is of another rank or layout (rank, ranks, placement, "
+                "this optimizer state belongs to another rank or layout (rank, ranks, placement, "
                 f"seed): {state['layout'].tolist()}, expected {self.layout().tolist()}. Load what "
                 "the same rank saved, or use tapas.save_checkpoint."
             )
@@ -281,11 +281,11 @@ class ShardedTable(ClassTable):
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool, *lists: Any
     ) -> None:
-        own = self.row_tensors()
-        rest = {k: v for k, v in state_dict.items() if k.removeprefix(prefix) not in own}
+        rows = self.row_tensors()
+        rest = {k: v for k, v in state_dict.items() if k.removeprefix(prefix) not in rows}
         # rows last: an error about another rank must come before any is copied
         super()._load_from_state_dict(rest, prefix, local_metadata, strict, *lists)
-        load_rows(own, state_dict, prefix, missing=lists[0], errors=lists[2])
+        load_rows(rows, state_dict, prefix, missing=lists[0], errors=lists[2])
 
     def row_tensors(self) -> dict[str, Tensor]:
         """Weights, biases and fused state of this rank, (N, ...) each, ordered by placement."""
@@ -302,13 +302,13 @@ class ShardedTable(ClassTable):
 
     def load_state_numbers(self, numbers: dict[str, Any]) -> None:
         names = ("rank", "num_shards", "placement", "seed")
-        given, own = (
+        given, expected = (
             {name: found[name] for name in names} for found in (numbers, self.state_numbers())
         )
-        if given != own:
+        if given != expected:
             raise UsageError(
-                f"these rows are those of another rank or layout: {given}, expected {own}. Load "
-                "what the same rank saved, or use tapas.save_checkpoint."
+                f"these rows belong to another rank or layout: {given}, expected {expected}. "
+                "Load what the same rank saved, or use tapas.save_checkpoint."
             )
         self.shard.load_state_numbers({**numbers, "seed": self.shard.seed})
 

@@ -30,8 +30,8 @@ class Encoder(nn.Module, ABC):
 
 def last_state(states: Tensor, lengths: Tensor) -> Tensor:
     """`states` (B, T, D) at the last item of each sequence, (B, D)."""
-    place = (lengths - 1).clamp(min=0)
-    return states[torch.arange(states.shape[0], device=states.device), place]
+    position = (lengths - 1).clamp(min=0)
+    return states[torch.arange(states.shape[0], device=states.device), position]
 
 
 def init_weights(module: nn.Module, seed: int) -> None:

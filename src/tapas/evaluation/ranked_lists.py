@@ -77,12 +77,12 @@ def ranked_lists(
         recent, lengths, _ = gather_histories(items, start[mine], point[mine], options.history)
         prediction = model.predict(torch.from_numpy(recent), torch.from_numpy(lengths))
         exclude: Tensor | None = None
-        never = [] if options.excluded_class is None else [np.array([options.excluded_class])]
+        excluded = [] if options.excluded_class is None else [np.array([options.excluded_class])]
         if options.exclude_seen:
             pairs = zip(start[mine], point[mine], strict=True)
-            exclude = pad([np.concatenate([np.unique(items[s:p]), *never]) for s, p in pairs])
-        elif never:
-            exclude = pad(never * len(recent))
+            exclude = pad([np.concatenate([np.unique(items[s:p]), *excluded]) for s, p in pairs])
+        elif excluded:
+            exclude = pad(excluded * len(recent))
         sizes = ranks.local_sizes(size)
         lists.append(ranks.gather_rows(top_padded(prediction, LIST_LENGTH, exclude), sizes))
         if with_loss:

@@ -65,7 +65,7 @@ class Head(ExactState, ABC):
     @classmethod
     def arguments(cls, options: Mapping[str, Any], context: BuildContext) -> dict[str, Any]:
         """Keyword arguments of the constructor, from `options` and from the fields in `reads`."""
-        plain = {name: options[name] for name in cls.options if not cls.options[name].part_of}
+        plain = {name: options[name] for name in cls.options if not cls.options[name].argument}
         read = {name: context.read(name) for name in cls.reads}
         size = {"num_classes": context.num_classes, "dim": context.dim}
         return {**size, **plain, **read, "seed": context.seed}

@@ -118,7 +118,7 @@ def diagnose(
     weight, bias = table.rows(pool.ids)
     logit = torch.addmm(bias, query, weight.t())
     importance = torch.softmax(logit - pool.log_q, dim=1)
-    place, _ = index_of(pool.ids, kept.ids)
+    position, _ = index_of(pool.ids, kept.ids)
     sampled = _sampled_gradient(table, batch, kept)
     exact = _exact_gradient(table, batch, expected)
     if not len(query):  # only now: on several ranks each call of the table is a collective
@@ -128,7 +128,7 @@ def diagnose(
         "pool_effective_size": float((1 / importance.square().sum(dim=1)).mean()),
         "gradient_cosine": _cosine(sampled, exact),
         "other_targets": float(torch.isin(kept.ids, target[target >= 0]).float().mean()),
-        "kept_mass": float(torch.softmax(logit, dim=1)[:, place].sum(dim=1).mean()),
+        "kept_mass": float(torch.softmax(logit, dim=1)[:, position].sum(dim=1).mean()),
     }
 
 

@@ -40,7 +40,7 @@ class Option:
     high: float | None = None
     search: tuple[float, ...] = ()  # values that `tapas compare` tries
     help: str = ""
-    part_of: str | None = None  # the constructor's argument that is built from this option
+    argument: str | None = None  # the constructor's argument that is built from this option
 
     def check(self, name: str, value: Any) -> Any:
         """`value` after checks, as `kind`; an error calls it `name`. An int is a valid float."""
@@ -53,7 +53,7 @@ class Option:
             return value
         allowed = (int, float) if self.kind is float else (self.kind,)
         if isinstance(value, bool) or not isinstance(value, allowed):
-            words = "a whole number" if self.kind is int else "a number"
+            words = "an integer" if self.kind is int else "a number"
             raise UsageError(f"{name} must be {words}, got {value!r}.")
         value = self.kind(value)
         low = -inf if self.low is None else self.low
@@ -81,7 +81,7 @@ def drawn_options(search: tuple[float, ...] = ALPHAS) -> Options:
             "squashed",
             ("squashed", "log-uniform", "bigram"),
             help="squashed: by frequency; log-uniform: by its rank; bigram: by the previous class",
-            part_of="proposal",
+            argument="proposal",
         ),
         "alpha": Option(
             0.75,
@@ -90,7 +90,7 @@ def drawn_options(search: tuple[float, ...] = ALPHAS) -> Options:
             high=1,
             search=search,
             help="exponent of the frequencies; 0 is uniform, 1 the frequencies",
-            part_of="proposal",
+            argument="proposal",
         ),
         "beta": Option(
             None,
@@ -98,7 +98,7 @@ def drawn_options(search: tuple[float, ...] = ALPHAS) -> Options:
             low=1e-300,
             high=1,
             help="floor of frequency^alpha; default: the value of a class seen once",
-            part_of="proposal",
+            argument="proposal",
         ),
     }
 

@@ -117,14 +117,14 @@ class TapasSoftmax(SharedSample):
             low=1e-6,
             high=1e6,
             help="change the temperature linearly to this value over the run",
-            part_of="temperature",
+            argument="temperature",
         ),
         "score_queries": Option(
             None,
             int,
             low=1,
             help="queries of a batch that score the pool; default: 64 for priority, all for top",
-            part_of="selection",
+            argument="selection",
         ),
     }
     estimates_probabilities = True

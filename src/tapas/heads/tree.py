@@ -168,7 +168,7 @@ def check_counts(counts: Counts) -> NDArray[np.int64]:
         bad = np.flatnonzero(~((given >= 0) & (given <= MOST_COUNTED) & (given % 1 == 0)))
     if len(bad):
         raise UsageError(
-            f"counts[{bad[0]}] is {given[bad[0]]}; expected whole numbers of at least 0, how often "
+            f"counts[{bad[0]}] is {given[bad[0]]}; expected integers of at least 0, how often "
             "each class was seen."
         )
     if float(given.sum(dtype=np.float64)) > MOST_COUNTED:

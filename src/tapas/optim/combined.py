@@ -155,13 +155,13 @@ class Combined(torch.optim.Optimizer):
             self.optimizers, accumulate(sizes), sizes, others, strict=True
         ):
             mine = groups[stop - size : stop]
-            found, own = (
+            found, expected = (
                 [len(group["params"]) for group in some] for some in (mine, one.param_groups)
             )
-            if found != own:
+            if found != expected:
                 raise UsageError(
                     f"this state has {found} parameters in the groups of the "
-                    f"{type(one).__name__}, expected {own}. Nothing was loaded."
+                    f"{type(one).__name__}, expected {expected}. Nothing was loaded."
                 )
             last = first + sum(found)
             parts.append(

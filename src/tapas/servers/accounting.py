@@ -27,12 +27,12 @@ class StepStatistics:
     staleness: Counter[int] = field(default_factory=Counter)  # largest of all servers: steps
     encoder_staleness: int = 0  # the largest
     step_seconds: float = 0.0  # summed over steps, which overlap
-    begun: float | None = None  # start of the first step
+    started: float | None = None  # start of the first step
     ended: float = 0.0  # end of the last step
 
     def begin(self) -> None:
-        if self.begun is None:
-            self.begun = time.perf_counter()
+        if self.started is None:
+            self.started = time.perf_counter()
 
     def add(self, result: StepResult) -> None:
         self.steps += 1
@@ -50,7 +50,7 @@ class StepStatistics:
     @property
     def seconds(self) -> float:
         """From the start of the first step to the end of the last."""
-        return 0.0 if self.begun is None else self.ended - self.begun
+        return 0.0 if self.started is None else self.ended - self.started
 
     def numbers(self) -> dict[str, Value]:
         steps = max(1, self.steps)

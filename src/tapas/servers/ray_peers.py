@@ -45,11 +45,11 @@ class ActorHost:
         return self._process, self._is_built
 
     def call(
-        self, method: str, args: tuple[Any, ...] = (), places: tuple[int, ...] = (), *shared: Any
+        self, method: str, args: tuple[Any, ...] = (), positions: tuple[int, ...] = (), *shared: Any
     ) -> tuple[ProcessInfo, Any, Exception | None]:
         """Call `method` of the peer; returns its answer and its error. "" only builds the peer.
 
-        `shared` are the arguments at positions `places`, which several calls share.
+        `shared` are the arguments at `positions`, which several calls share.
         """
         with self._lock:
             if not self._is_built:
@@ -61,7 +61,7 @@ class ActorHost:
         if self._error or not method:
             return self._process, None, self._error
         try:
-            given = dict(enumerate(args)) | dict(zip(places, shared, strict=True))
+            given = dict(enumerate(args)) | dict(zip(positions, shared, strict=True))
             return self._process, getattr(self._target, method)(*given.values()), None
         except BaseException as error:  # SystemExit, too: it must not end this process
             return self._process, None, self._as_error(error, f"failed in '{method}'")

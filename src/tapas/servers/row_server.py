@@ -57,11 +57,11 @@ class CountedLock:
             self._waiting += 1
         try:
             with self._lock:
-                begun = time.perf_counter()
+                started = time.perf_counter()
                 try:
                     yield
                 finally:
-                    taken = time.perf_counter() - begun
+                    taken = time.perf_counter() - started
                     with self._counting:
                         self._requests[method] += 1
                         self._busy_seconds[method] = self._busy_seconds.get(method, 0.0) + taken
@@ -237,14 +237,14 @@ class RowServer:
 
     def _update(self, table: str, part: Gradients) -> RowUpdate:
         """The update of the push, else that of this server."""
-        own: Any = self._shard(table).row_optimizer  # never None on servers
-        if part.update is not None and type(part.update) is not type(own):
+        ours: Any = self._shard(table).row_optimizer  # never None on servers
+        if part.update is not None and type(part.update) is not type(ours):
             raise UsageError(
-                f"server {self.number} updates '{table}' with {own.name}, got a push for "
+                f"server {self.number} updates '{table}' with {ours.name}, got a push for "
                 f"{part.update.name}. Use the same optimizer on workers and servers. Nothing was "
                 "changed."
             )
-        return part.update or own
+        return part.update or ours
 
     def state(self, table: str) -> tuple[dict[str, NDArray[Any]], int]:
         """All tensors of a shard in float32, in the order of its rows, and its updates."""

@@ -102,7 +102,7 @@ class ServedTable(ClassTable):
     ) -> list[ScoredRows]:
         """One round trip: the kept classes of each server, and the rows of targets `wanted`.
 
-        Without a second pass servers keep the whole pool and score nothing.
+        Without a second pass servers keep all of the pool and score nothing.
         """
         pool = Candidates(pool.ids.cpu(), pool.log_q.cpu())
         nothing = to_array(torch.empty(0, 0))
@@ -230,33 +230,33 @@ class ServedTable(ClassTable):
         ]
         order = torch.cat([self.placement.ids_of(number) for number in range(self.num_shards)])
         for name in parts[0]:
-            whole = torch.cat([part[name] for part in parts])
-            if len(whole):  # empty without biases
-                whole[order] = whole.clone()
+            rows = torch.cat([part[name] for part in parts])
+            if len(rows):  # empty without biases
+                rows[order] = rows.clone()
             stored = self.spec.dtype if name in ("weight", "bias") else torch.float32
-            destination[prefix + name] = whole.to(stored)
+            destination[prefix + name] = rows.to(stored)
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool, *lists: Any
     ) -> None:
         self.flush()
         states = call_all(self.channel.servers, "state", (self.name,))
-        own = {prefix + name for name in states[0][0]}
+        row_names = {prefix + name for name in states[0][0]}
         numbers = state_dict.get(f"{prefix}_extra_state")
         count = states[0][1]
         if numbers is not None:
             count = unpack(numbers, self.state_numbers(), type(self).__name__)["num_updates"]
-        if missing := sorted(own - state_dict.keys()):
+        if missing := sorted(row_names - state_dict.keys()):
             lists[0].extend(missing)
         else:
             for number in range(self.num_shards):
                 ids = self.placement.ids_of(number)
                 part = {}
                 for name in states[0][0]:
-                    whole = state_dict[prefix + name]
-                    part[name] = to_array((whole[ids] if len(whole) else whole).float())
+                    rows = state_dict[prefix + name]
+                    part[name] = to_array((rows[ids] if len(rows) else rows).float())
                 self.channel.servers.call(number, "load", self.name, part, int(count)).answer()
-        rest = {k: v for k, v in state_dict.items() if k not in own}
+        rest = {k: v for k, v in state_dict.items() if k not in row_names}
         super()._load_from_state_dict(rest, prefix, local_metadata, strict, *lists)
 
     def state_numbers(self) -> dict[str, int | float]:
@@ -291,24 +291,24 @@ class _Fetched:
     ):
         """`wanted` (T,) ascending; `parts` are the positions in it of each server's targets."""
         kept = [len(each.ids) for each in found]
-        num_own = max(1, len(wanted))  # padding must read some row
+        num_targets = max(1, len(wanted))  # padding must read some row
         self.wanted = wanted.to(device)
-        weight = torch.zeros(num_own + sum(kept), dim)
+        weight = torch.zeros(num_targets + sum(kept), dim)
         bias = torch.zeros(len(weight))
         # kept classes in the order of their ids, as in the candidates
         order = torch.cat([to_tensor(each.ids) for each in found]).argsort()
-        place = torch.empty_like(order)
-        place[order] = torch.arange(num_own, num_own + len(order))
-        for part, each, at in zip(parts, found, torch.split(place, kept), strict=True):
+        position = torch.empty_like(order)
+        position[order] = torch.arange(num_targets, num_targets + len(order))
+        for part, each, at in zip(parts, found, torch.split(position, kept), strict=True):
             where = torch.cat([at, part])
             weight[where], bias[where] = to_tensor(each.rows), to_tensor(each.biases)
-        self.num_own, self.num_kept = num_own, sum(kept)
+        self.num_targets, self.num_kept = num_targets, sum(kept)
         self.weight, self.bias = weight.to(device), bias.to(device)
 
     def read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Rows of `ids` (N + K,): any targets, then all kept classes in order."""
-        own = torch.searchsorted(self.wanted, ids[: len(ids) - self.num_kept])
-        own = own.clamp_(max=self.num_own - 1)
-        rest = torch.arange(self.num_own, self.num_own + self.num_kept, device=ids.device)
-        place = torch.cat([own, rest])
-        return self.weight.index_select(0, place), self.bias.index_select(0, place)
+        targets = torch.searchsorted(self.wanted, ids[: len(ids) - self.num_kept])
+        targets = targets.clamp_(max=self.num_targets - 1)
+        kept = torch.arange(self.num_targets, self.num_targets + self.num_kept, device=ids.device)
+        position = torch.cat([targets, kept])
+        return self.weight.index_select(0, position), self.bias.index_select(0, position)

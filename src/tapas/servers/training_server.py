@@ -27,7 +27,7 @@ def restore_point(run: Path) -> int | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{file} is damaged: {error}. Go on with --resume.") from error
+        raise DataError(f"{file} is damaged: {error}. Continue with --resume.") from error
 
 
 def set_restore_point(run: Path, step: int | None) -> None:

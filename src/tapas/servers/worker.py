@@ -94,7 +94,7 @@ class Worker:
             self._replicas.put(replica)
 
     def _run(self, replica: ModelReplica, number: int, acknowledged_below: int) -> StepResult:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         traffic = replica.channel.traffic
         before = replace(traffic)
         pulled = self.encoder.call(0, "pull")
@@ -128,7 +128,7 @@ class Worker:
             traffic.sent_bytes - before.sent_bytes + parameters.nbytes,  # its gradient is as large
             traffic.received_bytes - before.received_bytes + parameters.nbytes,
             traffic.round_trips - before.round_trips,
-            time.perf_counter() - begun,
+            time.perf_counter() - started,
         )
 
     def _batch(self, number: int) -> SequenceBatch:

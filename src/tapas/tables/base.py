@@ -96,13 +96,13 @@ class ClassTable(RowStore, ExactState, ABC):
             self._refuse_backward()
             flat = check_integer("ids", ids).to(self.device).reshape(-1)
             if not isinstance(padding_idx, int | None):
-                raise UsageError(f"padding_idx must be a whole number, got {padding_idx!r}.")
-            place = None if padding_idx is None else (flat != padding_idx).nonzero()[:, 0]
-            real = check_ids("ids", flat if place is None else flat[place], self.num_classes)
+                raise UsageError(f"padding_idx must be an integer, got {padding_idx!r}.")
+            position = None if padding_idx is None else (flat != padding_idx).nonzero()[:, 0]
+            real = check_ids("ids", flat if position is None else flat[position], self.num_classes)
             weight, bias = lookup(self, real, biases=return_bias)
-        if place is not None:
-            weight = weight.new_zeros(len(flat), self.dim).index_copy(0, place, weight)
-            bias = bias.new_zeros(len(flat)).index_copy(0, place, bias)
+        if position is not None:
+            weight = weight.new_zeros(len(flat), self.dim).index_copy(0, position, weight)
+            bias = bias.new_zeros(len(flat)).index_copy(0, position, bias)
         weight = weight.view(*ids.shape, self.dim)
         return (weight, bias.view(ids.shape)) if return_bias else weight
 

@@ -281,15 +281,15 @@ class LocalTable(ClassTable):
         grad = grad.new_zeros(len(ids), grad.shape[1]).index_add_(0, slot, grad)
         stored = self._stored(name).view(self.num_classes, -1)
         rows = stored.index_select(0, ids).float()
-        whole = {key: state[f"{name}_{key}"] for key in update.state_specs()}
-        touched = {key: part.index_select(0, ids) for key, part in whole.items()}
+        stored_state = {key: state[f"{name}_{key}"] for key in update.state_specs()}
+        touched = {key: part.index_select(0, ids) for key, part in stored_state.items()}
         if update.weight_decay and name == "weight":
             grad.add_(rows, alpha=update.weight_decay)
         update.apply(rows, grad, touched, step)
         if stored.dtype == torch.bfloat16:
             rows = round_to_bfloat16(rows, stream(self.seed, "rounding", name, step))
         stored.index_copy_(0, ids, rows.to(stored.dtype))
-        for key, part in whole.items():
+        for key, part in stored_state.items():
             part.index_copy_(0, ids, touched[key])
 
     def check_training(self) -> None:
@@ -305,8 +305,8 @@ class LocalTable(ClassTable):
             raise UsageError(
                 f"this table is in one process, but torch.distributed has {size} ranks: each would "
                 "train its own rows. Share them with TapasSoftmax(table=tapas.ShardedTable("
-                "num_classes, dim), ...). If every rank shall train its own model, build the "
-                "table with LocalTable(..., independent_ranks=True)."
+                "num_classes, dim), ...). If every rank should train a separate model, build "
+                "the table with LocalTable(..., independent_ranks=True)."
             )
 
     @torch.no_grad()

@@ -19,7 +19,7 @@ class Shard(LocalTable):
     """The rows of shard `number` as a table whose ids are positions in the shard, 0 .. N-1.
 
     They start as the same rows of a `LocalTable` with all classes: each shard draws the numbers
-    of the whole table, block by block, and keeps its own.
+    of all shards, block by block, and keeps its rows.
     """
 
     def __init__(
@@ -61,9 +61,9 @@ class Shard(LocalTable):
             stop = min(start + step, self.table_placement.num_classes)
             block = torch.empty(stop - start, self.dim, dtype=weight.dtype, device="cpu")
             block.uniform_(-bound, bound, generator=generator)
-            place = self.table_placement.permute(torch.arange(start, stop, device="cpu"))
-            mine = (place >= first) & (place < last)
-            weight[place[mine] - first] = block[mine]
+            position = self.table_placement.permute(torch.arange(start, stop, device="cpu"))
+            mine = (position >= first) & (position < last)
+            weight[position[mine] - first] = block[mine]
 
 
 def load_rows(

@@ -63,10 +63,10 @@ class TrainingData:
         """
         log, items = self.log, np.asarray(self.log.items, dtype=np.int64)
         end = np.repeat(self.train_end, np.diff(log.offsets))  # of each event's user
-        place = np.flatnonzero(predicting_events(log.times, log.offsets, self.train_end))
-        follows = place[:, None] + np.arange(1, next_items + 1)
-        row, column = np.nonzero(follows < end[place][:, None])
-        code = items[place[row]] * log.num_items + items[follows[row, column]]
+        position = np.flatnonzero(predicting_events(log.times, log.offsets, self.train_end))
+        follows = position[:, None] + np.arange(1, next_items + 1)
+        row, column = np.nonzero(follows < end[position][:, None])
+        code = items[position[row]] * log.num_items + items[follows[row, column]]
         pair, count = np.unique(code, return_counts=True)
         previous, following = np.divmod(pair, self.log.num_items)
         return torch.from_numpy(previous), torch.from_numpy(following), torch.from_numpy(count)

@@ -316,7 +316,7 @@ def _typed(name: str, value: Any, wanted: Any) -> Any:
     else:
         fits = type(value).__name__ in kinds
     if not fits:
-        human = {"int": "a whole number", "float": "a number", "str": "a string", "bool": "a bool"}
+        human = {"int": "an integer", "float": "a number", "str": "a string", "bool": "a bool"}
         want = " or ".join(human[k] for k in ("bool", "int", "float", "str") if k in kinds)
         raise UsageError(f"{name} must be {want}, got {value!r}.")
     return value

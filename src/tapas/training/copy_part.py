@@ -105,17 +105,19 @@ class CopyPart(nn.Module):
             zero_rows(rate)
         self.rate = rate
 
-    def forward(self, query: Tensor, x: Tensor, items: Tensor, places: Tensor) -> CopyDistribution:
+    def forward(
+        self, query: Tensor, x: Tensor, items: Tensor, query_index: Tensor
+    ) -> CopyDistribution:
         """The copy distribution of `query` (Q, D).
 
         Args:
-            x:      (B, T, D) vectors of the events, 0 for padding.
-            items:  (B, T) their classes.
-            places: (Q,) ascending; index of each query in the flattened (B*T,) events. The event
-                at that index and those before it in the same row are the query's past.
+            x: (B, T, D) vectors of the events, 0 for padding.
+            items: (B, T) their classes.
+            query_index: (Q,) ascending; index of each query in the flattened (B*T,) events. The
+                event at that index and those before it in the same row are the query's past.
         """
         width = items.shape[1]
-        row, last = places // width, places % width
+        row, last = query_index // width, query_index % width
         back = last[:, None] - torch.arange(width, device=items.device)
         past = back >= 0
         score = self._matches(query @ self.key, x, row) / math.sqrt(x.shape[2])
@@ -141,9 +143,9 @@ class CopyPart(nn.Module):
     def _ages(self, width: int) -> Tensor:
         """(T,) scores of events 0 to T-1 back; constant beyond `history`."""
         events = torch.arange(1, width + 1, device=self.age.device).clamp(max=self.history)
-        place = events.float().log2()
-        knot = place.long().clamp(max=len(self.age) - 2)
-        return AGE_SCALE * torch.lerp(self.age[knot], self.age[knot + 1], place - knot)
+        log_age = events.float().log2()
+        knot = log_age.long().clamp(max=len(self.age) - 2)
+        return AGE_SCALE * torch.lerp(self.age[knot], self.age[knot + 1], log_age - knot)
 
     def _rates(self, items: Tensor, row: Tensor, last: Tensor) -> Tensor:
         """(B, T) rates of `items` in the past of some query; no other row is read."""

@@ -80,9 +80,9 @@ class SequenceModel(nn.Module):
         """Input vectors (B, T, D) of `items` (B, T), 0 for padding."""
         num_rows, width = items.shape
         real = (torch.arange(width, device=items.device) < lengths[:, None]).view(-1)
-        place = real.nonzero()[:, 0]  # padding must not read or update any row
-        rows = self.inputs.lookup(items.reshape(-1)[place])
-        x = rows.new_zeros(num_rows * width, rows.shape[1]).index_copy(0, place, rows)
+        position = real.nonzero()[:, 0]  # padding must not read or update any row
+        rows = self.inputs.lookup(items.reshape(-1)[position])
+        x = rows.new_zeros(num_rows * width, rows.shape[1]).index_copy(0, position, rows)
         return x.view(num_rows, width, rows.shape[1])
 
     def _encode(self, x: Tensor, lengths: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -97,11 +97,11 @@ class SequenceModel(nn.Module):
         """The sampled loss, -log p of the targets: a scalar, the mean over predicting positions."""
         device = self.inputs.device
         items, lengths = batch.items.to(device), batch.lengths.to(device)
-        places = batch.query_index.to(device)
+        query_index = batch.query_index.to(device)
         x = self._vectors(items, lengths)
         states = self._encode(x, lengths, generator)
-        query = states.flatten(0, 1).index_select(0, places)
-        before = items.reshape(-1)[places] if self.head.wants_context else None
+        query = states.flatten(0, 1).index_select(0, query_index)
+        before = items.reshape(-1)[query_index] if self.head.wants_context else None
         if self.copy is None:
             weight = (
                 None if self.target_decay == 1 else target_weights(batch.target, self.target_decay)
@@ -110,7 +110,7 @@ class SequenceModel(nn.Module):
             return loss
         target = batch.target.to(device)
         softmax = self.head.sampled_log_prob(query, target, context=before)  # type: ignore[operator]
-        copies: CopyDistribution = self.copy(query, x, items, places)
+        copies: CopyDistribution = self.copy(query, x, items, query_index)
         log_prob = copies.log_prob(softmax, target).masked_fill(target < 0, 0.0)
         cost = -(log_prob * target_weights(target, self.target_decay)).sum(dim=1)
         mean_size = self.head.ranks.mean(len(cost))
@@ -132,8 +132,8 @@ class SequenceModel(nn.Module):
         query = last_state(self._encode(x, lengths, None), lengths)
         if self.copy is None:
             return Prediction(self.head, query, None)
-        places = torch.arange(len(items), device=items.device) * items.shape[1] + lengths - 1
-        return Prediction(self.head, query, self.copy(query, x, items, places))
+        query_index = torch.arange(len(items), device=items.device) * items.shape[1] + lengths - 1
+        return Prediction(self.head, query, self.copy(query, x, items, query_index))
 
 
 @dataclass(frozen=True, slots=True)

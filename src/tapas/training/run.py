@@ -146,7 +146,7 @@ def _trainer(
     run: RunFolder, split: Split, setup: TrainingSetup, checkpoint: Checkpoint | None, ranks: Ranks
 ) -> Iterator[Trainer]:
     """A trainer of `run` that continues from `checkpoint`, with an open journal."""
-    config, begun = setup.config, checkpoint.step if checkpoint else 0
+    config, step = setup.config, checkpoint.step if checkpoint else 0
     validate = validator(run, split, ranks)
     steps = LocalSteps(
         setup.model,
@@ -156,7 +156,7 @@ def _trainer(
         clip=config.optimizer.clip,
         ranks=ranks,
     )
-    with Journal(run.path, resume_at=begun) if ranks.is_main else NoJournal() as journal:
+    with Journal(run.path, resume_at=step) if ranks.is_main else NoJournal() as journal:
         trainer = Trainer(
             setup.model, steps, validate, run.checkpoints, journal, loop=config.loop, ranks=ranks
         )

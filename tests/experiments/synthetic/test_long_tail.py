@@ -79,7 +79,7 @@ def test_bayes_top_is_the_sorted_posterior_however_it_is_chunked(monkeypatch, sc
     ("bad", "words"),
     [
         ({"num_classes": 0}, "num_classes must be at least 1, got 0."),
-        ({"dim": 2.5}, "dim must be a whole number, got 2.5."),
+        ({"dim": 2.5}, "dim must be an integer, got 2.5."),
         ({"exponent": -1.0}, "exponent must be a finite number of at least 0, got -1.0."),
         ({"noise": 0.0}, "noise must be a finite number above 0, got 0.0."),
         ({"spread": math.inf}, "spread must be a finite number above 0, got inf."),

@@ -293,8 +293,8 @@ WRONG = (
         (
             other_size,
             UsageError,
-            "the processes that keep rows of model.head.table have different sizes, dtypes or "
-            "orders of it. Build the table with the same arguments in all of them.",
+            "the processes that keep rows of model.head.table differ in its size, dtype or row "
+            "order. Build the table with the same arguments in all of them.",
         ),
     ],
 )

@@ -50,8 +50,8 @@ def test_options_are_keywords_with_the_same_defaults_and_allow_what_they_would_t
         assert option.help
         assert option.check(name, option.default) == option.default
         assert [option.check(name, value) for value in option.search] == list(option.search)
-        if option.part_of:  # constructors take objects for these
-            assert option.part_of in {"proposal", "selection", "temperature"} & known.keys()
+        if option.argument:  # constructors take objects for these
+            assert option.argument in {"proposal", "selection", "temperature"} & known.keys()
             continue
         default = known[name]
         open_to_choice = default is inspect.Parameter.empty or None in (default, option.default)
@@ -120,9 +120,9 @@ def test_more_samples_than_classes_are_all_classes():
     ("option", "value", "words"),
     [
         (Option(1, int, low=1), 0, "x must be at least 1, got 0."),
-        (Option(1, int, low=1), 1.5, "x must be a whole number, got 1.5."),
-        (Option(1, int, low=1), True, "x must be a whole number, got True."),
-        (Option(1, int, low=1), None, "x must be a whole number, got None."),
+        (Option(1, int, low=1), 1.5, "x must be an integer, got 1.5."),
+        (Option(1, int, low=1), True, "x must be an integer, got True."),
+        (Option(1, int, low=1), None, "x must be an integer, got None."),
         (Option(0.5, float, low=0, high=1), 2, "x must be between 0 and 1, got 2.0."),
         (Option(0.5, float, low=0, high=1), float("nan"), "x must be between 0 and 1, got nan."),
         (Option(0.5, float, low=0, high=1), "half", "x must be a number, got 'half'."),
@@ -192,7 +192,7 @@ def above_zero(name):
     return lambda value: (
         f"{name} must be at least 1, got 0."
         if value == 0
-        else f"{name} must be a whole number, got {value!r}."
+        else f"{name} must be an integer, got {value!r}."
     )
 
 

@@ -142,15 +142,15 @@ def test_a_state_of_other_counts_is_refused(make):
     assert torch.equal(head.tables()[0].weight, before)
 
 
-WHOLE = "expected whole numbers of at least 0, how often each class was seen."
+INTEGERS = "expected integers of at least 0, how often each class was seen."
 NUMBERS = "counts must be a tensor or array of numbers, one for each class, got "
 WRONG = [  # counts, options, and the error
     (torch.zeros(0), {}, "counts has 0 entries; expected at least 2 classes."),
     (torch.ones(1), {}, "counts has 1 entries; expected at least 2 classes."),
-    (torch.tensor([1, -2, 3]), {}, f"counts[1] is -2; {WHOLE}"),
-    (torch.tensor([1.0, 2.0, torch.nan]), {}, f"counts[2] is nan; {WHOLE}"),
-    (np.array([1.0, np.inf]), {}, f"counts[1] is inf; {WHOLE}"),
-    (np.array([1.5, 1.0]), {}, f"counts[0] is 1.5; {WHOLE}"),
+    (torch.tensor([1, -2, 3]), {}, f"counts[1] is -2; {INTEGERS}"),
+    (torch.tensor([1.0, 2.0, torch.nan]), {}, f"counts[2] is nan; {INTEGERS}"),
+    (np.array([1.0, np.inf]), {}, f"counts[1] is inf; {INTEGERS}"),
+    (np.array([1.5, 1.0]), {}, f"counts[0] is 1.5; {INTEGERS}"),
     (torch.ones(2, 2), {}, f"{NUMBERS}shape (2, 2)."),
     ([1, 2], {}, f"{NUMBERS}list."),
     (np.full(4, 2**61), {}, "counts sum to 9.22337e+18, above 2^62. Scale them."),

@@ -181,7 +181,7 @@ def test_errors_name_the_value_and_the_expectation():
         "k is 3, but ranked has only 2 ids for each example. Rank at least k classes."
     ):
         metrics.recall_at_k(RANKED, TARGET, 3)
-    with raises_text("k must be a whole number, got 1.5."):
+    with raises_text("k must be an integer, got 1.5."):
         metrics.ndcg_at_k(RANKED, TARGET, 1.5)
     with raises_text("target has shape (1,); expected (B=2, L)."):
         metrics.precision_at_k(RANKED, TARGET[0], 1)

@@ -146,7 +146,7 @@ def test_few_classes_use_arrival_times_for_any_number_of_samples(monkeypatch):
 def test_an_impossible_number_of_samples_and_a_seed_for_a_generator_are_refused():
     with raises_text("number of samples must be at least 1, got 0."):
         Uniform(31).sample(0, generator=stream(0))
-    with raises_text("number of samples must be a whole number, got 2.5."):
+    with raises_text("number of samples must be an integer, got 2.5."):
         Uniform(31).sample(2.5, generator=stream(0))
     with raises_text("generator must be a torch.Generator, got int"):
         Uniform(31).sample(3, generator=0)

@@ -67,7 +67,7 @@ def test_log_prob_of_huge_ids_is_right_to_twelve_digits():
 def test_bad_numbers_and_classes_are_refused(kind):
     with raises_text("num_classes must be at least 1, got 0."):
         kind(0)
-    with raises_text("num_classes must be a whole number, got 3.0."):
+    with raises_text("num_classes must be an integer, got 3.0."):
         kind(3.0)
     with raises_text("ids holds class 31; expected ids from 0 to 30 (num_classes=31)."):
         kind(31).log_prob(torch.tensor([3, 31]))

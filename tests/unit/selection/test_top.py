@@ -45,7 +45,7 @@ def test_a_bad_number_of_scoring_queries_is_refused(rule):
     with raises_text("score_queries must be at least 1, got 0."):
         rule(score_queries=0)
     for value in (2.5, True):
-        with raises_text(f"score_queries must be a whole number, got {value}."):
+        with raises_text(f"score_queries must be an integer, got {value}."):
             rule(score_queries=value)
     assert rule(score_queries=None).score_queries is None
     assert rule(score_queries=3).score_queries == 3

@@ -320,7 +320,7 @@ def test_status_counts_queues_and_busy_seconds_and_needs_no_lock(monkeypatch):
     threads = [threading.Thread(target=server.log_partition, args=args)]
     threads[0].start()
     assert inside.wait(20)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     for before in (1, 2, 3):
         threads.append(threading.Thread(target=server.rows, args=("rows", ids)))
         threads[-1].start()
@@ -329,7 +329,7 @@ def test_status_counts_queues_and_busy_seconds_and_needs_no_lock(monkeypatch):
     assert server.status()["requests"] == {}
     time.sleep(0.05)
     go_on.set()
-    held = time.perf_counter() - begun
+    held = time.perf_counter() - started
     for thread in threads:
         thread.join(timeout=20)
     server.rows("rows", ids)

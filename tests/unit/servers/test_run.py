@@ -137,7 +137,7 @@ def test_steps_ahead_end_at_an_evaluation_and_are_finished_before_a_stop(file, t
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"step": "x"}'])
 def test_a_damaged_restore_point_is_named(tmp_path, content):
     (tmp_path / "restore.json").write_text(content)
-    with pytest.raises(DataError, match=r"restore\.json is damaged: .* Go on with --resume\.$"):
+    with pytest.raises(DataError, match=r"restore\.json is damaged: .* Continue with --resume\.$"):
         restore_point(tmp_path)
 
 
@@ -222,12 +222,12 @@ class Later:
 
     def __init__(self, kind, factories):
         self.inner = InProcess(kind, [make() for make in factories])
-        self.size, self.begun, self.most = len(factories), [], 0
+        self.size, self.calls, self.most = len(factories), [], 0
 
     def call(self, number, method, *args):
-        self.begun.append(Waiting(self.inner, number, method, args))
-        self.most = max(self.most, sum(not call.done() for call in self.begun))
-        return self.begun[-1]
+        self.calls.append(Waiting(self.inner, number, method, args))
+        self.most = max(self.most, sum(not call.done() for call in self.calls))
+        return self.calls[-1]
 
     def any_done(self, calls, seconds):
         calls[-1].answer()
@@ -263,7 +263,7 @@ def test_no_more_steps_are_in_flight_than_staleness_allows(file, tmp_path, worke
     outcome = train(config, tmp_path / "run", start_peers=lazily)
     assert outcome.step == 12
     assert started["worker"].most == staleness + 1
-    steps = Counter(call.number for call in started["worker"].begun)
+    steps = Counter(call.number for call in started["worker"].calls)
     assert sum(steps.values()) == 12
     assert max(steps.values()) - min(steps.values()) <= 1
     versions = [server.status()["num_pushes"] for server in started["server"].objects]

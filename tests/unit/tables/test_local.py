@@ -35,7 +35,7 @@ def equal(one, other):
     ("options", "words"),
     [
         ({"num_classes": 0}, "num_classes must be at least 1, got 0."),
-        ({"dim": 2.5}, "dim must be a whole number, got 2.5."),
+        ({"dim": 2.5}, "dim must be an integer, got 2.5."),
         ({"dtype": torch.float16}, "dtype must be float32 or bfloat16, got torch.float16."),
         ({"bias": torch.zeros(30)}, "bias has shape (30,); expected (C=31)."),
         (

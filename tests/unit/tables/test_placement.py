@@ -88,7 +88,7 @@ def test_placement_does_not_depend_on_shape_and_integer_type():
         (lambda: Placement(3, 4), "cannot spread 3 classes over 4 shards. Use at most 3."),
         (lambda: Placement(0, 1), "num_classes must be at least 1, got 0."),
         (lambda: Placement(3, 0), "num_shards must be at least 1, got 0."),
-        (lambda: Placement(3, 1.5), "num_shards must be a whole number, got 1.5."),
+        (lambda: Placement(3, 1.5), "num_shards must be an integer, got 1.5."),
         (lambda: Placement(3, 1, kind="x"), "placement must be random or contiguous, got 'x'."),
         (
             # cycle walking would never end for an id out of range

@@ -1,4 +1,4 @@
-"""A shard starts as its part of the whole table."""
+"""The rows of a shard start as the same rows of a table with all classes."""
 
 import pytest
 import torch

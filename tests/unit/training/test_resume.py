@@ -245,7 +245,7 @@ def test_sigkill_at_ten_random_moments_gives_the_same_model(file, tmp_path):
     done = tapas("train", file, "--out", expected, *settings)
     assert done.returncode == 0, done.stderr
     saved = CheckpointFolder(killed / "checkpoints")
-    draw, begun = random.Random(7), [0]
+    draw, started = random.Random(7), [0]
     for number in range(10):
         there = (killed / "run.json").exists()
         how = ("--resume", killed) if there else (file, "--out", killed, *settings)
@@ -254,17 +254,17 @@ def test_sigkill_at_ten_random_moments_gives_the_same_model(file, tmp_path):
             draw.uniform(0.0, 0.5), most
         )  # fmt: skip
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and max([0, *saved.steps()]) < begun[-1] + steps:
+        while time.monotonic() < deadline and max([0, *saved.steps()]) < started[-1] + steps:
             assert process.is_alive(), "it ended before it was killed"
             time.sleep(0.002)
         time.sleep(draw.uniform(0.0, 0.03))  # anywhere in a step and its checkpoint
         process.send_signal(signal.SIGKILL)
         assert process.end().returncode == -signal.SIGKILL, "it ended before it was killed"
-        begun.append(max([0, *saved.steps()]))
+        started.append(max([0, *saved.steps()]))
     done = tapas("train", "--resume", killed, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["reason"] == "finished"
-    assert len(set(begun)) > 5, "kills did not come after checkpoints"
+    assert len(set(started)) > 5, "kills did not come after checkpoints"
     assert_same_end(expected, killed, num_steps)
     unfinished = [path.name for path in killed.rglob(".*")]
     assert not unfinished

@@ -20,7 +20,7 @@ QUICK = (
 )  # fmt: skip
 
 
-def said(done):
+def stderr_of(done):
     """Stderr of a command that succeeded."""
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
@@ -34,39 +34,39 @@ def parsed(done):
     def refuse(word):
         raise AssertionError(f"{word} is not JSON")
 
-    said(done)
+    stderr_of(done)
     return json.loads(done.stdout, parse_constant=refuse)
 
 
 def lines(done):
     """(rank, key, score) of each line of a recommendation."""
-    said(done)
+    stderr_of(done)
     rows = [line.split("\t") for line in done.stdout.splitlines()]
     return [(int(rank), key, float(score)) for rank, key, score in rows]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("journey")
     write_chain(folder / "log.parquet")
     return folder
 
 
 @pytest.fixture(scope="module")
-def training(place):
+def training(folder):
     return installed_tapas(
-        "train", "log.parquet", "--out", "run", *QUICK, "--cache", "cache", "--json", cwd=place
+        "train", "log.parquet", "--out", "run", *QUICK, "--cache", "cache", "--json", cwd=folder
     )
 
 
 @pytest.fixture(scope="module")
-def run(place, training):
-    said(training)
-    return place / "run"
+def run(folder, training):
+    stderr_of(training)
+    return folder / "run"
 
 
-def test_inspect_describes_a_log_in_words_and_in_json(place):
-    done = tapas("inspect", "log.parquet", "--cache", "cache", cwd=place)
+def test_inspect_describes_a_log_in_words_and_in_json(folder):
+    done = tapas("inspect", "log.parquet", "--cache", "cache", cwd=folder)
     frame = chain()
     baskets = frame.select("user_id", "time").n_unique()
     assert done.stdout.splitlines()[0] == (
@@ -75,10 +75,10 @@ def test_inspect_describes_a_log_in_words_and_in_json(place):
     )
     assert "full softmax is exact and fast enough" in done.stdout
     assert "Columns: user_id (user, guessed), item_id (item, guessed), time (time, guessed)." in (
-        said(done)
+        stderr_of(done)
     )
-    csv = write_chain(place / "log.csv")
-    found = parsed(invoke("inspect", csv, "--item", "item_id", "--json", "--cache", place / "c"))
+    csv = write_chain(folder / "log.csv")
+    found = parsed(invoke("inspect", csv, "--item", "item_id", "--json", "--cache", folder / "c"))
     assert (found["num_events"], found["num_users"]) == (frame.height, 60)
     assert found["reading"]["guessed"] == ["user", "time"]
 
@@ -88,7 +88,7 @@ def test_train_leaves_a_run_and_says_how_it_went(training, run):
     assert outcome["reason"] in ("finished", "no_improvement")
     assert outcome["run"] == "run"
     assert 0 < outcome["best"] <= 1
-    told = said(training)
+    told = stderr_of(training)
     assert "Split by time at " in told
     assert (
         " and 200 classes: 80 steps of 16 histories; TAPAS (priority), 200 drawn, 25 kept; row "
@@ -103,7 +103,7 @@ def test_train_leaves_a_run_and_says_how_it_went(training, run):
 def test_evaluate_shows_the_model_next_to_the_baselines(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     done = invoke("evaluate", run)
-    assert said(done) == ""
+    assert stderr_of(done) == ""
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80
     text = " ".join(done.stdout.split())
@@ -125,7 +125,7 @@ def test_evaluate_shows_the_model_next_to_the_baselines(run, monkeypatch):
 def test_evaluate_shows_all_metrics_when_asked(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     done = invoke("evaluate", run, "--all", "--limit", 1)
-    said(done)
+    stderr_of(done)
     assert max(map(len, done.stdout.splitlines())) <= 80
     for metric in ("MAP@20", "MAP@20 ÷ hits", "MRR@20", "precision@5", "softmax loss"):
         assert re.search(rf"^{metric} +\d", done.stdout, re.MULTILINE)
@@ -134,8 +134,8 @@ def test_evaluate_shows_all_metrics_when_asked(run, monkeypatch):
     assert "no significant difference" in done.stdout
 
 
-def test_evaluate_in_json_has_every_number_and_the_model_has_learned(place, run):
-    found = parsed(tapas("evaluate", "run", "--json", "--exclude-seen", cwd=place))
+def test_evaluate_in_json_has_every_number_and_the_model_has_learned(folder, run):
+    found = parsed(tapas("evaluate", "run", "--json", "--exclude-seen", cwd=folder))
     assert found["exclude_seen"] is True
     assert list(found["scores"]) == ["model", "most popular", "own most frequent", "co-occurrence"]
     model, popular = (found["scores"][name]["metrics"]["map@20"] for name in
@@ -147,58 +147,58 @@ def test_evaluate_in_json_has_every_number_and_the_model_has_learned(place, run)
     assert few["scores"]["model"]["metrics"]["map@20"]["high"] is None
 
 
-def test_a_file_of_users_gets_a_file_of_recommendations_of_any_kind(place, run):
-    (place / "users.csv").write_text("n,who\n1,u3\n2,u59\n3,u3\n")
-    (place / "users.txt").write_text("u3\nu59\n")
+def test_a_file_of_users_gets_a_file_of_recommendations_of_any_kind(folder, run):
+    (folder / "users.csv").write_text("n,who\n1,u3\n2,u59\n3,u3\n")
+    (folder / "users.txt").write_text("u3\nu59\n")
     told = {}
     for name, num_users, options in (
-        ("out.parquet", 3, ("--users", place / "users.csv", "--column", "who", "--exclude-seen")),
-        ("out.jsonl", 2, ("--users", place / "users.txt", "--json")),
-        ("out.csv", 2, ("--users", place / "users.txt")),
+        ("out.parquet", 3, ("--users", folder / "users.csv", "--column", "who", "--exclude-seen")),
+        ("out.jsonl", 2, ("--users", folder / "users.txt", "--json")),
+        ("out.csv", 2, ("--users", folder / "users.txt")),
     ):
-        out = place / name
+        out = folder / name
         told[name] = invoke("recommend", run, *options, "--top", 4, "--out", out)
         rows = 4 * num_users
-        assert said(told[name]) == (
+        assert stderr_of(told[name]) == (
             f"Wrote {rows} recommendations for {num_users} users to {out}.\n"
         )
-    assert parsed(told["out.jsonl"]) == {"users": 2, "rows": 8, "out": str(place / "out.jsonl")}
+    assert parsed(told["out.jsonl"]) == {"users": 2, "rows": 8, "out": str(folder / "out.jsonl")}
     assert told["out.csv"].stdout == ""
-    frame = pl.read_ndjson(place / "out.jsonl")
+    frame = pl.read_ndjson(folder / "out.jsonl")
     assert frame.columns == ["user", "rank", "item", "score"]
     assert frame["user"].to_list() == ["u3"] * 4 + ["u59"] * 4
     assert frame["rank"].to_list() == [1, 2, 3, 4] * 2
-    assert frame.drop("score").equals(pl.read_csv(place / "out.csv").drop("score"))
-    alone = lines(tapas("recommend", "run", "--user", "u3", "--top", 4, cwd=place))
+    assert frame.drop("score").equals(pl.read_csv(folder / "out.csv").drop("score"))
+    alone = lines(tapas("recommend", "run", "--user", "u3", "--top", 4, cwd=folder))
     assert [rank for rank, _, _ in alone] == [1, 2, 3, 4]
     assert {key for _, key, _ in alone} <= {str(key) for key in chain()["item_id"].to_list()}
     assert sorted([score for _, _, score in alone], reverse=True) == [s for _, _, s in alone]
     assert frame["item"].cast(pl.String).to_list()[:4] == [key for _, key, _ in alone]
     assert frame["score"].to_list()[:4] == pytest.approx([s for _, _, s in alone], abs=1e-4)
-    unseen = pl.read_parquet(place / "out.parquet")
+    unseen = pl.read_parquet(folder / "out.parquet")
     assert unseen["user"].to_list() == ["u3"] * 4 + ["u59"] * 4 + ["u3"] * 4
     for user in ("u3", "u59"):
         taken = chain().filter(pl.col("user_id") == user)["item_id"].to_list()
         assert not set(taken) & set(unseen.filter(pl.col("user") == user)["item"].to_list())
 
 
-def test_an_export_recommends_what_the_run_recommends(place, run):
-    done = tapas("export", "run", "--to", "shop", cwd=place)
-    assert said(done).startswith("Wrote shop from checkpoint step ")
+def test_an_export_recommends_what_the_run_recommends(folder, run):
+    done = tapas("export", "run", "--to", "shop", cwd=folder)
+    assert stderr_of(done).startswith("Wrote shop from checkpoint step ")
     assert done.stdout == ""
-    assert sorted(path.name for path in (place / "shop").iterdir()) == [
+    assert sorted(path.name for path in (folder / "shop").iterdir()) == [
         "embeddings.safetensors", "encoder.pt2", "export.json", "items.parquet"
     ]  # fmt: skip
     asked = ("--history", "1003,1004,1010", "--top", 9, "--json", "--exclude-seen")
     mine, theirs = (
-        parsed(tapas("recommend", source, *asked, cwd=place)) for source in ("run", "shop")
+        parsed(tapas("recommend", source, *asked, cwd=folder)) for source in ("run", "shop")
     )
     assert [i["item"] for i in mine["items"]] == [i["item"] for i in theirs["items"]]
     assert [i["score"] for i in mine["items"]] == pytest.approx(
         [i["score"] for i in theirs["items"]], abs=1e-4
     )
     assert not {1003, 1004, 1010} & {i["item"] for i in mine["items"]}
-    refused = tapas("recommend", "shop", "--user", "u3", cwd=place)
+    refused = tapas("recommend", "shop", "--user", "u3", cwd=folder)
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr == (
         "tapas: an export has items but no users. Give --history, or the folder of the run.\n"
@@ -208,11 +208,11 @@ def test_an_export_recommends_what_the_run_recommends(place, run):
 @pytest.mark.parametrize(
     "to", ["exact.faiss", "hnsw.faiss", "embeddings.safetensors", "embeddings.parquet", "e.pt2"]
 )
-def test_every_kind_of_export_is_written_and_measured(place, run, to):
+def test_every_kind_of_export_is_written_and_measured(folder, run, to):
     kind = ("--index", "hnsw") if to == "hnsw.faiss" else ()
-    found = parsed(invoke("export", run, "--to", place / to, *kind, "--json"))
-    assert found["path"] == str(place / to)
-    assert (place / to).stat().st_size > 0
+    found = parsed(invoke("export", run, "--to", folder / to, *kind, "--json"))
+    assert found["path"] == str(folder / to)
+    assert (folder / to).stat().st_size > 0
     if to == "exact.faiss":
         assert found["recall@20"] == 1
     elif to == "hnsw.faiss":  # a graph over inner products may leave classes unreached
@@ -222,7 +222,7 @@ def test_every_kind_of_export_is_written_and_measured(place, run, to):
     else:
         assert (found["items"], found["dim"]) == (200, 16)
     if to == "embeddings.parquet":
-        frame = pl.read_parquet(place / to)
+        frame = pl.read_parquet(folder / to)
         assert frame.columns == ["key", "vector", "bias"]
         assert frame["key"].to_list() == pl.read_parquet(
             run / "log" / "item_keys.parquet"
@@ -241,16 +241,16 @@ def test_a_text_is_read_as_documents_of_words(tmp_path):
         "train", "corpus.jsonl", "--text", "body", "--group", "doc", "--out", "run", *QUICK,
         "--steps", 60, "--set", "head.next_items=1", "--cache", "cache", cwd=tmp_path,
     )  # fmt: skip
-    assert "Split by user; training: " in said(done)
+    assert "Split by user; training: " in stderr_of(done)
     assert 'kind = "group"' in (tmp_path / "run" / "config.toml").read_text()
     rows = lines(tapas("recommend", "run", "--history", "w3,w4,w5", "--top", 3, cwd=tmp_path))
     assert rows[0][1] == "w6"
 
 
-def test_settings_come_from_a_file_and_flags_win(place, tmp_path):
+def test_settings_come_from_a_file_and_flags_win(folder, tmp_path):
     (tmp_path / "quick.toml").write_text(
         "[log]\n"
-        f'files = ["{place / "log.parquet"}"]\n'
+        f'files = ["{folder / "log.parquet"}"]\n'
         "min_count = 2\n"
         "[model]\nencoder = 'mean'\ndim = 8\nhistory = 6\n"
         "[loop]\nsteps = 4\nbatch = 8\n[split]\nkind = 'last'\n"
@@ -260,7 +260,7 @@ def test_settings_come_from_a_file_and_flags_win(place, tmp_path):
         "model.encoder=transformer", "--set", "loop.exclude_seen=true", "--min-count", 1,
         "--threads", 1, "--cache", "cache", "--out", "run", cwd=tmp_path,
     )  # fmt: skip
-    assert "Split by the last events of each user; training: " in said(done)
+    assert "Split by the last events of each user; training: " in stderr_of(done)
     written = (tmp_path / "run" / "config.toml").read_text()
     for line in ('encoder = "transformer"', "dim = 12", "history = 6", "num_samples = 9",
                  "steps = 4", "exclude_seen = true", "min_count = 1", 'kind = "last"'):  # fmt: skip
@@ -269,7 +269,7 @@ def test_settings_come_from_a_file_and_flags_win(place, tmp_path):
         "train", "--config", "run/config.toml", "--threads", 1, "--cache", "cache", "--out",
         "again", cwd=tmp_path,
     )  # fmt: skip
-    said(again)
+    stderr_of(again)
     assert (tmp_path / "again" / "config.toml").read_text() == written
     step = "checkpoints/step-00000004"
     for name in ("journal.jsonl", f"{step}/dense.safetensors", f"{step}/rows-0.safetensors"):
@@ -283,7 +283,7 @@ def test_settings_come_from_a_file_and_flags_win(place, tmp_path):
     assert epochs["step"] > 4, "--epochs wins over the steps of the file"
 
 
-def test_merged_rare_items_have_a_name_and_are_never_recommended(place, tmp_path):
+def test_merged_rare_items_have_a_name_and_are_never_recommended(folder, tmp_path):
     seldom = pl.DataFrame(
         {"user_id": [f"u{n}" for n in range(9)], "item_id": [2**63 + n for n in range(9)],
          "time": [1_700_200_000] * 9},
@@ -291,15 +291,15 @@ def test_merged_rare_items_have_a_name_and_are_never_recommended(place, tmp_path
     )  # fmt: skip
     log = chain().with_columns(pl.col("item_id").cast(pl.UInt64))
     pl.concat([log, seldom]).write_parquet(tmp_path / "log.parquet")
-    said(
+    stderr_of(
         invoke("train", tmp_path / "log.parquet", "--min-count", 2, "--rare", "fold", "--out",
                tmp_path / "run", *QUICK, "--steps", 4, "--cache", tmp_path / "cache")
     )  # fmt: skip
     run = tmp_path / "run"
-    said(invoke("export", run, "--to", tmp_path / "all.parquet"))
+    stderr_of(invoke("export", run, "--to", tmp_path / "all.parquet"))
     assert "(rare)" in pl.read_parquet(tmp_path / "all.parquet")["key"].to_list()
     (tmp_path / "users.txt").write_text("u1\n")
-    said(
+    stderr_of(
         invoke("recommend", run, "--users", tmp_path / "users.txt", "--top", 500, "--out",
                tmp_path / "all.jsonl")
     )  # fmt: skip
@@ -311,7 +311,7 @@ def test_merged_rare_items_have_a_name_and_are_never_recommended(place, tmp_path
     assert len(rows) == 2
 
 
-def test_a_terminal_sees_a_bar_with_a_rate_and_the_time_left(place):
+def test_a_terminal_sees_a_bar_with_a_rate_and_the_time_left(folder):
     terminal, far_end = pty.openpty()
     told = []
 
@@ -325,7 +325,7 @@ def test_a_terminal_sees_a_bar_with_a_rate_and_the_time_left(place):
     done = Forked(
         "train", "log.parquet", "--out", "watched", *QUICK, "--steps", 400, "--set",
         "loop.patience=99", "--cache", "cache", "--json",
-        cwd=place, env=ENVIRONMENT, terminal=os.ttyname(far_end),
+        cwd=folder, env=ENVIRONMENT, terminal=os.ttyname(far_end),
     ).end()  # fmt: skip
     os.close(far_end)
     listener.join()
@@ -337,7 +337,7 @@ def test_a_terminal_sees_a_bar_with_a_rate_and_the_time_left(place):
 
 
 def test_help_names_every_command_and_mistakes_have_code_2():
-    text = said(done := invoke("--help")) + done.stdout
+    text = stderr_of(done := invoke("--help")) + done.stdout
     for name in ("inspect", "train", "evaluate", "recommend", "export", "demo"):
         assert re.search(rf"^  {name} ", text, re.MULTILINE)
     mistaken = invoke("train", "--epocs", 3)

@@ -11,9 +11,9 @@ from tapas.training.run_folder import open_run
 
 
 @pytest.fixture(scope="module")
-def repeating(tmp_path_factory):
+def copy_run(tmp_path_factory):
     """A run whose rare items are folded into one class, which is never to be recommended."""
-    folder = tmp_path_factory.mktemp("repeating")
+    folder = tmp_path_factory.mktemp("copy_run")
     file = write_chain(folder / "log.parquet", num_users=10, num_items=30)
     done = invoke(
         "train", file, "--out", folder / "run", "--cache", folder / "cache", *TINY,
@@ -29,14 +29,14 @@ def recommended(run, *options):
     return json.loads(done.stdout)["items"]
 
 
-def test_recommending_ranks_by_the_mixture_of_the_best_checkpoint(repeating):
-    run = open_run(repeating)
+def test_recommending_ranks_by_the_mixture_of_the_best_checkpoint(copy_run):
+    run = open_run(copy_run)
     model, _ = load_model(run)
     keys = run.log.item_keys
     assert keys.rare_id is not None
     history = [int(i) for i in range(run.log.num_items) if i != keys.rare_id][:3]
     said = ",".join(str(key) for key in keys.keys(history))
-    found = recommended(repeating, "--history", said, "--top", 50)
+    found = recommended(copy_run, "--history", said, "--top", 50)
     after = model.predict(torch.tensor([history]), torch.tensor([3]))
     log_p = after.log_prob(torch.arange(run.log.num_items)[None])[0]
     log_p[keys.rare_id] = -torch.inf
@@ -44,25 +44,25 @@ def test_recommending_ranks_by_the_mixture_of_the_best_checkpoint(repeating):
     assert [row["item"] for row in found] == keys.keys(best.numpy())
     assert [row["score"] for row in found] == pytest.approx(log_p[best].tolist(), abs=1e-4)
     assert set(keys.keys(history)) == {row["item"] for row in found[:3]}
-    fresh = recommended(repeating, "--history", said, "--top", 50, "--exclude-seen")
+    fresh = recommended(copy_run, "--history", said, "--top", 50, "--exclude-seen")
     assert not set(keys.keys(history)) & {row["item"] for row in fresh}
 
 
-def test_it_is_evaluated_and_never_lists_the_class_of_rare_items(repeating):
-    done = invoke("evaluate", repeating, "--json")
+def test_it_is_evaluated_and_never_lists_the_class_of_rare_items(copy_run):
+    done = invoke("evaluate", copy_run, "--json")
     assert done.returncode == 0, done.stderr
     scores = json.loads(done.stdout)["scores"]
     assert scores["model"]["metrics"]["loss"]["mean"] > 0
-    num_items = open_run(repeating).log.num_items
+    num_items = open_run(copy_run).log.num_items
     assert max(each["coverage"] for each in scores.values()) < num_items
 
 
-def test_files_have_the_softmax_part_only_and_a_folder_is_refused(repeating, at):
-    assert last_line(invoke("export", repeating, "--to", "shop")) == (
-        f"{repeating} was trained with model.copy, and the part that copies from the history "
+def test_files_have_the_softmax_part_only_and_a_folder_is_refused(copy_run, at):
+    assert last_line(invoke("export", copy_run, "--to", "shop")) == (
+        f"{copy_run} was trained with model.copy, and the part that copies from the history "
         "cannot be exported. Recommend from the run itself, or train without it."
     )
-    done = invoke("export", repeating, "--to", "items.safetensors", "--json")
+    done = invoke("export", copy_run, "--to", "items.safetensors", "--json")
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[0] == (
         "items.safetensors has only the softmax part, not the part that copies from the history "
