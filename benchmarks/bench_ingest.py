@@ -132,7 +132,7 @@ def main() -> None:
             "items": ITEMS,
             "file_bytes": file_bytes,
             "polars": pl.__version__,
-            "load_average": os.getloadavg(),  # others may have been at work
+            "load_average": os.getloadavg(),  # other processes may have run
         },
         {"runs": runs},
         targets=targets(runs, num_events),
@@ -140,7 +140,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if arguments():  # one contender, in a process of its own
+    if arguments():  # one contender, in this process
         contender, log_file, cache_folder = arguments()
         print(json.dumps(measure(contender, Path(log_file), Path(cache_folder))))
     else:

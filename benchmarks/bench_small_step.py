@@ -16,10 +16,10 @@ B, N, R, D, C, LR = 16, 16, 8, 50, 1000, 0.1
 
 
 class ByHand:
-    """One step of TAPAS with uniform proposal, in as few tensor calls as it takes."""
+    """One step of TAPAS with uniform proposal, in as few tensor calls as possible."""
 
     def __init__(self, rule: str):
-        self.rule, self.step_number = rule, 0
+        self.rule = rule
         self.generator = torch.Generator().manual_seed(0)
         bound = 1 / math.sqrt(D)
         self.weight = torch.empty(C, D).uniform_(-bound, bound, generator=self.generator)
@@ -27,7 +27,7 @@ class ByHand:
         self.weight_sum, self.bias_sum = torch.full((C, 1), 1e-6), torch.full((C,), 1e-6)
 
     def pool(self) -> tuple[torch.Tensor, float]:
-        """R*N distinct ids, rising, and the log expected count they share."""
+        """R*N distinct ids, ascending, and their log expected count, which is the same for all."""
         draws = torch.randint(C, (R * N + 40,), generator=self.generator)
         ids, order = torch.sort(draws, stable=True)
         first = torch.ones_like(ids, dtype=torch.bool)

@@ -53,7 +53,7 @@ def interleave(
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     order = list(contenders.items())
     for turn in range(-warmup, max(rounds.values(), default=0)):
-        order.append(order.pop(0))  # nobody always finds the caches as the same other left them
+        order.append(order.pop(0))  # so that no contender always runs after the same one
         for name, call in order:
             if not -rounds[name] <= turn < rounds[name]:
                 continue

@@ -43,7 +43,7 @@ PYTHON = {
 @pytest.mark.slow
 @pytest.mark.parametrize("text", PYTHON.values(), ids=PYTHON.keys())
 def test_python_blocks_run(text, tmp_path):
-    """Each in a process of its own: a reader starts with an empty interpreter, too."""
+    """Each in a new process: a reader starts with an empty interpreter, too."""
     subprocess.run([sys.executable, "-W", "error", "-c", text], check=True, cwd=tmp_path)
 
 

@@ -12,7 +12,7 @@ PYTHON = FOLDER / "bin" / "python"
 
 
 class LeftOutError(Exception):
-    """A contender cannot take part; the message says why in one line."""
+    """A contender cannot run; the message says why in one line."""
 
 
 def last_line(text: str) -> str:

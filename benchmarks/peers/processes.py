@@ -1,7 +1,7 @@
 """Contenders in separate processes that take turns, so that only one runs at a time.
 
-Each has its own framework, and its memory is measured, which needs a process of its own. Commands
-are sent through a pipe. A contender that dies or hangs is reported in one line and left out.
+They use different frameworks, and the memory of each is measured. Commands are sent through a
+pipe. A contender that dies or hangs is reported in one line and left out.
 """
 
 import json

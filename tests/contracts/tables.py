@@ -5,8 +5,8 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
-from contracts import mirrored
-from contracts.mirrored import Mirrored
+from contracts import multi_rank_table
+from contracts.multi_rank_table import MultiRankTable
 
 from tapas import LocalTable, Priority, optim
 from tapas.optim import Adagrad
@@ -51,8 +51,8 @@ CONTEXTS = {
     "3 shards": lambda: shards(3),
     "1 server": lambda: served(1),
     "3 servers": lambda: served(3),
-    "1 rank": lambda: mirrored.mirrored(1, C, D),
-    "3 ranks": lambda: mirrored.mirrored(3, C, D),
+    "1 rank": lambda: multi_rank_table.multi_rank_tables(1, C, D),
+    "3 ranks": lambda: multi_rank_table.multi_rank_tables(3, C, D),
 }
 BACKENDS = [pytest.param(name, marks=[pytest.mark.slow] * (name == "3 ranks")) for name in CONTEXTS]
 
@@ -79,32 +79,32 @@ def draw(*shape, name="draw"):
 def attach(table, formula):
     """Attach the optimizer of `tapas.optim` with the name and hyperparameters of `formula`."""
     kind, numbers = getattr(optim, formula.name), asdict(formula)
-    if isinstance(table, Mirrored):
+    if isinstance(table, MultiRankTable):
         return table.attach(kind, numbers)
-    mirrored.attach(table, kind, numbers)
+    multi_rank_table.attach(table, kind, numbers)
     return table.stepper
 
 
 def on_every_rank(table, function, *args):
-    """The results of `function(table)` on each rank; such functions are in `mirrored`."""
-    if isinstance(table, Mirrored):
+    """The results of `function(table)` on each rank; such functions are in `multi_rank_table`."""
+    if isinstance(table, MultiRankTable):
         return table.on_every_rank(function, *args)
     return [function(table, *args)]
 
 
 def optimizer_state(table):
     """The optimizer's state of the rows by class; empty for servers, which keep it."""
-    states = on_every_rank(table, mirrored.row_state_of)
-    return table.joined(states) if isinstance(table, Mirrored) else states[0]
+    states = on_every_rank(table, multi_rank_table.row_state_of)
+    return table.merge_states(states) if isinstance(table, MultiRankTable) else states[0]
 
 
 def waiting(table):
     """Queued gradients (C, D) and (C,); None if no rank has any."""
-    found = on_every_rank(table, mirrored.waiting_of)
+    found = on_every_rank(table, multi_rank_table.queued_gradients_of)
     if None in found:
         assert not any(found), "some ranks have queued gradients, and some have none"
         return None
-    if isinstance(table, Mirrored):
+    if isinstance(table, MultiRankTable):
         return tuple(map(table.by_class, zip(*found, strict=True)))
     return found[0]
 

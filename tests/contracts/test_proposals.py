@@ -1,4 +1,4 @@
-"""Every promise of `Proposal`, over every implementation and one that a user might write.
+"""The contract of `Proposal`, tested for all implementations and for one written by a user.
 
 Seeds are fixed, so nothing here fails by chance from run to run; the rates in the
 comments say how often a correct proposal would fail under fresh seeds.

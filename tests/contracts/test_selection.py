@@ -1,4 +1,4 @@
-"""What every second-pass rule must do: `Top`, `Priority` and one that a user wrote."""
+"""The contract of `Selection`, tested for `Top`, `Priority` and a rule written by a user."""
 
 import importlib
 

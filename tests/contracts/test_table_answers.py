@@ -1,4 +1,4 @@
-"""Every sentence of `ClassTable`, continued: what it selects, ranks, sums and saves."""
+"""The contract of `ClassTable` for all implementations: selection, top k, sums and saved state."""
 
 import io
 
@@ -56,7 +56,7 @@ def test_select_draws_one_number_for_each_class_of_the_pool_from_the_generator_a
     assert torch.equal(generator.get_state(), reference.get_state())
     want = dict(zip(pool.ids.tolist(), want.tolist(), strict=True))
     assert spy.noise.items() <= want.items()
-    # the other ranks have spies of their own
+    # the other ranks have their own spies
     one_process = getattr(table, "num_ranks", 1) == 1
     assert len(spy.noise) == P if one_process else 0 < len(spy.noise) < P
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from contracts import mirrored
+from contracts import multi_rank_table
 from contracts.tables import (
     BACKENDS,
     B,
@@ -225,9 +225,9 @@ def test_an_update_leaves_queued_gradients_alone(make):
     """Gradients of a backward pass are neither applied nor lost."""
     table, reference = make(SGD.fused(lr=0.5), fused=False), make(SGD.fused(lr=0.5))
     optimizer = attach(table, SGD.fused(lr=0.5))
-    ids, pull = torch.tensor([4, 9]), whole_numbers(2, D, name="pull")
+    ids, pull = torch.tensor([4, 9]), exact_gradients(2, D, name="pull")
     (table.lookup(ids) * pull).sum().backward()
-    by_hand = torch.tensor([9, 30]), whole_numbers(2, D, name="hand"), torch.ones(2)
+    by_hand = torch.tensor([9, 30]), exact_gradients(2, D, name="hand"), torch.ones(2)
     table.update(*by_hand)
     reference.update(*by_hand)
     assert same_rows(table, reference)
@@ -339,7 +339,7 @@ FORMULAS = [
 ]
 
 
-def whole_numbers(*shape, name):
+def exact_gradients(*shape, name):
     """Gradients whose sums, averages over three ranks and halves are exact in any order."""
     return torch.randint(-4, 5, shape, generator=stream(0, name)).float() * 2
 
@@ -388,7 +388,7 @@ def test_an_optimizer_gives_the_rows_and_the_state_of_the_fused_update(make, nam
     assert num_updates(fused) == num_updates(table) == 3
     made, saved = (
         on_every_rank(table, function)
-        for function in (mirrored.row_state_of, mirrored.optimizer_state_of)
+        for function in (multi_rank_table.row_state_of, multi_rank_table.optimizer_state_of)
     )
     for one, other in zip(made, saved, strict=True):
         assert one.keys() == other.keys()
@@ -408,7 +408,7 @@ def pull_rows(table, ids, pull, push):
 
 
 IDS = torch.tensor([4, 9, 4])
-PULL, PUSH = whole_numbers(3, D, name="pull"), whole_numbers(3, name="push")
+PULL, PUSH = exact_gradients(3, D, name="pull"), exact_gradients(3, name="push")
 
 
 def test_zero_grad_drops_queued_gradients(make):
@@ -419,7 +419,7 @@ def test_zero_grad_drops_queued_gradients(make):
     assert waiting(table) is not None
     optimizer.zero_grad()
     assert waiting(table) is None
-    assert set(on_every_rank(table, mirrored.anchor_grad_of)) == {None}
+    assert set(on_every_rank(table, multi_rank_table.anchor_grad_of)) == {None}
     optimizer.step()
     assert same(before, everything(table))
     assert num_updates(table) == 0  # Adam's scale hangs on it
@@ -452,10 +452,10 @@ def test_the_anchors_gradient_is_the_norm_of_the_queued_gradients_of_all_ranks(m
     table, _, _ = waiting_for_a_step(make)
     ids, want = torch.tensor([4, 9, 4, 30]), torch.zeros(C, D + 1)
     for number in range(2):
-        pull = whole_numbers(4, D + 1, name=f"pull {number}")
+        pull = exact_gradients(4, D + 1, name=f"pull {number}")
         pull_rows(table, ids - number, pull[:, :D], pull[:, D])
         want.index_add_(0, ids - number, pull)
-        norms = torch.tensor(on_every_rank(table, mirrored.anchor_grad_of))
+        norms = torch.tensor(on_every_rank(table, multi_rank_table.anchor_grad_of))
         torch.testing.assert_close(norms, want.norm().expand(len(norms)))
         assert all(map(torch.equal, waiting(table), (want[:, :D], want[:, D])))
 
@@ -465,7 +465,7 @@ def test_halving_the_anchors_gradient_halves_the_queued_gradients(make, more):
     """This is how clipping and unscaling reach the rows."""
     table, optimizer, reference = waiting_for_a_step(make)
     pull_rows(table, IDS, PULL, PUSH)
-    on_every_rank(table, mirrored.scale_anchor, 0.5)
+    on_every_rank(table, multi_rank_table.scale_anchor, 0.5)
     for _ in range(more):
         pull_rows(table, IDS, PULL, PUSH)
     optimizer.step()
@@ -505,7 +505,7 @@ def test_a_frozen_table_does_not_move_until_it_is_unfrozen(make, verb, fused):
     if loss.requires_grad:
         loss.backward()
     assert waiting(table) is None
-    assert set(on_every_rank(table, mirrored.anchor_grad_of)) == {None}
+    assert set(on_every_rank(table, multi_rank_table.anchor_grad_of)) == {None}
     if optimizer:
         optimizer.step()
     assert same(before, everything(table))

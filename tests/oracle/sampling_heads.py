@@ -43,8 +43,8 @@ def mixed_weight(chance, prob, num_samples, *, met, drawn):
     return weight
 
 
-def parts(batches, num_samples):
-    """[(first step, end step, sorted classes)] of the parts into which `batches` are divided."""
+def partitions(batches, num_samples):
+    """[(first step, end step, sorted classes)] of the partitions of `batches`."""
     found, start, classes = [], 0, set()
     for step, batch in enumerate(batches):
         classes |= {int(c) for c in batch if c >= 0}

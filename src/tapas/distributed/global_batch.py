@@ -3,7 +3,7 @@
 In the forward pass queries are gathered, and the few numbers found for each example go back to
 its rank; in the backward pass gradients go the other way. Losses are averaged over ranks, as
 DistributedDataParallel averages the gradients of an encoder: rows get the gradient of the
-average, and a query the gradient of its own rank's loss.
+average, and a query the gradient of the loss of its rank.
 """
 
 from collections.abc import Sequence

@@ -21,7 +21,7 @@ from tapas.heads.flat import FlatOptions, SharedSample
 from tapas.shapes import check_ids, check_integer, check_samples
 from tapas.tables.ranks import GlobalBatch
 
-LONGEST_PART = 10_000  # steps; repeated data may never have enough distinct targets
+LONGEST_PARTITION = 10_000  # steps; repeated data may never have enough distinct targets
 
 
 class PartitionedSoftmax(SharedSample):
@@ -69,31 +69,31 @@ class PartitionedSoftmax(SharedSample):
             )
         self.upcoming = upcoming
         self.part_start = 0  # first step of the present partition
-        self._part: tuple[int, Tensor] | None = None
+        self._partition: tuple[int, Tensor] | None = None
 
     def candidates(self, batch: GlobalBatch) -> Candidates:
-        _, ids = self.part
+        _, ids = self.partition
         return Candidates(ids, torch.zeros(len(ids), dtype=torch.float32, device=ids.device))
 
     @property
-    def part(self) -> tuple[int, Tensor]:
+    def partition(self) -> tuple[int, Tensor]:
         """The step after the present partition, and its V': (K,) ids, ascending."""
-        if self._part is None:
-            self._part = self._look_ahead(self.part_start)
-        return self._part
+        if self._partition is None:
+            self._partition = self._look_ahead(self.part_start)
+        return self._partition
 
     def _logits(self, batch: GlobalBatch) -> tuple[Tensor, Tensor]:
         if self._is_training():
-            if not self.part_start <= self.step < self.part[0]:
-                self.part_start, self._part = self.step, None
-            self._count_scores(len(self.part[1]))
+            if not self.part_start <= self.step < self.partition[0]:
+                self.part_start, self._partition = self.step, None
+            self._count_scores(len(self.partition[1]))
         return super()._logits(batch)
 
     def _look_ahead(self, start: int) -> tuple[int, Tensor]:
         with self.ranks.share_errors():
             seen = torch.zeros(self.num_classes, dtype=torch.bool, device="cpu")
             count, end = 0, start
-            while count < self.num_samples and end - start < LONGEST_PART:
+            while count < self.num_samples and end - start < LONGEST_PARTITION:
                 targets = self._targets_of(end)
                 if targets is None:
                     break
@@ -125,7 +125,7 @@ class PartitionedSoftmax(SharedSample):
 
     def load_state_numbers(self, numbers: dict[str, Any]) -> None:
         super().load_state_numbers(numbers)
-        self.part_start, self._part = numbers["part_start"], None
+        self.part_start, self._partition = numbers["part_start"], None
 
     def extra_repr(self) -> str:
         return f"num_samples={self.num_samples}"

@@ -128,7 +128,7 @@ class GradientQueue(nn.Module):
         anchor = self.anchor
         if torch.is_grad_enabled() and anchor.requires_grad:
             if anchor.grad is None:
-                self._summed = None  # somebody called zero_grad
+                self._summed = None  # zero_grad was called
             self._check_use(anchor)
         return anchor
 
@@ -234,7 +234,7 @@ class GradientQueue(nn.Module):
             self._move_now(self.rows.row_optimizer, found)
             return
         grad: Any = anchor.grad  # which this pass has created or added to
-        if self._summed is not None and float(grad) != 0:  # 0: somebody called zero_grad
+        if self._summed is not None and float(grad) != 0:  # 0: zero_grad was called
             found.insert(0, self._summed.times(self._factor(float(grad))))
         self._summed, square = sum_rows(found, self.rows.num_rows)
         self._applied = False

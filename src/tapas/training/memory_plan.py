@@ -97,7 +97,7 @@ class Workload:
     ranks: int = 1
     dtype: str = "float32"  # of the rows: float32 or bfloat16
     optimizer: str = "rowwise-adagrad"  # of the rows: rowwise-adagrad, adagrad, lazy-adam or sgd
-    inputs: bool = False  # whether the encoder has a table of its own, without biases
+    inputs: bool = False  # whether the encoder has a separate table of inputs, without biases
     input_ids: int | None = None  # distinct items the encoder reads in a step; None: one per query
     head_classes: int | None = None  # classes above the proposal's floor; None: all classes
     encoder_parameters: int = 0

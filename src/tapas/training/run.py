@@ -123,7 +123,7 @@ def read_log(
 
 
 def reopen(folder: Path, service: ServiceConfig | None) -> RunFolder:
-    """The run in `folder`, with `service` in place of its own if that is given."""
+    """The run in `folder`, with `service` in place of the saved settings if given."""
     run = open_run(folder)
     if service is None:
         return run

@@ -5,7 +5,7 @@ import io
 import pytest
 import torch
 from oracle.flat_heads import B, D, L, queries, random_table, sample_of
-from oracle.sampling_heads import parts
+from oracle.sampling_heads import partitions
 
 import tapas
 from tapas.heads import partitioned
@@ -24,7 +24,7 @@ def targets(step):
 
 
 BATCHES = [targets(step) for step in range(STEPS)]
-PARTS = parts([batch.flatten().tolist() for batch in BATCHES], N)
+PARTITIONS = partitions([batch.flatten().tolist() for batch in BATCHES], N)
 
 
 def upcoming(step):
@@ -44,20 +44,20 @@ def kept_by(head):
 def test_partitions_are_those_of_the_loops_and_each_step_is_read_once():
     asked = []
     head = make(upcoming=lambda step: asked.append(step) or upcoming(step))
-    assert len(PARTS) >= 4
-    for start, end, classes in PARTS:
+    assert len(PARTITIONS) >= 4
+    for start, end, classes in PARTITIONS:
         for step in range(start, end):
             head(queries(), BATCHES[step])
-            assert (head.part_start, head.part[0]) == (start, end)
-            assert kept_by(head) == head.part[1].tolist() == classes
-    mean = sum((end - start) * len(classes) for start, end, classes in PARTS) / STEPS
+            assert (head.part_start, head.partition[0]) == (start, end)
+            assert kept_by(head) == head.partition[1].tolist() == classes
+    mean = sum((end - start) * len(classes) for start, end, classes in PARTITIONS) / STEPS
     assert head.scores_per_example == pytest.approx(mean)
     assert asked in (list(range(STEPS)), list(range(STEPS + 1)))
 
 
 def test_the_gradient_is_that_of_a_softmax_over_the_partition_alone():
     head, query = make(), queries().requires_grad_()
-    target, ids = BATCHES[0][:, 0], torch.tensor(PARTS[0][2])
+    target, ids = BATCHES[0][:, 0], torch.tensor(PARTITIONS[0][2])
     head(query, target).backward()
     again = query.detach().clone().requires_grad_()
     weight, bias = head.table.rows(ids)
@@ -69,7 +69,7 @@ def test_the_gradient_is_that_of_a_softmax_over_the_partition_alone():
 
 def test_evaluation_uses_the_present_partition():
     head = make()
-    start, end, classes = PARTS[0]
+    start, end, classes = PARTITIONS[0]
     assert torch.equal(head.eval()(queries(), BATCHES[0]), make()(queries(), BATCHES[0]))
     assert head.scores_per_example != head.scores_per_example  # nothing was trained
     head.train()
@@ -79,7 +79,7 @@ def test_evaluation_uses_the_present_partition():
     head.eval()(queries(), BATCHES[0])
     assert kept_by(head) == classes
     head.train()(queries(), BATCHES[end])
-    assert kept_by(head) == PARTS[1][2]
+    assert kept_by(head) == PARTITIONS[1][2]
 
 
 def test_a_resumed_run_has_the_same_partitions_wherever_it_stopped():
@@ -117,16 +117,16 @@ def test_a_target_that_upcoming_did_not_return_counts_in_its_example():
 def test_any_shape_and_any_padding_may_be_upcoming():
     padded = torch.tensor([[[7, -1], [60, 9]], [[9, -100], [7, 3]]], dtype=torch.int32)
     head = make(upcoming=lambda step: padded, num_samples=4)
-    assert head.part[1].tolist() == [3, 7, 9, 60]
+    assert head.partition[1].tolist() == [3, 7, 9, 60]
     head = make(upcoming=lambda step: padded, num_samples=3, ignore_index=3)
-    assert head.part[1].tolist() == [7, 9, 60]
+    assert head.partition[1].tolist() == [7, 9, 60]
 
 
 def test_a_partition_that_never_fills_is_cut(monkeypatch):
-    monkeypatch.setattr(partitioned, "LONGEST_PART", 40)
+    monkeypatch.setattr(partitioned, "LONGEST_PARTITION", 40)
     head = make(upcoming=lambda step: torch.tensor([1, 2]))
-    assert head.part[0] == 40
-    assert head.part[1].tolist() == [1, 2]
+    assert head.partition[0] == 40
+    assert head.partition[1].tolist() == [1, 2]
     head.step = 40
     head(queries(), torch.tensor([1, 2, 1, 2, 1]))
     assert head.part_start == 40

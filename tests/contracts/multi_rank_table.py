@@ -1,8 +1,7 @@
 """A table on several ranks that is used like a table of one process, and its optimizer.
 
-Rank 0 is this process. The others make each of its calls at the same time, as collectives want
-it, with no ids and no examples of their own, and are asked for their rows only when all are to
-be looked at.
+Rank 0 is this process. The other ranks make the same calls at the same time, as collectives
+require, but without ids and examples. They send their rows only for tests that compare all rows.
 """
 
 import os
@@ -43,16 +42,16 @@ def group(rank, size, file):
 
 
 @contextmanager
-def mirrored(num_ranks, num_classes, dim):
+def multi_rank_tables(num_ranks, num_classes, dim):
     """Yields a function that builds tables on `num_ranks` ranks, fused or not."""
     others = followers(num_ranks)
     with tempfile.TemporaryDirectory() as folder:
-        others.tell("open", f"{folder}/store")
+        others.send("open", f"{folder}/store")
         with group(0, num_ranks, f"{folder}/store"):
-            others.heard()
-            yield partial(Mirrored, others, num_classes, dim)
-            others.tell("close")
-        others.heard()
+            others.answers()
+            yield partial(MultiRankTable, others, num_classes, dim)
+            others.send("close")
+        others.answers()
 
 
 @cache
@@ -72,24 +71,24 @@ class Followers:
             there.close()  # so that the death of a follower is noticed
             self.pipes.append(here)
 
-    def tell(self, command, *args):
-        self.heard()
+    def send(self, command, *args):
+        self.answers()
         if command == "open":
             self.tables, self.graphs = count(), {}
         for pipe in self.pipes:
             pipe.send_bytes(pickle.dumps((command, args)))
         self.waiting = True
 
-    def heard(self):
+    def answers(self):
         """The answer of each follower to the last command."""
         if not self.waiting:
             return []
         self.waiting = False
-        answers = [pickle.loads(pipe.recv_bytes()) for pipe in self.pipes]
-        failures = [failure for failure, _ in answers if failure]
+        replies = [pickle.loads(pipe.recv_bytes()) for pipe in self.pipes]
+        failures = [failure for failure, _ in replies if failure]
         if failures:
             raise AssertionError("\n".join(failures))
-        return [answer for _, answer in answers]
+        return [answer for _, answer in replies]
 
 
 def follow(rank, num_ranks, pipe):
@@ -133,7 +132,7 @@ class Follower:
             self.graphs.append(outputs)
 
     def sampled_logits(self, number, dim, *args):
-        """Of a batch without examples of this rank."""
+        """Make the call with a batch that has no examples of this rank."""
         table = self.tables[number]
         batch = table.ranks.batch(torch.empty(0, dim), NO_TARGETS, gradients=table.gradients)
         self._keep_graph(table.sampled_logits(batch, *args))
@@ -158,7 +157,7 @@ class Follower:
         return function(self.tables[number], *args)
 
 
-# Functions of the table of one rank; see `Mirrored.on_every_rank`.
+# Functions of the table of one rank; see `MultiRankTable.on_every_rank`.
 
 
 def attach(table, kind, numbers):
@@ -184,11 +183,11 @@ def row_state_of(table):
 
 
 def optimizer_state_of(table):
-    """The same as held by the optimizer; to be compared."""
+    """The same state as the optimizer holds it, for comparison."""
     return dict(table.stepper.state.get(table.gradients.anchor, {}))
 
 
-def waiting_of(table):
+def queued_gradients_of(table):
     """Queued gradients (N, D) and (N,) of the rows here; None if there are none."""
     if (found := table.gradients.summed()) is None:
         return None
@@ -214,76 +213,76 @@ def with_rank(numbers, rank):
     return numbers
 
 
-class Mirrored:
+class MultiRankTable:
     """The methods of `ClassTable`; each is first sent to the other ranks."""
 
     def __init__(self, others, num_classes, dim, formula, fused=True):
         optimizer = formula if fused else None
-        others.tell("build", num_classes, dim, optimizer)
+        others.send("build", num_classes, dim, optimizer)
         self.table = ShardedTable(num_classes, dim, row_optimizer=optimizer)
         self.others, self.number = others, next(others.tables)
         self.num_ranks = others.num_ranks
         self.no_ids, self.no_query = torch.empty(0, dtype=torch.int64), torch.empty(0, dim)
         self.device, self.flush, self.close = self.table.device, self.table.flush, self.table.close
 
-    def _tell(self, verb, *args, **options):
-        self.others.tell("call", self.number, verb, args, options)
+    def _send(self, verb, *args, **options):
+        self.others.send("call", self.number, verb, args, options)
 
     def rows(self, ids):
-        self._tell("rows", self.no_ids)
+        self._send("rows", self.no_ids)
         return self.table.rows(ids)
 
     def update(self, ids, weight_grad, bias_grad):
-        self._tell("update", self.no_ids, self.no_query, torch.empty(0))
+        self._send("update", self.no_ids, self.no_query, torch.empty(0))
         self.table.update(ids, weight_grad, bias_grad)
 
     def topk(self, query, k, *, exclude=None):
-        self._tell("topk", self.no_query, k)
+        self._send("topk", self.no_query, k)
         return self.table.topk(query, k, exclude=exclude)
 
     def log_partition(self, query):
-        self._tell("log_partition", self.no_query)
+        self._send("log_partition", self.no_query)
         return self.table.log_partition(query)
 
     def select(self, pool, second_pass):
-        self._tell("select", pool, second_pass)
+        self._send("select", pool, second_pass)
         return self.table.select(pool, second_pass)
 
     def lookup(self, ids, *, return_bias=False):
-        self._tell("lookup", self.no_ids, return_bias=return_bias)
+        self._send("lookup", self.no_ids, return_bias=return_bias)
         rows = self.table.lookup(ids, return_bias=return_bias)
         parts = rows if return_bias else (rows,)
         if parts[0].requires_grad:
-            parts = self._told(*parts)
+            parts = self._with_backward(*parts)
         return parts if return_bias else parts[0]
 
     def sampled_logits(self, batch, *args):
         """`batch` is that of this rank, which gathers it as a head does; the others have none."""
         table = self.table
-        self.others.tell("sampled_logits", self.number, table.dim, *args)
-        whole = table.ranks.batch(batch.query, batch.target, gradients=table.gradients)
-        answers = table.sampled_logits(whole, *args)
-        return self._told(*answers) if answers[0].requires_grad else answers
+        self.others.send("sampled_logits", self.number, table.dim, *args)
+        gathered = table.ranks.batch(batch.query, batch.target, gradients=table.gradients)
+        answers = table.sampled_logits(gathered, *args)
+        return self._with_backward(*answers) if answers[0].requires_grad else answers
 
-    def _told(self, *outputs):
+    def _with_backward(self, *outputs):
         """`outputs` whose backward pass also runs on the other ranks.
 
-        Rows move by the gradient of the mean of all ranks' losses: the loss of one process is
-        that mean if rank 0 has as many times the loss.
+        Rows move by the gradient of the mean of all ranks' losses. Other ranks have no loss, so
+        that of rank 0 is multiplied by the number of ranks.
         """
         graphs = self.others.graphs
-        outputs = Told.apply(self.others, *outputs)
+        outputs = BackwardOnAllRanks.apply(self.others, *outputs)
         graphs[len(graphs)] = outputs[0].grad_fn
         return outputs
 
     def attach(self, kind, numbers):
         self.on_every_rank(attach, kind, numbers)
-        return Together(self)
+        return OptimizersOfAllRanks(self)
 
     def on_every_rank(self, function, *args):
         """The results of `function` for the table of each rank."""
-        self.others.tell("run", self.number, function, args)
-        return [function(self.table, *args), *self.others.heard()]
+        self.others.send("run", self.number, function, args)
+        return [function(self.table, *args), *self.others.answers()]
 
     def by_class(self, parts):
         """(C, ...) by class, of tensors by row of every rank."""
@@ -292,56 +291,56 @@ class Mirrored:
 
     @contextmanager
     def accumulate(self):
-        self.others.tell("enter", self.number)
+        self.others.send("enter", self.number)
         with self.table.accumulate():
             try:
                 yield
             except BaseException:
-                self.others.tell("leave", True)
+                self.others.send("leave", True)
                 raise
-            self.others.tell("leave", False)
+            self.others.send("leave", False)
 
     def requires_grad_(self, requires_grad):
-        self._tell("requires_grad_", requires_grad)
+        self._send("requires_grad_", requires_grad)
         self.table.requires_grad_(requires_grad)
         return self
 
     def state_dict(self):
         """The states of all ranks by class, without rank and layout."""
-        return self.joined(self.on_every_rank(state_of))
+        return self.merge_states(self.on_every_rank(state_of))
 
-    def joined(self, states):
-        """One state of those of all ranks, which may differ in the number of the rank only."""
-        whole = {}
+    def merge_states(self, states):
+        """One state from those of all ranks, which may differ only in the rank."""
+        merged = {}
         for name, mine in states[0].items():
             parts = [state[name] for state in states]
             if name == "layout":  # in an optimizer's state: rank and layout
                 assert [int(part[0]) for part in parts] == list(range(self.num_ranks))
             elif name == "_extra_state":  # equal except for the rank
                 assert [int(part[RANK]) for part in parts] == list(range(self.num_ranks))
-                whole[name] = mine.clone()
+                merged[name] = mine.clone()
                 assert all(torch.equal(mine, with_rank(part, 0)) for part in parts)
             elif mine.dim():
-                whole[name] = self.by_class(parts)
+                merged[name] = self.by_class(parts)
             else:
                 assert all(torch.equal(mine, part) for part in parts), name
-                whole[name] = mine
-        return whole
+                merged[name] = mine
+        return merged
 
-    def load_state_dict(self, whole):
+    def load_state_dict(self, state):
         states = [
-            {name: part[ids] for name, part in whole.items() if name != "_extra_state"}
-            | {"_extra_state": with_rank(whole["_extra_state"], rank)}
+            {name: part[ids] for name, part in state.items() if name != "_extra_state"}
+            | {"_extra_state": with_rank(state["_extra_state"], rank)}
             for rank, ids in enumerate(self._ids())
         ]
-        self.others.tell("load", self.number, states)
+        self.others.send("load", self.number, states)
         self.table.load_state_dict(states[0])
 
     def _ids(self):
         return [self.table.placement.ids_of(rank) for rank in range(self.others.num_ranks)]
 
 
-class Together:
+class OptimizersOfAllRanks:
     """The optimizers of all ranks, each for its own rows."""
 
     def __init__(self, table):
@@ -354,7 +353,7 @@ class Together:
         self.table.on_every_rank(zero_grad)
 
 
-class Told(torch.autograd.Function):
+class BackwardOnAllRanks(torch.autograd.Function):
     """Multiplies the gradient by the number of ranks; starts the pass on the other ranks."""
 
     @staticmethod
@@ -372,5 +371,5 @@ class Told(torch.autograd.Function):
         ]
         if mine:  # empty after the first of this pass
             graphs.update(dict.fromkeys(mine))
-            ctx.others.tell("backward", mine)
+            ctx.others.send("backward", mine)
         return None, *(ctx.others.num_ranks * grad for grad in grads)
