@@ -23,8 +23,8 @@ from tapas.selection import NativeRows, SelectionInput
 from tapas.selection.base import largest
 from tapas.selection.priority import TINY, mean_share
 
-SHRINK = 4  # D/4 dimensions are left of D
-LARGEST = 127  # of int8, the same on both sides of 0
+SHRINK = 4  # D is projected to D/4 dimensions
+LARGEST = 127  # of int8, symmetric around 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,7 +136,7 @@ def int8_share(
 
 @functools.cache
 def projection(dim: int) -> Tensor:
-    """(D, D/4), orthogonal columns of length 2: products keep their size on average."""
+    """(D, D/4) with orthogonal columns of length 2, so that products keep their size on average."""
     small = max(1, dim // SHRINK)
     full = torch.randn(dim, dim, generator=tapas.rng.stream(0, "projection"), dtype=torch.float64)
     return (torch.linalg.qr(full).Q[:, :small] * (dim / small) ** 0.5).float()
@@ -155,7 +155,7 @@ class Variant:
     hold: int = 1
 
     def install(self, head: tapas.TapasSoftmax) -> None:
-        """Makes `head` score this way."""
+        """Make `head` score this way."""
         head.selection = self.rule
         if self.hold > 1:
             head.proposal = HeldPool(head.proposal, self.hold)
@@ -181,9 +181,9 @@ def variants() -> dict[str, Variant]:
 
 
 class Closeness(NamedTuple):
-    """How far a choice is from the exact one."""
+    """How close a choice is to the exact one."""
 
-    overlap: float  # the share of the exact choice that is kept
+    overlap: float  # share of the exact choice that is kept
     correlation: float  # of the shares with the exact ones
     sum_error: float  # root mean square of (estimate / sum over the pool - 1) over queries
 

@@ -1,8 +1,8 @@
 """Does a step get slower with the number of classes?  D=16, B=1024, n=1000, r=8, priority.
 
 Targets: at 10^8 classes at most 1.3 times the step at 10^5, and memory beyond the table and its
-row state at most 5 % of them. Needs about 10 GB of memory. An argument measures only the first
-so many sizes.
+row state at most 5 % of them. Needs about 10 GB of memory. With a number as argument, only that
+many sizes are measured, the smallest first.
 """
 
 import statistics
@@ -53,7 +53,7 @@ def main() -> None:
     sizes = SIZES[: int(arguments()[0])] if arguments() else SIZES
     made = {f"{size:.0e}": make_step(size) for size in sizes}
     steps = {name: step for name, (step, _) in made.items()}
-    # before anything else has run: later steps reuse what the first ones asked the system for
+    # first of all, since later steps reuse the memory that the first ones allocate
     extra = {
         name: peak_bytes(lambda step=step: [step() for _ in range(5)])
         for name, step in steps.items()

@@ -1,7 +1,7 @@
 """How fast are 100,000 distinct classes drawn out of ten million?
 
-The peer is `torch.multinomial` without replacement over the same probabilities, which looks at
-every class for each sample. Target: it takes at least 10 times as long.
+Compared with `torch.multinomial` without replacement over the same probabilities, which reads
+every class in each call. Target: it takes at least 10 times as long.
 """
 
 import torch
@@ -23,7 +23,7 @@ def main() -> None:
     targets = []
     generator = tapas.rng.stream(0, "draws")
     for name, proposal in proposals().items():
-        # float32 is the generous choice: float64 takes longer
+        # float32, because float64 would be slower
         probability = proposal.log_prob(torch.arange(C)).exp().float()
         calls = {
             "ours": lambda proposal=proposal: proposal.sample(K, generator=generator),

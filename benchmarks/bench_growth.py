@@ -1,9 +1,9 @@
 """How does the time of a head step grow with C, r, n, B and D, for ours and plain PyTorch?
 
-Contenders of each point take turns in one process and on the same batches; slow ones are timed
-less often. Over C all have D=16, so that 10^8 classes fit into memory; a contender that does not
-fit, or would take too long, is left out and the record says why. The last two sweeps find the
-break-even: how many classes a full softmax may have before our step is the faster one.
+At each point the contenders take turns in one process, on the same batches; slow ones are timed
+less often. The sweep over C has D=16, so that 10^8 classes fit into memory. A contender that does
+not fit or would take too long is left out, and the record says why. The last two sweeps find the
+break-even: the number of classes at which our step becomes faster than a full softmax.
 """
 
 import dataclasses
@@ -22,9 +22,9 @@ import tapas
 
 SEEN = 50_000  # classes above the floor of our proposal, at most
 BATCHES = 4
-SECONDS_EACH = 1.0  # timed for each contender of a point, about
+SECONDS_EACH = 1.0  # of timing for each contender and point, about
 FEWEST, MOST = 3, 25  # repeats
-MOST_CLASSES_FULL, MOST_LOGITS_FULL = 10**6, 3 * 10**8  # a step beyond takes many seconds
+MOST_CLASSES_FULL, MOST_LOGITS_FULL = 10**6, 3 * 10**8  # larger steps take many seconds
 PRIORITY, TOP, PLAIN, FULL = "TAPAS priority", "TAPAS top", "plain PyTorch", "full softmax"
 Step = Callable[[], None]
 
@@ -40,7 +40,7 @@ class Sizes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sweep:
-    """Steps at `values` of the size `letter`, all else as in `base`."""
+    """Steps with the size `letter` set to each of `values`, the other sizes as in `base`."""
 
     letter: str
     values: tuple[int, ...]
@@ -65,7 +65,7 @@ QUICK_CLASSES = 10**6  # at most, with --quick
 
 
 def batches(sizes: Sizes) -> list[tuple[Tensor, Tensor]]:
-    """Queries (B, D) and targets (B,) with chance about 1 / (id + 1), as in real logs."""
+    """Queries (B, D) and targets (B,) with probability about 1 / (id + 1), as in real logs."""
     generator = tapas.rng.stream(0, "batches")
     made = []
     for _ in range(BATCHES):
@@ -91,7 +91,7 @@ def in_turn(update: Callable[[Tensor, Tensor], None], data: list[tuple[Tensor, T
 
 
 def ours(sizes: Sizes, data: list[tuple[Tensor, Tensor]]) -> dict[str, Step]:
-    """Both rules on one table: two of 10^8 rows would not fit."""
+    """Both rules on one table, because two tables of 10^8 rows would not fit."""
     seen = min(sizes.C, SEEN)
     counts = (10 * SEEN / torch.arange(1, seen + 1)).long() + 1
     options = {
@@ -175,7 +175,7 @@ def measure_point(sweep: Sweep, x: int, sizes: Sizes) -> dict[str, object]:
 
 
 def crossing(x: Sequence[float], ratios: Sequence[float]) -> float | None:
-    """Where `ratios` first rises through 1, straight between the points in log-log; or nowhere.
+    """Where `ratios` first rises through 1, interpolated linearly in log-log, or None.
 
     >>> round(crossing([10, 1000], [0.1, 10.0]))
     100
@@ -189,10 +189,10 @@ def crossing(x: Sequence[float], ratios: Sequence[float]) -> float | None:
 
 
 def break_even(points: list[dict[str, object]]) -> dict[str, float | None]:
-    """Classes from which on full / ours is above 1: of the medians, and of the two quartiles.
+    """Number of classes from which full / ours is above 1, by the median and both quartiles.
 
-    `low` comes from the third quartile of the ratio, `high` from the first. None is outside of
-    what was measured: below it if `first_ratio` is above 1, beyond it otherwise.
+    `low` comes from the third quartile of the ratio, `high` from the first. None means outside
+    the measured range: below it if `first_ratio` is above 1, beyond it otherwise.
     """
     x = [point["x"] for point in points]
     found = [

@@ -1,4 +1,4 @@
-"""How fast does a log become a prepared log?  20 million events, 500,000 users, 300,000 items.
+"""How fast is a log prepared?  20 million events, 500,000 users, 300,000 items.
 
 The floor is what polars alone needs to read the same file and sort it by user and time, with
 nothing coded, checked or written. Contenders take turns, each in a new process, so that its peak
@@ -46,7 +46,7 @@ def write_events(file: Path, num_events: int) -> None:
     pl.DataFrame(
         {
             "user_id": user * 13 + 10**10,
-            "item_id": item * 7919 + 10**9,  # too far apart for a plain table
+            "item_id": item * 7919 + 10**9,  # too sparse for a plain array
             "timestamp": pl.Series(seconds * 1_000_000).cast(pl.Datetime("us")),
         }
     ).write_parquet(file)
@@ -64,7 +64,7 @@ CONTENDERS: dict[str, Callable[[Path, Path], None]] = {"floor": floor, "prepare_
 
 
 def measure(name: str, file: Path, cache: Path) -> dict[str, float]:
-    """In this process: seconds of one call, of a second one, and the peak of resident memory."""
+    """Measure in this process: seconds of a first and a second call, and peak resident memory."""
     seconds = []
 
     def call() -> None:

@@ -1,7 +1,7 @@
 """What does an optimizer of rows cost, beside fused updates?  D=64, C=500,000, n=1000, r=8.
 
 A head step is zero_grad, loss, backward and the update of the rows, from queries and targets in
-memory: by `tapas.optim`, as the README has it, against the fused update that moves them inside
+memory: by an optimizer of `tapas.optim`, as in the README, against the fused update inside
 `backward`. The training step is that of `tapas train` with its GRU, B=1000. Targets: at most 1.10
 times the fused step, at B=1024 and at B=64.
 """
@@ -17,7 +17,7 @@ from tapas.optim import Adagrad, Combined, LazyAdam, RowOptimizer, RowwiseAdagra
 from tapas.training.build import build_optimizer, dense_parameters
 
 C, D, N, R, LR = 500_000, 64, 1000, 8, 0.1
-BATCH_SIZES = {1024: 100, 64: 300}  # and how often each is repeated
+BATCH_SIZES = {1024: 100, 64: 300}  # and the repeats of each
 KINDS: dict[str, type[RowOptimizer]] = {
     "RowwiseAdagrad": RowwiseAdagrad,
     "Adagrad": Adagrad,
@@ -91,8 +91,8 @@ def main() -> None:
     steps = {"fused": training_step(fused=True), "optimizer": training_step(fused=False)}
     results["training step with a GRU, B=1000, RowwiseAdagrad"] = interleave(steps, repeats=50)
     for name, found in results.items():
-        told = "".join(f"{way} {spread(seconds):<32}" for way, seconds in found.items())
-        print(f"{name:<50}{told}{ratio(found['optimizer'], found['fused'])}")
+        times = "".join(f"{kind} {spread(seconds):<32}" for kind, seconds in found.items())
+        print(f"{name:<50}{times}{ratio(found['optimizer'], found['fused'])}")
     write_record(
         "optimizers",
         {"C": C, "D": D, "n": N, "r": R, "B": list(BATCH_SIZES)},

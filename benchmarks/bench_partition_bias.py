@@ -59,7 +59,7 @@ def summary(values: list[float]) -> dict[str, float]:
     return {"mean": mean, "standard_error": error, "draws": len(values)}
 
 
-def say(values: list[float]) -> str:
+def in_percent(values: list[float]) -> str:
     found = summary(values)
     return f"{100 * found['mean']:+.2f} % ± {100 * found['standard_error']:.2f}"
 
@@ -72,10 +72,10 @@ def main() -> None:
         print(f"  {'':<40}{'bias of Z':<20}bias of log Z")
         for case, options in CASES.items():
             bias, log_bias = measure(options, scale)
-            print(f"  {case:<40}{say(bias):<20}{say(log_bias)}")
+            print(f"  {case:<40}{in_percent(bias):<20}{in_percent(log_bias)}")
             found = summary(bias)
             results[f"{name}: {case}"] = {"bias": found, "log_bias": summary(log_bias)}
-            if not case.startswith("top"):  # which is biased by design
+            if not case.startswith("top"):  # biased by design
                 worst = max(worst, abs(found["mean"]) / found["standard_error"])
     write_record(
         "partition-bias",

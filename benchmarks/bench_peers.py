@@ -62,7 +62,7 @@ ENTRIES = {
     "full softmax": Entry(module="torch_peers", kind="Full", steps=1, every=5),
     "adaptive softmax": Entry(module="torch_peers", kind="Adaptive", steps=1, every=2),
 }
-# how many times our step the peer's should take, at least
+# the least ratio of the peer's step time to ours
 TARGETS = {
     "TensorFlow n=8000": 10.0,
     "TensorFlow n=8000, Keras Adagrad": 10.0,
@@ -74,10 +74,10 @@ TARGETS = {
 }
 
 
-def pair(peer: dict[int, float], own: dict[int, float]) -> tuple[list[float], list[float]]:
+def pair(peer: dict[int, float], ours: dict[int, float]) -> tuple[list[float], list[float]]:
     """Seconds of both in the rounds in which both had a turn."""
-    common = [number for number in peer if number in own]
-    return [peer[number] for number in common], [own[number] for number in common]
+    common = [number for number in peer if number in ours]
+    return [peer[number] for number in common], [ours[number] for number in common]
 
 
 def print_table(
@@ -104,13 +104,13 @@ def measure(pool: ContenderPool) -> None:
         for name, times in TARGETS.items()
         if name in seconds
     ]
-    own_state = pool.about[OURS]["state_bytes"]
+    our_state = pool.about[OURS]["state_bytes"]
     targets.append(
         Target(
             measure=f"peak memory beyond table and row state, {OURS}",
             target=5,
             kind="at most",
-            reading=100 * peak[OURS] / own_state,
+            reading=100 * peak[OURS] / our_state,
             unit="%",
         )
     )
@@ -120,9 +120,9 @@ def measure(pool: ContenderPool) -> None:
         dataclasses.asdict(SIZES)
         | {"rounds": ROUNDS, "contenders": {n: dataclasses.asdict(ENTRIES[n]) for n in seconds}},
         {
-            "versions": {k: v for said in about.values() for k, v in said["versions"].items()},
+            "versions": {k: v for each in about.values() for k, v in each["versions"].items()},
             "step_seconds_by_round": seconds,
-            "state_bytes": {name: said["state_bytes"] for name, said in about.items()},
+            "state_bytes": {name: each["state_bytes"] for name, each in about.items()},
             "peak_bytes_beyond_state": {name: peak[name] for name in seconds},
             "left_out": pool.left_out,
         },

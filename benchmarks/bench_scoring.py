@@ -1,6 +1,6 @@
 """What does approximate scoring in the second pass save, and what does it cost?
 
-Variants of priority (approximate_scores.py), all of which keep n of 8n classes:
+Variants of priority (approximate_scores.py), which all keep n of 8n classes, are compared by:
 
 - time of the second pass over 64,000 and 8,000 classes of 64 dimensions, against the default.
   bfloat16 and D/4 read a copy of the table, and rewrite n of its rows each time, as many as a step
@@ -45,7 +45,7 @@ from tapas.training.step import step
 
 POOLS, DIM, BATCH, NUM_CLASSES = (64_000, 8_000), 64, 1024, 500_000
 QUALITY = Path(__file__).parent / "scoring_quality.json"
-# priority with n samples as in results/real-data, alpha and learning rate chosen there
+# priority with n samples; alpha and learning rate as chosen in results/real-data
 TRAINED: dict[str, dict[str, Any]] = {
     "rust": {"num_samples": 256, "alpha": 1.0, "rows_lr": 0.3, "batch": 32, "steps": 2_000},
     "linux": {"num_samples": 1_000, "alpha": 0.75, "rows_lr": 0.3, "batch": 16, "steps": 600},
@@ -66,14 +66,14 @@ def contenders(pool_size: int) -> dict[str, tuple[Call, int]]:
     )
     small = tapas.LocalTable(NUM_CLASSES, approximate.project(exact.weight[:1]).shape[1])
     small.requires_grad_(False)
-    whole, scale = approximate.to_int8(exact.weight)
+    integers, scale = approximate.to_int8(exact.weight)
     query = torch.randn(BATCH, DIM, generator=tapas.rng.stream(0, "query"))
-    own = torch.randint(NUM_CLASSES, (BATCH, 1), generator=tapas.rng.stream(0, "own"))
+    target = torch.randint(NUM_CLASSES, (BATCH, 1), generator=tapas.rng.stream(0, "own"))
     pool = tapas.Uniform(NUM_CLASSES).sample(pool_size, generator=tapas.rng.stream(0, "pool"))
     moved = pool.ids[torch.randperm(pool_size, generator=tapas.rng.stream(0, "moved"))[:keep]]
 
     def select(rows: tapas.LocalTable, scoring: Tensor, rule: tapas.Selection) -> None:
-        batch = GlobalBatch.local(scoring, own[: len(scoring)])
+        batch = GlobalBatch.local(scoring, target[: len(scoring)])
         generator = tapas.rng.stream(0, "keep")
         how = SecondPass.draw(batch, pool, keep, rule, 1.0, generator=generator)
         rows.select(pool, replace(how, complete=len(scoring) == BATCH))
@@ -94,10 +94,10 @@ def contenders(pool_size: int) -> dict[str, tuple[Call, int]]:
             select(exact, query[:few], tapas.Priority())
 
     def in_int8() -> None:
-        whole[moved], scale[moved] = approximate.to_int8(exact.weight.index_select(0, moved))
-        rows = whole.index_select(0, pool.ids), scale.index_select(0, pool.ids)
+        integers[moved], scale[moved] = approximate.to_int8(exact.weight.index_select(0, moved))
+        rows = integers.index_select(0, pool.ids), scale.index_select(0, pool.ids)
         offset = exact.bias[pool.ids] - pool.log_q
-        share = approximate.int8_share(rows, query[:few], offset, pool.ids, own[:few])
+        share = approximate.int8_share(rows, query[:few], offset, pool.ids, target[:few])
         noise = 1 - torch.rand(pool_size, generator=tapas.rng.stream(0, "keep"))
         (share / noise).topk(keep + 1)
 
@@ -161,8 +161,8 @@ def train_one(run: RealRun, variant: Variant, place: Place) -> dict[str, Any]:
 
     train_on(run.steps)
     points = spread_points(log, split.test, run.real_set.points)
-    judge = PointEvaluator(log, split, points, NEXT_ITEMS, run.real_set.model.history)
-    scores = judge.scores(*judge.rank(model, len(points)))
+    evaluator = PointEvaluator(log, split, points, NEXT_ITEMS, run.real_set.model.history)
+    scores = evaluator.scores(*evaluator.rank(model, len(points)))
     kept = {name: scores[name] for name in ("map@20", "loss", "recall@20")}
     if variant == variants()[DEFAULT] and run.seed == SEEDS[-1]:
         near = approximate.closeness(model.head, draw, train_on, steps=LOOKS)
@@ -194,7 +194,7 @@ def read_quality() -> dict[str, Any]:
 
 
 class Gap(NamedTuple):
-    """MAP@20 of a variant, and how far it is from the default's, in percent of that."""
+    """MAP@20 of a variant, and its difference from the default in percent."""
 
     mean: float
     percent: float
@@ -261,20 +261,21 @@ def verdict(
 ) -> str:
     """A sentence with the best trade-off and the rule that chose it."""
     if not quality:
-        return "No variant was trained with on real data yet: nothing is known about MAP@20."
+        return "No variant has been trained on real data yet, so nothing is known about MAP@20."
     good = [name for name in variants() if all(q[name].as_good for q in quality.values())]
     best = min(good, key=lambda name: statistics.median(seconds[name]))
-    told = (
-        f"{name}, {q[DEFAULT].seeds} seeds tell differences of {q[DEFAULT].half:.1f} % apart"
+    resolution = (
+        f"{name}, {q[DEFAULT].seeds} seeds: differences above {q[DEFAULT].half:.1f} % are "
+        "significant"
         if q[DEFAULT].seeds > 1
-        else f"{name} there was one seed and no interval"
+        else f"{name}, one seed: no interval"
         for name, q in quality.items()
     )
     return (
         f"Best trade-off: {best}, {ratio(seconds[best], seconds[DEFAULT])} of the default's time. "
         f"The rule: of the variants whose mean MAP@20 is at most {MOST_LOST:g} % below the "
         "default's, and whose 95 % interval reaches it, on every set, the one with the least time "
-        f"over {POOLS[0]:,} classes. On {'; on '.join(told)}."
+        f"over {POOLS[0]:,} classes. On {'; on '.join(resolution)}."
     )
 
 

@@ -16,7 +16,7 @@ from tapas.tables.second_pass import SecondPass
 
 NUM_CLASSES = 500_000
 SHAPES = [(1024, 8_000, 64), (1024, 64_000, 64)]
-CHUNKS = (512, 1024, 2048, 4096, 8192, 16384)  # classes at a time that the floor may choose from
+CHUNKS = (512, 1024, 2048, 4096, 8192, 16384)  # classes at a time; the floor takes the fastest
 FEW = 64  # queries
 
 
@@ -26,7 +26,7 @@ def contenders(
     """The functions to time, and the chunk size chosen for each floor."""
     table = tapas.LocalTable(NUM_CLASSES, dim, row_optimizer=tapas.optim.SGD.fused())
     query = torch.randn(num_queries, dim, generator=tapas.rng.stream(0, "query"))
-    own = torch.randint(NUM_CLASSES, (num_queries, 1), generator=tapas.rng.stream(0, "own"))
+    target = torch.randint(NUM_CLASSES, (num_queries, 1), generator=tapas.rng.stream(0, "own"))
     pool = tapas.Uniform(NUM_CLASSES).sample(pool_size, generator=tapas.rng.stream(0, "pool"))
 
     def floor(queries: int, chunk: int) -> Callable[[], None]:
@@ -42,7 +42,7 @@ def contenders(
         return call
 
     def second_pass(rule: tapas.Selection) -> Callable[[], None]:
-        batch = GlobalBatch.local(query, own)
+        batch = GlobalBatch.local(query, target)
 
         def call() -> None:
             generator = tapas.rng.stream(0, "keep")
@@ -51,15 +51,18 @@ def contenders(
 
         return call
 
-    whole, few = (
+    with_all, with_few = (
         {str(chunk): floor(queries, chunk) for chunk in CHUNKS} for queries in (num_queries, FEW)
     )
-    chunk = {"all queries": fastest(whole, tries=5), f"{FEW} queries": fastest(few, tries=5)}
+    chunk = {
+        "all queries": fastest(with_all, tries=5),
+        f"{FEW} queries": fastest(with_few, tries=5),
+    }
     return {
-        "floor, all queries": whole[chunk["all queries"]],
+        "floor, all queries": with_all[chunk["all queries"]],
         "top, all queries": second_pass(tapas.Top()),
         "priority, all queries": second_pass(tapas.Priority(score_queries=None)),
-        f"floor, {FEW} queries": few[chunk[f"{FEW} queries"]],
+        f"floor, {FEW} queries": with_few[chunk[f"{FEW} queries"]],
         f"priority, {FEW} queries": second_pass(tapas.Priority(score_queries=FEW)),
     }, chunk
 
@@ -70,18 +73,18 @@ def main() -> None:
     for shape in SHAPES:
         calls, chunks[str(shape)] = contenders(*shape)
         seconds = interleave(calls, repeats=25)
-        whole, few = seconds["floor, all queries"], seconds[f"floor, {FEW} queries"]
+        floor_all, floor_few = seconds["floor, all queries"], seconds[f"floor, {FEW} queries"]
         print(f"\n(B, r*n, D) = {shape}; the floors' chunks: {chunks[str(shape)]}")
         for name, values in seconds.items():
-            own_floor = whole if "all" in name else few
+            floor = floor_all if "all" in name else floor_few
             print(
-                f"  {name:<32}{spread(values):<28}{ratio(values, own_floor):<22}of its floor, "
-                f"{ratio(values, whole)} of all queries'"
+                f"  {name:<32}{spread(values):<28}{ratio(values, floor):<22}of its floor, "
+                f"{ratio(values, floor_all)} of that of all queries"
             )
         for rule in ("top", "priority"):
             measure = f"second pass / its floor, {rule}, (B, r*n, D) = {shape}"
             timed = seconds[f"{rule}, all queries"]
-            targets.append(ratio_target(measure, timed, whole, "at most", 1.15))
+            targets.append(ratio_target(measure, timed, floor_all, "at most", 1.15))
         results[str(shape)] = seconds
     write_record(
         "second-pass",

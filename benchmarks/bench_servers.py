@@ -44,14 +44,14 @@ from tapas.tables.shard import TableSpec
 from tapas.training.memory_plan import Workload, traffic_designs
 
 C, D, B, R = 500_000, 64, 1000, 8
-SERVERS = (2, 6)  # one for each core of a small machine; the paper's
+SERVERS = (2, 6)  # one for each of two cores; as in the paper
 RULES = {"top": "top, all queries", "priority": "priority, 64 queries"}
 REPEATS = {12_500: 16, 8_000: 8, 1_000: 16}  # by n
 PAPER = "top", 12_500
 BATCHES = 4  # prepared before the clock starts
 WHOLE, ECHO, PUSH, ALONE = "round trip", "transport", "push", "one process"
 OPTIMIZER = tapas.optim.RowwiseAdagrad.fused(lr=0.1)
-Seconds = dict[str, list[float]]  # by what they were spent for, turn by turn
+Seconds = dict[str, list[float]]  # by part of the round trip, one value for each turn
 
 
 def zipf_proposal(num_classes: int) -> tapas.Proposal:
@@ -78,7 +78,7 @@ def make_batches(
 
 
 class Contenders:
-    """One process with all rows, `alone`, and `peers` with its shards; `batches` come in turn."""
+    """`alone`, one process with all rows, and `peers`, servers with its shards, on `batches`."""
 
     def __init__(self, peers: Peers, alone: tapas.LocalTable, batches: Sequence[Batch]):
         spec = TableSpec(
@@ -89,7 +89,7 @@ class Contenders:
         self.table = ServedTable(ServerChannel(Watched(peers)), "rows", spec)
         self.echoing = ServedTable(ServerChannel(Watched(peers, {"score": "echo"})), "rows", spec)
         self.verbs = {
-            WHOLE: self.whole,
+            WHOLE: self.full_round_trip,
             ECHO: self.echo,
             PUSH: self.push,
             ALONE: self.one_process,
@@ -104,7 +104,7 @@ class Contenders:
                 raise SystemExit(f"{self.peers.size} servers keep other classes than one process.")
 
     def in_turns(self, repeats: int) -> dict[str, Seconds]:
-        calls = {name: partial(self._locked, name) for name in self.verbs}
+        calls = {name: partial(self._take_turn, name) for name in self.verbs}
         timed = interleave(calls, repeats=repeats)
         return {
             name: {
@@ -114,11 +114,11 @@ class Contenders:
             for name, turns in self.turns.items()
         }
 
-    def _locked(self, name: str) -> None:
+    def _take_turn(self, name: str) -> None:
         verb: Callable[[int], dict[str, float]] = self.verbs[name]
         self.turns[name].append(verb(len(self.turns[name]) % len(self.batches)))
 
-    def whole(self, number: int) -> dict[str, float]:
+    def full_round_trip(self, number: int) -> dict[str, float]:
         traffic, before = self.table.channel.traffic, call_all(self.peers, "clocks")
         sent, received = traffic.sent_bytes, traffic.received_bytes
         seconds = round_trip(self.table, self.batches[number]).seconds
@@ -175,10 +175,10 @@ def planned_bytes(servers: int, num_samples: int) -> int:
 def show(name: str, found: dict[str, Any]) -> None:
     print(f"\n{name}")
     seconds = found["seconds"]
-    whole, transport = seconds[WHOLE]["whole"], seconds[ECHO]["between"]
+    total, transport = seconds[WHOLE]["whole"], seconds[ECHO]["between"]
     for contender, parts in seconds.items():
         print(f"  {contender:<14}{spread(parts['between' if contender == ECHO else 'whole'])}")
-    print(f"  transport is {percent(transport, whole)} of the round trip,")
+    print(f"  transport is {percent(transport, total)} of the round trip,")
     print(f"    with a core for each server {percent(transport, found['own_cores_seconds'])}")
     for contender in (WHOLE, ECHO):
         middle = {part: 1000 * statistics.median(v) for part, v in seconds[contender].items()}
@@ -211,7 +211,7 @@ def main() -> None:
             spec = TableSpec(C, D, servers, OPTIMIZER)
             alone = tapas.LocalTable(C, D, row_optimizer=OPTIMIZER, num_shards=servers)
             factories = [partial(make_server, spec, number) for number in range(servers)]
-            # as many threads as a server of one worker has
+            # the number of threads of a server with one worker
             peers = RayPeers.start("server", factories, threads=STEPS_AT_ONCE + 1)
             for num_samples, repeats in REPEATS.items():
                 for rule, words in RULES.items():

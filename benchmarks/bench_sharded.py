@@ -35,14 +35,14 @@ from tapas.training.memory_plan import Workload, memory_plan
 
 C, D, HISTORY, R = 500_000, 64, 30, 8
 HEAD, TRAINING = "head step", "training step"
-SETTINGS = [  # what is done, B, n
+SETTINGS = [  # kind of step, B, n
     (HEAD, 1024, 1000),
     (HEAD, 1024, 8000),
     (TRAINING, 1024, 1000),
     (TRAINING, 1024, 8000),
     (TRAINING, 4096, 1000),
 ]
-BATCHES, STEPS = 4, 4  # prepared before the clock starts; taken in one turn
+BATCHES, STEPS = 4, 4  # prepared before timing starts; taken in each turn
 Step = Callable[[], None]
 
 
@@ -53,7 +53,7 @@ def counts() -> np.ndarray[Any, np.dtype[np.int64]]:
 def config(batch: int, num_samples: int) -> Any:
     return build_config(
         {
-            "log": {"files": ["none.parquet"]},  # the data is made up here
+            "log": {"files": ["none.parquet"]},  # not read: the data is synthetic
             "model": {"encoder": "gru", "dim": D, "history": HISTORY},
             "head": {
                 "next_items": 1,

@@ -1,8 +1,8 @@
 """What does the head cost where Python overhead dominates?  B=16, n=16, r=8, D=50, C=1000.
 
-The peer is a hand-written loop: the same draws, scores, choice, loss, gradients and row-wise
+Compared with a hand-written loop: the same draws, scores, choice, loss, gradients and row-wise
 Adagrad update in plain tensor calls, with no checks, no autograd and no options. Target: the
-head takes at most 2 times as long. One thread, as the experiments run it.
+head takes at most 2 times as long. One thread, as in the experiments.
 """
 
 import math
@@ -91,15 +91,15 @@ def main() -> None:
             selection=rule,
             row_optimizer=tapas.optim.RowwiseAdagrad.fused(lr=LR),
         )
-        asking = query.clone().requires_grad_()
+        leaf = query.clone().requires_grad_()
 
         def hand_steps(hand=hand) -> None:
             for _ in range(50):
                 hand.step(query, target)
 
-        def head_steps(head=head, asking=asking) -> None:
+        def head_steps(head=head, leaf=leaf) -> None:
             for _ in range(50):
-                loss = head(asking, target)
+                loss = head(leaf, target)
                 loss.backward()
                 float(loss.detach())
 

@@ -19,7 +19,7 @@ SHAPES = [(256, 2048), (256, 8192), (256, 32768), (B, 512), (B, 2048), (B, 8192)
 def product(
     table: tapas.LocalTable, query: torch.Tensor, shape: tuple[int, int], num_classes: int
 ) -> Callable[[], None]:
-    """Scores of the first `num_classes`; `shape` is how many queries and classes at a time."""
+    """Scores the first `num_classes`, `shape` = (queries, classes) at a time."""
     queries, classes = shape
     scratch = torch.empty(queries * classes)
 

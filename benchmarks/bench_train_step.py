@@ -1,6 +1,6 @@
 """Where does the time of a training step go?  C=500,000, D=64, B=256 histories of 50, GRU.
 
-The parts are timed one after the other in the order of a step. Target: data at most 5 %.
+The parts are timed in the order of a step. Target: data takes at most 5 %.
 """
 
 import itertools
@@ -67,14 +67,14 @@ def main() -> None:
         steps = STEPS // 10 if quick() else STEPS
         rows = [timed_step(parts, i) for i in range(WARMUP + steps)][WARMUP:]
         queries = len(parts.windows.batch(0).query_index)
-    whole = [sum(row) for row in rows]
-    middle = statistics.median(whole)
+    totals = [sum(row) for row in rows]
+    middle = statistics.median(totals)
     print(f"{log.num_items:,} classes, {queries} queries in a batch, n = 1,000, r = 8, priority")
     print(f"{'part':<22}{'ms':>8}{'share':>8}")
     for place, name in enumerate(PARTS):
         part = statistics.median(row[place] for row in rows)
         print(f"{name:<22}{1000 * part:>8.2f}{part / middle:>8.1%}")
-    low, high = quartiles(whole)
+    low, high = quartiles(totals)
     print(f"{'step':<22}{1000 * middle:>8.2f}   [{1000 * low:.2f}, {1000 * high:.2f}]")
     shares = [100 * row[0] / sum(row) for row in rows]
     low, high = quartiles(shares)

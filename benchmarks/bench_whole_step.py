@@ -35,13 +35,13 @@ from tapas.training.model import SequenceModel
 
 B, C, D, HISTORY, R = 1000, 500_000, 64, 30, 8
 SAMPLES = (1000, 8000)
-BATCHES = 8  # prepared before the clock starts
+BATCHES = 8  # prepared before timing starts
 DEFAULT = f"r={R}, priority, {tapas.Priority().score_queries or 'all'} score"
 Step = Callable[[], None]
 
 
 def zipf_ids(shape: tuple[int, ...], purpose: str) -> torch.Tensor:
-    """Ids with chance about 1 / (id + 1), as in real logs."""
+    """Ids with probability about 1 / (id + 1), as in real logs."""
     draws = torch.rand(shape, generator=tapas.rng.stream(0, purpose), dtype=torch.float64)
     return torch.expm1(draws * np.log1p(C)).long().clamp_(max=C - 1)
 
@@ -54,10 +54,10 @@ def batches() -> list[SequenceBatch]:
 
 
 def make_model(head: dict[str, object], *, fused: bool = True) -> tuple[TrainConfig, SequenceModel]:
-    """The model of `tapas train`; without `fused` its rows wait for an optimizer."""
+    """The model of `tapas train`; without `fused` its rows need an optimizer."""
     config = build_config(
         {
-            "log": {"files": ["none.parquet"]},  # the data is made up here
+            "log": {"files": ["none.parquet"]},  # not read: the data is synthetic
             "model": {"encoder": "gru", "dim": D, "history": HISTORY},
             "head": {"next_items": 1, "positions": "last", **head},
             "loop": {"batch": B},
@@ -67,11 +67,11 @@ def make_model(head: dict[str, object], *, fused: bool = True) -> tuple[TrainCon
     if fused:
         return config, build_model(config, counts)
 
-    def waiting(name: str, spec: TableSpec) -> tapas.LocalTable:
+    def plain_table(name: str, spec: TableSpec) -> tapas.LocalTable:
         bias = spec.has_bias and bias_from_counts(counts)
         return tapas.LocalTable(C, spec.dim, bias=bias, seed=spec.seed)
 
-    return config, build_model(config, counts, make=waiting)
+    return config, build_model(config, counts, make=plain_table)
 
 
 def make_step(head: dict[str, object], data: list[SequenceBatch]) -> Step:

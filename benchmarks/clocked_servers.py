@@ -45,10 +45,10 @@ class Clocked(RowServer):
     ) -> ScoredRows:
         """Take the arguments of `score` and return an answer of the same size, without scoring."""
         for array in (query, target, ids, log_q, noise, wanted):
-            to_tensor(array)  # `score` copies them out of what carried them as well
+            to_tensor(array)  # `score` copies them out of the message, too
         kept = min(quota, len(ids))
         size = kept + len(wanted)
-        if len(self.filler) < size:  # kept: making the true answer is part of scoring
+        if len(self.filler) < size:  # reused, since making the answer is part of scoring
             self.filler = np.ones((size, self.shards[table].dim), np.float32)
         rows, ones = self.filler[:size], np.ones(size, np.float32)
         return ScoredRows(ids[:kept].copy(), ones[:kept], rows, ones, self._current_version())
@@ -63,7 +63,7 @@ def make_server(spec: TableSpec, number: int) -> Clocked:
 
 
 class Watched:
-    """`peers`, and the seconds that are spent with them; `instead` renames verbs."""
+    """`peers` with the seconds spent in calls to them; `instead` replaces verbs by others."""
 
     def __init__(self, peers: Peers, instead: dict[str, str] | None = None):
         self.peers, self.kind, self.size = peers, peers.kind, peers.size
@@ -93,7 +93,7 @@ class WatchedCall:
 
 
 class Batch(NamedTuple):
-    """What a round trip begins with."""
+    """The input of a round trip."""
 
     pool: Candidates
     second_pass: SecondPass
@@ -101,10 +101,10 @@ class Batch(NamedTuple):
 
 
 class RoundTrip(NamedTuple):
-    """What it ends with, and its seconds.
+    """The output of a round trip, and its seconds.
 
-    Of the "whole" the worker spends some "splitting" the pool, some "joining" the answers, and
-    the rest "between": sharing, sending and waiting.
+    "whole" is the total: the worker's "splitting" of the pool and "joining" of the answers, and
+    "between", which is sharing, sending and waiting.
     """
 
     kept: Candidates
@@ -113,7 +113,7 @@ class RoundTrip(NamedTuple):
 
 
 def round_trip(table: ServedTable, batch: Batch) -> RoundTrip:
-    """What `ServedTable.sampled_logits` does before the loss; its servers are `Watched`."""
+    """The part of `ServedTable.sampled_logits` before the loss; its servers are `Watched`."""
     watch: Any = table.channel.servers
     watch.seconds.clear()
     started = time.perf_counter()

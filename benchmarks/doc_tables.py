@@ -13,7 +13,7 @@ from sections import table
 
 from tapas.training.memory_plan import Workload, in_units, memory_plan, traffic_designs
 
-BATCH, SAMPLES, PRESAMPLE = 1_000, 10_000, 10  # the sizes that the paper speaks of
+BATCH, SAMPLES, PRESAMPLE = 1_000, 10_000, 10  # the sizes of the paper
 BILLION, HOSTS, SEEN = 10**9, 50, 10**7
 
 
@@ -49,7 +49,7 @@ def billion_table() -> str:
     rows = [
         (name, *map(in_units, sizes))
         for name, sizes in parts.items()
-        if max(sizes) > 50e6  # what decides
+        if max(sizes) > 50e6  # leaves out small parts
     ]
     rows.append(("**memory of a rank**", *(in_units(planned.memory_bytes) for planned in plans)))
     sent = "**sent by a rank in a step**"
@@ -79,13 +79,13 @@ def bias_table() -> str:
 
 
 def step_sentence() -> str:
-    """How long a step takes beside what people use, for README.md."""
+    """The time of a step against other heads, for README.md."""
     record = newest_record("peers")
     readings = {target["measure"]: target["reading"] for target in record["targets"]}
-    own = "ours n=1000 r=8"
-    seconds = statistics.median(record["results"]["step_seconds_by_round"][own].values())
+    ours = "ours n=1000 r=8"
+    seconds = statistics.median(record["results"]["step_seconds_by_round"][ours].values())
     full, plain, wide = (
-        readings[f"{peer} / {own}"]
+        readings[f"{peer} / {ours}"]
         for peer in ("full softmax", "plain PyTorch n=1000", "plain PyTorch n=8000")
     )
     return (

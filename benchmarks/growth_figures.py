@@ -1,4 +1,4 @@
-"""The figures of the cost-growth record: step time over C, r, n, B and D, and the break-even."""
+"""Figures of the record of bench_growth.py: step time over C, r, n, B and D, and the break-even."""
 
 import math
 import statistics
@@ -9,7 +9,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 from measuring import two_digits
 
-from tapas.comparison.figure_style import COLOURS, INK, as_png, blank_figure, plain, spread
+from tapas.comparison.figure_style import (
+    COLOURS,
+    INK,
+    add_words,
+    as_png,
+    blank_figure,
+    plain,
+    spread,
+)
 
 COLOUR = {
     "TAPAS priority": COLOURS["TAPAS priority"],
@@ -24,7 +32,14 @@ WORDS = {
     "B": "examples in a batch, B",
     "D": "dimensions, D",
 }
-LABEL_GAP = 0.075  # least distance between two labels, as a part of the height of a panel
+STEP = (
+    "A step is the loss, its gradients and the update of the rows. Medians; both axes are "
+    "logarithmic. Plain PyTorch is a hand-written sampled softmax without a second pass."
+)
+LEFT_OUT = (
+    "Lines end where a contender does not fit into memory beside ours or would take too long."
+)
+LABEL_GAP = 0.075  # least distance between two labels, as a share of the panel's height
 Sweep = dict[str, Any]
 
 
@@ -40,20 +55,21 @@ def draw_growth(record: dict[str, Any]) -> dict[str, bytes]:
 
 
 def _growth(sweeps: dict[str, Sweep]) -> Figure:
-    figure = blank_figure(13, 12)
+    figure = blank_figure(13, 13)
     grid = figure.add_gridspec(
-        3, 2, left=0.055, right=0.81, top=0.95, bottom=0.05, hspace=0.42, wspace=0.8
+        3, 2, left=0.055, right=0.81, top=0.925, bottom=0.085, hspace=0.42, wspace=0.8
     )
     places = [grid[0, :], *(grid[i, j] for i in (1, 2) for j in (0, 1))]
     for place, (name, sweep) in zip(places, sweeps.items(), strict=False):
         _panel(figure.add_subplot(place), sweep, WORDS[name])
+    add_words(figure, "Step time of the softmax head as one size grows", f"{STEP} {LEFT_OUT}")
     return figure
 
 
 def _break_even(sweeps: dict[str, Sweep], found: dict[str, dict[str, float | None]]) -> Figure:
-    figure = blank_figure(13, 4.4)
+    figure = blank_figure(13, 5.2)
     panels = figure.subplots(1, max(1, len(sweeps)), squeeze=False)[0]
-    figure.subplots_adjust(left=0.055, right=0.81, top=0.88, bottom=0.14, wspace=0.8)
+    figure.subplots_adjust(left=0.055, right=0.81, top=0.83, bottom=0.2, wspace=0.8)
     for axes, sweep in zip(panels, sweeps.values(), strict=False):
         _panel(axes, sweep, WORDS["C"])
         classes = found[str(sweep["fixed"]["B"])]["classes"]
@@ -68,6 +84,10 @@ def _break_even(sweeps: dict[str, Sweep], found: dict[str, dict[str, float | Non
                 color=INK,
                 fontsize=9,
             )
+    title = (
+        "Break-even: the number of classes above which TAPAS priority is faster than a full softmax"
+    )
+    add_words(figure, title, STEP)
     return figure
 
 
@@ -87,12 +107,12 @@ def _panel(axes: Axes, sweep: Sweep, words: str) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel(words)
     fixed = ", ".join(f"{key}={_short(value)}" for key, value in sweep["fixed"].items())
-    axes.set_title(f"milliseconds of a head step; {fixed}", loc="left", fontsize=10, color=INK)
+    axes.set_title(f"milliseconds per step; {fixed}", loc="left", fontsize=10, color=INK)
     _label(axes, lines, sweep["plain_draws"])
 
 
 def _medians(sweep: Sweep, name: str) -> list[tuple[float, float]]:
-    """(x, milliseconds) wherever `name` took part."""
+    """(x, milliseconds) of every point at which `name` was timed."""
     return [
         (point["x"], 1000 * statistics.median(point["seconds"][name]))
         for point in sweep["points"]
@@ -101,12 +121,12 @@ def _medians(sweep: Sweep, name: str) -> list[tuple[float, float]]:
 
 
 def _label(axes: Axes, lines: dict[str, list[tuple[float, float]]], plain_draws: str) -> None:
-    """Names beside the ends of their lines; of those that reach the right edge, in a column."""
+    """Labels at the ends of the lines; in a column for lines that reach the right edge."""
     low, high = (math.log(limit) for limit in axes.get_ylim())
     right = max(line[-1][0] for line in lines.values())
-    whole = [name for name, line in lines.items() if line[-1][0] == right]
-    heights = [(math.log(lines[name][-1][1]) - low) / (high - low) for name in whole]
-    places = dict(zip(whole, spread(heights, LABEL_GAP), strict=True))
+    complete = [name for name, line in lines.items() if line[-1][0] == right]
+    heights = [(math.log(lines[name][-1][1]) - low) / (high - low) for name in complete]
+    places = dict(zip(complete, spread(heights, LABEL_GAP), strict=True))
     for name, line in lines.items():
         text = f"{name}, {plain_draws} draws" if name == "plain PyTorch" else name
         text = f"{_duration(line[-1][1])}  {text}"
@@ -135,6 +155,6 @@ def _duration(milliseconds: float) -> str:
 
 
 def _short(value: float) -> str:
-    """10^6 for powers of ten from 10,000 on, separated thousands otherwise."""
+    """10^6 for powers of ten from 10,000 on, otherwise with commas."""
     power = round(math.log10(value))
     return f"$10^{power}$" if value >= 10_000 and value == 10**power else f"{value:,}"

@@ -24,7 +24,7 @@ import torch
 
 RECORDS = Path(__file__).parent / "records"
 QUICK_REPEATS = 3
-sys.path.append(str(Path(__file__).parents[1]))  # for benchmarks that look at experiments
+sys.path.append(str(Path(__file__).parents[1]))  # for benchmarks that import experiments
 
 
 def quick() -> bool:
@@ -44,8 +44,8 @@ def interleave(
 ) -> dict[str, list[float]]:
     """Seconds of `repeats` calls of each contender, taken in turns after `warmup` rounds.
 
-    A contender with fewer repeats than others leaves after its last, and warms up at most as
-    often as it is timed: the i-th value of each was taken in the same turn.
+    A contender with fewer repeats than others drops out after its last one, and warms up at most
+    as often as it is timed. The i-th values of all contenders are from the same turn.
     """
     rounds = {name: repeats if isinstance(repeats, int) else repeats[name] for name in contenders}
     if quick():
@@ -71,7 +71,7 @@ def fastest(contenders: Mapping[str, Callable[[], object]], *, tries: int = 3) -
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float]:
-    """The first and the third; of one or two values, the least and the largest."""
+    """The first and the third quartile; of one or two values, the least and the largest."""
     if len(values) < 3:
         return min(values), max(values)
     low, _, high = statistics.quantiles(values, n=4)
@@ -87,7 +87,7 @@ def spread(seconds: Sequence[float]) -> str:
 def ratio_quartiles(
     numerator: Sequence[float], denominator: Sequence[float]
 ) -> tuple[float, float, float]:
-    """Median and quartiles of the ratios, turn by turn, of the turns that both took part in."""
+    """Median and quartiles of the ratios of each turn in which both took part."""
     turns = [a / b for a, b in zip(numerator, denominator, strict=False)]
     return statistics.median(turns), *quartiles(turns)
 

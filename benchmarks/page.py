@@ -37,7 +37,7 @@ THEMES = {
     ),
     "optimizers": Theme(
         "bench_optimizers.py",
-        "What does it cost that an optimizer moves the rows, against the fused update?",
+        "What does it cost to update the rows by an optimizer, against the fused update?",
         sections.optimizers,
     ),
     "second-pass": Theme(
@@ -47,7 +47,7 @@ THEMES = {
     ),
     "whole-step": Theme(
         "bench_whole_step.py",
-        "What does the second pass add to a whole training step with a GRU encoder?",
+        "What does the second pass add to a complete training step with a GRU encoder?",
         sections.whole_step,
     ),
     "classes": Theme(
@@ -77,7 +77,7 @@ THEMES = {
     ),
     "small-step": Theme(
         "bench_small_step.py",
-        "What does the head cost where Python overhead rules, against a hand-written loop?",
+        "How slow is the head where Python overhead dominates, against a hand-written loop?",
         sections.small_step,
     ),
     "ingest": Theme(
@@ -160,12 +160,12 @@ def targets_table(records: dict[str, Record]) -> str:
             continue
         record = records[name]
         kept = [Target(**target) for target in record.get("targets", [])]
-        said = command(theme, record)
+        how = command(theme, record)
         for target in kept:
             verdict = target.verdict.replace("MISSED", "**missed**")
-            rows.append((target.measure, target.wanted, target.found, verdict, said))
+            rows.append((target.measure, target.wanted, target.found, verdict, how))
         if not kept:
-            rows.append((f"all of {name}", "", "recorded before targets were kept", "", said))
+            rows.append((f"all of {name}", "", "recorded before targets were kept", "", how))
     return table(("measure", "target", "reading", "verdict", "command"), rows)
 
 
@@ -196,15 +196,15 @@ def advice(records: dict[str, Record]) -> str:
     """When the full softmax is the better choice, by the growth record."""
     theme = THEMES["growth"]
     if "growth" not in records:
-        return f"The break-even was not measured yet: `{theme.command}` does."
+        return f"The break-even was not measured yet: `{theme.command}` measures it."
     record = records["growth"]
     found = record["results"]["break_even"]
     sweeps = record["results"]["sweeps"]
     parts = [f"with batches of {int(size):,} {break_even(even)}" for size, even in found.items()]
     fixed = next(s["fixed"] for name, s in sweeps.items() if name.startswith("break-even"))
     text = (
-        "With few classes: a full softmax is exact, has nothing to tune, and is the faster one "
-        f"up to its break-even. Against our step with n={fixed['n']:,} and r={fixed['r']} "
+        "With few classes: a full softmax is exact, has nothing to tune, and is faster up to its "
+        f"break-even. Against our step with n={fixed['n']:,} and r={fixed['r']} "
         f"(D={fixed['D']}) it breaks even {'; '.join(parts)}. Below that, "
         "`torch.nn.functional.cross_entropy` over all classes is the better choice."
     )
@@ -222,7 +222,7 @@ def break_even(even: dict[str, float | None]) -> str:
 
 
 def far_beyond(record: Record) -> str:
-    """What the full softmax costs at the most classes it was measured with."""
+    """The full softmax against ours at the largest number of classes it was measured with."""
     sweep, medians = (record["results"][k]["C"] for k in ("sweeps", "median_step_seconds"))
     both = [
         (point["x"], times["full softmax"], times["TAPAS priority"])
@@ -234,11 +234,11 @@ def far_beyond(record: Record) -> str:
     classes, full, ours = both[-1]
     batch = sweep["fixed"]["B"]
     return (
-        f"Far beyond it the choice is as clear: at {classes:,} classes and batches of {batch:,} a "
-        f"step of the full softmax took {duration(full)}, ours {duration(ours)}. Between, time is "
-        "not all: a full softmax has no sampling noise, so the second pass, or sampling at all, "
-        "must earn its place on your data (`head.diagnose(query, target)` says how far the "
-        "sampled gradient is from the full one). "
+        f"Far above the break-even the choice is clear, too: at {classes:,} classes and batches "
+        f"of {batch:,} a step of the full softmax took {duration(full)}, ours {duration(ours)}. "
+        "In between, consider accuracy: a full softmax has no sampling noise. "
+        "`head.diagnose(query, target)` measures how far the sampled gradient is from the full "
+        "one on your data. "
     )
 
 

@@ -1,6 +1,6 @@
-"""What people write in PyTorch today: sampled softmax by hand, and the full softmax.
+"""Softmax heads in plain PyTorch: sampled softmax by hand, and the full softmax.
 
-Both keep weights (C, D) and biases (C,) in modules that torch.optim.Adagrad moves.
+Both have weights (C, D) and biases (C,) as parameters for torch.optim.Adagrad.
 """
 
 import math
@@ -59,6 +59,6 @@ class FullSoftmax(nn.Module):
 
 
 def start_rows(num_classes: int, dim: int, generator: torch.Generator) -> Tensor:
-    """(C, D), as nn.Linear starts."""
+    """(C, D), initialized as in nn.Linear."""
     bound = 1 / math.sqrt(dim)
     return torch.empty(num_classes, dim).uniform_(-bound, bound, generator=generator)

@@ -1,4 +1,4 @@
-"""Where the time of a call goes, for the record: operations of torch and native kernels."""
+"""Time of a call by operation: torch operations and native kernels."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -50,7 +50,7 @@ def profile_summary(call: Callable[[], object]) -> list[dict[str, object]]:
             call()
         seconds = time.perf_counter() - start
     rows = sorted(profile.key_averages(), key=lambda row: -row.self_cpu_time_total)
-    total = 1e6 * seconds  # with what belongs to no operation
+    total = 1e6 * seconds  # including time outside of operations
     return [
         {
             "operation": row.key,

@@ -95,9 +95,9 @@ def sharded(record: Record) -> str:
     )
 
 
-def percent(part: Sequence[float], whole: Sequence[float]) -> str:
-    """Median and quartiles of part / whole, turn by turn."""
-    middle, low, high = (100 * value for value in ratio_quartiles(part, whole))
+def percent(part: Sequence[float], total: Sequence[float]) -> str:
+    """Median and quartiles of part / total, turn by turn."""
+    middle, low, high = (100 * value for value in ratio_quartiles(part, total))
     return f"{middle:.1f} % [{low:.1f}, {high:.1f}]"
 
 
@@ -106,26 +106,27 @@ def servers(record: Record) -> str:
     head += " | one process | push | bytes of a step | planned"
     rows = []
     for name, found in record["results"]["settings"].items():
-        whole, echo, push, alone = found["seconds"].values()
+        trip, echo, push, alone = found["seconds"].values()
         transport = echo["between"]
-        worker = [sum(both) for both in zip(whole["splitting"], whole["joining"], strict=True)]
+        worker = [sum(both) for both in zip(trip["splitting"], trip["joining"], strict=True)]
         rows.append(
             (
                 name,
-                timing(whole["whole"]),
+                timing(trip["whole"]),
                 timing(transport),
-                percent(transport, whole["whole"]),
+                percent(transport, trip["whole"]),
                 percent(transport, found["own_cores_seconds"]),
-                *map(timing, (worker, whole["cpu"], alone["whole"], push["whole"])),
+                *map(timing, (worker, trip["cpu"], alone["whole"], push["whole"])),
                 megabytes(sum(found["sent_bytes"].values())),
                 megabytes(found["planned_bytes"]),
             )
         )
     words = (
-        "Transport is the same round trip with servers that score nothing. The worker splits the "
-        "pool and joins the answers; of the slowest server, seconds of a core. Shares of "
-        "transport: of the time; and of what the three add up to, which is the time if every "
-        "server had a core. `tapas plan` counts no ids, and the queries of the whole batch."
+        "Transport: the same round trip with servers that score nothing. Worker: splitting the "
+        "pool and joining the answers. Slowest server: CPU time of its scoring. Share: transport "
+        "of the measured time; with a core each: transport of the sum of transport, worker and "
+        "slowest server, which is the time if every server had a core. Planned: by `tapas plan`, "
+        "which counts no ids, and all queries of the batch."
     )
     return f"{words}\n\n{table(head.split(' | '), rows)}"
 
@@ -172,9 +173,9 @@ def whole_step(record: Record) -> str:
 
 
 def profile(operations: list[dict[str, Any]]) -> str:
-    """What `profiling.profile_summary` found."""
+    """A table of the rows of `profiling.profile_summary`."""
     return table(
-        ("operation", "calls", "own time", "share"),
+        ("operation", "calls", "self time", "share"),
         (
             (
                 f"`{row['operation']}`",
@@ -247,12 +248,12 @@ def ingest(record: Record) -> str:
 
 def train_step(record: Record) -> str:
     rows = record["results"]["seconds"]
-    whole = statistics.median(sum(row) for row in rows)
+    total = statistics.median(sum(row) for row in rows)
     columns = zip(record["results"]["parts"], zip(*rows, strict=True), strict=True)
     return table(
         ("part", "time", "share of a step"),
         [
-            (name, timing(values), f"{100 * statistics.median(values) / whole:.1f} %")
+            (name, timing(values), f"{100 * statistics.median(values) / total:.1f} %")
             for name, values in columns
         ],
     )
@@ -269,7 +270,7 @@ def partition_bias(record: Record) -> str:
         (name, percent(found["bias"]), nats(found["log_bias"]))
         for name, found in record["results"].items()
     ]
-    words = "What it means is in [docs/accuracy.md](../docs/accuracy.md)."
+    words = "[docs/accuracy.md](../docs/accuracy.md) explains these numbers."
     return f"{words}\n\n{table(('case', 'bias of Z', 'bias of log Z, nats'), rows)}"
 
 
@@ -296,9 +297,9 @@ def growth(record: Record) -> str:
 
 
 def rows(record: Record) -> str:
-    """A record whose results are `{"rows": [{column: value}, ...]}`, as they stand.
+    """The table of a record with results `{"rows": [{column: value}, ...]}`.
 
-    Below the table, their "conclusion", if there is one.
+    Below it, their "conclusion", if there is one.
     """
     found = record["results"]["rows"]
     cells = [

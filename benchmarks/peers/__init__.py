@@ -1,1 +1,1 @@
-"""The softmax heads that people use today, and ours, each as one contender of bench_peers.py."""
+"""Contenders of bench_peers.py: the softmax heads that people use today, and ours."""

@@ -1,7 +1,7 @@
 """`Contender`, the interface of all contenders, and their batches; needs only numpy.
 
 Classes are numbered by falling frequency, as the log-uniform sampler and the adaptive softmax
-want them: the count of class c is proportional to 1 / (c + 1).
+require: the count of class c is proportional to 1 / (c + 1).
 """
 
 from abc import ABC, abstractmethod
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-EVENTS = 10_000_000  # behind the counts
-NUM_BATCHES = 16  # made before the clock starts and used in turn
+EVENTS = 10_000_000  # sum of the counts, about
+NUM_BATCHES = 16  # made before timing starts and used in turn
 LEARNING_RATE = 0.1
 CHECK_STEPS = 60
 
@@ -44,8 +44,8 @@ def make_batches(sizes: Sizes) -> list[tuple[Floats, NDArray[np.int64]]]:
 class Contender(ABC):
     """One softmax head with its optimizer, built for one size.
 
-    A subclass takes `(sizes, **options)`, holds `NUM_BATCHES` batches in its own tensors and has
-    allocated its table and row state when its constructor returns.
+    A subclass takes `(sizes, **options)`, holds `NUM_BATCHES` batches as tensors of its framework
+    and allocates its table and row state in its constructor.
     """
 
     versions: dict[str, str]
@@ -53,7 +53,7 @@ class Contender(ABC):
 
     @abstractmethod
     def step(self, number: int) -> float:
-        """The loss of batch `number`; its gradients; one update of the rows."""
+        """Compute loss and gradients of batch `number` and update the rows; returns the loss."""
 
     @abstractmethod
     def query_grad(self) -> Floats:
@@ -71,11 +71,11 @@ class Contender(ABC):
         """The exact softmax loss over all classes."""
         weight, bias = self.table()
         logits = (query @ weight.T + bias).astype(np.float64)
-        own = logits[np.arange(len(target)), target]
-        return float((np.log(np.exp(logits).sum(axis=1)) - own).mean())
+        positive = logits[np.arange(len(target)), target]
+        return float((np.log(np.exp(logits).sum(axis=1)) - positive).mean())
 
     def count_moved(self, number: int) -> int:
-        """How many classes one step on batch `number` moves."""
+        """How many classes one step on batch `number` updates."""
         weight, bias = self.table()
         self.step(number)
         new_weight, new_bias = self.table()
@@ -99,7 +99,7 @@ def check(make: Any, options: dict[str, Any]) -> None:
     for _ in range(CHECK_STEPS):
         contender.step(0)
     after = contender.full_loss(query, target)
-    # a table that has learnt nothing stays near log(3000) = 8
+    # without learning the loss stays near log(3000) = 8
     if not after < before - 2:
         raise RuntimeError(
             f"{CHECK_STEPS} steps on one batch took its loss from {before:.2f} to {after:.2f}"

@@ -17,7 +17,7 @@ class LeftOutError(Exception):
 
 def last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "it printed nothing"
 
 
 def peer_python() -> Path:
@@ -28,7 +28,7 @@ def peer_python() -> Path:
     return PYTHON
 
 
-@cache  # one attempt for all who live there
+@cache  # one attempt for all contenders
 def install() -> str:
     """Create the environment if it is missing or outdated; returns an error message, if any."""
     ready, wanted = FOLDER / ".ready", REQUIREMENTS.read_text()

@@ -1,4 +1,4 @@
-"""This library's head, as its README shows it."""
+"""Our head, as in the README."""
 
 import torch
 
@@ -32,7 +32,7 @@ class Ours(TorchContender):
         self.optimizer = None if fused else kind(self.head, lr=LEARNING_RATE)
         self.versions = self.versions | {"tapas": tapas.__version__}
         if self.optimizer is not None:
-            self.step(0)  # an optimizer makes its state in its first step
+            self.step(0)  # makes the state of the optimizer
 
     def update(self, query: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         loss = self.head(query, target)

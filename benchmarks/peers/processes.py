@@ -21,7 +21,7 @@ from typing import Any, Self
 from peers.environment import LeftOutError, last_line, peer_python
 
 PATIENCE_SECONDS = 180  # for one answer
-PAUSE_SECONDS = 0.02  # between turns, for the threads of the last one to fall asleep
+PAUSE_SECONDS = 0.02  # between turns, until the threads of the last one are idle
 PEAK_STEPS = 10
 
 
@@ -45,14 +45,14 @@ class Entry:
 class ContenderProcess:
     """The process of one contender, as the parent sees it."""
 
-    def __init__(self, entry: Entry, **order: Any):
+    def __init__(self, entry: Entry, **settings: Any):
         self.entry = entry
         python = sys.executable if entry.framework == "torch" else str(peer_python())
-        order |= {"framework": entry.framework, "module": entry.module}
-        order |= {"kind": entry.kind, "options": entry.options}
+        settings |= {"framework": entry.framework, "module": entry.module}
+        settings |= {"kind": entry.kind, "options": entry.options}
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115, `close` closes it
         self.process = subprocess.Popen(
-            [python, "-m", "peers.worker", json.dumps(order)],
+            [python, "-m", "peers.worker", json.dumps(settings)],
             cwd=Path(__file__).parents[1],
             env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"},
             stdin=subprocess.PIPE,
@@ -64,7 +64,7 @@ class ContenderProcess:
     def answer(self) -> Any:
         """The next line from the contender."""
         if not select.select([self.process.stdout], [], [], PATIENCE_SECONDS)[0]:
-            raise LeftOutError(f"has not answered for {PATIENCE_SECONDS} s")
+            raise LeftOutError(f"did not answer for {PATIENCE_SECONDS} s")
         line = self.process.stdout.readline()
         if not line:
             code = self.process.wait()
@@ -76,7 +76,7 @@ class ContenderProcess:
 
     def steps(self, count: int) -> float:
         """Seconds of `count` steps."""
-        with suppress(BrokenPipeError):  # `answer` says why
+        with suppress(BrokenPipeError):  # `answer` raises with the reason
             self.process.stdin.write(f"{count}\n")
             self.process.stdin.flush()
         return self.answer()
@@ -131,10 +131,10 @@ class ContenderPool:
         for process in self.processes.values():
             process.close()
 
-    def start(self, name: str, entry: Entry, **order: Any) -> None:
+    def start(self, name: str, entry: Entry, **settings: Any) -> None:
         """Start a contender and wait until it has checked itself and is ready."""
         try:
-            self.processes[name] = ContenderProcess(entry, **order)
+            self.processes[name] = ContenderProcess(entry, **settings)
             self.about[name] = self.processes[name].answer()
         except LeftOutError as error:
             self.leave_out(name, error)

@@ -42,9 +42,9 @@ class SampledTensorFlow(Contender):
                 )
             slope, *rows = tape.gradient(loss, [query, self.weight, self.bias])
             adagrad.apply_gradients(zip(rows, [self.weight, self.bias], strict=True))
-            return loss, slope  # what is not returned is not computed
+            return loss, slope  # returned, or it would not be computed
 
-        # traced here: the optimizer makes its row state while it is
+        # traced here, because the optimizer makes its row state during tracing
         self.update = update.get_concrete_function(*self.batches[0])
 
     def step(self, number: int) -> float:

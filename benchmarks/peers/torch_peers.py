@@ -1,4 +1,4 @@
-"""What people write in PyTorch: sampled softmax by hand, full softmax, adaptive softmax."""
+"""Heads in plain PyTorch: sampled softmax by hand, full softmax, adaptive softmax."""
 
 import math
 from abc import abstractmethod
@@ -13,7 +13,7 @@ from peers.contender import LEARNING_RATE, Contender, Floats, Sizes, make_batche
 
 
 class TorchContender(Contender):
-    """Batches as tensors; a subclass says how it updates and which tensors it keeps."""
+    """A contender with torch tensors; a subclass implements the update and names its tensors."""
 
     def __init__(self, batches: list[tuple[Floats, NDArray[np.int64]]]):
         self.versions = {"torch": torch.__version__}
@@ -51,7 +51,7 @@ class TorchContender(Contender):
 
 
 class WithAdagrad(TorchContender):
-    """A module whose parameters torch.optim.Adagrad moves."""
+    """A module whose parameters torch.optim.Adagrad updates."""
 
     def __init__(self, sizes: Sizes, module: nn.Module):
         super().__init__(make_batches(sizes))
@@ -120,7 +120,7 @@ class Full(WithAdagrad):
 
 
 class Adaptive(WithAdagrad):
-    """Clusters of falling frequency, the rarer the narrower; not the same model as the others."""
+    """Clusters by frequency, with smaller vectors for rarer ones: not the model of the others."""
 
     moves_few_rows = False
 

@@ -55,19 +55,19 @@ class Clock:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the parent closes our input
     replies = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what a framework prints is no reply
+    os.dup2(2, 1)  # output of a framework is not a reply
 
     def reply(value: Any) -> None:
         replies.write(json.dumps(value) + "\n")
 
-    order = json.loads(sys.argv[1])
-    set_up(order["framework"], order["threads"])
-    make = getattr(importlib.import_module(f"peers.{order['module']}"), order["kind"])
-    check(make, order["options"])
-    if order["check_only"]:
+    settings = json.loads(sys.argv[1])
+    set_up(settings["framework"], settings["threads"])
+    make = getattr(importlib.import_module(f"peers.{settings['module']}"), settings["kind"])
+    check(make, settings["options"])
+    if settings["check_only"]:
         reply({})
         return
-    contender = make(Sizes(**order["sizes"]), **order["options"])
+    contender = make(Sizes(**settings["sizes"]), **settings["options"])
     clock = Clock(contender)
     give_back_memory()
     reply({"versions": contender.versions, "state_bytes": contender.state_bytes()})

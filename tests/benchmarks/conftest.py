@@ -1,4 +1,4 @@
-"""How tests of benchmarks/ get at its files, which are scripts and no package."""
+"""Imports files of benchmarks/, which are scripts and not a package."""
 
 import importlib
 import sys
@@ -11,7 +11,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 @pytest.fixture(scope="module")
 def load():
-    """Modules of benchmarks/, found as a script there finds them; no words on its command line."""
+    """Imports a module of benchmarks/ by name, as its scripts do, without arguments."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(FOLDER))
         patch.setattr(sys, "argv", ["bench_made_up.py"])

@@ -1,4 +1,4 @@
-"""Cheaper scores for priority: the rules in benchmarks/, and the benchmark that compares them."""
+"""Rules with cheaper scores for priority, and the benchmark that compares them."""
 
 import itertools
 import json
@@ -75,11 +75,11 @@ def test_coarse_scores_are_those_of_a_coarse_table(scores):
 def test_int8_rows_are_within_half_a_step_and_give_the_shares_of_their_products(scores):
     rows, query = draw(P, D, name="rows"), draw(A, D, name="query")
     rows[3] = 0.0
-    (whole, scale), (other, other_scale) = scores.to_int8(rows), scores.to_int8(query)
-    assert whole.dtype == torch.int8
-    assert whole.abs().amax(dim=1).tolist() == [127 if i != 3 else 0 for i in range(P)]
-    assert ((whole * scale - rows).abs() <= 0.5001 * scale).all()
-    product = (other.long() @ whole.long().t()) * other_scale * scale.t()
+    (integers, scale), (other, other_scale) = scores.to_int8(rows), scores.to_int8(query)
+    assert integers.dtype == torch.int8
+    assert integers.abs().amax(dim=1).tolist() == [127 if i != 3 else 0 for i in range(P)]
+    assert ((integers * scale - rows).abs() <= 0.5001 * scale).all()
+    product = (other.long() @ integers.long().t()) * other_scale * scale.t()
     coarse = scores.through_int8(query) @ scores.through_int8(rows).t()
     torch.testing.assert_close(coarse, product)
     given = make_selection_input(A, D, P)
@@ -97,7 +97,7 @@ def test_the_projection_is_orthogonal_and_keeps_sizes_on_average(scores):
     assert scores.project(draw(P, D, name="rows")).shape == (P, D // 4)
 
 
-def test_a_held_pool_comes_again_and_then_no_more(scores):
+def test_a_held_pool_is_repeated_until_the_next_draw(scores):
     plain = tapas.Uniform(1000)
     held = scores.HeldPool(plain, every=3)
     fresh = [plain.sample(20, generator=tapas.rng.stream(0, "pool", i)).ids for i in range(6)]
@@ -106,7 +106,7 @@ def test_a_held_pool_comes_again_and_then_no_more(scores):
     assert torch.equal(held.log_prob(torch.arange(5)), plain.log_prob(torch.arange(5)))
 
 
-def test_stale_scores_are_those_of_the_first_time_a_pool_is_seen(scores):
+def test_stale_scores_are_from_the_first_time_a_pool_is_seen(scores):
     rule, given = scores.Stale(), make_selection_input(A, D, P)
     first = rule.share(given).clone()
     later = replace(given, query=draw(A, D, name="later query"))
@@ -116,7 +116,7 @@ def test_stale_scores_are_those_of_the_first_time_a_pool_is_seen(scores):
     assert torch.equal(rule.share(other), scores.ByShare().share(other))
 
 
-def test_a_variant_takes_hold_of_a_head(scores):
+def test_a_variant_changes_the_pools_of_its_head(scores):
     def shared_by_neighbours(name):
         head = tapas.TapasSoftmax(5000, D, num_samples=200, presample_factor=2)
         scores.variants()[name].install(head)
@@ -130,18 +130,18 @@ def test_a_variant_takes_hold_of_a_head(scores):
     # of one pool of 400, two choices of 200 share about 100; of two pools of 5,000, about 8
     assert max(shared_by_neighbours(scores.DEFAULT)) < 30
     first, second, _ = shared_by_neighbours("scored every 4th step")
-    assert first > 60  # sampled in calls 2 and 4, which are of one pool
+    assert first > 60  # sampled in calls 2 and 4, which have the same pool
     assert second < 30
 
 
 def test_the_exact_rule_is_close_to_itself_and_a_blind_one_is_not(scores):
     task = scores.SyntheticTask()
     task.head.table.weight.mul_(20)  # as if it had learned a lot
-    query, own = (x.detach() for x in task.draw())
+    query, target = (x.detach() for x in task.draw())
     pool = task.head.proposal.sample(8 * task.num_samples, generator=tapas.rng.stream(0, "pool"))
-    exact = scores.compare(task.head, query, own, pool, scores.ByShare(score_queries=None), 0)
+    exact = scores.compare(task.head, query, target, pool, scores.ByShare(score_queries=None), 0)
     blind = scores.compare(
-        task.head, query, own, pool, scores.ByShare(score_queries=1, floor=1.0), 0
+        task.head, query, target, pool, scores.ByShare(score_queries=1, floor=1.0), 0
     )
     assert exact.overlap == 1.0
     assert exact.correlation == pytest.approx(1.0)
@@ -170,10 +170,10 @@ def runs_of(scores, table):
     ]
 
 
-def test_gaps_are_told_from_the_noise_that_seed_and_variant_leave(scores, bench):
+def test_intervals_of_gaps_come_from_the_residuals_of_all_variants(scores, bench):
     table = [[0.10, 0.12]] * 10
     assert bench.gaps(runs_of(scores, table))["int8"].half == pytest.approx(0.0)
-    table[2] = [0.10, 0.14]  # of 20 values, one is 0.02 off
+    table[2] = [0.10, 0.14]  # one of 20 values is 0.02 higher
     found = bench.gaps(runs_of(scores, table))
     gap = found["16 queries"]
     assert gap.mean == pytest.approx(0.12)
@@ -183,58 +183,58 @@ def test_gaps_are_told_from_the_noise_that_seed_and_variant_leave(scores, bench)
     assert gap.half == pytest.approx(100 * 2.262 * math.sqrt(2 * variance / 2) / 0.11)
     assert found[scores.DEFAULT].percent == 0.0
     runs = runs_of(scores, [[0.1, 0.2]] * 10)
-    (gap,) = set(bench.gaps(runs[:-1]).values())  # a seed that not every variant has is no seed
+    (gap,) = set(bench.gaps(runs[:-1]).values())  # seeds without all variants do not count
     assert gap == bench.Gap(pytest.approx(0.1), 0.0, math.inf, 1)
     assert bench.gaps(runs[2:]) == {}
 
 
-def test_the_verdict_takes_the_fastest_that_loses_nothing(scores, bench):
+def test_the_verdict_is_the_fastest_variant_that_is_as_good(scores, bench):
     names = list(scores.variants())
     seconds = {name: [10.0 - i] * 3 for i, name in enumerate(names)}
     good = {name: bench.Gap(0.1, -0.5, 2.0, 2) for name in names}
-    told = bench.verdict(seconds, {"rust": good})
-    assert told.startswith(f"Best trade-off: {names[-1]}, 0.10 [0.10, 0.10] of the default's time.")
-    assert told.endswith("On rust, 2 seeds tell differences of 2.0 % apart.")
-    for bad in (bench.Gap(0.1, -1.5, 2.0, 2), bench.Gap(0.1, -0.5, 0.4, 2)):
-        told = bench.verdict(seconds, {"rust": good, "linux": good | {names[-1]: bad}})
-        assert told.startswith(f"Best trade-off: {names[-2]}, ")
-    one = {name: bench.Gap(0.1, 0.0, math.inf, 1) for name in names}
-    assert bench.verdict(seconds, {"rust": one}).endswith(
-        "On rust there was one seed and no interval."
+    words = bench.verdict(seconds, {"rust": good})
+    assert words.startswith(
+        f"Best trade-off: {names[-1]}, 0.10 [0.10, 0.10] of the default's time."
     )
+    assert words.endswith("On rust, 2 seeds: differences above 2.0 % are significant.")
+    for bad in (bench.Gap(0.1, -1.5, 2.0, 2), bench.Gap(0.1, -0.5, 0.4, 2)):
+        words = bench.verdict(seconds, {"rust": good, "linux": good | {names[-1]: bad}})
+        assert words.startswith(f"Best trade-off: {names[-2]}, ")
+    one = {name: bench.Gap(0.1, 0.0, math.inf, 1) for name in names}
+    assert bench.verdict(seconds, {"rust": one}).endswith("On rust, one seed: no interval.")
     assert "nothing is known about MAP@20" in bench.verdict(seconds, {})
 
 
-def test_training_does_what_is_missing_and_nothing_twice(scores, bench, monkeypatch):
-    asked = []
+def test_training_does_only_the_missing_runs(scores, bench, monkeypatch):
+    calls = []
 
-    def made_up(run, variant, place):
-        asked.append((run.set, run.seed, variant.rule))
-        if len(asked) == 12:
+    def fake_run(run, variant, place):
+        calls.append((run.set, run.seed, variant.rule))
+        if len(calls) == 12:
             raise KeyboardInterrupt
         return {"map@20": 0.1}
 
-    monkeypatch.setattr(bench, "train_one", made_up)
+    monkeypatch.setattr(bench, "train_one", fake_run)
     monkeypatch.setattr(bench, "TRAINED", {"rust": bench.TRAINED["rust"]})
     with pytest.raises(KeyboardInterrupt):
         bench.train(None)
-    assert {seed for _, seed, _ in asked[:10]} == {0}  # whole seeds first
+    assert {seed for _, seed, _ in calls[:10]} == {0}  # all variants of a seed first
     assert len(bench.read_quality()["runs"]) == 11
     bench.train(None)
     bench.train(None)
     runs = bench.read_quality()["runs"]
-    assert len(asked) == 21  # the interrupted one was asked for twice
+    assert len(calls) == 21  # the interrupted one ran twice
     assert len({(run["set"], run["seed"], run["variant"]) for run in runs}) == len(runs) == 20
 
 
-def test_a_wrong_command_line_is_told_what_works(bench, monkeypatch):
+def test_a_wrong_command_line_is_an_error_with_the_usage(bench, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["bench_scoring.py", "--trian", "here"])
     words = r"expected --train DATA_FOLDER \[CACHE_FOLDER\], got --trian here"
     with pytest.raises(SystemExit, match=words):
         bench.main()
 
 
-def test_the_committed_runs_are_of_variants_and_settings_that_are_told(scores, bench):
+def test_the_committed_runs_have_known_variants_and_settings(scores, bench):
     quality = json.loads((FOLDER / "scoring_quality.json").read_text())
     keys = [(run["set"], run["seed"], run["variant"]) for run in quality["runs"]]
     assert len(set(keys)) == len(keys)

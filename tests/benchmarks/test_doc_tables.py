@@ -1,4 +1,4 @@
-"""Numbers in README.md and docs/ are those of the newest records and of the memory plan."""
+"""Numbers in README.md and docs/ agree with the newest records and the memory plan."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What stands around the measurements: their arithmetic, their records, and how they are run."""
+"""Timing in turns, ratios, targets and records of the benchmarks, and `make bench`."""
 
 import ast
 import json
@@ -27,7 +27,7 @@ def measuring(load, monkeypatch, tmp_path):
     return module
 
 
-def test_importing_a_benchmark_does_no_work_and_each_has_a_place_on_the_page(load, capsys):
+def test_importing_a_benchmark_does_no_work_and_each_is_on_the_page(load, capsys):
     files = [name for name in FILES if name.startswith("bench_")]
     for name in files:
         assert callable(load(name.removesuffix(".py")).main)
@@ -41,7 +41,7 @@ def test_contenders_take_turns_and_the_slow_ones_leave_early(measuring):
     calls = []
     contenders = {name: lambda name=name: calls.append(name) for name in "ab"}
     seconds = measuring.interleave(contenders, repeats={"a": 3, "b": 1}, warmup=2)
-    # two rounds of warm-up, of which b joins one; every round begins with the next
+    # two rounds of warm-up, one with b; each round starts with the next contender
     assert "".join(calls) == "a" + "ab" + "ba" + "a" + "a"
     assert [len(seconds[name]) for name in "ab"] == [3, 1]
 
@@ -55,7 +55,7 @@ def test_quick_takes_few_repeats_and_writes_no_record(measuring, monkeypatch, ca
     assert "no record: --quick is for trying out" in capsys.readouterr().out
 
 
-def test_the_fastest_is_the_one_with_the_least_best_time(measuring, monkeypatch):
+def test_the_fastest_has_the_shortest_best_time(measuring, monkeypatch):
     found = {"steady": [2.0, 2.0], "lucky": [9.0, 1.0]}
     monkeypatch.setattr(measuring, "interleave", lambda *_, **__: found)
     assert measuring.fastest({}) == "lucky"
@@ -86,7 +86,7 @@ def test_numbers_are_rounded_to_what_matters(measuring):
     assert [measuring.rounded(v) for v in values] == ["0.00", "0.0213", "1.06", "12.3", "4,200"]
 
 
-def test_a_profile_says_where_the_time_went_and_leaves_native_kernels_as_they_were(load):
+def test_a_profile_lists_operations_and_restores_native_kernels(load):
     summary = load("profiling").profile_summary
     square = torch.zeros(300, 300)
     found = summary(lambda: [square @ square for _ in range(4)])
@@ -120,7 +120,7 @@ def test_a_record_replaces_older_ones_of_its_theme_only(measuring):
     assert measuring.Target(**record["targets"][0]) == target
 
 
-def test_the_plain_sampled_softmax_moves_touched_rows_only_and_learns(load):
+def test_the_plain_sampled_softmax_learns_and_updates_only_drawn_rows(load):
     plain = load("plain_softmax")
     num_classes, dim, batch = 400, 6, 8
     head = plain.PlainSampledSoftmax(num_classes, dim, num_samples=20)
@@ -155,20 +155,20 @@ def test_the_plain_sampled_softmax_estimates_the_full_one(load):
         chance = torch.log1p(1 / (rank + 1)) / torch.tensor(num_classes + 1.0).log()
         total = score.sum(dim=1)
         variance = ((score.square() / chance).sum(dim=1) - total.square()) / draws
-        error = (variance.sqrt() / total).max()  # of log Z, at most: own classes are exact
+        error = (variance.sqrt() / total).max()  # of log Z, at most: targets are exact
         assert torch.equal(full.weight, head.weight.weight)
         # false alarm of a correct estimator: below 1 seed in 10^6
         assert abs(head(query, target) - full(query, target)) < 5 * error
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
-def test_a_benchmark_that_fails_stops_no_other(tmp_path):
+def test_a_benchmark_that_fails_does_not_stop_the_others(tmp_path):
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\necho "ran $1"\ncase $1 in *bench_draw.py) exit 3;; esac\n')
     python.chmod(0o755)
     ready = tmp_path / "ready"
     ready.touch()
-    os.utime(ready, (2**32, 2**32))  # newer than all it depends on
+    os.utime(ready, (2**32, 2**32))  # newer than its dependencies
     done = subprocess.run(
         ["make", "--no-print-directory", "bench", f"BIN={tmp_path}", f"READY={ready}"],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""The page of the benchmarks, written from made-up records; and the break-even it reports."""
+"""The page of the benchmarks, written from fake records, and its break-even."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def growth_results() -> dict[str, object]:
 
 
 def made_up_records(measuring) -> None:
-    """Records of top (and an older one), of growth, and of draw from before targets were kept."""
+    """Records of top (two, one older), of growth, and of draw without targets."""
     miss = measuring.Target(measure="top / floor", target=1.3, kind="at most", reading=4.56)
     hit = measuring.Target(measure="log / floor", target=1.3, kind="at most", reading=1.07)
     seconds = {"product": [2.0] * 3, "top 20": [9.12] * 3}
@@ -88,13 +88,13 @@ def test_a_contender_that_was_left_out_says_why(page):
     assert "| does not fit into memory beside ours |" in text
 
 
-def test_a_break_even_outside_of_the_measurements_is_no_number(page):
+def test_a_break_even_outside_the_measured_range_has_no_number(page):
     even = {"classes": None, "low": None, "high": None, "from": 500, "to": 2000}
     assert page.break_even(even | {"first_ratio": 2.0}).startswith("below 500 classes")
     assert page.break_even(even | {"first_ratio": 0.5}).startswith("beyond 2,000 classes")
 
 
-def test_the_break_even_is_straight_in_log_log_and_turns_quartiles_of_the_ratio_around(load):
+def test_the_break_even_is_linear_in_log_log_and_swaps_the_quartiles_of_the_ratio(load):
     growth = load("bench_growth")
     assert growth.crossing([10, 1000], [0.1, 10.0]) == pytest.approx(100)
     assert growth.crossing([10, 100, 1000], [0.5, 0.5, 2.0]) == pytest.approx(1000 / 10**0.5)

@@ -1,4 +1,4 @@
-"""The benchmark of servers: it times what a step does, and its echo is as large as an answer."""
+"""The benchmark of servers times the work of a step, and its echo is as large as an answer."""
 
 import time
 
@@ -17,7 +17,7 @@ C, D, B, N, SERVERS = 997, 5, 23, 31, 3
 
 
 class Remembered(InProcess):
-    """Peers whose last answer to each verb is kept."""
+    """Peers that keep the last answer to each verb."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -56,12 +56,12 @@ def contenders(bench, servers, alone, request):
     return bench.Contenders(servers, alone, batches)
 
 
-def test_a_round_trip_is_all_that_a_step_asks_and_hears(contenders, clocked, servers):
+def test_a_round_trip_has_the_messages_of_a_step(contenders, clocked, servers):
     table, batch = contenders.table, contenders.batches[0]
     found = clocked.round_trip(table, batch)
     step = ServedTable(ServerChannel(servers), "rows", table.spec)
-    whole = GlobalBatch.local(torch.zeros(B, D), batch.target)
-    step.sampled_logits(whole, batch.pool, batch.second_pass)
+    everyone = GlobalBatch.local(torch.zeros(B, D), batch.target)
+    step.sampled_logits(everyone, batch.pool, batch.second_pass)
     assert table.channel.traffic == step.channel.traffic
     assert len(found.kept) == N
     ids = torch.cat([batch.target[:, 0], found.kept.ids])
@@ -70,7 +70,7 @@ def test_a_round_trip_is_all_that_a_step_asks_and_hears(contenders, clocked, ser
 
 
 def test_an_echo_is_as_large_as_the_answer(contenders, servers):
-    contenders.whole(0)
+    contenders.full_round_trip(0)
     contenders.echo(0)
     for number in range(SERVERS):
         scored, echoed = servers.answers["score", number], servers.answers["echo", number]
@@ -88,7 +88,7 @@ def test_nothing_is_scored_for_an_echo(contenders, servers):
     assert all(each.cpu_seconds == 0 for each in servers.objects)
 
 
-def test_the_clock_of_a_round_trip_has_no_holes(contenders, servers, monkeypatch):
+def test_the_parts_of_a_round_trip_add_up_to_its_time(contenders, servers, monkeypatch):
     def slow(part, seconds):
         return lambda *_: (time.sleep(seconds), part(*_))[1]
 
@@ -96,8 +96,8 @@ def test_the_clock_of_a_round_trip_has_no_holes(contenders, servers, monkeypatch
     for name, seconds in (("_split", 0.02), ("_kept", 0.05)):
         monkeypatch.setattr(table, name, slow(getattr(table, name), seconds))
     monkeypatch.setattr(servers, "share", slow(servers.share, 0.1))
-    contenders.whole(0)  # of which nothing may be left on the clock
-    found = contenders.whole(0)
+    contenders.full_round_trip(0)  # its times must not count
+    found = contenders.full_round_trip(0)
     assert found["splitting"] >= 0.04  # the pool and the targets
     assert found["joining"] >= 0.05
     assert found["sharing"] >= 0.2  # the queries and their targets
@@ -107,17 +107,17 @@ def test_the_clock_of_a_round_trip_has_no_holes(contenders, servers, monkeypatch
     assert found["whole"] == pytest.approx(sum(found[part] for part in parts))
 
 
-def test_a_server_that_sleeps_is_busy_but_takes_no_core(clocked, contenders, servers, monkeypatch):
+def test_a_server_that_sleeps_is_busy_without_cpu_time(clocked, contenders, servers, monkeypatch):
     shard = servers.objects[1].shards["rows"]
     read = shard._read
     monkeypatch.setattr(shard, "_read", lambda ids: (time.sleep(0.2), read(ids))[1])
-    before = contenders.whole(0)
+    before = contenders.full_round_trip(0)
     assert before["busy"] >= 0.2
     assert 0 < before["cpu"] < 0.2
     assert before["cpu"] <= before["cpu of all"] <= SERVERS * before["cpu"]
 
 
-def test_every_push_arrives_and_leaves_rows_as_they_are(contenders, servers, bench):
+def test_every_push_arrives_and_changes_no_row(contenders, servers, bench):
     before = [server.shards["rows"].weight.clone() for server in servers.objects]
     for _ in range(2):
         contenders.push(0)
@@ -149,9 +149,9 @@ def test_turns_of_the_warm_up_do_not_count(contenders):
 
 
 def made_up_seconds():
-    whole = {"whole": 0.2, "between": 0.15, "splitting": 0.02, "joining": 0.03, "cpu": 0.04}
+    trip = {"whole": 0.2, "between": 0.15, "splitting": 0.02, "joining": 0.03, "cpu": 0.04}
     return {
-        "round trip": {part: [value] * 3 for part, value in whole.items()},
+        "round trip": {part: [value] * 3 for part, value in trip.items()},
         "transport": {"whole": [0.07] * 3, "between": [0.01] * 3},
         "push": {"whole": [0.005] * 3},
         "one process": {"whole": [0.3] * 3},
@@ -178,5 +178,5 @@ def test_the_target_and_the_page_have_the_shares_of_transport(bench, load):
     assert shown["slowest server"].startswith("40.0 ms")
     assert shown["push"].startswith("5.00 ms")
     assert (shown["bytes of a step"], shown["planned"]) == ("3.50 MB", "4.00 MB")
-    rows = (1000 + bench.B) * 4 * (bench.D + 1)  # the plan is that of Algorithm 2
+    rows = (1000 + bench.B) * 4 * (bench.D + 1)  # traffic of Algorithm 2
     assert bench.planned_bytes(6, 1000) == 6 * bench.B * 4 * bench.D + 2 * rows
