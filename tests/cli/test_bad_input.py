@@ -131,8 +131,8 @@ def test_a_single_user_is_pointed_out(at):
     done = invoke(*train, "--out", "out")
     assert done.returncode == 0
     assert "There is only one user; name another user column if that is wrong.\n" in done.stderr
-    told = last_line(invoke(*train, "--out", "other", "--split", "group"))
-    assert told.startswith("the split by 'group' ")
+    message = last_line(invoke(*train, "--out", "other", "--split", "group"))
+    assert message.startswith("the split by 'group' ")
     assert not (at / "other").exists()
 
 

@@ -66,8 +66,8 @@ def test_a_run_grows_with_the_log_of_another_week(run):
     ]
     assert json.loads(invoke("evaluate", "run2", "--json").stdout)["step"] == 0
     assert invoke("train", "--resume", "run2").returncode == 0
-    told = invoke("recommend", "run2", "--history", "1000,1030", "--top", 45).stdout
-    assert {int(line.split("\t")[1]) for line in told.splitlines()} == set(range(1000, 1045))
+    output = invoke("recommend", "run2", "--history", "1000,1030", "--top", 45).stdout
+    assert {int(line.split("\t")[1]) for line in output.splitlines()} == set(range(1000, 1045))
 
 
 def test_a_damaged_checkpoint_is_described_with_exit_code_1(run):
@@ -83,7 +83,7 @@ def test_a_damaged_checkpoint_is_described_with_exit_code_1(run):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("info", "elsewhere"), "there is no folder elsewhere."),
         (("grow", "run", "--to", 31, "--out", "run"), "run exists already. Choose another --out."),
@@ -107,6 +107,6 @@ def test_a_damaged_checkpoint_is_described_with_exit_code_1(run):
          "there is no checkpoint of step 5 in run/checkpoints. Known steps: 2, 4."),
     ],
 )  # fmt: skip
-def test_mistakes_are_one_line(run, words, told):
-    assert last_line(invoke("checkpoint", *words)) == told
+def test_mistakes_are_one_line(run, words, message):
+    assert last_line(invoke("checkpoint", *words)) == message
     assert sorted(path.name for path in run.parent.iterdir()) == ["run"]

@@ -51,7 +51,7 @@ def test_a_run_is_cited(at, log):
     [("huffman", "morin2005hierarchical"), ("partitioned", "jean2015large"),
      ("adaptive-importance", "bengio2008adaptive")],
 )  # fmt: skip
-def test_another_method_makes_the_whole_journey(at, log, method, cited):
+def test_another_method_works_with_every_command(at, log, method, cited):
     done = trained(f"head.method={method}")
     assert done.returncode == 0, done.stderr
     assert f'method = "{method}"' in (at / "out" / "config.toml").read_text()

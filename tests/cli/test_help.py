@@ -36,7 +36,7 @@ def summaries(*words):
     )
 
 
-def test_the_journey_comes_first_and_no_summary_is_cut():
+def test_the_main_commands_come_first_and_no_summary_is_cut():
     found = summaries()
     assert list(found)[: len(JOURNEY)] == JOURNEY
     assert len(found) == len({words[0] for words in COMMANDS})

@@ -88,13 +88,13 @@ def test_train_leaves_a_run_and_says_how_it_went(training, run):
     assert outcome["reason"] in ("finished", "no_improvement")
     assert outcome["run"] == "run"
     assert 0 < outcome["best"] <= 1
-    told = stderr_of(training)
-    assert "Split by time at " in told
+    output = stderr_of(training)
+    assert "Split by time at " in output
     assert (
         " and 200 classes: 80 steps of 16 histories; TAPAS (priority), 200 drawn, 25 kept; row "
         "optimizer rowwise-adagrad.\n"
-    ) in told
-    assert told.endswith("Next: `tapas evaluate run`, `tapas recommend run --user ...`.\n")
+    ) in output
+    assert output.endswith("Next: `tapas evaluate run`, `tapas recommend run --user ...`.\n")
     assert sorted(path.name for path in run.iterdir()) == [
         "checkpoints", "config.toml", "journal.jsonl", "log", "run.json", "tensorboard"
     ]  # fmt: skip
@@ -150,20 +150,20 @@ def test_evaluate_in_json_has_every_number_and_the_model_has_learned(folder, run
 def test_a_file_of_users_gets_a_file_of_recommendations_of_any_kind(folder, run):
     (folder / "users.csv").write_text("n,who\n1,u3\n2,u59\n3,u3\n")
     (folder / "users.txt").write_text("u3\nu59\n")
-    told = {}
+    output = {}
     for name, num_users, options in (
         ("out.parquet", 3, ("--users", folder / "users.csv", "--column", "who", "--exclude-seen")),
         ("out.jsonl", 2, ("--users", folder / "users.txt", "--json")),
         ("out.csv", 2, ("--users", folder / "users.txt")),
     ):
         out = folder / name
-        told[name] = invoke("recommend", run, *options, "--top", 4, "--out", out)
+        output[name] = invoke("recommend", run, *options, "--top", 4, "--out", out)
         rows = 4 * num_users
-        assert stderr_of(told[name]) == (
+        assert stderr_of(output[name]) == (
             f"Wrote {rows} recommendations for {num_users} users to {out}.\n"
         )
-    assert parsed(told["out.jsonl"]) == {"users": 2, "rows": 8, "out": str(folder / "out.jsonl")}
-    assert told["out.csv"].stdout == ""
+    assert parsed(output["out.jsonl"]) == {"users": 2, "rows": 8, "out": str(folder / "out.jsonl")}
+    assert output["out.csv"].stdout == ""
     frame = pl.read_ndjson(folder / "out.jsonl")
     assert frame.columns == ["user", "rank", "item", "score"]
     assert frame["user"].to_list() == ["u3"] * 4 + ["u59"] * 4
@@ -313,12 +313,12 @@ def test_merged_rare_items_have_a_name_and_are_never_recommended(folder, tmp_pat
 
 def test_a_terminal_sees_a_bar_with_a_rate_and_the_time_left(folder):
     terminal, far_end = pty.openpty()
-    told = []
+    output = []
 
     def listen():
         with suppress(OSError):  # how a pty says that its far end was closed
             while heard := os.read(terminal, 4096):
-                told.append(heard)
+                output.append(heard)
 
     listener = threading.Thread(target=listen)
     listener.start()
@@ -330,7 +330,7 @@ def test_a_terminal_sees_a_bar_with_a_rate_and_the_time_left(folder):
     os.close(far_end)
     listener.join()
     os.close(terminal)
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", b"".join(told).decode())
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", b"".join(output).decode())
     assert done.returncode == 0, text
     assert json.loads(done.stdout)["step"] == 400
     assert re.search(r"training .*\d+/400 .*steps/s .*\d:\d\d:\d\d .*loss [1-9]", text)

@@ -58,13 +58,13 @@ def test_every_option_reaches_the_plan_and_json_is_the_plan_in_bytes():
         ranks=4, dtype="bfloat16", optimizer="adagrad", inputs=True, head_classes=100_000,
         encoder_parameters=20_000,
     )  # fmt: skip
-    told, planned = json.loads(done.stdout), planning.memory_plan(workload)
-    assert Workload(**told["workload"]) == workload
-    assert (told["memory_bytes"], told["traffic_bytes"]) == (planned.memory, planned.traffic)
-    assert told["memory_total_bytes"] == planned.memory_bytes
-    assert told["traffic_total_bytes"] == planned.traffic_bytes
-    assert told["designs_bytes"] == traffic_designs(workload)
-    assert (told["available_bytes"], told["fits"]) == (2_000_000_000, True)
+    printed, planned = json.loads(done.stdout), planning.memory_plan(workload)
+    assert Workload(**printed["workload"]) == workload
+    assert (printed["memory_bytes"], printed["traffic_bytes"]) == (planned.memory, planned.traffic)
+    assert printed["memory_total_bytes"] == planned.memory_bytes
+    assert printed["traffic_total_bytes"] == planned.traffic_bytes
+    assert printed["designs_bytes"] == traffic_designs(workload)
+    assert (printed["available_bytes"], printed["fits"]) == (2_000_000_000, True)
 
 
 def test_what_does_not_fit_is_explained_in_one_line(monkeypatch):

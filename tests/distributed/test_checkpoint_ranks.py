@@ -95,9 +95,9 @@ def faults(ranks: GroupRanks, at: Path) -> dict[str, str]:
     folder.save(1, mine, STATE, ranks=ranks)
     large = TableRows(RowRange(Placement(36_000, 4), ranks.rank), {"weight": torch.zeros(9_000, 1)})
     big = replace(mine, tables={**mine.tables, "big": large})
-    told = {}
+    errors = {}
     with limited(20_000 if ranks.rank == 2 else resource.RLIM_INFINITY):
-        told["full"] = refused(lambda: folder.save(2, big, STATE, ranks=ranks))
+        errors["full"] = refused(lambda: folder.save(2, big, STATE, ranks=ranks))
         ranks.gather_numbers("looked")
         assert os.listdir(at) == ["step-00000001"]
         ranks.gather_numbers("seen")
@@ -105,15 +105,15 @@ def faults(ranks: GroupRanks, at: Path) -> dict[str, str]:
         with pytest.MonkeyPatch.context() as patched:
             if ranks.rank == rank:
                 patched.setattr(module, call, full)
-            told[call] = refused(lambda: folder.save(2, mine, STATE, ranks=ranks))
+            errors[call] = refused(lambda: folder.save(2, mine, STATE, ranks=ranks))
     kind = UsageError if ranks.rank == 1 else PeerError
     state = {"bad": torch.ones(1)} if ranks.rank == 1 else STATE
-    told["refused"] = refused(lambda: folder.save(2, mine, state, ranks=ranks), kind)
+    errors["refused"] = refused(lambda: folder.save(2, mine, state, ranks=ranks), kind)
     step = 3 + ranks.rank
-    told["steps"] = refused(lambda: folder.save(step, mine, STATE, ranks=ranks))
+    errors["steps"] = refused(lambda: folder.save(step, mine, STATE, ranks=ranks))
     again = held_by(ranks.rank % 3, ranks.size)  # as if rank 3 were rank 0
     short = replace(mine, tables=again.tables)
-    told["gap"] = refused(lambda: folder.save(2, short, STATE, ranks=ranks))
+    errors["gap"] = refused(lambda: folder.save(2, short, STATE, ranks=ranks))
     ranks.gather_numbers("looked")
     assert os.listdir(at) == ["step-00000001"]
     ranks.gather_numbers("seen")
@@ -122,9 +122,9 @@ def faults(ranks: GroupRanks, at: Path) -> dict[str, str]:
     if ranks.rank == 0:
         flip(damaged)
     ranks.gather_numbers("damaged")
-    told["damaged"] = refused(lambda: folder.load(ranks=ranks), DataError)
+    errors["damaged"] = refused(lambda: folder.load(ranks=ranks), DataError)
     assert is_right(folder.load(1, ranks=ranks).tensors, {})
-    return told
+    return errors
 
 
 def vanish(ranks: GroupRanks, root: Path, victim: int) -> None:
@@ -170,7 +170,7 @@ def test_the_error_of_one_rank_is_raised_on_all(saved):
         f"cannot save checkpoint step 2 into {root / 'faults'}: {{}}. "
         "Checkpoint step 1 is valid. Free some space and continue with --resume."
     )
-    told = {
+    errors = {
         "full": full_disk.format("File too large on rank 2"),
         "checksum": full_disk.format("No space left on device on rank 1"),
         "write_state": full_disk.format("No space left on device on rank 0"),
@@ -182,7 +182,7 @@ def test_the_error_of_one_rank_is_raised_on_all(saved):
         "checksum differs from the one it was saved with. Step 1 is valid: use it with --step 1.",
     }
     refusals = [answer.pop("refused") for answer in answers]
-    assert answers == [told] * 4
+    assert answers == [errors] * 4
     assert refusals.pop(1).startswith("state.bad is of type Tensor; expected numbers")
     assert refusals == 3 * [
         "rank 1 raised an error in `save a checkpoint`; see the message there. Nothing was changed "

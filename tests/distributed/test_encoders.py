@@ -190,12 +190,12 @@ def test_rows_and_encoder_equal_those_of_one_process(answers, name, way):
 
 def refused(ranks):
     """The errors on two ranks for a local table, and for an anchor sharded by FSDP."""
-    told = {}
+    errors = {}
     for name, wrap in (("alone", lambda m: m), ("DDP", DistributedDataParallel)):
         model = wrap(Model(LocalTable(C, D, seed=1)))
         with pytest.raises(UsageError) as error:
             model(*batch(0))
-        told[name] = str(error.value)
+        errors[name] = str(error.value)
     model = Model(LocalTable(C, D, seed=1))
     with torch.no_grad():
         model(*batch(0))  # evaluation is allowed
@@ -206,8 +206,8 @@ def refused(ranks):
     taken = fully_shard(Model(ShardedTable(C, D)), mesh=init_device_mesh("cpu", (ranks.size,)))
     with pytest.raises(UsageError) as error:
         taken(*batch(0))
-    told["FSDP2"] = str(error.value)
-    return told
+    errors["FSDP2"] = str(error.value)
+    return errors
 
 
 @pytest.mark.slow
@@ -224,5 +224,5 @@ def test_a_local_table_cannot_be_trained_on_several_ranks():
         "gradients would be lost. Exclude it: fully_shard(model, "
         "ignored_params=tapas.optim.anchors(model))."
     )
-    for told in run_ranks(2, refused):
-        assert told == {"alone": alone, "DDP": alone, "FSDP2": taken}
+    for errors in run_ranks(2, refused):
+        assert errors == {"alone": alone, "DDP": alone, "FSDP2": taken}

@@ -213,7 +213,7 @@ def disagreeing(ranks):
     """Rows frozen on one rank only, different learning rates, and the state of another rank."""
     frozen = ShardedTable(C, D, seed=1)
     frozen.gradients.anchor.requires_grad_(ranks.rank == 0)
-    told = [refused(lambda: frozen.lookup(torch.arange(3)), PeerError)]
+    errors = [refused(lambda: frozen.lookup(torch.arange(3)), PeerError)]
     table = ShardedTable(C, D, seed=1)
     optimizer = Adagrad(table, lr=0.1 * (1 + ranks.rank))
 
@@ -221,7 +221,7 @@ def disagreeing(ranks):
         table.lookup(torch.arange(3)).sum().backward()
         optimizer.step()
 
-    told.append(refused(lambda: step(table, optimizer), PeerError))
+    errors.append(refused(lambda: step(table, optimizer), PeerError))
     table = ShardedTable(2 * C, D, seed=1)  # shards of equal size
     optimizer = Adagrad(table, lr=0.1)
     step(table, optimizer)
@@ -230,8 +230,8 @@ def disagreeing(ranks):
     if ranks.rank == 0:
         optimizer.load_state_dict(states[0])
     else:
-        told.append(refused(lambda: optimizer.load_state_dict(states[0]), UsageError))
-    return told
+        errors.append(refused(lambda: optimizer.load_state_dict(states[0]), UsageError))
+    return errors
 
 
 def test_ranks_with_different_row_optimizers_are_an_error():

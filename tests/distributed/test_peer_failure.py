@@ -88,13 +88,13 @@ def work(rank, port, hosted, folder, fault):
         with join_ranks(timeout_seconds=TIMEOUT_SECONDS) as ranks:
             train(ranks, *fault, folder)
     except BaseException as error:
-        told = {
+        errors = {
             "kind": type(error).__name__,
             "words": str(error),
             "blamed": list(error.ranks) if isinstance(error, PeerError) else None,
             "at": time.time(),
         }
-        Path(folder, f"{rank}.partial").write_text(json.dumps(told))
+        Path(folder, f"{rank}.partial").write_text(json.dumps(errors))
         os.rename(Path(folder, f"{rank}.partial"), Path(folder, f"{rank}.json"))
 
 
@@ -131,25 +131,25 @@ def jobs(tmp_path_factory):
         for process in processes:
             process.kill()
             process.join()
-    told = {}
+    errors = {}
     for name, folder in folders.items():
-        told[name] = {
+        errors[name] = {
             int(file.stem): json.loads(file.read_text()) for file in folder.glob("*.json")
         }
-        for one in told[name].values():
+        for one in errors[name].values():
             one["seconds"] = one["at"] - float((folder / "fault").read_text())
-    return told
+    return errors
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_others_name_the_rank_at_fault_and_the_last_checkpoint_in_time(jobs, name):
     victim, how, _, words = FAULTS[name]
-    told = jobs[name]
+    errors = jobs[name]
     if how == "raise":
-        assert told.pop(victim)["kind"] == "OSError"
-    assert set(told) == set(range(M)) - {victim}, "not all of the others have stopped"
-    for one in told.values():
+        assert errors.pop(victim)["kind"] == "OSError"
+    assert set(errors) == set(range(M)) - {victim}, "not all of the others have stopped"
+    for one in errors.values():
         assert (one["kind"], one["blamed"]) == ("PeerError", [victim])
         assert re.fullmatch(words.format(victim), one["words"]), one["words"]
         assert one["seconds"] < TIMEOUT_SECONDS + GRACE_SECONDS + SLACK_SECONDS

@@ -427,7 +427,7 @@ def token_file():
     return Path(ray._private.worker._global_node.get_temp_dir_path()).parent / "token"
 
 
-def test_nobody_gets_in_without_the_token(session):
+def test_a_client_without_the_token_is_refused(session):
     """Ray refuses connections without it, and `ray_session` explains why."""
     address = session.address
     home = {"HOME": str(token_file().parent)}  # no token lies there

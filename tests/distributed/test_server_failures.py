@@ -135,11 +135,11 @@ def test_a_run_whose_worker_crashes_equals_an_undisturbed_run_bit_by_bit(
     assert outcome == whole
     (told,) = events(tmp_path / "broken", "restart")
     assert (told["step"], told["process"], told["rolled_back_updates"]) == (5, "worker 0", 0)
-    judged = [
+    evaluated = [
         [{k: v for k, v in line.items() if "seconds" not in k} for line in events(out, "evaluate")]
         for out in (tmp_path / "broken", tmp_path / "whole")
     ]
-    assert judged[0] == judged[1]
+    assert evaluated[0] == evaluated[1]
     for step in SAVED:
         one, other = (checkpoints(tmp_path / run).load(step) for run in ("broken", "whole"))
         assert one.state == other.state

@@ -122,5 +122,5 @@ def test_a_run_can_be_resumed_after_a_hanging_server_and_after_ctrl_c(file, tmp_
         tmp_path / "run", start_peers=start_peers, should_stop=lambda: next(asked)
     )
     assert outcome.step > step
-    judged = [line["step"] for line in events(tmp_path / "run", "evaluate")]
-    assert judged == sorted(set(judged))
+    evaluated = [line["step"] for line in events(tmp_path / "run", "evaluate")]
+    assert evaluated == sorted(set(evaluated))

@@ -102,10 +102,10 @@ def train_alone(config, folder, num_shards, monkeypatch):
 
 def test_ranks_train_the_model_that_one_process_trains(file, tmp_path, monkeypatch):
     num_ranks = 3
-    judged = run_ranks(num_ranks, train_on_ranks, file, tmp_path)
+    evaluated = run_ranks(num_ranks, train_on_ranks, file, tmp_path)
     for name, config in configs(file).items():
         alone = evaluate_run(open_run(tmp_path / name))[0].scores["model"].metrics
-        for metrics in judged:
+        for metrics in evaluated:
             for metric, interval in metrics[name].items():
                 assert interval.mean == pytest.approx(alone[metric].mean, rel=1e-5), metric
         folder = tmp_path / f"{name}, alone"

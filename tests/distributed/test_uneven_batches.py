@@ -59,7 +59,7 @@ def on_ranks(ranks):
     return answers
 
 
-def together(name):
+def global_batch(name):
     """The examples of all ranks in one batch, with padded targets and weights."""
     query, target, weight, previous = [], [], [], []
     for rank in range(M):
@@ -85,7 +85,7 @@ def answers():
 def test_the_examples_of_all_ranks_are_one_batch(answers, name, with_context):
     table = LocalTable(C, D, num_shards=M, row_optimizer=RowwiseAdagrad.fused(lr=0.1))
     head = head_on(table, with_context)
-    query, target, weight, previous = together(name)
+    query, target, weight, previous = global_batch(name)
     query.requires_grad_()
     loss = head(query, target, weight, context=previous if with_context else None)
     loss.backward()

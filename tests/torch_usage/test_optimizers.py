@@ -388,15 +388,15 @@ def test_combined_uses_the_state_dict_methods_of_its_parts():
     model(*batch()).backward()
     saved.step()
     saved.optimizers[1].count = 7
-    told = []
-    saved.register_state_dict_pre_hook(lambda optimizer: told.append("saving"))
-    saved.register_state_dict_post_hook(lambda optimizer, state: told.append("saved"))
+    calls = []
+    saved.register_state_dict_pre_hook(lambda optimizer: calls.append("saving"))
+    saved.register_state_dict_post_hook(lambda optimizer, state: calls.append("saved"))
     state = saved.state_dict()
     _, loaded = build()
-    loaded.register_load_state_dict_pre_hook(lambda optimizer, state: told.append("loading"))
-    loaded.register_load_state_dict_post_hook(lambda optimizer: told.append("loaded"))
+    loaded.register_load_state_dict_pre_hook(lambda optimizer, state: calls.append("loading"))
+    loaded.register_load_state_dict_post_hook(lambda optimizer: calls.append("loaded"))
     loaded.load_state_dict(state)
-    assert told == ["saving", "saved", "loading", "loaded"]
+    assert calls == ["saving", "saved", "loading", "loaded"]
     assert loaded.optimizers[1].count == 7
     again = loaded.state_dict()
     assert again["param_groups"] == state["param_groups"]

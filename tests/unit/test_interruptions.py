@@ -18,15 +18,15 @@ def _default_ctrl_c_handler():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_handler_runs_after_the_block_and_not_inside_it(number):
-    told = []
-    before = signal.signal(number, lambda *_: told.append("handler"))
+    order = []
+    before = signal.signal(number, lambda *_: order.append("handler"))
     try:
         with defer_signals():
             signal.raise_signal(number)
-            told.append("block")
-        assert told == ["block", "handler"]
+            order.append("block")
+        assert order == ["block", "handler"]
         signal.raise_signal(number)
-        assert told == ["block", "handler", "handler"]
+        assert order == ["block", "handler", "handler"]
     finally:
         signal.signal(number, before)
 

@@ -181,7 +181,7 @@ def test_logits_of_ten_thousand_leave_q_finite():
     assert bool(head.ngrams.conditioned_on(None).log_prob(torch.arange(C)).isfinite().all())
 
 
-def test_an_example_whose_targets_are_the_whole_sample_moves_nothing():
+def test_an_example_whose_targets_are_all_of_the_sample_moves_nothing():
     head = make(num_samples=1)
     for _ in range(4):
         drawn = sample_of(head, queries())

@@ -33,9 +33,9 @@ def scores(query, weight, offset):
     return query.double().numpy() @ weight.double().numpy().T + offset.double().numpy()
 
 
-def without_own(logit, ids, own):
+def without_targets(logit, ids, target):
     """-inf where class ids[k] is a target of the row."""
-    mine = (own[:, :, None] == ids).any(dim=1).numpy()
+    mine = (target[:, :, None] == ids).any(dim=1).numpy()
     return np.where(mine, -np.inf, logit)
 
 
@@ -50,30 +50,30 @@ def softmax(logit):
     return np.exp(logit - log_sum_exp(logit, 1)[:, None])
 
 
-def gradients(weight, offset, query, ids=None, own=None, scale=None):
-    """The log sum and its gradients of query, rows and offset; `own` are the targets."""
+def gradients(weight, offset, query, ids=None, target=None, scale=None):
+    """The log sum and its gradients of query, rows and offset; `target` may be None."""
     count = len(query)
     ids = torch.arange(len(weight)) if ids is None else ids
-    log_sum, sums = native.log_sum(weight, offset, query, ids=ids, target=own)
-    own = torch.full((count, 1), -1) if own is None else own
+    log_sum, sums = native.log_sum(weight, offset, query, ids=ids, target=target)
+    target = torch.full((count, 1), -1) if target is None else target
     scale = torch.ones(count) if scale is None else scale
-    return log_sum, *native.gradients(weight, offset, query, ids, own, sums=sums, scale=scale)
+    return log_sum, *native.gradients(weight, offset, query, ids, target, sums=sums, scale=scale)
 
 
 def a_case(num_rows, num_queries, dim, scale=1.0):
     weight, query = draw(num_rows, dim, name="w") * scale, draw(num_queries, dim, name="q")
     offset = draw(num_rows, name="offset")
     ids = torch.randperm(3 * num_rows, generator=stream(0, "ids"))[:num_rows].sort().values
-    own = torch.randint(-1, 3 * num_rows, (num_queries, 2), generator=stream(0, "own"))
-    return weight, query, offset, ids, own
+    target = torch.randint(-1, 3 * num_rows, (num_queries, 2), generator=stream(0, "own"))
+    return weight, query, offset, ids, target
 
 
 @pytest.mark.parametrize("scale", [0.3, 60.0], ids=["near", "far"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_the_log_sum_equals_numpy(size, scale, threads):
-    weight, query, offset, ids, own = a_case(*size, scale)
-    log_sum, _ = native.log_sum(weight, offset, query, ids=ids, target=own)
-    logit = without_own(scores(query, weight, offset), ids, own)
+    weight, query, offset, ids, target = a_case(*size, scale)
+    log_sum, _ = native.log_sum(weight, offset, query, ids=ids, target=target)
+    logit = without_targets(scores(query, weight, offset), ids, target)
     # float32 scores carry a relative error of 1e-7 times the terms they are summed from
     far = 1e-5 + 2e-6 * np.abs(logit[np.isfinite(logit)]).max(initial=0)
     np.testing.assert_allclose(log_sum.numpy(), log_sum_exp(logit, 1), atol=far, rtol=1e-6)
@@ -84,10 +84,10 @@ def test_the_log_sum_equals_numpy(size, scale, threads):
 
 @pytest.mark.parametrize("size", [*SIZES, (1000, 49, 16)], ids=str)
 def test_the_gradients_of_the_log_sum_equal_numpy(size, threads):
-    weight, query, offset, ids, own = a_case(*size)
+    weight, query, offset, ids, target = a_case(*size)
     scale = draw(size[1], name="scale")
-    _, *got = gradients(weight, offset, query, ids, own, scale)
-    logit = without_own(scores(query, weight, offset), ids, own)
+    _, *got = gradients(weight, offset, query, ids, target, scale)
+    logit = without_targets(scores(query, weight, offset), ids, target)
     left = np.isfinite(logit).any(axis=1)
     share = np.where(left[:, None], softmax(np.where(left[:, None], logit, 0)), 0)
     share *= scale.double().numpy()[:, None]
@@ -101,15 +101,17 @@ def test_the_gradients_of_the_log_sum_equal_numpy(size, threads):
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_the_mean_share_equals_numpy(size, temperature, threads, monkeypatch):
-    table, query, offset, ids, own = a_case(*size)
+    table, query, offset, ids, target = a_case(*size)
     table = torch.cat([table, draw(5, size[2], name="more")])
-    places = torch.randperm(len(table), generator=stream(0, "at"))[: size[0]]
-    logit = without_own(scores(query, table[places], offset) / temperature, ids, own)
+    positions = torch.randperm(len(table), generator=stream(0, "at"))[: size[0]]
+    logit = without_targets(scores(query, table[positions], offset) / temperature, ids, target)
     left = np.isfinite(logit).any(axis=1)
     want = np.where(left[:, None], softmax(np.where(left[:, None], logit, 0)), 0).mean(axis=0)
     for scratch in (0, 1 << 22):  # in blocks of 64 queries, and of 512
         monkeypatch.setattr("tapas.native.kernels.SCRATCH", scratch)
-        got = native.mean_share(table, places, offset, query, ids, own, temperature=temperature)
+        got = native.mean_share(
+            table, positions, offset, query, ids, target, temperature=temperature
+        )
         np.testing.assert_allclose(got.numpy(), want, rtol=3e-5, atol=1e-9)
 
 
@@ -117,9 +119,9 @@ def test_the_mean_share_equals_numpy(size, temperature, threads, monkeypatch):
 @pytest.mark.parametrize("size", [*SIZES, (9, 1100, 64)], ids=str)
 def test_the_batch_score_equals_numpy(size, scale, threads):
     table, query, bias, _, _ = a_case(*size, scale)
-    places = torch.randperm(len(table), generator=stream(0, "at"))
-    got = native.batch_score(table, places, bias, query, temperature=0.7)
-    logit = scores(query, table[places], bias) / 0.7
+    positions = torch.randperm(len(table), generator=stream(0, "at"))
+    got = native.batch_score(table, positions, bias, query, temperature=0.7)
+    logit = scores(query, table[positions], bias) / 0.7
     far = 1e-5 + 2e-6 * np.abs(logit).max()
     np.testing.assert_allclose(got.numpy(), log_sum_exp(logit, 0), atol=far, rtol=1e-6)
 
@@ -146,13 +148,13 @@ def test_topk_equals_a_sort(size, k, threads):
 def test_bfloat16_rows_are_read_exactly(rows, queries, dim, k):
     half = draw(rows, dim, name="w").bfloat16()
     query, bias = draw(queries, dim, name="q"), draw(rows, name="b")
-    places = torch.arange(rows)
-    own = torch.full((queries, 1), -1)
+    positions = torch.arange(rows)
+    target = torch.full((queries, 1), -1)
     for weight in (half, half.float()):
         got = (
             *gradients(weight, bias, query, scale=query[:, 0]),
-            native.batch_score(weight, places, bias, query, temperature=1.0),
-            native.mean_share(weight, places, bias, query, places, own, temperature=1.0),
+            native.batch_score(weight, positions, bias, query, temperature=1.0),
+            native.mean_share(weight, positions, bias, query, positions, target, temperature=1.0),
             *native.topk(weight, bias, query, k, None),
         )
         if weight is half:
@@ -163,12 +165,12 @@ def test_bfloat16_rows_are_read_exactly(rows, queries, dim, k):
 def test_answers_do_not_depend_on_the_number_of_threads():
     """For scores and top k; sums over rows do, as each thread has its own sum."""
     weight, query, offset, _, _ = a_case(4001, 70, 33)
-    places, found = torch.arange(4001), []
+    positions, found = torch.arange(4001), []
     for number in (1, 2, 3):
         torch.set_num_threads(number)
         found.append(
             (
-                native.batch_score(weight, places, offset, query, temperature=1.0),
+                native.batch_score(weight, positions, offset, query, temperature=1.0),
                 *native.topk(weight, offset, query, 11, None),
             )
         )
@@ -197,9 +199,9 @@ def test_targets_in_the_first_rows_are_not_used_as_reference(depth):
     """Twelve targets with score 0; relative to 0 the other exponentials underflow."""
     offset = torch.full((30,), depth)
     offset[:12], offset[12] = 0.0, depth - 23
-    own = torch.arange(12)[None]
+    target = torch.arange(12)[None]
     rows, query = torch.zeros(30, 1), torch.zeros(1, 1)
-    log_sum, _, _, share = gradients(rows, offset, query, own=own)
+    log_sum, _, _, share = gradients(rows, offset, query, target=target)
     np.testing.assert_allclose(log_sum.numpy(), [np.log(17) + depth], rtol=1e-6)
     want = np.where(np.arange(30) < 12, 0, 1 / 17)
     want[12] = np.exp(-23) / 17
@@ -236,12 +238,12 @@ def test_lanes_without_a_query_have_no_effect(height, num_queries):
 def test_nan_in_a_row_is_visible_in_the_results(at):
     weight, query = draw(41, 3, name="w"), draw(5, 3, name="q")
     weight[at] = NAN
-    places, own = torch.arange(41), torch.full((5, 1), -1)
+    positions, target = torch.arange(41), torch.full((5, 1), -1)
     assert native.log_sum(weight, None, query)[0].isnan().all()
     bias = torch.zeros(41)
-    score = native.batch_score(weight, places, bias, query, temperature=1.0)
+    score = native.batch_score(weight, positions, bias, query, temperature=1.0)
     assert score.isnan().nonzero().tolist() == [[at]]
-    share = native.mean_share(weight, places, bias, query, places, own, temperature=1.0)
+    share = native.mean_share(weight, positions, bias, query, positions, target, temperature=1.0)
     assert share.isnan().any()
     value, rows = native.topk(weight, None, query, 2, None)
     assert rows[:, 0].tolist() == [at] * 5

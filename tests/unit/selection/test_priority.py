@@ -73,7 +73,7 @@ def test_the_targets_of_a_query_are_left_out_of_its_share(queries, monkeypatch):
 
 
 @pytest.mark.parametrize("queries", [1, 64])
-def test_a_query_whose_targets_are_the_whole_pool_adds_nothing(queries, monkeypatch):
+def test_a_query_whose_targets_are_all_of_the_pool_adds_nothing(queries, monkeypatch):
     monkeypatch.setattr("tapas.selection.priority.QUERIES", queries)
     monkeypatch.setattr("tapas.selection.priority.SCRATCH", 0)
     target = torch.tensor([[0, 3, 6, 9], [-1, -1, -1, -1]])

@@ -106,8 +106,8 @@ def test_at_staleness_0_a_run_equals_one_process_with_as_many_shards(
         states.append({k: v for k, v in state.items() if isinstance(v, torch.Tensor)})
     torch.testing.assert_close(states[0], states[1], rtol=1e-4, atol=1e-5)
     lines = [read_journal(tmp_path / name / "journal.jsonl") for name in ("served", "alone")]
-    judged = [[e["train_loss"] for e in each if e["event"] == "evaluate"] for each in lines]
-    assert judged[0] == pytest.approx(judged[1], rel=1e-4)
+    evaluated = [[e["train_loss"] for e in each if e["event"] == "evaluate"] for each in lines]
+    assert evaluated[0] == pytest.approx(evaluated[1], rel=1e-4)
 
 
 def test_a_stopped_run_resumes_to_the_same_end(file, tmp_path):

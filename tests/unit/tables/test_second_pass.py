@@ -68,7 +68,7 @@ def test_the_rule_decides_how_many_queries_score_each_with_its_target(score_quer
     assert torch.equal(how.query, everyone[how.target[:, 0]])
 
 
-def test_nothing_is_drawn_if_the_whole_pool_is_kept():
+def test_nothing_is_drawn_if_the_complete_pool_is_kept():
     generator, before = stream(0, "keep"), stream(0, "keep").get_state()
     assert draw(Priority(score_queries=2), keep=3, generator=generator) is None
     assert torch.equal(generator.get_state(), before)

@@ -26,7 +26,7 @@ def a_shard(number, num_shards=3, *, kind="random", dtype=torch.float32, bias=Tr
 @pytest.mark.parametrize("numbers", [1, 4, 92, 1 << 22])
 @pytest.mark.parametrize("kind", ["random", "contiguous"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_rows_start_like_those_of_the_whole_table(numbers, kind, dtype, monkeypatch):
+def test_rows_start_like_those_of_a_table_with_all_classes(numbers, kind, dtype, monkeypatch):
     """Drawn in blocks of one row, of several, of all but one, and of more than all."""
     monkeypatch.setattr("tapas.tables.shard.NUMBERS_PER_BLOCK", numbers)
     whole = LocalTable(C, D, seed=7, dtype=dtype)

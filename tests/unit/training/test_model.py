@@ -43,14 +43,14 @@ def learned(history=T, **options):
     return copy
 
 
-def build(encoder="gru", *, own=True, copy=True, weight_decay=0.0, **options):
+def build(encoder="gru", *, separate_inputs=True, copy=True, weight_decay=0.0, **options):
     """All classes are sampled, so that the sampled loss is exact."""
     rows = SGD.fused(lr=0.5, weight_decay=weight_decay)
     head = TapasSoftmax(C, D, num_samples=C, presample_factor=1, row_optimizer=rows, seed=2)
     with torch.no_grad():
         head.table.weight.copy_(torch.randn(C, D, generator=stream(1, "rows")))
         head.table.bias.copy_(torch.linspace(-1, 1, C))
-    inputs = LocalTable(C, D, row_optimizer=rows, bias=False, seed=3) if own else None
+    inputs = LocalTable(C, D, row_optimizer=rows, bias=False, seed=3) if separate_inputs else None
     copy = learned(row_optimizer=rows) if copy else None
     return SequenceModel(ENCODERS[encoder](), head, inputs=inputs, copy=copy, **options)
 
@@ -89,10 +89,10 @@ def probabilities(model, row, last):
     return mixed
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["own", "shared"])
+@pytest.mark.parametrize("separate_inputs", [True, False], ids=["own", "shared"])
 @pytest.mark.parametrize("encoder", ENCODERS)
-def test_states_are_those_of_each_row_alone_without_its_padding(encoder, own):
-    model = build(encoder, own=own)
+def test_states_are_those_of_each_row_alone_without_its_padding(encoder, separate_inputs):
+    model = build(encoder, separate_inputs=separate_inputs)
     states = model.states(ITEMS, LENGTHS)
     for row, length in enumerate(LENGTHS.tolist()):
         x = model.inputs.rows(ITEMS[row, :length])[0][None]
@@ -102,12 +102,12 @@ def test_states_are_those_of_each_row_alone_without_its_padding(encoder, own):
         torch.testing.assert_close(query[0], alone[-1])
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["own", "shared"])
+@pytest.mark.parametrize("separate_inputs", [True, False], ids=["own", "shared"])
 @pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.parametrize(("copy", "decay"), [(True, 1.0), (True, 0.5), (False, 1.0)])
-def test_the_loss_is_that_of_the_mixture(encoder, own, copy, decay):
+def test_the_loss_is_that_of_the_mixture(encoder, separate_inputs, copy, decay):
     """Without the copy part, that of the softmax: a mean over positions of means over targets."""
-    model = build(encoder, own=own, copy=copy, target_decay=decay)
+    model = build(encoder, separate_inputs=separate_inputs, copy=copy, target_decay=decay)
     total = 0.0
     weights = target_weights(BATCH.target, decay).tolist()
     for place, targets, weight in zip(
@@ -178,11 +178,11 @@ def test_equal_probabilities_are_ordered_by_id():
     assert ids.tolist() == [[2, 9, 0, 1, 3]]
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["own", "shared"])
-def test_gradients_are_those_of_finite_differences(own):
-    model = build(own=own)
+@pytest.mark.parametrize("separate_inputs", [True, False], ids=["own", "shared"])
+def test_gradients_are_those_of_finite_differences(separate_inputs):
+    model = build(separate_inputs=separate_inputs)
     model.loss(BATCH).backward()
-    fresh = build(own=own)  # backward has moved the rows
+    fresh = build(separate_inputs=separate_inputs)  # backward has moved the rows
     dense = {n: p for n, p in model.copy.named_parameters() if "rate" not in n}
     for name, parameter in dense.items():
         there = dict(fresh.copy.named_parameters())[name]
@@ -210,7 +210,9 @@ def test_only_rows_in_the_batch_are_updated_and_padding_does_not_even_decay():
 
 
 def test_shared_inputs_get_both_gradients_in_one_update():
-    shared, apart = (build(own=own, copy=False) for own in (False, True))
+    shared, apart = (
+        build(separate_inputs=separate_inputs, copy=False) for separate_inputs in (False, True)
+    )
     start = shared.head.table.weight.clone()
     with torch.no_grad():
         apart.input_table.weight.copy_(start)

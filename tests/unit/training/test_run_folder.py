@@ -63,13 +63,13 @@ def test_only_a_free_path_is_accepted_and_other_paths_are_unchanged(log, tmp_pat
     assert names(tmp_path / "empty") == []
     run, file = create_run(tmp_path / "run", CONFIG, log).path, tmp_path / "file"
     file.write_text("mine")
-    told = {
+    messages = {
         run: "{} already holds a run. Continue it with --resume, or choose another --out.",
         file: "{} is a file. Choose another --out.",
         tmp_path: "{} is not empty and holds no run. Choose another --out.",
         file / "run": "cannot write into {}: Not a directory. Choose another folder with --out.",
     }
-    for path, words in told.items():
+    for path, words in messages.items():
         with pytest.raises(UsageError) as error:
             check_free(path)
         assert str(error.value) == words.format(path)
