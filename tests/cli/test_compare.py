@@ -1,4 +1,4 @@
-"""`tapas compare` on a small log and a made-up one, interrupted, and with mistakes."""
+"""`tapas compare` on a small log and a synthetic one, interrupted, and with mistakes."""
 
 import json
 import re
@@ -25,7 +25,7 @@ QUICK = ("compare", "--quick", "--cache", "cache", "--workers", 1)
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """The made-up log, once."""
+    """A comparison on the synthetic log, run once."""
     folder = tmp_path_factory.mktemp("compared")
     return folder, tapas(*QUICK, "--methods", "full,tapas", cwd=folder)
 

@@ -110,7 +110,7 @@ def compare(
         bool,
         typer.Option(
             "--synthetic",
-            help="Use a made-up log, whose true distribution is known, instead of LOG.",
+            help="Use a synthetic log, whose true distribution is known, instead of LOG.",
         ),
     ] = False,
     methods: Annotated[
@@ -185,7 +185,7 @@ def compare(
         bool,
         typer.Option(
             "--quick",
-            help="A second of training each on a small made-up log, to see the report.",
+            help="A second of training each on a small synthetic log, to see the report.",
         ),
     ] = False,
     draw: Annotated[

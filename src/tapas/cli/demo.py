@@ -40,7 +40,7 @@ def demo(
         bool,
         typer.Option(
             "--synthetic",
-            help="Use the made-up log, even if the real one is installed.",
+            help="Use the synthetic log, even if the real one is installed.",
         ),
     ] = False,
     seed: Annotated[
@@ -55,7 +55,7 @@ def demo(
     """Try everything on a grocery log: train, evaluate, report.
 
     The log is 1.47 million real grocery purchases of 2,469 households, if the extra [demo] is
-    installed; otherwise a made-up log of the same kind. One model is trained with plain sampled
+    installed; otherwise a synthetic log of the same kind. One model is trained with plain sampled
     softmax and one with TAPAS, with the same n, batches and steps. A third model, also with
     TAPAS, can copy from the history (model.copy). It reads longer windows in fewer steps, so
     it is not part of that comparison.

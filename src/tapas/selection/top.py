@@ -22,7 +22,7 @@ CHUNK = 1024  # classes scored at a time
 class Top(Selection):
     """Keep the highest scores, without weights (Bai, Goldman, Zhang 2017).
 
-    The classes that are dropped are not made up for, so the partition sum is underestimated.
+    There is no correction for the classes that are dropped, so the partition sum is underestimated.
 
     Args:
         score_queries: how many queries of a batch score the pool; None is all.
