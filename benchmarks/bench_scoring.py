@@ -3,14 +3,14 @@
 Variants of priority (approximate_scores.py), which all keep n of 8n classes, are compared by:
 
 - time of the second pass over 64,000 and 8,000 classes of 64 dimensions, against the default.
-  bfloat16 and D/4 read a copy of the table, and rewrite n of its rows each time, as many as a step
-  moves. int8 has no kernel of ours: it is timed in torch, and beside it float32 in torch. Reused
-  scores are timed as a mean over steps; what they save in drawing pools comes on top.
-- on a synthetic task, after a short training, and on models of real data: the share of the exact
-  choice that is kept (all queries score, same pool, same noise), the correlation of the shares with
-  the exact ones, and the error of a query's sum over the pool, estimated from what is kept.
-- MAP@20 after training on real data. `--train DATA_FOLDER [CACHE_FOLDER]` does the runs that
-  scoring_quality.json lacks, on one thread, and times nothing.
+  bfloat16 and D/4 read a copy of the table and rewrite n of its rows each time, as many as a step
+  updates. int8 has no native kernel: it is timed in torch, next to float32 in torch. The time of
+  reused scores is a mean over steps, without the time saved by drawing fewer pools.
+- closeness to the exact choice (all queries score, same pool, same noise), on a synthetic task
+  after a short training and on models of real data: the share of it that is kept, the correlation
+  of the shares, and the error of a query's sum over the pool, estimated from the kept classes.
+- MAP@20 after training on real data. `--train DATA_FOLDER [CACHE_FOLDER]` runs what is missing in
+  scoring_quality.json, on one thread, and times nothing.
 """
 
 import itertools
@@ -51,7 +51,7 @@ TRAINED: dict[str, dict[str, Any]] = {
     "linux": {"num_samples": 1_000, "alpha": 0.75, "rows_lr": 0.3, "batch": 16, "steps": 600},
 }
 SEEDS = (0, 1)
-STEPS, LOOKS = 600, 24  # of training on the synthetic task; and in which choices are compared
+STEPS, LOOKS = 600, 24  # to train on the synthetic task; to compare choices
 MOST_LOST = 1.0  # percent of MAP@20
 TORCH = "64 queries, float32 in torch"
 Call = Callable[[], object]

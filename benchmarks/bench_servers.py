@@ -153,9 +153,9 @@ class Contenders:
 
 
 def own_cores(seconds: dict[str, Seconds]) -> list[float]:
-    """Share of transport in round trips, as if every server had its own core."""
-    whole = seconds[WHOLE]
-    parts = (seconds[ECHO]["between"], whole["splitting"], whole["joining"], whole["cpu"])
+    """Seconds of each round trip as if every server had a core."""
+    trip = seconds[WHOLE]
+    parts = (seconds[ECHO]["between"], trip["splitting"], trip["joining"], trip["cpu"])
     return [sum(turn) for turn in zip(*parts, strict=True)]
 
 
