@@ -1,1 +1,1 @@
-"""The paper's experiments, one study each, and what became of its claims."""
+"""The paper's experiments, one study each, and the verdicts on its claims."""

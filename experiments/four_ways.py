@@ -45,14 +45,14 @@ from tapas.rng import stream
 NAME, BAYES = "four-ways", "Bayes-optimal"
 METHODS = ("sampled softmax", "TAPAS top", "TAPAS priority", "full softmax")
 RANKED = 20  # the k of MAP@k
-MOMENTS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)  # parts of the steps: often at first
+MOMENTS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)  # shares of the steps, denser at first
 INITIAL_SUM = 1e-6  # Adagrad's accumulators start here, for all four
 WARM_UP_STEPS = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FourWaysRun:
-    """Everything that the outcome depends on, but the machine."""
+    """Everything that the outcome depends on, except the machine."""
 
     method: str  # one of METHODS, or BAYES, which is not trained
     classes: int = 100_000
@@ -108,7 +108,9 @@ class Learner:
 def build_encoder(run: FourWaysRun, width: int) -> nn.Sequential:
     """An MLP from (B, d) to queries (B, D)."""
     first, second = (
-        nn.Linear(*sizes, device="meta").to_empty(device="cpu")  # no draw of torch's own
+        nn.Linear(*sizes, device="meta").to_empty(
+            device="cpu"
+        )  # skips torch's random initialization
         for sizes in ((width, run.hidden), (run.hidden, run.dim))
     )
     generator = stream(run.seed, "encoder")
@@ -149,7 +151,7 @@ def scores(ranked: Tensor, target: Tensor) -> dict[str, float]:
 
 
 def execute(run: FourWaysRun) -> Result:
-    """Train one of the four and evaluate it along the way, exactly, over all classes."""
+    """Train one of the four and evaluate it exactly, over all classes, several times."""
     task = LongTail(LongTailConfig(num_classes=run.classes), seed=run.seed)
     held_out = task.sample(run.num_held_out, generator=stream(run.seed, "held out"))
     found: Result = {"key": run.key(), "run": asdict(run), "torch": torch.__version__}

@@ -1,4 +1,4 @@
-"""The bias of every estimator, where the truth is known: does it stay there?
+"""The bias of every estimator at a known truth: does training stay there?
 
 Eight contexts g, 200 classes y with a long tail, true p(y | g). A table is put AT the truth:
 
@@ -7,16 +7,16 @@ Eight contexts g, 200 classes y with a long tail, true p(y | g). A table is put 
 so that the logits are the true log-probabilities. There the expected gradient of the full
 softmax is exactly 0, and that of any other loss is its bias: the way it would leave the
 truth. Over targets the mean is exact (every pair (g, y) once, with its probability as its
-weight); over the method's own draws it is a mean over steps, with standard errors.
+weight); over the draws of a method it is a mean over steps, with standard errors.
 
     bias   sum over g, y of |mean gradient|
     noise  what the standard errors alone would add up to: sum of se * sqrt(2 / pi)
     pull   minus the gradient, summed over the classes of the head, the middle or the tail:
            above 0, they are pushed up
 
-Methods that learn from what else is in a batch see batches drawn from the truth instead; the
-gradient of the full softmax on the same batch, whose mean is 0, is taken off. Trees and
-adaptive softmax compute the loss of their own, normalised probabilities: nothing is estimated.
+Methods that use other examples of a batch get batches drawn from the truth instead; the gradient
+of the full softmax on the same batch, whose mean is 0, is subtracted. Trees and adaptive softmax
+compute normalised probabilities exactly: nothing is estimated.
 """
 
 import math
@@ -63,7 +63,7 @@ class BiasRun:
 
 
 class Truth(NamedTuple):
-    """A made-up world in whole numbers, so that a log can have exactly its frequencies."""
+    """A distribution given by integer counts, so that a log can have exactly its frequencies."""
 
     counts: NDArray[np.int64]  # (G, C), all above 0
 
@@ -78,7 +78,7 @@ class Truth(NamedTuple):
         return torch.from_numpy(np.log(self.counts / self.counts.sum(axis=1, keepdims=True)))
 
     def feed(self, batch: int) -> tuple[TrainingData, Windows]:
-        """Each pair (g, y) as often as it is counted; class g stands for the context g."""
+        """Each pair (g, y) as often as its count; class g represents the context g."""
         num_contexts, num_classes = self.counts.shape
         pairs = np.stack(np.divmod(np.arange(num_contexts * num_classes), num_classes), axis=1)
         return pairs_feed(np.repeat(pairs, self.counts.reshape(-1), axis=0), num_classes, batch)
@@ -136,7 +136,7 @@ def at_the_truth(run: BiasRun, truth: Truth) -> tuple[Head, LocalTable, Windows]
         seed=0,
         steps=run.steps,
         table=table,
-        row_optimizer=SGD.fused(lr=1.0),  # the table's own are none
+        row_optimizer=SGD.fused(lr=1.0),  # the table has none
         pairs=partial(feed.pairs, config.next_items),
         upcoming=feed.upcoming,
     )

@@ -38,7 +38,7 @@ def step_times_figure(found: Estimators) -> Figure:
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(classes[0] / 1.05, classes[-1] * 1.05)
-    # a number that stands close before another has no label of its own
+    # a number close below another gets no label
     named = [n for n in classes if not any(n < other < 2 * n for other in classes)]
     axes.set_xticks(named, [f"{number:,}" for number in named])
     axes.xaxis.set_minor_locator(NullLocator())

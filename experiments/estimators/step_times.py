@@ -1,8 +1,8 @@
-"""How the time of a step grows with the number of classes: every head alone, without encoder.
+"""Step times against the number of classes: every head alone, without encoder.
 
 A step is loss, backward and update of the rows, for random queries and targets with Zipf's
-frequencies; one thread. Every measurement has a process of its own, one after the other. A
-method that adapts does a part of its work every so many steps: its readings are means of many.
+frequencies; one thread. Every measurement runs in a separate process, one after another. A method
+that adapts does some of its work only in some steps, so its times are means over many steps.
 """
 
 import math
@@ -67,11 +67,11 @@ class StepTimesConfig:
     examples: int = 256
     repeats: int = 15
     block: int = 64  # steps whose mean is one reading, of a method that adapts
-    fresh_processes: bool = True  # one for each reading, so that memory is its own
+    fresh_processes: bool = True  # one for each measurement, so that memory can be measured
 
 
 def step_runs(config: StepTimesConfig) -> list[StepRun]:
-    """Fewest classes first: what they take says whether more can be tried."""
+    """Fewest classes first: their times decide whether more can be tried."""
     return [
         StepRun(
             contender=contender.name,
@@ -90,7 +90,7 @@ def step_runs(config: StepTimesConfig) -> list[StepRun]:
 def measure_step_times(
     ledger: Ledger, config: StepTimesConfig, progress: Callable[[int, int], None]
 ) -> None:
-    """Measure what the ledger lacks, or note why not."""
+    """Measure what the ledger lacks, or add the reason to it."""
     runs = step_runs(config)
     for place, run in enumerate(runs):
         if run not in ledger:
@@ -104,10 +104,10 @@ def measure_step_times(
 
 def _measured(ledger: Ledger, run: StepRun, *, fresh: bool) -> str | None:
     """Why it could not be measured, or None."""
-    try:  # a crew of two has a process for each of its runs: one
+    try:  # a pool of two workers starts a process for each run; here there is one
         run_missing(ledger, [run], time_steps, lambda done, total: None, workers=2 if fresh else 1)
     except BrokenProcessPool:
-        return "its process was ended, most likely for want of memory"
+        return "its process was killed, probably out of memory"
     return None
 
 
@@ -216,8 +216,8 @@ def zipf_counts(num_classes: int) -> NDArray[np.int64]:
     """(C,) about 10 C events, falling like 1 / (class + 1), each class at least once."""
     share = 1 / np.arange(1, num_classes + 1)
     counts = share / share.sum() * EVENTS_PER_CLASS * num_classes
-    whole: NDArray[np.int64] = np.maximum(1, np.rint(counts)).astype(np.int64)
-    return whole
+    rounded: NDArray[np.int64] = np.maximum(1, np.rint(counts)).astype(np.int64)
+    return rounded
 
 
 def zipf_feed(

@@ -203,7 +203,7 @@ class SweepPoint:
 def around_the_default(
     set_runs: SetRuns, ledger: Ledger, betas: Sequence[float]
 ) -> list[SweepPoint]:
-    """Every setting of the head and the batch; `betas` are floors beside that of the start."""
+    """Every setting of the head and the batch; `betas` are floors besides the default."""
     base = set_runs.trial(PRIORITY, *set_runs.best(ledger, PRIORITY))
     n, batch = base.num_samples, base.batch
     values: dict[str, dict[float, RealRun]] = {
@@ -214,17 +214,17 @@ def around_the_default(
         "score_queries": {q: replace(base, score_queries=q) for q in (8, 256, ALL_QUERIES)},
         "batch": {batch * m / 4: replace(base, batch=batch * m // 4) for m in (1, 16)},
     }
-    own = {"n": n, "r": base.presample_factor, "tau": 1.0, "beta": 0.0, "score_queries": 64}
-    own["batch"] = batch
+    default = {"n": n, "r": base.presample_factor, "tau": 1.0, "beta": 0.0, "score_queries": 64}
+    default["batch"] = batch
     trials = []
     for setting, runs in values.items():
-        runs[own[setting]] = base
+        runs[default[setting]] = base
         trials += [SweepPoint(setting, v, run, run is base) for v, run in sorted(runs.items())]
     return trials
 
 
 def larger_floor(set_runs: SetRuns, ledger: Ledger, num_events: int) -> list[float]:
-    """The floor of a class seen a hundred times among `num_events`, if there is room for it."""
+    """The floor of a class seen a hundred times among `num_events`, if it is below 1."""
     _, alpha = set_runs.best(ledger, PRIORITY)
     floor = (100 / num_events) ** alpha if num_events > 100 else 1.0
     return [floor] if floor < 1 else []
@@ -237,7 +237,7 @@ def floors_run(ledger: Ledger) -> list[float]:
 
 
 def top_variants(set_runs: SetRuns, ledger: Ledger) -> list[SweepPoint]:
-    """The paper's rule, variants of it, and its competitors."""
+    """The paper's rule, variants of it, and other rules."""
     top = _longer(set_runs.trial(TOP, *set_runs.best(ledger, TOP)))
     runs = {
         "top": top,

@@ -1,4 +1,4 @@
-"""The paper's claims about real data, checked on our sets, and the goals for our own rule.
+"""The paper's claims about real data, checked on our sets, and the goals for our rule.
 
 A claim holds on a set if the 95 % interval says so. With one seed the interval is over users
 only, and the evidence says "one seed". A claim is "reproduced" if it holds on all five sets,

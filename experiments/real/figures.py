@@ -1,6 +1,6 @@
-"""Figures of the real sets, drawn from evidence alone: nothing is trained here.
+"""Figures of the real sets, drawn from the ledgers. Nothing is trained here.
 
-What has no results is left out; without any results there is a DataError.
+Cells without results are left out; if no cell has any, a DataError is raised.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -52,7 +52,7 @@ from tapas.comparison.figure_style import (
 from tapas.comparison.ledger import Result
 from tapas.errors import DataError
 
-PANELS = (  # for n and for 8 n: cells, and what they are held against
+PANELS = (  # for n and for 8 n: cells, and references, which are dashed
     ((SAMPLED, TOP, PRIORITY), (SAMPLED_8, FULL)),
     ((SAMPLED_8, TOP_8, PRIORITY_8), (SAMPLED_64, FULL)),
 )
@@ -75,14 +75,15 @@ def steps_figure(sets: Sequence[SetEvidence], metric: str) -> Figure:
     for row, each in enumerate(drawn):
         shown: list[tuple[Axes, list[Label]]] = []
         for column, (cells, against) in enumerate(PANELS):
-            own, others = lines_of(each, cells, metric), lines_of(each, against, metric)
-            if own or others:
+            lines = lines_of(each, cells, metric)
+            references = lines_of(each, against, metric)
+            if lines or references:
                 axes = figure.add_subplot(grid[row, column], sharey=shown[0][0] if shown else None)
                 words = set_words(each, cells[0].times, with_classes=True)
                 axes.set_title(words, loc="left", fontsize=11, color=INK)
-                labels = over_steps(axes, each, own, others, form=form, most=most)
+                labels = over_steps(axes, each, lines, references, form=form, most=most)
                 shown.append((axes, labels))
-        for axes, labels in shown:  # only now is the common height of the panels known
+        for axes, labels in shown:  # after all lines, since the panels share a y axis
             label_ends(axes, labels)
     note = (
         "TAPAS keeps n of 8 n candidates; dashed: more samples. Settings chosen on validation "
@@ -122,7 +123,7 @@ def _rare(look: Result) -> float:
     return float(look["mass of tail"] + look["mass of unseen"])
 
 
-LOOKS: dict[str, tuple[str, Callable[[Result], float]]] = {  # title: how to write it, what it is
+LOOKS: dict[str, tuple[str, Callable[[Result], float]]] = {  # title: format, value
     "mass on tail and unseen": (".1%", _rare),
     "mean log-probability of tail": (".2f", lambda look: float(look["log-probability of tail"])),
     "cosine to the exact gradient": (".3f", lambda look: float(look["gradient_cosine"])),
@@ -131,7 +132,7 @@ LOOKS: dict[str, tuple[str, Callable[[Result], float]]] = {  # title: how to wri
 
 
 def tail_figure(sets: Sequence[SetEvidence]) -> Figure:
-    """What becomes of rare classes along a run: a row for each set."""
+    """Rare classes during a run: a row for each set."""
     rows = [(each, results) for each in sets if (results := looked(each))]
     if not rows:
         raise nothing_to_draw(sets, "looks into a run of seed 0")
@@ -163,7 +164,7 @@ def tail_figure(sets: Sequence[SetEvidence]) -> Figure:
 def sweeps_figure(
     sweeps: Mapping[str, Sweep], title: str, defaults: Mapping[str, Value] | None = None
 ) -> Figure:
-    """MAP@20, and the loss where given, against each swept setting; its default is marked."""
+    """MAP@20, and the loss if known, against each swept setting; its default is filled."""
     drawn = {setting: sweep for setting, sweep in sweeps.items() if sweep}
     if not drawn:
         raise nothing_to_draw([], "sweeps")
@@ -175,16 +176,16 @@ def sweeps_figure(
     columns = max(spot.stop for _, spot in places)
     figure, grid = blank_grid(rows, columns, width=2.6, height=2.1, beside=0.8)
     for row, metric in enumerate(metrics):
-        first: Axes | None = None  # of the panels with numbers, which share their heights
+        first: Axes | None = None  # panel with numbers; all of these share a y axis
         for (band, spot), (setting, sweep) in zip(places, drawn.items(), strict=True):
             scored = ((value, loss if row else quality) for value, quality, loss in sweep)
             points = [(value, score) for value, score in scored if score is not None]
             if not points:
                 continue
-            own = has_words(sweep)
+            named = has_words(sweep)
             place = grid[band * len(metrics) + row, spot]
-            axes = figure.add_subplot(place, sharey=None if own else first)
-            if own:  # its names need room at the left
+            axes = figure.add_subplot(place, sharey=None if named else first)
+            if named:  # the names need room at the left
                 box, room = axes.get_position(), 2.2 / figure.get_figwidth()
                 axes.set_position((box.x0 + room, box.y0, box.width - room, box.height))
             else:
@@ -193,7 +194,10 @@ def sweeps_figure(
             values, scores = zip(*points, strict=True)
             marked = (defaults or {}).get(setting)
             over_values(axes, values, scores, values.index(marked) if marked in values else None)
-    note = "Filled: the default, at which all other settings stay. Validation points, one seed."
+    note = (
+        "Filled: the default, at which the other settings stay. All settings but the rule are "
+        "varied with priority. Validation points, one seed."
+    )
     add_words(figure, title, note)
     return figure
 
@@ -210,7 +214,7 @@ def spread_words(most: int) -> str:
 
 
 def diverged_words(sets: Sequence[SetEvidence], cells: Iterable[SetCell]) -> str:
-    """A sentence on what is missing from the means; empty if nothing is."""
+    """A sentence on diverged seeds, which are not drawn; empty without any."""
     parts = []
     for each in sets:
         for cell in cells:
@@ -240,13 +244,14 @@ def blank_grid(
     apart: float = 0.9,
     above: float = 0.95,
 ) -> tuple[Figure, GridSpec]:
-    """Panels of `width` by `height` inches, `apart` in height, with `beside` for their labels."""
-    whole = LEFT + columns * (width + beside)
-    tall = above + rows * height + (rows - 1) * apart + BELOW
-    figure = blank_figure(whole, tall)
+    """Panels of `width` by `height` inches, `apart` vertically, each with `beside` for labels."""
+    total_width = LEFT + columns * (width + beside)
+    total_height = above + rows * height + (rows - 1) * apart + BELOW
+    figure = blank_figure(total_width, total_height)
     grid = figure.add_gridspec(
-        rows, columns, left=LEFT / whole, right=1 - beside / whole, top=1 - above / tall,
-        bottom=BELOW / tall, wspace=beside / width, hspace=apart / height,
+        rows, columns, left=LEFT / total_width, right=1 - beside / total_width,
+        top=1 - above / total_height, bottom=BELOW / total_height, wspace=beside / width,
+        hspace=apart / height,
     )  # fmt: skip
     return figure, grid
 
@@ -256,7 +261,7 @@ METHODS = ("sampled", "top", "priority")
 
 
 def sizes_figure(sets: Sequence[SetEvidence]) -> Figure:
-    """A panel for each set; intervals over users and seeds."""
+    """MAP@20 against n: a panel for each set, with intervals over users and seeds."""
     drawn = [each for each in sets if each.has(SAMPLED)]
     if not drawn:
         raise nothing_to_draw(sets)

@@ -26,7 +26,7 @@ MEASURED = (*PAPER_CELLS, SAMPLED_2, SAMPLED_4)
 class Rows(NamedTuple):
     """Class rows of one step."""
 
-    scored: int  # read by the second pass, where they live
+    scored: int  # read by the second pass, on the shard that stores them
     in_loss: int  # read, moved and updated: targets and kept classes
 
 
@@ -75,7 +75,7 @@ def measure_pace(
 def _seconds_of_a_step(parts: TrainingSetup, budget: float, number: int) -> tuple[float, int]:
     """Median over as many steps as fit into `budget` seconds, the first three left out.
 
-    Begins with step `number`, and says which one is next.
+    Starts with step `number`, and also returns the number of the next step.
     """
     taken: list[float] = []
     while len(taken) < 6 or sum(taken) < budget:

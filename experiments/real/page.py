@@ -174,13 +174,13 @@ def _row(name: str, seeds: Sequence[Result], alpha: str) -> list[str]:
     recall, ndcg = (sum(r[m] for r in seeds) / len(seeds) for m in ("recall@20", "ndcg@10"))
     by_bucket = []
     for names in (("head",), ("middle",), ("tail", "unseen")):
-        asked = sum(r["buckets"][b]["targets"] for r in seeds for b in names)
+        targets = sum(r["buckets"][b]["targets"] for r in seeds for b in names)
         hits = sum(
             (r["buckets"][b]["recall"] or 0) * r["buckets"][b]["targets"]
             for r in seeds
             for b in names
         )
-        by_bucket.append(f"{hits / asked:.3f}" if asked else "–")
+        by_bucket.append(f"{hits / targets:.3f}" if targets else "–")
     share = sum(r["buckets"][b]["share"] for r in seeds for b in ("tail", "unseen")) / len(seeds)
     return [
         name,

@@ -24,7 +24,7 @@ NAMES = {
 
 
 class Line(NamedTuple):
-    """One cell over training steps, (P,) each: the mean of its seeds, the lowest, the highest."""
+    """One cell over training steps: mean, lowest and highest of its seeds, P values each."""
 
     cell: SetCell
     steps: list[int]
@@ -43,9 +43,9 @@ def colour_of(cell: SetCell) -> str:
 
 
 def lines_of(each: SetEvidence, cells: Iterable[SetCell], metric: str) -> list[Line]:
-    """ "map@20" or "loss" along the runs of each of `cells` that has a finished one.
+    """A line of "map@20" or "loss" for each of `cells` with a finished run.
 
-    A line ends at the value of the table, on all test points; before, on some of them.
+    Its last value is on all test points, as in the tables; the others are on some of them.
     """
     lines = []
     for cell in cells:
@@ -62,20 +62,20 @@ def lines_of(each: SetEvidence, cells: Iterable[SetCell], metric: str) -> list[L
 
 
 def looked(each: SetEvidence) -> dict[SetCell, Result]:
-    """Of each cell with n samples, the result that was looked into: that of seed 0."""
+    """For each cell with n samples the result of seed 0, which has looks into the run."""
     results = ((cell, result) for cell in SMALL_CELLS for result in each.results(cell))
     return {cell: result for cell, result in results if result.get("looks")}
 
 
 def share_of_targets(results: Mapping[SetCell, Result]) -> float:
-    """Tail and unseen classes among the targets of the test points, the same for all cells."""
+    """Share of tail and unseen classes among the targets of the test points."""
     buckets = next(iter(results.values()))["buckets"]
     total = sum(bucket["targets"] for bucket in buckets.values())
     return float((buckets["tail"]["targets"] + buckets["unseen"]["targets"]) / max(1, total))
 
 
 def with_seeds(words: list[str], line: Line, most: int) -> str:
-    """`words` in brackets, and the number of seeds where other lines of the figure have more."""
+    """`words` in brackets, with the number of seeds if other lines of the figure have more."""
     if line.num_seeds < most:
         words = [*words, f"{line.num_seeds} seed{'s' if line.num_seeds > 1 else ''}"]
     return f" ({', '.join(words)})" if words else ""
@@ -93,15 +93,21 @@ def draw_line(axes: Axes, line: Line, *, cost: float = 1.0, dashed: bool = False
 
 
 def over_steps(
-    axes: Axes, each: SetEvidence, own: list[Line], others: list[Line], *, form: str, most: int
+    axes: Axes,
+    each: SetEvidence,
+    lines: list[Line],
+    references: list[Line],
+    *,
+    form: str,
+    most: int,
 ) -> list[Label]:
-    """Curves of one sample size, dashed ones of `others`. Returns the labels of their ends."""
+    """Curves of one sample size, dashed for `references`. Returns the labels of their ends."""
     plain(axes)
     labels = []
-    for line in (*own, *others):
-        draw_line(axes, line, dashed=line in others)
+    for line in (*lines, *references):
+        draw_line(axes, line, dashed=line in references)
         name = NAMES[line.cell.method]
-        if line in others and line.cell.method == "sampled":
+        if line in references and line.cell.method == "sampled":
             name = line.cell.words(each.real_set.num_samples)
         end = line.mean[-1]
         labels.append((f"{end:{form}}  {name}{with_seeds([], line, most)}", end, line.colour))
@@ -110,7 +116,7 @@ def over_steps(
 
 
 def over_time(axes: Axes, each: SetEvidence, lines: list[Line], *, most: int) -> None:
-    """Curves that end where their time ends; a dotted line leads from there to the label."""
+    """Curves against time; a dotted line leads from the end of each to its label."""
     plain(axes)
     n, labels = each.real_set.num_samples, []
     costs = {cell: pace.cost for cell, pace in each.paces.items()}
@@ -143,7 +149,7 @@ def over_looks(
     form: str,
     level: float | None = None,
 ) -> None:
-    """`value` of every look along the run of each cell; dashed: `level`, that of the targets."""
+    """`value` at every look into the run of each cell; dashed: `level`, that of the targets."""
     plain(axes)
     labels = []
     for cell, result in results.items():
@@ -163,7 +169,7 @@ def over_looks(
 
 
 def recommended(axes: Axes, results: Mapping[SetCell, Result]) -> None:
-    """Bars: how many of the recommended classes are tail or unseen; dashed: of the targets."""
+    """Bars: share of tail and unseen classes in the recommendations; dashed: in the targets."""
     plain(axes)
     axes.grid(visible=False)
     level = share_of_targets(results)
@@ -189,21 +195,22 @@ def recommended(axes: Axes, results: Mapping[SetCell, Result]) -> None:
 def over_values(
     axes: Axes, values: Sequence[Value], y: Sequence[float], default: int | None = None
 ) -> None:
-    """A dot for each value of a setting, filled for that at the place `default`.
+    """A dot for each value of a setting, filled at the index `default`.
 
-    Numbers lie on the x axis, logarithmic where they span more than ten times; if any value is
-    a word, all are names on the y axis.
+    Numbers are on the x axis, which is logarithmic if they span more than a factor of ten; if any
+    value is a word, all values are names on the y axis.
     """
     plain(axes)
     numbers = [value for value in values if not isinstance(value, str)]
+    colours = [colour_of_value(value) for value in values]
     if len(numbers) < len(values):
-        x, heights, style = list(y), [float(place) for place in range(len(values))], "o"
+        x, heights = list(y), [float(place) for place in range(len(values))]
         axes.set_yticks(heights, [_words(value) for value in values])
         axes.set_ylim(len(values) - 0.5, -0.5)
         axes.xaxis.set_major_locator(MaxNLocator(4))
     else:
         order = sorted(range(len(values)), key=numbers.__getitem__)
-        x, heights, style = [numbers[i] for i in order], [y[i] for i in order], "o-"
+        x, heights = [numbers[i] for i in order], [y[i] for i in order]
         default = None if default is None else order.index(default)
         axes.yaxis.set_major_locator(MaxNLocator(5))
         if x[0] > 0 and x[-1] > 10 * x[0]:
@@ -211,13 +218,24 @@ def over_values(
             ticks = _apart(x, (x[-1] / x[0]) ** 0.1)
             axes.set_xticks(ticks, [_words(value) for value in ticks])
             axes.xaxis.set_minor_locator(NullLocator())
-    axes.plot(x, heights, style, color=INK, markerfacecolor="white", markersize=5, linewidth=1.3)
-    if default is not None:
-        axes.plot(x[default], heights[default], "o", color=INK, markersize=7)
+    if len(numbers) == len(values):
+        axes.plot(x, heights, color=colours[0], linewidth=1.3)
+    for place, colour in enumerate(colours):
+        filled = place == default
+        axes.plot(
+            x[place], heights[place], "o", color=colour, markersize=7 if filled else 5,
+            markerfacecolor=colour if filled else "white",
+        )  # fmt: skip
+
+
+def colour_of_value(value: Value) -> str:
+    """The colour of the rule that `value` names; other settings are varied with priority."""
+    method = next((name for name in NAMES if str(value).startswith(name)), "priority")
+    return COLOURS[NAMES[method]]
 
 
 def _apart(rising: Sequence[float], factor: float) -> list[float]:
-    """Those of `rising` that are at least `factor` times the last one taken."""
+    """Some of `rising`, each at least `factor` times the one before."""
     taken = [rising[0]]
     for value in rising[1:]:
         if value >= factor * taken[-1]:

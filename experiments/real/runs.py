@@ -1,4 +1,4 @@
-"""One training run on a real set: what it is, and doing it."""
+"""One training run on a real set: its settings, training and evaluation."""
 
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -30,8 +30,8 @@ from tapas.training.config import HeadConfig, LoopConfig, OptimizerConfig, Train
 from tapas.training.model import SequenceModel
 
 METHODS = ("full", "sampled", "top", "priority", *VARIANTS, *REFERENCES)
-PROBED = 128  # queries looked into
-MOMENTS = (0.1, 0.25, 0.45, 0.7, 0.85, 1.0)  # of a run, when it is judged
+PROBED = 128  # queries at which the sampling is measured
+MOMENTS = (0.1, 0.25, 0.45, 0.7, 0.85, 1.0)  # of a run, when it is evaluated
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +106,7 @@ def build_run(run: RealRun, place: Place, log: EventLog, split: Split) -> Traini
 
 
 def execute(run: RealRun, place: Place) -> Result:
-    """Train, and judge along the way. One thread, so that runs can go side by side."""
+    """Train and evaluate, on one thread, so that several runs fit on one machine."""
     torch.set_num_threads(1)
     mine = run.real_set
     log, split = open_set(mine, place)
@@ -114,17 +114,17 @@ def execute(run: RealRun, place: Place) -> Result:
         points = spread_points(log, split.test, mine.points)
     else:
         points = spread_points(log, split.validation, mine.search_points)
-    judged = PointEvaluator(log, split, points, NEXT_ITEMS, mine.model.history)
+    evaluator = PointEvaluator(log, split, points, NEXT_ITEMS, mine.model.history)
     if run.method in REFERENCES:
-        found = judged.scores(*reference_lists(run.method, mine.made, split, judged, run.set))
+        found = evaluator.scores(*reference_lists(run.method, mine.made, split, evaluator, run.set))
     else:
-        found = found_or_diverged(partial(_train, run, place, judged, split))
+        found = found_or_diverged(partial(_train, run, place, evaluator, split))
     return {"key": run.key(), "run": asdict(run), **found}
 
 
-def _train(run: RealRun, place: Place, judged: PointEvaluator, split: Split) -> Result:
-    """Looked into are the runs of the first seed with the set's own n."""
-    mine, log = run.real_set, judged.log
+def _train(run: RealRun, place: Place, evaluator: PointEvaluator, split: Split) -> Result:
+    """Runs of the first seed with the set's n also measure the sampling, in "looks"."""
+    mine, log = run.real_set, evaluator.log
     parts = build_run(run, place, log, split)
     model, few = parts.model, mine.curve_points
     probes = run.seed == 0 and run.num_samples == mine.num_samples
@@ -135,12 +135,12 @@ def _train(run: RealRun, place: Place, judged: PointEvaluator, split: Split) -> 
     final: Result = {}
 
     def evaluate(number: int, seconds: float) -> None:
-        whole = number == run.steps
-        lists = judged.rank(model, len(judged.points) if whole else few)
-        if whole:
-            final.update(judged.scores(*lists))
+        last = number == run.steps
+        lists = evaluator.rank(model, len(evaluator.points) if last else few)
+        if last:
+            final.update(evaluator.scores(*lists))
         if run.points == TEST:
-            found = judged.quick_scores(*lists, few)
+            found = evaluator.quick_scores(*lists, few)
             curve.append({"step": number, "seconds": round(seconds, 2), **found})
             if probes:
                 looks.append({"step": number, **probed.measure(model)})
@@ -152,14 +152,14 @@ def _train(run: RealRun, place: Place, judged: PointEvaluator, split: Split) -> 
         **final,
         "train_seconds": round(seconds, 2),
         "torch": torch.__version__,
-        "curve_points": judged.block_sizes(few),
+        "curve_points": evaluator.block_sizes(few),
         "curve": curve,
         "looks": looks,
     }
 
 
 class Prober(PointEvaluator):
-    """Looks into the sampling of a model at fixed points, too."""
+    """Also measures the sampling of a model at fixed points."""
 
     def measure(self, model: SequenceModel) -> dict[str, float]:
         start = np.asarray(self.log.offsets)[self.points.user]
@@ -178,7 +178,7 @@ BUCKETS = ("head", "middle", "tail", "unseen")
 def probe_model(
     model: SequenceModel, query: Tensor, target: Tensor, bucket_of: Tensor
 ) -> dict[str, float]:
-    """Diagnoses of the sample, and of each bucket the model's mass and its mean log-probability.
+    """Diagnosis of the sample, and the model's mass and mean log-probability of each bucket.
 
     `query` (B, D), `target` (B, L) negative for padding, `bucket_of` (C,) from 0 to 3. O(C).
     """

@@ -16,8 +16,8 @@ from tapas.selection.top import batch_score
 class TopWithFloor(Selection):
     """The paper's rule for part of the places; the rest is drawn evenly from the pool.
 
-    Drawn classes stand for the pool without the top ones: each counts as many times as
-    there are classes for one that is drawn.
+    Drawn classes represent the pool without the top ones: each is weighted by the number of
+    such classes for each drawn one.
     """
 
     share: float = 0.5  # of the places that are drawn
@@ -26,7 +26,7 @@ class TopWithFloor(Selection):
         num_top = max(1, keep - round(self.share * keep))
         top, _ = largest(batch_score(given), num_top)
         order = given.noise.clone()
-        order[top] = 2.0  # noise ends at 1: the top ones come first
+        order[top] = 2.0  # above all noise, so that the top ones come first
         kept, _ = largest(order, keep)
         weight = torch.full((len(given),), (len(given) - num_top) / max(1, keep - num_top))
         weight = weight.to(order.device)

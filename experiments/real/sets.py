@@ -21,7 +21,7 @@ from tapas.errors import UsageError, choice
 from tapas.evaluation.baselines import COUNTING, POPULAR
 from tapas.training.config import ModelConfig
 
-REFERENCES: dict[str, tuple[str, ...]] = {  # what is worth a line on each set
+REFERENCES: dict[str, tuple[str, ...]] = {  # shown for each set
     "linux": (POPULAR,),
     "wikipedia": (POPULAR,),
     "synthetic": (POPULAR, TRUTH),
@@ -40,7 +40,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RealSet:
-    """One set and all that every method has in common on it."""
+    """One set, with everything that is the same for all methods."""
 
     name: str
     title: str
@@ -57,10 +57,10 @@ class RealSet:
     curve_points: int  # the first of these, during a run
     search_points: int  # validation points at the end of a search
     made: SyntheticLogConfig | None = None
-    url: str = ""  # where a stranger gets the file
+    url: str = ""  # where to download the file
 
     def open(self, place: Place) -> EventLog:
-        """The prepared log; made, or read, the first time."""
+        """The prepared log; written the first time."""
         return prepare_log(self.find(place), place.cache)
 
     def find(self, place: Place) -> LogSource:
@@ -83,7 +83,7 @@ class RealSet:
         return dataclasses.replace(self.source, files=(str(path),))
 
     def settings(self, log: EventLog) -> dict[str, Any]:
-        """What decides numbers and is not in the key of a run; plain enough for JSON."""
+        """Settings that the numbers depend on and that are not in the key of a run, for JSON."""
         mine = dataclasses.asdict(self)
         kept = ("source", "split", "model", "points", "curve_points", "search_points", "made")
         sizes = {"events": log.num_events, "items": log.num_items, "users": log.num_users}
@@ -91,7 +91,7 @@ class RealSet:
         return found
 
     def quick(self) -> "RealSet":
-        """The same in seconds: a made-up log, few steps."""
+        """A version that runs in seconds: a synthetic log, few steps."""
         made = SyntheticLogConfig(num_users=300, num_items=2_000, num_groups=20, baskets_per_user=8)
         return dataclasses.replace(
             self,

@@ -1,1 +1,1 @@
-"""What it costs that every shard keeps its own best n/m."""
+"""The cost of selecting the best n/m on every shard instead of the best n of all."""

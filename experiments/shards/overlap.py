@@ -1,4 +1,4 @@
-"""How much of the best n the union of each shard's best n/m holds: measured, and counted."""
+"""The share of the best n that is in the union of each shard's best n/m: measured, and expected."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -18,13 +18,13 @@ from tapas.tables import LocalTable
 from tapas.tables.placement import Placement
 
 SHARDS = (1, 2, 3, 5, 10, 20, 50, 100)
-IN_ORDER = (2, 10, 50)  # shard counts that are looked at with contiguous placement, too
-QUERIES = 128  # of one draw
+IN_ORDER = (2, 10, 50)  # numbers of shards that are also measured with contiguous placement
+QUERIES = 128  # in each draw
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One batch: its queries, their targets, and what one shard keeps for it."""
+    """One batch: queries, targets, and the classes that a single shard keeps."""
 
     number: int
     query: Tensor  # (B, D)
@@ -37,9 +37,9 @@ def measure_overlap(
 ) -> list[dict[str, Any]]:
     """A row for each kind of placement and number of shards, means over `draws`.
 
-    overlap         part of what one shard keeps that the shards keep together
+    overlap         share of the classes kept by a single shard that several shards keep, too
     kept            classes kept, relative to n
-    kept_mass       part of the pool's softmax mass on the kept classes
+    kept_mass       share of the pool's softmax mass on the kept classes
     gradient_cosine sampled against exact gradient of the queries
     pool_load       pool of the fullest shard (rows it scores) relative to the mean
     row_load        kept and target rows of the busiest shard relative to the mean
@@ -47,18 +47,18 @@ def measure_overlap(
     table = head.table
     if not isinstance(table, LocalTable):
         raise UsageError(f"virtual shards need a LocalTable, got {type(table).__name__}.")
-    own, num_samples = table.placement, head.num_samples
-    with _left_as_it_was(head, table):
+    placement, num_samples = table.placement, head.num_samples
+    with _restored(head, table):
         batches = list(_draws(encoder, head, table, split, draws))
-        if own.num_shards > 1:
-            return [_row(head, table, [(draw, own) for draw in batches])]
+        if placement.num_shards > 1:
+            return [_row(head, table, [(draw, placement) for draw in batches])]
         wanted = [("random", m) for m in SHARDS] + [("contiguous", m) for m in IN_ORDER]
         return [
             _row(
                 head,
                 table,
                 [
-                    (draw, Placement(own.num_classes, m, seed=_seed(head, draw), kind=kind))
+                    (draw, Placement(placement.num_classes, m, seed=_seed(head, draw), kind=kind))
                     for draw in batches
                 ],
             )
@@ -68,7 +68,8 @@ def measure_overlap(
 
 
 @contextmanager
-def _left_as_it_was(head: TapasSoftmax, table: LocalTable) -> Iterator[None]:
+def _restored(head: TapasSoftmax, table: LocalTable) -> Iterator[None]:
+    """Restore step and placement afterwards."""
     step, placement = head.step, table.placement
     try:
         yield
@@ -84,7 +85,7 @@ def _seed(head: TapasSoftmax, draw: Draw) -> int:
 def _draws(
     encoder: nn.Module, head: TapasSoftmax, table: LocalTable, split: Examples, count: int
 ) -> Iterator[Draw]:
-    first = head.step  # pools go on where training stopped
+    first = head.step  # pools continue after those of training
     table.placement = Placement(table.num_classes, 1)
     for number in range(first, first + count):
         order = stream(head.seed, "looked at", "queries", number)
@@ -127,7 +128,7 @@ def _measure(
 
 
 def busiest(placement: Placement, ids: Tensor) -> float:
-    """How many of `ids` (N,) the shard with most of them has, relative to the mean.
+    """How many of `ids` (N,) are on the fullest shard, relative to the mean.
 
     >>> busiest(Placement(10, 2, kind="contiguous"), torch.tensor([0, 1, 2, 9]))
     1.5
@@ -137,7 +138,7 @@ def busiest(placement: Placement, ids: Tensor) -> float:
 
 
 def expected_overlap(num_classes: int, num_samples: int, num_shards: int) -> float:
-    """Expected part of the best n that m shards keep together, exactly.
+    """Expected share of the best n that m shards keep together, computed exactly.
 
     >>> round(expected_overlap(2, 1, 1), 3)
     1.0
@@ -157,7 +158,7 @@ def expected_overlap(num_classes: int, num_samples: int, num_shards: int) -> flo
 
 
 def _hypergeometric(hits: Tensor, num_best: int, size: int, num_classes: int) -> Tensor:
-    """P(so many of `num_best` of C classes are in a shard of `size`), the shape of `hits`."""
+    """P(`hits` of the `num_best` of C classes are in a shard of `size`), shaped like `hits`."""
     possible = num_best - hits <= num_classes - size
     inside = torch.where(possible, hits, hits.new_tensor(float(min(num_best, size))))
     log_chance = (
@@ -168,5 +169,5 @@ def _hypergeometric(hits: Tensor, num_best: int, size: int, num_classes: int) ->
     return torch.where(possible, log_chance.exp(), 0.0)
 
 
-def _log_choose(whole: Tensor, part: Tensor) -> Tensor:
-    return (whole + 1).lgamma() - (part + 1).lgamma() - (whole - part + 1).lgamma()
+def _log_choose(total: Tensor, chosen: Tensor) -> Tensor:
+    return (total + 1).lgamma() - (chosen + 1).lgamma() - (total - chosen + 1).lgamma()

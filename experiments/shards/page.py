@@ -84,13 +84,15 @@ def _costs(study: Study, ledger: Ledger) -> list[str]:
             continue
         accuracy = change_by_shards(study, ledger, cell, "accuracy")
         loss = change_by_shards(study, ledger, cell, "cross_entropy")
-        own, counted = "–", "–"
+        measured, counted = "–", "–"
         if cell.method == "top":
             results = study.experiment.results(ledger, cell)
-            own = str(overlap_by_shards(results, "overlap", "random")[cell.num_shards])
+            measured = str(overlap_by_shards(results, "overlap", "random")[cell.num_shards])
             counted = f"{expected_overlap(num_classes, cell.num_samples, cell.num_shards):.4f}"
         points = f"{100 * accuracy.mean:+.2f} ± {100 * accuracy.half_width:.2f}"
-        rows.append([str(cell), points, f"{loss.mean:+.3f} ± {loss.half_width:.3f}", own, counted])
+        rows.append(
+            [str(cell), points, f"{loss.mean:+.3f} ± {loss.half_width:.3f}", measured, counted]
+        )
     gains = []
     for n, results in one_shard(study, ledger, "top").items():
         plain = study.experiment.results(ledger, Cell("sampled", n, 1))

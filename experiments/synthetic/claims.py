@@ -77,14 +77,14 @@ def accuracy_rises_with_r(study: str, n: int) -> Callable[[StudyResults], Verdic
         cells = [sampled(n), *(Cell("top", n, r) for r in (2, 4, 8))]
         found = [studies.accuracy(study, cell) for cell in cells]
         steps = [student_difference(b, a) for a, b in pairwise(found)]
-        whole = student_difference(found[-1], found[0])
+        gain = student_difference(found[-1], found[0])
         rising = all(step.mean > 0 for step in steps)
         first_most = steps[0].mean == max(step.mean for step in steps)
         means = " → ".join(f"{student_interval(values).mean:.4f}" for values in found)
-        words = f"r=1, 2, 4, 8: {means}; r=8 over r=1 {points(whole)}"
-        if whole.low > 0 and rising and first_most:
+        words = f"r=1, 2, 4, 8: {means}; r=8 over r=1 {points(gain)}"
+        if gain.low > 0 and rising and first_most:
             return REPRODUCED, words
-        return (PARTLY if whole.low > 0 else NOT), words
+        return (PARTLY if gain.low > 0 else NOT), words
 
     return check
 
@@ -259,16 +259,16 @@ def overlap_by_shards(results: Sequence[Result], name: str, kind: str) -> dict[i
 
 def union_is_close_to_the_best(studies: StudyResults) -> Verdict:
     """Reproduced: above 95 % of the best n wherever n >= 100 m; partly: above 90 %."""
-    words, judged = [], []
+    words, lows = [], []
     for n in SHARD_SAMPLES:
         results = studies.results("shards", Cell("top", n, 8))
         kept = results[0]["run"]["num_samples"]
         overlap = overlap_by_shards(results, "overlap", "random")
-        judged += [found.low for m, found in overlap.items() if m > 1 and kept >= MUCH_LARGER * m]
+        lows += [found.low for m, found in overlap.items() if m > 1 and kept >= MUCH_LARGER * m]
         shown = [m for m in (2, *SHARD_COUNTS[1:]) if m in overlap]
         row = ", ".join(f"{100 * overlap[m].mean:.1f} % with m={m}" for m in shown)
         words.append(f"n={kept:,}: {row}")
-    if not judged:
+    if not lows:
         raise DataError(
             "no measured overlap has n >= 100 m. `python -m experiments shards` runs larger ones."
         )
@@ -277,15 +277,15 @@ def union_is_close_to_the_best(studies: StudyResults) -> Verdict:
         f"{100 * expected_overlap(num_classes, n, m):.1f} % with m={m}" for m in counts
     )
     words.append(f"counting predicts {row} for the paper's n={n:,}")
-    least = min(judged)
+    least = min(lows)
     verdict = REPRODUCED if least > CLOSE else PARTLY if least > 0.9 else NOT
     return verdict, "; ".join(words)
 
 
 def cut_costs_no_accuracy(studies: StudyResults) -> Verdict:
-    """Reproduced: at the largest n/m the loss is below half a point, interval and all.
+    """Reproduced: at the largest n/m the interval of the loss is below half a point.
 
-    Partly: its mean is.
+    Partly: only its mean is.
     """
     found: dict[tuple[int, int], Interval] = {}
     for n in SHARD_SAMPLES:
@@ -297,10 +297,10 @@ def cut_costs_no_accuracy(studies: StudyResults) -> Verdict:
             )
     row = "; ".join(f"n={n:,}, m={m}: {points(change)}" for (n, m), change in found.items())
     words = f"the paper's rule on m shards against one, {row}"
-    judged = found[max(found, key=lambda size: size[0] / size[1])]
-    if judged.low > -CHEAP:
+    largest = found[max(found, key=lambda size: size[0] / size[1])]
+    if largest.low > -CHEAP:
         return REPRODUCED, words
-    return (PARTLY if judged.mean > -CHEAP else NOT), words
+    return (PARTLY if largest.mean > -CHEAP else NOT), words
 
 
 CLAIMS: tuple[tuple[str, str, Callable[[StudyResults], Verdict]], ...] = (

@@ -51,7 +51,7 @@ def draw_study(study: Study, ledger: Ledger) -> bytes:
         axes = figure.add_subplot(spot, sharey=drawn[0][0] if drawn else None)
         axes.set_title(title, loc="left", fontsize=11, color=INK)
         drawn.append((axes, _curves(axes, study, ledger, cells)))
-    for axes, labels in drawn:  # only now is the common height of the panels known
+    for axes, labels in drawn:  # after all lines, since the panels share a y axis
         label_ends(axes, labels)
     _words(figure, study)
     return as_png(figure)

@@ -35,7 +35,7 @@ class Examples:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LongTailConfig:
-    """How many classes, how long their tail, and how hard they are to tell apart."""
+    """How many classes, how long their tail, and how hard they are to separate."""
 
     num_classes: int = 100_000
     dim: int = 32  # d, of the inputs

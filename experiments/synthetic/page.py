@@ -85,7 +85,7 @@ def _settings(study: Study) -> list[str]:
     points = sizes_of(experiment.task).num_validation
     text = [
         "The paper gives no learning rate, temperature or schedule. Every cell got the same "
-        f"search on {points:,} validation points with a seed of its own and "
+        f"search on {points:,} validation points with a separate seed and "
         f"{experiment.search_steps:,} steps: first the learning rate ({rates}) at τ = 1"
         + (f", then, where there is a second pass, τ ({others})." if others else ".")
         + (" Cells with several shards use the settings found for one." if sharded else ""),

@@ -1,4 +1,4 @@
-"""One training run of a synthetic experiment: what it is, and doing it."""
+"""One training run of a synthetic experiment: its settings, training and evaluation."""
 
 import math
 import time
@@ -25,7 +25,7 @@ from tapas.tables.placement import Placement
 
 QUERIES_PER_CHUNK = 1000
 ALPHA = 0.75  # of the proposal, where labels are not uniform
-# settings that older ledgers do not know: at these values they are no part of a key
+# later settings, unknown to older ledgers: at these values they are left out of a key
 LATER = {"num_shards": 1, "moving": False, "looks": 0}
 
 
@@ -48,8 +48,8 @@ class Run:
     evaluate_every: int
     judge: str = "test"  # or "validation", for choosing settings
     num_shards: int = 1  # m, of the second pass
-    moving: bool = False  # classes change shards in every step; no engine could, but it tells why
-    looks: int = 0  # draws by which the trained model is looked at; see shards/overlap.py
+    moving: bool = False  # classes change shards in every step, which no real table could do
+    looks: int = 0  # draws that measure the trained model; see shards/overlap.py
 
     def __post_init__(self) -> None:
         if self.method not in ("full", "top", "priority"):
@@ -58,7 +58,7 @@ class Run:
             raise UsageError(f"judge must be test or validation, got {self.judge!r}.")
 
     def key(self) -> str:
-        """A short name for all of the above."""
+        """A short name for all settings."""
         settings = asdict(self)
         for name, default in LATER.items():
             if settings[name] == default:
@@ -72,11 +72,11 @@ class Run:
 
 
 def execute(run: Run) -> dict[str, object]:
-    """Train, and judge along the way. One thread, so that runs can go side by side."""
+    """Train and evaluate, on one thread, so that several runs fit on one machine."""
     torch.set_num_threads(1)
     task = load_task(run.task)
-    judge = task.test if run.judge == "test" else task.validation
-    few = Examples(judge.x[:10_000], judge.y[:10_000])
+    examples = task.test if run.judge == "test" else task.validation
+    few = Examples(examples.x[:10_000], examples.y[:10_000])
     encoder, head, table = _build(run, task)
     optimizer = _Adagrad(list(encoder.parameters()), run.lr)
     curve: list[tuple[int, float, float]] = []
@@ -99,9 +99,11 @@ def execute(run: Run) -> dict[str, object]:
         if step % run.evaluate_every == 0 or step == run.steps:
             accuracy, loss = evaluate(encoder, table, few)
             curve.append((step, accuracy, loss))
-    if len(judge.y) > len(few.y):
-        accuracy, loss = evaluate(encoder, table, judge)
-    looks = {"looks": measure_overlap(encoder, head, judge, draws=run.looks)} if run.looks else {}
+    if len(examples.y) > len(few.y):
+        accuracy, loss = evaluate(encoder, table, examples)
+    looks = (
+        {"looks": measure_overlap(encoder, head, examples, draws=run.looks)} if run.looks else {}
+    )
     return {
         "key": run.key(),
         "run": asdict(run),

@@ -1,4 +1,4 @@
-"""What is measured: the cells of Table 1, the system that they run on, and rounds over them."""
+"""Settings of Table 1: its cells, the system that they run on, and rounds over them."""
 
 import hashlib
 import json
@@ -22,11 +22,11 @@ ROUNDS = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class System:
-    """Everything that decides the numbers but the machine."""
+    """Everything that the numbers depend on, except the machine."""
 
     servers: int = 6
     workers: int = 6
-    max_staleness: int = 11  # as `tapas train` has it: all workers are busy
+    max_staleness: int = 11  # the default of `tapas train`: all workers are busy
     classes: int = 500_000
     users: int = 60_000
     samples: int = 1_000  # n; the larger one is 8 n
@@ -49,7 +49,7 @@ class System:
             )
 
     def quick(self) -> "System":
-        """The same in seconds."""
+        """A version that runs in seconds."""
         return replace(
             self, servers=2, workers=2, max_staleness=3, classes=2_000, users=300, samples=16,
             batch=8, dim=8, warm_up=4, steps=8,
@@ -87,7 +87,7 @@ class System:
         )
 
     def make_log(self, cache: Path) -> Path:
-        """The made-up log, written once."""
+        """The synthetic log, written once."""
         made = ViewingLogConfig(
             num_users=self.users,
             num_items=self.classes,
@@ -104,7 +104,7 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """All cells once, in turn. Its number is its seed and says which cell goes first."""
+    """All cells once, in turn. Its number is the seed and decides which cell goes first."""
 
     system: System
     number: int
@@ -141,7 +141,7 @@ def finished_rounds(ledger: Ledger) -> tuple[System, list[Result]]:
 
 
 def check_same_system(ledger: Ledger, system: System) -> None:
-    """Rounds of another system are never put beside these."""
+    """Raise if the ledger has rounds of another system."""
     if not ledger.results:
         return
     before, now = asdict(finished_rounds(ledger)[0]), asdict(system)

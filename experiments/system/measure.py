@@ -37,9 +37,9 @@ class Segment(NamedTuple):
 
 
 class RayJob:
-    """A run of servers and workers as `tapas train --servers` has it, in a folder of its own.
+    """A run of servers and workers as in `tapas train --servers`, in a temporary folder.
 
-    There are no evaluations and checkpoints, and the folder goes when the job is closed.
+    There are no evaluations and checkpoints. The folder is removed when the job is closed.
     """
 
     def __init__(self, config: TrainConfig, cache: Path):
@@ -53,7 +53,7 @@ class RayJob:
             self._ending, self._next = stack.pop_all(), 0
 
     def run(self, steps: int) -> Segment:
-        """Train so many steps more; returns when all of them are done."""
+        """Train for `steps` more steps; returns when all of them are done."""
         statistics = self._job.statistics = StepStatistics()
         until = self._next + steps
         for number in range(self._next, until):
@@ -101,9 +101,9 @@ def measure(round: Round, cache: Path, status: Callable[[str], None] = lambda li
 
 
 def _check(segment: Segment, steps: int, cell: str) -> None:
-    """A job that did less, or no longer trains, has no pace worth keeping."""
+    """Raise if steps are missing or the loss is not finite."""
     if segment.steps != steps:
-        raise DataError(f"{cell}: {steps} steps were asked for, {segment.steps} were done.")
+        raise DataError(f"{cell}: expected {steps} steps, got {segment.steps}.")
     if not math.isfinite(segment.loss):
         raise DataError(
             f"{cell}: the loss became {segment.loss} within {steps} steps. Lower max_staleness."
@@ -111,7 +111,7 @@ def _check(segment: Segment, steps: int, cell: str) -> None:
 
 
 def _plain(segment: Segment) -> dict[str, Any]:
-    """For JSON, whose names are text."""
+    """For JSON: keys become strings."""
     found = segment._asdict()
     found["staleness"] = {str(missed): n for missed, n in sorted(segment.staleness.items())}
     return found

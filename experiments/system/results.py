@@ -87,7 +87,7 @@ class SystemResults:
 
 
 def paper_rates(system: System) -> dict[tuple[int, int], int]:
-    """The paper's steps a second by n and r, its n's standing for the system's."""
+    """The paper's steps a second by n and r, with its n in place of the system's."""
     return {
         (n, r): rate
         for n, row in zip(system.sizes, PAPER_RATES, strict=True)

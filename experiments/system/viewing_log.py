@@ -1,4 +1,4 @@
-"""A made-up log of what users watched, with what the paper tells of its own.
+"""A synthetic log of what users watched, with the known properties of the paper's log.
 
 The k most popular of C items take
 

@@ -127,7 +127,7 @@ def test_a_process_that_was_killed_is_noted_and_larger_ones_are_not_tried(ledger
     monkeypatch.setattr(step_times, "run_missing", killed)
     measure_step_times(ledger, QUICK, follow)
     words = [ledger[run]["skipped"] for run in step_runs(QUICK)]
-    assert words == 2 * ["its process was ended, most likely for want of memory"] + 2 * [
+    assert words == 2 * ["its process was killed, probably out of memory"] + 2 * [
         "skipped with fewer classes already"
     ]
 

@@ -149,7 +149,7 @@ def test_a_job_that_fails_is_closed(cache, engine_of):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"steps": 5}, "n=16, r=1: 8 steps were asked for, 5 were done."),
+        ({"steps": 5}, "n=16, r=1: expected 8 steps, got 5."),
         (
             {"loss": float("nan")},
             "n=16, r=1: the loss became nan within 8 steps. Lower max_staleness.",
