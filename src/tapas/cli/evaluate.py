@@ -77,7 +77,7 @@ def evaluate(
     the items that most often followed those of the user's last basket. A second table shows how
     the model does on frequent and on rare items.
 
-    Under torchrun the ranks share the work, and each loads its part of the class vectors.
+    Under torchrun the ranks share the work, and each loads its shard of the class vectors.
     """
     with report_errors():
         from tapas.training.run_evaluation import evaluate_run

@@ -94,9 +94,9 @@ def gather_batch(
     sizes = tuple(row[0] for row in gathered)
     width = max(row[1] // 16 for row in gathered)
     # one message of 32-bit words: query, targets and context
-    own = target.new_full((len(target), width), -1)
-    own[:, : target.shape[1]] = target
-    columns = [query.detach(), own.view(torch.float32)]
+    padded = target.new_full((len(target), width), -1)
+    padded[:, : target.shape[1]] = target
+    columns = [query.detach(), padded.view(torch.float32)]
     if context is not None:
         columns.append(context[:, None].view(torch.float32))
     packed = ranks.gather_rows(torch.cat(columns, dim=1), sizes)

@@ -67,7 +67,7 @@ def ranked_lists(
 
     Lists with fewer than 20 items end in -1. The loss is the full softmax loss in nats, averaged
     over the targets of an example, NaN without targets; it is None unless `with_loss`. With
-    several `ranks` each ranks its part of every chunk, and all get the same result.
+    several `ranks` each ranks its share of every chunk, and all get the same result.
     """
     start, point, items = np.asarray(log.offsets)[points.user], points.point, log.items
     lists, losses = [], []

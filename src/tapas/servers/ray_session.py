@@ -81,8 +81,8 @@ def ray_session(
     if ray.is_initialized():
         yield _already_connected(ray, address)
         return
-    own = _local_session(ray, object_store_bytes)
-    with _cluster(ray, address, timeout_seconds) if address is not None else own as found:
+    local = _local_session(ray, object_store_bytes)
+    with _cluster(ray, address, timeout_seconds) if address is not None else local as found:
         yield found
 
 

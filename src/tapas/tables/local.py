@@ -113,8 +113,8 @@ class LocalTable(ClassTable):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in PARTS and isinstance(value, nn.Parameter):
-            own = self._parameters.get(name)
-            if own is not None and own.is_meta:  # a loader replaces meta tensors
+            present = self._parameters.get(name)
+            if present is not None and present.is_meta:  # a loader replaces meta tensors
                 value = nn.Parameter(value.detach(), requires_grad=False)
             if value.requires_grad:
                 raise UsageError(
@@ -122,10 +122,10 @@ class LocalTable(ClassTable):
                     "trains, too. To share rows, have the model read its inputs from the table, "
                     f"head.table.lookup(ids); to set them, head.table.{name}.copy_(values)."
                 )
-            if own is not None and (value.shape, value.dtype) != (own.shape, own.dtype):
+            if present is not None and (value.shape, value.dtype) != (present.shape, present.dtype):
                 raise UsageError(
                     f"{name} has shape {tuple(value.shape)} and {value.dtype}; expected "
-                    f"{tuple(own.shape)} and {own.dtype}, as the table was built."
+                    f"{tuple(present.shape)} and {present.dtype}, as the table was built."
                 )
         super().__setattr__(name, value)
 

@@ -267,7 +267,7 @@ def _cures(w: Workload, available: int) -> Iterator[str]:
     def need(**changed: Any) -> int:
         return memory_plan(replace(w, **changed)).memory_bytes
 
-    def told(words: str, **changed: Any) -> str:
+    def with_size(words: str, **changed: Any) -> str:
         return f"{words} ({in_units(need(**changed))})"
 
     too_few = ranks = w.ranks
@@ -275,22 +275,24 @@ def _cures(w: Workload, available: int) -> Iterator[str]:
         too_few, ranks = ranks, min(2 * ranks, w.num_samples)
     if need(ranks=ranks) <= available:
         ranks = 1 + _last(too_few, ranks, lambda m: need(ranks=m) > available)
-        yield told(f"{ranks:,} ranks with as much memory each", ranks=ranks)
+        yield with_size(f"{ranks:,} ranks with as much memory each", ranks=ranks)
     lighter = {"dtype": "bfloat16"} if w.dtype == "float32" else {}
     if w.optimizer in ("adagrad", "lazy-adam"):
         lighter["optimizer"] = "rowwise-adagrad"
     words = {"dtype": "bfloat16 rows", "optimizer": f"rowwise-adagrad instead of {w.optimizer}"}
     alone = [name for name in lighter if need(**{name: lighter[name]}) <= available]
     for name in alone:
-        yield told(words[name], **{name: lighter[name]})
+        yield with_size(words[name], **{name: lighter[name]})
     if not alone and len(lighter) == 2 and need(**lighter) <= available:
-        yield told(" and ".join(words.values()), **lighter)
+        yield with_size(" and ".join(words.values()), **lighter)
     if w.head and need(head_classes=0) <= available:
         head = _last(0, w.head, lambda h: need(head_classes=h) <= available)
-        yield told(f"at most {head:,} classes that were seen more than once", head_classes=head)
+        yield with_size(
+            f"at most {head:,} classes that were seen more than once", head_classes=head
+        )
     if need(num_classes=w.num_samples) <= available:
         most = _last(w.num_samples, w.num_classes, lambda c: need(num_classes=c) <= available)
-        yield told(f"{most:,} classes", num_classes=most)
+        yield with_size(f"{most:,} classes", num_classes=most)
 
 
 def _last(low: int, high: int, holds: Callable[[int], bool]) -> int:
