@@ -27,7 +27,8 @@ MEANINGS = {
 class Diagnosis:
     """Five numbers about one batch; `print` shows them with their meaning and a verdict.
 
-    All are NaN on a rank that has no examples. `verdict` is a sentence about `gradient_cosine`
+    All are NaN on a rank that has no examples; `gradient_cosine` is NaN as well if one of the two
+    gradients is 0 or not finite. `verdict` is a sentence about `gradient_cosine`
     for the settings of the head; it is not a field, so that `asdict` returns numbers only.
     """
 
@@ -72,11 +73,16 @@ def verdict(
     ... )
     'gradient cosine 0.98: high. Plain sampled softmax (presample_factor=1) is enough.'
     """
+    if num_samples >= num_classes:
+        return "The loss is exact: num_samples is the number of classes. cross_entropy is faster."
     if isnan(cosine):
-        return "gradient cosine: none, because this rank has no examples in this batch."
+        return (
+            "gradient cosine: none, because this rank has no examples, or a gradient is 0 (nothing "
+            "left to learn) or not finite (check the class vectors for NaN)."
+        )
     cosine = round(cosine, 2)  # as it is printed
     found = f"gradient cosine {cosine:.2f}"
-    second_pass = presample_factor > 1 and num_samples < num_classes
+    second_pass = presample_factor > 1
     if cosine >= HIGH and second_pass:
         return (
             f"{found}: high. Try presample_factor=1: if the cosine stays at {HIGH} or above, "
@@ -166,4 +172,6 @@ def _sampled_gradient(table: ClassTable, batch: Batch, kept: Candidates) -> Tens
 
 
 def _cosine(a: Tensor, b: Tensor) -> float:
-    return float(torch.nn.functional.cosine_similarity(a.reshape(-1), b.reshape(-1), dim=0))
+    """Cosine of the angle between two gradients; NaN if one of them is 0 or not finite."""
+    a, b = a.reshape(-1).double(), b.reshape(-1).double()
+    return float((a / a.norm()) @ (b / b.norm()))

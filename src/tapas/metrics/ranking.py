@@ -12,7 +12,7 @@ from torch import Tensor
 from tapas.candidates import first_occurrences
 from tapas.errors import UsageError
 from tapas.rng import stream
-from tapas.shapes import check_integer, check_positive, check_shape
+from tapas.shapes import check_integer, check_positive, check_shape, check_tensor
 
 
 def rank_classes(scores: Tensor, k: int, *, seed: int = 0) -> Tensor:
@@ -81,7 +81,8 @@ def ndcg_at_k(ranked: Tensor, target: Tensor, k: int) -> Tensor:
 
 def reciprocal_rank(ranked: Tensor, target: Tensor) -> Tensor:
     """1 / rank of the first hit, 0 without one: (B,). NaN for an example without targets."""
-    hit, num_targets = _hits(ranked, target, ranked.shape[-1])
+    sizes = check_shape({}, ranked=(ranked, "B N"))
+    hit, num_targets = _hits(ranked, target, sizes["N"])
     position = torch.arange(1, hit.shape[1] + 1, device=hit.device)
     return (hit / position).amax(dim=1) + 0 / num_targets.clamp(max=1)
 
@@ -113,8 +114,13 @@ def _as_rows(target: Tensor, num_examples: int) -> Tensor:
 def _hits(ranked: Tensor, target: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """1.0 at the first mention of each true id, (B, k), and the number of true ids, (B,)."""
     check_positive("k", k)
-    target = _as_rows(target, len(ranked))
-    check_shape({}, ranked=(ranked, "B N"), target=(target, "B L"))
+    sizes = check_shape({}, ranked=(ranked, "B N"))
+    check_tensor("target", target)
+    shape, target = tuple(target.shape), _as_rows(target, sizes["B"])
+    if target.dim() != 2 or len(target) != sizes["B"]:
+        raise UsageError(
+            f"target has shape {shape}; expected (B={sizes['B']},) or (B={sizes['B']}, L)."
+        )
     ranked, target = check_integer("ranked", ranked)[:, :k], check_integer("target", target)
     if ranked.shape[1] < k:
         raise UsageError(

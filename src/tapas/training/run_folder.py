@@ -152,9 +152,16 @@ def open_run(path: Path) -> RunFolder:
             f"{path} was written by tapas {record.get('tapas')} (run format {found}); this is "
             f"tapas {__version__}, which reads formats up to {FORMAT}. Upgrade tapas-softmax."
         )
+    try:
+        config = build_config(read_toml(path / CONFIG))
+    except UsageError as error:
+        raise UsageError(
+            f"the settings of the run in {path} cannot be used: {error} Correct {path / CONFIG}, "
+            f"or use the version that wrote it, tapas {record.get('tapas')}."
+        ) from error
     return RunFolder(
         path=path,
-        config=build_config(read_toml(path / CONFIG)),
+        config=config,
         log=EventLog.open(path / LOG),
         num_threads=int(record.get("num_threads", 1)),
     )

@@ -2,7 +2,7 @@
 
 import pickle
 from dataclasses import asdict
-from math import nan
+from math import isnan, nan
 
 import pytest
 import torch
@@ -158,6 +158,45 @@ def test_the_advice_fits_the_settings_of_the_head():
 def test_without_examples_there_is_no_verdict():
     found = Diagnosis(nan, nan, nan, nan, nan, advice(nan))
     assert str(found).splitlines()[3].split()[:2] == ["pool_effective_size", "nan"]
+    assert found.verdict == NO_COSINE
+
+
+NO_COSINE = (
+    "gradient cosine: none, because this rank has no examples, or a gradient is 0 (nothing left to "
+    "learn) or not finite (check the class vectors for NaN)."
+)
+
+
+@pytest.mark.parametrize("bad", [nan, float("inf")])
+def test_a_row_that_is_not_finite_gets_no_verdict_on_the_cosine(bad):
+    head = tapas.TapasSoftmax(50, 4, num_samples=5)
+    with torch.no_grad():
+        head.table.weight[7] = bad
+    assert head.diagnose(torch.ones(3, 4), torch.arange(3)).verdict == NO_COSINE
+
+
+def test_a_gradient_of_zero_is_not_called_a_low_cosine():
+    bias = torch.full((50,), -200.0)
+    bias[0] = 0
+    head = tapas.TapasSoftmax(50, 4, num_samples=5, bias=bias)
+    found = head.diagnose(torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64))
+    assert isnan(found.gradient_cosine)
+    assert found.verdict == NO_COSINE
+
+
+def test_a_tiny_gradient_has_the_same_cosine_as_a_large_one():
+    head = tapas.TapasSoftmax(50, 4, num_samples=5, presample_factor=1)
+    query, target = torch.zeros(1, 4), torch.tensor([3])
+    large = head.diagnose(query, target).gradient_cosine
+    with torch.no_grad():
+        head.table.weight.mul_(2.0**-60)
+    assert head.diagnose(query, target).gradient_cosine == pytest.approx(large, abs=1e-6)
+
+
+@pytest.mark.parametrize("num_classes", [1, 4])
+def test_with_all_classes_in_the_sample_the_verdict_is_that_the_loss_is_exact(num_classes):
+    head = tapas.TapasSoftmax(num_classes, 4, num_samples=num_classes)
+    found = head.diagnose(torch.ones(3, 4), torch.zeros(3, dtype=torch.int64))
     assert found.verdict == (
-        "gradient cosine: none, because this rank has no examples in this batch."
+        "The loss is exact: num_samples is the number of classes. cross_entropy is faster."
     )

@@ -183,11 +183,11 @@ def test_errors_name_the_value_and_the_expectation():
         metrics.recall_at_k(RANKED, TARGET, 3)
     with raises_text("k must be an integer, got 1.5."):
         metrics.ndcg_at_k(RANKED, TARGET, 1.5)
-    with raises_text("target has shape (1,); expected (B=2, L)."):
+    with raises_text("target has shape (1,); expected (B=2,) or (B=2, L)."):
         metrics.precision_at_k(RANKED, TARGET[0], 1)
-    with raises_text("target has shape (2, 1, 1); expected (B=2, L)."):
+    with raises_text("target has shape (2, 1, 1); expected (B=2,) or (B=2, L)."):
         metrics.precision_at_k(RANKED, TARGET[..., None], 1)
-    with raises_text("target has shape (3,); expected (B=2, L)."):
+    with raises_text("target has shape (3,); expected (B=2,) or (B=2, L)."):
         metrics.mean_precision_at_k(RANKED, torch.zeros(3, dtype=torch.int64), 1)
     with raises_text("ranked has dtype torch.float32; expected int64 class ids"):
         metrics.reciprocal_rank(RANKED.float(), TARGET)
@@ -197,3 +197,19 @@ def test_errors_name_the_value_and_the_expectation():
         metrics.mean_precision_at_k(RANKED, TARGET[1:].repeat(2, 1), 2)
     with raises_text("no example has a target: there is nothing to average."):
         metrics.mean_average_precision_at_k(RANKED, TARGET[:, :0], 2)
+
+
+@pytest.mark.parametrize(
+    "metric", [metrics.reciprocal_rank, lambda r, t: metrics.ndcg_at_k(r, t, 2)]
+)
+def test_what_is_no_tensor_or_a_scalar_is_an_error_that_names_it(metric):
+    ranked, target = torch.tensor([[1, 2]]), torch.tensor([1])
+    no_tensor = "must be a torch.Tensor, got list. torch.as_tensor makes one."
+    with raises_text(f"target {no_tensor}"):
+        metric(ranked, [1])
+    with raises_text(f"ranked {no_tensor}"):
+        metric([[1, 2]], target)
+    with raises_text("ranked has shape (); expected (B, N)."):
+        metric(torch.tensor(1), target)
+    with raises_text("target has shape (3,); expected (B=1,) or (B=1, L)."):
+        metric(ranked, torch.tensor([1, 2, 3]))

@@ -154,3 +154,16 @@ def test_only_one_process_trains_in_a_run(log, tmp_path):
     assert str(error.value) == words
     with exclusive(run.path):
         pass
+
+
+def test_settings_of_another_version_are_an_error_that_names_their_file(log, tmp_path):
+    run = create_run(tmp_path / "run", CONFIG, log).path
+    file = run / "config.toml"
+    file.write_text(file.read_text().replace("\ncopy = ", "\nrepeats = "))
+    with pytest.raises(UsageError) as error:
+        open_run(run)
+    assert str(error.value) == (
+        f"the settings of the run in {run} cannot be used: unknown name in [model] 'repeats'. Did "
+        "you mean 'copy'? Known: attention_heads, copy, dim, dropout, encoder, history, inputs, "
+        f"layers. Correct {file}, or use the version that wrote it, tapas {__version__}."
+    )
