@@ -29,8 +29,12 @@ SHORTER = {  # what makes a command quick enough for a test
 
 
 def blocks(page, kind):
-    """Fenced blocks of a kind of a page."""
-    return re.findall(rf"```{kind}\n(.*?)```", PAGES[page], flags=re.DOTALL)
+    """Fenced blocks of a kind of a page; one that is marked "continued" belongs to the last."""
+    found = []
+    fences = re.findall(rf"```{kind}( continued)?\n(.*?)```", PAGES[page], flags=re.DOTALL)
+    for continued, text in fences:
+        found.append(found.pop() + text if continued else text)
+    return found
 
 
 PYTHON = {

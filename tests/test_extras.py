@@ -56,6 +56,17 @@ def test_the_command_says_what_to_install():
     assert (done.returncode, done.stdout, done.stderr) == (1, "", words)
 
 
+@pytest.mark.slow
+def test_a_comparison_without_matplotlib_trains_nothing(tmp_path):
+    only = BLOCK.replace(repr(sorted(EXTRAS)), "['matplotlib']")
+    script = f"{only}\nfrom tapas.__main__ import main; sys.argv[0] = 'tapas'; main()"
+    command = [sys.executable, "-c", script, "compare", "--quick", "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    words = 'tapas: this needs matplotlib. Install it with `pip install "tapas-softmax[plots]"`.\n'
+    assert (done.returncode, done.stderr) == (1, words)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_figure_without_matplotlib_says_what_to_install(monkeypatch):
     import typer
     from typer.testing import CliRunner

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -216,13 +217,15 @@ def compare(
     alone; running two at once changes nothing.
 
     The table and the recommendation are printed here; README.md, report.html and a figure are
-    written to --out. Stop it at any time: the same command continues.
+    written to --out. Stop it at any time: the same command continues. All methods with the
+    default budget take about two hours on two cores; --methods names some of them.
     """
     with report_errors():
         if show_list:
             _print_contenders(as_json)
             return
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
+        import_module("tapas.comparison.report")  # a missing matplotlib is said before training
         if not draw:
             log = source_table(files, user, item, time, text, group, min_count, rare, skip_bad_rows)
             given: dict[str, Any] = {
@@ -272,8 +275,8 @@ def _print_contenders(as_json: bool) -> None:
     typer.echo("\nWhat the options mean:")
     for name, methods in _option_help().items():
         for text, used_by in methods.items():
-            whose = f" ({', '.join(used_by)})" if len(methods) > 1 and len(used_by) == 1 else ""
-            typer.echo(wrapped(f"  {name:<20} {text}{whose}", sys.stdout, indent=" " * 23))
+            whose = f"{used_by[0]}: " if len(methods) > 1 and len(used_by) == 1 else ""
+            typer.echo(wrapped(f"  {name:<20} {whose}{text}", sys.stdout, indent=" " * 23))
 
 
 def _option_help() -> dict[str, dict[str, list[str]]]:

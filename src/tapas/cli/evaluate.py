@@ -133,7 +133,7 @@ def _print(found: Evaluation, step: int, show_all: bool) -> None:
     )
     say(
         "Head: the most frequent items, with half of the training events; tail: the rarest, with "
-        "the last 10 %; unseen: in no training event, so they count as misses."
+        "the last 10 %; unseen: in no training event."
     )
     typer.echo()
     print_table(

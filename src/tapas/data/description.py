@@ -85,7 +85,7 @@ def describe_split(log: EventLog, split: Split) -> list[str]:
             f"{_count(report['unseen_items'], 'item')} "
             f"{'is' if report['unseen_items'] == 1 else 'are'} not in the training events; "
             f"{report['test_unseen_targets']:,} of {report['test_events']:,} test events are of "
-            "such items and count as misses."
+            "such items; they stay among the targets."
         )
     if report["users_without_history"]:
         words.append(
@@ -135,8 +135,8 @@ def describe(log: EventLog) -> Description:
         )
     if log.num_items < 10_000:
         remarks.append(
-            f"With {log.num_items:,} items a full softmax is exact and fast enough; TAPAS pays off "
-            "from about 50,000 items on."
+            f"With {log.num_items:,} items a full softmax is exact and fast enough: train with "
+            "--set head.method=full."
         )
     return Description(
         num_events=log.num_events,

@@ -63,7 +63,7 @@ def score_lists(
 
     Negative ids are padding in both. `train_counts` (C,) is the number of training events of each
     class, `loss` (P,) the full softmax loss in nats, if known; `k` is that of precision@k. Targets
-    never seen in training count as misses, not as padding.
+    never seen in training count like all others.
 
     Buckets, by decreasing training count: the head is the fewest classes that make up half of
     the training events, the tail all classes after the fewest that make up 90 %, the middle those

@@ -2,6 +2,7 @@
 
 from dataclasses import InitVar, dataclass, fields
 from math import isnan, nan
+from textwrap import fill
 
 import torch
 from torch import Tensor
@@ -13,7 +14,8 @@ from tapas.selection import Selection, Top
 from tapas.tables import ClassTable
 
 CLASSES_PER_CHUNK = 4096
-LOW, HIGH = 0.9, 0.97  # gradient cosines; docs/evidence.md says what they mean
+LOW, HIGH = 0.9, 0.97  # gradient cosines; docs/choosing.md says what they mean
+EARLY = 100  # training steps before which a good cosine says nothing: rows are nearly random
 MEANINGS = {
     "gradient_cosine": "sampled vs exact gradient of the queries; 1 is exact",
     "kept_mass": "share of the pool's probability on the kept classes",
@@ -49,7 +51,7 @@ class Diagnosis:
         if not isnan(self.pool_effective_size):
             value["pool_effective_size"] = f"{self.pool_effective_size:,.0f}"
         lines = [f"{name:<19} {value[name]:>9}  {text}" for name, text in MEANINGS.items()]
-        return "\n".join([*lines, self.verdict] if self.verdict else lines)
+        return "\n".join([*lines, fill(self.verdict, 80)] if self.verdict else lines)
 
     def __repr__(self) -> str:
         numbers = (f"{one.name}={getattr(self, one.name):.3g}" for one in fields(self))
@@ -64,12 +66,13 @@ def verdict(
     presample_factor: int,
     selection: Selection,
     proposal: Proposal,
+    step: int,
 ) -> str:
     """What a gradient cosine means for a head with these settings, and what to change.
 
     >>> verdict(
     ...     0.98, num_classes=9000, num_samples=100, presample_factor=1, selection=Top(),
-    ...     proposal=Uniform(9000)
+    ...     proposal=Uniform(9000), step=500
     ... )
     'gradient cosine 0.98: high. Plain sampled softmax (presample_factor=1) is enough.'
     """
@@ -82,6 +85,10 @@ def verdict(
         )
     cosine = round(cosine, 2)  # as it is printed
     found = f"gradient cosine {cosine:.2f}"
+    if cosine >= LOW and step < EARLY:
+        return (
+            f"{found} after {step} training steps: too early to tell. Ask again after some hundred."
+        )
     second_pass = presample_factor > 1
     if cosine >= HIGH and second_pass:
         return (

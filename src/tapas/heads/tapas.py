@@ -267,6 +267,7 @@ class TapasSoftmax(SharedSample):
             presample_factor=self.presample_factor,
             selection=self.selection,
             proposal=self.proposal,
+            step=self.step,
         )
         return Diagnosis(**found, with_verdict=advice)
 

@@ -19,8 +19,8 @@ class Combined(torch.optim.Optimizer):
 
     `param_groups` lists the group dicts of all of them, so that a scheduler reaches every
     learning rate. `state_dict` holds all states and loads into a `Combined` of the same kinds.
-    Rows of a `RowOptimizer` and their anchors are removed from the other optimizers, since
-    `model.parameters()` includes them.
+    Rows of a `RowOptimizer`, and the anchor parameter that stands for the rows of a table, are
+    removed from the other optimizers, since `model.parameters()` includes them.
     """
 
     optimizers: tuple[torch.optim.Optimizer, ...]

@@ -269,7 +269,14 @@ class Adagrad(RowOptimizer):
 class RowwiseAdagrad(Adagrad):
     """Adagrad with one sum per row instead of one per weight: sum += mean(g^2).
 
-    The default choice for large tables, and the least sensitive to its learning rate.
+    The usual choice for large tables: the state is one number per row.
+
+    Args:
+        rows: a head, a table, a model that contains them, or a list of these.
+        lr: learning rate of weights and biases.
+        weight_decay: L2 penalty of the rows that a step uses; biases are not decayed.
+        initial_sum: what sums start at. 0 would make the first update of a row as long as `lr`.
+        eps: added to the square root of the sum.
     """
 
     formula = RowwiseAdagradUpdate

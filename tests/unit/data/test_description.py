@@ -61,8 +61,7 @@ def test_what_will_hinder_training_is_said():
         "There is only one user: is --user the right column?",
         "All events of a user have the same time, so there is no next item to learn: is --time "
         "the right column?",
-        "With 6 items a full softmax is exact and fast enough; TAPAS pays off from about 50,000 "
-        "items on.",
+        "With 6 items a full softmax is exact and fast enough: train with --set head.method=full.",
     )
     assert len(describe(build([[(0, 1), (1, 2)], [(0, 1)]])).remarks) == 1
 
@@ -129,7 +128,7 @@ def test_a_split_says_what_it_holds_out_and_what_cannot_be_learned():
     split = split_log(log, SplitConfig(kind="time", validation=0.2, test=0.15))
     assert describe_split(log, split) == [
         "Split by time at 5 and 7; training: 10 events; validation: 2 users; test: 2 users.",
-        "3 items are not in the training events; 1 of 2 test events are of such items and count "
-        "as misses.",
+        "3 items are not in the training events; 1 of 2 test events are of such items; they stay "
+        "among the targets.",
         "1 user without events before the cut cannot be evaluated.",
     ]

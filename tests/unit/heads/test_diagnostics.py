@@ -84,7 +84,7 @@ def advice(cosine, **options):
         "selection": tapas.Priority(),
         "proposal": tapas.Uniform(200_000),
     }
-    return verdict(cosine, **(settings | options))
+    return verdict(cosine, **(settings | {"step": 100} | options))
 
 
 def squashed(alpha):
@@ -99,7 +99,7 @@ def test_a_printed_diagnosis_is_a_table_with_a_verdict():
         "top_coverage            0.016  share of the kept classes that are in the exact top n",
         "pool_effective_size     1,212  effective number of classes in the pool, per example",
         "other_targets           0.000  share of the kept classes that are targets in this batch",
-        "gradient cosine 0.40: low. Raise num_samples or presample_factor, or pass "
+        "gradient cosine 0.40: low. Raise num_samples or presample_factor, or pass",
         "proposal=tapas.Squashed(counts, alpha=0.75).",
     ]
     assert repr(found) == (
@@ -110,8 +110,8 @@ def test_a_printed_diagnosis_is_a_table_with_a_verdict():
 
 def test_the_verdict_of_a_head_is_printed_pickled_and_not_a_field():
     found = make(proposal=tapas.Squashed(torch.arange(C), alpha=0.75)).diagnose(*batch())
-    assert str(found).splitlines()[-1] == found.verdict
-    assert found.verdict.startswith(f"gradient cosine {found.gradient_cosine:.2f}: ")
+    assert " ".join(str(found).splitlines()[5:]) == found.verdict
+    assert found.verdict.startswith(f"gradient cosine {found.gradient_cosine:.2f}")
     assert str(pickle.loads(pickle.dumps(found))) == str(found)
     assert list(asdict(found)) == [
         "top_coverage",
@@ -153,6 +153,14 @@ def test_the_advice_fits_the_settings_of_the_head():
     assert advice(0.98, presample_factor=1) == (
         "gradient cosine 0.98: high. Plain sampled softmax (presample_factor=1) is enough."
     )
+
+
+def test_a_good_cosine_of_an_untrained_head_says_nothing():
+    assert advice(0.98, step=99) == (
+        "gradient cosine 0.98 after 99 training steps: too early to tell. Ask again after some "
+        "hundred."
+    )
+    assert "low. Raise" in advice(0.5, step=0)
 
 
 def test_without_examples_there_is_no_verdict():
