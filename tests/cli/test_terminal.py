@@ -36,6 +36,25 @@ def test_brackets_in_a_table_are_printed(monkeypatch, capsys):
     assert row.split() == ["[bold]", "1"]
 
 
+@pytest.mark.parametrize("columns", [1, 20, 40, 60, 80])
+def test_a_narrow_terminal_cuts_no_number_of_a_table(monkeypatch, capsys, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    heading = ["", "model", "most popular", "co-occurrence"]
+    row = ["precision@1", "0.2385 ±0.0678", "0.2259 ±0.0686", "0.1382 ±0.0322"]
+    print_table(heading, [row])
+    out = capsys.readouterr().out
+    assert sorted(" ".join([*heading, *row]).split()) == sorted(out.replace("─", "").split())
+    assert max(map(len, out.splitlines())) <= max(columns, 50)
+
+
+def test_a_long_key_in_a_table_is_broken_and_complete(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "40")
+    print_table(("key", "score"), [["k" * 100, "1.25"]])
+    out = capsys.readouterr().out
+    assert out.count("k") == 101
+    assert max(map(len, out.splitlines())) <= 40
+
+
 def test_intervals_have_as_many_digits_as_they_deserve():
     wide, narrow = Interval(0.5, 0.45, 0.6), Interval(0.5, 0.498, 0.501)
     assert (decimals_of([wide]), decimals_of([wide, narrow]), decimals_of([])) == (3, 4, 4)

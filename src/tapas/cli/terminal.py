@@ -6,16 +6,19 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import TextIO
+from typing import Literal, TextIO
 
 import typer
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
 from tapas.evaluation.intervals import Interval
 
 WIDE = 160  # columns of a table in a file or a pipe
+GAP = 2  # between two columns of a table
+LONG_WORD = 24  # longer words in a table are broken where the terminal is narrow
 
 
 def status(words: str) -> None:
@@ -84,9 +87,29 @@ def print_table(
         collapse_padding=True,
         pad_edge=False,
     )
-    for place, words in enumerate(heading):
-        table.add_column(words, justify="right" if right and place else "left")
+    room = terminal_width(sys.stdout) or WIDE
+    widths = _column_widths(list(zip(heading, *rows, strict=True)), room)
+    for place, (words, width) in enumerate(zip(heading, widths, strict=True)):
+        justify: Literal["left", "right"] = "right" if right and place else "left"
+        table.add_column(words, justify=justify, width=width, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    width = terminal_width(sys.stdout) or WIDE
-    Console(highlight=False, markup=False, width=width).print(table)
+    needed = sum(widths) + GAP * len(widths)  # more than there is: the terminal wraps the lines
+    Console(highlight=False, markup=False, width=max(room, needed)).print(table)
+
+
+def _column_widths(columns: Sequence[Sequence[str]], room: int) -> list[int]:
+    """Widths of the columns of a table, at most `room` in all if no word has to be cut for it.
+
+    Numbers are never broken; words longer than LONG_WORD are.
+    """
+    wanted = [max(map(cell_len, cells)) for cells in columns]
+    widths = [
+        min(LONG_WORD, max(map(cell_len, " ".join(cells).split()), default=0)) for cells in columns
+    ]
+    spare = room - sum(widths) - GAP * (len(widths) - 1)
+    while spare > 0 and widths != wanted:
+        missing = [most - width for most, width in zip(wanted, widths, strict=True)]
+        widths[missing.index(max(missing))] += 1
+        spare -= 1
+    return widths
