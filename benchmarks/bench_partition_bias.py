@@ -64,15 +64,20 @@ def in_percent(values: list[float]) -> str:
     return f"{100 * found['mean']:+.2f} % ± {100 * found['standard_error']:.2f}"
 
 
+def in_nats(values: list[float]) -> str:
+    found = summary(values)
+    return f"{found['mean']:+.4f} ± {found['standard_error']:.4f}"
+
+
 def main() -> None:
     results: dict[str, object] = {}
     worst = 0.0
     for scale, name in ((1.0, "flat softmax, logit spread 0.6"), (5.0, "sharp, spread 3")):
         print(f"\n{name}: C={C}, B={B}, {DRAWS} draws")
-        print(f"  {'':<40}{'bias of Z':<20}bias of log Z")
+        print(f"  {'':<40}{'bias of Z':<20}bias of log Z, nats")
         for case, options in CASES.items():
             bias, log_bias = measure(options, scale)
-            print(f"  {case:<40}{in_percent(bias):<20}{in_percent(log_bias)}")
+            print(f"  {case:<40}{in_percent(bias):<20}{in_nats(log_bias)}")
             found = summary(bias)
             results[f"{name}: {case}"] = {"bias": found, "log_bias": summary(log_bias)}
             if not case.startswith("top"):  # biased by design

@@ -125,7 +125,7 @@ def median_of(result: Mapping[str, Any]) -> float | None:
 
 
 def reason_to_skip(run: StepRun, known: Mapping[int, float | None], free: int) -> str | None:
-    """Paragraph if a step would take more than 20 s, or memory that the machine does not have.
+    """Why to skip a run: a step would take over 20 s, or more memory than there is.
 
     Times grow as they did between the last two sizes in `known`, or with C if there is one.
     """
