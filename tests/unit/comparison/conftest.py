@@ -1,4 +1,4 @@
-"""A folder for made-up logs, filled once."""
+"""A cache folder for synthetic logs, filled once."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The budget: equal time for all, choices by validation alone, nobody dropped in silence."""
+"""The budget: equal time for all methods, settings chosen on validation, reasons for skipping."""
 
 import pytest
 from hypothesis import given
@@ -34,7 +34,7 @@ def add(ledger, run, score, **more):
     trials=st.integers(1, 8),
     seeds=st.integers(1, 9),
 )
-def test_every_contender_trains_for_the_budget_within_a_step_a_run(pace, budget, trials, seeds):
+def test_every_contender_trains_for_the_budget_up_to_one_step_per_run(pace, budget, trials, seeds):
     config = quick(budget_seconds=budget, trials=trials, seeds=seeds)
     mine = RunBudget(config, 16, {"full": pace})
     for count, steps in ((trials, mine.trial_steps("full")), (seeds, mine.final_steps("full"))):
@@ -42,7 +42,7 @@ def test_every_contender_trains_for_the_budget_within_a_step_a_run(pace, budget,
         assert -1e-9 * budget <= left <= count * pace * (1 + 1e-9)
 
 
-def test_searches_are_equal_in_number_and_judged_on_validation():
+def test_searches_have_equally_many_trials_on_validation_points():
     runs = budget().searches()
     for name in PACES:
         mine = [run for run in runs if run.contender == name]
@@ -55,7 +55,7 @@ def test_searches_are_equal_in_number_and_judged_on_validation():
     }  # fmt: skip
 
 
-def test_the_best_on_validation_is_chosen_and_a_diverged_trial_never(ledger):
+def test_the_best_trial_on_validation_is_chosen_but_never_a_diverged_one(ledger):
     mine = budget()
     for run in mine.searches():
         if (run.rows_lr, run.knob) == (1.0, 0.75):
@@ -66,7 +66,7 @@ def test_the_best_on_validation_is_chosen_and_a_diverged_trial_never(ledger):
     assert mine.best(ledger, "full") == Trial(0.3, None)  # all equal: the first
 
 
-def test_seeds_are_outermost_and_judged_on_test_points(ledger):
+def test_final_runs_are_ordered_by_seed_and_use_test_points(ledger):
     mine = budget()
     for run in mine.searches():
         add(ledger, run, run.rows_lr)
@@ -83,7 +83,7 @@ def test_seeds_are_outermost_and_judged_on_test_points(ledger):
     }  # fmt: skip
 
 
-def test_an_unfinished_search_is_told_and_who_diverged_in_every_trial_has_no_seeds(ledger):
+def test_an_unfinished_search_is_an_error_and_a_method_without_a_trial_has_no_seeds(ledger):
     mine = budget()
     words = r"the search of 'full' is not finished; the same command continues where it stopped\."
     with pytest.raises(DataError, match=words):
@@ -95,7 +95,7 @@ def test_an_unfinished_search_is_told_and_who_diverged_in_every_trial_has_no_see
     assert {run.contender for run in mine.finals(ledger)} == {"sampled", "tapas"}
 
 
-def test_who_is_too_slow_is_named_with_the_numbers():
+def test_a_method_that_is_too_slow_is_reported_with_the_numbers():
     mine = RunBudget(
         quick(budget_seconds=12.0, trials=4, least_steps=20), 16, PACES | {"full": 0.1}
     )
@@ -116,7 +116,7 @@ def test_who_is_too_slow_is_named_with_the_numbers():
     )
 
 
-def test_the_truth_is_a_reference_where_it_is_known():
+def test_the_truth_is_a_reference_if_it_is_known():
     assert [run.contender for run in budget().references()] == [
         "most popular", "the user's favourites", "co-occurrence", "the true distribution"
     ]  # fmt: skip

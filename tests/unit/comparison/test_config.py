@@ -1,4 +1,4 @@
-"""The settings of a comparison: what they say, and what they refuse."""
+"""The settings of a comparison, their errors, and durations."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ def test_durations(words, seconds):
 
 
 @pytest.mark.parametrize("words", ["", "0", "0m", "-3s", "10 minutes", "1d", "nan", "1e3", "m"])
-def test_a_time_that_cannot_be_read_is_shown_how_to_write_it(words):
+def test_a_time_that_cannot_be_read_is_an_error_with_examples(words):
     with pytest.raises(UsageError) as caught:
         parse_duration(words)
     assert str(caught.value) == (
@@ -54,18 +54,18 @@ def test_there_is_one_log():
         ),
     ],
 )
-def test_what_does_not_go_is_told_before_the_work(changes, words):
+def test_impossible_settings_are_an_error_before_any_work(changes, words):
     with pytest.raises(UsageError, match=words):
         quick(**changes)
 
 
-def test_samples_are_the_same_for_all_and_fit_the_classes():
+def test_all_methods_have_the_same_n_and_at_most_the_number_of_classes():
     config = CompareConfig(log=LOG)
     assert [config.num_samples(c) for c in (4, 800, 10_000, 10**6)] == [1, 100, 1_000, 1_000]
     assert [quick(samples=50).num_samples(c) for c in (20, 800)] == [20, 50]
 
 
-def test_a_run_differs_from_another_contenders_only_in_its_head():
+def test_runs_of_two_contenders_differ_only_in_the_head():
     config = quick(optimizer=OptimizerConfig(encoder_lr=0.01))
     runs = [
         config.train_config(

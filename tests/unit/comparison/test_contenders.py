@@ -1,4 +1,4 @@
-"""The table of contenders: complete, with equal and possible searches."""
+"""The table of contenders is complete, and all have valid searches of equal size."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from tapas.errors import UsageError
 from tapas.heads import METHODS
 
 
-def test_every_method_takes_part():
+def test_every_method_is_a_contender():
     assert {contender.method for contender in CONTENDERS.values()} == set(METHODS)
     assert all(name == contender.name for name, contender in CONTENDERS.items())
     assert set(METHODS) <= set(CONTENDERS)  # the plain one has the name of its method
@@ -22,20 +22,20 @@ def test_every_method_takes_part():
     assert len({contender.colour for contender in CONTENDERS.values()}) == len(CONTENDERS)
 
 
-def test_a_pool_of_n_is_cut_into_what_an_example_keeps_and_how_often():
+def test_a_pool_of_n_is_split_into_kept_classes_and_rounds():
     options = CONTENDERS["dynamic-negatives"].head(1_000, None).options
     assert (options["num_samples"], options["presample_factor"]) == (64, 15)
     options = CONTENDERS["dynamic-negatives"].head(20, None).options
     assert (options["num_samples"], options["presample_factor"]) == (2, 10)
 
 
-def test_a_method_has_its_colour_of_all_other_figures():
+def test_a_method_has_the_same_colour_as_in_other_figures():
     mine = {name: CONTENDERS[name].colour for name in ("sampled", "tapas-top", "tapas", "full")}
     assert list(mine.values()) == list(COLOURS.values())
 
 
 @pytest.mark.parametrize("count", range(1, MOST_TRIALS + 1))
-def test_all_have_the_same_number_of_trials_none_twice(count):
+def test_all_have_the_same_number_of_distinct_trials(count):
     for contender in CONTENDERS.values():
         trials = contender.trials(count)
         assert len(trials) == len(set(trials)) == count, contender.name
@@ -60,7 +60,7 @@ def test_a_knob_is_an_option_of_its_method_and_every_trial_can_be_built(contende
             assert head.options[contender.knob] == trial.knob
 
 
-def test_methods_are_picked_by_name():
+def test_methods_are_selected_by_name():
     assert pick_contenders("tapas, full,tapas") == ("tapas", "full")
     assert pick_contenders("all") == pick_contenders("full,all") == tuple(CONTENDERS)
     assert [contender.name for contender in by_name(["nce", "full"])] == ["nce", "full"]

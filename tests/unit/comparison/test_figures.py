@@ -1,4 +1,4 @@
-"""What is drawn follows the numbers: lines, colours, labels and circles."""
+"""Lines, colours, labels and circles of the figures of a comparison."""
 
 import math
 from itertools import pairwise
@@ -25,7 +25,7 @@ GREY_ONE = "negative-sampling"
 
 
 def field():
-    """Six contenders; the last is neither among the best nor always in colour."""
+    """Six contenders; the last one is neither among the best nor always coloured."""
     names = ("full", "sampled", "tapas", "gbce", "sce", GREY_ONE)
     scores = (0.1, 0.12, 0.2, 0.15, 0.3, 0.05)
     return [method(name, score) for name, score in zip(names, scores, strict=True)]
@@ -40,7 +40,7 @@ def lines(figure):
     return found
 
 
-def test_quality_is_drawn_over_seconds_and_all_but_a_few_are_grey():
+def test_quality_is_drawn_over_seconds_with_most_methods_in_grey():
     found = comparison(*field())
     assert outstanding(found) == {"sce", "tapas", "gbce", "full", "sampled", "tapas-top"}
     drawn = lines(quality_figure(found))
@@ -52,7 +52,7 @@ def test_quality_is_drawn_over_seconds_and_all_but_a_few_are_grey():
 
 
 @pytest.mark.parametrize("apart", [0.0, 0.001])
-def test_labels_of_a_crowd_do_not_overlap_nor_leave_the_figure(apart):
+def test_many_labels_neither_overlap_nor_leave_the_figure(apart):
     crowd = [method(name, 0.1 + apart * place) for place, name in enumerate(CONTENDERS)]
     high = (reference("co-occurrence", 0.35), reference("the true distribution", 0.37, 5.0))
     figure = quality_figure(comparison(*crowd, baselines=high))
@@ -77,7 +77,7 @@ def test_spread_labels_keep_their_order_and_their_distance(values):
     assert math.isclose(sum(places), sum(values), rel_tol=1e-9, abs_tol=1e-9)
 
 
-def test_who_has_no_results_is_not_drawn():
+def test_a_method_without_results_is_not_drawn():
     late = method("nce", 0.2, finals=())
     figure = quality_figure(comparison(method("full", 0.1), late))
     assert [text.get_text() for text in figure.axes[0].texts] == ["0.1000  Full softmax"]

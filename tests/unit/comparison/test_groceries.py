@@ -1,4 +1,4 @@
-"""The real log, where it is installed and where it is not."""
+"""The grocery log, installed or not, and the names of its products."""
 
 from importlib.machinery import ModuleSpec
 
@@ -16,7 +16,7 @@ def package(tmp_path, *files):
     return spec
 
 
-def test_the_files_of_the_package_are_found_if_all_are_there(tmp_path, monkeypatch):
+def test_the_files_of_the_package_are_found_if_all_exist(tmp_path, monkeypatch):
     spec = package(tmp_path, "transactions.parquet")
     for installed in (None, spec):
         monkeypatch.setattr(groceries, "find_spec", lambda name, found=installed: found)
@@ -25,7 +25,7 @@ def test_the_files_of_the_package_are_found_if_all_are_there(tmp_path, monkeypat
     assert groceries.find_groceries().products == tmp_path / "data" / "products.parquet"
 
 
-def test_products_are_told_in_words_without_repeats_and_gaps(tmp_path):
+def test_names_of_products_have_no_repeated_or_empty_parts(tmp_path):
     path = tmp_path / "products.parquet"
     pl.DataFrame(
         {

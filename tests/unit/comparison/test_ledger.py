@@ -1,4 +1,4 @@
-"""Results survive what happens to files."""
+"""A ledger survives interruptions and damaged lines."""
 
 import json
 import os
@@ -18,7 +18,7 @@ def result(run):
     return {"key": run.key(), "run": {}, "accuracy": 0.5}
 
 
-def test_what_was_added_is_there_after_reading_again_and_the_rest_is_missing_once(tmp_path):
+def test_added_results_are_read_again_and_missing_runs_are_listed_once(tmp_path):
     ledger = Ledger(tmp_path / "deep" / "results.jsonl")
     assert RUN not in ledger
     ledger.add(result(RUN))
@@ -27,7 +27,7 @@ def test_what_was_added_is_there_after_reading_again_and_the_rest_is_missing_onc
     assert again.missing([RUN, OTHER, OTHER]) == [OTHER]
 
 
-def test_a_line_cut_short_is_done_again_and_the_next_one_is_whole(tmp_path):
+def test_a_truncated_line_is_run_again_and_the_next_line_is_complete(tmp_path):
     path = tmp_path / "results.jsonl"
     ledger = Ledger(path)
     ledger.add(result(RUN))
@@ -39,7 +39,7 @@ def test_a_line_cut_short_is_done_again_and_the_next_one_is_whole(tmp_path):
     assert OTHER in Ledger(path)
 
 
-def test_a_line_is_whole_and_its_file_closed_before_a_signal_is_heard(tmp_path, monkeypatch):
+def test_a_line_is_complete_and_its_file_closed_before_a_signal_is_handled(tmp_path, monkeypatch):
     path, fsync = tmp_path / "results.jsonl", os.fsync
 
     def told_to_stop(descriptor):
@@ -61,7 +61,7 @@ def test_a_line_is_whole_and_its_file_closed_before_a_signal_is_heard(tmp_path, 
     assert RUN in Ledger(path)
 
 
-def test_a_file_that_is_no_ledger_is_named_with_its_line(tmp_path):
+def test_a_file_that_is_not_a_ledger_is_an_error_with_the_line(tmp_path):
     path = tmp_path / "results.jsonl"
     path.write_text('{"key": "a", "run": {}, "accuracy": 1}\n{"other": 1}\n')
     words = (

@@ -1,4 +1,4 @@
-"""Paces: measured in turns, once, and none is lost."""
+"""Step times of the contenders: measured in turns, once, and saved."""
 
 import math
 
@@ -22,7 +22,7 @@ def ledger(tmp_path):
     return Ledger(tmp_path / "pace.jsonl")
 
 
-def test_a_step_is_the_mean_without_the_warm_up():
+def test_a_step_time_is_the_mean_without_the_warm_up():
     taken = []
 
     def take(number):
@@ -56,7 +56,9 @@ def test_contenders_take_turns(ledger, cache, monkeypatch):
 
 
 @pytest.mark.slow
-def test_who_cannot_be_built_is_noted_and_the_others_go_on(ledger, cache, monkeypatch):
+def test_a_method_that_cannot_be_built_is_recorded_and_the_others_are_measured(
+    ledger, cache, monkeypatch
+):
     build, refused = pace.build_run, []
 
     def refuse(run, config, opened):
@@ -75,7 +77,7 @@ def test_who_cannot_be_built_is_noted_and_the_others_go_on(ledger, cache, monkey
     assert all(math.isfinite(seconds) for seconds in found.values())
 
 
-def test_nothing_is_written_of_an_interrupted_measurement(ledger, cache, monkeypatch):
+def test_an_interrupted_measurement_writes_nothing(ledger, cache, monkeypatch):
     def stop(run, turn, found, config, opened):
         found["step_seconds"].append(1.0)
         if turn == 1:

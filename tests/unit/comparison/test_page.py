@@ -1,4 +1,4 @@
-"""One report in two forms: every word is shown as it is, pictures are linked or held within."""
+"""A report as Markdown with linked pictures and as HTML with embedded ones; text is escaped."""
 
 import base64
 import re
@@ -28,7 +28,7 @@ PARTS = [
 ]
 
 
-def test_the_whole_markdown():
+def test_the_complete_markdown():
     assert as_markdown("T", PARTS) == (
         "# T\n\n"
         "a &lt;b> & 'co'\n\n"
@@ -48,7 +48,7 @@ def test_the_page_needs_no_other_file():
     assert not re.search(r"(src|href)='?(?!'data:)[^>]*\.(png|css|js)", page)
 
 
-def test_no_word_is_taken_for_html():
+def test_text_is_escaped_in_html():
     page = as_html("T <b>", PARTS, {"p.png": b"picture"})
     for tag in ("<b>", "<i>", "<u>", "<s>", "<shows>"):
         assert tag not in page

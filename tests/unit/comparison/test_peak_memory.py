@@ -1,4 +1,4 @@
-"""Peak memory as the kernel counts it, or nothing."""
+"""Peak memory as counted by the kernel, or None."""
 
 import sys
 
@@ -9,7 +9,7 @@ from tapas.comparison.peak_memory import forget_peak, peak_bytes
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps this count")
-def test_a_large_array_is_seen_and_forgotten():
+def test_a_large_array_counts_until_the_peak_is_reset():
     forget_peak()
     before = peak_bytes()
     held = np.ones(8 << 20)  # 64 MiB
@@ -27,7 +27,7 @@ def test_the_count_is_read_in_kilobytes(tmp_path):
     assert (tmp_path / "clear_refs").read_text() == "5"
 
 
-def test_where_nobody_counts_there_is_none(tmp_path):
+def test_without_a_count_by_the_kernel_it_is_none(tmp_path):
     assert peak_bytes(tmp_path) is None
     (tmp_path / "status").write_text("Name: x\n")
     assert peak_bytes(tmp_path) is None

@@ -1,4 +1,4 @@
-"""Runs side by side leave nobody behind."""
+"""Processes of a pool end with their parent."""
 
 import os
 import signal
@@ -48,7 +48,7 @@ def alive(pid):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel must tell of a parent's death")
-def test_a_killed_parent_takes_idle_and_busy_processes_along(tmp_path):
+def test_idle_and_busy_processes_end_when_the_parent_is_killed(tmp_path):
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
     folder = tmp_path / "pids"

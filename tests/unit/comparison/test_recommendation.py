@@ -1,4 +1,4 @@
-"""The rule follows the numbers: made-up results for every branch, and the words it says."""
+"""The recommendation and its sentences, for fake results of every case."""
 
 import pytest
 from oracle.comparison_results import comparison, method, reference
@@ -6,7 +6,7 @@ from oracle.comparison_results import comparison, method, reference
 from tapas.comparison.recommendation import in_sentence, recommend_method
 
 
-def said(*methods, **more):
+def recommend(*methods, **more):
     rule = recommend_method(comparison(*methods, **more))
     return rule.choice, " ".join(rule.sentences)
 
@@ -15,13 +15,13 @@ def paced(name, step_seconds, **more):
     return method(name, 0.2, noise=0.05, pace={"step_seconds": [step_seconds]}, **more)
 
 
-CASES = {  # who took part, who is recommended, what is said among other things
-    "the one that is better than all others": (
+CASES = {  # methods, the recommended one, some of the sentences
+    "one that is better than all others": (
         (method("nce", 0.1), method("tapas", 0.2), method("full", 0.1)),
         "tapas",
         ["Use TAPAS, priority: its MAP@20 of 0.2000 (0.2000 to 0.2000) is significantly better "],
     ),
-    "the full softmax if it is best, even if others are as good and sooner there": (
+    "full softmax if it is the best, even if others are as good and faster": (
         (
             method("full", 0.2, noise=0.05),
             method("tapas", 0.199, noise=0.05, rise=(0.9, 1.0, 1.0, 1.0)),
@@ -33,7 +33,7 @@ CASES = {  # who took part, who is recommended, what is said among other things
             "No significant difference from the best: TAPAS, priority.",
         ],
     ),
-    "of those as good the one that is there first": (
+    "among equally good ones the first to get there": (
         (
             method("sampled", 0.2, noise=0.05, rise=(0.2, 0.5, 0.8, 1.0)),
             method("tapas", 0.199, noise=0.05, rise=(0.2, 0.97, 0.98, 1.0), peak_bytes=10**10),
@@ -47,7 +47,7 @@ CASES = {  # who took part, who is recommended, what is said among other things
             "from the best: sampled softmax, in-batch and sampled.",
         ],
     ),
-    "of those there at once the lightest": (
+    "among equally early ones the one with the least memory": (
         (
             method("sampled", 0.2, noise=0.05, peak_bytes=900_000_000),
             method("tapas", 0.2, noise=0.05, peak_bytes=300_000_000),
@@ -56,7 +56,7 @@ CASES = {  # who took part, who is recommended, what is said among other things
         "tapas",
         ["after 60 s of training, as others, but with the least memory: 300 MB."],
     ),
-    "of those as light the one with the fastest step": (
+    "among those with equal memory the one with the fastest step": (
         (paced("sampled", 0.5), paced("tapas", 0.02), method("full", 0.05)),
         "tapas",
         ["as others, but with the fastest steps: 20 ms."],
@@ -69,12 +69,12 @@ CASES = {  # who took part, who is recommended, what is said among other things
             "but not significantly higher than any of the 2 others. Use a larger --budget or more ",
         ],
     ),
-    "none of two that are alike": (
+    "none if two are equal": (
         (method("full", 0.1), method("nce", 0.1)),
         None,
         ["but not significantly higher than the other method."],
     ),
-    "not a lucky seed": (
+    "not one with a diverged seed": (
         (
             method("sampled", 0.9, seeds=1, diverged_seeds=(1,)),
             method("tapas", 0.2),
@@ -91,7 +91,7 @@ CASES = {  # who took part, who is recommended, what is said among other things
         "nce",
         ["from the best: hierarchical softmax, Huffman; hierarchical softmax, two "],
     ),
-    "none where there is one": (
+    "none if only one has results": (
         (method("nce", 0.1),),
         None,
         ["No recommendation: only NCE has results (MAP@20 0.1000)."],
@@ -120,28 +120,28 @@ CASES = {  # who took part, who is recommended, what is said among other things
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_recommended_one_is(case):
+def test_the_recommended_method_is(case):
     methods, wanted, sentences = CASES[case]
-    choice, words = said(*methods)
+    choice, words = recommend(*methods)
     assert choice == wanted
     assert all(sentence in words for sentence in sentences), words
 
 
 # 1,000 targets at 10 %: the standard error of a difference is 1.3 to 1.5 %, three are 4 to 4.5 %
-@pytest.mark.parametrize(("tail", "told"), [(0.135, False), (0.15, True)])
-def test_a_word_on_the_tail_if_another_is_clearly_better_there(tail, told):
-    choice, words = said(method("tapas", 0.2), method("nce", 0.1, tail=tail))
+@pytest.mark.parametrize(("tail", "named"), [(0.135, False), (0.15, True)])
+def test_another_method_is_named_if_it_is_clearly_better_on_the_tail(tail, named):
+    choice, words = recommend(method("tapas", 0.2), method("nce", 0.1, tail=tail))
     assert choice == "tapas"
-    assert ("If rare classes matter most" in words) is told
-    if told:
+    assert ("If rare classes matter most" in words) is named
+    if named:
         assert (
             "If rare classes matter most, consider NCE: it finds 15.0 % of the tail instead of "
             "10.0 %, at a MAP@20 of 0.1000." in words
         )
 
 
-def test_counting_that_is_better_than_all():
-    _, words = said(
+def test_a_warning_if_counting_is_better_than_all_methods():
+    _, words = recommend(
         method("tapas", 0.2),
         method("nce", 0.1),
         baselines=(reference("co-occurrence", 0.3), reference("the true distribution", 0.4, 5.0)),
@@ -150,14 +150,14 @@ def test_counting_that_is_better_than_all():
         "Beware: co-occurrence, without any training, is better than all of these. Use a larger "
         "--budget or another model before you choose."
     )
-    _, words = said(
+    _, words = recommend(
         method("tapas", 0.2), method("nce", 0.1), baselines=(reference("most popular", 0.1),)
     )
     assert "Beware" not in words
 
 
-def test_whole_steps_are_no_difference_in_time():
-    """A moment of 30 s is 29.9 or 30.1 s, as steps are long or short; memory decides then."""
+def test_times_that_differ_by_less_than_a_step_are_equal():
+    """The moment at 30 s is at 29.9 or 30.1 s, since steps are indivisible; memory decides."""
 
     def at(name, pace, memory):
         entry = method(name, 0.2)
@@ -168,7 +168,7 @@ def test_whole_steps_are_no_difference_in_time():
         return entry
 
     late, early = at("nce", 1.004, 300_000_000), at("tapas", 0.996, 900_000_000)
-    choice, words = said(late, early, method("full", 0.1))
+    choice, words = recommend(late, early, method("full", 0.1))
     assert choice == "nce"
     assert "as others, but with the least memory: 300 MB" in words
 
@@ -182,10 +182,10 @@ def test_titles_within_a_sentence(name, title):
     assert in_sentence(method(name, 0.1)) == title
 
 
-def test_a_log_without_a_tail_and_a_single_seed():
+def test_without_a_tail_and_with_a_single_seed():
     none = {"head": {"recall": 0.5, "targets": 9}, "tail": {"recall": None, "targets": 0}}
     one = method("tapas", 0.2, seeds=1, buckets=none)
-    _, words = said(one, method("nce", 0.1, seeds=1, tail=0.9))
+    _, words = recommend(one, method("nce", 0.1, seeds=1, tail=0.9))
     assert "rare" not in words
     assert words.endswith(
         "One seed: the intervals do not include the variation between training runs."

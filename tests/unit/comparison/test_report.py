@@ -1,4 +1,4 @@
-"""The report: nothing is left out, nothing is invented, and both forms say the same."""
+"""The report: all results in Markdown, HTML and JSON, and the committed reports."""
 
 import dataclasses
 import json
@@ -39,7 +39,7 @@ def text(found):
     return "\n".join(part.text for part in make_blocks(found) if isinstance(part, Paragraph))
 
 
-def test_what_has_no_results_has_no_section():
+def test_there_is_no_section_without_results():
     found = comparison(method("full", 0.1, finals=()), method("nce", 0.1, finals=()))
     assert list(write_report(found)) == ["README.md", "report.html"]
     assert headings(found) == [
@@ -48,7 +48,7 @@ def test_what_has_no_results_has_no_section():
     assert "Full softmax: not finished." in text(found)
 
 
-def test_all_that_was_cut_is_said():
+def test_skipped_and_diverged_methods_are_listed():
     said = text(finished())
     assert "WARP: too slow for this budget: 9 s." in said
     assert "Hierarchical softmax, Huffman: 1 of 1 trials diverged." in said
@@ -56,7 +56,7 @@ def test_all_that_was_cut_is_said():
     assert "Nothing: every method ran as planned." in text(comparison(method("full", 0.1)))
 
 
-def test_a_folder_that_knows_nothing_of_its_machine():
+def test_settings_without_a_machine():
     found = comparison(method("full", 0.1))
     settings = {**found.settings, "machine": {}}
     del settings["sizes"]
@@ -77,8 +77,8 @@ def test_the_document_for_programs():
 
 
 @pytest.mark.parametrize("name", ["synthetic", "grocery"])
-def test_the_committed_reports_are_those_of_today(name):
-    """From their ledgers: every table, the recommendation and what was left out."""
+def test_the_committed_reports_are_up_to_date(name):
+    """Drawn again from their ledgers: tables, recommendation and skipped methods."""
     folder = RESULTS / name
     page = as_markdown(TITLE, make_blocks(read_comparison(folder)))
     assert page == (folder / "README.md").read_text()

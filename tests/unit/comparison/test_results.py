@@ -1,4 +1,4 @@
-"""Files in, records out: what is missing stays missing, and says why if the files do."""
+"""Reading the folder of a comparison, complete or not."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def write(folder, names=("full", "tapas"), *, paces=(), runs=(), seeds=2):
     return read_comparison(folder)
 
 
-def test_a_folder_with_settings_alone(tmp_path):
+def test_a_folder_with_only_settings(tmp_path):
     found = write(tmp_path)
     assert [each.name for each in found.methods] == ["full", "tapas"]
     for each in found.methods:
@@ -45,14 +45,14 @@ def test_the_curve_is_the_mean_of_the_seeds_with_their_range():
 
 
 @pytest.mark.parametrize("file", ["paces", "runs"])
-def test_a_contender_that_was_not_run_says_why(tmp_path, file):
+def test_a_skipped_contender_has_the_reason(tmp_path, file):
     line = {"key": "x", "run": {"contender": "full", "points": "validation"}, "skipped": "slow: 9"}
     found = write(tmp_path, **{file: [line]}).methods[0]
     assert found.state == "slow: 9"
     assert (found.trials, found.finals, found.step_seconds) == ((), (), None)
 
 
-def test_of_two_results_of_one_seed_the_later_counts(tmp_path):
+def test_the_later_of_two_results_of_a_seed_counts(tmp_path):
     runs = [result("full", 0.2), result("full", 0.3, run={"steps": 7})]
     assert [r["map@20"] for r in write(tmp_path, runs=runs).methods[0].finals] == [0.3]
 
@@ -65,7 +65,7 @@ def test_a_contender_of_another_version_keeps_its_name(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"seeds": 2}'])
-def test_settings_that_are_none(tmp_path, text):
+def test_invalid_settings(tmp_path, text):
     path = tmp_path / "settings.json"
     path.write_text(text)
     words = f"{path} cannot be read as the settings of the results beside it. Restore it, or move"
@@ -85,7 +85,7 @@ def test_settings_that_are_none(tmp_path, text):
         ([result("full", 0.2)], 3, "1 of 3 seeds done"),
     ],
 )
-def test_what_is_wrong_with_a_contender_is_its_state(tmp_path, runs, seeds, state):
+def test_the_state_says_why_results_are_missing(tmp_path, runs, seeds, state):
     found, other = write(tmp_path, runs=runs, seeds=seeds).methods
     assert (found.state, other.state) == (state, "not finished")
     assert len(found.finals) == sum("diverged" not in run for run in runs)

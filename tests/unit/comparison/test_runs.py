@@ -1,4 +1,4 @@
-"""One run of a comparison: equal batches for all, and no look at points of the other kind."""
+"""One run of a comparison: equal batches for all methods, scored on points of the right split."""
 
 import json
 from dataclasses import replace
@@ -24,7 +24,7 @@ def result(cache):
     return execute(RUN, CONFIG, cache)
 
 
-def test_a_result_says_all_and_its_curve_is_over_time_at_the_contenders_own_pace(result):
+def test_a_result_is_complete_and_its_curve_is_over_seconds_at_the_measured_pace(result):
     assert set(result) == {
         "key", "run", "map@20", "precision@1", "recall@20", "ndcg@10", "loss", "blocks", "buckets",
         "coverage", "seconds", "wall_seconds", "train_wall_seconds", "peak_bytes",
@@ -69,7 +69,7 @@ def test_a_run_is_scored_at_its_best_moment_by_validation(cache, monkeypatch):
     assert first["validation"] > valid[-1]
 
 
-def test_the_same_seed_sees_the_same_batches_whatever_the_method(cache):
+def test_the_same_seed_has_the_same_batches_with_every_method(cache):
     opened = open_log(CONFIG, cache)
     built = [
         build_run(replace(RUN, contender=name, knob=knob), CONFIG, opened)
@@ -118,7 +118,7 @@ def test_a_run_is_scored_only_at_points_of_its_split(points, cache, monkeypatch)
 
 
 @pytest.mark.parametrize("name", runs.REFERENCES)
-def test_references_are_judged_at_the_points_of_all_others(name, cache, result):
+def test_references_are_scored_at_the_same_points(name, cache, result):
     found = execute(CompareRun(contender=name), CONFIG, cache)
     assert found["blocks"]["points"] == result["blocks"]["points"]
     assert ("loss" in found) == (name == runs.TRUTH)
@@ -134,7 +134,7 @@ def test_the_true_distribution_of_a_real_log_is_not_known(cache):
     assert found == execute(CompareRun(contender="most popular"), CONFIG, cache)
 
 
-def test_divergence_is_a_result_of_nothing_and_other_errors_are_errors(cache, monkeypatch):
+def test_divergence_is_a_result_and_other_errors_are_raised(cache, monkeypatch):
     def fail(*args, **kwargs):
         raise error
 
@@ -158,8 +158,8 @@ def test_divergence_is_a_result_of_nothing_and_other_errors_are_errors(cache, mo
 
 
 @pytest.mark.parametrize("qualities", [(None, None, None), (0.2, 0.5, 0.1), (0.5, 0.5, 0.2)])
-def test_the_one_loop_takes_every_step_once_and_leaves_the_best_model(cache, qualities):
-    """Without a quality that is the last one; of equals it is the first."""
+def test_training_takes_every_step_once_and_ends_with_the_best_model(cache, qualities):
+    """Without scores that is the last one; among equals the first."""
     parts = build_run(RUN, CONFIG, open_log(CONFIG, cache))
     seen, given = [], iter(qualities)
 
@@ -177,7 +177,7 @@ def test_the_one_loop_takes_every_step_once_and_leaves_the_best_model(cache, qua
 
 
 @pytest.mark.parametrize("name", runs.COUNTING)
-def test_counting_gives_lists_of_distinct_items_and_favourites_are_ones_own(name, cache):
+def test_counting_gives_distinct_items_and_favourites_are_from_the_history(name, cache):
     opened = open_log(CONFIG, cache)
     points = runs.spread_points(opened.log, opened.split.test, 50)
     ranked = runs.rank_by_counting(name, opened.log, opened.split, points)

@@ -1,4 +1,4 @@
-"""The settings of a comparison: guarded, and told as a command that asks for the same."""
+"""Saved settings of a comparison: checked before it continues, and shown as a command."""
 
 import dataclasses
 import json
@@ -61,7 +61,7 @@ def plain(config):
 
 
 @pytest.mark.parametrize("words", CONFIGS)
-def test_settings_are_told_as_a_command_that_asks_for_them(words, tmp_path, monkeypatch):
+def test_settings_are_shown_as_the_command_that_gives_them(words, tmp_path, monkeypatch):
     assert command_of(plain(CONFIGS[words])) == words
     asked = []
     monkeypatch.setattr(command, "_compare", lambda config, *_: asked.append(config))
@@ -75,7 +75,7 @@ def test_settings_are_told_as_a_command_that_asks_for_them(words, tmp_path, monk
     assert asked == [CONFIGS[words]]
 
 
-def test_log_and_budget_in_words():
+def test_log_and_budget_as_text():
     sizes = {"events": 1_000, "users": 20, "items": 300}
     settings = {"log": {"files": ["a.csv", "b.csv"]}, "sizes": sizes}
     assert log_words(settings) == "a.csv, b.csv: 1,000 events, 20 users, 300 items (the classes)."
@@ -98,14 +98,14 @@ def read(path):
 
 
 @pytest.mark.parametrize("name", ["model", "source", "split"])
-def test_settings_of_earlier_versions_are_read_by_the_names_of_today(name):
+def test_settings_of_earlier_versions_are_read_with_current_names(name):
     kinds = {"model": ModelConfig, "source": LogSource, "split": SplitConfig}
     for path in sorted((RESULTS / "real-data").glob("*.json")):
         assert read(path)[name].keys() == {f.name for f in dataclasses.fields(kinds[name])}
 
 
 def config_of(found):
-    """The comparison that `found` are the settings of."""
+    """The configuration with the settings `found`."""
     given = {
         "split": SplitConfig(**found["split"]),
         "model": ModelConfig(**found["model"]),
@@ -120,12 +120,12 @@ def config_of(found):
 
 
 def of_today(found):
-    """What would be written now for the same question; sizes are those of the log."""
+    """The settings that would be written now for the same comparison and sizes of log."""
     return question(config_of(found), found["num_samples"]) | {"sizes": found["sizes"]}
 
 
 @pytest.mark.parametrize("path", FOLDERS, ids=lambda path: path.parent.name)
-def test_committed_settings_are_those_of_today(path):
+def test_committed_settings_are_up_to_date(path):
     assert len(FOLDERS) == 2
     found = read(path)
     assert len(found[DEFINITIONS]) == len(CONTENDERS)
@@ -133,7 +133,7 @@ def test_committed_settings_are_those_of_today(path):
     assert found[DEFINITIONS] == of_today(found)[DEFINITIONS]
 
 
-def test_an_option_that_is_added_later_does_not_make_results_those_of_others(monkeypatch):
+def test_an_option_that_is_added_later_is_no_difference(monkeypatch):
     found = read(FOLDERS[0])
     options = {**METHODS["warp"].options, "margin": Option(1.0, float)}
     monkeypatch.setattr(METHODS["warp"], "options", options)
@@ -144,7 +144,7 @@ def test_an_option_that_is_added_later_does_not_make_results_those_of_others(mon
     assert differences(found, now) == [DEFINITIONS]
 
 
-def test_what_is_unknown_or_other_is_a_difference():
+def test_unknown_or_changed_settings_are_a_difference():
     found = read(FOLDERS[0])
     now = of_today(found)
     older = found | {"model": {k: v for k, v in found["model"].items() if k != "layers"}}

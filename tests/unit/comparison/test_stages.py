@@ -1,4 +1,4 @@
-"""A whole comparison, tiny: all files, resumed anywhere, never mixed with another."""
+"""A tiny comparison from start to end: its files, resuming, and other settings."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def lines(file):
 
 @pytest.fixture(scope="module", autouse=True)
 def steady_pace():
-    """Steps of 10 ms, so that on a busy machine nobody is too slow for the small budget."""
+    """Steps of 10 ms, so that no method is too slow for the small budget on a busy machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(comparing, "paces", lambda _, runs: {run.contender: 0.01 for run in runs})
         yield
@@ -65,8 +65,8 @@ def test_every_contender_has_its_trials_its_seeds_and_the_references(out):
 
 
 @pytest.mark.parametrize("after", [1, 9])
-def test_it_goes_on_where_it_was_stopped(after, tmp_path, cache, monkeypatch):
-    """Stopped at a reference, a trial or a seed: what was done is not done again."""
+def test_it_continues_where_it_stopped(after, tmp_path, cache, monkeypatch):
+    """Stopped at a reference, a trial or a seed: finished runs are not repeated."""
     done, stopping = [], [after]
     execute = comparing.execute
 
@@ -90,7 +90,7 @@ def test_it_goes_on_where_it_was_stopped(after, tmp_path, cache, monkeypatch):
     assert {file.name for file in tmp_path.iterdir()} == FILES
 
 
-def test_two_at_once_in_one_folder_are_refused(tmp_path, cache):
+def test_two_comparisons_in_one_folder_at_once_are_an_error(tmp_path, cache):
     out = tmp_path / "out"
     out.mkdir()
     check_settings(out / "settings.json", CONFIG, open_log(CONFIG, cache).log)
@@ -102,7 +102,7 @@ def test_two_at_once_in_one_folder_are_refused(tmp_path, cache):
     assert not (out / "pace.jsonl").exists()
 
 
-def test_who_is_too_slow_is_said_and_written(tmp_path, cache, monkeypatch):
+def test_a_method_that_is_too_slow_is_reported_and_recorded(tmp_path, cache, monkeypatch):
     monkeypatch.setattr(comparing, "paces", lambda *a: {"full": 1.0, "sampled": 0.01})
     said = []
     config = quick(contenders=("full", "sampled"))
@@ -112,8 +112,8 @@ def test_who_is_too_slow_is_said_and_written(tmp_path, cache, monkeypatch):
     assert f"full: {line['skipped']}" in said
 
 
-def test_side_by_side_gives_the_same_numbers(out, tmp_path, cache):
-    """All but the last two seeds are there already."""
+def test_parallel_runs_give_the_same_numbers(out, tmp_path, cache):
+    """All runs but the last two seeds exist already."""
     for file in out.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     whole = (out / "runs.jsonl").read_text().splitlines()
@@ -130,7 +130,9 @@ def test_side_by_side_gives_the_same_numbers(out, tmp_path, cache):
     assert numbers(tmp_path) == numbers(out)
 
 
-def test_another_machine_may_go_on_and_damaged_settings_are_told(out, cache, monkeypatch, tmp_path):
+def test_another_machine_may_continue_and_damaged_settings_are_an_error(
+    out, cache, monkeypatch, tmp_path
+):
     monkeypatch.setattr(os, "cpu_count", lambda: 77)
     log = open_log(CONFIG, cache).log
     check_settings(out / "settings.json", CONFIG, log)
@@ -139,7 +141,7 @@ def test_another_machine_may_go_on_and_damaged_settings_are_told(out, cache, mon
         check_settings(tmp_path / "settings.json", CONFIG, log)
 
 
-def test_every_stage_is_followed_and_threads_are_given_back(tmp_path, cache):
+def test_every_stage_reports_progress_and_threads_are_restored(tmp_path, cache):
     seen = {}
 
     def progress(stage):

@@ -1,4 +1,4 @@
-"""The made-up log: the rule it states is the rule behind it."""
+"""The synthetic log follows its stated distribution."""
 
 import re
 
@@ -31,7 +31,7 @@ def log(tmp_path_factory):
     return pl.read_parquet(path)
 
 
-def test_it_has_the_shape_asked_for(log):
+def test_it_has_the_configured_shape(log):
     assert log.columns == ["user", "item", "time"]
     assert len(log) == 400 * 30 * 3
     assert (log["item"].min(), log["user"].max(), log["time"].max()) == (0, 399, 29)
@@ -39,7 +39,7 @@ def test_it_has_the_shape_asked_for(log):
     assert group_words(16, 7) == "item 16 of group 2"
 
 
-def test_a_basket_is_of_one_group_and_the_next_follows_by_habit(log):
+def test_a_basket_has_one_group_and_the_next_one_repeats_it_by_habit(log):
     groups = log["item"].to_numpy().reshape(400, 30, 3) % 7
     assert (groups == groups[:, :, :1]).all()
     here, there = groups[:, :-1, 0], groups[:, 1:, 0]
@@ -73,7 +73,7 @@ def test_the_same_seed_gives_the_same_log(tmp_path):
         ({"num_users": 0}, "num_users must be at least 1, got 0."),
     ],
 )
-def test_a_log_that_cannot_be_made_is_refused(options, words):
+def test_impossible_options_are_an_error(options, words):
     with pytest.raises(UsageError, match=re.escape(words)):
         SyntheticLogConfig(**options)
 
@@ -84,7 +84,7 @@ TINY = SyntheticLogConfig(
 
 
 def true_chances(made):
-    """(groups, items): P(item | last basket of a group), from the words of the generator."""
+    """(groups, items): P(item | last basket of a group), from the documentation."""
     most = -(-made.num_items // made.num_groups)
     zipf = 1 / np.arange(1, most + 1) ** made.exponent
     in_group = np.zeros((made.num_groups, made.num_items))

@@ -1,4 +1,4 @@
-"""Every cell of the tables, from made-up results."""
+"""Every cell of the tables, for fake results."""
 
 from oracle.comparison_results import comparison, method, result
 
@@ -20,7 +20,7 @@ from tapas.comparison.tables import (
 )
 
 
-def test_rows_are_ordered_by_quality_and_those_without_come_last():
+def test_rows_are_ordered_by_quality_with_methods_without_results_last():
     late = method("warp", 0.9, finals=(), skipped="too slow for this budget: a step takes 9 s")
     found = comparison(late, method("nce", 0.1), method("full", 0.3), method("sce", 0.2))
     assert [each.name for each in ranked(found)] == ["full", "sce", "nce"]
@@ -61,7 +61,7 @@ def test_tables_for_a_terminal_have_the_methods_with_results():
         assert {len(row) for row in rows} == {len(heading)}
 
 
-def test_what_a_system_does_not_tell_is_left_out():
+def test_unknown_numbers_are_left_out():
     bare = method("full", 0.3, peak_bytes=None, pace=None, scores_per_example=None)
     for final in bare.finals:
         del final["loss"], final["blocks"]["loss"], final["precision@1"]
@@ -72,7 +72,7 @@ def test_what_a_system_does_not_tell_is_left_out():
         assert row[name] == NONE
 
 
-def test_without_a_seed_in_common_there_is_no_difference():
+def test_without_a_common_seed_there_is_no_difference():
     one = method("tapas", 0.2, seeds=1)
     other = method("nce", 0, finals=(result("nce", 0.1, seed=1),))
     assert gap_to(other, one) is None
