@@ -137,6 +137,10 @@ def open_run(path: Path) -> RunFolder:
     try:
         record = json.loads((path / RECORD).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
+        if path.is_file():
+            raise UsageError(
+                f"{path} is a file; expected the folder of a run, which `tapas train` creates."
+            ) from None
         hint = "" if path.is_dir() else " There is no such folder."
         raise UsageError(
             f"{path} holds no run ({RECORD} is missing).{hint} Create one with "

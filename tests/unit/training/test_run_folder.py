@@ -167,3 +167,13 @@ def test_settings_of_another_version_are_an_error_that_names_their_file(log, tmp
         "you mean 'copy'? Known: attention_heads, copy, dim, dropout, encoder, history, inputs, "
         f"layers. Correct {file}, or use the version that wrote it, tapas {__version__}."
     )
+
+
+def test_a_file_is_no_run(tmp_path):
+    file = tmp_path / "log.csv"
+    file.write_text("user,item\n")
+    with pytest.raises(UsageError) as error:
+        open_run(file)
+    assert str(error.value) == (
+        f"{file} is a file; expected the folder of a run, which `tapas train` creates."
+    )
