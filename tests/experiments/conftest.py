@@ -1,4 +1,4 @@
-"""A folder to be in, and one for made-up logs."""
+"""A working folder, and a cache folder for synthetic logs."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from experiments.real.sets import Place
 
 
 def pytest_collection_modifyitems(items):
-    """`make check` is for the package; `make test` runs these, too."""
+    """Mark these tests as slow: `make test` runs them, `make check` does not."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
@@ -17,13 +17,13 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def at(tmp_path, monkeypatch):
-    """An empty folder to be in."""
+    """An empty working folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory):
-    """For logs, filled once."""
+    """A cache of logs, filled once."""
     folder = tmp_path_factory.mktemp("real")
     return Place(folder / "data", folder / "cache")

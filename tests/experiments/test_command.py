@@ -1,4 +1,4 @@
-"""`python -m experiments` as a stranger uses it, in a process of its own."""
+"""`python -m experiments` in a separate process."""
 
 import json
 
@@ -12,7 +12,7 @@ STUDIES = ("figure-1", "figure-2", "pool-size", "temperature", "figure-1-priorit
 
 @pytest.mark.slow
 @pytest.mark.parametrize("study", STUDIES)
-def test_a_quick_study_runs_draws_writes_and_is_not_run_twice(study, tmp_path):
+def test_a_quick_study_runs_once_draws_and_writes(study, tmp_path):
     done = experiment(study, "--quick", "--workers", 1, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "results" / "quick" / study
@@ -34,7 +34,7 @@ def test_the_list_names_every_study(tmp_path):
     assert all(study in said for study in (*STUDIES, "shards"))
 
 
-def test_claims_without_results_are_missing_and_say_what_to_run(tmp_path):
+def test_claims_without_results_are_missing_with_the_command_to_run(tmp_path):
     done = experiment("claims", "--json", cwd=tmp_path)
     assert done.returncode == 0
     rows = json.loads(done.stdout)
@@ -44,7 +44,7 @@ def test_claims_without_results_are_missing_and_say_what_to_run(tmp_path):
     assert shards == ["shards has not been run. `python -m experiments shards` runs it."] * 2
 
 
-def test_drawing_what_was_never_run_is_one_clear_line(tmp_path):
+def test_drawing_without_results_is_one_clear_line(tmp_path):
     done = experiment("figure-1", "--draw", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Pages that are committed are those that the code of today writes from the committed ledgers."""
+"""Committed pages are up to date: the code writes the same from the committed ledgers."""
 
 import re
 import shutil
@@ -63,7 +63,7 @@ def test_the_system_the_estimators_and_the_overview(claims):
     assert overview_page(RESULTS, claims) == committed()
 
 
-def test_the_verdicts_that_the_documentation_quotes(claims):
+def test_the_verdicts_quoted_in_the_documentation(claims):
     """`python -m experiments claims --page docs/evidence.md` writes them."""
     assert replace_block(EVIDENCE, claims) == EVIDENCE.read_text()
 
@@ -72,8 +72,8 @@ def test_the_readme_counts_the_verdicts(claims):
     assert count_verdicts(claims) in (RESULTS.parent / "README.md").read_text()
 
 
-def test_intervals_that_the_documentation_quotes_stand_on_a_page_of_results():
-    """Every "+0.4 % (-0.7 to +1.5)" of docs/ is found on a page that is drawn from ledgers."""
+def test_intervals_quoted_in_the_documentation_are_on_a_page_of_results():
+    """Every "+0.4 % (-0.7 to +1.5)" in docs/ is on a page that is drawn from ledgers."""
     drawn = "".join(page.read_text() for page in RESULTS.rglob("README.md"))
     quoted = [
         interval.replace("−", "-")

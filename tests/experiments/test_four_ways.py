@@ -1,4 +1,4 @@
-"""Four ways, one start: what is shared, what is kept and drawn, and how near the best they come."""
+"""`four-ways`: what the four methods share, how they train, and the command."""
 
 import json
 import math
@@ -34,7 +34,7 @@ def learners(run: FourWaysRun, task: LongTail) -> dict[str, Learner]:
     return {method: Learner(replace(run, method=method), task) for method in METHODS}
 
 
-def test_the_four_start_alike_and_are_the_methods_they_are_called():
+def test_the_four_start_equal_and_are_the_named_methods():
     task = LongTail(LongTailConfig(num_classes=61), seed=3)
     found = learners(TINY, task)
     first = found["sampled softmax"]
@@ -56,7 +56,7 @@ def test_the_four_start_alike_and_are_the_methods_they_are_called():
     }
 
 
-def test_the_four_see_the_same_batches_and_two_runs_agree_but_for_the_time(monkeypatch):
+def test_the_four_have_the_same_batches_and_two_runs_differ_only_in_time(monkeypatch):
     seen = []
     whole = Learner.step
 
@@ -107,7 +107,7 @@ def test_training_comes_near_the_best_possible_score_on_an_easy_task(method):
     assert after > best - 4 * error
 
 
-def test_one_command_trains_draws_and_writes_and_does_not_train_twice(tmp_path, monkeypatch):
+def test_the_command_trains_once_draws_and_writes(tmp_path, monkeypatch):
     done = invoke_experiment(*COMMAND, "--out", tmp_path)
     folder = tmp_path / "four-ways"
     assert done.stderr == f"Wrote {folder / 'figure.png'} and {folder / 'README.md'}.\n"
@@ -130,7 +130,7 @@ def test_one_command_trains_draws_and_writes_and_does_not_train_twice(tmp_path, 
     assert (folder / "README.md").read_text() == page
 
 
-def test_too_few_classes_and_a_folder_in_the_way_are_told_before_any_work(tmp_path, monkeypatch):
+def test_too_few_classes_and_an_occupied_folder_are_errors_before_any_work(tmp_path, monkeypatch):
     with pytest.raises(UsageError) as error:
         replace(TINY, num_samples=62)
     words = "61 classes are too few: sampling 62 of them and ranking the best 20 needs at least 62."

@@ -1,4 +1,4 @@
-"""The study on shards: what counting predicts, what is measured, and what follows from it."""
+"""The study on shards: expected and measured overlap, verdicts, page and figure."""
 
 import math
 import re
@@ -34,7 +34,9 @@ SPLIT = Examples(torch.randn(50, D, generator=stream(0, "x")), torch.arange(50) 
 
 
 @pytest.mark.parametrize(("num_classes", "n", "m"), [(31, 7, 3), (10, 9, 4), (997, 100, 100)])
-def test_it_is_the_mean_of_hypergeometric_numbers_cut_at_the_share(num_classes, n, m):
+def test_expected_overlap_is_the_mean_of_hypergeometric_numbers_capped_at_n_over_m(
+    num_classes, n, m
+):
     placement = Placement(num_classes, m)
     total = 0.0
     for shard in range(m):
@@ -56,7 +58,7 @@ def test_the_short_formula_holds_at_the_papers_sizes_and_the_ends_are_exact():
 
 
 def head_of(num_shards=1, bias=None, **options):
-    """Its pool is every class; rows are small, so that biases decide who is best."""
+    """A head whose pool is every class; rows are small, so that biases decide which are best."""
     table = LocalTable(C, D, num_shards=num_shards, row_optimizer=None)
     with torch.no_grad():
         table.weight.mul_(1e-3)
@@ -70,7 +72,7 @@ def by_placement(rows):
     return {(row["placement"], row["shards"]): row for row in rows}
 
 
-def test_overlap_is_what_the_shards_keep_of_the_best():
+def test_overlap_is_the_share_of_the_best_that_shards_keep():
     rows = by_placement(measure_overlap(nn.Identity(), head_of(), SPLIT, draws=2))
     one = rows["random", 1]
     assert one["overlap"] == one["kept"] == one["pool_load"] == one["row_load"] == 1
@@ -83,7 +85,7 @@ def test_overlap_is_what_the_shards_keep_of_the_best():
     assert rows["contiguous", 2]["overlap"] == 1
 
 
-def test_every_draw_has_a_placement_of_its_own():
+def test_every_draw_has_another_placement():
     one, many = (
         by_placement(measure_overlap(nn.Identity(), head_of(), SPLIT, draws=draws))["random", 5]
         for draws in (1, 9)
@@ -92,7 +94,7 @@ def test_every_draw_has_a_placement_of_its_own():
     assert (8 * many["overlap"]) % 1 != 0  # a mean over placements that differ
 
 
-def test_a_model_trained_on_shards_is_looked_at_on_its_own_ones():
+def test_a_model_trained_on_shards_is_measured_on_the_same_shards():
     head = head_of(num_shards=3)
     placement = head.table.placement
     (row,) = measure_overlap(nn.Identity(), head, SPLIT, draws=2)
@@ -103,7 +105,7 @@ def test_a_model_trained_on_shards_is_looked_at_on_its_own_ones():
 
 
 @pytest.mark.parametrize("num_shards", [1, 3])
-def test_a_look_leaves_the_head_as_it_was(num_shards):
+def test_measuring_does_not_change_the_head(num_shards):
     head = head_of(num_shards)
     head.step = 17
     before = head.table.placement
@@ -112,7 +114,7 @@ def test_a_look_leaves_the_head_as_it_was(num_shards):
     assert head.table.placement is before
 
 
-def test_a_table_that_is_elsewhere_is_refused():
+def test_a_table_that_is_not_local_is_an_error():
     head = head_of()
     head.table = nn.Identity()
     words = "virtual shards need a LocalTable, got Identity."
@@ -121,7 +123,7 @@ def test_a_table_that_is_elsewhere_is_refused():
 
 
 def looks_of(cell, overlap):
-    """The rows that a run of `cell` would have; `overlap(n, m)` of the best are kept."""
+    """The "looks" of a run of `cell`, with `overlap(n, m)`."""
     wanted = [("random", m) for m in SHARDS] + [("contiguous", m) for m in IN_ORDER]
     if cell.num_shards > 1:
         wanted = [("random", cell.num_shards)]
@@ -136,8 +138,8 @@ def looks_of(cell, overlap):
 
 
 @pytest.fixture
-def made_up(tmp_path):
-    """finished(accuracy, overlap): the study and its ledger."""
+def fake_results(tmp_path):
+    """fake_results(accuracy, overlap): the study and its ledger."""
 
     def finished(accuracy, overlap=lambda n, m: 1 - (m - 1) / (10 * n)):
         return finished_study(
@@ -154,13 +156,15 @@ def steady(cell):
 @pytest.mark.parametrize(
     ("at_ten", "verdict"), [(0.96, "reproduced"), (0.94, "partly"), (0.89, "not reproduced")]
 )
-def test_close_is_judged_where_n_is_a_hundred_times_m(made_up, at_ten, verdict):
+def test_close_is_decided_at_n_of_a_hundred_times_m(fake_results, at_ten, verdict):
     def overlap(n, m):
         if n == 1_000 and m <= 10:  # elsewhere n is not much larger than m
             return at_ten if m == 10 else 0.99
         return 0.3
 
-    found, words = union_is_close_to_the_best(StudyResults({"shards": made_up(steady, overlap)}))
+    found, words = union_is_close_to_the_best(
+        StudyResults({"shards": fake_results(steady, overlap)})
+    )
     assert found == verdict
     assert f"n=1,000: 99.0 % with m=2, {100 * at_ten:.1f} % with m=10, 30.0 % with m=100" in words
     assert words.endswith(
@@ -168,8 +172,8 @@ def test_close_is_judged_where_n_is_a_hundred_times_m(made_up, at_ten, verdict):
     )
 
 
-def test_close_must_hold_for_the_whole_interval(made_up):
-    study, ledger = made_up(steady, lambda n, m: 0.97)
+def test_close_must_hold_for_the_complete_interval(fake_results):
+    study, ledger = fake_results(steady, lambda n, m: 0.97)
     for seed, result in enumerate(study.experiment.results(ledger, Cell("top", 1_000, 8))):
         for row in result["looks"]:
             row["overlap"] += 0.02 * (-1) ** seed  # ± 0.037 around 0.97
@@ -180,13 +184,13 @@ def test_close_must_hold_for_the_whole_interval(made_up):
     ("loss", "spread", "verdict"),
     [(0.002, 0, "reproduced"), (0.002, 0.004, "partly"), (0.006, 0, "not reproduced")],
 )
-def test_the_cost_is_judged_at_the_largest_n_over_m(made_up, loss, spread, verdict):
+def test_the_cost_is_decided_at_the_largest_n_over_m(fake_results, loss, spread, verdict):
     def accuracy(cell):
         if cell.num_shards == 1:
             return BEST
         return BEST - (loss if cell.num_samples == 1_000 and cell.num_shards == 10 else 0.1)
 
-    study, ledger = made_up(accuracy)
+    study, ledger = fake_results(accuracy)
     for cell in study.experiment.cells:
         for seed, result in enumerate(study.experiment.results(ledger, cell)):
             if cell.num_shards > 1:
@@ -197,7 +201,7 @@ def test_the_cost_is_judged_at_the_largest_n_over_m(made_up, loss, spread, verdi
     assert f"n=1,000, m=10: {-100 * loss:+.2f}" in words
 
 
-def test_what_runs_leave_behind_is_what_page_and_figure_read(tmp_path):
+def test_page_and_figure_can_be_drawn_from_real_runs(tmp_path):
     quick = STUDIES["shards"].quick()
     cells = tuple(cell for cell in quick.experiment.cells if cell.num_samples == 25)
     assert cells[-1] == Cell("top", 25, 8, None, 10, True)
@@ -218,8 +222,8 @@ def test_what_runs_leave_behind_is_what_page_and_figure_read(tmp_path):
     assert draw_study(study, ledger).startswith(b"\x89PNG")
 
 
-def test_an_unfinished_study_is_not_drawn(made_up):
-    study, ledger = made_up(steady)
+def test_an_unfinished_study_is_not_drawn(fake_results):
+    study, ledger = fake_results(steady)
     moving = study.experiment.cells[-1]
     ledger.results.pop(study.experiment.results(ledger, moving)[-1]["key"])
     with pytest.raises(DataError, match="1 of 4 seeds of n=100, r=8, top, 100 shards, drawn anew"):

@@ -1,4 +1,4 @@
-"""The bias of estimators: exact where theory says 0, and seen where there is one."""
+"""The bias of estimators: exactly 0 where theory says so, and found where there is one."""
 
 import numpy as np
 import pytest
@@ -55,7 +55,7 @@ def test_the_full_softmax_stays_at_the_truth_and_so_does_a_sample_of_all_classes
 
 
 def test_gradients_are_those_of_plain_arithmetic():
-    """One step of sampled softmax, from the very classes that it draws."""
+    """One step of sampled softmax, computed from the classes that it draws."""
     run = BiasRun("sampled", 16, 1)
     head, table, windows = at_the_truth(run, TRUTH)
     kept = head.proposal.sample(16, generator=head._draws())
@@ -72,7 +72,7 @@ def test_gradients_are_those_of_plain_arithmetic():
     torch.testing.assert_close(found, want, rtol=1e-3, atol=1e-6)
 
 
-def test_the_rows_never_move():
+def test_rows_never_change():
     run = BiasRun("tapas", 16, 3)
     head, table, windows = at_the_truth(run, TRUTH)
     before = table.weight.detach().clone()
@@ -82,14 +82,14 @@ def test_the_rows_never_move():
 
 
 def test_drawn_batches_cancel_exactly_for_the_full_softmax(monkeypatch):
-    """The control variate is the full softmax itself: what is left is 0 in every step."""
+    """The control variate is the full softmax itself: the difference is 0 in every step."""
     monkeypatch.setattr(METHODS["full"], "learns_from_batch", True)
     for gradient in steps_of("full", 0, 5):
         assert float(gradient.abs().sum()) < 1e-5
 
 
 def test_both_ways_of_averaging_over_targets_agree(monkeypatch):
-    """Sampled softmax, by all pairs and by drawn batches: the pull of the head."""
+    """The pull of the head with sampled softmax, by all pairs and by drawn batches."""
     exact = summarise(iter(steps_of("sampled", 16, 300)), TRUTH)["pull"]["head"]
     monkeypatch.setattr(METHODS["sampled"], "learns_from_batch", True)
     drawn = summarise(iter(steps_of("sampled", 16, 300)), TRUTH)["pull"]["head"]

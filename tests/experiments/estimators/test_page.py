@@ -1,4 +1,4 @@
-"""The page and the figure of the estimators: nothing is left out, nothing is invented."""
+"""The page and the figure of the estimators."""
 
 import math
 
@@ -18,7 +18,7 @@ FULL = ("full", 0.01, 0.1, 1.0)
 
 
 def times(name, *seconds):
-    """Of a head with the numbers of `CLASSES`; words for what was skipped."""
+    """Results of a head at each of `CLASSES`; a string is the reason for skipping."""
     by_size = dict(zip(CLASSES, seconds, strict=True))
     skipped = {n: s for n, s in by_size.items() if isinstance(s, str)}
     return Timed(name, {n: s for n, s in by_size.items() if n not in skipped}, skipped)
@@ -44,7 +44,7 @@ def test_break_even_points():
     assert break_even_rows(all_of(FULL, ("warp", 3, 3, 3)))[-1][-1] == "above 1,000,000"
 
 
-def test_a_method_that_cannot_be_built_says_why_it_has_no_bias():
+def test_a_method_that_cannot_be_built_has_a_reason_instead_of_a_bias():
     run = {"contender": "warp", "num_samples": 0}
     line = {"run": run, "skipped": "cannot be built", "aims_at_softmax": False}
     assert bias_rows(all_of(bias=[line])) == [["WARP", "–", "–", "–", "–", "cannot be built"]]
@@ -77,13 +77,13 @@ def test_the_circle_where_full_softmax_becomes_slower():
     assert figure.axes[0].get_xscale() == figure.axes[0].get_yscale() == "log"
 
 
-def test_what_was_not_measured_is_said():
+def test_missing_measurements_are_listed():
     figure = step_times_figure(all_of(FULL, ("one-vs-all", 0.01, 0.1, "too slow")))
     assert "100 ms  One-vs-all (at 100,000)" in words(figure)
     assert "Not measured: One-vs-all at 1,000,000." in note(figure)
     assert "Circles" not in note(figure)
 
 
-def test_nothing_to_draw_is_told():
+def test_nothing_to_draw_is_an_error():
     with pytest.raises(DataError, match=r"nothing to draw: no step times were measured\."):
         step_times_figure(all_of())

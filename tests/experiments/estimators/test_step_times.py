@@ -1,4 +1,4 @@
-"""Step times of heads alone: what is skipped and why, and where lines cross."""
+"""Step times of heads alone, reasons for skipping, and crossings of lines."""
 
 import math
 from concurrent.futures.process import BrokenProcessPool
@@ -83,7 +83,7 @@ def test_a_step_that_takes_too_long_ends_the_measurement(monkeypatch):
     assert time_steps(RUN)["skipped"] == "a step took 21 s, more than 20 s"
 
 
-def test_what_cannot_be_built_is_noted(monkeypatch):
+def test_a_head_that_cannot_be_built_is_recorded(monkeypatch):
     def refuse(run):
         raise UsageError("too few classes.")
 
@@ -91,7 +91,7 @@ def test_what_cannot_be_built_is_noted(monkeypatch):
     assert time_steps(RUN)["skipped"] == "too few classes."
 
 
-def test_times_are_expected_to_grow_as_they_did():
+def test_times_are_extrapolated_from_fewer_classes():
     run = replace(RUN, num_classes=10_000)
     assert reason_to_skip(run, {}, MUCH) is None
     assert reason_to_skip(run, {1000: 1.9}, MUCH) is None
@@ -103,7 +103,7 @@ def test_times_are_expected_to_grow_as_they_did():
     assert reason_to_skip(run, {1000: None}, MUCH) == "skipped with fewer classes already"
 
 
-def test_memory_is_looked_at_before():
+def test_memory_is_checked_first():
     run = replace(RUN, num_classes=2**20, dim=62)  # 4 * 2**20 * 128 bytes: half a GiB
     assert reason_to_skip(run, {}, 2**30) is None
     assert reason_to_skip(run, {}, 2**29) == (
@@ -120,7 +120,7 @@ def test_all_are_measured_once(ledger, monkeypatch):
     measure_step_times(Ledger(ledger.path), QUICK, follow)
 
 
-def test_a_process_that_was_killed_is_noted_and_larger_ones_are_not_tried(ledger, monkeypatch):
+def test_a_killed_process_is_recorded_and_larger_sizes_are_not_tried(ledger, monkeypatch):
     def killed(ledger, runs, execute, progress, *, workers):
         raise BrokenProcessPool
 
@@ -132,7 +132,7 @@ def test_a_process_that_was_killed_is_noted_and_larger_ones_are_not_tried(ledger
     ]
 
 
-def test_lines_cross_where_they_say():
+def test_crossings_of_given_lines():
     flat = {100: 4.0, 10_000: 4.0, 1_000_000: 4.0}
     grows = {size: size / 1000 for size in flat}
     assert break_even(grows, flat) == pytest.approx(4000)
@@ -145,7 +145,7 @@ def test_lines_cross_where_they_say():
 
 
 @given(start=st.floats(1e-4, 1.0), power=st.floats(0.3, 2), part=st.floats(0.01, 0.99))
-def test_power_laws_cross_at_their_own_point(start, power, part):
+def test_power_laws_cross_at_the_exact_point(start, power, part):
     sizes = (1_000, 20_000, 1_000_000)
     crossing = 1_000 ** (1 + part)
     slow = {size: start * (size / crossing) ** power for size in sizes}

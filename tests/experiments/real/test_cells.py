@@ -1,4 +1,4 @@
-"""What is run: settings come from validation alone, and every method is searched alike."""
+"""The runs of a set: settings are chosen on validation, by the same search for every method."""
 
 from collections import Counter
 from dataclasses import replace
@@ -30,7 +30,7 @@ SET_RUNS = SetRuns(RUST)
 
 
 class Known(Ledger):
-    """A ledger in memory that remembers which runs it was asked for."""
+    """A ledger in memory that records which runs are read."""
 
     def __init__(self):
         self.results, self.asked = {}, []
@@ -44,7 +44,7 @@ class Known(Ledger):
 
 
 def searched(set_runs=SET_RUNS, scores=()):
-    """A ledger with every trial there could be; `scores` (cell, lr, alpha) lift some of them."""
+    """A ledger with every possible trial; `scores` (cell, lr, alpha) raise some of them."""
     ledger = Known()
     for cell in CELLS:
         for lr in LRS:
@@ -55,8 +55,8 @@ def searched(set_runs=SET_RUNS, scores=()):
     return ledger
 
 
-def test_the_learning_rate_is_that_of_sampled_softmax_then_alpha_is_a_methods_own():
-    """A better pair that was never on the way is not seen, nor are trials of other sizes."""
+def test_the_learning_rate_is_that_of_sampled_softmax_and_alpha_is_searched_for_each_method():
+    """Pairs outside of the search, and trials of other sizes, do not count."""
     scores = {
         (SAMPLED, 0.3, FIRST_ALPHA): 0.02,
         (SAMPLED, 1.0, 0.0): 0.9,
@@ -74,7 +74,7 @@ def test_the_learning_rate_is_that_of_sampled_softmax_then_alpha_is_a_methods_ow
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_a_search_reads_validation_results_of_its_own_seed_only(cell):
+def test_a_search_reads_only_validation_results_of_the_search_seed(cell):
     ledger = searched()
     drawn = [SET_RUNS.run(cell, lr, a, seed) for lr in LRS for a in ALPHAS for seed in SEEDS]
     found = []
@@ -111,7 +111,7 @@ def test_every_method_has_the_same_alphas_at_the_same_learning_rate():
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_seeds_are_outermost_and_expensive_cells_get_fewer(name):
+def test_final_runs_are_ordered_by_seed_and_expensive_cells_have_fewer(name):
     set_runs = SetRuns(SETS[name])
     drawn = set_runs.final_runs(searched(set_runs))
     assert [run.seed for run in drawn] == sorted(run.seed for run in drawn)
@@ -124,7 +124,7 @@ def test_seeds_are_outermost_and_expensive_cells_get_fewer(name):
     assert {(run.points, run.steps) for run in drawn} == {("test", set_runs.real_set.steps)}
 
 
-def test_a_search_that_is_not_finished_is_told():
+def test_an_unfinished_search_is_an_error():
     words = (
         "the search on rust is not finished; `python -m experiments figure-3` continues where it "
         "stopped."
@@ -144,7 +144,7 @@ def test_a_search_that_is_not_finished_is_told():
     assert SET_RUNS.best(without_alphas, PRIORITY)  # what is known of others is enough for them
 
 
-def test_a_larger_floor_is_that_of_a_class_seen_a_hundred_times_if_there_is_room():
+def test_a_larger_floor_is_that_of_a_class_seen_a_hundred_times_if_below_1():
     ledger = searched(scores={(SAMPLED, 0.3, FIRST_ALPHA): 0.02, (PRIORITY, 0.3, 0.5): 0.03})
     assert larger_floor(SET_RUNS, ledger, 1_000_000) == [1e-4**0.5]
     assert larger_floor(SET_RUNS, ledger, 100) == []

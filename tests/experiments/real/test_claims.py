@@ -1,4 +1,4 @@
-"""Verdicts and goals follow from numbers: made-up sets with a known answer."""
+"""Verdicts and goals on real data, for fake sets with a known answer."""
 
 import re
 
@@ -54,7 +54,7 @@ def verdicts(*sets):
     return {claim.text: claim.verdict for claim in check_real_claims(sets)}
 
 
-def test_a_world_like_the_papers_is_reproduced(tmp_path):
+def test_results_like_the_papers_are_reproduced(tmp_path):
     def loss(cell):
         return 9.0 + 0.3 * (cell.method == "top")
 
@@ -63,7 +63,7 @@ def test_a_world_like_the_papers_is_reproduced(tmp_path):
     assert set(verdicts(*found[1:]).values()) == {"partly"}  # one of the sets was not run
 
 
-def test_a_world_in_which_nothing_holds(tmp_path):
+def test_results_in_which_no_claim_holds(tmp_path):
     slow = costs({SAMPLED_8: 1.1, TOP_8: 9.0, PRIORITY_8: 9.0})
     found = evidence(tmp_path, worse_with_a_second_pass, paces=slow)
     assert set(verdicts(found).values()) == {"not reproduced"}
@@ -87,7 +87,7 @@ def test_a_claim_that_holds_on_one_of_two_sets_is_partly_reproduced(tmp_path):
     ]
 
 
-def test_without_results_every_claim_is_missing_and_the_pages_are_there(tmp_path):
+def test_without_results_every_claim_is_missing_and_pages_can_be_written(tmp_path):
     found = evidence(tmp_path, paces=[])
     found.ledger.results.clear()
     claims = check_real_claims([found])
@@ -102,7 +102,7 @@ def answers(found):
     return {text: ask(found) for text, ask in GOALS}
 
 
-def test_goals_that_are_missed_left_open_or_have_nothing_to_reach(tmp_path):
+def test_goals_that_are_missed_undecided_or_not_applicable(tmp_path):
     missed = evidence(
         tmp_path, lambda c: 0.16 - 0.07 * (c.r > 1) + 0.001 * c.times, lambda c: 9 + (c.r > 1)
     )
@@ -118,7 +118,7 @@ def test_goals_that_are_missed_left_open_or_have_nothing_to_reach(tmp_path):
     assert said == (True, "more than 3.33 times, which 8 n has")
 
 
-def test_one_seed_is_said_and_cells_without_a_common_seed_are_not_compared(tmp_path):
+def test_one_seed_is_mentioned_and_cells_without_a_common_seed_are_not_compared(tmp_path):
     found = evidence(tmp_path)
     claims = {c.text: c.sets[0].evidence for c in check_real_claims([found])}
     few = "The softmax loss of n=8000, r=8 is above that of n=1000, r=1 (9.34, 9.10), the paper's "
@@ -130,7 +130,7 @@ def test_one_seed_is_said_and_cells_without_a_common_seed_are_not_compared(tmp_p
     assert not found.has(SAMPLED, TOP_8)
 
 
-def test_a_result_of_another_version_is_named_and_an_unfinished_search_has_no_seeds(tmp_path):
+def test_a_result_of_another_version_is_an_error_and_an_unfinished_search_has_no_seeds(tmp_path):
     found = evidence(tmp_path)
     result = found.seeds(SAMPLED)[0]
     del result["blocks"]
@@ -141,6 +141,8 @@ def test_a_result_of_another_version_is_named_and_an_unfinished_search_has_no_se
     assert not found.has(TOP)
 
 
-def test_equal_time_is_unknown_where_the_slower_one_was_not_judged_within_it(tmp_path):
-    found = evidence(tmp_path, paces=costs({PRIORITY: 9.0}))  # judged at half of its steps first
+def test_equal_time_is_unknown_if_the_slower_one_was_not_evaluated_within_it(tmp_path):
+    found = evidence(
+        tmp_path, paces=costs({PRIORITY: 9.0})
+    )  # first evaluated after half of its steps
     assert found.at_equal_time(PRIORITY, SAMPLED) is None

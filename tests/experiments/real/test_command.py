@@ -1,4 +1,4 @@
-"""`python -m experiments figure-3`, `figure-4`, `table-1` and `sweeps` as a stranger uses them."""
+"""`python -m experiments figure-3`, `figure-4`, `table-1` and `sweeps` on the command line."""
 
 import json
 import re
@@ -61,11 +61,11 @@ def test_from_runs_to_figures_paces_and_verdicts(tmp_path):
         (("table-1", "--quick", "--sets", "rust"), "the search on rust is not finished"),
     ],
 )
-def test_what_cannot_be_done_is_one_line_before_any_work(arguments, words, at):
+def test_impossible_requests_are_one_line_before_any_work(arguments, words, at):
     assert words in last_line(invoke_experiment(*arguments, "--cache", "cache"))
 
 
-def test_results_of_other_data_are_refused(tmp_path, place):
+def test_results_of_other_data_are_an_error(tmp_path, place):
     set_runs = SetRuns(RUST, quick=True)
     path = tmp_path / "results" / "rust.json"
     _check_settings(path, set_runs, place)
@@ -82,7 +82,7 @@ def test_results_of_other_data_are_refused(tmp_path, place):
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"rust": [{"cell": ["top"]}]}'])
-def test_paces_that_are_none_are_told(tmp_path, text):
+def test_an_invalid_file_of_paces_is_an_error(tmp_path, text):
     (tmp_path / "table-1").mkdir()
     (tmp_path / "table-1" / "pace.json").write_text(text)
     with pytest.raises(

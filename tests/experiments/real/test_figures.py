@@ -1,4 +1,4 @@
-"""What is drawn follows the numbers: made-up sets, and a look at the lines and labels."""
+"""Lines and labels of the figures of real sets, for fake results."""
 
 import re
 
@@ -52,7 +52,7 @@ def empty(tmp_path, real_set=RUST):
 
 
 def ends(axes):
-    """Texts beside the panel, from the lowest up."""
+    """Texts beside the panel, from bottom to top."""
     return [t.get_text() for t in sorted(axes.texts, key=lambda t: t.xyann[1])]
 
 
@@ -64,7 +64,7 @@ def notes(figure):
     return " ".join(text.get_text().replace("\n", " ") for text in figure.texts)
 
 
-def test_a_row_has_n_at_the_left_and_8_n_at_the_right_beside_what_they_compete_with(tmp_path):
+def test_a_row_has_n_at_the_left_and_8_n_at_the_right_with_their_references(tmp_path):
     found = evidence(tmp_path)
     left, right = steps_figure([found], "map@20").axes
     for axes, style, cells, colours in (
@@ -84,7 +84,7 @@ def test_a_row_has_n_at_the_left_and_8_n_at_the_right_beside_what_they_compete_w
     assert ends(left)[-1] == f"{9 - height(SAMPLED):.3f}  sampled softmax"
 
 
-def test_titles_say_set_classes_and_n_and_what_has_no_results_is_left_out(tmp_path):
+def test_titles_have_set_classes_and_n_and_cells_without_results_are_left_out(tmp_path):
     some = evidence(tmp_path, cells=(SAMPLED, PRIORITY), seeds=(0,))
     figure = steps_figure([empty(tmp_path), evidence(tmp_path, LINUX), some], "map@20")
     assert [axes.get_title(loc="left") for axes in figure.axes] == [
@@ -102,7 +102,7 @@ def test_titles_say_set_classes_and_n_and_what_has_no_results_is_left_out(tmp_pa
     assert "One seed." in notes(steps_figure([some], "map@20"))
 
 
-def test_a_diverged_seed_is_left_out_and_told_and_other_settings_are_not_drawn(tmp_path):
+def test_a_diverged_seed_is_only_mentioned_and_other_settings_are_not_drawn(tmp_path):
     found = evidence(tmp_path, paces=[Pace(c, [], [1.0], Rows(0, 1)) for c in (SAMPLED, TOP)])
     run = run_of(found, TOP, 2)
     found.ledger.results[run.key()] = {"key": run.key(), "run": {}, "diverged": "step 7"}
@@ -115,7 +115,7 @@ def test_a_diverged_seed_is_left_out_and_told_and_other_settings_are_not_drawn(t
     assert words in notes(time_figure([found]))
 
 
-def test_time_stretches_steps_by_the_cost_of_a_cell(tmp_path):
+def test_time_is_steps_times_the_cost_of_a_cell(tmp_path):
     costs = {SAMPLED: 1.0, PRIORITY: 1.25, PRIORITY_8: 4.5, TOP_8: 9.0}
     paces = [Pace(cell, [], [cost], Rows(0, 1)) for cell, cost in costs.items()]
     sets = [evidence(tmp_path, paces=paces), evidence(tmp_path, LINUX)]
@@ -129,7 +129,7 @@ def test_time_stretches_steps_by_the_cost_of_a_cell(tmp_path):
     assert ends(axes)[-1] == f"{height(PRIORITY_8):.4f}  priority, n=1,024 (×4.5)"
 
 
-def test_without_any_results_the_command_is_named(tmp_path):
+def test_without_any_results_the_error_names_the_command(tmp_path):
     none, whole = [empty(tmp_path, GROCERY), empty(tmp_path)], evidence(tmp_path, LINUX)
     for words, draw in {
         "no results for grocery, rust": lambda: steps_figure(none, "map@20"),

@@ -1,4 +1,4 @@
-"""The pace of every cell: turns, ratios and rows, each against a count of its own."""
+"""Step times of every cell: turns, ratios and rows."""
 
 import itertools
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ SET_RUNS = SetRuns(RUST, quick=True)
 
 @pytest.fixture
 def ledger(tmp_path):
-    """Every search is done; the settings that differ from the defaults are the best."""
+    """Every search is finished; the best settings differ from the defaults."""
     known = Ledger(tmp_path / "results.jsonl")
     while missing := known.missing(SET_RUNS.searches(known)):
         for run in missing:
@@ -30,7 +30,7 @@ def ledger(tmp_path):
 def test_ratios_are_taken_inside_a_round_and_those_of_sampled_softmax_are_1(
     ledger, place, monkeypatch
 ):
-    """The machine slows down by half between two rounds: ratios do not show it."""
+    """The machine becomes slower between two rounds, which does not change the ratios."""
     measured, order = iter(range(1_000)), []
     seconds = {cell: 0.5 + number for number, cell in enumerate(MEASURED)}
 
@@ -65,8 +65,8 @@ def test_ratios_are_taken_inside_a_round_and_those_of_sampled_softmax_are_1(
 
 
 @pytest.mark.parametrize(("budget", "steps"), [(0.0, 6), (38.0, 8)])
-def test_a_step_is_the_median_without_the_first_three(budget, steps, monkeypatch):
-    """Steps take 9, 9, 9, 1, 2, 3, 4, ... seconds by a clock of our own."""
+def test_a_step_time_is_the_median_without_the_first_three(budget, steps, monkeypatch):
+    """Steps take 9, 9, 9, 1, 2, 3, 4, ... seconds by a fake clock."""
     taken = [9.0, 9.0, 9.0, *map(float, range(1, 30))]
     ticks = itertools.chain.from_iterable((100.0 * i, 100.0 * i + s) for i, s in enumerate(taken))
     monkeypatch.setattr(pace.time, "perf_counter", lambda: next(ticks))
@@ -85,7 +85,7 @@ def test_a_step_is_the_median_without_the_first_three(budget, steps, monkeypatch
 
 
 @pytest.mark.parametrize("cell", [SAMPLED, TOP, PRIORITY, SAMPLED_8], ids=str)
-def test_rows_are_those_that_a_step_reads_and_moves(cell, place):
+def test_rows_are_those_that_a_step_reads_and_updates(cell, place):
     parts = build_run(SET_RUNS.run(cell, 0.1, 0.75, 0), place, *open_set(SET_RUNS.real_set, place))
     table, batch = parts.model.head.table, parts.windows.batch(0)
     found = count_rows(parts)

@@ -1,4 +1,4 @@
-"""One run on a real set: equal ones give equal numbers, and each trains what it says."""
+"""One run on a real set: reproducible, and trained and evaluated with its settings."""
 
 import dataclasses
 import json
@@ -47,7 +47,7 @@ def prepare(run, place):
 
 
 def numbers(result):
-    """All but what says who it was and how long it took."""
+    """A result without its key, settings and times."""
     curve = [{k: v for k, v in at.items() if k != "seconds"} for at in result["curve"]]
     rest = {k: v for k, v in result.items() if k not in ("key", "run", "train_seconds")}
     return {**rest, "curve": curve}
@@ -64,7 +64,7 @@ def test_equal_runs_give_equal_numbers_and_other_seeds_others(result, place):
     assert other["curve"]
 
 
-def test_a_result_says_all_and_survives_json(result):
+def test_a_result_is_complete_and_survives_json(result):
     assert set(result) == {
         "key", "run", "map@20", "loss", "blocks", "recall@20", "ndcg@10", "coverage", "buckets",
         "train_seconds", "torch", "curve_points", "curve", "looks",
@@ -77,7 +77,7 @@ def test_a_result_says_all_and_survives_json(result):
     assert sum(bucket["share"] for bucket in result["buckets"].values()) == pytest.approx(1)
 
 
-def test_a_curve_is_judged_at_its_moments(result, place):
+def test_a_curve_is_evaluated_at_its_moments(result, place):
     want = sorted({max(1, round(5 * moment)) for moment in MOMENTS})
     assert [at["step"] for at in result["curve"]] == want == [1, 2, 4, 5]
     assert [at["step"] for at in result["looks"]] == want
@@ -102,8 +102,8 @@ def test_validation_runs_have_no_curve_and_other_points(result, place):
     assert found["loss"] != result["loss"]
 
 
-def test_judging_is_that_of_plain_numpy(place):
-    """After a few steps: MAP@20 and loss, from all logits, one point after the other."""
+def test_scores_agree_with_plain_numpy(place):
+    """After a few steps: MAP@20 and loss, from all logits, point by point."""
     log, split, parts = prepare(RUN, place)
     runs.step(parts.model, parts.optimizer, parts.windows.batch(0), seed=0, number=0, clip=1.0)
     points = spread_points(log, split.test, 7)
@@ -157,7 +157,7 @@ def test_settings_reach_the_head(place):
 
 @pytest.mark.parametrize("points", ["test", "validation"])
 def test_a_run_that_diverges_is_a_result(place, monkeypatch, points):
-    """In its second step: a row goes to NaN behind the first."""
+    """A row becomes NaN after the first step."""
     whole = runs.step
 
     def spoil(model, *arguments, number, **options):
@@ -177,7 +177,7 @@ def test_a_run_that_diverges_is_a_result(place, monkeypatch, points):
     }
 
 
-def test_wrong_words_are_told():
+def test_wrong_names_are_an_error():
     with pytest.raises(UsageError) as error:
         replace(RUN, method="best")
     assert str(error.value) == f"method must be one of {', '.join(METHODS)}, got 'best'."
@@ -224,7 +224,7 @@ def a_query():
 
 
 @pytest.mark.parametrize(("scale", "chunk"), [(0.1, 1), (1.0, 7), (5.0, C), (1.0, 1 << 16)])
-def test_a_look_into_a_model_is_that_of_numpy_over_all_classes(scale, chunk, monkeypatch):
+def test_masses_and_log_probabilities_agree_with_numpy_over_all_classes(scale, chunk, monkeypatch):
     monkeypatch.setattr(real_runs, "CLASSES_PER_CHUNK", chunk)
     model = a_model(scale)
     found = probe_model(model, a_query(), TARGET, BUCKET)
@@ -243,7 +243,7 @@ def test_a_look_into_a_model_is_that_of_numpy_over_all_classes(scale, chunk, mon
     assert (empty["mass of tail"], empty["mass of unseen"]) == (0, 0)
 
 
-def test_the_diagnoses_are_those_of_the_head_and_the_head_is_left_alone():
+def test_diagnoses_are_those_of_the_head_which_does_not_change():
     model = a_model()
     before = model.head.table.weight.clone()
     found = probe_model(model, a_query(), TARGET, BUCKET)

@@ -1,4 +1,4 @@
-"""Cures for the paper's rule: the contract of all rules, and each against its definition."""
+"""Variants of the paper's rule: each against its definition, and divergence."""
 
 from dataclasses import replace
 
@@ -44,8 +44,8 @@ def test_top_per_query_keeps_the_highest_mean_share_unweighted(sizes, temperatur
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("keep", [1, 2, 7, 16])
-def test_the_top_ones_are_kept_whatever_the_noise(share, keep):
-    """The rest are the luckiest; each stands for its part of the pool without the top ones."""
+def test_the_top_ones_are_kept_with_any_noise(share, keep):
+    """The rest have the highest noise and are weighted by the pool without the top ones."""
     num_top = max(1, keep - round(share * keep))
     for seed in range(10):
         given = make_selection_input(5, 3, 17, seed=seed)
@@ -62,7 +62,7 @@ def test_the_top_ones_are_kept_whatever_the_noise(share, keep):
             assert torch.equal(kept, Top().select(given, keep)[0])
 
 
-def test_drawn_classes_stand_for_the_rest_of_the_pool_without_bias():
+def test_drawn_classes_estimate_the_rest_of_the_pool_without_bias():
     draws, keep, num_top = 2_000, 7, 3  # 7 - round(3.5): half to even
     given = make_selection_input(5, 3, 17)
     top = oracle.keep_largest(oracle.top_scores(slow_logits(given), 1.0), num_top)
@@ -84,7 +84,7 @@ def test_drawn_classes_stand_for_the_rest_of_the_pool_without_bias():
 
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
-def test_tempered_priority_keeps_as_priority_does_at_a_power_of_its_weights(power):
+def test_tempered_priority_keeps_the_same_classes_with_a_power_of_the_weights(power):
     given = make_selection_input(5, 3, 17)
     kept, log_weight = Priority().select(given, 6)
     same, tempered = TemperedPriority(power=power).select(given, 6)
@@ -93,7 +93,7 @@ def test_tempered_priority_keeps_as_priority_does_at_a_power_of_its_weights(powe
     assert bool((log_weight > 0).any())
 
 
-def test_only_rules_that_are_random_look_at_the_noise(rule):
+def test_only_random_rules_use_the_noise(rule):
     seen = {str(contract.run(contract.a_table(), rule, seed=seed)) for seed in range(5)}
     assert (len(seen) > 1) == rule.random == (not isinstance(rule, TopPerQuery))
 

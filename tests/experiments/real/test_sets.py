@@ -1,4 +1,4 @@
-"""Where the events of a set come from, and what is said when they are not there."""
+"""The files of the real sets, and the errors if they are missing."""
 
 import os
 from dataclasses import replace
@@ -18,7 +18,7 @@ def somewhere(tmp_path):
     return Place(tmp_path / "data", tmp_path / "cache")
 
 
-def test_a_missing_file_is_told_with_the_cure(somewhere):
+def test_a_missing_file_is_an_error_with_the_cure(somewhere):
     with pytest.raises(UsageError) as error:
         RUST.find(somewhere)
     assert str(error.value) == (
@@ -53,7 +53,7 @@ def test_groceries_come_with_a_package(somewhere, monkeypatch):
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_a_quick_set_needs_no_file_and_keeps_what_it_is(name, place):
+def test_a_quick_set_needs_no_file_and_keeps_its_model(name, place):
     mine = SETS[name]
     quick = mine.quick()
     assert (quick.name, quick.title, quick.asks) == (mine.name, mine.title, mine.asks)
@@ -71,7 +71,7 @@ SMALL = SYNTHETIC.quick()
 
 
 @pytest.mark.parametrize("trouble", [OSError, KeyboardInterrupt])
-def test_a_log_half_made_is_not_there(somewhere, monkeypatch, trouble):
+def test_an_unfinished_log_is_not_left_behind(somewhere, monkeypatch, trouble):
     def fail(path, config):
         path.write_text("ha")
         raise trouble("in the middle")
@@ -86,7 +86,7 @@ def test_a_log_half_made_is_not_there(somewhere, monkeypatch, trouble):
     assert SMALL.find(somewhere) == SMALL.find(somewhere)  # it is made once
 
 
-def test_two_processes_that_make_a_log_at_once_do_no_harm(somewhere, monkeypatch):
+def test_two_processes_may_write_a_log_at_once(somewhere, monkeypatch):
     number = os.getpid()
 
     def other(path, config):

@@ -1,4 +1,4 @@
-"""Verdicts follow from numbers: made-up ledgers with a known answer."""
+"""Verdicts on the synthetic claims, for fake ledgers with a known answer."""
 
 from dataclasses import replace
 
@@ -31,18 +31,18 @@ def verdicts(results):
     return {claim.text: claim.verdict for claim in check_synthetic_claims(results)}
 
 
-def test_a_world_like_the_papers_is_reproduced(tmp_path):
+def test_results_like_the_papers_are_reproduced(tmp_path):
     def loss(cell):
         return 1 + cell.presample_factor - (cell.temperature.start if cell.temperature else 0)
 
     found = verdicts(made_up(tmp_path, as_the_paper_says, loss=loss))
     assert (
         found.pop("The gain from r is larger in figure 2 than in figure 1.") == NOT
-    )  # the made-up one has none
+    )  # the fake one has none
     assert set(found.values()) == {"reproduced"}
 
 
-def test_a_world_without_the_effect_is_not(tmp_path):
+def test_results_without_the_effect_are_not_reproduced(tmp_path):
     found = verdicts(made_up(tmp_path, lambda cell: 0.3))
     for text in (
         "Figure 1: with n fixed, accuracy rises with r, most at small r.",
@@ -55,7 +55,7 @@ def test_a_world_without_the_effect_is_not(tmp_path):
         assert found[text] == NOT, text
 
 
-def test_a_gain_that_does_not_rise_all_the_way_is_partly(tmp_path):
+def test_a_gain_that_does_not_rise_everywhere_is_partly_reproduced(tmp_path):
     def peaked(cell):
         return {1: 0.2, 2: 0.3, 4: 0.32, 8: 0.31}.get(cell.presample_factor, 0.3)
 
@@ -63,7 +63,7 @@ def test_a_gain_that_does_not_rise_all_the_way_is_partly(tmp_path):
     assert found["Figure 1: with n fixed, accuracy rises with r, most at small r."] == "partly"
 
 
-def test_the_choice_of_settings_cannot_see_the_test_points(tmp_path):
+def test_settings_are_chosen_without_test_points(tmp_path):
     study = STUDIES["figure-1"]
     ledger = Ledger(tmp_path / "results.jsonl")
     cell = study.experiment.cells[0]

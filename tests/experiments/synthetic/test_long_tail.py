@@ -1,4 +1,4 @@
-"""The long-tailed task draws what it says, and knows the best answer."""
+"""The long-tailed task: its distribution, and its best possible answers."""
 
 import dataclasses
 import math
@@ -59,7 +59,7 @@ def test_inputs_scatter_around_their_centroid():
     assert abs(float(z.square().mean()) - 1) < 4 * math.sqrt(2) * error
 
 
-def test_bayes_scores_are_the_log_posterior_up_to_a_number_for_each_row():
+def test_bayes_scores_are_the_log_posterior_up_to_a_constant_for_each_row():
     task = build()
     x = task.sample(B, generator=stream(0, "x")).x
     got = task.bayes_scores(x).softmax(dim=1).double().numpy()
@@ -67,7 +67,7 @@ def test_bayes_scores_are_the_log_posterior_up_to_a_number_for_each_row():
 
 
 @pytest.mark.parametrize("scores_per_chunk", [1, 2 * C, 1 << 24])
-def test_bayes_top_is_the_sorted_posterior_however_it_is_chunked(monkeypatch, scores_per_chunk):
+def test_bayes_top_is_the_sorted_posterior_for_any_chunk_size(monkeypatch, scores_per_chunk):
     monkeypatch.setattr(long_tail, "SCORES_PER_CHUNK", scores_per_chunk)
     task = build()
     x = task.sample(B, generator=stream(0, "x")).x
@@ -85,13 +85,13 @@ def test_bayes_top_is_the_sorted_posterior_however_it_is_chunked(monkeypatch, sc
         ({"spread": math.inf}, "spread must be a finite number above 0, got inf."),
     ],
 )
-def test_a_bad_config_is_told_what_would_do(bad, words):
+def test_a_bad_config_is_an_error_with_the_cure(bad, words):
     with pytest.raises(UsageError) as error:
         LongTailConfig(**bad)
     assert str(error.value) == words
 
 
-def test_bad_questions_are_told_what_would_do():
+def test_bad_arguments_are_an_error_with_the_cure():
     task = build()
     x = task.centroid[:B]
     for ask, words in (

@@ -1,4 +1,4 @@
-"""One run: what it trains is what it says."""
+"""One run of a synthetic experiment: reproducible, and trained with its settings."""
 
 import re
 from dataclasses import replace
@@ -16,7 +16,7 @@ def without_time(result):
     return {k: v for k, v in result.items() if k != "train_seconds"}
 
 
-def test_a_run_repeats_itself():
+def test_a_run_is_reproducible():
     assert without_time(execute(RUN)) == without_time(execute(RUN))
     assert execute(replace(RUN, seed=1))["curve"] != execute(RUN)["curve"]
 
@@ -37,14 +37,14 @@ def test_with_r_one_both_rules_are_the_same_run():
     assert ours["curve"] == theirs["curve"]
 
 
-def test_shards_change_what_is_kept_and_moving_ones_do_so_differently():
+def test_shards_change_the_result_and_moving_ones_change_it_differently():
     one = replace(RUN, steps=6, evaluate_every=6)
     sharded = replace(one, num_shards=4)
     curves = [execute(run)["curve"] for run in (one, sharded, replace(sharded, moving=True))]
     assert all(a != b for i, a in enumerate(curves) for b in curves[:i])
 
 
-def test_a_look_after_the_run_changes_nothing_else():
+def test_measuring_overlap_after_the_run_changes_nothing_else():
     plain = replace(RUN, task="long-tail-quick", steps=4, evaluate_every=4)
     looked = execute(replace(plain, looks=1))
     rows = looked.pop("looks")
@@ -53,14 +53,14 @@ def test_a_look_after_the_run_changes_nothing_else():
         assert looked[name] == execute(plain)[name]
 
 
-def test_a_run_is_judged_once_where_a_curve_has_all_points_and_by_points_of_its_kind():
+def test_a_run_is_evaluated_on_its_split_and_once_if_the_curve_has_all_points():
     short = replace(RUN, steps=2, evaluate_every=2)
     result = execute(short)
     assert result["curve"][-1][1] == result["accuracy"]
     assert execute(replace(short, judge="validation"))["cross_entropy"] != result["cross_entropy"]
 
 
-def test_wrong_words_are_told():
+def test_wrong_names_are_an_error():
     with pytest.raises(
         UsageError, match=re.escape("method must be full, top or priority, got 'best'.")
     ):

@@ -1,4 +1,4 @@
-"""The paper's data, as it describes them."""
+"""The tasks of the paper have the properties that it states."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_centroids_have_the_spread_the_paper_gives():
     task = linear_task(sizes, dim=10)
     squares = task.test.x.square().sum(dim=1)  # |mu|² is 9 on average, |noise|² is 10
     error = float(squares.double().mean()) - 19
-    # classes repeat 20 times: their own spread rules, var |mu|² = 2 * 81 / 10
+    # classes repeat 20 times: the spread of centroids dominates, var |mu|² = 2 * 81 / 10
     assert abs(error) < 4 * (16.2 / 1_000 + float(squares.var()) / 20_000) ** 0.5
 
 
@@ -55,7 +55,7 @@ def test_without_noise_the_network_gives_every_class_one_point():
     assert len(torch.unique(task.train.x, dim=0)) == 7
 
 
-def test_the_long_tail_counts_its_training_points_and_knows_its_best_answer():
+def test_the_long_tail_has_counts_of_training_points_and_a_bayes_accuracy():
     task = long_tail_task(SMALL)
     assert torch.equal(task.counts, torch.bincount(task.train.y, minlength=7))
     share = 1 / sum(1 / k for k in range(1, 8))  # Zipf: class 0 has 1 / (1 + 1/2 + .. + 1/7)

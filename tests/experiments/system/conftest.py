@@ -1,4 +1,4 @@
-"""Rounds on servers and workers that only pretend."""
+"""Rounds on fake servers and workers."""
 
 import pytest
 from oracle.fake_jobs import SMALL, Engine, fake_segment
@@ -16,7 +16,7 @@ def cache(tmp_path_factory):
 
 @pytest.fixture
 def engine_of(monkeypatch):
-    """Has rounds measured on an engine that answers with `answer`, which is returned."""
+    """Replaces the jobs by a fake engine, which is returned and answers with `answer`."""
 
     def install(answer=fake_segment):
         engine = Engine(answer)
@@ -28,7 +28,7 @@ def engine_of(monkeypatch):
 
 @pytest.fixture
 def measured(tmp_path, cache, engine_of):
-    """A ledger of so many rounds of `answer`; the seed of its config is the round."""
+    """A ledger with a number of rounds of `answer`; the seed of its config is the round."""
 
     def make(answer=fake_segment, rounds=3, system=SMALL):
         engine_of(answer)

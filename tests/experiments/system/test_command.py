@@ -1,4 +1,4 @@
-"""`python -m experiments table-1` on workers and servers that only pretend."""
+"""`python -m experiments table-1` with fake workers and servers."""
 
 import pytest
 from oracle.command_line import invoke_experiment, last_line, names
@@ -53,13 +53,13 @@ def test_from_rounds_to_tables_page_figure_and_verdicts(at, engine):
         (("--classes", 100), "classes must be at least 128"),
     ],
 )
-def test_what_cannot_be_done_is_told_before_the_work(at, engine, options, words):
+def test_impossible_requests_are_errors_before_any_work(at, engine, options, words):
     assert words in last_line(table_1(*options))
     assert not engine.opened
     assert names(at) == []
 
 
-def test_options_decide_the_system_and_another_one_does_not_go_into_the_same_folder(at, engine):
+def test_options_set_the_system_and_a_folder_has_only_one(at, engine):
     options = ("--workers", 5, "--classes", 1_500, "--steps", 6, "--rounds", 1)
     assert table_1(*options, "--servers", 3).returncode == 0
     service = engine.opened[0].service

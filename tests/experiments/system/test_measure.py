@@ -1,4 +1,4 @@
-"""What is measured: Table 1's cells, one job at a time, on one log, and kept apart by system."""
+"""Measuring Table 1: its cells and rounds, one job at a time, and one system for each ledger."""
 
 import dataclasses
 import json
@@ -20,14 +20,14 @@ from tapas.training.build import build_training
 PAPER = System()
 
 
-def test_cells_differ_in_n_r_and_rule_alone(tmp_path):
+def test_cells_differ_only_in_n_r_and_rule(tmp_path):
     configs = {cell: PAPER.config(cell, tmp_path / "log", 3) for cell in PAPER.cells}
     for cell, config in configs.items():
         options = config.head.options
         assert options["num_samples"] == cell.num_samples
         assert options["presample_factor"] == cell.presample_factor
         assert options["selection"] == ("priority" if cell.method == "priority" else "top")
-        assert options["score_queries"] is None  # the rule's own: all, or 64
+        assert options["score_queries"] is None  # the default of the rule: all, or 64
         assert (config.head.next_items, config.loop.seed) == (5, 3)
     assert len({repr(_headless(config)) for config in configs.values()}) == 1
 
@@ -37,7 +37,7 @@ def _headless(config):
     return dataclasses.replace(config, head=head)
 
 
-def test_a_batch_is_about_the_papers_and_the_log_can_be_trained_on(cache):
+def test_a_batch_is_about_as_large_as_in_the_paper(cache):
     """35 users with 30 events on average: 29 of each have a next one."""
     system = dataclasses.replace(PAPER, classes=8_000, users=2_000)
     log_file = system.make_log(cache)
@@ -50,7 +50,7 @@ def test_a_batch_is_about_the_papers_and_the_log_can_be_trained_on(cache):
     assert 900 < sum(queries) / len(queries) < 1_100
 
 
-def test_a_log_is_made_once_and_named_by_what_decides_it(tmp_path):
+def test_a_log_is_written_once_and_named_by_its_settings(tmp_path):
     made = SMALL.make_log(tmp_path)
     assert pl.read_parquet(made)["item"].n_unique() == 2_000
     before = made.stat().st_mtime_ns
@@ -60,14 +60,14 @@ def test_a_log_is_made_once_and_named_by_what_decides_it(tmp_path):
     assert dataclasses.replace(SMALL, users=301).make_log(tmp_path) != made
 
 
-def test_every_round_visits_all_cells_and_begins_with_another():
+def test_every_round_has_all_cells_and_starts_with_another_one():
     firsts = {Round(PAPER, number).cells[0] for number in range(6)}
     assert firsts == set(PAPER.cells)
     for number in (0, 4, 11):
         assert sorted(Round(PAPER, number).cells) == sorted(PAPER.cells)
 
 
-def test_rounds_of_another_system_are_refused(measured):
+def test_rounds_of_another_system_are_an_error(measured):
     ledger = measured(rounds=1)
     check_same_system(ledger, SMALL)
     check_same_system(Ledger(ledger.path.with_name("none")), PAPER)
@@ -79,7 +79,7 @@ def test_rounds_of_another_system_are_refused(measured):
         check_same_system(ledger, dataclasses.replace(SMALL, servers=5, users=9))
 
 
-def test_a_ledger_with_two_systems_is_told(measured):
+def test_a_ledger_with_two_systems_is_an_error(measured):
     measured(rounds=1)
     ledger = measured(rounds=1, system=dataclasses.replace(SMALL, users=200))
     with pytest.raises(DataError, match=r"has rounds of 2 different systems. Keep those of one."):
@@ -87,7 +87,7 @@ def test_a_ledger_with_two_systems_is_told(measured):
 
 
 @pytest.mark.parametrize("run", [{}, {"system": {"cores": 3}}, {"system": None}])
-def test_a_ledger_of_something_else_is_told(tmp_path, run):
+def test_a_ledger_of_something_else_is_an_error(tmp_path, run):
     ledger = Ledger(tmp_path / "results.jsonl")
     ledger.add({"key": "a", "run": run})
     with pytest.raises(DataError, match=r"is not what `python -m experiments table-1` writes"):
@@ -106,7 +106,7 @@ def test_a_ledger_of_something_else_is_told(tmp_path, run):
         ),
     ],
 )
-def test_a_system_that_cannot_be_is_refused(options, words):
+def test_impossible_systems_are_an_error(options, words):
     with pytest.raises(UsageError, match=re.escape(words)):
         System(**options)
 
@@ -133,7 +133,7 @@ def test_every_cell_gets_a_job_that_warms_up_and_is_closed(cache, engine_of):
     assert result["cores"] >= 1
     assert result["cells"][0]["measured"]["staleness"] == {"1": 2, "3": 6}
     assert result["cells"][0]["warm_up"]["steps"] == 4
-    assert str(cache) not in json.dumps(result)  # where it ran is nobody's business
+    assert str(cache) not in json.dumps(result)  # no local paths in results
 
 
 def test_a_job_that_fails_is_closed(cache, engine_of):
@@ -156,7 +156,7 @@ def test_a_job_that_fails_is_closed(cache, engine_of):
         ),
     ],
 )
-def test_a_job_that_did_not_train_is_no_measurement(cache, engine_of, change, words):
+def test_a_job_that_did_not_train_is_an_error(cache, engine_of, change, words):
     def answer(config, steps):
         found = fake_segment(config, steps)
         return found._replace(**change) if steps == 8 else found

@@ -1,4 +1,4 @@
-"""From rounds to numbers, verdicts and a figure: pretended jobs with a known answer."""
+"""Numbers, verdicts and the figure of Table 1, for fake jobs with a known answer."""
 
 import pytest
 from oracle.fake_jobs import SECONDS, fake_segment
@@ -29,7 +29,7 @@ def test_a_job_that_pushed_nothing_has_no_collision(measured):
     assert found.staleness(sampled(16)) == [0]
 
 
-def test_a_round_without_a_cell_is_told(measured):
+def test_a_round_without_a_cell_is_an_error(measured):
     ledger = measured(rounds=1)
     next(iter(ledger.results.values()))["cells"].pop()
     with pytest.raises(DataError, match=r"is not what `python -m experiments table-1` writes"):
@@ -56,7 +56,7 @@ def cell_of(config):
         ((0, 0.31, 0.32), "not reproduced"),
     ],
 )
-def test_an_overhead_is_judged_by_its_median(measured, overheads, verdict):
+def test_the_verdict_on_an_overhead_uses_its_median(measured, overheads, verdict):
     def answer(config, steps):
         found = fake_segment(config, steps)
         if cell_of(config) == (1, "top", 8):
@@ -81,7 +81,7 @@ def test_an_overhead_is_judged_by_its_median(measured, overheads, verdict):
         ),  # out of order, and 8 n only 1.12 times slower at r=8
     ],
 )
-def test_the_table_is_judged_by_its_order_and_what_n_costs(measured, changed, verdict):
+def test_the_verdict_on_the_table_uses_its_order_and_the_cost_of_n(measured, changed, verdict):
     def answer(config, steps):
         found = fake_segment(config, steps)
         return found._replace(seconds=steps * changed.get(cell_of(config), found.seconds / steps))
@@ -96,11 +96,11 @@ def test_the_table_is_judged_by_its_order_and_what_n_costs(measured, changed, ve
         (0.2, 0.001, "reproduced"),  # fewer rows, and a smaller part of them
         (0.3, 0.001, "partly"),  # fewer rows, but a larger part of them
         (1.0, 0.0, "partly"),  # 26 of 26 against 34.5 of 138
-        (0.2, 0.15, "partly"),  # the share is too noisy to tell, the number is not
+        (0.2, 0.15, "partly"),  # the share is too noisy, the number is not
         (6.0, 0.001, "not reproduced"),  # 156 against 34.5
     ],
 )
-def test_collisions_are_judged_by_number_and_share(measured, share, noise, verdict):
+def test_the_verdict_on_collisions_uses_number_and_share(measured, share, noise, verdict):
     def answer(config, steps):
         mine = share + noise * (-1) ** config.loop.seed
         options = config.head.options
@@ -126,7 +126,7 @@ def test_one_round_has_no_interval(measured):
 
 
 @pytest.mark.parametrize(("cores", "shared"), [(3, True), (4, False)])
-def test_a_machine_with_too_few_cores_is_told(measured, cores, shared):
+def test_a_machine_with_too_few_cores_is_mentioned(measured, cores, shared):
     ledger = measured(rounds=1)
     next(iter(ledger.results.values()))["cores"] = cores
     page = system_page(SystemResults(ledger), [])

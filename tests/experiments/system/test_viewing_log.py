@@ -1,4 +1,4 @@
-"""The made-up viewing log: the law it states is the law behind it, for all events and given."""
+"""The synthetic viewing log follows its stated distribution, also given the last event."""
 
 import re
 
@@ -23,12 +23,12 @@ def log(tmp_path_factory):
 
 
 def popularity(num_items):
-    """(C,) the chance of each item to be that of an event, the most popular first."""
+    """(C,) probability of each item, the most popular first."""
     return np.diff((np.arange(num_items + 1) / num_items) ** POWER)
 
 
 def on_combs(num_items):
-    """(C, G) the part of each item's events that are of each interest, by counting lengths."""
+    """(C, G) share of each interest in the events of each item, from lengths of intervals."""
     edges = np.concatenate([[0], np.cumsum(popularity(num_items))])
     cuts = np.arange(TEETH * INTERESTS + 1) / (TEETH * INTERESTS)
     low = np.maximum(edges[:-1, None], cuts[None, :-1])
@@ -38,7 +38,7 @@ def on_combs(num_items):
 
 
 def test_the_top_fifth_takes_three_fifths_of_the_events(log):
-    """Events of a user hang together, users do not: the error is that of a mean over users."""
+    """Events of a user are dependent, users are not: the error is that of a mean over users."""
     by_user = log.group_by("user").agg((pl.col("item") < ITEMS // 5).sum().alias("top"), pl.len())
     top, length = by_user["top"].to_numpy(), by_user["len"].to_numpy()
     rest = (top - 0.6 * length) / length.mean()
@@ -46,7 +46,7 @@ def test_the_top_fifth_takes_three_fifths_of_the_events(log):
 
 
 def test_every_item_has_its_share(log):
-    """Judged on each user's first event: those are independent."""
+    """On the first event of each user, because these are independent."""
     first = log.filter(pl.col("time") == 0)["item"].to_numpy()
     chance = popularity(ITEMS)
     observed = np.bincount(first, minlength=ITEMS) / len(first)
@@ -58,7 +58,7 @@ def test_every_item_has_its_share(log):
 
 
 def test_the_next_event_has_the_same_interest_by_habit(log):
-    """How much of their interests two items have in common, for neighbours in time."""
+    """Overlap of the interests of two items that follow each other."""
     part, item, user = on_combs(ITEMS), log["item"].to_numpy(), log["user"].to_numpy()
     neighbours = user[1:] == user[:-1]
     alike = (part[item[:-1][neighbours]] * part[item[1:][neighbours]]).sum(axis=1)
@@ -74,14 +74,14 @@ def test_the_next_event_has_the_same_interest_by_habit(log):
 
 
 def _expected_alike(part, chance):
-    """E[part[u] . part[v]] where u and v are of one interest."""
+    """E[part[u] . part[v]] if u and v have the same interest."""
     given = part * chance[:, None] * INTERESTS  # P(item | interest), columns sum to 1
     assert given.sum(axis=0) == pytest.approx(1)
     mean = part.T @ given  # (G, G): expected part on interest h of an item of interest g
     return float((mean * mean).sum() / INTERESTS)
 
 
-def test_every_item_is_there_however_few_the_events(tmp_path):
+def test_every_item_occurs_even_with_few_events(tmp_path):
     config = ViewingLogConfig(num_users=3, num_items=501, num_interests=7, mean_length=10)
     write_viewing_log(tmp_path / "log.parquet", config)
     log = pl.read_parquet(tmp_path / "log.parquet")
@@ -104,6 +104,6 @@ def test_every_item_is_there_however_few_the_events(tmp_path):
         ({"mean_length": 1}, "mean_length must be at least 2, got 1."),
     ],
 )
-def test_a_log_that_cannot_be_made_is_refused(options, words):
+def test_impossible_options_are_an_error(options, words):
     with pytest.raises(UsageError, match=re.escape(words)):
         ViewingLogConfig(**options)

@@ -22,7 +22,7 @@ def test_every_method_is_a_contender():
     assert len({contender.colour for contender in CONTENDERS.values()}) == len(CONTENDERS)
 
 
-def test_a_pool_of_n_is_split_into_kept_classes_and_rounds():
+def test_n_is_the_pool_of_dynamic_negatives():
     options = CONTENDERS["dynamic-negatives"].head(1_000, None).options
     assert (options["num_samples"], options["presample_factor"]) == (64, 15)
     options = CONTENDERS["dynamic-negatives"].head(20, None).options

@@ -185,6 +185,6 @@ def test_counting_gives_distinct_items_and_favourites_are_from_the_history(name,
     for row in ranked:
         assert len(torch.unique(row[row >= 0])) == int((row >= 0).sum())
     if name == "the user's favourites":
-        own = opened.log.items[opened.log.offsets[points.user[0]] : points.point[0]]
-        ids, count = np.unique(own, return_counts=True)
+        history = opened.log.items[opened.log.offsets[points.user[0]] : points.point[0]]
+        ids, count = np.unique(history, return_counts=True)
         assert count[ids == int(ranked[0, 0])] == count.max()
