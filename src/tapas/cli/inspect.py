@@ -60,8 +60,15 @@ def inspect(
             typer.echo(json.dumps(report, indent=1, default=str))
             return
         typer.echo(
-            f"{found.num_events:,} events · {found.num_users:,} users · {found.num_items:,} items "
-            f"· {found.num_baskets:,} baskets"
+            " · ".join(
+                f"{number:,} {noun}{'' if number == 1 else 's'}"
+                for noun, number in (
+                    ("event", found.num_events),
+                    ("user", found.num_users),
+                    ("item", found.num_items),
+                    ("basket", found.num_baskets),
+                )
+            )
         )
         low, middle, high = found.events_per_user
         for words in (

@@ -172,8 +172,9 @@ def _valid_rows(
             )
         tally.add_bad(path, row + 1, problem)
     tally.num_bad += max(0, rows.len() - MAX_EXAMPLES)
-    for role in columns:
+    for role in columns:  # a row counts once, for the first role that has no value
         tally.add_kind(role, int((missing[role] & bad).sum()))
+        bad &= ~missing[role]
     return keep
 
 
