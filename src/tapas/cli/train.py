@@ -116,8 +116,8 @@ def train(
         str | None,
         typer.Option(
             metavar="priority|top",
-            help="How the second pass chooses n classes: unbiased (priority) or the highest "
-            "scores (top). Default: priority.",
+            help="How the second pass chooses n classes: at random, by weight (priority), or "
+            "the highest scores (top). Default: priority.",
         ),
     ] = None,
     epochs: Annotated[
