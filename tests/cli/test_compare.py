@@ -179,7 +179,7 @@ def test_the_list_of_methods_fits_80_columns(monkeypatch):
         (("x.csv", "--set", "model.dims=8"), "unknown name in [model] 'dims'. Did you mean 'dim'?"),
         (("x.csv", "--set", "dim=8"), "--set 'dim=8' is not SECTION.NAME=VALUE"),
         (("x.csv", "--set", "model.copy=true"), "model.copy mixes copies into the softmax"),
-        (("--draw",), "compare holds no comparison (settings.json is not there). Begin one with"),
+        (("--draw",), "compare holds no comparison (settings.json is missing). Start one with"),
         (("no-such.csv",), "no file matches 'no-such.csv'. Check the path."),
     ],
 )

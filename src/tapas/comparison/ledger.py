@@ -54,9 +54,9 @@ class Ledger:
     def add(self, result: Result) -> None:
         """Append one line and flush it to disk."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        whole = not self.path.exists() or self.path.read_bytes()[-1:] in (b"", b"\n")
+        complete = not self.path.exists() or self.path.read_bytes()[-1:] in (b"", b"\n")
         with defer_signals(), self.path.open("a") as file:
-            file.write(("" if whole else "\n") + json.dumps(result) + "\n")
+            file.write(("" if complete else "\n") + json.dumps(result) + "\n")
             file.flush()
             os.fsync(file.fileno())
             self.results[result["key"]] = result

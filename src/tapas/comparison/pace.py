@@ -83,7 +83,9 @@ def _take_turn(
     forget_peak()
     try:
         parts = build_run(training, config, opened)
-    except UsageError as refusal:  # too large for this machine, say: the others go on
+    except (
+        UsageError
+    ) as refusal:  # for example too large for this machine: continue with the others
         found |= {"skipped": str(refusal)}
         return
 

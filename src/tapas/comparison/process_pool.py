@@ -22,7 +22,7 @@ def run_missing(
     *,
     workers: int,
 ) -> None:
-    """Execute the `runs` that the ledger lacks, and add each result as soon as it is there."""
+    """Execute the `runs` that the ledger lacks, and add each result as soon as it is ready."""
     wanted = {run.key(): run for run in runs}
     todo = ledger.missing(wanted.values())
     done = len(wanted) - len(todo)

@@ -150,10 +150,10 @@ def _others(chosen: MethodResults, as_good: Sequence[MethodResults]) -> list[str
 
 
 def _too_thin(best: MethodResults, others: int) -> list[str]:
-    who = "the other method" if others == 1 else f"any of the {others} others"
+    than = "the other method" if others == 1 else f"any of the {others} others"
     return [
         f"No recommendation: the evidence is too thin. {best.title} has the highest MAP@20, "
-        f"{quality(best).format()}, but not significantly higher than {who}.",
+        f"{quality(best).format()}, but not significantly higher than {than}.",
         "Use a larger --budget or more --seeds; until then take the simplest method.",
     ]
 
@@ -176,19 +176,21 @@ def _tail(chosen: MethodResults, sound: Sequence[MethodResults]) -> list[str]:
 
 
 def _warnings(comparison: Comparison, best: MethodResults) -> list[str]:
-    said = []
+    warnings = []
     rivals = [each.title for each in comparison.baselines if beaten_by(best, each)]
     if rivals:
-        said.append(
+        warnings.append(
             f"Beware: {_list(rivals)}, without any training, is better than all of these. Use a "
             "larger --budget or another model before you choose."
         )
     if len(best.finals) == 1:
-        said.append("One seed: the intervals do not include the variation between training runs.")
+        warnings.append(
+            "One seed: the intervals do not include the variation between training runs."
+        )
     lost = [in_sentence(each) for each in comparison.methods if each.diverged_seeds]
     if lost:
-        said.append(f"Not recommended because a seed diverged: {_list(lost)}.")
-    return said
+        warnings.append(f"Not recommended because a seed diverged: {_list(lost)}.")
+    return warnings
 
 
 def in_sentence(method: MethodResults) -> str:

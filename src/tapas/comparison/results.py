@@ -27,7 +27,7 @@ class Moment(NamedTuple):
     """One evaluation during the final runs, over the seeds that did not diverge."""
 
     share: float  # of the run; the same moments for all
-    seconds: float  # of training, at the contender's own pace
+    seconds: float  # of training, at the measured pace of the contender
     quality: float  # mean MAP@20
     low: float  # the lowest and the highest of the seeds
     high: float
@@ -45,7 +45,7 @@ class MethodResults:
     trials: tuple[Result, ...] = ()  # on validation points, diverged ones too
     finals: tuple[Result, ...] = ()  # on test points, one for each seed that did not diverge
     diverged_seeds: tuple[int, ...] = ()
-    num_seeds: int = 1  # that were asked for
+    num_seeds: int = 1  # that were requested
     skipped: str | None = None  # why it has not been trained
 
     @property
@@ -117,7 +117,7 @@ def read_comparison(folder: Path) -> Comparison:
     """Read what `tapas compare` has written into `folder`, finished or not."""
     if not (folder / SETTINGS).exists():
         raise DataError(
-            f"{folder} holds no comparison ({SETTINGS} is not there). Begin one with "
+            f"{folder} holds no comparison ({SETTINGS} is missing). Start one with "
             "`tapas compare LOG`, or name its folder with --out."
         )
     settings = read_comparison_settings(folder / SETTINGS)

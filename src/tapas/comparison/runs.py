@@ -208,7 +208,7 @@ def train_and_evaluate(
 
 
 def found_or_diverged(train: Callable[[], Result]) -> Result:
-    """The result of `train`, or one that says that it diverged."""
+    """The result of `train`; if training diverged, a result with the reason."""
     try:
         return train()
     except (DataError, UsageError) as error:

@@ -125,7 +125,7 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     for name, kind in SECTIONS.items():
         if isinstance(before.get(name), dict):
             before[name] = _completed(before[name], kind)
-    # what is no table of trials, or names what no method has, differs as it stands
+    # trials that cannot be read stay as they are, so that they count as a difference
     with suppress(UsageError, KeyError, TypeError, AttributeError):
         before[DEFINITIONS] = {
             contender: [_completed_trial(trial) for trial in trials]
@@ -164,7 +164,7 @@ def _commit() -> str | None:
 def log_words(settings: Settings) -> str:
     """Which log, and how large it is."""
     log = settings.get("log")
-    name = ", ".join(log["files"]) if log else "A made-up log, whose true distribution is known"
+    name = ", ".join(log["files"]) if log else "A synthetic log, whose true distribution is known"
     sizes = settings.get("sizes")
     if not sizes:
         return f"{name}."

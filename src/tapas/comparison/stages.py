@@ -1,7 +1,7 @@
 """The stages of a comparison. Each adds to a ledger, so that it can be stopped and continued.
 
 out/
-  settings.json  what was asked, the log, the machine
+  settings.json  the settings, the log, the machine
   pace.jsonl     seconds of a step of each contender, alone on the machine
   runs.jsonl     trials on validation points, final runs and references on test points
 

@@ -89,7 +89,7 @@ def group_words(key: str | int, num_groups: int) -> str:
 
 
 def cached_synthetic_log(config: SyntheticLogConfig, cache: Path) -> Path:
-    """The file of a made-up log in `cache`, written the first time."""
+    """The file of a synthetic log in `cache`, written the first time."""
     name = hashlib.blake2b(repr(config).encode(), digest_size=8).hexdigest()
     path = cache / f"made-{name}.parquet"
     if not path.exists():

@@ -79,7 +79,7 @@ def test_log_and_budget_as_text():
     sizes = {"events": 1_000, "users": 20, "items": 300}
     settings = {"log": {"files": ["a.csv", "b.csv"]}, "sizes": sizes}
     assert log_words(settings) == "a.csv, b.csv: 1,000 events, 20 users, 300 items (the classes)."
-    assert log_words({"log": None}) == "A made-up log, whose true distribution is known."
+    assert log_words({"log": None}) == "A synthetic log, whose true distribution is known."
     one = plain(quick(seeds=1, trials=1, contenders=("full",), budget_seconds=1.2))
     assert budget_words(one | {"num_samples": 16}) == (
         "1 method with 1.2 s of training each: half for 1 trial, half for 1 seed. Encoder gru, 8 "
