@@ -1,7 +1,7 @@
 """The five sets: where their events come from, what is held out, and the model they get.
 
 The paper's log is private. Two texts with its scale and long tail, a grocery log and the
-files of commits, for its kind of task, and a made-up log with its statistics, whose true
+files of commits, for its kind of task, and a synthetic log with its statistics, whose true
 distribution is known, stand in for it.
 """
 

@@ -33,7 +33,7 @@ def growth_results() -> dict[str, object]:
     }
 
 
-def made_up_records(measuring) -> None:
+def write_fake_records(measuring) -> None:
     """Records of top (two, one older), of growth, and of draw without targets."""
     miss = measuring.Target(measure="top / floor", target=1.3, kind="at most", reading=4.56)
     hit = measuring.Target(measure="log / floor", target=1.3, kind="at most", reading=1.07)
@@ -48,10 +48,10 @@ def made_up_records(measuring) -> None:
         (measuring.RECORDS / f"2020-01-01_{theme}_1xOther.json").write_text(json.dumps(record))
 
 
-def test_the_page_of_made_up_records(load, page, tmp_path, monkeypatch):
+def test_the_page_of_fake_records(load, page, tmp_path, monkeypatch):
     measuring = load("measuring")
     monkeypatch.setattr(measuring, "RECORDS", tmp_path / "records")
-    made_up_records(measuring)
+    write_fake_records(measuring)
     page.write_page(tmp_path / "records", tmp_path)
     written = (tmp_path / "README.md").read_text()
     # whether a target was met

@@ -148,7 +148,7 @@ def test_turns_of_the_warm_up_do_not_count(contenders):
         assert parts["whole"] == last
 
 
-def made_up_seconds():
+def fake_seconds():
     trip = {"whole": 0.2, "between": 0.15, "splitting": 0.02, "joining": 0.03, "cpu": 0.04}
     return {
         "round trip": {part: [value] * 3 for part, value in trip.items()},
@@ -159,7 +159,7 @@ def made_up_seconds():
 
 
 def test_the_target_and_the_page_have_the_shares_of_transport(bench, load):
-    seconds = made_up_seconds()
+    seconds = fake_seconds()
     target = bench.transport_target("made up", seconds)
     assert (target.reading, target.met) == (pytest.approx(5), True)
     assert target.found == "5.00 % [5.00, 5.00]"

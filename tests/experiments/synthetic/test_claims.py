@@ -11,7 +11,7 @@ from experiments.synthetic.studies import STUDIES
 from tapas.comparison.ledger import Ledger
 
 
-def made_up(tmp_path, accuracy, **more):
+def fake_results(tmp_path, accuracy, **more):
     studies = {name: finished_study(name, tmp_path, accuracy, **more) for name in STUDIES}
     return StudyResults(studies, {"seconds_n_128": 0.001, "seconds_n_512": 0.0035, "ratio": 3.5})
 
@@ -35,7 +35,7 @@ def test_results_like_the_papers_are_reproduced(tmp_path):
     def loss(cell):
         return 1 + cell.presample_factor - (cell.temperature.start if cell.temperature else 0)
 
-    found = verdicts(made_up(tmp_path, as_the_paper_says, loss=loss))
+    found = verdicts(fake_results(tmp_path, as_the_paper_says, loss=loss))
     assert (
         found.pop("The gain from r is larger in figure 2 than in figure 1.") == NOT
     )  # the fake one has none
@@ -43,7 +43,7 @@ def test_results_like_the_papers_are_reproduced(tmp_path):
 
 
 def test_results_without_the_effect_are_not_reproduced(tmp_path):
-    found = verdicts(made_up(tmp_path, lambda cell: 0.3))
+    found = verdicts(fake_results(tmp_path, lambda cell: 0.3))
     for text in (
         "Figure 1: with n fixed, accuracy rises with r, most at small r.",
         "Figure 2: with n fixed, accuracy rises with r, most at small r.",
@@ -59,7 +59,7 @@ def test_a_gain_that_does_not_rise_everywhere_is_partly_reproduced(tmp_path):
     def peaked(cell):
         return {1: 0.2, 2: 0.3, 4: 0.32, 8: 0.31}.get(cell.presample_factor, 0.3)
 
-    found = verdicts(made_up(tmp_path, peaked))
+    found = verdicts(fake_results(tmp_path, peaked))
     assert found["Figure 1: with n fixed, accuracy rises with r, most at small r."] == "partly"
 
 
