@@ -4,6 +4,7 @@ Each test process uses one thread, so that results do not depend on the number o
 `-n`, all tests of a file run in one process.
 """
 
+import os
 from contextlib import nullcontext
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import settings
 from tapas import native
 
 torch.set_num_threads(1)
+os.environ.pop("COLUMNS", None)  # with -n, readline sets it; output to a pipe is not wrapped
 settings.register_profile("full", deadline=None, derandomize=True, max_examples=60)
 settings.register_profile("quick", settings.get_profile("full"), max_examples=15)
 
@@ -42,6 +44,9 @@ def _one_thread_again():
     """Undo `torch.set_num_threads` of commands that were run in this process."""
     yield
     torch.set_num_threads(1)
+
+
+os.environ.pop("COLUMNS", None)  # with -n, readline sets it; output to a pipe is not wrapped
 
 
 @pytest.fixture(autouse=True)
