@@ -14,7 +14,7 @@ from tapas.training.run_folder import open_run
 
 pytestmark = pytest.mark.slow
 SMALL = SyntheticLogConfig(num_users=60, num_items=300, num_groups=6, baskets_per_user=12)
-RUNS = ("sampled-softmax", "TAPAS-priority", "TAPAS-with-repeats")
+RUNS = ("sampled-softmax", "TAPAS-priority", "TAPAS-with-copying")
 
 
 def shrink(patch):
@@ -76,14 +76,14 @@ def test_the_first_two_models_train_for_the_same_steps_and_the_third_for_fewer(d
     assert [open_run(folder / name).config.model.copy for name in RUNS] == [False, False, True]
 
 
-def test_the_lists_are_those_of_the_model_that_repeats(done):
+def test_the_lists_are_those_of_the_model_that_copies(done):
     ended, folder = done
     page = (folder / "report.html").read_text()
     words = {key: group_words(key, SMALL.num_groups) for key in range(SMALL.num_items)}
     people, others = (showcase.some_people(open_run(folder / name), words) for name in RUNS[:0:-1])
     assert people != others
-    assert ended.stdout.count("recommended by TAPAS with repeats") == 3
-    assert page.count("recommended by TAPAS with repeats") == 3
+    assert ended.stdout.count("recommended by TAPAS with copying") == 3
+    assert page.count("recommended by TAPAS with copying") == 3
     for person in people:
         block = page.split(f"<h3>{person.name}</h3>")[1].split("</div></div>")[0]
         listed = re.findall(r"<li( class=hit)?>([^<]*)</li>", block)
@@ -115,7 +115,7 @@ def test_without_the_real_log_it_makes_one_up_and_draws_the_two_that_share_their
     assert words in ended.stderr
     assert drawn == ["sampled softmax", "TAPAS priority"]
     page = (tmp_path / "demo" / "report.html").read_text()
-    assert "TAPAS with repeats is not drawn: it takes fewer steps, with larger windows" in page
+    assert "TAPAS with copying is not drawn: it takes fewer steps, with larger windows" in page
     assert "2 steps of 8 windows of up to 10 events." in page
     assert "1 steps of 16 windows of up to 1,000 events." in page
 

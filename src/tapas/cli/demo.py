@@ -88,7 +88,7 @@ def demo(
                     log, out, name, steps, seed, status=_quiet if runs else status, watch=watch
                 )
         found = showcase.evaluate_variants(runs, seconds)
-        people = showcase.some_people(runs[showcase.REPEATS], log.words)
+        people = showcase.some_people(runs[showcase.COPYING], log.words)
         document = showcase.as_document(log, found, steps, seed)
         page = showcase.make_page(log, found, people, runs)
         folder.write({"report.html": page, "results.json": (document + "\n").encode()})

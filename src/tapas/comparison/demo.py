@@ -42,11 +42,11 @@ SETTINGS: Layer = {
     "optimizer": {"rows_lr": 0.3},
     "loop": {"batch": 64, "patience": 100, "validation_examples": 1_000},
 }
-PLAIN, TAPAS, REPEATS = "sampled softmax", "TAPAS priority", "TAPAS with repeats"
+PLAIN, TAPAS, COPYING = "sampled softmax", "TAPAS priority", "TAPAS with copying"
 VARIANTS: dict[str, Layer] = {  # settings that differ; PLAIN and TAPAS are the comparison
     PLAIN: {"head": {"presample_factor": 1}},
     TAPAS: {"head": {"presample_factor": 8}},
-    REPEATS: {
+    COPYING: {
         "model": {"copy": True, "history": 1_000},
         "head": {"presample_factor": 8},
         "loop": {"batch": 16},
@@ -87,10 +87,10 @@ def find_demo_log(out: Path, synthetic: bool) -> DemoLog:
 def steps_of(name: str, steps: int) -> tuple[int, int]:
     """Number of steps of a variant, and steps between evaluations; the first two have `steps`.
 
-    >>> steps_of(TAPAS, 2000), steps_of(REPEATS, 2000)
+    >>> steps_of(TAPAS, 2000), steps_of(COPYING, 2000)
     ((2000, 200), (160, 40))
     """
-    if name == REPEATS:
+    if name == COPYING:
         fewer = max(1, steps * 2 // 25)
         return fewer, max(1, fewer // 4)
     return steps, max(1, steps // 10)
@@ -179,7 +179,7 @@ def remarks(found: DemoResult) -> list[str]:
         *beside_baselines(found.best, found.evaluations[found.best].lead),
         f"MAP@20 of {TAPAS} minus {PLAIN}, same examples: {_signed(found.lead)}. These two differ "
         "only in the second pass: same batches, same steps.",
-        f"{REPEATS} can copy from the history and is trained on fewer, longer windows: its numbers "
+        f"{COPYING} can copy from the history and is trained on fewer, longer windows: its numbers "
         "say nothing about sampling.",
         "This is one seed: repeat with another --seed before you trust a small difference.",
         f"{first.scores['model'].num_examples:,} households; targets are their next "
@@ -240,7 +240,7 @@ def some_people(run: RunFolder, words: dict[str | int, str]) -> list[Lists]:
         ]
         lists = {
             "took last": by_basket(names[:first], log.times[recent].tolist()),
-            f"recommended by {REPEATS}": recommended,
+            f"recommended by {COPYING}": recommended,
             "took next": by_basket(names[last:], log.times[following].tolist()),
         }
         people.append(Lists(f"Household {name}", lists))
@@ -280,7 +280,7 @@ def by_basket(names: Sequence[str], times: Sequence[int]) -> list[str]:
 def make_page(
     log: DemoLog, found: DemoResult, people: list[Lists], runs: dict[str, RunFolder]
 ) -> bytes:
-    config, repeating = runs[TAPAS].config, runs[REPEATS].config
+    config, copying = runs[TAPAS].config, runs[COPYING].config
     options = config.head.options
     introduction = (
         log.name,
@@ -288,10 +288,10 @@ def make_page(
         f"{options['num_samples']} classes for each step. TAPAS draws "
         f"{options['presample_factor']} times as many and keeps n of them by their scores.",
         f"{PLAIN.capitalize()} and {TAPAS}: {_amount(config)}.",
-        f"{REPEATS} takes part of the probability from the items of the history: "
-        f"{_amount(repeating)}.",
+        f"{COPYING} takes part of the probability from the items of the history: "
+        f"{_amount(copying)}.",
     )
-    curves_note = f"{REPEATS} is not drawn: it takes fewer steps, with larger windows."
+    curves_note = f"{COPYING} is not drawn: it takes fewer steps, with larger windows."
     blocks: list[Block] = [
         *map(Paragraph, introduction),
         Heading("Scores on test examples"),
@@ -305,7 +305,7 @@ def make_page(
         *people,
     ]
     curves = draw_curves({name: runs[name].path / "journal.jsonl" for name in (PLAIN, TAPAS)})
-    title = "Next items: sampled softmax, TAPAS, and TAPAS with repeats on one log"
+    title = "Next items: sampled softmax, TAPAS, and TAPAS with copying on one log"
     return as_html(title, blocks, {CURVES: curves}).encode()
 
 

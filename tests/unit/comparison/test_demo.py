@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tapas.comparison import demo
-from tapas.comparison.demo import PLAIN, REPEATS, TAPAS, DemoLog, DemoResult
+from tapas.comparison.demo import COPYING, PLAIN, TAPAS, DemoLog, DemoResult
 from tapas.evaluation.evaluate import Evaluation
 from tapas.evaluation.intervals import Interval
 from tapas.evaluation.scores import Bucket, Scores
@@ -20,7 +20,7 @@ LOG = DemoLog("A log.", ["log.parquet"], {})
 )
 def test_the_third_variant_takes_two_steps_for_twenty_five(steps, every, fewer, every_fewer):
     assert demo.steps_of(PLAIN, steps) == demo.steps_of(TAPAS, steps) == (steps, every)
-    assert demo.steps_of(REPEATS, steps) == (fewer, every_fewer)
+    assert demo.steps_of(COPYING, steps) == (fewer, every_fewer)
 
 
 def differences(first, second, steps=2000):
@@ -40,7 +40,7 @@ def test_the_first_two_differ_in_the_second_pass_only():
 
 
 def test_the_third_is_the_second_with_repeats_and_a_longer_history():
-    assert differences(TAPAS, REPEATS) == {
+    assert differences(TAPAS, COPYING) == {
         "model.copy": (False, True),
         "model.history": (200, 1_000),
         "loop.batch": (64, 16),
@@ -67,14 +67,14 @@ OLD = evaluation(0.05, popular=BEHIND, own_most_frequent=BEHIND)
 
 
 def found(third, *, second=OLD):
-    models = {PLAIN: OLD, TAPAS: second, REPEATS: third}
+    models = {PLAIN: OLD, TAPAS: second, COPYING: third}
     return DemoResult(models, Interval(0.0037, 0.0013, 0.0061), dict.fromkeys(models, 2.0))
 
 
 def test_ahead_of_every_baseline_names_the_best_of_them():
     third = evaluation(0.08, popular=AHEAD, own_most_frequent=(0.0037, 0.0004, 0.0070))
     assert demo.remarks(found(third))[0] == (
-        "The best of our models here, TAPAS with repeats, is ahead of every baseline: MAP@20 "
+        "The best of our models here, TAPAS with copying, is ahead of every baseline: MAP@20 "
         "+0.0037 (+0.0004 to +0.0070) against the best of them, own most frequent, same examples."
     )
     assert not any("significant" in words for words in demo.remarks(found(third)))
@@ -93,8 +93,8 @@ def test_each_baseline_that_is_not_beaten_has_a_line(ends, words):
     third = evaluation(0.08, popular=ends, own_most_frequent=ends, other=AHEAD)
     first, second, third_line, *_ = demo.remarks(found(third))
     assert first == (
-        f"Popular{words} the best of our models here, TAPAS with repeats: MAP@20 {ends[0]:+.4f} "
-        f"({ends[1]:+.4f} to {ends[2]:+.4f}) for TAPAS with repeats, same examples."
+        f"Popular{words} the best of our models here, TAPAS with copying: MAP@20 {ends[0]:+.4f} "
+        f"({ends[1]:+.4f} to {ends[2]:+.4f}) for TAPAS with copying, same examples."
     )
     assert second.startswith(f"Own most frequent{words}")
     assert third_line.startswith("MAP@20 of TAPAS priority minus sampled softmax")
