@@ -6,6 +6,7 @@ with the pages.
 
 import json
 import statistics
+from pathlib import Path
 from typing import Any
 
 from measuring import RECORDS
@@ -13,6 +14,7 @@ from sections import table
 
 from tapas.training.memory_plan import Workload, in_units, memory_plan, traffic_designs
 
+RESULTS = Path(__file__).parents[1] / "results"
 BATCH, SAMPLES, PRESAMPLE = 1_000, 10_000, 10  # the sizes of the paper
 BILLION, HOSTS, SEEN = 10**9, 50, 10**7
 
@@ -78,6 +80,35 @@ def bias_table() -> str:
     return table(("", *head), rows)
 
 
+def demo_table() -> str:
+    """Models of `tapas demo` and baselines, for results/demo/README.md."""
+    found = json.loads((RESULTS / "demo" / "results.json").read_text())
+    models = {name: model["scores"]["model"] for name, model in found["ways"].items()}
+    baselines = dict(list(found["ways"].values())[-1]["scores"].items())
+    del baselines["model"]
+    rows = []
+    for name, scores in {**models, **baselines}.items():
+        metrics = scores["metrics"]
+        mean, low, high = (metrics["map@20"][end] for end in ("mean", "low", "high"))
+        others = (f"{metrics[name]['mean']:.4f}" for name in ("recall@20", "ndcg@20"))
+        rows.append((name, f"{mean:.4f} ({low:.4f} to {high:.4f})", *others))
+    return table(("", "MAP@20", "recall@20", "NDCG@20"), rows)
+
+
+def demo_sentence() -> str:
+    """The two differences that `tapas demo` reports, for results/demo/README.md."""
+    found = json.loads((RESULTS / "demo" / "results.json").read_text())
+    copying = found["ways"]["TAPAS with copying"]["lead"]["own most frequent"]
+    pairs = (found["lead_map@20"], copying)
+    second_pass, lead = (
+        f"{one['mean']:+.4f} ({one['low']:+.4f} to {one['high']:+.4f})" for one in pairs
+    )
+    return (
+        f"TAPAS minus sampled softmax: {second_pass}. The model with `model.copy` minus own most "
+        f"frequent: {lead}."
+    )
+
+
 def step_sentence() -> str:
     """The time of a step against other heads, for README.md."""
     record = newest_record("peers")
@@ -118,5 +149,8 @@ def _workload(**changed: Any) -> Workload:
 
 
 if __name__ == "__main__":
-    parts = (designs_table, billion_table, bias_table, step_sentence, classes_sentence)
+    parts = (
+        *(designs_table, billion_table, bias_table, demo_table, demo_sentence),
+        *(step_sentence, classes_sentence),
+    )
     print("\n\n".join(part() for part in parts))

@@ -13,6 +13,8 @@ ROOT = Path(__file__).parents[2]
         ("docs/scaling.md", "designs_table"),
         ("docs/scaling.md", "billion_table"),
         ("docs/accuracy.md", "bias_table"),
+        ("results/demo/README.md", "demo_table"),
+        ("results/demo/README.md", "demo_sentence"),
         ("README.md", "step_sentence"),
         ("README.md", "classes_sentence"),
     ],
