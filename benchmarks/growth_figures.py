@@ -12,7 +12,7 @@ from measuring import two_digits
 from tapas.comparison.figure_style import (
     COLOURS,
     INK,
-    add_words,
+    add_title,
     as_png,
     blank_figure,
     plain,
@@ -62,7 +62,7 @@ def _growth(sweeps: dict[str, Sweep]) -> Figure:
     places = [grid[0, :], *(grid[i, j] for i in (1, 2) for j in (0, 1))]
     for place, (name, sweep) in zip(places, sweeps.items(), strict=False):
         _panel(figure.add_subplot(place), sweep, WORDS[name])
-    add_words(figure, "Step time of the softmax head as one size grows", f"{STEP} {LEFT_OUT}")
+    add_title(figure, "Step time of the softmax head as one size grows", f"{STEP} {LEFT_OUT}")
     return figure
 
 
@@ -87,7 +87,7 @@ def _break_even(sweeps: dict[str, Sweep], found: dict[str, dict[str, float | Non
     title = (
         "Break-even: the number of classes above which TAPAS priority is faster than a full softmax"
     )
-    add_words(figure, title, STEP)
+    add_title(figure, title, STEP)
     return figure
 
 

@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from experiments.estimators.page import COMMAND, Estimators, Timed
-from tapas.comparison.figure_style import add_words, as_png
+from tapas.comparison.figure_style import add_title, as_png
 from tapas.comparison.figures import ALWAYS, PALE_WORDS, Label, draw_line, label_beside, panel
-from tapas.comparison.tables import time_words
+from tapas.comparison.tables import describe_time
 from tapas.errors import DataError
 
 
@@ -31,7 +31,7 @@ def step_times_figure(found: Estimators) -> Figure:
         loud = each.name in ALWAYS
         x, y = zip(*_points(each), strict=True)
         draw_line(axes, x, y, each, loud=loud)
-        text = f"{time_words(y[-1])}  {each.title}"
+        text = f"{describe_time(y[-1])}  {each.title}"
         if x[-1] < classes[-1]:
             text += f" (at {x[-1]:,})"
         labels.append((text, x[-1], y[-1], each.colour if loud else PALE_WORDS, loud))
@@ -44,17 +44,17 @@ def step_times_figure(found: Estimators) -> Figure:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=9))
     axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: time_words(value)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: describe_time(value)))
     axes.set_xlabel("classes")
     marks = _mark_break_even(axes, found)
     label_beside(axes, labels, inches)
     note = (
         "The head alone: loss, backward, update of rows; median. "
         + ("Circles: from here on a step of the full softmax takes longer. " if marks else "")
-        + _skipped_words(drawn)
+        + _describe_skipped(drawn)
         + f"`{COMMAND}`"
     )
-    add_words(figure, "Time of a step over the number of classes", note)
+    add_title(figure, "Time of a step over the number of classes", note)
     return figure
 
 
@@ -88,7 +88,7 @@ def _on_line(points: Sequence[tuple[int, float]], number: float) -> float:
     return points[0][1] if number < points[0][0] else points[-1][1]
 
 
-def _skipped_words(drawn: Sequence[Timed]) -> str:
+def _describe_skipped(drawn: Sequence[Timed]) -> str:
     parts = []
     for each in drawn:
         if each.skipped:

@@ -10,7 +10,7 @@ from tapas.comparison.contenders import CONTENDERS
 from tapas.comparison.ledger import Ledger, Result
 from tapas.comparison.page import Block, Command, Heading, Paragraph, Picture, Table, as_markdown
 from tapas.comparison.results import FULL
-from tapas.comparison.tables import NONE, time_words
+from tapas.comparison.tables import NONE, describe_time
 
 STEP_TIMES, BIAS = "step_times.jsonl", "bias.jsonl"
 README, FIGURE = "README.md", "step-time.png"
@@ -145,7 +145,7 @@ def break_even_rows(found: Estimators) -> list[list[str]]:
 
     rows = []
     for each in sorted((e for e in found.times if e.seconds or e.skipped), key=order):
-        cells = [time_words(each.seconds[n]) if n in each.seconds else NONE for n in sizes]
+        cells = [describe_time(each.seconds[n]) if n in each.seconds else NONE for n in sizes]
         rows.append([each.title, *cells, _break_even(found, each.name)])
     return rows
 

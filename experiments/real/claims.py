@@ -49,7 +49,7 @@ def higher(ours: SetCell, theirs: SetCell, metric: str = "map@20", *, than: floa
         if not found.has(ours, theirs):
             return None
         change = found.relative(ours, theirs, metric)
-        return change.low > than, change.format_percent() + found.seed_words(ours, theirs)
+        return change.low > than, change.format_percent() + found.describe_seeds(ours, theirs)
 
     return check
 
@@ -151,12 +151,12 @@ def half_of_the_gap(found: SetEvidence) -> Answer:
     if share is None:
         change = found.relative(SAMPLED_8, SAMPLED)
         return None, f"no gap to close: 8 n is {change.format_percent()} above n"
-    return share.low > 0.5, share.format(2) + found.seed_words(SAMPLED, PRIORITY, SAMPLED_8)
+    return share.low > 0.5, share.format(2) + found.describe_seeds(SAMPLED, PRIORITY, SAMPLED_8)
 
 
 def no_worse_loss(found: SetEvidence) -> Answer:
     change = difference(found.seeds(PRIORITY), found.seeds(SAMPLED), "loss")
-    words = f"{change.format(3, sign=True)} nats" + found.seed_words(PRIORITY, SAMPLED)
+    words = f"{change.format(3, sign=True)} nats" + found.describe_seeds(PRIORITY, SAMPLED)
     return change.high < LOSS_MARGIN, words
 
 
@@ -165,7 +165,7 @@ def better_at_equal_time(found: SetEvidence) -> Answer | None:
     change = found.at_equal_time(PRIORITY, SAMPLED)
     if change is None:
         return None
-    words = change.format_percent() + found.seed_words(PRIORITY, SAMPLED)
+    words = change.format_percent() + found.describe_seeds(PRIORITY, SAMPLED)
     return change.mean >= 0.05 and change.above_zero, words
 
 

@@ -39,7 +39,7 @@ class SetEvidence:
             *({result["run"]["seed"] for result in self.seeds(cell)} for cell in cells)
         )
 
-    def seed_words(self, *cells: SetCell) -> str:
+    def describe_seeds(self, *cells: SetCell) -> str:
         """, one seed" if the interval does not include the variation between seeds."""
         return ", one seed" if len(self.common_seeds(*cells)) == 1 else ""
 

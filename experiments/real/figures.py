@@ -43,7 +43,7 @@ from experiments.real.panels import (
 )
 from tapas.comparison.figure_style import (
     INK,
-    add_words,
+    add_title,
     blank_figure,
     label_ends,
     label_ends_on_log,
@@ -79,7 +79,7 @@ def steps_figure(sets: Sequence[SetEvidence], metric: str) -> Figure:
             references = lines_of(each, against, metric)
             if lines or references:
                 axes = figure.add_subplot(grid[row, column], sharey=shown[0][0] if shown else None)
-                words = set_words(each, cells[0].times, with_classes=True)
+                words = describe_set(each, cells[0].times, with_classes=True)
                 axes.set_title(words, loc="left", fontsize=11, color=INK)
                 labels = over_steps(axes, each, lines, references, form=form, most=most)
                 shown.append((axes, labels))
@@ -87,10 +87,10 @@ def steps_figure(sets: Sequence[SetEvidence], metric: str) -> Figure:
             label_ends(axes, labels)
     note = (
         "TAPAS keeps n of 8 n candidates; dashed: more samples. Settings chosen on validation "
-        f"points. {SOME} {spread_words(most)}{diverged_words(drawn, DRAWN)} "
+        f"points. {SOME} {describe_spread(most)}{describe_diverged(drawn, DRAWN)} "
         "`python -m experiments figure-3`"
     )
-    add_words(figure, f"{title} on the test points", note)
+    add_title(figure, f"{title} on the test points", note)
     return figure
 
 
@@ -108,14 +108,14 @@ def time_figure(sets: Sequence[SetEvidence]) -> Figure:
     figure, grid = blank_grid(-(-len(drawn) // columns), columns, width=4.4, height=3, beside=3.6)
     for place, (each, lines) in enumerate(drawn):
         axes = figure.add_subplot(grid[divmod(place, columns)])
-        axes.set_title(set_words(each), loc="left", fontsize=11, color=INK)
+        axes.set_title(describe_set(each), loc="left", fontsize=11, color=INK)
         over_time(axes, each, lines, most=most)
-    diverged = diverged_words([each for each, _ in drawn], TIMED)
+    diverged = describe_diverged([each for each, _ in drawn], TIMED)
     note = (
         "Time: steps, times the measured cost of one (×), that of sampled softmax with n being 1; "
-        f"dashed: 8 n. {SOME} {spread_words(most)}{diverged} `python -m experiments figure-3`"
+        f"dashed: 8 n. {SOME} {describe_spread(most)}{diverged} `python -m experiments figure-3`"
     )
-    add_words(figure, "MAP@20 on the test points against time", note)
+    add_title(figure, "MAP@20 on the test points against time", note)
     return figure
 
 
@@ -149,7 +149,7 @@ def tail_figure(sets: Sequence[SetEvidence]) -> Figure:
             over_looks(axes, each, results, value, form, level)
         recommended(panels[-1], results)
         panels[0].annotate(
-            set_words(each), (0, 1), (0, 26), xycoords="axes fraction",
+            describe_set(each), (0, 1), (0, 26), xycoords="axes fraction",
             textcoords="offset points", fontsize=11, color=INK, weight="bold",
         )  # fmt: skip
     note = (
@@ -157,7 +157,7 @@ def tail_figure(sets: Sequence[SetEvidence]) -> Figure:
         "without any. Lines: at 128 validation points; targets and recommendations: at the test "
         "points. `python -m experiments figure-3`"
     )
-    add_words(figure, "Rare classes along a run", note)
+    add_title(figure, "Rare classes along a run", note)
     return figure
 
 
@@ -198,22 +198,22 @@ def sweeps_figure(
         "Filled: the default, at which the other settings stay. All settings but the rule are "
         "varied with priority. Validation points, one seed."
     )
-    add_words(figure, title, note)
+    add_title(figure, title, note)
     return figure
 
 
-def set_words(each: SetEvidence, times: float = 1, *, with_classes: bool = False) -> str:
+def describe_set(each: SetEvidence, times: float = 1, *, with_classes: bool = False) -> str:
     """Set, number of classes and n."""
     mine = each.real_set
     classes = f", {mine.num_classes:,} classes" if with_classes else ""
     return f"{mine.title}{classes}, n={round(times * mine.num_samples):,}"
 
 
-def spread_words(most: int) -> str:
+def describe_spread(most: int) -> str:
     return f"Mean of {most} seeds, bands from lowest to highest." if most > 1 else "One seed."
 
 
-def diverged_words(sets: Sequence[SetEvidence], cells: Iterable[SetCell]) -> str:
+def describe_diverged(sets: Sequence[SetEvidence], cells: Iterable[SetCell]) -> str:
     """A sentence on diverged seeds, which are not drawn; empty without any."""
     parts = []
     for each in sets:
@@ -277,7 +277,7 @@ def sizes_figure(sets: Sequence[SetEvidence]) -> Figure:
         "At the end of a run, test points; intervals of 95 % over users and seeds. TAPAS keeps n "
         "of 8 n candidates. Settings chosen on validation points. `python -m experiments figure-3`"
     )
-    add_words(figure, "MAP@20 against the number of samples in the loss", note)
+    add_title(figure, "MAP@20 against the number of samples in the loss", note)
     return figure
 
 

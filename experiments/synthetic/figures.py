@@ -17,7 +17,7 @@ from experiments.synthetic.tasks import Sizes, load_task, network_task
 from tapas.comparison.figure_style import (
     COLOURS,
     INK,
-    add_words,
+    add_title,
     as_png,
     blank_figure,
     label_ends,
@@ -160,4 +160,4 @@ def _words(figure: Figure, study: Study) -> None:
         f"Mean of {len(study.experiment.seeds)} seeds with 95 % intervals; settings chosen on "
         f"validation points. `python -m experiments {study.name}`"
     )
-    add_words(figure, f"{study.title}: precision@1 on the test points", note)
+    add_title(figure, f"{study.title}: precision@1 on the test points", note)

@@ -10,7 +10,7 @@ from tapas.comparison.figure_style import (
     COLOURS,
     FAINT,
     INK,
-    add_words,
+    add_title,
     as_png,
     blank_figure,
     plain,
@@ -60,7 +60,7 @@ def system_figure(found: SystemResults) -> Figure:
         "Right: means with 95 % intervals. `python -m experiments table-1`"
     )
     title = f"Table 1 with {system.workers} workers and {system.servers} servers"
-    add_words(figure, title, note)
+    add_title(figure, title, note)
     return figure
 
 

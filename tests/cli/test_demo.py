@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from tapas.cli.main import app
 from tapas.comparison import demo as showcase
 from tapas.comparison.page import Marked, Subheading
-from tapas.comparison.synthetic_log import SyntheticLogConfig, group_words
+from tapas.comparison.synthetic_log import SyntheticLogConfig, describe_group
 from tapas.training.run_folder import open_run
 
 pytestmark = pytest.mark.slow
@@ -79,7 +79,7 @@ def test_the_first_two_models_train_for_the_same_steps_and_the_third_for_fewer(d
 def test_the_lists_are_those_of_the_model_that_copies(done):
     ended, folder = done
     page = (folder / "report.html").read_text()
-    words = {key: group_words(key, SMALL.num_groups) for key in range(SMALL.num_items)}
+    words = {key: describe_group(key, SMALL.num_groups) for key in range(SMALL.num_items)}
     people, others = (showcase.some_people(open_run(folder / name), words) for name in RUNS[:0:-1])
     assert people != others
     assert ended.stdout.count("recommended by TAPAS with copying") == 3

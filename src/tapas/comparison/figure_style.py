@@ -103,7 +103,7 @@ def label_ends_on_log(
     label_ends(twin, labels, fontsize=fontsize, gap=gap)
 
 
-def add_words(figure: Figure, title: str, note: str) -> None:
+def add_title(figure: Figure, title: str, note: str) -> None:
     """A title above all panels, a note below."""
     width, height = figure.get_figwidth(), figure.get_figheight()
     left = 0.2 / width

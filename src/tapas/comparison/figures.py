@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from tapas.comparison.figure_style import FAINT, INK, add_words, as_png, blank_figure, plain, spread
+from tapas.comparison.figure_style import FAINT, INK, add_title, as_png, blank_figure, plain, spread
 from tapas.comparison.results import Comparison
 from tapas.comparison.tables import quality, ranked
 from tapas.errors import DataError
@@ -80,7 +80,7 @@ def quality_figure(comparison: Comparison) -> Figure:
         f"moment by validation points. Lines: on {some:,} test points. {bands} Dotted: without "
         "training. `tapas compare`"
     )
-    add_words(figure, "Quality over time: MAP@20 on the test points", note)
+    add_title(figure, "Quality over time: MAP@20 on the test points", note)
     return figure
 
 

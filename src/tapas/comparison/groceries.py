@@ -28,7 +28,7 @@ def find_groceries() -> Groceries | None:
     return found if all(path.is_file() for path in found) else None
 
 
-def product_words(products: Path) -> dict[str | int, str]:
+def product_names(products: Path) -> dict[str | int, str]:
     """What a product is, in words: type, size, category, department and brand."""
     columns = ("product_type", "package_size", "product_category", "department", "brand")
     words = {}

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from tapas.comparison.results import FULL, UNFINISHED, Comparison, MethodResults
 from tapas.comparison.tables import (
     beaten_by,
+    describe_time,
     gap_to,
     quality,
     ranked,
     recall_of,
     short_state,
     targets_of,
-    time_words,
 )
 
 NEAR = 0.95  # of the best MAP@20
@@ -111,7 +111,7 @@ def _first(as_good: Sequence[MethodResults], best: MethodResults) -> tuple[Metho
         memory = f"{first.peak_bytes / 1e6:,.0f} MB"
         return first, f"; {there}, as others, but with the least memory: {memory}"
     if first.step_seconds is not None:
-        pace = time_words(first.step_seconds)
+        pace = describe_time(first.step_seconds)
         return first, f"; {there}, as others, but with the fastest steps: {pace}"
     return first, ""
 

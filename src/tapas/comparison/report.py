@@ -17,7 +17,7 @@ from tapas.comparison.page import (
 )
 from tapas.comparison.recommendation import recommend_method
 from tapas.comparison.results import Comparison, MethodResults
-from tapas.comparison.settings import budget_words, command_of, log_words
+from tapas.comparison.settings import command_of, describe_budget, describe_log
 from tapas.comparison.tables import (
     BASELINE_HEADING,
     DETAILS_HEADING,
@@ -80,7 +80,7 @@ def make_blocks(comparison: Comparison) -> list[Block]:
     """The report from top to bottom."""
     settings = comparison.settings
     return [
-        Paragraph(f"{log_words(settings)} {budget_words(settings)}"),
+        Paragraph(f"{describe_log(settings)} {describe_budget(settings)}"),
         Command(command_of(settings)),
         *(Paragraph(words, "rule") for words in recommend_method(comparison).sentences),
         Heading("Quality over time"),
@@ -90,7 +90,7 @@ def make_blocks(comparison: Comparison) -> list[Block]:
         *(Paragraph(words) for words in EQUAL),
         *_skipped_blocks(comparison),
         Heading("Where it ran"),
-        Paragraph(_machine_words(settings)),
+        Paragraph(_describe_machine(settings)),
     ]
 
 
@@ -183,7 +183,7 @@ def _skipped_blocks(comparison: Comparison) -> list[Block]:
     return [Heading("Left out"), *(Paragraph(line) for line in lines)]
 
 
-def _machine_words(settings: Any) -> str:
+def _describe_machine(settings: Any) -> str:
     machine = settings.get("machine", {})
     versions = [f"{name} {machine[name]}" for name in ("tapas", "torch", "python", "commit")
                 if machine.get(name)]  # fmt: skip

@@ -161,7 +161,7 @@ def _commit() -> str | None:
     return done.stdout.strip()
 
 
-def log_words(settings: Settings) -> str:
+def describe_log(settings: Settings) -> str:
     """Which log, and how large it is."""
     log = settings.get("log")
     name = ", ".join(log["files"]) if log else "A synthetic log, whose true distribution is known"
@@ -174,7 +174,7 @@ def log_words(settings: Settings) -> str:
     )
 
 
-def budget_words(settings: Settings) -> str:
+def describe_budget(settings: Settings) -> str:
     """Number of methods, their training time, and the model."""
     number, seeds = len(settings["contenders"]), settings["seeds"]
     model = settings["model"]
@@ -190,7 +190,7 @@ def command_of(settings: Settings) -> str:
     base = _base(settings)
     words = ["tapas", "compare"]
     if settings.get("log"):
-        words += _log_words(settings["log"])
+        words += _describe_log_options(settings["log"])
     else:
         words.append("--quick" if base == _plain(quick()) else "--synthetic")
     names = settings["contenders"]
@@ -232,7 +232,7 @@ def _plain(config: CompareConfig) -> dict[str, Any]:
     return found
 
 
-def _log_words(log: Mapping[str, Any]) -> list[str]:
+def _describe_log_options(log: Mapping[str, Any]) -> list[str]:
     words = list(log["files"])
     start = LogSource(files=("log",))
     for name in FLAGS:

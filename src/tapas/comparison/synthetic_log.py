@@ -84,7 +84,7 @@ def _zipf(
     return np.searchsorted(edges, draw.random(shape)).astype(np.int64).clip(max=most - 1)
 
 
-def group_words(key: str | int, num_groups: int) -> str:
+def describe_group(key: str | int, num_groups: int) -> str:
     return f"item {key} of group {int(key) % num_groups}"
 
 

@@ -263,9 +263,9 @@ def _milliseconds(method: MethodResults) -> str:
     return NONE if seconds is None else _three_digits(1000 * seconds)
 
 
-def time_words(seconds: float) -> str:
+def describe_time(seconds: float) -> str:
     """
-    >>> time_words(0.0000431), time_words(0.0123), time_words(0.25), time_words(2.5)
+    >>> describe_time(0.0000431), describe_time(0.0123), describe_time(0.25), describe_time(2.5)
     ('0.0431 ms', '12.3 ms', '250 ms', '2.5 s')
     """
     return f"{seconds:.3g} s" if seconds >= 1 else f"{_three_digits(1000 * seconds)} ms"

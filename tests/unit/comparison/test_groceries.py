@@ -37,7 +37,7 @@ def test_names_of_products_have_no_repeated_or_empty_parts(tmp_path):
             "brand": ["Private", None],
         }
     ).write_parquet(path)
-    assert groceries.product_words(path) == {
+    assert groceries.product_names(path) == {
         7: "apple sauce, 50 oz, fruit, grocery, private",
         8: "grocery",
     }

@@ -14,11 +14,11 @@ from tapas.comparison.config import CompareConfig, quick, synthetic
 from tapas.comparison.contenders import CONTENDERS
 from tapas.comparison.settings import (
     DEFINITIONS,
-    budget_words,
     command_of,
+    describe_budget,
+    describe_log,
     differences,
     duration,
-    log_words,
     question,
     read_settings,
 )
@@ -78,10 +78,12 @@ def test_settings_are_shown_as_the_command_that_gives_them(words, tmp_path, monk
 def test_log_and_budget_as_text():
     sizes = {"events": 1_000, "users": 20, "items": 300}
     settings = {"log": {"files": ["a.csv", "b.csv"]}, "sizes": sizes}
-    assert log_words(settings) == "a.csv, b.csv: 1,000 events, 20 users, 300 items (the classes)."
-    assert log_words({"log": None}) == "A synthetic log, whose true distribution is known."
+    assert (
+        describe_log(settings) == "a.csv, b.csv: 1,000 events, 20 users, 300 items (the classes)."
+    )
+    assert describe_log({"log": None}) == "A synthetic log, whose true distribution is known."
     one = plain(quick(seeds=1, trials=1, contenders=("full",), budget_seconds=1.2))
-    assert budget_words(one | {"num_samples": 16}) == (
+    assert describe_budget(one | {"num_samples": 16}) == (
         "1 method with 1.2 s of training each: half for 1 trial, half for 1 seed. Encoder gru, 8 "
         "dimensions; n = 16."
     )
