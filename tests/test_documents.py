@@ -47,8 +47,14 @@ PYTHON = {
 @pytest.mark.slow
 @pytest.mark.parametrize("text", PYTHON.values(), ids=PYTHON.keys())
 def test_python_blocks_run(text, tmp_path):
-    """Each in a new process: a reader starts with an empty interpreter, too."""
-    subprocess.run([sys.executable, "-W", "error", "-c", text], check=True, cwd=tmp_path)
+    """Each in its own process, with no name defined: a reader has none, either."""
+    environment = {**os.environ, "PYTHONWARNINGS": "error"}
+    done = Forked(text, work=run_text, cwd=tmp_path, env=environment).end()
+    assert done.returncode == 0, done.stderr
+
+
+def run_text(text):
+    exec(compile(text, "<block>", "exec"), {"__name__": "__main__"})
 
 
 @pytest.fixture
