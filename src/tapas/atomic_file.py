@@ -43,6 +43,18 @@ def check_exists(path: Path) -> None:
         raise UsageError(f"there is no file {path}.")
 
 
+@contextmanager
+def usual_mode(path: Path) -> Iterator[None]:
+    """Give the file `path`, written inside, the mode that the umask gives to any other file.
+
+    Some libraries create files that only their owner can read.
+    """
+    path.touch()
+    mode = path.stat().st_mode
+    yield
+    path.chmod(mode)
+
+
 def sync(path: Path) -> None:
     """Flush the file or folder at `path` to disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)

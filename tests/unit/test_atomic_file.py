@@ -67,6 +67,15 @@ def test_a_full_disk_leaves_nothing_behind(prepare, tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_an_export_follows_the_umask_as_any_file_does(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write_embeddings(tmp_path)()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file.safetensors").stat().st_mode & 0o777 == 0o640
+
+
 def test_the_old_file_stays_until_the_new_one_is_complete(tmp_path):
     path = tmp_path / "file.txt"
     path.write_text("old")

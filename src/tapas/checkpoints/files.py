@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tapas.atomic_file import checksum, sync
+from tapas.atomic_file import checksum, sync, usual_mode
 from tapas.errors import DataError, TapasError, UsageError
 from tapas.shapes import check_tensor
 from tapas.version import __version__
@@ -45,7 +45,8 @@ def write_file(folder: Path, name: str, tensors: dict[str, Tensor]) -> Checksums
     """Write one file and flush it to disk. Raises OSError if it cannot be written."""
     file = folder / name
     try:
-        save_file(tensors, file)
+        with usual_mode(file):
+            save_file(tensors, file)
     except SafetensorError as error:  # its message contains the errno
         number = re.search(r"os error (\d+)", str(error))
         if number is None:

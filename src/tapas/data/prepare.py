@@ -1,8 +1,8 @@
 """Preparation of a log, cached: an unchanged source is prepared only once."""
 
 import shutil
-import tempfile
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -62,7 +62,8 @@ def prepare_log(
     try:
         cache.mkdir(parents=True, exist_ok=True)
         _clear_leftovers(cache)
-        unfinished = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=cache))
+        unfinished = cache / f"{UNFINISHED}{uuid.uuid4().hex}"
+        unfinished.mkdir()
         status(f"Writing the prepared log, {num_bytes / 1e6:,.1f} MB.")
         write_log(unfinished, arrays, vocabularies, report)
         for file in unfinished.iterdir():

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tapas.atomic_file import atomic_write, check_exists
+from tapas.atomic_file import atomic_write, check_exists, usual_mode
 from tapas.errors import DataError, UsageError
 from tapas.shapes import all_finite, check_shape
 
@@ -65,7 +65,8 @@ def export_embeddings(path: Path, weight: Tensor, bias: Tensor, keys: Sequence[K
         tensors["bias"] = tensors["bias"].clone()  # safetensors rejects tensors that share memory
     with atomic_write(Path(path), ".safetensors") as unfinished:
         try:
-            save_file(tensors, unfinished, metadata={"format": FORMAT})
+            with usual_mode(unfinished):
+                save_file(tensors, unfinished, metadata={"format": FORMAT})
         except SafetensorError as error:
             raise OSError(f"safetensors failed: {error}") from error
 

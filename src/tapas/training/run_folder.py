@@ -82,9 +82,10 @@ def create_run(
     try:
         _discard(path)
         (unfinished / LOG).mkdir(parents=True)
-        for file in sorted(log.folder.iterdir()):
-            _link(file, unfinished / LOG / file.name)
         (unfinished / CONFIG).write_text(as_toml(config), encoding="utf-8")
+        mode = (unfinished / CONFIG).stat().st_mode
+        for file in sorted(log.folder.iterdir()):
+            _link(file, unfinished / LOG / file.name, mode)
         record = {
             "format": FORMAT,
             "tapas": __version__,
@@ -188,9 +189,11 @@ def _discard(path: Path) -> None:
             path.rmdir()
 
 
-def _link(source: Path, destination: Path) -> None:
-    """Hard-link the file, or copy it where the file system cannot link."""
+def _link(source: Path, destination: Path, mode: int) -> None:
+    """Hard-link the file, or copy it if its mode is not `mode` or the file system cannot link."""
     try:
+        if source.stat().st_mode != mode:  # it was prepared under another umask
+            raise PermissionError
         os.link(source, destination)
     except OSError:
         shutil.copyfile(source, destination)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import random
 import shutil
 import signal
@@ -268,3 +269,22 @@ def test_sigkill_at_ten_random_moments_gives_the_same_model(file, tmp_path):
     assert_same_end(expected, killed, num_steps)
     unfinished = [path.name for path in killed.rglob(".*")]
     assert not unfinished
+
+
+def test_all_files_of_a_run_follow_the_umask(config, tmp_path):
+    """Also if the prepared log in the cache was written under another umask."""
+    before = os.umask(0o022)
+    try:
+        for umask in (0o077, 0o022, 0o002):
+            os.umask(umask)
+            out = tmp_path / f"{umask:o}" / "run"
+            session.train(config, out, cache=tmp_path / "cache", should_stop=lambda: True)
+            modes = {
+                (path.is_dir(), path.stat().st_mode & 0o777)
+                for path in (out, *out.rglob("*"), out.parent)
+            }
+            assert modes == {(True, 0o777 & ~umask), (False, 0o666 & ~umask)}
+        (prepared,) = (tmp_path / "cache").iterdir()
+        assert prepared.stat().st_mode & 0o777 == 0o700
+    finally:
+        os.umask(before)
