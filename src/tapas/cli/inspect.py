@@ -45,7 +45,8 @@ def inspect(
     with report_errors():
         from tapas.data.description import describe, describe_period, describe_reading
         from tapas.data.prepare import prepare_log
-        from tapas.data.source import LogSource
+        from tapas.data.source import LogSource, command_options
+        from tapas.training.advice import advise, next_training
 
         table = source_table(files, user, item, time, text, group, min_count, rare, skip_bad_rows)
         if not files:
@@ -55,8 +56,11 @@ def inspect(
         for words in describe_reading(log.report):
             status(words)
         found = describe(log)
+        advice = advise(found)
+        command = ["tapas", "train", *command_options(table), "--out", "run"]
         if as_json:
             report = {"reading": log.report, **dataclasses.asdict(found)}
+            report["advice"] = [dataclasses.asdict(each) for each in advice]
             typer.echo(json.dumps(report, indent=1, default=str))
             return
         typer.echo(
@@ -81,3 +85,5 @@ def inspect(
             *found.remarks,
         ):
             say(words)
+        for words in next_training(command, advice):
+            typer.echo(words)

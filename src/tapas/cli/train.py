@@ -38,7 +38,8 @@ from tapas.cli.terminal import status
 from tapas.cli.torchrun import default_threads, mark_started, ranks_of_this_job, was_restarted
 from tapas.errors import UsageError
 from tapas.tables.ranks import Ranks
-from tapas.training.config import JSON, ServiceConfig, build_config, read_toml
+from tapas.training.advice import advise_run, next_training, run_again
+from tapas.training.config import JSON, ServiceConfig, build_config, for_method, read_toml
 from tapas.training.run_folder import RECORD, open_run
 from tapas.training.trainer import Progress, TrainResult
 
@@ -94,6 +95,14 @@ def train(
         typer.Option(
             metavar="N",
             help="Dimensions of the vectors of items. Default: 64.",
+        ),
+    ] = None,
+    copy: Annotated[
+        bool | None,
+        typer.Option(
+            "--copy/--no-copy",
+            help="Also learn to copy items from the history of a user, for logs in which items "
+            "repeat. Default: no.",
         ),
     ] = None,
     num_samples: Annotated[
@@ -224,7 +233,7 @@ def train(
         )
         flags: Layer = {
             "log": log_flags,
-            "model": {"encoder": encoder, "dim": dim},
+            "model": {"encoder": encoder, "dim": dim, "copy": copy},
             "head": {
                 "num_samples": num_samples,
                 "presample_factor": presample_factor,
@@ -252,11 +261,9 @@ def train(
                 raise UsageError("--step can be used with --resume only.")
             if epochs is not None and steps is None:
                 flags["loop"]["steps"] = None  # those of a TOML file
-            wanted = [
-                read_toml(config) if config is not None else {},
-                flags,
-                parse_settings(settings or []),
-            ]
+            given = [flags, parse_settings(settings or [])]
+            method = next((t["head"]["method"] for t in given if "method" in t.get("head", {})), "")
+            wanted = [for_method(read_toml(config), method) if config is not None else {}, *given]
             if not any(layer.get("log", {}).get("files") for layer in wanted):
                 raise UsageError(
                     "no log given. Try `tapas train purchases.parquet --out run`, or --resume."
@@ -361,6 +368,10 @@ def _report(folder: Path, outcome: TrainResult, as_json: bool) -> None:
     if outcome.reason == "interrupted":
         status(f"Continue with `tapas train --resume {folder}`.")
         return
+    run = open_run(folder)
+    if advice := advise_run(run):
+        for line in next_training(run_again(run), advice, first="Try"):
+            typer.echo(line, err=True)  # not wrapped: a command to copy
     status(f"Next: `tapas evaluate {folder}`, `tapas recommend {folder} --user ...`.")
 
 

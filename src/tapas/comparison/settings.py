@@ -18,7 +18,7 @@ from tapas.comparison.config import CompareConfig, quick, synthetic
 from tapas.comparison.contenders import CONTENDERS, by_name
 from tapas.comparison.synthetic_log import SyntheticLogConfig
 from tapas.data.event_log import EventLog
-from tapas.data.source import LogSource
+from tapas.data.source import LogSource, command_options
 from tapas.data.splits import SplitConfig
 from tapas.errors import DataError, UsageError
 from tapas.training.config import RENAMED, HeadConfig, ModelConfig, OptimizerConfig
@@ -34,7 +34,6 @@ SECTIONS = {
     "optimizer": OptimizerConfig,
 }
 MACHINE = "machine"  # the part of the settings that may differ when a comparison goes on
-FLAGS = ("user", "item", "time", "text", "group", "min_count", "rare")  # of a log
 Settings = Mapping[str, Any]
 
 
@@ -190,7 +189,7 @@ def command_of(settings: Settings) -> str:
     base = _base(settings)
     words = ["tapas", "compare"]
     if settings.get("log"):
-        words += _describe_log_options(settings["log"])
+        words += command_options(settings["log"])
     else:
         words.append("--quick" if base == _plain(quick()) else "--synthetic")
     names = settings["contenders"]
@@ -230,15 +229,6 @@ def _base(settings: Settings) -> dict[str, Any]:
 def _plain(config: CompareConfig) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
     return found
-
-
-def _describe_log_options(log: Mapping[str, Any]) -> list[str]:
-    words = list(log["files"])
-    start = LogSource(files=("log",))
-    for name in FLAGS:
-        if log.get(name) != getattr(start, name):
-            words += [f"--{name.replace('_', '-')}", str(log[name])]
-    return [*words, "--skip-bad-rows"] if log.get("skip_bad_rows") else words
 
 
 def _flag_time(seconds: float) -> str:

@@ -24,6 +24,7 @@ class Description:
     num_baskets: int
     first_time: str
     last_time: str
+    time_kind: str  # one of `tapas.data.times`
     events_per_user: tuple[int, int, int]  # 10 %, median, 90 %
     items_per_basket: float  # mean
     seen_once: float  # share of the items
@@ -133,11 +134,6 @@ def describe(log: EventLog) -> Description:
             "All events of a user have the same time, so there is no next item to learn: is --time "
             "the right column?"
         )
-    if log.num_items < 10_000:
-        remarks.append(
-            f"With {log.num_items:,} items a full softmax is exact and fast enough: train with "
-            "--set head.method=full."
-        )
     return Description(
         num_events=log.num_events,
         num_users=log.num_users,
@@ -145,6 +141,7 @@ def describe(log: EventLog) -> Description:
         num_baskets=num_baskets,
         first_time=log.format_time(int(log.times.min())),
         last_time=log.format_time(int(log.times.max())),
+        time_kind=str(log.report["time_kind"]),
         events_per_user=(int(low), int(middle), int(high)),
         items_per_basket=log.num_events / num_baskets,
         seen_once=float((counts == 1).mean()),

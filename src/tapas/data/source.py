@@ -2,14 +2,17 @@
 
 import glob
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from tapas.errors import UsageError
 from tapas.shapes import check_positive
 
 RARE = ("keep", "drop", "fold")
 SPLIT = ("words", "spaces")
+FLAGS = ("user", "item", "time", "text", "group", "min_count", "rare")  # options of commands
 MIB = 1 << 20
 
 
@@ -96,3 +99,18 @@ class LogSource:
                 file.seek(max(0, state.st_size - MIB))
                 key.update(file.read(MIB))
         return key.hexdigest()
+
+
+def command_options(log: Mapping[str, Any]) -> list[str]:
+    """The arguments of a command that name such a log: files and options that are not defaults.
+
+    >>> command_options({"files": ["a.csv"], "user": "who", "min_count": 1, "skip_bad_rows": True})
+    ['a.csv', '--user', 'who', '--skip-bad-rows']
+    """
+    words = list(log["files"])
+    start = LogSource(files=("log",))
+    for name in FLAGS:
+        default = getattr(start, name)
+        if log.get(name, default) != default:
+            words += [f"--{name.replace('_', '-')}", str(log[name])]
+    return [*words, "--skip-bad-rows"] if log.get("skip_bad_rows") else words

@@ -268,6 +268,20 @@ def build_config(*layers: Mapping[str, Mapping[str, JSON]]) -> TrainConfig:
     return TrainConfig(head=head, **{name: _TYPES[name](**t) for name, t in merged.items()})
 
 
+def for_method(
+    tables: Mapping[str, Mapping[str, JSON]], method: object
+) -> dict[str, dict[str, JSON]]:
+    """`tables` of a TOML file, in [head] without the options that `method` does not have.
+
+    For a method on the command line that replaces the one of the file.
+    """
+    found = {section: dict(table) for section, table in tables.items()}
+    if kind := METHODS.get(str(method)):
+        others = {name for other in METHODS.values() for name in other.options} - {*kind.options}
+        found["head"] = {n: v for n, v in found.get("head", {}).items() if n not in others}
+    return found
+
+
 def as_tables(config: TrainConfig) -> dict[str, dict[str, JSON]]:
     """The inverse of `build_config`; values of None are left out."""
     tables = dataclasses.asdict(config) | {"head": config.head.as_table()}

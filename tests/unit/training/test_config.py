@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tapas import UsageError
 from tapas.heads import METHODS, FlatHead
-from tapas.training.config import as_tables, as_toml, build_config, read_toml
+from tapas.training.config import as_tables, as_toml, build_config, for_method, read_toml
 
 LOG = {"log": {"files": ["a.parquet"]}}
 
@@ -145,3 +145,12 @@ def test_the_papers_rule_without_a_second_pass_works_with_the_copy_part():
     build_config(
         LOG, {"model": {"copy": True}, "head": {"selection": "top", "presample_factor": 1}}
     )
+
+
+def test_a_method_on_the_command_line_replaces_the_one_of_a_file_with_its_options():
+    tables = {"head": {"method": "tapas", "num_samples": 5, "presample_factor": 2, "next_items": 3}}
+    assert for_method(tables, "nce") == {
+        "head": {"method": "tapas", "num_samples": 5, "next_items": 3}
+    }
+    assert for_method({"head": {"typo": 1}}, "full") == {"head": {"typo": 1}}  # an error later
+    assert for_method(tables, "") == tables

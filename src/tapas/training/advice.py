@@ -1,0 +1,73 @@
+"""Advice on the next training run: options that fit the log, and the command that has them."""
+
+import shlex
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from tapas.data.description import Description, describe
+from tapas.data.times import TEXT_POSITION
+from tapas.training.config import HeadConfig
+from tapas.training.run_folder import CONFIG, RunFolder
+
+MANY_REPEATS = 0.2  # share of the events
+SOME_REPEATS = 0.05  # enough if counting each user's own items is better than the model
+FEW_ITEMS = 10_000
+OWN_ITEMS = "own most frequent"  # the baseline that repeats a user's items
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Options of `tapas train`, and why they fit."""
+
+    options: tuple[str, ...]
+    reason: str  # a clause without a full stop
+
+    def __str__(self) -> str:
+        return f"{shlex.join(self.options)}: {self.reason}"
+
+
+def advise(
+    found: Description,
+    head: HeadConfig | None = None,
+    *,
+    copy: bool = False,
+    better: Collection[str] = (),
+) -> list[Advice]:
+    """Options that fit the log `found` and that a run with `head` and `copy` does not have.
+
+    `head` is left out before the first run. `better` are baselines that are better than the model
+    of the run.
+    """
+    head = head or HeadConfig()
+    full_fits = found.num_items < FEW_ITEMS and head.method != "full"
+    can_copy = full_fits or (
+        head.kind.estimates_probabilities and head.options.get("selection") != "top"
+    )
+    enough = SOME_REPEATS if OWN_ITEMS in better else MANY_REPEATS
+    advice = []
+    if not copy and can_copy and found.time_kind != TEXT_POSITION and found.repeats >= enough:
+        reason = f"{100 * found.repeats:.0f} % of events repeat an item that the user had before"
+        advice.append(Advice(("--copy",), reason))
+    if full_fits:
+        reason = f"with {found.num_items:,} items a full softmax is exact and fast enough"
+        advice.append(Advice(("--set", "head.method=full"), reason))
+    return advice
+
+
+def advise_run(run: RunFolder, *, better: Collection[str] = ()) -> list[Advice]:
+    """What to change in the next run on the log of `run`; `better` as for `advise`."""
+    return advise(describe(run.log), run.config.head, copy=run.config.model.copy, better=better)
+
+
+def run_again(run: RunFolder) -> list[str]:
+    """The command that trains with the settings of `run` once more, into another folder."""
+    path = str(run.path)
+    return ["tapas", "train", "--config", f"{path}/{CONFIG}", "--out", f"{path}-2"]
+
+
+def next_training(
+    command: Sequence[str], advice: Sequence[Advice], *, first: str = "Next"
+) -> list[str]:
+    """`command` with the options of `advice` as one line, and a line with each reason."""
+    options = [option for each in advice for option in each.options]
+    return [f"{first}: {shlex.join([*command, *options])}", *(f"  {each}" for each in advice)]
