@@ -167,6 +167,15 @@ def test_a_job_restarts_by_itself_after_a_failure(file, tmp_path):
     assert "The last checkpoint is step 4 in broken/checkpoints." in words
     assert "stopped: the step of rank 0 did not end within 2 s." in words
     assert words.count("Continuing from step 4.") == 1
+    for number in (1, 2):
+        line = f"Warning: torchrun has restarted all ranks (restart {number})."
+        assert words.count(line) == 1
+    restarts = [
+        (line["step"], line["process"], line["restarts"])
+        for line in read_journal(tmp_path / "broken" / "journal.jsonl")
+        if line["event"] == "restart"
+    ]
+    assert restarts == [(0, "all ranks", 1), (4, "all ranks", 2)]
     run_ranks(2, begin_whole, tmp_path)
     a, b = (CheckpointFolder(tmp_path / run / "checkpoints").load() for run in ("whole", "broken"))
     assert (a.step, b.step) == (14, 14)
@@ -211,12 +220,12 @@ def test_a_restart_resumes_only_a_run_of_the_same_job(tmp_path, monkeypatch, has
     monkeypatch.setattr(cli_ranks, "num_restarts", lambda: 1)
     flags = []
     monkeypatch.setattr(cli_ranks, "has_job_flag", lambda flag: flags.append(flag) or has_flag)
-    assert not cli_ranks.was_restarted(tmp_path)
+    assert cli_ranks.restarts_of(tmp_path) == 0
     (tmp_path / "run.json").touch()
-    assert cli_ranks.was_restarted(tmp_path) == has_flag
+    assert cli_ranks.restarts_of(tmp_path) == int(has_flag)
     assert flags == [f"run {tmp_path.resolve()}"]
     monkeypatch.setattr(cli_ranks, "num_restarts", lambda: 0)
-    assert not cli_ranks.was_restarted(tmp_path)
+    assert cli_ranks.restarts_of(tmp_path) == 0
 
 
 def test_a_process_is_a_rank_if_its_environment_says_so(monkeypatch):

@@ -19,6 +19,7 @@ from tapas.cli.main import app
 from tapas.data.event_log import EventLog
 from tapas.data.prepare import prepare_log
 from tapas.data.source import LogSource
+from tapas.training.journal import read_journal
 
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "COLUMNS")},
@@ -104,6 +105,12 @@ def last_line(done: subprocess.CompletedProcess[str], code: int = 1) -> str:
     line = done.stderr.splitlines()[-1]
     assert line.startswith("tapas: ")
     return line.removeprefix("tapas: ")
+
+
+def untimed_journal(run: Path) -> list[dict[str, Any]]:
+    """The journal of a run without the times of day, which no two runs share."""
+    lines = read_journal(run / "journal.jsonl")
+    return [{name: value for name, value in line.items() if name != "time"} for line in lines]
 
 
 def names(folder: Path) -> list[str]:

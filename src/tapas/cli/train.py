@@ -32,10 +32,10 @@ from tapas.cli.options import (
     parse_settings,
     source_table,
 )
-from tapas.cli.progress import progress_bar
+from tapas.cli.progress import EvaluationLines, progress_bar
 from tapas.cli.signals import stop_on_signal
-from tapas.cli.terminal import status
-from tapas.cli.torchrun import default_threads, mark_started, ranks_of_this_job, was_restarted
+from tapas.cli.terminal import status, warn_only
+from tapas.cli.torchrun import default_threads, mark_started, ranks_of_this_job, restarts_of
 from tapas.errors import UsageError
 from tapas.tables.ranks import Ranks
 from tapas.training.advice import advise_run, next_training, run_again
@@ -210,6 +210,13 @@ def train(
             help="Any other setting (docs/training.md), such as head.alpha=0.5. May be repeated.",
         ),
     ] = None,
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "--quiet",
+            help="Print errors and warnings only.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a model that predicts the next items of a user.
@@ -274,18 +281,20 @@ def train(
             torch.set_num_threads(threads or default_threads())
         with (
             ranks_of_this_job(folder, built) as ranks,
-            progress_bar("training", "steps", shown=ranks.is_main) as advance,
+            progress_bar("training", "steps", shown=ranks.is_main and not quiet) as advance,
             stop_on_signal(ranks) as stop,
             _processes(service, ranks, ray_address) as processes,
         ):
-            if built is not None and was_restarted(folder):
-                go = partial(_run_of(service).resume, folder)
-            say = status if ranks.is_main else _say_nothing
+            if built is not None and (restarts := restarts_of(folder)):
+                go = partial(_run_of(service).resume, folder, restarts=restarts)
+            say = (warn_only if quiet else status) if ranks.is_main else _say_nothing
+            lines = EvaluationLines(say)
 
             def show(tick: Progress) -> None:
                 if not stop.training:
                     stop.training = True
                     mark_started(ranks, folder)
+                lines.show(tick)
                 best = "" if tick.best is None else f"  best MAP@20 {tick.best:.4f}"
                 advance(
                     tick.step, tick.steps, "" if isnan(tick.loss) else f"loss {tick.loss:.3f}{best}"
@@ -300,7 +309,7 @@ def train(
                     say(f"Continue with `tapas train --resume {folder}`.")
                 raise
         if ranks.is_main:
-            _report(folder, outcome, as_json)
+            _report(folder, outcome, as_json, quiet)
         if outcome.reason == "interrupted":
             raise typer.Exit(128 + (stop.signal or signal.SIGINT))
 
@@ -354,9 +363,11 @@ def _say_nothing(words: str) -> None:
     """Status lines of ranks other than the main one are dropped: they are the same."""
 
 
-def _report(folder: Path, outcome: TrainResult, as_json: bool) -> None:
+def _report(folder: Path, outcome: TrainResult, as_json: bool, quiet: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"run": str(folder), **asdict(outcome)}))
+    if quiet:
+        return
     words = {
         "finished": f"Finished after {outcome.step:,} steps.",
         "no_improvement": f"Stopped at step {outcome.step:,}: MAP@20 no longer improves.",
