@@ -8,7 +8,7 @@ import pytest
 import torch
 from distributed.faulty_tapas import faulty_tapas
 from forked import torchrun
-from oracle.command_line import ENVIRONMENT, invoke, write_chain
+from oracle.command_line import ENVIRONMENT, invoke, with_quantities, write_chain
 from ranks import run_ranks
 
 from tapas import TapasError, UsageError, join_ranks
@@ -40,12 +40,13 @@ LOOP = LoopConfig(steps=STEPS, evaluate_every=5, batch=7, patience=99, checkpoin
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
     folder = tmp_path_factory.mktemp("chain")
-    return write_chain(folder / "chain.parquet", num_users=19, num_items=53, num_baskets=6)
+    file = write_chain(folder / "chain.parquet", num_users=19, num_items=53, num_baskets=6)
+    return with_quantities(file)
 
 
 def configs(file):
     plain = TrainConfig(
-        log=LogSource(files=(str(file),)),
+        log=LogSource(files=(str(file),), weight="quantity"),
         model=ModelConfig(dim=4, history=6),
         head=HeadConfig.of(num_samples=11, presample_factor=3, next_items=3),
         loop=LOOP,

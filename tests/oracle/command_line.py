@@ -57,6 +57,13 @@ def write_chain(path: Path, **options: int) -> Path:
     return path
 
 
+def with_quantities(file: Path) -> Path:
+    """`file` with a column of weights from 1 to 5."""
+    frame = pl.read_parquet(file).with_row_index("quantity")
+    frame.with_columns(pl.col("quantity") % 5 + 1).write_parquet(file)
+    return file
+
+
 def chain_log(folder: Path, **options: int) -> EventLog:
     """The log of `chain`, prepared, under `folder`."""
     file = write_chain(folder / "chain.parquet", **options)

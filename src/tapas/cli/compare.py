@@ -29,6 +29,7 @@ from tapas.cli.options import (
     Text,
     Time,
     User,
+    Weight,
     cache_folder,
     parse_settings,
     source_table,
@@ -168,6 +169,7 @@ def compare(
     user: User = None,
     item: Item = None,
     time: Time = None,
+    weight: Weight = None,
     text: Text = None,
     group: Group = None,
     min_count: MinCount = None,
@@ -227,7 +229,9 @@ def compare(
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
         import_module("tapas.comparison.report")  # a missing matplotlib is said before training
         if not draw:
-            log = source_table(files, user, item, time, text, group, min_count, rare, skip_bad_rows)
+            log = source_table(
+                files, user, item, time, text, group, min_count, rare, skip_bad_rows, weight
+            )
             given: dict[str, Any] = {
                 "budget_seconds": None if budget is None else parse_duration(budget),
                 "samples": num_samples,

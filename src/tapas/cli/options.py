@@ -40,6 +40,14 @@ Time = Annotated[
         "the order of the file is the order of the events.",
     ),
 ]
+Weight = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN",
+        help="Column of numbers above 0, such as ratings or quantities: how much each event counts "
+        "in training. Default: all events count alike.",
+    ),
+]
 Text = Annotated[
     str | None,
     typer.Option(
@@ -111,6 +119,7 @@ def source_table(
     min_count: int | None,
     rare: str | None,
     skip_bad_rows: bool,
+    weight: str | None = None,
 ) -> dict[str, JSON]:
     """The [log] section of these options; those left out are left to the TOML file."""
     given: dict[str, JSON] = {
@@ -123,6 +132,7 @@ def source_table(
         "min_count": min_count,
         "rare": rare,
         "skip_bad_rows": skip_bad_rows or None,
+        "weight": weight,
     }
     return {name: value for name, value in given.items() if value is not None}
 

@@ -28,6 +28,7 @@ from tapas.cli.options import (
     Text,
     Time,
     User,
+    Weight,
     cache_folder,
     parse_settings,
     source_table,
@@ -70,6 +71,7 @@ def train(
     user: User = None,
     item: Item = None,
     time: Time = None,
+    weight: Weight = None,
     text: Text = None,
     group: Group = None,
     min_count: MinCount = None,
@@ -236,7 +238,7 @@ def train(
     """
     with report_errors():
         log_flags = source_table(
-            files, user, item, time, text, group, min_count, rare, skip_bad_rows
+            files, user, item, time, text, group, min_count, rare, skip_bad_rows, weight
         )
         flags: Layer = {
             "log": log_flags,
