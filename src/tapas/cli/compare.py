@@ -351,12 +351,21 @@ def _report(out: Path, as_json: bool, show_all: bool) -> None:
 def _print(comparison: "Comparison", show_all: bool) -> None:
     from tapas.comparison import tables
     from tapas.comparison.recommendation import recommend_method
+    from tapas.comparison.settings import describe_test_points
 
-    if rows := tables.quality_rows(comparison):
+    for words in recommend_method(comparison).sentences:
+        say(words)
+    for each in comparison.methods:
+        if each.state:
+            say(f"{each.title}: {each.state}.")
+    typer.echo()
+    if num_points := tables.num_test_points(comparison):
         say(
-            f"Means over {tables.num_test_points(comparison):,} test points, all items ranked. ±: "
-            "distance to the farther end of the 95 % interval (bootstrap over users and seeds)."
+            f"{describe_test_points(comparison.settings, num_points)} ±: distance to the farther "
+            "end of the 95 % interval (bootstrap over users and seeds)."
         )
+        typer.echo()
+    if rows := tables.quality_rows(comparison):
         print_table(tables.TERMINAL_QUALITY, rows)
         typer.echo()
     if rows and show_all:
@@ -366,9 +375,3 @@ def _print(comparison: "Comparison", show_all: bool) -> None:
         typer.echo()
     if baselines := tables.baseline_rows(comparison):
         print_table(("without training", *tables.TERMINAL_QUALITY[1:]), baselines)
-        typer.echo()
-    for each in comparison.methods:
-        if each.state:
-            say(f"{each.title}: {each.state}.")
-    for words in recommend_method(comparison).sentences:
-        say(words)

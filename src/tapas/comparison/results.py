@@ -17,6 +17,7 @@ from tapas.comparison.settings import SETTINGS, read_comparison_settings
 from tapas.comparison.stages import PACE, RUNS
 from tapas.comparison.synthetic_log import TRUTH
 from tapas.errors import DataError
+from tapas.evaluation.baselines import title_of
 
 FULL = "full"
 UNKNOWN = "#555555"  # colour
@@ -130,9 +131,9 @@ def read_comparison(folder: Path) -> Comparison:
             for name in names
         ),
         tuple(
-            BaselineResult(title, result)
-            for title in REFERENCES
-            for result in _of(title, runs)[-1:]
+            BaselineResult(title_of(name), result)
+            for name in REFERENCES
+            for result in _of(name, runs)[-1:]
         ),
     )
 
