@@ -8,7 +8,17 @@ from typing import Annotated, Any
 import typer
 
 from tapas.cli.exit_codes import FAILED, report_errors
-from tapas.cli.options import AsJson, Cache, Item, Time, User, Weight, cache_folder
+from tapas.cli.options import (
+    AsJson,
+    Cache,
+    Item,
+    OwnMethods,
+    Time,
+    User,
+    Weight,
+    cache_folder,
+    import_methods,
+)
 from tapas.cli.terminal import print_table, status
 from tapas.errors import UsageError
 
@@ -123,6 +133,7 @@ def grow(
     time: Time = None,
     weight: Weight = None,
     cache: Cache = None,
+    method: OwnMethods = None,
 ) -> None:
     """Add classes to a checkpoint, or new items to a run.
 
@@ -139,6 +150,7 @@ def grow(
     Needs memory for all rows at once. PATH is not changed.
     """
     with report_errors():
+        import_methods(method)
         if (to is None) == (log is None):
             raise UsageError(
                 "give either --to N, for a training loop of your own, or --log FILE, for a run of "

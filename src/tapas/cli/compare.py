@@ -119,7 +119,8 @@ def compare(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="Methods to compare, separated by commas (see --list). Default: all.",
+            help="Methods to compare, separated by commas (see --list); one of your own as "
+            "module:Class. Default: all.",
         ),
     ] = None,
     budget: Annotated[
@@ -268,9 +269,10 @@ def _print_contenders(as_json: bool) -> None:
         typer.echo(f"  {row['name']:<20} {row['title']}{paper}")
         if row["tuned"][1:]:
             typer.echo(f"  {'':<20} tuned: {row['tuned'][1]}")
+    say("A method of your own: module:Class, for --methods and `tapas train --method`.")
     typer.echo()
     say(
-        "Options of each method for `tapas train --set head.method=METHOD`, each set with --set "
+        "Options of each method for `tapas train --method NAME`, each set with --set "
         "head.OPTION=VALUE:"
     )
     for name, kind in METHODS.items():

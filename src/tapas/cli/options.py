@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from tapas.errors import UsageError
+from tapas.heads import import_method
+from tapas.heads.own_method import is_own
 from tapas.training.config import JSON
 
 Files = Annotated[
@@ -92,6 +94,14 @@ Cache = Annotated[
         "~/.cache/tapas/logs.",
     ),
 ]
+OwnMethods = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--method",
+        metavar="MODULE:CLASS",
+        help="Import the method of your own that the run was trained with. May be repeated.",
+    ),
+]
 AsJson = Annotated[
     bool,
     typer.Option(
@@ -99,6 +109,17 @@ AsJson = Annotated[
         help="Print one JSON object on stdout instead of text.",
     ),
 ]
+
+
+def import_methods(names: list[str] | None) -> None:
+    """Import the methods of the user's own that the command line names."""
+    for name in names or []:
+        if not is_own(name):
+            raise UsageError(
+                f"--method {name}: a run knows its method. The option imports one of your own, "
+                "module:Class."
+            )
+        import_method(name)
 
 
 def cache_folder(chosen: Path | None) -> Path:

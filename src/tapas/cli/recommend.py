@@ -9,7 +9,7 @@ import typer
 
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.model_source import ModelSource, open_model
-from tapas.cli.options import AsJson
+from tapas.cli.options import AsJson, OwnMethods, import_methods
 from tapas.cli.terminal import status
 from tapas.errors import UsageError
 
@@ -71,6 +71,7 @@ def recommend(
             help="Leave out items that the user has had before.",
         ),
     ] = False,
+    method: OwnMethods = None,
     as_json: AsJson = False,
 ) -> None:
     """Recommend the next items for users or histories.
@@ -90,6 +91,7 @@ def recommend(
             from tapas.data.table_files import check_suffix
 
             check_suffix(out)
+        import_methods(method)
         opened = open_model(source, step)
         if users is not None and out is not None:
             _for_many(opened, users, column, out, top, exclude_seen, as_json)

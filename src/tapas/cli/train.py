@@ -38,6 +38,8 @@ from tapas.cli.signals import stop_on_signal
 from tapas.cli.terminal import status, warn_only
 from tapas.cli.torchrun import default_threads, mark_started, ranks_of_this_job, restarts_of
 from tapas.errors import UsageError
+from tapas.heads import import_method
+from tapas.heads.own_method import is_own
 from tapas.tables.ranks import Ranks
 from tapas.training.advice import advise_run, next_training, run_again
 from tapas.training.config import JSON, ServiceConfig, build_config, for_method, read_toml
@@ -105,6 +107,14 @@ def train(
             "--copy/--no-copy",
             help="Also learn to copy items from the history of a user, for logs in which items "
             "repeat. Default: no.",
+        ),
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|MODULE:CLASS",
+            help="Training method: a name of `tapas compare --list`, or a class of your own "
+            "(docs/methods.md). Default: tapas.",
         ),
     ] = None,
     num_samples: Annotated[
@@ -237,6 +247,9 @@ def train(
     stored by servers and trained by asynchronous workers, on Ray. See docs/scaling.md.
     """
     with report_errors():
+        own = method if method is not None and is_own(method) else None
+        if own is not None:
+            import_method(own)
         log_flags = source_table(
             files, user, item, time, text, group, min_count, rare, skip_bad_rows, weight
         )
@@ -244,6 +257,7 @@ def train(
             "log": log_flags,
             "model": {"encoder": encoder, "dim": dim, "copy": copy},
             "head": {
+                "method": method,
                 "num_samples": num_samples,
                 "presample_factor": presample_factor,
                 "selection": selection,
@@ -255,11 +269,19 @@ def train(
         flags = {s: {k: v for k, v in t.items() if v is not None} for s, t in flags.items()}
         other = flags.pop("service") if resume is not None else {}
         if resume is not None:
+            if own is not None:
+                del flags["head"]["method"]
             _refuse_with_resume(
                 flags, out=out, config=config, cache=cache, set=settings, threads=threads
             )
             folder, built = resume, None
-            service = open_run(resume).config.service
+            saved = open_run(resume).config
+            if own not in (None, saved.head.method):
+                raise UsageError(
+                    f"--method is {own}, but the run in {resume} was trained with "
+                    f"{saved.head.method}, which cannot be changed. Leave out --method."
+                )
+            service = saved.service
             changed = _changed(service, other) if other else None
             service = changed or service
             go = partial(_run_of(service).resume, resume, step=step, service=changed)
@@ -271,8 +293,8 @@ def train(
             if epochs is not None and steps is None:
                 flags["loop"]["steps"] = None  # those of a TOML file
             given = [flags, parse_settings(settings or [])]
-            method = next((t["head"]["method"] for t in given if "method" in t.get("head", {})), "")
-            wanted = [for_method(read_toml(config), method) if config is not None else {}, *given]
+            chosen = next((t["head"]["method"] for t in given if "method" in t.get("head", {})), "")
+            wanted = [for_method(read_toml(config), chosen) if config is not None else {}, *given]
             if not any(layer.get("log", {}).get("files") for layer in wanted):
                 raise UsageError(
                     "no log given. Try `tapas train purchases.parquet --out run`, or --resume."
@@ -311,7 +333,7 @@ def train(
                     say(f"Continue with `tapas train --resume {folder}`.")
                 raise
         if ranks.is_main:
-            _report(folder, outcome, as_json, quiet)
+            _report(folder, outcome, as_json, quiet, own)
         if outcome.reason == "interrupted":
             raise typer.Exit(128 + (stop.signal or signal.SIGINT))
 
@@ -365,7 +387,11 @@ def _say_nothing(words: str) -> None:
     """Status lines of ranks other than the main one are dropped: they are the same."""
 
 
-def _report(folder: Path, outcome: TrainResult, as_json: bool, quiet: bool) -> None:
+def _report(
+    folder: Path, outcome: TrainResult, as_json: bool, quiet: bool, own: str | None
+) -> None:
+    """Say how training ended and what to do next; commands need the name of an `own` method."""
+    again = "" if own is None else f" --method {own}"
     if as_json:
         typer.echo(json.dumps({"run": str(folder), **asdict(outcome)}))
     if quiet:
@@ -379,13 +405,13 @@ def _report(folder: Path, outcome: TrainResult, as_json: bool, quiet: bool) -> N
         words += f" Best MAP@20: {outcome.best:.4f}, at step {outcome.best_step:,}."
     status(words)
     if outcome.reason == "interrupted":
-        status(f"Continue with `tapas train --resume {folder}`.")
+        status(f"Continue with `tapas train --resume {folder}{again}`.")
         return
     run = open_run(folder)
     if advice := advise_run(run):
         for line in next_training(run_again(run), advice, first="Try"):
             typer.echo(line, err=True)  # not wrapped: a command to copy
-    status(f"Next: `tapas evaluate {folder}`, `tapas recommend {folder} --user ...`.")
+    status(f"Next: `tapas evaluate {folder}{again}`, `tapas recommend {folder}{again} --user ...`.")
 
 
 def _refuse_with_resume(flags: Layer, **others: object) -> None:
