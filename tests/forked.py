@@ -99,10 +99,10 @@ def _rank(work, *args):
 
 
 def tapas_main(*arguments: object) -> None:
-    from tapas.cli.main import app
+    from tapas.__main__ import main
 
     sys.argv = ["tapas", *map(str, arguments)]
-    app(prog_name="tapas")
+    main()
 
 
 def _run(work, args, place, env, streams, before):

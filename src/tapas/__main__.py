@@ -2,20 +2,23 @@
 
 import sys
 
+from tapas.cli.rank_errors import give_up_again
 from tapas.extras import how_to_install
 
 
 def main() -> None:
     """Run the command line, or say how to install the extra [train] if it is missing."""
+    if (code := give_up_again()) is not None:
+        raise SystemExit(code)
     try:
-        from tapas.cli.main import app
+        from tapas.cli.main import run
     except ModuleNotFoundError as error:
         words = how_to_install(error.name)
         if words is None:
             raise
         print(f"tapas: {words}", file=sys.stderr)
         raise SystemExit(1) from None
-    app(prog_name="tapas")
+    run()
 
 
 if __name__ == "__main__":

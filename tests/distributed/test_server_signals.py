@@ -77,12 +77,12 @@ class Driver:
         return int(re.search(rf"^{name} \(pid (\d+) ", self.names.read_text(), re.M)[1])
 
     def end(self, code):
-        """Its lines on stderr, after all its processes have ended."""
+        """Its lines on stderr but those of evaluations, after all its processes have ended."""
         self.done = self.process.end(60)
         assert self.done.returncode == code, self.done.stderr
         assert "Traceback" not in self.done.stderr
         wait_until(lambda: not any(map(is_alive, self.everyone)), 30)
-        return self.done.stderr.splitlines()
+        return [line for line in self.done.stderr.splitlines() if not line.startswith("step ")]
 
 
 @pytest.mark.slow

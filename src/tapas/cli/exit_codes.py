@@ -7,8 +7,9 @@ from contextlib import contextmanager
 
 import typer
 
+from tapas.cli.rank_errors import is_first_to_say, record_error
 from tapas.cli.terminal import status
-from tapas.errors import TapasError
+from tapas.errors import DataError, TapasError, UsageError
 from tapas.extras import how_to_install
 
 FAILED = 1
@@ -24,12 +25,13 @@ def report_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         _end("stopped by Ctrl-C.", INTERRUPTED)
     except TapasError as error:
-        _end(str(error), FAILED)
+        is_mistake = isinstance(error, UsageError | DataError)
+        _end(str(error), FAILED, try_again=not is_mistake)
     except ModuleNotFoundError as error:
         words = how_to_install(error.name)
         if words is None:
             raise
-        _end(words, FAILED)
+        _end(words, FAILED, try_again=False)
     except OSError as error:
         # Python flushes stdout again at exit and would report the same error again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -45,6 +47,9 @@ def report_errors() -> Iterator[None]:
         _end("out of memory. Use fewer classes, or see `tapas plan`.", FAILED)
 
 
-def _end(words: str, code: int) -> None:
-    status(f"tapas: {words}")
+def _end(words: str, code: int, *, try_again: bool = True) -> None:
+    """Print the error, unless another rank did, and exit."""
+    if is_first_to_say(words):
+        status(f"tapas: {words}")
+    record_error(words, code, try_again=try_again)
     raise typer.Exit(code) from None

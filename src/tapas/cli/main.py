@@ -13,6 +13,7 @@ from tapas.cli.export import export
 from tapas.cli.info import info
 from tapas.cli.inspect import inspect
 from tapas.cli.plan import plan
+from tapas.cli.rank_errors import error_file, is_first_to_say, record_error
 from tapas.cli.recommend import recommend
 from tapas.cli.train import train
 from tapas.version import __version__
@@ -54,3 +55,18 @@ for command in (
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(checkpoint)
+
+
+def run() -> None:
+    """Run the command of this process. Ranks of torchrun print a wrong usage once, not each."""
+    try:
+        code = app(prog_name="tapas", standalone_mode=error_file() is None)
+    except Exception as error:
+        if not hasattr(error, "show") or not hasattr(error, "exit_code"):  # not one of click
+            raise
+        words = error.format_message()  # type: ignore[attr-defined]
+        if is_first_to_say(words):
+            error.show()
+        record_error(words, error.exit_code, try_again=False)
+        code = error.exit_code
+    raise SystemExit(code)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tapas.distributed.global_batch import check_equal, gather_batch, unpad
 from tapas.distributed.peer_failure import peer_error, rank_names, record_failure
-from tapas.errors import PeerError, UsageError
+from tapas.errors import DataError, PeerError, UsageError
 from tapas.optim.gradient_queue import GradientQueue
 from tapas.tables.ranks import GlobalBatch, Ranks
 
@@ -29,6 +29,7 @@ CPU = torch.device("cpu")
 HEADER = 5  # numbers in a header: the operation, three more, and one for the receiving rank
 SPIN_SECONDS = 0.005
 SMALL = 1024  # sums of fewer numbers take one collective instead of two
+MISTAKES = {"UsageError": UsageError, "DataError": DataError}  # the same error on every rank
 REFUSED = -1  # instead of the operation: this rank raised an error
 
 
@@ -169,18 +170,22 @@ class GroupRanks(Ranks):
         if self.rank == 0:
             try:
                 result = work()
-            except BaseException:
-                self._store.set(key, "failed")
+            except BaseException as error:
+                kind = next((k for k, known in MISTAKES.items() if isinstance(error, known)), "")
+                self._store.set(key, json.dumps([kind, str(error)]))
                 raise
-            self._store.set(key, "done")
+            self._store.set(key, "")
             return result
         try:
             while not self._store.check([key]):
                 time.sleep(0.05)
-            failed = self._store.get(key) == b"failed"
+            failure = self._store.get(key)
         except RuntimeError as error:
             raise self._peer_error(error) from error
-        if failed:
+        if failure:
+            kind, words = json.loads(failure)
+            if kind in MISTAKES:
+                raise MISTAKES[kind](words)
             raise PeerError(f"rank 0 could not {what}; the error there says why.", (0,))
         return work()
 

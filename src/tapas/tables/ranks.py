@@ -114,7 +114,10 @@ class Ranks:
         return rows
 
     def main_first(self, what: str, work: Callable[[], T]) -> T:
-        """Run `work()` on rank 0, then on the other ranks, without a time limit."""
+        """Run `work()` on rank 0, then on the other ranks, without a time limit.
+
+        A UsageError or DataError of rank 0 is raised on all ranks.
+        """
         return work()
 
 
