@@ -26,7 +26,16 @@ def test_all_is_exactly_the_public_names():
         if not name.startswith("_")
         and not inspect.ismodule(value)
         and name not in ("TYPE_CHECKING", "import_module")
-    } | {"heads", "metrics", "optim", "proposals", "rng", "load_checkpoint", "save_checkpoint"}
+    } | {
+        "heads",
+        "metrics",
+        "optim",
+        "proposals",
+        "rng",
+        "load",
+        "load_checkpoint",
+        "save_checkpoint",
+    }
     assert set(tapas.__all__) == public
     assert len(tapas.__all__) == len(set(tapas.__all__))
     assert set(dir(tapas)) == {*tapas.__all__, "__version__"}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tapas import heads, metrics, optim, proposals, rng
 from tapas.distributed import ShardedTable, join_ranks
 from tapas.errors import DataError, PeerError, TapasError, UsageError
+from tapas.extras import how_to_install as _how_to_install
 from tapas.heads import FullSoftmax, SampledSoftmax, TapasSoftmax, citation
 from tapas.proposals import LogUniform, Mixture, Proposal, Squashed, Uniform
 from tapas.schedule import Anneal
@@ -19,6 +20,7 @@ from tapas.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from tapas.checkpoints.model import load_checkpoint, save_checkpoint
+    from tapas.training.load import load
 
 __all__ = [
     "Anneal",
@@ -43,6 +45,7 @@ __all__ = [
     "citation",
     "heads",
     "join_ranks",
+    "load",
     "load_checkpoint",
     "metrics",
     "optim",
@@ -52,10 +55,22 @@ __all__ = [
 ]
 
 
+_LATE = {  # imported on first use: slow, or in need of more libraries
+    "load": "tapas.training.load",
+    "load_checkpoint": "tapas.checkpoints.model",
+    "save_checkpoint": "tapas.checkpoints.model",
+}
+
+
 def __getattr__(name: str) -> object:
-    if name in ("load_checkpoint", "save_checkpoint"):  # imported on first use: slow
-        return getattr(import_module("tapas.checkpoints.model"), name)
-    raise AttributeError(f"module 'tapas' has no attribute '{name}'")
+    if name not in _LATE:
+        raise AttributeError(f"module 'tapas' has no attribute '{name}'")
+    try:
+        return getattr(import_module(_LATE[name]), name)
+    except ModuleNotFoundError as error:
+        if (words := _how_to_install(error.name)) is None:
+            raise
+        raise ModuleNotFoundError(f"tapas.{name}: {words}", name=error.name) from None
 
 
 def __dir__() -> list[str]:

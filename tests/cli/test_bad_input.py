@@ -136,30 +136,78 @@ def test_a_single_user_is_pointed_out(at):
     assert not (at / "other").exists()
 
 
+ONE_OF = "give one of --user KEY, --users all|FILE or --history KEY,KEY|FILE."
+NEEDS_OUT = "--users and --history FILE need --out FILE, and only they."
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--history", "1003,9999"), "unknown item '9999'. The model knows 30 items."),
-        (("--history", "1003,103"),
+        (("--history", "9999"), "unknown item '9999'. The model knows 30 items."),
+        (("--history", "103,9999"),
          "unknown item '103'. Did you mean '1023'? The model knows 30 items."),
-        (("--user", "u99"), "unknown user 'u99'. Did you mean 'u9'? The model knows 10 users."),
-        ((), "give one of --user KEY, --history KEY,KEY or --users FILE."),
-        (("--user", "u1", "--history", "1003"),
-         "give one of --user KEY, --history KEY,KEY or --users FILE."),
-        (("--users", "users.txt"), "--users FILE needs --out FILE, and --out needs --users."),
-        (("--users", "users.txt", "--out", "a.xls"),
-         "a.xls must end in one of .parquet, .jsonl, .csv."),
+        (("--history", "new.csv", "--out", "a.csv"), "no file matches 'new.csv'. Check the path."),
+        (("--user", "u99"), "unknown user 'u99'. Did you mean 'u9'? The model knows 10 users. "
+         "--cold popular lists the most popular items."),
+        ((), ONE_OF),
+        (("--user", "u1", "--history", "1003"), ONE_OF),
+        (("--users", "all", "--history", "table.csv", "--out", "a.csv"), ONE_OF),
+        (("--users", "users.txt"), NEEDS_OUT),
+        (("--history", "table.csv"), NEEDS_OUT),
+        (("--user", "u1", "--out", "a.csv"), NEEDS_OUT),
+        (("--user", "u1", "--top", 31), "--top is 31, but the model can list only 30 items."),
+        (("--user", "u1", "--cold", "hot"),
+         "unknown value of --cold 'hot'. Known: error, popular, skip."),
+        (("--user", "u1", "--column", "who"),
+         "--column is for --users FILE and --history FILE. Leave it out."),
+        (("--users", "all", "--out", "a.xls"), "a.xls must end in one of .parquet, .jsonl, .csv."),
+        (("--users", "all", "--out", "table.csv"),
+         "table.csv exists. Choose another --out or add --force."),
         (("--users", "none.csv", "--out", "a.csv"), "there is no file none.csv."),
-        (("--users", "users.txt", "--out", "a.csv"),
-         "users.txt: unknown user 'u77'. Did you mean 'u7'? The model knows 10 users."),
         (("--users", "empty.txt", "--out", "a.csv"), "empty.txt has no users."),
+        (("--users", "table.csv", "--out", "a.csv"),
+         "table.csv: no column looks like the user. Name it with --column. Columns: who, what."),
+        (("--users", "table.csv", "--column", "user", "--out", "a.csv"),
+         "table.csv has no column 'user'. Columns: who, what."),
+        (("--users", "table.csv", "--column", "item=what", "--out", "a.csv"),
+         "unknown role in --column 'item'. Known: user."),
+        (("--users", "users.txt", "--out", "a.csv", "--cold", "error"),
+         "unknown user 'u77'. Did you mean 'u7'? The model knows 10 users. --cold skip leaves such "
+         "users out, --cold popular gives them the most popular items."),
+        (("--users", "strangers.txt", "--out", "a.csv"),
+         "no user is left to recommend for. With --cold popular they get the most popular items."),
     ],
 )  # fmt: skip
 def test_recommend_explains_what_it_refuses(run, at, flags, words):
     (at / "users.txt").write_text("u1\nu77\n")
     (at / "empty.txt").write_text("\n\n")
+    (at / "strangers.txt").write_text("u77\n")
+    (at / "table.csv").write_text("who,what\nu1,1003\n")
+    before = names(at)
     assert last_line(invoke("recommend", "run", *flags)) == words
-    assert names(at) == ["empty.txt", "run", "users.txt"]
+    assert names(at) == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ((), "give one of --item KEY or --items all|FILE."),
+        (("--item", "1003", "--items", "all"), "give one of --item KEY or --items all|FILE."),
+        (("--items", "all"), "--items needs --out FILE, and --out needs --items."),
+        (("--items", "all", "--out", "run"), "run must end in one of .parquet, .jsonl, .csv."),
+        (("--items", "all", "--out", "items.csv"),
+         "items.csv exists. Choose another --out or add --force."),
+        (("--items", "all", "--column", "n", "--out", "a.csv"),
+         "--column is for --items FILE. Leave it out."),
+        (("--item", "103"), "unknown item '103'. Did you mean '1023'? The model knows 30 items."),
+        (("--item", "1003", "--top", 30), "--top is 30, but the model can list only 29 items."),
+        (("--items", "items.csv", "--out", "a.csv"), "items.csv has no item that the model knows."),
+    ],
+)  # fmt: skip
+def test_similar_explains_what_it_refuses(run, at, flags, words):
+    (at / "items.csv").write_text("item\n7\n")
+    assert last_line(invoke("similar", "run", *flags)) == words
+    assert names(at) == ["items.csv", "run"]
 
 
 def test_a_folder_that_holds_a_run_is_left_alone(run, at):

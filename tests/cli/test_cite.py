@@ -66,8 +66,8 @@ def test_another_method_works_with_every_command(at, log, method, cited):
 def test_a_tree_has_no_rows_to_export(at, log):
     assert trained("head.method=huffman").returncode == 0
     assert last_line(invoke("export", "out", "--to", "rows.parquet")) == (
-        "the method 'huffman' has no table of class vectors, which shared inputs and exports need. "
-        "`tapas recommend` works without it."
+        "the method 'huffman' has no table of class vectors, which shared inputs, exports and "
+        "similar items need. `tapas recommend` works without it."
     )
     assert "rows.parquet" not in names(at)
 

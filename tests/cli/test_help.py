@@ -8,7 +8,7 @@ from oracle.command_line import invoke
 
 from tapas.cli.main import app
 
-JOURNEY = ["inspect", "train", "evaluate", "recommend", "export"]
+JOURNEY = ["inspect", "train", "evaluate", "recommend", "similar", "export"]
 
 
 def commands(group, name=()):

@@ -13,10 +13,10 @@ import torch
 import typer
 
 from tapas.cli.exit_codes import report_errors
-from tapas.cli.model_source import EXPORT_FORMAT, EXPORT_RECORD
-from tapas.cli.options import AsJson, OwnMethods, import_methods
+from tapas.cli.options import AsJson
 from tapas.cli.terminal import status
 from tapas.errors import UsageError
+from tapas.retrieval.export_folder import EXPORT_FORMAT, EXPORT_RECORD
 from tapas.version import __version__
 
 if TYPE_CHECKING:
@@ -54,7 +54,6 @@ def export(
             help="Step of the checkpoint. Default: the best one.",
         ),
     ] = None,
-    method: OwnMethods = None,
     as_json: AsJson = False,
 ) -> None:
     """Write item vectors, a FAISS index or the encoder to files.
@@ -82,7 +81,6 @@ def export(
                 f"cannot tell what to write to {to}: its name must end in "
                 f"{', '.join(s for s in writers if s)}, or have no ending for a folder."
             )
-        import_methods(method)
         folder = open_run(run)
         copies = folder.config.model.copy
         if copies and not to.suffix:
@@ -179,7 +177,11 @@ def _folder(folder: "RunFolder", model: "SequenceModel", to: Path) -> dict[str, 
         shutil.copyfile(folder.log.folder / VOCABULARIES["item"], unfinished / "items.parquet")
         numbers = _safetensors(folder, model, unfinished / "embeddings.safetensors")
         numbers |= _encoder(folder, model, unfinished / "encoder.pt2")
-        record = {"format": EXPORT_FORMAT, "tapas": __version__, **numbers}
+        serving = {
+            "score": "probability" if model.head.targets_softmax else "score",
+            "exclude_seen": folder.config.loop.exclude_seen,
+        }
+        record = {"format": EXPORT_FORMAT, "tapas": __version__, **numbers, **serving}
         file = unfinished / EXPORT_RECORD
         file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         unfinished.rename(to)  # replaces an empty folder

@@ -15,6 +15,7 @@ from tapas.cli.inspect import inspect
 from tapas.cli.plan import plan
 from tapas.cli.rank_errors import error_file, is_first_to_say, record_error
 from tapas.cli.recommend import recommend
+from tapas.cli.similar import similar
 from tapas.cli.train import train
 from tapas.version import __version__
 
@@ -51,7 +52,7 @@ def tapas(
 
 
 for command in (
-    inspect, train, evaluate, recommend, export, compare, plan, demo, cite, info,
+    inspect, train, evaluate, recommend, similar, export, compare, plan, demo, cite, info,
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(checkpoint)

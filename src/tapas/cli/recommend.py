@@ -1,17 +1,24 @@
-"""`tapas recommend`: the next items of a user, of a history, or of a file of users."""
+"""`tapas recommend`: the next items of a user or history, or of many, in a file."""
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import typer
 
 from tapas.cli.exit_codes import report_errors
-from tapas.cli.model_source import ModelSource, open_model
-from tapas.cli.options import AsJson, OwnMethods, import_methods
+from tapas.cli.list_output import Names, counted, print_list, report_skipped, write_lists
+from tapas.cli.options import AsJson
 from tapas.cli.terminal import status
-from tapas.errors import UsageError
+from tapas.errors import UsageError, choice
+
+if TYPE_CHECKING:
+    from tapas.data.histories import Histories
+    from tapas.retrieval import Recommender
+
+ROLES = ("user", "item", "time")
+CURE = "--cold skip leaves such users out, --cold popular gives them the most popular items."
 
 
 def recommend(
@@ -25,33 +32,45 @@ def recommend(
             help="Recommend for this user of the log, from all of their events.",
         ),
     ] = None,
+    users: Annotated[
+        str | None,
+        typer.Option(
+            metavar="all|FILE",
+            help="Recommend for all users of the log, or for those in a file: Parquet, CSV, JSON "
+            "lines, or one id per line.",
+        ),
+    ] = None,
     history: Annotated[
         str | None,
         typer.Option(
-            metavar="KEY,KEY...",
+            metavar="KEY,KEY...|FILE",
             help="Recommend for this history: item ids, the oldest first, or a JSON list if ids "
-            "contain commas.",
-        ),
-    ] = None,
-    users: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Recommend for all users in a file: Parquet, CSV, JSON lines, or one id per line.",
+            "contain commas. Or for those in a file: a log (user, item, time) with old and new "
+            "events, or JSON lines with a list of items each. New users are welcome.",
         ),
     ] = None,
     column: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            metavar="NAME",
-            help="With --users: column of the user ids. Default: the first column.",
+            metavar="[ROLE=]NAME",
+            help="Column of the user ids in a file, or of another role, as in item=sku; may be "
+            "repeated. Default: guessed, as by `tapas train`.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="With --users: file to write, .parquet, .jsonl or .csv.",
+            help="File for many lists: .parquet, .jsonl or .csv.",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing --out.")] = False,
+    cold: Annotated[
+        str | None,
+        typer.Option(
+            metavar="skip|popular|error",
+            help="What users that are unknown or have no known item get: no list, the most popular "
+            "items of training, or an error. Default: skip and say so; error for --user.",
         ),
     ] = None,
     top: Annotated[
@@ -65,57 +84,98 @@ def recommend(
         ),
     ] = None,
     exclude_seen: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--exclude-seen",
-            help="Leave out items that the user has had before.",
+            "--exclude-seen/--keep-seen",
+            help="Leave out items of the history, or keep them in the lists. Default: as the run "
+            "was trained.",
         ),
-    ] = False,
-    method: OwnMethods = None,
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Recommend the next items for users or histories.
 
-    All items are ranked, exactly. Scores are logits (log-probabilities if the run was trained
-    with model.copy): compare them within one list only.
+    All items are ranked, exactly. Probabilities are those of the model for the very next item,
+    over all items; a method that has none gives scores, to be compared within one list only.
 
-    For one user or history the list is printed on stdout, one line per item: rank, item, score.
-    For a file of users it is written to --out, one row per user and item.
+    For one user or history the list is printed on stdout, one line per item: rank, item,
+    probability. Many are written to --out, one row per user and item: user, rank, item,
+    probability.
     """
     with report_errors():
         if sum(given is not None for given in (user, history, users)) != 1:
-            raise UsageError("give one of --user KEY, --history KEY,KEY or --users FILE.")
-        if (users is None) != (out is None):
-            raise UsageError("--users FILE needs --out FILE, and --out needs --users.")
+            raise UsageError("give one of --user KEY, --users all|FILE or --history KEY,KEY|FILE.")
+        from_file = history is not None and _is_file(history)
+        many = users is not None or from_file
+        if many != (out is not None):
+            raise UsageError("--users and --history FILE need --out FILE, and only they.")
+        if cold is not None:
+            choice("value of --cold", cold, dict.fromkeys(("skip", "popular", "error")))
+        columns = _columns(column, many and users != "all", with_items=from_file)
         if out is not None:
-            from tapas.data.table_files import check_suffix
+            from tapas.data.table_files import check_new
 
-            check_suffix(out)
-        import_methods(method)
-        opened = open_model(source, step)
-        if users is not None and out is not None:
-            _for_many(opened, users, column, out, top, exclude_seen, as_json)
+            check_new(out, force)
+        from tapas.training.load import load
+
+        model = load(source, step=step)
+        model.check_k(top, "--top")
+        seen = model.exclude_seen if exclude_seen is None else exclude_seen
+        names = Names("user", "item", model.score)
+        if out is None:
+            found = _one(model, user, history, cold or "error")
+            asked = {"user": user} if user is not None else {"history": history}
+            lists = model.lists(found, top, exclude_seen=seen)
+            print_list(lists, model.item_keys, names, asked, as_json=as_json)
             return
-        if history is not None:
-            taken = opened.item_keys.ids(_split_keys(history))
-        else:
-            taken = _histories(opened, [str(user)])[0]
-        scores, ids = opened.recommender.recommend([taken], top, exclude_seen=exclude_seen)
-        real = ids[0] >= 0
-        found = list(
-            zip(
-                opened.item_keys.keys(ids[0][real].numpy()),
-                scores[0][real].tolist(),
-                strict=True,
+        everyone = _many(model, users, history, columns)
+        found = model.settle_cold(everyone, cold or "skip", CURE)
+        counts = _report_cold(everyone, cold or "skip")
+        if not len(found):
+            raise UsageError(
+                "no user is left to recommend for. With --cold popular they get the most popular "
+                "items."
             )
+        status(
+            f"Recommending {top} of {model.num_items:,} items for {counted(len(found), 'user')}."
+        )
+        rows = write_lists(
+            out,
+            model.lists(found, top, exclude_seen=seen),
+            found.keys,
+            model.item_keys,
+            names,
+            what="recommending",
         )
         if as_json:
-            for_whom = {"user": user} if user is not None else {"history": history}
-            items = [{"item": key, "score": round(score, 6)} for key, score in found]
-            typer.echo(json.dumps({**for_whom, "items": items}))
-            return
-        for rank, (key, score) in enumerate(found, start=1):
-            typer.echo(f"{rank}\t{key}\t{score:.4f}")
+            typer.echo(json.dumps({"users": len(found), "rows": rows, "out": str(out), **counts}))
+        status(
+            f"Wrote {counted(rows, 'recommendation')} for {counted(len(found), 'user')} to {out}."
+        )
+
+
+def _is_file(history: str) -> bool:
+    """Whether --history names a file, or a glob of files, rather than items."""
+    from tapas.data.histories import LOG_FILES
+
+    if history.lstrip().startswith("["):
+        return False
+    return Path(history).is_file() or ("," not in history and history.endswith(LOG_FILES))
+
+
+def _columns(given: list[str] | None, allowed: bool, *, with_items: bool) -> dict[str, str]:
+    """Columns by role, from [ROLE=]NAME."""
+    columns: dict[str, str] = {}
+    for words in given or []:
+        role, equals, name = words.partition("=")
+        if not equals:
+            role, name = "user", words
+        known = ROLES if with_items else ROLES[:1]
+        choice("role in --column", role, dict.fromkeys(known))
+        columns[role] = name
+    if columns and not allowed:
+        raise UsageError("--column is for --users FILE and --history FILE. Leave it out.")
+    return columns
 
 
 def _split_keys(history: str) -> list[str]:
@@ -129,46 +189,70 @@ def _split_keys(history: str) -> list[str]:
     return [key.strip() for key in history.split(",") if key.strip()]
 
 
-def _histories(opened: ModelSource, keys: list[str]) -> list[np.ndarray]:
-    if opened.log is None:
+def _one(model: "Recommender", user: str | None, history: str | None, cold: str) -> "Histories":
+    """The history of a user of the log, or the given one."""
+    from tapas.data.histories import histories_of_lists, histories_of_users, key_column
+
+    if user is not None:
+        if model.log is None:
+            raise UsageError(
+                "an export has items but no users. Give --history, or the folder of the run."
+            )
+        found = histories_of_users(model.log, key_column([user]))
+    else:
+        keys = _split_keys(str(history))
+        found = histories_of_lists([history], [keys], model.item_keys)
+        if found.unknown_items and not found.empty.all():
+            bad = str(found.first_unknown_item)
+            others = "" if found.unknown_items == 1 else f" and {found.unknown_items - 1:,} more"
+            status(f"Left out unknown item '{bad}'{others}.{model.item_keys.suggestion(bad)}")
+        elif found.unknown_items and cold == "error":
+            model.item_keys.ids(keys)  # raises, and suggests another
+    return model.settle_cold(found, cold, "--cold popular lists the most popular items.")
+
+
+def _many(
+    model: "Recommender", users: str | None, history: str | None, columns: dict[str, str]
+) -> "Histories":
+    """The histories of many users, of the log or of a file."""
+    from tapas.data.histories import histories_of_users, read_histories, read_keys
+
+    if history is not None:
+        return read_histories(history, columns, model.item_keys, status)
+    if model.log is None:
         raise UsageError(
-            "an export has items but no users. Give --history, or the folder of the run."
+            "an export has items but no users. Give --history FILE, or the folder of the run."
         )
-    log = opened.log
-    return [log.items[log.offsets[u] : log.offsets[u + 1]] for u in log.user_keys.ids(keys)]
-
-
-def _for_many(
-    opened: ModelSource,
-    users: Path,
-    column: str | None,
-    out: Path,
-    top: int,
-    exclude_seen: bool,
-    as_json: bool,
-) -> None:
-    from tapas.data.table_files import read_keys, write_frame
-
-    keys = read_keys(users, column)
-    if not keys:
+    if users == "all":
+        return histories_of_users(model.log)
+    keys = read_keys(Path(str(users)), "user", columns.get("user"))
+    if not keys.len():
         raise UsageError(f"{users} has no users.")
-    try:
-        histories = _histories(opened, keys)
-    except UsageError as error:
-        raise UsageError(f"{users}: {error}") from None
-    scores, ids = opened.recommender.recommend(histories, top, exclude_seen=exclude_seen)
-    real = ids >= 0
-    rank = np.arange(1, ids.shape[1] + 1)[None, :].repeat(len(keys), axis=0)
-    place = np.arange(len(keys))[:, None].repeat(ids.shape[1], axis=1)
-    write_frame(
-        out,
-        {
-            "user": [keys[p] for p in place[real.numpy()]],
-            "rank": rank[real.numpy()],
-            "item": opened.item_keys.keys(ids[real].numpy()),
-            "score": scores[real].numpy(),
-        },
-    )
-    if as_json:
-        typer.echo(json.dumps({"users": len(keys), "rows": int(real.sum()), "out": str(out)}))
-    status(f"Wrote {int(real.sum()):,} recommendations for {len(keys):,} users to {out}.")
+    return histories_of_users(model.log, keys)
+
+
+def _report_cold(everyone: "Histories", cold: str) -> dict[str, int]:
+    """Tell what could not be used, and return the counts."""
+    from tapas.data.histories import FoundKeys
+
+    empty = int(everyone.empty.sum())
+    users = everyone.users or FoundKeys(everyone.keys, np.zeros(0, dtype=np.int64))
+    skipped = {
+        "unknown": users.num_unknown if cold == "skip" else 0,
+        "without a known item": empty - users.num_unknown if cold == "skip" else 0,
+        "without a key": users.no_key,
+    }
+    report_skipped("user", skipped, users.first_bad)
+    if cold == "popular" and empty:
+        status(f"The most popular items go to {counted(empty, 'user')} without a history.")
+    if users.repeated:
+        status(f"{counted(users.repeated, 'repeated user')} left out: one list each.")
+    if everyone.bad_rows:
+        rows = counted(everyone.bad_rows, "row")
+        status(f"{rows} left out (first: {everyone.first_bad_row}).")
+    if everyone.unknown_items:
+        status(
+            f"{counted(everyone.unknown_items, 'event')} of unknown items left out (first: "
+            f"'{everyone.first_unknown_item}')."
+        )
+    return {"skipped": sum(skipped.values()), "popular": empty if cold == "popular" else 0}

@@ -26,12 +26,6 @@ def status(words: str) -> None:
     typer.echo(wrapped(words, sys.stderr) if sys.stderr.isatty() else words, err=True)
 
 
-def warn_only(words: str) -> None:
-    """As `status` with --quiet: only warnings are printed."""
-    if words.startswith("Warning: "):
-        status(words)
-
-
 def say(words: str) -> None:
     """Print a sentence of the answer on stdout."""
     typer.echo(wrapped(words, sys.stdout))
@@ -54,6 +48,11 @@ def wrapped(words: str, stream: TextIO, *, indent: str = "") -> str:
         replace_whitespace=False,
         drop_whitespace=True,
     )
+
+
+def printable(key: object) -> str:
+    """`key` as text on one line: tabs, line breaks and control characters are escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(key))
 
 
 def terminal_width(stream: TextIO) -> int | None:

@@ -1,15 +1,19 @@
-"""Small tables as files: results written, and keys read, in the format of the suffix."""
+"""Tables written to files in the format of their suffix, at once or as their rows come."""
 
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from tapas.atomic_file import atomic_write
-from tapas.errors import DataError, UsageError
+from tapas.errors import UsageError
+from tapas.interruptions import defer_signals
 
 SUFFIXES = (".parquet", ".jsonl", ".csv")
+ROWS_PER_PART = 1 << 19
 
 
 def check_suffix(path: Path) -> None:
@@ -21,16 +25,13 @@ def write_frame(path: Path, columns: Mapping[str, Sequence[Any] | Any]) -> None:
     """Write `columns` to `path` as Parquet, JSON lines or CSV; a failure leaves no file."""
     check_suffix(path)
     frame = pl.DataFrame({name: _column(values) for name, values in columns.items()})
-    with atomic_write(path) as unfinished:
-        try:
-            if path.suffix == ".parquet":
-                frame.write_parquet(unfinished)
-            elif path.suffix == ".jsonl":
-                frame.write_ndjson(unfinished)
-            else:
-                frame.write_csv(unfinished)
-        except pl.exceptions.PolarsError as error:
-            raise OSError(str(error).split("\n")[0]) from error
+    with atomic_write(path) as unfinished, _polars_errors():
+        if path.suffix == ".parquet":
+            frame.write_parquet(unfinished)
+        elif path.suffix == ".jsonl":
+            frame.write_ndjson(unfinished)
+        else:
+            frame.write_csv(unfinished)
 
 
 def _column(values: Any) -> Any:
@@ -39,33 +40,64 @@ def _column(values: Any) -> Any:
     return [str(value) for value in values] if mixed else values
 
 
-def read_keys(path: Path, column: str | None) -> list[str]:
-    """The keys in `path`, as text: a column of a Parquet, CSV or JSON-lines file, or text lines.
+def check_new(path: Path, force: bool) -> None:
+    """Refuse to write a table over an existing file, unless `force`."""
+    check_suffix(path)
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists. Choose another --out or add --force.")
 
-    `column` defaults to the first one. Raises `UsageError` if file or column is missing,
-    `DataError` if the file cannot be read or a key is empty.
+
+@contextmanager
+def table_writer(path: Path) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Yields the function that adds rows to the table in `path`: columns {name: values}.
+
+    The file appears when the block ends; if the block raises, no file is left and an old one is
+    unchanged. Memory does not grow with the number of rows: Parquet is written in parts, which
+    are joined in the end.
     """
-    if not path.is_file():
-        raise UsageError(f"there is no file {path}.")
+    check_suffix(path)
+    held: list[pl.DataFrame] = []
+    num_parts = 0
+    with atomic_write(path) as unfinished:
+        parts = unfinished.with_suffix(".parts")
+
+        def flush() -> None:
+            nonlocal num_parts
+            frame = pl.concat(held)
+            held.clear()
+            with defer_signals(), _polars_errors():
+                if path.suffix == ".parquet":
+                    parts.mkdir(exist_ok=True)
+                    frame.write_parquet(parts / f"{num_parts:09}.parquet", compression="lz4")
+                else:
+                    with unfinished.open("ab") as file:
+                        if path.suffix == ".csv":
+                            frame.write_csv(file, include_header=num_parts == 0)
+                        else:
+                            frame.write_ndjson(file)
+            num_parts += 1
+
+        def write(columns: Mapping[str, Any]) -> None:
+            held.append(pl.DataFrame(dict(columns)))
+            if sum(frame.height for frame in held) >= ROWS_PER_PART:
+                flush()
+
+        try:
+            yield write
+            if held:
+                flush()
+            if path.suffix == ".parquet":
+                with defer_signals(), _polars_errors():
+                    frames = pl.scan_parquet(sorted(parts.iterdir()), glob=False)
+                    frames.sink_parquet(unfinished)
+        finally:
+            shutil.rmtree(parts, ignore_errors=True)
+
+
+@contextmanager
+def _polars_errors() -> Iterator[None]:
+    """Turn errors of polars, such as a full disk, into OSError, which `atomic_write` reports."""
     try:
-        if path.suffix == ".parquet":
-            frame = pl.read_parquet(path)
-        elif path.suffix in (".csv", ".tsv"):
-            separator = "\t" if path.suffix == ".tsv" else ","
-            frame = pl.read_csv(path, separator=separator, infer_schema=False)
-        elif path.suffix in (".jsonl", ".ndjson"):
-            frame = pl.read_ndjson(path)
-        else:
-            lines = path.read_text(encoding="utf-8").split("\n")
-            return [line.strip() for line in lines if line.strip()]
-    except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError) as error:
-        reason = str(error).split("\n")[0]
-        raise DataError(f"{path} cannot be read: {reason}.") from None
-    name = column or frame.columns[0]
-    if name not in frame.columns:
-        raise UsageError(f"{path} has no column '{name}'. It has: {', '.join(frame.columns)}.")
-    keys = frame[name].cast(pl.String, strict=False)
-    if keys.null_count():
-        row = int(keys.is_null().arg_true()[0]) + 1
-        raise DataError(f"{path}, row {row}: {name} is empty. Remove such rows.")
-    return keys.to_list()
+        yield
+    except pl.exceptions.PolarsError as error:
+        raise OSError(str(error).split("\n")[0]) from error

@@ -38,14 +38,21 @@ class Vocabulary:
     def __repr__(self) -> str:
         return f"Vocabulary({len(self):,} {self.kind}s)"
 
+    def __contains__(self, key: str | int) -> bool:
+        return bool(self.lookup(pl.Series([str(key)]))[0] >= 0)
+
     def keys(self, ids: Sequence[int] | NDArray[Any]) -> list[str | int]:
         """The raw keys of `ids`, in the same order. Raises `UsageError` for an id out of range."""
         wanted = np.asarray(ids, dtype=np.int64).reshape(-1)
         if wanted.size and not (wanted.min() >= 0 and wanted.max() < len(self)):
             bad = wanted[(wanted < 0) | (wanted >= len(self))][0]
             raise UsageError(f"{self.kind} id {bad} is outside 0 .. {len(self) - 1}.")
-        found = self._keys.gather(pl.Series(wanted)).to_list()
+        found = self.gather(wanted).to_list()
         return [RARE_KEY if key is None else key for key in found]
+
+    def gather(self, ids: NDArray[np.int64]) -> pl.Series:
+        """The raw keys of `ids` as a column; null for the class of rare items."""
+        return self._keys.gather(pl.Series(ids))
 
     def key(self, id: int) -> str | int:
         return self.keys([id])[0]
@@ -64,6 +71,19 @@ class Vocabulary:
         for position in np.flatnonzero(found < 0):
             found[position] = self._rare_or_unknown(wanted[position])
         return found
+
+    def lookup(self, keys: pl.Series) -> NDArray[np.int64]:
+        """The ids of `keys` of any type, -1 for unknown keys and null; "123" also finds 123."""
+        return self.find(self.as_keys(keys))
+
+    def as_keys(self, keys: pl.Series) -> pl.Series:
+        """`keys` of any type as this vocabulary has them; null where that is impossible."""
+        if keys.dtype.is_float():  # of a column of integers in which some are missing
+            whole = keys.fill_nan(None).cast(pl.Int64, strict=False)
+            keys = whole.set((whole != keys).fill_null(True), None)
+        if keys.dtype == self._keys.dtype:
+            return keys
+        return keys.cast(pl.String, strict=False).cast(self._keys.dtype, strict=False)
 
     def find(self, keys: pl.Series) -> NDArray[np.int64]:
         """The ids of `keys`, -1 for unknown keys and null. The type must be that of `cast_keys`."""
@@ -144,11 +164,15 @@ class Vocabulary:
     def _rare_or_unknown(self, key: str | int) -> int:
         if key == RARE_KEY and self.rare_id is not None:
             return self.rare_id
-        close = get_close_matches(str(key), self._near(str(key)), n=1)
-        hint = f" Did you mean '{close[0]}'?" if close else ""
         raise UsageError(
-            f"unknown {self.kind} '{key}'.{hint} The model knows {len(self):,} {self.kind}s."
+            f"unknown {self.kind} '{key}'.{self.suggestion(key)} The model knows {len(self):,} "
+            f"{self.kind}s."
         )
+
+    def suggestion(self, key: str | int) -> str:
+        """ " Did you mean 'x'?" for an unknown key, or nothing if no key is close."""
+        close = get_close_matches(str(key), self._near(str(key)), n=1)
+        return f" Did you mean '{close[0]}'?" if close else ""
 
     def _near(self, key: str) -> list[str]:
         """Keys of similar length with the same start or end, as difflib is too slow for all."""

@@ -46,8 +46,8 @@ class Head(ExactState, ABC):
 
     method: ClassVar[str]  # name in a configuration
     title: ClassVar[str]  # name in a sentence
-    paper: ClassVar[str] = ""  # authors and year; empty if there is nothing to cite
-    bibtex: ClassVar[tuple[str, ...]] = ()  # keys of the papers to cite, in bibliography.bib
+    paper: ClassVar[str]  # authors and year; empty if there is nothing to cite
+    bibtex: ClassVar[tuple[str, ...]]  # keys of the papers to cite, in bibliography.bib
     options: ClassVar[Options] = {}  # by name of the constructor's argument
     reads: ClassVar[frozenset[str]] = frozenset()  # of `BuildContext`: counts, pairs, upcoming
     every_row: ClassVar[bool] = False  # a step reads and moves the rows of all classes
@@ -174,6 +174,17 @@ class Head(ExactState, ABC):
         has classes to leave out for each query, negative is padding; if fewer than k remain, the
         last ids are -1.
         """
+
+    def topk_log_prob(
+        self, query: Tensor, k: int, *, exclude: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`topk` with exact log-probabilities instead of scores; those of excluded classes count.
+
+        The log-probability of an id of -1 is -inf.
+        """
+        _, ids = self.topk(query, k, exclude=exclude)
+        log_prob = self.log_prob(query, ids.clamp(min=0))
+        return log_prob.masked_fill(ids < 0, -torch.inf), ids
 
     @abstractmethod
     def log_prob(self, query: Tensor, ids: Tensor) -> Tensor:

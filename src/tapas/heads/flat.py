@@ -6,7 +6,7 @@ LookupHead     loss: any function of rows that the head looks up
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Unpack
 
 import torch
@@ -80,10 +80,26 @@ class FlatHead(Head):
     def topk(
         self, query: Tensor, k: int, *, exclude: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
+        return self._ranked(self.table.topk, query, k, exclude)
+
+    @in_float32
+    def topk_log_prob(
+        self, query: Tensor, k: int, *, exclude: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return self._ranked(self.table.topk_log_prob, query, k, exclude)
+
+    def _ranked(
+        self,
+        topk: Callable[..., tuple[Tensor, Tensor]],
+        query: Tensor,
+        k: int,
+        exclude: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Scores and ids (..., k) by `topk` of the table, for any leading shape of `query`."""
         with self.ranks.share_errors():
             flat = check_query(query, self.dim)
             banned = None if exclude is None else self._flat("exclude", exclude, query)
-            score, ids = self.table.topk(flat, k, exclude=banned)
+            score, ids = topk(flat, k, exclude=banned)
         return score.view(*query.shape[:-1], k), ids.view(*query.shape[:-1], k)
 
     @in_float32

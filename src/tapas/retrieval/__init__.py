@@ -3,12 +3,14 @@
 from tapas.retrieval.embeddings import Embeddings, export_embeddings, load_embeddings
 from tapas.retrieval.encoder_export import ExportedEncoder, export_encoder, load_encoder
 from tapas.retrieval.faiss_index import FaissIndex, build_index, load_index, measured_recall
+from tapas.retrieval.lists import Lists
 from tapas.retrieval.recommender import Recommender
 
 __all__ = [
     "Embeddings",
     "ExportedEncoder",
     "FaissIndex",
+    "Lists",
     "Recommender",
     "build_index",
     "export_embeddings",

@@ -149,6 +149,13 @@ class ClassTable(RowStore, ExactState, ABC):
         -1.
         """
 
+    def topk_log_prob(
+        self, query: Tensor, k: int, *, exclude: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`topk` with log-probabilities, under the softmax over all classes, instead of scores."""
+        score, ids = self.topk(query, k, exclude=exclude)
+        return score - self.log_partition(query)[:, None], ids
+
     @abstractmethod
     def log_partition(self, query: Tensor) -> Tensor:
         """The exact log of the sum of exp(logit) over all classes, (B,)."""

@@ -81,6 +81,14 @@ def topk_rows(
     return torch.cat([value for value, _ in parts]), torch.cat([rows for _, rows in parts])
 
 
+def topk_log_prob_rows(
+    weight: Tensor, bias: Tensor | None, query: Tensor, k: int, exclude: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """`topk_rows` with scores minus the log of the sum over all rows, excluded or not."""
+    score, rows = topk_rows(weight, bias, query, k, exclude)
+    return score - log_sum_rows(weight, bias, query)[:, None], rows
+
+
 def topk_by_id(
     weight: Tensor,
     bias: Tensor | None,

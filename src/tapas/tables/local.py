@@ -23,7 +23,7 @@ from tapas.shapes import (
     check_shape,
 )
 from tapas.tables.base import ClassTable
-from tapas.tables.exhaustive import log_sum_rows, topk_rows
+from tapas.tables.exhaustive import log_sum_rows, topk_log_prob_rows, topk_rows
 from tapas.tables.placement import Placement
 from tapas.tables.second_pass import (
     SecondPass,
@@ -315,6 +315,13 @@ class LocalTable(ClassTable):
     ) -> tuple[Tensor, Tensor]:
         query, exclude = self._check_topk(query, k, exclude)
         return topk_rows(self.weight, self.bias_or_none(), query, k, exclude)
+
+    @torch.no_grad()
+    def topk_log_prob(
+        self, query: Tensor, k: int, *, exclude: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        query, exclude = self._check_topk(query, k, exclude)
+        return topk_log_prob_rows(self.weight, self.bias_or_none(), query, k, exclude)
 
     @torch.no_grad()
     def log_partition(self, query: Tensor) -> Tensor:

@@ -1,87 +1,318 @@
-"""Recommendations with an encoder and a ranking whose results are obvious."""
+"""Recommendations of a model whose answers are obvious, for every kind of input."""
+
+import sys
+from types import ModuleType
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
+from error_text import raises_text
 
-from tapas import UsageError
-from tapas.retrieval import Recommender
+from tapas import DataError, UsageError
+from tapas.data.histories import key_column
+from tapas.data.prepare import prepare_log
+from tapas.data.source import LogSource
+from tapas.data.vocabulary import Vocabulary
+from tapas.retrieval import Recommender, recommender
 
 C, T = 31, 4
+KEYS = Vocabulary(pl.Series([100 + id for id in range(C)]), np.arange(C)[::-1])
 
 
-class Recorder:
-    """The query is the sum of the ids; the best classes are the lowest that are not excluded."""
+class Obvious(Recommender):
+    """The best classes are the lowest that are not excluded, with probability 1/2, 1/4, ..."""
 
-    def __init__(self):
+    def __init__(self, *, keys=KEYS, log=None, exclude_seen=False, fixed_width=False):
         self.seen, self.excluded = [], []
+        super().__init__(
+            name="obvious", item_keys=keys, log=log, history_length=T, score="probability",
+            exclude_seen=exclude_seen, fixed_width=fixed_width,
+        )  # fmt: skip
 
-    def encode(self, items, lengths):
+    def ranked(self, items, lengths, k, exclude):
         assert items.dtype == lengths.dtype == torch.int64
         self.seen.append((items, lengths))
-        return items.sum(dim=1, keepdim=True).float()
-
-    def topk(self, query, k, exclude):
         self.excluded.append(exclude)
-        excluded = [[]] * len(query) if exclude is None else exclude.tolist()
+        excluded = [[]] * len(items) if exclude is None else exclude.tolist()
         ids = [[c for c in range(C) if c not in row][:k] for row in excluded]
-        return query.expand(-1, k), torch.tensor(ids)
+        ids = torch.tensor([row + [-1] * (k - len(row)) for row in ids])
+        score = torch.full(ids.shape, 0.5).cumprod(1).log().masked_fill(ids < 0, -torch.inf)
+        return score, ids
+
+    def queries(self, items, lengths):
+        return torch.stack([items.sum(dim=1), lengths], dim=1).float()
+
+    def class_vectors(self):
+        angle = torch.arange(C) * torch.pi / C
+        return torch.stack([angle.cos(), angle.sin()], dim=1) * torch.arange(C)[:, None]
+
+    def training_counts(self):
+        return np.arange(C)
 
 
-@pytest.fixture
-def recorder():
-    return Recorder()
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("log")
+    rows = [("u1", 100, 1), ("u1", 101, 2), ("u2", 105, 1), ("u3", 130, 9)]
+    pl.DataFrame(rows, schema=["user", "item", "time"], orient="row").write_csv(folder / "log.csv")
+    log = prepare_log(LogSource(files=(str(folder / "log.csv"),)), folder / "cache")
+    log.items = KEYS.ids(log.item_keys.keys(log.items))  # ids of KEYS, not those of the log
+    return log
 
 
-@pytest.fixture
-def recommender(recorder):
-    return Recommender(encode=recorder.encode, topk=recorder.topk, history_length=T)
+def test_the_model_sees_the_last_items_without_needless_padding():
+    model = Obvious()
+    lists = model.recommend([[109, 101, 102, 103, 104, 105], [107], [103, 102]], 3)
+    ((items, lengths),) = model.seen
+    assert items.tolist() == [[7, 0, 0, 0], [3, 2, 0, 0], [2, 3, 4, 5]]  # sorted by length
+    assert lengths.tolist() == [1, 2, 4]
+    assert lists.items.tolist() == [[100, 101, 102]] * 3
+    assert lists.scores.tolist() == [[0.5, 0.25, 0.125]] * 3
+    assert model.excluded == [None]
+    model.recommend([[107]], 3)
+    assert model.seen[-1][0].tolist() == [[7]]
+    fixed = Obvious(fixed_width=True)
+    fixed.recommend([[107]], 3)
+    assert fixed.seen[0][0].tolist() == [[7, 0, 0, 0]]
 
 
-def test_the_model_sees_the_last_items_padded_with_zeros_at_the_end(recommender, recorder):
-    histories = [np.array([9, 1, 2, 3, 4, 5], dtype=np.int32), np.array([7])]
-    scores, ids = recommender.recommend(histories, 3, exclude_seen=False)
-    items, lengths = recorder.seen[0]
-    assert items.tolist() == [[2, 3, 4, 5], [7, 0, 0, 0]]
-    assert lengths.tolist() == [4, 1]
-    assert scores.tolist() == [[14.0] * 3, [7.0] * 3]
-    assert ids.tolist() == [[0, 1, 2]] * 2
-    assert recorder.excluded == [None]
+def test_the_full_history_is_excluded_not_only_what_the_model_sees():
+    model = Obvious()
+    histories = [[100, 100, 101, 105, 106, 107, 108], [102, 102]]
+    lists = model.recommend(histories, 3, exclude_seen=True)
+    assert lists.items.tolist() == [[102, 103, 104], [100, 101, 103]]
+    assert model.excluded[0].tolist() == [[2, -1, -1, -1, -1, -1], [0, 1, 5, 6, 7, 8]]
+    assert Obvious(exclude_seen=True).recommend(histories, 1).items.tolist() == [[102], [100]]
+    kept = Obvious(exclude_seen=True).recommend(histories, 1, exclude_seen=False)
+    assert kept.items.tolist() == [[100], [100]]
 
 
-def test_the_full_history_is_excluded_not_only_what_the_model_sees(recommender, recorder):
-    histories = [np.array([0, 0, 1, 5, 6, 7, 8]), np.array([2, 2])]
-    _, ids = recommender.recommend(histories, 3, exclude_seen=True)
-    assert ids.tolist() == [[2, 3, 4], [0, 1, 3]]
-    assert recorder.excluded[0].tolist() == [[0, 1, 5, 6, 7, 8], [2, -1, -1, -1, -1, -1]]
+def test_the_class_of_rare_items_is_never_listed():
+    keys = Vocabulary(pl.Series([100 + c if c else None for c in range(C)]), np.arange(C))
+    model = Obvious(keys=keys)
+    assert model.recommend([[105, "(rare)"]], 2).items.tolist() == [[101, 102]]
+    assert model.recommend([[105]], 30, exclude_seen=True).items[0, -1] is None
+    assert 100 not in model.items
+    assert len(model.items) == model.num_items == 30
+    everything = model.similar(101, 29).items.tolist()[0]
+    assert sorted(everything) == list(range(102, 131))
+    with raises_text("k is 31, but the model can list only 30 items."):
+        model.recommend([[101]], 31)
 
 
-@pytest.mark.parametrize("num_histories", [0, 1, 256, 257, 600])
-def test_many_histories_are_ranked_in_batches_and_returned_in_order(
-    recommender, recorder, num_histories
-):
-    histories = [np.array([i % C]) for i in range(num_histories)]
-    scores, ids = recommender.recommend(histories, 2, exclude_seen=False)
-    assert scores.shape == ids.shape == (num_histories, 2)
-    assert scores[:, 0].tolist() == [i % C for i in range(num_histories)]
-    assert all(len(items) <= 256 for items, _ in recorder.seen)
+@pytest.mark.parametrize("number", [0, 1, 6, 7, 15])
+def test_many_histories_are_ranked_in_batches_and_returned_in_order(monkeypatch, number):
+    monkeypatch.setattr(recommender, "BATCH_SIZE", 3)
+    monkeypatch.setattr(recommender, "SORTED_TOGETHER", 2)
+    model = Obvious()
+    histories = [[100 + (7 * i) % C] * (1 + i % 5) for i in range(number)]
+    lists = model.recommend(histories, 2, exclude_seen=True)
+    assert lists.items.shape == lists.scores.shape == (number, 2)
+    want = [[c for c in (100, 101, 102) if c != history[0]][:2] for history in histories]
+    assert lists.items.tolist() == want
+    assert all(len(items) <= 3 for items, _ in model.seen)
+    want = [[(h[0] - 100) * min(len(h), T), min(len(h), T)] for h in histories]
+    assert model.encode(histories).tolist() == want
 
 
-def test_errors_name_the_bad_history(recommender):
-    good = np.array([1])
-    empty = (
-        "history 1 is empty, so there is nothing to predict from. Recommend the most popular "
-        "items instead, or give --history."
+def test_a_short_list_ends_in_none_and_has_fewer_rows():
+    lists = Obvious().recommend([[100], list(range(100, 129))], 3, exclude_seen=True)
+    assert lists.items.tolist() == [[101, 102, 103], [129, 130, None]]
+    assert lists.scores[1].tolist() == [0.5, 0.25, 0]
+    frame = lists.to_frame()
+    assert frame.columns == ["history", "rank", "item", "probability"]
+    assert frame.rows() == [
+        (0, 1, 101, 0.5), (0, 2, 102, 0.25), (0, 3, 103, 0.125), (1, 1, 129, 0.5), (1, 2, 130, 0.25)
+    ]  # fmt: skip
+
+
+def users_in_every_form():
+    yield "u2"
+    yield ["u2"]
+    yield ("u2",)
+    yield np.array(["u2"])
+    yield np.array(["u2"], dtype=object)
+    yield (user for user in ["u2"])
+    yield pl.Series(["u2"])
+    yield pl.DataFrame({"anything": ["u2"]})
+    yield pl.DataFrame({"n": [1], "customer": ["u2"]})
+
+
+@pytest.mark.parametrize("given", [*users_in_every_form()], ids=lambda given: type(given).__name__)
+def test_users_may_come_in_any_form(log, given):
+    model = Obvious(log=log, exclude_seen=True)
+    found = model.recommend(given, 2)
+    if isinstance(given, pl.DataFrame | pl.Series):
+        assert found.rows() == [("u2", 1, 100, 0.5), ("u2", 2, 101, 0.25)]
+    else:
+        assert found.items.tolist() == [[100, 101]]
+        assert (found.keys.tolist(), found.kind, len(found)) == (["u2"], "user", 1)
+    assert model.excluded[0].tolist() == [[5]]
+
+
+def histories_in_every_form():
+    yield [[100, 101], [105, 105]]
+    yield [("100", "101"), ["105", 105]]
+    yield np.array([[100, 101], [105, 105]])
+    yield torch.tensor([[100, 101], [105, 105]])
+    yield [np.array([100, 101]), pl.Series([105])]
+    yield pl.Series([[100, 101], [105]])
+    yield pl.DataFrame({"user": [0, 1, 0], "item": [101, 105, 100], "time": [2, 1, 1]})
+    yield pl.DataFrame({"sku": ["100", "105", "101"], "visitor": [0, 1, 0]})
+
+
+@pytest.mark.parametrize(
+    "given", [*histories_in_every_form()], ids=lambda given: type(given).__name__
+)
+def test_histories_may_come_in_any_form(given):
+    model = Obvious()
+    found = model.recommend(given, 2, exclude_seen=True)
+    if isinstance(given, pl.DataFrame | pl.Series):
+        assert found.columns == ["user", "rank", "item", "probability"]
+        assert found["user"].to_list() == [0, 0, 1, 1]
+        found = found["item"].to_list()
+    else:
+        assert found.kind == "history"
+        found = found.items.reshape(-1).tolist()
+    assert found == [102, 103, 100, 101]
+
+
+class FakePandas(ModuleType):
+    """As much of pandas as is used, as it is not installed here."""
+
+    class Series:
+        def __init__(self, values):
+            self.values = list(values)
+
+        def tolist(self):
+            return self.values
+
+        def isna(self):
+            return FakePandas.Series([v is None or v != v for v in self.values])
+
+    class DataFrame:
+        def __init__(self, columns):
+            self.data, self.columns = dict(columns), list(columns)
+
+        def __getitem__(self, name):
+            return FakePandas.Series(self.data[name])
+
+
+FakePandas.Series.__module__ = FakePandas.DataFrame.__module__ = "pandas.core"
+
+
+def test_pandas_gets_pandas_back(log, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", FakePandas("pandas"))
+    model = Obvious(log=log)
+    for given in (FakePandas.Series(["u2"]), FakePandas.DataFrame({"customer": ["u2"]})):
+        found = model.recommend(given, 2)
+        assert isinstance(found, FakePandas.DataFrame)
+        assert {name: list(values) for name, values in found.data.items()} == {
+            "user": ["u2"] * 2, "rank": [1, 2], "item": [100, 101], "probability": [0.5, 0.25]
+        }  # fmt: skip
+    events = {"user": [7.0, 7.0, float("nan")], "item": [101, 100, 1], "time": [2, 1, 1]}
+    found = model.recommend(FakePandas.DataFrame(events), 1, exclude_seen=True)
+    assert (list(found.data["user"]), list(found.data["item"])) == ([7], [102])
+    assert list(model.similar(FakePandas.Series([101]), 1).data) == [
+        "item", "rank", "similar", "cosine"
+    ]  # fmt: skip
+
+
+def test_cold_users_are_refused_skipped_or_get_the_popular_items(log):
+    model = Obvious(log=log)
+    cure = 'cold="skip" leaves such users out, cold="popular" gives them the most popular items.'
+    for given, words in (
+        (["u1", "u22"], f"unknown user 'u22'. Did you mean 'u2'? The model knows 3 users. {cure}"),
+        ([103], "unknown user '103'. It is an item: for a history, pass a list of lists of items. "
+         f"The model knows 3 users. {cure}"),
+        (["u1", None], f"1 rows have no user (first: row 2). {cure}"),
+        ([[100], []], "the history of '1' has no item that the model knows, so there is nothing to "
+         f"predict from. {cure}"),
+    ):  # fmt: skip
+        with raises_text(words):
+            model.recommend(given, 2)
+        with raises_text(words):
+            model.encode(given)
+    skipped = model.recommend(["u2", "new", None, "u1", "u2"], 2, cold="skip")
+    assert skipped.keys.tolist() == ["u2", "u1", "u2"]
+    popular = model.recommend(["u2", "new"], 2, cold="popular")
+    assert popular.items.tolist() == [[100, 101], [130, 129]]
+    assert popular.scores[1].tolist() == pytest.approx([30 / 465, 29 / 465])
+    with raises_text("unknown value of cold 'hot'. Known: error, popular, skip."):
+        model.recommend(["u2"], cold="hot")
+
+
+def test_unknown_items_are_left_out_of_a_history_with_a_warning():
+    model = Obvious()
+    with pytest.warns(UserWarning, match=r"^2 items of histories are unknown .* \(first: 7\)\.$"):
+        lists = model.recommend([[100, 7], [8], [101]], 1, exclude_seen=True, cold="skip")
+    assert (lists.keys.tolist(), lists.items.tolist()) == ([0, 2], [[101], [100]])
+
+
+def test_similar_items_have_the_highest_cosine_and_exclude_the_item_itself(monkeypatch):
+    monkeypatch.setattr(recommender, "BATCH_SIZE", 2)
+    model = Obvious()
+    lists = model.similar([105, 130, 110], 2)
+    assert sorted(lists.items[0].tolist()) == [104, 106]
+    assert lists.items[1].tolist() == [129, 128]
+    assert lists.scores[1].tolist() == pytest.approx(np.cos(np.pi / C * np.array([1, 2])))
+    assert (lists.keys.tolist(), lists.score) == ([105, 130, 110], "cosine")
+    everything = model.similar("105", 30)
+    assert sorted(everything.items[0].tolist()) == [key for key in model.items if key != 105]
+    assert everything.scores[0].min() >= -1
+    assert everything.items[0, -1] != 100 or everything.scores[0, -1] == 0  # whose vector is 0
+    frame = model.similar(pl.DataFrame({"n": [1], "sku": [105]}), 1)
+    assert frame.columns == ["item", "rank", "similar", "cosine"]
+    with raises_text("unknown item '99'. The model knows 31 items."):
+        model.similar([105, 99])
+    with raises_text("k is 31, but the model can list only 30 items."):
+        model.similar(105, 31)
+
+
+def test_a_model_that_has_diverged_is_refused(monkeypatch):
+    model = Obvious()
+    nan = torch.full((1, 2), torch.nan)
+    monkeypatch.setattr(model, "ranked", lambda *_: (nan, torch.zeros(1, 2, dtype=torch.int64)))
+    with raises_text("the scores of the model are NaN: it has diverged. ", DataError):
+        model.recommend([[101]], 2)
+    monkeypatch.setattr(model, "class_vectors", lambda: torch.full((C, 2), torch.inf))
+    with raises_text("the class vectors contain NaN or inf: the model has diverged. ", DataError):
+        model.similar(101, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"user": [1]}, "got a dict; expected users (a list of keys), histories "),
+        (None, "got a NoneType; expected users "),
+        (np.zeros((1, 1, 1), int), "the array has shape (1, 1, 1) and dtype int64; expected users"),
+        (np.array([True]), "the array has shape (1,) and dtype bool; expected users (B,)"),
+        ([[100], 100], "element 0 is a list, a history, but element 1 is not. Pass only users, or "
+         "only histories."),
+        ([True], "a key is True, a bool; expected a string or an integer."),
+        ([[1.5, "a", b"c"]], "a key is b'c', a bytes; expected a string or an integer."),
+        (pl.DataFrame({"x": [1], "y": [2]}), "the DataFrame: no column looks like the user. "),
+        (["u1"], "an export has items but no users. Pass histories, a list of lists of items, or "
+         "load the folder of the run."),
+    ],
+)  # fmt: skip
+def test_what_is_neither_users_nor_histories_is_refused(given, words):
+    with raises_text(words, UsageError):
+        Obvious().recommend(given)
+
+
+def test_the_model_and_its_lists_say_what_they_are(log):
+    model = Obvious(log=log)
+    assert repr(model) == "Recommender(obvious: 31 items, 3 users, probability)"
+    assert repr(Obvious()) == "Recommender(obvious: 31 items, no users, probability)"
+    assert (model.users, Obvious().users, model.items[:2]) == (["u1", "u2", "u3"], [], [100, 101])
+    assert repr(model.recommend(["u1", "u2"], 2)) == (
+        "Lists of 2 items for 2 users:\n  u1: 100 0.5, 101 0.25\n  u2: 100 0.5, 101 0.25"
     )
-    for bad, k, words in (
-        (good[:0], 2, empty),
-        (good[None], 2, "history 1 has shape (1, 1); expected (H,) class"),
-        (good / 2, 2, "history 1 has dtype float64; expected integer class ids"),
-        (-good, 2, "history 1 contains class -1; ids start at 0"),
-        (good, 0, "k must be at least 1, got 0"),
-    ):
-        with pytest.raises(UsageError) as error:
-            recommender.recommend([good, bad], k, exclude_seen=True)
-        assert str(error.value).startswith(words)
-    with pytest.raises(UsageError, match=r"history_length must be at least 1, got 0"):
-        Recommender(encode=None, topk=None, history_length=0)
+    long = repr(Obvious().recommend([[100]] * 6, 6)).splitlines()
+    assert long[0] == "Lists of 6 items for 6 histories:"
+    assert (long[1][-5:], long[-1], len(long)) == (", ...", "  ...", 7)
+    with raises_text("k must be at least 1, got 0."):
+        model.recommend("u1", 0)
+    assert key_column([]).len() == len(model.recommend([], 2)) == 0

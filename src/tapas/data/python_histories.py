@@ -1,0 +1,148 @@
+"""Users or histories as Python objects: lists, numpy arrays, Series or DataFrames.
+
+Series and DataFrames may be of polars or pandas, which is never imported here. A scalar is a user,
+a list of scalars are users, a list of lists are histories. A DataFrame with columns of users and
+items is a log; with one column, or without a column of items, it has users.
+"""
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from tapas.data.columns import resolve_columns
+from tapas.data.histories import (
+    SCALAR,
+    Histories,
+    guess_column,
+    histories_of_events,
+    histories_of_lists,
+    key_column,
+)
+from tapas.data.keys import code_keys, normalize_keys
+from tapas.data.source import LogSource
+from tapas.data.times import parse_times
+from tapas.data.vocabulary import Vocabulary
+from tapas.errors import DataError, UsageError
+
+GIVEN = Path("the DataFrame")  # in errors, where a file would be named
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What was passed to a function for users or histories: `users`, or else `histories`."""
+
+    users: pl.Series | None
+    histories: Histories | None
+    library: str | None = None  # "polars" or "pandas" if a Series or DataFrame was passed
+
+
+def parse_given(given: Any, item_keys: Vocabulary) -> Given:
+    """`given` as users or histories; raises `UsageError` for anything else. See this module."""
+    library = type(given).__module__.partition(".")[0]
+    if library in ("polars", "pandas"):
+        if hasattr(given, "columns"):
+            return _parse_frame(given, library, item_keys)
+        if library == "polars" and given.dtype.is_nested():
+            return Given(None, _rows(given.to_list(), item_keys), library)
+        if library == "polars":
+            return Given(given, None, library)
+        found = _parse_sequence(_values(given), item_keys)
+        return replace(found, library=library)
+    if isinstance(given, SCALAR):
+        return Given(key_column([given]), None)
+    if hasattr(given, "__array__") and not isinstance(given, np.ndarray):  # a tensor
+        given = np.asarray(given)
+    if isinstance(given, np.ndarray):
+        if given.ndim > 2 or given.dtype.kind not in "OUSiuf":
+            raise UsageError(
+                f"the array has shape {given.shape} and dtype {given.dtype}; expected users (B,) "
+                "or histories (B, T), keys as integers or text."
+            )
+        return _parse_sequence(given.tolist(), item_keys)
+    if isinstance(given, Mapping) or not isinstance(given, Iterable):
+        raise UsageError(
+            f"got a {type(given).__name__}; expected users (a list of keys), histories (a list of "
+            "lists of item keys), a numpy array, or a Series or DataFrame."
+        )
+    return _parse_sequence(list(given), item_keys)
+
+
+def parse_keys(given: Any) -> tuple[pl.Series, str | None]:
+    """The item keys in `given`, and the library of a Series or DataFrame ("polars", "pandas")."""
+    library = type(given).__module__.partition(".")[0]
+    if library not in ("polars", "pandas"):
+        if isinstance(given, SCALAR):
+            return key_column([given]), None
+        return key_column(np.asarray(given, dtype=object).reshape(-1).tolist()), None
+    if hasattr(given, "columns"):
+        names = list(given.columns)
+        if len(names) > 1:
+            column = guess_column("item", [str(name) for name in names], GIVEN)
+            names = [name for name in names if str(name) == column]
+        given = given[names[0]]
+    return (given if library == "polars" else key_column(_values(given))), library
+
+
+def _parse_sequence(rows: list[Any], item_keys: Vocabulary) -> Given:
+    are_lists = [isinstance(row, list | tuple | np.ndarray | pl.Series) for row in rows]
+    if all(are_lists):
+        return Given(None, _rows(rows, item_keys))
+    if any(are_lists):
+        raise UsageError(
+            f"element {are_lists.index(True)} is a list, a history, but element "
+            f"{are_lists.index(False)} is not. Pass only users, or only histories."
+        )
+    return Given(key_column(rows), None)
+
+
+def _rows(rows: Sequence[Any], item_keys: Vocabulary) -> Histories:
+    lists = [[] if row is None else row for row in rows]
+    return histories_of_lists(range(len(rows)), lists, item_keys)
+
+
+def _parse_frame(frame: Any, library: str, item_keys: Vocabulary) -> Given:
+    """A DataFrame with users alone, or with a log, whose columns are guessed from their names."""
+    present = [str(name) for name in frame.columns]
+    if library == "pandas":
+        frame = pl.DataFrame(
+            {str(name): _values(frame[name]) for name in frame.columns}, strict=False
+        )
+    if len(present) == 1:
+        return replace(parse_given(frame.to_series(), item_keys), library=library)
+    source = LogSource(files=(str(GIVEN),))
+    try:
+        roles, _ = resolve_columns(source, present, GIVEN)
+    except UsageError:
+        return Given(frame[guess_column("user", present, GIVEN)], None, library)
+    raw = {role: normalize_keys(frame[roles[role]], GIVEN) for role in ("user", "item")}
+    time = parse_times(frame[roles["time"]], GIVEN)[0] if "time" in roles else None
+    keep = raw["user"].is_not_null() & raw["item"].is_not_null()
+    if time is not None:
+        keep &= time.is_not_null()
+    user, item = (code_keys([raw[role].filter(keep)], typed=True) for role in ("user", "item"))
+    if not len(user.codes):
+        raise DataError("the DataFrame has no row with user, item and time.")
+    order = np.arange(len(user.codes)) if time is None else time.filter(keep).to_numpy()
+    found = histories_of_events((user.keys, user.codes), (item.keys, item.codes), order, item_keys)
+    return Given(None, replace(found, bad_rows=int((~keep).sum())), library)
+
+
+def _values(column: Any) -> list[Any]:
+    """The values of a pandas Series; NaN, NaT and NA become None."""
+    pairs = zip(column.tolist(), column.isna().tolist(), strict=True)
+    return [None if missing else value for value, missing in pairs]
+
+
+def frame_of(columns: dict[str, Any], library: str | None) -> Any:
+    """A DataFrame of `library`, polars unless it is "pandas"."""
+    if library != "pandas":
+        return pl.DataFrame(columns)
+    pandas = sys.modules["pandas"]  # which is loaded: an object of it was passed
+    return pandas.DataFrame(
+        {name: c.to_list() if isinstance(c, pl.Series) else c for name, c in columns.items()}
+    )

@@ -1,0 +1,83 @@
+"""`tapas.load`: the model of a run or of an export, ready to recommend."""
+
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tapas.data.splits import split_log
+from tapas.errors import UsageError
+from tapas.retrieval.export_folder import ExportedModel, is_export
+from tapas.retrieval.recommender import Recommender
+from tapas.training.model import SequenceModel
+from tapas.training.run_evaluation import load_model
+from tapas.training.run_folder import RunFolder, open_run
+
+
+def load(
+    path: str | PathLike[str],
+    *,
+    step: int | None = None,
+    device: str | torch.device | None = None,
+) -> Recommender:
+    """Open the model of a run (`tapas train --out`) or of an export (`tapas export --to`).
+
+    Args:
+        path: folder of the run, or of the export.
+        step: step of the run's checkpoint. Default: the best one.
+        device: where to compute, such as "cuda". Default: the device that the run was trained on;
+            the CPU for an export.
+
+    >>> model = tapas.load("run")  # doctest: +SKIP
+    >>> model.recommend(["u1", "u2"], k=10, exclude_seen=True).to_frame()  # doctest: +SKIP
+    >>> model.recommend([[1003, 1004]], k=10)  # a history, oldest first  # doctest: +SKIP
+    >>> model.similar(1003, k=10)  # doctest: +SKIP
+    """
+    path = Path(path)
+    if not is_export(path):
+        run = open_run(path)
+        if device is not None:
+            loop = replace(run.config.loop, device=str(device))
+            run = replace(run, config=replace(run.config, loop=loop))
+        return RunModel(run, *load_model(run, step))
+    if step is not None:
+        raise UsageError(f"{path} is an export, which has one checkpoint only. Leave out --step.")
+    return ExportedModel(path, device)
+
+
+class RunModel(Recommender):
+    """The model of a run, with the users of its log."""
+
+    def __init__(self, run: RunFolder, model: SequenceModel, step: int):
+        self._run, self._model = run, model
+        super().__init__(
+            name=f"run {run.path}, step {step:,}",
+            item_keys=run.log.item_keys,
+            log=run.log,
+            history_length=run.config.model.history,
+            score="probability" if model.head.targets_softmax else "score",
+            exclude_seen=run.config.loop.exclude_seen,
+        )
+
+    def ranked(
+        self, items: Tensor, lengths: Tensor, k: int, exclude: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        prediction = self._model.predict(items, lengths)
+        if self.score == "probability":
+            return prediction.topk_log_prob(k, exclude)
+        return prediction.topk(k, exclude)
+
+    def queries(self, items: Tensor, lengths: Tensor) -> Tensor:
+        return self._model.query(items, lengths)
+
+    def class_vectors(self) -> Tensor:
+        table = self._model.output_table
+        return table.rows(torch.arange(table.num_classes))[0]
+
+    def training_counts(self) -> NDArray[np.int64]:
+        counts: NDArray[np.int64] = split_log(self._run.log, self._run.config.split).train_counts
+        return counts
