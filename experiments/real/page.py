@@ -18,6 +18,7 @@ from experiments.real.cells import (
 from experiments.real.claims import goals_table
 from experiments.real.evidence import SetEvidence
 from tapas.comparison.ledger import Result
+from tapas.evaluation.baselines import title_of
 from tapas.evaluation.intervals import block_bootstrap
 
 RUNS = "../real-data"
@@ -162,7 +163,7 @@ def set_section(each: SetEvidence) -> list[str]:
             rows.append(_row(name, each.seeds(cell), alpha))
     for run in each.set_runs.references(each.ledger):
         if run in each.ledger:
-            rows.append(_row(run.method, [each.ledger[run]], "–"))
+            rows.append(_row(title_of(run.method), [each.ledger[run]], "–"))
     headings = [
         "cell", "MAP@20", "seeds", "recall@20", "NDCG@10", "recall of head, middle, tail",
         "tail share", "alpha",

@@ -163,7 +163,9 @@ class Prober(PointEvaluator):
 
     def measure(self, model: SequenceModel) -> dict[str, float]:
         start = np.asarray(self.log.offsets)[self.points.user]
-        items, lengths, _ = gather_histories(self.log.items, start, self.points.point, self.history)
+        items, lengths, _ = gather_histories(
+            self.log.items, start, self.points.point, self.options.history
+        )
         query = model.query(torch.from_numpy(items), torch.from_numpy(lengths))
         return probe_model(
             model, query, torch.from_numpy(self.target), bucket_classes(self.train_counts)

@@ -42,12 +42,16 @@ def test_a_table_a_recommendation_and_a_report(compared):
     folder, done = compared
     assert done.returncode == 0, done.stderr
     assert names(folder / "compare") == FILES
-    assert re.search("^ +MAP@20 +recall@20 +NDCG@10 +precision@1$", done.stdout, re.M)
+    assert re.search("^ +MAP@20 +recall@20 +NDCG@20 +precision@1$", done.stdout, re.M)
     for title in ("Full softmax", "TAPAS, priority", "most popular", "co-occurrence"):
         assert re.search(
             rf"^{title} +0\.\d{{4}} ±0\.\d{{4}}( +0\.\d{{4}}){{3}}$", done.stdout, re.M
         )
-    assert "the best of all" in done.stdout or "too thin" in done.stdout or "Use " in done.stdout
+    verdict, points = done.stdout.split("\n\n")[:2]
+    assert "the best of all" in verdict or "too thin" in verdict or "Use " in verdict
+    assert points.startswith(
+        "60 of 300 users, one point each; the next 5 items of each are to be found among all "
+    )
     assert "2 methods, " in done.stderr
     assert "of training each: about " in done.stderr
     assert "Wrote compare/README.md, compare/report.html, compare/quality-over-time.png" in (
@@ -99,7 +103,7 @@ def test_a_log_of_your_own(at, monkeypatch):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert {each["name"] for each in found["methods"]} == {"full", "sampled"}
-    assert found["references"].keys() == {"most popular", "the user's favourites", "co-occurrence"}
+    assert found["references"].keys() == {"most popular", "own most frequent", "co-occurrence"}
     assert names(at / "there") == FILES
     page = (at / "there" / "README.md").read_text()
     assert page.startswith("# Which method, for this data?\n\nlog.csv: ")

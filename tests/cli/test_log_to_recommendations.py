@@ -11,7 +11,15 @@ import polars as pl
 import pytest
 from error_text import raises_text
 from forked import Forked
-from oracle.command_line import ENVIRONMENT, chain, installed_tapas, invoke, tapas, write_chain
+from oracle.command_line import (
+    ENVIRONMENT,
+    chain,
+    installed_tapas,
+    invoke,
+    tapas,
+    untimed_journal,
+    write_chain,
+)
 
 from tapas.training.load import load
 
@@ -97,6 +105,9 @@ def test_train_leaves_a_run_and_says_how_it_went(training, run):
         " and 200 classes: 80 steps of 16 histories; TAPAS (priority), 200 drawn, 25 kept; row "
         "optimizer rowwise-adagrad.\n"
     ) in output
+    evaluations = re.findall(r"^(step \d+ of 80 · loss [\d.]+ · validation .*)$", output, re.M)
+    assert len(evaluations) == len(untimed_journal(run))
+    assert re.search(r"^step 8 of .* MAP@20 0\.\d{4} \(best\) · \d+ s left$", output, re.M)
     assert output.endswith("Next: `tapas evaluate run`, `tapas recommend run --user ...`.\n")
     assert sorted(path.name for path in run.iterdir()) == [
         "checkpoints", "config.toml", "journal.jsonl", "log", "run.json", "tensorboard"
@@ -282,13 +293,14 @@ def test_settings_come_from_a_file_and_flags_win(folder, tmp_path):
         assert f"\n{line}\n" in written, line
     again = tapas(
         "train", "--config", "run/config.toml", "--threads", 1, "--cache", "cache", "--out",
-        "again", cwd=tmp_path,
+        "again", "--quiet", cwd=tmp_path,
     )  # fmt: skip
-    stderr_of(again)
+    assert stderr_of(again) == ""
     assert (tmp_path / "again" / "config.toml").read_text() == written
     step = "checkpoints/step-00000004"
-    for name in ("journal.jsonl", f"{step}/dense.safetensors", f"{step}/rows-0.safetensors"):
+    for name in (f"{step}/dense.safetensors", f"{step}/rows-0.safetensors"):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "run" / name).read_bytes()
+    assert untimed_journal(tmp_path / "again") == untimed_journal(tmp_path / "run")
     found = parsed(invoke("evaluate", tmp_path / "again", "--json"))
     assert found["exclude_seen"] is True
     epochs = parsed(

@@ -5,8 +5,17 @@ import math
 
 import pytest
 
-from tapas.cli.terminal import decimals_of, low_to_high, print_table, status, wrapped
+from tapas.cli.progress import describe_evaluation
+from tapas.cli.terminal import (
+    decimals_of,
+    low_to_high,
+    print_table,
+    status,
+    warn_only,
+    wrapped,
+)
 from tapas.evaluation.intervals import Interval
+from tapas.training.trainer import Progress
 
 WORDS = "one two three-and-a-half four " * 9
 
@@ -26,6 +35,29 @@ def test_files_and_pipes_get_one_line(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "30")
     status(WORDS)
     assert capsys.readouterr().err == f"{WORDS}\n"
+
+
+def test_only_warnings_are_printed_in_a_quiet_run(capsys):
+    for words in ("Reading log.csv.", "Warning: server 0 died.", "A Warning: no."):
+        warn_only(words)
+    assert capsys.readouterr().err == "Warning: server 0 died.\n"
+
+
+@pytest.mark.parametrize(
+    ("tick", "left", "words"),
+    [
+        (Progress(300, 2000, 6.312, 0.0412, 0.0412, is_best=True), 245,
+         "step 300 of 2,000 · loss 6.31 · validation MAP@20 0.0412 (best) · 4 min left"),
+        (Progress(1200, 2000, 5.0, 0.5, 0.25), 0.2,
+         "step 1,200 of 2,000 · loss 5.00 · validation MAP@20 0.2500 · 1 s left"),
+        (Progress(1200, 2000, 5.0, 0.5, 0.25), 9000,
+         "step 1,200 of 2,000 · loss 5.00 · validation MAP@20 0.2500 · 2.5 h left"),
+        (Progress(2000, 2000, 5.0, 0.5, 0.25), 0,
+         "step 2,000 of 2,000 · loss 5.00 · validation MAP@20 0.2500"),
+    ],
+)  # fmt: skip
+def test_an_evaluation_is_one_line(tick, left, words):
+    assert describe_evaluation(tick, left) == words
 
 
 def test_brackets_in_a_table_are_printed(monkeypatch, capsys):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from distributed.faulty_tapas import faulty_tapas
 from forked import torchrun
-from oracle.command_line import ENVIRONMENT, invoke, write_chain
+from oracle.command_line import ENVIRONMENT, invoke, with_quantities, write_chain
 from ranks import run_ranks
 
 from tapas import TapasError, UsageError, join_ranks
@@ -40,12 +40,13 @@ LOOP = LoopConfig(steps=STEPS, evaluate_every=5, batch=7, patience=99, checkpoin
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
     folder = tmp_path_factory.mktemp("chain")
-    return write_chain(folder / "chain.parquet", num_users=19, num_items=53, num_baskets=6)
+    file = write_chain(folder / "chain.parquet", num_users=19, num_items=53, num_baskets=6)
+    return with_quantities(file)
 
 
 def configs(file):
     plain = TrainConfig(
-        log=LogSource(files=(str(file),)),
+        log=LogSource(files=(str(file),), weight="quantity"),
         model=ModelConfig(dim=4, history=6),
         head=HeadConfig.of(num_samples=11, presample_factor=3, next_items=3),
         loop=LOOP,
@@ -167,6 +168,15 @@ def test_a_job_restarts_by_itself_after_a_failure(file, tmp_path):
     assert "The last checkpoint is step 4 in broken/checkpoints." in words
     assert "stopped: the step of rank 0 did not end within 2 s." in words
     assert words.count("Continuing from step 4.") == 1
+    for number in (1, 2):
+        line = f"Warning: torchrun has restarted all ranks (restart {number})."
+        assert words.count(line) == 1
+    restarts = [
+        (line["step"], line["process"], line["restarts"])
+        for line in read_journal(tmp_path / "broken" / "journal.jsonl")
+        if line["event"] == "restart"
+    ]
+    assert restarts == [(0, "all ranks", 1), (4, "all ranks", 2)]
     run_ranks(2, begin_whole, tmp_path)
     a, b = (CheckpointFolder(tmp_path / run / "checkpoints").load() for run in ("whole", "broken"))
     assert (a.step, b.step) == (14, 14)
@@ -222,12 +232,12 @@ def test_a_restart_resumes_only_a_run_of_the_same_job(tmp_path, monkeypatch, has
     monkeypatch.setattr(cli_ranks, "num_restarts", lambda: 1)
     flags = []
     monkeypatch.setattr(cli_ranks, "has_job_flag", lambda flag: flags.append(flag) or has_flag)
-    assert not cli_ranks.was_restarted(tmp_path)
+    assert cli_ranks.restarts_of(tmp_path) == 0
     (tmp_path / "run.json").touch()
-    assert cli_ranks.was_restarted(tmp_path) == has_flag
+    assert cli_ranks.restarts_of(tmp_path) == int(has_flag)
     assert flags == [f"run {tmp_path.resolve()}"]
     monkeypatch.setattr(cli_ranks, "num_restarts", lambda: 0)
-    assert not cli_ranks.was_restarted(tmp_path)
+    assert cli_ranks.restarts_of(tmp_path) == 0
 
 
 def test_a_process_is_a_rank_if_its_environment_says_so(monkeypatch):

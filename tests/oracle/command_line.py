@@ -19,6 +19,7 @@ from tapas.cli.main import app
 from tapas.data.event_log import EventLog
 from tapas.data.prepare import prepare_log
 from tapas.data.source import LogSource
+from tapas.training.journal import read_journal
 
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "COLUMNS")},
@@ -54,6 +55,13 @@ def write_chain(path: Path, **options: int) -> Path:
     else:
         frame.write_csv(path)
     return path
+
+
+def with_quantities(file: Path) -> Path:
+    """`file` with a column of weights from 1 to 5."""
+    frame = pl.read_parquet(file).with_row_index("quantity")
+    frame.with_columns(pl.col("quantity") % 5 + 1).write_parquet(file)
+    return file
 
 
 def chain_log(folder: Path, **options: int) -> EventLog:
@@ -104,6 +112,12 @@ def last_line(done: subprocess.CompletedProcess[str], code: int = 1) -> str:
     line = done.stderr.splitlines()[-1]
     assert line.startswith("tapas: ")
     return line.removeprefix("tapas: ")
+
+
+def untimed_journal(run: Path) -> list[dict[str, Any]]:
+    """The journal of a run without the times of day, which no two runs share."""
+    lines = read_journal(run / "journal.jsonl")
+    return [{name: value for name, value in line.items() if name != "time"} for line in lines]
 
 
 def names(folder: Path) -> list[str]:

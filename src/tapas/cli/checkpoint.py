@@ -8,7 +8,17 @@ from typing import Annotated, Any
 import typer
 
 from tapas.cli.exit_codes import FAILED, report_errors
-from tapas.cli.options import AsJson, Cache, Item, Time, User, cache_folder
+from tapas.cli.options import (
+    AsJson,
+    Cache,
+    Item,
+    OwnMethods,
+    Time,
+    User,
+    Weight,
+    cache_folder,
+    import_methods,
+)
 from tapas.cli.terminal import print_table, status
 from tapas.errors import UsageError
 
@@ -121,7 +131,9 @@ def grow(
     user: User = None,
     item: Item = None,
     time: Time = None,
+    weight: Weight = None,
     cache: Cache = None,
+    method: OwnMethods = None,
 ) -> None:
     """Add classes to a checkpoint, or new items to a run.
 
@@ -133,11 +145,12 @@ def grow(
     their rows; new items start as in a new run, with a bias from their frequency. Continue it
     with `tapas train --resume FOLDER`; evaluate and recommend work at once. To train on the old
     events, too, name the old files with --log as well. The log is read like that of the run;
-    --user, --item and --time are for columns with other names.
+    --user, --item, --time and --weight are for columns with other names.
 
     Needs memory for all rows at once. PATH is not changed.
     """
     with report_errors():
+        import_methods(method)
         if (to is None) == (log is None):
             raise UsageError(
                 "give either --to N, for a training loop of your own, or --log FILE, for a run of "
@@ -150,7 +163,7 @@ def grow(
                 "--initial can be used with --to only; --log uses the settings of the run."
             )
         else:
-            named = {"user": user, "item": item, "time": time}
+            named = {"user": user, "item": item, "time": time, "weight": weight}
             columns = {role: name for role, name in named.items() if name is not None}
             _grow_run(path, step, out, log, columns, cache_folder(cache))
 

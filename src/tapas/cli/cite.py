@@ -7,10 +7,12 @@ from typing import Annotated
 import typer
 
 from tapas.cli.exit_codes import report_errors
+from tapas.cli.options import OwnMethods, import_methods
 from tapas.comparison.contenders import by_name
 from tapas.comparison.settings import SETTINGS
 from tapas.errors import DataError
 from tapas.heads.citations import bibtex_of
+from tapas.heads.own_method import NotImportedError
 from tapas.training.config import HeadConfig, OptimizerConfig, TrainConfig
 from tapas.version import __version__
 
@@ -59,6 +61,8 @@ def cite_comparison(folder: Path) -> str:
         settings = json.loads((folder / SETTINGS).read_text())
         contenders = by_name(settings["contenders"])
         optimizer = OptimizerConfig(rows=settings["optimizer"]["rows"])
+    except NotImportedError:
+        raise
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{folder / SETTINGS} cannot be read as the settings of a comparison: {error}. Restore "
@@ -80,11 +84,13 @@ def cite(
             show_default=False,
         ),
     ] = None,
+    method: OwnMethods = None,
 ) -> None:
     """Print BibTeX for the library and the methods of a run."""
     with report_errors():
         from tapas.training.run_folder import open_run
 
+        import_methods(method)
         if run is None:
             typer.echo(cite_library())
         else:

@@ -29,6 +29,7 @@ from tapas.cli.options import (
     Text,
     Time,
     User,
+    Weight,
     cache_folder,
     parse_settings,
     source_table,
@@ -118,7 +119,8 @@ def compare(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="Methods to compare, separated by commas (see --list). Default: all.",
+            help="Methods to compare, separated by commas (see --list); one of your own as "
+            "module:Class. Default: all.",
         ),
     ] = None,
     budget: Annotated[
@@ -168,6 +170,7 @@ def compare(
     user: User = None,
     item: Item = None,
     time: Time = None,
+    weight: Weight = None,
     text: Text = None,
     group: Group = None,
     min_count: MinCount = None,
@@ -227,7 +230,9 @@ def compare(
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
         import_module("tapas.comparison.report")  # a missing matplotlib is said before training
         if not draw:
-            log = source_table(files, user, item, time, text, group, min_count, rare, skip_bad_rows)
+            log = source_table(
+                files, user, item, time, text, group, min_count, rare, skip_bad_rows, weight
+            )
             given: dict[str, Any] = {
                 "budget_seconds": None if budget is None else parse_duration(budget),
                 "samples": num_samples,
@@ -264,9 +269,10 @@ def _print_contenders(as_json: bool) -> None:
         typer.echo(f"  {row['name']:<20} {row['title']}{paper}")
         if row["tuned"][1:]:
             typer.echo(f"  {'':<20} tuned: {row['tuned'][1]}")
+    say("A method of your own: module:Class, for --methods and `tapas train --method`.")
     typer.echo()
     say(
-        "Options of each method for `tapas train --set head.method=METHOD`, each set with --set "
+        "Options of each method for `tapas train --method NAME`, each set with --set "
         "head.OPTION=VALUE:"
     )
     for name, kind in METHODS.items():
@@ -347,12 +353,21 @@ def _report(out: Path, as_json: bool, show_all: bool) -> None:
 def _print(comparison: "Comparison", show_all: bool) -> None:
     from tapas.comparison import tables
     from tapas.comparison.recommendation import recommend_method
+    from tapas.comparison.settings import describe_test_points
 
-    if rows := tables.quality_rows(comparison):
+    for words in recommend_method(comparison).sentences:
+        say(words)
+    for each in comparison.methods:
+        if each.state:
+            say(f"{each.title}: {each.state}.")
+    typer.echo()
+    if num_points := tables.num_test_points(comparison):
         say(
-            f"Means over {tables.num_test_points(comparison):,} test points, all items ranked. ±: "
-            "distance to the farther end of the 95 % interval (bootstrap over users and seeds)."
+            f"{describe_test_points(comparison.settings, num_points)} ±: distance to the farther "
+            "end of the 95 % interval (bootstrap over users and seeds)."
         )
+        typer.echo()
+    if rows := tables.quality_rows(comparison):
         print_table(tables.TERMINAL_QUALITY, rows)
         typer.echo()
     if rows and show_all:
@@ -362,9 +377,3 @@ def _print(comparison: "Comparison", show_all: bool) -> None:
         typer.echo()
     if baselines := tables.baseline_rows(comparison):
         print_table(("without training", *tables.TERMINAL_QUALITY[1:]), baselines)
-        typer.echo()
-    for each in comparison.methods:
-        if each.state:
-            say(f"{each.title}: {each.state}.")
-    for words in recommend_method(comparison).sentences:
-        say(words)

@@ -104,9 +104,14 @@ def _quiet(words: str) -> None:
 
 
 def _print(found: "DemoResult", people: list["Lists"]) -> None:
-    from tapas.comparison.demo import HEADING, remarks, table_rows
+    from tapas.comparison.demo import HEADING, remarks, table_rows, verdict
     from tapas.comparison.page import Marked
 
+    for words in verdict(found):
+        say(words)
+    typer.echo()
+    say(next(iter(found.evaluations.values())).describe_points())
+    typer.echo()
     print_table(HEADING, table_rows(found))
     for words in remarks(found):
         say(words)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from tapas.cli.exit_codes import report_errors
-from tapas.cli.options import AsJson
+from tapas.cli.options import AsJson, OwnMethods, import_methods
 from tapas.cli.progress import progress_bar
 from tapas.cli.terminal import decimals_of, low_to_high, print_table, say
 from tapas.cli.torchrun import ranks_of_this_job
@@ -68,6 +68,7 @@ def evaluate(
         bool,
         typer.Option("--all", help="Show all metrics, not only the most important four."),
     ] = False,
+    method: OwnMethods = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a run on held-out events, next to three baselines.
@@ -83,6 +84,7 @@ def evaluate(
         from tapas.training.run_evaluation import evaluate_run
         from tapas.training.run_folder import open_run
 
+        import_methods(method)
         folder = open_run(run)
         with (
             ranks_of_this_job(run, None) as ranks,

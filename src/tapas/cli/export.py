@@ -13,7 +13,7 @@ import torch
 import typer
 
 from tapas.cli.exit_codes import report_errors
-from tapas.cli.options import AsJson
+from tapas.cli.options import AsJson, OwnMethods, import_methods
 from tapas.cli.terminal import status
 from tapas.errors import UsageError
 from tapas.retrieval.export_folder import EXPORT_FORMAT, EXPORT_RECORD
@@ -54,6 +54,7 @@ def export(
             help="Step of the checkpoint. Default: the best one.",
         ),
     ] = None,
+    method: OwnMethods = None,
     as_json: AsJson = False,
 ) -> None:
     """Write item vectors, a FAISS index or the encoder to files.
@@ -81,6 +82,7 @@ def export(
                 f"cannot tell what to write to {to}: its name must end in "
                 f"{', '.join(s for s in writers if s)}, or have no ending for a folder."
             )
+        import_methods(method)
         folder = open_run(run)
         copies = folder.config.model.copy
         if copies and not to.suffix:

@@ -18,6 +18,7 @@ from tapas.cli.options import (
     Text,
     Time,
     User,
+    Weight,
     cache_folder,
     source_table,
 )
@@ -30,6 +31,7 @@ def inspect(
     user: User = None,
     item: Item = None,
     time: Time = None,
+    weight: Weight = None,
     text: Text = None,
     group: Group = None,
     min_count: MinCount = None,
@@ -48,7 +50,9 @@ def inspect(
         from tapas.data.source import LogSource, command_options
         from tapas.training.advice import advise, next_training
 
-        table = source_table(files, user, item, time, text, group, min_count, rare, skip_bad_rows)
+        table = source_table(
+            files, user, item, time, text, group, min_count, rare, skip_bad_rows, weight
+        )
         if not files:
             raise UsageError("no log given. Try `tapas inspect purchases.parquet`.")
         source = LogSource(**{**table, "files": tuple(files)})  # type: ignore[arg-type]

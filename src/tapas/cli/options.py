@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from tapas.errors import UsageError
+from tapas.heads import import_method
+from tapas.heads.own_method import is_own
 from tapas.training.config import JSON
 
 Files = Annotated[
@@ -38,6 +40,14 @@ Time = Annotated[
         metavar="COLUMN",
         help="Column of times: dates, times or numbers. Default: guessed; without such a column "
         "the order of the file is the order of the events.",
+    ),
+]
+Weight = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN",
+        help="Column of numbers above 0, such as ratings or quantities: how much each event counts "
+        "in training. Default: all events count alike.",
     ),
 ]
 Text = Annotated[
@@ -84,6 +94,14 @@ Cache = Annotated[
         "~/.cache/tapas/logs.",
     ),
 ]
+OwnMethods = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--method",
+        metavar="MODULE:CLASS",
+        help="Import the method of your own that the run was trained with. May be repeated.",
+    ),
+]
 AsJson = Annotated[
     bool,
     typer.Option(
@@ -91,6 +109,17 @@ AsJson = Annotated[
         help="Print one JSON object on stdout instead of text.",
     ),
 ]
+
+
+def import_methods(names: list[str] | None) -> None:
+    """Import the methods of the user's own that the command line names."""
+    for name in names or []:
+        if not is_own(name):
+            raise UsageError(
+                f"--method {name}: a run knows its method. The option imports one of your own, "
+                "module:Class."
+            )
+        import_method(name)
 
 
 def cache_folder(chosen: Path | None) -> Path:
@@ -111,6 +140,7 @@ def source_table(
     min_count: int | None,
     rare: str | None,
     skip_bad_rows: bool,
+    weight: str | None = None,
 ) -> dict[str, JSON]:
     """The [log] section of these options; those left out are left to the TOML file."""
     given: dict[str, JSON] = {
@@ -123,6 +153,7 @@ def source_table(
         "min_count": min_count,
         "rare": rare,
         "skip_bad_rows": skip_bad_rows or None,
+        "weight": weight,
     }
     return {name: value for name, value in given.items() if value is not None}
 

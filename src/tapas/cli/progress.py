@@ -1,6 +1,7 @@
-"""Progress bars on stderr, shown on a terminal only."""
+"""Progress on stderr: bars on a terminal, a line for each evaluation elsewhere."""
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -13,6 +14,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.progress import Progress as Bars
+
+from tapas.training.trainer import Progress
 
 Advance = Callable[[int, int, str], None]  # (done, total, note)
 
@@ -41,6 +44,44 @@ def progress_bar(what: str, unit: str, *, shown: bool = True) -> Iterator[Advanc
             bars.update(task, completed=done, total=total, rate=rate, note=note, visible=True)
 
         yield advance
+
+
+class EvaluationLines:
+    """A line for each evaluation of a training run, unless stderr is a terminal, with its bar."""
+
+    def __init__(self, status: Callable[[str], None]):
+        self._status = status
+        self._start: tuple[int, float] | None = None  # step and time
+
+    def show(self, tick: Progress) -> None:
+        if self._start is None:
+            self._start = tick.step, time.monotonic()
+        if tick.evaluated is not None and not sys.stderr.isatty():
+            step, since = self._start
+            done = max(1, tick.step - step)
+            left = (time.monotonic() - since) / done * (tick.steps - tick.step)
+            self._status(describe_evaluation(tick, left))
+
+
+def describe_evaluation(tick: Progress, seconds_left: float) -> str:
+    """Such as "step 300 of 2,000 · loss 6.31 · validation MAP@20 0.0412 (best) · 4 min left"."""
+    parts = [
+        f"step {tick.step:,} of {tick.steps:,}",
+        f"loss {tick.loss:.2f}",
+        f"validation MAP@20 {tick.evaluated:.4f}{' (best)' if tick.is_best else ''}",
+    ]
+    if tick.step < tick.steps:
+        parts.append(f"{duration(seconds_left)} left")
+    return " · ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours, such as "40 s", "4 min" or "2.5 h"."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import typer
 
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.list_output import Names, counted, print_list, report_skipped, write_lists
-from tapas.cli.options import AsJson
+from tapas.cli.options import AsJson, OwnMethods, import_methods
 from tapas.cli.terminal import status
 from tapas.errors import UsageError, choice
 
@@ -91,6 +91,7 @@ def recommend(
             "was trained.",
         ),
     ] = None,
+    method: OwnMethods = None,
     as_json: AsJson = False,
 ) -> None:
     """Recommend the next items for users or histories.
@@ -118,6 +119,7 @@ def recommend(
             check_new(out, force)
         from tapas.training.load import load
 
+        import_methods(method)
         model = load(source, step=step)
         model.check_k(top, "--top")
         seen = model.exclude_seen if exclude_seen is None else exclude_seen

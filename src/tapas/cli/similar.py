@@ -9,7 +9,7 @@ import typer
 
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.list_output import Names, counted, print_list, report_skipped, write_lists
-from tapas.cli.options import AsJson
+from tapas.cli.options import AsJson, OwnMethods, import_methods
 from tapas.cli.terminal import status
 from tapas.errors import UsageError
 
@@ -50,6 +50,7 @@ def similar(
         int | None,
         typer.Option(metavar="N", help="Step of the checkpoint. Default: the best one."),
     ] = None,
+    method: OwnMethods = None,
     as_json: AsJson = False,
 ) -> None:
     """Find similar items, by the vectors of the model.
@@ -73,6 +74,7 @@ def similar(
             check_new(out, force)
         from tapas.training.load import load
 
+        import_methods(method)
         model = load(source, step=step)
         model.check_k(top, "--top", others=True)
         keys = model.item_keys

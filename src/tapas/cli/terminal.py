@@ -26,6 +26,12 @@ def status(words: str) -> None:
     typer.echo(wrapped(words, sys.stderr) if sys.stderr.isatty() else words, err=True)
 
 
+def warn_only(words: str) -> None:
+    """As `status` with --quiet: only warnings are printed."""
+    if words.startswith("Warning: "):
+        status(words)
+
+
 def say(words: str) -> None:
     """Print a sentence of the answer on stdout."""
     typer.echo(wrapped(words, sys.stdout))

@@ -30,18 +30,15 @@ def ranks_of_this_job(folder: Path, config: TrainConfig | None) -> Iterator[Rank
         yield ranks
 
 
-def was_restarted(folder: Path) -> bool:
-    """Whether torchrun has restarted this job after it had started the run in `folder`."""
-    return (
-        started_by_torchrun()
-        and num_restarts() > 0
-        and (folder / RECORD).exists()
-        and has_job_flag(_job_flag(folder))
-    )
+def restarts_of(folder: Path) -> int:
+    """How often torchrun has restarted this job, if it had started the run in `folder`; else 0."""
+    if not started_by_torchrun() or num_restarts() == 0 or not (folder / RECORD).exists():
+        return 0
+    return num_restarts() if has_job_flag(_job_flag(folder)) else 0
 
 
 def mark_started(ranks: Ranks, folder: Path) -> None:
-    """Record for `was_restarted` that this job, and no other, has started the run."""
+    """Record for `restarts_of` that this job, and no other, has started the run."""
     if ranks.is_distributed:
         set_job_flag(ranks, _job_flag(folder))
 

@@ -28,15 +28,18 @@ from tapas.cli.options import (
     Text,
     Time,
     User,
+    Weight,
     cache_folder,
     parse_settings,
     source_table,
 )
-from tapas.cli.progress import progress_bar
+from tapas.cli.progress import EvaluationLines, progress_bar
 from tapas.cli.signals import stop_on_signal
-from tapas.cli.terminal import status
-from tapas.cli.torchrun import default_threads, mark_started, ranks_of_this_job, was_restarted
+from tapas.cli.terminal import status, warn_only
+from tapas.cli.torchrun import default_threads, mark_started, ranks_of_this_job, restarts_of
 from tapas.errors import UsageError
+from tapas.heads import import_method
+from tapas.heads.own_method import is_own
 from tapas.tables.ranks import Ranks
 from tapas.training.advice import advise_run, next_training, run_again
 from tapas.training.config import JSON, ServiceConfig, build_config, for_method, read_toml
@@ -70,6 +73,7 @@ def train(
     user: User = None,
     item: Item = None,
     time: Time = None,
+    weight: Weight = None,
     text: Text = None,
     group: Group = None,
     min_count: MinCount = None,
@@ -103,6 +107,14 @@ def train(
             "--copy/--no-copy",
             help="Also learn to copy items from the history of a user, for logs in which items "
             "repeat. Default: no.",
+        ),
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|MODULE:CLASS",
+            help="Training method: a name of `tapas compare --list`, or a class of your own "
+            "(docs/methods.md). Default: tapas.",
         ),
     ] = None,
     num_samples: Annotated[
@@ -210,6 +222,13 @@ def train(
             help="Any other setting (docs/training.md), such as head.alpha=0.5. May be repeated.",
         ),
     ] = None,
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "--quiet",
+            help="Print errors and warnings only.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a model that predicts the next items of a user.
@@ -228,13 +247,17 @@ def train(
     stored by servers and trained by asynchronous workers, on Ray. See docs/scaling.md.
     """
     with report_errors():
+        own = method if method is not None and is_own(method) else None
+        if own is not None:
+            import_method(own)
         log_flags = source_table(
-            files, user, item, time, text, group, min_count, rare, skip_bad_rows
+            files, user, item, time, text, group, min_count, rare, skip_bad_rows, weight
         )
         flags: Layer = {
             "log": log_flags,
             "model": {"encoder": encoder, "dim": dim, "copy": copy},
             "head": {
+                "method": method,
                 "num_samples": num_samples,
                 "presample_factor": presample_factor,
                 "selection": selection,
@@ -246,11 +269,19 @@ def train(
         flags = {s: {k: v for k, v in t.items() if v is not None} for s, t in flags.items()}
         other = flags.pop("service") if resume is not None else {}
         if resume is not None:
+            if own is not None:
+                del flags["head"]["method"]
             _refuse_with_resume(
                 flags, out=out, config=config, cache=cache, set=settings, threads=threads
             )
             folder, built = resume, None
-            service = open_run(resume).config.service
+            saved = open_run(resume).config
+            if own not in (None, saved.head.method):
+                raise UsageError(
+                    f"--method is {own}, but the run in {resume} was trained with "
+                    f"{saved.head.method}, which cannot be changed. Leave out --method."
+                )
+            service = saved.service
             changed = _changed(service, other) if other else None
             service = changed or service
             go = partial(_run_of(service).resume, resume, step=step, service=changed)
@@ -262,8 +293,8 @@ def train(
             if epochs is not None and steps is None:
                 flags["loop"]["steps"] = None  # those of a TOML file
             given = [flags, parse_settings(settings or [])]
-            method = next((t["head"]["method"] for t in given if "method" in t.get("head", {})), "")
-            wanted = [for_method(read_toml(config), method) if config is not None else {}, *given]
+            chosen = next((t["head"]["method"] for t in given if "method" in t.get("head", {})), "")
+            wanted = [for_method(read_toml(config), chosen) if config is not None else {}, *given]
             if not any(layer.get("log", {}).get("files") for layer in wanted):
                 raise UsageError(
                     "no log given. Try `tapas train purchases.parquet --out run`, or --resume."
@@ -274,18 +305,20 @@ def train(
             torch.set_num_threads(threads or default_threads())
         with (
             ranks_of_this_job(folder, built) as ranks,
-            progress_bar("training", "steps", shown=ranks.is_main) as advance,
+            progress_bar("training", "steps", shown=ranks.is_main and not quiet) as advance,
             stop_on_signal(ranks) as stop,
             _processes(service, ranks, ray_address) as processes,
         ):
-            if built is not None and was_restarted(folder):
-                go = partial(_run_of(service).resume, folder)
-            say = status if ranks.is_main else _say_nothing
+            if built is not None and (restarts := restarts_of(folder)):
+                go = partial(_run_of(service).resume, folder, restarts=restarts)
+            say = (warn_only if quiet else status) if ranks.is_main else _say_nothing
+            lines = EvaluationLines(say)
 
             def show(tick: Progress) -> None:
                 if not stop.training:
                     stop.training = True
                     mark_started(ranks, folder)
+                lines.show(tick)
                 best = "" if tick.best is None else f"  best MAP@20 {tick.best:.4f}"
                 advance(
                     tick.step, tick.steps, "" if isnan(tick.loss) else f"loss {tick.loss:.3f}{best}"
@@ -300,7 +333,7 @@ def train(
                     say(f"Continue with `tapas train --resume {folder}`.")
                 raise
         if ranks.is_main:
-            _report(folder, outcome, as_json)
+            _report(folder, outcome, as_json, quiet, own)
         if outcome.reason == "interrupted":
             raise typer.Exit(128 + (stop.signal or signal.SIGINT))
 
@@ -354,9 +387,15 @@ def _say_nothing(words: str) -> None:
     """Status lines of ranks other than the main one are dropped: they are the same."""
 
 
-def _report(folder: Path, outcome: TrainResult, as_json: bool) -> None:
+def _report(
+    folder: Path, outcome: TrainResult, as_json: bool, quiet: bool, own: str | None
+) -> None:
+    """Say how training ended and what to do next; commands need the name of an `own` method."""
+    again = "" if own is None else f" --method {own}"
     if as_json:
         typer.echo(json.dumps({"run": str(folder), **asdict(outcome)}))
+    if quiet:
+        return
     words = {
         "finished": f"Finished after {outcome.step:,} steps.",
         "no_improvement": f"Stopped at step {outcome.step:,}: MAP@20 no longer improves.",
@@ -366,13 +405,13 @@ def _report(folder: Path, outcome: TrainResult, as_json: bool) -> None:
         words += f" Best MAP@20: {outcome.best:.4f}, at step {outcome.best_step:,}."
     status(words)
     if outcome.reason == "interrupted":
-        status(f"Continue with `tapas train --resume {folder}`.")
+        status(f"Continue with `tapas train --resume {folder}{again}`.")
         return
     run = open_run(folder)
     if advice := advise_run(run):
         for line in next_training(run_again(run), advice, first="Try"):
             typer.echo(line, err=True)  # not wrapped: a command to copy
-    status(f"Next: `tapas evaluate {folder}`, `tapas recommend {folder} --user ...`.")
+    status(f"Next: `tapas evaluate {folder}{again}`, `tapas recommend {folder}{again} --user ...`.")
 
 
 def _refuse_with_resume(flags: Layer, **others: object) -> None:

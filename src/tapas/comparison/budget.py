@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tapas.comparison.config import CompareConfig
-from tapas.comparison.contenders import CONTENDERS, Trial, by_name
+from tapas.comparison.contenders import Trial, by_name, find_contender
 from tapas.comparison.ledger import Ledger
 from tapas.comparison.runs import REFERENCES, VALIDATION, CompareRun
 from tapas.comparison.synthetic_log import TRUTH
@@ -58,7 +58,7 @@ class RunBudget:
                     f"too slow for this budget: a step takes {pace:.3g} s, so a run of "
                     f"{seconds:.3g} s has {steps} steps, and at least {least} are needed"
                 )
-                first = CONTENDERS[name].trials(1)[0]
+                first = find_contender(name).trials(1)[0]
                 found[name] = (self._trial(name, first), words)
         return found
 
@@ -73,7 +73,7 @@ class RunBudget:
     def best(self, ledger: Ledger, name: str) -> Trial | None:
         """The trial with the highest MAP@20 on validation points; None if all diverged."""
         scores = {}
-        for trial in CONTENDERS[name].trials(self.config.trials):
+        for trial in find_contender(name).trials(self.config.trials):
             run = self._trial(name, trial)
             if run not in ledger:
                 raise DataError(
@@ -108,7 +108,7 @@ class RunBudget:
             contender=name,
             rows_lr=trial.rows_lr,
             knob=trial.knob,
-            num_samples=self.num_samples if CONTENDERS[name].draws else 0,
+            num_samples=self.num_samples if find_contender(name).draws else 0,
             steps=steps,
             step_seconds=self.paces[name],
             seed=seed,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tapas.comparison.contenders import CONTENDERS, MOST_TRIALS, by_name
+from tapas.comparison.contenders import CONTENDERS, MOST_TRIALS, by_name, find_contender
 from tapas.comparison.synthetic_log import SyntheticLogConfig
 from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig
@@ -123,7 +123,7 @@ class CompareConfig:
     ) -> TrainConfig:
         """One run, as `tapas train` would take it."""
         optimizer = dataclasses.replace(self.optimizer, rows_lr=rows_lr)
-        head = CONTENDERS[contender].head(num_samples, knob)
+        head = find_contender(contender).head(num_samples, knob)
         chosen = head.options.get("num_samples")
         if isinstance(chosen, int):
             head = head.with_options(num_samples=min(chosen, num_classes))

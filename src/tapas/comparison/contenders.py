@@ -13,7 +13,8 @@ from itertools import cycle
 from typing import NamedTuple
 
 from tapas.errors import UsageError, choice
-from tapas.heads import METHODS, Head
+from tapas.heads import METHODS, Head, import_method, method_class
+from tapas.heads.own_method import OWN_METHODS, is_own
 from tapas.training.config import HeadConfig
 
 RATES = (0.3, 1.0, 0.1, 3.0, 0.03, 0.6, 0.2, 2.0)  # of the rows; the first ones first
@@ -38,7 +39,7 @@ class Contender:
     name: str
     title: str
     colour: str  # of its line in every figure
-    method: str  # a key of `METHODS`
+    method: str  # a key of `METHODS`, or a method of the user's own
     options: tuple[tuple[str, str | float], ...] = ()  # of the method, beside n and the knob
     knob: str | None = None  # an option that is tuned together with the learning rate
     values: tuple[float, ...] = ()  # of the knob: two or four
@@ -47,7 +48,7 @@ class Contender:
     @property
     def kind(self) -> type[Head]:
         """The class of its method."""
-        return METHODS[self.method]
+        return method_class(self.method)
 
     @property
     def draws(self) -> bool:
@@ -90,7 +91,7 @@ def _contender(
     **options: str | float,
 ) -> Contender:
     """`method` with `options`; `searched` is whether the knob of its class is tuned."""
-    kind = METHODS[method]
+    kind = method_class(method)
     knobs = {name: option.search for name, option in kind.options.items() if option.search}
     knob, values = next(iter(knobs.items())) if knobs and searched else (None, ())
     return Contender(
@@ -149,17 +150,32 @@ _OTHERS = [_contender(method, colour) for method, colour in zip(_NEW, cycle(SPAR
 CONTENDERS = {each.name: each for each in (*_LISTED, *_OTHERS)}
 
 
+def find_contender(name: str) -> Contender:
+    """The contender `name`: one of `CONTENDERS`, or an imported method of the user's own."""
+    if not is_own(name):
+        return choice("method", name, CONTENDERS)
+    method_class(name)  # raises if it was not imported
+    return _contender(name, SPARE[list(OWN_METHODS).index(name) % len(SPARE)])
+
+
 def pick_contenders(words: str) -> tuple[str, ...]:
-    """Names of the contenders in `words`, such as "all" or "full,tapas", each once."""
+    """Names of the contenders in `words`, such as "all" or "full,tapas,mine:Class", each once.
+
+    Methods of the user's own are imported.
+    """
     wanted = dict.fromkeys(word.strip() for word in words.split(",") if word.strip())
     if not wanted:
         raise UsageError(
             f"--methods names no method. Give some of {', '.join(CONTENDERS)}, or {ALL}."
         )
     for name in wanted:
-        choice("method", name, {**CONTENDERS, ALL: None})
-    return tuple(CONTENDERS) if ALL in wanted else tuple(wanted)
+        if is_own(name):
+            import_method(name)
+        else:
+            choice("method", name, {**CONTENDERS, ALL: None})
+    named = [name for name in wanted if name != ALL]
+    return tuple(dict.fromkeys([*CONTENDERS, *named])) if ALL in wanted else tuple(named)
 
 
 def by_name(names: Sequence[str]) -> list[Contender]:
-    return [choice("method", name, CONTENDERS) for name in names]
+    return [find_contender(name) for name in names]

@@ -28,6 +28,7 @@ from tapas.data.splits import EvalPoints, next_items_at, split_log
 from tapas.evaluation.evaluate import Evaluation
 from tapas.evaluation.intervals import Interval
 from tapas.evaluation.ranked_lists import ListOptions, ranked_lists
+from tapas.evaluation.verdict import beside_baselines
 from tapas.training.config import JSON, TrainConfig, build_config
 from tapas.training.journal import read_journal
 from tapas.training.run import train
@@ -172,46 +173,25 @@ def _cells(metrics: dict[str, Interval]) -> list[str]:
 HEADING = ["", "MAP@20", "prec@1", "recall@20", "tail", "training"]
 
 
+def verdict(found: DemoResult) -> list[str]:
+    """Who is better, our best model or counting: the first sentences."""
+    best = found.evaluations[found.best]
+    ours = f"{found.best}, the best of our models here,"
+    return beside_baselines(ours, best.lead, best.scores["model"].num_examples)
+
+
 def remarks(found: DemoResult) -> list[str]:
     """Sentences below the table."""
-    first = next(iter(found.evaluations.values()))
     return [
-        *beside_baselines(found.best, found.evaluations[found.best].lead),
-        f"MAP@20 of {TAPAS} minus {PLAIN}, same examples: {_signed(found.lead)}. These two differ "
-        "only in the second pass: same batches, same steps.",
+        f"MAP@20 of {TAPAS} minus {PLAIN}, same users: {found.lead.format(sign=True)}. These two "
+        "differ only in the second pass: same batches, same steps.",
         f"{COPYING} can copy from the history and is trained on fewer, longer windows: its numbers "
         "say nothing about sampling.",
         "This is one seed: repeat with another --seed before you trust a small difference.",
-        f"{first.scores['model'].num_examples:,} households; targets are their next "
-        f"{first.num_targets} items, also those bought before, ranked among all items. ±: "
-        "distance to the farther end of the 95 % interval (bootstrap over users). Tail: share of "
-        "recommended items from the rarest tenth of the events. Training: seconds in total, "
+        "±: distance to the farther end of the 95 % interval (bootstrap over users). Tail: share "
+        "of recommended items from the rarest tenth of the events. Training: seconds in total, "
         "including validation and checkpoints.",
     ]
-
-
-def beside_baselines(variant: str, lead: dict[str, Interval]) -> list[str]:
-    """A line for each baseline that `variant`, our best, does not beat; else one for the best."""
-    ours, words = f"best of our models here, {variant}", []
-    for name, interval in lead.items():
-        numbers = f"MAP@20 {_signed(interval)} for {variant}, same examples."
-        if interval.high < 0:
-            words.append(f"{name.capitalize()} is ahead of the {ours}: {numbers}")
-        elif interval.low <= 0:
-            words.append(
-                f"{name.capitalize()}: no significant difference from the {ours}: {numbers}"
-            )
-    if words:
-        return words
-    name = min(lead, key=lambda each: lead[each].mean)
-    return [
-        f"The {ours}, is ahead of every baseline: MAP@20 {_signed(lead[name])} against the best of "
-        f"them, {name}, same examples."
-    ]
-
-
-def _signed(interval: Interval) -> str:
-    return f"{interval.mean:+.4f} ({interval.low:+.4f} to {interval.high:+.4f})"
 
 
 def some_people(run: RunFolder, words: dict[str | int, str]) -> list[Lists]:
@@ -294,7 +274,9 @@ def make_page(
     curves_note = f"{COPYING} is not drawn: it takes fewer steps, with larger windows."
     blocks: list[Block] = [
         *map(Paragraph, introduction),
-        Heading("Scores on test examples"),
+        Heading("Scores on test users"),
+        *map(Paragraph, verdict(found)),
+        Paragraph(next(iter(found.evaluations.values())).describe_points()),
         Table(HEADING, table_rows(found)),
         *(Paragraph(words, "note") for words in remarks(found)),
         Heading("While training"),

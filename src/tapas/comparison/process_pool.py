@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 
 from tapas.comparison.ledger import Ledger, Result, Run
+from tapas.heads.own_method import OWN_METHODS, import_method
 
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 Progress = Callable[[int, int], None]  # runs done, runs in all
@@ -35,7 +36,9 @@ def run_missing(
             progress(done, len(wanted))
         return
     spawn = multiprocessing.get_context("spawn")  # forking a process with torch threads is not safe
-    pool = ProcessPoolExecutor(min(workers, len(todo)), mp_context=spawn, initializer=_quiet)
+    pool = ProcessPoolExecutor(
+        min(workers, len(todo)), spawn, _prepare, initargs=(tuple(OWN_METHODS),)
+    )
     try:
         pending = [pool.submit(execute, run) for run in todo]
         for future in as_completed(pending):
@@ -50,9 +53,11 @@ def run_missing(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _quiet() -> None:
-    """Ignore Ctrl-C, which the parent handles; on Linux, die with the parent."""
+def _prepare(own_methods: tuple[str, ...]) -> None:
+    """Ignore Ctrl-C, which the parent handles; on Linux, die with the parent. Import methods."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
     os.environ["OMP_NUM_THREADS"] = "1"
+    for name in own_methods:
+        import_method(name)

@@ -46,6 +46,7 @@ def recommend_method(comparison: Comparison) -> Recommendation:
     if not sound:
         return Recommendation(None, (), _without_results(comparison.methods))
     best = sound[0]
+    beware = _beware(comparison, best)
     as_good = [each for each in sound if each is best or not _behind(each, best)]
     names = tuple(each.name for each in as_good)
     if len(sound) == 1:
@@ -53,13 +54,13 @@ def recommend_method(comparison: Comparison) -> Recommendation:
             f"No recommendation: only {in_sentence(best)} has results (MAP@20 "
             f"{quality(best).mean:.4f})."
         )
-        return Recommendation(None, names, (words, *_warnings(comparison, best)))
+        return Recommendation(None, names, (*beware, words, *_warnings(comparison, best)))
     if len(as_good) == len(sound):
         return Recommendation(
-            None, names, (*_too_thin(best, len(as_good) - 1), *_warnings(comparison, best))
+            None, names, (*beware, *_too_thin(best, len(as_good) - 1), *_warnings(comparison, best))
         )
     chosen, why = (best, "") if best.name == FULL else _first(as_good, best)
-    sentences = [_use(chosen, best, as_good, why)]
+    sentences = [*beware, _use(chosen, best, as_good, why)]
     sentences += _others(chosen, as_good)
     sentences += _tail(chosen, sound)
     return Recommendation(chosen.name, names, (*sentences, *_warnings(comparison, best)))
@@ -175,14 +176,20 @@ def _tail(chosen: MethodResults, sound: Sequence[MethodResults]) -> list[str]:
     ]
 
 
+def _beware(comparison: Comparison, best: MethodResults) -> list[str]:
+    """A sentence if counting is better than the best method."""
+    rivals = [each.title for each in comparison.baselines if beaten_by(best, each)]
+    if not rivals:
+        return []
+    return [
+        f"Beware: {_list(rivals)}, without any training, "
+        f"{'is' if len(rivals) == 1 else 'are'} better than all of these. Use a larger --budget "
+        "or another model before you choose."
+    ]
+
+
 def _warnings(comparison: Comparison, best: MethodResults) -> list[str]:
     warnings = []
-    rivals = [each.title for each in comparison.baselines if beaten_by(best, each)]
-    if rivals:
-        warnings.append(
-            f"Beware: {_list(rivals)}, without any training, is better than all of these. Use a "
-            "larger --budget or another model before you choose."
-        )
     if len(best.finals) == 1:
         warnings.append(
             "One seed: the intervals do not include the variation between training runs."

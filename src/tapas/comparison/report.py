@@ -17,7 +17,12 @@ from tapas.comparison.page import (
 )
 from tapas.comparison.recommendation import recommend_method
 from tapas.comparison.results import Comparison, MethodResults
-from tapas.comparison.settings import command_of, describe_budget, describe_log
+from tapas.comparison.settings import (
+    command_of,
+    describe_budget,
+    describe_log,
+    describe_test_points,
+)
 from tapas.comparison.tables import (
     BASELINE_HEADING,
     DETAILS_HEADING,
@@ -27,6 +32,7 @@ from tapas.comparison.tables import (
     details_table_rows,
     excess_rows,
     loss_of,
+    num_test_points,
     quality,
     ranked,
     recall_of,
@@ -79,10 +85,12 @@ def write_report(comparison: Comparison) -> dict[str, bytes]:
 def make_blocks(comparison: Comparison) -> list[Block]:
     """The report from top to bottom."""
     settings = comparison.settings
+    num_points = num_test_points(comparison)
     return [
         Paragraph(f"{describe_log(settings)} {describe_budget(settings)}"),
         Command(command_of(settings)),
         *(Paragraph(words, "rule") for words in recommend_method(comparison).sentences),
+        *([Paragraph(describe_test_points(settings, num_points))] if num_points else []),
         Heading("Quality over time"),
         *_quality_blocks(comparison),
         *_baseline_blocks(comparison),
@@ -107,6 +115,7 @@ def as_document(comparison: Comparison) -> dict[str, Any]:
                 "loss": None if loss is None else asdict(loss),
                 "precision@1": _mean(each, "precision@1"),
                 "recall@20": _mean(each, "recall@20"),
+                "ndcg@20": _mean(each, "ndcg@20"),
                 "recall": {name: recall_of(each, name) for name in ("head", "middle", "tail")},
                 "seeds": len(each.finals),
                 "steps": best["steps"],
@@ -131,8 +140,10 @@ def as_document(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _mean(method: MethodResults, name: str) -> float:
-    return fmean(float(result[name]) for result in method.finals)
+def _mean(method: MethodResults, name: str) -> float | None:
+    """None if the results are of an earlier version, which did not have this metric."""
+    known = [float(result[name]) for result in method.finals if name in result]
+    return fmean(known) if len(known) == len(method.finals) else None
 
 
 def _quality_blocks(comparison: Comparison) -> list[Block]:

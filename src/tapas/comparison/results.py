@@ -10,13 +10,15 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from tapas.comparison.contenders import CONTENDERS
+from tapas.comparison.contenders import CONTENDERS, find_contender
 from tapas.comparison.ledger import Ledger, Result
 from tapas.comparison.runs import REFERENCES, TEST, VALIDATION
 from tapas.comparison.settings import SETTINGS, read_comparison_settings
 from tapas.comparison.stages import PACE, RUNS
 from tapas.comparison.synthetic_log import TRUTH
 from tapas.errors import DataError
+from tapas.evaluation.baselines import title_of
+from tapas.heads.own_method import OWN_METHODS
 
 FULL = "full"
 UNKNOWN = "#555555"  # colour
@@ -130,9 +132,9 @@ def read_comparison(folder: Path) -> Comparison:
             for name in names
         ),
         tuple(
-            BaselineResult(title, result)
-            for title in REFERENCES
-            for result in _of(title, runs)[-1:]
+            BaselineResult(title_of(name), result)
+            for name in REFERENCES
+            for result in _of(name, runs)[-1:]
         ),
     )
 
@@ -144,7 +146,8 @@ def _of(name: str, lines: Iterable[Result]) -> list[Result]:
 def _method_results(
     name: str, num_seeds: int, paces: list[Result], runs: list[Result]
 ) -> MethodResults:
-    known = CONTENDERS.get(name)  # an older folder may name one that is gone
+    # an older folder may name one that is gone, and --draw imports no methods of the user's own
+    known = find_contender(name) if name in (*CONTENDERS, *OWN_METHODS) else None
     finals = {r["run"]["seed"]: r for r in runs if r["run"]["points"] == TEST}  # the latest
     reasons = [line["skipped"] for line in (*paces, *runs) if "skipped" in line]
     return MethodResults(

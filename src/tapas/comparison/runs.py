@@ -27,7 +27,7 @@ from tapas.data.source import LogSource
 from tapas.data.splits import EvalPoints, Split, split_log
 from tapas.errors import DataError, UsageError
 from tapas.evaluation.baselines import COUNTING, rank_by_counting
-from tapas.evaluation.points import PointEvaluator, block_sums, spread_points
+from tapas.evaluation.points import PointEvaluator, block_sums, sample_users
 from tapas.evaluation.scores import metrics_per_example
 from tapas.training.build import TrainingSetup, build_training
 from tapas.training.model import SequenceModel
@@ -106,9 +106,9 @@ def execute(run: CompareRun, config: CompareConfig, cache: Path) -> Result:
     torch.set_num_threads(1)
     opened = open_log(config, cache)
     if run.points == TEST:
-        points = spread_points(opened.log, opened.split.test, config.points)
+        points = sample_users(opened.split.test, config.points)
     else:
-        points = spread_points(opened.log, opened.split.validation, config.search_points)
+        points = sample_users(opened.split.validation, config.search_points)
     evaluator = _evaluator(opened, points, config)
     if run.contender in REFERENCES:
         lists = reference_lists(run.contender, config.made, opened.split, evaluator)
@@ -117,7 +117,7 @@ def execute(run: CompareRun, config: CompareConfig, cache: Path) -> Result:
     def train() -> Result:
         parts = build_run(run, config, opened)
         if run.points == TEST:
-            stop = spread_points(opened.log, opened.split.validation, STOP_POINTS)
+            stop = sample_users(opened.split.validation, STOP_POINTS)
             return _final(run, config, parts, evaluator, _evaluator(opened, stop, config))
         seconds = train_and_evaluate(parts, [run.steps])
         found = scores(evaluator, *_rank(parts.model, evaluator, len(evaluator.points)))
@@ -134,7 +134,8 @@ def execute(run: CompareRun, config: CompareConfig, cache: Path) -> Result:
 
 
 def _evaluator(opened: OpenedLog, points: EvalPoints, config: CompareConfig) -> PointEvaluator:
-    return PointEvaluator(opened.log, opened.split, points, NEXT_ITEMS, config.model.history)
+    rare = opened.log.item_keys.rare_id
+    return PointEvaluator(opened.log, opened.split, points, NEXT_ITEMS, config.model.history, rare)
 
 
 def _final(
@@ -235,17 +236,19 @@ def reference_lists(
 ) -> tuple[Tensor, NDArray[np.float64] | None]:
     """Ranked lists of a baseline, and the losses if it is the true distribution."""
     if name != TRUTH:
-        return rank_by_counting(name, evaluator.log, split, evaluator.points), None
+        excluded = evaluator.options.excluded_class
+        points = evaluator.points
+        return rank_by_counting(name, evaluator.log, split, points, excluded_class=excluded), None
     if made is None:
         raise UsageError(f"the true distribution of {log_name} is not known.")
     return rank_by_truth(made, evaluator.log, evaluator.points, evaluator.target)
 
 
 def scores(evaluator: PointEvaluator, ranked: Tensor, loss: NDArray[np.float64] | None) -> Result:
-    """`PointEvaluator.scores` with precision@1 and recall@20 by block."""
+    """`PointEvaluator.scores` with precision@1, recall@20 and NDCG@20 by block."""
     found = evaluator.scores(ranked, loss)
     values = metrics_per_example(ranked, torch.from_numpy(evaluator.target))
-    for name in ("precision@1", "recall@20"):
+    for name in ("precision@1", "recall@20", "ndcg@20"):
         value = values[name].double().numpy()
         found[name] = round(float(value.mean()), 6)
         found["blocks"][name] = block_sums(value, evaluator.points.user)

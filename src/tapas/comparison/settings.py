@@ -15,12 +15,13 @@ import torch
 
 from tapas.atomic_file import atomic_write
 from tapas.comparison.config import CompareConfig, quick, synthetic
-from tapas.comparison.contenders import CONTENDERS, by_name
+from tapas.comparison.contenders import CONTENDERS, NEXT_ITEMS, by_name
 from tapas.comparison.synthetic_log import SyntheticLogConfig
 from tapas.data.event_log import EventLog
 from tapas.data.source import LogSource, command_options
-from tapas.data.splits import SplitConfig
+from tapas.data.splits import Split, SplitConfig
 from tapas.errors import DataError, UsageError
+from tapas.evaluation.points import describe_points
 from tapas.training.config import RENAMED, HeadConfig, ModelConfig, OptimizerConfig
 from tapas.version import __version__
 
@@ -33,14 +34,16 @@ SECTIONS = {
     "model": ModelConfig,
     "optimizer": OptimizerConfig,
 }
+POINTS = "points_per_user"  # "one", the first behind the cut; left out: several, anywhere behind it
 MACHINE = "machine"  # the part of the settings that may differ when a comparison goes on
 Settings = Mapping[str, Any]
 
 
-def settings(config: CompareConfig, log: EventLog) -> dict[str, Any]:
+def settings(config: CompareConfig, log: EventLog, split: Split) -> dict[str, Any]:
     """Everything that results depend on, and the machine, as JSON values without file paths."""
     found = question(config, config.num_samples(log.num_items))
-    found["sizes"] = {"events": log.num_events, "items": log.num_items, "users": log.num_users}
+    found["sizes"] = {"events": log.num_events, "items": log.num_items, "users": log.num_users,
+                      "test_users": len(split.test)}  # fmt: skip
     found[MACHINE] = {
         "cores": os.cpu_count(),
         "tapas": __version__,
@@ -57,6 +60,7 @@ def question(config: CompareConfig, num_samples: int) -> dict[str, Any]:
     if config.log is not None:
         found["log"]["files"] = [Path(file).name for file in config.log.files]
     found["num_samples"] = num_samples
+    found[POINTS] = "one"
     found[DEFINITIONS] = {
         each.name: [
             {"rows_lr": trial.rows_lr, **each.head(num_samples, trial.knob).as_table()}
@@ -68,11 +72,18 @@ def question(config: CompareConfig, num_samples: int) -> dict[str, Any]:
     return plain
 
 
-def check_settings(path: Path, config: CompareConfig, log: EventLog) -> None:
+def check_settings(path: Path, config: CompareConfig, log: EventLog, split: Split) -> None:
     """Write the settings the first time; later, raise if they differ."""
-    mine = settings(config, log)
+    mine = settings(config, log, split)
     keep_settings(path, mine)
-    other = differences(read_comparison_settings(path), mine)
+    found = read_comparison_settings(path)
+    if POINTS not in found:
+        raise UsageError(
+            f"the results in {path.parent} are of an earlier version, which judged at several "
+            "points of each user; today's would not be comparable. Choose another folder with "
+            "--out; --draw still draws the old results."
+        )
+    other = differences(found, mine)
     if len(other) > 1:  # which follow from the others
         other = [name for name in other if name != DEFINITIONS]
     refuse_others(other, f"in {path.parent}")
@@ -181,6 +192,19 @@ def describe_budget(settings: Settings) -> str:
         f"{_count(number, 'method')} with {duration(settings['budget_seconds'])} of training each: "
         f"half for {_count(settings['trials'], 'trial')}, half for {_count(seeds, 'seed')}. "
         f"Encoder {model['encoder']}, {model['dim']} dimensions; n = {settings['num_samples']:,}."
+    )
+
+
+def describe_test_points(settings: Settings, num_points: int) -> str:
+    """The points at which all methods are scored; `num_points` is their number."""
+    sizes = settings.get("sizes", {})
+    if settings.get(POINTS) == "one":
+        return describe_points(num_points, sizes["test_users"], NEXT_ITEMS, sizes["items"])
+    return (
+        f"{num_points:,} points, several of each test user, anywhere behind the cut; the next "
+        f"{NEXT_ITEMS} items of each are to be found. (An earlier version judged so. Today "
+        "`tapas compare` and `tapas evaluate` judge at one point of each user, the first behind "
+        "the cut: the command would give other numbers.)"
     )
 
 

@@ -46,11 +46,11 @@ def compare(
     threads = torch.get_num_threads()
     out.mkdir(parents=True, exist_ok=True)
     status("Reading the log.")
-    log = open_log(config, cache).log
-    check_settings(out / SETTINGS, config, log)
+    opened = open_log(config, cache)
+    check_settings(out / SETTINGS, config, opened.log, opened.split)
     try:
         with exclusive(out, SETTINGS):
-            _compare(config, out, log, cache, status, progress, workers)
+            _compare(config, out, opened.log, cache, status, progress, workers)
     finally:
         torch.set_num_threads(threads)
 

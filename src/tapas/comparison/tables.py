@@ -25,8 +25,8 @@ DETAILS_HEADING = (
     "learning rate",
     "setting",
 )
-TERMINAL_QUALITY = ("", "MAP@20", "recall@20", "NDCG@10", "precision@1")
-TERMINAL_METRICS = ("recall@20", "ndcg@10", "precision@1")
+TERMINAL_QUALITY = ("", "MAP@20", "recall@20", "NDCG@20", "precision@1")
+TERMINAL_METRICS = ("recall@20", "ndcg@20", "precision@1")
 TERMINAL_DETAILS = ("", "MAP@20 against\nthe best", "loss", "tail\nrecall", "memory")
 TERMINAL_SETTINGS = ("", "steps", "ms per\nstep", "learning\nrate", "setting")
 BASELINE_HEADING = (
@@ -111,8 +111,10 @@ def table_rows(comparison: Comparison) -> list[list[str]]:
 
 
 def num_test_points(comparison: Comparison) -> int:
-    """Points of the test users at which every method is scored."""
-    return int(sum(ranked(comparison)[0].finals[0]["blocks"]["points"]))
+    """Points of the test users at which every method is scored; 0 without results."""
+    results = [r for each in comparison.methods for r in each.finals]
+    results += [each.result for each in comparison.baselines]
+    return int(sum(results[0]["blocks"]["points"])) if results else 0
 
 
 def quality_rows(comparison: Comparison) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""The columns of user, item and time: as named by the source, or guessed from common names."""
+"""The columns of user, item, time and weight, as named by the source or guessed from names."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -54,6 +54,8 @@ def resolve_columns(
                 f"{path}: no column looks like the {role}. Name it with --{role}. "
                 f"Columns: {', '.join(present)}."
             )
+    if source.weight is not None:  # never guessed
+        columns["weight"] = _check_column("weight", source.weight, present, path)
     for name in columns.values():
         if f"{name}_duplicated_0" in present:  # polars renames a second column so
             raise UsageError(f"{path}: two columns are called '{name}'. Rename one of them.")
@@ -67,7 +69,7 @@ def resolve_columns(
 
 
 def _named_columns(source: LogSource) -> set[str | None]:
-    return {source.user, source.item, source.time}
+    return {source.user, source.item, source.time, source.weight}
 
 
 def _check_column(role: str, name: str, present: Sequence[str], path: Path) -> str:

@@ -45,8 +45,16 @@ def describe_reading(report: Mapping[str, Any]) -> list[str]:
     if report["bad_rows"]:
         words.append(_describe_bad_rows(report))
     if report["repeated_events"]:
+        summed = "; their weights are added up" if report.get("weights") else ""
         words.append(
-            f"Left out {_count(report['repeated_events'], 'duplicate')}: same user, item and time."
+            f"Left out {_count(report['repeated_events'], 'duplicate')}: same user, item and "
+            f"time{summed}."
+        )
+    if report.get("weights"):
+        low, mean, high = report["weights"]
+        words.append(
+            f"Events weigh {low:.4g} to {high:.4g}, {mean:.4g} on average, in training; metrics "
+            "and baselines count all alike."
         )
     if report["rare_items"]:
         done = {"drop": "dropped", "fold": "merged into one class", "keep": "kept"}
@@ -58,7 +66,8 @@ def describe_reading(report: Mapping[str, Any]) -> list[str]:
 
 
 def _describe_bad_rows(report: Mapping[str, Any]) -> str:
-    names = {"user": "user", "item": "item", "time": "valid time", "text": "text", "group": "group"}
+    names = {role: role for role in ("user", "item", "text", "group")}
+    names |= {"time": "valid time", "weight": "valid weight"}
     kinds = report.get("bad_kinds", {})  # logs prepared by older versions have none
     counts = [f"{num:,} without {names[kind]}" for kind, num in kinds.items() if kind in names]
     if kinds.get("broken"):

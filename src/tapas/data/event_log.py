@@ -15,6 +15,7 @@ from tapas.errors import DataError, UsageError
 
 FORMAT_VERSION = 1
 ARRAYS = ("items", "times", "offsets")
+WEIGHTS = "weights"  # of logs that have them
 VOCABULARIES = {"item": "item_keys.parquet", "user": "user_keys.parquet"}
 DESCRIPTION = "log.json"
 CURE = "Delete the folder and prepare the log again"
@@ -39,6 +40,7 @@ class EventLog:
         self.items = arrays["items"]  # (N,) int32, or int64 if C >= 2^31
         self.times = arrays["times"]  # (N,) int64
         self.offsets = arrays["offsets"]  # (U + 1,) int64
+        self.weights = arrays.get(WEIGHTS)  # (N,) float32 above 0, or None
         self.report = report
 
     @cached_property
@@ -100,7 +102,8 @@ class EventLog:
                 f"{folder} has format version {version}, but this tapas reads up to version "
                 f"{FORMAT_VERSION}. Update tapas-softmax, or prepare the log again."
             )
-        arrays = {name: _mapped(folder / f"{name}.npy", sizes[name]) for name in ARRAYS}
+        names = (*ARRAYS, WEIGHTS) if WEIGHTS in sizes else ARRAYS
+        arrays = {name: _mapped(folder / f"{name}.npy", sizes[name]) for name in names}
         for name in VOCABULARIES.values():
             if not (folder / name).exists():
                 raise DataError(f"{folder / name} is missing. {CURE}.")
@@ -114,11 +117,11 @@ def write_log(
     report: dict[str, object],
 ) -> None:
     """Write a log that `EventLog.open` reads into an existing folder, the description last."""
-    for name in ARRAYS:
-        np.save(folder / f"{name}.npy", arrays[name])
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
     for kind, name in VOCABULARIES.items():
         vocabularies[kind].save(folder / name)
-    sizes = {name: len(arrays[name]) for name in ARRAYS}
+    sizes = {name: len(array) for name, array in arrays.items()}
     description = {"format_version": FORMAT_VERSION, "sizes": sizes, "report": report}
     (folder / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n")
 

@@ -28,10 +28,12 @@ class SortedEvents:
     time: NDArray[np.int64]  # (N,)
     item: NDArray[np.uint32]  # (N,) codes
     first: NDArray[np.bool_]  # (N,)
+    weight: NDArray[np.float64] | None = None  # (N,)
 
     def keep(self, mask: NDArray[np.bool_]) -> None:
         """Drop the events where `mask` is False."""
         self.user, self.time, self.item = self.user[mask], self.time[mask], self.item[mask]
+        self.weight = None if self.weight is None else self.weight[mask]
         self.first = _basket_starts(self.user, self.time)
 
 

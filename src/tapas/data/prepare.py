@@ -24,6 +24,7 @@ from tapas.data.event_order import SortedEvents, sort_events
 from tapas.data.raw_events import read_events
 from tapas.data.source import LogSource
 from tapas.data.vocabulary import Vocabulary
+from tapas.data.weights import add_up
 from tapas.errors import DataError, UsageError
 
 UNFINISHED = ".unfinished-"
@@ -99,10 +100,13 @@ def _build(
     raw = read_events(source, status)
     user_keys, item_keys, report = raw.user.keys, raw.item.keys, raw.report
     status(f"Sorting {len(raw.time):,} events.")
-    user, item, time = raw.user.codes, raw.item.codes, raw.time
+    user, item, time, weight = raw.user.codes, raw.item.codes, raw.time, raw.weight
     del raw
     events, num_repeated = sort_events(user, time, item)
-    del user, item, time
+    if weight is not None:
+        distinct = (events.user, events.time, events.item)
+        events.weight = add_up(weight, (user, time, item), distinct)
+    del user, item, time, weight
     report["repeated_events"] = num_repeated
     if known is None:
         known_items = Vocabulary(item_keys.clear(), np.zeros(0, dtype=np.int64))
@@ -118,6 +122,9 @@ def _build(
     offsets = np.append(starts, len(events.user)).astype(np.int64)
     lengths = np.diff(offsets)
     arrays = {"items": table[events.item], "times": events.time, "offsets": offsets}
+    if events.weight is not None:
+        arrays["weights"] = events.weight.astype(np.float32)
+        report["weights"] = [float(f(events.weight)) for f in (np.min, np.mean, np.max)]
     vocabularies = {
         "item": items,
         "user": Vocabulary(user_keys.gather(pl.Series(events.user[starts])), lengths, kind="user"),
@@ -163,8 +170,12 @@ def _handle_rare_items(
     events.item[is_rare] = keys.len()
     rows = np.flatnonzero(is_rare)
     basket = np.cumsum(events.first)[rows]
+    first = np.append(True, basket[1:] != basket[:-1])
+    if events.weight is not None:
+        summed = np.add.reduceat(events.weight[rows], np.flatnonzero(first))
+        events.weight[rows[first]] = summed
     duplicate = np.zeros(len(events.item), dtype=np.bool_)
-    duplicate[rows[1:]] = basket[1:] == basket[:-1]
+    duplicate[rows[~first]] = True
     events.keep(~duplicate)  # a basket is a set: the rare class occurs once
     return pl.concat([keys, pl.Series(keys.name, [None], dtype=keys.dtype)])
 

@@ -1,4 +1,4 @@
-"""The events of all files of a source as three arrays: user, item, time.
+"""The events of all files of a source as arrays: user, item, time, and weight if there is one.
 
 Text is read as a log, too: a document is a user, a word an item, its position the time.
 """
@@ -16,6 +16,7 @@ from tapas.data.keys import CodedKeys, code_keys, normalize_keys
 from tapas.data.readers import CURE, Frame, column_names, read_frame
 from tapas.data.source import LogSource
 from tapas.data.times import FILE_ORDER, TEXT_POSITION, parse_times
+from tapas.data.weights import parse_weights
 from tapas.errors import DataError
 
 MAX_EXAMPLES = 5  # bad rows quoted in the report
@@ -30,6 +31,7 @@ class RawEvents:
     item: CodedKeys
     time: NDArray[np.int64]
     report: dict[str, object]
+    weight: NDArray[np.float64] | None = None
 
 
 @dataclass(slots=True)
@@ -74,6 +76,7 @@ def read_events(source: LogSource, status: Callable[[str], None]) -> RawEvents:
             f"{tally.num_bad:,} of them bad. Check the file and the names of the columns."
         )
     status("Indexing users and items.")
+    weight: NDArray[np.float64] | None = None
     if source.text is None:
         user = code_keys(columns.pop("user"), typed=tally.typed)
         item = code_keys(columns.pop("item"), typed=tally.typed)
@@ -81,6 +84,8 @@ def read_events(source: LogSource, status: Callable[[str], None]) -> RawEvents:
             time = pl.concat(columns.pop("time"), rechunk=True).to_numpy()
         else:
             time = np.arange(len(user.codes), dtype=np.int64)
+        if "weight" in columns:
+            weight = pl.concat(columns.pop("weight"), rechunk=True).to_numpy()
     else:
         user, item = _documents(source, columns, tally)
         time = word_positions(user.codes)
@@ -93,7 +98,7 @@ def read_events(source: LogSource, status: Callable[[str], None]) -> RawEvents:
         "guessed": tally.guessed,
         "time_kind": tally.time_kind,
     }
-    return RawEvents(user, item, time, report)
+    return RawEvents(user, item, time, report, weight)
 
 
 def _read(source: LogSource, path: Path, tally: _Tally) -> dict[str, pl.Series]:
@@ -125,6 +130,8 @@ def _normalize(role: str, column: pl.Series, path: Path, tally: _Tally) -> pl.Se
                 f"{path}: column '{column.name}' has type {column.dtype}; expected text."
             )
         return column
+    if role == "weight":
+        return parse_weights(column, path)
     if role != "time":
         return normalize_keys(column, path)
     times, kind = parse_times(column, path)
@@ -164,7 +171,8 @@ def _valid_rows(
         value = raw[role][row]
         name = tally.columns[role]
         empty_cell = value is None or value == "" or value != value
-        problem = f"{name} is empty" if empty_cell else f"{name} is {value!r}, not a time"
+        wanted = "a number above 0" if role == "weight" else "a time"
+        problem = f"{name} is empty" if empty_cell else f"{name} is {value!r}, not {wanted}"
         if not source.skip_bad_rows:
             raise DataError(
                 f"{path}, row {row + 1}: {problem}. {CURE} ({rows.len():,} found among "

@@ -12,7 +12,8 @@ from tapas.shapes import check_positive
 
 RARE = ("keep", "drop", "fold")
 SPLIT = ("words", "spaces")
-FLAGS = ("user", "item", "time", "text", "group", "min_count", "rare")  # options of commands
+FLAGS = ("user", "item", "time", "weight", "text", "group", "min_count", "rare")  # of commands
+LATER = {"weight"}  # fields added since; at their defaults they are no part of the cache key
 MIB = 1 << 20
 
 
@@ -35,6 +36,7 @@ class LogSource:
     min_count: int = 1  # items with fewer events are rare
     rare: str = "keep"  # or "drop", or "fold": all rare items become one class, "(rare)"
     skip_bad_rows: bool = False
+    weight: str | None = None  # a number above 0 for each event, such as a rating or a quantity
 
     def __post_init__(self) -> None:
         if isinstance(self.files, str) or not self.files:
@@ -46,7 +48,7 @@ class LogSource:
             if value not in known:
                 raise UsageError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
         if self.text is not None:
-            for name in ("user", "item", "time"):
+            for name in ("user", "item", "time", "weight"):
                 if getattr(self, name) is not None:
                     raise UsageError(
                         f"{name} is {getattr(self, name)!r}, but with text={self.text!r} the "
@@ -89,7 +91,11 @@ class LogSource:
         It covers the options, `version`, and for each file its path, size, modification time, and
         first and last MiB.
         """
-        options = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name != "files"]
+        options = [
+            (f.name, getattr(self, f.name))
+            for f in fields(self)
+            if f.name != "files" and not (f.name in LATER and getattr(self, f.name) == f.default)
+        ]
         key = hashlib.blake2b(repr((version, options)).encode(), digest_size=16)
         for path in self.paths():
             state = path.stat()

@@ -30,6 +30,7 @@ class SequenceBatch:
     lengths: Tensor  # (B,) events of each row
     query_index: Tensor  # (Q,) index of each query in the flattened (B*T,) items
     target: Tensor  # (Q, K) int64, the next K items of each, padded with -100
+    weight: Tensor | None = None  # (Q, K) weights of the targets' events, 0 for padding
 
 
 class Windows:
@@ -37,8 +38,9 @@ class Windows:
 
     `positions="all"` cuts the events of each user into windows and predicts from every basket of a
     window; `"last"` makes one example of each basket: the window that ends with it predicts what
-    follows. Each example has up to `next_items` targets. `items`, `times` (N,) and `offsets` (U+1,)
-    are those of an `EventLog`, `train_end` (U,) that of a `Split`.
+    follows. Each example has up to `next_items` targets. `items`, `times` (N,), `offsets` (U+1,)
+    and `weights` (N,) are those of an `EventLog`, `train_end` (U,) that of a `Split`. Batches have
+    weights divided by their mean over the training events.
 
     Raises `DataError` if no user has two baskets to train on.
     """
@@ -55,6 +57,7 @@ class Windows:
         positions: str = "all",
         batch_size: int = 64,
         seed: int = 0,
+        weights: NDArray[np.float32] | None = None,
     ):
         if positions not in ("all", "last"):
             raise UsageError(f"positions must be all or last, got {positions!r}.")
@@ -62,6 +65,10 @@ class Windows:
         self.length = check_positive("length", length)
         self.next_items = check_positive("next_items", next_items)
         self.positions, self.seed = positions, seed
+        self.weights, self._mean_weight = weights, 1.0
+        if weights is not None:
+            training = training_events(len(items), offsets, train_end)
+            self._mean_weight = float(np.mean(weights, where=training, dtype=np.float64))
         self._predicts = predicting_events(times, offsets, train_end)
         if positions == "last":
             self._ends = np.flatnonzero(self._predicts) + 1
@@ -103,12 +110,18 @@ class Windows:
         row, _ = np.nonzero(predicts)
         follows = event[predicts][:, None] + np.arange(1, self.next_items + 1)
         inside = follows < self.train_end[user[row]][:, None]
-        target = np.where(inside, self.items[np.where(inside, follows, 0)], IGNORED)
+        follows = np.where(inside, follows, 0)
+        target = np.where(inside, self.items[follows], IGNORED)
+        weight = None
+        if self.weights is not None:
+            each = np.where(inside, self.weights[follows] / self._mean_weight, 0)
+            weight = torch.from_numpy(each.astype(np.float32))
         return SequenceBatch(
             items=torch.from_numpy(items),
             lengths=torch.from_numpy(lengths),
             query_index=torch.from_numpy(np.flatnonzero(predicts)),
             target=torch.from_numpy(target.astype(np.int64)),
+            weight=weight,
         )
 
 
@@ -131,10 +144,7 @@ def gather_histories(
 def predicting_events(times: Array, offsets: Array, train_end: Array) -> NDArray[np.bool_]:
     """True where the next event is of the same user, later, and a training event: (N,)."""
     num_events = len(times)
-    starts = np.zeros(num_events + 1, dtype=np.int8)
-    np.add.at(starts, offsets[:-1], 1)
-    np.add.at(starts, train_end, -1)
-    training = np.cumsum(starts, dtype=np.int8)[:-1].astype(bool)
+    training = training_events(num_events, offsets, train_end)
     predicts = np.zeros(num_events, dtype=bool)
     if num_events > 1:
         np.not_equal(times[1:], times[:-1], out=predicts[:-1])
@@ -142,6 +152,14 @@ def predicting_events(times: Array, offsets: Array, train_end: Array) -> NDArray
         predicts &= training
         predicts[offsets[1:] - 1] = False  # the next event is another user's
     return predicts
+
+
+def training_events(num_events: int, offsets: Array, train_end: Array) -> NDArray[np.bool_]:
+    """True for training events, those of user u in offsets[u]:train_end[u]: (N,)."""
+    starts = np.zeros(num_events + 1, dtype=np.int8)
+    np.add.at(starts, offsets[:-1], 1)
+    np.add.at(starts, train_end, -1)
+    return np.cumsum(starts, dtype=np.int8)[:-1].astype(bool)
 
 
 def _window_ends(

@@ -217,12 +217,30 @@ def _count_pairs(items: Integers, first: Ids, last: Ids, num_classes: int) -> tu
     return pair, np.bincount(which, np.concatenate(counts), len(pair)).astype(np.int64)
 
 
+# as ledgers have them; `title_of` is what a user reads
 POPULAR, FAVOURITES, FOLLOWERS = "most popular", "the user's favourites", "co-occurrence"
 COUNTING = (POPULAR, FAVOURITES, FOLLOWERS)
+OWN = "own most frequent"
 
 
-def rank_by_counting(name: str, log: EventLog, split: Split, points: EvalPoints) -> Tensor:
-    """Ranked lists (P, 20) at `points` of the baseline `name`, one of `COUNTING`."""
+def title_of(name: str) -> str:
+    """The name of a baseline in tables and sentences."""
+    return OWN if name == FAVOURITES else name
+
+
+def rank_by_counting(
+    name: str,
+    log: EventLog,
+    split: Split,
+    points: EvalPoints,
+    *,
+    exclude_seen: bool = False,
+    excluded_class: int | None = None,
+) -> Tensor:
+    """Ranked lists (P, 20) at `points` of the baseline `name`, one of `COUNTING`.
+
+    `exclude_seen` leaves out the items of the history; `excluded_class` is never listed.
+    """
     arrays = (log.items, np.asarray(log.offsets), split.train_counts)
     ranker: Baseline
     if name == POPULAR:
@@ -231,4 +249,8 @@ def rank_by_counting(name: str, log: EventLog, split: Split, points: EvalPoints)
         ranker = UserMostFrequent(*arrays)
     else:
         ranker = CoOccurrence(*arrays, times=log.times, train_end=split.train_end)
-    return torch.from_numpy(ranker.rank(points.user, points.point, LIST_LENGTH))
+    ranked = ranker.rank(points.user, points.point, LIST_LENGTH + 1, exclude=exclude_seen)
+    if excluded_class is not None:
+        order = np.argsort(ranked == excluded_class, axis=1, kind="stable")  # it goes last
+        ranked = np.take_along_axis(ranked, order, axis=1)
+    return torch.from_numpy(ranked[:, :LIST_LENGTH])

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from tapas.data.event_log import EventLog
 from tapas.data.splits import EvalPoints, Split, next_items_at
 from tapas.errors import UsageError, choice
-from tapas.evaluation.baselines import CoOccurrence, MostPopular, UserMostFrequent
+from tapas.evaluation.baselines import COUNTING, rank_by_counting, title_of
 from tapas.evaluation.intervals import Interval
+from tapas.evaluation.points import describe_points, sample_users
 from tapas.evaluation.ranked_lists import (
     ListOptions,
     Predictor,
@@ -43,6 +44,19 @@ class Evaluation:
     lead: dict[str, Interval]  # MAP@20 of the model minus that of each baseline, paired
     split: dict[str, Any]  # `Split.report`, and the number of targets seen before
 
+    def describe_points(self) -> str:
+        """Who is judged at which points, and what is to be found."""
+        scores = self.scores["model"]
+        num_items = sum(bucket.num_classes for bucket in scores.buckets.values())
+        users = self.split[f"{self.part}_users"]
+        seen = "may be recommended again"
+        if self.exclude_seen:
+            seen = f"are left out of lists and targets ({self.split['seen_targets']:,} targets)"
+        return (
+            f"{describe_points(scores.num_examples, users, self.num_targets, num_items)} Items "
+            f"that a user had before {seen}."
+        )
+
 
 def evaluate(
     model: Predictor,
@@ -58,7 +72,7 @@ def evaluate(
 ) -> Evaluation:
     """Rank all items exactly, for the model and the baselines, at the points of one split.
 
-    `split_name` is "test" or "validation"; `limit` evaluates only the first examples.
+    `split_name` is "test" or "validation"; `limit` is the size of a sample of the users.
     `on_progress(done, total)` is called after each chunk of examples.
     """
     points, target = held_out(
@@ -69,16 +83,11 @@ def evaluate(
         on_progress=lambda done: on_progress(done, len(points)), ranks=ranks,
     )  # fmt: skip
     lists = {"model": ranked}
-    arrays = (log.items, log.offsets, split.train_counts)
-    for name, baseline in {
-        "most popular": MostPopular(*arrays),
-        "own most frequent": UserMostFrequent(*arrays),
-        "co-occurrence": CoOccurrence(*arrays, times=log.times, train_end=split.train_end),
-    }.items():
-        found = baseline.rank(
-            points.user, points.point, LIST_LENGTH + 1, exclude=options.exclude_seen
-        )
-        lists[name] = torch.from_numpy(_without(found, options.excluded_class))
+    for name in COUNTING:
+        lists[title_of(name)] = rank_by_counting(
+            name, log, split, points,
+            exclude_seen=options.exclude_seen, excluded_class=options.excluded_class,
+        )  # fmt: skip
     truth, counts = torch.from_numpy(target), torch.from_numpy(split.train_counts)
     scores = {
         name: score_lists(
@@ -125,14 +134,6 @@ def held_out(
             "evaluate on the other split."
         )
     if limit is not None:
-        points = points[:limit]
+        points = sample_users(points, limit)
     target = next_items_at(log, points, num_targets)
     return points, without_seen(log, points, target) if options.exclude_seen else target
-
-
-def _without(ranked: NDArray[np.int64], excluded: int | None) -> NDArray[np.int64]:
-    """The first 20 ids of each row of `ranked` (P, 21) without `excluded`."""
-    if excluded is None:
-        return ranked[:, :LIST_LENGTH]
-    order = np.argsort(ranked == excluded, axis=1, kind="stable")  # excluded goes last
-    return np.take_along_axis(ranked, order, axis=1)[:, :LIST_LENGTH]

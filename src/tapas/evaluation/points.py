@@ -1,4 +1,4 @@
-"""Evaluation at several points of each held-out user, summed by blocks of users."""
+"""The points at which models are evaluated, and evaluation summed by blocks of users."""
 
 from typing import Any, cast
 
@@ -15,6 +15,34 @@ from tapas.metrics import ndcg_at_k
 from tapas.rng import stream
 
 NUM_BLOCKS = 50
+
+
+def sample_users(held_out: EvalPoints, most: int) -> EvalPoints:
+    """One point for each held-out user, the first behind the cut, of at most `most` users.
+
+    The users are in an order that is random and always the same, so that the first few are a fair
+    sample of all, and `tapas evaluate --limit` has the same users as `tapas compare`.
+    """
+    draw = np.random.default_rng(stream(0, "sampled users").initial_seed())
+    return held_out[draw.permutation(len(held_out))[:most]]
+
+
+def describe_points(num_judged: int, num_users: int, num_targets: int, num_items: int) -> str:
+    """The points of an evaluation, in a sentence.
+
+    >>> describe_points(1302, 1302, 5, 13641)
+    '1,302 users, one point each; the next 5 items of each are to be found among all 13,641.'
+    """
+    users = f"{num_judged:,}" if num_judged == num_users else f"{num_judged:,} of {num_users:,}"
+    what = (
+        "the next item of each is"
+        if num_targets == 1
+        else f"the next {num_targets} items of each are"
+    )
+    return (
+        f"{users} user{'' if num_users == 1 else 's'}, one point each; {what} to be found among "
+        f"all {num_items:,}."
+    )
 
 
 def spread_points(log: EventLog, held_out: EvalPoints, most: int, *, seed: int = 0) -> EvalPoints:
@@ -53,19 +81,27 @@ class PointEvaluator:
     """Evaluates models at fixed points by exact ranking over all classes.
 
     The targets of a point are the next `num_targets` items; the model sees the last `history`.
+    `excluded_class` is never listed.
     """
 
     def __init__(
-        self, log: EventLog, split: Split, points: EvalPoints, num_targets: int, history: int
+        self,
+        log: EventLog,
+        split: Split,
+        points: EvalPoints,
+        num_targets: int,
+        history: int,
+        excluded_class: int | None = None,
     ):
-        self.log, self.points, self.history = log, points, history
+        self.log, self.points = log, points
+        self.options = ListOptions(history, excluded_class=excluded_class)
         self.target = next_items_at(log, points, num_targets)
         self.train_counts = torch.from_numpy(split.train_counts)
 
     def rank(self, model: Predictor, most: int) -> tuple[Tensor, NDArray[np.float64]]:
         """Ranked lists (P, 20) and full softmax losses (P,) at the first P = `most` points."""
-        points, target, options = self.points[:most], self.target[:most], ListOptions(self.history)
-        ranked, loss = ranked_lists(model, self.log, points, target, options)
+        points, target = self.points[:most], self.target[:most]
+        ranked, loss = ranked_lists(model, self.log, points, target, self.options)
         return ranked, cast(Tensor, loss).double().numpy()
 
     def quick_scores(self, ranked: Tensor, loss: NDArray[np.float64], most: int) -> dict[str, Any]:

@@ -1,12 +1,13 @@
 """Heads: modules that turn queries into a loss. One published method in each file.
 
 `METHODS` has every class of this folder that sets `method`; all other facts about a method are
-attributes of its class, too.
+attributes of its class, too. `import_method` adds methods from elsewhere.
 """
 
 from importlib import import_module
 from pkgutil import iter_modules
 
+from tapas.errors import choice
 from tapas.heads.adaptive import AdaptiveSoftmax
 from tapas.heads.adaptive_importance import AdaptiveImportance
 from tapas.heads.base import Head
@@ -22,6 +23,7 @@ from tapas.heads.in_batch import InBatchSoftmax, MixedSoftmax
 from tapas.heads.nce import NCE
 from tapas.heads.negative_sampling import NegativeSampling
 from tapas.heads.one_vs_all import OneVsAll
+from tapas.heads.own_method import OWN_METHODS, import_method, imported_method, is_own
 from tapas.heads.partitioned import PartitionedSoftmax
 from tapas.heads.sampled import SampledSoftmax
 from tapas.heads.scalable_cross_entropy import ScalableCrossEntropy
@@ -40,6 +42,17 @@ def _find_methods() -> dict[str, type[Head]]:
 
 
 METHODS = _find_methods()
+
+
+def method_class(name: str) -> type[Head]:
+    """The class of the method `name`, which may be an imported one of the user's own."""
+    return imported_method(name) if is_own(name) else choice("head.method", name, METHODS)
+
+
+def known_methods() -> dict[str, type[Head]]:
+    """`METHODS` and the methods of the user's own that were imported."""
+    return {**METHODS, **OWN_METHODS}
+
 
 __all__ = [
     "GBCE",
@@ -68,4 +81,5 @@ __all__ = [
     "TwoLevelSoftmax",
     "citation",
     "ids_of_multi_hot",
+    "import_method",
 ]

@@ -46,8 +46,8 @@ class Head(ExactState, ABC):
 
     method: ClassVar[str]  # name in a configuration
     title: ClassVar[str]  # name in a sentence
-    paper: ClassVar[str]  # authors and year; empty if there is nothing to cite
-    bibtex: ClassVar[tuple[str, ...]]  # keys of the papers to cite, in bibliography.bib
+    paper: ClassVar[str] = ""  # authors and year; empty if there is nothing to cite
+    bibtex: ClassVar[tuple[str, ...]] = ()  # keys of the papers to cite, in bibliography.bib
     options: ClassVar[Options] = {}  # by name of the constructor's argument
     reads: ClassVar[frozenset[str]] = frozenset()  # of `BuildContext`: counts, pairs, upcoming
     every_row: ClassVar[bool] = False  # a step reads and moves the rows of all classes

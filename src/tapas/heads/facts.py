@@ -24,6 +24,7 @@ MOST_SAMPLES = 1_000
 ALPHAS = (0.75, 1.0, 0.5, 0.0)  # power-raised, unigram, in between, uniform
 UNIFORM_FIRST = (0.0, 0.75, 1.0, 0.5)  # for methods whose papers draw uniformly
 Pairs = tuple[Tensor, Tensor, Tensor]  # previous class, next class, count: (P,) each
+_WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Option:
     """
 
     default: Any  # None: chosen when the head is built
-    kind: type | tuple[str, ...]  # int, float, or the strings allowed
+    kind: type | tuple[str, ...]  # int, float, bool, str, or the strings allowed
     low: float | None = None  # least value; None is no bound
     high: float | None = None
     search: tuple[float, ...] = ()  # values that `tapas compare` tries
@@ -52,10 +53,11 @@ class Option:
             choice(name, value, dict.fromkeys(self.kind))
             return value
         allowed = (int, float) if self.kind is float else (self.kind,)
-        if isinstance(value, bool) or not isinstance(value, allowed):
-            words = "an integer" if self.kind is int else "a number"
-            raise UsageError(f"{name} must be {words}, got {value!r}.")
+        if isinstance(value, bool) != (self.kind is bool) or not isinstance(value, allowed):
+            raise UsageError(f"{name} must be {_WORDS[self.kind]}, got {value!r}.")
         value = self.kind(value)
+        if self.kind in (bool, str):
+            return value
         low = -inf if self.low is None else self.low
         high = inf if self.high is None else self.high
         if not low <= value <= high:  # also true of NaN

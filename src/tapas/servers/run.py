@@ -56,7 +56,7 @@ def train(
     with exclusive(out):
         status(_describe_start(config, split))
         with _trainer(run, split, None, start_peers) as trainer:
-            return trainer.run(on_progress=on_progress, should_stop=should_stop)
+            return trainer.run(on_progress=on_progress, should_stop=should_stop, status=status)
 
 
 def resume(
@@ -88,7 +88,7 @@ def resume(
         status(describe_resume(checkpoint))
         status(_describe_start(run.config, split))
         with _trainer(run, split, checkpoint, start_peers) as trainer:
-            return trainer.run(on_progress=on_progress, should_stop=should_stop)
+            return trainer.run(on_progress=on_progress, should_stop=should_stop, status=status)
 
 
 def _describe_start(config: TrainConfig, split: Split) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tapas.data.description import Description, describe
 from tapas.data.times import TEXT_POSITION
+from tapas.heads.own_method import is_own
 from tapas.training.config import HeadConfig
 from tapas.training.run_folder import CONFIG, RunFolder
 
@@ -39,7 +40,7 @@ def advise(
     of the run.
     """
     head = head or HeadConfig()
-    full_fits = found.num_items < FEW_ITEMS and head.method != "full"
+    full_fits = found.num_items < FEW_ITEMS and head.method != "full" and not is_own(head.method)
     can_copy = full_fits or (
         head.kind.estimates_probabilities and head.options.get("selection") != "top"
     )
@@ -50,7 +51,7 @@ def advise(
         advice.append(Advice(("--copy",), reason))
     if full_fits:
         reason = f"with {found.num_items:,} items a full softmax is exact and fast enough"
-        advice.append(Advice(("--set", "head.method=full"), reason))
+        advice.append(Advice(("--method", "full"), reason))
     return advice
 
 
@@ -62,7 +63,9 @@ def advise_run(run: RunFolder, *, better: Collection[str] = ()) -> list[Advice]:
 def run_again(run: RunFolder) -> list[str]:
     """The command that trains with the settings of `run` once more, into another folder."""
     path = str(run.path)
-    return ["tapas", "train", "--config", f"{path}/{CONFIG}", "--out", f"{path}-2"]
+    method = run.config.head.method
+    named = ["--method", method] if is_own(method) else []
+    return ["tapas", "train", "--config", f"{path}/{CONFIG}", "--out", f"{path}-2", *named]
 
 
 def next_training(

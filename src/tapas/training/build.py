@@ -122,6 +122,7 @@ def resolve_config(config: TrainConfig, log: EventLog, split: Split) -> tuple[Tr
         positions=config.head.positions,
         batch_size=config.loop.batch,
         seed=config.loop.seed,
+        weights=log.weights,
     )
     return with_defaults(config, log.num_items, windows), windows
 

@@ -14,8 +14,9 @@ from typing import Any
 from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig
 from tapas.errors import UsageError, choice
-from tapas.heads import METHODS, FlatHead, Head
+from tapas.heads import FlatHead, Head, known_methods, method_class
 from tapas.heads.facts import check_options
+from tapas.heads.own_method import is_own
 
 JSON = str | int | float | bool | None | list[str]
 RENAMED = {"model": {"repeats": "copy"}}  # by section: names of earlier versions
@@ -50,8 +51,9 @@ class HeadConfig:
     positions: str = "all"  # predict at "all" baskets of a window, or only at the "last"
 
     def __post_init__(self) -> None:
-        choice("head.method", self.method, METHODS)
-        object.__setattr__(self, "options", check_options(self.method, self.options, METHODS))
+        method_class(self.method)
+        checked = check_options(self.method, self.options, known_methods())
+        object.__setattr__(self, "options", checked)
         at_least("head.next_items", self.next_items, 1)
         within("head.target_decay", self.target_decay, 1e-6, 1)
         one_of("head.positions", self.positions, ("all", "last"))
@@ -64,9 +66,9 @@ class HeadConfig:
         50
         """
         shared = {f.name: f.type for f in fields(cls) if f.name != "options"}
-        kind = choice("head.method", str(table.get("method", "tapas")), METHODS)
+        kind = method_class(str(table.get("method", "tapas")))
         for name in table:
-            if not any(name in other.options for other in METHODS.values()):
+            if not any(name in other.options for other in known_methods().values()):
                 choice("name in [head]", name, {**shared, **kind.options})
         options = {name: value for name, value in table.items() if name not in shared}
         rest = {n: _typed(f"head.{n}", v, shared[n]) for n, v in table.items() if n in shared}
@@ -83,7 +85,7 @@ class HeadConfig:
     @property
     def kind(self) -> type[Head]:
         """The class of the method."""
-        return METHODS[self.method]
+        return method_class(self.method)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,6 +197,11 @@ class TrainConfig:
     def __post_init__(self) -> None:
         kind, method, options = self.head.kind, self.head.method, self.head.options
         has_rows = issubclass(kind, FlatHead)
+        if self.service.servers and is_own(method):
+            raise UsageError(
+                f"the workers on Ray cannot import '{method}', a method of your own: train it in "
+                "one process or with torchrun, without --servers."
+            )
         if self.service.servers and (kind.learns_state or not has_rows):
             what = "learns state besides its rows" if has_rows else "has no rows for servers"
             raise UsageError(
@@ -276,8 +283,9 @@ def for_method(
     For a method on the command line that replaces the one of the file.
     """
     found = {section: dict(table) for section, table in tables.items()}
-    if kind := METHODS.get(str(method)):
-        others = {name for other in METHODS.values() for name in other.options} - {*kind.options}
+    methods = known_methods()
+    if kind := methods.get(str(method)):
+        others = {name for other in methods.values() for name in other.options} - {*kind.options}
         found["head"] = {n: v for n, v in found.get("head", {}).items() if n not in others}
     return found
 

@@ -53,8 +53,8 @@ def grow_run(
     """Create the run `out` from `run` with the log in `files`, read with the same options.
 
     It starts from the checkpoint of `step`, by default the best, or the newest if none is marked
-    as best. `columns` gives the columns (user, item, time) that have other names in the new log.
-    Raises UsageError if the method cannot grow or no known item is in the new log.
+    as best. `columns` gives the columns (user, item, time, weight) that have other names in the
+    new log. Raises UsageError if the method cannot grow or no known item is in the new log.
     """
     check_can_grow(run.config)
     check_free(out)

@@ -1,6 +1,6 @@
 """The journal of a run: evaluations and other events as JSON lines and TensorBoard scalars.
 
-{"step": 400, "event": "train", "loss": 3.25, "seconds": 12.5}
+{"step": 400, "event": "evaluate", "time": "2026-11-17T09:30:00+01:00", "train_loss": 3.25}
 """
 
 import errno
@@ -10,6 +10,7 @@ import os
 import time
 import warnings
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -25,7 +26,7 @@ Value = float | int | str | None
 
 
 class Journal:
-    """Writes one JSON object per line: {"step": ..., "event": "evaluate", **numbers}.
+    """Writes one JSON object per line: {"step": ..., "event": ..., "time": ..., **numbers}.
 
     With `tensorboard`, the same numbers are written as scalars named event/number. An existing
     journal is continued; with `resume_at`, entries of later steps are removed first, here and in
@@ -55,7 +56,8 @@ class Journal:
         if odd:
             plain |= dict.fromkeys(odd)
             plain["not_finite"] = ", ".join(f"{name}={value}" for name, value in odd.items())
-        self._append(json.dumps({"step": int(step), "event": event, **plain}) + "\n")
+        now = datetime.now().astimezone().isoformat(timespec="seconds")  # with the offset to UTC
+        self._append(json.dumps({"step": int(step), "event": event, "time": now, **plain}) + "\n")
         if self._scalars is not None:
             for name, value in (plain | odd).items():
                 if isinstance(value, int | float):

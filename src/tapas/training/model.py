@@ -103,18 +103,22 @@ class SequenceModel(nn.Module):
         query = states.flatten(0, 1).index_select(0, query_index)
         before = items.reshape(-1)[query_index] if self.head.wants_context else None
         if self.copy is None:
-            weight = (
-                None if self.target_decay == 1 else target_weights(batch.target, self.target_decay)
-            )
+            is_plain = self.target_decay == 1 and batch.weight is None
+            weight = None if is_plain else self._target_weights(batch, batch.target)
             loss: Tensor = self.head(query, batch.target, weight, context=before)
             return loss
         target = batch.target.to(device)
         softmax = self.head.sampled_log_prob(query, target, context=before)  # type: ignore[operator]
         copies: CopyDistribution = self.copy(query, x, items, query_index)
         log_prob = copies.log_prob(softmax, target).masked_fill(target < 0, 0.0)
-        cost = -(log_prob * target_weights(target, self.target_decay)).sum(dim=1)
+        cost = -(log_prob * self._target_weights(batch, target)).sum(dim=1)
         mean_size = self.head.ranks.mean(len(cost))
         return cost.mean() if mean_size == len(cost) else cost.sum() / mean_size
+
+    def _target_weights(self, batch: SequenceBatch, target: Tensor) -> Tensor:
+        """Weights (Q, L) of `target` (Q, L), on its device: those of its place and of its event."""
+        weight = target_weights(target, self.target_decay)
+        return weight if batch.weight is None else weight * batch.weight.to(target.device)
 
     @torch.no_grad()
     def query(self, items: Tensor, lengths: Tensor) -> Tensor:

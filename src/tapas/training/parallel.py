@@ -21,6 +21,7 @@ def local_batch(ranks: Ranks, batch: SequenceBatch) -> SequenceBatch:
         lengths=batch.lengths[first:last],
         query_index=batch.query_index[mine] - first * width,
         target=batch.target[mine],
+        weight=None if batch.weight is None else batch.weight[mine],
     )
 
 

@@ -64,7 +64,7 @@ def train(
     with exclusive(out) if ranks.is_main else nullcontext():
         status(_describe_start(setup.config, split, ranks))
         with _trainer(run, split, setup, None, ranks) as trainer:
-            return trainer.run(on_progress=on_progress, should_stop=should_stop)
+            return trainer.run(on_progress=on_progress, should_stop=should_stop, status=status)
 
 
 def resume(
@@ -72,6 +72,7 @@ def resume(
     *,
     step: int | None = None,
     service: ServiceConfig | None = None,
+    restarts: int = 0,
     ranks: Ranks = ONE_PROCESS,
     status: Status = lambda words: None,
     on_progress: OnProgress = lambda progress: None,
@@ -80,7 +81,8 @@ def resume(
     """Continue from the newest checkpoint, or from that of `step`, to the end of the run.
 
     The result is the same as without the interruption. `service` replaces that of the run:
-    `ServiceConfig()` continues a run of servers in this process.
+    `ServiceConfig()` continues a run of servers in this process. `restarts`, how often torchrun
+    has restarted this job, is told to the user and the journal.
     """
     run = reopen(folder, service)
     _check_no_servers(run.config)
@@ -94,10 +96,15 @@ def resume(
             ranks.last_checkpoint = f"step {checkpoint.step} in {run.checkpoints.folder}"
         if service is not None and ranks.is_main:
             write_config(run)
+        if restarts:
+            status(f"Warning: torchrun has restarted all ranks (restart {restarts}).")
         status(describe_resume(checkpoint))
         status(_describe_start(setup.config, split, ranks))
         with _trainer(run, split, setup, checkpoint, ranks) as trainer:
-            return trainer.run(on_progress=on_progress, should_stop=should_stop)
+            if restarts:
+                number = checkpoint.step if checkpoint else 0
+                trainer.journal.write(number, "restart", process="all ranks", restarts=restarts)
+            return trainer.run(on_progress=on_progress, should_stop=should_stop, status=status)
 
 
 def read_log(

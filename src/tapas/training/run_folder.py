@@ -26,6 +26,7 @@ from tapas.checkpoints.describe import CHECKPOINTS
 from tapas.checkpoints.folder import CheckpointFolder
 from tapas.data.event_log import EventLog
 from tapas.errors import DataError, UsageError
+from tapas.heads.own_method import NotImportedError
 from tapas.training.config import TrainConfig, as_toml, build_config, read_toml
 from tapas.version import __version__
 
@@ -159,6 +160,8 @@ def open_run(path: Path) -> RunFolder:
         )
     try:
         config = build_config(read_toml(path / CONFIG))
+    except NotImportedError as error:
+        raise UsageError(f"{path}: {error}") from None
     except UsageError as error:
         raise UsageError(
             f"the settings of the run in {path} cannot be used: {error} Correct {path / CONFIG}, "

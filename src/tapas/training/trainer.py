@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tapas.checkpoints.folder import Checkpoint, CheckpointFolder
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.training.config import LoopConfig
-from tapas.training.journal import Journal
+from tapas.training.journal import Journal, Value
 from tapas.training.model import SequenceModel
 from tapas.training.step import StepRunner
 
@@ -27,6 +27,8 @@ class Progress:
     steps: int
     loss: float  # mean since the last line of the journal; NaN before the first step
     best: float | None  # MAP@20 on validation
+    evaluated: float | None = None  # MAP@20 of the evaluation that was just made
+    is_best: bool = False  # whether that is better than all before it
 
 
 @dataclass(slots=True)
@@ -81,19 +83,22 @@ class Trainer:
         *,
         on_progress: Callable[[Progress], None] = lambda progress: None,
         should_stop: Callable[[], bool] = lambda: False,
+        status: Callable[[str], None] = lambda words: None,
     ) -> TrainResult:
+        """Train until the end; `status` is called with a sentence for each process that died."""
         state, saved_at = self.state, time.monotonic()
+        self._on_progress, self._status = on_progress, status
         on_progress(Progress(state.step, self.num_steps, math.nan, state.best))
         while state.step < self.num_steps:
             if self._has_stalled():
                 return self._result("no_improvement")
             self._count(self.steps.run_step(state.step, self._next_evaluation()))
-            mean = state.loss_sum / state.loss_steps
             evaluated = self._is_due()
             if evaluated:
                 self._save(best=self._evaluate())
                 saved_at = time.monotonic()
-            if evaluated or state.step % REPORT_EVERY == 0:
+            elif state.step % REPORT_EVERY == 0:
+                mean = state.loss_sum / state.loss_steps
                 on_progress(Progress(state.step, self.num_steps, mean, state.best))
             overdue = time.monotonic() - saved_at > self.loop.checkpoint_seconds
             # all ranks must agree, although signals and clocks differ
@@ -134,12 +139,15 @@ class Trainer:
         # metrics are means of float32 values: 7 digits are all that they have
         shown = {name: float(f"{value:.7g}") for name, value in numbers.items()}
         self.journal.write(state.step, "evaluate", train_loss=mean, **shown)
-        if state.best is not None and numbers["map@20"] <= state.best:
-            state.evaluations_since_best += 1
-            return False
-        state.best, state.best_step = numbers["map@20"], state.step
-        state.evaluations_since_best = 0
-        return True
+        value = numbers["map@20"]
+        is_best = state.best is None or not value <= state.best
+        if is_best:
+            state.best, state.best_step = value, state.step
+        state.evaluations_since_best = 0 if is_best else state.evaluations_since_best + 1
+        self._on_progress(
+            Progress(state.step, self.num_steps, mean, state.best, value, is_best=is_best)
+        )
+        return is_best
 
     def _has_stalled(self) -> bool:
         return self.state.evaluations_since_best >= self.loop.patience
@@ -151,8 +159,17 @@ class Trainer:
         self.steps.save(self.checkpoints, step, {"progress": progress}, best=best)
         for event, numbers in self.steps.events():
             self.journal.write(step, event, **numbers)
+            if event == "restart":
+                self._status(_describe_restart(**numbers))
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Continue from `checkpoint`."""
         self.steps.resume(checkpoint)
         self.state = TrainerState(**checkpoint.state["progress"])
+
+
+def _describe_restart(process: Value, rolled_back_updates: Value) -> str:
+    if not rolled_back_updates:
+        return f"Warning: {process} died and was restarted; no updates were lost."
+    lost = "1 update was" if rolled_back_updates == 1 else f"{rolled_back_updates:,} updates were"
+    return f"Warning: {process} died and was restarted from the last checkpoint; {lost} lost."

@@ -1,4 +1,4 @@
-"""Processes of a pool end with their parent."""
+"""Processes of a pool have the methods of their parent, and end with it."""
 
 import os
 import signal
@@ -15,6 +15,11 @@ from pathlib import Path
 
 from tapas.comparison.process_pool import run_missing
 from tapas.comparison.ledger import Ledger
+from tapas.heads import FullSoftmax, import_method, method_class
+
+
+class Mine(FullSoftmax):
+    pass
 
 
 class Run:
@@ -26,6 +31,7 @@ class Run:
 
 
 def execute(run):
+    method_class("parent:Mine")  # imported here, too
     Path(sys.argv[1], f"{os.getpid()}").touch()
     while len(list(Path(sys.argv[1]).iterdir())) < 2:  # each of the two has begun one
         time.sleep(0.05)
@@ -34,6 +40,7 @@ def execute(run):
 
 
 if __name__ == "__main__":
+    import_method("parent:Mine")
     runs = [Run("short"), Run("long")]
     run_missing(Ledger(Path(sys.argv[1]) / "x"), runs, execute, lambda *_: None, workers=2)
 """

@@ -2,17 +2,23 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from oracle.command_line import write_chain
 
 from tapas.comparison import runs
 from tapas.comparison.config import quick
 from tapas.comparison.runs import MOMENTS, CompareRun, build_run, execute, find_log, open_log
 from tapas.data.source import LogSource
+from tapas.data.splits import SplitConfig
 from tapas.errors import DataError, UsageError
+from tapas.evaluation.baselines import title_of
+from tapas.evaluation.evaluate import evaluate
 from tapas.evaluation.intervals import block_bootstrap
+from tapas.evaluation.ranked_lists import ListOptions
 
 CONFIG = quick()
 RUN = CompareRun(contender="sampled", rows_lr=0.3, knob=0.5, num_samples=16, steps=8,
@@ -26,8 +32,8 @@ def result(cache):
 
 def test_a_result_is_complete_and_its_curve_is_over_seconds_at_the_measured_pace(result):
     assert set(result) == {
-        "key", "run", "map@20", "precision@1", "recall@20", "ndcg@10", "loss", "blocks", "buckets",
-        "coverage", "seconds", "wall_seconds", "train_wall_seconds", "peak_bytes",
+        "key", "run", "map@20", "precision@1", "recall@20", "ndcg@10", "ndcg@20", "loss", "blocks",
+        "buckets", "coverage", "seconds", "wall_seconds", "train_wall_seconds", "peak_bytes",
         "scores_per_example", "curve", "curve_points", "best_share",
     }  # fmt: skip
     assert json.loads(json.dumps(result)) == result
@@ -35,7 +41,7 @@ def test_a_result_is_complete_and_its_curve_is_over_seconds_at_the_measured_pace
     assert result["seconds"] == 8 * 0.25
     assert result["scores_per_example"] == 16
     assert result["peak_bytes"] is None or result["peak_bytes"] > 10**7
-    for metric in ("map@20", "loss", "precision@1", "recall@20"):
+    for metric in ("map@20", "loss", "precision@1", "recall@20", "ndcg@20"):
         assert block_bootstrap([result], metric).mean == pytest.approx(result[metric], abs=2e-5)
     steps = sorted({max(1, round(8 * moment)) for moment in MOMENTS})
     assert [at["step"] for at in result["curve"]] == steps
@@ -88,32 +94,31 @@ def test_the_same_seed_has_the_same_batches_with_every_method(cache):
 @pytest.mark.parametrize("points", ["validation", "test"])
 def test_a_run_is_scored_only_at_points_of_its_split(points, cache, monkeypatch):
     split = open_log(CONFIG, cache).split
-    spread_over, ranked = [], []
-    spread, rank = runs.spread_points, runs.PointEvaluator.rank
+    sampled_from, ranked = [], []
+    sample, rank = runs.sample_users, runs.PointEvaluator.rank
 
-    def watched_spread(log, held_out, most, **more):
-        spread_over.append(held_out)
-        return spread(log, held_out, most, **more)
+    def watched_sample(held_out, most):
+        sampled_from.append(held_out)
+        return sample(held_out, most)
 
     def watched_rank(self, model, most):
         ranked.append(self.points)
         return rank(self, model, most)
 
-    monkeypatch.setattr(runs, "spread_points", watched_spread)
+    monkeypatch.setattr(runs, "sample_users", watched_sample)
     monkeypatch.setattr(runs.PointEvaluator, "rank", watched_rank)
     result = execute(replace(RUN, points=points), CONFIG, cache)
     if points == "validation":  # a trial never sees test points
-        assert [held_out is split.validation for held_out in spread_over] == [True]
+        assert [held_out is split.validation for held_out in sampled_from] == [True]
     else:
-        assert [held_out is split.test for held_out in spread_over] == [True, False]
-        assert spread_over[1] is split.validation  # to choose the best moment
+        assert [held_out is split.test for held_out in sampled_from] == [True, False]
+        assert sampled_from[1] is split.validation  # to choose the best moment
         ranked = ranked[-1:]  # the final scores
     mine = getattr(split, points)
     first = dict(zip(mine.user, mine.point, strict=True))
-    last = dict(zip(mine.user, mine.limit, strict=True))
     for scored in ranked:
-        inside = [first[u] <= p < last[u] for u, p in zip(scored.user, scored.point, strict=True)]
-        assert all(inside)
+        assert len(set(scored.user.tolist())) == len(scored)  # one point of each user
+        assert all(first[u] == p for u, p in zip(scored.user, scored.point, strict=True))
     assert (result["curve"] == []) == (points == "validation")
 
 
@@ -176,10 +181,44 @@ def test_training_takes_every_step_once_and_ends_with_the_best_model(cache, qual
     assert not torch.equal(seen[0][2], seen[2][2])
 
 
+def test_compare_and_evaluate_have_the_same_numbers_for_counting(tmp_path):
+    """One log with rare items and one split: one point a user, the same targets and metrics."""
+    file = write_chain(tmp_path / "log.parquet", num_users=23, num_items=31, num_baskets=9)
+    source = LogSource(files=(str(file),), min_count=12, rare="fold")
+    config = replace(CONFIG, made=None, log=source, split=SplitConfig(kind="last"), points=19)
+    opened = open_log(config, tmp_path)
+    rare = opened.log.item_keys.rare_id
+    assert rare is not None
+    assert len(opened.split.test) == 23
+
+    class Blind:
+        """A model that lists nothing: only the baselines count."""
+
+        def predict(self, items, lengths):
+            none = torch.full((len(items), 20), -1)
+            return SimpleNamespace(
+                num_classes=20, topk=lambda k, exclude: (none, none),
+                log_prob=lambda ids: torch.zeros(ids.shape),
+            )  # fmt: skip
+
+    judged = evaluate(
+        Blind(), opened.log, opened.split, ListOptions(20, excluded_class=rare),
+        num_targets=runs.NEXT_ITEMS, limit=19,
+    )  # fmt: skip
+    for name in runs.COUNTING:
+        found = execute(CompareRun(contender=name), config, tmp_path)
+        theirs = judged.scores[title_of(name)]
+        assert sum(found["blocks"]["points"]) == theirs.num_examples == 19
+        for metric in ("map@20", "recall@20", "ndcg@20", "precision@1"):
+            assert found[metric] == round(theirs.metrics[metric].mean, 6)
+        assert found["coverage"] == theirs.coverage
+    assert judged.scores["co-occurrence"].metrics["map@20"].mean > 0.1
+
+
 @pytest.mark.parametrize("name", runs.COUNTING)
 def test_counting_gives_distinct_items_and_favourites_are_from_the_history(name, cache):
     opened = open_log(CONFIG, cache)
-    points = runs.spread_points(opened.log, opened.split.test, 50)
+    points = runs.sample_users(opened.split.test, 50)
     ranked = runs.rank_by_counting(name, opened.log, opened.split, points)
     assert ranked.shape == (len(points), 20)
     for row in ranked:

@@ -122,8 +122,13 @@ def config_of(found):
 
 
 def of_today(found):
-    """The settings that would be written now for the same comparison and sizes of log."""
-    return question(config_of(found), found["num_samples"]) | {"sizes": found["sizes"]}
+    """The settings that would be written now for the same comparison and sizes of log.
+
+    Without the points: those of the committed results are several of each user.
+    """
+    now = question(config_of(found), found["num_samples"]) | {"sizes": found["sizes"]}
+    assert now.pop("points_per_user") == "one"
+    return now
 
 
 @pytest.mark.parametrize("path", FOLDERS, ids=lambda path: path.parent.name)

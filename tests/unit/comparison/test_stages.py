@@ -93,7 +93,8 @@ def test_it_continues_where_it_stopped(after, tmp_path, cache, monkeypatch):
 def test_two_comparisons_in_one_folder_at_once_are_an_error(tmp_path, cache):
     out = tmp_path / "out"
     out.mkdir()
-    check_settings(out / "settings.json", CONFIG, open_log(CONFIG, cache).log)
+    opened = open_log(CONFIG, cache)
+    check_settings(out / "settings.json", CONFIG, opened.log, opened.split)
     with (
         exclusive(out, "settings.json"),
         pytest.raises(UsageError, match=r"^another process is training in .*out\. Wait until"),
@@ -134,11 +135,26 @@ def test_another_machine_may_continue_and_damaged_settings_are_an_error(
     out, cache, monkeypatch, tmp_path
 ):
     monkeypatch.setattr(os, "cpu_count", lambda: 77)
-    log = open_log(CONFIG, cache).log
-    check_settings(out / "settings.json", CONFIG, log)
+    opened = open_log(CONFIG, cache)
+    check_settings(out / "settings.json", CONFIG, opened.log, opened.split)
     (tmp_path / "settings.json").write_text("{")
     with pytest.raises(DataError, match=r"settings\.json cannot be read as the settings of the re"):
-        check_settings(tmp_path / "settings.json", CONFIG, log)
+        check_settings(tmp_path / "settings.json", CONFIG, opened.log, opened.split)
+
+
+def test_results_at_other_points_are_not_continued(out, cache, tmp_path):
+    """A folder of an earlier version, which judged at several points of each user."""
+    found = json.loads((out / "settings.json").read_text())
+    assert found.pop("points_per_user") == "one"
+    (tmp_path / "settings.json").write_text(json.dumps(found))
+    opened = open_log(CONFIG, cache)
+    with pytest.raises(UsageError) as error:
+        check_settings(tmp_path / "settings.json", CONFIG, opened.log, opened.split)
+    assert str(error.value) == (
+        f"the results in {tmp_path} are of an earlier version, which judged at several points of "
+        "each user; today's would not be comparable. Choose another folder with --out; --draw "
+        "still draws the old results."
+    )
 
 
 def test_every_stage_reports_progress_and_threads_are_restored(tmp_path, cache):

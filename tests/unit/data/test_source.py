@@ -57,7 +57,19 @@ def test_the_cache_key_changes_with_options_contents_and_modification_times(tmp_
     keys.append(LogSource(files=files).cache_key(1))
     os.utime(file, ns=(5, 6))
     keys.append(LogSource(files=files).cache_key(1))
+    keys.append(LogSource(files=files, weight="rating").cache_key(1))
     assert len(set(keys)) == len(keys)
+
+
+def test_fields_added_later_are_no_part_of_the_cache_key_at_their_defaults(tmp_path, monkeypatch):
+    """Otherwise every log would be prepared again after an update."""
+    file = tmp_path / "a.csv"
+    file.write_text("user,item\n1,2\n")
+    os.utime(file, ns=(5, 5))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Path, "resolve", lambda path: path)
+    key = LogSource(files=("a.csv",)).cache_key(1)
+    assert key == "81ee40f535eb9a12d406c43f652f8c56"
 
 
 def resolve(present, **options):

@@ -86,6 +86,29 @@ def test_epochs_have_different_orders_and_a_batch_depends_only_on_its_number():
     assert sorted(orders[0].tolist()) == sorted(set(orders[0].tolist()))
 
 
+@given(users, st.sampled_from(["all", "last"]), st.integers(1, 3))
+def test_targets_carry_the_weights_of_their_events_divided_by_the_mean(log, positions, next_items):
+    items, times, offsets, train_end = arrays_of(log)
+    items = np.arange(len(items))  # item ids are event numbers
+    if not predictions(items, times, offsets, train_end, next_items):
+        return
+    weights = (1 + items % 4).astype(np.float32)
+    training = [i for u, end in enumerate(train_end) for i in range(offsets[u], end)]
+    mean = weights[training].mean()
+    windows = Windows(
+        items, times, offsets, train_end, length=3, next_items=next_items, positions=positions,
+        batch_size=2, weights=weights,
+    )  # fmt: skip
+    for number in range(windows.steps_per_epoch):
+        batch = windows.batch(number)
+        want = torch.from_numpy(weights / mean)[batch.target.clamp(min=0)] * (batch.target >= 0)
+        torch.testing.assert_close(batch.weight, want)
+    equal = np.full(len(items), 0.1, dtype=np.float32)
+    windows = Windows(items, times, offsets, train_end, next_items=next_items, weights=equal)
+    batch = windows.batch(0)
+    assert torch.equal(batch.weight, (batch.target >= 0).float())
+
+
 def test_positions_other_than_all_and_last_are_refused():
     with raises_text("positions must be all or last, got 'first'."):
         Windows(*arrays_of([([(1, 1), (2, 1)], 2)]), positions="first")

@@ -10,7 +10,13 @@ from scipy import stats
 
 from tapas.data.event_log import EventLog
 from tapas.data.splits import EvalPoints
-from tapas.evaluation.points import NUM_BLOCKS, block_sums, spread_points
+from tapas.evaluation.points import (
+    NUM_BLOCKS,
+    block_sums,
+    describe_points,
+    sample_users,
+    spread_points,
+)
 
 
 def a_log(users):
@@ -54,6 +60,25 @@ def spread(users, most, seed=0):
 def as_tuples(points):
     parts = (part.tolist() for part in (points.user, points.point, points.limit))
     return list(zip(*parts, strict=True))
+
+
+def test_a_sample_of_users_keeps_their_first_points_and_smaller_samples_begin_larger_ones():
+    held_out = hold_out([[1, 2, 1]] * 40)
+    whole = as_tuples(sample_users(held_out, 99))
+    assert sorted(whole) == as_tuples(held_out)
+    assert whole != as_tuples(held_out)
+    for most in (1, 7, 40):
+        assert as_tuples(sample_users(held_out, most)) == whole[:most]
+    assert len(sample_users(held_out[:0], 5)) == 0
+
+
+def test_points_in_words():
+    assert describe_points(1, 1, 1, 9) == (
+        "1 user, one point each; the next item of each is to be found among all 9."
+    )
+    assert describe_points(3_000, 41_000, 5, 9_999).startswith(
+        "3,000 of 41,000 users, one point each; the next 5 items of each are "
+    )
 
 
 @given(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from oracle.command_line import write_chain
+from oracle.command_line import with_quantities, write_chain
 
 from tapas import DataError, PeerError, UsageError
 from tapas.data.source import LogSource
@@ -39,12 +39,13 @@ def start_peers(kind, factories, **options):
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
     folder = tmp_path_factory.mktemp("chain")
-    return write_chain(folder / "chain.parquet", num_users=19, num_items=53, num_baskets=6)
+    file = write_chain(folder / "chain.parquet", num_users=19, num_items=53, num_baskets=6)
+    return with_quantities(file)
 
 
 def configs(file):
     plain = TrainConfig(
-        log=LogSource(files=(str(file),)),
+        log=LogSource(files=(str(file),), weight="quantity"),
         model=ModelConfig(dim=4, history=6),
         head=HeadConfig.of(num_samples=11, presample_factor=3, next_items=3),
         loop=LOOP,

@@ -27,9 +27,7 @@ LOG = Description(
 )
 REPEATING = replace(LOG, repeats=0.413)
 COPY = Advice(("--copy",), "41 % of events repeat an item that the user had before")
-FULL = Advice(
-    ("--set", "head.method=full"), "with 9,999 items a full softmax is exact and fast enough"
-)
+FULL = Advice(("--method", "full"), "with 9,999 items a full softmax is exact and fast enough")
 
 
 def test_a_log_that_fits_the_defaults_needs_no_advice():
@@ -68,11 +66,14 @@ def test_few_items_call_for_the_full_softmax():
 
 
 def test_the_next_command_has_all_options_and_each_has_its_reason():
-    command = run_again(SimpleNamespace(path="my run"))
+    head = SimpleNamespace(method="tapas")
+    command = run_again(SimpleNamespace(path="my run", config=SimpleNamespace(head=head)))
     assert next_training(command, [COPY, FULL], first="Try") == [
-        "Try: tapas train --config 'my run/config.toml' --out 'my run-2' --copy "
-        "--set head.method=full",
+        "Try: tapas train --config 'my run/config.toml' --out 'my run-2' --copy --method full",
         "  --copy: 41 % of events repeat an item that the user had before",
-        "  --set head.method=full: with 9,999 items a full softmax is exact and fast enough",
+        "  --method full: with 9,999 items a full softmax is exact and fast enough",
     ]
     assert next_training(["tapas", "train"], []) == ["Next: tapas train"]
+    head.method = "mine:Own"
+    own = run_again(SimpleNamespace(path="run", config=SimpleNamespace(head=head)))
+    assert own[-2:] == ["--method", "mine:Own"]

@@ -5,6 +5,7 @@ import math
 import re
 import sys
 import warnings
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
@@ -49,7 +50,10 @@ def test_nan_and_inf_become_null_and_are_listed(tmp_path):
         journal.write(1, "train", loss=math.nan, norm=-math.inf, rate=np.float32(0.5))
     text = journal.path.read_text()
     assert text.count("\n") == 1
-    assert json.loads(text, parse_constant=refuse) == {
+    found = json.loads(text, parse_constant=refuse)
+    written = datetime.fromisoformat(found.pop("time"))
+    assert abs(datetime.now(UTC) - written) < timedelta(minutes=1)
+    assert found == {
         "step": 1,
         "event": "train",
         "loss": None,
@@ -73,7 +77,7 @@ def test_what_is_written_is_read_back(tmp_path_factory, values):
     for name, value in values.items():
         finite = not isinstance(value, float) or math.isfinite(value)
         assert first[name] == (value if finite else None)
-    assert second == {"step": 6, "event": "train"}
+    assert second.keys() == {"step", "event", "time"}
 
 
 WHOLE = b'{"step": 1, "event": "train"}\n{"step": 2, "event": "train"}\n'
@@ -94,7 +98,9 @@ def test_an_incomplete_last_line_is_ignored_and_then_removed(tmp_path, case, res
     assert [line["step"] for line in read_journal(path)] == [1, 2]
     with plain(tmp_path, resume_at=resume_at) as journal:
         journal.write(3, "train")
-    assert path.read_bytes() == after + b'{"step": 3, "event": "train"}\n'
+    content = path.read_bytes()
+    assert content.startswith(after + b'{"step": 3, "event": "train", "time": ')
+    assert content.count(b"\n") == after.count(b"\n") + 1
 
 
 @pytest.mark.parametrize("bad", ["{broken", "[1, 2]", '{"event": "train"}', '{"step": "1"}', ""])
@@ -122,7 +128,7 @@ def test_a_full_disk_is_an_error_and_leaves_no_partial_line(tmp_path, monkeypatc
             journal.write(step, "train", loss=0.5)
 
     with plain(tmp_path) as journal:
-        with file_size_limit(100), pytest.raises(UsageError) as error:
+        with file_size_limit(200), pytest.raises(UsageError) as error:
             fill(journal)
         journal.write(50, "train")
     start = re.escape(f"cannot write to {journal.path}: ")

@@ -1,6 +1,7 @@
 """The model and its copy part, against plain loops over events and classes."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -117,6 +118,30 @@ def test_the_loss_is_that_of_the_mixture(encoder, separate_inputs, copy, decay):
         pairs = zip(targets, weight, strict=True)
         total -= sum(share * math.log(p[target]) for target, share in pairs if target >= 0)
     assert float(model.loss(BATCH).detach()) == pytest.approx(total / 5, rel=1e-5)
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_an_event_of_weight_2_is_a_target_counted_twice(copy):
+    """Weights of events multiply those of the places, which still sum to 1 without them."""
+    model = build(copy=copy, target_decay=0.5)
+    events = torch.tensor([[2, 1, 0], [0.5, 1, 3], [2, 0, 0], [1, 1, 1], [1, 4, 0]]).float()
+    total = 0.0
+    for place, targets, counts in zip(
+        BATCH.query_index.tolist(), BATCH.target.tolist(), events.tolist(), strict=True
+    ):
+        p = probabilities(model, *divmod(place, T))
+        shares = [0.5**k for k, target in enumerate(targets) if target >= 0]
+        for target, share, count in zip(targets, shares, counts, strict=False):
+            total -= count * share / sum(shares) * math.log(p[target])
+    loss = model.loss(replace(BATCH, weight=events))
+    assert float(loss.detach()) == pytest.approx(total / 5, rel=1e-5)
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_weights_of_1_change_nothing(copy):
+    model = build(copy=copy)
+    ones = replace(BATCH, weight=torch.ones(5, 3))
+    torch.testing.assert_close(model.loss(ones), model.loss(BATCH), rtol=1e-6, atol=0)
 
 
 def test_the_copy_part_starts_with_item_counts_and_half_of_the_probability():

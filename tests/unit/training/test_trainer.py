@@ -166,15 +166,34 @@ def test_the_encoder_is_clipped_and_the_rows_are_not(make):
 
 def test_progress_is_reported(make, tmp_path):
     ticks = []
-    make(Script(0.1, 0.4), steps=4).run(on_progress=ticks.append)
+    make(Script(0.4, 0.1, 0.4), steps=6).run(on_progress=ticks.append)
     journal = [line["train_loss"] for line in read_journal(tmp_path / "journal.jsonl")]
     assert math.isnan(ticks[0].loss)
     assert [tick.loss for tick in ticks[1:]] == journal
-    assert [(tick.step, tick.steps, tick.best) for tick in ticks] == [
-        (0, 4, None),
-        (2, 4, 0.1),
-        (4, 4, 0.4),
+    assert [(t.step, t.steps, t.best, t.evaluated, t.is_best) for t in ticks] == [
+        (0, 6, None, None, False),
+        (2, 6, 0.4, 0.4, True),
+        (4, 6, 0.4, 0.1, False),
+        (6, 6, 0.4, 0.4, False),
     ]
+
+
+@pytest.mark.parametrize(
+    ("process", "lost", "words"),
+    [
+        ("server 0", 1234, "server 0 died and was restarted from the last checkpoint; "
+         "1,234 updates were lost."),
+        ("encoder", 1, "encoder died and was restarted from the last checkpoint; "
+         "1 update was lost."),
+        ("worker 1", 0, "worker 1 died and was restarted; no updates were lost."),
+    ],
+)  # fmt: skip
+def test_a_restarted_process_is_a_warning(make, monkeypatch, process, lost, words):
+    trainer, said = make(Script(0.1), steps=2), []
+    event = {"process": process, "rolled_back_updates": lost}
+    monkeypatch.setattr(trainer.steps, "events", lambda: [("restart", event)])
+    trainer.run(status=said.append)
+    assert said == [f"Warning: {words}"]
 
 
 def test_a_run_folder_that_was_moved_away_is_not_recreated(make, tmp_path):
