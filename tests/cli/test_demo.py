@@ -1,26 +1,30 @@
-"""`tapas demo`: three models, one log, one page; at a size for tests."""
+"""`tapas demo`: three models, one made-up log, one page; at a size for tests."""
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
 from tapas.cli.main import app
 from tapas.comparison import demo as showcase
-from tapas.comparison.page import Marked, Subheading
-from tapas.comparison.synthetic_log import SyntheticLogConfig, describe_group
+from tapas.comparison.listening_log import ListeningLogConfig
+from tapas.comparison.page import Marked
 from tapas.training.run_folder import open_run
 
 pytestmark = pytest.mark.slow
-SMALL = SyntheticLogConfig(num_users=60, num_items=300, num_groups=6, baskets_per_user=12)
+SMALL = ListeningLogConfig(num_listeners=60, serials_per_genre=4, num_songs=30, most_events=61)
 RUNS = ("sampled-softmax", "TAPAS-priority", "TAPAS-with-copying")
+CEILING = "the best that any model could do"
 
 
 def shrink(patch):
-    patch.setattr(showcase, "SyntheticLogConfig", lambda: SMALL)
-    sizes = {"model": {"dim": 8, "history": 10}, "head": {"num_samples": 16}, "loop": {"batch": 8}}
-    patch.setattr(showcase, "SETTINGS", sizes)
+    patch.setattr(showcase, "ListeningLogConfig", lambda: SMALL)
+    sizes = {"model": {"dim": 8, "history": 10}, "head": {"num_samples": 16}}
+    sizes["loop"] = {"batch": 8, "patience": 100}
+    settings = replace(showcase.LISTENING_SETTINGS, shared=sizes)
+    patch.setattr(showcase, "LISTENING_SETTINGS", settings)
 
 
 def invoke(*arguments):
@@ -32,92 +36,92 @@ def done(tmp_path_factory):
     folder = tmp_path_factory.mktemp("done") / "demo"
     with pytest.MonkeyPatch.context() as patch:
         shrink(patch)
-        ended = invoke("--synthetic", "--steps", 20, "--out", folder)
+        patch.setattr(showcase, "find_groceries", lambda: None)
+        ended = invoke("--steps", 20, "--out", folder)
     assert ended.exit_code == 0, ended.output
     return ended, folder
 
 
-def test_the_table_has_all_models_and_three_baselines(done):
+def test_the_table_has_all_models_three_baselines_and_the_best_possible(done):
     ended, _ = done
-    for name in (*showcase.VARIANTS, "most popular", "own most frequent", "co-occurrence"):
+    names = (*showcase.VARIANTS, "most popular", "own most frequent", "co-occurrence", CEILING)
+    for name in names:
         assert re.search(rf"^ *{name} ", ended.stdout, flags=re.MULTILINE), name
+    assert "60 users, one point each" in ended.stdout
     assert "MAP@20 of TAPAS priority minus sampled softmax" in ended.stdout
-    assert "say nothing about sampling" in " ".join(ended.stdout.split())
+    assert "TAPAS with copying is TAPAS priority that can also copy" in ended.stdout
     assert ended.stdout.count("took last") == 3
-    assert "of group" in ended.stdout
+    assert ", episode " in ended.stdout
+    assert "next basket" not in ended.stdout
+
+
+def test_off_a_terminal_lines_tell_the_log_the_progress_and_what_to_do_next(done):
+    ended, folder = done
+    lines = ended.stderr.splitlines()
+    assert lines[0].startswith(
+        'The real log is not installed (pip install "tapas-softmax[demo]"). This log is made up: '
+        "60 listeners each follow 3 serials at a time"
+    )
+    assert "Training model 3 of 3: TAPAS with copying." in lines
+    assert sum(line.startswith("step 20 of 20 · loss ") for line in lines) == 3
+    user = re.search(r"^Listener (\d+)$", ended.stdout, flags=re.MULTILINE)[1]
+    assert lines[-1] == (
+        f"Next: tapas recommend {folder / RUNS[2]} --user {user}. For a log of your own: tapas "
+        "inspect LOG, then tapas train LOG --out run."
+    )
+    again = CliRunner().invoke(app, ["recommend", str(folder / RUNS[2]), "--user", user])
+    assert again.exit_code == 0, again.output
 
 
 def test_the_page_needs_no_other_files_and_has_the_same_numbers(done):
     ended, folder = done
     page = (folder / "report.html").read_text()
     assert page.startswith("<!doctype html>")
+    assert "This log is made up: " in page
     assert "data:image/png;base64," in page
     assert not re.search(r"(src|href)='?http", page)
     results = json.loads((folder / "results.json").read_text())
-    lead = results["lead_map@20"]["mean"]
-    assert f"{lead:+.4f}" in page
-    assert f"{lead:+.4f}" in ended.stdout
-    assert results["ways"]["TAPAS priority"]["scores"]["model"]["num_examples"] > 0
-    assert list(results["training_steps"].values()) == [20, 20, 1]
-    assert results["best"] in results["ways"]
+    ceiling = results["ceiling"]["metrics"]["map@20"]["mean"]
+    for number in (f"{results['lead_map@20']['mean']:+.4f}", f"{ceiling:.4f}"):
+        assert number in page
+        assert number in ended.stdout
+    models = {name: way["scores"]["model"] for name, way in results["ways"].items()}
+    assert all(ceiling > each["metrics"]["map@20"]["high"] for each in models.values())
+    assert list(results["training_steps"].values()) == [20, 20, 20]
+    assert results["best"] in models
 
 
-def test_the_first_two_models_train_for_the_same_steps_and_the_third_for_fewer(done):
+def test_all_models_train_for_the_same_steps_and_are_drawn(done):
     _, folder = done
-    first, second, third = (
-        [
-            json.loads(line)["step"]
-            for line in (folder / name / "journal.jsonl").read_text().splitlines()
-        ]
-        for name in RUNS
-    )
-    assert first == second == list(range(2, 21, 2))
-    assert third == [1]
-    assert [open_run(folder / name).config.model.copy for name in RUNS] == [False, False, True]
+    for name, copies in zip(RUNS, (False, False, True), strict=True):
+        lines = (folder / name / "journal.jsonl").read_text().splitlines()
+        assert [json.loads(line)["step"] for line in lines] == list(range(2, 21, 2))
+        assert open_run(folder / name).config.model.copy is copies
+    assert "is not drawn" not in (folder / "report.html").read_text()
 
 
 def test_the_lists_are_those_of_the_model_that_copies(done):
     ended, folder = done
     page = (folder / "report.html").read_text()
-    words = {key: describe_group(key, SMALL.num_groups) for key in range(SMALL.num_items)}
-    people, others = (showcase.some_people(open_run(folder / name), words) for name in RUNS[:0:-1])
+    log = showcase.DemoLog("", [], {}, "listener", showcase.LISTENING_SETTINGS, has_baskets=False)
+    people, others = (showcase.some_people(open_run(folder / name), log) for name in RUNS[:0:-1])
     assert people != others
     assert ended.stdout.count("recommended by TAPAS with copying") == 3
     assert page.count("recommended by TAPAS with copying") == 3
     for person in people:
         block = page.split(f"<h3>{person.name}</h3>")[1].split("</div></div>")[0]
         listed = re.findall(r"<li( class=hit)?>([^<]*)</li>", block)
-        items = [
-            item
-            for each in person.lists.values()
-            for item in each
-            if not isinstance(item, Subheading)
-        ]
+        items = [item for each in person.lists.values() for item in each]
         assert listed == [(" class=hit" * isinstance(item, Marked), item) for item in items]
 
 
-def test_without_the_real_log_it_makes_one_up_and_draws_the_two_that_share_their_steps(
-    tmp_path, monkeypatch
-):
+def test_json_is_all_that_stdout_carries(tmp_path, monkeypatch):
     shrink(monkeypatch)
-    drawn = []
-
-    def draw(journals):
-        drawn.extend(journals)
-        return b""
-
-    monkeypatch.setattr(showcase, "draw_curves", draw)
-    monkeypatch.setattr(showcase, "find_groceries", lambda: None)
-    ended = invoke("--steps", 2, "--out", tmp_path / "demo", "--json")
+    monkeypatch.setattr(showcase, "draw_curves", lambda journals: b"")
+    ended = invoke("--synthetic", "--steps", 2, "--out", tmp_path / "demo", "--json")
     assert ended.exit_code == 0, ended.output
-    assert json.loads(ended.stdout)["steps"] == 2  # all that stdout carries
-    words = 'The real log is not installed (pip install "tapas-softmax[demo]"). A synthetic log'
-    assert words in ended.stderr
-    assert drawn == ["sampled softmax", "TAPAS priority"]
-    page = (tmp_path / "demo" / "report.html").read_text()
-    assert "TAPAS with copying is not drawn: it takes fewer steps, with larger windows" in page
-    assert "2 steps of 8 windows of up to 10 events." in page
-    assert "1 steps of 16 windows of up to 1,000 events." in page
+    assert json.loads(ended.stdout)["steps"] == 2
+    assert ended.stderr.startswith("This log is made up: ")
 
 
 def test_a_folder_that_is_not_empty_is_left_alone(tmp_path):
@@ -126,3 +130,33 @@ def test_a_folder_that_is_not_empty_is_left_alone(tmp_path):
     assert ended.exit_code == 1
     assert "exists and is not an empty folder. Remove it, or choose another --out." in ended.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_log_of_ones_own_is_sent_to_inspect_and_train(tmp_path):
+    ended = invoke("--synthetic", "mine.csv", "--out", tmp_path / "demo")
+    assert ended.exit_code == 2
+    words = " ".join(ended.stderr.replace("│", " ").split())
+    assert (
+        "the demo brings its own log, but got 'mine.csv'. For a log of your own: tapas inspect "
+        "mine.csv, then tapas train mine.csv --out run." in words
+    )
+    assert not (tmp_path / "demo").exists()
+
+
+@pytest.mark.parametrize("existed", [False, True])
+def test_ctrl_c_leaves_nothing_half_done(tmp_path, monkeypatch, existed):
+    shrink(monkeypatch)
+    folder = tmp_path / "demo"
+    if existed:
+        folder.mkdir()
+
+    def interrupted(log, out, name, *rest, **options):
+        (out / name).mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(showcase, "train_variant", interrupted)
+    ended = invoke("--synthetic", "--out", folder)
+    assert ended.exit_code == 130
+    assert "stopped by Ctrl-C." in ended.stderr
+    assert folder.exists() is existed
+    assert not existed or not any(folder.iterdir())

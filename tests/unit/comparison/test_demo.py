@@ -1,5 +1,7 @@
 """Settings of each variant of the demo, and its table and sentences for given numbers."""
 
+from dataclasses import replace
+
 import pytest
 
 from tapas.comparison import demo
@@ -9,7 +11,8 @@ from tapas.evaluation.intervals import Interval
 from tapas.evaluation.scores import Bucket, Scores
 from tapas.training.config import as_tables
 
-LOG = DemoLog("A log.", ["log.parquet"], {})
+LOG = DemoLog("A log.", ["log.parquet"], {}, "household", demo.GROCERY_SETTINGS, has_baskets=True)
+MADE_UP = replace(LOG, settings=demo.LISTENING_SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -17,13 +20,15 @@ LOG = DemoLog("A log.", ["log.parquet"], {})
     [(2000, 200, 160, 40), (337, 33, 26, 6), (24, 2, 1, 1), (1, 1, 1, 1)],
 )
 def test_the_third_variant_takes_two_steps_for_twenty_five(steps, every, fewer, every_fewer):
-    assert demo.steps_of(PLAIN, steps) == demo.steps_of(TAPAS, steps) == (steps, every)
-    assert demo.steps_of(COPYING, steps) == (fewer, every_fewer)
+    for name in (PLAIN, TAPAS):
+        assert demo.steps_of(name, steps, demo.GROCERY_SETTINGS) == (steps, every)
+    assert demo.steps_of(COPYING, steps, demo.GROCERY_SETTINGS) == (fewer, every_fewer)
+    assert demo.steps_of(COPYING, steps, demo.LISTENING_SETTINGS) == (steps, every)
 
 
-def differences(first, second, steps=2000):
+def differences(first, second, log=LOG):
     """{section.name: (value of `first`, value of `second`)} where two variants differ."""
-    one, other = (as_tables(demo.variant_config(LOG, name, steps, 7)) for name in (first, second))
+    one, other = (as_tables(demo.variant_config(log, name, 2000, 7)) for name in (first, second))
     assert one.keys() == other.keys()
     return {
         f"{section}.{name}": (value, other[section].get(name))
@@ -34,7 +39,12 @@ def differences(first, second, steps=2000):
 
 
 def test_the_first_two_differ_in_the_second_pass_only():
-    assert differences(PLAIN, TAPAS) == {"head.presample_factor": (1, 8)}
+    for log in (LOG, MADE_UP):
+        assert differences(PLAIN, TAPAS, log) == {"head.presample_factor": (1, 8)}
+
+
+def test_on_the_made_up_log_the_third_differs_in_copying_only():
+    assert differences(TAPAS, COPYING, MADE_UP) == {"model.copy": (False, True)}
 
 
 def test_the_third_is_the_second_with_repeats_and_a_longer_history():
@@ -66,7 +76,8 @@ OLD = evaluation(0.05, popular=BEHIND, own_most_frequent=BEHIND)
 
 def found(third, *, second=OLD):
     models = {PLAIN: OLD, TAPAS: second, COPYING: third}
-    return DemoResult(models, Interval(0.0037, 0.0013, 0.0061), dict.fromkeys(models, 2.0))
+    lead = Interval(0.0037, 0.0013, 0.0061)
+    return DemoResult(models, lead, dict.fromkeys(models, 2.0), same_steps=False)
 
 
 def test_the_verdict_is_about_the_best_of_the_models_and_the_points_are_those_of_evaluate():

@@ -10,7 +10,6 @@ from tapas import UsageError
 from tapas.comparison.synthetic_log import (
     SyntheticLogConfig,
     cached_synthetic_log,
-    describe_group,
     rank_by_truth,
     write_synthetic_log,
 )
@@ -36,7 +35,6 @@ def test_it_has_the_configured_shape(log):
     assert len(log) == 400 * 30 * 3
     assert (log["item"].min(), log["user"].max(), log["time"].max()) == (0, 399, 29)
     assert log["item"].max() < 103
-    assert describe_group(16, 7) == "item 16 of group 2"
 
 
 def test_a_basket_has_one_group_and_the_next_one_repeats_it_by_habit(log):
