@@ -84,7 +84,7 @@ class RealSet:
 
     def settings(self, log: EventLog) -> dict[str, Any]:
         """Settings that the numbers depend on and that are not in the key of a run, for JSON."""
-        mine = dataclasses.asdict(self)
+        mine = dataclasses.asdict(self) | {"source": self.source.as_key()}
         kept = ("source", "split", "model", "points", "curve_points", "search_points", "made")
         sizes = {"events": log.num_events, "items": log.num_items, "users": log.num_users}
         found: dict[str, Any] = json.loads(json.dumps({k: mine[k] for k in kept} | {"log": sizes}))

@@ -27,13 +27,14 @@ BAD_LOGS = [  # what is in the log (text, or columns of Parquet), flags, and wha
     (
         COLUMNS,
         ("--item", "itm"),
-        "x.parquet has no column 'itm' for the item. Did you mean 'item'? Columns: user, item, "
-        "time.",
+        "x.parquet has no column 'itm' for the item. Did you mean 'item'? Columns: user "
+        "('a'), item ('1'), time ('1').",
     ),
     (
         {"a": [1], "b": [2]},
         (),
-        "x.parquet: no column looks like the user. Name it with --user. Columns: a, b.",
+        "x.parquet: no column looks like the user or the item. Name them with --user "
+        "and --item. Columns: a ('1'), b ('2').",
     ),
     (
         COLUMNS | {"item": [1.5, 2.0]},

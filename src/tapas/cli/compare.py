@@ -24,12 +24,16 @@ from tapas.cli.options import (
     Item,
     Layer,
     MinCount,
+    NoHeader,
     Rare,
+    Separator,
     SkipBadRows,
     Text,
     Time,
+    TimeFormat,
     User,
     Weight,
+    Where,
     cache_folder,
     parse_settings,
     source_table,
@@ -176,6 +180,10 @@ def compare(
     min_count: MinCount = None,
     rare: Rare = None,
     skip_bad_rows: SkipBadRows = False,
+    where: Where = None,
+    time_format: TimeFormat = None,
+    separator: Separator = None,
+    no_header: NoHeader = False,
     cache: Cache = None,
     settings: Annotated[
         list[str] | None,
@@ -231,7 +239,20 @@ def compare(
         import_module("tapas.comparison.report")  # a missing matplotlib is said before training
         if not draw:
             log = source_table(
-                files, user, item, time, text, group, min_count, rare, skip_bad_rows, weight
+                files,
+                user,
+                item,
+                time,
+                text,
+                group,
+                min_count,
+                rare,
+                skip_bad_rows,
+                where,
+                time_format,
+                separator,
+                no_header,
+                weight,
             )
             given: dict[str, Any] = {
                 "budget_seconds": None if budget is None else parse_duration(budget),

@@ -13,12 +13,16 @@ from tapas.cli.options import (
     Group,
     Item,
     MinCount,
+    NoHeader,
     Rare,
+    Separator,
     SkipBadRows,
     Text,
     Time,
+    TimeFormat,
     User,
     Weight,
+    Where,
     cache_folder,
     source_table,
 )
@@ -37,6 +41,10 @@ def inspect(
     min_count: MinCount = None,
     rare: Rare = None,
     skip_bad_rows: SkipBadRows = False,
+    where: Where = None,
+    time_format: TimeFormat = None,
+    separator: Separator = None,
+    no_header: NoHeader = False,
     cache: Cache = None,
     as_json: AsJson = False,
 ) -> None:
@@ -51,7 +59,20 @@ def inspect(
         from tapas.training.advice import advise, next_training
 
         table = source_table(
-            files, user, item, time, text, group, min_count, rare, skip_bad_rows, weight
+            files,
+            user,
+            item,
+            time,
+            text,
+            group,
+            min_count,
+            rare,
+            skip_bad_rows,
+            where,
+            time_format,
+            separator,
+            no_header,
+            weight,
         )
         if not files:
             raise UsageError("no log given. Try `tapas inspect purchases.parquet`.")

@@ -38,8 +38,8 @@ Time = Annotated[
     str | None,
     typer.Option(
         metavar="COLUMN",
-        help="Column of times: dates, times or numbers. Default: guessed; without such a column "
-        "the order of the file is the order of the events.",
+        help="Column of times: dates, times or numbers. Default: found by name or by type; "
+        "without one the order of the file is the order of the events.",
     ),
 ]
 Weight = Annotated[
@@ -77,6 +77,36 @@ Rare = Annotated[
     typer.Option(
         metavar="keep|drop|fold",
         help="Keep rare items, drop them, or merge (fold) them into one class. Default: keep.",
+    ),
+]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="COLUMN=VALUE",
+        help="Read only rows such as event_type=purchase,cart (any of them); also !=, >=, <=, >, "
+        "<. May be repeated: all must hold.",
+    ),
+]
+TimeFormat = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FORMAT",
+        help="Format of times, such as '%d.%m.%Y %H:%M', or s, ms, us, ns for numbers since 1970. "
+        "Default: guessed.",
+    ),
+]
+Separator = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT",
+        help="Separator of CSV files, such as ';', tab or '::'. Default: guessed.",
+    ),
+]
+NoHeader = Annotated[
+    bool,
+    typer.Option(
+        "--no-header",
+        help="CSV files have no header; their columns are called 1, 2, 3, as in --user 1.",
     ),
 ]
 SkipBadRows = Annotated[
@@ -140,7 +170,11 @@ def source_table(
     min_count: int | None,
     rare: str | None,
     skip_bad_rows: bool,
-    weight: str | None = None,
+    where: list[str] | None,
+    time_format: str | None,
+    separator: str | None,
+    no_header: bool,
+    weight: str | None,
 ) -> dict[str, JSON]:
     """The [log] section of these options; those left out are left to the TOML file."""
     given: dict[str, JSON] = {
@@ -153,6 +187,10 @@ def source_table(
         "min_count": min_count,
         "rare": rare,
         "skip_bad_rows": skip_bad_rows or None,
+        "where": list(where) if where else None,
+        "time_format": time_format,
+        "separator": separator,
+        "no_header": no_header or None,
         "weight": weight,
     }
     return {name: value for name, value in given.items() if value is not None}

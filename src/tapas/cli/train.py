@@ -23,12 +23,16 @@ from tapas.cli.options import (
     Item,
     Layer,
     MinCount,
+    NoHeader,
     Rare,
+    Separator,
     SkipBadRows,
     Text,
     Time,
+    TimeFormat,
     User,
     Weight,
+    Where,
     cache_folder,
     parse_settings,
     source_table,
@@ -79,6 +83,10 @@ def train(
     min_count: MinCount = None,
     rare: Rare = None,
     skip_bad_rows: SkipBadRows = False,
+    where: Where = None,
+    time_format: TimeFormat = None,
+    separator: Separator = None,
+    no_header: NoHeader = False,
     cache: Cache = None,
     config: Annotated[
         Path | None,
@@ -251,7 +259,20 @@ def train(
         if own is not None:
             import_method(own)
         log_flags = source_table(
-            files, user, item, time, text, group, min_count, rare, skip_bad_rows, weight
+            files,
+            user,
+            item,
+            time,
+            text,
+            group,
+            min_count,
+            rare,
+            skip_bad_rows,
+            where,
+            time_format,
+            separator,
+            no_header,
+            weight,
         )
         flags: Layer = {
             "log": log_flags,

@@ -147,8 +147,9 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 def _completed(table: dict[str, Any], kind: Any) -> dict[str, Any]:
     """`table` of a `kind` of settings, with the defaults of names that it does not have."""
     given = {f.name: f.default for f in dataclasses.fields(kind)}
-    defaults = {n: v for n, v in given.items() if v is None or isinstance(v, str | int | float)}
-    return defaults | table
+    plain = {n: v for n, v in given.items() if v is None or isinstance(v, str | int | float)}
+    empty = {n: list[Any]() for n, v in given.items() if v == ()}  # as JSON has it
+    return plain | empty | table
 
 
 def _completed_trial(trial: dict[str, Any]) -> dict[str, Any]:

@@ -1,87 +1,166 @@
-"""The columns of user, item, time and weight, as named by the source or guessed from names."""
+"""The columns of user, item, time and weight: as named, or found by name or by type."""
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
+import polars as pl
+
+from tapas.data.column_words import (
+    could_be_id,
+    find_by_words,
+    find_column,
+    find_exact,
+    is_no_event_time,
+    is_word,
+)
+from tapas.data.csv_layout import Layout
 from tapas.data.source import LogSource
+from tapas.data.times import looks_like_numbers, looks_like_times
 from tapas.errors import UsageError
 
-# in lower case without punctuation and spaces; earlier names win
-COMMON_NAMES = {
-    "user": """user userid uid visitor visitorid customer customerid household householdid
-        householdkey member memberid account accountid client clientid reviewer reviewerid player
-        playerid author authorid session sessionid""",
-    "item": """item itemid iid product productid movie movieid article articleid sku track trackid
-        song songid artist artistid book bookid isbn asin parentasin business businessid recipe
-        recipeid game gameid video videoid news newsid content contentid listing listingid poi
-        poiid venue venueid url page""",
-    "time": """timestamp time ts datetime date eventtime eventtimestamp eventdate createdat created
-        unixtime unixreviewtime transactiontimestamp transactiondate invoicedate orderdate
-        purchasedate purchasetime ratedat tdat day""",
-}
 ROLES = ("user", "item", "time")
+MAX_SHOWN = 20  # columns in a message
+MAX_VALUE = 24  # characters of an example
+MOST = 0.5  # of the values, to be times where the name is that of a time
+DUPLICATE = "_duplicated_"  # polars calls a second column x so: x_duplicated_0
 
 
-def resolve_columns(
-    source: LogSource, present: Sequence[str], path: Path
-) -> tuple[dict[str, str], list[str]]:
-    """The column of each role of `source`, {role: column}, and the roles that were guessed.
+@dataclass(frozen=True)
+class Columns:
+    """The column of each role, {role: column}, and how those were found that were not named."""
 
-    `present` are the columns of the file `path`. Only the time column may be missing; anything
-    else that is missing, duplicated or used twice raises `UsageError`.
-    """
-    if source.text is not None:
-        wanted = {"text": source.text, "group": source.group}
-        return {
-            role: _check_column(role, name, present, path)
-            for role, name in wanted.items()
-            if name is not None
-        }, []
-    columns: dict[str, str] = {}
-    guessed = []
-    for role in ROLES:
-        name: str | None = getattr(source, role)
-        if name is not None:
-            columns[role] = _check_column(role, name, present, path)
-            continue
-        guess = _guess(role, [c for c in present if c not in _named_columns(source)])
-        if guess is not None:
-            columns[role] = guess
-            guessed.append(role)
-        elif role != "time":
-            raise UsageError(
-                f"{path}: no column looks like the {role}. Name it with --{role}. "
-                f"Columns: {', '.join(present)}."
+    names: dict[str, str]
+    guessed: list[str]  # roles
+    by_type: list[str]  # roles, of `guessed`: by its values, not by its name
+
+
+class Present:
+    """The columns of the file `path`, and its first rows; `layout` if it is a CSV file."""
+
+    def __init__(self, path: Path, sample: pl.DataFrame, layout: Layout | None = None):
+        self.path, self.sample, self.names, self.layout = path, sample, sample.columns, layout
+
+    def listed(self) -> str:
+        """All columns with a value of each, for a message."""
+        shown = []
+        for name in self.names[:MAX_SHOWN]:
+            values = self.sample[name].drop_nulls().head(1).to_list()
+            text = str(values[0]) if values else ""
+            cut = text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 3]}..."
+            shown.append(f"{name or '(no name)'} ({cut!r})" if values else name or "(no name)")
+        if len(self.names) > MAX_SHOWN:
+            shown.append(f"and {len(self.names) - MAX_SHOWN} more")
+        return ", ".join(shown)
+
+    def check(self, name: str, purpose: str) -> str | None:
+        """What is wrong with `name` as a column, None if there is one."""
+        if name in self.names:
+            return None
+        close = get_close_matches(name, self.names, n=1)
+        hint = f" Did you mean '{close[0]}'?" if close else ""
+        return f"no column '{name}' for {purpose}.{hint}"
+
+    def question(self) -> str:
+        """What may be wrong if columns are missing: the header, or the separator."""
+        if self.layout is None:
+            return ""
+        if len(self.names) == 1:
+            return " There is only one column: is the separator another one? Name it: --separator."
+        data = [n for n in self.names if n and looks_like_data(n.partition(DUPLICATE)[0])]
+        if data and self.layout.header:
+            return (
+                f" The first row looks like data ({', '.join(data[:3])}): if there is no header, "
+                "add --no-header; the columns are then called 1, 2, 3, as in --user 1 --item 2."
             )
-    if source.weight is not None:  # never guessed
-        columns["weight"] = _check_column("weight", source.weight, present, path)
-    for name in columns.values():
-        if f"{name}_duplicated_0" in present:  # polars renames a second column so
-            raise UsageError(f"{path}: two columns are called '{name}'. Rename one of them.")
-    if len(set(columns.values())) < len(columns):
+        return ""
+
+
+def looks_like_data(name: str) -> bool:
+    """Whether the name of a column is a number or a date."""
+    cell = pl.Series([name])
+    return looks_like_numbers(cell) or looks_like_times(cell)
+
+
+def resolve_columns(source: LogSource, present: Present) -> Columns:
+    """The column of each role of `source` in a file.
+
+    Only the time column may be missing; anything else that is missing, duplicated or used twice
+    raises `UsageError`, all missing ones in one sentence.
+    """
+    roles = (*ROLES, "weight") if source.text is None else ("text", "group")
+    given = {role: getattr(source, role) for role in roles}
+    named = {role: name for role, name in given.items() if name is not None}
+    wrong = [words for role, name in named.items() if (words := present.check(name, f"the {role}"))]
+    if wrong:
         raise UsageError(
-            f"{path}: one column is used twice: "
-            f"{', '.join(f'{role} is {name!r}' for role, name in columns.items())}. "
+            f"{present.path} has {' It has '.join(wrong)} Columns: {present.listed()}."
+            f"{present.question()}"
+        )
+    names, guessed, by_type = dict(named), list[str](), list[str]()
+    for role in ROLES[:2] if source.text is None else ():
+        if role not in names:
+            free = [name for name in present.names if name not in names.values()]
+            found = find_column(role, free)
+            if found is not None:
+                names[role] = found
+                guessed.append(role)
+    missing = [role for role in ROLES[:2] if role not in names and source.text is None]
+    if missing:
+        raise UsageError(
+            f"{present.path}: no column looks like the {' or the '.join(missing)}. Name "
+            f"{'it' if len(missing) == 1 else 'them'} with "
+            f"{' and '.join(f'--{role}' for role in missing)}. Columns: {present.listed()}."
+            f"{present.question()}"
+        )
+    if source.text is None and "time" not in names:
+        free = [name for name in present.names if name not in names.values()]
+        time, is_by_type = _find_time(present, free)
+        if time is not None:
+            names["time"] = time
+            guessed.append("time")
+            by_type += ["time"] * is_by_type
+    _check_distinct(names, present)
+    order = [role for role in roles if role in names]
+    return Columns({role: names[role] for role in order}, guessed, by_type)
+
+
+def _find_time(present: Present, free: list[str]) -> tuple[str | None, bool]:
+    """The time column and whether it was found by its type; None if there is none.
+
+    A usual name is enough. With a word of another language the values must be numbers or times,
+    with any other name times.
+    """
+    exact = find_exact("time", free)
+    if exact is not None:
+        return exact, False
+    sample = present.sample
+    free = [name for name in free if not is_no_event_time(name)]
+    times = [name for name in free if looks_like_times(sample[name])]
+    named = find_by_words("time", [n for n in free if looks_like_times(sample[n], MOST)])
+    named += (
+        []
+        if named
+        else [name for name in free if is_word("time", name) and looks_like_numbers(sample[name])]
+    )
+    found = named or [name for name in times if not could_be_id(name)]
+    if len(found) > 1:
+        raise UsageError(
+            f"{present.path}: {len(found)} columns look like the time: {', '.join(found)}. Name "
+            "one with --time."
+        )
+    return (found[0], not named) if found else (None, False)
+
+
+def _check_distinct(names: dict[str, str], present: Present) -> None:
+    for name in names.values():
+        if f"{name}{DUPLICATE}0" in present.names:
+            raise UsageError(
+                f"{present.path}: two columns are called '{name}'. Rename one of them."
+            )
+    if len(set(names.values())) < len(names):
+        raise UsageError(
+            f"{present.path}: one column is used twice: "
+            f"{', '.join(f'{role} is {name!r}' for role, name in names.items())}. "
             "Name another column for one of them."
         )
-    return columns, guessed
-
-
-def _named_columns(source: LogSource) -> set[str | None]:
-    return {source.user, source.item, source.time, source.weight}
-
-
-def _check_column(role: str, name: str, present: Sequence[str], path: Path) -> str:
-    if name in present:
-        return name
-    close = get_close_matches(name, present, n=1)
-    hint = f" Did you mean '{close[0]}'?" if close else ""
-    raise UsageError(
-        f"{path} has no column '{name}' for the {role}.{hint} Columns: {', '.join(present)}."
-    )
-
-
-def _guess(role: str, present: Sequence[str]) -> str | None:
-    plain = {"".join(c for c in name.lower() if c.isalnum()): name for name in reversed(present)}
-    return next((plain[name] for name in COMMON_NAMES[role].split() if name in plain), None)

@@ -1,5 +1,6 @@
 """Numbers and sentences that describe a log, how it was read and how it is split."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,6 +12,8 @@ from tapas.data.event_log import EventLog
 from tapas.data.splits import Split
 from tapas.data.times import DATETIME, FILE_ORDER, TEXT_POSITION
 
+MAX_UNUSED = 12  # columns that are named
+WANTED_EVENTS = ("purchase", "buy", "order", "transaction", "play", "listen", "watch", "kauf")
 EPOCH_SECONDS = (315_532_800, 4_102_444_800)  # 1980 to 2100: numbers that are probably seconds
 
 
@@ -35,13 +38,21 @@ class Description:
 
 def describe_reading(report: Mapping[str, Any]) -> list[str]:
     """Sentences on how a log was read: guessed columns, skipped rows, merged items."""
-    columns, guessed = report["columns"], report["guessed"]
+    columns, how = report["columns"], dict.fromkeys(report["guessed"], ", guessed")
+    how |= dict.fromkeys(report.get("found_by_type", []), ", found by type")
     named = [
-        f"{column} ({part}{', guessed' if part in guessed else ''})"
+        f"{column} ({part}{how.get(part, '')})"
         for part, column in columns.items()
         if column is not None
     ]
     words = [f"Columns: {', '.join(named)}."]
+    if report.get("unused"):  # missing in logs prepared by older versions, as all that get reads
+        words.append(f"Not used: {_cut_list(report['unused'])}.")
+    if report.get("where"):
+        words.append(
+            f"Chosen by --where {' '.join(map(repr, report['where']))}: "
+            f"{report['chosen_rows']:,} of {_count(report['rows'], 'row')}."
+        )
     if report["bad_rows"]:
         words.append(_describe_bad_rows(report))
     if report["repeated_events"]:
@@ -143,6 +154,8 @@ def describe(log: EventLog) -> Description:
             "All events of a user have the same time, so there is no next item to learn: is --time "
             "the right column?"
         )
+    for column, kinds in log.report.get("event_types", {}).items():  # type: ignore[attr-defined]
+        remarks.append(_describe_event_types(column, kinds))
     return Description(
         num_events=log.num_events,
         num_users=log.num_users,
@@ -160,6 +173,16 @@ def describe(log: EventLog) -> Description:
     )
 
 
+def _describe_event_types(column: str, counts: Mapping[str, int]) -> str:
+    shown = ", ".join(f"{value} {number:,}" for value, number in list(counts.items())[:5])
+    values = [v for word in WANTED_EVENTS for v in counts if v.lower().startswith(word)]
+    example = shlex.quote(f"{column}={next(iter(values or counts))}")
+    return (
+        f"All kinds of {column} count alike ({shown}{', ...' if len(counts) > 5 else ''}): read "
+        f"some of them with --where {example}."
+    )
+
+
 def _repeats(log: EventLog) -> float:
     """Share of events that are not the first of their user and item; a million users at a time."""
     distinct = 0
@@ -171,6 +194,12 @@ def _repeats(log: EventLog) -> float:
         pair = user.astype(np.int64) * log.num_items + log.items[start:stop]
         distinct += len(np.unique(pair))
     return 1 - distinct / max(1, log.num_events)
+
+
+def _cut_list(names: list[str]) -> str:
+    shown = [name or "(no name)" for name in names[:MAX_UNUSED]]
+    rest = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {rest} more columns" if rest else "")
 
 
 def _short_time(log: EventLog, time: int) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from tapas.data.columns import resolve_columns
+from tapas.data.column_words import find_column
 from tapas.data.event_log import EventLog
 from tapas.data.event_order import sort_events
 from tapas.data.keys import normalize_keys
@@ -151,18 +151,13 @@ def read_keys(path: Path, role: str, column: str | None) -> pl.Series:
 
 def guess_column(role: str, present: Sequence[str], path: Path) -> str:
     """The column of `present` that looks like `role`, user or item; `path` is for the error."""
-    named = LogSource(
-        files=(str(path),),
-        user="\0" if role == "item" else None,  # a column that need not be guessed
-        item="\0" if role == "user" else None,
-    )
-    try:
-        return resolve_columns(named, [*present, "\0"], path)[0][role]
-    except UsageError:
+    found = find_column(role, present)
+    if found is None:
         raise UsageError(
             f"{path}: no column looks like the {role}. Name it with --column. Columns: "
             f"{', '.join(present)}."
-        ) from None
+        )
+    return found
 
 
 def read_histories(

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
@@ -187,7 +187,7 @@ def _num_single_baskets(first: NDArray[np.bool_]) -> int:
 
 def _notes(report: dict[str, object]) -> list[str]:
     """Remarks about the log that a user should read before training on it."""
-    notes = []
+    notes = list(map(str, cast(list[str], report["reading_notes"])))
     if report["users"] == 1:
         notes.append("there is only one user; name another user column if that is wrong")
     if report["longest"] == 1:

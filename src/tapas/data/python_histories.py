@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from tapas.data.columns import resolve_columns
+from tapas.data.column_words import find_column
+from tapas.data.columns import Present, resolve_columns
 from tapas.data.histories import (
     SCALAR,
     Histories,
@@ -114,11 +115,9 @@ def _parse_frame(frame: Any, library: str, item_keys: Vocabulary) -> Given:
         )
     if len(present) == 1:
         return replace(parse_given(frame.to_series(), item_keys), library=library)
-    source = LogSource(files=(str(GIVEN),))
-    try:
-        roles, _ = resolve_columns(source, present, GIVEN)
-    except UsageError:
+    if find_column("item", present) is None:
         return Given(frame[guess_column("user", present, GIVEN)], None, library)
+    roles = resolve_columns(LogSource(files=(str(GIVEN),)), Present(GIVEN, frame)).names
     raw = {role: normalize_keys(frame[roles[role]], GIVEN) for role in ("user", "item")}
     time = parse_times(frame[roles["time"]], GIVEN)[0] if "time" in roles else None
     keep = raw["user"].is_not_null() & raw["item"].is_not_null()

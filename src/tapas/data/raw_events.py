@@ -11,15 +11,19 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from tapas.data.columns import resolve_columns
+from tapas.data.column_words import is_event_type
+from tapas.data.columns import Present, resolve_columns
 from tapas.data.keys import CodedKeys, code_keys, normalize_keys
-from tapas.data.readers import CURE, Frame, column_names, read_frame
+from tapas.data.readers import CURE, NEARLY_ALL, Frame, open_layout, read_frame, read_sample
+from tapas.data.row_filter import RowFilter
 from tapas.data.source import LogSource
-from tapas.data.times import FILE_ORDER, TEXT_POSITION, parse_times
+from tapas.data.times import FILE_ORDER, READ_WITHOUT_FORMAT, TEXT_POSITION, parse_times
 from tapas.data.weights import parse_weights
-from tapas.errors import DataError
+from tapas.errors import DataError, UsageError
 
 MAX_EXAMPLES = 5  # bad rows quoted in the report
+MAX_EVENT_TYPES = 20  # a column of more values is no type of event
+MISSING_WORDS = ["NULL", "null", "NaN", "nan", "None", "N/A", "n/a", "#N/A", "\\N", "undefined"]
 WORD = r"[a-z0-9]+(?:'[a-z]+)?"
 
 
@@ -44,6 +48,11 @@ class _Tally:
     bad_kinds: dict[str, int] = field(default_factory=dict)  # role without a value, or "broken"
     columns: dict[str, str] = field(default_factory=dict)
     guessed: list[str] = field(default_factory=list)
+    by_type: list[str] = field(default_factory=list)  # of `guessed`
+    unused: dict[str, None] = field(default_factory=dict)  # columns, in order
+    event_types: dict[str, dict[str, int]] = field(default_factory=dict)  # column: counts of values
+    notes: list[str] = field(default_factory=list)
+    num_chosen: int = 0  # rows that fulfil --where
     time_kind: str = FILE_ORDER
     time_file: Path | None = None
     typed: bool = True
@@ -66,10 +75,12 @@ def read_events(source: LogSource, status: Callable[[str], None]) -> RawEvents:
     """
     tally = _Tally()
     columns: dict[str, list[pl.Series]] = {}
+    rows = RowFilter(source.where, source.time_format)
     for path in source.paths():
         status(f"Reading {path}.")
-        for role, column in _read(source, path, tally).items():
+        for role, column in _read(source, path, rows, tally).items():
             columns.setdefault(role, []).append(column)
+    rows.check(tally.num_rows, tally.num_chosen)
     if not sum(column.len() for column in next(iter(columns.values()))):
         raise DataError(
             f"no usable row in {', '.join(source.files)}: {tally.num_rows:,} rows read, "
@@ -96,32 +107,69 @@ def read_events(source: LogSource, status: Callable[[str], None]) -> RawEvents:
         "bad_kinds": tally.bad_kinds,
         "columns": tally.columns,
         "guessed": tally.guessed,
+        "found_by_type": tally.by_type,
+        "unused": list(tally.unused),
+        "where": list(source.where),
+        "chosen_rows": tally.num_chosen,
+        "event_types": {
+            name: counts
+            for name, counts in tally.event_types.items()
+            if 1 < len(counts) <= MAX_EVENT_TYPES
+        },
         "time_kind": tally.time_kind,
+        "reading_notes": tally.notes + _missing_words(user, item, tally.columns),
     }
     return RawEvents(user, item, time, report, weight)
 
 
-def _read(source: LogSource, path: Path, tally: _Tally) -> dict[str, pl.Series]:
+def _read(source: LogSource, path: Path, rows: RowFilter, tally: _Tally) -> dict[str, pl.Series]:
     """The valid rows of a file, one column for each role."""
-    names, guessed = resolve_columns(source, column_names(path), path)
+    layout = open_layout(path, source.separator, source.no_header)
+    sample = read_sample(path, layout)
+    present = Present(path, sample, layout)
+    columns = resolve_columns(source, present)
+    names = columns.names
     if tally.columns and names != tally.columns:
         raise DataError(
             f"{path} has {_listed(names)}, but the files before it have {_listed(tally.columns)}. "
             "Name the columns, or read the files separately."
         )
-    tally.columns, tally.guessed = names, guessed
-    frame = read_frame(path, list(names.values()), skip_bad_rows=source.skip_bad_rows)
+    tally.columns, tally.guessed, tally.by_type = names, columns.guessed, columns.by_type
+    for name in rows.columns:
+        if wrong := present.check(name, "--where"):
+            raise UsageError(f"{path} has {wrong} Columns: {present.listed()}.")
+    used = list(dict.fromkeys([*names.values(), *rows.columns]))
+    unused = [name for name in present.names if name not in used]
+    tally.unused |= dict.fromkeys(unused)
+    kinds = [name for name in unused if is_event_type(name)]
+    frame = read_frame(path, used + kinds, skip_bad_rows=source.skip_bad_rows, layout=layout)
     tally.num_rows += frame.rows.height
     tally.typed = tally.typed and frame.typed
+    tally.notes += frame.notes
+    for name in kinds:
+        _count_values(frame.rows[name], tally.event_types.setdefault(name, {}))
     raw = {role: frame.rows[name] for role, name in names.items()}
-    columns = {role: _normalize(role, raw[role], path, tally) for role in raw}
-    keep = _valid_rows(source, path, frame, raw, columns, tally)
+    chosen = rows.choose(frame.rows, path, names.get("time")) if rows.columns else None
+    tally.num_chosen += frame.rows.height if chosen is None else int(chosen.sum())
+    events = {role: _normalize(role, raw[role], source, path, tally) for role in raw}
+    keep = _valid_rows(source, present, frame, raw, events, chosen, tally)
     if keep is not None:
-        columns = {role: column.filter(keep) for role, column in columns.items()}
-    return columns
+        events = {role: column.filter(keep) for role, column in events.items()}
+    return events
 
 
-def _normalize(role: str, column: pl.Series, path: Path, tally: _Tally) -> pl.Series:
+def _count_values(column: pl.Series, counts: dict[str, int]) -> None:
+    """Add the most frequent values of `column` to `counts`, one more than a type may have."""
+    if column.dtype.is_nested():
+        return
+    found = column.drop_nulls().cast(pl.String).value_counts(sort=True).head(MAX_EVENT_TYPES + 1)
+    for value, number in found.iter_rows():
+        counts[value] = counts.get(value, 0) + number
+
+
+def _normalize(
+    role: str, column: pl.Series, source: LogSource, path: Path, tally: _Tally
+) -> pl.Series:
     """A column converted to the type of its role, null where a value is invalid."""
     if role == "text":
         tally.time_kind = TEXT_POSITION
@@ -134,7 +182,7 @@ def _normalize(role: str, column: pl.Series, path: Path, tally: _Tally) -> pl.Se
         return parse_weights(column, path)
     if role != "time":
         return normalize_keys(column, path)
-    times, kind = parse_times(column, path)
+    times, kind = parse_times(column, path, source.time_format)
     if times.null_count() < times.len():
         if tally.time_file is not None and kind != tally.time_kind:
             raise DataError(
@@ -147,24 +195,32 @@ def _normalize(role: str, column: pl.Series, path: Path, tally: _Tally) -> pl.Se
 
 def _valid_rows(
     source: LogSource,
-    path: Path,
+    present: Present,
     frame: Frame,
     raw: dict[str, pl.Series],
     columns: dict[str, pl.Series],
+    chosen: pl.Series | None,
     tally: _Tally,
 ) -> pl.Series | None:
-    """A mask of the rows to keep, None for all. Raises at a bad row unless these are skipped."""
+    """A mask of the rows to keep, None for all. Raises at a bad row unless these are skipped.
+
+    Rows that were not `chosen` are neither kept nor bad.
+    """
+    path = present.path
     for row, problem in frame.broken:
         tally.add_bad(path, row, problem)
     tally.add_kind("broken", len(frame.broken))
     if not any(column.null_count() for column in columns.values()):
-        return None
+        return chosen
     missing = pl.DataFrame([column.is_null().alias(role) for role, column in columns.items()])
     keep = ~missing.select(pl.any_horizontal(pl.all())).to_series()
     bad = ~keep
     if not frame.typed:  # an empty row is a blank line, or a broken row counted above
         empty = [column.is_null().alias(role) for role, column in raw.items()]
         bad &= ~pl.DataFrame(empty).select(pl.all_horizontal(pl.all())).to_series()
+    if chosen is not None:
+        keep &= chosen
+        bad &= chosen
     rows = bad.arg_true()
     for row in rows.head(MAX_EXAMPLES):
         role = next(role for role in columns if missing[role][row])
@@ -174,16 +230,49 @@ def _valid_rows(
         wanted = "a number above 0" if role == "weight" else "a time"
         problem = f"{name} is empty" if empty_cell else f"{name} is {value!r}, not {wanted}"
         if not source.skip_bad_rows:
-            raise DataError(
-                f"{path}, row {row + 1}: {problem}. {CURE} ({rows.len():,} found among "
-                f"{frame.rows.height:,} rows)."
-            )
+            num_alike = int((missing[role] & bad).sum())
+            if num_alike >= NEARLY_ALL * (num_alike + int(keep.sum())):
+                cure = _cure_of_column(source, present, role, empty_cell)
+            else:
+                cure = f"{CURE} ({rows.len():,} found among {frame.rows.height:,} rows)."
+            raise DataError(f"{path}, row {row + 1}: {problem}. {cure}")
         tally.add_bad(path, row + 1, problem)
     tally.num_bad += max(0, rows.len() - MAX_EXAMPLES)
     for role in columns:  # a row counts once, for the first role that has no value
         tally.add_kind(role, int((missing[role] & bad).sum()))
         bad &= ~missing[role]
     return keep
+
+
+def _cure_of_column(source: LogSource, present: Present, role: str, is_empty: bool) -> str:
+    """What to do where (nearly) all rows have no valid value for `role`."""
+    if role != "time" or is_empty:
+        return (
+            f"So it is in nearly all rows. Name another column with --{role}. Columns: "
+            f"{present.listed()}."
+        )
+    if source.time_format is not None:
+        return f"Nearly all rows do not fit --time-format {source.time_format!r}. Correct it."
+    return (
+        "So it is in nearly all rows. Name their format, as in --time-format '%m/%d/%Y %H:%M', or "
+        f"another column with --time. Read without a format are {READ_WITHOUT_FORMAT}."
+    )
+
+
+def _missing_words(user: CodedKeys, item: CodedKeys, columns: dict[str, str]) -> list[str]:
+    """Notes on keys such as NULL, which are read as any other."""
+    notes = []
+    for role, coded in (("user", user), ("item", item)):
+        if coded.keys.dtype != pl.String or role not in columns:
+            continue
+        for code in coded.keys.is_in(MISSING_WORDS).fill_null(False).arg_true():
+            number, name = int(np.count_nonzero(coded.codes == code)), columns[role]
+            notes.append(
+                f"{number:,} row{'s have' if number > 1 else ' has'} the {role} "
+                f"'{coded.keys[code]}', read as any other; leave them out with --where "
+                f"'{name}!={coded.keys[code]}'"
+            )
+    return notes
 
 
 def _documents(

@@ -7,21 +7,29 @@ import csv
 import glob
 import io
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 from pathlib import Path
 
 import polars as pl
 
+from tapas.data.csv_layout import Layout, find_layout
+from tapas.data.text_lines import WINDOWS, collected, scan, text_lines, unreadable
 from tapas.errors import DataError, UsageError
 from tapas.interruptions import defer_signals
 
 COMPRESSED = (".gz", ".zst")
 FORMATS = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv", ".txt": "csv",
-         ".jsonl": "json", ".ndjson": "json"}  # fmt: skip
+         ".dat": "csv", ".data": "csv", ".jsonl": "json", ".ndjson": "json",
+         ".json": "json"}  # fmt: skip
+SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers")
+ARCHIVES = (".zip", ".7z", ".rar", ".tar", ".tgz", ".bz2", ".xz")
 CURE = "Drop such rows with --skip-bad-rows"
+NEARLY_ALL = 0.9  # of the rows: then they are not bad, but read in the wrong way
 BLANK = "\0blank"  # no column has this name
 PEEK = 100  # records of a JSON-lines file that are searched for column names
+SAMPLE = 1000  # rows whose values are looked at to find columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,7 @@ class Frame:
     rows: pl.DataFrame
     broken: list[tuple[int, str]]  # (row, what is wrong with it)
     typed: bool  # False: everything is text
+    notes: tuple[str, ...] = ()  # sentences on how the file was read
 
 
 def file_kind(path: Path) -> str:
@@ -41,94 +50,189 @@ def file_kind(path: Path) -> str:
     suffixes = [s.lower() for s in path.suffixes]
     if suffixes and suffixes[-1] in COMPRESSED:
         suffixes.pop()
-    kind = FORMATS.get(suffixes[-1] if suffixes else "")
+    last = suffixes[-1] if suffixes else ""
+    if last in SPREADSHEETS:
+        raise UsageError(f"{path} is a spreadsheet. Save it as CSV (UTF-8), and name that file.")
+    if last in ARCHIVES or ".tar" in suffixes:
+        raise UsageError(
+            f"{path} is an archive. Unpack it and name the files in it; single files may be "
+            "compressed as .gz or .zst."
+        )
+    kind = FORMATS.get(last)
     if kind is None or (kind == "parquet" and path.suffix.lower() in COMPRESSED):
         raise UsageError(
-            f"{path}: unknown file format. Known: .parquet, .csv, .tsv, .jsonl, "
+            f"{path}: unknown file format. Known: .parquet, .csv, .tsv, .txt, .jsonl, "
             ".ndjson; all but .parquet also with .gz or .zst."
         )
     return kind
 
 
-def column_names(path: Path) -> list[str]:
-    """The columns of a file; of JSON lines, those of the first 100 records."""
-    kind = file_kind(path)
+def open_layout(path: Path, separator: str | None, no_header: bool) -> Layout | None:
+    """The layout of a CSV file, None for other formats, which cannot have these options."""
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty. Leave it out.")
-    if kind == "parquet":
-        return _checked_schema(path, _scan(pl.scan_parquet, path)).collect_schema().names()
-    if kind == "csv":
-        options = {"infer_schema": False, "separator": separator(path), "n_rows": 0}
-        return _collected(path, _scan(pl.scan_csv, path, **options)).columns
-    names: dict[str, None] = {}
-    for row, line in zip(range(PEEK), _records(path), strict=False):
+    if file_kind(path) == "csv":
+        return find_layout(path, separator, no_header=no_header)
+    given = [n for n, v in (("--separator", separator), ("--no-header", no_header)) if v]
+    if given:
+        raise UsageError(f"{path} is not a CSV file. Leave out {' and '.join(given)}.")
+    return None
+
+
+def column_names(path: Path, layout: Layout | None = None) -> list[str]:
+    """The columns of a file; of JSON lines, those of the first 100 records."""
+    return read_sample(path, layout, num_rows=PEEK).columns
+
+
+def read_sample(path: Path, layout: Layout | None = None, num_rows: int = SAMPLE) -> pl.DataFrame:
+    """The first rows of a file, all columns; what cannot be read is left out."""
+    layout = layout or open_layout(path, None, False)
+    if layout is not None:
+        return _csv_sample(path, layout, num_rows)
+    if file_kind(path) == "parquet":
+        frame = scan(pl.scan_parquet, path)
+        try:
+            frame.collect_schema()
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
+            raise unreadable(path, error) from None
+        return collected(path, frame.head(num_rows))
+    columns: dict[str, list[str | None]] = {}
+    for row, line in enumerate(islice(_records(path), num_rows)):
         record, problem = _parse(line)
+        if row == 0 and line.lstrip().startswith("["):
+            raise DataError(
+                f"{path} is one JSON list; expected one JSON object on each line. Convert it, for "
+                f"example with `jq -c '.[]' {path.name}`."
+            )
         if record is None and row == 0 and not problem.startswith("not valid"):
             raise DataError(f"{path}, row 1: {problem}. Expected one JSON object on each line.")
-        names |= dict.fromkeys(record or {})
-    return list(names)
+        for name, value in (record or {}).items():
+            known = columns.setdefault(name, [])
+            text = value if isinstance(value, str) or value is None else json.dumps(value)
+            known += [None] * (row - len(known)) + [text]
+    length = max(map(len, columns.values()), default=0)
+    return pl.DataFrame(
+        {name: known + [None] * (length - len(known)) for name, known in columns.items()},
+        schema=dict.fromkeys(columns, pl.String()),
+    )
 
 
-def separator(path: Path) -> str:
-    """The separator of a CSV file: the most frequent of , tab ; | in its first line."""
-    first = next(_records(path), "")
-    return max(",\t;|", key=first.count)
-
-
-def read_frame(path: Path, columns: list[str], *, skip_bad_rows: bool) -> Frame:
+def read_frame(
+    path: Path, columns: list[str], *, skip_bad_rows: bool, layout: Layout | None = None
+) -> Frame:
     """Read the `columns` of `path`.
 
     Raises `DataError` at a row that cannot be parsed, unless `skip_bad_rows`.
     """
-    kind = file_kind(path)
-    if kind == "parquet":
-        return Frame(_collected(path, _scan(pl.scan_parquet, path).select(columns)), [], True)
+    if file_kind(path) == "parquet":
+        return Frame(collected(path, scan(pl.scan_parquet, path).select(columns)), [], True)
+    if file_kind(path) == "csv":
+        return _read_csv(path, columns, skip_bad_rows, layout or find_layout(path))
     texts = dict.fromkeys(columns, pl.String())
     try:
-        if kind == "csv":
-            scan = _scan(pl.scan_csv, path, infer_schema=False, separator=separator(path))
-            # polars notices surplus values only if it reads all columns
-            blank = pl.all_horizontal(pl.all().is_null()).alias(BLANK)
-            rows = scan.select(*columns, blank).collect(engine="streaming").drop(BLANK)
-        else:
-            with defer_signals():
-                scan = pl.scan_ndjson(glob.escape(str(path)), schema=texts)
-            rows = scan.collect()
-        return Frame(rows, [], False)
+        with defer_signals():
+            frame = pl.scan_ndjson(glob.escape(str(path)), schema=texts)
+        return Frame(frame.collect(), [], False)
     except (pl.exceptions.PolarsError, OSError) as error:
         reason = str(error).splitlines()[0]
-    checked = _checked_csv if kind == "csv" else _checked_json
-    clean, broken, num_rows = checked(path)
+    clean, broken, num_rows = _checked_json(path)
     if not broken:
         raise DataError(f"{path} cannot be read: {reason}.")
-    if not skip_bad_rows:
-        row, problem = broken[0]
-        raise DataError(
-            f"{path}, row {row}: {problem}. {CURE} ({len(broken)} broken among {num_rows:,} rows)."
-        )
-    if kind == "csv":
-        return Frame(pl.read_csv(clean, infer_schema=False, columns=columns), broken, False)
+    _refuse_broken(path, broken, num_rows, skip_bad_rows)
     return Frame(pl.read_ndjson(clean, schema=texts), broken, False)
 
 
-def _checked_csv(path: Path) -> tuple[io.BytesIO, list[tuple[int, str]], int]:
+def _read_csv(path: Path, columns: list[str], skip_bad_rows: bool, layout: Layout) -> Frame:
+    """By polars where it can read the file; or else rewritten row by row, which is slow."""
+    if layout.is_plain:
+        # polars notices surplus values only if it reads all columns
+        blank = pl.all_horizontal(pl.all().is_null()).alias(BLANK)
+        try:
+            rows = _scan_csv(path, layout).select(*columns, blank).collect(engine="streaming")
+            return Frame(rows.drop(BLANK), [], False)
+        except (pl.exceptions.PolarsError, OSError) as error:
+            reason = str(error).splitlines()[0]
+        if "utf-8" in reason or "utf8" in reason:
+            layout = replace(layout, encoding=WINDOWS)
+    clean, broken, num_rows = _checked_csv(path, layout)
+    if broken:
+        _refuse_broken(path, broken, num_rows, skip_bad_rows)
+    rows = pl.read_csv(clean, infer_schema=False).select(columns)
+    notes = (f"read {path} as Windows-1252: it is not UTF-8",) if layout.encoding == WINDOWS else ()
+    return Frame(rows, broken, False, notes)
+
+
+def _refuse_broken(
+    path: Path, broken: list[tuple[int, str]], num_rows: int, skip_bad_rows: bool
+) -> None:
+    if skip_bad_rows:
+        return
+    row, problem = broken[0]
+    cure = f"{CURE} ({len(broken)} broken among {num_rows:,} rows)"
+    if "values where" in problem and len(broken) >= max(2, NEARLY_ALL * num_rows):
+        cure = (
+            f"So it is in {len(broken):,} of {num_rows:,} rows: name the missing column in the "
+            "header, or give another --separator"
+        )
+    raise DataError(f"{path}, row {row}: {problem}. {cure}.")
+
+
+def _scan_csv(path: Path, layout: Layout) -> pl.LazyFrame:
+    frame = scan(
+        pl.scan_csv,
+        path,
+        infer_schema=False,
+        separator=layout.separator,
+        skip_lines=layout.num_skipped,
+        has_header=layout.header,
+    )
+    if layout.header:
+        return frame
+    names = frame.collect_schema().names()
+    return frame.rename({name: str(place) for place, name in enumerate(names, start=1)})
+
+
+def _csv_sample(path: Path, layout: Layout, num_rows: int) -> pl.DataFrame:
+    """Broken rows are left out: they are reported when the file is read."""
+    if layout.is_plain:
+        try:
+            return _scan_csv(path, layout).head(num_rows).collect(engine="streaming")
+        except (pl.exceptions.PolarsError, OSError):
+            pass
+    clean, _, _ = _checked_csv(path, layout, num_rows)
+    return pl.read_csv(clean, infer_schema=False)
+
+
+def _checked_csv(
+    path: Path, layout: Layout, num_rows: int | None = None
+) -> tuple[io.BytesIO, list[tuple[int, str]], int]:
     """The file with broken rows replaced by empty ones, the broken rows, the number of rows.
 
-    Slow; used only after polars has failed to read the file.
+    Slow; for files that polars cannot read. Surplus values that are empty are left out.
     """
+    lines: Iterator[str] = islice(text_lines(path, layout.encoding), layout.num_skipped, None)
+    delimiter = layout.separator
+    if len(delimiter) > 1:
+        lines, delimiter = (line.replace(layout.separator, "\x1f") for line in lines), "\x1f"
     reader = csv.reader(
-        (line + "\n" for line in _lines(path)), delimiter=separator(path), strict=True
+        (line + "\n" for line in lines),
+        delimiter=delimiter,
+        strict=True,
+        skipinitialspace=layout.spaces,
     )
-    header = next(reader)
+    header = [name.lstrip("\ufeff") for name in next(reader, [])]
+    rows: Iterator[list[str]] = reader
+    if not layout.header:
+        rows, header = chain([header], reader), [str(n + 1) for n in range(len(header))]
     good, broken, row = io.StringIO(), list[tuple[int, str]](), 0
     writer = csv.writer(good)
     writer.writerow(header)
     try:
-        for row, values in enumerate(reader, start=1):
-            if len(values) > len(header):
+        for row, values in enumerate(islice(rows, num_rows), start=1):
+            if any(values[len(header) :]):
                 broken.append((row, f"{len(values)} values where the header names {len(header)}"))
                 values = [""] * len(header)
-            writer.writerow(values)
+            writer.writerow(values[: len(header)])
     except csv.Error:
         raise DataError(
             f"{path}, row {row + 1}: a quote is opened and never closed, so the rows after it "
@@ -160,42 +264,4 @@ def _parse(line: str) -> tuple[dict[str, object] | None, str]:
 
 
 def _records(path: Path) -> Iterator[str]:
-    return (line for line in _lines(path) if line.strip())
-
-
-def _lines(path: Path) -> Iterator[str]:
-    """The lines of a file, read in blocks."""
-    start, size = 0, 1000
-    while True:
-        block = _collected(path, _scan(pl.scan_lines, path).slice(start, size))
-        yield from block.to_series()
-        if block.height < size:
-            return
-        start, size = start + size, min(16 * size, 1 << 22)
-
-
-def _scan(scan: Callable[..., pl.LazyFrame], path: Path, **options: object) -> pl.LazyFrame:
-    with defer_signals():
-        return scan(path, glob=False, **options)
-
-
-def _collected(path: Path, frame: pl.LazyFrame) -> pl.DataFrame:
-    try:
-        return frame.collect(engine="streaming")
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
-        raise _unreadable(path, error) from None
-
-
-def _checked_schema(path: Path, frame: pl.LazyFrame) -> pl.LazyFrame:
-    try:
-        frame.collect_schema()
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
-        raise _unreadable(path, error) from None
-    return frame
-
-
-def _unreadable(path: Path, error: BaseException) -> DataError:
-    reason = str(error).splitlines()[0].rstrip(".")
-    return DataError(
-        f"{path} cannot be read: {reason}. It may be damaged or truncated; get a new copy."
-    )
+    return (line for line in text_lines(path) if line.strip())

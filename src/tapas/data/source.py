@@ -7,13 +7,18 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from tapas.data.time_format import check_time_format
+from tapas.data.where import parse_condition
 from tapas.errors import UsageError
 from tapas.shapes import check_positive
 
 RARE = ("keep", "drop", "fold")
 SPLIT = ("words", "spaces")
-FLAGS = ("user", "item", "time", "weight", "text", "group", "min_count", "rare")  # of commands
-LATER = {"weight"}  # fields added since; at their defaults they are no part of the cache key
+# of commands
+FLAGS = ("user", "item", "time", "weight", "text", "group", "min_count", "rare", "time_format",
+         "separator")  # fmt: skip
+# fields added since; at their defaults they are no part of keys, which stay as they were
+LATER = ("weight", "time_format", "separator", "no_header", "where")
 MIB = 1 << 20
 
 
@@ -21,8 +26,9 @@ MIB = 1 << 20
 class LogSource:
     """The files of an event log (user, item, time) or of a text, and how to read them.
 
-    Columns that are None are guessed from common names. Without a time column the order of the
-    file is the order of events. With `text`, each document is a user, each word an item and its
+    Columns that are None are guessed from common names, and a time column from its values. Without
+    one the order of the file is the order of events. Only rows that fulfil all of `where` are
+    read. With `text`, each document is a user, each word an item and its
     position the time; rows with the same `group` are one document, in file order.
     """
 
@@ -37,6 +43,10 @@ class LogSource:
     rare: str = "keep"  # or "drop", or "fold": all rare items become one class, "(rare)"
     skip_bad_rows: bool = False
     weight: str | None = None  # a number above 0 for each event, such as a rating or a quantity
+    time_format: str | None = None  # of strptime; or s, ms, us, ns since the epoch
+    separator: str | None = None  # of CSV files; by default found in the first line
+    no_header: bool = False  # of CSV files; the columns are then called 1, 2, 3, ...
+    where: tuple[str, ...] = ()  # conditions such as "event_type=purchase,cart" or "price>=5"
 
     def __post_init__(self) -> None:
         if isinstance(self.files, str) or not self.files:
@@ -44,6 +54,14 @@ class LogSource:
                 f"files must be a tuple of at least one path or glob, got {self.files!r}."
             )
         check_positive("min_count", self.min_count)
+        if isinstance(self.where, str):
+            raise UsageError(f"where must be a tuple of conditions, got {self.where!r}.")
+        for condition in self.where:
+            parse_condition(condition)
+        if self.time_format is not None:
+            check_time_format(self.time_format)
+        if self.separator is not None:
+            check_separator(self.separator)
         for name, value, known in (("rare", self.rare, RARE), ("split", self.split, SPLIT)):
             if value not in known:
                 raise UsageError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
@@ -85,17 +103,19 @@ class LogSource:
             )
         return tuple(sorted(found))
 
+    def as_key(self) -> dict[str, object]:
+        """All fields, but those that were added later only where they are not the default."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        defaults = {field.name: field.default for field in fields(self) if field.name in LATER}
+        return {n: v for n, v in values.items() if n not in defaults or v != defaults[n]}
+
     def cache_key(self, version: object) -> str:
         """A hash of everything that determines the prepared log.
 
         It covers the options, `version`, and for each file its path, size, modification time, and
         first and last MiB.
         """
-        options = [
-            (f.name, getattr(self, f.name))
-            for f in fields(self)
-            if f.name != "files" and not (f.name in LATER and getattr(self, f.name) == f.default)
-        ]
+        options = [(name, value) for name, value in self.as_key().items() if name != "files"]
         key = hashlib.blake2b(repr((version, options)).encode(), digest_size=16)
         for path in self.paths():
             state = path.stat()
@@ -119,4 +139,22 @@ def command_options(log: Mapping[str, Any]) -> list[str]:
         default = getattr(start, name)
         if log.get(name, default) != default:
             words += [f"--{name.replace('_', '-')}", str(log[name])]
-    return [*words, "--skip-bad-rows"] if log.get("skip_bad_rows") else words
+    for condition in log.get("where", ()):
+        words += ["--where", condition]
+    for name in ("no_header", "skip_bad_rows"):
+        words += [f"--{name.replace('_', '-')}"] if log.get(name) else []
+    return words
+
+
+NAMED_SEPARATORS = {"tab": "\t", "\\t": "\t", "space": " "}
+
+
+def check_separator(given: str) -> str:
+    """The separator itself, of one that may be given by name. Raises `UsageError`."""
+    found = NAMED_SEPARATORS.get(given, given)
+    if not found or any(character in found for character in '"\r\n'):
+        raise UsageError(
+            f"separator must be one or more characters other than quotes and line ends, or tab or "
+            f"space, got {given!r}."
+        )
+    return found

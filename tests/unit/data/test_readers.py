@@ -106,10 +106,6 @@ def test_unreadable_files_are_reported(tmp_path):
         file = written(tmp_path, name, "")
         with raises_text(f"{file} is empty. Leave it out.", DataError):
             column_names(file)
-    file = tmp_path / "latin.csv"
-    file.write_bytes("who,what\ncafé,1\n".encode("latin-1"))
-    with raises_text(f"{file} cannot be read: ", DataError):
-        read_frame(file, ["who"], skip_bad_rows=False)
     file = tmp_path / "a.parquet"
     pl.DataFrame({"who": range(10_000)}).write_parquet(file)
     content = file.read_bytes()
@@ -121,7 +117,7 @@ def test_unreadable_files_are_reported(tmp_path):
         column_names(file)
 
 
-@pytest.mark.parametrize("name", ["a.xlsx", "a", "a.parquet.gz"])
+@pytest.mark.parametrize("name", ["a", "a.parquet.gz"])
 def test_the_error_for_an_unknown_format_lists_the_known_ones(tmp_path, name):
-    with raises_text(": unknown file format. Known: .parquet, .csv, .tsv, .jsonl, .ndjson"):
+    with raises_text(": unknown file format. Known: .parquet, .csv, .tsv, .txt, .jsonl, .ndjson"):
         column_names(written(tmp_path, name, "x"))

@@ -1,13 +1,15 @@
 """Sources are validated, find their columns, and have a key that covers all that matters."""
 
+import dataclasses
 import os
 from pathlib import Path
 
+import polars as pl
 import pytest
 from error_text import raises_text
 
 from tapas.data import LogSource
-from tapas.data.columns import resolve_columns
+from tapas.data.columns import Present, resolve_columns
 
 BAD = [
     ({"rare": "fol", "min_count": 2}, "rare must be one of keep, drop, fold, got 'fol'."),
@@ -70,10 +72,17 @@ def test_fields_added_later_are_no_part_of_the_cache_key_at_their_defaults(tmp_p
     monkeypatch.setattr(Path, "resolve", lambda path: path)
     key = LogSource(files=("a.csv",)).cache_key(1)
     assert key == "81ee40f535eb9a12d406c43f652f8c56"
+    source = LogSource(files=("a.csv",))
+    for change in ({"where": ("a=1",)}, {"time_format": "s"}, {"separator": ";"},
+                   {"no_header": True}, {"weight": "w"}):  # fmt: skip
+        assert dataclasses.replace(source, **change).cache_key(1) != key
 
 
 def resolve(present, **options):
-    return resolve_columns(LogSource(files=("a.csv",), **options), present, Path("clicks.csv"))
+    sample = pl.DataFrame([[str(name)] for name in present], schema=present)
+    return resolve_columns(
+        LogSource(files=("a.csv",), **options), Present(Path("clicks.csv"), sample)
+    )
 
 
 GUESSED = [  # columns of the file, columns that are named, resulting user, item and time
@@ -89,9 +98,9 @@ GUESSED = [  # columns of the file, columns that are named, resulting user, item
 
 @pytest.mark.parametrize(("present", "given", "columns"), GUESSED)
 def test_columns_that_are_not_named_are_guessed(present, given, columns):
-    found, guessed = resolve([*present, "price"], **given)
-    assert list(found.values()) == columns
-    assert guessed == [role for role in found if role not in given]
+    found = resolve([*present, "price"], **given)
+    assert list(found.names.values()) == columns
+    assert found.guessed == [role for role in found.names if role not in given]
 
 
 def test_a_column_used_twice_is_refused():

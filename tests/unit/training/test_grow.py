@@ -126,7 +126,7 @@ def test_columns_of_the_new_log_may_have_other_names(config, files, tmp_path):
     week = pl.read_parquet(files[1]).rename({"user_id": "who", "item_id": "what", "time": "at"})
     week.write_csv(renamed)
     options = {"cache": tmp_path / "cache", "columns": {"user": "who", "item": "what"}}
-    with pytest.raises(UsageError, match=r"no column looks like the user\. Name it with --user\."):
+    with pytest.raises(UsageError, match=r"no column looks like the user or the item\."):
         grow_run(old, [str(renamed)], tmp_path / "new", cache=tmp_path / "cache")
     grown = grow_run(old, [str(renamed)], tmp_path / "new", **options)
     assert (grown.num_known, grown.num_new) == (OLD, NEW - OLD)

@@ -1,0 +1,48 @@
+"""How a CSV file is written: encoding, separator, header, and lines to skip."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from tapas.data.source import check_separator
+from tapas.data.text_lines import UTF8, find_encoding, text_lines
+
+SEPARATORS = ",\t;|"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What is needed to read a CSV file."""
+
+    separator: str
+    encoding: str = UTF8
+    num_skipped: int = 0  # lines before the header: Excel's "sep=;"
+    header: bool = True
+    spaces: bool = False  # after each separator, not part of the values
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether polars can read the file as it is."""
+        return self.encoding == UTF8 and not self.spaces and len(self.separator.encode()) == 1
+
+
+def find_layout(path: Path, separator: str | None = None, *, no_header: bool = False) -> Layout:
+    """The layout of `path`, from its first lines; a `separator` that is given is taken."""
+    encoding = find_encoding(path)
+    lines = (line for line in text_lines(path, encoding) if line.strip())
+    first = next(lines, "").lstrip("\ufeff")
+    num_skipped = 0
+    declared = re.fullmatch(r"sep=(.)\s*", first, re.IGNORECASE)
+    if declared:
+        first, num_skipped = next(lines, ""), 1
+    unquoted = re.sub(r'"[^"]*"', "", first)
+    if separator is not None:
+        found = check_separator(separator)
+    elif declared:
+        found = declared[1]
+    else:
+        found = max(SEPARATORS, key=unquoted.count)
+    spaces = found != " " and found in unquoted and all(
+        part.startswith(" ") for part in unquoted.split(found)[1:]
+    )  # fmt: skip
+    return Layout(found, encoding, num_skipped, not no_header, spaces)

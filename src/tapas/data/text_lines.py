@@ -1,0 +1,84 @@
+"""Lines of a text file, whatever its encoding and compression."""
+
+import codecs
+import gzip
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import polars as pl
+
+from tapas.errors import DataError
+from tapas.interruptions import defer_signals
+
+UTF8, UTF16, WINDOWS = "utf-8", "utf-16", "cp1252"
+START_BYTES = 1 << 20  # in which the encoding is looked for
+
+
+def find_encoding(path: Path) -> str:
+    """UTF-16 by its mark, as Excel writes it; UTF-8 if the start of the file is; or Windows-1252.
+
+    A file compressed by zst is taken for UTF-8.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".zst":
+        return UTF8
+    try:
+        with gzip.open(path) if suffix == ".gz" else path.open("rb") as file:
+            start = file.read(START_BYTES)
+    except (OSError, EOFError) as error:
+        raise unreadable(path, error) from None
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return UTF16
+    try:
+        codecs.getincrementaldecoder(UTF8)().decode(start)
+    except UnicodeDecodeError:
+        return WINDOWS
+    return UTF8
+
+
+def text_lines(path: Path, encoding: str = UTF8) -> Iterator[str]:
+    """The lines of a file without their ends; UTF-8 is read in blocks, others as a whole."""
+    if encoding != UTF8:
+        text = _decoded(path, encoding).replace("\r\n", "\n").replace("\r", "\n")
+        yield from text.removesuffix("\n").split("\n")
+        return
+    start, size = 0, 1000
+    while True:
+        block = collected(path, scan(pl.scan_lines, path).slice(start, size))
+        yield from block.to_series()
+        if block.height < size:
+            return
+        start, size = start + size, min(16 * size, 1 << 22)
+
+
+def _decoded(path: Path, encoding: str) -> str:
+    try:
+        content = path.read_bytes()
+        if path.suffix.lower() == ".gz":
+            content = gzip.decompress(content)
+        return content.decode(encoding)
+    except UnicodeDecodeError:
+        raise DataError(
+            f"{path} is neither UTF-8 nor Windows-1252 text. Save it as UTF-8."
+        ) from None
+    except (OSError, EOFError) as error:
+        raise unreadable(path, error) from None
+
+
+def scan(kind: Callable[..., pl.LazyFrame], path: Path, **options: object) -> pl.LazyFrame:
+    with defer_signals():
+        return kind(path, glob=False, **options)
+
+
+def collected(path: Path, frame: pl.LazyFrame) -> pl.DataFrame:
+    try:
+        return frame.collect(engine="streaming")
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
+        raise unreadable(path, error) from None
+
+
+def unreadable(path: Path, error: BaseException) -> DataError:
+    reason = str(error).splitlines()[0].rstrip(".")
+    return DataError(
+        f"{path} cannot be read: {reason}. It may be damaged or truncated; get a new copy."
+    )
