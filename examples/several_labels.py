@@ -43,9 +43,7 @@ weight = weight / weight.sum(dim=1, keepdim=True)
 torch.manual_seed(0)
 encoder = nn.Sequential(nn.Linear(FEATURES, DIM), nn.ReLU(), nn.Linear(DIM, DIM)).to(DEVICE)
 counts = tags[tags != PADDING].bincount(minlength=NUM_TAGS)
-head = tapas.TapasSoftmax(
-    NUM_TAGS, DIM, num_samples=300, proposal=tapas.Squashed(counts, alpha=0.75), device=DEVICE
-)
+head = tapas.TapasSoftmax(NUM_TAGS, DIM, num_samples=300, counts=counts, device=DEVICE)
 optimizer = tapas.optim.Combined(
     torch.optim.AdamW(encoder.parameters(), lr=5e-3), tapas.optim.RowwiseAdagrad(head, lr=0.2)
 )

@@ -132,7 +132,7 @@ def build_head(run: FourWaysRun, task: LongTail) -> Head:
         num_samples=run.num_samples,
         presample_factor=1 if run.method == "sampled softmax" else run.presample_factor,
         selection="top" if run.method == "TAPAS top" else "priority",
-        proposal=Squashed(task.frequency),
+        proposal=Squashed(task.frequency, alpha=1.0),
         row_optimizer=rows,
         bias=bias,
         seed=run.seed,

@@ -11,7 +11,7 @@ from tapas import heads, metrics, optim, proposals, rng
 from tapas.distributed import ShardedTable, join_ranks
 from tapas.errors import DataError, PeerError, TapasError, UsageError
 from tapas.extras import how_to_install as _how_to_install
-from tapas.heads import FullSoftmax, SampledSoftmax, TapasSoftmax, citation
+from tapas.heads import FullSoftmax, SampledSoftmax, TapasSoftmax, citation, ids_of
 from tapas.proposals import LogUniform, Mixture, Proposal, Squashed, Uniform
 from tapas.schedule import Anneal
 from tapas.selection import Priority, Selection, Top
@@ -44,6 +44,7 @@ __all__ = [
     "UsageError",
     "citation",
     "heads",
+    "ids_of",
     "join_ranks",
     "load",
     "load_checkpoint",

@@ -25,7 +25,7 @@ from contracts.heads import (
 )
 from oracle.flat_heads import empty_batch
 
-from tapas import DataError, Uniform, UsageError
+from tapas import DataError, Squashed, Uniform, UsageError
 from tapas.heads import METHODS, FullSoftmax, Head
 from tapas.optim import SGD, RowwiseAdagrad
 from tapas.proposals import Bigram
@@ -536,7 +536,7 @@ BAD = [
     (
         lambda head: head(draw(B, D), torch.eye(C)[TARGET]),
         "target has shape (7, 31) and holds only 0 and 1: it looks multi-hot. Pass class ids, "
-        "(..., L), padded with -100: tapas.heads.ids_of_multi_hot(target) makes them.",
+        "(..., L), padded with ignore_index: tapas.ids_of(target) makes them.",
     ),
     (
         lambda head: head(draw(B, D), torch.full((B, C), 1 / C)),
@@ -636,8 +636,20 @@ BAD_DRAWS = [
         "the proposal has 30 classes, the table has 31. Build both with the same number.",
     ),
     (
+        {"counts": torch.ones(30)},
+        "counts are for 30 classes, the table has 31. Build both with the same number.",
+    ),
+    (
+        {"counts": torch.ones(31), "proposal": Uniform(31)},
+        "pass counts or a proposal, not both: counts=c is short for proposal=tapas.Squashed(c).",
+    ),
+    (
+        {"counts": {0: 3}},
+        "counts must be numbers, one for each class, or a tuple (ids, counts), got dict.",
+    ),
+    (
         {"proposal": "unigram"},
-        "proposal must be a Proposal such as tapas.Squashed(counts, alpha=0.75), got str.",
+        "proposal must be a Proposal such as tapas.Squashed(counts), got str.",
     ),
 ]
 REPEATED = {"nce", "negative-sampling"}  # draw with replacement, any number
@@ -650,12 +662,33 @@ def test_bad_draws_are_refused(name):
     if "upcoming" in kind.reads:
         needed["upcoming"] = lambda step: TARGET
     for options, words in BAD_DRAWS:
-        if not options.keys() <= kind.options.keys():
+        if not options.keys() - {"counts"} <= kind.options.keys():
+            continue
+        if "counts" in options and "proposal" not in kind.options:
             continue
         if options == {"num_samples": 32} and name in REPEATED:
             continue
         with says(words, "$"):
             kind(C, D, **(needed | options))
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if "proposal" in METHODS[name].options])
+def test_counts_are_short_for_squashed_counts(name):
+    seen = torch.arange(C) ** 2
+    few = (seen > 0).nonzero()[:, 0]
+    losses = []
+    for options in (
+        {"proposal": Squashed(seen, alpha=0.75)},
+        {"counts": seen},
+        {"counts": (few, seen[few])},
+    ):
+        head = METHODS[name](C, D, num_samples=N, **options)
+        losses.append(head(draw(B, D), TARGET))
+        assert head.proposal.alpha == 0.75
+    assert torch.equal(losses[0], losses[1])
+    assert torch.equal(losses[0], losses[2])
+    drawn_uniformly = METHODS[name](C, D, num_samples=N)
+    assert isinstance(drawn_uniformly.proposal, Uniform)
 
 
 def test_rows_must_be_a_table():

@@ -11,9 +11,8 @@ from torch import nn
 from torch_usage.reference import B, C, D, Model, batch, draw, head_of
 
 import tapas
-from tapas import UsageError
+from tapas import UsageError, ids_of
 from tapas.candidates import Candidates
-from tapas.heads import ids_of_multi_hot
 from tapas.optim import SGD, Adagrad, Combined, LazyAdam, RowwiseAdagrad
 
 NO_OPTIMIZER = (
@@ -397,7 +396,7 @@ WRONG = [  # a call with a model, and its error
         "padding_idx must be an integer, got 'x'.",
     ),
     (
-        lambda model: ids_of_multi_hot(torch.tensor(1)),
+        lambda model: ids_of(torch.tensor(1)),
         "multi_hot has shape (); expected (..., C).",
     ),
 ]

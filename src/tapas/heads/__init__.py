@@ -11,7 +11,6 @@ from tapas.errors import choice
 from tapas.heads.adaptive import AdaptiveSoftmax
 from tapas.heads.adaptive_importance import AdaptiveImportance
 from tapas.heads.base import Head
-from tapas.heads.batch import ids_of_multi_hot
 from tapas.heads.citations import citation
 from tapas.heads.diagnostics import Diagnosis
 from tapas.heads.dynamic_negatives import DynamicNegatives
@@ -20,6 +19,7 @@ from tapas.heads.full import FullSoftmax
 from tapas.heads.gbce import GBCE
 from tapas.heads.huffman import HuffmanSoftmax
 from tapas.heads.in_batch import InBatchSoftmax, MixedSoftmax
+from tapas.heads.multi_hot import ids_of
 from tapas.heads.nce import NCE
 from tapas.heads.negative_sampling import NegativeSampling
 from tapas.heads.one_vs_all import OneVsAll
@@ -80,6 +80,6 @@ __all__ = [
     "TapasSoftmax",
     "TwoLevelSoftmax",
     "citation",
-    "ids_of_multi_hot",
+    "ids_of",
     "import_method",
 ]

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tapas.candidates import first_occurrences
 from tapas.errors import UsageError
+from tapas.heads.multi_hot import refuse_multi_hot
 from tapas.shapes import check_ids, check_integer, check_query, check_tensor
 
 
@@ -25,6 +26,13 @@ class Batch:
         """(B,) previous classes of these examples; `context` has one for each input query."""
         flat = flat_context(context, self.shape, self.query.device)
         return flat if flat is None or self.positions is None else flat[self.positions]
+
+    def first(self, number: int) -> "Batch":
+        """The first `number` examples."""
+        query, target = self.query[:number], self.target[:number]
+        weight = None if self.weight is None else self.weight[:number]
+        counted = None if self.counted is None else self.counted[:number]
+        return Batch(query, target, weight, counted, None, query.shape[:1])
 
     def reduce(self, loss: Tensor, reduction: str, mean_size: float) -> Tensor:
         """Mean or sum of `loss` (B,), or `loss` in the leading shape of the input, 0 for padding.
@@ -86,7 +94,7 @@ def prepare(
             f"target has shape {tuple(target.shape)}: no example has a target. Skip such a batch."
         )
     flat = check_query(query, dim)
-    _refuse_multi_hot(target, num_classes, ignore_index)
+    refuse_multi_hot(target, num_classes)
     target = check_integer("target", target).to(flat.device)
     ids = target.reshape(len(flat), -1).contiguous()
     low, high = ids.aminmax()
@@ -111,44 +119,6 @@ def prepare(
     weights = weights[positions] if weights is not None else None
     counted = (first_occurrences(ids) & (ids >= 0)) if ids.shape[1] > 1 else None
     return Batch(flat, ids, weights, counted, positions, shape)
-
-
-def _refuse_multi_hot(target: Tensor, num_classes: int, ignore_index: int) -> None:
-    """Refuse one flag for each class: taken as ids, they would train classes 0 and 1."""
-    if target.shape[-1] != num_classes or num_classes <= 2:
-        return
-    if bool(((target == 0) | (target == 1)).all()):
-        raise UsageError(
-            f"target has shape {tuple(target.shape)} and holds only 0 and 1: it looks multi-hot. "
-            f"Pass class ids, (..., L), padded with {ignore_index}: "
-            "tapas.heads.ids_of_multi_hot(target) makes them."
-        )
-    if target.is_floating_point():
-        raise UsageError(
-            f"target has shape {tuple(target.shape)} and {target.dtype}: probabilities of all "
-            "classes are not supported. Pass the ids of the few that matter, (..., L), and their "
-            "probabilities as target_weight."
-        )
-
-
-def ids_of_multi_hot(multi_hot: Tensor, *, ignore_index: int = -100) -> Tensor:
-    """(..., L) ascending ids of the classes set in `multi_hot` (..., C), padded to equal length.
-
-    >>> ids_of_multi_hot(torch.tensor([[0, 1, 0, 1], [0, 0, 1, 0]]))
-    tensor([[   1,    3],
-            [   2, -100]])
-    """
-    check_tensor("multi_hot", multi_hot)
-    if multi_hot.dim() == 0 or not multi_hot.shape[-1]:
-        raise UsageError(f"multi_hot has shape {tuple(multi_hot.shape)}; expected (..., C).")
-    flat = multi_hot.reshape(-1, multi_hot.shape[-1]) != 0
-    row, ids = flat.nonzero(as_tuple=True)
-    count = flat.sum(dim=1)
-    column = torch.arange(len(row), device=row.device) - (count.cumsum(0) - count)[row]
-    width = int(count.max()) if len(count) else 0
-    found = torch.full((len(flat), width), ignore_index, device=flat.device)
-    found[row, column] = ids
-    return found.view(*multi_hot.shape[:-1], width)
 
 
 def check_any_example(size: float) -> None:

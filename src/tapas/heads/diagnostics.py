@@ -1,5 +1,6 @@
 """Compares the sample of a `TapasSoftmax` with the exact softmax on one batch."""
 
+import warnings
 from dataclasses import InitVar, dataclass, fields
 from math import isnan, nan
 from textwrap import fill
@@ -15,6 +16,7 @@ from tapas.tables import ClassTable
 
 CLASSES_PER_CHUNK = 4096
 LOW, HIGH = 0.9, 0.97  # gradient cosines; docs/choosing.md says what they mean
+QUERIES, COST = 8, 0.1  # of the check of a uniform start, and its share of the scores until then
 EARLY = 100  # training steps before which a good cosine says nothing: rows are nearly random
 MEANINGS = {
     "gradient_cosine": "sampled vs exact gradient of the queries; 1 is exact",
@@ -106,11 +108,30 @@ def verdict(
     if second_pass and isinstance(selection, Top):
         remedies.insert(0, 'use selection="priority"')
     if isinstance(proposal, Uniform):
-        remedies.append("pass proposal=tapas.Squashed(counts, alpha=0.75)")
+        remedies.append("pass counts=, how often training has each class")
     elif isinstance(proposal, Squashed) and proposal.alpha < 0.5:
         remedies.append(f"raise alpha of the proposal from {proposal.alpha:g} to 0.75")
     advice = ", or ".join(remedies)
     return f"{found}: low. {advice[0].upper()}{advice[1:]}."
+
+
+def is_time_to_check(num_classes: int, step: int, num_scores: float) -> bool:
+    """Whether the steps so far, with `num_scores` scores, are long enough for one exact check.
+
+    The check scores all classes three times with `QUERIES` queries.
+    """
+    return step >= EARLY and 3 * QUERIES * num_classes <= COST * num_scores
+
+
+def warn_of_uniform(cosine: float, step: int, num_classes: int) -> None:
+    """Warn that a uniform proposal, which nobody chose, gives a low gradient cosine."""
+    if round(cosine, 2) < LOW:  # not for NaN
+        warnings.warn(
+            f"classes are drawn uniformly, and after {step} steps the sampled gradient has a "
+            f"cosine of {cosine:.2f} with the exact one, below {LOW}. Pass counts=, how often "
+            f"training has each class; or proposal=tapas.Uniform({num_classes}) to keep it so.",
+            stacklevel=2,
+        )
 
 
 @torch.no_grad()

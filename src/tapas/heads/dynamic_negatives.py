@@ -23,6 +23,7 @@ from tapas.heads.flat import FlatOptions, LookupHead, build_proposal
 from tapas.losses import sampled_softmax_loss
 from tapas.losses.hard_negatives import log_sum_without, positive_logits
 from tapas.proposals import Proposal, Uniform
+from tapas.proposals.squashed import SparseCounts
 from tapas.shapes import check_positive, check_samples
 
 MOST_KEPT = 64  # default for the classes that an example keeps, at most
@@ -35,7 +36,7 @@ class DynamicNegatives(LookupHead):
     Args:
         num_samples: n, classes that an example keeps.
         presample_factor: r; the pool has min(r*n, num_classes) classes. 1 keeps all of it.
-        proposal: Q; uniform if left out.
+        counts, proposal: Q, as in `SampledSoftmax`; uniform if left out, as in the paper.
         options: `table`, `row_optimizer`, `bias`, `seed` and so on; see `FlatHead`.
 
     The rows of the pool are looked up at once; those that no example keeps get a gradient of 0.
@@ -66,13 +67,14 @@ class DynamicNegatives(LookupHead):
         *,
         num_samples: int = 64,
         presample_factor: int = 16,
+        counts: SparseCounts | None = None,
         proposal: Proposal | None = None,
         **options: Unpack[FlatOptions],
     ):
         super().__init__(num_classes, dim, **options)
         self.num_samples = check_samples(num_samples, self.num_classes)
         self.presample_factor = check_positive("presample_factor", presample_factor)
-        self.proposal = build_proposal(proposal, self.num_classes)
+        self.proposal = build_proposal(proposal, counts, self.num_classes)
 
     @classmethod
     def sample_options(cls, num_samples: int) -> dict[str, int]:

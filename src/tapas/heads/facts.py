@@ -15,6 +15,7 @@ from torch import Tensor
 from tapas.errors import UsageError, choice
 from tapas.optim.row_updates import RowUpdate
 from tapas.proposals import Bigram, ByRank, LogUniform, Proposal, Squashed
+from tapas.proposals.squashed import ALPHA
 from tapas.tables import ClassTable
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def drawn_options(search: tuple[float, ...] = ALPHAS) -> Options:
             argument="proposal",
         ),
         "alpha": Option(
-            0.75,
+            ALPHA,
             float,
             low=0,
             high=1,

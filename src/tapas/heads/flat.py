@@ -19,7 +19,8 @@ from tapas.heads.batch import Batch, check_any_example
 from tapas.heads.facts import BuildContext
 from tapas.losses import sampled_softmax_loss, target_costs
 from tapas.optim.row_updates import RowUpdate
-from tapas.proposals import Proposal, Uniform
+from tapas.proposals import Proposal, Squashed, Uniform
+from tapas.proposals.squashed import SparseCounts, is_sparse
 from tapas.rng import stream
 from tapas.shapes import check_ids, check_query
 from tapas.tables import ClassTable, LocalTable
@@ -228,18 +229,28 @@ def _table_of(num_classes: int | None, dim: int | None, options: dict[str, Any])
     return table
 
 
-def build_proposal(proposal: Proposal | None, num_classes: int) -> Proposal:
-    """`proposal` after checks, or a uniform one if it is None."""
+def build_proposal(
+    proposal: Proposal | None, counts: SparseCounts | None, num_classes: int
+) -> Proposal:
+    """The proposal of a head: the given one, squashed `counts`, or a uniform one."""
+    if counts is not None:
+        if proposal is not None:
+            raise UsageError(
+                "pass counts or a proposal, not both: counts=c is short for "
+                "proposal=tapas.Squashed(c)."
+            )
+        proposal = Squashed(counts, num_classes=num_classes if is_sparse(counts) else None)
     if proposal is None:
         return Uniform(num_classes)
     if not isinstance(proposal, Proposal):
         raise UsageError(
-            f"proposal must be a Proposal such as tapas.Squashed(counts, alpha=0.75), got "
+            f"proposal must be a Proposal such as tapas.Squashed(counts), got "
             f"{type(proposal).__name__}."
         )
     if proposal.num_classes != num_classes:
+        given = "counts are for" if counts is not None else "the proposal has"
         raise UsageError(
-            f"the proposal has {proposal.num_classes} classes, the table has {num_classes}. Build "
-            "both with the same number."
+            f"{given} {proposal.num_classes} classes, the table has {num_classes}. Build both with "
+            "the same number."
         )
     return proposal

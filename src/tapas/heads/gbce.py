@@ -25,6 +25,7 @@ from tapas.heads.flat import FlatOptions
 from tapas.heads.nce import NoiseHead
 from tapas.losses.binary import binary_loss, leave_out, noise_cost
 from tapas.proposals import Proposal
+from tapas.proposals.squashed import SparseCounts
 from tapas.shapes import check_samples, number
 
 
@@ -34,8 +35,9 @@ class GBCE(NoiseHead):
     Args:
         num_samples: n, distinct classes drawn for each batch.
         calibration: t, between 0 (plain binary cross-entropy) and 1 (calibrated).
-        proposal: what classes are drawn from; uniform if left out, as in the theory. With
-            another proposal alpha is still n / C, and classes drawn often get lower scores.
+        counts, proposal: what classes are drawn from, as in `SampledSoftmax`; uniform if left
+            out, as in the theory. With another proposal alpha is still n / C, and classes drawn
+            often get lower scores.
         options: `table`, `row_optimizer`, `bias`, `seed` and so on; see `FlatHead`.
 
     As in `OneVsAll`, scores are not softmax logits.
@@ -65,10 +67,13 @@ class GBCE(NoiseHead):
         *,
         num_samples: int,
         calibration: float = 0.75,
+        counts: SparseCounts | None = None,
         proposal: Proposal | None = None,
         **options: Unpack[FlatOptions],
     ):
-        super().__init__(num_classes, dim, num_samples=num_samples, proposal=proposal, **options)
+        super().__init__(
+            num_classes, dim, num_samples=num_samples, counts=counts, proposal=proposal, **options
+        )
         check_samples(num_samples, self.num_classes)
         if not 0 <= number(calibration) <= 1:
             raise UsageError(

@@ -33,6 +33,7 @@ from tapas.errors import UsageError
 from tapas.heads.facts import UNIFORM_FIRST, Option, Options, drawn_options
 from tapas.heads.flat import FlatOptions, SharedSample, build_proposal
 from tapas.proposals import Proposal
+from tapas.proposals.squashed import SparseCounts
 from tapas.shapes import check_samples, number
 from tapas.tables.ranks import GlobalBatch
 
@@ -121,7 +122,7 @@ class MixedSoftmax(InBatchSoftmax):
 
     Args:
         num_samples: n, classes drawn for each batch.
-        proposal: Q, what they are drawn from; uniform if left out.
+        counts, proposal: Q, what they are drawn from, as in `SampledSoftmax`.
         rate: as in `InBatchSoftmax`.
         options: `table`, `row_optimizer`, `bias`, `seed` and so on; see `FlatHead`.
     """
@@ -141,13 +142,14 @@ class MixedSoftmax(InBatchSoftmax):
         dim: int | None = None,
         *,
         num_samples: int,
+        counts: SparseCounts | None = None,
         proposal: Proposal | None = None,
         rate: float = 0.01,
         **options: Unpack[FlatOptions],
     ):
         super().__init__(num_classes, dim, rate=rate, **options)
         self.num_samples = check_samples(num_samples, self.num_classes)
-        self.proposal = build_proposal(proposal, self.num_classes)
+        self.proposal = build_proposal(proposal, counts, self.num_classes)
 
     def candidates(self, batch: GlobalBatch) -> Candidates:
         proposal = self.proposal.conditioned_on(batch.context)

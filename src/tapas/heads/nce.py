@@ -24,6 +24,7 @@ from tapas.heads.facts import drawn_options
 from tapas.heads.flat import FlatOptions, LookupHead, build_proposal
 from tapas.losses.binary import binary_loss, noise_cost
 from tapas.proposals import Proposal, Uniform
+from tapas.proposals.squashed import SparseCounts
 from tapas.shapes import check_positive
 
 
@@ -45,12 +46,13 @@ class NoiseHead(LookupHead):
         dim: int | None = None,
         *,
         num_samples: int,
+        counts: SparseCounts | None = None,
         proposal: Proposal | None = None,
         **options: Unpack[FlatOptions],
     ):
         super().__init__(num_classes, dim, **options)
         self.num_samples = check_positive("num_samples", num_samples)
-        self.proposal = build_proposal(proposal, self.num_classes)
+        self.proposal = build_proposal(proposal, counts, self.num_classes)
 
     def draw(self, source: Proposal) -> Tensor:
         """The draws of this step, with replacement, on the CPU."""
@@ -90,8 +92,10 @@ class NCE(NoiseHead):
 
     Args:
         num_samples: k, draws of noise for each batch, with replacement.
-        proposal: Q, what noise is drawn from; uniform if left out. Noise that resembles the data,
-            such as its unigram, needs the fewest draws. A `Bigram` needs the `context` of a batch.
+        counts: (C,) how often training has each class; Q is then `tapas.Squashed(counts)`.
+        proposal: another Q, what noise is drawn from; uniform without either. Noise that resembles
+            the data, such as its unigram, needs the fewest draws. A `Bigram` needs the `context`
+            of a batch.
         options: `table`, `row_optimizer`, `bias`, `seed` and so on; see `FlatHead`. Start `bias`
             at the log of the class frequencies: otherwise the first steps only lower all scores.
     """

@@ -18,6 +18,7 @@ from tapas.heads.flat import FlatOptions
 from tapas.heads.nce import NoiseHead
 from tapas.losses.binary import binary_loss, leave_out, noise_cost
 from tapas.proposals import Proposal
+from tapas.proposals.squashed import SparseCounts
 from tapas.shapes import number
 
 
@@ -27,7 +28,7 @@ class NegativeSampling(NoiseHead):
     Args:
         num_samples: n, draws for each batch.
         negatives: k, the total weight of these draws beside one target.
-        proposal: Q; the paper has `Squashed(counts, alpha=0.75)`; uniform if left out.
+        counts, proposal: Q, as in `SampledSoftmax`; the paper has `counts`. Uniform if left out.
         options: `table`, `row_optimizer`, `bias`, `seed` and so on; see `FlatHead`.
 
     Scores do not estimate probabilities. At the optimum s_c = log(p_c / (1 - p_c)) - log(k q_c),
@@ -56,10 +57,13 @@ class NegativeSampling(NoiseHead):
         *,
         num_samples: int,
         negatives: float = 5.0,
+        counts: SparseCounts | None = None,
         proposal: Proposal | None = None,
         **options: Unpack[FlatOptions],
     ):
-        super().__init__(num_classes, dim, num_samples=num_samples, proposal=proposal, **options)
+        super().__init__(
+            num_classes, dim, num_samples=num_samples, counts=counts, proposal=proposal, **options
+        )
         if not 0 < number(negatives) < float("inf"):
             raise UsageError(
                 f"negatives must be a finite number above 0, got {negatives!r}. It is the total "

@@ -13,6 +13,7 @@ from tapas.candidates import Candidates
 from tapas.heads.facts import drawn_options
 from tapas.heads.flat import FlatOptions, SharedSample, build_proposal
 from tapas.proposals import Proposal
+from tapas.proposals.squashed import SparseCounts
 from tapas.shapes import check_samples
 from tapas.tables.ranks import GlobalBatch
 
@@ -22,8 +23,9 @@ class SampledSoftmax(SharedSample):
 
     Args:
         num_samples: n, the number of distinct classes drawn.
-        proposal: Q, what they are drawn from, such as `tapas.Squashed(counts, alpha=0.75)`;
-            uniform if left out. A `Bigram` needs the `context` of every batch.
+        counts: (C,) how often training has each class; Q is then `tapas.Squashed(counts)`.
+        proposal: another Q to draw from, instead of `counts`; without either it is uniform,
+            which costs much accuracy. A `Bigram` needs the `context` of every batch.
         options: `table`, `row_optimizer`, `bias`, `seed` and so on; see `FlatHead`.
     """
 
@@ -40,12 +42,13 @@ class SampledSoftmax(SharedSample):
         dim: int | None = None,
         *,
         num_samples: int,
+        counts: SparseCounts | None = None,
         proposal: Proposal | None = None,
         **options: Unpack[FlatOptions],
     ):
         super().__init__(num_classes, dim, **options)
         self.num_samples = check_samples(num_samples, self.num_classes)
-        self.proposal = build_proposal(proposal, self.num_classes)
+        self.proposal = build_proposal(proposal, counts, self.num_classes)
 
     @property
     def scores_per_example(self) -> float:

@@ -62,7 +62,7 @@ class NgramMixture(ExactState):
         self.num_classes, self.rate = num_classes, rate
         start: Proposal = Uniform(num_classes)
         if counts is not None:
-            start = Squashed(counts, num_classes=num_classes)
+            start = Squashed(counts, alpha=1.0, num_classes=num_classes)
         self._bigram = None if pairs is None else _pairs(pairs, start)
         self._frozen: tuple[Squashed, Bigram | None] | None = None
         unigram = start.log_prob(torch.arange(num_classes, device="cpu")).exp().float()
@@ -162,7 +162,7 @@ class NgramMixture(ExactState):
             u, v = self.shares.tolist()
             prob = (1 - u) * self.unigram.cpu().double()
             prob += (1 - float(prob.sum())) / self.num_classes  # u / C, and the rounding error
-            base, bigram = Squashed(prob), None
+            base, bigram = Squashed(prob, alpha=1.0), None
             if self._bigram is not None:
                 bigram = copy(self._bigram)
                 bigram.counts = self.pair_mass.cpu().double()

@@ -9,6 +9,7 @@ entries.
 
 import math
 from collections.abc import Sequence
+from typing import TypeGuard, cast
 
 import numpy as np
 import torch
@@ -22,8 +23,10 @@ from tapas.proposals.alias import AliasTable
 from tapas.proposals.base import Proposal
 from tapas.shapes import check_ids, check_positive, number
 
+ALPHA = 0.75  # the exponent of word2vec
 BINS = 2048  # of the histogram that predicts how many draws are needed
 Counts = Tensor | NDArray[np.generic] | Sequence[float]
+SparseCounts = Counts | tuple[Counts, Counts]  # (C,), or (ids, counts)
 
 
 class Squashed(Proposal):
@@ -32,8 +35,8 @@ class Squashed(Proposal):
     Args:
         counts: (C,) how often each class was seen; or a tuple `(ids, counts)` of the classes
             that were seen, together with `num_classes`.
-        alpha: exponent from 0 (uniform) to 1 (the frequencies); 0.75 is that of word2vec and of
-            `tapas train`.
+        alpha: exponent from 0 (uniform) to 1 (the frequencies). The default, 0.75, is that of
+            word2vec.
         beta: floor of f^alpha. By default the value of a class seen once (or of the least count,
             if that is below 1), so that unseen classes are drawn like the rarest seen ones.
         num_classes: C, needed for sparse `(ids, counts)`.
@@ -43,9 +46,9 @@ class Squashed(Proposal):
 
     def __init__(
         self,
-        counts: Counts | tuple[Counts, Counts],
+        counts: SparseCounts,
         *,
-        alpha: float = 1.0,
+        alpha: float = ALPHA,
         beta: float | None = None,
         num_classes: int | None = None,
     ):
@@ -156,11 +159,18 @@ class Squashed(Proposal):
         )
 
 
-def _sparse_counts(
-    counts: Counts | tuple[Counts, Counts], num_classes: int | None
-) -> tuple[Tensor, Tensor, int]:
+def is_sparse(counts: object) -> TypeGuard[tuple[Counts, Counts]]:
+    """Whether `counts` is a tuple `(ids, counts)`.
+
+    >>> is_sparse(([4, 7], [1, 2])), is_sparse((1, 2))
+    (True, False)
+    """
+    return isinstance(counts, tuple) and len(counts) == 2 and not isinstance(counts[0], int | float)
+
+
+def _sparse_counts(counts: SparseCounts, num_classes: int | None) -> tuple[Tensor, Tensor, int]:
     """Ascending ids of the classes seen, their counts as float64, and the number of classes."""
-    if isinstance(counts, tuple) and len(counts) == 2 and not isinstance(counts[0], int | float):
+    if is_sparse(counts):
         if num_classes is None:
             raise UsageError("sparse counts (ids, counts) need num_classes=...")
         check_positive("num_classes", num_classes)
@@ -177,7 +187,7 @@ def _sparse_counts(
             raise DataError(f"class {int(ids[repeated[0]])} has two counts; sum them first.")
         seen = seen[order]
     else:
-        seen = _check_counts(counts)
+        seen = _check_counts(cast(Counts, counts))
         if num_classes not in (None, seen.shape[0]):
             raise UsageError(
                 f"num_classes is {num_classes} but counts has {seen.shape[0]} entries. Leave "
@@ -190,7 +200,13 @@ def _sparse_counts(
 
 
 def _check_counts(counts: Counts) -> Tensor:
-    seen = torch.as_tensor(counts, dtype=torch.float64, device="cpu").detach()
+    try:
+        seen = torch.as_tensor(counts, dtype=torch.float64, device="cpu").detach()
+    except (TypeError, ValueError, RuntimeError):
+        raise UsageError(
+            f"counts must be numbers, one for each class, or a tuple (ids, counts), got "
+            f"{type(counts).__name__}."
+        ) from None
     if seen.dim() != 1:
         raise UsageError(f"counts has shape {tuple(seen.shape)}; expected (C,).")
     bad = (~(seen.isfinite() & (seen >= 0))).nonzero()

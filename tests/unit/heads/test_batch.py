@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tapas import DataError, UsageError
-from tapas.heads.batch import check_any_example, ids_of_multi_hot, prepare
+from tapas.heads.batch import check_any_example, prepare
 from tapas.rng import stream
 
 C, D = 31, 3
@@ -96,9 +96,30 @@ WRONG = [  # query, target, whether the batch may be empty, and the error
             torch.eye(C).to(dtype),
             False,
             "target has shape (31, 31) and holds only 0 and 1: it looks multi-hot. Pass class ids, "
-            "(..., L), padded with -100: tapas.heads.ids_of_multi_hot(target) makes them.",
+            "(..., L), padded with ignore_index: tapas.ids_of(target) makes them.",
         )
         for dtype in (torch.int64, torch.uint8, torch.bool, torch.float32)
+    ),
+    (
+        torch.zeros(2, D),
+        torch.ones(2, 30, dtype=torch.bool),
+        False,
+        "target has shape (2, 30) and holds only 0 and 1: it looks multi-hot. Pass class ids, "
+        "(..., L), padded with ignore_index: tapas.ids_of(target) makes them.",
+    ),
+    (
+        torch.zeros(C, D),
+        torch.eye(C).to_sparse(),
+        False,
+        "target has shape (31, 31) and is sparse: it looks multi-hot. Pass class ids, (..., L), "
+        "padded with ignore_index: tapas.ids_of(target) makes them.",
+    ),
+    (
+        torch.zeros(2, D),
+        torch.ones(2, dtype=torch.bool),
+        False,
+        "target has dtype torch.bool; expected int64 class ids. Keep ids as integers: floats "
+        "corrupt them.",
     ),
 ]
 
@@ -127,21 +148,6 @@ def test_the_mean_over_ranks_of_their_means_is_the_mean_over_examples():
         means.append(batch.reduce(part, "mean", sum(sizes) / 3))
     torch.testing.assert_close(torch.stack(means).mean(), loss.mean())
     assert torch.equal(batch.reduce(part, "mean", 3.0), part.mean())
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32], ids=str)
-@pytest.mark.parametrize("shape", [(5,), (2, 3), (0,), (4, 0)], ids=str)
-def test_flags_of_classes_are_read_as_lists_of_them(dtype, shape):
-    drawn = torch.rand(*shape, C, generator=stream(0, "flags")) < 0.2
-    drawn.view(-1, C)[:1] = False  # an example without a class
-    ids = ids_of_multi_hot(drawn.to(dtype), ignore_index=-7)
-    want = []
-    for row in drawn.view(-1, C).tolist():
-        want.append([class_id for class_id, flag in enumerate(row) if flag])
-    width = max([len(row) for row in want], default=0)
-    assert ids.dtype == torch.int64
-    assert ids.shape == (*shape, width)
-    assert ids.view(len(want), width).tolist() == [row + [-7] * (width - len(row)) for row in want]
 
 
 def test_no_example_on_any_rank_is_an_error():

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 import tapas
-from tapas.heads.diagnostics import Diagnosis, verdict
+from tapas.heads.diagnostics import Diagnosis, is_time_to_check, verdict
 
 B, C, D = 5, 31, 4
 
@@ -100,7 +100,7 @@ def test_a_printed_diagnosis_is_a_table_with_a_verdict():
         "pool_effective_size     1,212  effective number of classes in the pool, per example",
         "other_targets           0.000  share of the kept classes that are targets in this batch",
         "gradient cosine 0.40: low. Raise num_samples or presample_factor, or pass",
-        "proposal=tapas.Squashed(counts, alpha=0.75).",
+        "counts=, how often training has each class.",
     ]
     assert repr(found) == (
         "Diagnosis(top_coverage=0.016, pool_effective_size=1.21e+03, gradient_cosine=0.401, "
@@ -208,3 +208,46 @@ def test_with_all_classes_in_the_sample_the_verdict_is_that_the_loss_is_exact(nu
     assert found.verdict == (
         "The loss is exact: num_samples is the number of classes. cross_entropy is faster."
     )
+
+
+SKEWED = {"bias": torch.tensor([9.0] * 4 + [0.0] * 296), "num_samples": 20, "presample_factor": 3}
+
+
+def train(head, steps, num_classes=300, size=16):
+    """Steps on examples of rare classes; rows hardly move."""
+    optimizer = tapas.optim.SGD(head, lr=1e-6)
+    query = torch.randn(size, D, generator=tapas.rng.stream(0, "query"))
+    losses = []
+    for _ in range(steps):
+        losses.append(head(query, torch.arange(size) + 100))
+        losses[-1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.stack(losses)
+
+
+def test_a_uniform_start_is_checked_once_and_nothing_else_changes():
+    head = tapas.TapasSoftmax(300, D, **SKEWED)
+    cheap = train(head, 100)
+    with pytest.warns(
+        UserWarning,
+        match=r"^classes are drawn uniformly, and after 100 steps the sampled gradient has a "
+        r"cosine of 0\.[0-8]\d with the exact one, below 0\.9\. Pass counts=, how often training "
+        r"has each class; or proposal=tapas\.Uniform\(300\) to keep it so\.$",
+    ):
+        checked = train(head, 1)
+    rest = train(head, 30)  # a warning is an error here
+    chosen = tapas.TapasSoftmax(300, D, proposal=tapas.Uniform(300), **SKEWED)
+    assert torch.equal(train(chosen, 131), torch.cat([cheap, checked, rest]))
+
+
+def test_a_uniform_start_that_is_good_enough_is_silent():
+    train(tapas.TapasSoftmax(300, D, **SKEWED | {"bias": True, "num_samples": 150}), 110)
+    train(tapas.TapasSoftmax(300, D, counts=torch.ones(300), **SKEWED), 110)
+
+
+def test_the_check_waits_until_it_is_cheap():
+    """All classes, three times, for 8 queries: at most a tenth of the scores before."""
+    assert is_time_to_check(300, 100, 10 * 3 * 8 * 300)
+    assert not is_time_to_check(300, 100, 10 * 3 * 8 * 300 - 1)
+    assert not is_time_to_check(300, 99, 1e9)

@@ -105,7 +105,7 @@ def test_expected_counts_are_those_of_the_loop_for_three_billion_classes(proposa
 
 def test_a_proposal_with_all_mass_on_one_class_raises_or_uses_arrival_times():
     """9 of 31 classes are drawn by arrival times, for which the skew of Q does not matter."""
-    proposal = Squashed([1] + [0] * 30, beta=1e-300)
+    proposal = Squashed([1] + [0] * 30, alpha=1.0, beta=1e-300)
     with raises_text(
         "Squashed(31 classes, 1 above the floor, alpha=1, beta=1e-300) gave only 1 of 5 "
         "distinct classes in 153344 draws: its mass is on too few classes. Raise beta, lower "
@@ -131,7 +131,7 @@ def test_arrival_times_of_just_enough_classes_are_certain_and_of_fewer_refused()
 
 
 def test_a_class_whose_probability_rounds_above_one_is_certain_not_nan():
-    certain = Squashed([1] + [0] * 30, beta=1e-300)
+    certain = Squashed([1] + [0] * 30, alpha=1.0, beta=1e-300)
     proposal = Mixture([certain] * 3, [0.3] * 3)
     assert proposal.log_prob(torch.tensor([0])).item() > 0  # by 2e-16, the case in question
     assert proposal.sample(1, generator=stream(0)).log_q.tolist() == [0]
@@ -139,7 +139,7 @@ def test_a_class_whose_probability_rounds_above_one_is_certain_not_nan():
 
 def test_few_classes_use_arrival_times_for_any_number_of_samples(monkeypatch):
     monkeypatch.setattr(base, "RACE_BELOW", 31)
-    proposal = Squashed([1] + [0] * 30, beta=1e-300)  # drawing would not end
+    proposal = Squashed([1] + [0] * 30, alpha=1.0, beta=1e-300)  # drawing would not end
     assert proposal.sample(2, generator=stream(0)).ids[0] == 0
 
 

@@ -11,7 +11,7 @@ from tapas.rng import stream
 
 C = 31
 COUNTS = [0] * 20 + [50, 9] + [0] * 9
-PARTS = [Uniform(C), LogUniform(C), Squashed(COUNTS, beta=1e-9)]
+PARTS = [Uniform(C), LogUniform(C), Squashed(COUNTS, alpha=1.0, beta=1e-9)]
 DENSE = [np.full(C, 1 / C), slow.log_uniform(C), slow.squashed(COUNTS, 1, 1e-9)]
 
 

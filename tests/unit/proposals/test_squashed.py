@@ -47,7 +47,7 @@ def test_any_counts_dense_or_sparse_are_squashed_as_by_the_slow_version(counts, 
 
 @pytest.mark.parametrize("kind", [list, np.array, torch.tensor, lambda c: torch.tensor(c).half()])
 def test_counts_may_come_in_any_kind_of_array(kind):
-    got = prob_of(Squashed(kind(COUNTS)))
+    got = prob_of(Squashed(kind(COUNTS), alpha=1.0))
     np.testing.assert_allclose(got, slow.squashed(COUNTS, 1), rtol=1e-12)
 
 
@@ -63,7 +63,7 @@ def test_only_classes_seen_more_than_once_are_stored_by_default(counts, alpha):
 def few_of_many():
     """A thousand classes above the floor and a thousand at it, of three billion."""
     ids = torch.arange(2_000) * 1_499_999 + 1_003
-    return Squashed((ids, 1 + ids % 2 * 500), num_classes=HUGE), ids
+    return Squashed((ids, 1 + ids % 2 * 500), alpha=1.0, num_classes=HUGE), ids
 
 
 def held_bytes(thing) -> int:
