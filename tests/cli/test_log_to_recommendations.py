@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import threading
 from contextlib import suppress
 
@@ -274,9 +275,10 @@ def test_a_text_is_read_as_documents_of_words(tmp_path):
 
 
 def test_settings_come_from_a_file_and_flags_win(folder, tmp_path):
+    shutil.copy(folder / "log.parquet", tmp_path)
     (tmp_path / "quick.toml").write_text(
         "[log]\n"
-        f'files = ["{folder / "log.parquet"}"]\n'
+        'files = ["*.parquet"]\n'
         "min_count = 2\n"
         "[model]\nencoder = 'mean'\ndim = 8\nhistory = 6\n"
         "[loop]\nsteps = 4\nbatch = 8\n[split]\nkind = 'last'\n"
@@ -289,11 +291,14 @@ def test_settings_come_from_a_file_and_flags_win(folder, tmp_path):
     assert "Split by the last events of each user; training: " in stderr_of(done)
     written = (tmp_path / "run" / "config.toml").read_text()
     for line in ('encoder = "transformer"', "dim = 12", "history = 6", "num_samples = 9",
-                 "steps = 4", "exclude_seen = true", "min_count = 1", 'kind = "last"'):  # fmt: skip
+                 "steps = 4", "exclude_seen = true", "min_count = 1", 'kind = "last"',
+                 f'files = ["{tmp_path / "log.parquet"}"]', 'user = "user_id"',
+                 'item = "item_id"', 'time = "time"'):  # fmt: skip
         assert f"\n{line}\n" in written, line
+    (tmp_path / "elsewhere").mkdir()
     again = tapas(
-        "train", "--config", "run/config.toml", "--threads", 1, "--cache", "cache", "--out",
-        "again", "--quiet", cwd=tmp_path,
+        "train", "--config", "../run/config.toml", "--threads", 1, "--cache", "cache", "--out",
+        "../again", "--quiet", cwd=tmp_path / "elsewhere",
     )  # fmt: skip
     assert stderr_of(again) == ""
     assert (tmp_path / "again" / "config.toml").read_text() == written

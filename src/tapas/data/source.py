@@ -3,7 +3,7 @@
 import glob
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,10 @@ class LogSource:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         defaults = {field.name: field.default for field in fields(self) if field.name in LATER}
         return {n: v for n, v in values.items() if n not in defaults or v != defaults[n]}
+
+    def resolved(self, columns: Mapping[str, Any]) -> "LogSource":
+        """The same log for any working directory: absolute paths, and its `columns` by role."""
+        return replace(self, files=tuple(str(path.resolve()) for path in self.paths()), **columns)
 
     def cache_key(self, version: object) -> str:
         """A hash of everything that determines the prepared log.

@@ -47,7 +47,7 @@ def train(
     `start_peers` starts their processes; by default Ray does, on this machine.
     """
     _check_can_start(config, start_peers)
-    log, split = read_log(config, out, cache=cache, status=status, ranks=ONE_PROCESS)
+    config, log, split = read_log(config, out, cache=cache, status=status, ranks=ONE_PROCESS)
     config = resolve_config(config, log, split)[0]
     _check_shards(config, log.num_items)
     if start_peers is None:  # all on this machine

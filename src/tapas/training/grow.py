@@ -8,7 +8,7 @@ model and trains for as many epochs on its log as the old one.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tapas.checkpoints.describe import CHECKPOINTS
 from tapas.checkpoints.grow import NewRows, with_classes
@@ -60,8 +60,11 @@ def grow_run(
     check_free(out)
     step = run.checkpoints.best() if step is None else step
     checkpoint = run.checkpoints.find(step)[1]
-    source = replace(run.config.log, files=tuple(files), **(columns or {}))
+    again = dict.fromkeys(cast("list[str]", run.log.report["guessed"]))  # guessed once more
+    changes: dict[str, Any] = {**again, **(columns or {})}
+    source = replace(run.config.log, files=tuple(files), **changes)
     log = prepare_log(source, cache, status=status, known=run.log)
+    resolved = source.resolved(cast("dict[str, Any]", log.report["columns"]))
     num_known = run.log.num_items
     missing = int((log.item_keys.counts[:num_known] == 0).sum())
     if missing == num_known:
@@ -78,7 +81,7 @@ def grow_run(
     grown.record.update(step=0, best=False, state={"progress": asdict(TrainerState())})
     create_run(
         out,
-        _as_many_passes(replace(run.config, log=source), run.log, log, split),
+        _as_many_passes(replace(run.config, log=resolved), run.log, log, split),
         log,
         num_threads=run.num_threads,
         fill=lambda folder: grown.write(folder / CHECKPOINTS / "step-00000000"),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 
@@ -55,7 +56,7 @@ def train(
     with a checkpoint.
     """
     _check_no_servers(config)
-    log, split = read_log(config, out, cache=cache, status=status, ranks=ranks)
+    config, log, split = read_log(config, out, cache=cache, status=status, ranks=ranks)
     setup = build_training(config, log, split, ranks)
     run = ranks.main_first(
         "create the run folder",
@@ -109,8 +110,11 @@ def resume(
 
 def read_log(
     config: TrainConfig, out: Path, *, cache: Path, status: Status, ranks: Ranks
-) -> tuple[EventLog, Split]:
-    """The log of a new run and its split. Raises UsageError early if `out` cannot be used."""
+) -> tuple[TrainConfig, EventLog, Split]:
+    """The log of a new run and its split, and `config` with the absolute paths and columns of it.
+
+    Raises UsageError early if `out` cannot be used.
+    """
     if not config.split.shares[0]:
         raise UsageError(
             "split.validation is 0, but training chooses the best checkpoint on validation data. "
@@ -126,7 +130,8 @@ def read_log(
     split = split_log(log, config.split)
     for words in (*describe_reading(log.report), *describe_split(log, split)):
         status(words)
-    return log, split
+    columns = cast("dict[str, Any]", log.report["columns"])
+    return replace(config, log=config.log.resolved(columns)), log, split
 
 
 def reopen(folder: Path, service: ServiceConfig | None) -> RunFolder:

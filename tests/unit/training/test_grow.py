@@ -64,7 +64,9 @@ def test_old_rows_stay_and_new_ones_start_as_in_a_new_run(config, files, tmp_pat
     new = open_run(tmp_path / "new")
     assert (grown.num_known, grown.num_new, grown.num_missing) == (OLD, NEW - OLD, 10)
     longer = replace(config.loop, steps=18, evaluate_every=6)  # a pass has half as many more
-    assert new.config == replace(old.config, log=LogSource(files=(files[1],)), loop=longer)
+    source = replace(old.config.log, files=(files[1],))
+    assert (source.user, source.item, source.time) == ("user_id", "item_id", "time")
+    assert new.config == replace(old.config, log=source, loop=longer)
     assert new.log.num_items == NEW
     assert new.log.item_keys.keys(range(OLD)) == old.log.item_keys.keys(range(OLD))
     before, after = saved(old, 8), saved(new, None)
