@@ -1,21 +1,30 @@
-"""`tapas evaluate`: metrics of a run on held-out events, next to simple baselines."""
+"""`tapas evaluate`: runs on held-out events, beside baselines, lists from files and each other."""
 
 import dataclasses
 import json
 import math
+import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.options import AsJson, OwnMethods, import_methods
 from tapas.cli.progress import progress_bar
-from tapas.cli.terminal import decimals_of, low_to_high, print_table, say
+from tapas.cli.terminal import print_table, say, status
 from tapas.cli.torchrun import ranks_of_this_job
-from tapas.evaluation.evaluate import Evaluation
+from tapas.errors import UsageError
 from tapas.evaluation.intervals import Interval
+from tapas.evaluation.verdict import LEAST_USERS, beside, beside_baselines, too_few
 
+if TYPE_CHECKING:
+    from tapas.evaluation.evaluate import Evaluation
+    from tapas.training.advice import Advice
+    from tapas.training.run_evaluation import RunsEvaluation
+    from tapas.training.run_folder import RunFolder
+
+COLUMNS = 4  # of a table with intervals that fit into 80 characters
 SHOWN = ("map@20", "recall@20", "ndcg@20", "precision@1")
 LABELS = {
     "map@20": "MAP@20",
@@ -27,13 +36,29 @@ LABELS = {
 
 
 def evaluate(
-    run: Annotated[
-        Path,
+    runs: Annotated[
+        list[Path],
         typer.Argument(
-            metavar="RUN",
-            help="Folder of the run.",
+            metavar="RUN...",
+            help="Folder of a run, or of several with the same log and split.",
         ),
     ],
+    against: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also judge the lists in this file (Parquet, CSV or JSON lines), with columns "
+            "user, item, and rank or score. May be repeated.",
+        ),
+    ] = None,
+    points: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Evaluate nothing; write the events that a model may know (user, item, time) and "
+            "which users are judged, so that another system can make lists for them.",
+        ),
+    ] = None,
     on: Annotated[
         str,
         typer.Option(
@@ -61,119 +86,256 @@ def evaluate(
         typer.Option(
             min=1,
             metavar="N",
-            help="Evaluate the first N users only.",
+            help="Judge a sample of N users, always the same; `tapas compare` judges that of 3000.",
         ),
     ] = None,
     show_all: Annotated[
         bool,
-        typer.Option("--all", help="Show all metrics, not only the most important four."),
+        typer.Option("--all", help="Show all metrics, each with its interval."),
     ] = False,
     method: OwnMethods = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate a run on held-out events, next to three baselines.
+    """Compare runs with counting, and with your own lists.
 
-    Lists are exact: all items are ranked. Every metric has a 95 % interval (bootstrap over
-    users). The baselines are the most popular items, the items that the user had most often, and
-    the items that most often followed those of the user's last basket. A second table shows how
-    the model does on frequent and on rare items.
+    Each held-out user is judged at one point, the first behind the cut, by the next items. Lists
+    are exact: all items are ranked. The baselines are the most popular items, the items that the
+    user had most often, and the items that most often followed those of the user's last basket.
+    Differences are paired: same users, with a 95 % interval (bootstrap over users).
+
+    Several runs are shown side by side, each compared with the first. A second table shows how
+    the first does on frequent and on rare items.
 
     Under torchrun the ranks share the work, and each loads its shard of the class vectors.
     """
     with report_errors():
-        from tapas.training.run_evaluation import evaluate_run
+        from tapas.training.run_evaluation import evaluate_runs
         from tapas.training.run_folder import open_run
 
         import_methods(method)
-        folder = open_run(run)
+        _check_usage(runs, against or [], points, step)
+        folders = [open_run(run) for run in runs]
         with (
-            ranks_of_this_job(run, None) as ranks,
+            ranks_of_this_job(runs[0], None) as ranks,
             progress_bar("ranking", "examples", shown=ranks.is_main) as advance,
         ):
-            found, at = evaluate_run(
-                folder,
+            if points is not None:
+                if ranks.is_main:
+                    _write_points(folders[0], points, on, exclude_seen, limit, as_json)
+                return
+            found = evaluate_runs(
+                folders,
                 split=on,
                 step=step,
                 exclude_seen=exclude_seen,
                 limit=limit,
+                against=against or [],
                 on_progress=lambda done, total: advance(done, total, ""),
                 ranks=ranks,
             )
         if not ranks.is_main:
             return
+        for counts in found.lists.values():
+            status(str(counts))
+        verdict, advice = _verdict(found), _advise(folders[0], found)
         if as_json:
-            report = _finite({"step": at, **dataclasses.asdict(found)})
-            typer.echo(json.dumps(report, indent=1, allow_nan=False))
+            report = {
+                "step": next(iter(found.steps.values())),
+                **dataclasses.asdict(found.evaluation),
+            }
+            report |= {
+                "steps": found.steps,
+                "lists": {name: dataclasses.asdict(each) for name, each in found.lists.items()},
+                "verdict": verdict,
+                "advice": [dataclasses.asdict(each) for each in advice],
+            }
+            typer.echo(json.dumps(_finite(report), indent=1, allow_nan=False))
             return
-        _print(found, at, show_all)
+        for words in verdict:
+            say(words)
+        typer.echo()
+        _print(found, show_all)
+        for line in _next(folders[0], found, advice):
+            typer.echo(line, err=True)  # not wrapped: a command to copy
 
 
-def _print(found: Evaluation, step: int, show_all: bool) -> None:
-    """Print a table of metrics, one of frequent and rare items, and who is better."""
-    say(_describe_examples(found, step))
+def _check_usage(
+    runs: list[Path], against: list[Path], points: Path | None, step: int | None
+) -> None:
+    for paths in (runs, against):
+        twice = next((path for i, path in enumerate(paths) if path in paths[:i]), None)
+        if twice is not None:
+            raise UsageError(f"{twice} is given twice. Name each once.")
+    if len(runs) > 1 and step is not None:
+        raise UsageError("--step can be used with one RUN only.")
+    if points is not None and (len(runs) > 1 or against):
+        raise UsageError("--points can be used with one RUN and without --against only.")
+
+
+def _write_points(
+    run: "RunFolder",
+    path: Path,
+    on: str,
+    exclude_seen: bool | None,
+    limit: int | None,
+    as_json: bool,
+) -> None:
+    from tapas.data.known_events import known_events
+    from tapas.data.splits import split_log
+    from tapas.data.table_files import check_suffix, write_frame
+    from tapas.evaluation.evaluate import held_out
+    from tapas.training.run_evaluation import list_options
+
+    check_suffix(path)
+    if path.exists():
+        raise UsageError(f"{path} exists. Remove it, or choose another file.")
+    split, options = split_log(run.log, run.config.split), list_options(run, exclude_seen)
+    num_targets = run.config.head.next_items
+    judged, _ = held_out(
+        run.log, split, options, split_name=on, num_targets=num_targets, limit=limit
+    )
+    columns = known_events(run.log, split, judged, split_name=on)
+    write_frame(path, columns)
+    num_events = len(columns["user"])
+    if as_json:
+        typer.echo(json.dumps({"events": num_events, "users": len(judged), "out": str(path)}))
+    status(
+        f"Wrote the {num_events:,} events before the cut to {path}. Make lists of 20 items for "
+        f"the {len(judged):,} users whose column judged is true, as a file with columns user, "
+        f"item and rank, and judge them with `tapas evaluate {run.path} --against FILE`."
+    )
+
+
+def _names(found: "RunsEvaluation") -> dict[str, str]:
+    """The names for the reader: of several runs, "model" is the path of the first."""
+    first, *others = found.steps
+    order = ["model", *others, *found.lists]
+    order += [name for name in found.evaluation.scores if name not in order]
+    return {name: first if name == "model" and others else name for name in order}
+
+
+def _verdict(found: "RunsEvaluation") -> list[str]:
+    """Who is better: other runs, lists and baselines beside the first run."""
+    evaluation = found.evaluation
+    num_users = evaluation.scores["model"].num_examples
+    first, *others = found.steps
+    ours = first if others else "the model"
+    if num_users < LEAST_USERS:
+        return [too_few(num_users)]
+    rivals = [*found.lists, *others]
+    words = [beside(ours, name, evaluation.lead[name], num_users) for name in rivals]
+    baselines = {name: lead for name, lead in evaluation.lead.items() if name not in rivals}
+    return [*words, *beside_baselines(ours, baselines, num_users)]
+
+
+def _better_baselines(found: "RunsEvaluation") -> list[str]:
+    rivals = {*found.lists, *found.steps}
+    lead = found.evaluation.lead
+    return [name for name in lead if name not in rivals and lead[name].below_zero]
+
+
+def _advise(run: "RunFolder", found: "RunsEvaluation") -> "list[Advice]":
+    """What to change in the next run, unless the first is better than all baselines."""
+    from tapas.training.advice import advise_run
+
+    if found.evaluation.scores["model"].num_examples < LEAST_USERS:
+        return []
+    rivals = {*found.lists, *found.steps}
+    lead = {name: each for name, each in found.evaluation.lead.items() if name not in rivals}
+    if all(each.above_zero for each in lead.values()):
+        return []
+    return advise_run(run, better=_better_baselines(found))
+
+
+def _next(run: "RunFolder", found: "RunsEvaluation", advice: "list[Advice]") -> list[str]:
+    """The command that fits what was seen."""
+    from tapas.data.source import command_options
+    from tapas.training.advice import next_training, run_again
+
+    evaluation = found.evaluation
+    num_users = evaluation.scores["model"].num_examples
+    if num_users < LEAST_USERS:
+        if num_users < evaluation.split[f"{evaluation.part}_users"]:  # a sample
+            return []
+        again = shlex.join([*run_again(run), "--set", "split.kind=last"])
+        return [f"Try: {again}", "  --set split.kind=last: holds out the last events of each user"]
+    if advice:
+        return next_training(run_again(run), advice, first="Try")
+    if _better_baselines(found):
+        log = command_options(dataclasses.asdict(run.config.log))
+        return [f"Try: {shlex.join(['tapas', 'compare', *log, '--budget', '10m'])}"]
+    return [f"Next: tapas recommend {shlex.quote(str(run.path))} --user ..."]
+
+
+def _print(found: "RunsEvaluation", show_all: bool) -> None:
+    """Print the points, a table of metrics, one of frequent and rare items, and differences."""
+    evaluation, names = found.evaluation, _names(found)
+    scores = {shown: evaluation.scores[name] for name, shown in names.items()}
+    steps = [f"{path}, step {step:,}" for path, step in found.steps.items()]
+    checkpoints = f"Checkpoint{'s' if len(steps) > 1 else ''}: {'; '.join(steps)}."
+    say(f"{evaluation.describe_points()} {checkpoints}")
     typer.echo()
-    scores = found.scores.values()
-    others = [name for name in found.scores["model"].metrics if name not in SHOWN]
-    names = [*SHOWN, *others] if show_all else SHOWN
-    decimals = decimals_of(each.metrics[name] for each in scores for name in SHOWN)
-    rows = []
-    for name in names:
-        known = [each.metrics.get(name) for each in scores]
-        rows.append(
-            [LABELS.get(name, name), *("" if i is None else i.plus_minus(decimals) for i in known)]
-        )
-    if show_all:
-        rows.append(["items shown", *(f"{each.coverage:,}" for each in scores)])
-    print_table(["", *found.scores], rows)
-    if found.scores["model"].num_examples > 1:
+    few = scores[names["model"]].num_examples < LEAST_USERS
+
+    def cell(interval: Interval | None) -> str:
+        if interval is None:
+            return ""
+        return f"{interval.mean:.4f}" if few else interval.plus_minus()
+
+    rows = [
+        [name, cell(each.metrics["map@20"]), *(f"{each.metrics[m].mean:.4f}" for m in SHOWN[1:])]
+        for name, each in scores.items()
+    ]
+    print_table(["", *(LABELS.get(name, name) for name in SHOWN)], rows)
+    if not few:
         say("±: distance to the farther end of the 95 % interval (bootstrap over users).")
-    if show_all:
-        say("MAP@20 ÷ hits: divided by the hits instead of the targets, as in the TAPAS paper.")
     typer.echo()
+    if show_all:
+        for start in range(0, len(scores), COLUMNS):
+            some = dict(list(scores.items())[start : start + COLUMNS])
+            rows = [
+                [LABELS.get(name, name), *(cell(each.metrics.get(name)) for each in some.values())]
+                for name in evaluation.scores["model"].metrics
+            ]
+            rows.append(["items shown", *(f"{each.coverage:,}" for each in some.values())])
+            print_table(["", *some], rows)
+            typer.echo()
+        say("MAP@20 ÷ hits: divided by the hits instead of the targets, as in the TAPAS paper.")
+        typer.echo()
+    if len(found.steps) > 1:
+        say(f"Frequent and rare items, for {names['model']}:")
     print_table(
-        ("items", "number", "targets", "recall@20", "share of lists"), _bucket_rows(found, decimals)
+        ("items", "number", "targets", "recall@20", "share of lists"),
+        _bucket_rows(evaluation, few),
     )
     say(
         "Head: the most frequent items, with half of the training events; tail: the rarest, with "
         "the last 10 %; unseen: in no training event."
     )
+    if few:
+        return
     typer.echo()
     print_table(
-        ("model minus", "difference in MAP@20", ""),
+        (f"{names['model']} minus", "difference in MAP@20", ""),
         [
-            [name, low_to_high(lead, 4, sign=True), _verdict(lead)]
-            for name, lead in found.lead.items()
+            [names[name], lead.format(sign=True), _word(lead)]
+            for name, lead in ((name, evaluation.lead[name]) for name in names if name != "model")
         ],
     )
-    better = [name for name, lead in found.lead.items() if lead.below_zero]
-    if better:
-        say(f"Beware: {', '.join(better)}, without any training, beats the model.")
 
 
-def _describe_examples(found: Evaluation, step: int) -> str:
-    seen = "may be recommended again"
-    if found.exclude_seen:
-        num_seen = found.split["seen_targets"]
-        seen = f"are left out of lists and targets ({num_seen:,} targets)"
-    num_users = found.scores["model"].num_examples
-    users = "user" if num_users == 1 else "users"
-    return (
-        f"{found.part.capitalize()} events of {num_users:,} {users}, one list of 20 items each, "
-        f"from the checkpoint of step {step:,}. Targets are the next {found.num_targets} items; "
-        f"all items are ranked. Items that a user had before {seen}."
-    )
-
-
-def _bucket_rows(found: Evaluation, decimals: int) -> list[list[str]]:
+def _bucket_rows(found: "Evaluation", few: bool) -> list[list[str]]:
     rows = []
     for name, bucket in found.scores["model"].buckets.items():
         counts = [f"{bucket.num_classes:,}", f"{bucket.num_targets:,}"]
-        recall = "" if bucket.recall is None else low_to_high(bucket.recall, decimals)
+        recall = ""
+        if bucket.recall is not None:
+            recall = f"{bucket.recall.mean:.4f}" if few else bucket.recall.format()
         rows.append([name, *counts, recall, f"{100 * bucket.share:.1f} %"])
     return rows
 
 
-def _verdict(lead: Interval) -> str:
+def _word(lead: Interval) -> str:
     if lead.above_zero:
         return "better"
     return "worse" if lead.below_zero else "no significant difference"

@@ -1,11 +1,10 @@
 """Lines and tables for the user, fitted to the width of the terminal."""
 
-import math
 import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal, TextIO
 
 import typer
@@ -13,8 +12,6 @@ from rich import box
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
-
-from tapas.evaluation.intervals import Interval
 
 WIDE = 160  # columns of a table in a file or a pipe
 GAP = 2  # between two columns of a table
@@ -67,19 +64,6 @@ def terminal_width(stream: TextIO) -> int | None:
     if columns.isdigit() and int(columns) > 0:
         return int(columns)
     return shutil.get_terminal_size().columns if stream.isatty() else None
-
-
-def decimals_of(intervals: Iterable[Interval]) -> int:
-    """3, or 4 if an interval in a table of `Interval.plus_minus` is narrower than 0.01."""
-    widths = [max(each.high - each.mean, each.mean - each.low) for each in intervals]
-    return 3 if widths and min(widths) >= 0.01 else 4
-
-
-def low_to_high(interval: Interval, decimals: int, *, sign: bool = False) -> str:
-    """Mean and both ends of the interval, or the mean alone if the interval is infinite."""
-    if math.isfinite(interval.low):
-        return interval.format(decimals, sign=sign)
-    return f"{interval.mean:{'+' if sign else ''}.{decimals}f}"
 
 
 def print_table(

@@ -131,6 +131,10 @@ class Vocabulary:
         all_keys = pl.concat([self._keys, keys.gather(pl.Series(new))])
         return Vocabulary(all_keys, all_counts, kind=self.kind), ids
 
+    def same_keys(self, other: "Vocabulary") -> bool:
+        """Whether the other has the same keys with the same ids."""
+        return self._keys.equals(other._keys, check_dtypes=True, null_equal=True)
+
     @property
     def rare_id(self) -> int | None:
         """The id of the class of all rare items, which is never recommended; None without one."""

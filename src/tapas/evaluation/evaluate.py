@@ -1,12 +1,14 @@
 """Evaluation of a model and three counting baselines on held-out events."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from tapas.data.event_log import EventLog
 from tapas.data.splits import EvalPoints, Split, next_items_at
@@ -29,10 +31,12 @@ from tapas.evaluation.scores import (
 )
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 
+RankedLists = tuple[Tensor, Tensor | None]  # items (P, 20), best first, and losses (P,) if known
+
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Scores of the model (first) and of each baseline on the same examples.
+    """Scores of the model (first), of each baseline and of other lists on the same examples.
 
     The names of the fields are those of `tapas evaluate --json`.
     """
@@ -41,7 +45,7 @@ class Evaluation:
     exclude_seen: bool
     num_targets: int  # most targets of an example
     scores: dict[str, Scores]
-    lead: dict[str, Interval]  # MAP@20 of the model minus that of each baseline, paired
+    lead: dict[str, Interval]  # MAP@20 of the model minus that of each other, paired
     split: dict[str, Any]  # `Split.report`, and the number of targets seen before
 
     def describe_points(self) -> str:
@@ -67,40 +71,45 @@ def evaluate(
     num_targets: int,
     split_name: str = "test",
     limit: int | None = None,
+    others: Mapping[str, RankedLists] = MappingProxyType({}),
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     ranks: Ranks = ONE_PROCESS,
 ) -> Evaluation:
     """Rank all items exactly, for the model and the baselines, at the points of one split.
 
-    `split_name` is "test" or "validation"; `limit` is the size of a sample of the users.
-    `on_progress(done, total)` is called after each chunk of examples.
+    `split_name` is "test" or "validation"; `limit` is the size of a sample of the users. `others`
+    are lists at the same points that are scored, too, by name. `on_progress(done, total)` is
+    called after each chunk of examples.
     """
     points, target = held_out(
         log, split, options, split_name=split_name, num_targets=num_targets, limit=limit
     )
-    ranked, loss = ranked_lists(
+    first = ranked_lists(
         model, log, points, target, options,
         on_progress=lambda done: on_progress(done, len(points)), ranks=ranks,
     )  # fmt: skip
-    lists = {"model": ranked}
+    lists: dict[str, RankedLists] = {"model": first}
     for name in COUNTING:
-        lists[title_of(name)] = rank_by_counting(
+        counted = rank_by_counting(
             name, log, split, points,
             exclude_seen=options.exclude_seen, excluded_class=options.excluded_class,
         )  # fmt: skip
+        lists[title_of(name)] = counted, None
+    lists |= others
     truth, counts = torch.from_numpy(target), torch.from_numpy(split.train_counts)
     scores = {
         name: score_lists(
             each,
             truth,
             train_counts=counts,
-            loss=loss if name == "model" else None,
+            loss=loss,
             k=min(num_targets, LIST_LENGTH),
         )
-        for name, each in lists.items()
+        for name, (each, loss) in lists.items()
     }
     precision = {
-        name: metrics_per_example(each, truth)[f"map@{LIST_LENGTH}"] for name, each in lists.items()
+        name: metrics_per_example(each, truth)[f"map@{LIST_LENGTH}"]
+        for name, (each, _) in lists.items()
     }
     lead = {
         name: paired_difference(precision["model"], value)

@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 
+from tapas.evaluation.baselines import COUNTING, title_of
 from tapas.evaluation.intervals import Interval
 
+BASELINES = {title_of(name) for name in COUNTING}
 NUMBERS = {3: "three"}
 LEAST_USERS = 10  # with fewer, an interval says nothing
 
@@ -47,5 +49,5 @@ def too_few(num_users: int) -> str:
 
 
 def capital(words: str) -> str:
-    """`words` with a capital, unless they are the name of a file or folder."""
-    return words if "." in words or "/" in words else words[:1].upper() + words[1:]
+    """`words` at the start of a sentence: names of files and folders stay as they are."""
+    return words if words not in BASELINES and words != "the model" else words.capitalize()

@@ -1,17 +1,20 @@
-"""Loading the model of a run, evaluating it, and comparing two runs."""
+"""Loading the model of a run, and evaluating runs beside baselines and lists from files."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from tapas.checkpoints.model import load_model_state, read_checkpoint
+from tapas.data.list_files import ListCounts, read_lists
 from tapas.data.splits import split_log
 from tapas.errors import UsageError
-from tapas.evaluation.evaluate import Evaluation, evaluate, held_out
+from tapas.evaluation.evaluate import Evaluation, RankedLists, evaluate, held_out
 from tapas.evaluation.intervals import Interval
 from tapas.evaluation.ranked_lists import ListOptions, ranked_lists
-from tapas.evaluation.scores import LIST_LENGTH, metrics_per_example, paired_difference
+from tapas.evaluation.scores import LIST_LENGTH
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.training.build import TrainingData, build_model
 from tapas.training.model import SequenceModel
@@ -45,30 +48,111 @@ def list_options(run: RunFolder, exclude_seen: bool | None = None) -> ListOption
     return ListOptions(run.config.model.history, exclude, run.log.item_keys.rare_id)
 
 
+@dataclass(frozen=True, slots=True)
+class RunsEvaluation:
+    """Runs evaluated side by side; the first is "model" in `evaluation`, the others their paths."""
+
+    evaluation: Evaluation
+    steps: dict[str, int]  # of the checkpoints, by the name of the run, the first one first
+    lists: dict[str, ListCounts]  # what was found in files of lists, by their names in `evaluation`
+
+
+def evaluate_runs(
+    runs: Sequence[RunFolder],
+    *,
+    split: str = "test",
+    step: int | None = None,
+    exclude_seen: bool | None = None,
+    limit: int | None = None,
+    against: Sequence[Path] = (),
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    ranks: Ranks = ONE_PROCESS,
+) -> RunsEvaluation:
+    """Evaluate runs, their baselines and the lists in the files `against` at the same points.
+
+    Targets and the treatment of seen items are those of the first run. All `ranks` share rows
+    and work; each gets the full result. Raises UsageError if the runs differ in log or split.
+    """
+    first, *others = runs
+    for run in others:
+        check_same_points(first, run)
+    splits = split_log(first.log, first.config.split)
+    options, num_targets = list_options(first, exclude_seen), first.config.head.next_items
+    points, target = held_out(
+        first.log, splits, options, split_name=split, num_targets=num_targets, limit=limit
+    )
+    lists, counts = dict[str, RankedLists](), dict[str, ListCounts]()
+    for path in against:  # a mistake in a file is found before models are loaded
+        ranked, found = read_lists(
+            path, first.log, points, length=LIST_LENGTH, exclude_seen=options.exclude_seen
+        )
+        lists[str(path)], counts[str(path)] = (torch.from_numpy(ranked), None), found
+    total = len(points) * len(runs)
+    rivals, steps = dict[str, RankedLists](), dict[str, int]()
+    for number, run in enumerate(others, start=1):
+        model, steps[_name(run)] = load_model(run, None, ranks)
+        rivals[_name(run)] = ranked_lists(
+            model, run.log, points, target, list_options(run, options.exclude_seen),
+            on_progress=lambda done, n=number: on_progress((n - 1) * len(points) + done, total),  # type: ignore[misc]
+            ranks=ranks,
+        )  # fmt: skip
+        del model
+    model, at = load_model(first, step, ranks)
+    before = total - len(points)
+    evaluation = evaluate(
+        model, first.log, splits, options,
+        num_targets=num_targets, split_name=split, limit=limit, others=rivals | lists,
+        on_progress=lambda done, _: on_progress(before + done, total), ranks=ranks,
+    )  # fmt: skip
+    return RunsEvaluation(evaluation, {_name(first): at, **steps}, counts)
+
+
+def _name(run: RunFolder) -> str:
+    """The path of the run, which must not be that of the first one in an `Evaluation`."""
+    return f"./{run.path}" if str(run.path) == "model" else str(run.path)
+
+
 def evaluate_run(
     run: RunFolder,
     *,
     split: str = "test",
     step: int | None = None,
     exclude_seen: bool | None = None,
-    limit: int | None = None,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
     ranks: Ranks = ONE_PROCESS,
 ) -> tuple[Evaluation, int]:
-    """Evaluate a run and its baselines; returns the result and the step of the checkpoint.
+    """Evaluate one run and its baselines; returns the result and the step of the checkpoint."""
+    found = evaluate_runs([run], split=split, step=step, exclude_seen=exclude_seen, ranks=ranks)
+    return found.evaluation, found.steps[_name(run)]
 
-    All `ranks` share rows and work; each gets the full result.
-    """
-    splits, options = split_log(run.log, run.config.split), list_options(run, exclude_seen)
-    num_targets = run.config.head.next_items
-    held_out(run.log, splits, options, split_name=split, num_targets=num_targets)  # fail early
-    model, step = load_model(run, step, ranks)
-    found = evaluate(
-        model, run.log, splits, options,
-        num_targets=num_targets, split_name=split, limit=limit, on_progress=on_progress,
-        ranks=ranks,
-    )  # fmt: skip
-    return found, step
+
+def check_same_points(first: RunFolder, second: RunFolder) -> None:
+    """Raise UsageError unless both runs have the same log and split, so that points are equal."""
+    logs = first.log, second.log
+    sizes = [(log.num_events, log.num_users, log.num_items) for log in logs]
+    cure = "Train both on the same log, with the same options for reading it."
+    if sizes[0] != sizes[1]:
+        one, other = (f"{e:,} events, {u:,} users and {i:,} items" for e, u, i in sizes)
+        raise UsageError(
+            f"{first.path} and {second.path} cannot be compared: their logs have {one}, and "
+            f"{other}. {cure}"
+        )
+    arrays = zip(*((log.items, log.times, log.offsets) for log in logs), strict=True)
+    keys = zip(*((log.user_keys, log.item_keys) for log in logs), strict=True)
+    if not (
+        all(np.array_equal(one, other) for one, other in arrays)
+        and all(one.same_keys(other) for one, other in keys)
+    ):
+        raise UsageError(
+            f"{first.path} and {second.path} cannot be compared: their logs have equal sizes, but "
+            f"other events. {cure}"
+        )
+    splits = asdict(first.config.split), asdict(second.config.split)
+    for name, value in splits[0].items():
+        if splits[1][name] != value:
+            raise UsageError(
+                f"{first.path} and {second.path} cannot be compared: split.{name} is {value} and "
+                f"{splits[1][name]}. Train both with the same split."
+            )
 
 
 def paired_difference_of_runs(first: RunFolder, second: RunFolder) -> Interval:
@@ -76,20 +160,4 @@ def paired_difference_of_runs(first: RunFolder, second: RunFolder) -> Interval:
 
     Raises UsageError if the runs have different logs or splits.
     """
-    values, exclude_seen = [], first.config.loop.exclude_seen
-    for run in (first, second):
-        if run.config.split != first.config.split or not np.array_equal(
-            run.log.offsets, first.log.offsets
-        ):
-            raise UsageError(
-                f"{first.path} and {run.path} have different logs or splits, so their test "
-                "examples cannot be paired. Train both on the same log and split."
-            )
-        options, split = list_options(run, exclude_seen), split_log(run.log, run.config.split)
-        num_targets = first.config.head.next_items
-        points, target = held_out(run.log, split, options, num_targets=num_targets)
-        ranked, _ = ranked_lists(
-            load_model(run)[0], run.log, points, target, options, with_loss=False
-        )
-        values.append(metrics_per_example(ranked, torch.from_numpy(target))[f"map@{LIST_LENGTH}"])
-    return paired_difference(*values)
+    return evaluate_runs([first, second]).evaluation.lead[_name(second)]

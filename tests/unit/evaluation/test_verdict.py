@@ -58,4 +58,4 @@ def test_few_users_are_words_and_no_interval(number, words):
 
 def test_names_of_files_and_folders_keep_their_letters():
     assert beside("the model", "mine.csv", BEHIND, 99).startswith("mine.csv is better than the mod")
-    assert beside("runs/a", "runs/b", AHEAD, 99).startswith("runs/a is better than runs/b: ")
+    assert beside("run-a", "run-b", AHEAD, 99).startswith("run-a is better than run-b: ")

@@ -3,19 +3,21 @@
 import shutil
 from dataclasses import replace
 
+import polars as pl
 import pytest
 import torch
-from oracle.command_line import chain_log, write_chain
+from oracle.command_line import chain, chain_log, write_chain
 
 from tapas import UsageError
+from tapas.data.prepare import prepare_log
 from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig, next_items_at, split_log
 from tapas.evaluation.ranked_lists import ListOptions, ranked_lists, without_seen
-from tapas.evaluation.scores import metrics_per_example
+from tapas.evaluation.scores import metrics_per_example, paired_difference
 from tapas.training import run as session
 from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, TrainConfig
 from tapas.training.journal import read_journal
-from tapas.training.run_evaluation import evaluate_run, load_model
+from tapas.training.run_evaluation import evaluate_run, evaluate_runs, load_model
 from tapas.training.run_folder import create_run, open_run
 
 
@@ -133,3 +135,77 @@ def test_what_cannot_be_evaluated_is_an_error(run, tmp_path):
         with pytest.raises(UsageError) as error:
             evaluate_run(evaluated, split=split)
         assert str(error.value) == words
+
+
+@pytest.fixture(scope="module")
+def other(run, tmp_path_factory):
+    """A run with another model on the log of `run`, in a folder called "model"."""
+    folder = tmp_path_factory.mktemp("other")
+    config = replace(run.config, model=ModelConfig(dim=4, history=3))
+    session.train(config, folder / "model", cache=folder / "cache")
+    return open_run(folder / "model")
+
+
+def real(ids):
+    return ids[ids >= 0]
+
+
+def test_runs_and_lists_are_judged_at_the_same_points(run, other, tmp_path, monkeypatch):
+    monkeypatch.chdir(other.path.parent)
+    other = replace(other, path=other.path.relative_to(other.path.parent))  # called as the first is
+    split = split_log(run.log, run.config.split)
+    points, exclude = split.test, run.config.loop.exclude_seen
+    target = next_items_at(run.log, points, 3)
+    if exclude:
+        target = without_seen(run.log, points, target)
+    lists = {}
+    for name, each, history in (("model", run, 5), ("./model", other, 3)):
+        options = ListOptions(history, exclude)
+        lists[name], _ = ranked_lists(load_model(each)[0], run.log, points, target, options)
+    file = tmp_path / "lists.csv"
+    rows = [
+        f"{user},{item},{rank}\n"
+        for place, user in enumerate(run.log.user_keys.keys(points.user))
+        for rank, item in enumerate(run.log.item_keys.keys(real(lists["./model"][place])))
+    ]
+    file.write_text("user,item,rank\n" + "".join(rows))
+    done = []
+    found = evaluate_runs(
+        [run, other], against=[file], on_progress=lambda *counts: done.append(counts)
+    )
+    assert list(found.evaluation.scores)[4:] == ["./model", str(file)]
+    assert list(found.steps) == [str(run.path), "./model"]
+    assert found.lists[str(file)].num_lists == len(points)
+    assert done[-1] == (2 * len(points),) * 2
+    values = {
+        n: metrics_per_example(r, torch.from_numpy(target))["map@20"] for n, r in lists.items()
+    }
+    gap = paired_difference(values["model"], values["./model"])
+    assert found.evaluation.lead["./model"] == gap
+    assert found.evaluation.lead[str(file)] == gap  # its own lists, read from a file
+    assert found.evaluation.scores["./model"].metrics["loss"].mean > 0
+    alone = evaluate_run(run)[0]
+    assert {n: found.evaluation.scores[n] for n in alone.scores} == alone.scores
+
+
+def test_runs_of_another_log_or_split_are_refused(run, tmp_path):
+    small = chain_log(tmp_path, num_users=3, num_items=9, num_baskets=3)
+    frame = chain(num_users=20, num_items=30, num_baskets=8)
+    file = tmp_path / "renamed.parquet"
+    frame.with_columns(pl.col("user_id") + "x").write_parquet(file)
+    renamed = prepare_log(LogSource(files=(str(file),)), tmp_path / "cache")
+    sizes = [f"{x.num_events:,} events, {x.num_users} users and {x.num_items} items"
+             for x in (run.log, small)]  # fmt: skip
+    cases = {
+        "small": (run.config, small, f"their logs have {sizes[0]}, and {sizes[1]}. Train both on "
+                  "the same log, with the same options for reading it."),
+        "split": (replace(run.config, split=SplitConfig(kind="last")), run.log,
+                  "split.kind is time and last. Train both with the same split."),
+        "keys": (run.config, renamed, "their logs have equal sizes, but other events. Train both "
+                 "on the same log, with the same options for reading it."),
+    }  # fmt: skip
+    for name, (config, its_log, words) in cases.items():
+        second = create_run(tmp_path / name, config, its_log)
+        with pytest.raises(UsageError) as error:
+            evaluate_runs([run, second])
+        assert str(error.value) == f"{run.path} and {second.path} cannot be compared: {words}"
