@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,7 @@ import torch
 import typer
 
 from tapas.cli.exit_codes import report_errors
+from tapas.cli.export_readme import export_readme
 from tapas.cli.options import AsJson, OwnMethods, import_methods
 from tapas.cli.terminal import status
 from tapas.errors import UsageError
@@ -23,9 +25,19 @@ if TYPE_CHECKING:
     from tapas.training.model import SequenceModel
     from tapas.training.run_folder import RunFolder
 
-QUERIES = 1_000  # of real users, to tune an index and to measure its recall
-NEIGHBOURS = 20
-Writer = Callable[["RunFolder", "SequenceModel", Path], dict[str, Any]]
+QUERIES = 1_000  # histories; half of them tune an index, half measure its recall
+KEYS_SUFFIX = ".keys.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What an export contains: in words, and as fields of --json."""
+
+    words: str
+    numbers: dict[str, Any]
+
+
+Writer = Callable[["RunFolder", "SequenceModel", int, Path], Written]
 
 
 def export(
@@ -37,16 +49,25 @@ def export(
             help="What to write, by its ending: a FAISS index (.faiss), item vectors "
             "(.safetensors, "
             ".parquet) or the encoder (.pt2). A name without an ending is a new folder with "
-            "everything that `tapas recommend` needs.",
+            "everything that `tapas recommend`, or a program without tapas, needs.",
         ),
     ],
     index: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="exact|hnsw|ivf",
-            help="Kind of the FAISS index.",
+            help="Kind of the FAISS index. Default: exact for a .faiss file, and a folder has no "
+            "index.",
         ),
-    ] = "exact",
+    ] = None,
+    recall: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="With --index hnsw or ivf: share of the exact top 20 that the index must find. "
+            "Default: 0.95.",
+        ),
+    ] = None,
     step: Annotated[
         int | None,
         typer.Option(
@@ -54,14 +75,19 @@ def export(
             help="Step of the checkpoint. Default: the best one.",
         ),
     ] = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Replace what is there: a file, or an exported folder."),
+    ] = False,
     method: OwnMethods = None,
     as_json: AsJson = False,
 ) -> None:
     """Write item vectors, a FAISS index or the encoder to files.
 
-    The score of an item is query · vector + bias. In a FAISS index the bias is one more
-    dimension, so append a 1 to your queries. The recall of the index, compared with exact lists,
-    is measured and printed.
+    The score of an item is query · vector + bias. Searching a FAISS index with queries of the
+    encoder gives these scores; the key of row i is entry i of the .keys.json file beside the
+    index. The effort of an approximate index is raised until it finds enough of the exact lists
+    of the model's own histories; if it cannot, no file is written.
 
     Of a model with model.copy only the softmax part can be exported, without the part that
     copies from the history, and no folder. A failed export leaves no file.
@@ -71,17 +97,19 @@ def export(
         from tapas.training.run_folder import open_run
 
         writers: dict[str, Writer] = {
-            ".faiss": partial(_faiss, kind=index),
+            ".faiss": partial(_faiss, kind=index or "exact", recall=recall),
             ".safetensors": _safetensors,
             ".parquet": _parquet,
             ".pt2": _encoder,
-            "": _folder,
+            "": partial(_folder, kind=index, recall=recall),
         }
         if to.suffix not in writers:
             raise UsageError(
                 f"cannot tell what to write to {to}: its name must end in "
                 f"{', '.join(s for s in writers if s)}, or have no ending for a folder."
             )
+        _check_options(to, index, recall)
+        _check_free(to, force)
         import_methods(method)
         folder = open_run(run)
         copies = folder.config.model.copy
@@ -91,7 +119,8 @@ def export(
                 "cannot be exported. Recommend from the run itself, or train without it."
             )
         model, at = load_model(folder, step)
-        numbers = writers[to.suffix](folder, model, to)
+        written = writers[to.suffix](folder, model, at, to)
+        numbers = written.numbers
         if copies:
             numbers["part"] = "softmax"
             status(
@@ -100,8 +129,33 @@ def export(
             )
         if as_json:
             typer.echo(json.dumps({"path": str(to), "step": at, **numbers}))
-        said = ", ".join(f"{name} {value}" for name, value in numbers.items())
-        status(f"Wrote {to} from checkpoint step {at:,} ({said}).")
+        files = f"{to} and {_keys_file(to).name}" if to.suffix == ".faiss" else str(to)
+        status(f"Wrote {files} from checkpoint step {at:,}: {written.words}.")
+
+
+def _check_options(to: Path, index: str | None, recall: float | None) -> None:
+    """Refuse options that would have no effect."""
+    if index is not None and to.suffix not in (".faiss", ""):
+        raise UsageError(f"--index is for a .faiss file or a folder; {to} has no index.")
+    if recall is not None and not 0 < recall <= 1:
+        raise UsageError(f"--recall must be above 0 and at most 1, got {recall}.")
+    if recall is not None and index in (None, "exact"):
+        raise UsageError("--recall is for --index hnsw or ivf: an exact index finds everything.")
+
+
+def _check_free(to: Path, force: bool) -> None:
+    """Refuse to overwrite anything without --force, and with it any folder but an export."""
+    if not to.suffix and to.is_dir():
+        if not any(to.iterdir()):
+            return
+        if not (to / EXPORT_RECORD).is_file():
+            raise UsageError(
+                f"{to} exists and is not an exported folder, nor empty. Choose another --to."
+            )
+    beside = [_keys_file(to)] if to.suffix == ".faiss" else []
+    for path in (to, *beside):
+        if path.exists() and not force:
+            raise UsageError(f"{path} exists. Choose another --to or add --force.")
 
 
 def _rows(model: "SequenceModel") -> tuple[torch.Tensor, torch.Tensor]:
@@ -115,46 +169,86 @@ def _keys(folder: "RunFolder") -> list[str | int]:
     return folder.log.item_keys.keys(np.arange(folder.log.num_items))
 
 
-def _safetensors(folder: "RunFolder", model: "SequenceModel", to: Path) -> dict[str, Any]:
+def _keys_file(index: Path) -> Path:
+    return index.with_suffix(KEYS_SUFFIX)
+
+
+def _safetensors(folder: "RunFolder", model: "SequenceModel", at: int, to: Path) -> Written:
     from tapas.retrieval import export_embeddings
 
     export_embeddings(to, *_rows(model), _keys(folder))
-    return {"items": model.head.num_classes, "dim": model.head.dim}
+    return _vectors(model)
 
 
-def _parquet(folder: "RunFolder", model: "SequenceModel", to: Path) -> dict[str, Any]:
+def _parquet(folder: "RunFolder", model: "SequenceModel", at: int, to: Path) -> Written:
     from tapas.data.table_files import write_frame
 
     weight, bias = _rows(model)
     write_frame(to, {"key": _keys(folder), "vector": weight.numpy(), "bias": bias.numpy()})
-    return {"items": model.head.num_classes, "dim": model.head.dim}
+    return _vectors(model)
+
+
+def _vectors(model: "SequenceModel") -> Written:
+    items, dim = model.head.num_classes, model.head.dim
+    return Written(
+        f"vectors ({dim} dimensions) and biases of {items:,} items", {"items": items, "dim": dim}
+    )
 
 
 def _queries(folder: "RunFolder", model: "SequenceModel") -> torch.Tensor:
-    """Queries of the encoder for the histories of up to 1,000 users."""
+    """Queries of the encoder for the histories of up to 1,000 users, spread over the log."""
+    import numpy as np
+
     from tapas.data.windows import gather_histories
 
     log = folder.log
-    end = log.offsets[1 : QUERIES + 1]
+    num_users = len(log.offsets) - 1
+    users = np.unique(np.linspace(0, num_users - 1, min(QUERIES, num_users)).astype(np.int64))
     items, lengths, _ = gather_histories(
-        log.items, log.offsets[: len(end)], end, folder.config.model.history
+        log.items, log.offsets[users], log.offsets[users + 1], folder.config.model.history
     )
-    return model.query(torch.from_numpy(items), torch.from_numpy(lengths))
+    with torch.no_grad():
+        return model.query(torch.from_numpy(items), torch.from_numpy(lengths))
 
 
-def _faiss(folder: "RunFolder", model: "SequenceModel", to: Path, kind: str) -> dict[str, Any]:
-    from tapas.retrieval import build_index, measured_recall
+def _faiss(
+    folder: "RunFolder",
+    model: "SequenceModel",
+    at: int,
+    to: Path,
+    kind: str,
+    recall: float | None,
+) -> Written:
+    from tapas.atomic_file import atomic_write
+    from tapas.retrieval.faiss_index import MEASURED_AT, WANTED_RECALL, build_index
 
-    query = _queries(folder, model)
-    built = build_index(*_rows(model), kind, query=query)
-    built.save(to)
-    k = min(NEIGHBOURS, model.head.num_classes)
-    _, exact = model.head.topk(query, k)
-    recall = measured_recall(built, query, exact, k)
-    return {"index": kind, f"recall@{k}": round(recall, 4), "queries": len(query)}
+    query, (weight, bias) = _queries(folder, model), _rows(model)
+    keys: list[str | int | None] = [*_keys(folder)]
+    rare = folder.log.item_keys.rare_id
+    if rare is not None:  # never recommended: give it the lowest score that a query can have
+        lowest = bias.min() - weight.norm(dim=1).max() * query.norm(dim=1).max()
+        weight, bias = weight.index_fill(0, torch.tensor([rare]), 0), bias.clone()
+        bias[rare] = lowest
+        keys[rare] = None
+    built = build_index(weight, bias, kind, query=query, recall=recall or WANTED_RECALL)
+    with atomic_write(_keys_file(to)) as unfinished:
+        unfinished.write_text(json.dumps(keys, ensure_ascii=False) + "\n", encoding="utf-8")
+        built.save(to)
+    numbers: dict[str, Any] = {"index": kind, "items": len(keys), "keys": _keys_file(to).name}
+    words = f"{kind if kind == 'exact' else kind.upper()} index of {len(keys):,} items"
+    if built.recall is not None:
+        k = min(MEASURED_AT, len(keys))
+        ((name, value),) = built.effort.items()
+        words += (
+            f", recall@{k} {built.recall:.3f} at {name} {value:,}, measured with "
+            f"{built.num_queries:,} histories"
+        )
+        recall = round(built.recall, 4)
+        numbers |= {f"recall@{k}": recall, name: value, "histories": built.num_queries}
+    return Written(words, numbers)
 
 
-def _encoder(folder: "RunFolder", model: "SequenceModel", to: Path) -> dict[str, Any]:
+def _encoder(folder: "RunFolder", model: "SequenceModel", at: int, to: Path) -> Written:
     from tapas.retrieval import export_encoder
     from tapas.retrieval.encoder_export import QueryModule
 
@@ -164,31 +258,60 @@ def _encoder(folder: "RunFolder", model: "SequenceModel", to: Path) -> dict[str,
     example = torch.zeros(3, history, dtype=torch.int64), torch.tensor([1, history, 2])
     example[1].clamp_(max=history)
     export_encoder(module, to, example)
-    return {"history": history}
+    return Written(
+        f"encoder from items (B, {history}) and lengths (B,), both int64, to queries "
+        f"(B, {model.head.dim})",
+        {"history": history, "dim": model.head.dim},
+    )
 
 
-def _folder(folder: "RunFolder", model: "SequenceModel", to: Path) -> dict[str, Any]:
+def _folder(
+    folder: "RunFolder",
+    model: "SequenceModel",
+    at: int,
+    to: Path,
+    kind: str | None,
+    recall: float | None,
+) -> Written:
     from tapas.data.event_log import VOCABULARIES
 
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise UsageError(f"{to} exists and is not an empty folder. Choose another --to.")
     unfinished = to.with_name(f".{to.name}.{os.getpid()}.unfinished")
+    replaced = to.with_name(f".{to.name}.{os.getpid()}.replaced")
     try:
         shutil.rmtree(unfinished, ignore_errors=True)  # left by a process that was killed
         unfinished.mkdir(parents=True)
         shutil.copyfile(folder.log.folder / VOCABULARIES["item"], unfinished / "items.parquet")
-        numbers = _safetensors(folder, model, unfinished / "embeddings.safetensors")
-        numbers |= _encoder(folder, model, unfinished / "encoder.pt2")
+        written = [
+            _safetensors(folder, model, at, unfinished / "embeddings.safetensors"),
+            _encoder(folder, model, at, unfinished / "encoder.pt2"),
+        ]
+        if kind is not None:
+            file = unfinished / "index.faiss"
+            written.append(_faiss(folder, model, at, file, kind, recall))
+        numbers = {name: value for part in written for name, value in part.numbers.items()}
         serving = {
             "score": "probability" if model.head.targets_softmax else "score",
             "exclude_seen": folder.config.loop.exclude_seen,
         }
-        record = {"format": EXPORT_FORMAT, "tapas": __version__, **numbers, **serving}
-        file = unfinished / EXPORT_RECORD
-        file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        about = {"format": EXPORT_FORMAT, "tapas": __version__, "step": at}
+        texts = {
+            EXPORT_RECORD: json.dumps({**about, **numbers, **serving}, indent=1) + "\n",
+            "README.txt": export_readme(
+                at,
+                numbers,
+                index=written[-1].words if kind else None,
+                has_rare=folder.log.item_keys.rare_id is not None,
+            ),
+        }
+        for name, text in texts.items():
+            (unfinished / name).write_text(text, encoding="utf-8")
+        if (to / EXPORT_RECORD).is_file():
+            to.rename(replaced)
         unfinished.rename(to)  # replaces an empty folder
     except OSError as error:
         raise UsageError(f"cannot write {to}: {error.strerror}. Choose another --to.") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return numbers
+        shutil.rmtree(replaced, ignore_errors=True)
+    said = ["encoder", *(part.words for part in (written[0], *written[2:]))]
+    return Written(f"{'; '.join(said)}; README.txt says how to use them", numbers)

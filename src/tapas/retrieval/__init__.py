@@ -2,7 +2,7 @@
 
 from tapas.retrieval.embeddings import Embeddings, export_embeddings, load_embeddings
 from tapas.retrieval.encoder_export import ExportedEncoder, export_encoder, load_encoder
-from tapas.retrieval.faiss_index import FaissIndex, build_index, load_index, measured_recall
+from tapas.retrieval.faiss_index import FaissIndex, build_index, load_index
 from tapas.retrieval.lists import Lists
 from tapas.retrieval.recommender import Recommender
 
@@ -18,5 +18,4 @@ __all__ = [
     "load_embeddings",
     "load_encoder",
     "load_index",
-    "measured_recall",
 ]

@@ -1,11 +1,21 @@
 """FAISS indexes over the class rows, which find the best classes without scoring all of them.
 
-    query . weight + bias = (query, 1) . (weight, bias)
+FAISS builds graphs and cells that find small distances, and the best class is the one with the
+largest query . weight + bias. Two more dimensions turn one into the other, the second of which
+gives all rows the same length:
 
-so the bias becomes one more dimension of an index over inner products.
+    row    (weight, bias, sqrt(longest^2 - |weight|^2 - bias^2))
+    query  (query, 1, 0)
+
+    row . query        = query . weight + bias
+    |row - query|^2    = constant - 2 (query . weight + bias)
+
+Graphs and cells are built over distances and searched by products, so that scores are logits. The
+index appends (1, 0) itself: `scores, ids = faiss.read_index(file).search(query, k)` in any program.
 """
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +26,34 @@ from torch import Tensor
 
 from tapas.atomic_file import atomic_write, check_exists
 from tapas.errors import DataError, UsageError, choice
-from tapas.metrics import recall_at_k
 from tapas.shapes import all_finite, check_integer, check_positive, check_query, check_shape
 
 WANTED_RECALL = 0.95
-TUNED_AT = 20  # recall@20 is tuned
-TUNING_QUERIES = 256
-# the search parameter of each kind of index, its first and its largest value
-EFFORT = {"hnsw": ("efSearch", 128, 4096), "ivf": ("nprobe", 8, 1 << 16)}
+MEASURED_AT = 20  # recall@20
+CLASS_QUERIES = 512  # class rows that stand in for queries where there are none
+NEIGHBOURS = 32  # of each class in a graph
+# the search parameter of each approximate kind and its first value
+EFFORT = {"hnsw": ("efSearch", 32), "ivf": ("nprobe", 1)}
+LARGEST_EF = 4096
 
 
 class FaissIndex:
-    """An index on the CPU; `topk` is that of a table, exact or approximate."""
+    """An index on the CPU; `topk` is that of a table, exact or approximate.
 
-    def __init__(self, index: Any):
-        self.index = index
-        self.num_classes, self.dim = int(index.ntotal), int(index.d) - 1
+    An index from `build_index` knows its `recall`, and with how many queries it was measured.
+    """
+
+    def __init__(self, index: Any, recall: float | None = None, num_queries: int = 0):
+        self.index, self.recall, self.num_queries = index, recall, num_queries
+        self.num_classes, self.dim = int(index.ntotal), int(index.d)
+
+    @property
+    def effort(self) -> dict[str, int]:
+        """The search parameter, such as {"efSearch": 256}; empty for an exact index."""
+        inner = _faiss().downcast_index(self.index.index)
+        if hasattr(inner, "hnsw"):
+            return {"efSearch": int(inner.hnsw.efSearch)}
+        return {"nprobe": int(inner.nprobe)} if hasattr(inner, "nprobe") else {}
 
     def topk(self, query: Tensor, k: int, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Scores and ids (B, k) of the k best classes for each row of `query` (B, D).
@@ -67,87 +89,164 @@ class FaissIndex:
 
     def _search(self, query: Tensor, k: int) -> tuple[Tensor, Tensor]:
         _faiss()  # limits its threads
-        scores, ids = self.index.search(_with_column(query, torch.ones(len(query))), k)
+        scores, ids = self.index.search(_array(query), k)
         return torch.from_numpy(scores), torch.from_numpy(ids)
 
 
 def build_index(
-    weight: Tensor, bias: Tensor, kind: str = "exact", *, query: Tensor | None = None
+    weight: Tensor,
+    bias: Tensor,
+    kind: str = "exact",
+    *,
+    query: Tensor | None = None,
+    recall: float = WANTED_RECALL,
 ) -> FaissIndex:
     """Build an index over `weight` (C, D) and `bias` (C,).
 
     "exact" scores every class; "ivf" searches the nearest of sqrt(C) cells; "hnsw" searches a
     graph with 32 neighbours per class, which is slow to build and, with several threads, slightly
-    different each time. The effort of the last two is raised until they find 95 % of the exact top
-    20 of `query` (Q, D). "hnsw" may stay below that, because a graph over inner products does not
-    always reach every class: check `measured_recall`. Pass queries of the encoder; without any,
-    class rows are used, for which the search may be easier.
+    different each time. The effort of the last two is doubled until they find `recall` of the
+    exact top 20 of `query` (Q, D): in each half of the queries, and the recall of the second half
+    is reported. Pass queries of the encoder; without any, class rows are used, for which the
+    search may be easier.
 
-    Raises `DataError` if rows contain NaN or inf, `UsageError` if FAISS is not installed.
+    Raises `DataError` if rows contain NaN or inf or a graph does not reach the recall,
+    `UsageError` if FAISS is not installed.
     """
     faiss = _faiss()
     sizes = check_shape({}, weight=(weight, "C D"), bias=(bias, "C"))
     check_positive("the number of classes", sizes["C"])
+    if not 0 < recall <= 1:
+        raise UsageError(f"recall must be above 0 and at most 1, got {recall}.")
     if not (all_finite(weight) and all_finite(bias)):
         raise DataError(
             "weight or bias contains NaN or inf. The model has diverged: use an earlier checkpoint."
         )
-    rows = _with_column(weight, bias)
-    # FAISS wants at least 39 rows per cell
-    num_cells = max(1, min(math.isqrt(sizes["C"]), sizes["C"] // 39))
-    layout = choice(
-        "index kind", kind, {"exact": "Flat", "hnsw": "HNSW32,Flat", "ivf": f"IVF{num_cells},Flat"}
-    )
-    index = faiss.index_factory(rows.shape[1], layout, faiss.METRIC_INNER_PRODUCT)
-    if kind == "hnsw":
-        index.hnsw.efConstruction = 80
-    if kind == "ivf":
-        index.cp.min_points_per_centroid = 1  # no warning for a small table
-    index.train(rows)
-    index.add(rows)
-    built = FaissIndex(index)
+    rows = _rows(weight, bias)
+    inner = choice("index kind", kind, {"exact": _flat, "hnsw": _graph, "ivf": _cells})(rows)
+    built = FaissIndex(faiss.IndexPreTransform(_extend(sizes["D"]), inner))
     if kind in EFFORT:
-        query = weight[:: max(1, len(weight) // TUNING_QUERIES)] if query is None else query
-        _tune_effort(built, rows, query[:TUNING_QUERIES], *EFFORT[kind])
+        if query is None:
+            query = weight[:: max(1, len(weight) // CLASS_QUERIES)]
+        _tune_effort(built, kind, rows, check_query(query.detach(), built.dim), recall)
     return built
 
 
 def load_index(path: Path) -> FaissIndex:
     """Load an index written by `FaissIndex.save`. Raises `DataError` if it is damaged."""
+    faiss = _faiss()
     check_exists(Path(path))
     try:
-        return FaissIndex(_faiss().read_index(str(path)))
+        index = faiss.read_index(str(path))
     except RuntimeError as error:
         raise DataError(f"{path} is damaged or not a FAISS index. Export it again.") from error
+    if not isinstance(index, faiss.IndexPreTransform):
+        raise DataError(
+            f"{path} is not from this version of `tapas export`: it does not append the 1 for the "
+            "bias to its queries. Export it again."
+        )
+    return FaissIndex(index)
 
 
-def measured_recall(index: FaissIndex, query: Tensor, exact_ids: Tensor, k: int) -> float:
-    """Recall@k of the index: mean share of the first k `exact_ids` (B, >= k) that it finds."""
-    _, ids = index.topk(query, k)
-    return float(recall_at_k(ids, exact_ids[:, :k].cpu(), k).mean())
+def _rows(weight: Tensor, bias: Tensor) -> NDArray[np.float32]:
+    """(weight, bias, what is missing to the longest), (C, D+2)."""
+    rows = torch.cat([weight.detach().cpu().float(), bias.detach().cpu().float()[:, None]], dim=1)
+    squared = rows.double().square().sum(dim=1, keepdim=True)
+    return _array(torch.cat([rows, (squared.max() - squared).sqrt().float()], dim=1))
+
+
+def _extend(dim: int) -> Any:
+    """FAISS's transformation of queries (B, D) to (query, 1, 0), (B, D+2)."""
+    faiss = _faiss()
+    transform = faiss.LinearTransform(dim, dim + 2, True)
+    matrix = np.eye(dim + 2, dim, dtype=np.float32)
+    offset = np.eye(1, dim + 2, dim, dtype=np.float32)
+    faiss.copy_array_to_vector(matrix.ravel(), transform.A)
+    faiss.copy_array_to_vector(offset.ravel(), transform.b)
+    transform.is_trained = True
+    return transform
+
+
+def _flat(rows: NDArray[np.float32]) -> Any:
+    index = _faiss().IndexFlatIP(rows.shape[1])
+    index.add(rows)
+    return index
+
+
+def _cells(rows: NDArray[np.float32]) -> Any:
+    faiss = _faiss()
+    size, dim = rows.shape
+    num_cells = max(1, min(math.isqrt(size), size // 39))  # FAISS wants 39 rows per cell
+    by_distance = faiss.IndexFlatL2(dim)
+    index = faiss.IndexIVFFlat(by_distance, dim, num_cells, faiss.METRIC_INNER_PRODUCT)
+    index.cp.spherical = False  # the default for inner products
+    index.cp.min_points_per_centroid = 1  # no warning for a small table
+    index.train(rows)
+    index.add(rows)
+    return index
+
+
+def _graph(rows: NDArray[np.float32]) -> Any:
+    faiss = _faiss()
+    by_distance = faiss.IndexHNSWFlat(rows.shape[1], NEIGHBOURS, faiss.METRIC_L2)
+    by_distance.hnsw.efConstruction = 80
+    by_distance.add(rows)
+    index = faiss.IndexHNSWFlat(rows.shape[1], NEIGHBOURS, faiss.METRIC_INNER_PRODUCT)
+    index.storage.add(rows)
+    index.ntotal = len(rows)
+    for name in ("levels", "offsets", "neighbors", "entry_point", "max_level"):
+        setattr(index.hnsw, name, getattr(by_distance.hnsw, name))
+    return index
 
 
 def _tune_effort(
-    built: FaissIndex, rows: NDArray[np.float32], query: Tensor, name: str, effort: int, most: int
+    built: FaissIndex, kind: str, rows: NDArray[np.float32], query: Tensor, wanted: float
 ) -> None:
-    """Double the search parameter until the recall is reached or everything is searched."""
+    """Double the search parameter until the wanted recall is reached; raise if it cannot be."""
     faiss = _faiss()
-    query = check_query(query.detach(), built.dim)
-    k = min(TUNED_AT, built.num_classes)
-    extended = _with_column(query, torch.ones(len(query)))
-    _, exact = faiss.knn(extended, rows, k, metric=faiss.METRIC_INNER_PRODUCT)
-    while True:
+    name, first = EFFORT[kind]
+    inner = faiss.downcast_index(built.index.index)
+    most = int(inner.nlist) if kind == "ivf" else min(LARGEST_EF, built.num_classes)
+    halves = [(half, _kth_score(half, rows)) for half in (query[::2], query[1::2]) if len(half)]
+    best = 0.0
+    for effort in _doubled(first, most):
         faiss.ParameterSpace().set_index_parameter(built.index, name, effort)
-        found = measured_recall(built, query, torch.from_numpy(exact), k)
-        effort *= 2
-        if found >= WANTED_RECALL or effort > min(most, built.num_classes):
+        recalls = [_recall(built, *half) for half in halves]
+        if min(recalls) >= wanted:
+            built.recall, built.num_queries = recalls[-1], len(halves[-1][0])
             return
+        best = max(best, min(recalls))
+    k = min(MEASURED_AT, built.num_classes)
+    raise DataError(
+        f"this {kind} index finds {best:.3f} of the exact top {k} at {name} {effort:,}, the "
+        f"largest; wanted was {wanted}. Choose --index ivf or exact, or a lower --recall."
+    )
 
 
-def _with_column(matrix: Tensor, column: Tensor) -> NDArray[np.float32]:
-    """(N, D) and (N,) as one float32 array (N, D+1)."""
-    joined = torch.cat([matrix.detach().cpu().float(), column.detach().cpu().float()[:, None]], 1)
-    array: NDArray[np.float32] = joined.numpy()
+def _doubled(first: int, most: int) -> Iterator[int]:
+    """first, 2 first, 4 first, ... and `most` at the end."""
+    while first < most:
+        yield first
+        first *= 2
+    yield most
+
+
+def _kth_score(query: Tensor, rows: NDArray[np.float32]) -> Tensor:
+    """The score of the 20th best class of each query, (B,)."""
+    exact = FaissIndex(_faiss().IndexPreTransform(_extend(query.shape[1]), _flat(rows)))
+    scores, _ = exact.topk(query, min(MEASURED_AT, len(rows)))
+    return scores[:, -1]
+
+
+def _recall(index: FaissIndex, query: Tensor, kth_score: Tensor) -> float:
+    """Share of the exact top 20 that the index finds; of classes that tie, any will do."""
+    scores, _ = index.topk(query, min(MEASURED_AT, index.num_classes))
+    rounding = 1e-5 * kth_score.abs().clamp(min=1)
+    return float((scores >= (kth_score - rounding)[:, None]).double().mean())
+
+
+def _array(matrix: Tensor) -> NDArray[np.float32]:
+    array: NDArray[np.float32] = matrix.detach().cpu().float().contiguous().numpy()
     return array
 
 
