@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from tapas.cli.cache import cache
 from tapas.cli.checkpoint import app as checkpoint
 from tapas.cli.cite import cite
 from tapas.cli.compare import compare
@@ -52,7 +53,7 @@ def tapas(
 
 
 for command in (
-    inspect, train, evaluate, recommend, similar, export, compare, plan, demo, cite, info,
+    inspect, train, evaluate, recommend, similar, export, compare, plan, demo, cite, cache, info,
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(checkpoint)

@@ -120,8 +120,8 @@ Cache = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        help="Folder for prepared logs, which open at once the next time. Default: "
-        "~/.cache/tapas/logs.",
+        help="Folder for prepared logs, which open at once the next time (see `tapas cache`). "
+        "Default: ~/.cache/tapas/logs.",
     ),
 ]
 OwnMethods = Annotated[

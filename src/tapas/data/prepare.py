@@ -13,6 +13,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from tapas.atomic_file import checksum, sync
+from tapas.data.cache import UNFINISHED, mark_used
 from tapas.data.event_log import (
     DESCRIPTION,
     FORMAT_VERSION,
@@ -27,7 +28,6 @@ from tapas.data.vocabulary import Vocabulary
 from tapas.data.weights import add_up
 from tapas.errors import DataError, UsageError
 
-UNFINISHED = ".unfinished-"
 ABANDONED_SECONDS = 24 * 3600  # an unfinished folder this old is from a killed process
 
 
@@ -56,8 +56,10 @@ def prepare_log(
         version = (FORMAT_VERSION, checksum(known.folder / VOCABULARIES["item"])["blake2b"])
     folder = cache / source.cache_key(version)
     if (folder / DESCRIPTION).exists():
+        mark_used(folder)
         return EventLog.open(folder)
     arrays, vocabularies, report = _build(source, status, known)
+    report["files"] = [str(path.resolve()) for path in source.paths()]
     num_bytes = sum(array.nbytes for array in arrays.values())
     unfinished: Path | None = None
     try:
@@ -65,7 +67,9 @@ def prepare_log(
         _clear_leftovers(cache)
         unfinished = cache / f"{UNFINISHED}{uuid.uuid4().hex}"
         unfinished.mkdir()
-        status(f"Writing the prepared log, {num_bytes / 1e6:,.1f} MB.")
+        status(
+            f"Writing the prepared log, {num_bytes / 1e6:,.1f} MB, to {cache} (see `tapas cache`)."
+        )
         write_log(unfinished, arrays, vocabularies, report)
         for file in unfinished.iterdir():
             sync(file)
@@ -82,6 +86,7 @@ def prepare_log(
     finally:
         if unfinished is not None:
             shutil.rmtree(unfinished, ignore_errors=True)
+    mark_used(folder)
     return EventLog.open(folder)
 
 

@@ -1,0 +1,109 @@
+"""`tapas cache`: list the prepared logs, or remove them."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tapas.cli.exit_codes import report_errors
+from tapas.cli.options import AsJson, Cache, cache_folder
+from tapas.cli.terminal import print_table, say, status
+from tapas.data.cache import PreparedLog, num_others, prepared_logs, remove
+from tapas.errors import UsageError
+from tapas.training.memory_plan import in_units
+
+
+def cache(
+    cache: Cache = None,
+    empty: Annotated[
+        bool,
+        typer.Option("--empty", help="Remove all prepared logs that no process is using."),
+    ] = False,
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", help="With --empty: do not ask first."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the prepared logs, or remove them.
+
+    A log is prepared when it is first read, so that the next command opens it at once. Removing
+    prepared logs loses nothing but that time: runs have their own copy, and the files that a log
+    was read from are never touched.
+    """
+    with report_errors():
+        folder = cache_folder(cache)
+        if yes and not empty:
+            raise UsageError("--yes can be used with --empty only.")
+        logs = prepared_logs(folder)
+        if empty:
+            _empty(folder, logs, yes=yes, as_json=as_json)
+        elif as_json:
+            typer.echo(json.dumps({"folder": str(folder), "logs": [_plain(log) for log in logs]}))
+        else:
+            _list(folder, logs)
+
+
+def _plain(log: PreparedLog) -> dict[str, object]:
+    return {
+        "folder": str(log.folder),
+        "files": list(log.files),
+        "last_used": log.last_used.isoformat(timespec="seconds"),
+        "bytes": log.num_bytes,
+        "shared_bytes": log.shared_bytes,
+    }
+
+
+def _list(folder: Path, logs: list[PreparedLog]) -> None:
+    if not logs:
+        say(f"There is no prepared log in {folder}.")
+        return
+    rows = [
+        [in_units(log.num_bytes), f"{log.last_used:%Y-%m-%d %H:%M}", _files(log)] for log in logs
+    ]
+    print_table(("size", "last used", "read from"), rows, right=False)
+    shared = sum(log.shared_bytes for log in logs)
+    say(
+        f"{_counted(len(logs))}, {in_units(sum(log.num_bytes for log in logs))}, in {folder}"
+        + (f"; runs share {in_units(shared)} of it." if shared else ".")
+    )
+    status("Remove them with `tapas cache --empty`.")
+
+
+def _empty(folder: Path, logs: list[PreparedLog], *, yes: bool, as_json: bool) -> None:
+    if logs and not yes:
+        if not sys.stdin.isatty():
+            raise UsageError(f"--empty removes {_counted(len(logs))}. Add --yes to do so.")
+        size = in_units(sum(log.num_bytes for log in logs))
+        typer.confirm(f"Remove {_counted(len(logs))}, {size}, from {folder}?", abort=True, err=True)
+    gone: list[PreparedLog] = []
+    kept: list[PreparedLog] = []
+    for log in logs:
+        (gone if remove(log) else kept).append(log)
+    freed = sum(log.num_bytes - log.shared_bytes for log in gone)
+    shared = sum(log.shared_bytes for log in gone)
+    if as_json:
+        removed = [str(log.folder) for log in gone]
+        typer.echo(json.dumps({"folder": str(folder), "removed": removed, "freed_bytes": freed}))
+        return
+    say(
+        f"Removed {_counted(len(gone))} from {folder}; {in_units(freed)} freed"
+        + (f", {in_units(shared)} still used by runs." if shared else ".")
+    )
+    for log in kept:
+        status(f"Kept the prepared log of {_files(log)}: a process is using it.")
+    if others := num_others(folder):
+        status(f"Left {others} other {'entry' if others == 1 else 'entries'} in {folder} alone.")
+
+
+def _files(log: PreparedLog) -> str:
+    if not log.files:
+        return "unknown files (prepared by an earlier version)"
+    more = f" and {len(log.files) - 1:,} more" if len(log.files) > 1 else ""
+    return f"{log.files[0]}{more}"
+
+
+def _counted(number: int) -> str:
+    return f"{number:,} prepared log{'' if number == 1 else 's'}"

@@ -1,0 +1,100 @@
+"""The cache of prepared logs: what is in it, marking logs as used, and emptying it."""
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from tapas.data.event_log import ARRAYS, DESCRIPTION, VOCABULARIES, WEIGHTS
+from tapas.errors import UsageError
+
+UNFINISHED = ".unfinished-"
+KEY = re.compile(r"[0-9a-f]{32}")  # name of the folder of a prepared log
+FILES = {DESCRIPTION, *VOCABULARIES.values(), *(f"{name}.npy" for name in (*ARRAYS, WEIGHTS))}
+
+_held: dict[Path, int] = {}  # open files, locked while this process runs
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedLog:
+    """A log in the cache."""
+
+    folder: Path
+    files: tuple[str, ...]  # that it was read from; empty if unknown
+    last_used: datetime
+    num_bytes: int
+    shared_bytes: int  # of these, in files that runs share: emptying the cache does not free them
+
+
+def mark_used(folder: Path) -> None:
+    """Note the time, and keep other processes from removing the log until this one ends."""
+    with suppress(OSError):  # the folder may be read-only
+        if folder in _held:
+            os.close(_held.pop(folder))
+        descriptor = os.open(folder / DESCRIPTION, os.O_RDONLY)
+        _held[folder] = descriptor
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        os.utime(folder)
+
+
+def prepared_logs(cache: Path) -> list[PreparedLog]:
+    """The prepared logs in the folder `cache`, the latest used first."""
+    if not cache.exists():
+        return []
+    try:
+        found = [_describe(path) for path in cache.iterdir() if _is_ours(path)]
+    except OSError as error:
+        raise UsageError(f"cannot read the cache {cache}: {error.strerror}.") from error
+    return sorted(found, key=lambda log: (log.last_used, log.folder), reverse=True)
+
+
+def num_others(cache: Path) -> int:
+    """How many files and folders in `cache` are no prepared logs, and are never removed."""
+    if not cache.exists():
+        return 0
+    return sum(not _is_ours(p) and not p.name.startswith(UNFINISHED) for p in cache.iterdir())
+
+
+def remove(log: PreparedLog) -> bool:
+    """Remove the log from the cache, unless a process uses it; returns whether it was removed."""
+    try:
+        with (log.folder / DESCRIPTION).open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            hidden = log.folder.with_name(f"{UNFINISHED}{uuid.uuid4().hex}")
+            log.folder.rename(hidden)  # at once, so that no process finds half of it
+            shutil.rmtree(hidden)
+    except FileNotFoundError:  # another process was faster
+        return True
+    except OSError as error:
+        raise UsageError(f"cannot remove {log.folder}: {error.strerror}.") from error
+    return True
+
+
+def _is_ours(path: Path) -> bool:
+    if not KEY.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
+        return False
+    names = {file.name for file in path.iterdir()}
+    return DESCRIPTION in names and names <= FILES
+
+
+def _describe(folder: Path) -> PreparedLog:
+    states = [file.stat() for file in folder.iterdir()]
+    files: tuple[str, ...] = ()
+    with suppress(ValueError, KeyError, TypeError, OSError):  # of an earlier version, or damaged
+        files = tuple(json.loads((folder / DESCRIPTION).read_text())["report"]["files"])
+    return PreparedLog(
+        folder=folder,
+        files=files,
+        last_used=datetime.fromtimestamp(folder.stat().st_mtime).astimezone(),
+        num_bytes=sum(state.st_size for state in states),
+        shared_bytes=sum(state.st_size for state in states if state.st_nlink > 1),
+    )
