@@ -219,7 +219,8 @@ def write_listening_log(path: Path, config: ListeningLogConfig) -> None:
     second += np.arange(config.most_events)  # no two events of a listener at one time
     user = np.broadcast_to(state.who[:, None], shape)
     words = pl.Series(listeners.names()).gather(item[real])
-    frame = pl.DataFrame({"user": user[real], "item": words, "time": START + second[real]})
+    time = pl.from_epoch(pl.Series(START + second[real]), time_unit="s")
+    frame = pl.DataFrame({"user": user[real], "item": words, "time": time})
     frame.write_parquet(path)
 
 
