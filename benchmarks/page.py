@@ -93,6 +93,12 @@ THEMES = {
         "Is the estimated partition sum right on average?",
         sections.partition_bias,
     ),
+    "index-recall": Theme(
+        "bench_index_recall.py",
+        "How much of the exact lists do FAISS indexes find, and with what effort?",
+        sections.rows,
+        has_targets=False,
+    ),
     "scoring": Theme(
         "bench_scoring.py",
         "What does approximate scoring in the second pass save, and what does it cost?",
