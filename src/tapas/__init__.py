@@ -15,7 +15,7 @@ from tapas.heads import FullSoftmax, SampledSoftmax, TapasSoftmax, citation, ids
 from tapas.proposals import LogUniform, Mixture, Proposal, Squashed, Uniform
 from tapas.schedule import Anneal
 from tapas.selection import Priority, Selection, Top
-from tapas.tables import ClassTable, LocalTable
+from tapas.tables import ClassTable, LocalTable, serving_state_dict
 from tapas.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ __all__ = [
     "proposals",
     "rng",
     "save_checkpoint",
+    "serving_state_dict",
 ]
 
 

@@ -70,6 +70,19 @@ def check_ids(name: str, ids: Tensor, num_classes: int, *, hint: str = "") -> Te
     return ids
 
 
+def check_device(name: str, device: torch.device | str | None) -> torch.device:
+    """`device`, by default torch's, or raise UsageError if torch cannot use it here."""
+    try:
+        found = torch.get_default_device() if device is None else torch.device(device)
+        torch.empty(1, device=found)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise UsageError(
+            f"{name} is '{device}', which torch cannot use here: {reason}. Try 'cpu'."
+        ) from None
+    return found
+
+
 def check_query(query: Tensor, dim: int) -> Tensor:
     """Return `query` (..., D) as float32 (N, D), or raise an error naming the first bad row."""
     check_tensor("query", query)

@@ -171,3 +171,23 @@ def _every_head():
 
 def test_every_head_gives_the_same_results_on_another_device():
     alone(_every_head)
+
+
+def _other_device_is_named():
+    head = head_of(None)
+    query = torch.zeros(2, head.dim, device=NAME)
+    for ask in (
+        lambda: head(query, torch.zeros(2).long()),
+        lambda: head.topk(query, 3),
+        lambda: head.log_prob(query, torch.zeros(2, 1).long()),
+    ):
+        with pytest.raises(tapas.UsageError) as refused:
+            ask()
+        assert str(refused.value) == (
+            f"query is on {query.device}, the rows of the head are on cpu. Move one of them: "
+            f'query.to("cpu"), or head.to("{query.device}").'
+        )
+
+
+def test_a_query_on_another_device_than_the_rows_is_refused():
+    alone(_other_device_is_named)

@@ -8,11 +8,12 @@ from math import inf, nan
 from typing import Any, ClassVar, Self, TypedDict
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tapas.errors import UsageError, choice
 from tapas.exact_state import ExactState
 from tapas.heads.batch import Batch, check_any_example, prepare
+from tapas.heads.cross_entropy import ARGUMENTS, ATTRIBUTES, OPTIONS, refuse_names
 from tapas.heads.facts import BuildContext, Options, default_num_samples
 from tapas.rng import check_seed
 from tapas.shapes import check_tensor
@@ -20,6 +21,7 @@ from tapas.tables import ClassTable
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.torch_modes import in_float32, outside_graphs
 
+_ARGUMENTS = dict.fromkeys(("query", "target", "target_weight", "context"))
 REDUCTIONS = ("mean", "sum", "none")
 MOST_SCALE = 4096  # a GradScaler starts at 65536; weights of losses are far smaller
 
@@ -121,6 +123,7 @@ class Head(ExactState, ABC):
         target_weight: Tensor | None = None,
         *,
         context: Tensor | None = None,
+        **unknown: object,
     ) -> Tensor:
         """The training loss, in nats and float32.
 
@@ -138,12 +141,26 @@ class Head(ExactState, ABC):
         `query` holds NaN or inf.
         """
         with self.ranks.share_errors():
+            if unknown:
+                self._refuse_arguments(unknown)
             self._refuse_backward()
             batch = self._prepare(query, target, target_weight)
             context = batch.context_of(context)
         loss, mean_size = self._losses(batch, context)
         self._count_step()
         return self._guarded(batch.reduce(loss, self.reduction, mean_size))
+
+    def _refuse_arguments(self, unknown: Mapping[str, object]) -> None:
+        refuse_names(unknown, ARGUMENTS)
+        choice(f"argument of {type(self).__name__}", next(iter(unknown)), _ARGUMENTS)
+
+    def __getattr__(self, name: str) -> Tensor | nn.Module:
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            if name not in ATTRIBUTES:
+                raise
+            raise AttributeError(f"{error}: {ATTRIBUTES[name]}.") from None
 
     def _refuse_backward(self) -> None:
         if torch._C._current_graph_task_id() != -1:
@@ -248,7 +265,16 @@ class Head(ExactState, ABC):
     def load_state_numbers(self, numbers: dict[str, Any]) -> None:
         self.step, self.seed = numbers["step"], numbers["seed"]
 
+    def _check_device(self, query: Tensor) -> None:
+        here = next((table.device for table in self.tables()), None)
+        if isinstance(query, Tensor) and here not in (None, query.device):
+            raise UsageError(
+                f"query is on {query.device}, the rows of the head are on {here}. Move one of "
+                f'them: query.to("{here}"), or head.to("{query.device}").'
+            )
+
     def _prepare(self, query: Tensor, target: Tensor, weight: Tensor | None) -> Batch:
+        self._check_device(query)
         return prepare(
             query,
             target,
@@ -309,6 +335,7 @@ class Head(ExactState, ABC):
 def loss_options(head: Head, options: Mapping[str, Any], known: type) -> LossOptions:
     """The `options` that every head has; raises for names that `known`, a TypedDict, has not."""
     for name in options:
+        refuse_names([name], OPTIONS)
         choice(f"option of {type(head).__name__}", name, dict.fromkeys(known.__annotations__))
     return {name: options[name] for name in LossOptions.__annotations__ if name in options}  # type: ignore[return-value]
 

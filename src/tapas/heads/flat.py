@@ -7,13 +7,13 @@ LookupHead     loss: any function of rows that the head looks up
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Unpack
+from typing import Any, Self, Unpack, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tapas.candidates import Candidates
-from tapas.errors import UsageError
+from tapas.errors import DataError, UsageError
 from tapas.heads.base import Head, LossOptions, loss_options
 from tapas.heads.batch import Batch, check_any_example
 from tapas.heads.facts import BuildContext
@@ -22,7 +22,7 @@ from tapas.optim.row_updates import RowUpdate
 from tapas.proposals import Proposal, Squashed, Uniform
 from tapas.proposals.squashed import SparseCounts, is_sparse
 from tapas.rng import stream
-from tapas.shapes import check_ids, check_query
+from tapas.shapes import all_finite, check_ids, check_query, check_tensor
 from tapas.tables import ClassTable, LocalTable
 from tapas.tables.ranks import GlobalBatch, Ranks
 from tapas.torch_modes import in_float32, outside_graphs
@@ -74,6 +74,38 @@ class FlatHead(Head):
             given["proposal"] = context.proposal(options)
         return given
 
+    @classmethod
+    def from_linear(cls, layer: nn.Linear, **options: Any) -> Self:
+        """A head with the rows and biases of a `torch.nn.Linear(dim, num_classes)`.
+
+        `options` are those of the constructor; without a bias in `layer` there are no biases.
+        """
+        if not isinstance(layer, nn.Linear):
+            raise UsageError(
+                f"from_linear takes a torch.nn.Linear, got {type(layer).__name__}. For rows from "
+                f"elsewhere use {cls.__name__}.from_rows(weight), weight (num_classes, dim)."
+            )
+        bias = False if layer.bias is None else layer.bias
+        return cls.from_rows(layer.weight, **{"bias": bias, **options})
+
+    @classmethod
+    def from_rows(cls, weight: Tensor, **options: Any) -> Self:
+        """A head whose rows start as a copy of `weight` (C, D), such as `embedding.weight`.
+
+        `options` are those of the constructor; `bias` may be (C,) values. `device` and `dtype`
+        are those of `weight` if left out, float32 for other dtypes than bfloat16.
+        """
+        check_rows(weight)
+        if taken := [name for name in ("num_classes", "dim", "table") if name in options]:
+            raise UsageError(
+                f"{', '.join(taken)} cannot be passed to from_rows: the size is that of weight."
+            )
+        dtype = torch.bfloat16 if weight.dtype == torch.bfloat16 else torch.float32
+        head = cls(*weight.shape, **{"device": weight.device, "dtype": dtype, **options})
+        with torch.no_grad():
+            cast(LocalTable, head.table).weight.copy_(weight)
+        return head
+
     def tables(self) -> list[ClassTable]:
         return [self.table]
 
@@ -98,6 +130,7 @@ class FlatHead(Head):
     ) -> tuple[Tensor, Tensor]:
         """Scores and ids (..., k) by `topk` of the table, for any leading shape of `query`."""
         with self.ranks.share_errors():
+            self._check_device(query)
             flat = check_query(query, self.dim)
             banned = None if exclude is None else self._flat("exclude", exclude, query)
             score, ids = topk(flat, k, exclude=banned)
@@ -107,6 +140,7 @@ class FlatHead(Head):
     @torch.no_grad()
     def log_prob(self, query: Tensor, ids: Tensor) -> Tensor:
         with self.ranks.share_errors():
+            self._check_device(query)
             flat = check_query(query, self.dim)
             wanted = check_ids("ids", self._flat("ids", ids, query), self.num_classes)
             weight, bias = self.table.rows(wanted.reshape(-1))
@@ -197,6 +231,21 @@ class LookupHead(FlatHead):
         check_any_example(mean_size)
         with self.ranks.share_errors():
             return self.losses(batch, context), mean_size
+
+
+def check_rows(weight: Tensor) -> None:
+    """Raise if `weight` cannot be the initial rows of a head."""
+    check_tensor("weight", weight)
+    if isinstance(weight, nn.parameter.UninitializedParameter) or weight.is_meta:
+        raise UsageError("weight has no values yet: initialise or load it first.")
+    if not weight.is_floating_point() or weight.dim() != 2:
+        raise UsageError(
+            f"weight has shape {tuple(weight.shape)} and {weight.dtype}; expected floating point "
+            "rows, (num_classes, dim)."
+        )
+    if not all_finite(weight):
+        row = int((~weight.detach().isfinite().all(dim=1)).nonzero()[0])
+        raise DataError(f"row {row} of weight holds NaN or inf. Replace it, for example by 0.")
 
 
 _OF_TABLE = ("row_optimizer", "bias", "dtype", "num_shards", "device")

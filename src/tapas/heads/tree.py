@@ -25,7 +25,7 @@ from tapas.heads.batch import Batch
 from tapas.heads.facts import BuildContext
 from tapas.optim.row_updates import RowUpdate
 from tapas.rng import stream
-from tapas.shapes import check_ids, check_integer, check_positive, check_query
+from tapas.shapes import check_device, check_ids, check_integer, check_positive, check_query
 from tapas.tables import LocalTable
 from tapas.torch_modes import in_float32
 
@@ -63,8 +63,7 @@ class TreeHead(Head):
                 f"bias of a {type(self).__name__} must be True (initial values from the counts) "
                 f"or False, got {type(self._bias).__name__}."
             )
-        device = options.get("device")
-        self._device = torch.get_default_device() if device is None else torch.device(device)
+        self._device = check_device("device", options.get("device"))
 
     def _table(self, name: str, mass: NDArray[Any], dim: int) -> LocalTable:
         """A table with one row for each entry of `mass`; its biases start at log(mass)."""

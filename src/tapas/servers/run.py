@@ -13,8 +13,9 @@ from tapas.data.splits import Split, split_log
 from tapas.errors import PeerError
 from tapas.servers.job import Job, StartPeers
 from tapas.servers.ray_session import import_ray
+from tapas.shapes import check_device
 from tapas.tables.ranks import ONE_PROCESS
-from tapas.training.build import check_device, resolve_config, run_memory_plan, table_specs
+from tapas.training.build import resolve_config, run_memory_plan, table_specs
 from tapas.training.config import ServiceConfig, TrainConfig
 from tapas.training.journal import Journal
 from tapas.training.memory_plan import check_fits
@@ -132,7 +133,7 @@ def _trainer(
 
 def _check_can_start(config: TrainConfig, start_peers: StartPeers | None) -> None:
     """Raise UsageError early if device or Ray are missing."""
-    check_device(config.loop.device)
+    check_device("loop.device", config.loop.device)
     if start_peers is None:
         import_ray()
 

@@ -8,9 +8,10 @@ from tapas.data.splits import split_log
 from tapas.servers.channel import ServerChannel
 from tapas.servers.peers import InProcess
 from tapas.servers.served_table import ServedTable
+from tapas.shapes import check_device
 from tapas.tables import ClassTable
 from tapas.tables.shard import TableSpec
-from tapas.training.build import build_model, check_device
+from tapas.training.build import build_model
 from tapas.training.config import TrainConfig
 from tapas.training.model import SequenceModel
 from tapas.training.run_folder import RunFolder
@@ -24,7 +25,7 @@ def worker_model(
 ) -> tuple[SequenceModel, list[ServedTable]]:
     """A model whose rows are on servers, and its tables; by default on the run's device."""
     tables: list[ServedTable] = []
-    device = device or check_device(config.loop.device)
+    device = device or check_device("loop.device", config.loop.device)
 
     def make(name: str, spec: TableSpec) -> ClassTable:
         table = ServedTable(channel, name, spec, device=device)

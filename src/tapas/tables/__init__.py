@@ -2,8 +2,10 @@
 
 from tapas.tables.base import ClassTable
 from tapas.tables.local import LocalTable
+from tapas.tables.serving import serving_state_dict
 
 __all__ = [
     "ClassTable",
     "LocalTable",
+    "serving_state_dict",
 ]

@@ -18,6 +18,7 @@ from tapas.optim.row_updates import RowUpdate, StateSpec, round_to_bfloat16
 from tapas.rng import check_seed, stream
 from tapas.shapes import (
     all_finite,
+    check_device,
     check_positive,
     check_query,
     check_shape,
@@ -80,7 +81,7 @@ class LocalTable(ClassTable):
         self._num_updates = 0
         self.seed, self.independent_ranks = check_seed(seed), independent_ranks
         self.placement = Placement(num_classes, num_shards, seed=seed, kind=placement)
-        device = torch.get_default_device() if device is None else torch.device(device)
+        device = check_device("device", device)
         on_meta = device.type == "meta"  # without values
         weight = torch.empty(num_classes, dim, dtype=dtype, device=device if on_meta else "cpu")
         if not on_meta:

@@ -21,6 +21,7 @@ from tapas.errors import UsageError
 from tapas.heads import FlatHead
 from tapas.heads.facts import BuildContext
 from tapas.optim import SGD, Adagrad, LazyAdam, RowOptimizer, RowUpdate, RowwiseAdagrad, anchors
+from tapas.shapes import check_device
 from tapas.tables import ClassTable, LocalTable
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.tables.shard import TableSpec
@@ -93,7 +94,7 @@ def build_training(
     Raises UsageError if the device cannot be used or the model does not fit into memory.
     """
     config, windows = resolve_config(config, log, split)
-    device = check_device(config.loop.device)
+    device = check_device("loop.device", config.loop.device)
     if device.type == "cpu":
         check_fits(run_memory_plan(config, split.train_counts, ranks))
     data = TrainingData(windows, log, split.train_end)
@@ -264,19 +265,6 @@ def build_model(
         target_decay=config.head.target_decay,
         copy=copy,
     )
-
-
-def check_device(name: str) -> torch.device:
-    """Return the device `name`, or raise UsageError if torch cannot use it here."""
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise UsageError(
-            f"loop.device is '{name}', which torch cannot use here: {reason}. Try 'cpu'."
-        ) from None
-    return device
 
 
 def bias_from_counts(train_counts: NDArray[np.int64]) -> torch.Tensor:

@@ -12,7 +12,8 @@ from tapas.data.source import LogSource
 from tapas.encoders import GRUEncoder, MeanEncoder, TransformerEncoder
 from tapas.optim import SGD, Adagrad, LazyAdam, RowwiseAdagrad
 from tapas.selection import Priority, Top
-from tapas.training.build import build_training, check_device, workload_of
+from tapas.shapes import check_device
+from tapas.training.build import build_training, workload_of
 from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, OptimizerConfig, TrainConfig
 
 ENCODERS = {"mean": MeanEncoder, "gru": GRUEncoder, "transformer": TransformerEncoder}
@@ -142,4 +143,4 @@ def test_defaults_are_resolved_to_numbers(data):
 def test_a_device_that_cannot_be_used_is_an_error(name):
     words = rf"loop.device is '{name}', which torch cannot use here: .* Try 'cpu'\."
     with pytest.raises(UsageError, match=words):
-        check_device(name)
+        check_device("loop.device", name)
