@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tapas.data.source import check_separator
-from tapas.data.text_lines import UTF8, find_encoding, text_lines
+from tapas.data.text_lines import UTF8, read_start
+from tapas.errors import DataError
 
 SEPARATORS = ",\t;|"
 
@@ -16,7 +17,7 @@ class Layout:
 
     separator: str
     encoding: str = UTF8
-    num_skipped: int = 0  # lines before the header: Excel's "sep=;"
+    num_skipped: int = 0  # lines before the header: blank ones, and Excel's "sep=;"
     header: bool = True
     spaces: bool = False  # after each separator, not part of the values
 
@@ -28,13 +29,16 @@ class Layout:
 
 def find_layout(path: Path, separator: str | None = None, *, no_header: bool = False) -> Layout:
     """The layout of `path`, from its first lines; a `separator` that is given is taken."""
-    encoding = find_encoding(path)
-    lines = (line for line in text_lines(path, encoding) if line.strip())
-    first = next(lines, "").lstrip("\ufeff")
-    num_skipped = 0
+    encoding, start = read_start(path)
+    lines = [line.strip("\r\ufeff") for line in start]
+    num_skipped = next((row for row, line in enumerate(lines) if line.strip()), None)
+    if num_skipped is None:
+        raise DataError(f"{path} is empty. Leave it out.")
+    first = lines[num_skipped]
     declared = re.fullmatch(r"sep=(.)\s*", first, re.IGNORECASE)
     if declared:
-        first, num_skipped = next(lines, ""), 1
+        num_skipped += 1
+        first = lines[num_skipped] if num_skipped < len(lines) else ""
     unquoted = re.sub(r'"[^"]*"', "", first)
     if separator is not None:
         found = check_separator(separator)

@@ -47,6 +47,10 @@ def normalize_keys(column: pl.Series, path: Path) -> pl.Series:
         return _integers_from_floats(column.cast(pl.Float64), path)
     if dtype.is_decimal():
         return _integers_from_decimals(column, path)
+    if dtype == pl.Binary:  # as some writers of Parquet store text
+        text = column.cast(pl.String, strict=False)
+        dtype = pl.String() if text.null_count() == column.null_count() else dtype
+        column = text if dtype == pl.String else column
     if dtype == pl.String or dtype == pl.Categorical or dtype == pl.Enum:
         column = column.cast(pl.String)
         empty = column == ""

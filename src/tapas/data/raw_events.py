@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tapas.data.column_words import is_event_type
 from tapas.data.columns import Present, resolve_columns
 from tapas.data.keys import CodedKeys, code_keys, normalize_keys
-from tapas.data.readers import CURE, NEARLY_ALL, Frame, open_layout, read_frame, read_sample
+from tapas.data.readers import CURE, MOST, Frame, file_kind, open_layout, read_frame, read_sample
 from tapas.data.row_filter import RowFilter
 from tapas.data.source import LogSource
 from tapas.data.times import FILE_ORDER, READ_WITHOUT_FORMAT, TEXT_POSITION, parse_times
@@ -149,6 +149,8 @@ def _read(source: LogSource, path: Path, rows: RowFilter, tally: _Tally) -> dict
     for name in kinds:
         _count_values(frame.rows[name], tally.event_types.setdefault(name, {}))
     raw = {role: frame.rows[name] for role, name in names.items()}
+    if file_kind(path) == "json":
+        _refuse_objects(raw, path)
     chosen = rows.choose(frame.rows, path, names.get("time")) if rows.columns else None
     tally.num_chosen += frame.rows.height if chosen is None else int(chosen.sum())
     events = {role: _normalize(role, raw[role], source, path, tally) for role in raw}
@@ -156,6 +158,17 @@ def _read(source: LogSource, path: Path, rows: RowFilter, tally: _Tally) -> dict
     if keep is not None:
         events = {role: column.filter(keep) for role, column in events.items()}
     return events
+
+
+def _refuse_objects(raw: dict[str, pl.Series], path: Path) -> None:
+    """Raise if a user or an item is an object or a list, which JSON may have."""
+    for role in [role for role in ("user", "item") if role in raw]:
+        nested = raw[role].str.contains(r"^[{\[]").fill_null(False).arg_true()
+        if len(nested):
+            raise DataError(
+                f"{path}, row {nested[0] + 1}: {raw[role].name} is {raw[role][nested[0]]}; "
+                "expected a number or text. Write its id as a field of its own."
+            )
 
 
 def _count_values(column: pl.Series, counts: dict[str, int]) -> None:
@@ -227,12 +240,15 @@ def _valid_rows(
         value = raw[role][row]
         name = tally.columns[role]
         empty_cell = value is None or value == "" or value != value
-        wanted = "a number above 0" if role == "weight" else "a time"
-        problem = f"{name} is empty" if empty_cell else f"{name} is {value!r}, not {wanted}"
+        wanted = "not a number above 0" if role == "weight" else "not a time"
+        if role == "time" and source.time_format is not None:
+            wanted = f"which does not fit --time-format {source.time_format!r}"
+        problem = f"{name} is empty" if empty_cell else f"{name} is {value!r}, {wanted}"
         if not source.skip_bad_rows:
             num_alike = int((missing[role] & bad).sum())
-            if num_alike >= NEARLY_ALL * (num_alike + int(keep.sum())):
+            if num_alike > MOST * (num_alike + int(keep.sum())):
                 cure = _cure_of_column(source, present, role, empty_cell)
+                problem += f", as in {num_alike:,} of {frame.rows.height:,} rows"
             else:
                 cure = f"{CURE} ({rows.len():,} found among {frame.rows.height:,} rows)."
             raise DataError(f"{path}, row {row + 1}: {problem}. {cure}")
@@ -245,17 +261,14 @@ def _valid_rows(
 
 
 def _cure_of_column(source: LogSource, present: Present, role: str, is_empty: bool) -> str:
-    """What to do where (nearly) all rows have no valid value for `role`."""
+    """What to do where most rows have no valid value for `role`."""
     if role != "time" or is_empty:
-        return (
-            f"So it is in nearly all rows. Name another column with --{role}. Columns: "
-            f"{present.listed()}."
-        )
+        return f"Name another column with --{role}. Columns: {present.listed()}."
     if source.time_format is not None:
-        return f"Nearly all rows do not fit --time-format {source.time_format!r}. Correct it."
+        return "Correct the format, or name another column with --time."
     return (
-        "So it is in nearly all rows. Name their format, as in --time-format '%m/%d/%Y %H:%M', or "
-        f"another column with --time. Read without a format are {READ_WITHOUT_FORMAT}."
+        "Name their format, as in --time-format '%m/%d/%Y %H:%M', or another column with --time. "
+        f"Read without a format are {READ_WITHOUT_FORMAT}."
     )
 
 

@@ -26,7 +26,7 @@ FORMATS = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv"
 SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers")
 ARCHIVES = (".zip", ".7z", ".rar", ".tar", ".tgz", ".bz2", ".xz")
 CURE = "Drop such rows with --skip-bad-rows"
-NEARLY_ALL = 0.9  # of the rows: then they are not bad, but read in the wrong way
+MOST = 0.5  # of the rows: if more are bad, they are not bad but read in the wrong way
 BLANK = "\0blank"  # no column has this name
 PEEK = 100  # records of a JSON-lines file that are searched for column names
 SAMPLE = 1000  # rows whose values are looked at to find columns
@@ -151,9 +151,7 @@ def _read_csv(path: Path, columns: list[str], skip_bad_rows: bool, layout: Layou
             rows = _scan_csv(path, layout).select(*columns, blank).collect(engine="streaming")
             return Frame(rows.drop(BLANK), [], False)
         except (pl.exceptions.PolarsError, OSError) as error:
-            reason = str(error).splitlines()[0]
-        if "utf-8" in reason or "utf8" in reason:
-            layout = replace(layout, encoding=WINDOWS)
+            layout = _after(error, layout)
     clean, broken, num_rows = _checked_csv(path, layout)
     if broken:
         _refuse_broken(path, broken, num_rows, skip_bad_rows)
@@ -162,19 +160,26 @@ def _read_csv(path: Path, columns: list[str], skip_bad_rows: bool, layout: Layou
     return Frame(rows, broken, False, notes)
 
 
+def _after(error: Exception, layout: Layout) -> Layout:
+    """The layout to try after an error of polars: text that is not UTF-8 is Windows-1252."""
+    is_utf8 = not any(word in str(error).lower() for word in ("utf-8", "utf8"))
+    return layout if is_utf8 else replace(layout, encoding=WINDOWS)
+
+
 def _refuse_broken(
     path: Path, broken: list[tuple[int, str]], num_rows: int, skip_bad_rows: bool
 ) -> None:
     if skip_bad_rows:
         return
     row, problem = broken[0]
-    cure = f"{CURE} ({len(broken)} broken among {num_rows:,} rows)"
-    if "values where" in problem and len(broken) >= max(2, NEARLY_ALL * num_rows):
-        cure = (
-            f"So it is in {len(broken):,} of {num_rows:,} rows: name the missing column in the "
-            "header, or give another --separator"
+    if "values where" in problem and len(broken) > MOST * num_rows:
+        raise DataError(
+            f"{path}, row {row}: {problem}, as in {len(broken):,} of {num_rows:,} rows. Name the "
+            "missing column in the header, or give another --separator."
         )
-    raise DataError(f"{path}, row {row}: {problem}. {cure}.")
+    raise DataError(
+        f"{path}, row {row}: {problem}. {CURE} ({len(broken)} broken among {num_rows:,} rows)."
+    )
 
 
 def _scan_csv(path: Path, layout: Layout) -> pl.LazyFrame:
@@ -197,8 +202,8 @@ def _csv_sample(path: Path, layout: Layout, num_rows: int) -> pl.DataFrame:
     if layout.is_plain:
         try:
             return _scan_csv(path, layout).head(num_rows).collect(engine="streaming")
-        except (pl.exceptions.PolarsError, OSError):
-            pass
+        except (pl.exceptions.PolarsError, OSError) as error:
+            layout = _after(error, layout)
     clean, _, _ = _checked_csv(path, layout, num_rows)
     return pl.read_csv(clean, infer_schema=False)
 

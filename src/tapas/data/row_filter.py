@@ -78,7 +78,7 @@ class RowFilter:
         given = " ".join(f"--where {condition.text!r}" for condition in self.conditions)
         raise UsageError(
             f"{given} leaves none of {num_rows:,} rows{': ' if told else ''}{', '.join(told)}. "
-            f"{'Leave some out.' if len(self.conditions) > 1 else 'Choose another value.'}"
+            f"{'Leave one of them out.' if len(self.conditions) > 1 else 'Choose another value.'}"
         )
 
     def _compared(
@@ -104,8 +104,8 @@ class RowFilter:
         if kind != DATETIME:
             raise UsageError(
                 f"--where {condition.text!r}: {column.name} has numbers in {path}, such as "
-                f"{column.drop_nulls().head(1).to_list()}, and is compared with a time. Compare it "
-                "with a number, or say what they are with --time-format s (or ms, us, ns)."
+                f"{column.drop_nulls().head(1).to_list()[0]}, not times. Compare it with a number, "
+                "or say what they are with --time-format s (or ms, us, ns)."
             )
         shown = times.cast(pl.Datetime("us")).dt.to_string("%Y-%m-%d %H:%M:%S")
         seen.low, seen.high = _extended(seen, shown.min(), shown.max())

@@ -3,6 +3,7 @@
 import codecs
 import gzip
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import polars as pl
@@ -11,29 +12,33 @@ from tapas.errors import DataError
 from tapas.interruptions import defer_signals
 
 UTF8, UTF16, WINDOWS = "utf-8", "utf-16", "cp1252"
+NUM_LINES = 100  # that are looked at
 START_BYTES = 1 << 20  # in which the encoding is looked for
 
 
-def find_encoding(path: Path) -> str:
-    """UTF-16 by its mark, as Excel writes it; UTF-8 if the start of the file is; or Windows-1252.
+def read_start(path: Path) -> tuple[str, list[str]]:
+    """The encoding of a file and its first lines.
 
-    A file compressed by zst is taken for UTF-8.
+    UTF-16 is known by its mark, as Excel writes it; anything else is UTF-8, or Windows-1252 if the
+    start of the file is not UTF-8. A file compressed by zst is taken for UTF-8.
     """
     suffix = path.suffix.lower()
     if suffix == ".zst":
-        return UTF8
+        return UTF8, list(islice(text_lines(path), NUM_LINES))
     try:
         with gzip.open(path) if suffix == ".gz" else path.open("rb") as file:
             start = file.read(START_BYTES)
     except (OSError, EOFError) as error:
         raise unreadable(path, error) from None
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return UTF16
-    try:
-        codecs.getincrementaldecoder(UTF8)().decode(start)
-    except UnicodeDecodeError:
-        return WINDOWS
-    return UTF8
+        encoding = UTF16
+    else:
+        try:
+            codecs.getincrementaldecoder(UTF8)().decode(start)
+            encoding = UTF8
+        except UnicodeDecodeError:
+            encoding = WINDOWS
+    return encoding, start.decode(encoding, errors="replace").split("\n", NUM_LINES)[:NUM_LINES]
 
 
 def text_lines(path: Path, encoding: str = UTF8) -> Iterator[str]:

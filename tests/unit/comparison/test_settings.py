@@ -48,6 +48,14 @@ CONFIGS = {
         split=SplitConfig(kind="last"), model=ModelConfig(encoder="mean", dim=8),
         optimizer=OptimizerConfig(clip=2.5),
     ),
+    "tapas compare x.csv --user 1 --item 2 --time-format %d.%m.%Y --separator :: --where 3=buy "
+    "--where '4>=5' --no-header --skip-bad-rows --methods full --budget 10m": CompareConfig(
+        log=LogSource(
+            files=("x.csv",), user="1", item="2", time_format="%d.%m.%Y", separator="::",
+            where=("3=buy", "4>=5"), no_header=True, skip_bad_rows=True,
+        ),
+        contenders=("full",),
+    ),
     "tapas compare --synthetic --methods all --budget 1m --num-samples 5 --set model.history=9": (
         synthetic(budget_seconds=60, samples=5, model=ModelConfig(history=9))
     ),

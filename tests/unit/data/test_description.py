@@ -65,6 +65,15 @@ def test_what_will_hinder_training_is_said():
     assert describe(build([[(0, 1), (1, 2)], [(0, 1)]])).remarks == ()
 
 
+def test_a_column_of_event_types_suggests_a_condition():
+    kinds = {"view": 9000, "cart": 70, "purchase": 5, "d": 4, "e": 3, "f": 2}
+    log = build([[(0, 1), (1, 2)], [(0, 1)]], event_types={"event type": kinds})
+    assert describe(log).remarks[0] == (
+        "All kinds of event type count alike (view 9,000, cart 70, purchase 5, d 4, e 3, ...): "
+        "read some of them with --where 'event type=purchase'."
+    )
+
+
 def test_how_a_log_was_read_is_said():
     report = {
         "columns": {"user": "who", "item": "sku", "time": "t"},
@@ -78,6 +87,14 @@ def test_how_a_log_was_read_is_said():
         "rare_events": 9,
         "notes": ["there is only one item"],
     }
+    new = {"found_by_type": ["time"], "guessed": ["item", "time"], "where": ["a=1", "b>2"],
+           "rows": 9, "chosen_rows": 5, "unused": [f"x{n}" for n in range(14)]}  # fmt: skip
+    assert describe_reading(report | new)[:3] == [
+        "Columns: who (user), sku (item, guessed), t (time, found by type).",
+        "Not used: x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11 and 2 more columns.",
+        "Chosen by --where 'a=1' 'b>2': 5 of 9 rows.",
+    ]
+    assert describe_reading(report | {"unused": ["", "price"]})[1] == "Not used: (no name), price."
     assert describe_reading(report) == [
         "Columns: who (user), sku (item, guessed), t (time).",
         "Skipped 1,200 rows: 300 without user, 898 without item, 2 without valid time, 1 broken "

@@ -22,6 +22,21 @@ BAD = [
         {"text": "body", "user": "who"},
         "user is 'who', but with text='body' the documents are the users",
     ),
+    ({"where": "a=1"}, "where must be a tuple of conditions, got 'a=1'."),
+    (
+        {"where": ("purchase",)},
+        "--where 'purchase' is not COLUMN=VALUE, as in event_type=purchase. Beside = there are "
+        "!=, >=, <=, > and <.",
+    ),
+    ({"where": ("price>",)}, "--where 'price>' has no value to compare price with."),
+    (
+        {"time_format": "day"},
+        "time_format must be a format such as '%d.%m.%Y %H:%M', or s, ms, us or ns for numbers "
+        "since 1970, got 'day'.",
+    ),
+    ({"time_format": "%d.%m. %H:%M"}, "time_format '%d.%m. %H:%M' has no year: add %Y (2024) or"),
+    ({"time_format": "%Y-%Q"}, "time_format '%Y-%Q' has '%Q', which is not known. Use %Y %m %d"),
+    ({"separator": ""}, "separator must be one or more characters other than quotes and line"),
     ({"group": "book"}, "group is 'book', but only text has groups. Name the column of the text."),
 ]
 
@@ -93,6 +108,11 @@ GUESSED = [  # columns of the file, columns that are named, resulting user, item
     (["SKU", "created_at", "SESSION ID"], {}, ["SESSION ID", "SKU", "created_at"]),
     (["session_id", "user_id", "sku", "item_id"], {"item": "sku"}, ["user_id", "sku"]),
     (["user_id", "session_id", "item_id"], {"item": "user_id"}, ["session_id", "user_id"]),
+    (["Artikelnummer", "KundenNr", "Kategorie"], {}, ["KundenNr", "Artikelnummer"]),
+    (["shop_customer_id", "product_category", "product_code"], {},
+     ["shop_customer_id", "product_code"]),
+    (["Käufer-ID", "movie_title", "movie_genre"], {}, ["Käufer-ID", "movie_title"]),
+    (["id_usuario", "cod_producto"], {"item": "cod_producto"}, ["id_usuario", "cod_producto"]),
 ]  # fmt: skip
 
 
