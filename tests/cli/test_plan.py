@@ -32,6 +32,10 @@ def test_the_table_has_every_part_and_its_total():
         "  building the proposal           25 MB",
         "  total                          462 MB",
         "  free                             2 GB",
+        "disk of a run, without its log, which takes 12 bytes for each event",
+        "  a checkpoint                   140 MB",
+        "  two newest and the best        420 MB",
+        "  while another is saved         560 MB",
         "sent by a rank in a step",
         "  headers                         336 B",
         "  queries and targets           40.8 kB",
@@ -62,6 +66,7 @@ def test_every_option_reaches_the_plan_and_json_is_the_plan_in_bytes():
     assert Workload(**printed["workload"]) == workload
     assert (printed["memory_bytes"], printed["traffic_bytes"]) == (planned.memory, planned.traffic)
     assert printed["memory_total_bytes"] == planned.memory_bytes
+    assert printed["disk_bytes"] == planned.disk
     assert printed["traffic_total_bytes"] == planned.traffic_bytes
     assert printed["designs_bytes"] == traffic_designs(workload)
     assert (printed["available_bytes"], printed["fits"]) == (2_000_000_000, True)

@@ -1,4 +1,4 @@
-"""`tapas plan`: estimate the memory and the traffic of a run before starting it."""
+"""`tapas plan`: estimate memory, traffic and disk of a run before starting it."""
 
 import json
 import re
@@ -101,7 +101,7 @@ def plan(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Estimate the memory and the network traffic of a run.
+    """Estimate the memory, the network traffic and the disk of a run.
 
     The memory is that of the rank that needs most. If it does not fit, the exit code is 1, and
     the message says what is largest and which changes would make it fit.
@@ -155,6 +155,7 @@ def _as_json(planned: "MemoryPlan", available: int, designs: dict[str, int]) -> 
         "fits": planned.memory_bytes <= available,
         "traffic_bytes": planned.traffic,
         "traffic_total_bytes": planned.traffic_bytes,
+        "disk_bytes": planned.disk,
         "designs_bytes": designs,
     }
     return json.dumps(told, indent=1)
@@ -168,6 +169,8 @@ def _as_text(planned: "MemoryPlan", available: int, designs: dict[str, int]) -> 
     traffic = {**planned.traffic, "total": planned.traffic_bytes}
     yield "memory of the rank that needs most"
     yield from (f"  {name:<28}{in_units(size):>9}" for name, size in memory.items() if size)
+    yield "disk of a run, without its log, which takes 12 bytes for each event"
+    yield from (f"  {name:<28}{in_units(size):>9}" for name, size in planned.disk.items())
     if planned.workload.ranks == 1:
         return
     yield "sent by a rank in a step"

@@ -1,4 +1,4 @@
-"""Memory and network traffic of a run, computed before it starts.
+"""Memory, network traffic and disk of a run, computed before it starts.
 
 Letters: C classes of D dimensions on m ranks; a step has B examples with L targets each, draws
 a pool of r*n classes and keeps n of them.
@@ -133,11 +133,12 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPlan:
-    """Bytes of memory and traffic by purpose, for the rank that needs most."""
+    """Bytes by purpose: memory and traffic of the rank that needs most, and disk of the run."""
 
     workload: Workload
     memory: dict[str, int]
     traffic: dict[str, int]  # bytes that a rank sends in a step
+    disk: dict[str, int]  # bytes that all ranks write, without the log
 
     @property
     def memory_bytes(self) -> int:
@@ -149,8 +150,25 @@ class MemoryPlan:
 
 
 def memory_plan(workload: Workload) -> MemoryPlan:
-    """Compute the memory and traffic of `workload`."""
-    return MemoryPlan(workload=workload, memory=_memory(workload), traffic=_traffic(workload))
+    """Compute the memory, traffic and disk of `workload`."""
+    return MemoryPlan(
+        workload=workload,
+        memory=_memory(workload),
+        traffic=_traffic(workload),
+        disk=_disk(workload),
+    )
+
+
+def _disk(w: Workload) -> dict[str, int]:
+    """A run keeps the newest two checkpoints and the best; a new one is saved beside them."""
+    whole = _memory(replace(w, ranks=1))
+    names = ("rows", "biases", "row state", "input rows and state")
+    checkpoint = sum(whole[name] for name in names) + 12 * w.encoder_parameters
+    return {
+        "a checkpoint": checkpoint,
+        "two newest and the best": 3 * checkpoint,
+        "while another is saved": 4 * checkpoint,
+    }
 
 
 def _memory(w: Workload) -> dict[str, int]:
@@ -254,13 +272,28 @@ def check_fits(planned: MemoryPlan, available_bytes: int | None = None) -> None:
 
 def _hint(planned: MemoryPlan) -> str:
     """A sentence if much of the memory is the proposal, whose size was not given."""
-    proposal, w = planned.memory["proposal"], planned.workload
+    w = planned.workload
+    proposal = planned.memory["proposal"] + planned.memory["building the proposal"]
     if w.head_classes is not None or 4 * proposal < planned.memory_bytes:
         return ""
+    head = _example_head(w)
+    less = memory_plan(replace(w, head_classes=head)).memory
+    much = "Most" if 2 * proposal >= planned.memory_bytes else "Much"
     return (
-        f" The proposal needs {in_units(proposal)} if all classes were seen more than once: give "
-        "their real number with --head."
+        f" {much} of it is the proposal, {in_units(proposal)}, which assumes that every class was "
+        f"seen more than once: --head {_power(head)} needs "
+        f"{in_units(less['proposal'] + less['building the proposal'])}."
     )
+
+
+def _example_head(w: Workload) -> int:
+    """A hundredth of the classes as a power of ten: how many were perhaps seen more than once."""
+    return int(10 ** max(1, math.floor(math.log10(w.num_classes)) - 2))
+
+
+def _power(number: int) -> str:
+    """A power of ten as people type it: 1e7."""
+    return f"1e{len(str(number)) - 1}"
 
 
 def _cures(w: Workload, available: int) -> Iterator[str]:
@@ -270,11 +303,17 @@ def _cures(w: Workload, available: int) -> Iterator[str]:
     def with_size(words: str, **changed: Any) -> str:
         return f"{words} ({in_units(need(**changed))})"
 
-    too_few = ranks = w.ranks
-    while ranks < w.num_samples and need(ranks=ranks) > available:
-        too_few, ranks = ranks, min(2 * ranks, w.num_samples)
-    if need(ranks=ranks) <= available:
-        ranks = 1 + _last(too_few, ranks, lambda m: need(ranks=m) > available)
+    def enough_ranks(**changed: Any) -> int | None:
+        """The smallest number of ranks that fits, after `changed`."""
+        too_few = ranks = w.ranks
+        while ranks < w.num_samples and need(ranks=ranks, **changed) > available:
+            too_few, ranks = ranks, min(2 * ranks, w.num_samples)
+        if need(ranks=ranks, **changed) > available:
+            return None
+        return 1 + _last(too_few, ranks, lambda m: need(ranks=m, **changed) > available)
+
+    ranks = enough_ranks()
+    if ranks is not None:
         yield with_size(f"{ranks:,} ranks with as much memory each", ranks=ranks)
     lighter = {"dtype": "bfloat16"} if w.dtype == "float32" else {}
     if w.optimizer in ("adagrad", "lazy-adam"):
@@ -285,6 +324,22 @@ def _cures(w: Workload, available: int) -> Iterator[str]:
         yield with_size(words[name], **{name: lighter[name]})
     if not alone and len(lighter) == 2 and need(**lighter) <= available:
         yield with_size(" and ".join(words.values()), **lighter)
+    head = _example_head(w)
+    if w.head_classes is None and ranks is None and need(head_classes=head) > available:
+        # without --head nothing may suffice: what would, beside it
+        flag = f"--head {_power(head)}"
+        fewer = enough_ranks(head_classes=head)
+        if fewer is not None:
+            yield with_size(f"{flag} and {fewer:,} ranks", head_classes=head, ranks=fewer)
+        for name, value in lighter.items():
+            if need(head_classes=head, **{name: value}) <= available:
+                changed = {"head_classes": head, name: value}
+                yield with_size(f"{flag} and {words[name]}", **changed)
+    elif ranks is None and not alone:
+        for name, value in lighter.items():
+            fewer = enough_ranks(**{name: value})
+            if fewer is not None:
+                yield with_size(f"{fewer:,} ranks and {words[name]}", ranks=fewer, **{name: value})
     if w.head and need(head_classes=0) <= available:
         head = _last(0, w.head, lambda h: need(head_classes=h) <= available)
         yield with_size(

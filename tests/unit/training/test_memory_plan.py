@@ -183,12 +183,36 @@ def test_more_ranks_do_not_help_a_proposal_that_is_too_large():
     words = refusal(workload, 64 * GB)
     assert "ranks with" not in words
     assert (
-        "The largest item: proposal, 48 GB. What would fit: at most 568,303,571 classes that were "
-        "seen more than once (64 GB); 568,303,571 classes (64 GB). The proposal needs 48 "
-        "GB if all classes were seen more than once: give their real number with --head."
+        "What would fit: at most 568,303,571 classes that were seen more than once (64 GB); "
+        "568,303,571 classes (64 GB). Most of it is the proposal, 92.4 GB, which assumes that "
+        "every class was seen more than once: --head 1e7 needs 320 MB."
     ) in words
     most = memory_plan(replace(workload, head_classes=568_303_571)).memory_bytes
     assert most <= 64 * GB < memory_plan(replace(workload, head_classes=568_303_572)).memory_bytes
+
+
+def test_where_one_change_does_not_suffice_two_are_advised():
+    """Four ranks cannot hold the proposal, whatever else is changed, nor the rows without it."""
+    workload = replace(LARGE, head_classes=None, optimizer="rowwise-adagrad")
+    assert (
+        "What would fit: --head 1e7 and 5 ranks (58.3 GB); --head 1e7 and bfloat16 rows (39.2 GB); "
+    ) in refusal(replace(workload, presample_factor=8, num_samples=1_000), 64 * GB)
+    few = replace(LARGE, ranks=1, num_samples=20, head_classes=10**6)  # at most 20 ranks
+    words = refusal(few, 20 * GB)
+    assert "What would fit: 18 ranks and rowwise-adagrad instead of lazy-adam (19.3 GB); " in words
+    lighter = replace(few, optimizer="rowwise-adagrad")
+    assert memory_plan(replace(few, ranks=20)).memory_bytes > 20 * GB
+    assert memory_plan(replace(lighter, ranks=18)).memory_bytes <= 20 * GB
+    assert memory_plan(replace(lighter, ranks=17)).memory_bytes > 20 * GB
+
+
+def test_the_disk_holds_all_rows_and_state_three_times_whatever_the_ranks():
+    for ranks in (1, 3):
+        disk = memory_plan(replace(SMALL, ranks=ranks, encoder_parameters=7, inputs=True)).disk
+        tensors = 2 * SMALL.dim + 1  # rows, biases and the input rows
+        state = {"rowwise-adagrad": 3, "lazy-adam": 2 * tensors}[SMALL.optimizer]
+        checkpoint = 4 * SMALL.num_classes * (tensors + state) + 12 * 7
+        assert list(disk.values()) == [checkpoint, 3 * checkpoint, 4 * checkpoint]
 
 
 @pytest.mark.parametrize(
