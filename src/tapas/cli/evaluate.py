@@ -39,7 +39,7 @@ def evaluate(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...",
+            metavar="RUN",
             help="Folder of a run, or of several with the same log and split.",
         ),
     ],
@@ -48,7 +48,8 @@ def evaluate(
         typer.Option(
             metavar="FILE",
             help="Also judge the lists in this file (Parquet, CSV or JSON lines), with columns "
-            "user, item, and rank or score. May be repeated.",
+            "user, item, and rank or score, made from the events before the cut (see --points). "
+            "May be repeated.",
         ),
     ] = None,
     points: Annotated[
