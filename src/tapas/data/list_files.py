@@ -4,7 +4,6 @@ A file has one row for each user and item: Parquet, CSV or JSON lines, with a co
 (1 is the best) or of scores (the highest is the best); with neither, rows are in order.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from tapas.data.column_words import find_column, plain
 from tapas.data.event_log import EventLog
 from tapas.data.readers import column_names, read_frame
 from tapas.data.splits import EvalPoints
@@ -19,10 +19,8 @@ from tapas.data.vocabulary import Vocabulary
 from tapas.errors import DataError, UsageError
 
 # in lower case without punctuation; earlier names win
-NAMES = {
-    "user": "user userid uid customer customerid visitor visitorid member memberid client clientid",
-    "item": "item itemid iid product productid article articleid movie movieid track trackid sku",
-    "rank": "rank position pos place",
+ORDERS = {
+    "rank": "rank position pos place rang platz posicion posizione posicao",
     "score": "score prediction pred logprob probability prob rating similarity relevance weight",
 }
 
@@ -167,25 +165,22 @@ def _find_columns(path: Path, log: EventLog) -> dict[str, str]:
     present = column_names(path)
     names_of_log = log.report.get("columns")
     own = names_of_log if isinstance(names_of_log, dict) else {}
-    found = {}
+    found: dict[str, str] = {}
     for role in ("user", "item"):
-        name = own.get(role) if own.get(role) in present else _guess(role, present)
+        free = [name for name in present if name not in found.values()]
+        name = own[role] if own.get(role) in free else find_column(role, free)
         if name is None:
             raise UsageError(
                 f"{path}: no column looks like the {role}. Rename it to '{role}'. Columns: "
                 f"{', '.join(present)}."
             )
         found[role] = name
-    for role in ("rank", "score"):
-        name = _guess(role, [name for name in present if name not in found.values()])
+    plain_names = {plain(name): name for name in reversed(present) if name not in found.values()}
+    for role, words in ORDERS.items():
+        name = next((plain_names[word] for word in words.split() if word in plain_names), None)
         if name is not None:
             return {**found, role: name}
     return found
-
-
-def _guess(role: str, present: Sequence[str]) -> str | None:
-    plain = {"".join(c for c in name.lower() if c.isalnum()): name for name in reversed(present)}
-    return next((plain[name] for name in NAMES[role].split() if name in plain), None)
 
 
 def _ids(vocabulary: Vocabulary, keys: pl.Series) -> NDArray[np.int64]:
