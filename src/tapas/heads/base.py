@@ -103,6 +103,7 @@ class Head(ExactState, ABC):
         ignore_index: int = -100,
         seed: int = 0,
     ):
+        """Arguments are those in the docstring of the class."""
         super().__init__()
         self.num_classes, self.dim = num_classes, dim
         self.reduction, self.ignore_index = reduction, ignore_index
@@ -154,7 +155,12 @@ class Head(ExactState, ABC):
         refuse_names(unknown, ARGUMENTS)
         choice(f"argument of {type(self).__name__}", next(iter(unknown)), _ARGUMENTS)
 
+    def extra_repr(self) -> str:
+        """The settings that `print(head)` shows."""
+        return ""
+
     def __getattr__(self, name: str) -> Tensor | nn.Module:
+        """For names that only `nn.Linear` has, an error that says what a head has instead."""
         try:
             return super().__getattr__(name)
         except AttributeError as error:

@@ -67,7 +67,7 @@ class DynamicNegatives(LookupHead):
         *,
         num_samples: int = 64,
         presample_factor: int = 16,
-        counts: SparseCounts | None = None,
+        counts: "SparseCounts | None" = None,
         proposal: Proposal | None = None,
         **options: Unpack[FlatOptions],
     ):

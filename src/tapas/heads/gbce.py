@@ -67,7 +67,7 @@ class GBCE(NoiseHead):
         *,
         num_samples: int,
         calibration: float = 0.75,
-        counts: SparseCounts | None = None,
+        counts: "SparseCounts | None" = None,
         proposal: Proposal | None = None,
         **options: Unpack[FlatOptions],
     ):

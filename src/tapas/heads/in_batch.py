@@ -142,7 +142,7 @@ class MixedSoftmax(InBatchSoftmax):
         dim: int | None = None,
         *,
         num_samples: int,
-        counts: SparseCounts | None = None,
+        counts: "SparseCounts | None" = None,
         proposal: Proposal | None = None,
         rate: float = 0.01,
         **options: Unpack[FlatOptions],

@@ -46,7 +46,7 @@ class NoiseHead(LookupHead):
         dim: int | None = None,
         *,
         num_samples: int,
-        counts: SparseCounts | None = None,
+        counts: "SparseCounts | None" = None,
         proposal: Proposal | None = None,
         **options: Unpack[FlatOptions],
     ):

@@ -57,7 +57,7 @@ class NegativeSampling(NoiseHead):
         *,
         num_samples: int,
         negatives: float = 5.0,
-        counts: SparseCounts | None = None,
+        counts: "SparseCounts | None" = None,
         proposal: Proposal | None = None,
         **options: Unpack[FlatOptions],
     ):

@@ -42,7 +42,7 @@ class SampledSoftmax(SharedSample):
         dim: int | None = None,
         *,
         num_samples: int,
-        counts: SparseCounts | None = None,
+        counts: "SparseCounts | None" = None,
         proposal: Proposal | None = None,
         **options: Unpack[FlatOptions],
     ):

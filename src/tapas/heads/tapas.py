@@ -97,9 +97,10 @@ class TapasSoftmax(SharedSample):
     nats as float32: a scalar, or one value for each example with reduction="none". Shapes are in
     `forward`. `topk`, `log_prob` and `full_loss` are exact and read all classes.
 
-    Unlike `cross_entropy` it has no `label_smoothing`, no class `weight` (pass
-    `target_weight=class_weight[target]`; the mean is still over examples) and no probabilities of
-    all classes as targets.
+    `TapasSoftmax.from_linear(layer, num_samples=...)` starts from the weights of an `nn.Linear`,
+    `from_rows` from any rows. Unlike `cross_entropy` it has no `label_smoothing`, no class
+    `weight` (pass `target_weight=class_weight[target]`; the mean is still over examples) and no
+    probabilities of all classes as targets.
 
     The draws of a step depend on `seed` and the number of training calls so far, so that a resumed
     run repeats them, and `sample` returns what the next `forward` on the same batch will keep.
@@ -148,7 +149,7 @@ class TapasSoftmax(SharedSample):
         num_samples: int,
         presample_factor: int = 8,
         temperature: float | Schedule = 1.0,
-        counts: SparseCounts | None = None,
+        counts: "SparseCounts | None" = None,
         proposal: Proposal | None = None,
         selection: str | Selection = "priority",
         **options: Unpack[FlatOptions],
