@@ -75,6 +75,11 @@ THEMES = {
         "How far are exact answers over all classes from the bare matrix product?",
         sections.top,
     ),
+    "lists": Theme(
+        "bench_lists.py",
+        "How far is `tapas recommend --users all` from the bare top-k?",
+        sections.lists,
+    ),
     "small-step": Theme(
         "bench_small_step.py",
         "How slow is the head where Python overhead dominates, against a hand-written loop?",

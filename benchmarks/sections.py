@@ -218,6 +218,18 @@ def top(record: Record) -> str:
     return against(record["results"]["seconds"], "product", "against the product")
 
 
+def lists(record: Record) -> str:
+    found, number = record["results"], record["settings"]["lists_per_turn"]
+    bare = found["seconds"]["bare top-k"]
+    rows = [
+        (name, timing(values), ratio(values, bare), rounded(number / statistics.median(values)))
+        for name, values in found["seconds"].items()
+    ]
+    head = ("contender", f"{number:,} lists", "against the bare top-k", "lists a second")
+    peak = f"Peak memory of `recommend`, beyond the model: {megabytes(found['peak_bytes'])}."
+    return f"{table(head, rows)}\n\n{peak}"
+
+
 def small_step(record: Record) -> str:
     steps = record["settings"]["steps_per_repeat"]
     parts = []

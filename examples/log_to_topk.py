@@ -3,7 +3,7 @@
     python examples/log_to_topk.py
 
 The same steps as the commands `tapas train`, `tapas evaluate` and `tapas recommend`, as functions.
-Needs `pip install "tapas-softmax[train]"`. Everything is written to a new temporary folder.
+Needs `pip install "tapas-softmax[train]"`. Files go to a temporary folder, removed at the end.
 """
 
 import tempfile
@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from tapas.retrieval import Recommender
+import tapas
 from tapas.training.config import build_config
 from tapas.training.run import train
-from tapas.training.run_evaluation import evaluate_run, load_model
+from tapas.training.run_evaluation import evaluate_run
 from tapas.training.run_folder import open_run
 
 NUM_USERS, NUM_TRACKS, PLAYS = 1_000, 2_000, 20
@@ -38,7 +38,8 @@ log = pl.DataFrame(
 
 # 2. Train. The log is read from a file. The run folder gets the configuration, the prepared log and
 #    the checkpoints. Settings have the names that `tapas train --set` and its TOML file use.
-folder = Path(tempfile.mkdtemp(prefix="tapas-"))
+temporary = tempfile.TemporaryDirectory(prefix="tapas-")
+folder = Path(temporary.name)
 log.write_parquet(folder / "log.parquet")
 config = build_config(
     {
@@ -59,13 +60,11 @@ evaluation, _ = evaluate_run(run)
 for name, scores in evaluation.scores.items():
     print(f"{name}: recall@20 {scores.metrics['recall@20'].mean:.3f}")
 
-# 4. Recommend for any history of item keys. The search is exact, over all items.
-model, _ = load_model(run)
-recommender = Recommender(
-    encode=model.predict,
-    topk=lambda prediction, k, exclude: prediction.topk(k, exclude),
-    history_length=run.config.model.history,
-)
+# 4. Recommend for users of the log (their keys) or for histories (lists of item keys). The search
+#    is exact, over all items.
+model = tapas.load(folder / "run")
+print(model.recommend(["user 1", "user 2"], k=3).to_frame())
 history = ["track 50", "track 51"]
-_, ids = recommender.recommend([run.log.item_keys.ids(history)], 5, exclude_seen=True)
-print(f"after {', '.join(history)}: {', '.join(run.log.item_keys.keys(ids[0].numpy()))}")
+lists = model.recommend([history], k=5, exclude_seen=True)
+print(f"after {', '.join(history)}: {', '.join(lists.items[0])}")
+temporary.cleanup()

@@ -46,10 +46,13 @@ PYTHON = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", PYTHON.values(), ids=PYTHON.keys())
-def test_python_blocks_run(text, tmp_path):
+def test_python_blocks_run(text, purchases):
     """Each in its own process, with no name defined: a reader has none, either."""
     environment = {**os.environ, "PYTHONWARNINGS": "error"}
-    done = Forked(text, work=run_text, cwd=tmp_path, env=environment).end()
+    if 'load("run")' in text:  # the run of the commands on that page
+        train = ("train", "purchases.parquet", "--out", "run", "--cache", "cache")
+        assert Forked(*train, *SHORTER["train"], cwd=purchases).end().returncode == 0
+    done = Forked(text, work=run_text, cwd=purchases, env=environment).end()
     assert done.returncode == 0, done.stderr
 
 

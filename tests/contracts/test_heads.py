@@ -328,6 +328,9 @@ def test_the_top_is_the_most_probable(method, k):
         log_prob.gather(1, ids), log_prob.sort(dim=1, descending=True).values[:, :k]
     )
     assert all(len(set(row)) == k for row in ids.tolist())
+    found, same = head.topk_log_prob(draw(B, D), k)
+    assert torch.equal(same, ids)
+    torch.testing.assert_close(found, log_prob.gather(1, ids))
 
 
 def test_excluded_classes_are_left_out_of_the_top(method):
@@ -337,6 +340,9 @@ def test_excluded_classes_are_left_out_of_the_top(method):
     assert (score.shape, ids.shape) == ((2, 2, C), (2, 2, C))
     assert bool((ids[..., C - 3 :] == -1).all())
     assert bool(score[..., C - 3 :].isneginf().all())
+    log_prob, same = head.topk_log_prob(query, C, exclude=best)
+    assert torch.equal(same, ids)
+    assert bool(log_prob[..., C - 3 :].isneginf().all())
     assert not bool((ids[..., :, None] == best[..., None, :]).any())
 
 

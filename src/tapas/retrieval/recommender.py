@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from tapas.data.python_histories import Given
     from tapas.data.vocabulary import Vocabulary
 
-BATCH_SIZE = 1024  # histories encoded and ranked together
-SORTED_TOGETHER = 16  # batches sorted by length, so that little padding is encoded
+BATCH_SIZE = 512  # histories encoded and ranked together
+SORTED_TOGETHER = 32  # batches sorted by length, so that little padding is encoded
 COLD = ("error", "skip", "popular")
 CURE = 'cold="skip" leaves such users out, cold="popular" gives them the most popular items.'
 

@@ -70,6 +70,17 @@ def test_a_bad_query_is_refused_by_topk_and_log_partition(query, error, words):
         assert str(caught.value).startswith(words)
 
 
+def test_topk_log_prob_is_topk_under_the_softmax_over_all_classes_excluded_or_not(kernels):
+    table, query = LocalTable(C, D, bias=draw(C, name="bias")), 9 * draw(B, D)
+    for exclude in (None, torch.arange(C - 4).repeat(B, 1)):
+        log_prob, ids = table.topk_log_prob(query, 6, exclude=exclude)
+        score, want = table.topk(query, 6, exclude=exclude)
+        assert torch.equal(ids, want)
+        logits = query.double() @ table.weight.double().t() + table.bias.double()
+        partition = logits.logsumexp(dim=1, keepdim=True).float()
+        torch.testing.assert_close(log_prob, score - partition)
+
+
 @pytest.mark.parametrize("row_optimizer", [None, LazyAdam.fused()], ids=["step", "fused"])
 def test_rows_are_parameters_without_gradient_and_fused_state_are_buffers(row_optimizer):
     """Only the anchor requires a gradient; it stands for all rows."""
