@@ -96,7 +96,7 @@ class RealSet:
         return dataclasses.replace(
             self,
             source=_MADE,
-            split=SplitConfig(kind="last"),
+            split=SplitConfig(kind="last", validation=5, test=5),
             model=dataclasses.replace(self.model, dim=8, history=20),
             batch=8,
             num_classes=made.num_items,
@@ -178,7 +178,7 @@ RUST = RealSet(
     title="Files of Rust commits",
     asks="the next 5 files, from the next commit on",
     source=LogSource(files=("rust_commits.parquet",), user="user", item="item", time="time"),
-    split=SplitConfig(kind="last"),
+    split=SplitConfig(kind="last", validation=5, test=5),
     model=ModelConfig(encoder="gru", dim=64, history=50),
     batch=32,
     num_classes=121_035,

@@ -108,7 +108,10 @@ def test_a_log_that_cannot_be_read_or_learned_from_is_one_line(at, content, flag
 
 def test_skipped_rows_are_counted(at):
     (at / "x.csv").write_text(events(row4="u1,2,yesterday", row7=",2,soon"))
-    done = invoke("train", "x.csv", "--skip-bad-rows", "--out", "out", "--cache", "cache", *TINY)
+    done = invoke(
+        "train", "x.csv", "--skip-bad-rows", "--split", "time", "--out", "out", "--cache", "cache",
+        *TINY,
+    )  # fmt: skip
     assert done.returncode == 0
     assert (
         "Skipped 2 rows: 1 without user, 1 without valid time (first: x.csv, row 4: time is 'yest"
@@ -130,8 +133,20 @@ def test_a_single_user_is_pointed_out(at):
     assert "There is only one user: is --user the right column?\n" in done.stdout
     train = ("train", "one.parquet", "--cache", "cache", *TINY)
     done = invoke(*train, "--out", "out")
-    assert done.returncode == 0
+    assert done.returncode == 1
     assert "There is only one user; name another user column if that is wrong.\n" in done.stderr
+    assert last_line(done) == (
+        "the split by 'time' leaves 1 validation and 1 test users; expected at least 10 of each. "
+        "Use a larger log, or name a kind, such as --split time, to train all the same."
+    )
+    assert not (at / "out").exists()
+    done = invoke(*train, "--out", "out", "--split", "last")
+    assert done.returncode == 0
+    warning = "Few users: the split by 'last' leaves 1 validation and 1 test users, so expect wide"
+    assert f"{warning} intervals.\n" in done.stderr
+    done = invoke("evaluate", "out")
+    assert done.returncode == 0
+    assert "inf" not in done.stdout
     message = last_line(invoke(*train, "--out", "other", "--split", "group"))
     assert message.startswith("the split by 'group' ")
     assert not (at / "other").exists()

@@ -14,6 +14,7 @@ from error_text import raises_text
 from forked import Forked
 from oracle.command_line import (
     ENVIRONMENT,
+    TINY,
     chain,
     installed_tapas,
     invoke,
@@ -22,6 +23,8 @@ from oracle.command_line import (
     write_chain,
 )
 
+from tapas.data.splits import SplitConfig
+from tapas.training.config import build_config, read_toml
 from tapas.training.load import load
 
 pytestmark = pytest.mark.slow
@@ -280,12 +283,29 @@ def test_a_text_is_read_as_documents_of_words(tmp_path):
     pl.DataFrame(rows).write_ndjson(tmp_path / "corpus.jsonl")
     done = tapas(
         "train", "corpus.jsonl", "--text", "body", "--group", "doc", "--out", "run", *QUICK,
+        "--split", "group",
         "--steps", 60, "--set", "head.next_items=1", "--cache", "cache", cwd=tmp_path,
     )  # fmt: skip
     assert "Split by user; training: " in stderr_of(done)
     assert 'kind = "group"' in (tmp_path / "run" / "config.toml").read_text()
     rows = lines(tapas("recommend", "run", "--history", "w3,w4,w5", "--top", 3, cwd=tmp_path))
     assert rows[0][1] == "w6"
+
+
+def test_a_log_without_times_is_split_by_the_last_events(tmp_path):
+    """Orders as a shop exports them, by customer: the end of the file is a few customers."""
+    chain(num_users=120).sort("user_id").drop("time").write_csv(tmp_path / "orders.csv")
+    out, cache = tmp_path / "run", tmp_path / "cache"
+    done = invoke("train", tmp_path / "orders.csv", "--out", out, "--cache", cache, *TINY)
+    told = stderr_of(done).splitlines()
+    assert "No time column: events are taken in the order of the file." in told
+    words = (
+        "Split by the last 2 events of each user, because the log has no times; training: {} "
+        "events; validation: 120 users; test: 120 users."
+    )
+    assert words.format(f"{chain(num_users=120).height - 240:,}") in told
+    written = build_config(read_toml(out / "config.toml")).split
+    assert written == SplitConfig(kind="last", validation=1, test=1)
 
 
 def test_settings_come_from_a_file_and_flags_win(folder, tmp_path):
@@ -302,7 +322,7 @@ def test_settings_come_from_a_file_and_flags_win(folder, tmp_path):
         "model.encoder=transformer", "--set", "loop.exclude_seen=true", "--min-count", 1,
         "--threads", 1, "--cache", "cache", "--out", "run", cwd=tmp_path,
     )  # fmt: skip
-    assert "Split by the last events of each user; training: " in stderr_of(done)
+    assert "Split by the last 2 events of each user; training: " in stderr_of(done)
     written = (tmp_path / "run" / "config.toml").read_text()
     for line in ('encoder = "transformer"', "dim = 12", "history = 6", "num_samples = 9",
                  "steps = 4", "exclude_seen = true", "min_count = 1", 'kind = "last"',

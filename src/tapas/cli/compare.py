@@ -77,7 +77,8 @@ def build_comparison(
     start: Layer = {"log": log or {"files": ["made-up"]}}
     if base is not None:
         start["model"] = _table(base.model)
-        start["split"] = {"kind": base.split.kind}  # how much is held out follows from it
+        other = "kind" in layer.get("split", {})  # what is held out follows from it
+        start["split"] = {} if other else _table(base.split)
         start["loop"] = {"batch": base.batch}
     built = build_config(start, layer)
     given |= {name: getattr(built, name) for name in SETTABLE} | {"batch": built.loop.batch}

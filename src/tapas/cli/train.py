@@ -173,9 +173,10 @@ def train(
     split: Annotated[
         str | None,
         typer.Option(
-            metavar="time|last|group",
+            metavar="auto|time|last|group",
             help="What to hold out for validation and test: the end of the log (time), the last "
-            "events of each user (last), or some users (group). Default: time; group for text.",
+            "two events of each user (last), or some users (group). Default: auto, which is time; "
+            "last for a log without times, group for text.",
         ),
     ] = None,
     seed: Annotated[
@@ -241,10 +242,10 @@ def train(
 ) -> None:
     """Train a model that predicts the next items of a user.
 
-    The log is split into training, validation and test events, by time unless --split says
-    otherwise. Training stops when the recommendations for the validation users no longer
-    improve; the test events are left to `tapas evaluate`. All results go into one folder, which
-    the other commands read.
+    The log is split into training, validation and test events: by time, or by the last events of
+    each user if there are no times or a split by time leaves fewer than 10 users. Training stops
+    when the recommendations for the validation users no longer improve; the test events are left
+    to `tapas evaluate`. All results go into one folder, which the other commands read.
 
     Ctrl-C and SIGTERM save a checkpoint and stop. `tapas train --resume FOLDER` continues such a
     run, also after a crash, and ends with the same model as a run that was never stopped (on

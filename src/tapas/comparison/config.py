@@ -154,7 +154,7 @@ def quick(**changes: object) -> CompareConfig:
         "made": SyntheticLogConfig(
             num_users=300, num_items=2_000, num_groups=20, baskets_per_user=8
         ),
-        "split": SplitConfig(kind="last"),
+        "split": SplitConfig(kind="last", validation=5, test=5),
         "model": ModelConfig(dim=8, history=20),
         "batch": 8,
         "contenders": ("full", "sampled", "tapas"),

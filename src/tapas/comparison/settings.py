@@ -19,7 +19,7 @@ from tapas.comparison.contenders import CONTENDERS, NEXT_ITEMS, by_name
 from tapas.comparison.synthetic_log import SyntheticLogConfig
 from tapas.data.event_log import EventLog
 from tapas.data.source import LogSource, command_options
-from tapas.data.splits import Split, SplitConfig
+from tapas.data.splits import AUTO, Split, SplitConfig
 from tapas.errors import DataError, UsageError
 from tapas.evaluation.points import describe_points
 from tapas.training.config import RENAMED, HeadConfig, ModelConfig, OptimizerConfig
@@ -246,7 +246,8 @@ def _base(settings: Settings) -> dict[str, Any]:
     """The defaults of the command."""
     if settings.get("log"):
         files = LogSource(files=tuple(settings["log"]["files"]))
-        return _plain(CompareConfig(log=files))
+        kind = AUTO if settings["split"]["kind"] == AUTO else "time"
+        return _plain(CompareConfig(log=files, split=SplitConfig(kind=kind)))
     small = _plain(quick())
     return small if settings.get("made") == small["made"] else _plain(synthetic())
 

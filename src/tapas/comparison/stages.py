@@ -23,6 +23,7 @@ from tapas.comparison.process_pool import run_missing
 from tapas.comparison.runs import execute, open_log
 from tapas.comparison.settings import SETTINGS, check_settings
 from tapas.data.event_log import EventLog
+from tapas.data.splits import check_users
 from tapas.training.run_folder import exclusive
 
 PACE, RUNS = "pace.jsonl", "runs.jsonl"
@@ -47,6 +48,9 @@ def compare(
     out.mkdir(parents=True, exist_ok=True)
     status("Reading the log.")
     opened = open_log(config, cache)
+    if warning := check_users(opened.log, opened.split, config.split):
+        status(warning)
+    config = dataclasses.replace(config, split=opened.split.config)  # "auto" is resolved
     check_settings(out / SETTINGS, config, opened.log, opened.split)
     try:
         with exclusive(out, SETTINGS):

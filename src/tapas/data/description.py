@@ -92,10 +92,16 @@ def _describe_bad_rows(report: Mapping[str, Any]) -> str:
 def describe_split(log: EventLog, split: Split) -> list[str]:
     """Sentences on what is held out, and what a model cannot learn from the rest."""
     report, kind = split.report, split.config.kind
-    how = {"time": "by time", "last": "by the last events of each user", "group": "by user"}[kind]
+    if kind == "last":
+        held_out = _count(int(sum(split.config.shares)), "event").removeprefix("1 ")
+        how = f"by the last {held_out} of each user"
+    else:
+        how = {"time": "by time", "group": "by user"}[kind]
     if split.cuts is not None:
         zone = " UTC" if log.report["time_kind"] == DATETIME else ""
         how += f" at {_short_time(log, split.cuts[0])} and {_short_time(log, split.cuts[1])}{zone}"
+    if split.reason:
+        how += f", because {split.reason}"
     words = [
         f"Split {how}; training: {_count(report['train_events'], 'event')}; validation: "
         f"{_count(report['validation_users'], 'user')}; test: "

@@ -3,9 +3,11 @@
 "time"   train < first cut <= validation < second cut <= test, for all users
 "last"   the last events of each user are held out
 "group"  all events of some users are held out; evaluation starts near their middle
+"auto"   "time", or "group" for text; "last" without times, or where these leave too few users
 """
 
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,16 +15,20 @@ import torch
 from numpy.typing import NDArray
 
 from tapas.data.event_log import EventLog
+from tapas.data.times import FILE_ORDER, TEXT_POSITION
 from tapas.errors import DataError, UsageError
 from tapas.rng import stream
 from tapas.shapes import number
 
 DEFAULTS: dict[str, tuple[float, float]] = {
     "time": (0.1, 0.1),
-    "last": (5, 5),
+    "last": (1, 1),
     "group": (0.05,) * 2,
 }
-KINDS = ", ".join(DEFAULTS)
+AUTO = "auto"
+NAMES = ("validation", "test")
+KINDS = ", ".join((AUTO, *DEFAULTS))
+FEW_USERS, TOO_FEW_USERS = 100, 10  # of validation or test: a warning, an error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,18 +36,22 @@ class SplitConfig:
     """How to hold events out.
 
     `validation` and `test` are shares of all events for "time", numbers of events per user for
-    "last", and shares of the users for "group"; 0 holds nothing out.
+    "last", and shares of the users for "group"; 0 holds nothing out. With "last", a user who has
+    no events left before the held-out ones is not evaluated, and all events are for training.
+    `split_log` chooses the kind for "auto".
     """
 
-    kind: str = "time"
-    validation: float | None = None  # None: 0.1 for "time", 5 for "last", 0.05 for "group"
+    kind: str = AUTO
+    validation: float | None = None  # None: 0.1 for "time", 1 for "last", 0.05 for "group"
     test: float | None = None
     seed: int = 0  # for "group": chooses the held-out users and where their histories end
 
     def __post_init__(self) -> None:
+        if self.kind == AUTO:
+            return  # numbers are checked once the kind is known
         if self.kind not in DEFAULTS:
             raise UsageError(f"split kind must be one of {KINDS}, got {self.kind!r}.")
-        for name, default in zip(("validation", "test"), DEFAULTS[self.kind], strict=True):
+        for name, default in zip(NAMES, DEFAULTS[self.kind], strict=True):
             value = getattr(self, name)
             if value is None:
                 object.__setattr__(self, name, default)
@@ -103,18 +113,107 @@ class Split:
     test: EvalPoints
     cuts: tuple[int, int] | None  # the two times of a split by "time"
     report: dict[str, int]  # numbers of users, events and unseen items of each split
+    reason: str = ""  # why "auto" became this kind, if it is not what one expects
+
+    @property
+    def fewest_users(self) -> int:
+        """Users of validation or of test, whichever has fewer; a split of share 0 aside."""
+        sizes = zip(self.config.shares, (self.validation, self.test), strict=True)
+        return min((len(points) for share, points in sizes if share), default=0)
 
 
 def split_log(log: EventLog, config: SplitConfig) -> Split:
-    """Split `log` according to `config`.
+    """Split `log` according to `config`; the `config` of the result has no "auto".
 
     Raises `DataError` if a split that was asked for is empty or no user has two training events.
     """
+    if config.kind != AUTO:
+        try:
+            return _split(log, config)
+        except DataError as error:
+            if best := best_split(log, config.kind):
+                raise DataError(f"{error} --split {best[0]} leaves {best[1]:,} users.") from None
+            raise
+    kind = log.report["time_kind"]
+    if kind == FILE_ORDER:
+        return _split(log, replace(config, kind="last"), "the log has no times")
+    return _split_or_last(log, config, "group" if kind == TEXT_POSITION else "time")
+
+
+def _split_or_last(log: EventLog, config: SplitConfig, kind: str) -> Split:
+    """A split of `kind`, unless it leaves too few users and the last events of each leave more."""
+    found, failed = None, None
+    try:
+        found = _split(log, replace(config, kind=kind))
+        if found.fewest_users >= TOO_FEW_USERS:
+            return found
+        reason = f"a split by '{kind}' leaves {_describe_users(found)}"
+    except DataError as error:
+        failed = error
+        reason = f"a split by '{kind}' leaves nothing to train, validate or test on"
+    try:
+        last = _split(log, replace(config, kind="last"), reason)
+    except (DataError, UsageError) as error:  # numbers may have been given, and be shares
+        if found is None:
+            raise failed or error from None
+        return found
+    return found if found and found.fewest_users >= last.fewest_users else last
+
+
+def check_users(log: EventLog, split: Split, config: SplitConfig) -> str | None:
+    """A warning if `split`, made according to `config`, has few users to validate or test on.
+
+    Raises `DataError` if these are too few and `config` is "auto": who names a split is warned.
+    """
+    fewest = split.fewest_users
+    if fewest >= FEW_USERS:
+        return None
+    words = f"the split by '{split.config.kind}' leaves {_describe_users(split)}"
+    best = best_split(log, split.config.kind, more_than=fewest)
+    if fewest >= TOO_FEW_USERS or config.kind != AUTO:
+        cure = f" --split {best[0]} leaves {best[1]:,}." if best else ""
+        return f"Few users: {words}, so expect wide intervals.{cure}"
+    cure = f"Use --split {best[0]}, which leaves {best[1]:,}" if best else "Use a larger log"
+    raise DataError(
+        f"{words}; expected at least {TOO_FEW_USERS} of each. {cure}, or name a kind, such as "
+        f"--split {split.config.kind}, to train all the same."
+    )
+
+
+def best_split(log: EventLog, kind: str, *, more_than: int = 0) -> tuple[str, int] | None:
+    """The kind other than `kind` that leaves most users, if `more_than` that, and how many.
+
+    These are the users of validation or of test, whichever has fewer.
+    """
+    found = {}
+    has_times = log.report["time_kind"] not in (FILE_ORDER, TEXT_POSITION)
+    for other in DEFAULTS if has_times else ("last", "group"):
+        if other != kind:
+            with suppress(DataError):
+                found[other] = _split(log, SplitConfig(kind=other)).fewest_users
+    best = max(found, key=lambda other: found[other], default=kind)
+    return (best, found[best]) if found.get(best, 0) > more_than else None
+
+
+def _describe_users(split: Split) -> str:
+    """For example "9 validation and 12 test users"."""
+    held_out = [n for n, share in zip(NAMES, split.config.shares, strict=True) if share]
+    numbers = [split.report[f"{name}_users"] for name in held_out]
+    told = " and ".join(f"{n:,} {name}" for n, name in zip(numbers, held_out, strict=True))
+    return f"{told} {'user' if numbers == [1] else 'users'}"
+
+
+def _split(log: EventLog, config: SplitConfig, reason: str = "") -> Split:
     lengths = np.diff(log.offsets)
     if int(lengths.max()) == 1:
         raise DataError(
             "every user has a single event, so there is no next item to learn. Check that the "
             "user column identifies users, not events."
+        )
+    if not (np.diff(log.times) != 0)[_same_user(log)].any():
+        raise DataError(
+            "all events of each user have the same time, so there is no next item to learn. Name "
+            "another time column with --time, or remove this one to use the order of the file."
         )
     split_by = {"time": _by_time, "last": _by_last, "group": _by_group}[config.kind]
     train_end, validation, test, cuts = split_by(log, config)
@@ -124,9 +223,7 @@ def split_log(log: EventLog, config: SplitConfig) -> Split:
             f"the split by '{config.kind}' leaves no user with two events to train on. "
             "Hold out less, or use another kind of split."
         )
-    for name, share, points in zip(
-        ("validation", "test"), config.shares, (validation, test), strict=True
-    ):
+    for name, share, points in zip(NAMES, config.shares, (validation, test), strict=True):
         if share and not len(points):
             raise DataError(
                 f"the split by '{config.kind}' leaves no {name} points: no user has both {name} "
@@ -136,7 +233,7 @@ def split_log(log: EventLog, config: SplitConfig) -> Split:
     trained = np.arange(log.num_events) < np.repeat(train_end, lengths)
     train_counts = np.bincount(log.items[trained], minlength=log.num_items)
     report = _report(log, train_end, train_counts, validation, test)
-    return Split(config, train_end, train_counts, validation, test, cuts, report)
+    return Split(config, train_end, train_counts, validation, test, cuts, report, reason)
 
 
 def next_items_at(log: EventLog, points: EvalPoints, k: int) -> NDArray[np.int64]:
@@ -216,6 +313,13 @@ def _by_group(log: EventLog, config: SplitConfig) -> SplitPoints:
         _points(log, np.where(is_test, point, no_point), end),
         None,
     )
+
+
+def _same_user(log: EventLog) -> NDArray[np.bool_]:
+    """True where an event and the next one are of the same user, (N - 1,)."""
+    same = np.ones(log.num_events - 1, dtype=np.bool_)
+    same[np.asarray(log.offsets[1:-1]) - 1] = False
+    return same
 
 
 def _points(log: EventLog, point: NDArray[np.int64], limit: NDArray[np.int64]) -> EvalPoints:

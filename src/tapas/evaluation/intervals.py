@@ -36,11 +36,14 @@ class Interval:
         return self.high < 0
 
     def __str__(self) -> str:
-        return f"{self.mean:.4f} ± {self.half_width:.4f}"
+        mean = f"{self.mean:.4f}"
+        return f"{mean} ± {self.half_width:.4f}" if math.isfinite(self.half_width) else mean
 
     def format(self, digits: int = 4, *, sign: bool = False) -> str:
-        """For example "0.0123 (0.0098 to 0.0148)"."""
+        """For example "0.0123 (0.0098 to 0.0148)"; the mean alone if the interval is infinite."""
         form = f"{'+' if sign else ''}.{digits}f"
+        if not math.isfinite(self.high - self.low):
+            return f"{self.mean:{form}}"
         return f"{self.mean:{form}} ({self.low:{form}} to {self.high:{form}})"
 
     def plus_minus(self, digits: int = 4, *, sign: bool = False) -> str:

@@ -125,6 +125,7 @@ def resolve_config(config: TrainConfig, log: EventLog, split: Split) -> tuple[Tr
         seed=config.loop.seed,
         weights=log.weights,
     )
+    config = dataclasses.replace(config, split=split.config)
     return with_defaults(config, log.num_items, windows), windows
 
 

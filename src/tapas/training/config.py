@@ -269,8 +269,6 @@ def build_config(*layers: Mapping[str, Mapping[str, JSON]]) -> TrainConfig:
             for name, value in table.items():
                 choice(f"name in [{section}]", name, known, RENAMED.get(section))
                 merged[section][name] = _typed(f"{section}.{name}", value, known[name].type)
-    if "text" in merged["log"]:  # words have no times, so a split by time is meaningless
-        merged["split"].setdefault("kind", "group")
     head = HeadConfig.of(**merged.pop("head"))
     return TrainConfig(head=head, **{name: _TYPES[name](**t) for name, t in merged.items()})
 

@@ -16,7 +16,7 @@ from tapas.checkpoints.model import read_checkpoint
 from tapas.data.description import describe_reading, describe_split
 from tapas.data.event_log import EventLog
 from tapas.data.prepare import prepare_log
-from tapas.data.splits import Split, split_log
+from tapas.data.splits import Split, check_users, split_log
 from tapas.errors import UsageError
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.training.build import TrainingSetup, build_training, resolve_service
@@ -115,7 +115,7 @@ def read_log(
 
     Raises UsageError early if `out` cannot be used.
     """
-    if not config.split.shares[0]:
+    if config.split.validation == 0:
         raise UsageError(
             "split.validation is 0, but training chooses the best checkpoint on validation data. "
             "Set it above 0."
@@ -130,6 +130,8 @@ def read_log(
     split = split_log(log, config.split)
     for words in (*describe_reading(log.report), *describe_split(log, split)):
         status(words)
+    if warning := check_users(log, split, config.split):
+        status(warning)
     columns = cast("dict[str, Any]", log.report["columns"])
     return replace(config, log=config.log.resolved(columns)), log, split
 

@@ -45,7 +45,8 @@ CONFIGS = {
     "--set split.validation=5 --set split.test=5 --set model.encoder=mean "
     "--set model.dim=8 --set optimizer.clip=2.5 --set loop.batch=9": CompareConfig(
         log=LOG, budget_seconds=90, samples=7, trials=2, batch=9,
-        split=SplitConfig(kind="last"), model=ModelConfig(encoder="mean", dim=8),
+        split=SplitConfig(kind="last", validation=5, test=5),
+        model=ModelConfig(encoder="mean", dim=8),
         optimizer=OptimizerConfig(clip=2.5),
     ),
     "tapas compare x.csv --user 1 --item 2 --time-format %d.%m.%Y --separator :: --where 3=buy "
@@ -60,7 +61,9 @@ CONFIGS = {
         synthetic(budget_seconds=60, samples=5, model=ModelConfig(history=9))
     ),
     "tapas compare --synthetic --methods all --budget 10m --set split.kind=time "
-    "--set split.validation=0.1 --set split.test=0.1": synthetic(split=SplitConfig()),
+    "--set split.validation=0.1 --set split.test=0.1": synthetic(
+        split=SplitConfig(kind="time")
+    ),
 }  # fmt: skip
 
 

@@ -8,20 +8,24 @@ from hypothesis import strategies as st
 
 from tapas import DataError
 from tapas.data import EventLog, SplitConfig, next_items_at, split_log
+from tapas.data.splits import check_users
 
 LOGS = st.lists(  # for every user the times of the events
     st.lists(st.integers(0, 12), min_size=1, max_size=15), min_size=1, max_size=8
 )
 
 
-def build(users) -> EventLog:
+TIME, LAST = {"kind": "time"}, {"kind": "last"}
+
+
+def build(users, time_kind="number") -> EventLog:
     times = [time for user in users for time in sorted(user)]
     arrays = {
         "items": np.arange(len(times), dtype=np.int32) * 7 % 11,
         "times": np.array(times, dtype=np.int64),
         "offsets": np.cumsum([0, *map(len, users)]),
     }
-    return EventLog("nowhere", arrays, {"items": 11, "time_kind": "number"})
+    return EventLog("nowhere", arrays, {"items": 11, "time_kind": time_kind})
 
 
 def splits(users, **options):
@@ -150,12 +154,18 @@ def test_targets_are_padded():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"kind": "random"}, "split kind must be one of time, last, group, got 'random'."),
-        ({"test": 5}, "test must be a share of the events, at least 0 and below 1, for a"),
+        ({"kind": "random"}, "split kind must be one of auto, time, last, group, got 'random'."),
+        (
+            {"kind": "time", "test": 5},
+            "test must be a share of the events, at least 0 and below 1, for a",
+        ),
         ({"kind": "group", "validation": -0.1}, "validation must be a share of the users, at"),
         ({"kind": "last", "test": 0.1}, "test must be an integer, the number of events per user"),
         ({"kind": "last", "test": "x"}, "test must be an integer, the number of events per user"),
-        ({"test": 0.6, "validation": 0.4}, "validation 0.4 and test 0.6 leave no training events"),
+        (
+            {"kind": "time", "test": 0.6, "validation": 0.4},
+            "validation 0.4 and test 0.6 leave no training events",
+        ),
     ],
 )
 def test_bad_values_are_refused(options, words):
@@ -166,13 +176,123 @@ def test_bad_values_are_refused(options, words):
 @pytest.mark.parametrize(
     ("users", "options", "words"),
     [
-        ([[3] * 9], {}, "no event is before the first cut, 3: too many events have the same"),
-        ([[1, 2, 2, 2, 2]], {"test": 0.3, "validation": 0.3}, "both cuts fall on 2: too many"),
+        ([[3] * 9 + [4]], TIME, "no event is before the first cut, 3: too many events have the sa"),
+        ([[3] * 9, [4] * 5], {}, "all events of each user have the same time, so there is no next"),
+        (
+            [[1, 2, 2, 2, 2]],
+            {**TIME, "test": 0.3, "validation": 0.3},
+            "both cuts fall on 2: too many",
+        ),
         ([[1, 2], [3, 4]], {"kind": "last", "validation": 0, "test": 1}, "no user with two events"),
-        ([[1, 2]], {"kind": "last"}, "leaves no validation points: no user has both validation"),
-        ([[1, 2, 3], [9, 9]], {"test": 0.4, "validation": 0}, "no user has both test events and"),
+        (
+            [[1, 2]],
+            {**LAST, "validation": 5, "test": 5},
+            "leaves no validation points: no user has both validation",
+        ),
+        (
+            [[1, 2, 3], [9, 9]],
+            {**TIME, "test": 0.4, "validation": 0},
+            "no user has both test events and",
+        ),
     ],
 )
 def test_an_empty_split_is_an_error(users, options, words):
     with raises_text(words, DataError):
         split_log(build(users), SplitConfig(**options))
+
+
+def users_of(split):
+    return split.config.kind, split.report["validation_users"], split.report["test_users"]
+
+
+STEADY = [range(0, 20, 2)] * 30  # all users from the first to the last day
+# each for a while, then no more
+GONE = [range(20 * user, 20 * user + 9) for user in range(150)] + [range(0, 3000, 2)]
+
+
+@pytest.mark.parametrize(
+    ("users", "time_kind", "options", "kind", "reason"),
+    [
+        (STEADY, "number", {}, "time", ""),
+        (STEADY, "file order", {}, "last", "the log has no times"),
+        (STEADY * 10, "place in the text", {}, "group", ""),
+        (STEADY, "place in the text", {"validation": 0.4, "test": 0.4}, "group", ""),
+        (
+            STEADY,
+            "place in the text",
+            {},
+            "last",
+            "a split by 'group' leaves 2 validation and 2 test users",
+        ),
+        (GONE, "number", {}, "last", "a split by 'time' leaves 1 validation and 1 test users"),
+        ([[1, 1, 1, 2, 3]] * 9, "number", {"validation": 0}, "time", ""),
+        ([[5] * 9 + [6, 7, 8]] * 30, "number", {"test": 0.01}, "time", ""),
+    ],
+)
+def test_the_kind_of_a_split_is_chosen_by_what_the_log_has(users, time_kind, options, kind, reason):
+    log = build(users, time_kind)
+    split = split_log(log, SplitConfig(**options))
+    assert (split.config.kind, split.reason) == (kind, reason)
+    named = split_log(log, SplitConfig(kind=kind, **options))
+    assert (named.config, named.report, named.reason) == (split.config, split.report, "")
+    again = split_log(log, split.config)  # as a run folder has it
+    assert again.report == split.report
+
+
+def test_equal_times_are_split_by_the_last_events():
+    users = [[0] * 5 + [1] + [2] * 40] * 12  # most events are of the last day
+    log = build(users)
+    split = split_log(log, SplitConfig())
+    assert split.reason == "a split by 'time' leaves nothing to train, validate or test on"
+    assert users_of(split) == ("last", 12, 12)
+
+
+def test_leaving_one_out_is_the_default_of_last():
+    split = split_log(build([range(9), range(3), range(2), range(1)]), SplitConfig(kind="last"))
+    assert split.train_end.tolist() == [7, 10, 13, 15]  # too short: tested only, or not at all
+    assert split.validation.user.tolist() == [0, 1]
+    assert split.test.user.tolist() == [0, 1, 2]
+
+
+def test_few_users_are_a_warning_with_the_split_that_has_more():
+    log = build(GONE)
+    for config, words in (
+        (SplitConfig(), None),
+        (
+            SplitConfig(kind="group"),
+            "Few users: the split by 'group' leaves 8 validation and 8 test users, so expect wide "
+            "intervals. --split last leaves 151.",
+        ),
+    ):
+        assert check_users(log, split_log(log, config), config) == words
+    one = build(STEADY[:1])
+    last = SplitConfig(kind="last", validation=0)
+    assert check_users(one, split_log(one, last), last) == (
+        "Few users: the split by 'last' leaves 1 test user, so expect wide intervals."
+    )
+    thirty = build(STEADY)
+    assert check_users(thirty, split_log(thirty, SplitConfig()), SplitConfig()) == (
+        "Few users: the split by 'time' leaves 30 validation and 30 test users, so expect wide "
+        "intervals."
+    )
+
+
+def test_fewer_than_ten_users_are_an_error_unless_a_split_is_named():
+    log, auto = build(STEADY[:9]), SplitConfig()
+    words = (
+        "the split by 'time' leaves 9 validation and 9 test users; expected at least 10 of each. "
+        "Use a larger log, or name a kind, such as --split time, to train all the same."
+    )
+    with raises_text(words, DataError):
+        check_users(log, split_log(log, auto), auto)
+    named = SplitConfig(kind="time")
+    assert check_users(log, split_log(log, named), named).startswith("Few users: the split by")
+    # shares fit no other kind that a default could fall back to
+    log, shares = build(GONE), SplitConfig(validation=0.1, test=0.1)
+    words = (
+        "the split by 'time' leaves 1 validation and 1 test users; expected at least 10 of each. "
+        "Use --split last, which leaves 151, or name a kind, such as --split time, to train all "
+        "the same."
+    )
+    with raises_text(words, DataError):
+        check_users(log, split_log(log, shares), shares)

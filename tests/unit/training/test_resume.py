@@ -18,6 +18,7 @@ from oracle.command_line import ENVIRONMENT, tapas, untimed_journal, write_chain
 from tapas import UsageError
 from tapas.checkpoints.folder import CheckpointFolder
 from tapas.data.source import LogSource
+from tapas.data.splits import SplitConfig
 from tapas.training import run as session
 from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, OptimizerConfig, TrainConfig
 from tapas.training.journal import read_journal
@@ -41,6 +42,7 @@ def file(tmp_path_factory):
 def config(file):
     return TrainConfig(
         log=LogSource(files=(str(file),)),
+        split=SplitConfig(kind="time"),
         model=ModelConfig(dim=4, history=6, dropout=0.3),
         head=HeadConfig.of(num_samples=5, presample_factor=2, anneal_to=0.5),
         loop=LOOP,
@@ -238,7 +240,7 @@ def test_sigkill_at_ten_random_moments_gives_the_same_model(file, tmp_path):
     num_steps, most = 240, 10  # steps of a life until it is killed, at most
     settings = [
         "--threads", 1, "--encoder", "transformer", "--dim", 8, "--steps", num_steps, "--batch", 4,
-        "--num-samples", 5, "--cache", tmp_path / "cache",
+        "--num-samples", 5, "--split", "time", "--cache", tmp_path / "cache",
         *(part for s in ("loop.checkpoint_seconds=0", "loop.evaluate_every=20", "model.history=8",
                          "loop.patience=99", "model.dropout=0.2") for part in ("--set", s)),
     ]  # fmt: skip
