@@ -27,7 +27,7 @@ th:first-child, td:first-child { text-align: left; padding-left: 0; white-space:
     linear-gradient(to left, var(--shade), transparent) right / .8rem 100%;
   background-repeat: no-repeat; background-attachment: local, local, scroll, scroll }
 .lists { display: grid; grid-template-columns: repeat(auto-fit, minmax(15rem, 1fr)); gap: 1rem }
-.lists ol { padding-left: 1.3rem; margin: .3rem 0 } .lists .note { margin: .3rem 0 }
+.lists ol { padding-left: 1.8rem; margin: .3rem 0 } .lists .note { margin: .3rem 0 }
 .hit { font-weight: 600; color: var(--hit) } .note { color: var(--faint); font-size: .9em }
 .card { background: #fff; padding: .5rem; border-radius: .4rem; overflow-x: auto }
 .card img { width: 100%; min-width: 36rem; display: block }
