@@ -1,8 +1,8 @@
-// The k best rows of each query. Most scores are below the k-th best so far and never leave
-// registers.
+// The k best rows of each query, and the sum of exp(score) over all rows if asked for, in one pass.
+// Most scores are below the k-th best so far and never leave registers.
 #pragma once
 
-#include "tiles.h"
+#include "sums.h"
 
 namespace tapas {
 
@@ -46,32 +46,53 @@ struct Excluded {
   }
 };
 
-static void best_of_rows(const Rows& rows, const Panels& panels, int64_t first_query,
+// Collects the best rows among start .. stop. With SUMS, adds exp(score - reference) of every row,
+// excluded or not, to total[q], and returns false if a score is too far above its reference. Only
+// scores that beat the k-th best so far are checked, as no other is higher than one of these.
+template <bool SUMS>
+static bool best_of_rows(const Rows& rows, const Panels& panels, int64_t first_query,
                          int64_t start, int64_t stop, int64_t k, const Excluded& excluded,
-                         Best* best) {
+                         Best* best, const float* reference, double* total) {
   Block block(rows);
+  bool near = true;
   std::vector<float> bar(panels.count * PANEL, -INFINITY);
   for (int64_t q = panels.queries; q < panels.count * PANEL; ++q) bar[q] = INFINITY;
   for (int64_t at = start; at < stop; at += block.size) {
     block.read(rows, at, std::min(at + block.size, stop), 1.0f);
-    for (int64_t j = 0; j < panels.count; ++j)
+    for (int64_t j = 0; j < panels.count; ++j) {
+      Floats far[WIDE] = {}, sum[WIDE] = {};
+      if (SUMS)
+        for (int w = 0; w < WIDE; ++w) far[w] = load(reference + j * PANEL + w * LANES);
       for (int64_t i = 0; i < block.count; i += HIGH) {
         Floats tile[HIGH][WIDE];
         multiply(&block.rows[i * panels.dim], &block.offset[i], panels[j], panels.dim, tile);
+        const int64_t real = std::min<int64_t>(HIGH, block.count - i);
         const Floats to_beat[WIDE] = {load(&bar[j * PANEL]), load(&bar[j * PANEL + LANES])};
         Ints beaten = {};
         for (int r = 0; r < HIGH; ++r)
           for (int w = 0; w < WIDE; ++w) beaten |= ~(tile[r][w] <= to_beat[w]);  // NaN beats all
+        if (SUMS)
+          for (int r = 0; r < HIGH; ++r) {
+            if (r >= real) break;
+            for (int w = 0; w < WIDE; ++w) sum[w] += exp2_of(tile[r][w] - far[w], LOG2_E);
+          }
         if (!any(beaten)) continue;
-        for (int64_t r = 0; r < std::min<int64_t>(HIGH, block.count - i); ++r)
+        for (int64_t r = 0; r < real; ++r)
           for (int64_t lane = 0; lane < panels.real(j); ++lane) {
             const float score = tile[r][lane / LANES][lane % LANES];
             const int64_t q = j * PANEL + lane, id = at + i + r;
-            if (score <= bar[q] || excluded.holds(first_query + q, id)) continue;
+            if (score <= bar[q]) continue;
+            if (SUMS && score - reference[q] > FAR / LOG2_E) near = false;
+            if (excluded.holds(first_query + q, id)) continue;
             bar[q] = best[q].add({score, id}, k, bar[q]);
           }
       }
+      if (SUMS)
+        for (int lane = 0; lane < PANEL; ++lane)
+          total[j * PANEL + lane] += sum[lane / LANES][lane % LANES];
+    }
   }
+  return near;
 }
 
 }  // namespace tapas

@@ -14,7 +14,7 @@ using namespace tapas;
 #define PUBLIC extern "C" __attribute__((visibility("default")))
 
 // The version of this interface, which the Python side checks first.
-PUBLIC int tapas_interface() { return 4; }
+PUBLIC int tapas_interface() { return 5; }
 
 // Whether this CPU has the instructions that were compiled.
 PUBLIC int tapas_usable() {
@@ -147,22 +147,37 @@ PUBLIC void tapas_batch_score(const void* table, int half, int64_t dim, const in
 
 // The k best rows of each query, best first, ties by ascending id; -1 and -inf if fewer than k
 // remain. `excluded_start` (queries + 1) splits `excluded` into an ascending list for each query.
+// Unless null, log_sum[q] = log sum exp(score) over all rows, excluded or not.
 PUBLIC void tapas_top(const void* table, int half, int64_t dim, const float* offset, int64_t count,
                       const float* query, int64_t queries, int64_t k,
                       const int64_t* excluded_start, const int64_t* excluded, int threads,
-                      float* score, int64_t* id) {
+                      float* score, int64_t* id, float* log_sum) {
   const Rows rows{{table, half != 0, dim}, nullptr, offset, count};
   const Excluded to_exclude{excluded_start, excluded};
+  const TargetRows none(nullptr, 0, nullptr, 0, 0, 0);
   const int64_t step = queries_at_once(dim);
   threads = useful_threads(count, queries, dim, threads);
   for (int64_t first = 0; first < queries; first += step) {
     const Panels panels(query, first, std::min(first + step, queries), dim, 1.0f);
     std::vector<Best> best(threads * panels.queries);
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    const int64_t width = panels.count * PANEL;
+    Sums sums{LOG2_E, std::vector<float>(width, -INFINITY), {}, std::vector<char>(width, 0)};
+    std::vector<double> totals(threads * width, 0.0);
+    if (log_sum) first_references(rows, panels, none, sums.reference.data());
+    bool near = true;
+#pragma omp parallel for num_threads(threads) schedule(static, 1) reduction(&& : near)
     for (int part = 0; part < threads; ++part) {
       const Range mine = range_of(count, rows_at_once(dim), part, threads);
-      best_of_rows(rows, panels, first, mine.start, mine.stop, k, to_exclude,
-                   &best[part * panels.queries]);
+      const auto search = log_sum ? best_of_rows<true> : best_of_rows<false>;
+      near = search(rows, panels, first, mine.start, mine.stop, k, to_exclude,
+                    &best[part * panels.queries], sums.reference.data(), &totals[part * width]) &&
+             near;
+    }
+    if (log_sum) {
+      sums.add(totals, threads);
+      if (!near || !sums.precise(panels.queries))
+        sums = mass_of_rows(rows, panels, none, LOG2_E, threads, nullptr, 0);
+      for (int64_t q = 0; q < panels.queries; ++q) log_sum[first + q] = sums.log_sum(q);
     }
 #pragma omp parallel for num_threads(threads)
     for (int64_t q = 0; q < panels.queries; ++q) {

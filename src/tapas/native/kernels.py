@@ -150,12 +150,19 @@ def batch_score(
 
 
 def topk(
-    weight: Tensor, bias: Tensor | None, query: Tensor, k: int, exclude: Tensor | None
+    weight: Tensor,
+    bias: Tensor | None,
+    query: Tensor,
+    k: int,
+    exclude: Tensor | None,
+    *,
+    log_sum: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Scores and rows (B, k) of the k highest query . weight + bias, ties by ascending row.
 
     `exclude` (B, E) are rows to leave out, negative is padding; -inf and -1 if fewer than k
-    remain.
+    remain. `log_sum` (B,), if given, is filled with the log of the sum of exp(score) over all
+    rows, excluded or not.
     """
     weight, query = _plain(weight), query.contiguous()
     bias = None if bias is None else bias.contiguous()
@@ -180,6 +187,7 @@ def topk(
         torch.get_num_threads(),
         score.data_ptr(),
         rows.data_ptr(),
+        _address(log_sum),
     )
     return score, rows
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-INTERFACE = 4  # increase it with every change of SIGNATURES, here and in kernels.cpp
+INTERFACE = 5  # increase it with every change of SIGNATURES, here and in kernels.cpp
 ADDRESS, SIZE, NUMBER, FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
 TABLE = [ADDRESS, FLAG, SIZE]  # rows, whether bfloat16, D
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -31,6 +31,7 @@ SIGNATURES = {
     ],
     "tapas_top": [
         *TABLE, ADDRESS, SIZE, ADDRESS, SIZE, SIZE, ADDRESS, ADDRESS, FLAG, ADDRESS, ADDRESS,
+        ADDRESS,
     ],
     "tapas_update": [
         FLAG, ADDRESS, SIZE, ADDRESS, SIZE, SIZE, *[ADDRESS] * 8, FLAG,

@@ -154,6 +154,18 @@ struct Sums {
   std::vector<double> total;
   std::vector<char> empty;  // 1 where nothing is left to sum
 
+  // Adds up the totals of all threads.
+  void add(const std::vector<double>& totals, int threads) {
+    const int64_t width = static_cast<int64_t>(reference.size());
+    total.assign(width, 0.0);
+    for (int part = 0; part < threads; ++part)
+      for (int64_t q = 0; q < width; ++q) total[q] += totals[part * width + q];
+  }
+  // Whether no sum has lost its digits, by a reference far above all scores.
+  bool precise(int64_t queries) const {
+    return std::all_of(total.begin(), total.begin() + queries, [](double t) { return !(t <= 1e-30); });
+  }
+
   double log_total(int64_t q) const { return std::log2(total[q]) / unit; }
   float log_sum(int64_t q) const {
     return empty[q] ? -INFINITY : static_cast<float>(reference[q] + log_total(q));
@@ -169,22 +181,29 @@ struct Sums {
   }
 };
 
+// A first reference for every query: any score near the highest will do, so take the highest of a
+// few rows.
+static void first_references(const Rows& rows, const Panels& panels, const TargetRows& targets,
+                             float* reference) {
+  peaks(rows, panels, targets, 0, std::min<int64_t>(rows.count, 2 * HIGH), reference);
+  for (int64_t q = 0; q < panels.count * PANEL; ++q)
+    if (reference[q] == -INFINITY) reference[q] = 0.0f;  // all are targets, or there is no query
+}
+
 // mass[p, q] = 2^(unit * (score_pq - reference_q)), unless null, and its sums over all rows.
 static Sums mass_of_rows(const Rows& rows, const Panels& panels, const TargetRows& targets, float unit,
                          int threads, float* mass, int64_t stride) {
   Sums found{unit, {}, {}, {}};
   std::vector<float>& reference = found.reference;
-  std::vector<double>& total = found.total;
   std::vector<char>& empty = found.empty;
   empty.assign(panels.count * PANEL, 0);
   const int64_t width = panels.count * PANEL;
   threads = useful_threads(rows.count, panels.queries, panels.dim, threads);
   reference.assign(width, -INFINITY);
-  // any score near the highest is a good reference: try the highest of a few first
-  peaks(rows, panels, targets, 0, std::min<int64_t>(rows.count, 2 * HIGH), reference.data());
+  first_references(rows, panels, targets, reference.data());
   for (int attempt = 0; attempt < 2; ++attempt) {
     for (float& r : reference)
-      if (r == -INFINITY) r = 0.0f;  // all of the few are targets, or there is no query
+      if (r == -INFINITY) r = 0.0f;
     std::vector<double> totals(threads * width, 0.0);
     bool near = true;
 #pragma omp parallel for num_threads(threads) schedule(static, 1) reduction(&& : near)
@@ -193,11 +212,8 @@ static Sums mass_of_rows(const Rows& rows, const Panels& panels, const TargetRow
       near = exponentials(rows, panels, targets, mine.start, mine.stop, unit, reference.data(), mass,
                           stride, &totals[part * width]) && near;
     }
-    total.assign(width, 0.0);
-    for (int part = 0; part < threads; ++part)
-      for (int64_t q = 0; q < width; ++q) total[q] += totals[part * width + q];
-    if (near && *std::min_element(total.begin(), total.begin() + panels.queries) > 1e-30)
-      return found;
+    found.add(totals, threads);
+    if (near && found.precise(panels.queries)) return found;
     if (attempt) return found;
     std::vector<float> most(threads * width, -INFINITY);
 #pragma omp parallel for num_threads(threads) schedule(static, 1)

@@ -84,9 +84,18 @@ def topk_rows(
 def topk_log_prob_rows(
     weight: Tensor, bias: Tensor | None, query: Tensor, k: int, exclude: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """`topk_rows` with scores minus the log of the sum over all rows, excluded or not."""
-    score, rows = topk_rows(weight, bias, query, k, exclude)
-    return score - log_sum_rows(weight, bias, query)[:, None], rows
+    """`topk_rows` with scores minus the log of the sum over all rows, excluded or not.
+
+    By native kernels in one pass over the rows, a seventh slower than `topk_rows`.
+    """
+    if k <= native.MAX_TOPK and native.readable(weight, query):
+        log_sum = query.new_empty(len(query))
+        offset = None if bias is None else bias.float()
+        score, rows = native.topk(weight, offset, query, k, exclude, log_sum=log_sum)
+    else:
+        score, rows = topk_rows(weight, bias, query, k, exclude)
+        log_sum = log_sum_rows(weight, bias, query)
+    return score - log_sum[:, None], rows
 
 
 def topk_by_id(

@@ -140,6 +140,26 @@ def test_topk_equals_a_sort(size, k, threads):
         want_score, want = slow_top(logit, k, None if banned is None else banned.numpy())
         np.testing.assert_array_equal(rows.numpy(), want)
         np.testing.assert_array_equal(score.numpy(), want_score)
+        log_sum = torch.empty(size[1])
+        again = native.topk(weight, bias, query, k, banned, log_sum=log_sum)
+        assert torch.equal(again[0], score)
+        assert torch.equal(again[1], rows)
+        np.testing.assert_allclose(log_sum.numpy(), log_sum_exp(logit, 1), rtol=1e-6, atol=1e-6)
+
+
+def test_the_log_sum_beside_the_top_is_right_whatever_the_first_rows_score(threads):
+    """The first 12 rows, which set the reference, are far below or above the others, or -inf."""
+    query, weight = draw(37, 5, name="q"), draw(3000, 5, name="w")
+    for shift, rest in ((-500.0, 0.0), (0.0, -500.0), (-INF, 0.0), (0.0, 0.0)):
+        offset = torch.full((3000,), rest)
+        offset[:12] = shift
+        log_sum = torch.empty(37)
+        native.topk(weight, offset, query, 3, None, log_sum=log_sum)
+        want = log_sum_exp(scores(query, weight, offset), 1)
+        np.testing.assert_allclose(log_sum.numpy(), want, rtol=1e-6, atol=1e-5)
+    weight[7] = NAN
+    native.topk(weight, None, query, 3, None, log_sum=log_sum)
+    assert log_sum.isnan().all()
 
 
 @given(
