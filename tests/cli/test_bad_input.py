@@ -311,3 +311,18 @@ def test_keys_that_hold_commas_go_into_a_json_list():
     assert {history: recommend._split_keys(history) for history in keys} == keys
     with pytest.raises(UsageError, match=re.escape("--history '[3' is not a JSON list: ")):
         recommend._split_keys("[3")
+
+
+def test_a_learning_rate_that_could_be_two_is_refused_with_both_names(at):
+    assert last_line(invoke("train", "log.csv", "--out", "out", "--lr", 0.01)) == (
+        "--lr 0.01: there are two learning rates. Use --set optimizer.rows_lr=0.01 for the class "
+        "vectors (default 0.1) or --set optimizer.encoder_lr=0.01 for the encoder (default 0.002)."
+    )
+    assert names(at) == []
+
+
+def test_a_device_that_is_not_there_is_refused(at):
+    file = write_chain(at / "log.csv", num_users=10, num_items=30)
+    done = invoke("train", file, "--out", "out", "--cache", "cache", "--device", "cuda:99")
+    assert "loop.device" in last_line(done)
+    assert names(at) == ["cache", "log.csv"]

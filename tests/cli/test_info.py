@@ -1,6 +1,10 @@
 """`tapas info`: versions, and how to install what is missing."""
 
 import json
+import re
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
 
 from typer.testing import CliRunner
 
@@ -19,13 +23,27 @@ def test_installed_packages_have_their_version():
     assert [line.split("  ")[0] for line in lines] == list(found)
 
 
+def test_all_extras_are_listed_with_their_packages():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    wanted = project["optional-dependencies"]
+    del wanted["dev"]
+    assert command.EXTRAS.keys() == wanted.keys()
+    for extra, packages in wanted.items():
+        named = [re.split("[>=]", each)[0].replace("_", "-") for each in packages]
+        assert list(command.EXTRAS[extra][0]) == [n for n in named if "tapas" not in n]
+    found = json.loads(CliRunner().invoke(app, ["info", "--json"]).stdout)
+    words = f"typer {version('typer')}; for logs and this command"
+    assert found["extra train"].endswith(words)
+
+
 def test_missing_packages_have_their_install_command(monkeypatch):
-    monkeypatch.setattr(command, "EXTRAS", {"no-such-package": "flying"})
+    monkeypatch.setattr(command, "EXTRAS", {"wings": (("typer", "no-such-package"), "flying")})
     with native.switched_off():
         lines = CliRunner().invoke(app, ["info"]).stdout.splitlines()
     assert lines[-2:] == [
         f"{'native kernels':<20}switched off",
-        f"{'no-such-package':<20}not installed; for flying: pip install no-such-package",
+        f"{'extra wings':<20}no-such-package is not installed; for flying: "
+        'pip install "tapas-softmax[wings]"',
     ]
 
 

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from distributed.crashing_peers import (
@@ -95,7 +96,9 @@ def test_a_run_can_be_resumed_after_a_hanging_server_and_after_ctrl_c(file, tmp_
         *(part for setting in settings for part in ("--set", setting)),
     )
     with Driver(tmp_path, *begin) as driver:
-        os.kill(pid := driver.pid_of("server 1"), signal.SIGSTOP)
+        pid = driver.pid_of("server 1")
+        assert Path(f"/proc/{pid}/cmdline").read_text().startswith("ray::tapas_server_1")  # in ps
+        os.kill(pid, signal.SIGSTOP)
         said = driver.end(code=1)[-1]
         step = checkpoints(tmp_path / "run").steps()[-1]
         assert said == (

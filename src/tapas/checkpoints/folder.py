@@ -75,6 +75,7 @@ class Checkpoint:
     state: dict[str, Any]
     numbers: dict[str, Any] = field(default_factory=dict)
     optimizers: list[Any] = field(default_factory=list)
+    origin: str = ""  # folder and version, for errors
 
 
 class CheckpointFolder:
@@ -206,7 +207,7 @@ class CheckpointFolder:
                 raise DataError(f"{words} {ranks.gather_json('offer another', other)[0]}")
         tensors = load_file(folder / DENSE, device=str(device))
         tensors |= read_rows(folder, record, ranges or {}, device=device)
-        return _checkpoint(step, record, tensors)
+        return _checkpoint(step, folder, record, tensors)
 
     def load_rows(
         self,
@@ -222,7 +223,7 @@ class CheckpointFolder:
         number `reader` of them.
         """
         step, folder, record = self._verified(step, reader, num_readers)
-        return _checkpoint(step, record, read_rows(folder, record, ranges, only_these=True))
+        return _checkpoint(step, folder, record, read_rows(folder, record, ranges, only_these=True))
 
     def load_dense(
         self, step: int | None = None, *, reader: int = 0, num_readers: int = 1
@@ -232,7 +233,7 @@ class CheckpointFolder:
         Verifies its share of the files, as in `load_rows`; all of them if `num_readers` is 1.
         """
         step, folder, record = self._verified(step, reader, num_readers)
-        return _checkpoint(step, record, load_file(folder / DENSE))
+        return _checkpoint(step, folder, record, load_file(folder / DENSE))
 
     def _verified(
         self, step: int | None, reader: int, num_readers: int
@@ -356,8 +357,17 @@ class CheckpointFolder:
         return f"cannot save checkpoint step {step} into {self.folder}: {words}. {left}"
 
 
-def _checkpoint(step: int, record: Mapping[str, Any], tensors: dict[str, Tensor]) -> Checkpoint:
-    return Checkpoint(step, tensors, record["state"], record["numbers"], record["optimizers"])
+def _checkpoint(
+    step: int, folder: Path, record: Mapping[str, Any], tensors: dict[str, Tensor]
+) -> Checkpoint:
+    return Checkpoint(
+        step,
+        tensors,
+        record["state"],
+        record["numbers"],
+        record["optimizers"],
+        f"{folder}, saved by tapas {record['tapas']}",
+    )
 
 
 def _write(

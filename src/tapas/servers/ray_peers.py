@@ -77,6 +77,11 @@ class ActorHost:
         return reported
 
 
+def _named_host(name: str) -> type[ActorHost]:
+    """`ActorHost` under another class name, as which Ray shows it in `ps`: ray::tapas_server_0."""
+    return type(f"tapas_{name.replace(' ', '_')}", (ActorHost,), {})
+
+
 class RayPeers:
     """Peers that Ray runs; can be pickled and passed to other processes, which cannot stop them."""
 
@@ -119,7 +124,7 @@ class RayPeers:
         for name, value in limits.items():
             if not value > 0:
                 raise UsageError(f"{name} must be above 0, got {value!r}.")
-        host = import_ray().remote(
+        remote = import_ray().remote(
             # nearly 0, to allow more processes than cores; Ray spreads only actors above 0
             num_cpus=0.001,
             scheduling_strategy="SPREAD",
@@ -127,10 +132,14 @@ class RayPeers:
             max_task_retries=0,
             max_concurrency=threads,
             concurrency_groups={"ping": 1},
-        )(ActorHost)
+        )
         # as bytes: a factory with peers in it would be put into the object store, which may fill up
         packed = [import_ray().cloudpickle.dumps(factory) for factory in factories]
-        actors = [host.remote(f"{kind} {number}", factory) for number, factory in enumerate(packed)]
+        names = [f"{kind} {number}" for number in range(len(packed))]
+        actors = [
+            remote(_named_host(name)).remote(name, factory)
+            for name, factory in zip(names, packed, strict=True)
+        ]
         peers = cls(kind, actors, seconds, start_seconds, work_seconds)
         if wait:
             peers.ready()

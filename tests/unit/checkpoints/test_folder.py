@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracle.stored_rows import flip
 
-from tapas import DataError, UsageError
+from tapas import DataError, UsageError, load_checkpoint, save_checkpoint
 from tapas.checkpoints import files as checkpoint_files
 from tapas.checkpoints import folder as checkpoint
 from tapas.checkpoints.files import unshare
 from tapas.checkpoints.folder import Checkpoint, CheckpointFolder
+from tapas.version import __version__
 
 DENSE, STATE = "dense.safetensors", "state.json"
 
@@ -486,3 +487,16 @@ def test_a_kill_at_any_call_or_moment_leaves_a_valid_checkpoint(tmp_path):
     places, reached = done.stdout.splitlines()
     assert int(places.removeprefix("places to die: ")) > 20
     assert int(reached.removeprefix("reached: ")) > 0
+
+
+def test_names_of_another_model_are_an_error_that_says_which_checkpoint_and_version(tmp_path):
+    old = torch.nn.ModuleDict({"reader": torch.nn.LayerNorm(3)})
+    save_checkpoint(tmp_path, 7, old)
+    with pytest.raises(UsageError) as error:
+        load_checkpoint(tmp_path, torch.nn.ModuleDict({"encoder": torch.nn.LayerNorm(3)}))
+    assert str(error.value) == (
+        f"the checkpoint of step 7 ({tmp_path / 'step-00000007'}, saved by tapas {__version__}) "
+        "belongs to another model: encoder.bias is missing in it (4 such names). Build the model "
+        "and its row optimizer as they were saved, or use the version that saved it; this is "
+        f"tapas {__version__}."
+    )
