@@ -255,6 +255,7 @@ def test_every_kind_of_export_is_written_and_measured(folder, run, to):
     start = f"Wrote {folder / to} and {to.replace('.faiss', '.keys.json')} from checkpoint step "
     if to == "exact.faiss":
         assert last == f"{start}{found['step']}: exact index of 200 items."
+        assert found["recall@20"] == 1
     elif to == "hnsw.faiss":
         assert 0.95 <= found["recall@20"] <= 1
         assert last == (

@@ -236,15 +236,12 @@ def _faiss(
         built.save(to)
     numbers: dict[str, Any] = {"index": kind, "items": len(keys), "keys": _keys_file(to).name}
     words = f"{kind if kind == 'exact' else kind.upper()} index of {len(keys):,} items"
-    if built.recall is not None:
-        k = min(MEASURED_AT, len(keys))
-        ((name, value),) = built.effort.items()
-        words += (
-            f", recall@{k} {built.recall:.3f} at {name} {value:,}, measured with "
-            f"{built.num_queries:,} histories"
-        )
-        recall = round(built.recall, 4)
-        numbers |= {f"recall@{k}": recall, name: value, "histories": built.num_queries}
+    k = min(MEASURED_AT, len(keys))
+    measured = f"measured with {built.num_queries:,} histories"
+    for name, value in built.effort.items():
+        words += f", recall@{k} {built.recall:.3f} at {name} {value:,}, {measured}"
+    found = None if built.recall is None else round(built.recall, 4)
+    numbers |= {f"recall@{k}": found, **built.effort, "histories": built.num_queries}
     return Written(words, numbers)
 
 

@@ -106,9 +106,9 @@ def build_index(
     "exact" scores every class; "ivf" searches the nearest of sqrt(C) cells; "hnsw" searches a
     graph with 32 neighbours per class, which is slow to build and, with several threads, slightly
     different each time. The effort of the last two is doubled until they find `recall` of the
-    exact top 20 of `query` (Q, D): in each half of the queries, and the recall of the second half
-    is reported. Pass queries of the encoder; without any, class rows are used, for which the
-    search may be easier.
+    exact top 20 of `query` (Q, D): in each half of the queries. The recall of the second half is
+    reported, also that of an exact index. Pass queries of the encoder; without any, class rows are
+    used, for which the search may be easier.
 
     Raises `DataError` if rows contain NaN or inf or a graph does not reach the recall,
     `UsageError` if FAISS is not installed.
@@ -125,10 +125,13 @@ def build_index(
     rows = _rows(weight, bias)
     inner = choice("index kind", kind, {"exact": _flat, "hnsw": _graph, "ivf": _cells})(rows)
     built = FaissIndex(faiss.IndexPreTransform(_extend(sizes["D"]), inner))
-    if kind in EFFORT:
-        if query is None:
-            query = weight[:: max(1, len(weight) // CLASS_QUERIES)]
-        _tune_effort(built, kind, rows, check_query(query.detach(), built.dim), recall)
+    if query is None:
+        query = weight[:: max(1, len(weight) // CLASS_QUERIES)]
+    query = check_query(query.detach(), built.dim)
+    halves = [
+        (half, _kth_score(half, weight, bias)) for half in (query[::2], query[1::2]) if len(half)
+    ]
+    _tune_effort(built, kind, halves, recall)
     return built
 
 
@@ -200,19 +203,25 @@ def _graph(rows: NDArray[np.float32]) -> Any:
 
 
 def _tune_effort(
-    built: FaissIndex, kind: str, rows: NDArray[np.float32], query: Tensor, wanted: float
+    built: FaissIndex, kind: str, halves: list[tuple[Tensor, Tensor]], wanted: float
 ) -> None:
-    """Double the search parameter until the wanted recall is reached; raise if it cannot be."""
+    """Double the search parameter until the wanted recall is reached; raise if it cannot be.
+
+    `halves` are queries and the scores of their 20th best classes. An exact index is measured
+    only.
+    """
     faiss = _faiss()
-    name, first = EFFORT[kind]
-    inner = faiss.downcast_index(built.index.index)
-    most = int(inner.nlist) if kind == "ivf" else min(LARGEST_EF, built.num_classes)
-    halves = [(half, _kth_score(half, rows)) for half in (query[::2], query[1::2]) if len(half)]
+    name, first, most = "", 1, 1
+    if kind in EFFORT:
+        name, first = EFFORT[kind]
+        inner = faiss.downcast_index(built.index.index)
+        most = int(inner.nlist) if kind == "ivf" else min(LARGEST_EF, built.num_classes)
     best = 0.0
     for effort in _doubled(first, most):
-        faiss.ParameterSpace().set_index_parameter(built.index, name, effort)
+        if name:
+            faiss.ParameterSpace().set_index_parameter(built.index, name, effort)
         recalls = [_recall(built, *half) for half in halves]
-        if min(recalls) >= wanted:
+        if min(recalls) >= wanted or not name:
             built.recall, built.num_queries = recalls[-1], len(halves[-1][0])
             return
         best = max(best, min(recalls))
@@ -231,11 +240,12 @@ def _doubled(first: int, most: int) -> Iterator[int]:
     yield most
 
 
-def _kth_score(query: Tensor, rows: NDArray[np.float32]) -> Tensor:
-    """The score of the 20th best class of each query, (B,)."""
-    exact = FaissIndex(_faiss().IndexPreTransform(_extend(query.shape[1]), _flat(rows)))
-    scores, _ = exact.topk(query, min(MEASURED_AT, len(rows)))
-    return scores[:, -1]
+def _kth_score(query: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The score of the 20th best class of each query, (B,), without FAISS."""
+    weight, bias = weight.detach().float(), bias.detach().float()
+    k = min(MEASURED_AT, len(bias))
+    parts = query.to(weight).split(16)  # 16 C scores in memory at a time
+    return torch.cat([(part @ weight.T + bias).topk(k).values[:, -1] for part in parts]).cpu()
 
 
 def _recall(index: FaissIndex, query: Tensor, kth_score: Tensor) -> float:
