@@ -244,7 +244,7 @@ def _kth_score(query: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """The score of the 20th best class of each query, (B,), without FAISS."""
     weight, bias = weight.detach().float(), bias.detach().float()
     k = min(MEASURED_AT, len(bias))
-    parts = query.to(weight).split(16)  # 16 C scores in memory at a time
+    parts = [query[i : i + 16].to(weight) for i in range(0, len(query), 16)]  # 16 C scores each
     return torch.cat([(part @ weight.T + bias).topk(k).values[:, -1] for part in parts]).cpu()
 
 
