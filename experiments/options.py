@@ -24,6 +24,9 @@ Workers = Annotated[
 ]
 
 
+QUICK_FOLDER = "quick"
+
+
 def home_of(out: Path, quick: bool) -> Path:
     """The folder of the results, or of those of --quick."""
-    return out / "quick" if quick else out
+    return out / QUICK_FOLDER if quick else out

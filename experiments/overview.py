@@ -4,18 +4,19 @@ import json
 from pathlib import Path
 
 from experiments.claims import Claim, claims_table
+from experiments.options import QUICK_FOLDER
 from experiments.real.cells import SetCell, SetRuns
 from experiments.real.claims import check_real_claims
 from experiments.real.evidence import SetEvidence
 from experiments.real.pace import Pace, Rows
-from experiments.real.sets import SETS
+from experiments.real.sets import SETS, SYNTHETIC
 from experiments.synthetic.claims import StudyResults, check_synthetic_claims
-from experiments.synthetic.studies import STUDIES, Study, fit_quick
+from experiments.synthetic.studies import STUDIES, Study
 from experiments.system.claims import STUDY as SYSTEM
 from experiments.system.claims import check_system_claims
 from tapas.atomic_file import OutputFolder
 from tapas.comparison.ledger import Ledger
-from tapas.errors import DataError
+from tapas.errors import DataError, UsageError
 
 REAL_RUNS = "real-data"
 PACES = Path("table-1") / "pace.json"
@@ -27,16 +28,14 @@ def study_ledger(out: Path, study: Study) -> Ledger:
     return Ledger(out / study.name / "results.jsonl", also=lender)
 
 
-def read_studies(out: Path, *, quick: bool = False) -> StudyResults:
+def read_studies(out: Path) -> StudyResults:
     """Every synthetic study that has results below `out`."""
     studies = {}
     for name, study in STUDIES.items():
         if (out / name / "results.jsonl").exists():
-            studies[name] = (study.quick() if quick else study, study_ledger(out, study))
+            studies[name] = (study, study_ledger(out, study))
     cost = out / "figure-2" / "gradient_cost.json"
     measured = json.loads(cost.read_text()) if cost.exists() else None
-    if quick:
-        return StudyResults(studies, measured, fit=fit_quick)
     return StudyResults(studies, measured)
 
 
@@ -49,11 +48,12 @@ def system_ledger(out: Path) -> Ledger:
 
 
 def read_evidence(out: Path, *, quick: bool = False) -> list[SetEvidence]:
-    """Every real set that has results below `out`."""
+    """Every real set that has results below `out`; of quick runs, the made-up log."""
     paces = read_paces(out)
+    sets = {SYNTHETIC.name: SYNTHETIC} if quick else SETS
     return [
         SetEvidence(SetRuns(real_set, quick=quick), real_ledger(out, name), paces.get(name, ()))
-        for name, real_set in SETS.items()
+        for name, real_set in sets.items()
         if (out / REAL_RUNS / f"{name}.jsonl").exists()
     ]
 
@@ -83,10 +83,15 @@ def read_paces(out: Path) -> dict[str, list[Pace]]:
         ) from error
 
 
-def all_claims(out: Path, *, quick: bool = False) -> list[Claim]:
+def all_claims(out: Path) -> list[Claim]:
+    """The verdict on every claim. Raises UsageError for a folder of quick runs."""
+    if out.resolve().name == QUICK_FOLDER:
+        raise UsageError(
+            f"{out} has quick runs, which have no verdicts. Run the studies without --quick."
+        )
     return [
-        *check_synthetic_claims(read_studies(out, quick=quick)),
-        *check_real_claims(read_evidence(out, quick=quick)),
+        *check_synthetic_claims(read_studies(out)),
+        *check_real_claims(read_evidence(out)),
         *check_system_claims(system_ledger(out)),
     ]
 

@@ -8,6 +8,7 @@ from experiments.estimators.bias import bias_runs, measure_bias
 from experiments.estimators.page import BIAS, FIGURE, README, STEP_TIMES, make_page, read_estimators
 from experiments.estimators.step_times import StepTimesConfig, measure_step_times
 from experiments.options import ALL_CORES, RESULTS, Draw, Out, Quick, Workers, home_of
+from experiments.quick import quick_page, say_quick
 from tapas.atomic_file import OutputFolder
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.progress import run_progress
@@ -45,5 +46,8 @@ def estimators(
                 ledger = Ledger(place / BIAS)
                 run_missing(ledger, biases, measure_bias, follow("bias"), workers=workers)
         found = read_estimators(place)
-        folder.write({README: make_page(found).encode(), FIGURE: draw_step_times(found)})
+        page = quick_page(make_page(found)) if quick else make_page(found)
+        folder.write({README: page.encode(), FIGURE: draw_step_times(found, quick=quick)})
+        if quick:
+            say_quick()
         typer.echo(f"Wrote {place / README} and {place / FIGURE}.", err=True)

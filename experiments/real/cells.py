@@ -77,12 +77,20 @@ CELLS = (
 SEEDS = (0, 1, 2)
 
 
+QUICK_NAME = "made-up"
+
+
 class SetRuns:
     """The runs of one set; results are read from a ledger."""
 
     def __init__(self, real_set: RealSet, *, quick: bool = False):
         self.name, self.is_quick = real_set.name, quick
         self.real_set = real_set.quick() if quick else real_set
+
+    @property
+    def shown_name(self) -> str:
+        """The name on pages and in the terminal; the log of a quick run is not that of the set."""
+        return QUICK_NAME if self.is_quick else self.name
 
     def run(self, cell: SetCell, lr: float, alpha: float, seed: int) -> RealRun:
         mine = self.real_set

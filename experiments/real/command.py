@@ -20,6 +20,7 @@ from experiments.overview import (
     real_ledger,
     write_overview,
 )
+from experiments.quick import quick_figure, quick_page, say_quick
 from experiments.real.cells import (
     SetRuns,
     SweepPoint,
@@ -32,7 +33,7 @@ from experiments.real.cells import (
 from experiments.real.pace import ROUNDS, measure_pace
 from experiments.real.page import loss_page, map_page, pace_page, sweeps_page
 from experiments.real.runs import execute, open_set
-from experiments.real.sets import SETS, Place, find_set
+from experiments.real.sets import SETS, SYNTHETIC, Place, find_set
 from tapas.atomic_file import OutputFolder
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.options import Cache, cache_folder
@@ -86,7 +87,7 @@ def measure_paces(
         place = Place(data, cache_folder(cache))
         rounds = 2 if quick else ROUNDS
         measured[set_runs.name] = measure_pace(set_runs, ledger, place, rounds=rounds)
-        status(f"measured {set_runs.name}")
+        status(f"measured {set_runs.shown_name}")
         text = json.dumps({k: [asdict(p) for p in v] for k, v in measured.items()}, indent=1)
         OutputFolder(home / PACES.parent).write({PACES.name: (text + "\n").encode()})
     _write_figures(home, quick=quick)
@@ -119,13 +120,15 @@ def sweeps(
             if not draw:
                 runs, go = [trial.run for trial in trials], partial(execute, place=place)
                 with run_progress() as follow:
-                    run_missing(ledger, runs, go, follow(set_runs.name), workers=workers)
-            pages[set_runs.name] = known(trials, ledger)
-            panels, starts = _panels(pages[set_runs.name])
+                    run_missing(ledger, runs, go, follow(set_runs.shown_name), workers=workers)
+            name = set_runs.shown_name
+            pages[name] = known(trials, ledger)
+            panels, starts = _panels(pages[name])
             title = f"{set_runs.real_set.title}: one setting at a time"
             figure = sweeps_figure(panels, title, starts)
-            files[f"{set_runs.name}.png"] = as_png(figure)
-        files["README.md"] = sweeps_page(pages).encode()
+            files[f"{name}.png"] = as_png(quick_figure(figure) if quick else figure)
+        page = sweeps_page(pages)
+        files["README.md"] = (quick_page(page) if quick else page).encode()
         OutputFolder(home / "sweeps").write(files)
         status(f"Wrote {home / 'sweeps' / 'README.md'}.")
 
@@ -145,8 +148,12 @@ def _sets_to_run(names: str, out: Path, quick: bool) -> list[tuple[SetRuns, Ledg
     wanted = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     if not wanted:
         raise UsageError(f"--sets names no set. Known: {ALL}.")
+    found = [find_set(name) for name in wanted]
+    if quick:  # one made-up log in place of all sets
+        say_quick()
+        found = [SYNTHETIC]
     home = home_of(out, quick)
-    return [(SetRuns(find_set(name), quick=quick), real_ledger(home, name)) for name in wanted]
+    return [(SetRuns(each, quick=quick), real_ledger(home, each.name)) for each in found]
 
 
 def _train(sets: Sequence[tuple[SetRuns, Ledger]], place: Place, workers: int) -> None:
@@ -155,10 +162,10 @@ def _train(sets: Sequence[tuple[SetRuns, Ledger]], place: Place, workers: int) -
     go = partial(execute, place=place)
     with run_progress() as follow:
         for set_runs, ledger in sets:
-            status(f"{set_runs.name}: reading the log")
+            status(f"{set_runs.shown_name}: reading the log")
             _check_settings(ledger.path.with_suffix(".json"), set_runs, place)
             for stage in set_runs.stages:
-                name = f"{set_runs.name}: {stage.__name__.replace('_', ' ')}"
+                name = f"{set_runs.shown_name}: {stage.__name__.replace('_', ' ')}"
                 run_missing(ledger, stage(ledger), go, follow(name), workers=workers)
 
 
@@ -175,30 +182,36 @@ def _check_settings(path: Path, set_runs: SetRuns, place: Place) -> None:
 def _write_figures(home: Path, *, quick: bool) -> None:
     """Draw all figures and write all pages, from runs and step times."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    from matplotlib.figure import Figure
+
     from experiments.real.figures import sizes_figure, steps_figure, tail_figure, time_figure
     from tapas.comparison.figure_style import as_png
 
+    def png(figure: Figure) -> bytes:
+        return as_png(quick_figure(figure) if quick else figure)
+
     found = read_evidence(home, quick=quick)
-    claims = all_claims(home, quick=quick)
+    claims = [] if quick else all_claims(home)
     files: dict[str, dict[str, bytes]] = {
         "figure-3": {
-            "figure.png": as_png(steps_figure(found, "map@20")),
-            "samples.png": as_png(sizes_figure(found)),
+            "figure.png": png(steps_figure(found, "map@20")),
+            "samples.png": png(sizes_figure(found)),
             "README.md": map_page(found, claims).encode(),
         },
         "figure-4": {
-            "figure.png": as_png(steps_figure(found, "loss")),
-            "tail.png": as_png(tail_figure(found)),
+            "figure.png": png(steps_figure(found, "loss")),
+            "tail.png": png(tail_figure(found)),
             "README.md": loss_page(found, claims).encode(),
         },
     }
     if any(each.paces for each in found):
-        files["figure-3"]["time.png"] = as_png(time_figure(found))
+        files["figure-3"]["time.png"] = png(time_figure(found))
         files["table-1"] = {"README.md": pace_page(found, claims).encode()}
     for name, content in files.items():
         OutputFolder(home / name).write(content)
         status(f"Wrote {home / name / 'README.md'}.")
-    write_overview(home, claims)
+    if not quick:
+        write_overview(home, claims)
     for claim in claims:
         if claim.study in files:
             typer.echo(claim.one_line)

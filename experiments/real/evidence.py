@@ -24,7 +24,7 @@ class SetEvidence:
 
     @property
     def name(self) -> str:
-        return self.set_runs.name
+        return self.set_runs.shown_name
 
     @property
     def real_set(self) -> RealSet:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from experiments.claims import Claim, claims_table, markdown_table
+from experiments.quick import quick_page
 from experiments.real.cells import (
     ALPHAS,
     CELLS,
@@ -24,18 +25,24 @@ from tapas.evaluation.intervals import block_bootstrap
 RUNS = "../real-data"
 
 
+def is_quick(sets: Sequence[SetEvidence]) -> bool:
+    return any(each.set_runs.is_quick for each in sets)
+
+
+def _goals(sets: Sequence[SetEvidence]) -> list[str]:
+    return ["## Goals for priority, this library's rule", "", *goals_table(sets), ""]
+
+
 def map_page(sets: Sequence[SetEvidence], claims: Sequence[Claim]) -> str:
     return _page(
-        "Figure 3: MAP@20 on public data",
+        f"Figure 3: MAP@20 on {'a made-up log' if is_quick(sets) else 'public data'}",
         "figure-3",
+        sets,
         claims,
         [
             "![MAP@20 over training steps](figure.png)",
             "",
-            "## Goals for priority, this library's rule",
-            "",
-            *goals_table(sets),
-            "",
+            *([] if is_quick(sets) else _goals(sets)),
             *(["![MAP@20 over time](time.png)", ""] if any(each.paces for each in sets) else []),
             "![MAP@20 against the number of samples](samples.png)",
             "",
@@ -74,7 +81,7 @@ def loss_page(sets: Sequence[SetEvidence], claims: Sequence[Claim]) -> str:
         *looks_table(sets),
         "",
     ]
-    return _page("Figure 4: full softmax loss", "figure-4", claims, lines)
+    return _page("Figure 4: full softmax loss", "figure-4", sets, claims, lines)
 
 
 def pace_page(sets: Sequence[SetEvidence], claims: Sequence[Claim]) -> str:
@@ -105,7 +112,7 @@ def pace_page(sets: Sequence[SetEvidence], claims: Sequence[Claim]) -> str:
             "rows scored", "rows in the loss",
         ]  # fmt: skip
         lines += [f"## {each.real_set.title}", "", *markdown_table(headings, rows), ""]
-    return _page("Table 1: steps a second", "table-1", claims, lines)
+    return _page("Table 1: steps a second", "table-1", sets, claims, lines)
 
 
 def sweeps_page(found: dict[str, list[tuple[SweepPoint, Result]]]) -> str:
@@ -137,7 +144,16 @@ def _tail_share(result: Result) -> str:
     return f"{100 * sum(result['buckets'][b]['share'] for b in ('tail', 'unseen')):.1f} %"
 
 
-def _page(title: str, study: str, claims: Sequence[Claim], lines: Sequence[str]) -> str:
+def _page(
+    title: str,
+    study: str,
+    sets: Sequence[SetEvidence],
+    claims: Sequence[Claim],
+    lines: Sequence[str],
+) -> str:
+    if is_quick(sets):
+        how = f"`python -m experiments {study}` runs it, from [{RUNS}]({RUNS})."
+        return quick_page("\n".join([f"# {title}", "", how, "", *lines]).rstrip() + "\n")
     mine = [claim for claim in claims if claim.study == study]
     parts = [
         f"# {title}",

@@ -95,6 +95,8 @@ class RealSet:
         made = SyntheticLogConfig(num_users=300, num_items=2_000, num_groups=20, baskets_per_user=8)
         return dataclasses.replace(
             self,
+            title="Made-up log",
+            asks="the next items",
             source=_MADE,
             split=SplitConfig(kind="last", validation=5, test=5),
             model=dataclasses.replace(self.model, dim=8, history=20),

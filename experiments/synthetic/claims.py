@@ -39,16 +39,14 @@ class StudyResults:
         self,
         studies: Mapping[str, tuple[Study, Ledger]],
         gradient_cost: Mapping[str, float] | None = None,
-        *,
-        fit: Callable[[Cell], Cell] = lambda cell: cell,
     ):
-        self.studies, self.gradient_cost, self.fit = studies, gradient_cost, fit
+        self.studies, self.gradient_cost = studies, gradient_cost
 
     def results(self, study: str, cell: Cell) -> list[Result]:
         if study not in self.studies:
             raise DataError(f"{study} has not been run. `python -m experiments {study}` runs it.")
         found, ledger = self.studies[study]
-        return found.experiment.results(ledger, self.fit(cell))
+        return found.experiment.results(ledger, cell)
 
     def accuracy(self, study: str, cell: Cell) -> list[float]:
         return [result["accuracy"] for result in self.results(study, cell)]

@@ -10,6 +10,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments.quick import quick_figure
 from experiments.shards.figure import shards_figure
 from experiments.synthetic.experiment import Cell
 from experiments.synthetic.studies import Study
@@ -32,10 +33,12 @@ Label = tuple[str, float, str]  # text, height, colour
 
 def draw_study(study: Study, ledger: Ledger) -> bytes:
     """A PNG: one panel for each group of curves, mean over seeds with 95 % bands."""
-    if study.name == "shards":
-        return as_png(shards_figure(study, ledger))
-    if study.name == "pool-size":
-        return as_png(_pool_size(study, ledger))
+    draw = {"shards": shards_figure, "pool-size": _pool_size}.get(study.name, _panels)
+    figure = draw(study, ledger)
+    return as_png(quick_figure(figure) if study.is_quick else figure)
+
+
+def _panels(study: Study, ledger: Ledger) -> Figure:
     illustrated = int(study.name == "figure-2")
     columns = len(study.panels) + illustrated
     figure = blank_figure(5.75 * len(study.panels) + 4 * illustrated, 4.6)
@@ -54,7 +57,7 @@ def draw_study(study: Study, ledger: Ledger) -> bytes:
     for axes, labels in drawn:  # after all lines, since the panels share a y axis
         label_ends(axes, labels)
     _words(figure, study)
-    return as_png(figure)
+    return figure
 
 
 def _shade(cell: Cell, place: int, count: int) -> str:

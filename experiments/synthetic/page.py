@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from experiments.claims import Claim, claims_table, markdown_table
+from experiments.quick import quick_page
 from experiments.shards.page import shards_findings
 from experiments.synthetic.experiment import Cell
 from experiments.synthetic.runs import ALPHA
@@ -19,14 +20,15 @@ def study_page(study: Study, ledger: Ledger, claims: Sequence[Claim]) -> str:
     seeds = ", ".join(str(seed) for seed in experiment.seeds)
     mine = [claim for claim in claims if claim.study == study.name]
     verdicts = ["## Verdicts", "", *claims_table(mine), ""] if mine else []
+    duration = "a minute" if study.is_quick else f"{study.minutes} minutes"
+    claim = [] if study.is_quick else [f"**Claim.** {study.claim}", ""]
     lines = [
         f"# {study.title}",
         "",
-        f"**Claim.** {study.claim}",
-        "",
+        *claim,
         "![precision@1 of every method](figure.png)",
         "",
-        f"`python -m experiments {study.name}` runs it (about {study.minutes} minutes on two "
+        f"`python -m experiments {study.name}` runs it (about {duration} on two "
         f"cores); with `--draw` it only redraws from [results.jsonl](results.jsonl).",
         "",
         *verdicts,
@@ -44,7 +46,8 @@ def study_page(study: Study, ledger: Ledger, claims: Sequence[Claim]) -> str:
         *_settings(study),
         "",
     ]
-    return "\n".join(lines)
+    page = "\n".join(lines)
+    return quick_page(page) if study.is_quick else page
 
 
 def _results_table(study: Study, ledger: Ledger) -> list[str]:

@@ -21,6 +21,7 @@ class Study:
     minutes: str  # on two cores
     shares_runs_with: str | None = None  # a study with some of the same runs
     timed: bool = True  # False if step times are meaningless
+    is_quick: bool = False
 
     def quick(self) -> "Study":
         """The same study in about a minute: a small task, few steps, two seeds."""
@@ -37,10 +38,16 @@ class Study:
             cells=tuple(dict.fromkeys(fit_quick(cell) for cell in self.experiment.cells)),
         )
         panels = tuple(
-            (f"{title} (quick: n/4)", tuple(fit_quick(c) for c in cells))
+            (_quick_title(title), tuple(fit_quick(c) for c in cells))
             for title, cells in self.panels
         )
-        return replace(self, experiment=small, panels=panels)
+        return replace(self, experiment=small, panels=panels, is_quick=True)
+
+
+def _quick_title(title: str) -> str:
+    """The n of `fit_quick`: "n = 4" for "n = 16"."""
+    name, equals, number = title.partition(" = ")
+    return f"{name} = {int(number.replace(',', '')) // 4:,}" if equals else title
 
 
 def fit_quick(cell: Cell) -> Cell:

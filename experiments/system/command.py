@@ -10,6 +10,7 @@ import typer
 
 from experiments.options import RESULTS, Draw, Out, Quick, home_of
 from experiments.overview import PACES, all_claims, system_ledger, write_overview
+from experiments.quick import say_quick
 from experiments.real.command import ALL, measure_paces
 from experiments.system.claims import STUDY
 from experiments.system.config import ROUNDS, Round, System, check_same_system
@@ -174,13 +175,17 @@ def _write(home: Path, ledger: Ledger, *, quick: bool) -> None:
     from experiments.system.figure import draw_system
 
     found = SystemResults(ledger)
-    claims = all_claims(home, quick=quick)
-    page = system_page(found, claims).encode()
-    OutputFolder(home / STUDY).write({"figure.png": draw_system(found), "README.md": page})
-    write_overview(home, claims)
+    claims = [] if quick else all_claims(home)
+    page = system_page(found, claims, quick=quick).encode()
+    picture = draw_system(found, quick=quick)
+    OutputFolder(home / STUDY).write({"figure.png": picture, "README.md": page})
+    if quick:
+        say_quick()
+    else:
+        write_overview(home, claims)
     status(f"Wrote {home / STUDY / 'README.md'}.")
     for rule, words in RULE_WORDS.items():
-        print_table(*rates_table(found, rule), right=False, title=words)
+        print_table(*rates_table(found, rule, quick=quick), right=False, title=words)
     for claim in claims:
         if claim.study == STUDY:
             typer.echo(claim.one_line)

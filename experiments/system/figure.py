@@ -3,6 +3,7 @@
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments.quick import quick_figure
 from experiments.synthetic.experiment import Cell, sampled
 from experiments.system.config import MORE, RULES
 from experiments.system.results import SystemResults, paper_rates, spread
@@ -28,9 +29,10 @@ LABEL_GAP = 0.05  # between two labels of a column, as a part of the height of a
 Dot = tuple[int, Cell, float, float, float]  # column, cell, value, and the ends of its bar
 
 
-def draw_system(found: SystemResults) -> bytes:
+def draw_system(found: SystemResults, *, quick: bool = False) -> bytes:
     """A PNG, from the results alone."""
-    return as_png(system_figure(found))
+    figure = system_figure(found)
+    return as_png(quick_figure(figure) if quick else figure)
 
 
 def system_figure(found: SystemResults) -> Figure:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from experiments.claims import Claim, claims_table, markdown_table
+from experiments.quick import quick_page
 from experiments.synthetic.experiment import Cell, sampled
 from experiments.system.claims import STUDY, percent
 from experiments.system.config import MORE
@@ -22,8 +23,11 @@ RULE_WORDS = {
 Table = tuple[list[str], list[list[str]]]  # headings, rows
 
 
-def rates_table(found: SystemResults, rule: str) -> Table:
-    """Table 1 for `rule`: steps a second and the overhead of r=8, ours beside the paper's."""
+def rates_table(found: SystemResults, rule: str, *, quick: bool = False) -> Table:
+    """Table 1 for `rule`: steps a second and the overhead of r=8, ours beside the paper's.
+
+    The paper's are of other n than those of a quick run, and left out there.
+    """
     theirs = paper_rates(found.system)
     rows = []
     for n in found.system.sizes:
@@ -36,6 +40,9 @@ def rates_table(found: SystemResults, rule: str) -> Table:
             rate = _range(spread(found.rates(cell)))
             rows.append([f"{n:,}", str(r), rate, str(theirs[n, r]), overhead, paper])
     headings = ["n", "r", "steps a second", "the paper's", "overhead of r=8", "the paper's"]
+    if quick:
+        kept = [place for place, words in enumerate(headings) if words != "the paper's"]
+        return [headings[i] for i in kept], [[row[i] for i in kept] for row in rows]
     return headings, rows
 
 
@@ -71,31 +78,19 @@ def collisions_table(found: SystemResults) -> Table:
     return headings, rows
 
 
-def system_page(found: SystemResults, claims: Sequence[Claim]) -> str:
+def system_page(found: SystemResults, claims: Sequence[Claim], *, quick: bool = False) -> str:
     """Markdown."""
-    mine = [claim for claim in claims if claim.study == STUDY]
     lines = [
         "# Table 1: the system of workers and servers",
         "",
-        "**The paper's claim.** With 6 workers and 6 parameter servers r=8 costs about 10 % more "
-        "time than r=1, 8 times the samples cost much more; and as fewer rows are updated, "
-        "gradients are less likely to be stale.",
-        "",
+        *([] if quick else CLAIM),
         "![time of a step and collisions](figure.png)",
         "",
         "`python -m experiments table-1` runs it; with `--draw` it only redraws from "
         "[results.jsonl](results.jsonl). The same cells in one process on real data: "
         "[table-1](../table-1/README.md).",
         "",
-        "## Verdicts",
-        "",
-        "The rules were written before the first round. Overhead: at most 15 % counts as the "
-        'paper\'s "about 10 %", at most 30 % as partly. 8 n must be at least 1.5 × slower. Stale '
-        "gradients: both the collided rows of a step and their share of the pushed rows must be "
-        "lower, with 95 % intervals that exclude 0; one of the two counts as partly.",
-        "",
-        *claims_table(mine),
-        "",
+        *([] if quick else _verdicts(claims)),
         "## Steps a second",
         "",
         f"Median and range of {found.num_rounds} rounds. A round measures all cells, each with "
@@ -108,7 +103,7 @@ def system_page(found: SystemResults, claims: Sequence[Claim]) -> str:
         lines += [
             f"{words[0].upper()}{words[1:]}.",
             "",
-            *markdown_table(*rates_table(found, rule)),
+            *markdown_table(*rates_table(found, rule, quick=quick)),
             "",
         ]
     lines += [
@@ -124,7 +119,30 @@ def system_page(found: SystemResults, claims: Sequence[Claim]) -> str:
         "",
         *_settings(found),
     ]
-    return "\n".join(lines).rstrip() + "\n"
+    page = "\n".join(lines).rstrip() + "\n"
+    return quick_page(page) if quick else page
+
+
+CLAIM = [
+    "**The paper's claim.** With 6 workers and 6 parameter servers r=8 costs about 10 % more "
+    "time than r=1, 8 times the samples cost much more; and as fewer rows are updated, "
+    "gradients are less likely to be stale.",
+    "",
+]
+
+
+def _verdicts(claims: Sequence[Claim]) -> list[str]:
+    return [
+        "## Verdicts",
+        "",
+        "The rules were written before the first round. Overhead: at most 15 % counts as the "
+        'paper\'s "about 10 %", at most 30 % as partly. 8 n must be at least 1.5 × slower. Stale '
+        "gradients: both the collided rows of a step and their share of the pushed rows must be "
+        "lower, with 95 % intervals that exclude 0; one of the two counts as partly.",
+        "",
+        *claims_table([claim for claim in claims if claim.study == STUDY]),
+        "",
+    ]
 
 
 def _cores(found: SystemResults) -> list[str]:

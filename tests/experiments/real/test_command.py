@@ -20,12 +20,22 @@ def study(*arguments, cwd):
 
 
 def test_from_runs_to_figures_paces_and_verdicts(tmp_path):
-    done = study("figure-3", "--quick", "--sets", "synthetic", "--workers", "1", cwd=tmp_path)
+    done = study("figure-3", "--quick", "--workers", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("Quick run on a made-up log: no verdicts.\n")
+    assert done.stdout == ""
     home = tmp_path / "results" / "quick"
     for picture in ("figure-3/figure.png", "figure-4/figure.png", "figure-4/tail.png"):
         assert (home / picture).read_bytes().startswith(b"\x89PNG")
     assert "the true distribution" in (home / "figure-3" / "README.md").read_text()
+    assert not (home / "README.md").exists(), "no overview of claims"
+    for name in ("figure-3", "figure-4"):
+        page = (home / name / "README.md").read_text()
+        assert page.startswith("Quick run on a made-up log: no verdicts.\n\n# Figure ")
+        assert f"`python -m experiments {name} --quick` runs it" in page
+        assert "made-up |" in page
+        words = "linux|wikipedia|rust|grocery|public|synthetic|reproduced|Verdict|Goals|evidence.md"
+        assert not re.search(words, page, re.IGNORECASE)
     ledger = (home / "real-data" / "synthetic.jsonl").read_text()
     runs = [json.loads(line) for line in ledger.splitlines()]
     assert len({run["key"] for run in runs}) == len(runs)
@@ -37,13 +47,17 @@ def test_from_runs_to_figures_paces_and_verdicts(tmp_path):
 
     paced = study("table-1", "--quick", "--sets", "synthetic", cwd=tmp_path)
     assert paced.returncode == 0, paced.stderr
-    assert "Increasing n slows training significantly" in paced.stdout
-    assert "missing" not in (home / "table-1" / "README.md").read_text()
+    page = (home / "table-1" / "README.md").read_text()
+    assert page.startswith("Quick run on a made-up log: no verdicts.\n")
+    assert "## Made-up log\n" in page
+    assert "Verdict" not in page
     assert (home / "figure-3" / "time.png").exists()
 
     swept = study("sweeps", "--quick", "--sets", "synthetic", "--workers", "1", cwd=tmp_path)
     assert swept.returncode == 0, swept.stderr
     page = (home / "sweeps" / "README.md").read_text()
+    assert page.startswith("Quick run on a made-up log: no verdicts.\n")
+    assert "## made-up\n\n![one setting at a time](made-up.png)" in page
     assert "| score_queries | all |" in page
     assert "| rule | top, a vote for each query |" in page
 
@@ -58,7 +72,7 @@ def test_from_runs_to_figures_paces_and_verdicts(tmp_path):
         (("table-1", "--sets", "linus"), "unknown set 'linus'. Did you mean 'linux'?"),
         (("figure-3", "--sets", ","), "--sets names no set."),
         (("figure-4", "--draw"), "`python -m experiments figure-3`"),
-        (("table-1", "--quick", "--sets", "rust"), "the search on rust is not finished"),
+        (("table-1", "--quick", "--sets", "rust"), "the search on synthetic is not finished"),
     ],
 )
 def test_impossible_requests_are_one_line_before_any_work(arguments, words, at):
