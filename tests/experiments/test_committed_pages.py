@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from oracle.command_line import invoke_experiment
 
 from experiments.claims import count_verdicts, replace_block
@@ -18,6 +19,7 @@ from experiments.overview import (
 )
 from experiments.real.figures import sizes_figure, steps_figure, tail_figure, time_figure
 from experiments.real.page import loss_page, map_page, pace_page
+from experiments.synthetic.figures import _curves
 from experiments.synthetic.page import study_page
 from experiments.synthetic.studies import STUDIES
 from experiments.system.page import system_page
@@ -42,6 +44,20 @@ def committed(*folders):
 def test_the_synthetic_studies(name, claims):
     study = STUDIES[name]
     assert study_page(study, study_ledger(RESULTS, study), claims) == committed(name)
+
+
+@pytest.mark.parametrize("name", ["figure-1", "figure-2"])
+def test_labels_in_a_figure_are_values_of_the_table(name):
+    study = STUDIES[name]
+    ledger, axes = study_ledger(RESULTS, study), Figure().add_subplot()
+    for _, cells in study.panels:
+        for cell, (text, height, _) in zip(
+            cells, _curves(axes, study, ledger, cells), strict=False
+        ):
+            found = study.experiment.results(ledger, cell)
+            value = sum(result["accuracy"] for result in found) / len(found)
+            assert (text[:6], height) == (f"{value:.4f}", pytest.approx(value))
+            assert f"| {value:.4f} ± " in committed(name)
 
 
 def test_the_real_sets(claims):
