@@ -5,7 +5,7 @@ import shutil
 
 import polars as pl
 import pytest
-from oracle.command_line import TINY, invoke, last_line, names, write_chain
+from oracle.command_line import TINY, chain, invoke, last_line, names, write_chain
 
 FEW = ("--set", "split.kind=last", "--set", "split.validation=2", "--set", "split.test=2")
 
@@ -106,12 +106,20 @@ def test_mistakes_are_one_line_and_leave_no_file(runs, arguments, words):
     assert (runs / "old.csv").read_text() == "mine"
 
 
-def test_fewer_than_ten_users_are_words_and_a_cure(at):
-    write_chain(at / "log.csv", num_users=5, num_items=9)
-    invoke("train", "log.csv", "--out", "run", "--cache", "cache", *TINY, *FEW)
-    if not (at / "run").exists():
-        pytest.skip("train refuses so few users")
+def test_fewer_than_ten_users_are_words_and_a_cure_that_works(at):
+    frame = chain(num_users=14, num_items=9)
+    late = pl.col("user_id").is_in(["u1", "u2"])
+    times = pl.when(late).then(pl.col("time") + 10**8).otherwise(pl.col("time"))
+    frame.with_columns(times).write_csv(at / "log.csv")
+    done = invoke("train", "log.csv", "--out", "run", "--cache", "cache", *TINY, "--split", "time")
+    assert done.returncode == 0, done.stderr
     done = invoke("evaluate", "run")
-    assert done.stdout.startswith("5 users are too few to say who is better: at least 10 are need")
-    assert "±" not in done.stdout
-    assert "inf" not in done.stdout
+    assert done.stdout.startswith("2 users are too few to say who is better: at least 10 are need")
+    for word in ("±", "inf", "nan", "significant"):
+        assert word not in done.stdout
+    command, reason = done.stderr.splitlines()
+    assert reason.endswith("split.test=1: leaves 14 users to judge by")
+    _, train, *options = command.removeprefix("Try: ").split()
+    done = invoke(train, *options, "--cache", "cache")
+    assert done.returncode == 0, done.stderr
+    assert "14 users, one point each" in invoke("evaluate", "run-2").stdout

@@ -258,14 +258,28 @@ def _next(run: "RunFolder", found: "RunsEvaluation", advice: "list[Advice]") -> 
     if num_users < LEAST_USERS:
         if num_users < evaluation.split[f"{evaluation.part}_users"]:  # a sample
             return []
-        again = shlex.join([*run_again(run), "--set", "split.kind=last"])
-        return [f"Try: {again}", "  --set split.kind=last: holds out the last events of each user"]
+        return _another_split(run)
     if advice:
         return next_training(run_again(run), advice, first="Try")
     if _better_baselines(found):
         log = command_options(dataclasses.asdict(run.config.log))
         return [f"Try: {shlex.join(['tapas', 'compare', *log, '--budget', '10m'])}"]
     return [f"Next: tapas recommend {shlex.quote(str(run.path))} --user ..."]
+
+
+def _another_split(run: "RunFolder") -> list[str]:
+    """The command with a split that leaves enough users, if there is one."""
+    from tapas.data.splits import DEFAULTS, best_split, split_log
+    from tapas.training.advice import Advice, next_training, run_again
+
+    kind = split_log(run.log, run.config.split).config.kind
+    best = best_split(run.log, kind, more_than=LEAST_USERS - 1)
+    if best is None:
+        return []
+    validation, test = DEFAULTS[best[0]]  # those of the run are of another kind
+    shares = ("--set", f"split.validation={validation:g}", "--set", f"split.test={test:g}")
+    advice = Advice(("--split", best[0], *shares), f"leaves {best[1]:,} users to judge by")
+    return next_training(run_again(run), [advice], first="Try")
 
 
 def _print(found: "RunsEvaluation", show_all: bool) -> None:

@@ -146,7 +146,7 @@ def check_same_points(first: RunFolder, second: RunFolder) -> None:
             f"{first.path} and {second.path} cannot be compared: their logs have equal sizes, but "
             f"other events. {cure}"
         )
-    splits = asdict(first.config.split), asdict(second.config.split)
+    splits = [asdict(split_log(run.log, run.config.split).config) for run in (first, second)]
     for name, value in splits[0].items():
         if splits[1][name] != value:
             raise UsageError(
