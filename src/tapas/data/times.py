@@ -171,7 +171,7 @@ def _texts(column: pl.Series, path: Path) -> tuple[pl.Series, str]:
 
 def decimal_points(column: pl.Series) -> pl.Series:
     """Numbers written with a decimal comma, with a point."""
-    if column.dtype != pl.String:
+    if column.dtype != pl.String or not column.str.contains(",", literal=True).any():
         return column
     return column.str.replace(r"^\s*(-?\d+),(\d+)\s*$", "${1}.${2}")
 
@@ -262,19 +262,16 @@ def _time_of_day(tail: str) -> str:
 
 
 def _numeric(dates: pl.Series, day_first: bool) -> pl.Series:
-    order = "${1}/${3}" if day_first else "${3}/${1}"
-    plain = dates.str.replace(r"^([^ T,]+)(?:T|, ?)(\d)", "$1 $2")
-    plain = plain.str.replace(NUMERIC_DATE, f"{order}/${{4}}${{5}}")
-    short = plain.str.contains(r"^\d+/\d+/\d\d(\D|$)")
-    years = "%d/%m/%Y", "%d/%m/%y"
-    long = _only(plain, ~short, lambda text: _first_that_fit(text, _with_times(years[0])))
-    return long.fill_null(
-        _only(plain, short, lambda text: _first_that_fit(text, _with_times(years[1])))
-    )
-
-
-def _with_times(date: str) -> list[str]:
-    return [date + time for time in TIMES_OF_DAY]
+    order = ("%d", "%m") if day_first else ("%m", "%d")
+    formats = [
+        mark.join((*order, year)) + time
+        for mark in "/.-"
+        for year in ("%Y", "%y")
+        for time in TIMES_OF_DAY
+    ]
+    if dates.str.contains(r"\d[T,]").any():
+        dates = dates.str.replace(r"(\d)(?:T|, ?)(\d)", "$1 $2")
+    return _first_that_fit(dates, formats)
 
 
 def _named_months(text: pl.Series) -> pl.Series:
@@ -282,9 +279,9 @@ def _named_months(text: pl.Series) -> pl.Series:
 
 
 def _first_that_fit(text: pl.Series, formats: Iterable[str]) -> pl.Series:
-    """Each value by the first of `formats` that fits it."""
-    times = _nulls(text)
-    for form in formats:
+    """Each value by one of `formats`; those that fit the first values are tried first."""
+    times, start = _nulls(text), text.drop_nulls().head(100)
+    for form in sorted(formats, key=lambda form: _strptime(start, form).null_count()):
         rest = (times.is_null() & text.is_not_null()).arg_true()
         if not len(rest):
             break
