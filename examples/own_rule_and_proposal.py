@@ -73,6 +73,7 @@ def train(**options) -> float:
 
 mine = NewClasses(NUM_CLASSES)
 print(f"probabilities sum to {mine.log_prob(torch.arange(NUM_CLASSES)).exp().sum():.6f}")
-print(f"uniform proposal, rule 'priority': loss {train():.3f}")
+uniform = tapas.Uniform(NUM_CLASSES)
+print(f"uniform proposal, rule 'priority': loss {train(proposal=uniform):.3f}")
 print(f"own proposal, rule 'priority': loss {train(proposal=mine):.3f}")
 print(f"own proposal, own rule: loss {train(proposal=mine, selection=AnyQuery()):.3f}")

@@ -86,3 +86,14 @@ def test_a_method_that_is_not_there_leaves_nothing_behind(folder):
         said = last_line(tapas(*words, cwd=folder))
         assert said == f"{folder}/mine.py has no class Easiest. Heads there: Hardest."
     assert names(folder) == before
+
+
+def test_an_error_of_the_method_keeps_its_traceback(folder):
+    (folder / "raising.py").write_text(
+        "from mine import Hardest\n\n\nclass Raising(Hardest):\n"
+        "    def candidates(self, batch):\n        raise KeyError('my own bug')\n"
+    )
+    named = ("--out", "raised", "--method", "raising:Raising", "--cache", "cache")
+    done = tapas("train", "log.parquet", *named, *TINY, cwd=folder)
+    assert done.returncode == 1
+    assert f'File "{folder}/raising.py", line 6, in candidates' in done.stderr
