@@ -60,7 +60,7 @@ def make_model(log: EventLog, folder: Path) -> RunModel:
     config = build_config({"log": {"files": ["none"]}, "model": {"dim": DIM}})
     train_end = np.asarray(log.offsets[1:])
     data = TrainingData(None, log, train_end)
-    model = build_model(config, log.item_keys.counts, ONE_PROCESS, data=data).eval()
+    model = build_model(config, log.item_keys.counts.copy(), ONE_PROCESS, data=data).eval()
     with torch.no_grad():
         model.output_table.weight.normal_(std=0.3, generator=stream(0, "rows"))
     return RunModel(RunFolder(folder, config, log, 1), model, 0)
