@@ -46,7 +46,7 @@ from tapas.heads import import_method
 from tapas.heads.own_method import is_own
 from tapas.tables.ranks import Ranks
 from tapas.training.advice import advise_run, next_training, run_again
-from tapas.training.config import JSON, ServiceConfig, build_config, for_method, read_toml
+from tapas.training.config import JSON, ServiceConfig, build_config, read_toml, without_replaced
 from tapas.training.run_folder import RECORD, open_run
 from tapas.training.trainer import Progress, TrainResult
 
@@ -338,8 +338,8 @@ def train(
             if epochs is not None and steps is None:
                 flags["loop"]["steps"] = None  # those of a TOML file
             given = [flags, parse_settings(settings or [])]
-            chosen = next((t["head"]["method"] for t in given if "method" in t.get("head", {})), "")
-            wanted = [for_method(read_toml(config), chosen) if config is not None else {}, *given]
+            tables = read_toml(config) if config is not None else {}
+            wanted = [without_replaced(tables, *given), *given]
             if not any(layer.get("log", {}).get("files") for layer in wanted):
                 raise UsageError(
                     "no log given. Try `tapas train purchases.parquet --out run`, or --resume."

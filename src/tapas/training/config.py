@@ -273,18 +273,24 @@ def build_config(*layers: Mapping[str, Mapping[str, JSON]]) -> TrainConfig:
     return TrainConfig(head=head, **{name: _TYPES[name](**t) for name, t in merged.items()})
 
 
-def for_method(
-    tables: Mapping[str, Mapping[str, JSON]], method: object
+def without_replaced(
+    tables: Mapping[str, Mapping[str, JSON]], *layers: Mapping[str, Mapping[str, JSON]]
 ) -> dict[str, dict[str, JSON]]:
-    """`tables` of a TOML file, in [head] without the options that `method` does not have.
+    """`tables` of a TOML file without what belongs to a method or split that `layers` replace.
 
-    For a method on the command line that replaces the one of the file.
+    These are options that the new method does not have, and sizes of another kind of split.
     """
     found = {section: dict(table) for section, table in tables.items()}
     methods = known_methods()
-    if kind := methods.get(str(method)):
-        others = {name for other in methods.values() for name in other.options} - {*kind.options}
-        found["head"] = {n: v for n, v in found.get("head", {}).items() if n not in others}
+    for layer in layers:
+        method = methods.get(str(layer.get("head", {}).get("method")))
+        if method is not None:
+            others = {name for other in methods.values() for name in other.options}
+            others -= {*method.options}
+            found["head"] = {n: v for n, v in found.get("head", {}).items() if n not in others}
+        split = found.get("split", {})
+        if layer.get("split", {}).get("kind", split.get("kind")) != split.get("kind"):
+            found["split"] = {n: v for n, v in split.items() if n not in ("validation", "test")}
     return found
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tapas import UsageError
 from tapas.heads import METHODS, FlatHead
-from tapas.training.config import as_tables, as_toml, build_config, for_method, read_toml
+from tapas.training.config import as_tables, as_toml, build_config, read_toml, without_replaced
 
 LOG = {"log": {"files": ["a.parquet"]}}
 
@@ -147,10 +147,14 @@ def test_the_papers_rule_without_a_second_pass_works_with_the_copy_part():
     )
 
 
-def test_a_method_on_the_command_line_replaces_the_one_of_a_file_with_its_options():
-    tables = {"head": {"method": "tapas", "num_samples": 5, "presample_factor": 2, "next_items": 3}}
-    assert for_method(tables, "nce") == {
-        "head": {"method": "tapas", "num_samples": 5, "next_items": 3}
-    }
-    assert for_method({"head": {"typo": 1}}, "full") == {"head": {"typo": 1}}  # an error later
-    assert for_method(tables, "") == tables
+def test_a_method_or_split_on_the_command_line_replaces_that_of_a_file_with_its_options():
+    head = {"method": "tapas", "num_samples": 5, "presample_factor": 2, "next_items": 3}
+    tables = {"head": head, "split": {"kind": "time", "validation": 0.1, "test": 0.2, "seed": 1}}
+    kept = {"method": "tapas", "num_samples": 5, "next_items": 3}
+    assert without_replaced(tables, {}, {"head": {"method": "nce"}}) == tables | {"head": kept}
+    typo = {"head": {"typo": 1}}
+    assert without_replaced(typo, {"head": {"method": "full"}}) == typo  # an error later
+    other = {"split": {"kind": "last"}}
+    assert without_replaced(tables, other) == tables | {"split": {"kind": "time", "seed": 1}}
+    for layer in ({}, {"split": {"kind": "time"}}, {"split": {"test": 0.3}}):
+        assert without_replaced(tables, layer) == tables
