@@ -100,13 +100,54 @@ def demo_sentence() -> str:
     found = json.loads((RESULTS / "demo" / "results.json").read_text())
     copying = found["ways"]["TAPAS with copying"]["lead"]["own most frequent"]
     pairs = (found["lead_map@20"], copying)
-    second_pass, lead = (
-        f"{one['mean']:+.4f} ({one['low']:+.4f} to {one['high']:+.4f})" for one in pairs
-    )
+    second_pass, lead = map(_signed, pairs)
     return (
         f"TAPAS minus sampled softmax: {second_pass}. The model with `model.copy` minus own most "
         f"frequent: {lead}."
     )
+
+
+def made_up_demos() -> list[dict[str, Any]]:
+    """The records of `tapas demo --synthetic`, one for each seed."""
+    return [
+        json.loads(path.read_text()) for path in sorted((RESULTS / "demo").glob("made-up-*.json"))
+    ]
+
+
+def made_up_table() -> str:
+    """MAP@20 of models by seed, of baselines and of the best lists, for results/demo/README.md."""
+    seeds = made_up_demos()
+    rows = [
+        (name, *(_map_at_20(seed["ways"][name]["scores"]["model"]) for seed in seeds))
+        for name in seeds[0]["ways"]
+    ]
+    scores = next(iter(seeds[0]["ways"].values()))["scores"]
+    scores = {**scores, "the best that any model could do": seeds[0]["ceiling"]}
+    for name, found in scores.items():
+        if name != "model":
+            rows.append((name, *[_map_at_20(found)] * len(seeds)))
+    return table(("MAP@20", *(f"seed {seed['seed']}" for seed in seeds)), rows)
+
+
+def made_up_sentence() -> str:
+    """Paired differences for each seed, for results/demo/README.md."""
+    seeds = made_up_demos()
+    second_pass = ", ".join(_signed(seed["lead_map@20"]) for seed in seeds)
+    leads = [seed["ways"]["TAPAS with copying"]["lead"] for seed in seeds]
+    rival = min(leads[0], key=lambda name: leads[0][name]["mean"])
+    beside = ", ".join(_signed(lead[rival]) for lead in leads)
+    return (
+        f"TAPAS with copying minus {rival}, the best of the baselines: {beside}. TAPAS minus "
+        f"sampled softmax: {second_pass}."
+    )
+
+
+def _map_at_20(scores: dict[str, Any]) -> str:
+    return f"{scores['metrics']['map@20']['mean']:.4f}"
+
+
+def _signed(interval: dict[str, float]) -> str:
+    return f"{interval['mean']:+.4f} ({interval['low']:+.4f} to {interval['high']:+.4f})"
 
 
 def step_sentence() -> str:
@@ -151,6 +192,7 @@ def _workload(**changed: Any) -> Workload:
 if __name__ == "__main__":
     parts = (
         *(designs_table, billion_table, bias_table, demo_table, demo_sentence),
+        *(made_up_table, made_up_sentence),
         *(step_sentence, classes_sentence),
     )
     print("\n\n".join(part() for part in parts))

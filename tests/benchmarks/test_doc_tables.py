@@ -15,6 +15,8 @@ ROOT = Path(__file__).parents[2]
         ("docs/accuracy.md", "bias_table"),
         ("results/demo/README.md", "demo_table"),
         ("results/demo/README.md", "demo_sentence"),
+        ("results/demo/README.md", "made_up_table"),
+        ("results/demo/README.md", "made_up_sentence"),
         ("README.md", "step_sentence"),
         ("README.md", "classes_sentence"),
     ],
