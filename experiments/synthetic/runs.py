@@ -17,7 +17,7 @@ from tapas.errors import UsageError
 from tapas.heads import TapasSoftmax
 from tapas.optim import Adagrad
 from tapas.optim.row_updates import AdagradUpdate
-from tapas.proposals import Squashed
+from tapas.proposals import Squashed, Uniform
 from tapas.rng import stream
 from tapas.schedule import Anneal, Schedule
 from tapas.tables import LocalTable
@@ -151,7 +151,9 @@ def _build(run: Run, task: Task) -> tuple[nn.Module, TapasSoftmax, LocalTable]:
         presample_factor=run.presample_factor,
         selection="top" if full else run.method,
         temperature=run.schedule(),
-        proposal=None if task.counts is None else Squashed(task.counts, alpha=ALPHA),
+        proposal=(
+            Uniform(task.num_classes) if task.counts is None else Squashed(task.counts, alpha=ALPHA)
+        ),
         seed=run.seed,
     )
     return encoder, head, table

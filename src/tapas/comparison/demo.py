@@ -87,7 +87,7 @@ LISTENING_SETTINGS = DemoSettings(
 )
 PEOPLE = 3
 CURVES = "curves.png"
-CEILING = "the best that any model could do"
+CEILING = "best possible"
 METRICS = ("map@20", "precision@1", "recall@20")
 
 
@@ -242,7 +242,7 @@ HEADING = ["", "MAP@20", "prec@1", "recall@20", "tail", "training"]
 def verdict(found: DemoResult) -> list[str]:
     """Who is better, our best model or counting: the first sentences."""
     best = found.evaluations[found.best]
-    ours = f"{found.best}, the best of our models here,"
+    ours = f"our best model ({found.best})"
     return beside_baselines(ours, best.lead, best.scores["model"].num_examples)
 
 

@@ -50,4 +50,5 @@ def too_few(num_users: int) -> str:
 
 def capital(words: str) -> str:
     """`words` at the start of a sentence: names of files and folders stay as they are."""
-    return words if words not in BASELINES and words != "the model" else words.capitalize()
+    ours = words in BASELINES or words.startswith(("the model", "our best model"))
+    return words[0].upper() + words[1:] if ours else words

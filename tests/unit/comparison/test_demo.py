@@ -83,7 +83,7 @@ def found(third, *, second=OLD):
 def test_the_verdict_is_about_the_best_of_the_models_and_the_points_are_those_of_evaluate():
     third = evaluation(0.08, popular=AHEAD, own_most_frequent=(0.0037, 0.0004, 0.0070))
     assert demo.verdict(found(third)) == [
-        "TAPAS with copying, the best of our models here, is better than all 2 baselines: MAP@20 "
+        "Our best model (TAPAS with copying) is better than all 2 baselines: MAP@20 "
         "+0.0037 (+0.0004 to +0.0070) against own most frequent, the best of them."
     ]
     assert third.describe_points() == (
@@ -101,4 +101,4 @@ def test_the_best_is_not_always_the_third():
     weak, strong = evaluation(0.04, popular=BEHIND), evaluation(0.06, popular=AHEAD)
     result = found(weak, second=strong)
     assert result.best == TAPAS
-    assert demo.verdict(result)[0].startswith("TAPAS priority, the best of our models here, is be")
+    assert demo.verdict(result)[0].startswith("Our best model (TAPAS priority) is better")
