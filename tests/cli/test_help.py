@@ -43,6 +43,7 @@ def test_the_main_commands_come_first_and_no_summary_is_cut():
     for summary in (found | summaries("checkpoint")).values():
         assert summary.endswith(".")
         assert not summary.endswith(("...", "…"))
+        assert len(summary) <= 60  # click cuts longer ones at 80 columns
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)

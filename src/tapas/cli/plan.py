@@ -101,7 +101,7 @@ def plan(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Estimate the memory, the network traffic and the disk of a run.
+    """Estimate memory, network traffic and disk of a run.
 
     The memory is that of the rank that needs most. If it does not fit, the exit code is 1, and
     the message says what is largest and which changes would make it fit.
