@@ -410,3 +410,20 @@ def test_help_names_every_command_and_mistakes_have_code_2():
     mistaken = invoke("train", "--epocs", 3)
     assert (mistaken.returncode, mistaken.stdout) == (2, "")
     assert "No such option: --epocs" in mistaken.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "end"),
+    [
+        (("train", "--repeats"), "--repeats. Use --copy."),
+        (("plan", "--samples", 5), "--samples. Use --num-samples."),
+        (("train", "--learning-rate", 0.1), "--learning-rate. Use --lr."),
+        (("train", "--gpu"), "--gpu. Use --device cuda."),
+        (("evaluate", "--most=3"), "--most. Use --limit."),
+        (("info", "--repeats"), "--repeats"),  # it has no --copy
+    ],
+)
+def test_a_flag_with_another_name_elsewhere_is_refused_with_ours(arguments, end):
+    done = invoke(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(f"{end}\n")

@@ -11,6 +11,7 @@ from tapas.cli.compare import compare
 from tapas.cli.demo import demo
 from tapas.cli.evaluate import evaluate
 from tapas.cli.export import export
+from tapas.cli.flag_hints import Command
 from tapas.cli.info import info
 from tapas.cli.inspect import inspect
 from tapas.cli.plan import plan
@@ -55,7 +56,7 @@ def tapas(
 for command in (
     inspect, train, evaluate, recommend, similar, export, compare, plan, demo, cite, cache, info,
 ):  # fmt: skip
-    app.command()(command)
+    app.command(cls=Command)(command)
 app.add_typer(checkpoint)
 
 
