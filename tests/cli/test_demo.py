@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 from dataclasses import replace
 
 import pytest
@@ -143,8 +144,14 @@ def test_a_log_of_ones_own_is_sent_to_inspect_and_train(tmp_path):
     assert not (tmp_path / "demo").exists()
 
 
-@pytest.mark.parametrize("existed", [False, True])
-def test_ctrl_c_leaves_nothing_half_done(tmp_path, monkeypatch, existed):
+@pytest.mark.parametrize(
+    ("existed", "number", "code", "words"),
+    [
+        (False, signal.SIGTERM, 143, "stopped by SIGTERM."),
+        (True, signal.SIGINT, 130, "stopped by Ctrl-C."),
+    ],
+)
+def test_a_signal_leaves_nothing_half_done(tmp_path, monkeypatch, existed, number, code, words):
     shrink(monkeypatch)
     folder = tmp_path / "demo"
     if existed:
@@ -152,11 +159,11 @@ def test_ctrl_c_leaves_nothing_half_done(tmp_path, monkeypatch, existed):
 
     def interrupted(log, out, name, *rest, **options):
         (out / name).mkdir()
-        raise KeyboardInterrupt
+        signal.raise_signal(number)
 
     monkeypatch.setattr(showcase, "train_variant", interrupted)
     ended = invoke("--synthetic", "--out", folder)
-    assert ended.exit_code == 130
-    assert "stopped by Ctrl-C." in ended.stderr
+    assert ended.exit_code == code
+    assert words in ended.stderr
     assert folder.exists() is existed
     assert not existed or not any(folder.iterdir())

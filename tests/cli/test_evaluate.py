@@ -118,7 +118,7 @@ def test_fewer_than_ten_users_are_words_and_a_cure_that_works(at):
     for word in ("±", "inf", "nan", "significant"):
         assert word not in done.stdout
     command, reason = done.stderr.splitlines()
-    assert reason.endswith("split.test=1: leaves 14 users to judge by")
+    assert reason.endswith("--split last: leaves 14 users to judge by")
     _, train, *options = command.removeprefix("Try: ").split()
     done = invoke(train, *options, "--cache", "cache")
     assert done.returncode == 0, done.stderr

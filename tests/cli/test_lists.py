@@ -1,6 +1,7 @@
 """`tapas recommend` and `tapas similar` for many, and the same by `tapas.load` in Python."""
 
 import json
+import signal
 
 import polars as pl
 import pytest
@@ -164,13 +165,19 @@ def test_unknown_items_of_one_history_are_left_out_with_a_word(run):
     assert done.stdout == want
 
 
-def test_ctrl_c_leaves_no_file_and_says_so(run, at, monkeypatch):
+@pytest.mark.parametrize(
+    ("number", "code", "words"),
+    [(signal.SIGINT, 130, "stopped by Ctrl-C."), (signal.SIGTERM, 143, "stopped by SIGTERM.")],
+)
+def test_a_signal_leaves_no_file_and_says_so(run, at, monkeypatch, number, code, words):
     def stop(*_):
-        raise KeyboardInterrupt
+        signal.raise_signal(number)
 
+    before = signal.getsignal(number)
     monkeypatch.setattr(recommender.Recommender, "_readable", stop)
     done = invoke("recommend", "run", "--users", "all", "--out", "a.parquet")
-    assert last_line(done, 130) == "stopped by Ctrl-C."
+    assert last_line(done, code) == words
+    assert signal.getsignal(number) == before
     assert done.stderr.splitlines()[-2] == "a.parquet was not written."
     assert names(at) == ["run"]
 

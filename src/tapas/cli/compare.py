@@ -3,10 +3,7 @@
 import json
 import logging
 import os
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -322,7 +319,7 @@ def _compare(config: CompareConfig, out: Path, cache: Path, workers: int) -> Non
 
     status(describe_duration(config, workers))
     try:
-        with _terminated(), run_progress() as follow:
+        with run_progress() as follow:
             run_comparison(
                 config, out, cache=cache, status=status, progress=follow, workers=workers
             )
@@ -341,21 +338,6 @@ def describe_duration(config: CompareConfig, workers: int) -> str:
         f"{methods}, {duration(config.budget_seconds)} of training each{side}: about "
         f"{duration(seconds)}, plus reading, timing and evaluation."
     )
-
-
-@contextmanager
-def _terminated() -> Iterator[None]:
-    """On SIGTERM, exit in a way that also ends the processes that train."""
-
-    def end(number: int, frame: object) -> None:
-        status("tapas: stopped by SIGTERM.")
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _report(out: Path, as_json: bool, show_all: bool) -> None:

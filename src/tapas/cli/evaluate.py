@@ -269,16 +269,14 @@ def _next(run: "RunFolder", found: "RunsEvaluation", advice: "list[Advice]") -> 
 
 def _another_split(run: "RunFolder") -> list[str]:
     """The command with a split that leaves enough users, if there is one."""
-    from tapas.data.splits import DEFAULTS, best_split, split_log
+    from tapas.data.splits import best_split, split_log
     from tapas.training.advice import Advice, next_training, run_again
 
     kind = split_log(run.log, run.config.split).config.kind
     best = best_split(run.log, kind, more_than=LEAST_USERS - 1)
     if best is None:
         return []
-    validation, test = DEFAULTS[best[0]]  # those of the run are of another kind
-    shares = ("--set", f"split.validation={validation:g}", "--set", f"split.test={test:g}")
-    advice = Advice(("--split", best[0], *shares), f"leaves {best[1]:,} users to judge by")
+    advice = Advice(("--split", best[0]), f"leaves {best[1]:,} users to judge by")
     return next_training(run_again(run), [advice], first="Try")
 
 

@@ -94,7 +94,7 @@ def write_lists(
                 )
                 num_rows += len(row)
                 advance(part.stop, len(whose), "")
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):  # Ctrl-C, SIGTERM
         status(f"{out} was not written.")
         raise
     return num_rows

@@ -50,8 +50,6 @@ def stop_on_signal(ranks: Ranks) -> Iterator[StopRequest]:
         if request.signal is not None or not request.training:
             if number == signal.SIGINT:
                 raise KeyboardInterrupt
-            if alone:  # torchrun says so for its ranks, and also stops those of a failed job
-                status("tapas: stopped by SIGTERM.")
             raise SystemExit(128 + number)
         request.signal = number
         if alone:

@@ -8,7 +8,7 @@ from tapas.data.source import check_separator
 from tapas.data.text_lines import UTF8, read_start
 from tapas.errors import DataError
 
-SEPARATORS = ",\t;|"
+SEPARATORS = (",", "\t", ";", "|", "::")  # of two that occur as often, the first is taken
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from tapas.errors import DataError, UsageError
 MAX_EXAMPLES = 5  # bad rows quoted in the report
 MAX_EVENT_TYPES = 20  # a column of more values is no type of event
 MISSING_WORDS = ["NULL", "null", "NaN", "nan", "None", "N/A", "n/a", "#N/A", "\\N", "undefined"]
+ROUNDED_KEY = r"^[0-9]([.,][0-9]+)?[eE]\+[0-9]+$"  # as spreadsheets show long numbers
 WORD = r"[a-z0-9]+(?:'[a-z]+)?"
 
 
@@ -117,7 +118,7 @@ def read_events(source: LogSource, status: Callable[[str], None]) -> RawEvents:
             if 1 < len(counts) <= MAX_EVENT_TYPES
         },
         "time_kind": tally.time_kind,
-        "reading_notes": tally.notes + _missing_words(user, item, tally.columns),
+        "reading_notes": tally.notes + _doubtful_keys(user, item, tally.columns),
     }
     return RawEvents(user, item, time, report, weight)
 
@@ -272,8 +273,8 @@ def _cure_of_column(source: LogSource, present: Present, role: str, is_empty: bo
     )
 
 
-def _missing_words(user: CodedKeys, item: CodedKeys, columns: dict[str, str]) -> list[str]:
-    """Notes on keys such as NULL, which are read as any other."""
+def _doubtful_keys(user: CodedKeys, item: CodedKeys, columns: dict[str, str]) -> list[str]:
+    """Notes on keys such as NULL or 4.00639E+12, which are read as any other."""
     notes = []
     for role, coded in (("user", user), ("item", item)):
         if coded.keys.dtype != pl.String or role not in columns:
@@ -284,6 +285,14 @@ def _missing_words(user: CodedKeys, item: CodedKeys, columns: dict[str, str]) ->
                 f"{number:,} row{'s have' if number > 1 else ' has'} the {role} "
                 f"'{coded.keys[code]}', read as any other; leave them out with --where "
                 f"'{name}!={coded.keys[code]}'"
+            )
+        rounded = coded.keys.str.contains(ROUNDED_KEY).fill_null(False)
+        if rounded.any():
+            number = int(np.count_nonzero(rounded.to_numpy()[coded.codes]))
+            notes.append(
+                f"{number:,} row{'s have' if number > 1 else ' has'} a rounded {role}, such as "
+                f"'{coded.keys.filter(rounded)[0]}': a spreadsheet may have made one id of "
+                "several; export the ids as text"
             )
     return notes
 

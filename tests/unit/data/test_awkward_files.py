@@ -67,7 +67,9 @@ READ = [  # what is awkward, file name, content, options, events
     ("no header", "a.csv", "7,180,1700000000\n8,181,1700000001\n",
      {"no_header": True, "user": "1", "item": "2"}, [(7, 180, 1700000000), (8, 181, 1700000001)]),
     ("ratings of MovieLens", "ratings.dat", "1::1193::5::978300760\n",
-     {"no_header": True, "user": "1", "item": "2", "separator": "::"}, [(1, 1193, 978300760)]),
+     {"no_header": True, "user": "1", "item": "2"}, [(1, 1193, 978300760)]),
+    ("two colons and a header", "a.dat", "user::item::genres\n1::2::a|b|c\n", {}, [(1, 2, 0)]),
+    ("single colons", "a.csv", "user,item,span\n1,2,::\n", {}, [(1, 2, 0)]),
     ("ratings", "a.csv", "userId,movieId,rating,timestamp\n1,2,4.5,964982703\n", {},
      [(1, 2, 964982703)]),
     ("semicolons and decimal commas", "a.csv", "Kunde;Artikel;Preis\n1;A;3,50\n2;B;0,99\n", {},
@@ -236,10 +238,16 @@ REFUSED = [  # what is awkward, file name, content, options, error
     ("no header, unnamed", "a.csv", "7,180\n8,181\n", {"no_header": True},
      "a.csv: no column looks like the user or the item. Name them with --user and --item. "
      "Columns: 1 ('7'), 2 ('180')."),
-    ("other separators", "a.dat", "1::1193::5::978300760\n", {},
+    ("other separators", "a.dat", "1~1193~5~978300760\n", {},
      "a.dat: no column looks like the user or the item. Name them with --user and --item. "
-     "Columns: 1::1193::5::978300760. There is only one column: is the separator another "
+     "Columns: 1~1193~5~978300760. There is only one column: is the separator another "
      "one? Name it: --separator."),
+    ("ratings of MovieLens, unnamed", "a.dat", "1::1193::5::978300760\n1::661::3::978302109\n",
+     {},
+     "a.dat: no column looks like the user or the item. Name them with --user and --item. "
+     "Columns: 1 ('1'), 1193 ('661'), 5 ('3'), 978300760 ('978302109'). The first row looks like "
+     "data (1, 1193, 5): if there is no header, add --no-header; the columns are then called 1, "
+     "2, 3, as in --user 1 --item 2."),
     ("unknown names", "a.csv", "wer,was,wann\nx,y,2024-01-31\n", {},
      "a.csv: no column looks like the user or the item. Name them with --user and --item. "
      "Columns: wer ('x'), was ('y'), wann ('2024-01-31')."),
@@ -357,3 +365,14 @@ def test_how_a_file_was_read_is_reported(tmp_path, monkeypatch):
     report = read_events(source, lambda words: None).report
     assert (report["rows"], report["chosen_rows"], report["unused"]) == (3, 1, ["price"])
     assert report["event_types"] == {}
+
+
+@pytest.mark.parametrize("key", ["4.00639E+12", "4,00639E+12", "4E+12"])
+def test_ids_that_a_spreadsheet_has_rounded_are_reported(tmp_path, monkeypatch, key):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.csv").write_text(f"user;item\n1;{key}\n2;{key}\n2;SKU-1E+12\n")
+    report = read_events(LogSource(files=("a.csv",)), lambda words: None).report
+    assert report["reading_notes"] == [
+        f"2 rows have a rounded item, such as '{key}': a spreadsheet may have made one id of "
+        "several; export the ids as text"
+    ]
