@@ -72,6 +72,60 @@ def test_every_option_reaches_the_plan_and_json_is_the_plan_in_bytes():
     assert (printed["available_bytes"], printed["fits"]) == (2_000_000_000, True)
 
 
+def test_servers_and_workers_have_a_plan_each():
+    sizes = ("--classes", "1e6", "--dim", 32, "--num-samples", "1,000", "--batch", 400)
+    done = invoke("plan", *sizes, "--servers", 4, "--inputs", "--memory", "2GB")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "memory of the server that needs most",
+        "  process                        350 MB",
+        "  rows                            32 MB",
+        "  biases                           1 MB",
+        "  row state                        2 MB",
+        "  input rows and state            33 MB",
+        "  last updates of rows             2 MB",
+        "  batch                         54.4 kB",
+        "  pool                          1.17 MB",
+        "  kept rows and gradients        166 kB",
+        "  building the rows              611 kB",
+        "  total                          422 MB",
+        "  free                             2 GB",
+        "memory of a worker; the process that starts the run needs as much",
+        "  process                        350 MB",
+        "  counts of classes                8 MB",
+        "  proposal                        96 MB",
+        "  batch                          416 kB",
+        "  pool                           3.2 MB",
+        "  kept rows and gradients       1.43 MB",
+        "  kept scores                    3.2 MB",
+        "  building the proposal         55.8 MB",
+        "  total                          518 MB",
+        "  free                             2 GB",
+        "disk of a run, without its log, which takes 12 bytes for each event",
+        "  a checkpoint                   272 MB",
+        "  two newest and the best        816 MB",
+        "  while another is saved        1.09 GB",
+        "sent and received by a worker in a step, without encoder and inputs",
+        "  total                          574 kB",
+    ]
+    plain = json.loads(invoke("plan", *sizes, "--servers", 4, "--json").stdout)
+    assert (plain["workload"]["role"], plain["workload"]["ranks"]) == ("server", 4)
+    assert sum(plain["worker_memory_bytes"].values()) == plain["worker_memory_total_bytes"]
+    assert "traffic_bytes" not in plain
+    few = invoke("plan", *sizes, "--servers", 4, "--memory", "500MB")  # too few for a worker only
+    assert few.returncode == 1
+    assert few.stderr.startswith(
+        "tapas: 1,000,000 classes of 32 dimensions on 4 servers need 518 MB a worker, but only "
+        "500 MB are free. The largest item: process, 350 MB. What would fit: at most "
+    )
+    rows = invoke("plan", *sizes, "--servers", 1, "--head", 10, "--memory", "400MB")
+    assert "on 1 server need 499 MB a server, but only 400 MB are free." in rows.stderr
+    assert "What would fit: 4 servers with as much memory each (" in rows.stderr
+    assert last_line(invoke("plan", *sizes, "--servers", 2, "--ranks", 2)) == (
+        "--ranks and --servers are two ways to share rows: give one of them."
+    )
+
+
 def test_what_does_not_fit_is_explained_in_one_line(monkeypatch):
     done = invoke("plan", *SIZES, "--memory", "400MB", "--head", 0)
     assert done.returncode == 0

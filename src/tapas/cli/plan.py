@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +12,7 @@ import typer
 from tapas.cli.exit_codes import FAILED, report_errors
 from tapas.cli.options import AsJson
 from tapas.cli.terminal import status
-from tapas.errors import TapasError
+from tapas.errors import TapasError, UsageError
 
 if TYPE_CHECKING:
     from tapas.training.memory_plan import MemoryPlan
@@ -66,6 +66,9 @@ def plan(
     batch: Annotated[int, _number("Examples of a step, over all ranks.")] = 1_000,
     targets: Annotated[int, _number("Number of targets of an example.")] = 1,
     ranks: Annotated[int, _number("Number of processes that share the class vectors.")] = 1,
+    servers: Annotated[
+        int, _number("Number of servers of class vectors, instead of ranks; see `tapas train`.")
+    ] = 0,
     dtype: Annotated[
         str, typer.Option(metavar="float32|bfloat16", help="Number type of the class vectors.")
     ] = "float32",
@@ -96,15 +99,16 @@ def plan(
         typer.Option(
             metavar="SIZE",
             parser=amount_of_memory,
-            help="Memory of one rank, such as 64GB. Default: what is free on this machine.",
+            help="Memory of one process, such as 64GB. Default: what is free on this machine.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Estimate memory, network traffic and disk of a run.
 
-    The memory is that of the rank that needs most. If it does not fit, the exit code is 1, and
-    the message says what is largest and which changes would make it fit.
+    The memory is that of the rank that needs most, or of the server and the worker that do. If
+    it does not fit, the exit code is 1, and the message says what is largest and which changes
+    would make it fit.
     """
     with report_errors():
         from tapas.training.memory_plan import (
@@ -112,9 +116,10 @@ def plan(
             available_memory,
             check_fits,
             memory_plan,
-            traffic_designs,
         )
 
+        if servers and ranks > 1:
+            raise UsageError("--ranks and --servers are two ways to share rows: give one of them.")
         workload = Workload(
             num_classes=classes,
             dim=dim,
@@ -122,58 +127,76 @@ def plan(
             presample_factor=presample_factor,
             batch=batch,
             targets=targets,
-            ranks=ranks,
+            ranks=servers or ranks,
+            role="server" if servers else "rank",
             dtype=dtype,
             optimizer=optimizer,
             inputs=inputs,
             head_classes=head,
             encoder_parameters=encoder_parameters,
         )
-        planned, available = (
-            memory_plan(workload),
-            available_memory(1) if memory is None else memory,
-        )
-        designs = traffic_designs(workload)
-        typer.echo(
-            _as_json(planned, available, designs)
-            if as_json
-            else "\n".join(_as_text(planned, available, designs))
-        )
+        plans = [memory_plan(workload)]
+        if servers:
+            plans.append(memory_plan(replace(workload, role="worker")))
+        available = available_memory(1) if memory is None else memory
+        show = _as_json if as_json else _as_text
+        typer.echo("\n".join(show(plans, available)))
         try:
-            check_fits(planned, available)
+            for planned in plans:
+                check_fits(planned, available)
         except TapasError as error:
             status(f"tapas: {error}")
             raise typer.Exit(FAILED) from None
 
 
-def _as_json(planned: "MemoryPlan", available: int, designs: dict[str, int]) -> str:
+def _as_json(plans: "list[MemoryPlan]", available: int) -> Iterable[str]:
+    from tapas.training.memory_plan import traffic_designs
+
+    planned, *workers = plans
     told = {
         "workload": asdict(planned.workload),
         "memory_bytes": planned.memory,
         "memory_total_bytes": planned.memory_bytes,
         "available_bytes": available,
-        "fits": planned.memory_bytes <= available,
-        "traffic_bytes": planned.traffic,
-        "traffic_total_bytes": planned.traffic_bytes,
+        "fits": all(plan.memory_bytes <= available for plan in plans),
         "disk_bytes": planned.disk,
-        "designs_bytes": designs,
+        "designs_bytes": traffic_designs(planned.workload),
     }
-    return json.dumps(told, indent=1)
+    for worker in workers:
+        told["worker_memory_bytes"] = worker.memory
+        told["worker_memory_total_bytes"] = worker.memory_bytes
+    if not workers:
+        told["traffic_bytes"] = planned.traffic
+        told["traffic_total_bytes"] = planned.traffic_bytes
+    yield json.dumps(told, indent=1)
 
 
-def _as_text(planned: "MemoryPlan", available: int, designs: dict[str, int]) -> Iterable[str]:
+def _as_text(plans: "list[MemoryPlan]", available: int) -> Iterable[str]:
     """The lines to print; entries of 0 bytes are left out."""
+    from tapas.training.memory_plan import traffic_designs
+
+    planned, workload = plans[0], plans[0].workload
+    for plan in plans:
+        memory = {**plan.memory, "total": plan.memory_bytes, "free": available}
+        if plan.workload.role == "worker":
+            yield "memory of a worker; the process that starts the run needs as much"
+        else:
+            yield f"memory of the {plan.workload.role} that needs most"
+        yield from _lines(memory)
+    yield "disk of a run, without its log, which takes 12 bytes for each event"
+    yield from _lines(planned.disk)
+    designs = traffic_designs(workload)
+    if workload.role == "server":
+        yield "sent and received by a worker in a step, without encoder and inputs"
+        yield from _lines({"total": designs["algorithm 2"]})
+    elif workload.ranks > 1:
+        yield "sent by a rank in a step"
+        yield from _lines({**planned.traffic, "total": planned.traffic_bytes})
+        yield "sent by all ranks in a step, without encoder and inputs, by three designs"
+        yield from _lines(designs)
+
+
+def _lines(sizes: dict[str, int]) -> Iterable[str]:
     from tapas.training.memory_plan import in_units
 
-    memory = {**planned.memory, "total": planned.memory_bytes, "free": available}
-    traffic = {**planned.traffic, "total": planned.traffic_bytes}
-    yield "memory of the rank that needs most"
-    yield from (f"  {name:<28}{in_units(size):>9}" for name, size in memory.items() if size)
-    yield "disk of a run, without its log, which takes 12 bytes for each event"
-    yield from (f"  {name:<28}{in_units(size):>9}" for name, size in planned.disk.items())
-    if planned.workload.ranks == 1:
-        return
-    yield "sent by a rank in a step"
-    yield from (f"  {name:<28}{in_units(size):>9}" for name, size in traffic.items() if size)
-    yield "sent by all ranks in a step, without encoder and inputs, by three designs"
-    yield from (f"  {name:<28}{in_units(size):>9}" for name, size in designs.items())
+    yield from (f"  {name:<28}{in_units(size):>9}" for name, size in sizes.items() if size)

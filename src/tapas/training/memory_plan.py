@@ -82,6 +82,8 @@ HEAD_BYTES = 32  # per class above the proposal's floor: id, log q and alias buc
 BUILD_BYTES = 112  # the same at the peak of building the proposal
 EVERY_CLASS_BYTES = 16  # per class, for dense log q if a quarter of all classes is above the floor
 SCORERS = 64  # queries that are scored against the pool at once
+REPLICAS = 2  # copies of the model in a worker, for two steps at a time
+ROLES = dict.fromkeys(("rank", "server", "worker"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +96,8 @@ class Workload:
     presample_factor: int
     batch: int  # examples (queries) in a step, summed over all ranks
     targets: int = 1
-    ranks: int = 1
+    ranks: int = 1  # or servers
+    role: str = "rank"  # whose memory is planned: rank, server or worker
     dtype: str = "float32"  # of the rows: float32 or bfloat16
     optimizer: str = "rowwise-adagrad"  # of the rows: rowwise-adagrad, adagrad, lazy-adam or sgd
     inputs: bool = False  # whether the encoder has a separate table of inputs, without biases
@@ -110,16 +113,22 @@ class Workload:
                 f"num_samples is {self.num_samples:,}, but there are only {self.num_classes:,} "
                 "classes. Lower it."
             )
+        choice("role", self.role, ROLES)
         if not 1 <= self.ranks <= self.num_samples:
             raise UsageError(
-                f"ranks must be between 1 and num_samples ({self.num_samples:,}), as each rank "
-                f"keeps at least one class of a step, got {self.ranks:,}."
+                f"{self.shards} must be between 1 and num_samples ({self.num_samples:,}), as each "
+                f"{self.shards[:-1]} keeps at least one class of a step, got {self.ranks:,}."
             )
         choice("dtype", self.dtype, ROW_BYTES)
         choice("optimizer", self.optimizer, OPTIMIZERS)
         for name in ("input_ids", "head_classes", "encoder_parameters"):
             if (getattr(self, name) or 0) < 0:
                 raise UsageError(f"{name} must be at least 0, got {getattr(self, name):,}.")
+
+    @property
+    def shards(self) -> str:
+        """What the class vectors are on: "ranks" or "servers"."""
+        return "ranks" if self.role == "rank" else "servers"
 
     @property
     def head(self) -> int:
@@ -133,7 +142,7 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPlan:
-    """Bytes by purpose: memory and traffic of the rank that needs most, and disk of the run."""
+    """Bytes by purpose: memory and traffic of the process of its role that needs most, and disk."""
 
     workload: Workload
     memory: dict[str, int]
@@ -161,7 +170,7 @@ def memory_plan(workload: Workload) -> MemoryPlan:
 
 def _disk(w: Workload) -> dict[str, int]:
     """A run keeps the newest two checkpoints and the best; a new one is saved beside them."""
-    whole = _memory(replace(w, ranks=1))
+    whole = _memory(replace(w, ranks=1, role="rank"))
     names = ("rows", "biases", "row state", "input rows and state")
     checkpoint = sum(whole[name] for name in names) + 12 * w.encoder_parameters
     return {
@@ -204,6 +213,47 @@ def _memory(w: Workload) -> dict[str, int]:
     )
     found["building the rows"] = max(0, rows - steady)
     found["building the proposal"] = max(0, proposal - max(rows, steady))
+    if w.role == "server":
+        return _server_memory(w, found)
+    return _worker_memory(w, found) if w.role == "worker" else found
+
+
+def _server_memory(w: Workload, rank: dict[str, int]) -> dict[str, int]:
+    """Memory of a server, from that of a rank: its rows, and one request at a time."""
+    num_rows, row = _over(w.num_classes, w.ranks), 4 * w.dim
+    pool_here, kept_here = _over(w.pool, w.ranks), _over(min(w.num_samples, w.pool), w.ranks)
+    names = ("process", "rows", "biases", "row state", "input rows and state")
+    found = {name: rank[name] for name in names} | {
+        "last updates of rows": 4 * num_rows * (2 if w.inputs else 1),
+        "proposal": 0,
+        "batch": w.batch * (row + 8 * w.targets),
+        "pool": pool_here * (POOL_BYTES + row + 4 * SCORERS),
+        "kept rows and gradients": 2 * row * (kept_here + w.batch * w.targets),
+    }
+    # before the first step: counts and biases of all classes, then the rows from these biases
+    start = max(20 * w.num_classes, 4 * w.num_classes + sum(found[name] for name in names[1:]))
+    found["building the rows"] = max(0, PROCESS_BYTES + start - sum(found.values()))
+    found["building the proposal"] = 0
+    return found
+
+
+def _worker_memory(w: Workload, rank: dict[str, int]) -> dict[str, int]:
+    """Memory of a worker, from that of a rank: no rows, but all that is kept, for two steps."""
+    row, kept = 4 * w.dim, min(w.num_samples, w.pool)
+    found = {
+        "process": PROCESS_BYTES,
+        "counts of classes": 8 * w.num_classes,
+        "proposal": REPLICAS * rank["proposal"],
+        "encoder and gradients": REPLICAS * rank["encoder, gradients, Adam"],
+        "batch": REPLICAS * w.batch * (4 * row + 8 * w.targets),
+        "pool": REPLICAS * POOL_BYTES * w.pool,
+        "kept rows and gradients": REPLICAS * 4 * row * (kept + w.batch * w.targets),
+        "kept scores": REPLICAS * 4 * w.batch * kept,
+    }
+    # before the first step: the last proposal is built beside the others
+    others = found["counts of classes"] + (REPLICAS - 1) * rank["proposal"]
+    building = PROCESS_BYTES + others + BUILD_BYTES * w.head
+    found["building the proposal"] = max(0, building - sum(found.values()))
     return found
 
 
@@ -252,7 +302,7 @@ def traffic_designs(workload: Workload) -> dict[str, int]:
 def check_fits(planned: MemoryPlan, available_bytes: int | None = None) -> None:
     """Raise UsageError if the plan needs more memory than there is, and suggest changes that fit.
 
-    `available_bytes` is the memory of a rank, by default what is free on this machine.
+    `available_bytes` is the memory of a process, by default what is free on this machine.
     """
     available = available_memory() if available_bytes is None else available_bytes
     if planned.memory_bytes <= available:
@@ -262,8 +312,8 @@ def check_fits(planned: MemoryPlan, available_bytes: int | None = None) -> None:
     cures = "; ".join(_cures(w, available))
     raise UsageError(
         f"{w.num_classes:,} classes of {w.dim} dimensions on {w.ranks:,} "
-        f"{'rank' if w.ranks == 1 else 'ranks'} need {in_units(planned.memory_bytes)} a rank, but "
-        f"only {in_units(available)} are free. The largest item: {largest}, "
+        f"{w.shards[:-1] if w.ranks == 1 else w.shards} need {in_units(planned.memory_bytes)} a "
+        f"{w.role}, but only {in_units(available)} are free. The largest item: {largest}, "
         f"{in_units(planned.memory[largest])}. "
         + (f"What would fit: {cures}." if cures else "No change that we know of would fit.")
         + _hint(planned)
@@ -314,7 +364,7 @@ def _cures(w: Workload, available: int) -> Iterator[str]:
 
     ranks = enough_ranks()
     if ranks is not None:
-        yield with_size(f"{ranks:,} ranks with as much memory each", ranks=ranks)
+        yield with_size(f"{ranks:,} {w.shards} with as much memory each", ranks=ranks)
     lighter = {"dtype": "bfloat16"} if w.dtype == "float32" else {}
     if w.optimizer in ("adagrad", "lazy-adam"):
         lighter["optimizer"] = "rowwise-adagrad"
@@ -330,7 +380,7 @@ def _cures(w: Workload, available: int) -> Iterator[str]:
         flag = f"--head {_power(head)}"
         fewer = enough_ranks(head_classes=head)
         if fewer is not None:
-            yield with_size(f"{flag} and {fewer:,} ranks", head_classes=head, ranks=fewer)
+            yield with_size(f"{flag} and {fewer:,} {w.shards}", head_classes=head, ranks=fewer)
         for name, value in lighter.items():
             if need(head_classes=head, **{name: value}) <= available:
                 changed = {"head_classes": head, name: value}
@@ -339,8 +389,9 @@ def _cures(w: Workload, available: int) -> Iterator[str]:
         for name, value in lighter.items():
             fewer = enough_ranks(**{name: value})
             if fewer is not None:
-                yield with_size(f"{fewer:,} ranks and {words[name]}", ranks=fewer, **{name: value})
-    if w.head and need(head_classes=0) <= available:
+                also = f"{fewer:,} {w.shards} and {words[name]}"
+                yield with_size(also, ranks=fewer, **{name: value})
+    if w.head and w.role != "server" and need(head_classes=0) <= available:
         head = _last(0, w.head, lambda h: need(head_classes=h) <= available)
         yield with_size(
             f"at most {head:,} classes that were seen more than once", head_classes=head

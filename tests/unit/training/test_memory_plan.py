@@ -9,6 +9,9 @@ from ranks import run_ranks
 
 from tapas import LocalTable, Squashed, TapasSoftmax, UsageError
 from tapas.distributed.sharded import ShardedTable
+from tapas.servers.row_server import RowServer
+from tapas.servers.worker import STEPS_AT_ONCE
+from tapas.tables.shard import TableSpec
 from tapas.training.memory_plan import (
     BUILD_BYTES,
     OPTIMIZERS,
@@ -52,6 +55,24 @@ def test_the_plan_of_tables_is_exact(optimizer, dtype):
     assert memory["biases"] == held(table, "bias")
     assert memory["row state"] == held(table) - held(table, "weight", "bias")
     assert memory["input rows and state"] == held(LocalTable(C, D, bias=False, **options))
+
+
+def test_the_plan_of_a_server_is_what_its_shards_hold_and_a_worker_has_no_rows():
+    workload = replace(SMALL, role="server", inputs=True)
+    spec = TableSpec(C, D, M, OPTIMIZERS["rowwise-adagrad"])
+    shards = {"out": spec.shard(0), "in": spec._replace(has_bias=False).shard(0)}
+    server, planned = RowServer(0, shards), memory_plan(workload).memory
+    assert planned["rows"] + planned["biases"] + planned["row state"] == held(shards["out"])
+    assert planned["input rows and state"] == held(shards["in"])
+    moved = sum(numbers.nbytes for numbers in server._moved.values())
+    assert planned["last updates of rows"] == moved
+    rank = memory_plan(SMALL).memory
+    worker = memory_plan(replace(workload, role="worker")).memory
+    assert worker["proposal"] == STEPS_AT_ONCE * rank["proposal"]
+    assert not any("rows" in name and "kept" not in name for name in worker)
+    bytes_of_a_step = worker["kept scores"] // STEPS_AT_ONCE
+    assert bytes_of_a_step == 11 * 23 * 4  # all that is kept, not a share of it
+    assert memory_plan(workload).disk == memory_plan(replace(SMALL, inputs=True)).disk
 
 
 @pytest.mark.parametrize("seen", [C, 300, 251, 250])
