@@ -8,11 +8,13 @@ from typing import Annotated
 import typer
 
 from experiments.claims import END, START, claims_rows, replace_block
+from experiments.estimators.command import ABOUT as ESTIMATORS
 from experiments.estimators.command import estimators
+from experiments.four_ways import ABOUT as FOUR_WAYS
 from experiments.four_ways import four_ways
 from experiments.options import ALL_CORES, RESULTS, Draw, Out, Quick, Workers, home_of
 from experiments.overview import all_claims, study_ledger, write_overview
-from experiments.quick import say_quick
+from experiments.quick import GENERATED_POINTS, say_quick
 from experiments.real import command as paper_real
 from experiments.synthetic.experiment import run_experiment
 from experiments.synthetic.gradient_cost import gradient_cost
@@ -39,7 +41,7 @@ app = typer.Typer(
 def list_studies() -> None:
     """List the studies, their claims and how long they take."""
     about = {study.name: (study.claim, study.minutes) for study in STUDIES.values()}
-    about |= {**paper_real.ABOUT, **paper_system.ABOUT}
+    about |= {**paper_real.ABOUT, **paper_system.ABOUT, **ESTIMATORS, **FOUR_WAYS}
     rows = [[name, *words] for name, words in about.items()]
     print_table(("study", "claim", "minutes on 2 cores"), rows, right=False)
 
@@ -111,7 +113,7 @@ def run_study(name: str, out: Path, *, quick: bool, draw: bool, workers: int) ->
     study = find_study(name)
     study, out = study.quick() if quick else study, home_of(out, quick)
     if quick:
-        say_quick()
+        say_quick(GENERATED_POINTS)
     folder = OutputFolder(out / name)
     ledger = study_ledger(out, study)
     files = {}

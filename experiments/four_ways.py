@@ -43,6 +43,7 @@ from tapas.proposals import Squashed
 from tapas.rng import stream
 
 NAME, BAYES = "four-ways", "Bayes-optimal"
+ABOUT = {NAME: ("Not a claim of the paper: the figure of README.md, one model four ways.", "2")}
 METHODS = ("sampled softmax", "TAPAS top", "TAPAS priority", "full softmax")
 RANKED = 20  # the k of MAP@k
 MOMENTS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)  # shares of the steps, denser at first

@@ -8,7 +8,7 @@ from experiments.estimators.bias import bias_runs, measure_bias
 from experiments.estimators.page import BIAS, FIGURE, README, STEP_TIMES, make_page, read_estimators
 from experiments.estimators.step_times import StepTimesConfig, measure_step_times
 from experiments.options import ALL_CORES, RESULTS, Draw, Out, Quick, Workers, home_of
-from experiments.quick import quick_page, say_quick
+from experiments.quick import FEW_REPEATS, quick_page, say_quick
 from tapas.atomic_file import OutputFolder
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.progress import run_progress
@@ -16,6 +16,9 @@ from tapas.comparison.ledger import Ledger
 from tapas.comparison.process_pool import run_missing
 
 NAME = "estimators"
+ABOUT = {
+    NAME: ("Not a claim of the paper: step time and bias of every method of docs/methods.md.", "40")
+}
 QUICK = StepTimesConfig(
     contenders=("full", "sampled", "tapas"), classes=(200, 400), dim=8, examples=16, repeats=3,
     block=2, fresh_processes=False,
@@ -37,6 +40,8 @@ def estimators(
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
         from experiments.estimators.figure import draw_step_times
 
+        if quick:
+            say_quick(FEW_REPEATS)
         place = home_of(out, quick) / NAME
         folder, config = OutputFolder(place), QUICK if quick else StepTimesConfig()
         if not draw:
@@ -46,8 +51,6 @@ def estimators(
                 ledger = Ledger(place / BIAS)
                 run_missing(ledger, biases, measure_bias, follow("bias"), workers=workers)
         found = read_estimators(place)
-        page = quick_page(make_page(found)) if quick else make_page(found)
+        page = quick_page(make_page(found), FEW_REPEATS) if quick else make_page(found)
         folder.write({README: page.encode(), FIGURE: draw_step_times(found, quick=quick)})
-        if quick:
-            say_quick()
         typer.echo(f"Wrote {place / README} and {place / FIGURE}.", err=True)

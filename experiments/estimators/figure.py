@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from experiments.estimators.page import COMMAND, Estimators, Timed
-from experiments.quick import quick_figure
+from experiments.quick import FEW_REPEATS, quick_figure
 from tapas.comparison.figure_style import add_title, as_png
 from tapas.comparison.figures import ALWAYS, PALE_WORDS, Label, draw_line, label_beside, panel
 from tapas.comparison.tables import describe_time
@@ -19,7 +19,7 @@ from tapas.errors import DataError
 def draw_step_times(found: Estimators, *, quick: bool = False) -> bytes:
     """Seconds of a step of the head alone over the number of classes: a PNG."""
     figure = step_times_figure(found)
-    return as_png(quick_figure(figure) if quick else figure)
+    return as_png(quick_figure(figure, FEW_REPEATS) if quick else figure)
 
 
 def step_times_figure(found: Estimators) -> Figure:

@@ -151,6 +151,7 @@ def _sets_to_run(names: str, out: Path, quick: bool) -> list[tuple[SetRuns, Ledg
     found = [find_set(name) for name in wanted]
     if quick:  # one made-up log in place of all sets
         say_quick()
+        status(f"It replaces {', '.join(wanted)}, whose files are not read.")
         found = [SYNTHETIC]
     home = home_of(out, quick)
     return [(SetRuns(each, quick=quick), real_ledger(home, each.name)) for each in found]

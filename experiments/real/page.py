@@ -63,8 +63,10 @@ def map_page(sets: Sequence[SetEvidence], claims: Sequence[Claim]) -> str:
 
 def loss_page(sets: Sequence[SetEvidence], claims: Sequence[Claim]) -> str:
     lines = ["![full softmax loss over training steps](figure.png)", ""]
+    size = f" n = {sets[0].real_set.num_samples}." if is_quick(sets) else ""
     lines += [
-        "Full softmax loss on test points, in nats, with 95 % intervals over users and seeds.",
+        "Full softmax loss on test points, in nats, with 95 % intervals over users and seeds."
+        + size,
         "",
         *wide_table(sets, "loss", 3),
         "",
@@ -121,8 +123,8 @@ def sweeps_page(found: dict[str, list[tuple[SweepPoint, Result]]]) -> str:
         "# One setting at a time",
         "",
         "Priority with n samples and r=8 is the start; one setting is changed at a time. The last "
-        "rows are variants of the selection rule. One seed, on validation points: for choosing "
-        "defaults.",
+        "rows, with twice as many steps, are selection rules, each with its own best alpha: "
+        "compare them with each other only. One seed, on validation points: for choosing defaults.",
         "",
         "Made by `python -m experiments sweeps`.",
         "",

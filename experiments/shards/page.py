@@ -60,13 +60,14 @@ def _overlaps(study: Study, ledger: Ledger) -> list[str]:
         rows.append(row)
     classes, n, counts = PAPER_SIZES
     expected = ", ".join(f"{expected_overlap(classes, n, m):.4f} with m={m}" for m in counts)
+    looks = "once" if study.experiment.looks == 1 else f"{study.experiment.looks} times"
     return [
         "## Overlap with the best n",
         "",
         "Share of the best n classes of the pool (8n classes) that are among the best n/m of their "
         "shard. Models were trained with the paper's rule on one shard; queries, pool and "
-        f"placement were drawn {study.experiment.looks} times for each seed. *Counted* is the "
-        "expectation under random placement, the same for every model: the number of the best n "
+        f"placement were drawn {looks} for each seed. *Counted* is the expectation "
+        "under random placement, the same for every model: the number of the best n "
         "classes in a shard is hypergeometric, and those beyond n/m are lost, about sqrt((m-1) / "
         f"2πn) of all. At the paper's size (n={n:,}, here of {classes:,} classes) it is "
         f"{expected}. *Contiguous* shards have neighbours in the order of frequency.",

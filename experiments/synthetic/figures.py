@@ -10,7 +10,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.quick import quick_figure
+from experiments.quick import GENERATED_POINTS, quick_figure
 from experiments.shards.figure import shards_figure
 from experiments.synthetic.experiment import Cell
 from experiments.synthetic.studies import Study
@@ -22,6 +22,7 @@ from tapas.comparison.figure_style import (
     as_png,
     blank_figure,
     label_ends,
+    label_ends_on_log,
     plain,
 )
 from tapas.comparison.ledger import Ledger
@@ -35,7 +36,7 @@ def draw_study(study: Study, ledger: Ledger) -> bytes:
     """A PNG: one panel for each group of curves, mean over seeds with 95 % bands."""
     draw = {"shards": shards_figure, "pool-size": _pool_size}.get(study.name, _panels)
     figure = draw(study, ledger)
-    return as_png(quick_figure(figure) if study.is_quick else figure)
+    return as_png(quick_figure(figure, GENERATED_POINTS) if study.is_quick else figure)
 
 
 def _panels(study: Study, ledger: Ledger) -> Figure:
@@ -114,7 +115,7 @@ def _short(cell: Cell) -> str:
 def _pool_size(study: Study, ledger: Ledger) -> Figure:
     """Final accuracy against the share of all classes that the pool holds."""
     figure = blank_figure(9, 5)
-    figure.subplots_adjust(left=0.08, right=0.8, top=0.83, bottom=0.16)
+    figure.subplots_adjust(left=0.08, right=0.76, top=0.83, bottom=0.16)
     axes = figure.add_subplot()
     plain(axes)
     num_classes = load_task(study.experiment.task).num_classes
@@ -140,8 +141,7 @@ def _pool_size(study: Study, ledger: Ledger) -> Figure:
     axes.minorticks_off()
     axes.set_xlabel("size of the pool, share of all classes (grey: the paper's 1 to 10 %)")
     axes.set_xlim(1.4, 110)
-    for text, height, colour in labels:
-        axes.annotate(text, (112, height), color=colour, va="center", annotation_clip=False)
+    label_ends_on_log(axes, labels)
     _words(figure, study)
     return figure
 

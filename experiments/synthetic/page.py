@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from experiments.claims import Claim, claims_table, markdown_table
-from experiments.quick import quick_page
+from experiments.quick import GENERATED_POINTS, quick_page
 from experiments.shards.page import shards_findings
 from experiments.synthetic.experiment import Cell
 from experiments.synthetic.runs import ALPHA
@@ -47,7 +47,7 @@ def study_page(study: Study, ledger: Ledger, claims: Sequence[Claim]) -> str:
         "",
     ]
     page = "\n".join(lines)
-    return quick_page(page) if study.is_quick else page
+    return quick_page(page, GENERATED_POINTS) if study.is_quick else page
 
 
 def _results_table(study: Study, ledger: Ledger) -> list[str]:

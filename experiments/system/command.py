@@ -122,6 +122,8 @@ def table_1(
             _refuse(unused, "--draw")
             _draw(home, out, quick=quick)
             return
+        if quick:
+            say_quick()
         system = _system(given, quick=quick)
         OutputFolder(home / STUDY)  # fails before the work if it cannot be written
         ledger = system_ledger(home)
@@ -179,9 +181,7 @@ def _write(home: Path, ledger: Ledger, *, quick: bool) -> None:
     page = system_page(found, claims, quick=quick).encode()
     picture = draw_system(found, quick=quick)
     OutputFolder(home / STUDY).write({"figure.png": picture, "README.md": page})
-    if quick:
-        say_quick()
-    else:
+    if not quick:
         write_overview(home, claims)
     status(f"Wrote {home / STUDY / 'README.md'}.")
     for rule, words in RULE_WORDS.items():

@@ -31,12 +31,15 @@ Dot = tuple[int, Cell, float, float, float]  # column, cell, value, and the ends
 
 def draw_system(found: SystemResults, *, quick: bool = False) -> bytes:
     """A PNG, from the results alone."""
-    figure = system_figure(found)
+    figure = system_figure(found, quick=quick)
     return as_png(quick_figure(figure) if quick else figure)
 
 
-def system_figure(found: SystemResults) -> Figure:
-    """Two panels: times of a step relative to n, r=1 with the paper's; shares of collisions."""
+def system_figure(found: SystemResults, *, quick: bool = False) -> Figure:
+    """Two panels: times of a step relative to n, r=1 with the paper's; shares of collisions.
+
+    The paper's times are not drawn in a quick run, which has other n.
+    """
     figure = blank_figure(15, 4.8)
     grid = figure.add_gridspec(1, 2, left=0.04, right=0.98, wspace=0.12, top=0.83, bottom=0.21)
     few = found.system.sizes[0]
@@ -52,9 +55,10 @@ def system_figure(found: SystemResults) -> Figure:
         axes.set_xticks(range(len(names)), names)
         axes.set_xlim(-0.5, len(names) - 0.3)
         dots, paper = draw(found)
-        top = 1.06 * max(*(high for *_, high in dots), *paper)
+        paper = [] if quick else paper
+        top = 1.06 * max([high for *_, high in dots] + paper)
         axes.set_ylim(0, top)
-        _draw(axes, dots, paper, LABEL_GAP * top)
+        _draw(axes, dots, paper, LABEL_GAP * top, digits=2 if draw is _times else 1)
     system = found.system
     note = (
         "Sampled: sampled softmax. Top: TAPAS with the paper's rule. Priority: TAPAS with ours. "
@@ -98,7 +102,7 @@ def _shares(found: SystemResults) -> tuple[list[Dot], list[float]]:
     return dots, []
 
 
-def _draw(axes: Axes, dots: list[Dot], paper: list[float], gap: float) -> None:
+def _draw(axes: Axes, dots: list[Dot], paper: list[float], gap: float, *, digits: int) -> None:
     """Dots with bars, each labelled with its value and its method."""
     for column, height in enumerate(paper):
         axes.plot(
@@ -116,7 +120,6 @@ def _draw(axes: Axes, dots: list[Dot], paper: list[float], gap: float) -> None:
                 [column], [value], [[value - low], [high - value]],
                 color=colour, fmt="o", markersize=6, capsize=3, elinewidth=1,
             )  # fmt: skip
-            digits = 2 if paper else 1
             _write(axes, f"{value:.{digits}f} {cell.method}", column + 0.09, height, colour)
 
 

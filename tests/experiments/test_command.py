@@ -21,7 +21,7 @@ def test_a_quick_study_runs_once_draws_and_writes(study, tmp_path):
     folder = tmp_path / "results" / "quick" / study
     assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
     page = (folder / "README.md").read_text()
-    assert page.startswith("Quick run on a made-up log: no verdicts.\n\n# ")
+    assert page.startswith("Quick run on generated points: no verdicts.\n\n# ")
     assert f"`python -m experiments {study} --quick` runs it" in page
     assert not re.search("reproduced|partly|Verdict|Claim|missing", page)
     assert names(tmp_path / "results" / "quick") == [study], "no overview of claims"
@@ -32,12 +32,12 @@ def test_a_quick_study_runs_once_draws_and_writes(study, tmp_path):
     assert (folder / "figure.png").exists()
     assert (folder / "results.jsonl").read_text() == ledger
     assert again.stdout == done.stdout == ""
-    assert "Quick run on a made-up log: no verdicts.\n" in done.stderr
+    assert "Quick run on generated points: no verdicts.\n" in done.stderr
 
 
 def test_the_list_names_every_study(tmp_path):
     said = experiment("list", cwd=tmp_path).stdout
-    assert all(study in said for study in (*STUDIES, "shards"))
+    assert all(study in said for study in (*STUDIES, "shards", "estimators", "four-ways"))
 
 
 def test_claims_without_results_are_missing_with_the_command_to_run(tmp_path):

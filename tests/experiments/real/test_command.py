@@ -22,7 +22,10 @@ def study(*arguments, cwd):
 def test_from_runs_to_figures_paces_and_verdicts(tmp_path):
     done = study("figure-3", "--quick", "--workers", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("Quick run on a made-up log: no verdicts.\n")
+    assert done.stderr.startswith(
+        "Quick run on a made-up log: no verdicts.\n"
+        "It replaces linux, wikipedia, synthetic, rust, grocery, whose files are not read.\n"
+    )
     assert done.stdout == ""
     home = tmp_path / "results" / "quick"
     for picture in ("figure-3/figure.png", "figure-4/figure.png", "figure-4/tail.png"):
@@ -34,6 +37,7 @@ def test_from_runs_to_figures_paces_and_verdicts(tmp_path):
         assert page.startswith("Quick run on a made-up log: no verdicts.\n\n# Figure ")
         assert f"`python -m experiments {name} --quick` runs it" in page
         assert "made-up |" in page
+        assert "n=16" in page or "n = 16" in page
         words = "linux|wikipedia|rust|grocery|public|synthetic|reproduced|Verdict|Goals|evidence.md"
         assert not re.search(words, page)
     ledger = (home / "real-data" / "synthetic.jsonl").read_text()

@@ -5,6 +5,7 @@ from oracle.fake_jobs import SECONDS, fake_segment
 
 from experiments.synthetic.experiment import sampled
 from experiments.system.claims import check_system_claims
+from experiments.system.figure import system_figure
 from experiments.system.page import system_page
 from experiments.system.results import SystemResults
 from tapas import DataError
@@ -132,3 +133,13 @@ def test_a_machine_with_too_few_cores_is_mentioned(measured, cores, shared):
     page = system_page(SystemResults(ledger), [])
     assert f"2 servers and 2 workers on one machine with {cores} cores" in page
     assert ("4 processes share 3 cores" in page) == shared
+
+
+def test_a_quick_figure_has_none_of_the_papers_marks(measured):
+    found = SystemResults(measured(rounds=2))
+
+    def texts(*, quick):
+        return [text.get_text() for text in system_figure(found, quick=quick).axes[0].texts]
+
+    papers = [text for text in texts(quick=False) if text not in texts(quick=True)]
+    assert papers == ["1.00 paper", "1.05", "1.97", "2.23"]
