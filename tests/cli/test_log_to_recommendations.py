@@ -233,8 +233,12 @@ def test_an_export_recommends_what_the_run_recommends(folder, run):
     assert model.encode(histories) == pytest.approx(shop.encode(histories), rel=1e-3, abs=1e-5)
     assert (model.similar(1003, 5).items == shop.similar(1003, 5).items).all()
     assert shop.recommend([[]], 2, cold="popular").items.tolist() == [shop.items[:2]]
-    with raises_text("shop is an export, which has one checkpoint only. Leave out --step."):
+    with raises_text("shop is an export, which has one checkpoint only. Leave step out."):
         load(folder / "shop", step=3)
+    assert load(run, device="meta").class_vectors().is_meta
+    for path in (run, folder / "shop"):
+        with raises_text("device is 'gpu', which torch cannot use here: "):
+            load(path, device="gpu")
     refused = tapas("recommend", "shop", "--user", "u3", cwd=folder)
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr == (

@@ -1,13 +1,13 @@
 """Users or histories as Python objects: lists, numpy arrays, Series or DataFrames.
 
-Series and DataFrames may be of polars or pandas, which is never imported here. A scalar is a user,
+Series and DataFrames may be of polars or pandas, which need not be installed. A scalar is a user,
 a list of scalars are users, a list of lists are histories. A DataFrame with columns of users and
 items is a log; with one column, or without a column of items, it has users.
 """
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from tapas.data.keys import code_keys, normalize_keys
 from tapas.data.source import LogSource
 from tapas.data.times import parse_times
 from tapas.data.vocabulary import Vocabulary
-from tapas.errors import DataError, UsageError
+from tapas.errors import DataError, UsageError, choice
 
 GIVEN = Path("the DataFrame")  # in errors, where a file would be named
 
@@ -54,7 +54,7 @@ def parse_given(given: Any, item_keys: Vocabulary) -> Given:
             return Given(given, None, library)
         found = _parse_sequence(_values(given), item_keys)
         return replace(found, library=library)
-    if isinstance(given, SCALAR):
+    if isinstance(given, SCALAR | bytes):
         return Given(key_column([given]), None)
     if hasattr(given, "__array__") and not isinstance(given, np.ndarray):  # a tensor
         given = np.asarray(given)
@@ -77,9 +77,15 @@ def parse_keys(given: Any) -> tuple[pl.Series, str | None]:
     """The item keys in `given`, and the library of a Series or DataFrame ("polars", "pandas")."""
     library = type(given).__module__.partition(".")[0]
     if library not in ("polars", "pandas"):
-        if isinstance(given, SCALAR):
+        if isinstance(given, SCALAR | bytes | float) or given is None:
             return key_column([given]), None
-        return key_column(np.asarray(given, dtype=object).reshape(-1).tolist()), None
+        if isinstance(given, Mapping) or not isinstance(given, Iterable):
+            raise UsageError(
+                f"got a {type(given).__name__}; expected items: a key, or a list, array, Series or "
+                "DataFrame of keys."
+            )
+        keys = given if hasattr(given, "__array__") else list(given)
+        return key_column(np.asarray(keys, dtype=object).reshape(-1).tolist()), None
     if hasattr(given, "columns"):
         names = list(given.columns)
         if len(names) > 1:
@@ -137,11 +143,15 @@ def _values(column: Any) -> list[Any]:
     return [None if missing else value for value, missing in pairs]
 
 
-def frame_of(columns: dict[str, Any], library: str | None) -> Any:
-    """A DataFrame of `library`, polars unless it is "pandas"."""
-    if library != "pandas":
+def frame_of(columns: dict[str, Any], library: str) -> Any:
+    """A DataFrame of `library`, "polars" or "pandas"."""
+    choice("library", library, dict.fromkeys(("polars", "pandas")))
+    if library == "polars":
         return pl.DataFrame(columns)
-    pandas = sys.modules["pandas"]  # which is loaded: an object of it was passed
+    try:
+        pandas = import_module("pandas")
+    except ModuleNotFoundError:
+        raise UsageError("pandas is not installed. Use to_frame() for polars.") from None
     return pandas.DataFrame(
         {name: c.to_list() if isinstance(c, pl.Series) else c for name, c in columns.items()}
     )

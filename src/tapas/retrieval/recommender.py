@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from tapas.data.python_histories import Given
     from tapas.data.vocabulary import Vocabulary
 
-BATCH_SIZE = 512  # histories encoded and ranked together
-SORTED_TOGETHER = 32  # batches sorted by length, so that little padding is encoded
+# histories encoded and ranked together: of fewer, torch keeps the steps of a GRU on one thread
+BATCH_SIZE = 1024
+SORTED_TOGETHER = 16  # batches sorted by length, so that little padding is encoded
 COLD = ("error", "skip", "popular")
 CURE = 'cold="skip" leaves such users out, cold="popular" gives them the most popular items.'
 
@@ -176,7 +177,7 @@ class Recommender(ABC):
         from tapas.data.python_histories import parse_given
 
         given = parse_given(users_or_histories, self.item_keys)
-        histories = self.settle_cold(self._histories(given), "error")
+        histories = self.settle_cold(self._histories(given), "error", "Leave them out.")
         rows: NDArray[np.float32] | None = None
         for rows_of, items, lengths in self._batches(histories, 0, len(histories)):
             query = self.queries(items, lengths).cpu().numpy()
@@ -198,7 +199,7 @@ class Recommender(ABC):
             if (number := given.histories.unknown_items) > 0:
                 first = given.histories.first_unknown_item
                 warnings.warn(
-                    f"{number:,} items of histories are unknown and left out (first: {first!r}).",
+                    f"unknown items of histories are left out: {number:,} (first: {first!r}).",
                     stacklevel=3,
                 )
             return given.histories
@@ -228,7 +229,7 @@ class Recommender(ABC):
             raise UsageError(f"unknown user '{key}'.{hint} The model knows {number} users. {cure}")
         if users is not None and users.no_key:
             raise UsageError(
-                f"{users.no_key:,} rows have no user (first: {users.first_bad}). {cure}"
+                f"rows without a user: {users.no_key:,} (first: {users.first_bad}). {cure}"
             )
         if empty.any():
             key = histories.keys[int(np.flatnonzero(empty)[0])]

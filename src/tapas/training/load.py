@@ -1,6 +1,5 @@
 """`tapas.load`: the model of a run or of an export, ready to recommend."""
 
-from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from tapas.data.splits import split_log
 from tapas.errors import UsageError
 from tapas.retrieval.export_folder import ExportedModel, is_export
 from tapas.retrieval.recommender import Recommender
+from tapas.shapes import check_device
 from tapas.training.model import SequenceModel
 from tapas.training.run_evaluation import load_model
 from tapas.training.run_folder import RunFolder, open_run
@@ -29,8 +29,7 @@ def load(
     Args:
         path: folder of the run, or of the export.
         step: step of the run's checkpoint. Default: the best one.
-        device: where to compute, such as "cuda". Default: the device that the run was trained on;
-            the CPU for an export.
+        device: where to compute, such as "cuda". Default: the CPU.
 
     >>> model = tapas.load("run")  # doctest: +SKIP
     >>> model.recommend(["u1", "u2"], k=10, exclude_seen=True).to_frame()  # doctest: +SKIP
@@ -40,12 +39,11 @@ def load(
     path = Path(path)
     if not is_export(path):
         run = open_run(path)
-        if device is not None:
-            loop = replace(run.config.loop, device=str(device))
-            run = replace(run, config=replace(run.config, loop=loop))
-        return RunModel(run, *load_model(run, step))
+        place = check_device("device", "cpu" if device is None else device)
+        model, step = load_model(run, step)
+        return RunModel(run, model.to(place), step)
     if step is not None:
-        raise UsageError(f"{path} is an export, which has one checkpoint only. Leave out --step.")
+        raise UsageError(f"{path} is an export, which has one checkpoint only. Leave step out.")
     return ExportedModel(path, device)
 
 

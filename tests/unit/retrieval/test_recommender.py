@@ -217,6 +217,13 @@ def test_pandas_gets_pandas_back(log, monkeypatch):
     assert list(model.similar(FakePandas.Series([101]), 1).data) == [
         "item", "rank", "similar", "cosine"
     ]  # fmt: skip
+    lists = model.recommend(["u2"], 2)
+    assert isinstance(lists.to_frame("pandas"), FakePandas.DataFrame)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with raises_text("pandas is not installed. Use to_frame() for polars."):
+        lists.to_frame("pandas")
+    with raises_text("unknown library 'panda'. Did you mean 'pandas'? Known: pandas, polars."):
+        lists.to_frame("panda")
 
 
 def test_cold_users_are_refused_skipped_or_get_the_popular_items(log):
@@ -226,13 +233,13 @@ def test_cold_users_are_refused_skipped_or_get_the_popular_items(log):
         (["u1", "u22"], f"unknown user 'u22'. Did you mean 'u2'? The model knows 3 users. {cure}"),
         ([103], "unknown user '103'. It is an item: for a history, pass a list of lists of items. "
          f"The model knows 3 users. {cure}"),
-        (["u1", None], f"1 rows have no user (first: row 2). {cure}"),
+        (["u1", None], f"rows without a user: 1 (first: row 2). {cure}"),
         ([[100], []], "the history of '1' has no item that the model knows, so there is nothing to "
          f"predict from. {cure}"),
     ):  # fmt: skip
         with raises_text(words):
             model.recommend(given, 2)
-        with raises_text(words):
+        with raises_text(words.replace(cure, "Leave them out.")):
             model.encode(given)
     skipped = model.recommend(["u2", "new", None, "u1", "u2"], 2, cold="skip")
     assert skipped.keys.tolist() == ["u2", "u1", "u2"]
@@ -245,7 +252,7 @@ def test_cold_users_are_refused_skipped_or_get_the_popular_items(log):
 
 def test_unknown_items_are_left_out_of_a_history_with_a_warning():
     model = Obvious()
-    with pytest.warns(UserWarning, match=r"^2 items of histories are unknown .* \(first: 7\)\.$"):
+    with pytest.warns(UserWarning, match=r"^unknown items .* left out: 2 \(first: 7\)\.$"):
         lists = model.recommend([[100, 7], [8], [101]], 1, exclude_seen=True, cold="skip")
     assert (lists.keys.tolist(), lists.items.tolist()) == ([0, 2], [[101], [100]])
 
@@ -264,8 +271,14 @@ def test_similar_items_have_the_highest_cosine_and_exclude_the_item_itself(monke
     assert everything.items[0, -1] != 100 or everything.scores[0, -1] == 0  # whose vector is 0
     frame = model.similar(pl.DataFrame({"n": [1], "sku": [105]}), 1)
     assert frame.columns == ["item", "rank", "similar", "cosine"]
+    for given in ({105}, (key for key in [105]), np.array([[105]])):
+        assert model.similar(given, 2).items.tolist() == lists.items[:1].tolist()
     with raises_text("unknown item '99'. The model knows 31 items."):
         model.similar([105, 99])
+    with raises_text(
+        "got a dict; expected items: a key, or a list, array, Series or DataFrame of keys."
+    ):
+        model.similar({105: 1})
     with raises_text("k is 31, but the model can list only 30 items."):
         model.similar(105, 31)
 
@@ -286,6 +299,7 @@ def test_a_model_that_has_diverged_is_refused(monkeypatch):
     [
         ({"user": [1]}, "got a dict; expected users (a list of keys), histories "),
         (None, "got a NoneType; expected users "),
+        (b"u2", "a key is b'u2', a bytes; expected a string or an integer."),
         (np.zeros((1, 1, 1), int), "the array has shape (1, 1, 1) and dtype int64; expected users"),
         (np.array([True]), "the array has shape (1,) and dtype bool; expected users (B,)"),
         ([[100], 100], "element 0 is a list, a history, but element 1 is not. Pass only users, or "
