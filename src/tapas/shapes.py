@@ -49,10 +49,8 @@ def check_integer(name: str, tensor: Tensor) -> Tensor:
     """Return `tensor` as int64. Raises UsageError for floats: they corrupt ids above 2^24."""
     check_tensor(name, tensor)
     if tensor.dtype not in INTEGERS:
-        raise UsageError(
-            f"{name} has dtype {tensor.dtype}; expected int64 class ids. "
-            "Keep ids as integers: floats corrupt them."
-        )
+        cure = " Keep ids as integers: floats corrupt them." if tensor.is_floating_point() else ""
+        raise UsageError(f"{name} has dtype {tensor.dtype}; expected int64 class ids.{cure}")
     return tensor.long()
 
 

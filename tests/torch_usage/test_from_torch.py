@@ -78,13 +78,18 @@ WRONG = [
     ),
     (
         lambda: FullSoftmax.from_rows(torch.ones(C, D).long()),
-        "weight has shape (31, 5) and torch.int64; expected floating point rows, (num_classes, "
-        "dim).",
+        "weight has shape (31, 5) and torch.int64; expected dense floating point rows, "
+        "(num_classes, dim).",
     ),
     (
         lambda: FullSoftmax.from_rows(torch.ones(C)),
-        "weight has shape (31,) and torch.float32; expected floating point rows, (num_classes, "
-        "dim).",
+        "weight has shape (31,) and torch.float32; expected dense floating point rows, "
+        "(num_classes, dim).",
+    ),
+    (
+        lambda: FullSoftmax.from_rows(draw(C, D).to_sparse()),
+        "weight has shape (31, 5) and torch.sparse_coo; expected dense floating point rows, "
+        "(num_classes, dim).",
     ),
     (
         lambda: FullSoftmax.from_linear(nn.Linear(D, C, device="meta")),
@@ -100,7 +105,7 @@ WRONG = [
     ),
     (
         lambda: FullSoftmax.from_rows(draw(C, D), num_classes=3),
-        "num_classes cannot be passed to from_rows: the size is that of weight.",
+        "num_classes cannot be passed: the head makes a table as large as weight.",
     ),
 ]
 
@@ -162,6 +167,11 @@ ABSENT = [
     (
         lambda: TapasSoftmax(C, D, num_samples=4, reduce=False),
         'reduce is not supported. Use reduction="none".',
+    ),
+    (
+        lambda: TapasSoftmax(C, D, num_samples=4, lr=0.1),
+        "lr belongs to the optimizer of the rows: tapas.optim.RowwiseAdagrad(head, lr=0.1), or "
+        "row_optimizer=tapas.optim.RowwiseAdagrad.fused(lr=0.1) for the constructor of the head.",
     ),
     (lambda: call(weight=torch.ones(C)), CLASS_WEIGHTS),
     (lambda: call(label_smoothing=0.1), SMOOTHING),

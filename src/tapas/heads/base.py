@@ -1,5 +1,6 @@
 """`Head`, the base class of all heads: the training loss, exact top-k and probabilities."""
 
+import inspect
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -341,8 +342,11 @@ class Head(ExactState, ABC):
 def loss_options(head: Head, options: Mapping[str, Any], known: type) -> LossOptions:
     """The `options` that every head has; raises for names that `known`, a TypedDict, has not."""
     for name in options:
-        refuse_names([name], OPTIONS)
-        choice(f"option of {type(head).__name__}", name, dict.fromkeys(known.__annotations__))
+        if name not in known.__annotations__:
+            refuse_names([name], OPTIONS)
+            named = inspect.signature(type(head)).parameters.values()
+            others = {each.name: None for each in named if each.kind != each.VAR_KEYWORD}
+            choice(f"option of {type(head).__name__}", name, {**others, **known.__annotations__})
     return {name: options[name] for name in LossOptions.__annotations__ if name in options}  # type: ignore[return-value]
 
 

@@ -10,6 +10,8 @@ OPTIONS = {  # of the constructor
     "the loss has those of a sample. Leave it out, or use cross_entropy if the classes are few.",
     "weight": "weight is not supported: there are no weights of classes. Pass one weight for each "
     "target to the head, target_weight=class_weight[target]; the mean is still over examples.",
+    "lr": "lr belongs to the optimizer of the rows: tapas.optim.RowwiseAdagrad(head, lr=0.1), or "
+    "row_optimizer=tapas.optim.RowwiseAdagrad.fused(lr=0.1) for the constructor of the head.",
     "size_average": 'size_average is not supported. Use reduction="mean" or "sum".',
     "reduce": 'reduce is not supported. Use reduction="none".',
 }

@@ -98,7 +98,7 @@ class FlatHead(Head):
         check_rows(weight)
         if taken := [name for name in ("num_classes", "dim", "table") if name in options]:
             raise UsageError(
-                f"{', '.join(taken)} cannot be passed to from_rows: the size is that of weight."
+                f"{', '.join(taken)} cannot be passed: the head makes a table as large as weight."
             )
         dtype = torch.bfloat16 if weight.dtype == torch.bfloat16 else torch.float32
         head = cls(*weight.shape, **{"device": weight.device, "dtype": dtype, **options})
@@ -238,9 +238,10 @@ def check_rows(weight: Tensor) -> None:
     check_tensor("weight", weight)
     if isinstance(weight, nn.parameter.UninitializedParameter) or weight.is_meta:
         raise UsageError("weight has no values yet: initialise or load it first.")
-    if not weight.is_floating_point() or weight.dim() != 2:
+    if not weight.is_floating_point() or weight.dim() != 2 or weight.layout != torch.strided:
+        kind = weight.dtype if weight.layout == torch.strided else weight.layout
         raise UsageError(
-            f"weight has shape {tuple(weight.shape)} and {weight.dtype}; expected floating point "
+            f"weight has shape {tuple(weight.shape)} and {kind}; expected dense floating point "
             "rows, (num_classes, dim)."
         )
     if not all_finite(weight):

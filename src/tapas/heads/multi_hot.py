@@ -24,6 +24,11 @@ def ids_of(multi_hot: Tensor, *, ignore_index: int = -100) -> Tensor:
     if not shape or not shape[-1]:
         raise UsageError(f"multi_hot has shape {tuple(shape)}; expected (..., C).")
     row, ids = _set_classes(multi_hot)
+    if bool((ids == ignore_index).any()):
+        raise UsageError(
+            f"multi_hot has class {ignore_index}, which is ignore_index: it would be taken for "
+            "padding. Choose a negative ignore_index, here and in the head."
+        )
     num_rows = shape[:-1].numel()
     count = torch.bincount(row, minlength=num_rows)
     column = torch.arange(len(row), device=row.device) - (count.cumsum(0) - count)[row]
@@ -38,7 +43,7 @@ def _set_classes(multi_hot: Tensor) -> tuple[Tensor, Tensor]:
     if multi_hot.layout == torch.strided:
         flat = multi_hot.detach().reshape(-1, multi_hot.shape[-1])
         _check_zero_or_one(flat[(flat != 0) & (flat != 1)])
-        row, ids = flat.nonzero(as_tuple=True)
+        row, ids = (flat != 0).nonzero(as_tuple=True)
         return row, ids
     if multi_hot.layout not in SPARSE or multi_hot.dense_dim():
         raise UsageError(
@@ -67,7 +72,8 @@ def refuse_multi_hot(target: Tensor, num_classes: int) -> None:
     """Refuse one flag for each class: taken as ids, they would train classes 0 and 1."""
     is_sparse = target.layout != torch.strided
     if not is_sparse and not (target.dtype == torch.bool and target.shape[-1] > 1):
-        if target.shape[-1] != num_classes or num_classes <= 2:
+        smallest = 2 if target.is_floating_point() else 3  # (..., 2) of integers may be both ids
+        if target.shape[-1] != num_classes or num_classes < smallest:
             return
         if not bool(((target == 0) | (target == 1)).all()):
             if target.is_floating_point():

@@ -65,9 +65,11 @@ WRONG = [  # a call, and the start of its error; the full text if it ends in a f
         "dim is 4, but the table has 3. Leave it out.",
     ),
     (
-        lambda: head(ignore_indx=0),
-        "unknown option of TapasSoftmax 'ignore_indx'. Did you mean 'ignore_index'? Known: bias, "
-        "device, dtype, ignore_index, num_shards, reduction, row_optimizer, seed, table.",
+        lambda: head(temperatur=0.5),
+        "unknown option of TapasSoftmax 'temperatur'. Did you mean 'temperature'? Known: bias, "
+        "counts, device, dim, dtype, ignore_index, num_classes, num_samples, num_shards, "
+        "presample_factor, proposal, reduction, row_optimizer, seed, selection, table, "
+        "temperature.",
     ),
     (
         lambda: beside_a_table(num_samples=9, row_optimizer=SGD.fused(), dtype=1, bias=False),

@@ -118,8 +118,7 @@ WRONG = [  # query, target, whether the batch may be empty, and the error
         torch.zeros(2, D),
         torch.ones(2, dtype=torch.bool),
         False,
-        "target has dtype torch.bool; expected int64 class ids. Keep ids as integers: floats "
-        "corrupt them.",
+        "target has dtype torch.bool; expected int64 class ids.",
     ),
 ]
 

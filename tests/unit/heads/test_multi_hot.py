@@ -30,7 +30,7 @@ def padded_ids(flags, padding):
     return [row + [padding] * (width - len(row)) for row in rows], width
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32, torch.uint16], ids=str)
 @pytest.mark.parametrize("shape", [(5,), (2, 3), (0,), (4, 0)], ids=str)
 def test_flags_of_classes_are_read_as_lists_of_them(dtype, shape):
     flags = drawn_flags(shape)
@@ -81,3 +81,22 @@ WRONG = [
 def test_what_is_not_multi_hot_is_refused(flags, words):
     with pytest.raises(UsageError, match="^" + re.escape(words) + "$"):
         tapas.ids_of(flags)
+
+
+def test_a_class_that_would_be_taken_for_padding_is_refused():
+    flags = torch.tensor([[0, 1, 0, 1], [0, 0, 1, 0]])
+    assert tapas.ids_of(flags, ignore_index=0).tolist() == [[1, 3], [2, 0]]
+    words = "multi_hot has class 3, which is ignore_index: it would be taken for padding. Choose a "
+    with pytest.raises(UsageError, match=f"^{words}negative ignore_index, here and in the head.$"):
+        tapas.ids_of(flags, ignore_index=3)
+
+
+def test_both_of_two_classes_may_be_targets_as_integers_but_not_as_flags():
+    head = tapas.TapasSoftmax(2, 4, num_samples=2)
+    both = torch.tensor([[0, 1], [1, 0]])
+    assert head(torch.zeros(2, 4), both).isfinite()
+    for flags in (both.bool(), both.float()):
+        with pytest.raises(UsageError, match="it looks multi-hot"):
+            head(torch.zeros(2, 4), flags)
+    with pytest.raises(UsageError, match="probabilities of all classes are not supported"):
+        head(torch.zeros(2, 4), torch.full((2, 2), 0.5))

@@ -243,7 +243,8 @@ BAD = [  # method, option, values, and what is said of one
         [None],
         lambda value: (
             "unknown option of TwoLevelSoftmax 'row_optimiser'. Did you mean 'row_optimizer'? "
-            "Known: bias, device, ignore_index, reduction, row_optimizer, seed."
+            "Known: bias, counts, device, dim, ignore_index, num_clusters, reduction, "
+            "row_optimizer, seed."
         ),
     ),
     ("adaptive", "cutoffs", [[], [0, 3], [3, 3], [5, 2], [C], [2.5], 7], cutoffs),
