@@ -200,7 +200,9 @@ def describe_test_points(settings: Settings, num_points: int) -> str:
     """The points at which all methods are scored; `num_points` is their number."""
     sizes = settings.get("sizes", {})
     if settings.get(POINTS) == "one":
-        return describe_points(num_points, sizes["test_users"], NEXT_ITEMS, sizes["items"])
+        split = settings["split"]
+        most = min(NEXT_ITEMS, split["test"]) if split["kind"] == "last" else NEXT_ITEMS
+        return describe_points(num_points, sizes["test_users"], most, sizes["items"])
     return (
         f"{num_points:,} points, several of each test user, anywhere behind the cut; the next "
         f"{NEXT_ITEMS} items of each are to be found. (An earlier version judged so. Today "

@@ -117,9 +117,9 @@ def evaluate(
         if name != "model"
     }
     report: dict[str, Any] = dict(split.report)
-    all_targets = int((next_items_at(log, points, num_targets) >= 0).sum())
-    report["seen_targets"] = all_targets - int((target >= 0).sum())
-    return Evaluation(split_name, options.exclude_seen, num_targets, scores, lead, report)
+    sizes = (next_items_at(log, points, num_targets) >= 0).sum(axis=1)
+    report["seen_targets"] = int(sizes.sum()) - int((target >= 0).sum())
+    return Evaluation(split_name, options.exclude_seen, int(sizes.max()), scores, lead, report)
 
 
 def held_out(
