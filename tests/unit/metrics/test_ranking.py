@@ -183,11 +183,13 @@ def test_errors_name_the_value_and_the_expectation():
         metrics.recall_at_k(RANKED, TARGET, 3)
     with raises_text("k must be an integer, got 1.5."):
         metrics.ndcg_at_k(RANKED, TARGET, 1.5)
-    with raises_text("target has shape (1,); expected (B=2,) or (B=2, L)."):
+    with raises_text("target has shape (1,); expected (2) or (2, L) for ranked of shape (2, 2)."):
         metrics.precision_at_k(RANKED, TARGET[0], 1)
-    with raises_text("target has shape (2, 1, 1); expected (B=2,) or (B=2, L)."):
+    with raises_text(
+        "target has shape (2, 1, 1); expected (2) or (2, L) for ranked of shape (2, 2)."
+    ):
         metrics.precision_at_k(RANKED, TARGET[..., None], 1)
-    with raises_text("target has shape (3,); expected (B=2,) or (B=2, L)."):
+    with raises_text("target has shape (3,); expected (2) or (2, L) for ranked of shape (2, 2)."):
         metrics.mean_precision_at_k(RANKED, torch.zeros(3, dtype=torch.int64), 1)
     with raises_text("ranked has dtype torch.float32; expected int64 class ids"):
         metrics.reciprocal_rank(RANKED.float(), TARGET)
@@ -197,6 +199,18 @@ def test_errors_name_the_value_and_the_expectation():
         metrics.mean_precision_at_k(RANKED, TARGET[1:].repeat(2, 1), 2)
     with raises_text("no example has a target: there is nothing to average."):
         metrics.mean_average_precision_at_k(RANKED, TARGET[:, :0], 2)
+
+
+def test_sequences_keep_their_leading_shape():
+    ranked = torch.tensor([[[4, 5], [6, 7], [8, 9]], [[5, 4], [7, 6], [9, 8]]])
+    target = torch.tensor([[4, 7, 1], [4, -100, 9]])
+    want = torch.tensor([[1, 0.5, 0], [0.5, torch.nan, 1]])
+    for true in (target, target[..., None], torch.stack([target, target], dim=-1)):
+        torch.testing.assert_close(metrics.reciprocal_rank(ranked, true), want, equal_nan=True)
+        assert metrics.recall_at_k(ranked, true, 1).nan_to_num(7).tolist() == [[1, 0, 0], [0, 7, 1]]
+        assert metrics.mean_average_precision_at_k(ranked, true, 2) == pytest.approx(3 / 5)
+    with raises_text("target has shape (6,); expected (2, 3) or (2, 3, L) for ranked of shape"):
+        metrics.ndcg_at_k(ranked, target.view(-1), 2)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +223,7 @@ def test_what_is_no_tensor_or_a_scalar_is_an_error_that_names_it(metric):
         metric(ranked, [1])
     with raises_text(f"ranked {no_tensor}"):
         metric([[1, 2]], target)
-    with raises_text("ranked has shape (); expected (B, N)."):
+    with raises_text("ranked has shape (); expected (B, N) or (..., N)."):
         metric(torch.tensor(1), target)
-    with raises_text("target has shape (3,); expected (B=1,) or (B=1, L)."):
+    with raises_text("target has shape (3,); expected (1) or (1, L) for ranked of shape (1, 2)."):
         metric(ranked, torch.tensor([1, 2, 3]))
