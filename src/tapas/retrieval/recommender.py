@@ -270,16 +270,13 @@ class Recommender(ABC):
 
     def popular(self, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The k items with the most training events, (k,), and their share of all events."""
-        counts = self._counts
-        best = np.argsort(-counts, kind="stable")[:k]
-        return best, (counts[best] / max(1, counts.sum())).astype(np.float32)
+        best = np.argsort(-self._counts, kind="stable")
+        best = best[best != (-1 if self.item_keys.rare_id is None else self.item_keys.rare_id)][:k]
+        return best, (self._counts[best] / max(1, self._counts.sum())).astype(np.float32)
 
     @cached_property
     def _counts(self) -> NDArray[np.int64]:
-        counts = np.array(self.training_counts(), dtype=np.int64)
-        if self.item_keys.rare_id is not None:
-            counts[self.item_keys.rare_id] = -1
-        return counts
+        return self.training_counts()
 
     def _batches(
         self, histories: "Histories", start: int, stop: int

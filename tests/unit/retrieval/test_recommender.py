@@ -95,6 +95,10 @@ def test_the_class_of_rare_items_is_never_listed():
     assert model.recommend([[105]], 30, exclude_seen=True).items[0, -1] is None
     assert 100 not in model.items
     assert len(model.items) == model.num_items == 30
+    model.training_counts = lambda: np.where(np.arange(C) == 0, 535, np.arange(C))
+    popular = model.recommend([[]], 2, cold="popular")  # shares of all 1,000 events
+    assert popular.items.tolist() == [[130, 129]]
+    assert popular.scores[0].tolist() == pytest.approx([0.03, 0.029])
     everything = model.similar(101, 29).items.tolist()[0]
     assert sorted(everything) == list(range(102, 131))
     with raises_text("k is 31, but the model can list only 30 items."):
