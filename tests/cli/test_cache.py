@@ -2,10 +2,12 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 from oracle.command_line import TINY, invoke, last_line, names, write_chain
 
+from tapas.cli.options import cache_folder
 from tapas.data import cache as prepared
 from tapas.training.run_folder import open_run
 
@@ -109,3 +111,10 @@ def test_logs_of_earlier_versions_and_damaged_ones_are_listed_too(logs):
     (newest / "log.json").write_text("{broken")
     assert "unknown files (prepared by an earlier version)" in invoke("cache").stdout
     assert invoke("cache", "--empty", "--yes").stdout.startswith("Removed 2 prepared logs")
+
+
+@pytest.mark.parametrize("value", ["", "relative", "./here"])
+def test_a_relative_xdg_cache_home_is_ignored(monkeypatch, value):
+    """As the XDG specification has it: it would be another folder in each working directory."""
+    monkeypatch.setenv("XDG_CACHE_HOME", value)
+    assert cache_folder(None) == Path.home() / ".cache" / "tapas" / "logs"

@@ -1,6 +1,8 @@
 """Errors under torchrun: one line for all ranks, in torchrun's file, and no second attempt."""
 
 import json
+import os
+import signal
 
 import pytest
 import typer
@@ -10,7 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from tapas import DataError, PeerError, UsageError
 from tapas.__main__ import main
 from tapas.cli.exit_codes import report_errors
-from tapas.cli.rank_errors import give_up_again
+from tapas.cli.rank_errors import give_up_again, report_error
 
 WORDS = "log.csv has no column 'nope' for the user."
 
@@ -73,6 +75,27 @@ def test_error_files_of_others_are_left_alone(become, content):
     file = become(0, 1)
     assert give_up_again() is None
     assert not file.exists()
+
+
+def test_a_rank_that_is_ended_by_torchrun_says_its_error_first(become):
+    """Another rank, which has found it said, may have failed before this one has said it."""
+    ended, said = [], []
+
+    def show():
+        os.kill(os.getpid(), signal.SIGTERM)
+        said.append(WORDS)
+
+    file = become(0)
+    before = signal.signal(signal.SIGTERM, lambda *_: ended.append("too early"))
+    try:
+        report_error(WORDS, 1, show, try_again=False)
+        assert (ended, said) == ([], [WORDS])
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert ended  # from now on as before
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert json.loads(file.read_text())["message"]["message"] == WORDS
+    assert names(file.parent) == ["error.json"]
 
 
 def test_wrong_usage_is_said_once(become, capsys, monkeypatch):

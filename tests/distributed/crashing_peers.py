@@ -239,7 +239,7 @@ def tapas_with_process_names(*arguments):
     class Job(server_run.Job):
         def __init__(self, *args, **options):
             super().__init__(*args, **options)
-            self.servers.call(1, "status").answer()  # the pid is known after the first answer
+            self.servers.call(0, "status").answer()  # the pid is known after the first answer
             lines = [self.servers.describe(number) + "\n" for number in range(self.servers.size)]
             Path("processes").write_text("".join(lines))
 

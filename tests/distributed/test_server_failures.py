@@ -156,13 +156,14 @@ def test_crashed_servers_are_restarted_and_the_journal_says_what_was_lost(
 ):
     """Whether they crash before the first checkpoint, between two, or while one is saved."""
     faults = [
-        Fault(ENCODER, "state"),  # the first checkpoint is being saved
         Fault("worker", "push to server 1", 9),  # server 0 has applied its part of the push
         Fault("server 1", "save", 10, "after"),  # its rows are in an incomplete checkpoint
-        Fault("server 0", "crash_now"),  # restarts from the checkpoint before the newest, see below
     ]
-    if request.node.callspec.params["crashing"] == "here":  # each takes Ray five seconds
+    is_here = request.node.callspec.params["crashing"] == "here"
+    if is_here:  # each takes Ray five seconds
         faults += [
+            Fault(ENCODER, "state"),  # the first checkpoint is being saved
+            Fault("server 0", "crash_now"),  # restarts from the checkpoint before the newest
             Fault("server 1", "push", 0),  # nothing saved yet, nothing lost
             Fault("server 0", "push", 7, "after"),  # applied, but not acknowledged
             Fault(ENCODER, "push", 12),
@@ -187,12 +188,14 @@ def test_crashed_servers_are_restarted_and_the_journal_says_what_was_lost(
     told = {(line["process"], line["step"]): line for line in events(out, "restart")}
     assert len(told) == len(events(out, "restart")) == len(start_peers.faults)
     found = {place: line["rolled_back_updates"] for place, line in told.items()}
-    expected = {(crashed[1], 10): 0}
+    expected = {(crashed[0], 10): 0}
     for name in ("server 0", "server 1", ENCODER):
         restarts = server_history(start_peers.records(name), SAVED).restarts
         expected |= {(name.removesuffix(" server 0"), step): n for step, n in restarts.items()}
     assert found == expected
-    assert found["encoder", 5] == found["server 1", 10] == found["server 0", 20] == EVERY
+    assert found["server 1", 10] == EVERY
+    if is_here:
+        assert found["encoder", 5] == found["server 0", 20] == EVERY
 
     states = [note for note in start_peers.records(ENCODER) if note["what"] == "state"]
     for step, note in zip(SAVED, states, strict=True):  # all tensors are of the same process

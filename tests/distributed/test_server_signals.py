@@ -62,7 +62,7 @@ class Driver:
             wait_until(self._has_saved, 120)
             stack.pop_all()
         self.everyone = processes_below(self.process.pid)
-        assert len(self.everyone) > 5  # Ray's own beside two servers, an encoder's, and a worker
+        assert len(self.everyone) > 5  # Ray's own beside a server, an encoder's, and a worker
         return self
 
     def __exit__(self, *_):
@@ -92,17 +92,17 @@ def test_a_run_can_be_resumed_after_a_hanging_server_and_after_ctrl_c(file, tmp_
     settings = ("loop.evaluate_every=10", "loop.patience=99999", f"loop.peer_seconds={PATIENCE}")
     begin = (
         *("train", file, "--out", "run", "--cache", "cache", "--threads", 1, "--steps", 100_000),
-        *("--dim", 4, "--batch", 5, "--num-samples", 9, "--servers", 2),
+        *("--dim", 4, "--batch", 5, "--num-samples", 9, "--servers", 1),
         *(part for setting in settings for part in ("--set", setting)),
     )
     with Driver(tmp_path, *begin) as driver:
-        pid = driver.pid_of("server 1")
-        assert Path(f"/proc/{pid}/cmdline").read_text().startswith("ray::tapas_server_1")  # in ps
+        pid = driver.pid_of("server 0")
+        assert Path(f"/proc/{pid}/cmdline").read_text().startswith("ray::tapas_server_0")  # in ps
         os.kill(pid, signal.SIGSTOP)
         said = driver.end(code=1)[-1]
         step = checkpoints(tmp_path / "run").steps()[-1]
         assert said == (
-            f"tapas: server 1 (pid {pid} on host 127.0.0.1) has not answered for {PATIENCE} s: it "
+            f"tapas: server 0 (pid {pid} on host 127.0.0.1) has not answered for {PATIENCE} s: it "
             f"hangs or is unreachable. The last checkpoint is step {step:,}. Continue with "
             "--resume."
         )
@@ -111,7 +111,7 @@ def test_a_run_can_be_resumed_after_a_hanging_server_and_after_ctrl_c(file, tmp_
         os.killpg(driver.process.pid, signal.SIGINT)
         going_on, training, stopping, stopped, go_on = driver.end(code=130)
         assert going_on == f"Continuing from step {driver.found[-1]:,}."
-        assert training.endswith("1 worker, 2 servers, staleness at most 1.")
+        assert training.endswith("1 worker, 1 server, staleness at most 1.")
         assert stopping == "Stopping after this step; saving a checkpoint."
         step = checkpoints(tmp_path / "run").steps()[-1]
         assert stopped.startswith(

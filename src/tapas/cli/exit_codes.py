@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import typer
 
-from tapas.cli.rank_errors import error_file, is_first_to_say, record_error
+from tapas.cli.rank_errors import error_file, report_error
 from tapas.cli.terminal import status
 from tapas.errors import DataError, TapasError, UsageError
 from tapas.extras import how_to_install
@@ -78,7 +78,5 @@ def exit_on_sigterm() -> Iterator[None]:
 
 def _end(words: str, code: int, *, try_again: bool = True) -> None:
     """Print the error, unless another rank did, and exit."""
-    if is_first_to_say(words):
-        status(f"tapas: {words}")
-    record_error(words, code, try_again=try_again)
+    report_error(words, code, lambda: status(f"tapas: {words}"), try_again=try_again)
     raise typer.Exit(code) from None

@@ -15,7 +15,7 @@ from tapas.cli.flag_hints import Command
 from tapas.cli.info import info
 from tapas.cli.inspect import inspect
 from tapas.cli.plan import plan
-from tapas.cli.rank_errors import error_file, is_first_to_say, record_error
+from tapas.cli.rank_errors import error_file, report_error
 from tapas.cli.recommend import recommend
 from tapas.cli.similar import similar
 from tapas.cli.train import train
@@ -67,9 +67,6 @@ def run() -> None:
     except Exception as error:
         if not hasattr(error, "show") or not hasattr(error, "exit_code"):  # not one of click
             raise
-        words = error.format_message()  # type: ignore[attr-defined]
-        if is_first_to_say(words):
-            error.show()
-        record_error(words, error.exit_code, try_again=False)
-        code = error.exit_code
+        words, code = error.format_message(), error.exit_code  # type: ignore[attr-defined]
+        report_error(words, code, error.show, try_again=False)
     raise SystemExit(code)

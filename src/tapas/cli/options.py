@@ -156,8 +156,8 @@ def cache_folder(chosen: Path | None) -> Path:
     """The folder given, or the default: in XDG_CACHE_HOME, or ~/.cache."""
     if chosen is not None:
         return chosen
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "tapas" / "logs"
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))  # a relative one is to be ignored
+    return (base if base.is_absolute() else Path.home() / ".cache") / "tapas" / "logs"
 
 
 def source_table(

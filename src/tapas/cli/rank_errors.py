@@ -7,8 +7,10 @@ its summary, and restarts all ranks when one has failed, also after a mistake in
 import hashlib
 import json
 import os
+import signal
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,32 @@ def error_file() -> Path | None:
     return path if path.name == "error.json" and path.parent.is_dir() else None
 
 
-def is_first_to_say(words: str) -> bool:
-    """Whether no other rank on this host has asked this about the same `words` in this attempt."""
+def report_error(words: str, code: int, show: Callable[[], None], *, try_again: bool) -> None:
+    """Call `show`, unless a rank on this host did for the same `words`; write torchrun's file.
+
+    Unless `try_again`, later attempts of this job end at once, see `give_up_again`.
+    """
     file = error_file()
     if file is None:
-        return True
+        show()
+        return
+    error: dict[str, Any] = {
+        "message": {
+            "message": words,
+            "errorCode": code,
+            "extraInfo": {"timestamp": str(int(time.time()))},
+        },
+        "errorTraits": {"category": "tapas", "retryability": str(try_again)},
+    }
+    with _ignore_sigterm():
+        if _is_first_to_say(words, file):
+            show()
+        with suppress(OSError):
+            _write(file, json.dumps(error))
+
+
+def _is_first_to_say(words: str, file: Path) -> bool:
+    """Whether no other rank on this host has asked this about the same `words` in this attempt."""
     name = hashlib.blake2b(words.encode(), digest_size=8).hexdigest()
     try:
         (file.parents[1] / f"said-{name}").touch(exist_ok=False)
@@ -34,24 +57,21 @@ def is_first_to_say(words: str) -> bool:
     return True
 
 
-def record_error(words: str, code: int, *, try_again: bool) -> None:
-    """Write the error of this rank for torchrun's summary.
+@contextmanager
+def _ignore_sigterm() -> Iterator[None]:
+    """torchrun ends a rank when another has failed: not before this one has said why."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
-    Unless `try_again`, later attempts of this job end at once, see `give_up_again`.
-    """
-    file = error_file()
-    if file is None:
-        return
-    error: dict[str, Any] = {
-        "message": {
-            "message": words,
-            "errorCode": code,
-            "extraInfo": {"timestamp": str(int(time.time()))},
-        },
-        "errorTraits": {"category": "tapas", "retryability": str(try_again)},
-    }
-    with suppress(OSError):
-        file.write_text(json.dumps(error), encoding="utf-8")
+
+def _write(file: Path, content: str) -> None:
+    """Write all of `content` or nothing: torchrun raises an error of its own for half a file."""
+    unfinished = file.with_name("error.unfinished")
+    unfinished.write_text(content, encoding="utf-8")
+    unfinished.replace(file)
 
 
 def give_up_again() -> int | None:
@@ -69,6 +89,6 @@ def give_up_again() -> int | None:
             traits = error["errorTraits"]
             if traits["category"] == "tapas" and traits["retryability"] == "False":
                 code = int(error["message"]["errorCode"])
-                file.write_text(content, encoding="utf-8")
+                _write(file, content)
                 return code
     return None

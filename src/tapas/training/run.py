@@ -18,6 +18,7 @@ from tapas.data.event_log import EventLog
 from tapas.data.prepare import prepare_log
 from tapas.data.splits import Split, check_users, split_log
 from tapas.errors import UsageError
+from tapas.shapes import check_device
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.training.build import TrainingSetup, build_training, resolve_service
 from tapas.training.config import ServiceConfig, TrainConfig
@@ -113,13 +114,14 @@ def read_log(
 ) -> tuple[TrainConfig, EventLog, Split]:
     """The log of a new run and its split, and `config` with the absolute paths and columns of it.
 
-    Raises UsageError early if `out` cannot be used.
+    Raises UsageError early if `out` or the device cannot be used.
     """
     if config.split.validation == 0:
         raise UsageError(
             "split.validation is 0, but training chooses the best checkpoint on validation data. "
             "Set it above 0."
         )
+    check_device("loop.device", config.loop.device)
 
     def prepared() -> EventLog:
         if ranks.is_main:
