@@ -138,6 +138,12 @@ def evaluate(
             return
         for counts in found.lists.values():
             status(str(counts))
+        if found.lists:
+            status(
+                "Lists are judged fairly only if made without the held-out events. `tapas evaluate "
+                f"{folders[0].path} --points known.parquet` writes all others, which `tapas "
+                "recommend RUN --history known.parquet --out lists.parquet` can read."
+            )
         verdict, advice = _verdict(found), _advise(folders[0], found)
         if as_json:
             report = {

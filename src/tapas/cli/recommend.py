@@ -132,7 +132,7 @@ def recommend(
             return
         everyone = _many(model, users, history, columns)
         found = model.settle_cold(everyone, cold or "skip", CURE)
-        counts = _report_cold(everyone, cold or "skip")
+        counts = _report_cold(model, everyone, cold or "skip")
         if not len(found):
             raise UsageError(
                 "no user is left to recommend for. With --cold popular they get the most popular "
@@ -207,7 +207,10 @@ def _one(model: "Recommender", user: str | None, history: str | None, cold: str)
         if found.unknown_items and not found.empty.all():
             bad = str(found.first_unknown_item)
             others = "" if found.unknown_items == 1 else f" and {found.unknown_items - 1:,} more"
-            status(f"Left out unknown item '{bad}'{others}.{model.item_keys.suggestion(bad)}")
+            rare = model.item_keys.rare_id is not None
+            done = f"'{bad}'{others} as a rare one" if rare else f"'{bad}'{others}"
+            hint = model.item_keys.suggestion(bad)
+            status(f"{'Read' if rare else 'Left out'} unknown item {done}.{hint}")
         elif found.unknown_items and cold == "error":
             model.item_keys.ids(keys)  # raises, and suggests another
     return model.settle_cold(found, cold, "--cold popular lists the most popular items.")
@@ -220,20 +223,20 @@ def _many(
     from tapas.data.histories import histories_of_users, read_histories, read_keys
 
     if history is not None:
-        return read_histories(history, columns, model.item_keys, status)
+        return read_histories(history, columns, model.item_keys, status, model.source)
     if model.log is None:
         raise UsageError(
             "an export has items but no users. Give --history FILE, or the folder of the run."
         )
     if users == "all":
         return histories_of_users(model.log)
-    keys = read_keys(Path(str(users)), "user", columns.get("user"))
+    keys = read_keys(Path(str(users)), model.log.user_keys, columns.get("user"), model.source)
     if not keys.len():
         raise UsageError(f"{users} has no users.")
     return histories_of_users(model.log, keys)
 
 
-def _report_cold(everyone: "Histories", cold: str) -> dict[str, int]:
+def _report_cold(model: "Recommender", everyone: "Histories", cold: str) -> dict[str, int]:
     """Tell what could not be used, and return the counts."""
     from tapas.data.histories import FoundKeys
 
@@ -253,8 +256,9 @@ def _report_cold(everyone: "Histories", cold: str) -> dict[str, int]:
         rows = counted(everyone.bad_rows, "row")
         status(f"{rows} left out (first: {everyone.first_bad_row}).")
     if everyone.unknown_items:
+        done = "left out" if model.item_keys.rare_id is None else "read as rare ones"
         status(
-            f"{counted(everyone.unknown_items, 'event')} of unknown items left out (first: "
+            f"{counted(everyone.unknown_items, 'event')} of unknown items {done} (first: "
             f"'{everyone.first_unknown_item}')."
         )
     return {"skipped": sum(skipped.values()), "popular": empty if cold == "popular" else 0}

@@ -16,7 +16,7 @@ from tapas.errors import UsageError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from tapas.data.vocabulary import Vocabulary
+    from tapas.retrieval import Recommender
 
 NAMES = Names("item", "similar", "cosine")
 
@@ -86,7 +86,7 @@ def similar(
         if items == "all":
             ids = np.flatnonzero(np.arange(len(keys)) != keys.rare_id)
         else:
-            ids = _known(Path(str(items)), column, keys)
+            ids = _known(Path(str(items)), column, model)
         who = counted(len(ids), "item")
         status(f"Finding the {top} most similar of {model.num_items:,} items for {who}.")
         rows = write_lists(
@@ -97,11 +97,11 @@ def similar(
         status(f"Wrote {counted(rows, 'similar item')} for {who} to {out}.")
 
 
-def _known(path: Path, column: str | None, keys: "Vocabulary") -> "NDArray[np.int64]":
+def _known(path: Path, column: str | None, model: "Recommender") -> "NDArray[np.int64]":
     """The ids of the items in a file; others are skipped and counted."""
     from tapas.data.histories import find_keys, read_keys
 
-    found = find_keys(keys, read_keys(path, "item", column))
+    found = find_keys(model.item_keys, read_keys(path, model.item_keys, column, model.source))
     skipped = {"unknown": found.num_unknown, "without a key": found.no_key}
     report_skipped("item", skipped, found.first_bad)
     if found.repeated:

@@ -15,9 +15,10 @@ from tapas.data.event_log import EventLog
 from tapas.data.event_order import sort_events
 from tapas.data.keys import normalize_keys
 from tapas.data.raw_events import read_events
-from tapas.data.readers import column_names, file_kind, read_frame
+from tapas.data.readers import column_names, file_kind, open_layout, read_frame
 from tapas.data.source import LogSource
-from tapas.data.vocabulary import Vocabulary
+from tapas.data.vocabulary import RARE_KEY, Vocabulary
+from tapas.data.where import parse_condition
 from tapas.errors import DataError, UsageError
 
 SCALAR = str | int | np.integer
@@ -90,7 +91,7 @@ class Histories:
     users: FoundKeys | None = None  # how `keys` were found, if they are users of the log
     bad_rows: int = 0  # rows of a file without user, item or time, which are left out
     first_bad_row: str = ""
-    unknown_items: int = 0  # events that are left out
+    unknown_items: int = 0  # events that are left out, or are of the rare class if there is one
     first_unknown_item: str | int | None = None
 
     def __len__(self) -> int:
@@ -125,12 +126,17 @@ def histories_of_users(
     return Histories(found.keys, log.items, start, end, found)
 
 
-def read_keys(path: Path, role: str, column: str | None) -> pl.Series:
-    """The users or items (`role`) in a file: a column of a table, or the lines of any other file.
+def read_keys(
+    path: Path, known: Vocabulary, column: str | None, source: LogSource | None = None
+) -> pl.Series:
+    """The users or items in a file: a column of a table, or the lines of any other file.
 
-    `column` defaults to the one that looks like the role, or the only one. Broken rows have no
-    key. Raises `UsageError` if file or column is missing, `DataError` if the file cannot be read.
+    `known` has the users or items of the model. `column` defaults to that of the log `source`, the
+    one that looks like users or items, or the only one; if this is called like a known key, there
+    is no header. Broken rows have no key. Raises `UsageError` if file or column is missing,
+    `DataError` if the file cannot be read.
     """
+    role = known.kind
     if not path.is_file():
         raise UsageError(f"there is no file {path}.")
     if path.suffix.lower() not in LOG_FILES:
@@ -141,37 +147,50 @@ def read_keys(path: Path, role: str, column: str | None) -> pl.Series:
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"{path} cannot be read: {error}.") from None
         return pl.Series([line.strip() for line in lines if line.strip()], dtype=pl.String)
-    present = column_names(path)
-    if column is None:
-        column = present[0] if len(present) == 1 else guess_column(role, present, path)
+    layout = open_layout(path, None, False)
+    present = column_names(path, layout)
+    if column is None and len(present) == 1:
+        if layout is not None and present[0] in known:
+            layout, present = replace(layout, header=False), ["1"]
+        column = present[0]
+    elif column is None:
+        own = getattr(source, role, None)
+        column = own if own in present else guess_column(role, present, path)
     elif column not in present:
         raise UsageError(f"{path} has no column '{column}'. Columns: {', '.join(present)}.")
-    return normalize_keys(read_frame(path, [column], skip_bad_rows=True).rows[column], path)
+    frame = read_frame(path, [column], skip_bad_rows=True, layout=layout)
+    return normalize_keys(frame.rows[column], path)
 
 
-def guess_column(role: str, present: Sequence[str], path: Path) -> str:
-    """The column of `present` that looks like `role`, user or item; `path` is for the error."""
+def guess_column(
+    role: str, present: Sequence[str], path: Path, cure: str = "Name it with --column."
+) -> str:
+    """The column of `present` that looks like `role`; `path` and `cure` are for the error."""
     found = find_column(role, present)
     if found is None:
         raise UsageError(
-            f"{path}: no column looks like the {role}. Name it with --column. Columns: "
-            f"{', '.join(present)}."
+            f"{path}: no column looks like the {role}. {cure} Columns: {', '.join(present)}."
         )
     return found
 
 
 def read_histories(
-    files: str, columns: Mapping[str, str], item_keys: Vocabulary, status: Callable[[str], None]
+    files: str,
+    columns: Mapping[str, str],
+    item_keys: Vocabulary,
+    status: Callable[[str], None],
+    known: LogSource | None = None,
 ) -> Histories:
     """The histories in `files`, a path or glob: a log, or JSON lines with one list each.
 
-    A log is read like that of `tapas train`: `columns` by role (user, item, time), others are
-    guessed; rows without user, item or time are left out. A line of JSON is a list of items, or an
-    object with one such list, and with the key of its user unless it is to be the line's number.
+    A log that looks like the one the model was trained on, `known`, is read as that was. Of any
+    other, columns are guessed. `columns` by role (user, item, time) replace both. Rows without
+    user, item or time are left out. A line of JSON is a list of items, or an object with one such
+    list, and with the key of its user unless it is to be the line's number.
     """
-    user, item, time = (columns.get(role) for role in ("user", "item", "time"))
-    source = LogSource(files=(files,), user=user, item=item, time=time, skip_bad_rows=True)
-    paths = source.paths()
+    paths = LogSource(files=(files,)).paths()
+    like = _options_of(known, paths[0]) if known is not None else {}
+    source = LogSource(files=(files,), skip_bad_rows=True, **{**like, **columns})
     if file_kind(paths[0]) == "json":
         given = _json_lists(paths)
         if given is not None:
@@ -185,6 +204,29 @@ def read_histories(
     return replace(found, bad_rows=int(str(raw.report["bad_rows"])), first_bad_row=first)
 
 
+def _options_of(known: LogSource, path: Path) -> dict[str, Any]:
+    """The options with which `known` was read, if `path` has its columns; {} if not.
+
+    Columns of a file without a header are numbered, and any file has these: one whose first row
+    names users and items has a header all the same.
+    """
+    if known.user is None or known.item is None:  # a text
+        return {}
+    names = {known.user, known.item, *([] if known.time is None else [known.time])}
+    names |= {parse_condition(each).column for each in known.where}
+    is_csv = file_kind(path) == "csv"
+    if known.no_header:
+        header = column_names(path) if is_csv else []
+        if not is_csv or all(find_column(role, header) for role in ("user", "item")):
+            return {}
+    layout = open_layout(path, known.separator, known.no_header) if is_csv else None
+    if not names <= set(column_names(path, layout)):
+        return {}
+    of_csv = ("separator", "no_header") if is_csv else ()
+    options = ("user", "item", "time", "time_format", "where", *of_csv)
+    return {name: getattr(known, name) for name in options}
+
+
 def histories_of_events(
     user: tuple[pl.Series, NDArray[np.uint32]],
     item: tuple[pl.Series, NDArray[np.uint32]],
@@ -196,9 +238,13 @@ def histories_of_events(
     ids = item_keys.lookup(item[0])[events.item]
     present = np.flatnonzero(np.bincount(events.user, minlength=user[0].len()))
     known = ids >= 0
+    bad = np.flatnonzero(~known)
+    if item_keys.rare_id is not None and len(bad):  # once in a basket, as in a log
+        basket = np.cumsum(events.first)[bad]
+        first = bad[np.append(True, basket[1:] != basket[:-1])]
+        ids[first], known[first] = item_keys.rare_id, True
     count = np.bincount(events.user[known], minlength=user[0].len())[present]
     end = np.cumsum(count)
-    bad = np.flatnonzero(~known)
     return Histories(
         user[0].gather(pl.Series(present)), ids[known], end - count, end,
         unknown_items=len(bad),
@@ -257,13 +303,15 @@ def histories_of_lists(
     rows = [list(row) for row in lists]
     flat = key_column([key for row in rows for key in row])
     ids = keys.lookup(flat)
+    bad = np.flatnonzero(ids < 0)
     if keys.rare_id is not None:
-        ids[(flat.cast(pl.String) == "(rare)").fill_null(False).to_numpy()] = keys.rare_id
+        ids[(ids < 0) & flat.is_not_null().to_numpy()] = keys.rare_id
+        named = flat.cast(pl.String).eq_missing(RARE_KEY).to_numpy()
+        bad = bad[~named[bad]]
     known = ids >= 0
     owner = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
     count = np.bincount(owner[known], minlength=len(rows))
     end = np.cumsum(count)
-    bad = np.flatnonzero(~known)
     return Histories(
         key_column(list(users)), ids[known], end - count, end,
         unknown_items=len(bad), first_unknown_item=flat[int(bad[0])] if len(bad) else None,

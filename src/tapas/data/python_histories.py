@@ -42,17 +42,24 @@ class Given:
     library: str | None = None  # "polars" or "pandas" if a Series or DataFrame was passed
 
 
-def parse_given(given: Any, item_keys: Vocabulary) -> Given:
-    """`given` as users or histories; raises `UsageError` for anything else. See this module."""
+def parse_given(given: Any, item_keys: Vocabulary, known: LogSource | None = None) -> Given:
+    """`given` as users or histories; raises `UsageError` for anything else. See this module.
+
+    Columns of a DataFrame that the log of the model, `known`, also has are taken as there.
+    """
     library = type(given).__module__.partition(".")[0]
     if library in ("polars", "pandas"):
         if hasattr(given, "columns"):
-            return _parse_frame(given, library, item_keys)
+            return _parse_frame(given, library, item_keys, known)
         if library == "polars" and given.dtype.is_nested():
             return Given(None, _rows(given.to_list(), item_keys), library)
         if library == "polars":
             return Given(given, None, library)
         found = _parse_sequence(_values(given), item_keys)
+        index: Any = getattr(given, "index", None)  # an index itself has none
+        if found.histories is not None and type(index).__name__ not in ("RangeIndex", "NoneType"):
+            keys = key_column(index.tolist())  # users, as after groupby(user)[item].agg(list)
+            found = replace(found, histories=replace(found.histories, keys=keys))
         return replace(found, library=library)
     if isinstance(given, SCALAR | bytes):
         return Given(key_column([given]), None)
@@ -89,7 +96,7 @@ def parse_keys(given: Any) -> tuple[pl.Series, str | None]:
     if hasattr(given, "columns"):
         names = list(given.columns)
         if len(names) > 1:
-            column = guess_column("item", [str(name) for name in names], GIVEN)
+            column = guess_column("item", list(map(str, names)), GIVEN, "Rename it to 'item'.")
             names = [name for name in names if str(name) == column]
         given = given[names[0]]
     return (given if library == "polars" else key_column(_values(given))), library
@@ -112,8 +119,8 @@ def _rows(rows: Sequence[Any], item_keys: Vocabulary) -> Histories:
     return histories_of_lists(range(len(rows)), lists, item_keys)
 
 
-def _parse_frame(frame: Any, library: str, item_keys: Vocabulary) -> Given:
-    """A DataFrame with users alone, or with a log, whose columns are guessed from their names."""
+def _parse_frame(frame: Any, library: str, item_keys: Vocabulary, known: LogSource | None) -> Given:
+    """A DataFrame with users alone, or with a log: columns as in `known`, or guessed by name."""
     present = [str(name) for name in frame.columns]
     if library == "pandas":
         frame = pl.DataFrame(
@@ -121,11 +128,16 @@ def _parse_frame(frame: Any, library: str, item_keys: Vocabulary) -> Given:
         )
     if len(present) == 1:
         return replace(parse_given(frame.to_series(), item_keys), library=library)
-    if find_column("item", present) is None:
-        return Given(frame[guess_column("user", present, GIVEN)], None, library)
-    roles = resolve_columns(LogSource(files=(str(GIVEN),)), Present(GIVEN, frame)).names
+    own = {role: getattr(known, role) for role in ("user", "item", "time")} if known else {}
+    own = {role: name for role, name in own.items() if name in present}
+    if "user" not in own:
+        own["user"] = guess_column("user", present, GIVEN, "Rename it to 'user'.")
+    if "item" not in own and find_column("item", present) is None:
+        return Given(frame[own["user"]], None, library)
+    roles = resolve_columns(LogSource(files=(str(GIVEN),), **own), Present(GIVEN, frame)).names
+    time_format = known.time_format if known and "time" in own else None
     raw = {role: normalize_keys(frame[roles[role]], GIVEN) for role in ("user", "item")}
-    time = parse_times(frame[roles["time"]], GIVEN)[0] if "time" in roles else None
+    time = parse_times(frame[roles["time"]], GIVEN, time_format)[0] if "time" in roles else None
     keep = raw["user"].is_not_null() & raw["item"].is_not_null()
     if time is not None:
         keep &= time.is_not_null()

@@ -50,7 +50,7 @@ class Lists:
         return frame_of({name: _plain(column) for name, column in columns.items()}, library)
 
     def __repr__(self) -> str:
-        lines = [f"Lists of {self.items.shape[1]} items for {len(self):,} {_plural(self.kind)}:"]
+        lines = [f"Lists of {self.items.shape[1]} items for {_counted(len(self), self.kind)}:"]
         for key, items, scores in zip(
             self.keys[:SHOWN_LISTS], self.items, self.scores, strict=False
         ):
@@ -63,8 +63,9 @@ class Lists:
         return "\n".join(lines)
 
 
-def _plural(kind: str) -> str:
-    return "histories" if kind == "history" else f"{kind}s"
+def _counted(number: int, kind: str) -> str:
+    many = "histories" if kind == "history" else f"{kind}s"
+    return f"{number:,} {kind if number == 1 else many}"
 
 
 def _missing(items: NDArray[Any]) -> NDArray[np.bool_]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tapas.data.event_log import EventLog
     from tapas.data.histories import Histories
     from tapas.data.python_histories import Given
+    from tapas.data.source import LogSource
     from tapas.data.vocabulary import Vocabulary
 
 # histories encoded and ranked together: of fewer, torch keeps the steps of a GRU on one thread
@@ -64,10 +65,12 @@ class Recommender(ABC):
         score: str,
         exclude_seen: bool = False,
         fixed_width: bool = False,
+        source: "LogSource | None" = None,
     ):
         self.name = name
         self.item_keys = item_keys
         self.log = log  # None: the model has items but no users
+        self.source = source  # how the log was read, if known
         self.history_length = check_positive("history_length", history_length)
         self.score = score  # "probability", or "score" if the method has none
         self.exclude_seen = exclude_seen  # unless told otherwise
@@ -146,7 +149,7 @@ class Recommender(ABC):
         from tapas.data.python_histories import parse_given
 
         choice("value of cold", cold, dict.fromkeys(COLD))
-        given = parse_given(users_or_histories, self.item_keys)
+        given = parse_given(users_or_histories, self.item_keys, self.source)
         histories = self.settle_cold(self._histories(given), cold)
         exclude = self.exclude_seen if exclude_seen is None else exclude_seen
         parts = list(self.lists(histories, self.check_k(k), exclude_seen=exclude))
@@ -176,7 +179,7 @@ class Recommender(ABC):
         """
         from tapas.data.python_histories import parse_given
 
-        given = parse_given(users_or_histories, self.item_keys)
+        given = parse_given(users_or_histories, self.item_keys, self.source)
         histories = self.settle_cold(self._histories(given), "error", "Leave them out.")
         rows: NDArray[np.float32] | None = None
         for rows_of, items, lengths in self._batches(histories, 0, len(histories)):
@@ -198,8 +201,9 @@ class Recommender(ABC):
         if given.histories is not None:
             if (number := given.histories.unknown_items) > 0:
                 first = given.histories.first_unknown_item
+                done = "left out" if self.item_keys.rare_id is None else "read as rare ones"
                 warnings.warn(
-                    f"unknown items of histories are left out: {number:,} (first: {first!r}).",
+                    f"unknown items of histories are {done}: {number:,} (first: {first!r}).",
                     stacklevel=3,
                 )
             return given.histories

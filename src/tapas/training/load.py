@@ -56,6 +56,7 @@ class RunModel(Recommender):
             name=f"run {run.path}, step {step:,}",
             item_keys=run.log.item_keys,
             log=run.log,
+            source=run.config.log,
             history_length=run.config.model.history,
             score="probability" if model.head.targets_softmax else "score",
             exclude_seen=run.config.loop.exclude_seen,

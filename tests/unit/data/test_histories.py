@@ -21,6 +21,9 @@ from tapas.data.source import LogSource
 from tapas.data.vocabulary import Vocabulary
 
 NUMBERS = Vocabulary(pl.Series([7, 900, -3]), np.array([5, 4, 3]))
+USERS = Vocabulary(pl.Series(["007", "8"]), np.array([5, 4]), kind="user")
+SPANISH = LogSource(files=("old.csv",), user="a", item="b", time="c", time_format="%d/%m/%Y",
+                    separator="/-/", where=("d=buy",))  # fmt: skip
 WORDS = Vocabulary(pl.Series(["b", "a", "900"]), np.array([5, 4, 3]))
 
 
@@ -62,10 +65,12 @@ def test_a_file_of_users_is_a_table_or_lines(tmp_path):
         ("b.tsv", "n\tcustomer\n1\t007\n2\t1e3\n", None, ["007", "1e3"]),
         ("c.csv", "what\nx\n\ny\n", None, ["x", None, "y"]),
         ("d.csv", "who;user\nx;1\n;2\n", "who", ["x", None]),
+        ("no-header.csv", "007\n8\n", None, ["007", "8"]),
+        ("own.csv", "user,a\nx,y\n", None, ["y"]),
         ("e.jsonl", '{"user": "x", "n": 1}\n{"user": null}\n', None, ["x", None]),
     ):
         (tmp_path / name).write_text(text, encoding="utf-8")
-        found = read_keys(tmp_path / name, "user", column)
+        found = read_keys(tmp_path / name, USERS, column, SPANISH)
         assert [key for key in found.to_list() if key] == [key for key in want if key], name
 
 
@@ -74,18 +79,18 @@ def test_a_file_of_users_that_cannot_be_read_is_named(tmp_path):
     table.write_text("who,when\na,1\n")
     text.write_text("a")
     with raises_text(f"{table} has no column 'user'. Columns: who, when."):
-        read_keys(table, "user", "user")
+        read_keys(table, USERS, "user")
     with raises_text(
         f"{table}: no column looks like the item. Name it with --column. Columns: who, when."
     ):
-        read_keys(table, "item", None)
+        read_keys(table, WORDS, None)
     with raises_text(f"{text} is read as one user per line, without columns."):
-        read_keys(text, "user", "who")
+        read_keys(text, USERS, "who")
     with raises_text(f"there is no file {tmp_path / 'none'}."):
-        read_keys(tmp_path / "none", "user", None)
+        read_keys(tmp_path / "none", USERS, None)
     text.write_bytes(b"\xff\xfe\xff")
     with raises_text(f"{text} cannot be read: ", DataError):
-        read_keys(text, "user", None)
+        read_keys(text, USERS, None)
 
 
 def test_histories_of_users_are_those_of_the_log(tmp_path):
@@ -146,7 +151,56 @@ def test_a_line_of_json_without_a_list_after_lists_is_named(tmp_path):
 
 def test_the_merged_class_may_be_in_a_history():
     rare = Vocabulary(pl.Series(["a", None]), np.array([5, 4]))
-    assert rows(histories_of_lists([1], [["(rare)", "a", "x"]], rare)) == {1: [1, 0]}
+    found = histories_of_lists([1], [["(rare)", "a", "x", None]], rare)
+    assert rows(found) == {1: [1, 0, 1]}
+    assert (found.unknown_items, found.first_unknown_item) == (2, "x")
+
+
+def test_items_that_a_log_has_merged_or_never_seen_are_of_the_merged_class(tmp_path):
+    rare = Vocabulary(pl.Series(["a", None]), np.array([5, 4]))
+    file = tmp_path / "new.csv"
+    file.write_text("user,item,time\nu,x,1\nu,y,1\nu,a,2\nu,y,3\nv,a,1\nv,x,1\nw,x,1\n")
+    found = read_histories(str(file), {}, rare, lambda words: None)
+    assert {key: sorted(ids) for key, ids in rows(found).items()} == {
+        "u": [0, 1, 1], "v": [0, 1], "w": [1],
+    }  # fmt: skip
+    assert rows(found)["u"] == [1, 0, 1]  # twice in the basket of time 1, counted once
+    assert found.unknown_items == 5
+
+
+NUMBERED = LogSource(files=("old.dat",), user="2", item="1", time="3", no_header=True)
+
+
+@pytest.mark.parametrize(
+    ("known", "name", "content", "want"),
+    [
+        (SPANISH, "x.csv", "a/-/b/-/c/-/d\nx/-/a/-/02/01/2024/-/buy\n"
+         "x/-/900/-/02/01/2024/-/view\nx/-/b/-/01/02/2024/-/buy\n", {"x": [1, 0]}),
+        (SPANISH, "x.csv", LOG, {"x": [0, 1], "y": [2]}),
+        (SPANISH, "x.csv", "a/-/user/-/item\n1/-/x/-/b\n", None),
+        (SPANISH, "x.jsonl", '{"a": "x", "b": "b", "c": "02/01/2024", "d": "buy"}\n', {"x": [0]}),
+        (NUMBERED, "x.dat", "a::x::2\nb::x::1\n", {"x": [0, 1]}),
+        (NUMBERED, "x.csv", "user,item,time\nx,a,2\nx,b,1\n", {"x": [0, 1]}),
+        (NUMBERED, "x.jsonl", '["a", "b"]\n', {1: [1, 0]}),
+        (LogSource(files=("old.csv",), text="words"), "x.csv", LOG, {"x": [0, 1], "y": [2]}),
+    ],
+)  # fmt: skip
+def test_a_file_like_the_log_of_the_model_is_read_as_that(tmp_path, known, name, content, want):
+    file = tmp_path / name
+    file.write_text(content)
+    if want is None:  # neither its columns nor its separator are those of the log
+        with pytest.raises(UsageError, match="There is only one column"):
+            read_histories(str(file), {}, WORDS, lambda words: None, known)
+        return
+    assert rows(read_histories(str(file), {}, WORDS, lambda words: None, known)) == want
+
+
+def test_columns_that_are_named_come_before_those_of_the_log(tmp_path):
+    file = tmp_path / "x.csv"
+    file.write_text("user,item,sku\nx,a,b\n")
+    known = LogSource(files=("old.csv",), user="user", item="item")
+    columns = {"item": "sku"}
+    assert rows(read_histories(str(file), columns, WORDS, lambda words: None, known)) == {"x": [0]}
 
 
 def test_keys_of_other_types_are_refused():

@@ -12,6 +12,7 @@ from error_text import raises_text
 from tapas import DataError, UsageError
 from tapas.data.histories import key_column
 from tapas.data.prepare import prepare_log
+from tapas.data.python_histories import parse_given
 from tapas.data.source import LogSource
 from tapas.data.vocabulary import Vocabulary
 from tapas.retrieval import Recommender, recommender
@@ -186,8 +187,8 @@ class FakePandas(ModuleType):
     """As much of pandas as is used, as it is not installed here."""
 
     class Series:
-        def __init__(self, values):
-            self.values = list(values)
+        def __init__(self, values, index=range(0)):
+            self.values, self.index = list(values), index
 
         def tolist(self):
             return self.values
@@ -218,6 +219,8 @@ def test_pandas_gets_pandas_back(log, monkeypatch):
     events = {"user": [7.0, 7.0, float("nan")], "item": [101, 100, 1], "time": [2, 1, 1]}
     found = model.recommend(FakePandas.DataFrame(events), 1, exclude_seen=True)
     assert (list(found.data["user"]), list(found.data["item"])) == ([7], [102])
+    by_user = FakePandas.Series([[101], [100]], index=FakePandas.Series(["x", "y"]))
+    assert list(model.recommend(by_user, 1).data["user"]) == ["x", "y"]
     assert list(model.similar(FakePandas.Series([101]), 1).data) == [
         "item", "rank", "similar", "cosine"
     ]  # fmt: skip
@@ -228,6 +231,21 @@ def test_pandas_gets_pandas_back(log, monkeypatch):
         lists.to_frame("pandas")
     with raises_text("unknown library 'panda'. Did you mean 'pandas'? Known: pandas, polars."):
         lists.to_frame("panda")
+
+
+def test_columns_of_a_frame_that_are_those_of_the_log_need_no_guess(log):
+    model = Obvious(log=log)
+    frame = pl.DataFrame({"a": ["x", "x"], "b": [101, 100], "c": ["02/01/2024", "01/02/2024"]})
+    with raises_text(
+        "the DataFrame: no column looks like the user. Rename it to 'user'. Columns: a, b, c."
+    ):
+        model.recommend(frame)
+    model.source = LogSource(files=("old.csv",), user="a", item="b", time="c",
+                             time_format="%d/%m/%Y")  # fmt: skip
+    found = parse_given(frame, model.item_keys, model.source).histories
+    assert model.item_keys.keys(found.items) == [101, 100]
+    assert model.recommend(frame, 1)["user"].to_list() == ["x"]
+    assert model.recommend(pl.DataFrame({"a": ["u1"], "n": [1]}), 1)["user"].to_list() == ["u1"]
 
 
 def test_cold_users_are_refused_skipped_or_get_the_popular_items(log):
