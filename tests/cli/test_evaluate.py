@@ -57,7 +57,7 @@ def test_points_are_written_and_lists_made_from_them_are_judged(runs):
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith(("run-a is better", "mine.csv is better", "No significant diff"))
     text = " ".join(done.stdout.split())
-    assert "23 users, one point each; the next item of each is to be found among" in text
+    assert "23 users, one point each; the next 4 items of each are to be found among" in text
     assert "Checkpoints: run-a, step " in text
     rows = [line.split("  ")[0] for line in lines if " ±0." in line]
     assert rows == ["run-a", "run-b", "mine.csv", "most popular", "own most frequent",
