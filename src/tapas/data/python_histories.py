@@ -103,7 +103,7 @@ def parse_keys(given: Any) -> tuple[pl.Series, str | None]:
 
 
 def _parse_sequence(rows: list[Any], item_keys: Vocabulary) -> Given:
-    are_lists = [isinstance(row, list | tuple | np.ndarray | pl.Series) for row in rows]
+    are_lists = [_is_list(row) for row in rows]
     if all(are_lists):
         return Given(None, _rows(rows, item_keys))
     if any(are_lists):
@@ -114,8 +114,14 @@ def _parse_sequence(rows: list[Any], item_keys: Vocabulary) -> Given:
     return Given(key_column(rows), None)
 
 
+def _is_list(row: Any) -> bool:
+    """Whether `row` is a list, a tuple, a range, an array, a tensor or the like."""
+    is_sequence = isinstance(row, Sequence | pl.Series) and not isinstance(row, str | bytes)
+    return is_sequence or getattr(row, "ndim", 0) > 0
+
+
 def _rows(rows: Sequence[Any], item_keys: Vocabulary) -> Histories:
-    lists = [[] if row is None else row for row in rows]
+    lists = [row.tolist() if hasattr(row, "tolist") else () if row is None else row for row in rows]
     return histories_of_lists(range(len(rows)), lists, item_keys)
 
 

@@ -167,6 +167,9 @@ class Recommender(ABC):
         from tapas.data.python_histories import parse_keys
 
         keys, library = parse_keys(items)
+        as_known = self.item_keys.as_keys(keys)
+        if as_known.null_count() == keys.null_count():  # such as 1003.0 for 1003
+            keys = as_known
         ids = self.item_keys.ids(keys.to_list())
         parts = list(self.neighbours(ids, self.check_k(k, others=True)))
         lists = self._collected(self.item_keys.gather(ids).to_numpy(), parts, k, "cosine", "item")

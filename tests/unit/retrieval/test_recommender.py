@@ -162,6 +162,7 @@ def histories_in_every_form():
     yield np.array([[100, 101], [105, 105]])
     yield torch.tensor([[100, 101], [105, 105]])
     yield [np.array([100, 101]), pl.Series([105])]
+    yield [range(100, 102), torch.tensor([105])]
     yield pl.Series([[100, 101], [105]])
     yield pl.DataFrame({"user": [0, 1, 0], "item": [101, 105, 100], "time": [2, 1, 1]})
     yield pl.DataFrame({"sku": ["100", "105", "101"], "visitor": [0, 1, 0]})
@@ -293,7 +294,7 @@ def test_similar_items_have_the_highest_cosine_and_exclude_the_item_itself(monke
     assert everything.items[0, -1] != 100 or everything.scores[0, -1] == 0  # whose vector is 0
     frame = model.similar(pl.DataFrame({"n": [1], "sku": [105]}), 1)
     assert frame.columns == ["item", "rank", "similar", "cosine"]
-    for given in ({105}, (key for key in [105]), np.array([[105]])):
+    for given in (105.0, {105}, (key for key in [105]), np.array([[105]])):
         assert model.similar(given, 2).items.tolist() == lists.items[:1].tolist()
     with raises_text("unknown item '99'. The model knows 31 items."):
         model.similar([105, 99])
