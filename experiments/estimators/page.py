@@ -20,8 +20,7 @@ STEP_WORDS = (
     "The head without an encoder, with random queries and Zipf frequencies: loss, backward and "
     "update of the rows. Medians on one thread; for adaptive methods, means over 64 steps. "
     "Break-even: the number of classes above which a step of the full softmax takes longer. "
-    "Columns may have been measured on different days (70,000 classes was): compare methods inside "
-    "one column."
+    "Columns may have been measured on different days: compare methods inside one column."
 )
 BIAS_HEADING = (
     "",

@@ -65,8 +65,8 @@ def system_figure(found: SystemResults, *, quick: bool = False) -> Figure:
         f"{found.num_rounds} rounds. Left: medians of ratios inside a round, and their range. "
         "Right: means with 95 % intervals. `python -m experiments table-1`"
     )
-    title = f"Table 1 with {system.workers} workers and {system.servers} servers"
-    add_title(figure, title, note)
+    workers = f"{system.workers} worker{'s' * (system.workers > 1)}"
+    add_title(figure, f"Table 1 with {workers} and {system.servers} servers", note)
     return figure
 
 

@@ -150,8 +150,8 @@ def _cores(found: SystemResults) -> list[str]:
     system, cores = found.system, found.cores[0]
     processes = system.servers + system.workers
     words = (
-        f"{system.servers} servers and {system.workers} workers on one machine with {cores} cores; "
-        "the paper's had a GPU each."
+        f"{system.servers} servers and {system.workers} worker{'s' * (system.workers > 1)} on one "
+        f"machine with {cores} cores; the paper's had a GPU each."
     )
     if cores < processes:
         words += (

@@ -130,7 +130,8 @@ def test_an_index_without_the_recall_asked_for_is_an_error_and_no_file(
     monkeypatch.setattr(faiss_index, "_recall", lambda *_: 0.71)
     for to in ("a.faiss", "shop"):
         assert last_line(invoke("export", "run", "--to", to, "--index", "hnsw")) == (
-            "this hnsw index finds 0.710 of the exact top 20 at efSearch 62, the largest; wanted "
-            "was 0.95. Choose --index ivf or exact, or a lower --recall."
+            "this hnsw index finds 0.710 of the exact top 20 at efSearch 62, the largest, also "
+            "with 64 neighbours per class; wanted was 0.95. Choose --index ivf or "
+            "exact, or a lower --recall."
         )
         assert names(at) == ["run"]

@@ -85,9 +85,20 @@ def test_a_graph_that_cannot_reach_the_recall_is_refused(monkeypatch):
     words, share = str(error.value), float(str(error.value).split()[4])
     assert 0.1 < share < 1
     assert words == (
-        f"this hnsw index finds {share:.3f} of the exact top 20 at efSearch 24, the largest; "
-        "wanted was 1. Choose --index ivf or exact, or a lower --recall."
+        f"this hnsw index finds {share:.3f} of the exact top 20 at efSearch 24, the largest, "
+        "also with 64 neighbours per class; wanted was 1. Choose --index ivf or exact, "
+        "or a lower --recall."
     )
+
+
+def test_a_graph_that_misses_the_recall_is_built_again_with_more_neighbours(monkeypatch):
+    rows, query = skewed(), queries("tuning", 50)
+    assert "neighbours" not in build_index(*rows, "hnsw", query=query).effort
+    monkeypatch.setattr(faiss_index, "LARGEST_EF", 32)
+    monkeypatch.setattr(faiss_index, "GRAPHS", ((2, 2), (64, 200)))
+    index = build_index(*rows, "hnsw", query=query, recall=0.9)
+    assert index.effort == {"efSearch": 32, "neighbours": 64}
+    assert min(index.recall, recall(index, query, *rows)) >= 0.9
 
 
 @pytest.mark.parametrize("kind", ["hnsw", "ivf"])
