@@ -120,6 +120,12 @@ def resolve_columns(source: LogSource, present: Present) -> Columns:
             names["time"] = time
             guessed.append("time")
             by_type += ["time"] * is_by_type
+        elif source.time_format is not None:
+            raise UsageError(
+                f"{present.path}: no column looks like the time, but --time-format "
+                f"{source.time_format!r} is given. Name the column with --time. Columns: "
+                f"{present.listed()}."
+            )
     _check_distinct(names, present)
     order = [role for role in roles if role in names]
     return Columns({role: names[role] for role in order}, guessed, by_type)

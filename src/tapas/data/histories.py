@@ -223,7 +223,8 @@ def _options_of(known: LogSource, path: Path) -> dict[str, Any]:
     if not names <= set(column_names(path, layout)):
         return {}
     of_csv = ("separator", "no_header") if is_csv else ()
-    options = ("user", "item", "time", "time_format", "where", *of_csv)
+    of_time = () if known.time is None else ("time", "time_format")
+    options = ("user", "item", *of_time, "where", *of_csv)
     return {name: getattr(known, name) for name in options}
 
 

@@ -248,6 +248,10 @@ REFUSED = [  # what is awkward, file name, content, options, error
      "Columns: 1 ('1'), 1193 ('661'), 5 ('3'), 978300760 ('978302109'). The first row looks like "
      "data (1, 1193, 5): if there is no header, add --no-header; the columns are then called 1, "
      "2, 3, as in --user 1 --item 2."),
+    ("a format of no column", "a.csv", "user,item,wann\nx,y,01.28.24 02h\n",
+     {"time_format": "%m.%d.%y %Hh"},
+     "a.csv: no column looks like the time, but --time-format '%m.%d.%y %Hh' is given. Name the "
+     "column with --time. Columns: user ('x'), item ('y'), wann ('01.28.24 02h')."),
     ("unknown names", "a.csv", "wer,was,wann\nx,y,2024-01-31\n", {},
      "a.csv: no column looks like the user or the item. Name them with --user and --item. "
      "Columns: wer ('x'), was ('y'), wann ('2024-01-31')."),
