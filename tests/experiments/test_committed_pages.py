@@ -102,6 +102,59 @@ def test_intervals_quoted_in_the_documentation_are_on_a_page_of_results():
     assert [interval for interval in quoted if interval not in drawn] == []
 
 
+def test_numbers_in_words_of_the_documentation_follow_from_tables_of_results():
+    """Of docs/evidence.md; the pages that have the tables are themselves tested above."""
+    said, names = EVIDENCE.read_text(), ("linux", "wikipedia", "grocery", "rust", "synthetic")
+    looks = {
+        (row[0], row[1]): row[2:]
+        for row in re.findall(
+            r"\| (\w+) \| (\w+) \| ([\d.]+) % \| ([\d.]+) \|", committed("figure-4")
+        )
+    }
+    cosines = [f"{float(looks[name, 'sampled'][1]):.2f}".lstrip("0") for name in names]
+    words = [f"{cosine} ({name})" for cosine, name in zip(cosines, names, strict=True)]
+    assert f"full softmax is {', '.join(words[:-1])} and {words[-1]}:" in said
+    mass = {rule: f"{float(looks['wikipedia', rule][0]):.0f} %" for rule in ("sampled", "top")}
+    assert f"puts {mass['top']} of its mass on the rarest tenth" in said
+    assert f"sampled softmax and `priority`: {mass['sampled']};" in said
+
+    losses = {"sampled": [], "priority": []}  # of MAP@20, by a uniform proposal
+    for rule, values in re.findall(
+        r"(sampled|priority) ([\d., ]+?)(?:;| \|)", committed("figure-3")
+    ):
+        found = [float(value) for value in values.split(", ")]
+        if len(found) == 4:
+            losses[rule].append(1 - found[0] / max(found))
+    assert [len(found) for found in losses.values()] == [5, 5]
+    low, high = (100 * end(losses["priority"]) for end in (min, max))
+    assert f"`priority` {low:.0f} to {high:.0f} %." in said
+    assert 0.45 < min(losses["sampled"]) < max(losses["sampled"]) < 0.95, "half to nine tenths"
+
+    costs = [
+        float(cost)
+        for cost in re.findall(
+            r"\| priority, n=(?:1,000|128|256), r=8 \|[^|]+\| ([\d.]+) ×", committed("table-1")
+        )
+    ]
+    assert f"{min(costs):.2f} to {max(costs):.2f} times the step time of n" in said
+
+    scores = {
+        rule: [
+            float(score)
+            for score in re.findall(
+                rf"\| {rule}, n=(?:1,000|128|256), r=8 \| ([\d.]+) ", committed("figure-3")
+            )
+        ]
+        for rule in ("top", "priority")
+    }
+    gains = sorted(
+        100 * (top / ours - 1) for top, ours in zip(scores["top"], scores["priority"], strict=True)
+    )
+    quoted = re.search(r"\+([\d.]+) % on synthetic \(one seed\), elsewhere within 1\.5 %", said)
+    assert float(quoted[1]) == pytest.approx(gains[-1], abs=0.15)  # of rounded scores
+    assert -1.55 < gains[0] <= gains[-2] < 1.55
+
+
 def test_a_page_without_the_markers_of_the_table_is_an_error(tmp_path, claims):
     page = tmp_path / "page.md"
     page.write_text("<!-- claims --> and no end")
