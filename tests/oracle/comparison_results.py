@@ -56,9 +56,10 @@ def result(name, quality, *, seed=0, loss=6.0, noise=0.0, tail=0.1, **more):
         "scores_per_example": 1_000.0,
         "curve": [
             {"share": share, "step": round(1_200 * share), "seconds": SECONDS * share,
-             "map@20": part * quality, "loss": loss}
+             "map@20": part * quality, "validation": part * quality, "loss": loss}
             for share, part in zip(SHARES, rise, strict=True)
         ],
+        "curve_points": [POINTS_EACH] * NUM_BLOCKS,
         **more,
     }  # fmt: skip
 

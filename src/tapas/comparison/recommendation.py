@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from tapas.comparison.results import FULL, UNFINISHED, Comparison, MethodResults
 from tapas.comparison.tables import (
     beaten_by,
+    beats,
     describe_time,
     gap_to,
     quality,
@@ -119,7 +120,7 @@ def _first(as_good: Sequence[MethodResults], best: MethodResults) -> tuple[Metho
 
 def _level(best: MethodResults) -> float:
     """On the test points of the curves, which are some of all."""
-    return NEAR * best.curve[-1].quality if best.curve else math.inf
+    return math.inf if best.best_quality is None else NEAR * best.best_quality
 
 
 def _size(method: MethodResults) -> float:
@@ -177,8 +178,14 @@ def _tail(chosen: MethodResults, sound: Sequence[MethodResults]) -> list[str]:
 
 
 def _beware(comparison: Comparison, best: MethodResults) -> list[str]:
-    """A sentence if counting is better than the best method."""
+    """A sentence if the best method is not better than counting."""
     rivals = [each.title for each in comparison.baselines if beaten_by(best, each)]
+    level = [each.title for each in comparison.baselines if not beats(best, each)]
+    if not rivals and level:
+        return [
+            f"Beware: no significant difference between the best of these and {_list(level)}, "
+            "without any training. Use a larger --budget or another model before you choose."
+        ]
     if not rivals:
         return []
     return [
@@ -212,4 +219,6 @@ def _list(words: Sequence[str]) -> str:
 
 
 def _time(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds:.1f} s"
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"

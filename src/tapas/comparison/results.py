@@ -80,6 +80,16 @@ class MethodResults:
         return found
 
     @property
+    def best_quality(self) -> float | None:
+        """MAP@20 on the test points of the curves, at the best moment by validation points."""
+        moments = [
+            max(result["curve"], key=lambda point: point["validation"])
+            for result in self.finals
+            if result["curve"]
+        ]
+        return fmean(float(point["map@20"]) for point in moments) if moments else None
+
+    @property
     def state(self) -> str:
         """Why there is no result, or what is wrong with it; empty if nothing is."""
         if self.skipped is not None:

@@ -74,6 +74,11 @@ def beaten_by(method: MethodResults, baseline: BaselineResult) -> bool:
     return not baseline.is_truth and gap_to_baseline(method, baseline, "map@20").below_zero
 
 
+def beats(method: MethodResults, baseline: BaselineResult) -> bool:
+    """Whether it is significantly better than a counting baseline. The truth does not count."""
+    return baseline.is_truth or gap_to_baseline(method, baseline, "map@20").above_zero
+
+
 def gap_to_baseline(method: MethodResults, baseline: BaselineResult, metric: str) -> Interval:
     """`metric` of the contender minus that of the baseline, which is the same for every seed."""
     fixed = [{**baseline.result, "run": result["run"]} for result in method.finals]

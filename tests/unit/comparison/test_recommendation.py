@@ -156,6 +156,30 @@ def test_a_warning_if_counting_is_better_than_all_methods():
     assert "Beware" not in words
 
 
+def test_a_warning_if_no_method_is_better_than_counting():
+    _, words = recommend(
+        method("tapas", 0.2),
+        method("nce", 0.1),
+        baselines=(reference("co-occurrence", 0.2), reference("most popular", 0.1)),
+    )
+    assert words.startswith(
+        "Beware: no significant difference between the best of these and co-occurrence, without "
+        "any training. Use a larger --budget or another model before you choose. Use TAPAS"
+    )
+
+
+def test_a_curve_that_falls_at_its_end_does_not_lower_what_others_must_reach():
+    """The best overfits: its last moment has half of its best MAP@20, which others never reach."""
+    falling = method("tapas", 0.2)
+    for final in falling.finals:
+        for point, part in zip(final["curve"], (0.9, 1, 0.8, 0.5), strict=True):
+            point["map@20"] = point["validation"] = part * 0.2
+    early = method("nce", 0.2, rise=(0.6, 0.6, 0.6, 0.6))
+    choice, words = recommend(falling, early, method("full", 0.1))
+    assert choice == "tapas"
+    assert "it gets there first: 95 % of the best MAP@20 after 15 s of training" in words
+
+
 def test_times_that_differ_by_less_than_a_step_are_equal():
     """The moment at 30 s is at 29.9 or 30.1 s, since steps are indivisible; memory decides."""
 
