@@ -5,6 +5,7 @@ Each test process uses one thread, so that results do not depend on the number o
 """
 
 import os
+import signal
 from contextlib import nullcontext
 
 import pytest
@@ -15,6 +16,7 @@ from tapas import native
 
 torch.set_num_threads(1)
 os.environ.pop("COLUMNS", None)  # with -n, readline sets it; output to a pipe is not wrapped
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by a job in the background
 settings.register_profile("full", deadline=None, derandomize=True, max_examples=60)
 settings.register_profile("quick", settings.get_profile("full"), max_examples=15)
 
@@ -44,9 +46,6 @@ def _one_thread_again():
     """Undo `torch.set_num_threads` of commands that were run in this process."""
     yield
     torch.set_num_threads(1)
-
-
-os.environ.pop("COLUMNS", None)  # with -n, readline sets it; output to a pipe is not wrapped
 
 
 @pytest.fixture(autouse=True)
