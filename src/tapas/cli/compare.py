@@ -109,6 +109,7 @@ WORKERS = min(2, os.cpu_count() or 1)  # each holds a model and scores it over a
 
 
 def compare(
+    ctx: typer.Context,
     files: Files = None,
     is_synthetic: Annotated[
         bool,
@@ -236,22 +237,7 @@ def compare(
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
         import_module("tapas.comparison.report")  # a missing matplotlib is said before training
         if not draw:
-            log = source_table(
-                files,
-                user,
-                item,
-                time,
-                text,
-                group,
-                min_count,
-                rare,
-                skip_bad_rows,
-                where,
-                time_format,
-                separator,
-                no_header,
-                weight,
-            )
+            log = source_table(ctx.params)
             given: dict[str, Any] = {
                 "budget_seconds": None if budget is None else parse_duration(budget),
                 "samples": num_samples,

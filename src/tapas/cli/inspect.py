@@ -31,6 +31,7 @@ from tapas.errors import UsageError
 
 
 def inspect(
+    ctx: typer.Context,
     files: Files = None,
     user: User = None,
     item: Item = None,
@@ -58,22 +59,7 @@ def inspect(
         from tapas.data.source import LogSource, command_options
         from tapas.training.advice import advise, next_training
 
-        table = source_table(
-            files,
-            user,
-            item,
-            time,
-            text,
-            group,
-            min_count,
-            rare,
-            skip_bad_rows,
-            where,
-            time_format,
-            separator,
-            no_header,
-            weight,
-        )
+        table = source_table(ctx.params)
         if not files:
             raise UsageError("no log given. Try `tapas inspect purchases.parquet`.")
         source = LogSource(**{**table, "files": tuple(files)})  # type: ignore[arg-type]

@@ -2,8 +2,9 @@
 
 import os
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -160,40 +161,19 @@ def cache_folder(chosen: Path | None) -> Path:
     return (base if base.is_absolute() else Path.home() / ".cache") / "tapas" / "logs"
 
 
-def source_table(
-    files: list[str] | None,
-    user: str | None,
-    item: str | None,
-    time: str | None,
-    text: str | None,
-    group: str | None,
-    min_count: int | None,
-    rare: str | None,
-    skip_bad_rows: bool,
-    where: list[str] | None,
-    time_format: str | None,
-    separator: str | None,
-    no_header: bool,
-    weight: str | None,
-) -> dict[str, JSON]:
-    """The [log] section of these options; those left out are left to the TOML file."""
-    given: dict[str, JSON] = {
-        "files": list(files) if files else None,
-        "user": user,
-        "item": item,
-        "time": time,
-        "text": text,
-        "group": group,
-        "min_count": min_count,
-        "rare": rare,
-        "skip_bad_rows": skip_bad_rows or None,
-        "where": list(where) if where else None,
-        "time_format": time_format,
-        "separator": separator,
-        "no_header": no_header or None,
-        "weight": weight,
-    }
-    return {name: value for name, value in given.items() if value is not None}
+LOG_OPTIONS = (
+    "files", "user", "item", "time", "text", "group", "min_count", "rare", "skip_bad_rows",
+    "where", "time_format", "separator", "no_header", "weight",
+)  # fmt: skip
+
+
+def source_table(given: Mapping[str, Any]) -> dict[str, JSON]:
+    """The [log] section of the options `given` to a command, by name.
+
+    Those left out are left to the TOML file.
+    """
+    found = {n: given[n] for n in LOG_OPTIONS if given[n] not in (None, False, [], ())}
+    return {n: list(v) if n in ("files", "where") else v for n, v in found.items()}
 
 
 Layer = dict[str, dict[str, JSON]]

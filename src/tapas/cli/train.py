@@ -52,6 +52,7 @@ from tapas.training.trainer import Progress, TrainResult
 
 
 def train(
+    ctx: typer.Context,
     files: Files = None,
     out: Annotated[
         Path | None,
@@ -276,22 +277,7 @@ def train(
         own = method if method is not None and is_own(method) else None
         if own is not None:
             import_method(own)
-        log_flags = source_table(
-            files,
-            user,
-            item,
-            time,
-            text,
-            group,
-            min_count,
-            rare,
-            skip_bad_rows,
-            where,
-            time_format,
-            separator,
-            no_header,
-            weight,
-        )
+        log_flags = source_table(ctx.params)
         flags: Layer = {
             "log": log_flags,
             "model": {"encoder": encoder, "dim": dim, "copy": copy},
