@@ -396,6 +396,11 @@ WRONG = [  # a call with a model, and its error
         "padding_idx must be an integer, got 'x'.",
     ),
     (
+        lambda model: model.head(batch()[0]),
+        "a head returns the loss and needs a target: head(query, target). To predict, call "
+        "head.topk(query, k) for the best classes, or head.log_prob(query, ids).",
+    ),
+    (
         lambda model: ids_of(torch.tensor(1)),
         "multi_hot has shape (); expected (..., C).",
     ),

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,8 @@ def read_keys(
     """
     role = known.kind
     if not path.is_file():
-        raise UsageError(f"there is no file {path}.")
+        hint = " Did you mean all?" if get_close_matches(str(path).lower(), ["all"]) else ""
+        raise UsageError(f"there is no file {path}.{hint}")
     if path.suffix.lower() not in LOG_FILES:
         if column is not None:
             raise UsageError(f"{path} is read as one {role} per line, without columns.")

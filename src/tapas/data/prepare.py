@@ -28,6 +28,7 @@ from tapas.data.vocabulary import Vocabulary
 from tapas.data.weights import add_up
 from tapas.errors import DataError, UsageError
 
+READING_RULES = 2  # increase when files are read in another way, so that cached logs are not used
 ABANDONED_SECONDS = 24 * 3600  # an unfinished folder this old is from a killed process
 
 
@@ -51,10 +52,7 @@ def prepare_log(
     Raises `UsageError` or `DataError` if the files cannot be read or `cache` cannot be written.
     """
     cache = Path(cache)
-    version: int | tuple[int, str] = FORMAT_VERSION
-    if known is not None:
-        version = (FORMAT_VERSION, checksum(known.folder / VOCABULARIES["item"])["blake2b"])
-    folder = cache / source.cache_key(version)
+    folder = cache / source.cache_key(_version(known))
     if (folder / DESCRIPTION).exists():
         mark_used(folder)
         return EventLog.open(folder)
@@ -88,6 +86,12 @@ def prepare_log(
             shutil.rmtree(unfinished, ignore_errors=True)
     mark_used(folder)
     return EventLog.open(folder)
+
+
+def _version(known: EventLog | None) -> tuple[int | str, ...]:
+    """What determines a prepared log beside its source."""
+    items = [] if known is None else [checksum(known.folder / VOCABULARIES["item"])["blake2b"]]
+    return (FORMAT_VERSION, READING_RULES, *items)
 
 
 def _clear_leftovers(cache: Path) -> None:

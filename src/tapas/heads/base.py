@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tapas.errors import UsageError, choice
 from tapas.exact_state import ExactState
 from tapas.heads.batch import Batch, check_any_example, prepare
-from tapas.heads.cross_entropy import ARGUMENTS, ATTRIBUTES, OPTIONS, refuse_names
+from tapas.heads.cross_entropy import ARGUMENTS, ATTRIBUTES, NO_TARGET, OPTIONS, refuse_names
 from tapas.heads.facts import BuildContext, Options, default_num_samples
 from tapas.rng import check_seed
 from tapas.shapes import check_tensor
@@ -121,7 +121,7 @@ class Head(ExactState, ABC):
     def forward(
         self,
         query: Tensor,
-        target: Tensor,
+        target: Tensor | None = None,
         target_weight: Tensor | None = None,
         *,
         context: Tensor | None = None,
@@ -145,6 +145,8 @@ class Head(ExactState, ABC):
         with self.ranks.share_errors():
             if unknown:
                 self._refuse_arguments(unknown)
+            if target is None:
+                raise UsageError(NO_TARGET)
             self._refuse_backward()
             batch = self._prepare(query, target, target_weight)
             context = batch.context_of(context)

@@ -21,6 +21,10 @@ ARGUMENTS = {  # of the call
     "ignore_index": _IN_CONSTRUCTOR.format(name="ignore_index"),
     "counts": _IN_CONSTRUCTOR.format(name="counts"),
 }
+NO_TARGET = (
+    "a head returns the loss and needs a target: head(query, target). To predict, call "
+    "head.topk(query, k) for the best classes, or head.log_prob(query, ids)."
+)
 ATTRIBUTES = {
     "predict": "head.topk(query, k) has the best classes, head.log_prob(query, ids) their "
     "log-probabilities",

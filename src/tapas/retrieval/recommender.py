@@ -189,7 +189,10 @@ class Recommender(ABC):
             query = self.queries(items, lengths).cpu().numpy()
             rows = np.empty((len(histories), query.shape[1]), np.float32) if rows is None else rows
             rows[rows_of] = query
-        return np.empty((0, 0), np.float32) if rows is None else rows
+        if rows is None:  # any history tells D
+            items = torch.zeros(1, self.history_length, dtype=torch.int64)
+            rows = self.queries(items, torch.ones(1, dtype=torch.int64)).cpu().numpy()[:0]
+        return rows
 
     def check_k(self, k: int, name: str = "k", *, others: bool = False) -> int:
         """`k`, or UsageError unless so many items (`others`: beside the item itself) are there."""

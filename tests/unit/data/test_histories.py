@@ -1,6 +1,7 @@
 """Users and histories from files: what is found, what is left out, and what is said about it."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -88,6 +89,9 @@ def test_a_file_of_users_that_cannot_be_read_is_named(tmp_path):
         read_keys(text, USERS, "who")
     with raises_text(f"there is no file {tmp_path / 'none'}."):
         read_keys(tmp_path / "none", USERS, None)
+    for typed in ("al", "ALL"):
+        with raises_text(f"there is no file {typed}. Did you mean all?"):
+            read_keys(Path(typed), USERS, None)
     text.write_bytes(b"\xff\xfe\xff")
     with raises_text(f"{text} cannot be read: ", DataError):
         read_keys(text, USERS, None)

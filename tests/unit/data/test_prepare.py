@@ -98,7 +98,7 @@ def test_known_items_keep_their_ids_and_new_ones_follow(tmp_path, first, second,
     assert log.item_keys.counts.tolist() == [counts[key] for key in keys + new]
     again = prepare_log(source, tmp_path / "cache", known=known)
     assert (again.folder, again.num_items) == (log.folder, log.num_items)
-    assert log.folder.name != source.cache_key(preparing.FORMAT_VERSION)
+    assert log.folder.name != source.cache_key(preparing._version(None))
 
 
 KINDS = [  # keys of the known log and of the new one; all keys, or the start of the error
@@ -154,6 +154,19 @@ def prepared(tmp_path, content, **options) -> EventLog:
     file = tmp_path / "a.csv"
     file.write_text(content)
     return prepare_log(LogSource(files=(str(file),), **options), tmp_path / "cache")
+
+
+def test_a_log_that_was_read_by_older_rules_is_read_again_and_still_opens(tmp_path, monkeypatch):
+    """Such as one without times, in whose files a time column is found today."""
+    source = LogSource(files=(written(tmp_path, [(1, "a", 7)]),))
+    version = preparing.FORMAT_VERSION
+    folders = {tmp_path / source.cache_key(version)}  # of versions without such a number
+    prepare_log(source, tmp_path).folder.rename(*folders)
+    for rules in (preparing.READING_RULES, preparing.READING_RULES + 1):
+        monkeypatch.setattr(preparing, "READING_RULES", rules)
+        folders.add(prepare_log(source, tmp_path).folder)
+    assert len(folders) == 3
+    assert all(events(EventLog.open(folder)) == [(1, 7, {"a"})] for folder in folders)
 
 
 def test_the_report_describes_what_was_read_and_what_to_note(tmp_path):

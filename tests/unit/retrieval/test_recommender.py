@@ -119,6 +119,7 @@ def test_many_histories_are_ranked_in_batches_and_returned_in_order(monkeypatch,
     assert all(len(items) <= 3 for items, _ in model.seen)
     want = [[(h[0] - 100) * min(len(h), T), min(len(h), T)] for h in histories]
     assert model.encode(histories).tolist() == want
+    assert model.encode(histories).shape == (number, 2)
 
 
 def test_a_short_list_ends_in_none_and_has_fewer_rows():
