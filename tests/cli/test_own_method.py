@@ -70,7 +70,9 @@ def test_it_is_compared_and_drawn_without_it(folder):
     done = tapas("compare", "--quick", *names_of, "--out", "compared", "--cache", "c", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^Hardest +0\.\d+ ±", done.stdout, re.MULTILINE), done.stdout
-    assert "sampled,mine:Hardest" in (folder / "compared/README.md").read_text()
+    page = (folder / "compared/README.md").read_text()
+    assert "sampled,mine:Hardest" in page
+    assert "nan" not in page.lower()
     drawn = tapas("compare", "--draw", "--out", "compared", cwd=folder)
     assert re.search(r"^mine:Hardest +0\.\d+ ±", drawn.stdout, re.MULTILINE), drawn.stdout
     assert "Pass --method mine:Hardest" in last_line(tapas("cite", "compared", cwd=folder))

@@ -19,7 +19,7 @@ from tapas.comparison.config import CompareConfig
 from tapas.comparison.contenders import by_name
 from tapas.comparison.ledger import Ledger
 from tapas.comparison.peak_memory import forget_peak, peak_bytes
-from tapas.comparison.runs import CompareRun, OpenedLog, build_run, open_log
+from tapas.comparison.runs import CompareRun, OpenedLog, build_run, known_scores, open_log
 from tapas.errors import UsageError
 from tapas.training.step import step
 
@@ -100,7 +100,7 @@ def _take_turn(
     warm_up = config.settling_steps if contender.kind.learns_state else WARM_UP
     found["step_seconds"].append(round(mean_step(take, config.pace_seconds, warm_up), 7))
     found["peak_bytes"] = peak_bytes()
-    found["scores_per_example"] = float(parts.model.head.scores_per_example)
+    found["scores_per_example"] = known_scores(parts.model.head)
 
 
 def mean_step(take: Callable[[int], float], seconds: float, warm_up: int = WARM_UP) -> float:

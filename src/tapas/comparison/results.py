@@ -6,6 +6,7 @@ or measured here.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import isnan
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -64,10 +65,10 @@ class MethodResults:
 
     @property
     def scores_per_example(self) -> float | None:
-        """Classes that are scored for each position, at the end of its last seed."""
-        known = [r["scores_per_example"] for r in (self.pace or {}, *self.finals)
-                 if r.get("scores_per_example") is not None]  # fmt: skip
-        return float(known[-1]) if known else None
+        """Classes that are scored for each position, at the end of its last seed, if known."""
+        found = [r.get("scores_per_example") for r in (self.pace or {}, *self.finals)]
+        known = [float(value) for value in found if value is not None and not isnan(value)]
+        return known[-1] if known else None
 
     @property
     def curve(self) -> list[Moment]:

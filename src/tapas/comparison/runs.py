@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import cache as remember
+from math import isnan
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,7 @@ from tapas.errors import DataError, UsageError
 from tapas.evaluation.baselines import COUNTING, rank_by_counting
 from tapas.evaluation.points import PointEvaluator, block_sums, sample_users
 from tapas.evaluation.scores import metrics_per_example
+from tapas.heads import Head
 from tapas.training.build import TrainingSetup, build_training
 from tapas.training.model import SequenceModel
 from tapas.training.step import step
@@ -169,10 +171,16 @@ def _final(
         "best_share": best["share"],
         "train_wall_seconds": round(train_seconds, 2),
         "peak_bytes": peak,
-        "scores_per_example": float(model.head.scores_per_example),
+        "scores_per_example": known_scores(model.head),
         "curve": curve,
         "curve_points": evaluator.block_sizes(few),
     }
+
+
+def known_scores(head: Head) -> float | None:
+    """Its scores per example; None if a method of the user's own does not count them."""
+    scores = float(head.scores_per_example)
+    return None if isnan(scores) else scores
 
 
 def train_and_evaluate(

@@ -212,6 +212,7 @@ class SharedSample(FlatHead):
         """Logits of targets (B, L) and log sums over the sample (B,), of this rank's examples."""
         with torch.no_grad():
             kept = self.candidates(batch)
+        self._count_scores(len(kept))
         return self.table.sampled_logits(batch, kept)
 
 
@@ -222,7 +223,8 @@ class LookupHead(FlatHead):
     def losses(self, batch: Batch, context: Tensor | None) -> Tensor:
         """(B,) the loss of each example, from rows of exactly one call of `table.lookup`.
 
-        On several ranks `batch` may be empty on some; they must call `lookup` all the same.
+        On several ranks `batch` may be empty on some; they must call `lookup` all the same. A
+        subclass may override `scores_per_example`, which is not known otherwise.
         """
 
     def _losses(self, batch: Batch, context: Tensor | None) -> tuple[Tensor, float]:

@@ -1,29 +1,38 @@
 """Methods of one's own: classes outside of this package, named "module:Class".
 
-`import_method` imports such a class, checks it, and completes what describes it: the options that
-it does not declare are read from the signature of its constructor. Names in files, such as the
-config.toml of a run, import nothing: a run folder from somebody else must not run their code.
+`import_method` imports such a class, builds a small head to check it, and completes what describes
+it: the options that it does not declare are read from the signature of its constructor. Names in
+files, such as the config.toml of a run, import nothing: a run folder from somebody else must not
+run their code.
 """
 
 import inspect
 import os
+import re
 import sys
 import traceback
+from dataclasses import replace
 from importlib import import_module
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
+import torch
+
 from tapas.errors import UsageError
 from tapas.heads.base import Head
-from tapas.heads.facts import NUM_SAMPLES, Option, Options, drawn_options
+from tapas.heads.facts import NUM_SAMPLES, BuildContext, Option, Options, drawn_options
 from tapas.heads.flat import FlatHead, FlatOptions
 from tapas.heads.tree import TreeHead, TreeOptions
+from tapas.optim import RowwiseAdagrad
+from tapas.tables import LocalTable
 
 OWN_METHODS: dict[str, type[Head]] = {}  # imported so far, by name
 PLAIN = (bool, int, float, str)  # types of options
 EXAMPLE = "def __init__(self, num_classes=None, dim=None, *, num_samples, **options)"
 # what `Head.arguments` and its overrides pass beside options
 PASSED = {"num_classes", "dim", *FlatOptions.__annotations__, *TreeOptions.__annotations__}
+TWICE = re.compile(r"got multiple values for (?:keyword )?argument '(\w+)'")
+NO_SETTER = re.compile(r"property '(\w+)' of .* has no setter")
 
 
 class NotImportedError(UsageError):
@@ -76,6 +85,7 @@ def import_method(name: str) -> type[Head]:
     if missing := sorted(getattr(kind, "__abstractmethods__", ())):
         raise UsageError(f"{class_name} in {where} lacks {', '.join(missing)}.")
     _describe(name, kind)
+    _check_small_head(name, kind)
     OWN_METHODS[name] = kind
     return OWN_METHODS[name]
 
@@ -119,7 +129,11 @@ def _describe(name: str, kind: type[Head]) -> None:
     """Set the class attributes that describe a method, as far as the class does not."""
     found = kind.options
     if "options" not in vars(kind):
-        found = {**_read_options(name, kind), **found}
+        read = _read_options(name, kind)
+        kept = {
+            n: replace(o, default=read[n].default) if n in read else o for n, o in found.items()
+        }
+        found = {**read, **kept}
     reads = set(kind.reads)
     if "counts" in inspect.signature(kind).parameters and "proposal" not in found:
         reads.add("counts")
@@ -151,7 +165,8 @@ def _read_options(name: str, kind: type[Head]) -> Options:
         if argument.kind in (argument.VAR_KEYWORD, argument.VAR_POSITIONAL):
             continue
         if argument.name == "num_samples":
-            found["num_samples"] = NUM_SAMPLES
+            given = argument.default if type(argument.default) is int else None
+            found["num_samples"] = replace(NUM_SAMPLES, default=given)
         elif argument.name == "proposal":
             found |= {n: o for n, o in drawn_options().items() if n != "num_samples"}
         elif argument.name not in PASSED and argument.name != "counts":
@@ -175,3 +190,51 @@ def _option(default: Any, hint: Any) -> Option | None:
     if default is None and len(kinds) == 1 and kinds[0] in PLAIN:
         return Option(None, kinds[0])
     return None
+
+
+def _check_small_head(name: str, kind: type[Head]) -> None:
+    """Build a head with few classes: raise if names of the class clash with those of its base.
+
+    Other errors are left to the real head, whose sizes may be the only ones that fit.
+    """
+    ids = torch.arange(16)
+    context = BuildContext(
+        counts=ids + 1,
+        dim=2,
+        seed=3,
+        steps=4,
+        row_optimizer=RowwiseAdagrad.fused(lr=0.1),
+        table=LocalTable(len(ids), 2),
+        pairs=lambda: (ids, ids, ids + 1),
+        upcoming=lambda step: ids,
+    )
+    options = {n: option.default for n, option in kind.options.items()}
+    base = next(each for each in kind.__mro__ if each.__module__.startswith("tapas."))
+    try:
+        head = kind.from_options(options, context)
+    except (TypeError, AttributeError) as error:
+        if twice := TWICE.search(str(error)):
+            raise UsageError(
+                f"the constructor of {name} gets {twice[1]} and passes another one to "
+                f"{base.__name__}. Make it an argument, {twice[1]}=VALUE, and pass that on."
+            ) from None
+        if unsettable := NO_SETTER.search(str(error)):
+            raise _clash(name, unsettable[1], base) from None
+        return
+    except Exception:
+        return
+    stored = {"num_classes": len(ids), "dim": 2, "seed": 3, "step": 0}
+    of_class = {n for each in kind.__mro__[: kind.__mro__.index(base)] for n in vars(each)}
+    of_head = {*vars(head), *head._buffers, *head._parameters, *head._modules}
+    clashes = [
+        *(n for n, value in stored.items() if n in of_class or getattr(head, n, None) != value),
+        *sorted(n for n in of_head if hasattr(base, n)),
+    ]
+    if clashes:
+        raise _clash(name, clashes[0], base)
+
+
+def _clash(name: str, attribute: str, base: type[Head]) -> UsageError:
+    return UsageError(
+        f"{name} sets {attribute}, which {base.__name__} uses itself. Give yours another name."
+    )

@@ -83,10 +83,8 @@ class PartitionedSoftmax(SharedSample):
         return self._partition
 
     def _logits(self, batch: GlobalBatch) -> tuple[Tensor, Tensor]:
-        if self._is_training():
-            if not self.part_start <= self.step < self.partition[0]:
-                self.part_start, self._partition = self.step, None
-            self._count_scores(len(self.partition[1]))
+        if self._is_training() and not self.part_start <= self.step < self.partition[0]:
+            self.part_start, self._partition = self.step, None
         return super()._logits(batch)
 
     def _look_ahead(self, start: int) -> tuple[int, Tensor]:

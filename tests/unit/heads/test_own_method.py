@@ -1,12 +1,14 @@
 """A class outside of the package becomes a method by its name, "module:Class"."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
 import tapas.heads.own_method as own_method
 from tapas import LocalTable, UsageError
+from tapas.comparison.runs import known_scores
 from tapas.heads import METHODS, SampledSoftmax, import_method, method_class
 from tapas.heads.facts import BuildContext, Option
 from tapas.optim import RowwiseAdagrad
@@ -109,6 +111,55 @@ def test_a_subclass_of_a_method_has_its_options_and_papers(write):
     assert (head.hot, head.presample_factor, head.proposal.alpha) == (3.0, 8, 0.75)
 
 
+def test_a_default_of_the_subclass_replaces_that_of_its_method(write):
+    write(
+        "from tapas import TapasSoftmax\nclass Mine(TapasSoftmax):\n"
+        "    def __init__(self, *args, num_samples=5, presample_factor=4, **options):\n"
+        "        super().__init__(*args, num_samples=num_samples, "
+        "presample_factor=presample_factor, **options)\n"
+    )
+    kind = import_method("mine:Mine")
+    factor = METHODS["tapas"].options["presample_factor"]
+    assert kind.options["presample_factor"] == replace(factor, default=4)
+    head = kind.from_options(HeadConfig.of(method="mine:Mine").options, context())
+    assert (head.num_samples, head.presample_factor) == (5, 4)
+
+
+def test_the_scores_of_a_shared_sample_are_counted(write):
+    write(first())
+    head = import_method("mine:First").from_options({"num_samples": 4}, context())
+    assert known_scores(head) is None
+    for _ in range(2):
+        head(torch.ones(2, 3), torch.tensor([0, 1]))
+    assert known_scores(head) == 4
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_method_of_ours_is_taken_for_a_clash(method):
+    own_method._check_small_head(method, METHODS[method])
+
+
+@pytest.mark.parametrize(
+    "clashing",
+    ["step = 0.1", "dim = 7", "topk = 5", "ranks = 3", "seed = None", "options = {}", "_draws = 2",
+     "tables = torch.nn.ModuleList()"],
+)  # fmt: skip
+def test_a_name_that_the_base_class_uses_is_refused(write, clashing):
+    write(first().replace("self.num_samples,", f"self.{clashing}\n        self.num_samples,"))
+    with pytest.raises(UsageError) as refused:
+        import_method("mine:First")
+    assert str(refused.value) == (
+        f"mine:First sets {clashing.split()[0]}, which SharedSample uses itself. Give yours "
+        "another name."
+    )
+
+
+def test_a_method_called_step_is_refused(write):
+    write(first() + "\n    def step(self):\n        pass\n")
+    with pytest.raises(UsageError, match=r"^mine:First sets step, which SharedSample uses itself"):
+        import_method("mine:First")
+
+
 def test_only_import_method_imports(write, tmp_path):
     write(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n" + first())
     for read in (
@@ -142,6 +193,9 @@ CLASSES = first() + (
     "class Half(SharedSample): pass\n"
     "class Needy(First):\n    def __init__(self, strength, **options): pass\n"
     "class Narrow(First):\n    def __init__(self, num_classes, dim): pass\n"
+    "from tapas import TapasSoftmax\nclass Fixed(TapasSoftmax):\n"
+    "    def __init__(self, *args, **options):\n"
+    "        super().__init__(*args, presample_factor=4, **options)\n"
 )
 
 
@@ -157,7 +211,7 @@ CLASSES = first() + (
         ),
         (
             "mine:Frist",
-            "{here}/mine.py has no class Frist. Heads there: First, Half, Needy, Narrow.",
+            "{here}/mine.py has no class Frist. Heads there: First, Half, Needy, Narrow, Fixed.",
         ),
         (
             "mine:Plain",
@@ -176,6 +230,11 @@ CLASSES = first() + (
             "'seed'. It is called with dim, num_classes, seed, table, by name: write def "
             "__init__(self, num_classes=None, dim=None, *, num_samples, **options) and pass "
             "**options on.",
+        ),
+        (
+            "mine:Fixed",
+            "the constructor of mine:Fixed gets presample_factor and passes another one to "
+            "TapasSoftmax. Make it an argument, presample_factor=VALUE, and pass that on.",
         ),
         ("broken:A", "importing broken failed ({here}/broken.py, line 2): NameError: name "),
         ("typo:A", "importing typo failed ({here}/typo.py, line 1): SyntaxError: "),
