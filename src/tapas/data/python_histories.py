@@ -2,7 +2,8 @@
 
 Series and DataFrames may be of polars or pandas, which need not be installed. A scalar is a user,
 a list of scalars are users, a list of lists are histories. A DataFrame with columns of users and
-items is a log; with one column, or without a column of items, it has users.
+items is a log, or has a list of items for each user; with one column, or without a column of items,
+it has users. A named index of pandas, as after `groupby` and `set_index`, is a column like others.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,18 +50,8 @@ def parse_given(given: Any, item_keys: Vocabulary, known: LogSource | None = Non
     """
     library = type(given).__module__.partition(".")[0]
     if library in ("polars", "pandas"):
-        if hasattr(given, "columns"):
-            return _parse_frame(given, library, item_keys, known)
-        if library == "polars" and given.dtype.is_nested():
-            return Given(None, _rows(given.to_list(), item_keys), library)
-        if library == "polars":
-            return Given(given, None, library)
-        found = _parse_sequence(_values(given), item_keys)
-        index: Any = getattr(given, "index", None)  # an index itself has none
-        if found.histories is not None and type(index).__name__ not in ("RangeIndex", "NoneType"):
-            keys = key_column(index.tolist())  # users, as after groupby(user)[item].agg(list)
-            found = replace(found, histories=replace(found.histories, keys=keys))
-        return replace(found, library=library)
+        parse = _parse_polars if library == "polars" else _parse_pandas
+        return replace(parse(given, item_keys, known), library=library)
     if isinstance(given, SCALAR | bytes):
         return Given(key_column([given]), None)
     if hasattr(given, "__array__") and not isinstance(given, np.ndarray):  # a tensor
@@ -125,21 +116,79 @@ def _rows(rows: Sequence[Any], item_keys: Vocabulary) -> Histories:
     return histories_of_lists(range(len(rows)), lists, item_keys)
 
 
-def _parse_frame(frame: Any, library: str, item_keys: Vocabulary, known: LogSource | None) -> Given:
-    """A DataFrame with users alone, or with a log: columns as in `known`, or guessed by name."""
-    present = [str(name) for name in frame.columns]
-    if library == "pandas":
-        frame = pl.DataFrame(
-            {str(name): _values(frame[name]) for name in frame.columns}, strict=False
-        )
-    if len(present) == 1:
-        return replace(parse_given(frame.to_series(), item_keys), library=library)
+def _parse_polars(given: Any, item_keys: Vocabulary, known: LogSource | None) -> Given:
+    if hasattr(given, "columns"):
+        if len(given.columns) > 1:
+            return _parse_frame(given, item_keys, known)
+        given = given.to_series()
+    if given.dtype.is_nested():
+        return Given(None, _rows(given.to_list(), item_keys))
+    return Given(given, None)
+
+
+def _parse_pandas(given: Any, item_keys: Vocabulary, known: LogSource | None) -> Given:
+    index: Any = getattr(given, "index", None)  # an index itself has none
+    columns: Any = getattr(given, "columns", ())
+    if len(columns) == 1:
+        given = given[columns[0]]
+    if len(columns) > 1:
+        values = {str(name): _values(given[name]) for name in columns}
+    else:
+        found = _parse_sequence(_values(given), item_keys)
+        if found.histories is not None:
+            if type(index).__name__ not in ("RangeIndex", "NoneType"):
+                keys = key_column(index.tolist())  # users, as after groupby(user)[item].agg(list)
+                found = replace(found, histories=replace(found.histories, keys=keys))
+            return found
+        values = {str(getattr(given, "name", None)): _values(given)}
+    names = [name for name in getattr(index, "names", ()) if name is not None]
+    levels = {str(name): _values(index.get_level_values(name)) for name in names}
+    if len(values) == 1 and not levels:
+        return found
+    levels = {name: level for name, level in levels.items() if name not in values}
+    return _parse_frame(
+        pl.DataFrame({**values, **levels}, strict=False),
+        item_keys,
+        known,
+        levels=tuple(levels),
+        cure="Rename it, or the index, to 'user'.",
+    )
+
+
+def _parse_frame(
+    frame: pl.DataFrame,
+    item_keys: Vocabulary,
+    known: LogSource | None,
+    *,
+    levels: tuple[str, ...] = (),
+    cure: str = "Rename it to 'user'.",
+) -> Given:
+    """A DataFrame of users, or a log: columns as in `known`, or guessed by name.
+
+    The last columns, `levels`, are those of an index. `cure` is for the error without users.
+    """
+    present = frame.columns
     own = {role: getattr(known, role) for role in ("user", "item", "time")} if known else {}
     own = {role: name for role, name in own.items() if name in present}
+    columns = present[: len(present) - len(levels)]
     if "user" not in own:
-        own["user"] = guess_column("user", present, GIVEN, "Rename it to 'user'.")
-    if "item" not in own and find_column("item", present) is None:
-        return Given(frame[own["user"]], None, library)
+        if (named := find_column("user", columns) or find_column("user", levels)) is not None:
+            own["user"] = named
+        elif len(columns) == 1:
+            own["user"] = columns[0]
+        elif len(levels) == 1:
+            own["user"] = levels[0]
+        else:
+            guess_column("user", present, GIVEN, cure)
+    item = own.get("item") or find_column("item", present)
+    if item is None or item == own["user"]:
+        return Given(frame[own["user"]], None)
+    if frame[item].dtype.is_nested():
+        keys = normalize_keys(frame[own["user"]], GIVEN)
+        lists = replace(_rows(frame[item].to_list(), item_keys), keys=keys)
+        return Given(
+            None, replace(lists.keep(keys.is_not_null().to_numpy()), bad_rows=keys.null_count())
+        )
     roles = resolve_columns(LogSource(files=(str(GIVEN),), **own), Present(GIVEN, frame)).names
     time_format = known.time_format if known and "time" in own else None
     raw = {role: normalize_keys(frame[roles[role]], GIVEN) for role in ("user", "item")}
@@ -152,7 +201,7 @@ def _parse_frame(frame: Any, library: str, item_keys: Vocabulary, known: LogSour
         raise DataError("the DataFrame has no row with user, item and time.")
     order = np.arange(len(user.codes)) if time is None else time.filter(keep).to_numpy()
     found = histories_of_events((user.keys, user.codes), (item.keys, item.codes), order, item_keys)
-    return Given(None, replace(found, bad_rows=int((~keep).sum())), library)
+    return Given(None, replace(found, bad_rows=int((~keep).sum())))
 
 
 def _values(column: Any) -> list[Any]:

@@ -131,8 +131,9 @@ class Recommender(ABC):
         Args:
             users_or_histories: users of the log: a key, or a list, array or Series of keys. Or
                 histories: a list of lists of item keys, oldest first, a 2-d array, or a DataFrame
-                with columns user, item and perhaps time (guessed from their names). Items that
-                the model does not know are left out, with a warning, and users without a key.
+                with columns user, item and perhaps time (guessed from their names; a named index
+                of pandas is a column, too). Items that the model does not know are left out, with
+                a warning, and users without a key.
             exclude_seen: leave out the items of the history. Default: as the run was trained.
             cold: what to do about unknown users and empty histories: "error", "skip" to leave
                 them out, or "popular" to list the most popular items of training, with their

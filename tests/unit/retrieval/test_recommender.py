@@ -189,8 +189,8 @@ class FakePandas(ModuleType):
     """As much of pandas as is used, as it is not installed here."""
 
     class Series:
-        def __init__(self, values, index=range(0)):
-            self.values, self.index = list(values), index
+        def __init__(self, values, index=range(0), name=None):
+            self.values, self.index, self.name = list(values), index, name
 
         def tolist(self):
             return self.values
@@ -198,12 +198,22 @@ class FakePandas(ModuleType):
         def isna(self):
             return FakePandas.Series([v is None or v != v for v in self.values])
 
+    class Index:
+        def __init__(self, levels):
+            self.levels, self.names = dict(levels), list(levels)
+
+        def tolist(self):
+            return next(iter(self.levels.values()))
+
+        def get_level_values(self, name):
+            return FakePandas.Series(self.levels[name])
+
     class DataFrame:
-        def __init__(self, columns):
-            self.data, self.columns = dict(columns), list(columns)
+        def __init__(self, columns, index=range(0)):
+            self.data, self.columns, self.index = dict(columns), list(columns), index
 
         def __getitem__(self, name):
-            return FakePandas.Series(self.data[name])
+            return FakePandas.Series(self.data[name], self.index, name)
 
 
 FakePandas.Series.__module__ = FakePandas.DataFrame.__module__ = "pandas.core"
@@ -233,6 +243,52 @@ def test_pandas_gets_pandas_back(log, monkeypatch):
         lists.to_frame("pandas")
     with raises_text("unknown library 'panda'. Did you mean 'pandas'? Known: pandas, polars."):
         lists.to_frame("panda")
+
+
+INDEXED = [  # levels of the index, columns; users, and items of the first one if there is a log
+    ({"customer": ["u2", "u1"]}, {"n": [3, 4], "price": [1, 2]}, ["u2", "u1"], None),
+    ({"customer": ["u2", "u1"]}, {"n": [3, 4]}, ["u2", "u1"], None),
+    ({"x": ["u2", "u1"]}, {"n": [3, 4], "price": [1, 2]}, ["u2", "u1"], None),
+    ({"x": [3, 4]}, {"n": ["u2", "u1"]}, ["u2", "u1"], None),
+    ({"row": [3, 4]}, {"n": [1, 2], "customer": ["u2", "u1"]}, ["u2", "u1"], None),
+    ({"customer": ["x", "x"]}, {"item": [101, 100]}, ["x"], [101, 100]),
+    ({"time": [2, 1]}, {"customer": ["x", "x"], "item": [101, 100]}, ["x"], [100, 101]),
+    ({"customer": ["x", "x"], "time": [2, 1]}, {"item": [101, 100]}, ["x"], [100, 101]),
+    ({"customer": ["y", "x"]}, {"item": [[101, 100], [105]]}, ["y", "x"], [101, 100]),
+    ({"customer": ["y", None]}, {"n": [1, 2], "item": [[101, 100], [105]]}, ["y"], [101, 100]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("levels", "columns", "users", "items"), INDEXED)
+def test_a_named_index_of_pandas_is_a_column(levels, columns, users, items):
+    index = FakePandas.Index(levels)
+    given = [FakePandas.DataFrame(columns, index)]
+    if len(columns) == 1:
+        given.append(FakePandas.Series(*columns.values(), index, *columns))
+    for each in given:
+        found = parse_given(each, KEYS)
+        assert found.library == "pandas"
+        if items is None:
+            assert found.users.to_list() == users
+        else:
+            assert found.histories.keys.to_list() == users
+            start, end = found.histories.start[0], found.histories.end[0]
+            assert KEYS.keys(found.histories.items[start:end]) == items
+
+
+def test_an_index_without_a_name_is_not_taken_for_users():
+    frame = FakePandas.DataFrame({"item": [100], "n": [1]}, FakePandas.Index({None: ["u1"]}))
+    with raises_text(
+        "the DataFrame: no column looks like the user. Rename it, or the index, to 'user'. "
+        "Columns: item, n."
+    ):
+        Obvious().recommend(frame)
+
+
+def test_a_column_of_lists_has_the_history_of_each_user():
+    frame = pl.DataFrame({"customer": ["y", "x"], "item": [[101, 100], [105]]})
+    found = Obvious().recommend(frame, 1, exclude_seen=True)
+    assert found.rows() == [("y", 1, 102, 0.5), ("x", 1, 100, 0.5)]
 
 
 def test_columns_of_a_frame_that_are_those_of_the_log_need_no_guess(log):
