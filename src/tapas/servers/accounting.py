@@ -88,15 +88,23 @@ class LostUpdates:
     def __init__(self) -> None:
         self._applied: dict[str, dict[int, str]] = {}
         self._current: dict[str, str] = {}
+        self._seen: set[str] = set()  # all processes that have answered
         self._newest = 0  # the step of the newest checkpoint
 
     def begin(self, statuses: Mapping[str, Mapping[str, Any]]) -> None:
         """Note the processes of the servers before the first step."""
         self._current = {name: status["incarnation"] for name, status in statuses.items()}
+        self._seen.update(self._current.values())
 
-    def note(self, result: StepResult) -> None:
+    def note(self, result: StepResult) -> list[str]:
+        """Note a step that is done. Returns the servers whose new process answered first here."""
+        new = []
         for name, version in versions_in(result).items():
             self._applied.setdefault(name, {})[result.number] = version.incarnation
+            if version.incarnation not in self._seen:
+                new.append(name)
+                self._seen.add(version.incarnation)
+        return new
 
     def close(self, step: int, saved: Mapping[str, SavedBy]) -> dict[str, int]:
         """Call at the checkpoint of `step`, written by the processes `saved`, between steps.
@@ -111,6 +119,7 @@ class LostUpdates:
             if gone or self._current[name] != now.incarnation:
                 lost[name] = len(gone)
             self._current[name] = now.incarnation
+            self._seen.add(now.incarnation)
             # a server that dies during this save may restart from the checkpoint before it
             left = {n: who for n, who in applied.items() if n >= self._newest and n not in gone}
             self._applied[name] = left

@@ -71,6 +71,7 @@ class Job:
         self._lost_updates, self.statistics = LostUpdates(), StepStatistics()
         self._restarts = [0] * service.workers
         self._lost: dict[str, int] = {}
+        self._restarted: list[str] = []  # servers, since the last call of `restarted`
         set_restore_point(run.path, restore)
         patience = {
             "seconds": seconds, "work_seconds": seconds, "start_seconds": service.start_seconds,
@@ -121,7 +122,7 @@ class Job:
         result: StepResult = call.answer()
         del self._in_flight[result.number]
         self._done[result.number] = result
-        self._lost_updates.note(result)
+        self._restarted += self._lost_updates.note(result)
         self.statistics.add(result)
 
     def drain(self) -> list[float]:
@@ -166,7 +167,12 @@ class Job:
     def resume(self, checkpoint: Checkpoint) -> None:
         """Nothing to do: the processes have started at the checkpoint."""
 
+    def restarted(self) -> list[str]:
+        found, self._restarted = self._restarted, []
+        return found
+
     def events(self) -> Iterator[tuple[str, dict[str, Value]]]:
+        self._restarted = []  # they are in `_lost`
         # restarts first: the call of `status` below may fail
         for name, count in self._lost.items():
             yield "restart", {"process": name, "rolled_back_updates": count}

@@ -45,6 +45,13 @@ class StepRunner(Protocol):
         """Load a checkpoint written by `save`."""
         ...
 
+    def restarted(self) -> Iterable[str]:
+        """Processes that were restarted from a checkpoint, as seen in steps since the last call.
+
+        How many updates they have lost is among the `events` after the next `save`.
+        """
+        ...
+
     def events(self) -> Iterable[tuple[str, dict[str, Value]]]:
         """Events for the journal since the last call: names and numbers."""
         ...
@@ -89,6 +96,9 @@ class LocalSteps:
     def resume(self, checkpoint: Checkpoint) -> None:
         load_model_state(self.model, checkpoint)
         load_optimizer_state(self.optimizer, checkpoint)
+
+    def restarted(self) -> Iterable[str]:
+        return ()
 
     def events(self) -> Iterable[tuple[str, dict[str, Value]]]:
         return ()

@@ -93,6 +93,11 @@ class Trainer:
             if self._has_stalled():
                 return self._result("no_improvement")
             self._count(self.steps.run_step(state.step, self._next_evaluation()))
+            for process in self.steps.restarted():
+                status(
+                    f"Warning: {process} died and was restarted from the last checkpoint; the next "
+                    "one tells how many updates were lost."
+                )
             evaluated = self._is_due()
             if evaluated:
                 self._save(best=self._evaluate())

@@ -290,10 +290,23 @@ def test_rolled_back_updates_are_reported_even_if_a_server_hangs_afterwards(file
 
     config = on_servers(file, servers=2, workers=1, max_staleness=0)
     words = r"^server 0 hangs\. The last checkpoint is step 5\. Continue with --resume\.$"
+    said = []
+
+    def status(words):
+        if words.startswith("Warning"):
+            said.append((started["server"].objects[0].num_pushes, words))
+
     with pytest.raises(PeerError, match=words):
-        train(config, tmp_path / "run", start_peers=start, should_stop=kill_then_hang)
+        train(
+            config, tmp_path / "run", start_peers=start, should_stop=kill_then_hang, status=status
+        )
     events = [
         (e["event"], e.get("process"), e.get("rolled_back_updates"))
         for e in read_journal(tmp_path / "run" / "journal.jsonl")
     ]
     assert ("restart", "server 1", 3) in events
+    died = "Warning: server 1 died and was restarted from the last checkpoint; "
+    assert said == [
+        (4, f"{died}the next one tells how many updates were lost."),
+        (5, f"{died}3 updates were lost."),
+    ]
