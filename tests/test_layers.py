@@ -15,6 +15,7 @@ EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 LAYERS = [
     {
         "errors",
+        "phrases",
         "shapes",
         "rng",
         "candidates",

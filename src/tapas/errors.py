@@ -7,8 +7,9 @@ TapasError
 """
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import TypeVar
+
+from tapas.phrases import did_you_mean
 
 T = TypeVar("T")
 
@@ -43,6 +44,5 @@ def choice(
     if name in options:
         return options[name]
     new = (renamed or {}).get(name)
-    close = [new] if new else get_close_matches(name, options, n=1)
-    hint = f" Did you mean '{close[0]}'?" if close else ""
+    hint = f" Did you mean '{new}'?" if new else did_you_mean(name, options)
     raise UsageError(f"unknown {kind} '{name}'.{hint} Known: {', '.join(sorted(options))}.")

@@ -12,6 +12,7 @@ from tapas.cli.options import AsJson, Cache, cache_folder
 from tapas.cli.terminal import print_table, say, status
 from tapas.data.cache import PreparedLog, num_others, prepared_logs, remove
 from tapas.errors import UsageError
+from tapas.phrases import counted
 from tapas.training.memory_plan import in_units
 
 
@@ -64,9 +65,10 @@ def _list(folder: Path, logs: list[PreparedLog]) -> None:
         [in_units(log.num_bytes), f"{log.last_used:%Y-%m-%d %H:%M}", _files(log)] for log in logs
     ]
     print_table(("size", "last used", "read from"), rows, right=False)
+    size = in_units(sum(log.num_bytes for log in logs))
     shared = sum(log.shared_bytes for log in logs)
     say(
-        f"{_counted(len(logs))}, {in_units(sum(log.num_bytes for log in logs))}, in {folder}"
+        f"{counted(len(logs), 'prepared log')}, {size}, in {folder}"
         + (f"; runs share {in_units(shared)} of it." if shared else ".")
     )
     status("Remove them with `tapas cache --empty`.")
@@ -74,10 +76,11 @@ def _list(folder: Path, logs: list[PreparedLog]) -> None:
 
 def _empty(folder: Path, logs: list[PreparedLog], *, yes: bool, as_json: bool) -> None:
     if logs and not yes:
+        all_logs = counted(len(logs), "prepared log")
         if not sys.stdin.isatty():
-            raise UsageError(f"--empty removes {_counted(len(logs))}. Add --yes to do so.")
+            raise UsageError(f"--empty removes {all_logs}. Add --yes to do so.")
         size = in_units(sum(log.num_bytes for log in logs))
-        typer.confirm(f"Remove {_counted(len(logs))}, {size}, from {folder}?", abort=True, err=True)
+        typer.confirm(f"Remove {all_logs}, {size}, from {folder}?", abort=True, err=True)
     gone: list[PreparedLog] = []
     kept: list[PreparedLog] = []
     for log in logs:
@@ -89,13 +92,13 @@ def _empty(folder: Path, logs: list[PreparedLog], *, yes: bool, as_json: bool) -
         typer.echo(json.dumps({"folder": str(folder), "removed": removed, "freed_bytes": freed}))
         return
     say(
-        f"Removed {_counted(len(gone))} from {folder}; {in_units(freed)} freed"
+        f"Removed {counted(len(gone), 'prepared log')} from {folder}; {in_units(freed)} freed"
         + (f", {in_units(shared)} still used by runs." if shared else ".")
     )
     for log in kept:
         status(f"Kept the prepared log of {_files(log)}: a process is using it.")
     if others := num_others(folder):
-        status(f"Left {others} other {'entry' if others == 1 else 'entries'} in {folder} alone.")
+        status(f"Left {counted(others, 'other entry', 'other entries')} in {folder} alone.")
 
 
 def _files(log: PreparedLog) -> str:
@@ -103,7 +106,3 @@ def _files(log: PreparedLog) -> str:
         return "unknown files (prepared by an earlier version)"
     more = f" and {len(log.files) - 1:,} more" if len(log.files) > 1 else ""
     return f"{log.files[0]}{more}"
-
-
-def _counted(number: int) -> str:
-    return f"{number:,} prepared log{'' if number == 1 else 's'}"

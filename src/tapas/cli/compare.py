@@ -42,6 +42,7 @@ from tapas.comparison.contenders import CONTENDERS, pick_contenders
 from tapas.comparison.settings import duration
 from tapas.errors import UsageError
 from tapas.heads import METHODS
+from tapas.phrases import counted
 from tapas.training.config import JSON, build_config
 
 if TYPE_CHECKING:
@@ -319,10 +320,9 @@ def describe_duration(config: CompareConfig, workers: int) -> str:
     number = len(config.contenders)
     seconds = number * config.budget_seconds / workers
     side = f", {workers} at once" if workers > 1 else ""
-    methods = f"{number} method{'s' if number > 1 else ''}"
     return (
-        f"{methods}, {duration(config.budget_seconds)} of training each{side}: about "
-        f"{duration(seconds)}, plus reading, timing and evaluation."
+        f"{counted(number, 'method')}, {duration(config.budget_seconds)} of training each{side}: "
+        f"about {duration(seconds)}, plus reading, timing and evaluation."
     )
 
 

@@ -28,6 +28,7 @@ from tapas.cli.options import (
 )
 from tapas.cli.terminal import say, status
 from tapas.errors import UsageError
+from tapas.phrases import counted
 
 
 def inspect(
@@ -76,7 +77,7 @@ def inspect(
             return
         typer.echo(
             " · ".join(
-                f"{number:,} {noun}{'' if number == 1 else 's'}"
+                counted(number, noun)
                 for noun, number in (
                     ("event", found.num_events),
                     ("user", found.num_users),

@@ -11,6 +11,7 @@ import typer
 
 from tapas.cli.progress import progress_bar
 from tapas.cli.terminal import printable, status
+from tapas.phrases import counted
 
 if TYPE_CHECKING:
     from tapas.data.vocabulary import Vocabulary
@@ -55,11 +56,6 @@ def report_skipped(what: str, skipped: dict[str, int], first: str) -> None:
     kinds = ", ".join(f"{number:,} {kind}" for kind, number in skipped.items() if number)
     after = f" (first: {first})" if first else ""
     status(f"{counted(total, what)} skipped: {kinds}{after}.")
-
-
-def counted(number: int, noun: str) -> str:
-    """As in "1 user" and "2,000 users"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def write_lists(

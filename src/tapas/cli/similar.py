@@ -8,10 +8,11 @@ import numpy as np
 import typer
 
 from tapas.cli.exit_codes import report_errors
-from tapas.cli.list_output import Names, counted, print_list, report_skipped, write_lists
+from tapas.cli.list_output import Names, print_list, report_skipped, write_lists
 from tapas.cli.options import AsJson, OwnMethods, import_methods
 from tapas.cli.terminal import status
 from tapas.errors import UsageError
+from tapas.phrases import counted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -38,6 +38,7 @@ from tapas.comparison.tables import (
     recall_of,
     table_rows,
 )
+from tapas.phrases import counted
 
 README, PAGE = "README.md", "report.html"
 QUALITY = "quality-over-time.png"
@@ -199,5 +200,5 @@ def _describe_machine(settings: Any) -> str:
     versions = [f"{name} {machine[name]}" for name in ("tapas", "torch", "python", "commit")
                 if machine.get(name)]  # fmt: skip
     cores = machine.get("cores")
-    where = f"{cores} core{'s' if cores != 1 else ''}; " if cores else ""
+    where = f"{counted(cores, 'core')}; " if cores else ""
     return f"{where}{', '.join(versions)}. Every number is in the .jsonl files beside this page."

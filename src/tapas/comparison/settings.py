@@ -22,6 +22,7 @@ from tapas.data.source import LogSource, command_options
 from tapas.data.splits import AUTO, Split, SplitConfig
 from tapas.errors import DataError, UsageError
 from tapas.evaluation.points import describe_points
+from tapas.phrases import counted
 from tapas.training.config import RENAMED, HeadConfig, ModelConfig, OptimizerConfig
 from tapas.version import __version__
 
@@ -190,8 +191,9 @@ def describe_budget(settings: Settings) -> str:
     number, seeds = len(settings["contenders"]), settings["seeds"]
     model = settings["model"]
     return (
-        f"{_count(number, 'method')} with {duration(settings['budget_seconds'])} of training each: "
-        f"half for {_count(settings['trials'], 'trial')}, half for {_count(seeds, 'seed')}. "
+        f"{counted(number, 'method')} with {duration(settings['budget_seconds'])} of training "
+        f"each: half for {counted(settings['trials'], 'trial')}, half for "
+        f"{counted(seeds, 'seed')}. "
         f"Encoder {model['encoder']}, {model['dim']} dimensions; n = {settings['num_samples']:,}."
     )
 
@@ -264,7 +266,3 @@ def _flag_time(seconds: float) -> str:
         if seconds >= size and seconds % size == 0:
             return f"{seconds / size:g}{unit}"
     return f"{seconds:g}s"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,7 +1,7 @@
 """The columns of user, item, time and weight: as named, or found by name or by type."""
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
 import polars as pl
@@ -18,6 +18,7 @@ from tapas.data.csv_layout import Layout
 from tapas.data.source import LogSource
 from tapas.data.times import looks_like_numbers, looks_like_times
 from tapas.errors import UsageError
+from tapas.phrases import did_you_mean
 
 ROLES = ("user", "item", "time")
 MAX_SHOWN = 20  # columns in a message
@@ -57,9 +58,7 @@ class Present:
         """What is wrong with `name` as a column, None if there is one."""
         if name in self.names:
             return None
-        close = get_close_matches(name, self.names, n=1)
-        hint = f" Did you mean '{close[0]}'?" if close else ""
-        return f"no column '{name}' for {purpose}.{hint}"
+        return f"no column '{name}' for {purpose}.{did_you_mean(name, self.names)}"
 
     def question(self) -> str:
         """What may be wrong if columns are missing: the header, or the separator."""
@@ -98,14 +97,15 @@ def resolve_columns(source: LogSource, present: Present) -> Columns:
             f"{present.question()}"
         )
     names, guessed, by_type = dict(named), list[str](), list[str]()
-    for role in ROLES[:2] if source.text is None else ():
+    needed = ROLES[:2] if source.text is None else ()
+    for role in needed:
         if role not in names:
             free = [name for name in present.names if name not in names.values()]
             found = find_column(role, free)
             if found is not None:
                 names[role] = found
                 guessed.append(role)
-    missing = [role for role in ROLES[:2] if role not in names and source.text is None]
+    missing = [role for role in needed if role not in names]
     if missing:
         raise UsageError(
             f"{present.path}: no column looks like the {' or the '.join(missing)}. Name "
@@ -113,7 +113,7 @@ def resolve_columns(source: LogSource, present: Present) -> Columns:
             f"{' and '.join(f'--{role}' for role in missing)}. Columns: {present.listed()}."
             f"{present.question()}"
         )
-    if source.text is None and "time" not in names:
+    if needed and "time" not in names:
         free = [name for name in present.names if name not in names.values()]
         time, is_by_type = _find_time(present, free)
         if time is not None:
@@ -131,6 +131,28 @@ def resolve_columns(source: LogSource, present: Present) -> Columns:
     return Columns({role: names[role] for role in order}, guessed, by_type)
 
 
+def guess_column(
+    role: str,
+    present: Sequence[str],
+    path: Path,
+    cure: str = "Name it with --column.",
+    *,
+    like: str | None = None,
+    taken: Collection[str] = (),
+) -> str:
+    """The column of `present` that is called as in the model's log, `like`, or looks like `role`.
+
+    Those that are `taken` are passed over. `path` and `cure` are for the error.
+    """
+    free = [name for name in present if name not in taken]
+    found = like if like in free else find_column(role, free)
+    if found is None:
+        raise UsageError(
+            f"{path}: no column looks like the {role}. {cure} Columns: {', '.join(present)}."
+        )
+    return found
+
+
 def _find_time(present: Present, free: list[str]) -> tuple[str | None, bool]:
     """The time column and whether it was found by its type; None if there is none.
 
@@ -143,12 +165,9 @@ def _find_time(present: Present, free: list[str]) -> tuple[str | None, bool]:
     sample = present.sample
     free = [name for name in free if not is_no_event_time(name)]
     times = [name for name in free if looks_like_times(sample[name])]
-    named = find_by_words("time", [n for n in free if looks_like_times(sample[n], MOST)])
-    named += (
-        []
-        if named
-        else [name for name in free if is_word("time", name) and looks_like_numbers(sample[name])]
-    )
+    named = find_by_words("time", [n for n in free if looks_like_times(sample[n], MOST)]) or [
+        name for name in free if is_word("time", name) and looks_like_numbers(sample[name])
+    ]
     found = named or [name for name in times if not could_be_id(name)]
     if len(found) > 1:
         raise UsageError(

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from tapas.data.source import check_separator
+from tapas.data.log_options import check_separator
 from tapas.data.text_lines import UTF8, read_start
 from tapas.errors import DataError
 

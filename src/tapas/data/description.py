@@ -11,6 +11,7 @@ import numpy as np
 from tapas.data.event_log import EventLog
 from tapas.data.splits import Split
 from tapas.data.times import DATETIME, FILE_ORDER, TEXT_POSITION
+from tapas.phrases import counted
 
 MAX_UNUSED = 12  # columns that are named
 WANTED_EVENTS = ("purchase", "buy", "order", "transaction", "play", "listen", "watch", "kauf")
@@ -51,14 +52,14 @@ def describe_reading(report: Mapping[str, Any]) -> list[str]:
     if report.get("where"):
         words.append(
             f"Chosen by --where {' '.join(map(repr, report['where']))}: "
-            f"{report['chosen_rows']:,} of {_count(report['rows'], 'row')}."
+            f"{report['chosen_rows']:,} of {counted(report['rows'], 'row')}."
         )
     if report["bad_rows"]:
         words.append(_describe_bad_rows(report))
     if report["repeated_events"]:
         summed = "; their weights are added up" if report.get("weights") else ""
         words.append(
-            f"Left out {_count(report['repeated_events'], 'duplicate')}: same user, item and "
+            f"Left out {counted(report['repeated_events'], 'duplicate')}: same user, item and "
             f"time{summed}."
         )
     if report.get("weights"):
@@ -70,8 +71,8 @@ def describe_reading(report: Mapping[str, Any]) -> list[str]:
     if report["rare_items"]:
         done = {"drop": "dropped", "fold": "merged into one class", "keep": "kept"}
         words.append(
-            f"{_count(report['rare_items'], 'rare item')} with "
-            f"{_count(report['rare_events'], 'event')}: {done[report['rare']]}."
+            f"{counted(report['rare_items'], 'rare item')} with "
+            f"{counted(report['rare_events'], 'event')}: {done[report['rare']]}."
         )
     return words + [f"{note[0].upper()}{note[1:]}." for note in report["notes"]]
 
@@ -85,7 +86,7 @@ def _describe_bad_rows(report: Mapping[str, Any]) -> str:
         counts.append(f"{kinds['broken']:,} broken")
     told = f": {', '.join(counts)}" if counts else ""
     return (
-        f"Skipped {_count(report['bad_rows'], 'row')}{told} (first: {report['bad_examples'][0]})."
+        f"Skipped {counted(report['bad_rows'], 'row')}{told} (first: {report['bad_examples'][0]})."
     )
 
 
@@ -93,7 +94,7 @@ def describe_split(log: EventLog, split: Split) -> list[str]:
     """Sentences on what is held out, and what a model cannot learn from the rest."""
     report, kind = split.report, split.config.kind
     if kind == "last":
-        held_out = _count(int(sum(split.config.shares)), "event").removeprefix("1 ")
+        held_out = counted(int(sum(split.config.shares)), "event").removeprefix("1 ")
         how = f"by the last {held_out} of each user"
     else:
         how = {"time": "by time", "group": "by user"}[kind]
@@ -103,20 +104,20 @@ def describe_split(log: EventLog, split: Split) -> list[str]:
     if split.reason:
         how += f", because {split.reason}"
     words = [
-        f"Split {how}; training: {_count(report['train_events'], 'event')}; validation: "
-        f"{_count(report['validation_users'], 'user')}; test: "
-        f"{_count(report['test_users'], 'user')}."
+        f"Split {how}; training: {counted(report['train_events'], 'event')}; validation: "
+        f"{counted(report['validation_users'], 'user')}; test: "
+        f"{counted(report['test_users'], 'user')}."
     ]
     if report["unseen_items"]:
         words.append(
-            f"{_count(report['unseen_items'], 'item')} "
+            f"{counted(report['unseen_items'], 'item')} "
             f"{'is' if report['unseen_items'] == 1 else 'are'} not in the training events; "
             f"{report['test_unseen_targets']:,} of {report['test_events']:,} test events are of "
             "such items; they stay among the targets."
         )
     if report["users_without_history"]:
         words.append(
-            f"{_count(report['users_without_history'], 'user')} without events before the cut "
+            f"{counted(report['users_without_history'], 'user')} without events before the cut "
             "cannot be evaluated."
         )
     return words
@@ -211,7 +212,3 @@ def _cut_list(names: list[str]) -> str:
 def _short_time(log: EventLog, time: int) -> str:
     """Without fractions of a second."""
     return log.format_time(int(time)).partition(".")[0]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -12,14 +12,15 @@ import polars as pl
 from numpy.typing import NDArray
 
 from tapas.data.column_words import find_column
+from tapas.data.columns import guess_column
 from tapas.data.event_log import EventLog
 from tapas.data.event_order import sort_events
 from tapas.data.keys import normalize_keys
+from tapas.data.log_options import parse_condition
 from tapas.data.raw_events import read_events
 from tapas.data.readers import column_names, file_kind, open_layout, read_frame
 from tapas.data.source import LogSource
 from tapas.data.vocabulary import RARE_KEY, Vocabulary
-from tapas.data.where import parse_condition
 from tapas.errors import DataError, UsageError
 
 SCALAR = str | int | np.integer
@@ -156,24 +157,11 @@ def read_keys(
             layout, present = replace(layout, header=False), ["1"]
         column = present[0]
     elif column is None:
-        own = getattr(source, role, None)
-        column = own if own in present else guess_column(role, present, path)
+        column = guess_column(role, present, path, like=getattr(source, role, None))
     elif column not in present:
         raise UsageError(f"{path} has no column '{column}'. Columns: {', '.join(present)}.")
     frame = read_frame(path, [column], skip_bad_rows=True, layout=layout)
     return normalize_keys(frame.rows[column], path)
-
-
-def guess_column(
-    role: str, present: Sequence[str], path: Path, cure: str = "Name it with --column."
-) -> str:
-    """The column of `present` that looks like `role`; `path` and `cure` are for the error."""
-    found = find_column(role, present)
-    if found is None:
-        raise UsageError(
-            f"{path}: no column looks like the {role}. {cure} Columns: {', '.join(present)}."
-        )
-    return found
 
 
 def read_histories(

@@ -11,12 +11,15 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from tapas.data.column_words import find_column, plain
+from tapas.atomic_file import check_exists
+from tapas.data.column_words import plain
+from tapas.data.columns import guess_column
 from tapas.data.event_log import EventLog
 from tapas.data.readers import column_names, read_frame
 from tapas.data.splits import EvalPoints
 from tapas.data.vocabulary import Vocabulary
-from tapas.errors import DataError, UsageError
+from tapas.errors import DataError
+from tapas.phrases import counted
 
 # in lower case without punctuation; earlier names win
 ORDERS = {
@@ -50,23 +53,18 @@ class ListCounts:
             words = [
                 f"{self.num_lists:,} of {self.num_users:,} users have a list, the others score 0"
             ]
-        for number, one, many in (
-            (self.short_lists, "list has", "lists have"),
-            (self.unknown_items, "unknown item", "unknown items"),
-            (self.seen_items, "item", "items"),
-            (self.repeated_items, "repeated item", "repeated items"),
-            (self.repeated_ranks, "user has", "users have"),
-            (self.unknown_users, "unknown user", "unknown users"),
-            (self.incomplete_rows, "incomplete row", "incomplete rows"),
+        twice = "one rank twice (the earlier row goes first)"
+        for number, one, many, end in (
+            (self.short_lists, "list has", "lists have", f"fewer than {self.length} items"),
+            (self.unknown_items, "unknown item", None, "ignored"),
+            (self.seen_items, "item", None, "left out that the user had before"),
+            (self.repeated_items, "repeated item", None, "ignored"),
+            (self.repeated_ranks, "user has", "users have", twice),
+            (self.unknown_users, "unknown user", None, "ignored"),
+            (self.incomplete_rows, "incomplete row", None, "ignored"),
         ):
             if number:
-                noun = one if number == 1 else many
-                end = {
-                    "lists have": f" fewer than {self.length} items",
-                    "items": " left out that the user had before",
-                    "users have": " one rank twice (the earlier row goes first)",
-                }.get(many, " ignored")
-                words.append(f"{number:,} {noun}{end}")
+                words.append(f"{counted(number, one, many)} {end}")
         named = (
             (name, "" if name == role else f" ({role})") for role, name in self.columns.items()
         )
@@ -160,21 +158,14 @@ def read_lists(
 
 def _find_columns(path: Path, log: EventLog) -> dict[str, str]:
     """The columns of user and item, named as in the log or as usual, and of rank or score."""
-    if not path.is_file():
-        raise UsageError(f"there is no file {path}.")
+    check_exists(path)
     present = column_names(path)
     names_of_log = log.report.get("columns")
     own = names_of_log if isinstance(names_of_log, dict) else {}
     found: dict[str, str] = {}
     for role in ("user", "item"):
-        free = [name for name in present if name not in found.values()]
-        name = own[role] if own.get(role) in free else find_column(role, free)
-        if name is None:
-            raise UsageError(
-                f"{path}: no column looks like the {role}. Rename it to '{role}'. Columns: "
-                f"{', '.join(present)}."
-            )
-        found[role] = name
+        cure, taken = f"Rename it to '{role}'.", found.values()
+        found[role] = guess_column(role, present, path, cure, like=own.get(role), taken=taken)
     plain_names = {plain(name): name for name in reversed(present) if name not in found.values()}
     for role, words in ORDERS.items():
         name = next((plain_names[word] for word in words.split() if word in plain_names), None)

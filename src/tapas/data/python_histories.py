@@ -16,11 +16,10 @@ import numpy as np
 import polars as pl
 
 from tapas.data.column_words import find_column
-from tapas.data.columns import Present, resolve_columns
+from tapas.data.columns import Present, guess_column, resolve_columns
 from tapas.data.histories import (
     SCALAR,
     Histories,
-    guess_column,
     histories_of_events,
     histories_of_lists,
     key_column,

@@ -20,6 +20,7 @@ from tapas.data.source import LogSource
 from tapas.data.times import FILE_ORDER, READ_WITHOUT_FORMAT, TEXT_POSITION, parse_times
 from tapas.data.weights import parse_weights
 from tapas.errors import DataError, UsageError
+from tapas.phrases import counted
 
 MAX_EXAMPLES = 5  # bad rows quoted in the report
 MAX_EVENT_TYPES = 20  # a column of more values is no type of event
@@ -282,7 +283,7 @@ def _doubtful_keys(user: CodedKeys, item: CodedKeys, columns: dict[str, str]) ->
         for code in coded.keys.is_in(MISSING_WORDS).fill_null(False).arg_true():
             number, name = int(np.count_nonzero(coded.codes == code)), columns[role]
             notes.append(
-                f"{number:,} row{'s have' if number > 1 else ' has'} the {role} "
+                f"{counted(number, 'row has', 'rows have')} the {role} "
                 f"'{coded.keys[code]}', read as any other; leave them out with --where "
                 f"'{name}!={coded.keys[code]}'"
             )
@@ -290,7 +291,7 @@ def _doubtful_keys(user: CodedKeys, item: CodedKeys, columns: dict[str, str]) ->
         if rounded.any():
             number = int(np.count_nonzero(rounded.to_numpy()[coded.codes]))
             notes.append(
-                f"{number:,} row{'s have' if number > 1 else ' has'} a rounded {role}, such as "
+                f"{counted(number, 'row has', 'rows have')} a rounded {role}, such as "
                 f"'{coded.keys.filter(rounded)[0]}': a spreadsheet may have made one id of "
                 "several; export the ids as text"
             )

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import polars as pl
 
+from tapas.data.log_options import Condition, parse_condition
 from tapas.data.times import DATETIME, NUMBER, decimal_points, parse_times
-from tapas.data.where import Condition, parse_condition
 from tapas.errors import DataError, UsageError
 
 COMPARE = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}

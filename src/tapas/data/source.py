@@ -7,8 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from tapas.data.time_format import check_time_format
-from tapas.data.where import parse_condition
+from tapas.data.log_options import check_separator, check_time_format, parse_condition
 from tapas.errors import UsageError
 from tapas.shapes import check_positive
 
@@ -148,17 +147,3 @@ def command_options(log: Mapping[str, Any]) -> list[str]:
     for name in ("no_header", "skip_bad_rows"):
         words += [f"--{name.replace('_', '-')}"] if log.get(name) else []
     return words
-
-
-NAMED_SEPARATORS = {"tab": "\t", "\\t": "\t", "space": " "}
-
-
-def check_separator(given: str) -> str:
-    """The separator itself, of one that may be given by name. Raises `UsageError`."""
-    found = NAMED_SEPARATORS.get(given, given)
-    if not found or any(character in found for character in '"\r\n'):
-        raise UsageError(
-            f"separator must be one or more characters other than quotes and line ends, or tab or "
-            f"space, got {given!r}."
-        )
-    return found

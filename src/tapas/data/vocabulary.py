@@ -1,7 +1,6 @@
 """The vocabulary of users or items: raw keys, their ids 0 .. n-1, and their counts."""
 
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -11,6 +10,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from tapas.errors import DataError, UsageError
+from tapas.phrases import did_you_mean
 
 RARE_KEY = "(rare)"
 MAX_SUGGESTIONS = 5000  # keys that are searched for a close match
@@ -175,8 +175,7 @@ class Vocabulary:
 
     def suggestion(self, key: str | int) -> str:
         """ " Did you mean 'x'?" for an unknown key, or nothing if no key is close."""
-        close = get_close_matches(str(key), self._near(str(key)), n=1)
-        return f" Did you mean '{close[0]}'?" if close else ""
+        return did_you_mean(str(key), self._near(str(key)))
 
     def _near(self, key: str) -> list[str]:
         """Keys of similar length with the same start or end, as difflib is too slow for all."""

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tapas.phrases import counted
+
 SHOWN_LISTS, SHOWN_ITEMS = 5, 5  # of a printed object
 
 
@@ -50,7 +52,8 @@ class Lists:
         return frame_of({name: _plain(column) for name, column in columns.items()}, library)
 
     def __repr__(self) -> str:
-        lines = [f"Lists of {self.items.shape[1]} items for {_counted(len(self), self.kind)}:"]
+        whose = counted(len(self), self.kind, "histories" if self.kind == "history" else None)
+        lines = [f"Lists of {self.items.shape[1]} items for {whose}:"]
         for key, items, scores in zip(
             self.keys[:SHOWN_LISTS], self.items, self.scores, strict=False
         ):
@@ -61,11 +64,6 @@ class Lists:
         if len(self) > SHOWN_LISTS:
             lines.append("  ...")
         return "\n".join(lines)
-
-
-def _counted(number: int, kind: str) -> str:
-    many = "histories" if kind == "history" else f"{kind}s"
-    return f"{number:,} {kind if number == 1 else many}"
 
 
 def _missing(items: NDArray[Any]) -> NDArray[np.bool_]:

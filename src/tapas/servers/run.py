@@ -11,6 +11,7 @@ import torch
 from tapas.checkpoints.folder import Checkpoint, CheckpointFolder
 from tapas.data.splits import Split, split_log
 from tapas.errors import PeerError
+from tapas.phrases import counted
 from tapas.servers.job import Job, StartPeers
 from tapas.servers.ray_session import import_ray
 from tapas.shapes import check_device
@@ -142,10 +143,6 @@ def _check_shards(config: TrainConfig, num_classes: int) -> None:
     """Raise UsageError if there are more servers than classes."""
     for spec in table_specs(config, num_classes).values():
         spec.layout()
-
-
-def counted(number: int, thing: str) -> str:
-    return f"{number} {thing}" + ("" if number == 1 else "s")
 
 
 @contextmanager
