@@ -24,6 +24,7 @@ LAYERS = [
         "torch_modes",
         "permutation",
         "atomic_file",
+        "checksums",
         "exact_state",
         "extras",
         "interruptions",

@@ -1,11 +1,9 @@
 """Atomic file writes: a file is written under a temporary name, then renamed."""
 
-import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from tapas.errors import UsageError
 
@@ -62,13 +60,6 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def checksum(path: Path) -> dict[str, Any]:
-    """Size and BLAKE2b checksum of a file. The file may be larger than memory."""
-    with path.open("rb") as opened:
-        digest = hashlib.file_digest(opened, "blake2b").hexdigest()
-    return {"bytes": path.stat().st_size, "blake2b": digest}
 
 
 class OutputFolder:

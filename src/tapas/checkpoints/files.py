@@ -23,7 +23,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tapas.atomic_file import checksum, sync, usual_mode
+from tapas.atomic_file import sync, usual_mode
+from tapas.checksums import checksum
 from tapas.errors import DataError, TapasError, UsageError
 from tapas.shapes import check_tensor
 from tapas.version import __version__

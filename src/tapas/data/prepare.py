@@ -12,7 +12,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from tapas.atomic_file import checksum, sync
+from tapas.atomic_file import sync
+from tapas.checksums import checksum
 from tapas.data.cache import UNFINISHED, mark_used
 from tapas.data.event_log import (
     DESCRIPTION,

@@ -1,0 +1,241 @@
+"""Checksums of files, of JSON records and of texts, and finding damage with them.
+
+A file has its size and the BLAKE2b of all its bytes (as `b2sum` prints it), a large one also short
+checksums of its blocks, so that some of them can be checked without reading everything. A record
+or text carries its checksum in itself, so that it can be replaced in one step.
+"""
+
+import fcntl
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from random import SystemRandom
+from threading import Event
+from typing import Any, BinaryIO, TypeAlias
+
+from tapas.errors import DataError
+
+BLOCK_BYTES = 4 << 20
+SMALL_BYTES = 64 << 20  # files up to this size have no blocks and are always checked in full
+SAMPLED_BLOCKS = 8  # checked when a large file is opened, besides the first and the last block
+DIGITS = 16  # of the checksum of a block, hexadecimal
+NAME, PREFIX = "checksum", "blake2b:"
+FICLONE = 0x40049409  # ioctl of Linux: share the blocks of a file until one of both is changed
+
+Checksum: TypeAlias = dict[str, Any]  # "bytes", "blake2b", and for large files "blocks"
+
+
+def checksum(path: Path) -> Checksum:
+    """The checksum of a file, which may be larger than memory."""
+    with path.open("rb") as file:
+        return _checksum(_chunks(file))
+
+
+def copy_with_checksum(source: Path, target: Path) -> Checksum:
+    """Copy a file to the new file `target` and return the checksum of what was read.
+
+    The copy shares no bytes with `source` that a change of one could reach in the other; where the
+    file system can, it costs no space until then. `target` is not flushed to disk.
+    """
+    with source.open("rb") as read, target.open("xb") as written:
+        with suppress(OSError):  # most file systems cannot
+            fcntl.ioctl(written, FICLONE, read.fileno())
+            return _checksum(_chunks(read))
+
+        def copied() -> Iterator[bytes]:
+            for chunk in _chunks(read):
+                written.write(chunk)
+                yield chunk
+
+        return _checksum(copied())
+
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    while chunk := file.read(BLOCK_BYTES):
+        yield chunk
+
+
+def _checksum(chunks: Iterator[bytes]) -> Checksum:
+    whole, blocks, num_bytes = blake2b(), "", 0
+    with ThreadPoolExecutor(1) as second:  # hashing releases the GIL
+        for chunk in chunks:
+            updating = second.submit(whole.update, chunk)
+            blocks += _short(chunk)
+            num_bytes += len(chunk)
+            updating.result()
+    found: Checksum = {"bytes": num_bytes, "blake2b": whole.hexdigest()}
+    return found if num_bytes <= SMALL_BYTES else {**found, "blocks": blocks}
+
+
+def _short(content: bytes) -> str:
+    return blake2b(content, digest_size=DIGITS // 2).hexdigest()
+
+
+def is_checksum(value: object) -> bool:
+    """Whether `value`, read from a file, has the form of a checksum."""
+    if not isinstance(value, dict):
+        return False
+    size, blocks = value.get("bytes"), value.get("blocks")
+    if type(size) is not int or size < 0 or not isinstance(value.get("blake2b"), str):
+        return False
+    return blocks is None or (
+        isinstance(blocks, str) and len(blocks) == DIGITS * -(-size // BLOCK_BYTES)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Part of a file that is checked at once."""
+
+    start: int
+    num_bytes: int
+    blake2b: str
+
+
+def find_damage(
+    files: Mapping[Path, Checksum],
+    *,
+    everything: bool = False,
+    on_bytes: Callable[[int], None] = lambda num_bytes: None,
+) -> dict[Path, str]:
+    """What is wrong with `files`, a sentence for each damaged one.
+
+    Small files are checked in full. Of large ones the size, the first, the last and some random
+    blocks are checked, or all with `everything`. `on_bytes` is called with the size of each piece
+    that was read. The work is shared by threads.
+    """
+    problems: dict[Path, str] = {}
+    pieces: list[tuple[Path, _Piece]] = []
+    for path, expected in files.items():
+        if (problem := _wrong_size(path, expected["bytes"])) is not None:
+            problems[path] = problem
+        else:
+            pieces += [(path, piece) for piece in _pieces(expected, everything)]
+    stop = Event()
+    pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1))
+    try:
+        found = pool.map(lambda each: _wrong_bytes(each[0], each[1], stop), pieces)
+        for (path, piece), problem in zip(pieces, found, strict=True):
+            on_bytes(piece.num_bytes)
+            if problem is not None:
+                problems.setdefault(path, problem)
+    finally:
+        stop.set()  # after Ctrl-C
+        pool.shutdown(cancel_futures=True)
+    return {path: problems[path] for path in files if path in problems}
+
+
+def check_files(files: Mapping[Path, Checksum], *, everything: bool = False) -> None:
+    """Raise DataError for the first damaged one of `files`; see `find_damage`."""
+    for problem in find_damage(files, everything=everything).values():
+        raise DataError(problem)
+
+
+def _wrong_size(path: Path, expected: int) -> str | None:
+    try:
+        found = path.stat()
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}."
+    if not stat.S_ISREG(found.st_mode):
+        return f"{path} is damaged: it is not a regular file."
+    if found.st_size != expected:
+        return f"{path} is damaged: {found.st_size:,} bytes; expected {expected:,}."
+    return None
+
+
+def _pieces(expected: Checksum, everything: bool) -> list[_Piece]:
+    size, blocks = expected["bytes"], expected.get("blocks")
+    if not blocks:
+        return [_Piece(0, size, expected["blake2b"])]
+    num_blocks = len(blocks) // DIGITS
+    chosen = list(range(num_blocks))
+    if not everything and num_blocks > SAMPLED_BLOCKS + 2:
+        chosen = [0, *SystemRandom().sample(chosen[1:-1], SAMPLED_BLOCKS), num_blocks - 1]
+    return [
+        _Piece(
+            number * BLOCK_BYTES,
+            min(BLOCK_BYTES, size - number * BLOCK_BYTES),
+            blocks[number * DIGITS : (number + 1) * DIGITS],
+        )
+        for number in chosen
+    ]
+
+
+def _wrong_bytes(path: Path, piece: _Piece, stop: Event) -> str | None:
+    digest, left = blake2b(digest_size=max(1, min(64, len(piece.blake2b) // 2))), piece.num_bytes
+    try:
+        with path.open("rb") as file:
+            file.seek(piece.start)
+            while left and not stop.is_set() and (chunk := file.read(min(left, BLOCK_BYTES))):
+                digest.update(chunk)
+                left -= len(chunk)
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}."
+    if digest.hexdigest() != piece.blake2b:
+        return differs(path)
+    return None
+
+
+def differs(path: Path) -> str:
+    """The sentence for a file or record whose checksum is wrong."""
+    return f"{path} is damaged: its checksum differs from the one it was saved with."
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, without its checksum; DataError if it is damaged.
+
+    Files of earlier versions, which have none, are accepted: see `has_checksum`.
+    """
+    try:
+        return parse_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
+    except WrongChecksumError:
+        raise DataError(differs(path)) from None
+    except (ValueError, RecursionError):
+        raise DataError(f"{path} is damaged: it is not the JSON that was saved.") from None
+
+
+class WrongChecksumError(ValueError):
+    """A record or text differs from what was saved."""
+
+
+def with_checksum(record: Mapping[str, Any]) -> dict[str, Any]:
+    """`record` with its checksum, to be written as JSON."""
+    return {**record, NAME: PREFIX + _record_digest(json.loads(json.dumps(record)))}
+
+
+def parse_json(text: str) -> dict[str, Any]:
+    """The JSON object `text` without its checksum; WrongChecksumError if that is wrong.
+
+    Raises ValueError or RecursionError if it is no JSON object.
+    """
+    record = json.loads(text)
+    if not isinstance(record, dict):
+        raise ValueError("not a JSON object")
+    found = record.pop(NAME, None)
+    # damage to the name of the checksum must not make it a record of an earlier version
+    if found is None and not any(map(_looks_like_checksum, record.values())):
+        return record
+    if found != PREFIX + _record_digest(record):
+        raise WrongChecksumError
+    return record
+
+
+def has_checksum(path: Path) -> bool:
+    """Whether the JSON object in `path`, which was read before, carries a checksum."""
+    return NAME in json.loads(path.read_text(encoding="utf-8"))
+
+
+def _looks_like_checksum(value: object) -> bool:
+    return isinstance(value, str) and value.startswith(PREFIX)
+
+
+def _record_digest(record: Mapping[str, Any]) -> str:
+    return blake2b(json.dumps(record, sort_keys=True).encode(), digest_size=16).hexdigest()
