@@ -32,6 +32,7 @@ from measuring import (
 )
 
 from tapas.data import LogSource, prepare_log
+from tapas.data.local_files import literal
 
 EVENTS, USERS, ITEMS, REPEATS = 20_000_000, 500_000, 300_000, 3
 YEARS_SECONDS = 3 * 365 * 86_400
@@ -49,7 +50,7 @@ def write_events(file: Path, num_events: int) -> None:
             "item_id": item * 7919 + 10**9,  # too sparse for a plain array
             "timestamp": pl.Series(seconds * 1_000_000).cast(pl.Datetime("us")),
         }
-    ).write_parquet(file)
+    ).write_parquet(literal(file))
 
 
 def prepare(file: Path, cache: Path) -> None:
@@ -57,7 +58,7 @@ def prepare(file: Path, cache: Path) -> None:
 
 
 def floor(file: Path, cache: Path) -> None:
-    pl.read_parquet(file).sort("user_id", "timestamp")
+    pl.read_parquet(literal(file), glob=False).sort("user_id", "timestamp")
 
 
 CONTENDERS: dict[str, Callable[[Path, Path], None]] = {"floor": floor, "prepare_log": prepare}

@@ -23,6 +23,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from tapas.data.local_files import literal
 from tapas.errors import UsageError
 from tapas.shapes import check_positive
 
@@ -79,7 +80,7 @@ def write_viewing_log(path: Path, config: ViewingLogConfig) -> None:
             "item": np.concatenate([item, left]),
             "time": np.concatenate([time, moment]),
         }
-    ).write_parquet(path)
+    ).write_parquet(literal(path))
 
 
 def _places(

@@ -162,7 +162,7 @@ NEEDS_OUT = "--users and --history FILE need --out FILE, and only they."
         (("--history", "9999"), "unknown item '9999'. The model knows 30 items."),
         (("--history", "103,9999"),
          "unknown item '103'. Did you mean '1023'? The model knows 30 items."),
-        (("--history", "new.csv", "--out", "a.csv"), "no file matches 'new.csv'. Check the path."),
+        (("--history", "new.csv", "--out", "a.csv"), "there is no file new.csv."),
         (("--user", "u99"), "unknown user 'u99'. Did you mean 'u9'? The model knows 10 users. "
          "--cold popular lists the most popular items."),
         ((), ONE_OF),

@@ -158,7 +158,7 @@ def recommend(
 
 
 def _is_file(history: str) -> bool:
-    """Whether --history names a file, or a glob of files, rather than items."""
+    """Whether --history names a file rather than items."""
     from tapas.data.histories import LOG_FILES
 
     if history.lstrip().startswith("["):
@@ -224,7 +224,7 @@ def _many(
     from tapas.data.histories import histories_of_users, read_histories, read_keys
 
     if history is not None:
-        return read_histories(history, columns, model.item_keys, status, model.source)
+        return read_histories(Path(history), columns, model.item_keys, status, model.source)
     if model.log is None:
         raise UsageError(
             "an export has items but no users. Give --history FILE, or the folder of the run."

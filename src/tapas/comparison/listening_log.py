@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tapas.data.event_log import EventLog
+from tapas.data.local_files import literal
 from tapas.data.splits import EvalPoints
 from tapas.errors import UsageError
 from tapas.evaluation.scores import LIST_LENGTH
@@ -221,7 +222,7 @@ def write_listening_log(path: Path, config: ListeningLogConfig) -> None:
     words = pl.Series(listeners.names()).gather(item[real])
     time = pl.from_epoch(pl.Series(START + second[real]), time_unit="s")
     frame = pl.DataFrame({"user": user[real], "item": words, "time": time})
-    frame.write_parquet(path)
+    frame.write_parquet(literal(path))
 
 
 def _play_and_remember(listeners: Listeners, state: State) -> Ids:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tapas.atomic_file import atomic_write
 from tapas.data.event_log import EventLog
+from tapas.data.local_files import literal
 from tapas.data.splits import EvalPoints
 from tapas.errors import UsageError
 from tapas.evaluation.scores import LIST_LENGTH
@@ -69,9 +70,8 @@ def write_synthetic_log(path: Path, config: SyntheticLogConfig) -> None:
     item = group[:, :, None] + config.num_groups * (rank % in_group[:, :, None])
     user = np.broadcast_to(np.arange(config.num_users)[:, None, None], item.shape)
     time = np.broadcast_to(np.arange(config.baskets_per_user)[None, :, None], item.shape)
-    pl.DataFrame({"user": user.ravel(), "item": item.ravel(), "time": time.ravel()}).write_parquet(
-        path
-    )
+    frame = pl.DataFrame({"user": user.ravel(), "item": item.ravel(), "time": time.ravel()})
+    frame.write_parquet(literal(path))
 
 
 def _zipf(

@@ -165,24 +165,25 @@ def read_keys(
 
 
 def read_histories(
-    files: str,
+    path: Path,
     columns: Mapping[str, str],
     item_keys: Vocabulary,
     status: Callable[[str], None],
     known: LogSource | None = None,
 ) -> Histories:
-    """The histories in `files`, a path or glob: a log, or JSON lines with one list each.
+    """The histories in the file `path`: a log, or JSON lines with one list each.
 
     A log that looks like the one the model was trained on, `known`, is read as that was. Of any
     other, columns are guessed. `columns` by role (user, item, time) replace both. Rows without
     user, item or time are left out. A line of JSON is a list of items, or an object with one such
     list, and with the key of its user unless it is to be the line's number.
     """
-    paths = LogSource(files=(files,)).paths()
-    like = _options_of(known, paths[0]) if known is not None else {}
-    source = LogSource(files=(files,), skip_bad_rows=True, **{**like, **columns})
-    if file_kind(paths[0]) == "json":
-        given = _json_lists(paths)
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}.")
+    like = _options_of(known, path) if known is not None else {}
+    source = LogSource(files=(str(path),), skip_bad_rows=True, **{**like, **columns})
+    if file_kind(path) == "json":
+        given = _json_lists(path)
         if given is not None:
             return histories_of_lists(*given, item_keys)
     raw = read_events(source, status)
@@ -243,32 +244,31 @@ def histories_of_events(
     )  # fmt: skip
 
 
-def _json_lists(paths: Sequence[Path]) -> tuple[list[Any], list[list[Any]]] | None:
+def _json_lists(path: Path) -> tuple[list[Any], list[list[Any]]] | None:
     """Users and lists of JSON lines; None if the first line has no list."""
     users: list[Any] = []
     lists: list[list[Any]] = []
-    for path in paths:
-        if path.suffix not in (".jsonl", ".ndjson"):
-            return None
-        with path.open(encoding="utf-8-sig") as file:
-            for row, line in enumerate(file, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    record = json.loads(line)
-                except ValueError:
-                    record = None
-                found = _list_in(record, path)
-                if found is None:
-                    if not lists:
-                        return None
-                    raise DataError(
-                        f"{path}, row {row}: expected a list of items, or an object with one, as "
-                        f"in the rows before it; got {line.strip()[:60]!r}."
-                    )
-                user, items = found
-                users.append(len(users) + 1 if user is None else user)
-                lists.append(items)
+    if path.suffix not in (".jsonl", ".ndjson"):
+        return None
+    with path.open(encoding="utf-8-sig") as file:
+        for row, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            found = _list_in(record, path)
+            if found is None:
+                if not lists:
+                    return None
+                raise DataError(
+                    f"{path}, row {row}: expected a list of items, or an object with one, as "
+                    f"in the rows before it; got {line.strip()[:60]!r}."
+                )
+            user, items = found
+            users.append(len(users) + 1 if user is None else user)
+            lists.append(items)
     return users, lists
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import polars as pl
 
 from tapas.data.csv_layout import Layout, find_layout
+from tapas.data.local_files import literal
 from tapas.data.text_lines import WINDOWS, collected, scan, text_lines, unreadable
 from tapas.errors import DataError, UsageError
 from tapas.interruptions import defer_signals
@@ -131,7 +132,7 @@ def read_frame(
     texts = dict.fromkeys(columns, pl.String())
     try:
         with defer_signals():
-            frame = pl.scan_ndjson(glob.escape(str(path)), schema=texts)
+            frame = pl.scan_ndjson(glob.escape(literal(path)), schema=texts)
         return Frame(frame.collect(), [], False)
     except (pl.exceptions.PolarsError, OSError) as error:
         reason = str(error).splitlines()[0]
@@ -155,7 +156,7 @@ def _read_csv(path: Path, columns: list[str], skip_bad_rows: bool, layout: Layou
     clean, broken, num_rows = _checked_csv(path, layout)
     if broken:
         _refuse_broken(path, broken, num_rows, skip_bad_rows)
-    rows = pl.read_csv(clean, infer_schema=False).select(columns)
+    rows = pl.read_csv(clean, infer_schema=False, glob=False).select(columns)
     notes = (f"read {path} as Windows-1252: it is not UTF-8",) if layout.encoding == WINDOWS else ()
     return Frame(rows, broken, False, notes)
 
@@ -205,7 +206,7 @@ def _csv_sample(path: Path, layout: Layout, num_rows: int) -> pl.DataFrame:
         except (pl.exceptions.PolarsError, OSError) as error:
             layout = _after(error, layout)
     clean, _, _ = _checked_csv(path, layout, num_rows)
-    return pl.read_csv(clean, infer_schema=False)
+    return pl.read_csv(clean, infer_schema=False, glob=False)
 
 
 def _checked_csv(

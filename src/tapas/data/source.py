@@ -110,7 +110,8 @@ class LogSource:
 
     def resolved(self, columns: Mapping[str, Any]) -> "LogSource":
         """The same log for any working directory: absolute paths, and its `columns` by role."""
-        return replace(self, files=tuple(str(path.resolve()) for path in self.paths()), **columns)
+        files = tuple(glob.escape(str(path.resolve())) for path in self.paths())
+        return replace(self, files=files, **columns)
 
     def cache_key(self, version: object) -> str:
         """A hash of everything that determines the prepared log.

@@ -9,6 +9,7 @@ from typing import Any
 import polars as pl
 
 from tapas.atomic_file import atomic_write
+from tapas.data.local_files import literal
 from tapas.errors import UsageError
 from tapas.interruptions import defer_signals
 
@@ -27,11 +28,11 @@ def write_frame(path: Path, columns: Mapping[str, Sequence[Any] | Any]) -> None:
     frame = pl.DataFrame({name: _column(values) for name, values in columns.items()})
     with atomic_write(path) as unfinished, _polars_errors():
         if path.suffix == ".parquet":
-            frame.write_parquet(unfinished)
+            frame.write_parquet(literal(unfinished))
         elif path.suffix == ".jsonl":
-            frame.write_ndjson(unfinished)
+            frame.write_ndjson(literal(unfinished))
         else:
-            frame.write_csv(unfinished)
+            frame.write_csv(literal(unfinished))
 
 
 def _column(values: Any) -> Any:
@@ -68,13 +69,14 @@ def table_writer(path: Path) -> Iterator[Callable[[Mapping[str, Any]], None]]:
             with defer_signals(), _polars_errors():
                 if path.suffix == ".parquet":
                     parts.mkdir(exist_ok=True)
-                    frame.write_parquet(parts / f"{num_parts:09}.parquet", compression="lz4")
+                    part = parts / f"{num_parts:09}.parquet"
+                    frame.write_parquet(literal(part), compression="lz4")
                 else:
-                    with unfinished.open("ab") as file:
+                    with unfinished.open("ab") as opened:
                         if path.suffix == ".csv":
-                            frame.write_csv(file, include_header=num_parts == 0)
+                            frame.write_csv(opened, include_header=num_parts == 0)
                         else:
-                            frame.write_ndjson(file)
+                            frame.write_ndjson(opened)
             num_parts += 1
 
         def write(columns: Mapping[str, Any]) -> None:
@@ -88,8 +90,8 @@ def table_writer(path: Path) -> Iterator[Callable[[Mapping[str, Any]], None]]:
                 flush()
             if path.suffix == ".parquet":
                 with defer_signals(), _polars_errors():
-                    frames = pl.scan_parquet(sorted(parts.iterdir()), glob=False)
-                    frames.sink_parquet(unfinished)
+                    frames = pl.scan_parquet([*map(literal, sorted(parts.iterdir()))], glob=False)
+                    frames.sink_parquet(literal(unfinished))
         finally:
             shutil.rmtree(parts, ignore_errors=True)
 

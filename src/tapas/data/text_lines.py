@@ -8,6 +8,7 @@ from pathlib import Path
 
 import polars as pl
 
+from tapas.data.local_files import literal
 from tapas.errors import DataError
 from tapas.interruptions import defer_signals
 
@@ -72,7 +73,7 @@ def _decoded(path: Path, encoding: str) -> str:
 
 def scan(kind: Callable[..., pl.LazyFrame], path: Path, **options: object) -> pl.LazyFrame:
     with defer_signals():
-        return kind(path, glob=False, **options)
+        return kind(literal(path), glob=False, **options)
 
 
 def collected(path: Path, frame: pl.LazyFrame) -> pl.DataFrame:

@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from tapas.data.local_files import literal
 from tapas.errors import DataError, UsageError
 from tapas.phrases import did_you_mean
 
@@ -144,12 +145,12 @@ class Vocabulary:
 
     def save(self, path: Path) -> None:
         """Write a Parquet file with columns key and count."""
-        pl.DataFrame({"key": self._keys, "count": self.counts}).write_parquet(path)
+        pl.DataFrame({"key": self._keys, "count": self.counts}).write_parquet(literal(path))
 
     @classmethod
     def load(cls, path: Path, *, kind: str = "item") -> Self:
         try:
-            frame = pl.read_parquet(path)
+            frame = pl.read_parquet(literal(path), glob=False)
             return cls(frame["key"], frame["count"].cast(pl.Int64).to_numpy(), kind=kind)
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
             reason = str(error).splitlines()[0]

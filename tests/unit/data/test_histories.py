@@ -114,13 +114,11 @@ LOG = "customer,sku,date\nx,a,2024-01-03\ny,900,2024-01-02\nx,b,2024-01-01\n,b,2
 def test_histories_in_a_log_are_sorted_by_time_and_unknown_items_are_left_out(tmp_path):
     file = tmp_path / "new.csv"
     file.write_text(LOG + "y,?,2024-01-05\nz,?,2024-01-05\n")
-    found = read_histories(str(file), {}, WORDS, lambda words: None)
+    found = read_histories(file, {}, WORDS, lambda words: None)
     assert rows(found) == {"x": [0, 1], "y": [2], "z": []}
     assert (found.unknown_items, found.first_unknown_item) == (2, "?")
     assert (found.bad_rows, found.first_bad_row) == (1, f"{file}, row 4: customer is empty")
-    swapped = read_histories(
-        str(file), {"user": "sku", "item": "customer"}, WORDS, lambda words: None
-    )
+    swapped = read_histories(file, {"user": "sku", "item": "customer"}, WORDS, lambda words: None)
     assert swapped.keys.to_list() == ["900", "?", "a", "b"]
     assert swapped.empty.all()
 
@@ -136,7 +134,7 @@ def test_histories_in_a_log_are_sorted_by_time_and_unknown_items_are_left_out(tm
 def test_a_line_of_json_is_a_history(tmp_path, lines, want):
     file = tmp_path / "new.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert rows(read_histories(str(file), {}, WORDS, lambda words: None)) == want
+    assert rows(read_histories(file, {}, WORDS, lambda words: None)) == want
 
 
 def test_a_line_of_json_without_a_list_after_lists_is_named(tmp_path):
@@ -147,10 +145,10 @@ def test_a_line_of_json_without_a_list_after_lists_is_named(tmp_path):
         "it; got '{\"user\": 1}'.",
         DataError,
     ):
-        read_histories(str(file), {}, WORDS, lambda words: None)
+        read_histories(file, {}, WORDS, lambda words: None)
     log = tmp_path / "log.jsonl"
     log.write_text('{"user": "x", "item": "a"}\n')
-    assert rows(read_histories(str(log), {}, WORDS, lambda words: None)) == {"x": [1]}
+    assert rows(read_histories(log, {}, WORDS, lambda words: None)) == {"x": [1]}
 
 
 def test_the_merged_class_may_be_in_a_history():
@@ -164,7 +162,7 @@ def test_items_that_a_log_has_merged_or_never_seen_are_of_the_merged_class(tmp_p
     rare = Vocabulary(pl.Series(["a", None]), np.array([5, 4]))
     file = tmp_path / "new.csv"
     file.write_text("user,item,time\nu,x,1\nu,y,1\nu,a,2\nu,y,3\nv,a,1\nv,x,1\nw,x,1\n")
-    found = read_histories(str(file), {}, rare, lambda words: None)
+    found = read_histories(file, {}, rare, lambda words: None)
     assert {key: sorted(ids) for key, ids in rows(found).items()} == {
         "u": [0, 1, 1], "v": [0, 1], "w": [1],
     }  # fmt: skip
@@ -194,9 +192,9 @@ def test_a_file_like_the_log_of_the_model_is_read_as_that(tmp_path, known, name,
     file.write_text(content)
     if want is None:  # neither its columns nor its separator are those of the log
         with pytest.raises(UsageError, match="There is only one column"):
-            read_histories(str(file), {}, WORDS, lambda words: None, known)
+            read_histories(file, {}, WORDS, lambda words: None, known)
         return
-    assert rows(read_histories(str(file), {}, WORDS, lambda words: None, known)) == want
+    assert rows(read_histories(file, {}, WORDS, lambda words: None, known)) == want
 
 
 def test_columns_that_are_named_come_before_those_of_the_log(tmp_path):
@@ -204,7 +202,7 @@ def test_columns_that_are_named_come_before_those_of_the_log(tmp_path):
     file.write_text("user,item,sku\nx,a,b\n")
     known = LogSource(files=("old.csv",), user="user", item="item")
     columns = {"item": "sku"}
-    assert rows(read_histories(str(file), columns, WORDS, lambda words: None, known)) == {"x": [0]}
+    assert rows(read_histories(file, columns, WORDS, lambda words: None, known)) == {"x": [0]}
 
 
 def test_keys_of_other_types_are_refused():
