@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,11 +15,10 @@ from tapas.cli.terminal import print_table, say, status
 from tapas.cli.torchrun import ranks_of_this_job
 from tapas.errors import UsageError
 from tapas.evaluation.intervals import Interval
-from tapas.evaluation.verdict import LEAST_USERS, beside, beside_baselines, too_few
+from tapas.evaluation.verdict import LEAST_USERS
 
 if TYPE_CHECKING:
     from tapas.evaluation.evaluate import Evaluation
-    from tapas.training.advice import Advice
     from tapas.training.run_evaluation import RunsEvaluation
     from tapas.training.run_folder import RunFolder
 
@@ -110,6 +108,7 @@ def evaluate(
     Under torchrun the ranks share the work, and each loads its shard of the class vectors.
     """
     with report_errors():
+        from tapas.training.advice import advise_evaluated, after_evaluation
         from tapas.training.run_evaluation import evaluate_runs
         from tapas.training.run_folder import open_run
 
@@ -144,7 +143,7 @@ def evaluate(
                 f"{folders[0].path} --points known.parquet` writes all others, which `tapas "
                 "recommend RUN --history known.parquet --out lists.parquet` can read."
             )
-        verdict, advice = _verdict(found), _advise(folders[0], found)
+        verdict, advice = found.verdict(), advise_evaluated(folders[0], found)
         if as_json:
             report = {
                 "step": next(iter(found.steps.values())),
@@ -162,7 +161,7 @@ def evaluate(
             say(words)
         typer.echo()
         _print(found, show_all)
-        for line in _next(folders[0], found, advice):
+        for line in after_evaluation(folders[0], found, advice):
             typer.echo(line, err=True)  # not wrapped: a command to copy
 
 
@@ -221,71 +220,6 @@ def _names(found: "RunsEvaluation") -> dict[str, str]:
     return {name: first if name == "model" and others else name for name in order}
 
 
-def _verdict(found: "RunsEvaluation") -> list[str]:
-    """Who is better: other runs, lists and baselines beside the first run."""
-    evaluation = found.evaluation
-    num_users = evaluation.scores["model"].num_examples
-    first, *others = found.steps
-    ours = first if others else "the model"
-    if num_users < LEAST_USERS:
-        return [too_few(num_users)]
-    rivals = [*found.lists, *others]
-    words = [beside(ours, name, evaluation.lead[name], num_users) for name in rivals]
-    baselines = {name: lead for name, lead in evaluation.lead.items() if name not in rivals}
-    return [*words, *beside_baselines(ours, baselines, num_users)]
-
-
-def _better_baselines(found: "RunsEvaluation") -> list[str]:
-    rivals = {*found.lists, *found.steps}
-    lead = found.evaluation.lead
-    return [name for name in lead if name not in rivals and lead[name].below_zero]
-
-
-def _advise(run: "RunFolder", found: "RunsEvaluation") -> "list[Advice]":
-    """What to change in the next run, unless the first is better than all baselines."""
-    from tapas.training.advice import advise_run
-
-    if found.evaluation.scores["model"].num_examples < LEAST_USERS:
-        return []
-    rivals = {*found.lists, *found.steps}
-    lead = {name: each for name, each in found.evaluation.lead.items() if name not in rivals}
-    if all(each.above_zero for each in lead.values()):
-        return []
-    return advise_run(run, better=_better_baselines(found))
-
-
-def _next(run: "RunFolder", found: "RunsEvaluation", advice: "list[Advice]") -> list[str]:
-    """The command that fits what was seen."""
-    from tapas.data.source import command_options
-    from tapas.training.advice import next_training, run_again
-
-    evaluation = found.evaluation
-    num_users = evaluation.scores["model"].num_examples
-    if num_users < LEAST_USERS:
-        if num_users < evaluation.split[f"{evaluation.part}_users"]:  # a sample
-            return []
-        return _another_split(run)
-    if advice:
-        return next_training(run_again(run), advice, first="Try")
-    if _better_baselines(found):
-        log = command_options(dataclasses.asdict(run.config.log))
-        return [f"Try: {shlex.join(['tapas', 'compare', *log, '--budget', '10m'])}"]
-    return [f"Next: tapas recommend {shlex.quote(str(run.path))} --user ..."]
-
-
-def _another_split(run: "RunFolder") -> list[str]:
-    """The command with a split that leaves enough users, if there is one."""
-    from tapas.data.splits import best_split, split_log
-    from tapas.training.advice import Advice, next_training, run_again
-
-    kind = split_log(run.log, run.config.split).config.kind
-    best = best_split(run.log, kind, more_than=LEAST_USERS - 1)
-    if best is None:
-        return []
-    advice = Advice(("--split", best[0]), f"leaves {best[1]:,} users to judge by")
-    return next_training(run_again(run), [advice], first="Try")
-
-
 def _print(found: "RunsEvaluation", show_all: bool) -> None:
     """Print the points, a table of metrics, one of frequent and rare items, and differences."""
     evaluation, names = found.evaluation, _names(found)
@@ -294,7 +228,7 @@ def _print(found: "RunsEvaluation", show_all: bool) -> None:
     checkpoints = f"Checkpoint{'s' if len(steps) > 1 else ''}: {'; '.join(steps)}."
     say(f"{evaluation.describe_points()} {checkpoints}")
     typer.echo()
-    few = scores[names["model"]].num_examples < LEAST_USERS
+    few = found.num_users < LEAST_USERS
 
     def cell(interval: Interval | None) -> str:
         if interval is None:

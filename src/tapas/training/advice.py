@@ -1,14 +1,21 @@
-"""Advice on the next training run: options that fit the log, and the command that has them."""
+"""Advice on what to do next: options that fit the log, and the command that has them."""
 
 import shlex
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from tapas.data.description import Description, describe
+from tapas.data.source import command_options
+from tapas.data.splits import best_split, split_log
 from tapas.data.times import TEXT_POSITION
+from tapas.evaluation.verdict import LEAST_USERS
 from tapas.heads.own_method import is_own
 from tapas.training.config import HeadConfig
 from tapas.training.run_folder import CONFIG, RunFolder
+
+if TYPE_CHECKING:
+    from tapas.training.run_evaluation import RunsEvaluation
 
 MANY_REPEATS = 0.2  # share of the events
 SOME_REPEATS = 0.05  # enough if counting each user's own items is better than the model
@@ -74,3 +81,37 @@ def next_training(
     """`command` with the options of `advice` as one line, and a line with each reason."""
     options = [option for each in advice for option in each.options]
     return [f"{first}: {shlex.join([*command, *options])}", *(f"  {each}" for each in advice)]
+
+
+def advise_evaluated(run: RunFolder, found: "RunsEvaluation") -> list[Advice]:
+    """What to change in the next run, unless `run`, the first, is better than all baselines."""
+    lead = found.baselines
+    if found.num_users < LEAST_USERS or all(each.above_zero for each in lead.values()):
+        return []
+    return advise_run(run, better=[name for name in lead if lead[name].below_zero])
+
+
+def after_evaluation(
+    run: RunFolder, found: "RunsEvaluation", advice: Sequence[Advice]
+) -> list[str]:
+    """Lines with the next command: one that follows `advice`, or else fits what was found."""
+    if found.num_users < LEAST_USERS:
+        held_out = found.evaluation.split[f"{found.evaluation.part}_users"]
+        is_sample = found.num_users < held_out
+        return [] if is_sample else _another_split(run)
+    if advice:
+        return next_training(run_again(run), advice, first="Try")
+    if any(lead.below_zero for lead in found.baselines.values()):
+        log = command_options(asdict(run.config.log))
+        return [f"Try: {shlex.join(['tapas', 'compare', *log, '--budget', '10m'])}"]
+    return [f"Next: tapas recommend {shlex.quote(str(run.path))} --user ..."]
+
+
+def _another_split(run: RunFolder) -> list[str]:
+    """The command with a split that leaves enough users, if there is one."""
+    kind = split_log(run.log, run.config.split).config.kind
+    best = best_split(run.log, kind, more_than=LEAST_USERS - 1)
+    if best is None:
+        return []
+    advice = Advice(("--split", best[0]), f"leaves {best[1]:,} users to judge by")
+    return next_training(run_again(run), [advice], first="Try")

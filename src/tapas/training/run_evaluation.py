@@ -15,6 +15,7 @@ from tapas.evaluation.evaluate import Evaluation, RankedLists, evaluate, held_ou
 from tapas.evaluation.intervals import Interval
 from tapas.evaluation.ranked_lists import ListOptions, ranked_lists
 from tapas.evaluation.scores import LIST_LENGTH
+from tapas.evaluation.verdict import LEAST_USERS, beside, beside_baselines, too_few
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.training.build import TrainingData, build_model
 from tapas.training.model import SequenceModel
@@ -55,6 +56,27 @@ class RunsEvaluation:
     evaluation: Evaluation
     steps: dict[str, int]  # of the checkpoints, by the name of the run, the first one first
     lists: dict[str, ListCounts]  # what was found in files of lists, by their names in `evaluation`
+
+    @property
+    def num_users(self) -> int:
+        """How many users are judged."""
+        return self.evaluation.scores["model"].num_examples
+
+    @property
+    def baselines(self) -> dict[str, Interval]:
+        """MAP@20 of the first run minus that of each baseline."""
+        rivals = {*self.lists, *self.steps}
+        return {name: lead for name, lead in self.evaluation.lead.items() if name not in rivals}
+
+    def verdict(self) -> list[str]:
+        """Who is better: lists, other runs and baselines beside the first run."""
+        if self.num_users < LEAST_USERS:
+            return [too_few(self.num_users)]
+        first, *others = self.steps
+        ours = first if others else "the model"
+        lead = self.evaluation.lead
+        words = [beside(ours, name, lead[name], self.num_users) for name in (*self.lists, *others)]
+        return [*words, *beside_baselines(ours, self.baselines, self.num_users)]
 
 
 def evaluate_runs(
