@@ -16,10 +16,10 @@ from tapas.servers.job import Job, StartPeers
 from tapas.servers.ray_session import import_ray
 from tapas.shapes import check_device
 from tapas.tables.ranks import ONE_PROCESS
-from tapas.training.build import resolve_config, run_memory_plan, table_specs
+from tapas.training.build import resolve_config, table_specs, workload_of
 from tapas.training.config import ServiceConfig, TrainConfig
 from tapas.training.journal import Journal
-from tapas.training.memory_plan import check_fits
+from tapas.training.memory_plan import check_machine_fits
 from tapas.training.model import SequenceModel
 from tapas.training.run import (
     OnProgress,
@@ -53,7 +53,10 @@ def train(
     config = resolve_config(config, log, split)[0]
     _check_shards(config, log.num_items)
     if start_peers is None:  # all on this machine
-        check_fits(run_memory_plan(config, split.train_counts))
+        service = config.service
+        check_machine_fits(
+            workload_of(config, split.train_counts), service.servers, service.workers
+        )
     run = create_run(out, config, log)
     with exclusive(out):
         status(_describe_start(config, split))

@@ -320,6 +320,34 @@ def check_fits(planned: MemoryPlan, available_bytes: int | None = None) -> None:
     )
 
 
+def check_machine_fits(workload: Workload, servers: int, workers: int) -> None:
+    """Raise UsageError if a run with so many servers and workers does not fit this machine.
+
+    `workload` is that of a run in one process.
+    """
+    free, alone = available_memory(1), memory_plan(workload).memory_bytes
+    shared = replace(workload, ranks=min(servers, workload.num_samples), role="server")
+    server = memory_plan(shared).memory_bytes
+    worker = memory_plan(replace(shared, role="worker")).memory_bytes
+    encoder = PROCESS_BYTES + 16 * workload.encoder_parameters
+
+    def need(workers: int) -> int:
+        return servers * server + (workers + 1) * worker + encoder
+
+    if need(workers) <= free:
+        return
+    less = {"--servers 0": alone} | ({"--workers 1": need(1)} if workers > 1 else {})
+    cures = [f"{flag} ({in_units(size)})" for flag, size in less.items() if size <= free]
+    raise UsageError(
+        f"{workload.num_classes:,} classes of {workload.dim} dimensions need "
+        f"{in_units(need(workers))} on this machine, but only {in_units(free)} are free. Servers: "
+        f"{servers:,} of {in_units(server)}; workers and this process: {workers + 1:,} of "
+        f"{in_units(worker)}; encoder server: {in_units(encoder)}. "
+        + (f"What would fit: {', or '.join(cures)}. " if cures else "")
+        + "With --ray-address, several machines share the rows."
+    )
+
+
 def _hint(planned: MemoryPlan) -> str:
     """A sentence if much of the memory is the proposal, whose size was not given."""
     w = planned.workload

@@ -15,6 +15,7 @@ from tapas.servers import run as server_run
 from tapas.servers.peers import InProcess
 from tapas.servers.training_server import restore_point, set_restore_point
 from tapas.tables.placement import Placement
+from tapas.training import memory_plan
 from tapas.training import run as local_run
 from tapas.training.build import build_training
 from tapas.training.config import (
@@ -216,6 +217,15 @@ def test_a_refused_run_creates_and_changes_no_file(file, tmp_path):
         with pytest.raises(UsageError, match=words):
             resume(tmp_path / "run", step=step, service=service)
         assert (tmp_path / "run" / "config.toml").read_bytes() == before
+
+
+def test_a_run_that_does_not_fit_on_this_machine_is_refused(file, tmp_path, monkeypatch):
+    monkeypatch.setattr(server_run, "import_ray", lambda: None)
+    monkeypatch.setattr(memory_plan, "available_memory", lambda ranks_per_host: 10**9)
+    words = r"^53 classes of 4 dimensions need 2\.1 GB on this machine, but only 1 GB are free\. "
+    with pytest.raises(UsageError, match=words):
+        train(on_servers(file, servers=2, workers=2), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 class Later:

@@ -12,6 +12,7 @@ from tapas.distributed.sharded import ShardedTable
 from tapas.servers.row_server import RowServer
 from tapas.servers.worker import STEPS_AT_ONCE
 from tapas.tables.shard import TableSpec
+from tapas.training import memory_plan as planning
 from tapas.training.memory_plan import (
     BUILD_BYTES,
     OPTIMIZERS,
@@ -19,6 +20,7 @@ from tapas.training.memory_plan import (
     Workload,
     available_memory,
     check_fits,
+    check_machine_fits,
     memory_plan,
     traffic_designs,
 )
@@ -197,6 +199,31 @@ def test_the_error_names_what_is_too_large_and_the_smallest_changes_that_fit():
     assert "; bfloat16 rows (167 GB); rowwise-adagrad instead" in refusal(LARGE, 170 * GB)
     assert "on 1 rank need" in refusal(replace(LARGE, ranks=1), 60 * GB)
     assert refusal(LARGE, GB // 10).endswith("No change that we know of would fit.")
+
+
+def test_all_processes_of_a_run_with_servers_must_fit_on_the_machine(monkeypatch):
+    """The sizes of 5e7 classes of 64 dimensions, three servers and two workers."""
+    workload = replace(LARGE, num_classes=5 * 10**7, ranks=1, optimizer="rowwise-adagrad")
+    server, worker = (
+        memory_plan(replace(workload, ranks=3, role=role)).memory_bytes
+        for role in ("server", "worker")
+    )
+    needed = 3 * server + 3 * worker + PROCESS_BYTES
+    free = [needed, needed - 1, 20 * GB, GB]
+    monkeypatch.setattr(planning, "available_memory", lambda ranks_per_host: free.pop(0))
+    check_machine_fits(workload, 3, 2)
+    with pytest.raises(UsageError, match=" need 22 GB on this machine, but only 22 GB are free"):
+        check_machine_fits(workload, 3, 2)
+    with pytest.raises(UsageError) as error:
+        check_machine_fits(workload, 3, 2)
+    assert str(error.value) == (
+        "50,000,000 classes of 64 dimensions need 22 GB on this machine, but only 20 GB are free. "
+        "Servers: 3 of 5.02 GB; workers and this process: 3 of 2.19 GB; encoder server: 350 MB. "
+        "What would fit: --servers 0 (14.2 GB), or --workers 1 (19.8 GB). With --ray-address, "
+        "several machines share the rows."
+    )
+    with pytest.raises(UsageError, match=r" encoder server: 350 MB\. With --ray-address, "):
+        check_machine_fits(workload, 3, 1)
 
 
 def test_more_ranks_do_not_help_a_proposal_that_is_too_large():
