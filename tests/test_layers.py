@@ -26,6 +26,7 @@ LAYERS = [
         "atomic_file",
         "checksums",
         "exact_state",
+        "early_exit",
         "extras",
         "interruptions",
         "native",
@@ -109,7 +110,10 @@ def test_libraries_stay_where_they_belong():
 
 @pytest.mark.slow
 def test_importing_tapas_loads_nothing_heavy():
-    script = "import sys, tapas; print(*sorted(m for m in sys.modules if '.' not in m))"
+    script = (
+        "import sys, tapas; assert 'torch' not in sys.modules; tapas.TapasSoftmax; "
+        "print(*sorted(m for m in sys.modules if '.' not in m))"
+    )
     loaded = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     ).stdout.split()

@@ -2,17 +2,21 @@
 
 import sys
 
-from tapas.cli.rank_errors import give_up_again
-from tapas.extras import how_to_install
+from tapas.early_exit import exit_on_signals
 
 
 def main() -> None:
     """Run the command line, or say how to install the extra [train] if it is missing."""
+    exit_on_signals()
+    from tapas.cli.rank_errors import give_up_again
+
     if (code := give_up_again()) is not None:
         raise SystemExit(code)
     try:
         from tapas.cli.main import run
     except ModuleNotFoundError as error:
+        from tapas.extras import how_to_install
+
         words = how_to_install(error.name)
         if words is None:
             raise

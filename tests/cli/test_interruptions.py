@@ -5,8 +5,11 @@ import json
 import os
 import resource
 import signal
+import subprocess
+import sys
 import tempfile
 import time
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -165,3 +168,38 @@ def test_a_signal_while_reading_leaves_no_run(at, number, code, words):
     assert done.stderr.splitlines()[-1] == f"tapas: {words}"
     assert not (at / "out").exists()
     assert not (at / "cache").exists() or names(at / "cache") == []
+
+
+SIGTERM_BIT = 1 << (signal.SIGTERM - 1)
+WORDS = {
+    signal.SIGINT: "tapas: stopped by Ctrl-C.\n",
+    signal.SIGTERM: "tapas: stopped by SIGTERM.\n",
+}
+
+
+def catches_sigterm(pid):
+    """Python itself catches SIGINT only, so this is the first thing that the command does."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) & SIGTERM_BIT)
+
+
+@pytest.mark.parametrize("number", WORDS)
+def test_a_signal_while_libraries_are_imported_is_one_line(number):
+    """The delays cover the seconds that importing torch takes."""
+    ends = []
+    for delay in [0.0, 0.1, 0.4, 0.8, 1.2, 1.6]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tapas", "info"], env=ENVIRONMENT, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        while not catches_sigterm(process.pid):
+            time.sleep(0.001)
+        time.sleep(delay)
+        if process.poll() is None:
+            process.send_signal(number)
+            began = time.monotonic()
+            _, said = process.communicate(timeout=60)
+            ends.append((process.returncode, said, time.monotonic() - began < 1))
+    assert ends == [(128 + number, WORDS[number], True)] * len(ends)
+    assert len(ends) >= 3

@@ -6,24 +6,27 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 import typer
 
 from tapas.cli.rank_errors import error_file, report_error
 from tapas.cli.terminal import status
+from tapas.early_exit import exit_at_once
 from tapas.errors import DataError, TapasError, UsageError
 from tapas.extras import how_to_install
 
 FAILED = 1
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 TERMINATED = 128 + signal.SIGTERM
+IMPORT_SYSTEM = "<frozen importlib._bootstrap>"  # the file of its frames
 
 
 @contextmanager
 def report_errors() -> Iterator[None]:
     """Turn errors of users, data and machines into one line; a bug keeps its traceback."""
     try:
-        with exit_on_sigterm():
+        with raise_on_signals():
             yield
         sys.stdout.flush()
     except KeyboardInterrupt:
@@ -56,24 +59,38 @@ def report_errors() -> Iterator[None]:
 
 
 @contextmanager
-def exit_on_sigterm() -> Iterator[None]:
-    """Raise SystemExit on SIGTERM, so that unfinished files are removed and processes ended.
+def raise_on_signals() -> Iterator[None]:
+    """Raise KeyboardInterrupt on Ctrl-C and SystemExit on SIGTERM.
 
-    Not in ranks of torchrun, which may be waiting for each other and are to die at once.
+    So unfinished files are removed and processes ended. SIGTERM is left alone in ranks of torchrun,
+    which may be waiting for each other and are to die at once.
     """
 
-    def end(number: int, frame: object) -> None:
-        raise SystemExit(TERMINATED)
+    def end(number: int, frame: FrameType | None) -> None:
+        if _is_importing(frame):
+            exit_at_once(number)
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(TERMINATED)
 
-    is_main_thread = threading.current_thread() is threading.main_thread()
-    if not is_main_thread or error_file() is not None:
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, end)
+    numbers = [signal.SIGINT] if error_file() else [signal.SIGINT, signal.SIGTERM]
+    known = {number: signal.getsignal(number) for number in numbers}
+    before = {number: handler for number, handler in known.items() if handler != signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Whether a module is being imported, which may swallow an exception of a signal handler."""
+    while frame is not None and frame.f_code.co_filename != IMPORT_SYSTEM:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _end(words: str, code: int, *, try_again: bool = True) -> None:
