@@ -25,12 +25,14 @@ import torch
 import typer
 from torch import Tensor, nn
 
-from experiments.options import RESULTS, Out
+from experiments.options import RESULTS, Out, Quick, home_of
+from experiments.quick import GENERATED_POINTS, quick_page, say_quick
 from experiments.synthetic.long_tail import Examples, LongTail, LongTailConfig
 from tapas.atomic_file import OutputFolder
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.progress import run_progress
 from tapas.cli.terminal import print_table, status
+from tapas.comparison.figure_style import as_png
 from tapas.comparison.ledger import Ledger, Result, short_key
 from tapas.comparison.page import Block, Command, Paragraph, Picture, Table, as_markdown
 from tapas.comparison.process_pool import run_missing
@@ -43,12 +45,14 @@ from tapas.proposals import Squashed
 from tapas.rng import stream
 
 NAME, BAYES = "four-ways", "Bayes-optimal"
-ABOUT = {NAME: ("Not a claim of the paper: the figure of README.md, one model four ways.", "2")}
+ABOUT = {NAME: ("Not a claim of the paper: the figure of README.md, one model four ways.", "1")}
 METHODS = ("sampled softmax", "TAPAS top", "TAPAS priority", "full softmax")
 RANKED = 20  # the k of MAP@k
 MOMENTS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)  # shares of the steps, denser at first
 INITIAL_SUM = 1e-6  # Adagrad's accumulators start here, for all four
 WARM_UP_STEPS = 2
+CLASSES, STEPS = 100_000, 300
+QUICK_CLASSES, QUICK_STEPS = 2_000, 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,8 +60,8 @@ class FourWaysRun:
     """Everything that the outcome depends on, except the machine."""
 
     method: str  # one of METHODS, or BAYES, which is not trained
-    classes: int = 100_000
-    steps: int = 300
+    classes: int = CLASSES
+    steps: int = STEPS
     batch: int = 128
     num_samples: int = 128  # n
     presample_factor: int = 8  # r
@@ -211,18 +215,24 @@ def remarks(results: Sequence[Result]) -> list[str]:
 
 def four_ways(
     classes: Annotated[
-        int,
+        int | None,
         typer.Option(
             metavar="N",
-            help="Number of classes. Time and memory grow with it, because of the full softmax.",
+            help="Number of classes. Time and memory grow with it, because of the full softmax. "
+            f"Default: {CLASSES:,}; with --quick: {QUICK_CLASSES:,}.",
+            show_default=False,
         ),
-    ] = 100_000,
+    ] = None,
     steps: Annotated[
-        int,
+        int | None,
         typer.Option(
-            min=1, metavar="N", help="Training steps of each method, with batches of 128."
+            min=1,
+            metavar="N",
+            help="Training steps of each method, with batches of 128. "
+            f"Default: {STEPS}; with --quick: {QUICK_STEPS}.",
+            show_default=False,
         ),
-    ] = 300,
+    ] = None,
     seed: Annotated[
         int,
         typer.Option(
@@ -230,6 +240,7 @@ def four_ways(
         ),
     ] = 0,
     out: Out = RESULTS,
+    quick: Quick = False,
 ) -> None:
     """Train one small model four ways and compare.
 
@@ -239,16 +250,21 @@ def four_ways(
     The task is synthetic: Zipf frequencies, a centroid for each class, noise. Its true
     distribution is known, so the best score that any model can reach (Bayes-optimal) is printed,
     too. Finished runs are kept, and the same command redraws them. Needs an idle machine for
-    meaningful step times. About 2 minutes on two cores.
+    meaningful step times. Less than a minute on two cores.
     """
     with report_errors():
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
-        from experiments.four_ways_figure import draw_four_ways
+        from experiments.four_ways_figure import four_ways_figure
 
+        classes = classes or (QUICK_CLASSES if quick else CLASSES)
+        steps = steps or (QUICK_STEPS if quick else STEPS)
         runs = [
             FourWaysRun(method=method, classes=classes, steps=steps, seed=seed)
             for method in (*METHODS, BAYES)
         ]
+        if quick:
+            say_quick(GENERATED_POINTS)
+        out = home_of(out, quick)
         folder, ledger = OutputFolder(out / NAME), Ledger(out / NAME / "results.jsonl")
         with run_progress() as follow:  # one at a time, as times are measured
             run_missing(ledger, runs, execute, follow(NAME), workers=1)
@@ -261,8 +277,10 @@ def four_ways(
             found,
             Paragraph(note),
         ]
-        page = as_markdown("Four ways to train a softmax", parts).encode()
-        folder.write({"figure.png": draw_four_ways(results), "README.md": page})
+        page = as_markdown("Four ways to train a softmax", parts)
+        figure = four_ways_figure(results, quick=quick)
+        page = quick_page(page, GENERATED_POINTS) if quick else page
+        folder.write({"figure.png": as_png(figure), "README.md": page.encode()})
         typer.echo(what)
         print_table(found.heading, found.rows)
         typer.echo(note)

@@ -92,6 +92,7 @@ def measure_step_times(
 ) -> None:
     """Measure what the ledger lacks, or add the reason to it."""
     runs = step_runs(config)
+    progress(0, len(runs))
     for place, run in enumerate(runs):
         if run not in ledger:
             words = reason_to_skip(run, _known(ledger, run, runs), available_memory())

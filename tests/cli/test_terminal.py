@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from tapas.cli.progress import describe_evaluation
+from tapas.cli.progress import describe_evaluation, run_progress
 from tapas.cli.terminal import (
     print_table,
     status,
@@ -56,6 +56,47 @@ def test_only_warnings_are_printed_in_a_quiet_run(capsys):
 )  # fmt: skip
 def test_an_evaluation_is_one_line(tick, left, words):
     assert describe_evaluation(tick, left) == words
+
+
+def count_runs(follow, stage, start, total, clock):
+    advance = follow(stage)
+    for done in range(start, total + 1):
+        advance(done, total)
+        clock[0] += 20
+
+
+def test_off_a_terminal_a_stage_has_a_line_at_its_start_and_for_each_tenth(monkeypatch, capsys):
+    clock = [0.0]
+    monkeypatch.setattr("tapas.cli.progress.time.monotonic", lambda: clock[0])
+    with run_progress() as follow:
+        count_runs(follow, "trials", 0, 21, clock)
+        count_runs(follow, "final runs", 1, 3, clock)  # one was there before
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "trials: 0 of 21 runs",
+        "trials: 3 of 21 runs · 6 min left",
+        "trials: 5 of 21 runs · 5 min left",
+        "trials: 7 of 21 runs · 5 min left",
+        "trials: 9 of 21 runs · 4 min left",
+        "trials: 11 of 21 runs · 3 min left",
+        "trials: 13 of 21 runs · 3 min left",
+        "trials: 15 of 21 runs · 2 min left",
+        "trials: 17 of 21 runs · 80 s left",
+        "trials: 19 of 21 runs · 40 s left",
+        "trials: 21 of 21 runs",
+        "final runs: 1 of 3 runs",
+        "final runs: 2 of 3 runs · 20 s left",
+        "final runs: 3 of 3 runs",
+    ]
+
+
+def test_on_a_terminal_there_are_bars_and_no_lines(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with run_progress() as follow:
+        count_runs(follow, "trials", 0, 21, [0])
+    assert "of 21 runs" not in (err := capsys.readouterr().err)
+    assert "21/21" in err
 
 
 def test_brackets_in_a_table_are_printed(monkeypatch, capsys):

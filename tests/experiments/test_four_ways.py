@@ -110,7 +110,8 @@ def test_training_comes_near_the_best_possible_score_on_an_easy_task(method):
 def test_the_command_trains_once_draws_and_writes(tmp_path, monkeypatch):
     done = invoke_experiment(*COMMAND, "--out", tmp_path)
     folder = tmp_path / "four-ways"
-    assert done.stderr == f"Wrote {folder / 'figure.png'} and {folder / 'README.md'}.\n"
+    assert done.stderr.startswith("four-ways: 0 of 5 runs\n")
+    assert done.stderr.endswith(f"Wrote {folder / 'figure.png'} and {folder / 'README.md'}.\n")
     assert names(folder) == ["README.md", "figure.png", "results.jsonl"]
     assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG\r\n")
     results = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
@@ -128,6 +129,16 @@ def test_the_command_trains_once_draws_and_writes(tmp_path, monkeypatch):
     monkeypatch.setattr(four_ways, "execute", lambda run: pytest.fail("it trained"))
     assert invoke_experiment(*COMMAND, "--out", tmp_path).stdout == done.stdout
     assert (folder / "README.md").read_text() == page
+
+
+def test_a_quick_run_says_so_and_stays_apart(tmp_path):
+    done = invoke_experiment("four-ways", "--steps", 2, "--quick", "--out", tmp_path)
+    assert done.stderr.startswith("Quick run on generated points: no verdicts.\n")
+    assert done.stdout.startswith("2,000 classes, 2 steps of 128 examples")
+    assert names(tmp_path) == ["quick"]
+    page = (tmp_path / "quick/four-ways/README.md").read_text()
+    assert page.startswith("Quick run on generated points: no verdicts.\n")
+    assert "$ python -m experiments four-ways --quick\n" in page
 
 
 def test_too_few_classes_and_an_occupied_folder_are_errors_before_any_work(tmp_path, monkeypatch):

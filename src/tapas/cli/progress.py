@@ -1,4 +1,4 @@
-"""Progress on stderr: bars on a terminal, a line for each evaluation elsewhere."""
+"""Progress on stderr: bars on a terminal, lines of status elsewhere."""
 
 import sys
 import time
@@ -15,6 +15,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 
+from tapas.cli.terminal import status
 from tapas.training.trainer import Progress
 
 Advance = Callable[[int, int, str], None]  # (done, total, note)
@@ -84,9 +85,39 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
+class StageLines:
+    """Lines about the runs of one stage, such as "trials: 8 of 84 runs · 3 min left".
+
+    One at the first call, which says how many are done already, then one for each tenth.
+    """
+
+    def __init__(self, stage: str, status: Callable[[str], None]):
+        self._stage, self._status = stage, status
+        self._start: tuple[int, float] | None = None  # runs done, and time
+        self._shown = 0  # tenths
+
+    def advance(self, done: int, total: int) -> None:
+        tenths = 10 * done // total
+        words = f"{self._stage}: {done:,} of {total:,} runs"
+        if self._start is None:
+            self._start = done, time.monotonic()
+            self._status(words)
+        elif tenths > self._shown:
+            before, since = self._start
+            left = (time.monotonic() - since) / (done - before) * (total - done)
+            self._status(f"{words} · {duration(left)} left" if done < total else words)
+        self._shown = tenths
+
+
 @contextmanager
 def run_progress() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
-    """Yields `follow`: follow(stage)(done, total) shows a bar of finished runs for each stage."""
+    """Yields `follow`: follow(stage)(done, total) shows the finished runs of each stage.
+
+    A bar on a terminal, and lines elsewhere.
+    """
+    if not sys.stderr.isatty():
+        yield lambda stage: StageLines(stage, status).advance
+        return
     bars = Bars(
         TextColumn("{task.description:<22}"),
         BarColumn(),
@@ -95,7 +126,6 @@ def run_progress() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=Console(stderr=True),
-        disable=not sys.stderr.isatty(),
     )
 
     def follow(stage: str) -> Callable[[int, int], None]:

@@ -57,6 +57,7 @@ def measure_paces(
     torch.set_num_threads(1)
     opened = open_log(config, cache)
     found: dict[str, dict[str, Any]] = {run.key(): {"step_seconds": []} for run in todo}
+    progress(0, config.pace_rounds * len(todo))
     for turn in range(config.pace_rounds):
         for place, run in enumerate(todo):
             mine = found[run.key()]

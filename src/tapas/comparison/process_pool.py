@@ -12,7 +12,7 @@ from tapas.comparison.ledger import Ledger, Result, Run
 from tapas.heads.own_method import OWN_METHODS, import_method
 
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
-Progress = Callable[[int, int], None]  # runs done, runs in all
+Progress = Callable[[int, int], None]  # runs done, runs in all; first at the start
 
 
 def run_missing(
@@ -29,6 +29,7 @@ def run_missing(
     done = len(wanted) - len(todo)
     if not todo:
         return
+    progress(done, len(wanted))
     if workers == 1:
         for run in todo:
             ledger.add(execute(run))
