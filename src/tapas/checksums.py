@@ -11,7 +11,6 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -44,16 +43,17 @@ def copy_with_checksum(source: Path, target: Path) -> Checksum:
     file system can, it costs no space until then. `target` is not flushed to disk.
     """
     with source.open("rb") as read, target.open("xb") as written:
-        with suppress(OSError):  # most file systems cannot
+        try:
             fcntl.ioctl(written, FICLONE, read.fileno())
-            return _checksum(_chunks(read))
+        except OSError:  # most file systems cannot
+            return _checksum(_copied(read, written))
+        return _checksum(_chunks(read))
 
-        def copied() -> Iterator[bytes]:
-            for chunk in _chunks(read):
-                written.write(chunk)
-                yield chunk
 
-        return _checksum(copied())
+def _copied(read: BinaryIO, written: BinaryIO) -> Iterator[bytes]:
+    for chunk in _chunks(read):
+        written.write(chunk)
+        yield chunk
 
 
 def _chunks(file: BinaryIO) -> Iterator[bytes]:

@@ -53,7 +53,6 @@ def _plain(log: PreparedLog) -> dict[str, object]:
         "files": list(log.files),
         "last_used": log.last_used.isoformat(timespec="seconds"),
         "bytes": log.num_bytes,
-        "shared_bytes": log.shared_bytes,
     }
 
 
@@ -66,11 +65,7 @@ def _list(folder: Path, logs: list[PreparedLog]) -> None:
     ]
     print_table(("size", "last used", "read from"), rows, right=False)
     size = in_units(sum(log.num_bytes for log in logs))
-    shared = sum(log.shared_bytes for log in logs)
-    say(
-        f"{counted(len(logs), 'prepared log')}, {size}, in {folder}"
-        + (f"; runs share {in_units(shared)} of it." if shared else ".")
-    )
+    say(f"{counted(len(logs), 'prepared log')}, {size}, in {folder}.")
     status("Remove them with `tapas cache --empty`.")
 
 
@@ -85,16 +80,12 @@ def _empty(folder: Path, logs: list[PreparedLog], *, yes: bool, as_json: bool) -
     kept: list[PreparedLog] = []
     for log in logs:
         (gone if remove(log) else kept).append(log)
-    freed = sum(log.num_bytes - log.shared_bytes for log in gone)
-    shared = sum(log.shared_bytes for log in gone)
+    freed = sum(log.num_bytes for log in gone)
     if as_json:
         removed = [str(log.folder) for log in gone]
         typer.echo(json.dumps({"folder": str(folder), "removed": removed, "freed_bytes": freed}))
         return
-    say(
-        f"Removed {counted(len(gone), 'prepared log')} from {folder}; {in_units(freed)} freed"
-        + (f", {in_units(shared)} still used by runs." if shared else ".")
-    )
+    say(f"Removed {counted(len(gone), 'prepared log')} from {folder}; {in_units(freed)} freed.")
     for log in kept:
         status(f"Kept the prepared log of {_files(log)}: a process is using it.")
     if others := num_others(folder):

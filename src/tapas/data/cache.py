@@ -29,7 +29,6 @@ class PreparedLog:
     files: tuple[str, ...]  # that it was read from; empty if unknown
     last_used: datetime
     num_bytes: int
-    shared_bytes: int  # of these, in files that runs share: emptying the cache does not free them
 
 
 def mark_used(folder: Path) -> None:
@@ -69,14 +68,28 @@ def remove(log: PreparedLog) -> bool:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return False
-            hidden = log.folder.with_name(f"{UNFINISHED}{uuid.uuid4().hex}")
-            log.folder.rename(hidden)  # at once, so that no process finds half of it
-            shutil.rmtree(hidden)
+            discard(log.folder)
     except FileNotFoundError:  # another process was faster
         return True
     except OSError as error:
-        raise UsageError(f"cannot remove {log.folder}: {error.strerror}.") from error
+        raise _cannot_remove(log.folder, error) from error
     return True
+
+
+def discard(folder: Path) -> None:
+    """Remove the log in `folder`; a process that has opened its files can still read them."""
+    hidden = folder.with_name(f"{UNFINISHED}{uuid.uuid4().hex}")
+    try:
+        folder.rename(hidden)  # at once, so that no process finds half of it
+        shutil.rmtree(hidden)
+    except FileNotFoundError:  # another process was faster
+        pass
+    except OSError as error:
+        raise _cannot_remove(folder, error) from error
+
+
+def _cannot_remove(folder: Path, error: OSError) -> UsageError:
+    return UsageError(f"cannot remove {folder}: {error.strerror}.")
 
 
 def _is_ours(path: Path) -> bool:
@@ -87,7 +100,6 @@ def _is_ours(path: Path) -> bool:
 
 
 def _describe(folder: Path) -> PreparedLog:
-    states = [file.stat() for file in folder.iterdir()]
     files: tuple[str, ...] = ()
     with suppress(ValueError, KeyError, TypeError, OSError):  # of an earlier version, or damaged
         files = tuple(json.loads((folder / DESCRIPTION).read_text())["report"]["files"])
@@ -95,6 +107,5 @@ def _describe(folder: Path) -> PreparedLog:
         folder=folder,
         files=files,
         last_used=datetime.fromtimestamp(folder.stat().st_mtime).astimezone(),
-        num_bytes=sum(state.st_size for state in states),
-        shared_bytes=sum(state.st_size for state in states if state.st_nlink > 1),
+        num_bytes=sum(file.stat().st_size for file in folder.iterdir()),
     )

@@ -1,6 +1,7 @@
 """A prepared log on disk: memory-mapped events sorted by user and time, and vocabularies."""
 
 import json
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
@@ -9,6 +10,16 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from tapas.checksums import (
+    Checksum,
+    check_files,
+    checksum,
+    copy_with_checksum,
+    differs,
+    is_checksum,
+    read_json,
+    with_checksum,
+)
 from tapas.data.times import DATETIME
 from tapas.data.vocabulary import Vocabulary
 from tapas.errors import DataError, UsageError
@@ -18,7 +29,6 @@ ARRAYS = ("items", "times", "offsets")
 WEIGHTS = "weights"  # of logs that have them
 VOCABULARIES = {"item": "item_keys.parquet", "user": "user_keys.parquet"}
 DESCRIPTION = "log.json"
-CURE = "Delete the folder and prepare the log again"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -82,32 +92,21 @@ class EventLog:
         )
 
     @classmethod
-    def open(cls, folder: Path) -> Self:
-        """Open the log in `folder`, reading only its description; arrays are memory-mapped.
+    def open(cls, folder: Path, *, everything: bool = False) -> Self:
+        """Open the log in `folder` and check its files; arrays are memory-mapped.
 
-        Raises `UsageError` if `folder` is not a log or of a newer format, `DataError` if damaged.
+        Of files above 64 MB only some blocks are checked, unless `everything` is to be. Raises
+        `UsageError` if `folder` is not a log or of a newer format, `DataError` if it is damaged.
         """
         folder = Path(folder)
-        file = folder / DESCRIPTION
-        if not file.exists():
-            raise UsageError(f"{folder} is not a prepared log: {DESCRIPTION} is missing.")
-        try:
-            description = json.loads(file.read_text())
-            version, sizes = description["format_version"], description["sizes"]
-            report = description["report"]
-        except (ValueError, KeyError, TypeError):
-            raise DataError(f"{file} is damaged. {CURE}.") from None
-        if version > FORMAT_VERSION:
-            raise UsageError(
-                f"{folder} has format version {version}, but this tapas reads up to version "
-                f"{FORMAT_VERSION}. Update tapas-softmax, or prepare the log again."
-            )
-        names = (*ARRAYS, WEIGHTS) if WEIGHTS in sizes else ARRAYS
-        arrays = {name: _mapped(folder / f"{name}.npy", sizes[name]) for name in names}
+        description = read_description(folder)
+        check_files(log_checksums(folder, description) or {}, everything=everything)
+        sizes = description["sizes"]
+        arrays = {name: _mapped(folder / f"{name}.npy", size) for name, size in sizes.items()}
         for name in VOCABULARIES.values():
             if not (folder / name).exists():
-                raise DataError(f"{folder / name} is missing. {CURE}.")
-        return cls(folder, arrays, report)
+                raise DataError(f"{folder / name} cannot be read: No such file or directory.")
+        return cls(folder, arrays, description["report"])
 
 
 def write_log(
@@ -122,17 +121,86 @@ def write_log(
     for kind, name in VOCABULARIES.items():
         vocabularies[kind].save(folder / name)
     sizes = {name: len(array) for name, array in arrays.items()}
-    description = {"format_version": FORMAT_VERSION, "sizes": sizes, "report": report}
-    (folder / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n")
+    files = {name: checksum(folder / name) for name in _file_names(sizes)}
+    _write_description(folder, {"sizes": sizes, "report": report, "files": files})
+
+
+def copy_log(source: Path, folder: Path) -> None:
+    """Copy the prepared log in `source` into the existing `folder`, and check all of it.
+
+    The copy also has checksums if `source`, of an earlier version, has none.
+    """
+    description = read_description(source)
+    expected, files = description.get("files", {}), {}
+    for name in _file_names(description["sizes"]):
+        files[name] = copy_with_checksum(source / name, folder / name)
+        if files[name] != expected.get(name, files[name]):
+            raise DataError(
+                f"{differs(source / name)} Remove it with `tapas cache --empty`; the next command "
+                "prepares the log again."
+            )
+    _write_description(folder, {**description, "files": files})
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """The content of log.json; raises as `EventLog.open` does."""
+    file = folder / DESCRIPTION
+    if not file.exists():
+        raise UsageError(f"{folder} is not a prepared log: {DESCRIPTION} is missing.")
+    description = read_json(file)
+    version = description.get("format_version")
+    if type(version) is not int or version < 1:
+        raise DataError(f"{file} is damaged: its format version is {version!r}.")
+    if version > FORMAT_VERSION:
+        raise UsageError(
+            f"{folder} has format version {version}, but this tapas reads up to version "
+            f"{FORMAT_VERSION}. Update tapas-softmax, or prepare the log again."
+        )
+    if not _is_description(description):
+        raise DataError(f"{file} is damaged: it is not the JSON that was saved.")
+    return description
+
+
+def log_checksums(folder: Path, description: dict[str, Any]) -> dict[Path, Checksum] | None:
+    """Checksums of the files of the log in `folder`; None if an earlier version wrote it."""
+    files = description.get("files")
+    return None if files is None else {folder / name: files[name] for name in files}
+
+
+def _is_description(found: dict[str, Any]) -> bool:
+    """Whether `found` has everything that is read later."""
+    sizes, report, files = found.get("sizes"), found.get("report"), found.get("files")
+    if not isinstance(sizes, dict) or {*sizes} - {WEIGHTS} != {*ARRAYS}:
+        return False
+    if any(type(size) is not int for size in sizes.values()):
+        return False
+    if not isinstance(report, dict) or type(report.get("items")) is not int:
+        return False
+    if files is None:  # an earlier version has none
+        return True
+    return (
+        isinstance(files, dict)
+        and {*files} == {*_file_names(sizes)}
+        and all(map(is_checksum, files.values()))
+    )
+
+
+def _file_names(sizes: Iterable[str]) -> list[str]:
+    return [*(f"{name}.npy" for name in sizes), *VOCABULARIES.values()]
+
+
+def _write_description(folder: Path, description: dict[str, Any]) -> None:
+    record = with_checksum({"format_version": FORMAT_VERSION, **description})
+    (folder / DESCRIPTION).write_text(json.dumps(record, indent=1) + "\n")
 
 
 def _mapped(file: Path, size: int) -> NDArray[Any]:
     try:
         array: NDArray[Any] = np.load(file, mmap_mode="r")
-    except FileNotFoundError:
-        raise DataError(f"{file} is missing. {CURE}.") from None
-    except (ValueError, OSError, EOFError):
-        raise DataError(f"{file} is damaged or truncated. {CURE}.") from None
+    except FileNotFoundError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror}.") from None
+    except Exception:  # whatever numpy raises for a damaged header
+        raise DataError(f"{file} is damaged or truncated.") from None
     if array.shape != (size,):
-        raise DataError(f"{file} has shape {array.shape}; expected ({size},). {CURE}.")
+        raise DataError(f"{file} has shape {array.shape}; expected ({size},).")
     return array

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tapas.atomic_file import sync
 from tapas.checksums import checksum
-from tapas.data.cache import UNFINISHED, mark_used
+from tapas.data.cache import UNFINISHED, discard, mark_used
 from tapas.data.event_log import (
     DESCRIPTION,
     FORMAT_VERSION,
@@ -27,7 +27,7 @@ from tapas.data.raw_events import read_events
 from tapas.data.source import LogSource
 from tapas.data.vocabulary import Vocabulary
 from tapas.data.weights import add_up
-from tapas.errors import DataError, UsageError
+from tapas.errors import DataError, TapasError, UsageError
 
 READING_RULES = 2  # increase when files are read in another way, so that cached logs are not used
 ABANDONED_SECONDS = 24 * 3600  # an unfinished folder this old is from a killed process
@@ -46,17 +46,22 @@ def prepare_log(
 ) -> EventLog:
     """The log of `source`, sorted and memory-mapped, in a folder of `cache`.
 
-    A source with unchanged files is opened without reading them again. A preparation that fails
-    or is killed leaves no log behind. `status(text)` is called at the start of each stage. Items
-    of the log `known` keep their ids and never count as rare; new items get the ids after them.
+    A source with unchanged files is opened without reading them again, unless the prepared log is
+    damaged. A preparation that fails or is killed leaves no log behind. `status(text)` is called at
+    the start of each stage. Items of the log `known` keep their ids and never count as rare; new
+    items get the ids after them.
 
     Raises `UsageError` or `DataError` if the files cannot be read or `cache` cannot be written.
     """
     cache = Path(cache)
     folder = cache / source.cache_key(_version(known))
-    if (folder / DESCRIPTION).exists():
+    if folder.exists():
         mark_used(folder)
-        return EventLog.open(folder)
+        try:
+            return EventLog.open(folder)
+        except TapasError as error:  # damaged
+            status(f"Warning: {error} The log is prepared again.")
+            discard(folder)
     arrays, vocabularies, report = _build(source, status, known)
     report["files"] = [str(path.resolve()) for path in source.paths()]
     num_bytes = sum(array.nbytes for array in arrays.values())

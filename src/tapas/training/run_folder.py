@@ -24,7 +24,7 @@ import torch
 from tapas.atomic_file import atomic_write
 from tapas.checkpoints.describe import CHECKPOINTS
 from tapas.checkpoints.folder import CheckpointFolder
-from tapas.data.event_log import EventLog
+from tapas.data.event_log import EventLog, copy_log
 from tapas.errors import DataError, UsageError
 from tapas.heads.own_method import NotImportedError
 from tapas.training.config import TrainConfig, as_toml, build_config, read_toml
@@ -84,9 +84,7 @@ def create_run(
         _discard(path)
         (unfinished / LOG).mkdir(parents=True)
         (unfinished / CONFIG).write_text(as_toml(config), encoding="utf-8")
-        mode = (unfinished / CONFIG).stat().st_mode
-        for file in sorted(log.folder.iterdir()):
-            _link(file, unfinished / LOG / file.name, mode)
+        copy_log(log.folder, unfinished / LOG)
         record = {
             "format": FORMAT,
             "tapas": __version__,
@@ -167,11 +165,23 @@ def open_run(path: Path) -> RunFolder:
             f"the settings of the run in {path} cannot be used: {error} Correct {path / CONFIG}, "
             f"or use the version that wrote it, tapas {record.get('tapas')}."
         ) from error
+    try:
+        log = EventLog.open(path / LOG)
+    except DataError as error:
+        raise DataError(f"{error} {log_cure(path)}") from None
     return RunFolder(
         path=path,
         config=config,
-        log=EventLog.open(path / LOG),
+        log=log,
         num_threads=int(record.get("num_threads", 1)),
+    )
+
+
+def log_cure(path: Path) -> str:
+    """What to do about a damaged log in the run in `path`."""
+    return (
+        f"Restore {path / LOG} from another copy of the run, or train again from the files of the "
+        f"log, which are named in {path / CONFIG}."
     )
 
 
@@ -190,16 +200,6 @@ def _discard(path: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):  # not empty: other files are not ours
             path.rmdir()
-
-
-def _link(source: Path, destination: Path, mode: int) -> None:
-    """Hard-link the file, or copy it if its mode is not `mode` or the file system cannot link."""
-    try:
-        if source.stat().st_mode != mode:  # it was prepared under another umask
-            raise PermissionError
-        os.link(source, destination)
-    except OSError:
-        shutil.copyfile(source, destination)
 
 
 def _refusal(path: Path, error: OSError) -> UsageError:

@@ -1,14 +1,17 @@
 """A log is checked when it is opened, and errors name the damaged file."""
 
 import json
+from contextlib import suppress
 
 import numpy as np
 import pytest
+from damage import flip
 from error_text import raises_text
 
 from tapas import DataError
+from tapas.checksums import with_checksum
 from tapas.data import EventLog, LogSource, prepare_log
-from tapas.data.event_log import FORMAT_VERSION
+from tapas.data.event_log import FORMAT_VERSION, read_description
 
 
 @pytest.fixture
@@ -35,10 +38,21 @@ def test_datetimes_are_formatted_as_iso_and_numbers_stay_numbers(log, tmp_path):
     assert log.format_time(log.times[0]) == "7"
 
 
+def rewrite(log, changes):
+    """Replace fields of log.json, as another version might have written it."""
+    description = read_description(log.folder) | changes
+    (log.folder / "log.json").write_text(json.dumps(with_checksum(description)))
+
+
+def without_checksums(log):
+    """Make it a log of an earlier version."""
+    description = read_description(log.folder)
+    del description["files"]
+    (log.folder / "log.json").write_text(json.dumps(description))
+
+
 def test_the_error_for_a_newer_format_names_both_versions(log):
-    file = log.folder / "log.json"
-    description = json.loads(file.read_text())
-    file.write_text(json.dumps(description | {"format_version": FORMAT_VERSION + 1}))
+    rewrite(log, {"format_version": FORMAT_VERSION + 1})
     with raises_text(
         f"{log.folder} has format version {FORMAT_VERSION + 1}, but this tapas reads up to version "
         f"{FORMAT_VERSION}. Update tapas-softmax, or prepare the log again."
@@ -46,28 +60,79 @@ def test_the_error_for_a_newer_format_names_both_versions(log):
         EventLog.open(log.folder)
 
 
-@pytest.mark.parametrize("name", ["items.npy", "times.npy", "offsets.npy"])
-def test_a_missing_or_truncated_array_is_named(log, name):
+@pytest.mark.parametrize("version", [-3, 0, 1.5, True, None])
+def test_a_format_version_that_no_tapas_has_is_damage(log, version):
+    rewrite(log, {"format_version": version})
+    with raises_text(
+        f"{log.folder / 'log.json'} is damaged: its format version is {version!r}.", DataError
+    ):
+        EventLog.open(log.folder)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sizes": {"items": 3}},
+        {"sizes": {"items": 3, "times": 3, "offsets": "3"}},
+        {"report": {"items": "2"}},
+        {"files": {}},
+        {"files": []},
+    ],
+)
+def test_a_description_without_what_is_read_later_is_damage(log, changes):
+    rewrite(log, changes)
+    with raises_text("log.json is damaged: it is not the JSON that was saved.", DataError):
+        EventLog.open(log.folder)
+
+
+FILES = ["items.npy", "times.npy", "offsets.npy", "item_keys.parquet", "user_keys.parquet"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_flipped_byte_of_a_file_is_found(log, name):
     file = log.folder / name
     content = file.read_bytes()
-    for size in (len(content) - 1, 5):
-        file.write_bytes(content[:size])
-        with raises_text(f"{file} is damaged or truncated", DataError):
+    for place in range(0, len(content), 7):
+        flip(file, place, place % 8)
+        with raises_text(
+            f"{file} is damaged: its checksum differs from the one it was saved with.", DataError
+        ):
             EventLog.open(log.folder)
-    np.save(file, np.zeros(9))
-    with raises_text(f"{file} has shape (9,); expected (3,)", DataError):
+        file.write_bytes(content)
+    file.write_bytes(content[:-1])
+    with raises_text(
+        f"{file} is damaged: {len(content) - 1:,} bytes; expected {len(content):,}.", DataError
+    ):
         EventLog.open(log.folder)
     file.unlink()
-    with raises_text(f"{file} is missing. Delete the folder and", DataError):
+    with raises_text(f"{file} cannot be read: No such file or directory.", DataError):
         EventLog.open(log.folder)
 
 
-def test_a_missing_vocabulary_or_description_is_named(log, tmp_path):
+def test_a_log_of_an_earlier_version_opens_and_is_checked_as_far_as_possible(log):
+    without_checksums(log)
+    assert EventLog.open(log.folder).items.tolist() == [0, 0, 1]
+    file = log.folder / "times.npy"
+    content = file.read_bytes()
+    for place in (*range(0, 128, 5), *range(6, 12)):  # the header
+        flip(file, place, 6)
+        with suppress(DataError):
+            EventLog.open(log.folder)
+        file.write_bytes(content)
+    file.write_bytes(content[:-1])
+    with raises_text(f"{file} is damaged or truncated.", DataError):
+        EventLog.open(log.folder)
+    np.save(file, np.zeros(9))
+    with raises_text(f"{file} has shape (9,); expected (3,).", DataError):
+        EventLog.open(log.folder)
     (log.folder / "user_keys.parquet").unlink()
-    with raises_text("user_keys.parquet is missing. Delete the folder", DataError):
-        EventLog.open(log.folder)
-    (log.folder / "log.json").write_text("{")
-    with raises_text("log.json is damaged. Delete the folder", DataError):
-        EventLog.open(log.folder)
+    for name in ("times.npy", "user_keys.parquet"):
+        (log.folder / name).unlink(missing_ok=True)
+        with raises_text(f"{name} cannot be read: No such file or directory.", DataError):
+            EventLog.open(log.folder)
+        np.save(file, np.zeros(3, dtype=np.int64))
+
+
+def test_a_folder_without_description_is_no_log(tmp_path):
     with raises_text("is not a prepared log: log.json is missing."):
         EventLog.open(tmp_path)

@@ -8,6 +8,7 @@ from random import Random
 import numpy as np
 import polars as pl
 import pytest
+from damage import flip
 from error_text import raises_text
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -203,6 +204,21 @@ def test_a_killed_preparation_is_not_mistaken_for_a_finished_one(tmp_path, monke
             prepare_log(small(tmp_path), tmp_path / "cache")
     assert [f.name[:12] for f in (tmp_path / "cache").iterdir()] == [".unfinished-"]
     assert prepare_log(small(tmp_path), tmp_path / "cache").num_events == 3
+
+
+@pytest.mark.parametrize("name", ["items.npy", "item_keys.parquet", "log.json"])
+def test_a_damaged_log_in_the_cache_is_prepared_again(tmp_path, name):
+    source, cache, said = small(tmp_path), tmp_path / "cache", []
+    folder = prepare_log(source, cache).folder
+    content = (folder / name).read_bytes()
+    flip(folder / name, -5)
+    assert prepare_log(source, cache, status=said.append).folder == folder
+    assert said[0].startswith(f"Warning: {folder / name} is damaged: it")
+    assert said[0].endswith(". The log is prepared again.")
+    assert (folder / name).read_bytes() == content
+    (folder / name).unlink()
+    assert prepare_log(source, cache).num_events == 3
+    assert [path.name for path in cache.iterdir()] == [folder.name]
 
 
 def test_the_log_of_a_faster_process_is_used(tmp_path, monkeypatch):

@@ -102,7 +102,9 @@ def test_a_log_whose_weights_are_lost_does_not_open(tmp_path):
     file.write_text("user,item,qty\na,1,2\n")
     folder = prepare_log(LogSource(files=(str(file),), weight="qty"), tmp_path / "cache").folder
     (folder / "weights.npy").unlink()
-    with raises_text(f"{folder / 'weights.npy'} is missing. Delete the folder", DataError):
+    with raises_text(
+        f"{folder / 'weights.npy'} cannot be read: No such file or directory.", DataError
+    ):
         EventLog.open(folder)
 
 

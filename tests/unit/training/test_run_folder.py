@@ -1,11 +1,14 @@
 """The run folder: complete or no run, checked before any work, read back unchanged."""
 
 import errno
+import json
 import os
 import shutil
 from pathlib import Path
 
 import pytest
+from damage import flip
+from error_text import raises_text
 from oracle.command_line import chain_log
 
 from tapas import DataError, UsageError
@@ -46,13 +49,48 @@ def test_a_run_is_read_back_without_log_and_cache(tmp_path):
     assert again.num_threads == 1
 
 
-def test_files_that_cannot_be_linked_are_copied(log, tmp_path, monkeypatch):
-    def refuse(*_):
-        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-
-    monkeypatch.setattr(os, "link", refuse)
+def test_the_log_of_a_run_is_a_copy_that_damage_to_the_cache_does_not_reach(log, tmp_path):
     run = create_run(tmp_path / "run", CONFIG, log)
-    assert run.log.items.tolist() == log.items.tolist()
+    for file in log.folder.iterdir():
+        copy = run.log.folder / file.name
+        assert copy.read_bytes() == file.read_bytes()
+        assert copy.stat().st_ino != file.stat().st_ino
+
+
+def test_a_log_that_was_damaged_since_it_was_opened_is_not_copied(tmp_path):
+    log = chain_log(tmp_path, num_users=3, num_items=9, num_baskets=3)
+    flip(log.folder / "user_keys.parquet", -1)
+    with raises_text(
+        f"{log.folder / 'user_keys.parquet'} is damaged: its checksum differs from the one it "
+        "was saved with. Remove it with `tapas cache --empty`; the next command prepares the log "
+        "again.",
+        DataError,
+    ):
+        create_run(tmp_path / "run", CONFIG, log)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_log_of_an_earlier_version_gets_checksums_in_a_run(tmp_path):
+    log = chain_log(tmp_path, num_users=3, num_items=9, num_baskets=3)
+    before = json.loads((log.folder / "log.json").read_text())
+    without = {key: before[key] for key in ("format_version", "sizes", "report")}
+    (log.folder / "log.json").write_text(json.dumps(without))
+    run = create_run(tmp_path / "run", CONFIG, log)
+    assert json.loads((run.log.folder / "log.json").read_text()) == before
+
+
+@pytest.mark.parametrize("name", ["items.npy", "item_keys.parquet", "log.json"])
+def test_damage_to_the_log_of_a_run_is_named_with_what_to_do(log, tmp_path, name):
+    run = create_run(tmp_path / "run", CONFIG, log).path
+    flip(run / "log" / name, -3)
+    with pytest.raises(DataError) as error:
+        open_run(run)
+    damage, cure = str(error.value).split(". ", 1)
+    assert damage.startswith(f"{run}/log/{name} is damaged: it")
+    assert cure == (
+        f"Restore {run}/log from another copy of the run, or train again from the files of the "
+        f"log, which are named in {run}/config.toml."
+    )
 
 
 def test_only_a_free_path_is_accepted_and_other_paths_are_unchanged(log, tmp_path):
