@@ -25,6 +25,7 @@ LAYERS = [
         "permutation",
         "atomic_file",
         "checksums",
+        "stored_file",
         "exact_state",
         "early_exit",
         "extras",

@@ -216,23 +216,36 @@ def test_an_export_recommends_what_the_run_recommends(folder, run):
     assert stderr_of(done).startswith("Wrote shop from checkpoint step ")
     assert done.stdout == ""
     assert sorted(path.name for path in (folder / "shop").iterdir()) == [
-        "README.txt", "embeddings.safetensors", "encoder.pt2", "export.json", "items.parquet"
+        "README.txt", "embeddings.safetensors", "encoder.pt2", "encoder.safetensors",
+        "export.json", "items.parquet",
     ]  # fmt: skip
     asked = ("--history", "1003,1004,1010", "--top", 9, "--json", "--exclude-seen")
     mine, theirs = (
         parsed(tapas("recommend", source, *asked, cwd=folder)) for source in ("run", "shop")
     )
-    assert [i["item"] for i in mine["items"]] == [i["item"] for i in theirs["items"]]
-    assert [i["probability"] for i in mine["items"]] == pytest.approx(
-        [i["probability"] for i in theirs["items"]], abs=1e-4
-    )
+    assert mine == theirs
     assert not {1003, 1004, 1010} & {i["item"] for i in mine["items"]}
     model, shop = load(run), load(folder / "shop")
     assert repr(shop).endswith("shop: 200 items, no users, probability)")
     histories = [[1003, 1004], [1010]]
-    assert model.encode(histories) == pytest.approx(shop.encode(histories), rel=1e-3, abs=1e-5)
+    assert (model.encode(histories) == shop.encode(histories)).all()
     assert (model.similar(1003, 5).items == shop.similar(1003, 5).items).all()
     assert shop.recommend([[]], 2, cold="popular").items.tolist() == [shop.items[:2]]
+    older = shutil.copytree(folder / "shop", folder / "older")
+    record = json.loads((older / "export.json").read_text())
+    del record["encoder"]  # as earlier versions wrote it
+    (older / "export.json").write_text(json.dumps(record))
+    refused = tapas("recommend", "older", "--history", "1003", cwd=folder)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr == (
+        "tapas: older was exported by an earlier version of tapas, with its encoder only as a "
+        "program (encoder.pt2), which could do anything that you can. Export the run again, or "
+        "add --trust (in Python trust=True) if you know who made the folder.\n"
+    )
+    trusted = parsed(tapas("recommend", "older", *asked, "--trust", cwd=folder))
+    assert [i["item"] for i in trusted["items"]] == [i["item"] for i in mine["items"]]
+    program = load(older, trust=True)
+    assert program.encode(histories) == pytest.approx(shop.encode(histories), rel=1e-3, abs=1e-5)
     with raises_text("shop is an export, which has one checkpoint only. Leave step out."):
         load(folder / "shop", step=3)
     assert load(run, device="meta").class_vectors().is_meta

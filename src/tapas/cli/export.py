@@ -18,7 +18,13 @@ from tapas.cli.export_readme import export_readme
 from tapas.cli.options import AsJson, OwnMethods, import_methods
 from tapas.cli.terminal import status
 from tapas.errors import UsageError
-from tapas.retrieval.export_folder import EXPORT_FORMAT, EXPORT_RECORD
+from tapas.retrieval.export_folder import (
+    ENCODER_PROGRAM,
+    ENCODER_WEIGHTS,
+    EXPORT_FORMAT,
+    EXPORT_RECORD,
+    is_export,
+)
 from tapas.version import __version__
 
 if TYPE_CHECKING:
@@ -148,7 +154,7 @@ def _check_free(to: Path, force: bool) -> None:
     if not to.suffix and to.is_dir():
         if not any(to.iterdir()):
             return
-        if not (to / EXPORT_RECORD).is_file():
+        if not is_export(to):
             raise UsageError(
                 f"{to} exists and is not an exported folder, nor empty. Choose another --to."
             )
@@ -262,6 +268,19 @@ def _encoder(folder: "RunFolder", model: "SequenceModel", at: int, to: Path) -> 
     )
 
 
+def _weights(folder: "RunFolder", model: "SequenceModel", to: Path) -> dict[str, Any]:
+    """Write the weights of the encoder; returns its settings, for export.json."""
+    from tapas.retrieval.encoder_weights import write_encoder
+
+    config = folder.config.model
+    inputs = None
+    if model.input_table is not None:
+        inputs, _ = model.inputs.rows(torch.arange(model.inputs.num_classes))
+    write_encoder(to, model.encoder, inputs)
+    sizes = {n: getattr(config, n) for n in ("dim", "history", "layers", "attention_heads")}
+    return {"kind": config.encoder, **sizes, "precision": folder.config.loop.precision}
+
+
 def _folder(
     folder: "RunFolder",
     model: "SequenceModel",
@@ -280,8 +299,9 @@ def _folder(
         shutil.copyfile(folder.log.folder / VOCABULARIES["item"], unfinished / "items.parquet")
         written = [
             _safetensors(folder, model, at, unfinished / "embeddings.safetensors"),
-            _encoder(folder, model, at, unfinished / "encoder.pt2"),
+            _encoder(folder, model, at, unfinished / ENCODER_PROGRAM),
         ]
+        settings = _weights(folder, model, unfinished / ENCODER_WEIGHTS)
         if kind is not None:
             file = unfinished / "index.faiss"
             written.append(_faiss(folder, model, at, file, kind, recall))
@@ -289,6 +309,7 @@ def _folder(
         serving = {
             "score": "probability" if model.head.targets_softmax else "score",
             "exclude_seen": folder.config.loop.exclude_seen,
+            "encoder": settings,
         }
         about = {"format": EXPORT_FORMAT, "tapas": __version__, "step": at}
         texts = {
@@ -302,7 +323,7 @@ def _folder(
         }
         for name, text in texts.items():
             (unfinished / name).write_text(text, encoding="utf-8")
-        if (to / EXPORT_RECORD).is_file():
+        if is_export(to):
             to.rename(replaced)
         unfinished.rename(to)  # replaces an empty folder
     except OSError as error:

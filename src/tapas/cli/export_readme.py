@@ -6,7 +6,8 @@ from tapas.version import __version__
 
 FILES = """\
 Exported by tapas-softmax {version} from checkpoint step {step:,}. Other programs need torch and
-numpy to use it{faiss}; tapas-softmax itself is needed for `tapas recommend` only.
+numpy to use it{faiss}; tapas-softmax itself is needed for `tapas recommend` only, and runs no
+program from this folder.
 
 Items have numbers, 0 to {last}, in the same order in all files.
 
@@ -16,6 +17,7 @@ encoder.pt2             histories to queries, a program for torch.export: load i
                                    the oldest first, padded at the end with 0
                           lengths  (B,) int64: how many of these are real, 1 to {history}
                           result   (B, {dim}) float32
+encoder.safetensors     the weights of the same encoder, for `tapas recommend`
 embeddings.safetensors  weight ({items}, {dim}) and bias ({items},); the score of an item is
                         query . weight + bias. keys: the keys of all items, JSON as bytes
 items.parquet           columns key and count; row i is item i

@@ -133,6 +133,14 @@ OwnMethods = Annotated[
         help="Import the method of your own that the run was trained with. May be repeated.",
     ),
 ]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="Allow the program in an export of an earlier version. It can do anything that you "
+        "can: only if you know who made it.",
+    ),
+]
 AsJson = Annotated[
     bool,
     typer.Option(

@@ -9,7 +9,7 @@ import typer
 
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.list_output import Names, print_list, report_skipped, write_lists
-from tapas.cli.options import AsJson, OwnMethods, import_methods
+from tapas.cli.options import AsJson, OwnMethods, Trust, import_methods
 from tapas.cli.terminal import status
 from tapas.errors import UsageError, choice
 from tapas.phrases import counted
@@ -93,6 +93,7 @@ def recommend(
         ),
     ] = None,
     method: OwnMethods = None,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Recommend the next items for users or histories.
@@ -121,7 +122,7 @@ def recommend(
         from tapas.training.load import load
 
         import_methods(method)
-        model = load(source, step=step)
+        model = load(source, step=step, trust=trust)
         model.check_k(top, "--top")
         seen = model.exclude_seen if exclude_seen is None else exclude_seen
         names = Names("user", "item", model.score)

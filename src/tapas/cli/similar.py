@@ -9,7 +9,7 @@ import typer
 
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.list_output import Names, print_list, report_skipped, write_lists
-from tapas.cli.options import AsJson, OwnMethods, import_methods
+from tapas.cli.options import AsJson, OwnMethods, Trust, import_methods
 from tapas.cli.terminal import status
 from tapas.errors import UsageError
 from tapas.phrases import counted
@@ -52,6 +52,7 @@ def similar(
         typer.Option(metavar="N", help="Step of the checkpoint. Default: the best one."),
     ] = None,
     method: OwnMethods = None,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Find similar items, by the vectors of the model.
@@ -76,7 +77,7 @@ def similar(
         from tapas.training.load import load
 
         import_methods(method)
-        model = load(source, step=step)
+        model = load(source, step=step, trust=trust)
         model.check_k(top, "--top", others=True)
         keys = model.item_keys
         if out is None:

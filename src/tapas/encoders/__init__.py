@@ -1,11 +1,10 @@
 """Sequence encoders: from item vectors to a query at every position."""
 
 from tapas.encoders.base import Encoder, last_state
+from tapas.encoders.build import ENCODERS, build_encoder
 from tapas.encoders.gru import GRUEncoder
 from tapas.encoders.mean import MeanEncoder
 from tapas.encoders.transformer import TransformerEncoder
-
-ENCODERS = {"mean": MeanEncoder, "gru": GRUEncoder, "transformer": TransformerEncoder}
 
 __all__ = [
     "ENCODERS",
@@ -13,5 +12,6 @@ __all__ = [
     "GRUEncoder",
     "MeanEncoder",
     "TransformerEncoder",
+    "build_encoder",
     "last_state",
 ]

@@ -73,7 +73,7 @@ def export_embeddings(path: Path, weight: Tensor, bias: Tensor, keys: Sequence[K
 
 def load_embeddings(path: Path) -> Embeddings:
     """Read a file written by `export_embeddings`. Raises `DataError` if it is damaged."""
-    check_exists(Path(path))
+    check_exists(path := Path(path))
     try:
         with safe_open(path, framework="pt") as file:
             found = (file.metadata() or {}).get("format")
@@ -82,9 +82,16 @@ def load_embeddings(path: Path) -> Embeddings:
                     f"{path} has format {found}; expected {FORMAT}, as `tapas export` writes it."
                 )
             weight, bias, blob = (file.get_tensor(name) for name in ("weight", "bias", "keys"))
-    except SafetensorError as error:
+        sizes = check_shape({}, weight=(weight, "C D"), bias=(bias, "C"), keys=(blob, "N"))
+        keys = json.loads(blob.numpy().tobytes())
+        if len(keys) != sizes["C"] or not (weight.is_floating_point() and weight.numel()):
+            raise ValueError(f"{len(keys)} keys and weight {tuple(weight.shape)}, {weight.dtype}")
+        _check_keys(keys)
+    except DataError:
+        raise
+    except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
         raise DataError(f"{path} is damaged ({error}). Export it again.") from error
-    return Embeddings(weight, bias, json.loads(blob.numpy().tobytes()))
+    return Embeddings(weight, bias, keys)
 
 
 def _check_keys(keys: Sequence[Key]) -> None:

@@ -68,8 +68,8 @@ def export_encoder(module: nn.Module, path: Path, example: tuple[Tensor, Tensor]
     """Export `module(items (B, T), lengths (B,)) -> query (B, D)` to `path`, for any B.
 
     The module is exported in eval mode, loaded again, and compared with the original on the
-    `example` and on its first row; only then is the file moved to `path`. Raises `UsageError` if
-    the module cannot be exported or the results differ.
+    `example` and on its first row; only then is the file written. Raises `UsageError` if the
+    module cannot be exported or the results differ.
     """
     path = Path(path)
     items, lengths = example
@@ -78,8 +78,8 @@ def export_encoder(module: nn.Module, path: Path, example: tuple[Tensor, Tensor]
     module.eval()
     try:
         with atomic_write(path, ".pt2") as unfinished, torch.no_grad():
-            _save(_export(module, items, lengths), unfinished, sizes["T"])
-            reloaded = load_encoder(unfinished)
+            packed = _packed(_export(module, items, lengths), sizes["T"])
+            reloaded = _unpacked(path, packed)  # from memory: nobody can exchange it
             for rows in (sizes["B"], 1):
                 want = module(items[:rows], lengths[:rows])
                 got = reloaded(items[:rows], lengths[:rows])
@@ -89,20 +89,32 @@ def export_encoder(module: nn.Module, path: Path, example: tuple[Tensor, Tensor]
                         f"{float((got - want).abs().max()):.2g} on {rows} rows. Its forward must "
                         "give the same result for the same input, for any number of rows."
                     )
+            unfinished.write_bytes(packed.getbuffer())
     finally:
         for child, mode in modes:
             child.training = mode
 
 
-def load_encoder(path: Path) -> ExportedEncoder:
-    """Load an encoder written by `export_encoder`.
+def load_encoder(path: Path, *, trust: bool = False) -> ExportedEncoder:
+    """Load an encoder written by `export_encoder`, if you `trust` whoever made the file.
 
-    The file contains a program: load only files you trust. Raises `DataError` if it is damaged.
+    The file contains a program, which can do whatever you can. Raises `UsageError` without
+    `trust`, `DataError` if the file is damaged.
     """
-    check_exists(Path(path))
+    check_exists(path := Path(path))
+    if not trust:
+        raise UsageError(
+            f"{path} contains a program, which could do anything that you can. Load it with "
+            "trust=True if you know who made it."
+        )
+    return _unpacked(path, path)
+
+
+def _unpacked(path: Path, file: Path | BytesIO) -> ExportedEncoder:
+    """The encoder in `file`, which is called `path` in errors."""
     about = {METADATA_FILE: ""}
     try:
-        program = torch.export.load(path, extra_files=about)
+        program = torch.export.load(file, extra_files=about)
     except Exception as error:  # torch.export raises many kinds
         raise DataError(
             f"{path} is damaged, not an exported encoder, or from another version of torch than "
@@ -135,8 +147,9 @@ def _export(module: nn.Module, items: Tensor, lengths: Tensor) -> torch.export.E
             ) from error
 
 
-def _save(program: torch.export.ExportedProgram, path: Path, history_length: int) -> None:
+def _packed(program: torch.export.ExportedProgram, history_length: int) -> BytesIO:
     about = json.dumps({"history_length": history_length})
     buffer = BytesIO()  # torch's file writer aborts the process when the disk is full
     torch.export.save(program, buffer, extra_files={METADATA_FILE: about})
-    path.write_bytes(buffer.getbuffer())
+    buffer.seek(0)
+    return buffer

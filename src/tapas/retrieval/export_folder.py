@@ -1,6 +1,6 @@
 """The folder that `tapas export --to FOLDER` writes, opened as a `Recommender`."""
 
-import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,33 +11,49 @@ from torch import Tensor
 
 from tapas.errors import DataError, UsageError
 from tapas.retrieval.embeddings import load_embeddings
-from tapas.retrieval.encoder_export import load_encoder
+from tapas.retrieval.encoder_export import ExportedEncoder, load_encoder
+from tapas.retrieval.encoder_weights import WeightsEncoder, read_encoder
 from tapas.retrieval.recommender import Recommender
+from tapas.stored_file import file_bytes, read_json
 from tapas.tables import LocalTable
 from tapas.version import __version__
 
-EXPORT_RECORD = "export.json"
+EXPORT_RECORD, RUN_RECORD = "export.json", "run.json"
+ENCODER_WEIGHTS, ENCODER_PROGRAM = "encoder.safetensors", "encoder.pt2"
 EXPORT_FORMAT = 1
 
 
 def is_export(path: Path) -> bool:
-    return (path / EXPORT_RECORD).exists()
+    """Whether `path` is an export. A folder with run.json is a run, whatever else lies in it."""
+    return os.path.lexists(path / EXPORT_RECORD) and not os.path.lexists(path / RUN_RECORD)
 
 
 class ExportedModel(Recommender):
-    """The model of an export: its encoder, class rows and item keys."""
+    """The model of an export: its encoder, class rows and item keys.
 
-    def __init__(self, path: Path, device: str | torch.device | None = None):
+    An export of an earlier version has its encoder only as a program, which is loaded with `trust`.
+    """
+
+    def __init__(
+        self, path: Path, device: str | torch.device | None = None, *, trust: bool = False
+    ):
         from tapas.data.vocabulary import Vocabulary
 
         record = _record(path)
-        rows = load_embeddings(path / "embeddings.safetensors")
-        self._encoder = load_encoder(path / "encoder.pt2")
-        keys = Vocabulary.load(path / "items.parquet", kind="item")
+        rows = load_embeddings(_file(path / "embeddings.safetensors"))
+        keys = Vocabulary.load(_file(path / "items.parquet"), kind="item")
+        if len(keys) != len(rows.weight):
+            raise DataError(
+                f"{path} has {len(keys):,} items in items.parquet and {len(rows.weight):,} rows in "
+                "embeddings.safetensors; expected as many. Export the run again."
+            )
+        self._encoder = _encoder(path, record, rows.weight, trust=trust)
         self._table = LocalTable(*rows.weight.shape, device=device)
         with torch.no_grad():
             self._table.weight.copy_(rows.weight)
             self._table.bias.copy_(rows.bias)
+        if isinstance(self._encoder, WeightsEncoder):
+            self._encoder.to(self._table.device)
         super().__init__(
             name=f"export {path}",
             item_keys=keys,
@@ -45,11 +61,12 @@ class ExportedModel(Recommender):
             history_length=self._encoder.history_length,
             score=str(record.get("score", "score")),  # an older export does not say
             exclude_seen=bool(record.get("exclude_seen", False)),
-            fixed_width=True,
+            fixed_width=isinstance(self._encoder, ExportedEncoder),
         )
 
     def queries(self, items: Tensor, lengths: Tensor) -> Tensor:
-        return self._encoder(items, lengths).to(self._table.device)
+        query: Tensor = self._encoder(items, lengths)
+        return query.to(self._table.device)
 
     def ranked(
         self, items: Tensor, lengths: Tensor, k: int, exclude: Tensor | None
@@ -65,14 +82,47 @@ class ExportedModel(Recommender):
         return self.item_keys.counts
 
 
+def _encoder(
+    path: Path, record: dict[str, Any], rows: Tensor, *, trust: bool
+) -> WeightsEncoder | ExportedEncoder:
+    """The encoder from its weights, or from the program of an older export if that is trusted."""
+    if "encoder" in record:
+        return read_encoder(_file(path / ENCODER_WEIGHTS), record["encoder"], rows)
+    if not trust:
+        raise UsageError(
+            f"{path} was exported by an earlier version of tapas, with its encoder only as a "
+            f"program ({ENCODER_PROGRAM}), which could do anything that you can. Export the run "
+            "again, or add --trust (in Python trust=True) if you know who made the folder."
+        )
+    return load_encoder(_file(path / ENCODER_PROGRAM), trust=True)
+
+
+def _file(path: Path) -> Path:
+    """`path`, a file of the folder; DataError if it is missing or no regular file."""
+    try:
+        file_bytes(path)
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read: {error.strerror}. Export the run again."
+        ) from error
+    return path
+
+
 def _record(path: Path) -> dict[str, Any]:
     try:
-        record: dict[str, Any] = json.loads((path / EXPORT_RECORD).read_text(encoding="utf-8"))
+        record: dict[str, Any] = read_json(path / EXPORT_RECORD)
         found = record["format"]
     except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, DataError):
+            raise
         raise DataError(f"{path / EXPORT_RECORD} cannot be read: {error}.") from error
     if not isinstance(found, int):
         raise DataError(f"{path / EXPORT_RECORD} has no format number: tapas did not write it.")
+    if record.get("score", "score") not in ("score", "probability"):
+        raise DataError(
+            f"{path / EXPORT_RECORD}: score is {record['score']!r}; expected 'score' or "
+            "'probability'. Export the run again."
+        )
     if found > EXPORT_FORMAT:
         raise UsageError(
             f"{path} has export format {found}; this is tapas {__version__}, which reads formats "

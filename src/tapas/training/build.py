@@ -16,7 +16,7 @@ from tapas.data.splits import Split
 from tapas.data.windows import Windows, predicting_events
 from tapas.distributed import ShardedTable
 from tapas.distributed.collectives import GroupRanks
-from tapas.encoders import Encoder, GRUEncoder, MeanEncoder, TransformerEncoder
+from tapas.encoders import Encoder, build_encoder
 from tapas.errors import UsageError
 from tapas.heads import FlatHead
 from tapas.heads.facts import BuildContext
@@ -157,7 +157,7 @@ def workload_of(
 ) -> Workload:
     """The workload of a resolved `config` for `memory_plan`; sizes are upper bounds."""
     positions = config.model.history if config.head.positions == "all" else 1
-    encoder = build_encoder(config.model, config.loop.seed)
+    encoder = encoder_of(config.model, config.loop.seed)
     rows, factor = config.head.kind.rows_per_step(config.head.options, len(train_counts))
     if not rows:  # a method without samples reads only the targets of its batch
         num_targets = config.loop.batch * positions * config.head.next_items
@@ -259,7 +259,7 @@ def build_model(
         copy = CopyPart(num_classes, dim, history=config.model.history, rate=tables[COPY_RATE])
     half = config.loop.precision == "bfloat16"
     return SequenceModel(
-        build_encoder(config.model, seed),
+        encoder_of(config.model, seed),
         head,
         inputs=tables.get(INPUT_TABLE),
         encoder_dtype=torch.bfloat16 if half else torch.float32,
@@ -274,16 +274,13 @@ def bias_from_counts(train_counts: NDArray[np.int64]) -> torch.Tensor:
     return counts.div_(counts.sum()).log_().float()
 
 
-def build_encoder(config: ModelConfig, seed: int) -> Encoder:
-    if config.encoder == "mean":
-        return MeanEncoder(config.dim, window=config.history, dropout=config.dropout, seed=seed)
-    if config.encoder == "gru":
-        return GRUEncoder(config.dim, num_layers=config.layers, dropout=config.dropout, seed=seed)
-    return TransformerEncoder(
+def encoder_of(config: ModelConfig, seed: int) -> Encoder:
+    return build_encoder(
+        config.encoder,
         config.dim,
-        window=config.history,
-        num_layers=config.layers,
-        num_heads=config.attention_heads,
+        history=config.history,
+        layers=config.layers,
+        attention_heads=config.attention_heads,
         dropout=config.dropout,
         seed=seed,
     )

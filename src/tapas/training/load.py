@@ -23,6 +23,7 @@ def load(
     *,
     step: int | None = None,
     device: str | torch.device | None = None,
+    trust: bool = False,
 ) -> Recommender:
     """Open the model of a run (`tapas train --out`) or of an export (`tapas export --to`).
 
@@ -30,6 +31,8 @@ def load(
         path: folder of the run, or of the export.
         step: step of the run's checkpoint. Default: the best one.
         device: where to compute, such as "cuda". Default: the CPU.
+        trust: allow the program in an export of an earlier version, which could do anything that
+            you can. Nothing else in a run or an export is ever run.
 
     >>> model = tapas.load("run")  # doctest: +SKIP
     >>> model.recommend(["u1", "u2"], k=10, exclude_seen=True).to_frame()  # doctest: +SKIP
@@ -44,7 +47,7 @@ def load(
         return RunModel(run, model.to(place), step)
     if step is not None:
         raise UsageError(f"{path} is an export, which has one checkpoint only. Leave step out.")
-    return ExportedModel(path, device)
+    return ExportedModel(path, device, trust=trust)
 
 
 class RunModel(Recommender):

@@ -80,7 +80,7 @@ def test_a_loaded_encoder_equals_the_module_and_training_modes_are_restored(recu
     modes = {name: child.training for name, child in module.named_modules()}
     assert modes == {"": True, "item": False, "drop": True, "gru": True}
     assert [p.name for p in path.parent.iterdir()] == ["encoder.pt2"]
-    encoder, module = load_encoder(path), copy.deepcopy(module).eval()
+    encoder, module = load_encoder(path, trust=True), copy.deepcopy(module).eval()
     assert encoder.history_length == T
     for num_rows in (1, 2, 3, 57):
         items, lengths = example(num_rows, "other")
@@ -114,18 +114,18 @@ def test_the_error_says_why_a_module_cannot_be_exported(tmp_path):
 def test_a_wrong_width_or_file_is_refused(recurrent, tmp_path):
     path = tmp_path / "encoder.pt2"
     with pytest.raises(UsageError, match=r"there is no file .*encoder\.pt2\."):
-        load_encoder(path)
+        load_encoder(path, trust=True)
     path.write_bytes(recurrent[1].read_bytes())
     items, lengths = example(2)
     with pytest.raises(UsageError, match=r"items has shape \(2, 8\); expected \(B=2, T=9\)\."):
-        load_encoder(path)(items[:, 1:], lengths)
+        load_encoder(path, trust=True)(items[:, 1:], lengths)
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(DataError, match=r"encoder\.pt2 is damaged, not an exported encoder, or"):
-        load_encoder(path)
+        load_encoder(path, trust=True)
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("hello", "world")
     with pytest.raises(DataError, match=r"encoder\.pt2 is damaged, not an exported encoder, or"):
-        load_encoder(path)
+        load_encoder(path, trust=True)
 
 
 ENCODERS = {
@@ -160,7 +160,7 @@ def test_the_query_module_needs_no_tables(model):
 @pytest.mark.slow
 def test_the_query_module_can_be_exported_for_any_number_of_rows(model, tmp_path):
     export_encoder(as_module(model), tmp_path / "encoder.pt2", example(3))
-    reloaded = load_encoder(tmp_path / "encoder.pt2")
+    reloaded = load_encoder(tmp_path / "encoder.pt2", trust=True)
     assert reloaded.history_length == T
     for num_rows in (1, 2, 17):
         items, lengths = example(num_rows, "other")

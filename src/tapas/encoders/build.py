@@ -1,0 +1,35 @@
+"""Building an encoder from its settings, of a run or of an export."""
+
+from tapas.encoders.base import Encoder
+from tapas.encoders.gru import GRUEncoder
+from tapas.encoders.mean import MeanEncoder
+from tapas.encoders.transformer import TransformerEncoder
+from tapas.errors import choice
+
+ENCODERS = {"mean": MeanEncoder, "gru": GRUEncoder, "transformer": TransformerEncoder}
+
+
+def build_encoder(
+    kind: str,
+    dim: int,
+    *,
+    history: int,
+    layers: int = 1,
+    attention_heads: int = 2,
+    dropout: float = 0.0,
+    seed: int = 0,
+) -> Encoder:
+    """The encoder `kind`, one of `ENCODERS`, for up to `history` items."""
+    built = choice("encoder", kind, ENCODERS)
+    if built is MeanEncoder:
+        return MeanEncoder(dim, window=history, dropout=dropout, seed=seed)
+    if built is GRUEncoder:
+        return GRUEncoder(dim, num_layers=layers, dropout=dropout, seed=seed)
+    return TransformerEncoder(
+        dim,
+        window=history,
+        num_layers=layers,
+        num_heads=attention_heads,
+        dropout=dropout,
+        seed=seed,
+    )
