@@ -19,6 +19,7 @@ from threading import Event
 from typing import Any, BinaryIO, TypeAlias
 
 from tapas.errors import DataError
+from tapas.json_toml import parse_json as parse_plain_json
 
 BLOCK_BYTES = 4 << 20
 SMALL_BYTES = 64 << 20  # files up to this size have no blocks and are always checked in full
@@ -198,7 +199,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
     except WrongChecksumError:
         raise DataError(differs(path)) from None
-    except (ValueError, RecursionError):
+    except ValueError:
         raise DataError(f"{path} is damaged: it is not the JSON that was saved.") from None
 
 
@@ -214,9 +215,9 @@ def with_checksum(record: Mapping[str, Any]) -> dict[str, Any]:
 def parse_json(text: str) -> dict[str, Any]:
     """The JSON object `text` without its checksum; WrongChecksumError if that is wrong.
 
-    Raises ValueError or RecursionError if it is no JSON object.
+    Raises ValueError if it is no JSON object.
     """
-    record = json.loads(text)
+    record = parse_plain_json(text)
     if not isinstance(record, dict):
         raise ValueError("not a JSON object")
     found = record.pop(NAME, None)

@@ -254,7 +254,7 @@ def test_a_folder_that_holds_a_run_is_left_alone(run, at):
          "service, split."),
         (("x.csv", "--encoder", "grv"),
          "unknown model.encoder 'grv'. Did you mean 'gru'? Known: gru, mean, transformer."),
-        (("x.csv", "--config", "none.toml"), "cannot read none.toml: No such file or directory."),
+        (("x.csv", "--config", "none.toml"), "there is no file none.toml."),
     ],
 )  # fmt: skip
 def test_a_bad_setting_is_refused_before_anything_is_read(at, flags, words):

@@ -1,6 +1,5 @@
 """`tapas cite`: BibTeX of the library and of the methods of a run."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +12,7 @@ from tapas.comparison.settings import SETTINGS
 from tapas.errors import DataError
 from tapas.heads.citations import bibtex_of
 from tapas.heads.own_method import NotImportedError
+from tapas.json_toml import parse_json
 from tapas.training.config import HeadConfig, OptimizerConfig, TrainConfig
 from tapas.version import __version__
 
@@ -58,7 +58,7 @@ def is_comparison(folder: Path) -> bool:
 def cite_comparison(folder: Path) -> str:
     """BibTeX of the papers of all methods in a comparison, and of their optimizer."""
     try:
-        settings = json.loads((folder / SETTINGS).read_text())
+        settings = parse_json((folder / SETTINGS).read_bytes())
         contenders = by_name(settings["contenders"])
         optimizer = OptimizerConfig(rows=settings["optimizer"]["rows"])
     except NotImportedError:

@@ -11,6 +11,7 @@ import typer
 from tapas.errors import UsageError
 from tapas.heads import import_method
 from tapas.heads.own_method import is_own
+from tapas.json_toml import parse_toml
 from tapas.training.config import JSON
 
 Files = Annotated[
@@ -196,8 +197,12 @@ def parse_settings(settings: list[str]) -> Layer:
         if not (equals and dot and key):
             raise UsageError(f"--set {setting!r} is not SECTION.NAME=VALUE, as in head.alpha=0.5.")
         try:
-            parsed = tomllib.loads(f"value = {value}")["value"]
+            parsed = parse_toml(f"value = {value}")
         except tomllib.TOMLDecodeError:
-            parsed = value
-        layer.setdefault(section, {})[key] = parsed
+            parsed = {}
+        except ValueError as error:
+            raise UsageError(f"--set {name}: {error}.") from None
+        if [*parsed] != ["value"]:  # a bare word, or a line break and more
+            parsed = {"value": value}
+        layer.setdefault(section, {})[key] = parsed["value"]
     return layer

@@ -1,6 +1,7 @@
 """`tapas recommend`: the next items of a user or history, or of many, in a file."""
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,7 @@ from tapas.cli.list_output import Names, print_list, report_skipped, write_lists
 from tapas.cli.options import AsJson, OwnMethods, Trust, import_methods
 from tapas.cli.terminal import status
 from tapas.errors import UsageError, choice
+from tapas.json_toml import parse_json
 from tapas.phrases import counted
 
 if TYPE_CHECKING:
@@ -164,7 +166,8 @@ def _is_file(history: str) -> bool:
 
     if history.lstrip().startswith("["):
         return False
-    return Path(history).is_file() or ("," not in history and history.endswith(LOG_FILES))
+    is_file = os.path.exists(history) and not os.path.isdir(history)
+    return is_file or ("," not in history and history.endswith(LOG_FILES))
 
 
 def _columns(given: list[str] | None, allowed: bool, *, with_items: bool) -> dict[str, str]:
@@ -186,9 +189,13 @@ def _split_keys(history: str) -> list[str]:
     """Keys separated by commas, or a JSON list, for keys that contain commas."""
     if history.lstrip().startswith("["):
         try:
-            keys = json.loads(history)
+            keys = parse_json(history)
         except ValueError as error:
-            raise UsageError(f"--history {history!r} is not a JSON list: {error}.") from None
+            shown = history if len(history) <= 60 else f"{history[:60]}..."
+            raise UsageError(f"--history {shown!r} is not a JSON list: {error}.") from None
+        for key in keys:
+            if not isinstance(key, str | int | float) or isinstance(key, bool):
+                raise UsageError(f"--history: {key!r} is no item; expected a string or a number.")
         return [str(key) for key in keys]
     return [key.strip() for key in history.split(",") if key.strip()]
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from tapas.errors import DataError
 from tapas.interruptions import defer_signals
+from tapas.json_toml import parse_json
 
 Result = dict[str, Any]
 
@@ -68,8 +69,8 @@ def _read(path: Path) -> Iterator[Result]:
     lines = path.read_text().splitlines()
     for number, line in enumerate(lines, start=1):
         try:
-            result = json.loads(line)
-        except json.JSONDecodeError:
+            result = parse_json(line)
+        except ValueError:
             continue  # cut short by a crash: its run is repeated
         if not isinstance(result, dict) or not {"key", "run"} <= result.keys():
             raise DataError(

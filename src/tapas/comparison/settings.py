@@ -22,6 +22,7 @@ from tapas.data.source import LogSource, command_options
 from tapas.data.splits import AUTO, Split, SplitConfig
 from tapas.errors import DataError, UsageError
 from tapas.evaluation.points import describe_points
+from tapas.json_toml import parse_json
 from tapas.phrases import counted
 from tapas.training.config import RENAMED, HeadConfig, ModelConfig, OptimizerConfig
 from tapas.version import __version__
@@ -104,7 +105,7 @@ def read_comparison_settings(path: Path) -> dict[str, Any]:
 def read_settings(path: Path, *, needed: Sequence[str] = (), away: str) -> dict[str, Any]:
     """The table in `path`; `away` is what else to move away if it cannot be read."""
     try:
-        found = json.loads(path.read_text())
+        found = parse_json(path.read_bytes())
     except ValueError:
         found = None
     if not isinstance(found, dict) or not all(name in found for name in needed):

@@ -1,6 +1,6 @@
 """Histories to recommend from: of users of a log, or from files."""
 
-import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -22,6 +22,8 @@ from tapas.data.readers import column_names, file_kind, open_layout, read_frame
 from tapas.data.source import LogSource
 from tapas.data.vocabulary import RARE_KEY, Vocabulary
 from tapas.errors import DataError, UsageError
+from tapas.given_file import check_given
+from tapas.json_toml import parse_json
 
 SCALAR = str | int | np.integer
 LOG_FILES = (".parquet", ".pq", ".csv", ".tsv", ".jsonl", ".ndjson", ".gz", ".zst")
@@ -139,9 +141,9 @@ def read_keys(
     `DataError` if the file cannot be read.
     """
     role = known.kind
-    if not path.is_file():
-        hint = " Did you mean all?" if get_close_matches(str(path).lower(), ["all"]) else ""
-        raise UsageError(f"there is no file {path}.{hint}")
+    if not os.path.lexists(path) and get_close_matches(str(path).lower(), ["all"]):
+        raise UsageError(f"there is no file {path}. Did you mean all?")
+    check_given(path)
     if path.suffix.lower() not in LOG_FILES:
         if column is not None:
             raise UsageError(f"{path} is read as one {role} per line, without columns.")
@@ -178,8 +180,7 @@ def read_histories(
     user, item or time are left out. A line of JSON is a list of items, or an object with one such
     list, and with the key of its user unless it is to be the line's number.
     """
-    if not path.is_file():
-        raise UsageError(f"there is no file {path}.")
+    check_given(path)
     like = _options_of(known, path) if known is not None else {}
     source = LogSource(files=(str(path),), skip_bad_rows=True, **{**like, **columns})
     if file_kind(path) == "json":
@@ -255,7 +256,7 @@ def _json_lists(path: Path) -> tuple[list[Any], list[list[Any]]] | None:
             if not line.strip():
                 continue
             try:
-                record = json.loads(line)
+                record = parse_json(line)
             except ValueError:
                 record = None
             found = _list_in(record, path)

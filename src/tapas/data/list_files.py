@@ -11,7 +11,6 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from tapas.atomic_file import check_exists
 from tapas.data.column_words import plain
 from tapas.data.columns import guess_column
 from tapas.data.event_log import EventLog
@@ -19,6 +18,7 @@ from tapas.data.readers import column_names, read_frame
 from tapas.data.splits import EvalPoints
 from tapas.data.vocabulary import Vocabulary
 from tapas.errors import DataError
+from tapas.given_file import check_given
 from tapas.phrases import counted
 
 # in lower case without punctuation; earlier names win
@@ -158,7 +158,7 @@ def read_lists(
 
 def _find_columns(path: Path, log: EventLog) -> dict[str, str]:
     """The columns of user and item, named as in the log or as usual, and of rank or score."""
-    check_exists(path)
+    check_given(path)
     present = column_names(path)
     names_of_log = log.report.get("columns")
     own = names_of_log if isinstance(names_of_log, dict) else {}

@@ -78,6 +78,8 @@ def read_events(source: LogSource, status: Callable[[str], None]) -> RawEvents:
     tally = _Tally()
     columns: dict[str, list[pl.Series]] = {}
     rows = RowFilter(source.where, source.time_format)
+    for path in source.repeated():
+        status(f"{path} is another name of a file that is read; it counts once.")
     for path in source.paths():
         status(f"Reading {path}.")
         for role, column in _read(source, path, rows, tally).items():

@@ -19,6 +19,7 @@ from tapas.data.local_files import literal
 from tapas.data.text_lines import WINDOWS, collected, scan, text_lines, unreadable
 from tapas.errors import DataError, UsageError
 from tapas.interruptions import defer_signals
+from tapas.json_toml import parse_json
 
 COMPRESSED = (".gz", ".zst")
 FORMATS = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv", ".txt": "csv",
@@ -261,9 +262,11 @@ def _checked_json(path: Path) -> tuple[io.BytesIO, list[tuple[int, str]], int]:
 
 def _parse(line: str) -> tuple[dict[str, object] | None, str]:
     try:
-        record = json.loads(line)
+        record = parse_json(line)
     except json.JSONDecodeError as error:
         return None, f"not valid JSON ({error.msg} at character {error.pos + 1})"
+    except ValueError as error:
+        return None, f"not valid JSON ({error})"
     if not isinstance(record, dict):
         return None, f"a JSON {type(record).__name__} where an object is expected"
     return record, ""

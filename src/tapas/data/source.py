@@ -2,6 +2,7 @@
 
 import glob
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from tapas.data.log_options import check_separator, check_time_format, parse_condition
 from tapas.errors import UsageError
+from tapas.given_file import check_given
 from tapas.shapes import check_positive
 
 RARE = ("keep", "drop", "fold")
@@ -81,26 +83,40 @@ class LogSource:
             )
 
     def paths(self) -> tuple[Path, ...]:
-        """All files that match `files`, without duplicates, sorted."""
+        """All files that match `files`, sorted; of one file with several names, the first."""
+        return tuple(names[0] for names in self._files())
+
+    def repeated(self) -> tuple[Path, ...]:
+        """Further names of files that are in `paths` already: links to them."""
+        return tuple(name for names in self._files() for name in names[1:])
+
+    def _files(self) -> list[list[Path]]:
+        """All names that match `files`, sorted; names of the same file are together."""
         found: set[Path] = set()
         for pattern in self.files:
-            matched = [pattern] if Path(pattern).exists() else glob.glob(pattern, recursive=True)
+            is_name = os.path.lexists(pattern)
+            matched = [pattern] if is_name else glob.glob(pattern, recursive=True)
             if not matched:
                 raise UsageError(f"no file matches '{pattern}'. Check the path.")
             for path in map(Path, matched):
-                if path.is_dir():
+                if os.path.isdir(path):
                     if len(matched) > 1:
                         continue
                     raise UsageError(
                         f"'{path}' is a folder. Name the files in it, for example "
                         f"'{path / '*.parquet'}'."
                     )
+                check_given(path)
                 found.add(path)
         if not found:
             raise UsageError(
                 f"{', '.join(map(repr, self.files))} matches only folders. Name files."
             )
-        return tuple(sorted(found))
+        names: dict[tuple[int, int], list[Path]] = {}
+        for path in sorted(found):
+            state = path.stat()
+            names.setdefault((state.st_dev, state.st_ino), []).append(path)
+        return list(names.values())
 
     def as_key(self) -> dict[str, object]:
         """All fields, but those that were added later only where they are not the default."""

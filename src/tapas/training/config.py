@@ -5,7 +5,6 @@ that suggest the closest known name.
 """
 
 import dataclasses
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -14,9 +13,11 @@ from typing import Any
 from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig
 from tapas.errors import UsageError, choice
+from tapas.given_file import read_given
 from tapas.heads import FlatHead, Head, known_methods, method_class
 from tapas.heads.facts import check_options
 from tapas.heads.own_method import is_own
+from tapas.json_toml import parse_toml
 
 JSON = str | int | float | bool | None | list[str]
 RENAMED = {"model": {"repeats": "copy"}}  # by section: names of earlier versions
@@ -244,10 +245,10 @@ _TYPES: dict[str, Any] = {
 def read_toml(path: Path) -> dict[str, dict[str, JSON]]:
     """Read the tables of a TOML file; only the names of sections are checked."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        document = parse_toml(read_given(path).decode())
+    except UsageError:
+        raise
+    except ValueError as error:
         raise UsageError(f"{path} is not TOML: {error}.") from error
     for name, table in document.items():
         choice(f"section of {path}", name, _TYPES)
