@@ -8,7 +8,6 @@
 No file is pickled, so loading one cannot run code.
 """
 
-import errno
 import json
 import os
 import re
@@ -32,7 +31,7 @@ from tapas.version import __version__
 FORMAT = 1
 DENSE, STATE = "dense.safetensors", "state.json"
 NAME = re.compile(r"(rows-\d+|dense)\.safetensors")
-FINISHED = re.compile(r"step-(?P<step>\d{8,})|\.step-(?P<replaced>\d{8,})\.\d+\.replaced")
+FINISHED = re.compile(r"step-(?P<step>\d{8,})|\.step-(?P<replaced>\d{8,})\.[0-9a-f]+\.replaced")
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 Checksums: TypeAlias = dict[str, dict[str, Any]]  # size and checksum by file name
 
@@ -199,12 +198,3 @@ def check_json(name: str, value: object) -> None:
             f"{name} is of type {type(value).__name__}; expected numbers, strings, lists or dicts. "
             "Convert it, or save it as a tensor."
         )
-
-
-def is_running(pid: int) -> bool:
-    """Whether `pid` is a running process other than this one."""
-    try:
-        os.kill(pid, 0)
-    except OSError as error:
-        return error.errno == errno.EPERM  # runs as another user
-    return pid != os.getpid()

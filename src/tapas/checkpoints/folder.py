@@ -2,7 +2,7 @@
 
     step-00000400/    one checkpoint; its files are described in tapas.checkpoints.files
 
-A checkpoint is written under a hidden name and renamed once it is on disk: a process that is
+A checkpoint is written in a private folder and renamed once it is on disk: a process that is
 killed at any moment leaves only complete checkpoints. Ranks, or servers and their driver, save
 one checkpoint together: each process writes the rows that it keeps, and rank 0 or the driver
 writes everything else.
@@ -10,10 +10,9 @@ writes everything else.
 
 import errno
 import os
-import re
-import shutil
+import secrets
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from operator import index
 from pathlib import Path
@@ -23,13 +22,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tapas.atomic_file import sync
+from tapas.atomic_file import make_folder, private_folder, remove_leftovers, sync
 from tapas.checkpoints.files import (
     DENSE,
+    FINISHED,
     JSON,
     check_json,
     complete_in,
-    is_running,
     newest_valid,
     read_record,
     suggest_other,
@@ -51,7 +50,7 @@ from tapas.shapes import check_positive
 from tapas.tables.placement import RowRange
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 
-LEFTOVER = re.compile(r"\.step-(?P<step>\d{8,})\.(?P<pid>\d+)\.(unfinished|replaced|removed)")
+UNFINISHED = "checkpoint"  # its name in the private folder
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 Servers: TypeAlias = Callable[[Path], Sequence[Written | WriteFailed]]
 
@@ -110,6 +109,26 @@ class CheckpointFolder:
         it must let every server call `write_rows` there and return the results, or raise once no
         server is writing any more.
         """
+        with ExitStack() as held:
+            self._save(step, contents, state, best, ranks, servers, held)
+        ranks.last_checkpoint = f"step {step} in {self.folder}"
+        if ranks.rank == 0:
+            with suppress(OSError):  # the checkpoint is safe; the next save tries again
+                self._tidy()
+                self._prune(step)
+        return self._path(step)
+
+    def _save(
+        self,
+        step: int,
+        contents: Contents | Mapping[str, Tensor],
+        state: Mapping[str, JSON],
+        best: bool,
+        ranks: Ranks,
+        servers: Servers | None,
+        held: ExitStack,
+    ) -> None:
+        """Write the checkpoint and put it in place. `held` removes what is unfinished."""
         try:
             with ranks.share_errors():
                 if servers is not None and ranks.size > 1:
@@ -130,9 +149,7 @@ class CheckpointFolder:
                 }
                 rows = RowsFile.of(tables)
                 dense = unshare(given.tensors)
-                problem = self._prepare(step) if ranks.rank == 0 else None
-                main_pid = self._agree_to_begin(ranks, index(step), problem)
-            folder = self._hidden(step, "unfinished", main_pid)
+                folder = self._begin(ranks, index(step), held)
             written = _write(folder, rows, dense, ranks, servers)
             files = {name: each for one in written for name, each in one.files.items()}
             record = {
@@ -149,12 +166,6 @@ class CheckpointFolder:
         except BaseException as error:
             self._give_up(step, error, ranks)
             raise
-        ranks.last_checkpoint = f"step {step} in {self.folder}"
-        if ranks.rank == 0:
-            with suppress(OSError):  # the checkpoint is safe; the next save tries again
-                self._tidy()
-                self._prune(step)
-        return self._path(step)
 
     def steps(self) -> list[int]:
         """Steps of complete checkpoints, ascending. Their files are verified by `load`."""
@@ -260,28 +271,24 @@ class CheckpointFolder:
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:08}"
 
-    def _hidden(self, step: int, kind: str, process: int | None = None) -> Path:
-        return self.folder / f".step-{step:08}.{process or os.getpid()}.{kind}"
-
-    def _prepare(self, step: int) -> OSError | None:
-        """Create the hidden folder to write into; returns the error if that fails."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._tidy()
-            self._hidden(step, "unfinished").mkdir()
-        except OSError as error:
-            return error
-        return None
-
-    def _agree_to_begin(self, ranks: Ranks, step: int, problem: OSError | None) -> int:
-        """Return the process id of rank 0. An error on rank 0 is raised on all ranks."""
-        number = (problem.errno or errno.EIO) if problem else 0
-        gathered = ranks.gather_numbers("save a checkpoint", step, os.getpid(), number)
+    def _begin(self, ranks: Ranks, step: int, held: ExitStack) -> Path:
+        """Create the folder to write into on rank 0; an error there is raised on all ranks."""
+        name, number, problem = "", 0, None
+        if ranks.rank == 0:
+            try:
+                make_folder(self.folder)
+                self._tidy()
+                private = held.enter_context(private_folder(self._path(step)))
+                (private / UNFINISHED).mkdir()
+                name = private.name
+            except OSError as error:
+                number, problem = error.errno or errno.EIO, error
+        gathered = ranks.gather_json("save a checkpoint", [step, name, number])
         _check_same_step("save", gathered)
-        _, main_pid, number = gathered[0]
+        _, name, number = gathered[0]
         if number:
             raise _os_error(ranks, 0, number, os.strerror(number)) from problem
-        return main_pid
+        return Path(self.folder, name, UNFINISHED)
 
     def _finish(self, step: int, folder: Path, record: Mapping[str, Any], ranks: Ranks) -> None:
         """Write state.json and rename the folder; an error on rank 0 is raised on all ranks."""
@@ -297,7 +304,8 @@ class CheckpointFolder:
     def _put_in_place(self, step: int, folder: Path) -> None:
         target = self._path(step)
         if target.exists():
-            os.rename(target, self._hidden(step, "replaced"))
+            aside = f".{target.name}.{secrets.token_hex(8)}.replaced"
+            os.rename(target, self.folder / aside)
         os.rename(folder, target)
         sync(self.folder)
 
@@ -311,24 +319,21 @@ class CheckpointFolder:
             raise UsageError(ranks.gather_json("give up a checkpoint", words)[0]) from error
 
     def _tidy(self) -> None:
-        """Restore or remove what this process, or one that died, left unfinished."""
-        for path in sorted(self.folder.glob(".step-*")):
-            match = LEFTOVER.fullmatch(path.name)
-            if match is None or is_running(int(match["pid"])):
-                continue
-            target = self._path(step := int(match["step"]))
-            if path.suffix != ".replaced":
-                shutil.rmtree(path, ignore_errors=True)
-            elif target.exists():
-                self._remove(step, path)
-            else:
-                os.rename(path, target)
+        """Restore a checkpoint that was not replaced, and remove what killed processes left."""
+        remove_leftovers(self.folder)
+        for path in sorted(self.folder.glob(".step-*.replaced")):
+            if match := FINISHED.fullmatch(path.name):
+                target = self._path(int(match["replaced"]))
+                if target.exists():
+                    self._remove(path)
+                else:
+                    os.rename(path, target)
 
     def _prune(self, step: int) -> None:
         """Remove later steps, and all others but the last, the best and unreadable ones."""
         complete = complete_in(self.folder)
         for later in [other for other in complete if other > step]:
-            self._remove(later, complete.pop(later))
+            self._remove(complete.pop(later))
         kept = set(sorted(complete)[-self.keep :])
         for old in sorted(complete, reverse=True):
             try:
@@ -338,12 +343,12 @@ class CheckpointFolder:
             except TapasError:  # it may be the best
                 kept.add(old)
         for old in complete.keys() - kept:
-            self._remove(old, complete[old])
+            self._remove(complete[old])
 
-    def _remove(self, step: int, path: Path) -> None:
+    def _remove(self, path: Path) -> None:
         """Rename first, so that a partly removed checkpoint never looks complete."""
-        os.rename(path, hidden := self._hidden(step, "removed"))
-        shutil.rmtree(hidden, ignore_errors=True)
+        with private_folder(path) as private:
+            os.rename(path, private / "removed")
 
     def _other_than(self, step: int) -> str:
         return suggest_other({n: at for n, at in complete_in(self.folder).items() if n != step})
@@ -428,7 +433,7 @@ def _os_error(ranks: Ranks, rank: int, number: int, words: str) -> OSError:
     return OSError(number, words if ranks.size == 1 else f"{words} on rank {rank}")
 
 
-def _check_same_step(verb: str, gathered: list[list[int]]) -> None:
+def _check_same_step(verb: str, gathered: Sequence[Sequence[Any]]) -> None:
     """Raise UsageError on all ranks if their steps, the first numbers, differ."""
     steps = [row[0] for row in gathered]
     if len(set(steps)) > 1:

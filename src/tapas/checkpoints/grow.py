@@ -5,11 +5,8 @@ given, are the smallest old bias, so that a class never seen starts like the rar
 optimizer state of new rows starts at the initial value of the optimizer.
 """
 
-import os
 import re
-import shutil
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tapas.atomic_file import sync
+from tapas.atomic_file import make_folder, unfinished_folder
 from tapas.checkpoints.describe import state_key
 from tapas.checkpoints.files import DENSE, read_record, verify, write_file, write_state
 from tapas.checkpoints.folder import FULL
@@ -53,25 +50,19 @@ class Grown:
 
     def write(self, out: Path) -> None:
         """Write the folder `out` atomically. Raises UsageError if it cannot be written."""
-        unfinished = out.with_name(f".{out.name}.{os.getpid()}.unfinished")
         kept = {k: v for k, v in self.record.items() if k not in ("format", "tapas")}
         try:
-            shutil.rmtree(unfinished, ignore_errors=True)  # left by a process that was killed
-            unfinished.mkdir(parents=True)
-            written = RowsFile.of(self.tables).write(unfinished, 0)
-            files = written.files | write_file(unfinished, DENSE, self.dense)
-            made = {"processes": 1, "files": files, "tables": join_tables([written])}
-            write_state(unfinished, kept | made)
-            unfinished.rename(out)
-            with suppress(OSError):  # it is complete and in place
-                sync(out.parent)
+            make_folder(out.parent)
+            with unfinished_folder(out) as unfinished:
+                written = RowsFile.of(self.tables).write(unfinished, 0)
+                files = written.files | write_file(unfinished, DENSE, self.dense)
+                made = {"processes": 1, "files": files, "tables": join_tables([written])}
+                write_state(unfinished, kept | made)
         except OSError as error:
             cure = "Free some space" if error.errno in FULL else "Choose another --out"
             raise UsageError(
-                f"cannot write {out}: {error.strerror}. {cure}; nothing was left behind."
+                f"cannot write {out}: {error.strerror}. {cure}; nothing unfinished was left behind."
             ) from error
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def grow(folder: Path, out: Path, num_classes: int, new: NewRows | None = None) -> dict[str, float]:

@@ -2,9 +2,9 @@
 
 import copy
 import json
-import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -107,7 +107,7 @@ def export(
             ".safetensors": _safetensors,
             ".parquet": _parquet,
             ".pt2": _encoder,
-            "": partial(_folder, kind=index, recall=recall),
+            "": partial(_folder, kind=index, recall=recall, force=force),
         }
         if to.suffix not in writers:
             raise UsageError(
@@ -281,6 +281,25 @@ def _weights(folder: "RunFolder", model: "SequenceModel", to: Path) -> dict[str,
     return {"kind": config.encoder, **sizes, "precision": folder.config.loop.precision}
 
 
+@contextmanager
+def _unfinished(to: Path, force: bool) -> Iterator[Path]:
+    """Yield a folder that becomes `to` when the block ends; UsageError if it cannot."""
+    from tapas.atomic_file import is_taken, make_folder, unfinished_folder
+
+    try:
+        make_folder(to.parent)
+        with unfinished_folder(to, replaces=EXPORT_RECORD if force else None) as unfinished:
+            yield unfinished
+    except UsageError as error:  # from a file inside, which is named by its unfinished path
+        raise UsageError(str(error).replace(str(unfinished), str(to))) from error
+    except OSError as error:
+        if is_taken(error) and to.exists():
+            raise UsageError(
+                f"another command has just written {to}. Choose another --to or add --force."
+            ) from error
+        raise UsageError(f"cannot write {to}: {error.strerror}. Choose another --to.") from error
+
+
 def _folder(
     folder: "RunFolder",
     model: "SequenceModel",
@@ -288,14 +307,11 @@ def _folder(
     to: Path,
     kind: str | None,
     recall: float | None,
+    force: bool,
 ) -> Written:
     from tapas.data.event_log import VOCABULARIES
 
-    unfinished = to.with_name(f".{to.name}.{os.getpid()}.unfinished")
-    replaced = to.with_name(f".{to.name}.{os.getpid()}.replaced")
-    try:
-        shutil.rmtree(unfinished, ignore_errors=True)  # left by a process that was killed
-        unfinished.mkdir(parents=True)
+    with _unfinished(to, force) as unfinished:
         shutil.copyfile(folder.log.folder / VOCABULARIES["item"], unfinished / "items.parquet")
         written = [
             _safetensors(folder, model, at, unfinished / "embeddings.safetensors"),
@@ -323,13 +339,5 @@ def _folder(
         }
         for name, text in texts.items():
             (unfinished / name).write_text(text, encoding="utf-8")
-        if is_export(to):
-            to.rename(replaced)
-        unfinished.rename(to)  # replaces an empty folder
-    except OSError as error:
-        raise UsageError(f"cannot write {to}: {error.strerror}. Choose another --to.") from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        shutil.rmtree(replaced, ignore_errors=True)
     said = ["encoder", *(part.words for part in (written[0], *written[2:]))]
     return Written(f"{'; '.join(said)}; README.txt says how to use them", numbers)

@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tapas.atomic_file import unfinished_file
+
 
 def error_file() -> Path | None:
     """The file in which torchrun looks for the error of this rank; None without torchrun."""
@@ -69,9 +71,8 @@ def _ignore_sigterm() -> Iterator[None]:
 
 def _write(file: Path, content: str) -> None:
     """Write all of `content` or nothing: torchrun raises an error of its own for half a file."""
-    unfinished = file.with_name("error.unfinished")
-    unfinished.write_text(content, encoding="utf-8")
-    unfinished.replace(file)
+    with unfinished_file(file) as unfinished:
+        unfinished.write_text(content, encoding="utf-8")
 
 
 def give_up_again() -> int | None:

@@ -4,17 +4,15 @@ import fcntl
 import json
 import os
 import re
-import shutil
-import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from tapas.atomic_file import is_private, private_folder
 from tapas.data.event_log import ARRAYS, DESCRIPTION, VOCABULARIES, WEIGHTS
 from tapas.errors import UsageError
 
-UNFINISHED = ".unfinished-"
 KEY = re.compile(r"[0-9a-f]{32}")  # name of the folder of a prepared log
 FILES = {DESCRIPTION, *VOCABULARIES.values(), *(f"{name}.npy" for name in (*ARRAYS, WEIGHTS))}
 
@@ -57,7 +55,7 @@ def num_others(cache: Path) -> int:
     """How many files and folders in `cache` are no prepared logs, and are never removed."""
     if not cache.exists():
         return 0
-    return sum(not _is_ours(p) and not p.name.startswith(UNFINISHED) for p in cache.iterdir())
+    return sum(not _is_ours(path) and not is_private(path) for path in cache.iterdir())
 
 
 def remove(log: PreparedLog) -> bool:
@@ -78,10 +76,9 @@ def remove(log: PreparedLog) -> bool:
 
 def discard(folder: Path) -> None:
     """Remove the log in `folder`; a process that has opened its files can still read them."""
-    hidden = folder.with_name(f"{UNFINISHED}{uuid.uuid4().hex}")
     try:
-        folder.rename(hidden)  # at once, so that no process finds half of it
-        shutil.rmtree(hidden)
+        with private_folder(folder) as private:
+            folder.rename(private / "removed")  # at once, so that no process finds half of it
     except FileNotFoundError:  # another process was faster
         pass
     except OSError as error:

@@ -1,10 +1,6 @@
 """Preparation of a log, cached: an unchanged source is prepared only once."""
 
-import shutil
-import time
-import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,9 +8,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from tapas.atomic_file import sync
+from tapas.atomic_file import make_folder, remove_leftovers, unfinished_folder
 from tapas.checksums import checksum
-from tapas.data.cache import UNFINISHED, discard, mark_used
+from tapas.data.cache import discard, mark_used
 from tapas.data.event_log import (
     DESCRIPTION,
     FORMAT_VERSION,
@@ -30,7 +26,6 @@ from tapas.data.weights import add_up
 from tapas.errors import DataError, TapasError, UsageError
 
 READING_RULES = 2  # increase when files are read in another way, so that cached logs are not used
-ABANDONED_SECONDS = 24 * 3600  # an unfinished folder this old is from a killed process
 
 
 def _silence(text: str) -> None:
@@ -65,31 +60,21 @@ def prepare_log(
     arrays, vocabularies, report = _build(source, status, known)
     report["files"] = [str(path.resolve()) for path in source.paths()]
     num_bytes = sum(array.nbytes for array in arrays.values())
-    unfinished: Path | None = None
     try:
-        cache.mkdir(parents=True, exist_ok=True)
-        _clear_leftovers(cache)
-        unfinished = cache / f"{UNFINISHED}{uuid.uuid4().hex}"
-        unfinished.mkdir()
+        make_folder(cache)
+        remove_leftovers(cache)
         status(
             f"Writing the prepared log, {num_bytes / 1e6:,.1f} MB, to {cache} (see `tapas cache`)."
         )
-        write_log(unfinished, arrays, vocabularies, report)
-        for file in unfinished.iterdir():
-            sync(file)
-        sync(unfinished)
-        if not (folder / DESCRIPTION).exists():  # or another process was faster
-            unfinished.rename(folder)
-            sync(cache)
+        with unfinished_folder(folder) as unfinished:
+            write_log(unfinished, arrays, vocabularies, report)
     except (OSError, pl.exceptions.PolarsError) as error:
-        raise UsageError(
-            f"the prepared log could not be written to {cache}: {error}. It needs about "
-            f"{num_bytes / 1e6:,.0f} MB; nothing was left behind. Free some space or name another "
-            "folder."
-        ) from error
-    finally:
-        if unfinished is not None:
-            shutil.rmtree(unfinished, ignore_errors=True)
+        if not (folder / DESCRIPTION).exists():  # or another process was faster
+            raise UsageError(
+                f"the prepared log could not be written to {cache}: {error}. It needs about "
+                f"{num_bytes / 1e6:,.0f} MB; nothing unfinished was left behind. Free some space "
+                "or name another folder."
+            ) from error
     mark_used(folder)
     return EventLog.open(folder)
 
@@ -98,14 +83,6 @@ def _version(known: EventLog | None) -> tuple[int | str, ...]:
     """What determines a prepared log beside its source."""
     items = [] if known is None else [checksum(known.folder / VOCABULARIES["item"])["blake2b"]]
     return (FORMAT_VERSION, READING_RULES, *items)
-
-
-def _clear_leftovers(cache: Path) -> None:
-    """Remove unfinished folders older than a day; newer ones may still be being written."""
-    for folder in cache.glob(f"{UNFINISHED}*"):
-        with suppress(OSError):
-            if time.time() - folder.stat().st_mtime > ABANDONED_SECONDS:
-                shutil.rmtree(folder)
 
 
 def _build(

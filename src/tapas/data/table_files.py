@@ -1,6 +1,5 @@
 """Tables written to files in the format of their suffix, at once or as their rows come."""
 
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,16 +83,13 @@ def table_writer(path: Path) -> Iterator[Callable[[Mapping[str, Any]], None]]:
             if sum(frame.height for frame in held) >= ROWS_PER_PART:
                 flush()
 
-        try:
-            yield write
-            if held:
-                flush()
-            if path.suffix == ".parquet":
-                with defer_signals(), _polars_errors():
-                    frames = pl.scan_parquet([*map(literal, sorted(parts.iterdir()))], glob=False)
-                    frames.sink_parquet(literal(unfinished))
-        finally:
-            shutil.rmtree(parts, ignore_errors=True)
+        yield write
+        if held:
+            flush()
+        if path.suffix == ".parquet":
+            with defer_signals(), _polars_errors():
+                frames = pl.scan_parquet([*map(literal, sorted(parts.iterdir()))], glob=False)
+                frames.sink_parquet(literal(unfinished))
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from tapas.atomic_file import unfinished_file
 from tapas.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -153,12 +154,8 @@ def _drop_after(path: Path, step: int | None) -> None:
     content = b"".join(line + b"\n" for line in kept)
     if content == path.read_bytes():
         return
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    with unfinished.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, path)
+    with unfinished_file(path) as unfinished:
+        unfinished.write_bytes(content)
 
 
 def _cannot_write(path: Path, error: OSError) -> UsageError:

@@ -9,6 +9,7 @@ run/
   restore.json    with servers: the checkpoint from which a restarted server continues
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -21,7 +22,17 @@ from pathlib import Path
 
 import torch
 
-from tapas.atomic_file import atomic_write
+from tapas.atomic_file import (
+    atomic_write,
+    is_private,
+    is_taken,
+    leftovers,
+    make_folder,
+    private_folder,
+    remove_leftovers,
+    sync,
+    sync_all,
+)
 from tapas.checkpoints.describe import CHECKPOINTS
 from tapas.checkpoints.folder import CheckpointFolder
 from tapas.data.event_log import EventLog, copy_log
@@ -32,7 +43,7 @@ from tapas.version import __version__
 
 FORMAT = 1
 RECORD, CONFIG, LOG = "run.json", "config.toml", "log"
-UNFINISHED = ".unfinished."
+UNFINISHED = "run"  # its name in a private folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +62,19 @@ class RunFolder:
 
 def check_free(path: Path) -> None:
     """Raise UsageError if no run can be created at `path`, before any work is done."""
+    _discard(path)
     if (path / RECORD).exists():
         raise UsageError(
             f"{path} already holds a run. Continue it with --resume, or choose another --out."
         )
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file. Choose another --out.")
-    if path.is_dir() and any(path.iterdir()) and not _is_incomplete(path):
+    found = list(path.iterdir()) if path.is_dir() else []
+    if any(map(is_private, found)):
+        raise UsageError(
+            f"another command is creating a run in {path}. Wait for it, or choose another --out."
+        )
+    if found:
         raise UsageError(f"{path} is not empty and holds no run. Choose another --out.")
     try:
         with tempfile.TemporaryFile(dir=next(p for p in (path, *path.parents) if p.exists())):
@@ -74,33 +91,43 @@ def create_run(
     num_threads: int | None = None,
     fill: Callable[[Path], None] = lambda folder: None,
 ) -> RunFolder:
-    """Create a run folder; `run.json` is written last, so that an incomplete one is no run.
+    """Create a run folder, complete or not at all; UsageError if another process is faster.
+
+    It is written in a private folder, flushed to disk and renamed. If `path` is an empty folder,
+    the parts are moved into it instead, `run.json` last: it may be a mount point or in use.
 
     `num_threads` is the number of threads for training, by default that of torch now. `fill` is
     called with a folder; the files that it writes there become part of the run.
     """
-    unfinished = path / f"{UNFINISHED}{os.getpid()}"
     try:
+        make_folder(path.parent)
         _discard(path)
-        (unfinished / LOG).mkdir(parents=True)
-        (unfinished / CONFIG).write_text(as_toml(config), encoding="utf-8")
-        copy_log(log.folder, unfinished / LOG)
-        record = {
-            "format": FORMAT,
-            "tapas": __version__,
-            "torch": torch.__version__,
-            "num_threads": num_threads or torch.get_num_threads(),
-        }
-        fill(unfinished)
-        (unfinished / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        for file in sorted(unfinished.iterdir(), key=lambda file: file.name == RECORD):
-            file.rename(path / file.name)
-        unfinished.rmdir()
-    except BaseException as error:
-        _discard(path)
-        if isinstance(error, OSError):
-            raise _refusal(path, error) from error
-        raise
+        exists = path.exists()
+        with private_folder(path / UNFINISHED if exists else path) as private:
+            unfinished = private / UNFINISHED
+            (unfinished / LOG).mkdir(parents=True)
+            (unfinished / CONFIG).write_text(as_toml(config), encoding="utf-8")
+            copy_log(log.folder, unfinished / LOG)
+            record = {
+                "format": FORMAT,
+                "tapas": __version__,
+                "torch": torch.__version__,
+                "num_threads": num_threads or torch.get_num_threads(),
+            }
+            fill(unfinished)
+            (unfinished / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+            sync_all(unfinished)
+            if exists:
+                _move_into(path, unfinished)
+            else:
+                os.rename(unfinished, path)
+                sync(path.parent)
+    except OSError as error:
+        if is_taken(error) and path.is_dir():
+            raise UsageError(
+                f"another command has just created a run in {path}. Choose another --out."
+            ) from error
+        raise _refusal(path, error) from error
     return open_run(path)
 
 
@@ -124,6 +151,8 @@ def exclusive(path: Path, record: str = RECORD) -> Iterator[None]:
             raise UsageError(
                 f"another process is training in {path}. Wait until it ends, or stop it."
             ) from None
+        remove_leftovers(path)
+        remove_leftovers(path.parent, path.name)
         yield
     finally:
         os.close(descriptor)
@@ -185,21 +214,38 @@ def log_cure(path: Path) -> str:
     )
 
 
-def _is_incomplete(path: Path) -> bool:
-    """Whether `path` holds a run folder that was not created completely."""
-    return not (path / RECORD).exists() and any(path.glob(f"{UNFINISHED}*"))
+def _move_into(path: Path, unfinished: Path) -> None:
+    """Move the parts of a run into the empty folder `path`, or none of them.
+
+    Of several processes only one can move its log, as no folder replaces one that has files.
+    """
+    if not all(map(is_private, path.iterdir())):
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+    moved: list[str] = []
+    try:
+        for name in (LOG, *sorted(set(os.listdir(unfinished)) - {LOG, RECORD}), RECORD):
+            if name == RECORD:
+                sync(path)
+            os.rename(unfinished / name, path / name)
+            moved.append(name)
+        sync(path)
+    except BaseException:
+        for name in reversed(moved):
+            with suppress(OSError):
+                os.rename(path / name, unfinished / name)
+        raise
 
 
 def _discard(path: Path) -> None:
-    """Remove an incomplete run folder, also of a process that was killed."""
-    if _is_incomplete(path):
-        for name in (LOG, CHECKPOINTS):
-            shutil.rmtree(path / name, ignore_errors=True)
-        (path / CONFIG).unlink(missing_ok=True)
-        for folder in path.glob(f"{UNFINISHED}*"):
-            shutil.rmtree(folder, ignore_errors=True)
-        with suppress(OSError):  # not empty: other files are not ours
-            path.rmdir()
+    """Remove what a killed process left beside `path` or in it when it created a run there."""
+    remove_leftovers(path.parent, path.name)
+    for leftover in leftovers(path, UNFINISHED):
+        unfinished = leftover / UNFINISHED
+        if (unfinished / RECORD).exists() and not (unfinished / LOG).exists():  # it was moving
+            for name in (LOG, CHECKPOINTS):
+                shutil.rmtree(path / name, ignore_errors=True)
+            with suppress(OSError):
+                (path / CONFIG).unlink()
 
 
 def _refusal(path: Path, error: OSError) -> UsageError:

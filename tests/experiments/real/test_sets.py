@@ -1,6 +1,5 @@
 """The files of the real sets, and the errors if they are missing."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,14 +86,11 @@ def test_an_unfinished_log_is_not_left_behind(somewhere, monkeypatch, trouble):
 
 
 def test_two_processes_may_write_a_log_at_once(somewhere, monkeypatch):
-    number = os.getpid()
-
     def other(path, config):
         path.write_text("whole")
 
     def write(path, config):
         path.write_text("ha")
-        monkeypatch.setattr(os, "getpid", lambda: number + 1)
         monkeypatch.setattr(synthetic_log, "write_synthetic_log", other)
         found = Path(SMALL.find(somewhere).files[0])
         assert found.read_text() == "whole"

@@ -176,7 +176,8 @@ def test_a_full_disk_leaves_nothing_behind(single, tmp_path, monkeypatch, call):
     monkeypatch.setattr(growing, call, full)
     out = tmp_path / "out"
     assert refused(lambda: grow(single, out, 30)) == (
-        f"cannot write {out}: No space left on device. Free some space; nothing was left behind."
+        f"cannot write {out}: No space left on device. Free some space; nothing unfinished was "
+        "left behind."
     )
     assert names(tmp_path) == ["checkpoints"]
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from oracle.stored_rows import flip
 
 from tapas import DataError, UsageError, load_checkpoint, save_checkpoint
+from tapas.atomic_file import private_folder
 from tapas.checkpoints import files as checkpoint_files
 from tapas.checkpoints import folder as checkpoint
 from tapas.checkpoints.files import unshare
@@ -76,8 +77,7 @@ def test_all_files_are_on_disk_before_the_folder_is_renamed(folder, monkeypatch)
         monkeypatch.setattr(module, "sync", lambda path: done.append(path.name))
     monkeypatch.setattr(os, "rename", lambda *a: (done.append("renamed"), rename(*a)))
     save(folder, 4)
-    hidden = f".step-00000004.{os.getpid()}.unfinished"
-    assert done == [DENSE, STATE, hidden, "renamed", "checkpoints"]
+    assert done == [DENSE, STATE, "checkpoint", "renamed", "checkpoints"]
 
 
 def odd_tensors() -> dict[str, torch.Tensor]:
@@ -339,7 +339,7 @@ def test_a_replaced_checkpoint_is_restored_if_the_new_one_cannot_be_renamed(fold
     rename = os.rename
 
     def fail(source, target):
-        if str(source).endswith("unfinished"):
+        if "unfinished" in str(source):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         rename(source, target)
 
@@ -367,22 +367,20 @@ def test_an_interrupt_leaves_nothing_unfinished(folder, monkeypatch):
 
 
 def test_leftovers_of_dead_processes_are_removed_and_those_of_running_ones_stay(folder):
-    """In a container every run may have the same pid: leftovers with ours are of a dead one."""
     save(folder, 1)
-    living = folder.folder / f".step-00000009.{os.getppid()}.unfinished"
-    living.mkdir()
-    for pid in (os.getpid(), 2**22 + 1):  # the second is above every pid
-        for kind in ("unfinished", "removed"):
-            (folder.folder / f".step-00000002.{pid}.{kind}").mkdir()
-    os.rename(folder.folder / "step-00000001", folder._hidden(1, "replaced"))
-    save(folder, 2)
-    assert names(folder) == [living.name, "step-00000001", "step-00000002"]
-    assert is_right(folder.load(1))
+    for step in (2, 7):
+        dead = folder.folder / f".step-0000000{step}.0123456789abcdef.unfinished"
+        (dead / "checkpoint").mkdir(parents=True)
+        (dead / ".lock").touch()
+    with private_folder(folder.folder / "step-00000009") as living:
+        save(folder, 2)
+        assert names(folder) == [living.name, "step-00000001", "step-00000002"]
 
 
-def test_a_checkpoint_moved_aside_by_a_dead_process_is_loaded_and_then_restored(folder):
+@pytest.mark.parametrize("aside", ["4194305", "0123456789abcdef"])  # earlier versions: process id
+def test_a_checkpoint_moved_aside_by_a_dead_process_is_loaded_and_then_restored(folder, aside):
     save(folder, 200, 400)
-    aside = folder.folder / f".step-00000400.{2**22 + 1}.replaced"
+    aside = folder.folder / f".step-00000400.{aside}.replaced"
     os.rename(folder.folder / "step-00000400", aside)
     assert folder.steps() == [200, 400]
     assert is_right(folder.load())

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tapas import DataError
+from tapas.atomic_file import private_folder
 from tapas.data import EventLog, LogSource, prepare_log
 from tapas.data import prepare as preparing
 
@@ -190,22 +191,6 @@ def test_the_report_describes_what_was_read_and_what_to_note(tmp_path):
         prepared(tmp_path, "user,item,time,item\n1,a,1,b\n1,b,2,c\n")
 
 
-def test_a_killed_preparation_is_not_mistaken_for_a_finished_one(tmp_path, monkeypatch):
-    class Killed(BaseException):
-        pass
-
-    def killed(path):
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(preparing, "sync", killed)
-        patch.setattr(preparing.shutil, "rmtree", lambda *_, **__: None)  # no time to clean up
-        with pytest.raises(Killed):
-            prepare_log(small(tmp_path), tmp_path / "cache")
-    assert [f.name[:12] for f in (tmp_path / "cache").iterdir()] == [".unfinished-"]
-    assert prepare_log(small(tmp_path), tmp_path / "cache").num_events == 3
-
-
 @pytest.mark.parametrize("name", ["items.npy", "item_keys.parquet", "log.json"])
 def test_a_damaged_log_in_the_cache_is_prepared_again(tmp_path, name):
     source, cache, said = small(tmp_path), tmp_path / "cache", []
@@ -234,14 +219,13 @@ def test_the_log_of_a_faster_process_is_used(tmp_path, monkeypatch):
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
-def test_only_old_unfinished_folders_are_removed(tmp_path):
+def test_a_preparation_at_work_stays_whatever_the_clock_says_and_a_dead_one_is_removed(tmp_path):
     cache = tmp_path / "cache"
-    for name, age in (("old", 2 * 86_400), ("young", 60)):
-        folder = cache / f"{preparing.UNFINISHED}{name}"
-        folder.mkdir(parents=True)
-        (folder / "items.npy").touch()
-        then = folder.stat().st_mtime - age
-        os.utime(folder, (then, then))
-    prepare_log(LogSource(files=(written(tmp_path, [(1, "a", 1), (1, "b", 2)]),)), cache)
-    left = [path.name for path in cache.glob(f"{preparing.UNFINISHED}*")]
-    assert left == [f"{preparing.UNFINISHED}young"]
+    dead = cache / f".{'a' * 32}.0123456789abcdef.unfinished"
+    dead.mkdir(parents=True)
+    for name in (".lock", "items.npy"):
+        (dead / name).touch()
+    with private_folder(cache / ("b" * 32)) as at_work:
+        os.utime(at_work, (0, 0))
+        log = prepare_log(small(tmp_path), cache)
+        assert set(cache.iterdir()) == {at_work, log.folder}

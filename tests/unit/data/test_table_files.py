@@ -61,7 +61,7 @@ def test_a_full_disk_leaves_the_old_file(monkeypatch, tmp_path, suffix):
     monkeypatch.setattr(os, "fsync", full)
     with raises_text(
         f"cannot write {file}: No space left on device. Free some space or choose another "
-        "place; nothing was left behind."
+        "place; nothing unfinished was left behind."
     ):
         write_frame(file, COLUMNS)
     assert os.listdir(tmp_path) == [file.name]

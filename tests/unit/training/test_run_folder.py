@@ -20,10 +20,6 @@ from tapas.version import __version__
 CONFIG = TrainConfig(log=LogSource(files=('with "quotes".csv',)), loop=LoopConfig(keep=7))
 
 
-class KilledError(BaseException):
-    pass
-
-
 @pytest.fixture(scope="module")
 def log(tmp_path_factory):
     return chain_log(tmp_path_factory.mktemp("log"), num_users=3, num_items=9, num_baskets=3)
@@ -114,51 +110,89 @@ def test_only_a_free_path_is_accepted_and_other_paths_are_unchanged(log, tmp_pat
     assert file.read_text() == "mine"
 
 
-def failing(monkeypatch, move, error):
-    """Let rename number `move` of `create_run` raise; the last one is that of run.json."""
-    moves, rename = iter(range(1, 9)), Path.rename
-
-    def rename_or_fail(self, target):
-        if next(moves) == move:
-            raise error
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", rename_or_fail)
-
-
 def with_checkpoints(folder):
     (folder / "checkpoints").mkdir()
 
 
-@pytest.mark.parametrize("move", [1, 2, 3, 4])
-def test_a_kill_while_it_is_created_leaves_no_run_and_it_can_be_created_again(
-    log, tmp_path, monkeypatch, move
-):
-    """The process dies just before the rename and cannot clean up."""
-    path = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        failing(patch, move, KilledError())
-        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
-        patch.setattr(Path, "unlink", lambda *_, **__: None)
-        with pytest.raises(KilledError):
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_full_disk_leaves_nothing(log, tmp_path, monkeypatch, exists):
+    """At every rename; the last one is that of run.json."""
+    path, rename = tmp_path / "run", os.rename
+    if exists:
+        path.mkdir()
+    for failing in range(4 if exists else 1):
+        moves = iter(range(9))
+
+        def rename_or_fail(*names, failing=failing, moves=moves):
+            if next(moves) == failing:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            rename(*names)
+
+        monkeypatch.setattr(os, "rename", rename_or_fail)
+        with pytest.raises(UsageError) as error:
             create_run(path, CONFIG, log, fill=with_checkpoints)
-    with pytest.raises(UsageError, match=r"holds no run \(run.json is missing\)"):
-        open_run(path)
-    check_free(path)
-    assert create_run(path, CONFIG, log).log.num_events == log.num_events
-    assert names(path) == ["config.toml", "log", "run.json"]
+        assert str(error.value) == (
+            f"cannot write into {path}: No space left on device. Choose another folder with --out."
+        )
+        assert names(path if exists else tmp_path) == []
 
 
-@pytest.mark.parametrize("move", [1, 2, 3])
-def test_a_full_disk_leaves_nothing(log, tmp_path, monkeypatch, move):
-    failing(monkeypatch, move, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_run_that_another_process_has_just_created_is_not_touched(log, tmp_path, exists):
+    path = tmp_path / "run"
+    if exists:
+        path.mkdir()
+
+    def overtaken(folder):
+        create_run(path, CONFIG, log)
+
     with pytest.raises(UsageError) as error:
-        create_run(tmp_path / "run", CONFIG, log)
+        create_run(path, CONFIG, log, fill=overtaken)
     assert str(error.value) == (
-        f"cannot write into {tmp_path / 'run'}: No space left on device. Choose another folder "
-        "with --out."
+        f"another command has just created a run in {path}. Choose another --out."
     )
-    assert names(tmp_path) == []
+    assert names(path) == ["config.toml", "log", "run.json"]
+    assert names(tmp_path) == ["run"]
+    assert open_run(path).log.num_events == log.num_events
+
+
+def test_a_run_that_another_process_is_creating_is_refused_before_any_work(log, tmp_path):
+    path = tmp_path / "run"
+    path.mkdir()
+
+    def look(folder):
+        with pytest.raises(UsageError) as error:
+            check_free(path)
+        assert str(error.value) == (
+            f"another command is creating a run in {path}. Wait for it, or choose another --out."
+        )
+
+    create_run(path, CONFIG, log, fill=look)
+
+
+def test_a_run_is_created_in_the_working_directory_and_through_a_link(log, tmp_path, monkeypatch):
+    here = tmp_path / "here"
+    here.mkdir()
+    (tmp_path / "link").symlink_to(here)
+    monkeypatch.chdir(here)
+    for place in (Path(), tmp_path / "link"):
+        check_free(place)
+        assert create_run(place, CONFIG, log).log.num_events == log.num_events
+        assert sorted(os.listdir()) == names(here)  # the working directory is still this folder
+        assert names(here) == ["config.toml", "log", "run.json"]
+        assert names(tmp_path) == ["here", "link"]
+        for name in names(here):
+            shutil.rmtree(name) if name == "log" else (here / name).unlink()
+
+
+def test_a_file_that_came_while_the_run_was_made_is_kept(log, tmp_path):
+    def write(folder):
+        (tmp_path / "config.toml").write_text("mine")
+
+    with pytest.raises(UsageError, match="another command has just created a run in"):
+        create_run(tmp_path, CONFIG, log, fill=write)
+    assert names(tmp_path) == ["config.toml"]
+    assert (tmp_path / "config.toml").read_text() == "mine"
 
 
 NEWER = (
