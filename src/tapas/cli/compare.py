@@ -16,24 +16,11 @@ from tapas.cli.exit_codes import report_errors
 from tapas.cli.options import (
     AsJson,
     Cache,
-    Files,
-    Group,
-    Item,
     Layer,
-    MinCount,
-    NoHeader,
-    Rare,
-    Separator,
-    SkipBadRows,
-    Text,
-    Time,
-    TimeFormat,
-    User,
-    Weight,
-    Where,
+    LogOptions,
     cache_folder,
     parse_settings,
-    source_table,
+    with_log_options,
 )
 from tapas.cli.progress import run_progress
 from tapas.cli.terminal import print_table, say, status, wrapped
@@ -109,9 +96,9 @@ def _check_settable(layer: Layer) -> None:
 WORKERS = min(2, os.cpu_count() or 1)  # each holds a model and scores it over all classes
 
 
+@with_log_options
 def compare(
-    ctx: typer.Context,
-    files: Files = None,
+    *,
     is_synthetic: Annotated[
         bool,
         typer.Option(
@@ -171,19 +158,7 @@ def compare(
             help="Number of runs at once, one thread each.",
         ),
     ] = WORKERS,
-    user: User = None,
-    item: Item = None,
-    time: Time = None,
-    weight: Weight = None,
-    text: Text = None,
-    group: Group = None,
-    min_count: MinCount = None,
-    rare: Rare = None,
-    skip_bad_rows: SkipBadRows = False,
-    where: Where = None,
-    time_format: TimeFormat = None,
-    separator: Separator = None,
-    no_header: NoHeader = False,
+    log_options: LogOptions,
     cache: Cache = None,
     settings: Annotated[
         list[str] | None,
@@ -238,7 +213,6 @@ def compare(
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
         import_module("tapas.comparison.report")  # a missing matplotlib is said before training
         if not draw:
-            log = source_table(ctx.params)
             given: dict[str, Any] = {
                 "budget_seconds": None if budget is None else parse_duration(budget),
                 "samples": num_samples,
@@ -248,7 +222,7 @@ def compare(
             }
             given = {name: value for name, value in given.items() if value is not None}
             config = build_comparison(
-                log, is_synthetic, seconds_only, given, parse_settings(settings or [])
+                log_options, is_synthetic, seconds_only, given, parse_settings(settings or [])
             )
             if config.log is not None:
                 config.log.paths()  # raises for a missing file before a folder is made

@@ -9,44 +9,19 @@ from tapas.cli.exit_codes import report_errors
 from tapas.cli.options import (
     AsJson,
     Cache,
-    Files,
-    Group,
-    Item,
-    MinCount,
-    NoHeader,
-    Rare,
-    Separator,
-    SkipBadRows,
-    Text,
-    Time,
-    TimeFormat,
-    User,
-    Weight,
-    Where,
+    LogOptions,
     cache_folder,
-    source_table,
+    with_log_options,
 )
 from tapas.cli.terminal import say, status
 from tapas.errors import UsageError
 from tapas.phrases import counted
 
 
+@with_log_options
 def inspect(
-    ctx: typer.Context,
-    files: Files = None,
-    user: User = None,
-    item: Item = None,
-    time: Time = None,
-    weight: Weight = None,
-    text: Text = None,
-    group: Group = None,
-    min_count: MinCount = None,
-    rare: Rare = None,
-    skip_bad_rows: SkipBadRows = False,
-    where: Where = None,
-    time_format: TimeFormat = None,
-    separator: Separator = None,
-    no_header: NoHeader = False,
+    *,
+    log_options: LogOptions,
     cache: Cache = None,
     as_json: AsJson = False,
 ) -> None:
@@ -60,16 +35,16 @@ def inspect(
         from tapas.data.source import LogSource, command_options
         from tapas.training.advice import advise, next_training
 
-        table = source_table(ctx.params)
-        if not files:
+        if "files" not in log_options:
             raise UsageError("no log given. Try `tapas inspect purchases.parquet`.")
-        source = LogSource(**{**table, "files": tuple(files)})  # type: ignore[arg-type]
+        of_log = {n: tuple(v) if isinstance(v, list) else v for n, v in log_options.items()}
+        source = LogSource(**of_log)  # type: ignore[arg-type]
         log = prepare_log(source, cache_folder(cache), status=status)
         for words in describe_reading(log.report):
             status(words)
         found = describe(log)
         advice = advise(found)
-        command = ["tapas", "train", *command_options(table), "--out", "run"]
+        command = ["tapas", "train", *command_options(log_options), "--out", "run"]
         if as_json:
             report = {"reading": log.report, **dataclasses.asdict(found)}
             report["advice"] = [dataclasses.asdict(each) for each in advice]

@@ -2,7 +2,9 @@
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -170,19 +172,49 @@ def cache_folder(chosen: Path | None) -> Path:
     return (base if base.is_absolute() else Path.home() / ".cache") / "tapas" / "logs"
 
 
-LOG_OPTIONS = (
-    "files", "user", "item", "time", "text", "group", "min_count", "rare", "skip_bad_rows",
-    "where", "time_format", "separator", "no_header", "weight",
-)  # fmt: skip
+LOG_OPTIONS = {
+    "files": Files,
+    "user": User,
+    "item": Item,
+    "time": Time,
+    "weight": Weight,
+    "text": Text,
+    "group": Group,
+    "min_count": MinCount,
+    "rare": Rare,
+    "skip_bad_rows": SkipBadRows,
+    "where": Where,
+    "time_format": TimeFormat,
+    "separator": Separator,
+    "no_header": NoHeader,
+}
+LogOptions = dict[str, JSON]  # the [log] section of the options that were given
 
 
-def source_table(given: Mapping[str, Any]) -> dict[str, JSON]:
-    """The [log] section of the options `given` to a command, by name.
+def with_log_options(command: Callable[..., None]) -> Callable[..., None]:
+    """`command` with all of `LOG_OPTIONS` in place of its one parameter `log_options`.
 
-    Those left out are left to the TOML file.
+    `command` gets those that were given; the others are left to the TOML file.
     """
-    found = {n: given[n] for n in LOG_OPTIONS if given[n] not in (None, False, [], ())}
-    return {n: list(v) if n in ("files", "where") else v for n, v in found.items()}
+    parameters = []
+    for parameter in signature(command).parameters.values():
+        if parameter.name != "log_options":
+            parameters.append(parameter)
+            continue
+        for name, kind in LOG_OPTIONS.items():
+            default = False if name in ("skip_bad_rows", "no_header") else None
+            parameters.append(
+                Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            )
+
+    @wraps(command)
+    def with_options(**given: Any) -> None:
+        options = {name: given.pop(name) for name in LOG_OPTIONS}
+        options = {n: v for n, v in options.items() if v not in (None, False, [])}
+        command(log_options=options, **given)
+
+    with_options.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return with_options
 
 
 Layer = dict[str, dict[str, JSON]]

@@ -18,24 +18,11 @@ from tapas.cli.exit_codes import report_errors
 from tapas.cli.options import (
     AsJson,
     Cache,
-    Files,
-    Group,
-    Item,
     Layer,
-    MinCount,
-    NoHeader,
-    Rare,
-    Separator,
-    SkipBadRows,
-    Text,
-    Time,
-    TimeFormat,
-    User,
-    Weight,
-    Where,
+    LogOptions,
     cache_folder,
     parse_settings,
-    source_table,
+    with_log_options,
 )
 from tapas.cli.progress import EvaluationLines, progress_bar
 from tapas.cli.signals import stop_on_signal
@@ -51,9 +38,9 @@ from tapas.training.run_folder import RECORD, open_run
 from tapas.training.trainer import Progress, TrainResult
 
 
+@with_log_options
 def train(
-    ctx: typer.Context,
-    files: Files = None,
+    *,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -75,19 +62,7 @@ def train(
             help="With --resume: continue from the checkpoint of step N. Default: the newest.",
         ),
     ] = None,
-    user: User = None,
-    item: Item = None,
-    time: Time = None,
-    weight: Weight = None,
-    text: Text = None,
-    group: Group = None,
-    min_count: MinCount = None,
-    rare: Rare = None,
-    skip_bad_rows: SkipBadRows = False,
-    where: Where = None,
-    time_format: TimeFormat = None,
-    separator: Separator = None,
-    no_header: NoHeader = False,
+    log_options: LogOptions,
     cache: Cache = None,
     config: Annotated[
         Path | None,
@@ -277,9 +252,8 @@ def train(
         own = method if method is not None and is_own(method) else None
         if own is not None:
             import_method(own)
-        log_flags = source_table(ctx.params)
         flags: Layer = {
-            "log": log_flags,
+            "log": log_options,
             "model": {"encoder": encoder, "dim": dim, "copy": copy},
             "head": {
                 "method": method,
