@@ -24,7 +24,7 @@ from experiments.system import command as paper_system
 from tapas.atomic_file import OutputFolder
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.progress import run_progress
-from tapas.cli.terminal import print_table
+from tapas.cli.terminal import print_json, print_lines, print_table, status
 
 app = typer.Typer(
     name="experiments",
@@ -67,7 +67,7 @@ def claims(
     with report_errors():
         rows = all_claims(out)
         if as_json:
-            typer.echo(json.dumps([row.as_json() for row in rows], indent=1))
+            print_json([row.as_json() for row in rows], indent=1)
         elif page is not None:
             page.write_text(replace_block(page, rows))
         else:
@@ -129,10 +129,10 @@ def run_study(name: str, out: Path, *, quick: bool, draw: bool, workers: int) ->
     folder.write({"figure.png": draw_study(study, ledger), "README.md": page.encode()})
     if not quick:
         write_overview(out, rows)
-    typer.echo(f"Wrote {out / name / 'figure.png'} and {out / name / 'README.md'}.", err=True)
+    status(f"Wrote {out / name / 'figure.png'} and {out / name / 'README.md'}.")
     for row in rows:
         if row.study == name:
-            typer.echo(row.one_line)
+            print_lines(row.one_line)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from experiments.synthetic.long_tail import Examples, LongTail, LongTailConfig
 from tapas.atomic_file import OutputFolder
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.progress import run_progress
-from tapas.cli.terminal import print_table, status
+from tapas.cli.terminal import print_table, say, status
 from tapas.comparison.figure_style import as_png
 from tapas.comparison.ledger import Ledger, Result, short_key
 from tapas.comparison.page import Block, Command, Paragraph, Picture, Table, as_markdown
@@ -281,7 +281,7 @@ def four_ways(
         figure = four_ways_figure(results, quick=quick)
         page = quick_page(page, GENERATED_POINTS) if quick else page
         folder.write({"figure.png": as_png(figure), "README.md": page.encode()})
-        typer.echo(what)
+        say(what)
         print_table(found.heading, found.rows)
-        typer.echo(note)
+        say(note)
         status(f"Wrote {out / NAME / 'figure.png'} and {out / NAME / 'README.md'}.")

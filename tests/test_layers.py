@@ -28,6 +28,7 @@ LAYERS = [
         "stored_file",
         "exact_state",
         "early_exit",
+        "escapes",
         "extras",
         "given_file",
         "interruptions",

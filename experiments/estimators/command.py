@@ -2,8 +2,6 @@
 
 import logging
 
-import typer
-
 from experiments.estimators.bias import bias_runs, measure_bias
 from experiments.estimators.page import BIAS, FIGURE, README, STEP_TIMES, make_page, read_estimators
 from experiments.estimators.step_times import StepTimesConfig, measure_step_times
@@ -12,6 +10,7 @@ from experiments.quick import FEW_REPEATS, quick_page, say_quick
 from tapas.atomic_file import OutputFolder
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.progress import run_progress
+from tapas.cli.terminal import status
 from tapas.comparison.ledger import Ledger
 from tapas.comparison.process_pool import run_missing
 
@@ -53,4 +52,4 @@ def estimators(
         found = read_estimators(place)
         page = quick_page(make_page(found), FEW_REPEATS) if quick else make_page(found)
         folder.write({README: page.encode(), FIGURE: draw_step_times(found, quick=quick)})
-        typer.echo(f"Wrote {place / README} and {place / FIGURE}.", err=True)
+        status(f"Wrote {place / README} and {place / FIGURE}.")

@@ -38,7 +38,7 @@ from tapas.atomic_file import OutputFolder
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.options import Cache, cache_folder
 from tapas.cli.progress import run_progress
-from tapas.cli.terminal import status
+from tapas.cli.terminal import print_lines, status
 from tapas.comparison.ledger import Ledger, Result
 from tapas.comparison.process_pool import run_missing
 from tapas.comparison.settings import keep_settings, read_settings, refuse_others
@@ -215,7 +215,7 @@ def _write_figures(home: Path, *, quick: bool) -> None:
         write_overview(home, claims)
     for claim in claims:
         if claim.study in files:
-            typer.echo(claim.one_line)
+            print_lines(claim.one_line)
 
 
 def _floors(set_runs: SetRuns, ledger: Ledger, place: Place) -> list[float]:

@@ -21,7 +21,7 @@ from tapas.atomic_file import OutputFolder
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.options import Cache, cache_folder
 from tapas.cli.progress import run_progress
-from tapas.cli.terminal import print_table, status
+from tapas.cli.terminal import print_lines, print_table, status
 from tapas.comparison.ledger import Ledger
 from tapas.comparison.process_pool import run_missing
 from tapas.errors import UsageError
@@ -188,4 +188,4 @@ def _write(home: Path, ledger: Ledger, *, quick: bool) -> None:
         print_table(*rates_table(found, rule, quick=quick), right=False, title=words)
     for claim in claims:
         if claim.study == STUDY:
-            typer.echo(claim.one_line)
+            print_lines(claim.one_line)

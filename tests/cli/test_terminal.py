@@ -1,13 +1,21 @@
 """Lines and tables fit the terminal, and stay in one piece in files and pipes."""
 
+import ast
 import io
+import json
 import math
+import sys
+from pathlib import Path
 
 import pytest
 
-from tapas.cli.progress import describe_evaluation, run_progress
+from tapas.cli.progress import describe_evaluation, progress_bar, run_progress
 from tapas.cli.terminal import (
+    print_json,
+    print_lines,
+    print_row,
     print_table,
+    say,
     status,
     warn_only,
     wrapped,
@@ -99,12 +107,76 @@ def test_on_a_terminal_there_are_bars_and_no_lines(monkeypatch, capsys):
     assert "21/21" in err
 
 
-def test_brackets_in_a_table_are_printed(monkeypatch, capsys):
+def test_names_in_a_table_are_no_markup(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
-    print_table(("", "in [head]"), [["[bold]", "1"]])
-    heading, _, row = capsys.readouterr().out.splitlines()
+    print_table(("", "in [head]"), [["[bold]:smile:\n\x1b[2J", "1"]], title="[red]\x07")
+    title, heading, _, row = capsys.readouterr().out.splitlines()
+    assert title.strip() == r"[red]\x07"
     assert heading.split() == ["in", "[head]"]
-    assert row.split() == ["[bold]", "1"]
+    assert row.split() == [r"[bold]:smile:\n\x1b[2J", "1"]
+
+
+NAME = "[red]:smile:\t\n\x1b]0;\u202e\udcff"
+SHOWN = r"[red]:smile:\t\n\x1b]0;\u202e\xff"
+
+
+def test_names_in_lines_are_one_line_without_control_characters(capsys):
+    status(NAME)
+    print_lines(NAME, "", err=True)
+    assert capsys.readouterr().err == f"{SHOWN}\n{SHOWN}\n\n"
+    say(NAME)
+    print_lines(NAME)
+    print_row(1, NAME, 0.5)
+    assert capsys.readouterr().out == f"{SHOWN}\n{SHOWN}\n1\t{SHOWN}\t0.5\n"
+    print_json({"name": NAME})
+    assert json.loads(capsys.readouterr().out) == {"name": NAME}
+
+
+def test_a_bar_takes_no_name_for_markup(monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with progress_bar(NAME, "steps") as advance:
+        advance(1, 2, NAME)
+    with run_progress() as follow:
+        follow(NAME)(1, 2)
+    drawn = terminal.getvalue()
+    assert drawn.count("[red]:smile:") >= 3
+    assert not {"\t", "\u202e", "\udcff", "😄"} & set(drawn)
+    assert "\x1b]" not in drawn
+
+
+def test_a_terminal_without_unicode_gets_escapes(monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    say("😀 é")
+    print_table(("", "é"), [["😀", "1"]])
+    sys.stdout.flush()
+    assert raw.getvalue().startswith(b"\\U0001f600 \\xe9\n")
+
+
+def test_commands_in_a_sentence_are_not_broken(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    words = "Next, look at it: `tapas evaluate 'two  words'`, or at that: `tapas x`."
+    lines = wrapped(words, io.StringIO()).splitlines()
+    assert lines == [
+        "Next, look at it:", "`tapas evaluate 'two  words'`,", "or at that: `tapas x`."
+    ]  # fmt: skip
+
+
+def test_all_output_of_commands_goes_through_one_file():
+    """Only its functions show names as `printable` does."""
+    root = Path(__file__).parents[2]
+    outputs = {"echo", "secho", "confirm", "prompt", "Console"}
+    for file in (*(root / "src/tapas/cli").glob("*.py"), *(root / "experiments").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.Call) or file.name == "terminal.py":
+                continue
+            name = ast.unparse(node.func)
+            direct = name in {"print", "Console"} or name.removeprefix("typer.") in outputs
+            ours = name == "confirm"
+            written = name.startswith(("sys.stdout.write", "sys.stderr.write"))
+            assert ours or not (direct or written), f"{file.name}:{node.lineno}: {name}"
 
 
 @pytest.mark.parametrize("columns", [1, 20, 40, 60, 80])

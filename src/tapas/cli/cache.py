@@ -1,6 +1,5 @@
 """`tapas cache`: list the prepared logs, or remove them."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +8,7 @@ import typer
 
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.options import AsJson, Cache, cache_folder
-from tapas.cli.terminal import print_table, say, status
+from tapas.cli.terminal import confirm, print_json, print_table, say, status
 from tapas.data.cache import PreparedLog, num_others, prepared_logs, remove
 from tapas.errors import UsageError
 from tapas.phrases import counted
@@ -42,7 +41,7 @@ def cache(
         if empty:
             _empty(folder, logs, yes=yes, as_json=as_json)
         elif as_json:
-            typer.echo(json.dumps({"folder": str(folder), "logs": [_plain(log) for log in logs]}))
+            print_json({"folder": str(folder), "logs": [_plain(log) for log in logs]})
         else:
             _list(folder, logs)
 
@@ -75,7 +74,7 @@ def _empty(folder: Path, logs: list[PreparedLog], *, yes: bool, as_json: bool) -
         if not sys.stdin.isatty():
             raise UsageError(f"--empty removes {all_logs}. Add --yes to do so.")
         size = in_units(sum(log.num_bytes for log in logs))
-        typer.confirm(f"Remove {all_logs}, {size}, from {folder}?", abort=True, err=True)
+        confirm(f"Remove {all_logs}, {size}, from {folder}?")
     gone: list[PreparedLog] = []
     kept: list[PreparedLog] = []
     for log in logs:
@@ -83,7 +82,7 @@ def _empty(folder: Path, logs: list[PreparedLog], *, yes: bool, as_json: bool) -
     freed = sum(log.num_bytes for log in gone)
     if as_json:
         removed = [str(log.folder) for log in gone]
-        typer.echo(json.dumps({"folder": str(folder), "removed": removed, "freed_bytes": freed}))
+        print_json({"folder": str(folder), "removed": removed, "freed_bytes": freed})
         return
     say(f"Removed {counted(len(gone), 'prepared log')} from {folder}; {in_units(freed)} freed.")
     for log in kept:

@@ -1,6 +1,5 @@
 """`tapas checkpoint`: describe a checkpoint, or grow one to more classes or a newer log."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +18,7 @@ from tapas.cli.options import (
     cache_folder,
     import_methods,
 )
-from tapas.cli.terminal import print_table, status
+from tapas.cli.terminal import print_json, print_lines, print_table, status
 from tapas.errors import UsageError
 
 app = typer.Typer(
@@ -61,7 +60,7 @@ def info(path: At, step: Step = None, as_json: AsJson = False) -> None:
 
         found = describe(find_checkpoint(path, step))
         if as_json:
-            typer.echo(json.dumps(found, indent=1))
+            print_json(found, indent=1)
         else:
             _print(found)
         if not found["valid"]:
@@ -72,10 +71,10 @@ def info(path: At, step: Step = None, as_json: AsJson = False) -> None:
 def _print(found: dict[str, Any]) -> None:
     best = ", the best so far" if found["best"] else ""
     by = "1 process" if found["processes"] == 1 else f"{found['processes']:,} processes"
-    typer.echo(found["path"])
-    typer.echo(f"step {found['step']:,}{best}; saved by {by} with tapas {found['tapas']}")
-    typer.echo(f"{found['bytes']:,} bytes, {'valid' if found['valid'] else 'damaged'}")
-    typer.echo()
+    print_lines(found["path"])
+    print_lines(f"step {found['step']:,}{best}; saved by {by} with tapas {found['tapas']}")
+    print_lines(f"{found['bytes']:,} bytes, {'valid' if found['valid'] else 'damaged'}")
+    print_lines("")
     print_table(
         ("table", "classes", "dim", "type", "updates", "optimizer state"),
         [

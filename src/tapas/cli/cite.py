@@ -7,6 +7,7 @@ import typer
 
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.options import OwnMethods, import_methods
+from tapas.cli.terminal import print_lines
 from tapas.comparison.contenders import by_name
 from tapas.comparison.settings import SETTINGS
 from tapas.errors import DataError
@@ -92,7 +93,7 @@ def cite(
 
         import_methods(method)
         if run is None:
-            typer.echo(cite_library())
+            print_lines(*cite_library().splitlines())
         else:
             cited = cite_comparison(run) if is_comparison(run) else cite_run(open_run(run).config)
-            typer.echo(f"{cited}\n\n{SOFTWARE}".lstrip())
+            print_lines(*f"{cited}\n\n{SOFTWARE}".lstrip().splitlines())

@@ -1,9 +1,7 @@
 """`tapas compare`: train all methods on one log, for the same time, and recommend one."""
 
-import json
 import logging
 import os
-import sys
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -23,7 +21,7 @@ from tapas.cli.options import (
     with_log_options,
 )
 from tapas.cli.progress import run_progress
-from tapas.cli.terminal import print_table, say, status, wrapped
+from tapas.cli.terminal import print_json, print_lines, print_table, say, status
 from tapas.comparison.config import CompareConfig, parse_duration, quick, synthetic
 from tapas.comparison.contenders import CONTENDERS, pick_contenders
 from tapas.comparison.settings import duration
@@ -241,28 +239,28 @@ def _print_contenders(as_json: bool) -> None:
         rows.append({"name": each.name, "title": each.title, "paper": kind.paper, "tuned": tuned,
                      "options": list(kind.options)})  # fmt: skip
     if as_json:
-        typer.echo(json.dumps({"methods": rows}))
+        print_json({"methods": rows})
         return
     say("Methods for --methods. The learning rate of the class vectors is tuned for all of them.")
     for row in rows:
         paper = f" ({row['paper']})" if row["paper"] else ""
-        typer.echo(f"  {row['name']:<20} {row['title']}{paper}")
+        print_lines(f"  {row['name']:<20} {row['title']}{paper}")
         if row["tuned"][1:]:
-            typer.echo(f"  {'':<20} tuned: {row['tuned'][1]}")
+            print_lines(f"  {'':<20} tuned: {row['tuned'][1]}")
     say("A method of your own: module:Class, for --methods and `tapas train --method`.")
-    typer.echo()
+    print_lines("")
     say(
         "Options of each method for `tapas train --method NAME`, each set with --set "
         "head.OPTION=VALUE:"
     )
     for name, kind in METHODS.items():
         options = ", ".join(kind.options) or "no options"
-        typer.echo(wrapped(f"  {name:<20} {options}", sys.stdout, indent=" " * 23))
-    typer.echo("\nWhat the options mean:")
+        say(f"  {name:<20} {options}", indent=" " * 23)
+    print_lines("", "What the options mean:")
     for name, methods in _option_help().items():
         for text, used_by in methods.items():
             whose = f"{used_by[0]}: " if len(methods) > 1 and len(used_by) == 1 else ""
-            typer.echo(wrapped(f"  {name:<20} {whose}{text}", sys.stdout, indent=" " * 23))
+            say(f"  {name:<20} {whose}{text}", indent=" " * 23)
 
 
 def _option_help() -> dict[str, dict[str, list[str]]]:
@@ -308,7 +306,7 @@ def _report(out: Path, as_json: bool, show_all: bool) -> None:
     files = write_report(comparison)
     OutputFolder(out).write(files)
     if as_json:
-        typer.echo(json.dumps(as_document(comparison)))
+        print_json(as_document(comparison))
     else:
         _print(comparison, show_all)
     status(f"Wrote {', '.join(str(out / name) for name in files)}.")
@@ -324,20 +322,20 @@ def _print(comparison: "Comparison", show_all: bool) -> None:
     for each in comparison.methods:
         if each.state:
             say(f"{each.title}: {each.state}.")
-    typer.echo()
+    print_lines("")
     if num_points := tables.num_test_points(comparison):
         say(
             f"{describe_test_points(comparison.settings, num_points)} ±: distance to the farther "
             "end of the 95 % interval (bootstrap over users and seeds)."
         )
-        typer.echo()
+        print_lines("")
     if rows := tables.quality_rows(comparison):
         print_table(tables.TERMINAL_QUALITY, rows)
-        typer.echo()
+        print_lines("")
     if rows and show_all:
         print_table(tables.TERMINAL_DETAILS, tables.detail_rows(comparison))
-        typer.echo()
+        print_lines("")
         print_table(tables.TERMINAL_SETTINGS, tables.setting_rows(comparison))
-        typer.echo()
+        print_lines("")
     if baselines := tables.baseline_rows(comparison):
         print_table(("without training", *tables.TERMINAL_QUALITY[1:]), baselines)

@@ -13,7 +13,7 @@ from tapas.atomic_file import OutputFolder
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.options import AsJson
 from tapas.cli.progress import Advance, EvaluationLines, progress_bar
-from tapas.cli.terminal import print_table, say, status
+from tapas.cli.terminal import print_lines, print_table, say, status
 from tapas.errors import UsageError
 from tapas.training.trainer import Progress
 
@@ -83,7 +83,7 @@ def demo(
         with _emptied_on_error(out):
             finished = _run(out, steps, synthetic, seed)
         if as_json:
-            typer.echo(finished.document)
+            print_lines(*finished.document.splitlines())
         else:
             _print(finished.found, finished.people)
         status(f"Wrote {out / 'report.html'}, {out / 'results.json'} and a run for each model.")
@@ -159,15 +159,15 @@ def _print(found: "DemoResult", people: list["Lists"]) -> None:
 
     for words in verdict(found):
         say(words)
-    typer.echo()
+    print_lines("")
     say(next(iter(found.evaluations.values())).describe_points())
-    typer.echo()
+    print_lines("")
     print_table(HEADING, table_rows(found))
     for words in remarks(found):
         say(words)
     for person in people:
-        typer.echo(f"\n{person.name}")
+        print_lines("", person.name)
         for title, items in person.lists.items():
-            typer.echo(f"  {title}")
+            print_lines(f"  {title}")
             for item in items:
-                typer.echo(f"    {item}{'  <- taken next' if isinstance(item, Marked) else ''}")
+                print_lines(f"    {item}{'  <- taken next' if isinstance(item, Marked) else ''}")

@@ -1,7 +1,6 @@
 """`tapas evaluate`: runs on held-out events, beside baselines, lists from files and each other."""
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +10,7 @@ import typer
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.options import AsJson, OwnMethods, import_methods
 from tapas.cli.progress import progress_bar
-from tapas.cli.terminal import print_table, say, status
+from tapas.cli.terminal import print_json, print_lines, print_table, say, status
 from tapas.cli.torchrun import ranks_of_this_job
 from tapas.errors import UsageError
 from tapas.evaluation.intervals import Interval
@@ -155,14 +154,13 @@ def evaluate(
                 "verdict": verdict,
                 "advice": [dataclasses.asdict(each) for each in advice],
             }
-            typer.echo(json.dumps(_finite(report), indent=1, allow_nan=False))
+            print_json(_finite(report), indent=1, allow_nan=False)
             return
         for words in verdict:
             say(words)
-        typer.echo()
+        print_lines("")
         _print(found, show_all)
-        for line in after_evaluation(folders[0], found, advice):
-            typer.echo(line, err=True)  # not wrapped: a command to copy
+        print_lines(*after_evaluation(folders[0], found, advice), err=True)
 
 
 def _check_usage(
@@ -204,7 +202,7 @@ def _write_points(
     write_frame(path, columns)
     num_events = len(columns["user"])
     if as_json:
-        typer.echo(json.dumps({"events": num_events, "users": len(judged), "out": str(path)}))
+        print_json({"events": num_events, "users": len(judged), "out": str(path)})
     status(
         f"Wrote the {num_events:,} events before the cut to {path}. Make lists of 20 items for "
         f"the {len(judged):,} users whose column judged is true, as a file with columns user, "
@@ -227,7 +225,7 @@ def _print(found: "RunsEvaluation", show_all: bool) -> None:
     steps = [f"{path}, step {step:,}" for path, step in found.steps.items()]
     checkpoints = f"Checkpoint{'s' if len(steps) > 1 else ''}: {'; '.join(steps)}."
     say(f"{evaluation.describe_points()} {checkpoints}")
-    typer.echo()
+    print_lines("")
     few = found.num_users < LEAST_USERS
 
     def cell(interval: Interval | None) -> str:
@@ -242,7 +240,7 @@ def _print(found: "RunsEvaluation", show_all: bool) -> None:
     print_table(["", *(LABELS.get(name, name) for name in SHOWN)], rows)
     if not few:
         say("±: distance to the farther end of the 95 % interval (bootstrap over users).")
-    typer.echo()
+    print_lines("")
     if show_all:
         for start in range(0, len(scores), COLUMNS):
             some = dict(list(scores.items())[start : start + COLUMNS])
@@ -252,9 +250,9 @@ def _print(found: "RunsEvaluation", show_all: bool) -> None:
             ]
             rows.append(["items shown", *(f"{each.coverage:,}" for each in some.values())])
             print_table(["", *some], rows)
-            typer.echo()
+            print_lines("")
         say("MAP@20 ÷ hits: divided by the hits instead of the targets, as in the TAPAS paper.")
-        typer.echo()
+        print_lines("")
     if len(found.steps) > 1:
         say(f"Frequent and rare items, for {names['model']}:")
     print_table(
@@ -267,7 +265,7 @@ def _print(found: "RunsEvaluation", show_all: bool) -> None:
     )
     if few:
         return
-    typer.echo()
+    print_lines("")
     print_table(
         (f"{names['model']} minus", "difference in MAP@20", ""),
         [

@@ -14,6 +14,7 @@ from tapas.cli.rank_errors import error_file, report_error
 from tapas.cli.terminal import status
 from tapas.early_exit import exit_at_once
 from tapas.errors import DataError, TapasError, UsageError
+from tapas.escapes import printable
 from tapas.extras import how_to_install
 
 FAILED = 1
@@ -95,5 +96,6 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 def _end(words: str, code: int, *, try_again: bool = True) -> None:
     """Print the error, unless another rank did, and exit."""
-    report_error(words, code, lambda: status(f"tapas: {words}"), try_again=try_again)
+    shown = printable(words)
+    report_error(shown, code, lambda: status(f"tapas: {shown}"), try_again=try_again)
     raise typer.Exit(code) from None

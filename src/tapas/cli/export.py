@@ -16,7 +16,7 @@ import typer
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.export_readme import export_readme
 from tapas.cli.options import AsJson, OwnMethods, import_methods
-from tapas.cli.terminal import status
+from tapas.cli.terminal import print_json, status
 from tapas.errors import UsageError
 from tapas.retrieval.export_folder import (
     ENCODER_PROGRAM,
@@ -134,7 +134,7 @@ def export(
                 "(model.copy): its lists differ from those of `tapas recommend`."
             )
         if as_json:
-            typer.echo(json.dumps({"path": str(to), "step": at, **numbers}))
+            print_json({"path": str(to), "step": at, **numbers})
         files = f"{to} and {_keys_file(to).name}" if to.suffix == ".faiss" else str(to)
         status(f"Wrote {files} from checkpoint step {at:,}: {written.words}.")
 

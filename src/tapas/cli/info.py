@@ -1,16 +1,12 @@
 """`tapas info`: versions, hardware, and the extras with how to install them."""
 
-import json
 import os
 import platform
-import sys
 from importlib.metadata import PackageNotFoundError, version
-
-import typer
 
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.options import AsJson
-from tapas.cli.terminal import wrapped
+from tapas.cli.terminal import print_json, say
 from tapas.version import __version__
 
 EXTRAS = {  # extra of tapas-softmax: its packages, and what they are for
@@ -40,10 +36,10 @@ def info(as_json: AsJson = False) -> None:
             **{f"extra {name}": _installed(name, *extra) for name, extra in EXTRAS.items()},
         }
         if as_json:
-            typer.echo(json.dumps(found, indent=1))
+            print_json(found, indent=1)
             return
         for name, words in found.items():
-            typer.echo(wrapped(f"{name:<20}{words}", sys.stdout, indent=" " * 20))
+            say(f"{name:<20}{words}", indent=" " * 20)
 
 
 def _installed(extra: str, packages: tuple[str, ...], use: str) -> str:

@@ -1,9 +1,6 @@
 """`tapas inspect`: describe a log before training on it."""
 
 import dataclasses
-import json
-
-import typer
 
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.options import (
@@ -13,7 +10,7 @@ from tapas.cli.options import (
     cache_folder,
     with_log_options,
 )
-from tapas.cli.terminal import say, status
+from tapas.cli.terminal import print_json, print_lines, say, status
 from tapas.errors import UsageError
 from tapas.phrases import counted
 
@@ -48,9 +45,9 @@ def inspect(
         if as_json:
             report = {"reading": log.report, **dataclasses.asdict(found)}
             report["advice"] = [dataclasses.asdict(each) for each in advice]
-            typer.echo(json.dumps(report, indent=1, default=str))
+            print_json(report, indent=1, default=str)
             return
-        typer.echo(
+        print_lines(
             " · ".join(
                 counted(number, noun)
                 for noun, number in (
@@ -72,5 +69,4 @@ def inspect(
             *found.remarks,
         ):
             say(words)
-        for words in next_training(command, advice):
-            typer.echo(words)
+        print_lines(*next_training(command, advice))

@@ -1,16 +1,14 @@
 """Lists of items as the commands `recommend` and `similar` print and write them."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import typer
 
 from tapas.cli.progress import progress_bar
-from tapas.cli.terminal import printable, status
+from tapas.cli.terminal import print_json, print_row, status
 from tapas.phrases import counted
 
 if TYPE_CHECKING:
@@ -42,10 +40,10 @@ def print_list(
         found = list(zip(keys.keys(part.ids[0][real]), scores, strict=True))
         if as_json:
             items = [{"item": key, names.score: round(score, 8)} for key, score in found]
-            typer.echo(json.dumps({**asked, "items": items}))
+            print_json({**asked, "items": items})
             continue
         for rank, (key, score) in enumerate(found, start=1):
-            typer.echo(f"{rank}\t{printable(key)}\t{score:.4g}")
+            print_row(rank, key, f"{score:.4g}")
 
 
 def report_skipped(what: str, skipped: dict[str, int], first: str) -> None:

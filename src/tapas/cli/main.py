@@ -1,8 +1,12 @@
 """The `tapas` command and its subcommands."""
 
-from typing import Annotated
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from tapas.cli.cache import cache
 from tapas.cli.checkpoint import app as checkpoint
@@ -18,11 +22,45 @@ from tapas.cli.plan import plan
 from tapas.cli.rank_errors import error_file, report_error
 from tapas.cli.recommend import recommend
 from tapas.cli.similar import similar
+from tapas.cli.terminal import print_lines
 from tapas.cli.train import train
+from tapas.escapes import printable
 from tapas.version import __version__
+
+SURROGATE = re.compile("[\ud800-\udfff]")  # a byte that is not UTF-8, as Python has it
+
+
+class Commands(TyperGroup):
+    """The commands, whose errors show arguments as `printable` does."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
+        for argument in args:
+            if SURROGATE.search(argument):
+                words = f"'{printable(argument)}' is not UTF-8. Rename the file or folder."
+                raise typer.BadParameter(words)
+        with _printable_errors():
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _printable_errors():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _printable_errors() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if hasattr(error, "show") and hasattr(error, "message"):  # one of click
+            error.message = printable(error.message)
+        raise
+
 
 app = typer.Typer(
     name="tapas",
+    cls=Commands,
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -33,7 +71,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"tapas {__version__}")
+        print_lines(f"tapas {__version__}")
         raise typer.Exit
 
 

@@ -11,7 +11,7 @@ import typer
 
 from tapas.cli.exit_codes import FAILED, report_errors
 from tapas.cli.options import AsJson
-from tapas.cli.terminal import status
+from tapas.cli.terminal import print_lines, status
 from tapas.errors import TapasError, UsageError
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def plan(
             plans.append(memory_plan(replace(workload, role="worker")))
         available = available_memory(1) if memory is None else memory
         show = _as_json if as_json else _as_text
-        typer.echo("\n".join(show(plans, available)))
+        print_lines(*show(plans, available))
         try:
             for planned in plans:
                 check_fits(planned, available)
@@ -168,7 +168,7 @@ def _as_json(plans: "list[MemoryPlan]", available: int) -> Iterable[str]:
     if not workers:
         told["traffic_bytes"] = planned.traffic
         told["traffic_total_bytes"] = planned.traffic_bytes
-    yield json.dumps(told, indent=1)
+    yield from json.dumps(told, indent=1).splitlines()
 
 
 def _as_text(plans: "list[MemoryPlan]", available: int) -> Iterable[str]:

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -15,7 +14,8 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 
-from tapas.cli.terminal import status
+from tapas.cli.terminal import console, status
+from tapas.escapes import printable
 from tapas.training.trainer import Progress
 
 Advance = Callable[[int, int, str], None]  # (done, total, note)
@@ -25,24 +25,26 @@ Advance = Callable[[int, int, str], None]  # (done, total, note)
 def progress_bar(what: str, unit: str, *, shown: bool = True) -> Iterator[Advance]:
     """A bar with the rate and the time left; yields the function that advances it."""
     bars = Bars(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
+        TextColumn("{task.fields[rate]}", markup=False),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-        console=Console(stderr=True),
+        TextColumn("{task.fields[note]}", markup=False),
+        console=console(err=True),
         refresh_per_second=4,
         transient=True,
         disable=not (shown and sys.stderr.isatty()),
     )
     with bars:
-        task = bars.add_task(what, total=None, rate="", note="", visible=False)
+        task = bars.add_task(printable(what), total=None, rate="", note="", visible=False)
 
         def advance(done: int, total: int, note: str) -> None:
             speed = bars.tasks[0].speed
             rate = f"{speed:.3g} {unit}/s" if speed else ""
-            bars.update(task, completed=done, total=total, rate=rate, note=note, visible=True)
+            bars.update(
+                task, completed=done, total=total, rate=rate, note=printable(note), visible=True
+            )
 
         yield advance
 
@@ -119,17 +121,17 @@ def run_progress() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
         yield lambda stage: StageLines(stage, status).advance
         return
     bars = Bars(
-        TextColumn("{task.description:<22}"),
+        TextColumn("{task.description:<22}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("runs"),
+        TextColumn("runs", markup=False),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=console(err=True),
     )
 
     def follow(stage: str) -> Callable[[int, int], None]:
-        task = bars.add_task(stage, total=None)
+        task = bars.add_task(printable(stage), total=None)
 
         def advance(done: int, total: int) -> None:
             bars.update(task, completed=done, total=total)

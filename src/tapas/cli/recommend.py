@@ -1,6 +1,5 @@
 """`tapas recommend`: the next items of a user or history, or of many, in a file."""
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +10,7 @@ import typer
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.list_output import Names, print_list, report_skipped, write_lists
 from tapas.cli.options import AsJson, OwnMethods, Trust, import_methods
-from tapas.cli.terminal import status
+from tapas.cli.terminal import print_json, status
 from tapas.errors import UsageError, choice
 from tapas.json_toml import parse_json
 from tapas.phrases import counted
@@ -154,7 +153,7 @@ def recommend(
             what="recommending",
         )
         if as_json:
-            typer.echo(json.dumps({"users": len(found), "rows": rows, "out": str(out), **counts}))
+            print_json({"users": len(found), "rows": rows, "out": str(out), **counts})
         status(
             f"Wrote {counted(rows, 'recommendation')} for {counted(len(found), 'user')} to {out}."
         )

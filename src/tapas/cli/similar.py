@@ -1,6 +1,5 @@
 """`tapas similar`: items whose vectors are close to those of an item, or of many."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +9,7 @@ import typer
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.list_output import Names, print_list, report_skipped, write_lists
 from tapas.cli.options import AsJson, OwnMethods, Trust, import_methods
-from tapas.cli.terminal import status
+from tapas.cli.terminal import print_json, status
 from tapas.errors import UsageError
 from tapas.phrases import counted
 
@@ -95,7 +94,7 @@ def similar(
             out, model.neighbours(ids, top), keys.gather(ids), keys, NAMES, what="comparing"
         )
         if as_json:
-            typer.echo(json.dumps({"items": len(ids), "rows": rows, "out": str(out)}))
+            print_json({"items": len(ids), "rows": rows, "out": str(out)})
         status(f"Wrote {counted(rows, 'similar item')} for {who} to {out}.")
 
 

@@ -1,6 +1,5 @@
 """`tapas train`: train a model on a log."""
 
-import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ from tapas.cli.options import (
 )
 from tapas.cli.progress import EvaluationLines, progress_bar
 from tapas.cli.signals import stop_on_signal
-from tapas.cli.terminal import status, warn_only
+from tapas.cli.terminal import print_json, print_lines, status, warn_only
 from tapas.cli.torchrun import default_threads, mark_started, ranks_of_this_job, restarts_of
 from tapas.errors import UsageError
 from tapas.heads import import_method
@@ -398,7 +397,7 @@ def _report(
     """Say how training ended and what to do next; commands need the name of an `own` method."""
     again = "" if own is None else f" --method {own}"
     if as_json:
-        typer.echo(json.dumps({"run": str(folder), **asdict(outcome)}))
+        print_json({"run": str(folder), **asdict(outcome)})
     if quiet:
         return
     words = {
@@ -414,8 +413,7 @@ def _report(
         return
     run = open_run(folder)
     if advice := advise_run(run):
-        for line in next_training(run_again(run), advice, first="Try"):
-            typer.echo(line, err=True)  # not wrapped: a command to copy
+        print_lines(*next_training(run_again(run), advice, first="Try"), err=True)
     status(f"Next: `tapas evaluate {folder}{again}`, `tapas recommend {folder}{again} --user ...`.")
 
 

@@ -63,7 +63,8 @@ def test_no_call_of_polars_takes_a_path_for_a_pattern():
         assert unsafe_calls(code), code
     assert unsafe_calls("scan(pl.scan_lines, path)\npl.read_csv(literal(x), glob=False)") == []
     files = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")]
-    unsafe = {str(file): unsafe_calls(file.read_text()) for file in files}
+    codes = {str(file): file.read_text() for file in files}
+    unsafe = {file: unsafe_calls(code) for file, code in codes.items() if "polars" in code}
     assert {file: calls for file, calls in unsafe.items() if calls} == {}
 
 

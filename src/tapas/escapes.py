@@ -1,0 +1,63 @@
+"""How names and keys from outside are shown: on a terminal, in a command to copy, in Markdown."""
+
+import os
+import re
+import shlex
+from collections.abc import Iterable
+
+# C0 and C1 controls, marks that change the direction of text, line ends, lone surrogates
+UNSAFE = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ud800-\udfff]")
+MARKDOWN = re.compile(r"[\\`*_{}\[\]()#+!|~<>&]")
+PLAIN = re.compile(rb"[\w./ -]", re.ASCII)
+
+
+def printable(words: object) -> str:
+    r"""`words` on one line, with line ends and other control characters as Python writes them.
+
+    >>> printable("one\ttwo\x1b[2J")
+    'one\\ttwo\\x1b[2J'
+    """
+    return UNSAFE.sub(_escape, str(words))
+
+
+def _escape(found: re.Match[str]) -> str:
+    character = found[0]
+    if "\udc80" <= character <= "\udcff":  # a byte of a file name that is not UTF-8
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    return character.encode("unicode_escape").decode()
+
+
+def shell_word(word: object) -> str:
+    """`word` quoted for a shell, without control characters and backticks.
+
+    >>> shell_word("two words"), shell_word("two\\nlines")
+    ("'two words'", '"$(printf %b \\'two\\\\0012lines\\')"')
+    """
+    text = str(word)
+    if printable(text) == text and "`" not in text:
+        return shlex.quote(text)
+    octal = "".join(chr(b) if PLAIN.match(bytes([b])) else f"\\0{b:03o}" for b in os.fsencode(text))
+    return f"\"$(printf %b '{octal}')\""
+
+
+def shell_path(path: object) -> str:
+    """`path` quoted for a shell, as an argument that is not taken for an option."""
+    return shell_word(not_an_option(str(path)))
+
+
+def not_an_option(path: str) -> str:
+    return f"./{path}" if path.startswith("-") else path
+
+
+def shell_join(words: Iterable[object]) -> str:
+    """A command line of `words` that can be copied into a shell."""
+    return " ".join(map(shell_word, words))
+
+
+def markdown(text: object) -> str:
+    r"""`text` as one line of Markdown that shows it as it is.
+
+    >>> markdown("a|b](c) <d> *e*")
+    'a\\|b\\]\\(c\\) \\<d\\> \\*e\\*'
+    """
+    return MARKDOWN.sub(r"\\\g<0>", printable(text))
