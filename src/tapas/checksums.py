@@ -138,6 +138,13 @@ def check_files(files: Mapping[Path, Checksum], *, everything: bool = False) -> 
         raise DataError(problem)
 
 
+def check_sizes(files: Mapping[Path, Checksum]) -> None:
+    """Raise DataError for the first one of `files` that is missing or of another size."""
+    for path, expected in files.items():
+        if (problem := _wrong_size(path, expected["bytes"])) is not None:
+            raise DataError(problem)
+
+
 def _wrong_size(path: Path, expected: int) -> str | None:
     try:
         found = path.stat()

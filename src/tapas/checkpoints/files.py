@@ -23,7 +23,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tapas.atomic_file import sync, usual_mode
-from tapas.checksums import checksum
+from tapas.checksums import (
+    Checksum,
+    check_files,
+    check_sizes,
+    checksum,
+    is_checksum,
+    read_json,
+    with_checksum,
+)
 from tapas.errors import DataError, TapasError, UsageError
 from tapas.shapes import check_tensor
 from tapas.version import __version__
@@ -33,7 +41,7 @@ DENSE, STATE = "dense.safetensors", "state.json"
 NAME = re.compile(r"(rows-\d+|dense)\.safetensors")
 FINISHED = re.compile(r"step-(?P<step>\d{8,})|\.step-(?P<replaced>\d{8,})\.[0-9a-f]+\.replaced")
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
-Checksums: TypeAlias = dict[str, dict[str, Any]]  # size and checksum by file name
+Checksums: TypeAlias = dict[str, Checksum]  # by file name
 
 
 def rows_file(number: int) -> str:
@@ -58,63 +66,78 @@ def write_file(folder: Path, name: str, tensors: dict[str, Tensor]) -> Checksums
 
 def write_state(folder: Path, record: Mapping[str, Any]) -> None:
     """Write state.json, which completes the checkpoint. Raises OSError if it cannot be written."""
-    made = {"format": FORMAT, "tapas": __version__, **record}
-    (folder / STATE).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    files: Checksums = {name: dict(each) for name, each in record["files"].items()}
+    # beside the files, where tapas 0.1.0 does not look
+    blocks = {name: each.pop("blocks") for name, each in files.items() if "blocks" in each}
+    made = {"format": FORMAT, "tapas": __version__, **record, "files": files, "blocks": blocks}
+    text = json.dumps(with_checksum(made), indent=1) + "\n"
+    (folder / STATE).write_text(text, encoding="utf-8")
     for path in (folder / STATE, folder):
         sync(path)
 
 
-def verify(folder: Path, *, reader: int = 0, num_readers: int = 1) -> dict[str, Any]:
+def verify(
+    folder: Path, *, reader: int = 0, num_readers: int = 1, everything: bool = True
+) -> dict[str, Any]:
     """Return the content of state.json, or raise DataError if a file is damaged.
 
     If `num_readers` processes load at the same time, they share the work: number `reader` verifies
-    the checksums of files reader, reader + num_readers, and so on. Each verifies all sizes.
+    the checksums of files reader, reader + num_readers, and so on. Each verifies all sizes. Of
+    files above 64 MB only some blocks are checked unless `everything` is to be.
     """
     if not 0 <= reader < num_readers:
         raise UsageError(f"reader must be one of 0 to {num_readers - 1}, got {reader}.")
     record = read_record(folder)
-    for number, (name, want) in enumerate(record["files"].items()):
-        file = folder / name
-        try:
-            size = file.stat().st_size
-            if size != want["bytes"]:
-                raise DataError(f"{file} is damaged: {size:,} bytes; expected {want['bytes']:,}.")
-            if number % num_readers == reader and checksum(file) != want:
-                raise DataError(
-                    f"{file} is damaged: its checksum differs from the one it was saved with."
-                )
-        except OSError as error:
-            raise DataError(f"{file} cannot be read: {error.strerror}.") from error
+    files = checkpoint_files(folder, record)
+    check_sizes(files)
+    mine = [*files][reader::num_readers]
+    check_files({path: files[path] for path in mine}, everything=everything)
     return record
+
+
+def checkpoint_files(folder: Path, record: Mapping[str, Any]) -> dict[Path, Checksum]:
+    """The checksums of the files that `record`, a state.json, lists."""
+    blocks = record.get("blocks", {})
+    return {
+        folder / name: {**each, "blocks": blocks[name]} if name in blocks else each
+        for name, each in record["files"].items()
+    }
 
 
 def read_record(folder: Path) -> dict[str, Any]:
     """The content of state.json. Raises DataError if it is damaged, UsageError if it is newer."""
     file = folder / STATE
-    try:
-        record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        version, writer = record["format"], record["tapas"]
-        if version <= FORMAT:
-            _check_record(record)
-    except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror}.") from error
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise DataError(f"{file} is damaged: it is not the JSON that was saved.") from None
+    record = read_json(file)
+    version, writer = record.get("format"), record.get("tapas")
+    if type(version) is not int or version < 1:
+        raise DataError(f"{file} is damaged: its format number is {version!r}.")
     if version > FORMAT:
         raise UsageError(
             f"{folder} has checkpoint format {version}, written by tapas {writer}; this is tapas "
             f"{__version__}, which reads formats up to {FORMAT}. Upgrade tapas-softmax to read it."
         )
+    try:
+        _check_record(folder, record)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise DataError(f"{file} is damaged: it is not the JSON that was saved.") from None
+    step, name = record["step"], FINISHED.fullmatch(folder.name)
+    if name and int(name["step"] or name["replaced"]) != step:
+        raise DataError(
+            f"{file} is that of step {step}, not of the step that its folder is named after. "
+            f"Rename the folder to step-{step:08} if it was renamed by mistake."
+        )
     return record
 
 
-def _check_record(record: Mapping[str, Any]) -> None:
+def _check_record(folder: Path, record: Mapping[str, Any]) -> None:
     """Raise an error of any kind if `record` lacks something that is read later."""
-    _ = [record[name] for name in ("step", "best", "state", "numbers", "optimizers")]
+    _ = [record[name] for name in ("tapas", "state", "numbers", "optimizers")]
+    if type(record["step"]) is not int or record["step"] < 0 or type(record["best"]) is not bool:
+        raise ValueError("step or best")
     files: Checksums = record["files"]
-    for name, expected in files.items():
-        if not NAME.fullmatch(name) or not isinstance(expected["bytes"], int):
-            raise ValueError(name)
+    for path, expected in checkpoint_files(folder, record).items():
+        if not NAME.fullmatch(path.name) or path.parent != folder or not is_checksum(expected):
+            raise ValueError(path)
     for table in record["tables"].values():
         _ = table["order"]["kind"], table["order"]["seed"]
         for each in table["tensors"].values():

@@ -193,20 +193,24 @@ class CheckpointFolder:
         ranges: Mapping[str, RowRange] | None = None,
         device: str | torch.device = "cpu",
         ranks: Ranks = ONE_PROCESS,
+        everything: bool = True,
     ) -> Checkpoint:
         """Load the checkpoint of `step`, by default the newest, and verify its checksums.
 
         Any number of processes may have saved it. For tables in `ranges`, such as
         "model.head.table", only these rows are loaded, for others all rows, by id. With several
-        `ranks` all of them must call this; they share the work of verifying. Raises DataError if
-        a file is damaged, UsageError if there is no such checkpoint.
+        `ranks` all of them must call this; they share the work of verifying. Unless `everything`
+        is to be verified, only some blocks of files above 64 MB are. Raises DataError if a file
+        is damaged, UsageError if there is no such checkpoint.
         """
         with ranks.share_errors():
             step, folder = self.find(step)
             _check_same_step("load", ranks.gather_numbers("load a checkpoint", step))
         record, problem = {}, None
         try:
-            record = verify(folder, reader=ranks.rank, num_readers=ranks.size)
+            record = verify(
+                folder, reader=ranks.rank, num_readers=ranks.size, everything=everything
+            )
         except TapasError as error:
             problem = [isinstance(error, DataError), str(error)]
         for each in ranks.gather_json("check a checkpoint", problem):

@@ -106,7 +106,12 @@ def as_one(optimizer: Optimizers, model: nn.Module) -> torch.optim.Optimizer | N
 
 
 def read_checkpoint(
-    checkpoints: CheckpointFolder, model: nn.Module, step: int | None, ranks: Ranks
+    checkpoints: CheckpointFolder,
+    model: nn.Module,
+    step: int | None,
+    ranks: Ranks,
+    *,
+    everything: bool = True,
 ) -> Checkpoint:
     """Load what this rank needs of the checkpoint of `step`, by default the newest."""
     ranges = {
@@ -114,7 +119,7 @@ def read_checkpoint(
         for name, module in model.named_modules()
         if isinstance(module, ClassTable) and module.ranks.is_distributed
     }
-    return checkpoints.load(step, ranges=ranges, ranks=ranks)
+    return checkpoints.load(step, ranges=ranges, ranks=ranks, everything=everything)
 
 
 def contents_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Contents:

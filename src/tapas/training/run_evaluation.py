@@ -38,7 +38,7 @@ def load_model(
     data = TrainingData(None, run.log, split.train_end)
     model = build_model(run.config, split.train_counts, ranks, data=data)
     step = run.checkpoints.best() if step is None else step
-    checkpoint = read_checkpoint(run.checkpoints, model, step, ranks)
+    checkpoint = read_checkpoint(run.checkpoints, model, step, ranks, everything=False)
     load_model_state(model, checkpoint)
     return model.eval(), checkpoint.step
 

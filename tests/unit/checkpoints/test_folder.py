@@ -4,22 +4,26 @@ import errno
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from damage import rewrite, without_checksum
+from error_text import raises_text
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle.stored_rows import flip
 
-from tapas import DataError, UsageError, load_checkpoint, save_checkpoint
+from tapas import DataError, UsageError, checksums, load_checkpoint, save_checkpoint
 from tapas.atomic_file import private_folder
 from tapas.checkpoints import files as checkpoint_files
 from tapas.checkpoints import folder as checkpoint
 from tapas.checkpoints.files import unshare
 from tapas.checkpoints.folder import Checkpoint, CheckpointFolder
+from tapas.checksums import with_checksum
 from tapas.version import __version__
 
 DENSE, STATE = "dense.safetensors", "state.json"
@@ -51,7 +55,9 @@ def test_what_is_saved_is_loaded_and_the_record_describes_the_files(folder):
     assert (found.step, found.state) == (400, state)
     assert torch.equal(found.tensors["row"], torch.arange(6.0).view(2, 3))
     record = json.loads((path / STATE).read_text())
+    assert record == with_checksum({key: record[key] for key in record if key != "checksum"})
     checked = record.pop("files")
+    assert record.pop("checksum").startswith("blake2b:")
     assert record == {
         "format": 1,
         "tapas": checkpoint_files.__version__,
@@ -62,6 +68,7 @@ def test_what_is_saved_is_loaded_and_the_record_describes_the_files(folder):
         "numbers": {},
         "optimizers": [],
         "state": state,
+        "blocks": {},
     }
     assert list(checked) == [DENSE]
     assert checked[DENSE]["bytes"] == (path / DENSE).stat().st_size
@@ -260,11 +267,15 @@ def renamed(name):
         '{"format": 1',
         "[]",
         '{"format": 1, "tapas": "0.1"}',
+        "[" * 100_000,
         "\0",
         renamed("../elsewhere.safetensors"),
         renamed("rows-x.safetensors"),
         renamed("dense.safetensors.pkl"),
         lambda record: record.pop("tables"),
+        lambda record: record.update(best=1),
+        lambda record: record.update(step=-400),
+        lambda record: record["blocks"].update({DENSE: "00"}),
         lambda record: record["tables"].update(odd={"num_classes": 3}),
     ],
 )
@@ -272,9 +283,9 @@ def test_a_damaged_state_is_named_by_load_and_by_best(folder, content):
     save(folder, 200, 400, best=(200, 400))
     file = folder.folder / "step-00000400" / STATE
     if callable(content):
-        content(record := json.loads(file.read_text()))
-        content = json.dumps(record)
-    file.write_text(content)
+        rewrite(file, content)
+    else:
+        file.write_text(content)
     words = f"{file} is damaged: it is not the JSON that was saved."
     with pytest.raises(DataError, match=re.escape(f"{words} {OFFER}")):
         folder.load()
@@ -282,6 +293,62 @@ def test_a_damaged_state_is_named_by_load_and_by_best(folder, content):
         DataError, match=re.escape(f"{words} It may be the best checkpoint. {OFFER}")
     ):
         folder.best()
+
+
+@pytest.mark.parametrize("number", [-3, 0, 1.5, True, None, "1"])
+def test_a_format_number_that_no_tapas_has_is_damage(folder, number):
+    save(folder, 200, 400)
+    file = folder.folder / "step-00000400" / STATE
+    rewrite(file, lambda record: record.update(format=number))
+    with raises_text(f"{file} is damaged: its format number is {number!r}. {OFFER}", DataError):
+        folder.load()
+
+
+def test_a_checkpoint_in_the_folder_of_another_step_is_refused(folder):
+    save(folder, 200, 400)
+    shutil.rmtree(folder.folder / "step-00000400")
+    shutil.copytree(folder.folder / "step-00000200", folder.folder / "step-00000400")
+    words = (
+        f"{folder.folder / 'step-00000400' / STATE} is that of step 200, not of the step that its "
+        "folder is named after. Rename the folder to step-00000200 if it was renamed by mistake. "
+    )
+    with raises_text(f"{words}{OFFER}", DataError):
+        folder.load()
+    with raises_text(f"{words}It may be the best checkpoint. {OFFER}", DataError):
+        folder.best()
+
+
+def test_checkpoints_of_earlier_versions_are_loaded_and_their_files_checked(folder):
+    save(folder, 200, 400, best=(200,))
+    for step in (200, 400):
+        without_checksum(folder.folder / f"step-{step:08}" / STATE)
+    assert is_right(folder.load())
+    assert folder.best() == 200
+    flip(file := folder.folder / "step-00000400" / DENSE)
+    with raises_text(f"{file} is damaged: its checksum differs", DataError):
+        folder.load()
+
+
+def test_of_large_files_some_blocks_are_checked_or_all(folder, monkeypatch):
+    monkeypatch.setattr(checksums, "BLOCK_BYTES", 8)
+    monkeypatch.setattr(checksums, "SMALL_BYTES", 80)
+    folder.save(400, {"row": torch.arange(500.0)}, {})
+    path = folder.folder / "step-00000400"
+    record = json.loads((path / STATE).read_text())
+    assert [*record["files"][DENSE]] == ["bytes", "blake2b"]  # which version 0.1.0 compares
+    assert len(record["blocks"][DENSE]) == 16 * -(-record["files"][DENSE]["bytes"] // 8)
+    assert folder.load().tensors["row"].tolist() == list(range(500))
+    content = bytearray((path / DENSE).read_bytes())
+    content[1_000] ^= 1
+    (path / DENSE).write_bytes(content)
+    with raises_text(f"{path / DENSE} is damaged: its checksum differs", DataError):
+        folder.load()
+    monkeypatch.setattr(checksums, "SAMPLED_BLOCKS", 0)
+    assert folder.load(everything=False).step == 400
+    content[3] ^= 1
+    (path / DENSE).write_bytes(content)
+    with raises_text(f"{path / DENSE} is damaged: its checksum differs", DataError):
+        folder.load(everything=False)
 
 
 def test_a_checkpoint_that_may_be_the_best_is_not_pruned(folder):
@@ -325,8 +392,6 @@ def test_a_full_disk_leaves_earlier_checkpoints_and_says_how_to_continue(folder,
         f"cannot save checkpoint step 400 into {folder.folder}: No space left on device. "
         "Checkpoint step 200 is valid. Free some space and continue with --resume."
     )
-    if call == "checksum":  # then the others cannot be verified either
-        words = "There is no valid checkpoint. Free some space and continue with --resume."
     with pytest.raises(UsageError, match=re.escape(words)):
         save(folder, 400)
     monkeypatch.undo()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from damage import rewrite
 from oracle.stored_rows import (
     HEAD,
     INPUTS,
@@ -219,9 +220,7 @@ DAMAGED = "{at}/state.json is damaged: it is not the JSON that was saved. "
 )
 def test_a_record_whose_ranges_do_not_cover_the_table_is_damaged(tmp_path, change, words):
     file = save(tmp_path, 2) / "state.json"
-    record = json.loads(file.read_text())
-    record["tables"][HEAD] |= change
-    file.write_text(json.dumps(record))
+    rewrite(file, lambda record: record["tables"][HEAD].update(change))
     told = refused(CheckpointFolder(tmp_path).load, DataError)
     assert told.startswith(words.format(at=file.parent))
 

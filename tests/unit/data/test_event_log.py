@@ -1,17 +1,15 @@
 """A log is checked when it is opened, and errors name the damaged file."""
 
-import json
 from contextlib import suppress
 
 import numpy as np
 import pytest
-from damage import flip
+from damage import flip, rewrite, without_checksum
 from error_text import raises_text
 
 from tapas import DataError
-from tapas.checksums import with_checksum
 from tapas.data import EventLog, LogSource, prepare_log
-from tapas.data.event_log import FORMAT_VERSION, read_description
+from tapas.data.event_log import FORMAT_VERSION
 
 
 @pytest.fixture
@@ -38,21 +36,8 @@ def test_datetimes_are_formatted_as_iso_and_numbers_stay_numbers(log, tmp_path):
     assert log.format_time(log.times[0]) == "7"
 
 
-def rewrite(log, changes):
-    """Replace fields of log.json, as another version might have written it."""
-    description = read_description(log.folder) | changes
-    (log.folder / "log.json").write_text(json.dumps(with_checksum(description)))
-
-
-def without_checksums(log):
-    """Make it a log of an earlier version."""
-    description = read_description(log.folder)
-    del description["files"]
-    (log.folder / "log.json").write_text(json.dumps(description))
-
-
 def test_the_error_for_a_newer_format_names_both_versions(log):
-    rewrite(log, {"format_version": FORMAT_VERSION + 1})
+    rewrite(log.folder / "log.json", lambda d: d.update(format_version=FORMAT_VERSION + 1))
     with raises_text(
         f"{log.folder} has format version {FORMAT_VERSION + 1}, but this tapas reads up to version "
         f"{FORMAT_VERSION}. Update tapas-softmax, or prepare the log again."
@@ -62,7 +47,7 @@ def test_the_error_for_a_newer_format_names_both_versions(log):
 
 @pytest.mark.parametrize("version", [-3, 0, 1.5, True, None])
 def test_a_format_version_that_no_tapas_has_is_damage(log, version):
-    rewrite(log, {"format_version": version})
+    rewrite(log.folder / "log.json", lambda d: d.update(format_version=version))
     with raises_text(
         f"{log.folder / 'log.json'} is damaged: its format version is {version!r}.", DataError
     ):
@@ -80,7 +65,7 @@ def test_a_format_version_that_no_tapas_has_is_damage(log, version):
     ],
 )
 def test_a_description_without_what_is_read_later_is_damage(log, changes):
-    rewrite(log, changes)
+    rewrite(log.folder / "log.json", lambda d: d.update(changes))
     with raises_text("log.json is damaged: it is not the JSON that was saved.", DataError):
         EventLog.open(log.folder)
 
@@ -110,7 +95,7 @@ def test_every_flipped_byte_of_a_file_is_found(log, name):
 
 
 def test_a_log_of_an_earlier_version_opens_and_is_checked_as_far_as_possible(log):
-    without_checksums(log)
+    without_checksum(log.folder / "log.json")
     assert EventLog.open(log.folder).items.tolist() == [0, 0, 1]
     file = log.folder / "times.npy"
     content = file.read_bytes()
